@@ -1,0 +1,49 @@
+//! Registered memory is adopted: its pages move into a file that the software RNIC and the agent map too.
+//!
+//! [`Adopter::adopt`] takes the private anonymous pages of a memory region, moves them into the process's file in the
+//! instance's runtime folder (`mem/PID`, on tmpfs) and maps the file over the same addresses, `MAP_SHARED`.
+//! [`Adopter::release`] turns them back into private anonymous memory when no region needs them any more. The program
+//! runs on all the while: a thread that touches a page in transit waits in the page fault until the page is at its new
+//! place (`userfaultfd(2)`), whether it touches it by an instruction or within a system call. Nothing that the program
+//! can observe changes, except that the pages are shared with whoever maps the file.
+//!
+//! The crate starts no thread, keeps no file descriptor open (but for [`Adopter::set_userfaultfd_device`]) and holds no
+//! lock across `fork`. While it works, signals are blocked in the calling thread. Start at [`Adopter`].
+//!
+//! # What stays where it is
+//!
+//! [`Backing::Process`] is the answer for memory that cannot be moved: file mappings, shared memory, read-only and
+//! executable pages, huge TLB pages, memory with a protection key, a guard, a seal or a userfaultfd of the program's
+//! own, the main stack, thread stacks with their thread descriptors (the kernel wakes `pthread_join` by a futex whose
+//! key would change), and everything when other threads cannot be kept out (see [`Options`]). A page that is not mapped
+//! or not readable is an error, `EFAULT`.
+//!
+//! # What a program could notice
+//!
+//! - `MADV_DONTNEED` on adopted pages does not zero them, as it does not zero pages that a hardware RNIC has pinned.
+//! - A futex that is not `FUTEX_PRIVATE_FLAG` and has sleepers at the moment of adoption: its key changes with the
+//!   mapping, so that a later wake-up misses them. Process-shared locks in private memory are rare and pointless.
+//! - Direct I/O (`O_DIRECT`, registered io_uring buffers) in flight into a page at the moment of adoption writes to the
+//!   old page. `ibv_reg_mr` has no rule against it; no program is known to do so.
+//! - A `fork` that bypasses libc, at the moment of adoption: the child finds zeros in pages in transit. Between
+//!   adoption and release such a child shares the pages.
+
+#![deny(unsafe_code)]
+
+mod adopter;
+mod error;
+mod fork;
+mod maps;
+mod memfile;
+mod pages;
+mod plan;
+mod release;
+mod space;
+mod spans;
+mod state;
+#[allow(unsafe_code, reason = "the one place for it")]
+mod sys;
+mod threads;
+
+pub use adopter::{Adopted, Adopter, Adoption, Backing, Options, Released, Token};
+pub use error::AdoptError;

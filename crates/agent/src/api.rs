@@ -1,0 +1,251 @@
+//! The service that an agent offers to the command line on its host.
+
+mod checks;
+mod logs;
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use anyhow::bail;
+use tokio::sync::mpsc;
+use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tonic::{Request, Response, Status};
+use verbatim_container::{ContainerName, Link, Workload};
+
+use crate::PROTOCOL;
+use crate::agent::{Shared, status};
+use crate::instances::home::Home;
+use crate::instances::record::{Record, parse_address};
+use crate::instances::{Instance as HostInstance, State};
+use crate::proto::control_server::Control;
+use crate::proto::migrate_event::Event;
+use crate::proto::*;
+use crate::session::source::{self, Progress};
+use crate::standby::is_connected;
+
+/// The limit of wait-before-stop if none is asked for.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The service of one agent.
+pub struct ControlService(pub Shared);
+
+type Reply<T> = Result<Response<T>, Status>;
+
+fn reply<T>(result: anyhow::Result<T>) -> Reply<T> {
+    result.map(Response::new).map_err(|error| status(&error))
+}
+
+/// A stream of answers.
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+impl ControlService {
+    fn record(&self, request: &RunRequest) -> anyhow::Result<Record> {
+        let name = ContainerName::new(request.name.clone())?;
+        let workload = match (request.bundle.as_str(), request.command.as_slice()) {
+            ("", []) => bail!("there is nothing to run; give a command, or a bundle"),
+            ("", args) => Workload::Command {
+                args: args.to_vec(),
+                env: request.environment.clone(),
+                cwd: "/".into(),
+                binds: Vec::new(),
+            },
+            (bundle, []) if request.environment.is_empty() => Workload::from_bundle(bundle.as_ref())?,
+            _ => bail!("a bundle brings its own command and environment; change its config.json"),
+        };
+        let (address, prefix) = match request.address.as_str() {
+            "" => (self.free_address()?, 16),
+            text => parse_address(text)?,
+        };
+        let record = Record { name, workload, address, prefix };
+        match self.0.instances.conflict(&record) {
+            Some(conflict) => bail!("{conflict}; choose another one"),
+            None => Ok(record),
+        }
+    }
+
+    /// The next address of this host's own range that no instance has, here or moved from here.
+    fn free_address(&self) -> anyhow::Result<std::net::Ipv4Addr> {
+        let own = self.0.peers.directory().own();
+        let [a, b] = own.subnet()?;
+        let taken: Vec<_> = self.0.instances.all().iter().map(|instance| instance.home.record.address).collect();
+        (1..=254)
+            .map(|last| std::net::Ipv4Addr::new(a, b, own.number(), last))
+            .find(|address| !taken.contains(address))
+            .ok_or_else(|| anyhow::anyhow!("all 254 addresses of this host are taken; remove ended instances"))
+    }
+
+    async fn start(&self, request: RunRequest) -> anyhow::Result<Instance> {
+        let record = self.record(&request)?;
+        let agent = self.0.clone();
+        if let Some(old) = agent.instances.get(record.name.as_str()) {
+            // Only one that has moved away can still have the name.
+            agent.instances.remove(&old);
+        }
+        let home = tokio::task::spawn_blocking(move || {
+            let runtime = tokio::runtime::Handle::current();
+            let _inside = runtime.enter();
+            let home = Home::create(&agent.config, record, Link::Attached, &agent.guests, &agent)?;
+            match home.furnish(&agent.config).and_then(|()| home.make_bundle(&agent.config)) {
+                Ok(()) => Ok(home),
+                Err(error) => {
+                    home.remove();
+                    Err(error)
+                }
+            }
+        })
+        .await??;
+        match self.0.tools.runc().run(&home.record.name, home.bundle()).await {
+            Ok(init) => {
+                let instance = HostInstance::start(home, init);
+                self.0.instances.insert(instance.clone());
+                Ok(self.describe(&instance).await)
+            }
+            Err(error) => {
+                let _ = tokio::task::spawn_blocking(move || home.remove()).await;
+                Err(error.into())
+            }
+        }
+    }
+
+    async fn describe(&self, instance: &HostInstance) -> Instance {
+        let record = &instance.home.record;
+        let state = instance.state();
+        let mut connections = 0;
+        if state == State::Running
+            && let Ok(described) = source::describe(&self.0, instance.name()).await
+        {
+            let qps = described.iter().flat_map(|(_, road_map)| &road_map.contexts).flat_map(|context| &context.qps);
+            connections = qps.filter(|qp| is_connected(qp)).count() as u32;
+        }
+        Instance {
+            name: instance.name().to_owned(),
+            host: self.0.name().to_owned(),
+            address: format!("{}/{}", record.address, record.prefix),
+            state: match &state {
+                State::Running => "running".to_owned(),
+                State::Moving => "moving".to_owned(),
+                State::Exited(_) => "exited".to_owned(),
+                State::MovedTo(host) => format!("moved to {host}"),
+            },
+            pid: if matches!(state, State::Running | State::Moving) { instance.init_pid() } else { 0 },
+            exit_status: match state {
+                State::Exited(status) => Some(status),
+                _ => None,
+            },
+            command: record.command(),
+            connections,
+        }
+    }
+
+    async fn remove_instance(&self, name: &str) -> anyhow::Result<()> {
+        let instance = self.0.instances.find(name)?;
+        match instance.state() {
+            State::Moving => bail!("{name} is being moved; cancel that, or wait until it has ended"),
+            State::MovedTo(_) => {}
+            State::Running | State::Exited(_) => {
+                self.0.tools.runc().delete(&instance.home.record.name, true).await?;
+                let home = instance.clone();
+                tokio::task::spawn_blocking(move || home.home.remove()).await?;
+            }
+        }
+        self.0.instances.remove(&instance);
+        Ok(())
+    }
+}
+
+#[tonic::async_trait]
+impl Control for ControlService {
+    async fn run(&self, request: Request<RunRequest>) -> Reply<Instance> {
+        reply(self.start(request.into_inner()).await)
+    }
+
+    async fn list(&self, _: Request<ListRequest>) -> Reply<ListReply> {
+        let all = self.0.instances.all();
+        let here = all.iter().filter(|instance| !matches!(instance.state(), State::MovedTo(_)));
+        let instances = futures_util::future::join_all(here.map(|instance| self.describe(instance))).await;
+        Ok(Response::new(ListReply { instances }))
+    }
+
+    type LogsStream = Answers<LogsChunk>;
+
+    async fn logs(&self, request: Request<LogsRequest>) -> Reply<Self::LogsStream> {
+        let LogsRequest { name, follow } = request.into_inner();
+        let instance = self.0.instances.find(&name).map_err(|error| status(&error))?;
+        Ok(Response::new(Box::pin(logs::stream(instance, follow))))
+    }
+
+    async fn wait(&self, request: Request<WaitRequest>) -> Reply<WaitReply> {
+        let instance = self.0.instances.find(&request.into_inner().name).map_err(|error| status(&error))?;
+        let mut states = instance.watch();
+        let ended = states.wait_for(|state| matches!(state, State::Exited(_) | State::MovedTo(_))).await;
+        match ended.map(|state| state.clone()) {
+            Ok(State::Exited(exit_status)) => {
+                Ok(Response::new(WaitReply { exit_status: Some(exit_status), moved_to: None }))
+            }
+            Ok(State::MovedTo(host)) => Ok(Response::new(WaitReply { exit_status: None, moved_to: Some(host) })),
+            Ok(_) | Err(_) => Err(Status::unavailable("the instance is gone")),
+        }
+    }
+
+    async fn remove(&self, request: Request<RemoveRequest>) -> Reply<RemoveReply> {
+        reply(self.remove_instance(&request.into_inner().name).await.map(|()| RemoveReply {}))
+    }
+
+    type MigrateStream = Answers<MigrateEvent>;
+
+    async fn migrate(&self, request: Request<MigrateRequest>) -> Reply<Self::MigrateStream> {
+        let request = request.into_inner();
+        let instance = self.0.instances.find(&request.name).map_err(|error| status(&error))?;
+        let drain_timeout = match request.drain_timeout_ms {
+            0 => DRAIN_TIMEOUT,
+            limit => Duration::from_millis(limit.into()),
+        };
+        let what = source::Request { destination: request.destination, drain_timeout };
+        let (events, receiver) = mpsc::channel(64);
+        let (progress, mut steps) = mpsc::channel(64);
+        let agent = self.0.clone();
+        let migration = tokio::spawn(source::migrate(agent, instance, what, progress));
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    step = steps.recv() => match step {
+                        Some(step) => {
+                            let event = match step {
+                                Progress::Phase(phase) => Event::Phase(phase.name().to_owned()),
+                                Progress::Note(note) => Event::Note(note),
+                            };
+                            let _ = events.send(Ok(MigrateEvent { event: Some(event) })).await;
+                        }
+                        None => break,
+                    },
+                    // The command line is gone: dropping `steps` cancels.
+                    () = events.closed() => break,
+                }
+            }
+            drop(steps);
+            let end = match migration.await {
+                Ok(Ok(report)) => Ok(MigrateEvent {
+                    event: Some(Event::Report(serde_json::to_string(&report).expect("plain data"))),
+                }),
+                Ok(Err(error)) => Err(status(&error)),
+                Err(error) => Err(Status::internal(format!("the migration panicked: {error}"))),
+            };
+            let _ = events.send(end).await;
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn check(&self, request: Request<CheckRequest>) -> Reply<CheckReply> {
+        let request = request.into_inner();
+        reply(checks::blockers(&self.0, &request.name, &request.destination).await.map(|blockers| CheckReply { blockers }))
+    }
+
+    async fn version(&self, _: Request<VersionRequest>) -> Reply<VersionReply> {
+        Ok(Response::new(VersionReply {
+            host: self.0.name().to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            protocol: PROTOCOL,
+            runtime_dir: self.0.config.runtime_dir.display().to_string(),
+        }))
+    }
+}

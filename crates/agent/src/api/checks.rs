@@ -1,0 +1,63 @@
+//! A dry run: everything that would stop a migration, before anything is touched.
+
+use crate::agent::Shared;
+use crate::instances::State;
+use crate::peers::reason;
+use crate::proto::OpenRequest;
+use crate::session::source;
+
+/// Everything that stands in the way of moving `name` to `destination`, in words for an operator.
+pub async fn blockers(agent: &Shared, name: &str, destination: &str) -> anyhow::Result<Vec<String>> {
+    let instance = agent.instances.find(name)?;
+    let mut blockers = Vec::new();
+    match instance.state() {
+        State::Running => {}
+        State::Moving => blockers.push(format!("{name} is being moved already; wait until that has ended")),
+        State::Exited(status) => blockers.push(format!("{name} has ended with status {status}")),
+        State::MovedTo(host) => blockers.push(format!("{name} lives on {host}; ask the agent there")),
+    }
+    if destination == agent.name() {
+        blockers.push(format!("{name} is on {destination} already"));
+    }
+
+    // Here: what the program uses, and what CRIU will refuse.
+    match source::partners_of(agent, name).await {
+        Ok((partners, found)) => {
+            blockers.extend(found);
+            for host in partners {
+                if let Err(error) = agent.peers.connect(&host).await {
+                    blockers.push(format!("a partner is out of reach: {error:#}"));
+                }
+            }
+        }
+        Err(error) => blockers.push(format!("the program's verbs objects are unknown: {error:#}")),
+    }
+    let init = instance.init_pid();
+    match tokio::task::spawn_blocking(move || verbatim_container::blockers(init)).await? {
+        Ok(found) => blockers.extend(found),
+        Err(error) => blockers.push(format!("the container's processes cannot be looked at: {error}")),
+    }
+
+    // There: the agent, its version, the name, the address, room. CRIU is checked when an agent starts.
+    match agent.peers.connect(destination).await {
+        Ok(mut peer) => {
+            let request = OpenRequest {
+                session: 0,
+                source: agent.name().to_owned(),
+                instance: serde_json::to_string(&instance.home.record)?,
+                memory_bytes: adopted_bytes(agent, name).await,
+            };
+            match peer.check_instance(request).await {
+                Ok(reply) => blockers.extend(reply.into_inner().blockers),
+                Err(status) => blockers.push(format!("{destination} cannot say: {}", reason(&status))),
+            }
+        }
+        Err(error) => blockers.push(format!("{error:#}")),
+    }
+    Ok(blockers)
+}
+
+async fn adopted_bytes(agent: &Shared, name: &str) -> u64 {
+    let described = source::describe(agent, name).await.unwrap_or_default();
+    described.iter().map(|(_, road_map)| source::memory_bytes(road_map)).sum()
+}

@@ -1,0 +1,135 @@
+//! The command line's side of `api.sock`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use hyper_util::rt::TokioIo;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::PROTOCOL;
+use crate::peers::reason;
+use crate::proto::control_client::ControlClient;
+use crate::proto::migrate_event::Event;
+use crate::proto::{
+    CheckRequest, Instance, ListRequest, LogsRequest, MigrateRequest, RemoveRequest, RunRequest, VersionReply,
+    VersionRequest, WaitReply, WaitRequest,
+};
+
+/// A connection to one agent.
+#[derive(Clone)]
+pub struct Client {
+    inner: ControlClient<Channel>,
+    version: VersionReply,
+}
+
+/// What a migration tells while it runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MigrationEvent {
+    /// A phase began.
+    Phase(String),
+    /// Something else worth telling.
+    Note(String),
+    /// The report, [`crate::report::Migration`] as JSON; the last event.
+    Report(String),
+}
+
+fn told<T>(result: Result<tonic::Response<T>, tonic::Status>) -> anyhow::Result<T> {
+    result.map(tonic::Response::into_inner).map_err(|status| anyhow::anyhow!("{}", reason(&status)))
+}
+
+impl Client {
+    /// Connects to the agent at `socket` and checks that both are of one protocol.
+    pub async fn connect(socket: &Path) -> anyhow::Result<Self> {
+        let path: PathBuf = socket.to_owned();
+        // The URI is not used: the connector knows the way.
+        let channel = Endpoint::from_static("http://agent.invalid")
+            .connect_with_connector(tower::service_fn(move |_| {
+                let path = path.clone();
+                async move { Ok::<_, std::io::Error>(TokioIo::new(tokio::net::UnixStream::connect(path).await?)) }
+            }))
+            .await
+            .with_context(|| format!("cannot reach an agent at {}; is `verbatim agent` running?", socket.display()))?;
+        let mut inner = ControlClient::new(channel);
+        let version = told(inner.version(VersionRequest {}).await)?;
+        if version.protocol != PROTOCOL {
+            bail!(
+                "the agent of {} speaks protocol {}, this command {PROTOCOL}; use the same version",
+                version.host,
+                version.protocol
+            );
+        }
+        Ok(Self { inner, version })
+    }
+
+    /// The agent's host.
+    pub fn host(&self) -> &str {
+        &self.version.host
+    }
+
+    /// Who and what the agent is.
+    pub fn version(&self) -> &VersionReply {
+        &self.version
+    }
+
+    /// Starts an instance.
+    pub async fn run(&self, request: RunRequest) -> anyhow::Result<Instance> {
+        told(self.inner.clone().run(request).await)
+    }
+
+    /// The instances of the host.
+    pub async fn list(&self) -> anyhow::Result<Vec<Instance>> {
+        Ok(told(self.inner.clone().list(ListRequest {}).await)?.instances)
+    }
+
+    /// Gives an instance's output to `write`; with `follow`, until it ends or leaves the host.
+    pub async fn logs(
+        &self,
+        name: &str,
+        follow: bool,
+        mut write: impl FnMut(&[u8]) -> std::io::Result<()>,
+    ) -> anyhow::Result<()> {
+        let request = LogsRequest { name: name.to_owned(), follow };
+        let mut chunks = told(self.inner.clone().logs(request).await)?;
+        while let Some(chunk) = chunks.message().await.map_err(|status| anyhow::anyhow!("{}", reason(&status)))? {
+            write(&chunk.data)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until an instance ends or leaves the host.
+    pub async fn wait(&self, name: &str) -> anyhow::Result<WaitReply> {
+        told(self.inner.clone().wait(WaitRequest { name: name.to_owned() }).await)
+    }
+
+    /// Ends an instance and forgets it.
+    pub async fn remove(&self, name: &str) -> anyhow::Result<()> {
+        told(self.inner.clone().remove(RemoveRequest { name: name.to_owned() }).await).map(drop)
+    }
+
+    /// What stands in the way of moving an instance; empty if nothing does.
+    pub async fn check(&self, name: &str, destination: &str) -> anyhow::Result<Vec<String>> {
+        let request = CheckRequest { name: name.to_owned(), destination: destination.to_owned() };
+        Ok(told(self.inner.clone().check(request).await)?.blockers)
+    }
+
+    /// Moves an instance and returns the report as JSON. Dropping the future before the commit cancels.
+    pub async fn migrate(
+        &self,
+        request: MigrateRequest,
+        mut watch: impl FnMut(MigrationEvent),
+    ) -> anyhow::Result<String> {
+        let mut events = told(self.inner.clone().migrate(request).await)?;
+        while let Some(event) = events.message().await.map_err(|status| anyhow::anyhow!("{}", reason(&status)))? {
+            match event.event {
+                Some(Event::Phase(phase)) => watch(MigrationEvent::Phase(phase)),
+                Some(Event::Note(note)) => watch(MigrationEvent::Note(note)),
+                Some(Event::Report(report)) => {
+                    watch(MigrationEvent::Report(report.clone()));
+                    return Ok(report);
+                }
+                None => {}
+            }
+        }
+        bail!("the agent of {} was lost during the migration; see `verbatim ps` where the instance is", self.host())
+    }
+}

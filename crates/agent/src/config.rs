@@ -1,0 +1,40 @@
+//! What an agent is told when it starts.
+
+use std::path::PathBuf;
+
+use verbatim_device::control::SOCKET_NAME as NIC_SOCKET_NAME;
+
+/// What an agent is told when it starts.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// This host's name in the list of hosts and in its certificate.
+    pub name: String,
+    /// Sockets, instances, journal; on tmpfs. `/run/verbatim`.
+    pub runtime_dir: PathBuf,
+    /// The list of hosts: a JSON array of `{"name", "address"}`. `RUNTIME_DIR/hosts.json`.
+    pub hosts: PathBuf,
+    /// The folder of `ca.pem`, `cert.pem` and `key.pem`. `RUNTIME_DIR/tls`.
+    pub tls: PathBuf,
+    /// The guest library to give to instances.
+    pub library: PathBuf,
+    /// The program that acts as CRIU's proxy when it is started under the name `criu`.
+    pub program: PathBuf,
+    /// The bridge to which instances are linked.
+    pub bridge: String,
+    /// The largest packet of an instance's link in bytes; the kernel's default if `None`.
+    pub mtu: Option<u32>,
+    /// The parent of the instances' cgroups; unique to this host where virtual hosts share a machine.
+    pub cgroup_parent: PathBuf,
+}
+
+impl Config {
+    /// The RNIC's control socket.
+    pub fn nic_socket(&self) -> PathBuf {
+        self.runtime_dir.join(NIC_SOCKET_NAME)
+    }
+
+    /// The command line's socket.
+    pub fn api_socket(&self) -> PathBuf {
+        self.runtime_dir.join(crate::API_SOCKET_NAME)
+    }
+}

@@ -1,0 +1,183 @@
+//! The instances of this host.
+//!
+//! - [`record`]: what an instance is, wherever it is; it goes along when it moves;
+//! - [`home`]: its place on one host: runtime folder, sockets, network, bundle;
+//! - [`Instance`]: both, with the running container.
+
+pub mod home;
+pub mod record;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use anyhow::bail;
+use tokio::sync::watch;
+use verbatim_container::{Exit, Init};
+
+use home::Home;
+use record::Record;
+
+/// What an instance is doing on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// It runs here.
+    Running,
+    /// It runs here and is being moved away.
+    Moving,
+    /// It has ended here, with this status; 128 + N after signal N.
+    Exited(i32),
+    /// It lives on another host.
+    MovedTo(String),
+}
+
+/// An instance on this host.
+pub struct Instance {
+    /// Its place.
+    pub home: Home,
+    init_pid: i32,
+    state: watch::Sender<State>,
+}
+
+impl Instance {
+    /// Takes charge of a running container.
+    pub fn start(home: Home, mut init: Init) -> Arc<Self> {
+        let state = watch::Sender::new(State::Running);
+        let instance = Arc::new(Self { home, init_pid: init.pid(), state });
+        let watched = Arc::clone(&instance);
+        tokio::spawn(async move {
+            let status = match init.wait_exit().await {
+                Ok(Exit::Code(code)) => code,
+                Ok(Exit::Signal(signal)) => 128 + signal,
+                Err(error) => {
+                    tracing::warn!(instance = %watched.name(), %error, "its exit status is lost");
+                    255
+                }
+            };
+            watched.state.send_if_modified(|state| {
+                let ended_here = matches!(state, State::Running | State::Moving);
+                if ended_here {
+                    *state = State::Exited(status);
+                }
+                ended_here
+            });
+        });
+        instance
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.home.record.name.as_str()
+    }
+
+    /// The first process, in the host's PID namespace.
+    pub fn init_pid(&self) -> i32 {
+        self.init_pid
+    }
+
+    /// What it is doing now.
+    pub fn state(&self) -> State {
+        self.state.borrow().clone()
+    }
+
+    /// To wait for changes.
+    pub fn watch(&self) -> watch::Receiver<State> {
+        self.state.subscribe()
+    }
+
+    /// Begins to move it, if it runs and nobody else moves it.
+    pub fn begin_move(&self) -> anyhow::Result<()> {
+        let mut now = State::Running;
+        let begun = self.state.send_if_modified(|state| {
+            now = state.clone();
+            let runs = *state == State::Running;
+            if runs {
+                *state = State::Moving;
+            }
+            runs
+        });
+        match now {
+            _ if begun => Ok(()),
+            State::Running | State::Moving => bail!("{} is being moved already; wait until that has ended", self.name()),
+            State::Exited(status) => bail!("{} has ended with status {status}", self.name()),
+            State::MovedTo(host) => bail!("{} lives on {host}; ask the agent there", self.name()),
+        }
+    }
+
+    /// It stays after all.
+    pub fn end_move(&self) {
+        self.state.send_if_modified(|state| {
+            let moving = *state == State::Moving;
+            if moving {
+                *state = State::Running;
+            }
+            moving
+        });
+    }
+
+    /// The decision has been taken: it lives on `host`.
+    pub fn moved(&self, host: &str) {
+        self.state.send_replace(State::MovedTo(host.to_owned()));
+    }
+}
+
+/// All instances of this host, those included that have ended or moved away and were not forgotten yet.
+#[derive(Default)]
+pub struct Instances(Mutex<BTreeMap<String, Arc<Instance>>>);
+
+impl Instances {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Arc<Instance>>> {
+        self.0.lock().expect("no panic under this lock")
+    }
+
+    /// All of them, by name.
+    pub fn all(&self) -> Vec<Arc<Instance>> {
+        self.lock().values().cloned().collect()
+    }
+
+    /// The one of that name.
+    pub fn get(&self, name: &str) -> Option<Arc<Instance>> {
+        self.lock().get(name).cloned()
+    }
+
+    /// The one of that name, or an error that names those which are here.
+    pub fn find(&self, name: &str) -> anyhow::Result<Arc<Instance>> {
+        let known = self.lock();
+        match known.get(name) {
+            Some(instance) => Ok(Arc::clone(instance)),
+            None if known.is_empty() => bail!("there is no instance {name} on this host, nor any other"),
+            None => {
+                let names: Vec<_> = known.keys().map(String::as_str).collect();
+                bail!("there is no instance {name} on this host; there are: {}", names.join(", "))
+            }
+        }
+    }
+
+    /// Adds one.
+    pub fn insert(&self, instance: Arc<Instance>) {
+        self.lock().insert(instance.name().to_owned(), instance);
+    }
+
+    /// Forgets exactly this one.
+    pub fn remove(&self, instance: &Arc<Instance>) {
+        let mut known = self.lock();
+        if known.get(instance.name()).is_some_and(|other| Arc::ptr_eq(other, instance)) {
+            known.remove(instance.name());
+        }
+    }
+
+    /// Why an instance of this record cannot be made here, if it cannot.
+    pub fn conflict(&self, record: &Record) -> Option<String> {
+        let known = self.lock();
+        let alive = |instance: &Instance| !matches!(instance.state(), State::MovedTo(_));
+        for instance in known.values().filter(|instance| alive(instance)) {
+            let other = &instance.home.record;
+            if other.name == record.name {
+                return Some(format!("the name {} is taken by another instance there", record.name));
+            }
+            if other.address == record.address {
+                return Some(format!("the address {} is taken by {} there", record.address, other.name));
+            }
+        }
+        None
+    }
+}

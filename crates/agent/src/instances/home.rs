@@ -1,0 +1,232 @@
+//! The place of an instance on one host.
+//!
+//! ```text
+//!  instances/NAME/   the runtime folder: /run/verbatim inside. It moves with the instance, but for the sockets
+//!    agent.sock        guest libraries ↔ this agent
+//!    nic.sock          guest libraries ↔ the RNIC of this host
+//!    gate              where a quiesced process waits
+//!    lib/ mem/ stdout tmp/ shm/
+//!  bundles/NAME/     config.json and mounts, made anew on each host
+//!  net/NAME          the network namespace
+//!  images/NAME/      CRIU's images, during a move
+//! ```
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use anyhow::Context;
+use tokio::task::JoinHandle;
+use verbatim_channel::{GATE_NAME, Gate, MEMORY_DIR, RUNTIME_DIR, SOCKET_NAME};
+use verbatim_container::{Bundle, BundleConfig, Link, Network, NetworkConfig};
+use verbatim_device::control::SOCKET_NAME as NIC_SOCKET_NAME;
+use verbatim_seqpacket::Listener;
+
+use super::record::Record;
+use crate::config::Config;
+use crate::guests::{Guests, Resolver};
+use crate::standby;
+
+/// Where the program's standard output and error go, in the runtime folder.
+pub const OUTPUT_NAME: &str = "stdout";
+
+/// Where the guest library is in the runtime folder.
+const LIBRARY: &str = "lib/libverbatim.so";
+
+/// Paths of one instance on this host.
+#[derive(Debug, Clone)]
+pub struct Paths {
+    /// The runtime folder.
+    pub folder: PathBuf,
+    /// The bundle.
+    pub bundle: PathBuf,
+    /// The network namespace.
+    pub network: PathBuf,
+    /// CRIU's images.
+    pub images: PathBuf,
+    /// CRIU's logs.
+    pub work: PathBuf,
+}
+
+impl Paths {
+    /// Those of the instance `name` below the agent's runtime folder.
+    pub fn new(runtime_dir: &Path, name: &str) -> Self {
+        Self {
+            folder: runtime_dir.join("instances").join(name),
+            bundle: runtime_dir.join("bundles").join(name),
+            network: runtime_dir.join("net").join(name),
+            images: runtime_dir.join("images").join(name),
+            work: runtime_dir.join("criu").join(name),
+        }
+    }
+}
+
+/// The place of an instance on this host, with or without the running container.
+pub struct Home {
+    /// What it is.
+    pub record: Record,
+    /// Where its things are.
+    pub paths: Paths,
+    parts: Mutex<Parts>,
+}
+
+/// What a home is made of, and loses when it is removed.
+#[derive(Default)]
+struct Parts {
+    network: Option<Network>,
+    bundle: Option<Bundle>,
+    service: Option<JoinHandle<()>>,
+    /// Where the RNIC accepts the instance's programs.
+    nic_listener: Option<Listener>,
+}
+
+impl Home {
+    /// Makes the runtime folder, with nothing but the sockets in it, and the network.
+    pub fn create(
+        config: &Config,
+        record: Record,
+        link: Link,
+        guests: &Guests,
+        resolver: &Arc<impl Resolver>,
+    ) -> anyhow::Result<Self> {
+        let paths = Paths::new(&config.runtime_dir, record.name.as_str());
+        let home = Self { record, paths, parts: Mutex::default() };
+        match home.fill(config, link, guests, resolver) {
+            Ok(()) => Ok(home),
+            Err(error) => {
+                home.remove();
+                Err(error)
+            }
+        }
+    }
+
+    fn parts(&self) -> std::sync::MutexGuard<'_, Parts> {
+        self.parts.lock().expect("no panic under this lock")
+    }
+
+    fn fill(
+        &self,
+        config: &Config,
+        link: Link,
+        guests: &Guests,
+        resolver: &Arc<impl Resolver>,
+    ) -> anyhow::Result<()> {
+        let folder = &self.paths.folder;
+        for path in [folder, &self.paths.images, &self.paths.work] {
+            // What an earlier attempt may have left.
+            remove_tree(path)?;
+            std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
+        }
+        let agent = Listener::bind(&folder.join(SOCKET_NAME)).context("cannot listen for guest libraries")?;
+        let nic = Listener::bind(&folder.join(NIC_SOCKET_NAME)).context("cannot listen for the RNIC")?;
+        for name in [SOCKET_NAME, NIC_SOCKET_NAME] {
+            // Programs in the container may be of any user; the folder is theirs alone.
+            std::fs::set_permissions(folder.join(name), PermissionsExt::from_mode(0o666))?;
+        }
+        standby::add_listener(&config.nic_socket(), nic.as_fd())?;
+        self.parts().nic_listener = Some(nic);
+        self.parts().service = Some(guests.serve(agent, Some(self.record.name.to_string()), Arc::clone(resolver))?);
+        let network = NetworkConfig {
+            path: self.paths.network.clone(),
+            address: self.record.address,
+            prefix: self.record.prefix,
+            gateway: None,
+            bridge: config.bridge.clone(),
+            mtu: config.mtu,
+        };
+        self.parts().network = Some(Network::create(&network, link)?);
+        Ok(())
+    }
+
+    /// Puts the guest library and the gate into the folder of a new instance.
+    pub fn furnish(&self, config: &Config) -> anyhow::Result<()> {
+        let library = self.paths.folder.join(LIBRARY);
+        std::fs::create_dir_all(library.parent().expect("it has a folder"))?;
+        std::fs::copy(&config.library, &library).with_context(|| {
+            format!("cannot copy the guest library {}; build it, or name it with --library", config.library.display())
+        })?;
+        let memory = self.paths.folder.join(MEMORY_DIR);
+        std::fs::create_dir_all(&memory)?;
+        std::fs::set_permissions(&memory, PermissionsExt::from_mode(0o1777))?;
+        Gate::open(&self.paths.folder.join(GATE_NAME), true).context("cannot make the gate")?;
+        std::fs::set_permissions(self.paths.folder.join(GATE_NAME), PermissionsExt::from_mode(0o666))?;
+        std::fs::File::create(self.output())?;
+        Ok(())
+    }
+
+    /// Makes the bundle; the runtime folder's content is complete as far as paths are concerned.
+    pub fn make_bundle(&self, config: &Config) -> anyhow::Result<()> {
+        let bundle = BundleConfig {
+            name: self.record.name.clone(),
+            dir: self.paths.bundle.clone(),
+            runtime: self.paths.folder.clone(),
+            netns: self.paths.network.clone(),
+            cgroup_parent: config.cgroup_parent.clone(),
+            preload: Some(Path::new(RUNTIME_DIR).join(LIBRARY)),
+        };
+        self.parts().bundle = Some(Bundle::create(&bundle, &self.record.workload)?);
+        Ok(())
+    }
+
+    /// Lets the instance's traffic flow, here.
+    pub fn attach(&self) -> anyhow::Result<()> {
+        Ok(self.parts().network.as_ref().context("the instance's network is gone")?.attach()?)
+    }
+
+    /// Holds the instance's traffic back, here.
+    pub fn detach(&self) -> anyhow::Result<()> {
+        Ok(self.parts().network.as_ref().context("the instance's network is gone")?.detach()?)
+    }
+
+    /// The directory of its bundle.
+    pub fn bundle(&self) -> &Path {
+        &self.paths.bundle
+    }
+
+    /// Where the program's output is.
+    pub fn output(&self) -> PathBuf {
+        self.paths.folder.join(OUTPUT_NAME)
+    }
+
+    /// The gate.
+    pub fn gate(&self) -> anyhow::Result<Gate> {
+        Gate::open(&self.paths.folder.join(GATE_NAME), false).context("cannot open the gate")
+    }
+
+    /// Takes everything away; the container must be gone. What cannot be removed is logged: it is in nobody's way but
+    /// that of an instance with the same name, which would clear it.
+    pub fn remove(&self) {
+        let Parts { network, bundle, service, nic_listener } = std::mem::take(&mut *self.parts());
+        if let Some(service) = service {
+            service.abort();
+        }
+        if let Some(listener) = nic_listener {
+            // The RNIC holds a copy of the descriptor; this is what tells it to stop.
+            let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
+        }
+        let mut failed = Vec::new();
+        if let Some(Err(error)) = bundle.map(Bundle::remove) {
+            failed.push(error.to_string());
+        }
+        if let Some(Err(error)) = network.map(Network::delete) {
+            failed.push(error.to_string());
+        }
+        for path in [&self.paths.folder, &self.paths.images, &self.paths.work] {
+            if let Err(error) = remove_tree(path) {
+                failed.push(format!("cannot remove {}: {error}", path.display()));
+            }
+        }
+        if !failed.is_empty() {
+            tracing::warn!(instance = %self.record.name, "left behind: {}", failed.join("; "));
+        }
+    }
+}
+
+fn remove_tree(path: &Path) -> io::Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,50 @@
+//! The host agent: knows the programs on its host that use verbs, and moves instances between hosts.
+//!
+//! ```text
+//!  verbatim (CLI) ── api.sock ──► api          Control service
+//!                                  │
+//!                                  ▼
+//!                               session::source ── peers ──► session::destination   on the destination's agent
+//!                                  │      └──────────────► session::partner       on each partner's agent
+//!                                  ▼
+//!            guests (agent.sock) · standby (nic.sock) · memory · verbatim-container (runc, CRIU, network)
+//! ```
+//!
+//! One migration is one session, driven by its source ([`session`]). Start at [`run`], or at
+//! [`client::Client`] for the other end of `api.sock`.
+
+mod agent;
+mod api;
+pub mod client;
+mod config;
+mod directory;
+mod faults;
+mod forwarding;
+mod guests;
+mod instances;
+mod journal;
+mod memory;
+mod peer_service;
+mod peers;
+pub mod report;
+mod run;
+mod session;
+mod standby;
+
+/// The gRPC messages and services.
+#[allow(missing_docs, clippy::all, reason = "generated; the documentation is in proto/")]
+pub mod proto {
+    tonic::include_proto!("verbatim.v1");
+}
+
+pub use config::Config;
+pub use run::run;
+
+/// The version of the protocol between agents, and between command line and agent. Both sides refuse another one.
+pub const PROTOCOL: u32 = 1;
+
+/// The TCP port on which agents listen for each other.
+pub const PORT: u16 = 4793;
+
+/// The command line's socket in the runtime folder.
+pub const API_SOCKET_NAME: &str = "api.sock";

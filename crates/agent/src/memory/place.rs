@@ -1,0 +1,140 @@
+//! Puts parts of files in their places.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Component, Path, PathBuf};
+
+use crate::proto::FilePart;
+use crate::proto::file_part::Kind;
+
+/// Writes below one folder, and nowhere else.
+#[derive(Debug)]
+pub struct Placer {
+    root: PathBuf,
+    open: HashMap<String, File>,
+}
+
+impl Placer {
+    /// Files are written below `root`, which exists.
+    pub fn new(root: PathBuf) -> Self {
+        Self { root, open: HashMap::new() }
+    }
+
+    /// Puts one part in its place and says how many bytes of content it had.
+    pub fn place(&mut self, part: &FilePart) -> io::Result<u64> {
+        let target = self.target(&part.path)?;
+        match part.kind() {
+            Kind::Directory => match std::fs::create_dir(&target) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => set_mode(&target, part.mode)?,
+            },
+            Kind::Symlink => {
+                remove(&target)?;
+                let to = String::from_utf8_lossy(&part.data).into_owned();
+                std::os::unix::fs::symlink(to, &target)?;
+            }
+            Kind::Removed => {
+                self.open.remove(&part.path);
+                remove(&target)?;
+            }
+            Kind::File => return self.place_data(&target, part),
+        }
+        Ok(0)
+    }
+
+    fn place_data(&mut self, target: &Path, part: &FilePart) -> io::Result<u64> {
+        if !self.open.contains_key(&part.path) {
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(0o600)
+                .custom_flags(libc::O_NOFOLLOW)
+                .open(target)?;
+            self.open.insert(part.path.clone(), file);
+        }
+        let file = &self.open[&part.path];
+        if part.mode != 0 {
+            file.set_permissions(Permissions::from_mode(part.mode))?;
+        }
+        if file.metadata()?.len() != part.length {
+            file.set_len(part.length)?;
+        }
+        file.write_all_at(&part.data, part.offset)?;
+        Ok(part.data.len() as u64)
+    }
+
+    /// The place of a relative path, which may not lead out of the folder.
+    fn target(&self, path: &str) -> io::Result<PathBuf> {
+        let refused = |why: &str| {
+            io::Error::new(io::ErrorKind::InvalidInput, format!("the path {path:?} {why}"))
+        };
+        let relative = Path::new(path);
+        if path.is_empty() || !relative.components().all(|part| matches!(part, Component::Normal(_))) {
+            return Err(refused("is not a plain relative path"));
+        }
+        let mut target = self.root.clone();
+        for component in relative.parent().into_iter().flat_map(Path::components) {
+            target.push(component);
+            if std::fs::symlink_metadata(&target)?.file_type().is_symlink() {
+                return Err(refused("leads through a symbolic link"));
+            }
+        }
+        Ok(self.root.join(relative))
+    }
+}
+
+fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
+    std::fs::set_permissions(path, Permissions::from_mode(mode))
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    let result = match std::fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_dir() => std::fs::remove_dir_all(path),
+        Ok(_) => std::fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match result {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(path: &str, kind: Kind) -> FilePart {
+        FilePart { path: path.to_owned(), kind: kind.into(), mode: 0o640, ..FilePart::default() }
+    }
+
+    #[test]
+    fn parts_make_the_same_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut placer = Placer::new(folder.path().to_owned());
+        placer.place(&FilePart { mode: 0o750, ..part("d", Kind::Directory) }).unwrap();
+        let file = FilePart { length: 10, ..part("d/f", Kind::File) };
+        placer.place(&FilePart { offset: 4, data: b"four".to_vec(), ..file.clone() }).unwrap();
+        placer.place(&FilePart { offset: 0, data: b"zero".to_vec(), ..file }).unwrap();
+        assert_eq!(std::fs::read(folder.path().join("d/f")).unwrap(), b"zerofour\0\0");
+        placer.place(&FilePart { data: b"d/f".to_vec(), ..part("l", Kind::Symlink) }).unwrap();
+        assert_eq!(std::fs::read_link(folder.path().join("l")).unwrap(), Path::new("d/f"));
+        placer.place(&part("d", Kind::Removed)).unwrap();
+        assert!(!folder.path().join("d").exists());
+    }
+
+    #[test]
+    fn no_path_leads_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut placer = Placer::new(folder.path().to_owned());
+        placer.place(&FilePart { data: b"/tmp".to_vec(), ..part("out", Kind::Symlink) }).unwrap();
+        for path in ["", "/etc/x", "../x", "a/../../x", "out/x", "."] {
+            assert!(placer.place(&part(path, Kind::File)).is_err(), "{path}");
+        }
+        // A link in the place of the file itself is not followed either.
+        assert!(placer.place(&part("out", Kind::File)).is_err());
+    }
+}

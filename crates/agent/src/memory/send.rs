@@ -1,0 +1,124 @@
+//! Sends what changed in an instance's folders as a stream of parts.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use tokio::sync::mpsc;
+use tonic::transport::Channel;
+
+use super::tracker::Tracker;
+use super::tree::{Kind, Tree};
+use crate::proto::file_part::{Folder, Kind as PartKind};
+use crate::proto::peer_client::PeerClient;
+use crate::proto::FilePart;
+
+/// How many parts may wait for the network.
+const QUEUE_PARTS: usize = 16;
+
+/// The source's view of what the destination has of one folder.
+#[derive(Debug)]
+pub struct Sender {
+    session: u64,
+    folder: Folder,
+    root: PathBuf,
+    tree: Tree,
+    /// Of files that change in place: adopted memory and whatever else is written repeatedly.
+    trackers: HashMap<PathBuf, Tracker>,
+    /// Files below this folder are looked at in every round, since their times do not show who writes to a mapping.
+    always: Option<PathBuf>,
+}
+
+impl Sender {
+    /// The destination has nothing of `root` yet. Files below `always` (relative) are compared in every round.
+    pub fn new(session: u64, folder: Folder, root: PathBuf, always: Option<PathBuf>) -> Self {
+        Self { session, folder, root, tree: Tree::default(), trackers: HashMap::new(), always }
+    }
+
+    /// Sends everything that the destination does not have, and says how many bytes of content that were.
+    pub async fn round(&mut self, destination: &mut PeerClient<Channel>) -> anyhow::Result<u64> {
+        let (parts, receiver) = mpsc::channel(QUEUE_PARTS);
+        let mut this = std::mem::replace(self, Self::new(self.session, self.folder, PathBuf::new(), None));
+        let reader = tokio::task::spawn_blocking(move || {
+            let result = this.read(&parts);
+            (this, result)
+        });
+        let placed = destination.place(tokio_stream::wrappers::ReceiverStream::new(receiver)).await;
+        let (this, read) = reader.await.context("reading an instance's files panicked")?;
+        *self = this;
+        // What the destination says explains a reader whose queue was closed.
+        let placed = placed.map_err(|status| anyhow::anyhow!("{}", crate::peers::reason(&status)));
+        placed.context("the destination could not place the files")?;
+        read.with_context(|| format!("reading {}", self.root.display()))
+    }
+
+    fn read(&mut self, parts: &mpsc::Sender<FilePart>) -> io::Result<u64> {
+        let changes = self.tree.look(&self.root)?;
+        let mut bytes = 0;
+        for path in &changes.removed {
+            self.trackers.remove(path);
+            put(parts, self.part(path, PartKind::Removed))?;
+        }
+        for entry in &changes.touched {
+            let mut part = FilePart { mode: entry.mode, length: entry.length, ..self.part(&entry.path, PartKind::File) };
+            match &entry.kind {
+                Kind::Directory => part.set_kind(PartKind::Directory),
+                Kind::Symlink(to) => {
+                    part.set_kind(PartKind::Symlink);
+                    part.data = to.as_os_str().as_encoded_bytes().to_vec();
+                }
+                Kind::File => {
+                    put(parts, part)?;
+                    bytes += self.read_file(&entry.path, parts)?;
+                    continue;
+                }
+            }
+            put(parts, part)?;
+        }
+        Ok(bytes + self.read_always(&changes.touched, parts)?)
+    }
+
+    /// The files whose times tell nothing, as far as they were not sent above.
+    fn read_always(&mut self, sent: &[super::tree::Entry], parts: &mpsc::Sender<FilePart>) -> io::Result<u64> {
+        let Some(always) = self.always.clone() else { return Ok(0) };
+        let below: Vec<_> = self.trackers.keys().filter(|path| path.starts_with(&always)).cloned().collect();
+        let mut bytes = 0;
+        for path in below {
+            if !sent.iter().any(|entry| entry.path == path) {
+                bytes += self.read_file(&path, parts)?;
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn read_file(&mut self, path: &Path, parts: &mpsc::Sender<FilePart>) -> io::Result<u64> {
+        let file = match File::open(self.root.join(path)) {
+            Ok(file) => file,
+            // Removed since the look; the next one sees it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+            Err(error) => return Err(error),
+        };
+        let length = file.metadata()?.len();
+        let part = FilePart { length, ..self.part(path, PartKind::File) };
+        let tracker = self.trackers.entry(path.to_owned()).or_default();
+        tracker.round(&file, |offset, data| put(parts, FilePart { offset, data: data.to_vec(), ..part.clone() }))
+    }
+
+    fn part(&self, path: &Path, kind: PartKind) -> FilePart {
+        FilePart {
+            session: self.session,
+            folder: self.folder.into(),
+            path: path.to_string_lossy().into_owned(),
+            kind: kind.into(),
+            ..FilePart::default()
+        }
+    }
+}
+
+fn put(parts: &mpsc::Sender<FilePart>, part: FilePart) -> io::Result<()> {
+    parts
+        .blocking_send(part)
+        .map_err(|_| io::Error::new(io::ErrorKind::BrokenPipe, "the destination takes no more parts"))
+}

@@ -1,0 +1,167 @@
+//! Which files of a folder are there, changed or gone since the last look.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// A file system notes the time of a change in coarse steps (4 ms and more), so a file that changed shortly before it was
+/// last read may have changed after it without showing it.
+const CLOCK_GRAIN: Duration = Duration::from_millis(100);
+
+/// What kind of file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A folder.
+    Directory,
+    /// A symbolic link, and to what.
+    Symlink(PathBuf),
+}
+
+/// One file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Relative to the folder.
+    pub path: PathBuf,
+    /// What it is.
+    pub kind: Kind,
+    /// Permission bits.
+    pub mode: u32,
+    /// Length in bytes, of a regular file.
+    pub length: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Seen {
+    entry: Entry,
+    inode: u64,
+    changed: Duration,
+    /// When it was looked at.
+    at: Duration,
+}
+
+/// What was there at the last look.
+#[derive(Debug, Default)]
+pub struct Tree(BTreeMap<PathBuf, Seen>);
+
+/// What has happened since.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// New, or may have changed; folders before what is in them.
+    pub touched: Vec<Entry>,
+    /// No longer there.
+    pub removed: Vec<PathBuf>,
+}
+
+impl Tree {
+    /// Looks at everything below `root`. Sockets are left out: each host makes its own.
+    pub fn look(&mut self, root: &Path) -> io::Result<Changes> {
+        let at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let mut now = BTreeMap::new();
+        walk(root, Path::new(""), at, &mut now)?;
+        let mut changes = Changes::default();
+        for (path, seen) in &now {
+            let untouched = self.0.get(path).is_some_and(|before| {
+                before.entry == seen.entry
+                    && before.inode == seen.inode
+                    && before.changed == seen.changed
+                    && seen.changed + CLOCK_GRAIN < before.at
+            });
+            if !untouched {
+                changes.touched.push(seen.entry.clone());
+            }
+        }
+        changes.removed = self.0.keys().filter(|path| !now.contains_key(*path)).cloned().collect();
+        self.0 = now;
+        Ok(changes)
+    }
+}
+
+fn walk(root: &Path, folder: &Path, at: Duration, out: &mut BTreeMap<PathBuf, Seen>) -> io::Result<()> {
+    for item in std::fs::read_dir(root.join(folder))? {
+        let item = item?;
+        let path = folder.join(item.file_name());
+        let metadata = match item.metadata() {
+            Ok(metadata) => metadata,
+            // Gone between the two calls.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        let file_type = metadata.file_type();
+        let kind = if file_type.is_dir() {
+            Kind::Directory
+        } else if file_type.is_symlink() {
+            Kind::Symlink(std::fs::read_link(root.join(&path))?)
+        } else if file_type.is_file() {
+            Kind::File
+        } else if file_type.is_socket() {
+            continue;
+        } else {
+            let what = if file_type.is_fifo() { "a FIFO" } else { "a device" };
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                format!("{} is {what}, which cannot be moved", path.display()),
+            ));
+        };
+        let is_directory = kind == Kind::Directory;
+        let length = if kind == Kind::File { metadata.len() } else { 0 };
+        let entry = Entry { path: path.clone(), kind, mode: metadata.mode() & 0o7777, length };
+        let changed = Duration::new(metadata.ctime().max(0) as u64, metadata.ctime_nsec() as u32);
+        // A folder's own times change with its entries, which are looked at themselves.
+        let changed = if is_directory { Duration::ZERO } else { changed };
+        out.insert(path.clone(), Seen { entry, inode: metadata.ino(), changed, at });
+        if is_directory {
+            walk(root, &path, at, out)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(entries: &[Entry]) -> Vec<&str> {
+        entries.iter().map(|entry| entry.path.to_str().unwrap()).collect()
+    }
+
+    #[test]
+    fn new_changed_and_removed_files_are_seen_and_fresh_ones_looked_at_twice() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        std::fs::create_dir(folder.path().join("d")).unwrap();
+        std::fs::write(folder.path().join("d/a"), "a").unwrap();
+        std::fs::write(folder.path().join("b"), "b").unwrap();
+        std::os::unix::fs::symlink("b", folder.path().join("l")).unwrap();
+        let mut tree = Tree::default();
+        assert_eq!(names(&tree.look(folder.path()).unwrap().touched), ["b", "d", "d/a", "l"]);
+
+        // Too fresh to be told from a file that changed in the same tick.
+        assert!(names(&tree.look(folder.path()).unwrap().touched).contains(&"b"));
+        for seen in tree.0.values_mut() {
+            seen.at += CLOCK_GRAIN * 2;
+        }
+        std::fs::write(folder.path().join("d/a"), "other").unwrap();
+        std::fs::remove_file(folder.path().join("b")).unwrap();
+        let changes = tree.look(folder.path()).unwrap();
+        assert_eq!(names(&changes.touched), ["d/a"]);
+        assert_eq!(changes.removed, [PathBuf::from("b")]);
+    }
+
+    #[test]
+    fn a_file_that_cannot_move_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            folder.path().join("pipe"),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RWXU,
+            0,
+        )
+        .unwrap();
+        let error = Tree::default().look(folder.path()).unwrap_err();
+        assert!(error.to_string().contains("pipe is a FIFO"), "{error}");
+    }
+}

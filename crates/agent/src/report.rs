@@ -1,0 +1,245 @@
+//! The report of a migration: what `verbatim migrate --json` prints.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+
+/// The phases, by the names of the paper (MigrRDMA §5.2) where it has one.
+///
+/// All but the first two are parts of the communication blackout; the service blackout begins with `DumpOthers` and ends
+/// with `FullRestore`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub enum Phase {
+    /// Files and adopted memory are sent ahead.
+    PreCopy,
+    /// The new contexts and connections are made.
+    PreSetup,
+    /// Requests are intercepted until nothing is in flight.
+    WaitBeforeStop,
+    /// The guest library lets go of its RNIC.
+    DumpRDMA,
+    /// CRIU freezes the tasks and writes its images.
+    DumpOthers,
+    /// What changed last, and the images, go to the destination.
+    Transfer,
+    /// The restored processes take their new contexts.
+    RestoreRDMA,
+    /// CRIU makes the tasks, until they run.
+    FullRestore,
+    /// RECVs that nothing had consumed and intercepted requests are posted.
+    Replay,
+}
+
+impl Phase {
+    /// All of them, in the order of the report.
+    pub const ALL: [Self; 9] = [
+        Self::PreCopy,
+        Self::PreSetup,
+        Self::WaitBeforeStop,
+        Self::DumpRDMA,
+        Self::DumpOthers,
+        Self::Transfer,
+        Self::RestoreRDMA,
+        Self::FullRestore,
+        Self::Replay,
+    ];
+
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PreCopy => "PreCopy",
+            Self::PreSetup => "PreSetup",
+            Self::WaitBeforeStop => "WaitBeforeStop",
+            Self::DumpRDMA => "DumpRDMA",
+            Self::DumpOthers => "DumpOthers",
+            Self::Transfer => "Transfer",
+            Self::RestoreRDMA => "RestoreRDMA",
+            Self::FullRestore => "FullRestore",
+            Self::Replay => "Replay",
+        }
+    }
+}
+
+/// How long each phase took; phases that did not begin count 0.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct PhaseTimes(BTreeMap<Phase, Duration>);
+
+impl PhaseTimes {
+    /// Adds to a phase.
+    pub fn add(&mut self, phase: Phase, time: Duration) {
+        *self.0.entry(phase).or_default() += time;
+    }
+
+    /// How long a phase took.
+    pub fn get(&self, phase: Phase) -> Duration {
+        self.0.get(&phase).copied().unwrap_or_default()
+    }
+}
+
+impl Serialize for PhaseTimes {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(Phase::ALL.len()))?;
+        for phase in Phase::ALL {
+            map.serialize_entry(phase.name(), &milliseconds(self.get(phase)))?;
+        }
+        map.end()
+    }
+}
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// The instance lives at the destination.
+    Committed,
+    /// The instance lives at the source, as if nothing had happened.
+    RolledBack,
+}
+
+/// Bytes of content that were sent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Bytes {
+    /// Before anything stopped.
+    pub pre_copy: u64,
+    /// While the instance was frozen.
+    pub stop_and_copy: u64,
+}
+
+/// The report of a migration. Times in milliseconds, all by the source's clock.
+#[derive(Debug, Clone, Serialize)]
+pub struct Migration {
+    /// The instance's name.
+    pub instance: String,
+    /// Where it was.
+    pub source: String,
+    /// Where it was to go.
+    pub destination: String,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Why it was rolled back, or what went wrong after the decision.
+    pub error: Option<String>,
+    /// By phase.
+    pub phases_ms: PhaseTimes,
+    /// From the order to freeze the instance until its tasks are known to run at the destination (or, after a
+    /// rollback, at the source).
+    pub service_blackout_ms: f64,
+    /// From the order to suspend its connections until both sides are known to use the new ones.
+    pub communication_blackout_ms: f64,
+    /// From the request to the end.
+    pub total_ms: f64,
+    /// What was sent.
+    pub bytes: Bytes,
+    /// Queue pairs that were connected.
+    pub connections: usize,
+    /// Send requests that were intercepted, on both sides.
+    pub intercepted_wrs: u64,
+    /// Requests that were posted to the new queues: RECVs that nothing had consumed, and the intercepted ones.
+    pub replayed_wrs: u64,
+}
+
+/// Milliseconds with three decimals.
+pub fn milliseconds(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// The clock of one session: which phase runs, and the two blackouts.
+#[derive(Debug)]
+pub struct Timeline {
+    begun: Instant,
+    times: PhaseTimes,
+    running: Option<(Phase, Instant)>,
+    suspended: Option<Instant>,
+    frozen: Option<Instant>,
+    service: Duration,
+    communication: Duration,
+}
+
+impl Default for Timeline {
+    fn default() -> Self {
+        Self {
+            begun: Instant::now(),
+            times: PhaseTimes::default(),
+            running: None,
+            suspended: None,
+            frozen: None,
+            service: Duration::ZERO,
+            communication: Duration::ZERO,
+        }
+    }
+}
+
+impl Timeline {
+    /// Ends the running phase and begins another.
+    pub fn enter(&mut self, phase: Phase) {
+        self.leave();
+        self.running = Some((phase, Instant::now()));
+    }
+
+    /// Ends the running phase.
+    pub fn leave(&mut self) {
+        if let Some((phase, since)) = self.running.take() {
+            self.times.add(phase, since.elapsed());
+        }
+    }
+
+    /// The communication blackout begins.
+    pub fn suspended(&mut self) {
+        self.suspended = Some(Instant::now());
+    }
+
+    /// The service blackout begins.
+    pub fn frozen(&mut self) {
+        self.frozen = Some(Instant::now());
+    }
+
+    /// The service blackout is over.
+    pub fn running(&mut self) {
+        self.service += self.frozen.take().map_or(Duration::ZERO, |since| since.elapsed());
+    }
+
+    /// The communication blackout is over.
+    pub fn resumed(&mut self) {
+        self.communication += self.suspended.take().map_or(Duration::ZERO, |since| since.elapsed());
+    }
+
+    /// By phase; the service blackout, the communication blackout, all.
+    pub fn totals(mut self) -> (PhaseTimes, Duration, Duration, Duration) {
+        self.leave();
+        self.running();
+        self.resumed();
+        (self.times, self.service, self.communication, self.begun.elapsed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_has_every_key_by_its_name() {
+        let mut times = PhaseTimes::default();
+        times.add(Phase::DumpRDMA, Duration::from_micros(1_500));
+        let migration = Migration {
+            instance: "a".into(),
+            source: "s".into(),
+            destination: "d".into(),
+            outcome: Outcome::RolledBack,
+            error: Some("why".into()),
+            phases_ms: times,
+            service_blackout_ms: 0.0,
+            communication_blackout_ms: 0.0,
+            total_ms: 1.0,
+            bytes: Bytes::default(),
+            connections: 0,
+            intercepted_wrs: 0,
+            replayed_wrs: 0,
+        };
+        let json = serde_json::to_value(&migration).unwrap();
+        assert_eq!(json["outcome"], "rolled-back");
+        assert_eq!(json["phases_ms"].as_object().unwrap().len(), 9);
+        assert_eq!(json["phases_ms"]["DumpRDMA"], 1.5);
+        assert_eq!(json["phases_ms"]["Replay"], 0.0);
+    }
+}

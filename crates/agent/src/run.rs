@@ -1,0 +1,86 @@
+//! Starting and stopping an agent.
+
+use std::os::unix::fs::PermissionsExt;
+use std::sync::{Arc, Mutex};
+
+use anyhow::Context;
+use tokio::net::{TcpListener, UnixListener};
+use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tonic::transport::Server;
+use verbatim_channel::SOCKET_NAME;
+use verbatim_container::{Host, HostConfig};
+use verbatim_seqpacket::Listener;
+
+use crate::agent::Agent;
+use crate::api::ControlService;
+use crate::config::Config;
+use crate::directory::Directory;
+use crate::faults::Faults;
+use crate::guests::Guests;
+use crate::instances::Instances;
+use crate::journal::Journal;
+use crate::peer_service::PeerService;
+use crate::peers::{Credentials, Peers};
+use crate::proto::control_server::ControlServer;
+use crate::proto::peer_server::PeerServer;
+
+/// Runs an agent until it is told to stop (SIGTERM or SIGINT). Instances go on without it.
+pub async fn run(config: Config) -> anyhow::Result<()> {
+    // Containers outlive the runc that started them, and become our children.
+    rustix::process::set_child_subreaper(rustix::process::Pid::from_raw(1)).context("cannot become a subreaper")?;
+    let directory = Directory::load(&config.hosts, &config.name)?;
+    let credentials = Credentials::load(&config.tls)?;
+    let address = directory.own().socket_address();
+    let server_tls = credentials.server();
+    let tools = Host::open(HostConfig {
+        state: config.runtime_dir.join("containers"),
+        proxy: config.program.clone(),
+    })
+    .await?;
+    let journal = config.runtime_dir.join("journal");
+    let agent = Arc::new(Agent {
+        peers: Peers::new(directory, credentials),
+        guests: Guests::default(),
+        forwarding: Default::default(),
+        tools,
+        instances: Instances::default(),
+        destinations: Default::default(),
+        partners: Default::default(),
+        journal: Journal::open(&journal).with_context(|| format!("cannot write {}", journal.display()))?,
+        faults: Faults::new(config.runtime_dir.join("faults")),
+        undecided: Mutex::default(),
+        config,
+    });
+
+    // Programs outside of any instance.
+    let socket = agent.config.runtime_dir.join(SOCKET_NAME);
+    let guests = Listener::bind(&socket)?;
+    std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o666))?;
+    agent.guests.serve(guests, None, Arc::clone(&agent))?;
+
+    let tcp = TcpListener::bind(address).await.with_context(|| format!("cannot listen at {address}"))?;
+    let peers = Server::builder()
+        .tls_config(server_tls)?
+        .tcp_nodelay(true)
+        .initial_stream_window_size(4 << 20)
+        .initial_connection_window_size(16 << 20)
+        .add_service(PeerServer::new(PeerService(Arc::clone(&agent))))
+        .serve_with_incoming(TcpListenerStream::new(tcp));
+
+    let api_path = agent.config.api_socket();
+    let _ = std::fs::remove_file(&api_path);
+    let unix = UnixListener::bind(&api_path).with_context(|| format!("cannot listen at {}", api_path.display()))?;
+    std::fs::set_permissions(&api_path, PermissionsExt::from_mode(0o600))?;
+    let api = Server::builder()
+        .add_service(ControlServer::new(ControlService(Arc::clone(&agent))))
+        .serve_with_incoming(UnixListenerStream::new(unix));
+
+    tracing::info!(host = agent.name(), %address, "ready");
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    tokio::select! {
+        result = peers => result.context("serving other agents"),
+        result = api => result.context("serving the command line"),
+        _ = terminate.recv() => Ok(()),
+        _ = tokio::signal::ctrl_c() => Ok(()),
+    }
+}

@@ -1,0 +1,50 @@
+//! Migration sessions.
+//!
+//! The source drives ([`source`]); the destination ([`destination`]) and the hosts of the partners ([`partner`]) do what
+//! it asks and keep just enough to undo it. Up to the commit everything can be undone, by any of them failing.
+//!
+//! ```text
+//!  source                          destination                      partners
+//!  describe, open ───────────────► folder, sockets, network
+//!  pre-copy ─────────────────────► files
+//!  pre-setup ────────────────────► standby contexts, runc+CRIU      standby QPs
+//!  suspend, drain                                                   suspend, drain
+//!  quiesce, freeze, dump
+//!  last pages, images ───────────► files; restore
+//!  ── commit ────────────────────► resume, attach, gate             
+//!  claim, switch ────────────────► claim                            switch
+//!  resume ───────────────────────► resume                           resume
+//!  reclaim, forwarding entry
+//! ```
+
+pub mod destination;
+pub mod partner;
+pub mod source;
+
+use std::time::Duration;
+
+use verbatim_channel::KeyPair;
+
+/// The remote keys of each process of an instance, by PID.
+pub type ProcessKeys = Vec<(u32, Vec<KeyPair>)>;
+
+/// How long a guest library may take for an order that waits for nothing.
+const ORDER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Waits for an order's answer within [`ORDER_TIMEOUT`].
+async fn in_time<T>(what: &str, order: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::time::timeout(ORDER_TIMEOUT, order)
+        .await
+        .unwrap_or_else(|_| Err(anyhow::anyhow!("{what} took longer than {ORDER_TIMEOUT:?}")))
+}
+
+/// Encodes what travels as bytes in a gRPC message.
+pub fn encode<T: serde::Serialize>(value: &T) -> Vec<u8> {
+    postcard::to_stdvec(value).expect("plain data can always be encoded")
+}
+
+/// Decodes it.
+pub fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> anyhow::Result<T> {
+    postcard::from_bytes(bytes)
+        .map_err(|error| anyhow::anyhow!("a malformed message from another agent: {error}; are the versions equal?"))
+}

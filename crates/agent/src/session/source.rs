@@ -1,0 +1,325 @@
+//! The source's part of a session: it drives.
+//!
+//! [`migrate`] is the whole story. What an attempt has done, and would have to undo, is kept in [`Source`]; its steps are
+//! in [`steps`], the way back in [`undo`].
+
+mod steps;
+mod undo;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tonic::transport::Channel;
+use verbatim_channel::{Endpoint, RoadMap};
+use verbatim_container::{Checkpoint, Dumped};
+
+use crate::agent::Shared;
+use crate::guests::Guest;
+use crate::instances::Instance;
+use crate::instances::record::Record;
+use crate::journal::{Event, Role};
+use crate::memory::send::Sender;
+use crate::proto::peer_client::PeerClient;
+use crate::proto::NewQp;
+use crate::report::{Bytes, Migration, Outcome, Phase, Timeline, milliseconds};
+use crate::session::ProcessKeys;
+
+pub use steps::{describe, memory_bytes, partners_of};
+
+/// How often a migration starts anew because the program changed its objects meanwhile.
+const ATTEMPTS: u32 = 3;
+
+/// What is asked for.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// Where to.
+    pub destination: String,
+    /// The limit of wait-before-stop.
+    pub drain_timeout: Duration,
+}
+
+/// What a watcher is told while it runs.
+#[derive(Debug, Clone)]
+pub enum Progress {
+    /// A phase began.
+    Phase(Phase),
+    /// Something else worth telling.
+    Note(String),
+}
+
+/// Why an attempt failed.
+#[derive(Debug)]
+enum Failure {
+    /// The program made, changed or destroyed objects after the pre-setup: worth another attempt.
+    Changed,
+    /// Anything else.
+    Error(anyhow::Error),
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::Error(error.into())
+    }
+}
+
+/// One connection of the instance.
+#[derive(Debug, Clone)]
+struct Connection {
+    /// The process, and the virtual number of the moving end.
+    pid: u32,
+    qpn: u32,
+    /// Both ends as they are now, physical.
+    moving: Endpoint,
+    partner: Endpoint,
+    /// Where the other end is.
+    other_end: OtherEnd,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum OtherEnd {
+    /// On this host, which may be any: the agent there is asked.
+    Host(String),
+    /// Within the instance: another of its connections.
+    Own(usize),
+}
+
+/// One process of the instance.
+struct Process {
+    guest: Guest,
+    road_map: RoadMap,
+}
+
+/// A partner's host.
+struct PartnerHost {
+    host: String,
+    client: PeerClient<Channel>,
+    /// Indices of its connections.
+    connections: Vec<usize>,
+}
+
+/// One attempt: what it knows, and what it has done.
+struct Source {
+    agent: Shared,
+    instance: Arc<Instance>,
+    request: Request,
+    session: u64,
+    progress: mpsc::Sender<Progress>,
+    timeline: Timeline,
+    bytes: Bytes,
+    intercepted: u64,
+    replayed: u64,
+
+    processes: Vec<Process>,
+    connections: Vec<Connection>,
+    destination: Option<PeerClient<Channel>>,
+    partners: Vec<PartnerHost>,
+    /// Their ends tell the other agents that this one is gone.
+    watches: Vec<JoinHandle<()>>,
+    files: Sender,
+    new_qps: Vec<NewQp>,
+    keys: ProcessKeys,
+
+    suspended: bool,
+    checkpoint: Option<Checkpoint>,
+    /// The RNIC connections of processes that wait at the gate.
+    quiesced: Vec<(u32, Vec<std::os::fd::OwnedFd>)>,
+    gate_closed: bool,
+    detached: bool,
+    dumped: Option<Dumped>,
+    decision: Decision,
+}
+
+/// Whose the instance is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Decision {
+    /// Ours: everything can be undone.
+    Source,
+    /// The destination was told, and has not answered: nobody knows.
+    Open,
+    /// The destination's.
+    Destination,
+}
+
+/// Moves an instance. Whoever drops the receiver of `progress` cancels, up to the commit.
+pub async fn migrate(
+    agent: Shared,
+    instance: Arc<Instance>,
+    request: Request,
+    progress: mpsc::Sender<Progress>,
+) -> anyhow::Result<Migration> {
+    instance.begin_move()?;
+    let mut attempt = 1;
+    loop {
+        let mut source = Source::new(&agent, &instance, &request, &progress);
+        let result = source.attempt().await;
+        match result {
+            Err(Failure::Changed) if attempt < ATTEMPTS => {
+                source.undo().await;
+                source.note("the program changed its verbs objects meanwhile; starting again");
+                attempt += 1;
+            }
+            result => {
+                let error = match result {
+                    Ok(()) => None,
+                    Err(Failure::Changed) => Some(format!(
+                        "the program changed its verbs objects during each of {ATTEMPTS} attempts; try again later"
+                    )),
+                    Err(Failure::Error(error)) => Some(format!("{error:#}")),
+                };
+                return Ok(source.finish(error).await);
+            }
+        }
+    }
+}
+
+impl Source {
+    fn new(
+        agent: &Shared,
+        instance: &Arc<Instance>,
+        request: &Request,
+        progress: &mpsc::Sender<Progress>,
+    ) -> Self {
+        let session = rand::random();
+        let folder = instance.home.paths.folder.clone();
+        let memory = std::path::PathBuf::from(verbatim_channel::MEMORY_DIR);
+        Self {
+            agent: Arc::clone(agent),
+            instance: Arc::clone(instance),
+            request: request.clone(),
+            session,
+            progress: progress.clone(),
+            timeline: Timeline::default(),
+            bytes: Bytes::default(),
+            intercepted: 0,
+            replayed: 0,
+            processes: Vec::new(),
+            connections: Vec::new(),
+            destination: None,
+            partners: Vec::new(),
+            watches: Vec::new(),
+            files: Sender::new(session, crate::proto::file_part::Folder::Runtime, folder, Some(memory)),
+            new_qps: Vec::new(),
+            keys: Vec::new(),
+            suspended: false,
+            checkpoint: None,
+            quiesced: Vec::new(),
+            gate_closed: false,
+            detached: false,
+            dumped: None,
+            decision: Decision::Source,
+        }
+    }
+
+    fn record(&self) -> &Record {
+        &self.instance.home.record
+    }
+
+    fn destination(&self) -> PeerClient<Channel> {
+        self.destination.clone().expect("opened before anything is asked of it")
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        self.timeline.enter(phase);
+        // Telling must not make the blackout longer: whoever does not read in time misses it.
+        let _ = self.progress.try_send(Progress::Phase(phase));
+    }
+
+    fn note(&self, text: &str) {
+        let _ = self.progress.try_send(Progress::Note(text.to_owned()));
+    }
+
+    fn journal(&self, event: Event) {
+        let written = self.agent.journal.write(
+            self.session,
+            Role::Source,
+            event,
+            self.record().name.as_str(),
+            &self.request.destination,
+        );
+        if let Err(error) = written {
+            tracing::warn!(%error, "the journal cannot be written");
+        }
+    }
+
+    /// The whole attempt.
+    async fn attempt(&mut self) -> Result<(), Failure> {
+        let progress = self.progress.clone();
+        tokio::select! {
+            // When the operator turns away, the rest is dropped at an await; all that was done is noted in `self`.
+            result = self.until_commit() => result?,
+            () = progress.closed() => return Err(anyhow::anyhow!("cancelled by the operator").into()),
+        }
+        self.commit().await?;
+        Ok(self.after_commit().await?)
+    }
+
+    /// Everything that can be undone.
+    async fn until_commit(&mut self) -> Result<(), Failure> {
+        self.open().await?;
+        self.enter(Phase::PreCopy);
+        self.pre_copy().await?;
+        self.enter(Phase::PreSetup);
+        self.pre_setup().await?;
+        self.enter(Phase::WaitBeforeStop);
+        self.wait_before_stop().await?;
+        self.enter(Phase::DumpRDMA);
+        self.quiesce().await?;
+        self.enter(Phase::DumpOthers);
+        self.freeze().await?;
+        self.enter(Phase::Transfer);
+        self.stop_and_copy().await?;
+        self.enter(Phase::FullRestore);
+        Ok(self.restore().await?)
+    }
+
+    /// What is left to do when the instance is the destination's.
+    async fn after_commit(&mut self) -> anyhow::Result<()> {
+        self.enter(Phase::RestoreRDMA);
+        let claimed = self.claim_and_switch().await;
+        self.enter(Phase::Replay);
+        let resumed = self.resume().await;
+        self.timeline.leave();
+        self.reclaim().await;
+        claimed.and(resumed)
+    }
+
+    /// Undoes what must be undone and writes the report.
+    async fn finish(mut self, error: Option<String>) -> Migration {
+        let outcome = match self.decision {
+            Decision::Destination => Outcome::Committed,
+            Decision::Source | Decision::Open => Outcome::RolledBack,
+        };
+        if self.decision != Decision::Destination {
+            self.undo().await;
+        }
+        self.journal(match self.decision {
+            Decision::Destination => Event::Closed,
+            Decision::Source => Event::RolledBack,
+            Decision::Open => Event::Undecided,
+        });
+        if self.decision == Decision::Source {
+            self.instance.end_move();
+        }
+        for watch in self.watches.drain(..) {
+            watch.abort();
+        }
+        let (phases_ms, service, communication, total) = self.timeline.totals();
+        Migration {
+            instance: self.instance.name().to_owned(),
+            source: self.agent.name().to_owned(),
+            destination: self.request.destination,
+            outcome,
+            error,
+            phases_ms,
+            service_blackout_ms: milliseconds(service),
+            communication_blackout_ms: milliseconds(communication),
+            total_ms: milliseconds(total),
+            bytes: self.bytes,
+            connections: self.connections.len(),
+            intercepted_wrs: self.intercepted,
+            replayed_wrs: self.replayed,
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The way back: everything that an attempt did before the commit is undone, in an order in which no partner can see it.
+//!
+//! The instance first gets its queues and its RECVs back, then the partners resume on the old connections, and last the
+//! instance's own requests flow: a message that arrives before its RECV would be refused with an RNR NAK, and those may
+//! be counted.
+
+use futures_util::future::join_all;
+use verbatim_channel::Order;
+
+use super::{Decision, Source};
+use crate::proto::SessionId;
+use crate::session::in_time;
+
+/// How long another agent may take to undo its part; a dead one does not keep the instance waiting.
+const ABORT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
+
+impl Source {
+    pub(super) async fn undo(&mut self) {
+        if let Some(dumped) = self.dumped.take() {
+            if self.decision == Decision::Open {
+                // Whether it runs at the destination is not known, so it must not run here.
+                self.agent.undecided.lock().expect("no panic under this lock").push(dumped);
+                tracing::error!(instance = self.instance.name(), "stays frozen: the decision is open");
+                return;
+            }
+            if let Err(error) = dumped.abort().await {
+                tracing::error!(error = format!("{:#}", anyhow::Error::from(error)), "thawing the instance");
+            }
+        }
+        if self.detached {
+            self.detached = false;
+            if let Err(error) = self.instance.home.attach() {
+                tracing::error!(error = format!("{error:#}"), "attaching the instance's network again");
+            }
+        }
+        self.timeline.running();
+        if self.gate_closed {
+            self.gate_closed = false;
+            self.give_back().await;
+        }
+        self.abort_partners().await;
+        if self.suspended {
+            self.suspended = false;
+            self.resume_own().await;
+        }
+        self.timeline.resumed();
+        if let Some(checkpoint) = self.checkpoint.take()
+            && let Err(error) = checkpoint.cancel().await
+        {
+            tracing::warn!(error = format!("{:#}", anyhow::Error::from(error)), "cancelling the checkpoint");
+        }
+        if let Some(mut destination) = self.destination.take() {
+            let abort = destination.abort(SessionId { session: self.session });
+            match tokio::time::timeout(ABORT_TIMEOUT, abort).await {
+                Ok(Ok(_)) => {}
+                failed => tracing::warn!(?failed, "the destination did not confirm that it undid the session"),
+            }
+        }
+    }
+
+    /// Opens the gate and gives every process that waited there its own RNIC connections back.
+    async fn give_back(&mut self) {
+        match self.instance.home.gate() {
+            Ok(gate) => gate.open_up(),
+            Err(error) => tracing::error!(error = format!("{error:#}"), "the gate does not open"),
+        }
+        let (agent, instance, session) = (&self.agent, &self.instance, self.session);
+        let claims = std::mem::take(&mut self.quiesced).into_iter().map(|(pid, fds)| async move {
+            let claim = async {
+                let guest = agent.guests.returned(instance.name(), pid).await;
+                let order = Order::Claim { session, contexts: Vec::new(), key_tables: Vec::new() };
+                guest.order(order, fds).await?;
+                agent.guests.claimed(&guest);
+                anyhow::Ok(())
+            };
+            if let Err(error) = in_time("giving a process its queues back", claim).await {
+                tracing::error!(pid, error = format!("{error:#}"), "a process lost its queues");
+            }
+        });
+        join_all(claims).await;
+        // They have new channels.
+        let guests = self.agent.guests.of_instance(self.instance.name());
+        for process in &mut self.processes {
+            if let Some(guest) = guests.iter().find(|guest| guest.pid == process.guest.pid) {
+                process.guest = guest.clone();
+            }
+        }
+    }
+
+    async fn abort_partners(&mut self) {
+        let session = self.session;
+        let aborted = std::mem::take(&mut self.partners).into_iter().map(|mut partner| async move {
+            let abort = partner.client.abort(SessionId { session });
+            match tokio::time::timeout(ABORT_TIMEOUT, abort).await {
+                Ok(Ok(_)) => {}
+                failed => tracing::warn!(host = partner.host, ?failed, "a partner did not confirm that it resumed"),
+            }
+        });
+        join_all(aborted).await;
+    }
+
+    async fn resume_own(&self) {
+        let session = self.session;
+        let resumed = self.processes.iter().map(|process| async move {
+            let order = process.guest.order(Order::Resume { session }, Vec::new());
+            if let Err(error) = in_time("resuming", order).await {
+                tracing::error!(pid = process.guest.pid, error = format!("{error:#}"), "requests stay intercepted");
+            }
+        });
+        join_all(resumed).await;
+    }
+}

@@ -1,0 +1,249 @@
+//! Contexts that stand ready at a software RNIC before their program is there (pre-setup, MigrRDMA §3.2).
+//!
+//! The agent is a client of its RNIC like any program, and makes the objects of the road map again on a connection of
+//! its own; the connection is the context, and goes to the restored process with everything on it.
+//!
+//! All calls here block for as long as the RNIC takes to answer, which is some 10 µs each.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use verbatim_channel::{
+    ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, ContextRecord, Endpoint, KeyPair, MrRecord, QpRecord,
+};
+use verbatim_device::control::{self, AddressVector, Backing, QpAttr, QpAttrMask, QpState, Reply, Request, Segment};
+use verbatim_seqpacket::Socket;
+
+/// Makes the RNIC accept programs at a listening socket of an instance, too.
+pub fn add_listener(nic: &Path, listener: BorrowedFd<'_>) -> anyhow::Result<()> {
+    let socket = connect(nic)?;
+    match socket.call::<_, Reply>(&Request::AddListener, &[listener])?.message {
+        Reply::Done => Ok(()),
+        other => bail!("the RNIC does not take the instance's socket: {other:?}"),
+    }
+}
+
+fn connect(nic: &Path) -> anyhow::Result<Socket> {
+    Socket::connect(nic).with_context(|| {
+        format!("cannot reach the software RNIC at {}; is `verbatim nic` running?", nic.display())
+    })
+}
+
+/// A queue pair that stands ready.
+#[derive(Debug, Clone, Copy)]
+pub struct StandbyQp {
+    /// Its virtual number.
+    pub qpn: u32,
+    /// Its physical number.
+    pub physical_qpn: u32,
+    /// The PSN with which it starts to send.
+    pub sq_psn: u32,
+    attr: QpAttr,
+}
+
+/// A context that stands ready.
+#[derive(Debug)]
+pub struct StandbyContext {
+    socket: Socket,
+    claimed: ClaimedContext,
+    qps: Vec<StandbyQp>,
+    keys: Vec<KeyPair>,
+}
+
+impl StandbyContext {
+    /// Makes the objects of `record` at the RNIC; `memory` is the process's file of adopted memory.
+    pub fn build(nic: &Path, name: &str, record: &ContextRecord, memory: Option<&File>) -> anyhow::Result<Self> {
+        let socket = connect(nic)?;
+        match socket
+            .call::<_, Reply>(&Request::OpenContext { version: control::VERSION, name: name.to_owned() }, &[])?
+            .message
+        {
+            Reply::Context { .. } => {}
+            other => bail!("the RNIC opens no context: {other:?}"),
+        }
+        let claimed =
+            ClaimedContext { id: record.id, pds: Vec::new(), mrs: Vec::new(), cqs: Vec::new(), qps: Vec::new() };
+        let mut this = Self { socket, claimed, qps: Vec::new(), keys: Vec::new() };
+        let mut pds = HashMap::new();
+        for pd in &record.pds {
+            let Reply::Pd { pd: physical_pd } = this.call(&Request::AllocPd, &[])? else { bail!(confused()) };
+            pds.insert(pd.pd, physical_pd);
+            this.claimed.pds.push(ClaimedPd { pd: pd.pd, physical_pd });
+        }
+        for mr in &record.mrs {
+            this.register(mr, *pds.get(&mr.pd).context("a memory region without its PD")?, memory)?;
+        }
+        let mut cqs = HashMap::new();
+        for cq in &record.cqs {
+            let Reply::Cq { cq: physical_cq, entries, offset } =
+                this.call(&Request::CreateCq { entries: cq.entries }, &[])?
+            else {
+                bail!(confused())
+            };
+            cqs.insert(cq.cq, physical_cq);
+            this.claimed.cqs.push(ClaimedCq { cq: cq.cq, physical_cq, entries, offset });
+        }
+        for qp in &record.qps {
+            this.create_qp(qp, &pds, &cqs)?;
+        }
+        Ok(this)
+    }
+
+    fn call(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> anyhow::Result<Reply> {
+        match self.socket.call::<_, Reply>(request, fds)?.message {
+            Reply::Error { errno, message } => {
+                bail!("the RNIC refuses: {message} ({})", std::io::Error::from_raw_os_error(errno))
+            }
+            reply => Ok(reply),
+        }
+    }
+
+    fn register(&mut self, mr: &MrRecord, pd: u32, memory: Option<&File>) -> anyhow::Result<()> {
+        let segments: Vec<_> = mr
+            .segments
+            .iter()
+            .map(|segment| Segment {
+                address: segment.address,
+                length: segment.length,
+                backing: match segment.offset {
+                    Some(offset) => Backing::File { fd_index: 0, offset },
+                    None => Backing::Process,
+                },
+            })
+            .collect();
+        let adopted = segments.iter().any(|segment| segment.backing != Backing::Process);
+        let fds = match (adopted, memory) {
+            (true, Some(file)) => vec![file.as_fd()],
+            (true, None) => bail!("the file of adopted memory is missing"),
+            (false, _) => Vec::new(),
+        };
+        let request = Request::RegMr {
+            pd,
+            address: mr.address,
+            length: mr.length,
+            iova: mr.iova,
+            access: mr.access,
+            segments,
+        };
+        let Reply::Mr { lkey, rkey } = self.call(&request, &fds)? else { bail!(confused()) };
+        self.claimed.mrs.push(ClaimedMr { lkey: mr.lkey, physical_lkey: lkey, physical_rkey: rkey });
+        self.keys.push(KeyPair { virtual_key: mr.rkey, physical_key: rkey });
+        Ok(())
+    }
+
+    fn create_qp(
+        &mut self,
+        qp: &QpRecord,
+        pds: &HashMap<u32, u32>,
+        cqs: &HashMap<u32, u32>,
+    ) -> anyhow::Result<()> {
+        let missing = "a queue pair without its PD or CQ";
+        let request = Request::CreateQp {
+            pd: *pds.get(&qp.pd).context(missing)?,
+            send_cq: *cqs.get(&qp.send_cq).context(missing)?,
+            recv_cq: *cqs.get(&qp.recv_cq).context(missing)?,
+            qp_type: qp.qp_type,
+            cap: qp.cap,
+        };
+        let Reply::Qp { qpn: physical_qpn, cap, slot, offset } = self.call(&request, &[])? else {
+            bail!(confused())
+        };
+        let attr = &qp.attr;
+        match attr.state {
+            QpState::Reset => {}
+            QpState::Init | QpState::Rtr | QpState::Rts => self.modify(physical_qpn, INIT, attr, QpState::Init)?,
+            QpState::Err => self.modify(physical_qpn, QpAttrMask::STATE, attr, QpState::Err)?,
+            state @ (QpState::Sqd | QpState::Sqe) => {
+                bail!("queue pair {:#x} is in state {state:?}, which cannot be moved yet", qp.qpn)
+            }
+        }
+        self.claimed.qps.push(ClaimedQp {
+            qpn: qp.qpn,
+            physical_qpn,
+            cap,
+            slot,
+            offset,
+            remote: None,
+            key_table: None,
+        });
+        self.qps.push(StandbyQp {
+            qpn: qp.qpn,
+            physical_qpn,
+            sq_psn: rand::random::<u32>() & 0xff_ffff,
+            attr: *attr,
+        });
+        Ok(())
+    }
+
+    fn modify(&self, qpn: u32, mask: QpAttrMask, attr: &QpAttr, state: QpState) -> anyhow::Result<()> {
+        self.call(&Request::ModifyQp { qpn, mask, attr: QpAttr { state, ..*attr } }, &[])?;
+        Ok(())
+    }
+
+    /// Connects one of the queue pairs to `remote`, which starts to send with `rq_psn`.
+    pub fn connect(&mut self, physical_qpn: u32, remote: Endpoint, rq_psn: u32) -> anyhow::Result<()> {
+        let unknown = "no such standby queue pair";
+        let qp = *self.qps.iter().find(|qp| qp.physical_qpn == physical_qpn).context(unknown)?;
+        let av = AddressVector { dgid: remote.gid, ..qp.attr.av };
+        let attr = QpAttr { av, dest_qpn: remote.qpn, rq_psn, sq_psn: qp.sq_psn, ..qp.attr };
+        self.modify(physical_qpn, RTR, &attr, QpState::Rtr)?;
+        if qp.attr.state == QpState::Rts {
+            self.modify(physical_qpn, RTS, &attr, QpState::Rts)?;
+        }
+        let claimed = self.claimed.qps.iter_mut().find(|qp| qp.physical_qpn == physical_qpn).context(unknown)?;
+        claimed.remote = Some(remote);
+        Ok(())
+    }
+
+    /// One of the queue pairs is connected to a process whose remote keys are in table `table` of the claim.
+    pub fn set_key_table(&mut self, physical_qpn: u32, table: u32) {
+        if let Some(qp) = self.claimed.qps.iter_mut().find(|qp| qp.physical_qpn == physical_qpn) {
+            qp.key_table = Some(table);
+        }
+    }
+
+    /// The queue pairs, in the order of the road map.
+    pub fn qps(&self) -> &[StandbyQp] {
+        &self.qps
+    }
+
+    /// The remote keys.
+    pub fn keys(&self) -> &[KeyPair] {
+        &self.keys
+    }
+
+    /// Gives the context away: its connection, and how its objects are to be found.
+    pub fn hand_over(self) -> (OwnedFd, ClaimedContext) {
+        (self.socket.into_fd(), self.claimed)
+    }
+}
+
+/// Whether a queue pair has another end that must be connected again.
+pub fn is_connected(qp: &QpRecord) -> bool {
+    qp.remote.is_some() && matches!(qp.attr.state, QpState::Rtr | QpState::Rts)
+}
+
+fn confused() -> &'static str {
+    "the RNIC answers something else than was asked; are agent and RNIC of the same version?"
+}
+
+const INIT: QpAttrMask =
+    QpAttrMask::STATE.union(QpAttrMask::PKEY_INDEX).union(QpAttrMask::PORT).union(QpAttrMask::ACCESS_FLAGS);
+
+const RTR: QpAttrMask = QpAttrMask::STATE
+    .union(QpAttrMask::AV)
+    .union(QpAttrMask::PATH_MTU)
+    .union(QpAttrMask::DEST_QPN)
+    .union(QpAttrMask::RQ_PSN)
+    .union(QpAttrMask::MAX_DEST_RD_ATOMIC)
+    .union(QpAttrMask::MIN_RNR_TIMER);
+
+const RTS: QpAttrMask = QpAttrMask::STATE
+    .union(QpAttrMask::TIMEOUT)
+    .union(QpAttrMask::RETRY_CNT)
+    .union(QpAttrMask::RNR_RETRY)
+    .union(QpAttrMask::SQ_PSN)
+    .union(QpAttrMask::MAX_QP_RD_ATOMIC);

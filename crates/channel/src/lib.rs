@@ -1,0 +1,54 @@
+//! The contract between the guest library in a program and the agent of its host.
+//!
+//! The guest library connects to `agent.sock` in its runtime folder ([`RUNTIME_DIR`] unless `VERBATIM_RUNTIME` names
+//! another) when the program first opens a device, sends a [`Greeting`] and waits for an [`Order`]. Each order has one
+//! [`Answer`]. An application thread that needs to know where a peer lives today opens a second, short connection
+//! ([`Greeting::Resolve`]).
+//!
+//! ```text
+//!  moved instance                source agent              partner's agent            partner
+//!   Describe  ◄──────────────────────┤
+//!                                    ├── (agents) ─────────────────► PrepareStandby, ConnectStandby ─►
+//!   Suspend   ◄──────────────────────┤                             Suspend ─►      n_sent each way
+//!   Drain     ◄──────────────────────┤                             Drain ─►        n_recv = n_sent
+//!   Quiesce   ◄──────────────────────┤      gives its RNIC connections, closes its sockets, waits at the gate
+//!   ── frozen, dumped, restored; the destination's agent opens the gate ──
+//!   Greeting, Claim ◄── destination's agent                        Switch ─►       RECVs replayed on both sides
+//!   Resume    ◄──────────────────────┤                             Resume ─►       intercepted requests replayed
+//! ```
+//! When the migration is rolled back: the source's agent opens the gate and sends [`Order::Claim`] with the same
+//! connections and no new numbers; the partner gets [`Order::Abort`]. Both then take up where they stopped.
+//!
+//! *Virtual* numbers are those that the program knows; *physical* ones are the RNIC's. They are equal until an instance
+//! has moved.
+
+mod gate;
+mod message;
+mod orders;
+mod road_map;
+
+pub use gate::Gate;
+pub use message::{recv, send};
+pub use orders::{
+    Answer, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, Endpoint, Greeting, KeyPair, Order,
+    QpCount, Resolved, Scope, StandbyPeer, StandbyQp,
+};
+pub use road_map::{ContextRecord, CqRecord, MrRecord, PdRecord, QpRecord, RoadMap, SegmentRecord};
+
+/// The version of this contract; both sides refuse another one.
+pub const VERSION: u32 = 1;
+
+/// The runtime folder as a program in a container sees it.
+pub const RUNTIME_DIR: &str = "/run/verbatim";
+
+/// The environment variable that names another runtime folder.
+pub const RUNTIME_DIR_VARIABLE: &str = "VERBATIM_RUNTIME";
+
+/// The agent's socket in a runtime folder.
+pub const SOCKET_NAME: &str = "agent.sock";
+
+/// The file of the [`Gate`] in a runtime folder.
+pub const GATE_NAME: &str = "gate";
+
+/// The folder of adopted memory in a runtime folder; one file per process, named by its PID in its own namespace.
+pub const MEMORY_DIR: &str = "mem";

@@ -1,0 +1,282 @@
+//! What an agent asks of a guest library, and what it answers.
+
+use serde::{Deserialize, Serialize};
+use verbatim_device::control::QpCap;
+
+/// The first message on a connection.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Greeting {
+    /// From the guest library's helper thread: orders may be sent here.
+    Process {
+        /// [`crate::VERSION`] of the guest library.
+        version: u32,
+        /// The process, in its own PID namespace.
+        pid: u32,
+        /// The program's name.
+        program: String,
+        /// The [`crate::Gate`]'s value; it tells a process that waited at the gate from a new one.
+        generation: u32,
+        /// The process was quiesced and waits for [`Order::Claim`].
+        quiesced: bool,
+    },
+    /// From an application thread about to connect a queue pair: where is this endpoint today? Answered by
+    /// [`Resolved`].
+    Resolve {
+        /// [`crate::VERSION`] of the guest library.
+        version: u32,
+        /// As the program knows it.
+        endpoint: Endpoint,
+    },
+}
+
+/// One end of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Endpoint {
+    /// GID in network byte order.
+    pub gid: [u8; 16],
+    /// Queue pair number.
+    pub qpn: u32,
+}
+
+/// A remote key as a program knows it, and as the RNIC does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyPair {
+    /// What the program knows.
+    pub virtual_key: u32,
+    /// What the RNIC knows.
+    pub physical_key: u32,
+}
+
+/// Where an endpoint is today; the same as asked for if it never moved.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Resolved {
+    /// The physical endpoint.
+    pub endpoint: Endpoint,
+    /// The remote keys of the process there, as far as they differ.
+    pub keys: Vec<KeyPair>,
+}
+
+/// Which queue pairs an order concerns.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Scope {
+    /// All of the process, as for an instance that moves. Control verbs wait, too, until the session ends.
+    All,
+    /// These virtual numbers, as for a partner.
+    Qps(Vec<u32>),
+}
+
+/// A partner's queue pair that stands ready to be used in the place of another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StandbyQp {
+    /// The virtual number of the one that it will replace.
+    pub qpn: u32,
+    /// Its own physical number.
+    pub physical_qpn: u32,
+    /// The PSN with which it starts to send.
+    pub sq_psn: u32,
+}
+
+/// To what a standby queue pair is to be connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StandbyPeer {
+    /// The virtual number, as in [`StandbyQp`].
+    pub qpn: u32,
+    /// The physical other end.
+    pub remote: Endpoint,
+    /// The PSN with which the other end starts to send.
+    pub rq_psn: u32,
+}
+
+/// How many messages that consume a RECV a queue pair has sent since it was made or reset: SENDs and WRITEs with
+/// immediate (`n_sent` in MigrRDMA §3.4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QpCount {
+    /// The virtual number.
+    pub qpn: u32,
+    /// The count.
+    pub messages: u64,
+}
+
+/// A context on another RNIC that replaces one of the process.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ClaimedContext {
+    /// [`crate::ContextRecord::id`].
+    pub id: u32,
+    /// Protection domains.
+    pub pds: Vec<ClaimedPd>,
+    /// Memory regions.
+    pub mrs: Vec<ClaimedMr>,
+    /// Completion queues.
+    pub cqs: Vec<ClaimedCq>,
+    /// Queue pairs.
+    pub qps: Vec<ClaimedQp>,
+}
+
+/// The new number of a protection domain.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct ClaimedPd {
+    /// As in the road map.
+    pub pd: u32,
+    /// The RNIC's.
+    pub physical_pd: u32,
+}
+
+/// The new keys of a memory region.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct ClaimedMr {
+    /// The virtual local key.
+    pub lkey: u32,
+    /// The RNIC's local key.
+    pub physical_lkey: u32,
+    /// The RNIC's remote key.
+    pub physical_rkey: u32,
+}
+
+/// The new completion queue.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct ClaimedCq {
+    /// As in the road map.
+    pub cq: u32,
+    /// The RNIC's number.
+    pub physical_cq: u32,
+    /// How many entries it has.
+    pub entries: u32,
+    /// Where in the new arena it is.
+    pub offset: u64,
+}
+
+/// The new queue pair.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct ClaimedQp {
+    /// The virtual number.
+    pub qpn: u32,
+    /// The RNIC's number.
+    pub physical_qpn: u32,
+    /// Its limits, at least those of the old one.
+    pub cap: QpCap,
+    /// Its doorbell bit.
+    pub slot: u32,
+    /// Where in the new arena it is.
+    pub offset: u64,
+    /// The physical other end, if it is connected.
+    pub remote: Option<Endpoint>,
+    /// Which of [`Order::Claim`]'s key tables translates its remote keys; `None`: as before the move.
+    pub key_table: Option<u32>,
+}
+
+/// An agent's order.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Order {
+    /// Tell the road map. Answer: [`Answer::Described`].
+    Describe,
+    /// As a partner: make a queue pair with the PD, the CQs and the limits of each of these, not connected yet.
+    /// Answer: [`Answer::StandbyPrepared`].
+    PrepareStandby {
+        /// The migration.
+        session: u64,
+        /// Virtual numbers.
+        qpns: Vec<u32>,
+    },
+    /// As a partner: connect the standby queue pairs, with the attributes of those they will replace. Answer:
+    /// [`Answer::Done`].
+    ConnectStandby {
+        /// The migration.
+        session: u64,
+        /// One for each standby queue pair.
+        peers: Vec<StandbyPeer>,
+    },
+    /// Intercept new send requests without blocking. Answer: [`Answer::Suspended`].
+    Suspend {
+        /// The migration.
+        session: u64,
+        /// Which queue pairs.
+        scope: Scope,
+    },
+    /// Wait until every send request of the suspended queue pairs has completed and they have received as many
+    /// messages as their other ends sent. RECVs that the program posts meanwhile still go to the RNIC: what is in
+    /// flight may need them. Answer: [`Answer::Drained`], or an error after the time limit.
+    Drain {
+        /// The migration.
+        session: u64,
+        /// `n_sent` of the other ends; a suspended queue pair that is not named expects nothing.
+        expected: Vec<QpCount>,
+        /// The limit in milliseconds.
+        timeout_ms: u32,
+    },
+    /// Give the RNIC connections away, let go of everything that is not the process's own, answer, close this
+    /// connection and wait at the gate. Answer: [`Answer::Quiesced`] with one descriptor per context, in the order of
+    /// the road map. Nothing that the program calls may block longer than until the gate opens; data verbs never block.
+    Quiesce {
+        /// The migration.
+        session: u64,
+    },
+    /// After the gate opened: take these RNIC connections, one descriptor per context. With new numbers after a move;
+    /// with an empty list of contexts after a rollback: the same connections as were given away. RECVs that no message
+    /// has consumed are posted; send requests stay intercepted. Answer: [`Answer::Claimed`].
+    Claim {
+        /// The migration.
+        session: u64,
+        /// The replacements, or nothing if the contexts are the old ones.
+        contexts: Vec<ClaimedContext>,
+        /// Tables of remote keys.
+        key_tables: Vec<Vec<KeyPair>>,
+    },
+    /// As a partner: put the standby queue pairs in the place of the old ones and post the RECVs that no message has
+    /// consumed. Send requests stay intercepted. Answer: [`Answer::Claimed`].
+    Switch {
+        /// The migration.
+        session: u64,
+        /// The moved instance's remote keys; per queue pair, which table translates them.
+        key_tables: Vec<Vec<KeyPair>>,
+        /// (virtual QPN, index into `key_tables`).
+        tables: Vec<(u32, u32)>,
+    },
+    /// Post the intercepted requests, in order, and intercept no more. Answer: [`Answer::Resumed`].
+    Resume {
+        /// The migration.
+        session: u64,
+    },
+    /// As a partner, at any time before `Switch`: destroy the standby queue pairs and resume on the old ones. Without
+    /// effect if the session is not known. Answer: [`Answer::Done`].
+    Abort {
+        /// The migration.
+        session: u64,
+    },
+}
+
+/// A guest library's answer.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum Answer {
+    /// It failed; what it had begun is undone.
+    Error {
+        /// What and why, for an operator.
+        message: String,
+    },
+    /// Done.
+    Done,
+    /// The road map.
+    Described(crate::RoadMap),
+    /// The standby queue pairs, in the order asked for.
+    StandbyPrepared(Vec<StandbyQp>),
+    /// New send requests are intercepted.
+    Suspended {
+        /// `n_sent` of each suspended queue pair that is connected; final from now on.
+        sent: Vec<QpCount>,
+        /// The road map's version, which shows whether anything changed since it was told.
+        road_map_version: u64,
+    },
+    /// Nothing is in flight.
+    Drained,
+    /// Everything was let go.
+    Quiesced,
+    /// The new queues are in use.
+    Claimed {
+        /// RECVs that were posted again.
+        replayed_receives: u64,
+    },
+    /// The program's requests reach the RNIC again.
+    Resumed {
+        /// Send requests that were intercepted and have now been posted.
+        intercepted: u64,
+    },
+}

@@ -1,0 +1,107 @@
+//! The record of a process's control path: what must be made again elsewhere (MigrRDMA §3.2).
+//!
+//! Destroyed objects are not in it. All numbers are virtual unless the field says otherwise.
+
+use serde::{Deserialize, Serialize};
+use verbatim_device::control::{Access, QpAttr, QpCap, QpType};
+
+use crate::Endpoint;
+
+/// Everything that one process made.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct RoadMap {
+    /// The process, in its own PID namespace.
+    pub pid: u32,
+    /// Rises with every object that is made, changed or destroyed.
+    pub version: u64,
+    /// The opened devices.
+    pub contexts: Vec<ContextRecord>,
+    /// Verbs in use that cannot be moved yet, in words for an operator.
+    pub blockers: Vec<String>,
+}
+
+/// One opened device.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct ContextRecord {
+    /// Its number within the process.
+    pub id: u32,
+    /// Protection domains.
+    pub pds: Vec<PdRecord>,
+    /// Memory regions.
+    pub mrs: Vec<MrRecord>,
+    /// Completion queues.
+    pub cqs: Vec<CqRecord>,
+    /// Queue pairs.
+    pub qps: Vec<QpRecord>,
+}
+
+/// A protection domain.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct PdRecord {
+    /// Its number within the context.
+    pub pd: u32,
+}
+
+/// A memory region.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct MrRecord {
+    /// Local key.
+    pub lkey: u32,
+    /// Remote key.
+    pub rkey: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// Start in the program's address space.
+    pub address: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// The address that keys refer to.
+    pub iova: u64,
+    /// What the keys allow.
+    pub access: Access,
+    /// Where the bytes are.
+    pub segments: Vec<SegmentRecord>,
+}
+
+/// A stretch of a memory region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SegmentRecord {
+    /// Virtual address in the program.
+    pub address: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// Offset in the process's file of adopted memory; `None` if the memory is not adopted.
+    pub offset: Option<u64>,
+}
+
+/// A completion queue.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct CqRecord {
+    /// Its number within the context.
+    pub cq: u32,
+    /// How many entries it has.
+    pub entries: u32,
+}
+
+/// A queue pair.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct QpRecord {
+    /// Its number.
+    pub qpn: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// Where send completions go.
+    pub send_cq: u32,
+    /// Where receive completions go.
+    pub recv_cq: u32,
+    /// The transport.
+    pub qp_type: QpType,
+    /// What the program was given.
+    pub cap: QpCap,
+    /// Attributes as the program set them, state included.
+    pub attr: QpAttr,
+    /// The physical number today.
+    pub physical_qpn: u32,
+    /// The physical other end today, of a connected queue pair.
+    pub remote: Option<Endpoint>,
+}

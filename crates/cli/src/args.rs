@@ -1,0 +1,270 @@
+//! What can be typed.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+const AFTER_HELP: &str = "\
+Example, on one machine without RDMA hardware:
+  verbatim lab up
+  verbatim run --host src --name web -- my-rdma-program
+  verbatim migrate web --to dst
+
+Exit status: 0 done, 1 failed (or rolled back, or blocked), 2 wrong usage.";
+
+/// Live migration of programs that use RDMA.
+#[derive(Debug, Parser)]
+#[command(name = "verbatim", version, after_help = AFTER_HELP, propagate_version = true)]
+pub struct Arguments {
+    /// The lab whose hosts are meant; on a real host, or inside a lab's host, there is none.
+    #[arg(long, global = true, value_name = "NAME", default_value = "lab", env = "VERBATIM_LAB_NAME")]
+    pub lab: String,
+    /// Say more on standard error; twice: everything.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Several virtual hosts on this machine, each with its own software RNIC and agent.
+    #[command(after_help = "Example:\n  verbatim lab up\n  verbatim lab exec src -- ibv_devinfo\n  verbatim lab down")]
+    Lab {
+        #[command(subcommand)]
+        command: LabCommand,
+    },
+    /// Start an instance: a runc container with the guest library.
+    #[command(after_help = "Example:\n  verbatim run --host peer --name server -- ib_write_bw -d verbatim0 -D 15")]
+    Run(RunArguments),
+    /// List the instances.
+    #[command(after_help = "Example:\n  verbatim ps --json")]
+    Ps {
+        /// A JSON array instead of a table.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print what an instance wrote to its standard output and error.
+    #[command(after_help = "Example:\n  verbatim logs server --follow")]
+    Logs {
+        /// The instance.
+        name: String,
+        /// Go on until it ends, wherever it moves.
+        #[arg(short, long)]
+        follow: bool,
+    },
+    /// Wait until an instance ends, wherever it moves, and exit with its status.
+    #[command(after_help = "Example:\n  verbatim wait server && echo fine")]
+    Wait {
+        /// The instance.
+        name: String,
+    },
+    /// End an instance and forget it.
+    #[command(after_help = "Example:\n  verbatim stop server")]
+    Stop {
+        /// The instance.
+        name: String,
+    },
+    /// Move an instance to another host while it runs.
+    #[command(
+        after_help = "Example:\n  verbatim migrate web --to dst --json\n\nCtrl-C before the commit cancels: the \
+                      instance goes on where it is.\nExit status: 0 committed, 1 rolled back or failed."
+    )]
+    Migrate(MigrateArguments),
+    /// Name everything that would stop a migration, before anything is touched.
+    #[command(
+        after_help = "Example:\n  verbatim check web --to dst\n\nExit status: 0 nothing stands in the way, 1 something does."
+    )]
+    Check {
+        /// The instance.
+        name: String,
+        /// The destination.
+        #[arg(long, value_name = "HOST")]
+        to: String,
+        /// {"blockers": [...]} instead of lines.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the whole thing: move perftest and a check program between virtual hosts while they run.
+    #[command(after_help = "Example:\n  verbatim demo --out out/demo")]
+    Demo(DemoArguments),
+    /// Run the software RNIC of this host.
+    #[command(after_help = "Example:\n  verbatim nic --interface eth0")]
+    Nic(NicArguments),
+    /// Run the agent of this host.
+    #[command(after_help = "Example:\n  verbatim agent --name host1 --bridge br0")]
+    Agent(AgentArguments),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum LabCommand {
+    /// Bring a lab up.
+    #[command(after_help = "Example:\n  verbatim lab up --hosts a,b,c,d")]
+    Up {
+        /// The hosts' names.
+        #[arg(long, value_delimiter = ',', default_value = "src,dst,peer")]
+        hosts: Vec<String>,
+    },
+    /// Take a lab down, with everything in it.
+    #[command(after_help = "Example:\n  verbatim lab down")]
+    Down,
+    /// How a lab, its hosts and their services are.
+    #[command(after_help = "Example:\n  verbatim lab status --json")]
+    Status {
+        /// JSON instead of a table.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Run a command in a host, with the guest library preloaded.
+    #[command(after_help = "Example:\n  verbatim lab exec src -- ibv_devinfo\n\nExits with the command's status.")]
+    Exec {
+        /// The host.
+        host: String,
+        /// Do not preload the guest library.
+        #[arg(long)]
+        plain: bool,
+        /// The command.
+        #[arg(last = true, required = true)]
+        command: Vec<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct RunArguments {
+    /// The host to start it on; this one if there is only one.
+    #[arg(long)]
+    pub host: Option<String>,
+    /// Its name, unique among the hosts.
+    #[arg(long)]
+    pub name: String,
+    /// An OCI bundle, in the place of a command over the host's root file system.
+    #[arg(long, value_name = "DIR")]
+    pub bundle: Option<PathBuf>,
+    /// Its address and prefix length, such as 10.77.1.5/16; picked by the host's agent if not given.
+    #[arg(long, value_name = "ADDRESS/LENGTH")]
+    pub address: Option<String>,
+    /// Environment variables.
+    #[arg(short, long, value_name = "NAME=VALUE")]
+    pub env: Vec<String>,
+    /// JSON instead of a line.
+    #[arg(long)]
+    pub json: bool,
+    /// The command.
+    #[arg(last = true, required_unless_present = "bundle")]
+    pub command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct MigrateArguments {
+    /// The instance.
+    pub name: String,
+    /// The destination.
+    #[arg(long, value_name = "HOST")]
+    pub to: String,
+    /// The report in JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+    /// How long what is in flight may take before the migration is rolled back, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    pub drain_timeout: Duration,
+}
+
+#[derive(Debug, Args)]
+pub struct DemoArguments {
+    /// The folder for report.html and report.json.
+    #[arg(long, default_value = "out/demo")]
+    pub out: PathBuf,
+    /// How long perftest runs, in seconds.
+    #[arg(long, default_value_t = 15)]
+    pub seconds: u32,
+}
+
+#[derive(Debug, Args)]
+pub struct NicArguments {
+    /// The folder of the control socket and the statistics.
+    #[arg(long, default_value = "/run/verbatim")]
+    pub runtime_dir: PathBuf,
+    /// The network interface that is the port.
+    #[arg(long, default_value = "br0")]
+    pub interface: String,
+    /// The address that is the port, in the place of an interface.
+    #[arg(long, conflicts_with = "interface")]
+    pub address: Option<Ipv4Addr>,
+}
+
+#[derive(Debug, Args)]
+pub struct AgentArguments {
+    /// This host's name in hosts.json and in its certificate; its host name if not given.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// The folder of sockets, instances, hosts.json and tls/.
+    #[arg(long, default_value = "/run/verbatim")]
+    pub runtime_dir: PathBuf,
+    /// The bridge to which instances are linked.
+    #[arg(long, default_value = "br0")]
+    pub bridge: String,
+    /// The largest packet of an instance's link, in bytes.
+    #[arg(long)]
+    pub mtu: Option<u32>,
+    /// The guest library; the one beside this program if not given.
+    #[arg(long)]
+    pub library: Option<PathBuf>,
+    /// The parent of the instances' cgroups.
+    #[arg(long, default_value = "/verbatim", env = "VERBATIM_CGROUP_PARENT")]
+    pub cgroup_parent: PathBuf,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
+    if !(0.001..=86_400.0).contains(&seconds) {
+        return Err(format!("{seconds} s is not between 0.001 and 86400"));
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn every_command(command: &clap::Command, path: &str, visit: &mut impl FnMut(&str, &clap::Command)) {
+        let path = format!("{path} {}", command.get_name());
+        visit(path.trim(), command);
+        for sub in command.get_subcommands().filter(|sub| sub.get_name() != "help") {
+            every_command(sub, &path, visit);
+        }
+    }
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_an_example() {
+        let mut seen = 0;
+        every_command(&Arguments::command(), "", &mut |path, command| {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains("Example") && help.contains("verbatim "), "{path} has no example");
+            seen += 1;
+        });
+        assert!(seen > 12, "only {seen} commands were looked at");
+    }
+
+    #[test]
+    fn a_command_or_a_bundle_is_needed() {
+        assert!(Arguments::try_parse_from(["verbatim", "run", "--name", "a"]).is_err());
+        assert!(Arguments::try_parse_from(["verbatim", "run", "--name", "a", "--", "true"]).is_ok());
+        assert!(Arguments::try_parse_from(["verbatim", "run", "--name", "a", "--bundle", "b"]).is_ok());
+    }
+
+    #[test]
+    fn times_are_checked() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for bad in ["", "x", "0", "-1", "inf", "1e9"] {
+            assert!(seconds(bad).is_err(), "{bad}");
+        }
+    }
+}

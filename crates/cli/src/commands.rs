@@ -1,0 +1,41 @@
+//! One file per command.
+
+mod check;
+mod daemons;
+mod demo;
+mod instances;
+pub mod lab;
+mod migrate;
+
+use std::process::ExitCode;
+
+use crate::args::{Arguments, Command};
+
+/// Does what was typed.
+pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let lab = arguments.lab;
+    match arguments.command {
+        Command::Lab { command } => lab::run(&lab, command),
+        Command::Nic(arguments) => daemons::nic(arguments),
+        Command::Agent(arguments) => daemons::agent(arguments),
+        Command::Demo(arguments) => demo::run(arguments),
+        command => in_runtime(async {
+            match command {
+                Command::Run(arguments) => instances::run(&lab, arguments).await,
+                Command::Ps { json } => instances::ps(&lab, json).await,
+                Command::Logs { name, follow } => instances::logs(&lab, &name, follow).await,
+                Command::Wait { name } => instances::wait(&lab, &name).await,
+                Command::Stop { name } => instances::stop(&lab, &name).await,
+                Command::Migrate(arguments) => migrate::run(&lab, arguments).await,
+                Command::Check { name, to, json } => check::run(&lab, &name, &to, json).await,
+                Command::Lab { .. } | Command::Nic(_) | Command::Agent(_) | Command::Demo(_) => {
+                    unreachable!("dealt with above")
+                }
+            }
+        }),
+    }
+}
+
+fn in_runtime<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
+}

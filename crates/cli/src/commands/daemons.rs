@@ -1,0 +1,47 @@
+//! `verbatim nic` and `verbatim agent`.
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use verbatim_nic::{NicConfig, Port};
+
+use crate::args::{AgentArguments, NicArguments};
+
+/// Runs the software RNIC until it is told to stop.
+pub fn nic(arguments: NicArguments) -> anyhow::Result<ExitCode> {
+    std::fs::create_dir_all(&arguments.runtime_dir)
+        .with_context(|| format!("cannot make {}", arguments.runtime_dir.display()))?;
+    let mut config = NicConfig::new(&arguments.runtime_dir);
+    config.port = match arguments.address {
+        Some(address) => Port::Address(address),
+        None => Port::Interface(arguments.interface),
+    };
+    verbatim_nic::run(config)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs the agent until it is told to stop.
+pub fn agent(arguments: AgentArguments) -> anyhow::Result<ExitCode> {
+    let name = match arguments.name {
+        Some(name) => name,
+        None => std::fs::read_to_string("/proc/sys/kernel/hostname").context("cannot read the host name")?.trim().to_owned(),
+    };
+    let library = match arguments.library {
+        Some(library) => library,
+        None => super::lab::library()?,
+    };
+    let config = verbatim_agent::Config {
+        name,
+        hosts: arguments.runtime_dir.join("hosts.json"),
+        tls: arguments.runtime_dir.join("tls"),
+        runtime_dir: arguments.runtime_dir,
+        library,
+        program: std::env::current_exe().context("cannot find this program's own path")?,
+        bridge: arguments.bridge,
+        mtu: arguments.mtu,
+        cgroup_parent: arguments.cgroup_parent,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(verbatim_agent::run(config))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,144 @@
+//! `verbatim run`, `ps`, `logs`, `wait` and `stop`.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use serde::Serialize;
+use verbatim_agent::proto::{Instance, RunRequest};
+
+use crate::args::RunArguments;
+use crate::hosts::Hosts;
+use crate::output::table;
+
+/// An instance as `ps --json` and `run --json` show it.
+#[derive(Serialize)]
+struct Row<'a> {
+    name: &'a str,
+    host: &'a str,
+    address: &'a str,
+    state: &'a str,
+    pid: Option<i32>,
+    exit_status: Option<i32>,
+    connections: u32,
+    command: &'a [String],
+}
+
+impl<'a> From<&'a Instance> for Row<'a> {
+    fn from(instance: &'a Instance) -> Self {
+        Self {
+            name: &instance.name,
+            host: &instance.host,
+            address: &instance.address,
+            state: &instance.state,
+            pid: Some(instance.pid).filter(|pid| *pid != 0),
+            exit_status: instance.exit_status,
+            connections: instance.connections,
+            command: &instance.command,
+        }
+    }
+}
+
+/// Starts an instance.
+pub async fn run(lab: &str, arguments: RunArguments) -> anyhow::Result<ExitCode> {
+    let hosts = Hosts::connect(lab).await?;
+    let host = hosts.host(arguments.host.as_deref())?;
+    if let Some(taken) = hosts.instances().await?.iter().find(|instance| instance.name == arguments.name) {
+        bail!("the name {} is taken by an instance on {}; choose another, or `verbatim stop` it", taken.name, taken.host);
+    }
+    let bundle = match arguments.bundle {
+        Some(path) => std::path::absolute(path)?.into_os_string().into_string().ok().context("the bundle's path is not UTF-8")?,
+        None => String::new(),
+    };
+    let request = RunRequest {
+        name: arguments.name,
+        command: arguments.command,
+        bundle,
+        environment: arguments.env,
+        address: arguments.address.unwrap_or_default(),
+    };
+    let instance = host.run(request).await?;
+    if arguments.json {
+        println!("{}", serde_json::to_string(&Row::from(&instance))?);
+    } else {
+        eprintln!("{} runs on {} with the address {}", instance.name, instance.host, instance.address);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Lists the instances.
+pub async fn ps(lab: &str, json: bool) -> anyhow::Result<ExitCode> {
+    let instances = Hosts::connect(lab).await?.instances().await?;
+    if json {
+        let rows: Vec<_> = instances.iter().map(Row::from).collect();
+        println!("{}", serde_json::to_string_pretty(&rows)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let dash = |value: Option<i32>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
+    let rows: Vec<_> = instances
+        .iter()
+        .map(|instance| {
+            vec![
+                instance.name.clone(),
+                instance.host.clone(),
+                instance.address.clone(),
+                instance.state.clone(),
+                dash(Some(instance.pid).filter(|pid| *pid != 0)),
+                dash(instance.exit_status),
+                instance.connections.to_string(),
+                instance.command.join(" "),
+            ]
+        })
+        .collect();
+    let head = ["NAME", "HOST", "ADDRESS", "STATE", "PID", "EXIT", "CONNECTIONS", "COMMAND"];
+    print!("{}", table(&head, &rows));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints an instance's output; with `follow`, from host to host.
+pub async fn logs(lab: &str, name: &str, follow: bool) -> anyhow::Result<ExitCode> {
+    let hosts = Hosts::connect(lab).await?;
+    let mut printed = 0;
+    loop {
+        let (host, instance) = hosts.of_instance(name).await?;
+        // The output moves along whole: what was printed from the last host comes again first.
+        let mut skip = printed;
+        host.logs(name, follow, |data| {
+            let fresh = &data[skip.min(data.len())..];
+            skip -= data.len() - fresh.len();
+            printed += fresh.len();
+            let mut stdout = std::io::stdout().lock();
+            stdout.write_all(fresh)?;
+            stdout.flush()
+        })
+        .await?;
+        if !follow || instance.state == "exited" {
+            return Ok(ExitCode::SUCCESS);
+        }
+        let moved = host.wait(name).await?;
+        if moved.exit_status.is_some() {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+}
+
+/// Waits for the end of an instance, from host to host.
+pub async fn wait(lab: &str, name: &str) -> anyhow::Result<ExitCode> {
+    let hosts = Hosts::connect(lab).await?;
+    let (mut host, _) = hosts.of_instance(name).await?;
+    loop {
+        let reply = host.wait(name).await?;
+        if let Some(status) = reply.exit_status {
+            return Ok(ExitCode::from(u8::try_from(status).unwrap_or(255)));
+        }
+        let moved_to = reply.moved_to.context("the agent does not say where the instance went")?;
+        host = hosts.host(Some(&moved_to)).with_context(|| format!("{name} has moved to {moved_to}"))?;
+    }
+}
+
+/// Ends an instance.
+pub async fn stop(lab: &str, name: &str) -> anyhow::Result<ExitCode> {
+    let hosts = Hosts::connect(lab).await?;
+    hosts.of_instance(name).await?.0.remove(name).await?;
+    Ok(ExitCode::SUCCESS)
+}

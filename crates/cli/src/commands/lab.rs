@@ -1,0 +1,88 @@
+//! `verbatim lab`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context;
+use verbatim_lab::{Lab, LabConfig, Service, ServiceState};
+
+use crate::args::LabCommand;
+use crate::output::table;
+
+/// The guest library's name.
+const LIBRARY: &str = "libverbatim.so";
+
+/// Does a lab command.
+pub fn run(name: &str, command: LabCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        LabCommand::Up { hosts } => {
+            let lab = up(name, hosts)?;
+            eprintln!("lab {} is up: {}", lab.name(), lab.hosts().collect::<Vec<_>>().join(", "));
+        }
+        LabCommand::Down => {
+            Lab::open(name)?.down()?;
+            eprintln!("lab {name} is down");
+        }
+        LabCommand::Status { json } => status(name, json)?,
+        LabCommand::Exec { host, plain, command } => return exec(name, &host, plain, &command),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Brings up a lab whose hosts have a software RNIC and an agent each.
+pub fn up(name: &str, hosts: Vec<String>) -> anyhow::Result<Lab> {
+    let program = std::env::current_exe().context("cannot find this program's own path")?;
+    let nic = Service::new("nic", &program, ["-v", "nic"]).socket("/run/verbatim/nic.sock");
+    let library = library()?.display().to_string();
+    let agent = Service::new("agent", &program, ["-v", "agent", "--mtu", "9000", "--library", &library])
+        .socket("/run/verbatim/api.sock");
+    Ok(Lab::up(LabConfig::new(name, vec![nic, agent])?.with_hosts(hosts))?)
+}
+
+/// The guest library beside this program.
+pub fn library() -> anyhow::Result<PathBuf> {
+    let program = std::env::current_exe().context("cannot find this program's own path")?;
+    let library = program.with_file_name(LIBRARY);
+    std::fs::metadata(&library)
+        .with_context(|| format!("the guest library {} is missing; run `make build`", library.display()))?;
+    Ok(library)
+}
+
+fn status(name: &str, json: bool) -> anyhow::Result<()> {
+    let status = Lab::open(name)?.status()?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&status)?);
+        return Ok(());
+    }
+    let rows: Vec<_> = status
+        .hosts
+        .iter()
+        .map(|host| {
+            let services = host.services.iter().map(|service| match &service.state {
+                ServiceState::Running { .. } => format!("{} runs", service.name),
+                other => format!("{} {other:?}", service.name),
+            });
+            vec![
+                host.name.clone(),
+                host.address.to_string(),
+                if host.running { "up" } else { "down" }.to_owned(),
+                host.pid.to_string(),
+                services.collect::<Vec<_>>().join(", "),
+            ]
+        })
+        .collect();
+    print!("{}", table(&["HOST", "ADDRESS", "STATE", "PID", "SERVICES"], &rows));
+    Ok(())
+}
+
+fn exec(name: &str, host: &str, plain: bool, command: &[String]) -> anyhow::Result<ExitCode> {
+    let lab = Lab::open(name)?;
+    let (program, arguments) = command.split_first().context("there is no command to run")?;
+    let mut process = lab.command(host, Path::new(program))?;
+    process.args(arguments);
+    if !plain {
+        process.env("LD_PRELOAD", library()?);
+    }
+    let status = process.status().with_context(|| format!("cannot run a command in {host}"))?;
+    Ok(ExitCode::from(u8::try_from(status.code().unwrap_or(255)).unwrap_or(255)))
+}

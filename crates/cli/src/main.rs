@@ -1,0 +1,32 @@
+//! The `verbatim` command: everything of Verbatim but the guest library, in one binary.
+//!
+//! Besides what is typed, it takes roles in which it starts itself again: CRIU's proxy under the name `criu`, and the
+//! processes of a lab.
+
+mod args;
+mod commands;
+mod hosts;
+mod output;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let name = std::env::args_os().next().unwrap_or_default();
+    if Path::new(&name).file_name().is_some_and(|name| name == "criu") {
+        verbatim_container::criu_proxy_main();
+    }
+    // Before any thread is started.
+    verbatim_lab::run_role();
+    let arguments = args::Arguments::parse();
+    output::start_logging(arguments.verbose);
+    match commands::run(arguments) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(1)
+        }
+    }
+}

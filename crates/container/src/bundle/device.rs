@@ -1,0 +1,106 @@
+//! The device nodes of a container.
+
+use std::path::Path;
+
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use rustix::mount::MountFlags;
+
+use crate::error::{Error, make_dir};
+
+/// A device that containers get, and that CRIU can restore a descriptor of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Device {
+    /// Its name in `/dev`.
+    pub name: &'static str,
+    pub major: u32,
+    pub minor: u32,
+}
+
+/// The devices that every container gets (OCI runtime specification, "Default Devices"; numbers from the kernel's
+/// `Documentation/admin-guide/devices.txt`).
+const DEFAULT: [Device; 6] = [
+    Device {
+        name: "null",
+        major: 1,
+        minor: 3,
+    },
+    Device {
+        name: "zero",
+        major: 1,
+        minor: 5,
+    },
+    Device {
+        name: "full",
+        major: 1,
+        minor: 7,
+    },
+    Device {
+        name: "random",
+        major: 1,
+        minor: 8,
+    },
+    Device {
+        name: "urandom",
+        major: 1,
+        minor: 9,
+    },
+    Device {
+        name: "tty",
+        major: 5,
+        minor: 0,
+    },
+];
+
+/// Mounts the small tmpfs that holds the nodes: the file system of the bundle may be mounted `nodev`.
+pub(super) fn make_tmpfs(dir: &Path) -> Result<(), Error> {
+    let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
+    rustix::mount::mount("tmpfs", dir, "tmpfs", flags, c"mode=755,size=64k")
+        .map_err(|errno| Error::file("mount a tmpfs at", dir, errno.into()))
+}
+
+/// Makes the nodes in `dir` and returns them.
+pub(super) fn populate(dir: &Path) -> Result<Vec<Device>, Error> {
+    let devices: Vec<_> = DEFAULT.into_iter().chain(userfaultfd()).collect();
+    for device in &devices {
+        let path = dir.join(device.name);
+        mknodat(
+            CWD,
+            &path,
+            FileType::CharacterDevice,
+            Mode::from_raw_mode(0o666),
+            makedev(device.major, device.minor),
+        )
+        .and_then(|()| rustix::fs::chmod(&path, Mode::from_raw_mode(0o666)))
+        .map_err(|errno| Error::file("make the device", &path, errno.into()))?;
+    }
+    for (name, target) in [
+        ("fd", "/proc/self/fd"),
+        ("stdin", "fd/0"),
+        ("stdout", "fd/1"),
+        ("stderr", "fd/2"),
+    ] {
+        let path = dir.join(name);
+        std::os::unix::fs::symlink(target, &path).map_err(|source| Error::file("link", &path, source))?;
+    }
+    make_dir(&dir.join("shm"))?;
+    Ok(devices)
+}
+
+/// The host's `/dev/userfaultfd` (Linux 6.1), whose minor number the kernel chooses.
+fn userfaultfd() -> Option<Device> {
+    let status = rustix::fs::stat("/dev/userfaultfd").ok()?;
+    let number = status.st_rdev;
+    Some(Device {
+        name: "userfaultfd",
+        major: rustix::fs::major(number),
+        minor: rustix::fs::minor(number),
+    })
+}
+
+/// Whether CRIU restores a descriptor of the device with this number.
+pub(crate) fn is_harmless(number: u64) -> bool {
+    let number = (rustix::fs::major(number), rustix::fs::minor(number));
+    DEFAULT
+        .iter()
+        .any(|device| (device.major, device.minor) == number && device.name != "tty")
+}

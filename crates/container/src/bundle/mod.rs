@@ -1,0 +1,224 @@
+//! The OCI bundle of an instance: a directory with `config.json`, and the mounts that it refers to.
+//!
+//! ```text
+//!  BUNDLE/config.json    made by us, from a command or from the user's own bundle
+//!  BUNDLE/rootfs/        for a command: the host's root file system, bind-mounted read-only
+//!  BUNDLE/dev/           a small tmpfs with the device nodes of the container
+//! ```
+//!
+//! Every mount inside the container but `/proc` and `/sys` is a bind mount of something on the host, which CRIU takes
+//! for external and neither dumps nor restores: the content of a tmpfs mounted inside would be packed with `tar`,
+//! some 10 ms each, in the blackout. What the container may write and takes along when it moves lies in the
+//! instance's runtime folder:
+//!
+//! | inside | in the runtime folder |
+//! | --- | --- |
+//! | `/run/verbatim` | itself |
+//! | `/tmp` | `tmp` |
+//! | `/dev/shm` | `shm` |
+//! | standard output and error | `stdout` |
+
+mod device;
+mod spec;
+
+pub(crate) use device::is_harmless as is_harmless_device;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, make_dir};
+use crate::name::ContainerName;
+
+/// Where the runtime folder is inside a container.
+pub(crate) const RUNTIME_INSIDE: &str = "/run/verbatim";
+
+/// What a container runs. It goes to the destination as it is: paths in it must mean the same there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Workload {
+    /// A command over the host's own root file system, which it sees read-only, as root with the usual rights of a
+    /// container. `/bin/sh` is needed.
+    Command {
+        /// The program and its arguments.
+        args: Vec<String>,
+        /// Its environment, `NAME=value` each.
+        env: Vec<String>,
+        /// Its working directory; `/` if it is missing there.
+        cwd: PathBuf,
+        /// More of the host to be seen inside.
+        binds: Vec<Bind>,
+    },
+    /// The user's own bundle. Its root file system must exist on the destination too, with the same content.
+    Bundle {
+        /// Its directory.
+        path: PathBuf,
+        /// Its `config.json`.
+        config: String,
+    },
+}
+
+/// A part of the host that is seen inside, at the same path. It is not moved: use it for what both hosts have (a
+/// shared file system, an installed program outside the root file system).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bind {
+    /// The file or directory.
+    pub path: PathBuf,
+    /// Whether the container may write to it.
+    pub writable: bool,
+}
+
+impl Workload {
+    /// Reads the user's bundle at `path`.
+    pub fn from_bundle(path: &Path) -> Result<Self, Error> {
+        let file = path.join("config.json");
+        let config = std::fs::read_to_string(&file).map_err(|source| Error::file("read", &file, source))?;
+        spec::parse(&config, &file)?;
+        Ok(Self::Bundle {
+            path: path.to_owned(),
+            config,
+        })
+    }
+}
+
+/// Where a container's parts are on this host.
+#[derive(Debug, Clone)]
+pub struct BundleConfig {
+    /// The container.
+    pub name: ContainerName,
+    /// The directory to make. Not in the runtime folder.
+    pub dir: PathBuf,
+    /// The instance's runtime folder, on tmpfs; `tmp` and `shm` are made in it if they are missing.
+    pub runtime: PathBuf,
+    /// The network namespace ([`Network::path`](crate::Network::path)).
+    pub netns: PathBuf,
+    /// The parent of its cgroup: unique to this host where several virtual hosts share a machine. `/verbatim`, say.
+    pub cgroup_parent: PathBuf,
+    /// The library to preload, as seen inside. `None`: none.
+    pub preload: Option<PathBuf>,
+}
+
+/// A bundle on disk, with its mounts in place. Dropping it leaves it there; see [`Bundle::remove`].
+#[derive(Debug)]
+pub struct Bundle {
+    dir: PathBuf,
+}
+
+impl Bundle {
+    /// Makes the bundle. Takes a few ms.
+    pub fn create(config: &BundleConfig, workload: &Workload) -> Result<Self, Error> {
+        make_dir(&config.dir)?;
+        for (part, mode) in [("tmp", 0o1777), ("shm", 0o1777)] {
+            let path = config.runtime.join(part);
+            make_dir(&path)?;
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode))
+                .map_err(|source| Error::file("change the mode of", &path, source))?;
+        }
+        let bundle = Self {
+            dir: config.dir.clone(),
+        };
+        let made = bundle.fill(config, workload);
+        if made.is_err()
+            && let Err(error) = bundle.unmount()
+        {
+            tracing::warn!(bundle = %bundle.dir.display(), %error, "a half-made bundle could not be taken apart");
+        }
+        made.map(|()| bundle)
+    }
+
+    /// Takes a bundle that was made earlier (before the agent was restarted).
+    pub fn open(dir: &Path) -> Result<Self, Error> {
+        let config = dir.join("config.json");
+        std::fs::metadata(&config).map_err(|source| Error::file("find", &config, source))?;
+        Ok(Self { dir: dir.to_owned() })
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Takes the mounts away and removes the directory. The container must be gone.
+    pub fn remove(self) -> Result<(), Error> {
+        self.unmount()?;
+        // Never a recursive removal of `rootfs`: if its mount were still there, that would be the host's.
+        for dir in [self.rootfs(), self.dev()] {
+            match std::fs::remove_dir(&dir) {
+                Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(Error::file("remove", &dir, source));
+                }
+                _ => {}
+            }
+        }
+        std::fs::remove_dir_all(&self.dir).map_err(|source| Error::file("remove", &self.dir, source))
+    }
+
+    fn fill(&self, config: &BundleConfig, workload: &Workload) -> Result<(), Error> {
+        let dev = self.dev();
+        make_dir(&dev)?;
+        device::make_tmpfs(&dev)?;
+        let devices = device::populate(&dev)?;
+        let spec = match workload {
+            Workload::Command {
+                args,
+                env,
+                cwd,
+                binds,
+            } => {
+                let rootfs = self.rootfs();
+                make_dir(&rootfs)?;
+                bind_root(&rootfs)?;
+                spec::for_command(config, &rootfs, &dev, &devices, args, env, cwd, binds)?
+            }
+            Workload::Bundle { path, config: text } => {
+                let file = path.join("config.json");
+                spec::for_bundle(config, path, &dev, &devices, spec::parse(text, &file)?)?
+            }
+        };
+        let file = self.dir.join("config.json");
+        let text = serde_json::to_vec_pretty(&spec).map_err(|error| Error::Config {
+            path: file.clone(),
+            reason: format!("cannot be written as JSON: {error}"),
+        })?;
+        std::fs::write(&file, text).map_err(|source| Error::file("write", &file, source))
+    }
+
+    fn unmount(&self) -> Result<(), Error> {
+        for dir in [self.rootfs(), self.dev()] {
+            loop {
+                match rustix::mount::unmount(&dir, UnmountFlags::DETACH) {
+                    Ok(()) => {}
+                    // Not a mount point (any more), or not there at all (`man 2 umount`).
+                    Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOENT) => break,
+                    Err(errno) => return Err(Error::file("unmount", &dir, errno.into())),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn rootfs(&self) -> PathBuf {
+        self.dir.join("rootfs")
+    }
+
+    fn dev(&self) -> PathBuf {
+        self.dir.join("dev")
+    }
+}
+
+/// Bind-mounts the host's root file system, without what is mounted on it, read-only.
+///
+/// Read-only on our side too, so that nothing that walks through the bundle can harm the host.
+fn bind_root(rootfs: &Path) -> Result<(), Error> {
+    use rustix::mount::{mount_bind, mount_change, mount_remount};
+
+    // runc mounts the runtime folder there; the directory below the host's own mount on /run must exist, too.
+    mount_bind("/", rootfs).map_err(|errno| Error::file("bind / to", rootfs, errno.into()))?;
+    mount_change(rootfs, MountPropagationFlags::PRIVATE)
+        .map_err(|errno| Error::file("make private", rootfs, errno.into()))?;
+    let mount_point = rootfs.join(RUNTIME_INSIDE.trim_start_matches('/'));
+    make_dir(&mount_point)?;
+    mount_remount(rootfs, MountFlags::BIND | MountFlags::RDONLY, "")
+        .map_err(|errno| Error::file("make read-only", rootfs, errno.into()))
+}

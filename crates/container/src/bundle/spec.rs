@@ -1,0 +1,348 @@
+//! `config.json` (OCI runtime specification, `config.md` and `config-linux.md`).
+//!
+//! The user's own file is changed as JSON, field by field: types of ours would drop what they do not know.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::device::Device;
+use super::{Bind, BundleConfig, RUNTIME_INSIDE};
+use crate::error::Error;
+
+/// The rights of a container's root, the set that container engines give, and `CAP_IPC_LOCK` for registered memory.
+const CAPABILITIES: [&str; 15] = [
+    "CAP_AUDIT_WRITE",
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_IPC_LOCK",
+    "CAP_KILL",
+    "CAP_MKNOD",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_NET_RAW",
+    "CAP_SETFCAP",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+    "CAP_SYS_CHROOT",
+];
+
+/// Runs its arguments with the standard streams opened inside the container. CRIU refuses to dump a descriptor of a
+/// file that is not on one of the container's own mounts, and the file is to move with the runtime folder.
+const OPEN_STREAMS: &str = r#"exec </dev/null >>/run/verbatim/stdout 2>&1
+if [ -n "$VERBATIM_PRELOAD" ]; then
+    LD_PRELOAD=$VERBATIM_PRELOAD${LD_PRELOAD:+:$LD_PRELOAD}
+    export LD_PRELOAD
+    unset VERBATIM_PRELOAD
+fi
+exec "$@""#;
+
+/// Reads a `config.json`.
+pub(super) fn parse(text: &str, file: &Path) -> Result<Value, Error> {
+    let refuse = |reason: String| Error::Config {
+        path: file.to_owned(),
+        reason,
+    };
+    let spec: Value = serde_json::from_str(text).map_err(|error| refuse(format!("not JSON: {error}")))?;
+    if spec.pointer("/process/args/0").is_none_or(|arg| !arg.is_string()) {
+        return Err(refuse("it names no process.args to run".to_owned()));
+    }
+    if spec.pointer("/root/path").is_none_or(|path| !path.is_string()) {
+        return Err(refuse("it names no root.path".to_owned()));
+    }
+    if spec.pointer("/process/terminal") == Some(&Value::Bool(true)) {
+        return Err(refuse(
+            "a container with a terminal cannot be moved: set process.terminal to false".to_owned(),
+        ));
+    }
+    Ok(spec)
+}
+
+/// The configuration of a command over the host's root file system.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "they are the fields of one enum variant"
+)]
+pub(super) fn for_command(
+    config: &BundleConfig,
+    rootfs: &Path,
+    dev: &Path,
+    devices: &[Device],
+    args: &[String],
+    env: &[String],
+    cwd: &Path,
+    binds: &[Bind],
+) -> Result<Value, Error> {
+    if args.is_empty() {
+        return Err(Error::Config {
+            path: config.dir.clone(),
+            reason: "no command to run was given".to_owned(),
+        });
+    }
+    let mut mounts = vec![
+        json!({"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]}),
+        json!({"destination": "/sys", "type": "sysfs", "source": "sysfs",
+               "options": ["nosuid", "noexec", "nodev", "ro"]}),
+        bind(dev, Path::new("/dev"), &["nosuid", "noexec", "ro"]),
+        bind(
+            &config.runtime.join("shm"),
+            Path::new("/dev/shm"),
+            &["nosuid", "nodev"],
+        ),
+        bind(
+            &config.runtime.join("tmp"),
+            Path::new("/tmp"),
+            &["nosuid", "nodev"],
+        ),
+        bind(&config.runtime, Path::new(RUNTIME_INSIDE), &["nosuid", "nodev"]),
+    ];
+    for part in binds {
+        let mode = if part.writable { "rw" } else { "ro" };
+        mounts.push(bind(&part.path, &part.path, &["nosuid", "nodev", mode]));
+    }
+    let cwd = if cwd.is_absolute() && rootfs.join(cwd.strip_prefix("/").unwrap_or(cwd)).is_dir() {
+        cwd
+    } else {
+        Path::new("/")
+    };
+    Ok(json!({
+        "ociVersion": "1.0.2",
+        "hostname": config.name.as_str(),
+        "root": {"path": rootfs, "readonly": true},
+        "process": {
+            "terminal": false,
+            "user": {"uid": 0, "gid": 0},
+            "args": with_streams(args.iter().map(|arg| arg.as_str().into()).collect()),
+            "env": environment(config, env.iter().map(|variable| variable.as_str().into()).collect()),
+            "cwd": cwd,
+            "capabilities": capabilities(),
+            "rlimits": [memlock()],
+        },
+        "mounts": mounts,
+        "linux": {
+            "namespaces": namespaces(config),
+            "cgroupsPath": config.cgroup_parent.join(&config.name),
+            "resources": {"devices": device_rules(devices)},
+        },
+    }))
+}
+
+/// The user's configuration, changed so that the container can be moved.
+pub(super) fn for_bundle(
+    config: &BundleConfig,
+    bundle: &Path,
+    dev: &Path,
+    devices: &[Device],
+    mut spec: Value,
+) -> Result<Value, Error> {
+    let root = bundle.join(spec["root"]["path"].as_str().expect("`parse` looked"));
+    let has_shell = root.join("bin/sh").exists();
+    spec["root"]["path"] = json!(root);
+
+    let process = object(&mut spec, "process");
+    process.insert("terminal".to_owned(), json!(false));
+    let args = array(process, "args");
+    let env = array(process, "env");
+    process.insert("env".to_owned(), Value::Array(environment(config, env)));
+    // Without a shell, standard output goes to the container's /dev/null: runc sees to that.
+    let args = if has_shell { with_streams(args) } else { args };
+    process.insert("args".to_owned(), Value::Array(args));
+    let mut rlimits = array(process, "rlimits");
+    rlimits.retain(|limit| limit["type"] != "RLIMIT_MEMLOCK");
+    rlimits.push(memlock());
+    process.insert("rlimits".to_owned(), Value::Array(rlimits));
+
+    let mut mounts = array(spec.as_object_mut().expect("`parse` looked into it"), "mounts");
+    // What a file system of the container's own would put into the images comes from the runtime folder instead.
+    let replaced = [
+        "/dev",
+        "/dev/pts",
+        "/dev/shm",
+        "/dev/mqueue",
+        "/sys/fs/cgroup",
+        RUNTIME_INSIDE,
+    ];
+    mounts.retain(|mount| !replaced.iter().any(|path| mount["destination"] == *path));
+    mounts.push(bind(dev, Path::new("/dev"), &["nosuid", "noexec", "ro"]));
+    mounts.push(bind(
+        &config.runtime.join("shm"),
+        Path::new("/dev/shm"),
+        &["nosuid", "nodev"],
+    ));
+    mounts.push(bind(
+        &config.runtime,
+        Path::new(RUNTIME_INSIDE),
+        &["nosuid", "nodev"],
+    ));
+    spec["mounts"] = Value::Array(mounts);
+
+    let linux = object(&mut spec, "linux");
+    linux.insert("namespaces".to_owned(), namespaces(config));
+    linux.insert(
+        "cgroupsPath".to_owned(),
+        json!(config.cgroup_parent.join(&config.name)),
+    );
+    // Masked paths are mounts of their own, and devices are nodes in a `/dev` that is ours now.
+    for field in ["maskedPaths", "readonlyPaths", "devices"] {
+        linux.remove(field);
+    }
+    let resources = linux.entry("resources").or_insert_with(|| json!({}));
+    let mut rules = resources
+        .as_object_mut()
+        .map(|fields| array(fields, "devices"))
+        .unwrap_or_default();
+    rules.extend(device_rules(devices));
+    resources["devices"] = Value::Array(rules);
+    Ok(spec)
+}
+
+fn with_streams(args: Vec<Value>) -> Vec<Value> {
+    let mut wrapped: Vec<Value> = ["/bin/sh", "-c", OPEN_STREAMS, "sh"].map(Value::from).into();
+    wrapped.extend(args);
+    wrapped
+}
+
+fn environment(config: &BundleConfig, mut env: Vec<Value>) -> Vec<Value> {
+    if let Some(preload) = &config.preload {
+        env.push(format!("VERBATIM_PRELOAD={}", preload.display()).into());
+    }
+    env
+}
+
+fn bind(source: &Path, destination: &Path, options: &[&str]) -> Value {
+    let options: Vec<_> = ["bind"].iter().chain(options).collect();
+    json!({"destination": destination, "type": "bind", "source": source, "options": options})
+}
+
+fn namespaces(config: &BundleConfig) -> Value {
+    json!([
+        {"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"},
+        {"type": "network", "path": config.netns},
+    ])
+}
+
+fn capabilities() -> Value {
+    json!({"bounding": CAPABILITIES, "effective": CAPABILITIES, "permitted": CAPABILITIES})
+}
+
+fn device_rules(devices: &[Device]) -> Vec<Value> {
+    let deny = json!({"allow": false, "access": "rwm"});
+    let allow = devices.iter().map(|device| {
+        json!({"allow": true, "type": "c", "major": device.major, "minor": device.minor, "access": "rwm"})
+    });
+    std::iter::once(deny).chain(allow).collect()
+}
+
+/// As much memory may be locked as we can allow: without `CAP_SYS_RESOURCE` only up to our own hard limit
+/// (`man 2 setrlimit`).
+fn memlock() -> Value {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+
+    let mut limit = getrlimit(Resource::Memlock);
+    let all = rustix::process::Rlimit {
+        current: limit.current,
+        maximum: None,
+    };
+    if setrlimit(Resource::Memlock, all).is_ok() {
+        limit.maximum = None;
+    }
+    let bytes = limit.maximum.unwrap_or(u64::MAX);
+    json!({"type": "RLIMIT_MEMLOCK", "hard": bytes, "soft": bytes})
+}
+
+/// The object at `key`, which becomes one if it is not.
+fn object<'a>(value: &'a mut Value, key: &str) -> &'a mut Map<String, Value> {
+    let field = &mut value[key];
+    if !field.is_object() {
+        *field = json!({});
+    }
+    field.as_object_mut().expect("it was just made one")
+}
+
+/// Takes the array at `key`, or an empty one.
+fn array(map: &mut Map<String, Value>, key: &str) -> Vec<Value> {
+    match map.remove(key) {
+        Some(Value::Array(values)) => values,
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::ContainerName;
+
+    fn config() -> BundleConfig {
+        BundleConfig {
+            name: ContainerName::new("web").unwrap(),
+            dir: "/b".into(),
+            runtime: "/run/verbatim/instances/web".into(),
+            netns: "/run/netns/web".into(),
+            cgroup_parent: "/verbatim-h1".into(),
+            preload: Some("/run/verbatim/lib/libverbatim.so".into()),
+        }
+    }
+
+    #[test]
+    fn a_users_bundle_keeps_what_is_not_in_the_way_of_a_move() {
+        let text = r#"{"ociVersion": "1.0.2", "root": {"path": "rootfs"}, "future": {"x": 1},
+            "process": {"args": ["serve", "-v"], "env": ["A=b"], "cwd": "/srv",
+                        "rlimits": [{"type": "RLIMIT_NOFILE", "hard": 9, "soft": 9}]},
+            "mounts": [{"destination": "/dev", "type": "tmpfs"}, {"destination": "/data", "type": "bind"}],
+            "linux": {"maskedPaths": ["/proc/kcore"], "resources": {"memory": {"limit": 1}},
+                      "namespaces": [{"type": "network"}, {"type": "cgroup"}]}}"#;
+        let spec = parse(text, Path::new("config.json")).unwrap();
+        let spec = for_bundle(&config(), Path::new("/user"), Path::new("/b/dev"), &[], spec).unwrap();
+        assert_eq!(spec["future"]["x"], 1);
+        assert_eq!(spec["root"]["path"], "/user/rootfs");
+        assert_eq!(
+            spec["process"]["args"],
+            json!(["serve", "-v"]),
+            "no shell there to wrap it with"
+        );
+        assert_eq!(spec["process"]["cwd"], "/srv");
+        assert_eq!(spec["linux"]["resources"]["memory"]["limit"], 1);
+        assert_eq!(spec["linux"]["cgroupsPath"], "/verbatim-h1/web");
+        assert!(spec["linux"].get("maskedPaths").is_none());
+        let mounts = spec["mounts"].as_array().unwrap();
+        let at = |path: &str| mounts.iter().find(|mount| mount["destination"] == path).unwrap();
+        assert_eq!(at("/dev")["type"], "bind");
+        assert_eq!(at(RUNTIME_INSIDE)["source"], "/run/verbatim/instances/web");
+        at("/data");
+    }
+
+    #[test]
+    fn a_bundle_that_cannot_be_moved_is_refused_with_the_reason() {
+        let refused = |text: &str| parse(text, Path::new("config.json")).unwrap_err().to_string();
+        assert!(refused("{").contains("not JSON"));
+        assert!(refused("{}").contains("process.args"));
+        assert!(refused(r#"{"process": {"args": ["a"]}}"#).contains("root.path"));
+        let terminal = r#"{"process": {"args": ["a"], "terminal": true}, "root": {"path": "r"}}"#;
+        assert!(refused(terminal).contains("terminal"));
+    }
+
+    #[test]
+    fn a_command_runs_with_its_streams_opened_inside() {
+        let args = ["prog".to_owned(), "a b".to_owned()];
+        let spec = for_command(
+            &config(),
+            Path::new("/"),
+            Path::new("/b/dev"),
+            &[],
+            &args,
+            &[],
+            Path::new("/nowhere/x"),
+            &[],
+        )
+        .unwrap();
+        let args = spec["process"]["args"].as_array().unwrap();
+        assert_eq!(args[args.len() - 2..], [json!("prog"), json!("a b")]);
+        assert_eq!(spec["process"]["cwd"], "/");
+        assert_eq!(
+            spec["process"]["env"],
+            json!(["VERBATIM_PRELOAD=/run/verbatim/lib/libverbatim.so"])
+        );
+    }
+}

@@ -1,0 +1,223 @@
+//! What CRIU will refuse, found without freezing anything.
+//!
+//! Best effort, from `/proc` (`man 5 proc`): CRIU itself looks closer, but only while the container is frozen. The
+//! list of what it takes is in `criu/files.c`, `dump_one_file`.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use crate::bundle::is_harmless_device;
+
+/// Files without a name that CRIU knows, as `/proc/PID/fd` shows them.
+const KNOWN_ANONYMOUS: [&str; 7] = [
+    "anon_inode:[eventfd]",
+    "anon_inode:[eventpoll]",
+    "anon_inode:inotify",
+    "anon_inode:[timerfd]",
+    "anon_inode:[signalfd]",
+    "anon_inode:[pidfd]",
+    "anon_inode:bpf-map",
+];
+
+/// The largest file that is deleted and still open which CRIU puts into its images (`--ghost-limit`).
+const GHOST_LIMIT_BYTES: u64 = 1 << 20;
+
+/// What stands in the way of a checkpoint of the container with this first process, in words for an operator.
+pub fn blockers(init_pid: i32) -> io::Result<Vec<String>> {
+    let mut found = Vec::new();
+    let processes = processes_of(init_pid)?;
+    let tree = descendants(init_pid, &processes);
+    for (pid, process) in &processes {
+        let who = format!("process {pid} ({})", process.command);
+        if !tree.contains(pid) {
+            found.push(format!(
+                "{who} was started from outside (runc exec); CRIU would leave it behind, so end it first"
+            ));
+        }
+        if process.tracer != 0 {
+            found.push(format!(
+                "{who} is traced by process {}; detach the debugger first",
+                process.tracer
+            ));
+        }
+        // A process that ends while we look is no blocker.
+        for problem in descriptor_problems(*pid)
+            .and_then(|mut problems| {
+                problems.extend(mapping_problems(*pid)?);
+                Ok(problems)
+            })
+            .unwrap_or_default()
+        {
+            found.push(format!("{who}: {problem}"));
+        }
+    }
+    Ok(found)
+}
+
+struct Process {
+    parent: i32,
+    tracer: i32,
+    command: String,
+}
+
+/// The processes in the PID namespace of `init_pid`.
+fn processes_of(init_pid: i32) -> io::Result<BTreeMap<i32, Process>> {
+    let namespace = fs::read_link(format!("/proc/{init_pid}/ns/pid"))?;
+    let mut processes = BTreeMap::new();
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        if fs::read_link(entry.path().join("ns/pid")).is_ok_and(|theirs| theirs == namespace)
+            && let Ok(status) = fs::read_to_string(entry.path().join("status"))
+        {
+            processes.insert(pid, parse_status(&status));
+        }
+    }
+    Ok(processes)
+}
+
+fn parse_status(status: &str) -> Process {
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.map(str::trim).unwrap_or_default()
+    };
+    Process {
+        parent: field("PPid:").parse().unwrap_or(0),
+        tracer: field("TracerPid:").parse().unwrap_or(0),
+        command: field("Name:").to_owned(),
+    }
+}
+
+/// Who descends from `root`, itself included.
+fn descendants(root: i32, processes: &BTreeMap<i32, Process>) -> HashSet<i32> {
+    let mut tree = HashSet::from([root]);
+    loop {
+        let before = tree.len();
+        let children = processes
+            .iter()
+            .filter(|(_, process)| tree.contains(&process.parent));
+        let children: Vec<_> = children.map(|(pid, _)| *pid).collect();
+        tree.extend(children);
+        if tree.len() == before {
+            return tree;
+        }
+    }
+}
+
+fn descriptor_problems(pid: i32) -> io::Result<Vec<String>> {
+    let mounts = mount_ids(&fs::read_to_string(format!("/proc/{pid}/mountinfo"))?);
+    let mut problems = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
+        let Ok(target) = fs::read_link(entry.path()) else {
+            continue;
+        };
+        let number = entry.file_name();
+        let number = number.to_string_lossy();
+        if let Some(problem) = descriptor_problem(pid, &number, &target, &entry.path(), &mounts) {
+            problems.push(format!("descriptor {number} ({}) {problem}", target.display()));
+        }
+    }
+    Ok(problems)
+}
+
+fn descriptor_problem(
+    pid: i32,
+    number: &str,
+    target: &Path,
+    link: &Path,
+    mounts: &HashSet<u32>,
+) -> Option<String> {
+    let text = target.to_string_lossy();
+    if text.starts_with("anon_inode:") {
+        let known = KNOWN_ANONYMOUS.contains(&text.as_ref());
+        return (!known).then(|| "is of a kind that CRIU cannot write down".to_owned());
+    }
+    if !text.starts_with('/') || text.starts_with("/memfd:") {
+        return None;
+    }
+    let meta = fs::metadata(link).ok()?;
+    let kind = meta.file_type();
+    if kind.is_char_device() && !is_harmless_device(meta.rdev()) || kind.is_block_device() {
+        return Some("is a device that CRIU cannot write down".to_owned());
+    }
+    let info = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).ok()?;
+    let mount = info
+        .lines()
+        .find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok());
+    if mount.is_some_and(|mount| !mounts.contains(&mount)) {
+        return Some("lies outside the container's own mounts".to_owned());
+    }
+    if meta.nlink() == 0 && kind.is_file() && meta.len() > GHOST_LIMIT_BYTES {
+        return Some(format!(
+            "is deleted, still open and {} bytes long; CRIU takes up to {GHOST_LIMIT_BYTES}",
+            meta.len()
+        ));
+    }
+    None
+}
+
+/// The ids in a `mountinfo`.
+fn mount_ids(mountinfo: &str) -> HashSet<u32> {
+    mountinfo
+        .lines()
+        .filter_map(|line| line.split(' ').next()?.parse().ok())
+        .collect()
+}
+
+fn mapping_problems(pid: i32) -> io::Result<Vec<String>> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let mut seen = HashSet::new();
+    let mapped = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(5))
+        .map(PathBuf::from);
+    Ok(mapped
+        .filter(|path| {
+            let text = path.to_string_lossy();
+            let device = text.starts_with("/dev/") && !text.starts_with("/dev/shm/") && text != "/dev/zero";
+            device || text.starts_with("anon_inode:")
+        })
+        .filter(|path| seen.insert(path.clone()))
+        .map(|path| format!("a mapping of {} cannot be written down by CRIU", path.display()))
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn what_a_process_holds_open_is_judged() {
+        let own = std::process::id() as i32;
+        let mounts = mount_ids(&fs::read_to_string("/proc/self/mountinfo").unwrap());
+        let judge = |file: &fs::File, mounts: &HashSet<u32>| {
+            let number = file.as_raw_fd().to_string();
+            let link = PathBuf::from(format!("/proc/self/fd/{number}"));
+            descriptor_problem(own, &number, &fs::read_link(&link).unwrap(), &link, mounts)
+        };
+        let null = fs::File::open("/dev/null").unwrap();
+        assert_eq!(judge(&null, &mounts), None);
+        let outside = judge(&null, &HashSet::new()).unwrap();
+        assert!(outside.contains("outside"), "{outside}");
+        let deleted = tempfile::tempfile().unwrap();
+        assert_eq!(judge(&deleted, &mounts), None);
+        deleted.set_len(GHOST_LIMIT_BYTES + 1).unwrap();
+        assert!(judge(&deleted, &mounts).unwrap().contains("deleted"));
+    }
+
+    #[test]
+    fn a_process_that_does_not_descend_from_the_first_one_is_found() {
+        let process = |parent| Process {
+            parent,
+            tracer: 0,
+            command: String::new(),
+        };
+        let processes = BTreeMap::from([(5, process(1)), (6, process(5)), (9, process(6)), (7, process(2))]);
+        assert_eq!(descendants(5, &processes), HashSet::from([5, 6, 9]));
+    }
+}

@@ -1,0 +1,97 @@
+//! The source's half of a move: freeze a container and write it down, without giving up the way back.
+//!
+//! ```text
+//!  Checkpoint::prepare ─► Checkpoint ─ freeze_and_dump ─► Dumped ─┬─ commit: the tasks are killed, runc forgets them
+//!     (container runs)                   (tasks frozen)           └─ abort:  the tasks go on
+//! ```
+
+use std::path::PathBuf;
+
+use crate::error::Error;
+use crate::gate::Kind;
+use crate::host::Host;
+use crate::name::ContainerName;
+use crate::network::NetworkError;
+use crate::operation::Operation;
+use crate::timings::Timings;
+
+/// What to write down, and where.
+#[derive(Debug, Clone)]
+pub struct CheckpointConfig {
+    /// The container.
+    pub name: ContainerName,
+    /// Where CRIU writes its images; made if missing, and should be empty and on tmpfs. A file is complete once
+    /// [`Checkpoint::freeze_and_dump`] has returned.
+    pub images: PathBuf,
+    /// Where CRIU writes its log (`dump.log`); made if missing.
+    pub work: PathBuf,
+}
+
+/// A checkpoint that is ready to freeze: runc and CRIU are started and everything that can be probed is.
+/// The container runs. Dropping it cancels the checkpoint.
+#[derive(Debug)]
+pub struct Checkpoint(Operation);
+
+/// A container that is frozen and written down. Dropping it aborts: the tasks go on.
+#[derive(Debug)]
+pub struct Dumped(Operation);
+
+impl Checkpoint {
+    /// Starts runc and CRIU and waits until only the freeze is left to do. Takes about 0.2 s.
+    pub async fn prepare(host: &Host, config: CheckpointConfig) -> Result<Self, Error> {
+        let CheckpointConfig { name, images, work } = config;
+        let command = host.runc().checkpoint(&name, &images, &work);
+        Ok(Self(
+            Operation::prepare(host, Kind::Dump, name, command, &images, &work).await?,
+        ))
+    }
+
+    /// Freezes the container and writes its images. When it returns they are complete and the tasks are frozen.
+    ///
+    /// `cut` is called when the tasks are frozen and before their sockets are written down: it should detach the
+    /// instance's network ([`Network::detach`](crate::Network::detach)), so that no packet changes a connection after
+    /// it was written down. Detached earlier, what the program still sends would be lost, and a restored connection
+    /// sends it again only after a second (RFC 6298 §2.1).
+    ///
+    /// On an error the container runs on; if `cut` was called, its network is to be attached again.
+    pub async fn freeze_and_dump(
+        mut self,
+        cut: impl FnOnce() -> Result<(), NetworkError>,
+    ) -> Result<Dumped, Error> {
+        self.0.release(cut).await?;
+        Ok(Dumped(self.0))
+    }
+
+    /// Gives up before the freeze; returns when runc and CRIU are gone.
+    pub async fn cancel(self) -> Result<(), Error> {
+        self.0.abort().await
+    }
+}
+
+impl Dumped {
+    /// When what happened, from `go` (just before the freeze) to `post-dump`.
+    pub fn timings(&self) -> &Timings {
+        self.0.timings()
+    }
+
+    /// Kills the frozen tasks for good; returns when runc has forgotten the container. Takes some 10 ms.
+    ///
+    /// If CRIU was lost while it held them, they may have gone on: they are killed all the same.
+    pub async fn commit(self) -> Result<(), Error> {
+        let (runc, name) = (self.0.runc().clone(), self.0.name().clone());
+        let committed = match self.0.commit("finished", || {}).await {
+            Ok((_, settling)) => settling.settled().await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = committed {
+            tracing::warn!(container = %name, %error, "CRIU did not end the container; runc does");
+            runc.delete(&name, true).await?;
+        }
+        Ok(())
+    }
+
+    /// Lets the tasks go on as if nothing had happened; returns when they run.
+    pub async fn abort(self) -> Result<(), Error> {
+        self.0.abort().await
+    }
+}

@@ -1,0 +1,100 @@
+//! What can go wrong with a container.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::criu::CriuError;
+
+/// What can go wrong with a container.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A tool is missing.
+    #[error("{tool} was not found in PATH; run ./setup.sh to install it")]
+    ToolMissing {
+        /// Its name.
+        tool: &'static str,
+    },
+    /// CRIU is missing or does not work here.
+    #[error(transparent)]
+    Criu(#[from] CriuError),
+    /// A tool could not be started.
+    #[error("cannot start {tool}")]
+    Start {
+        /// Its name.
+        tool: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A call of runc failed.
+    #[error("runc {command} {container} failed ({status}): {output}")]
+    Runc {
+        /// The subcommand.
+        command: &'static str,
+        /// The container.
+        container: String,
+        /// How it ended.
+        status: String,
+        /// What it printed, shortened to its end.
+        output: String,
+    },
+    /// CRIU or runc gave up on a checkpoint or restore. The container is as it was before.
+    #[error("{operation} of {container} failed at {stage}: {reason}{}", tail(.criu_log))]
+    Operation {
+        /// `checkpoint` or `restore`.
+        operation: &'static str,
+        /// The container.
+        container: String,
+        /// The last moment that was reached (a [`Mark`](crate::Mark)'s name, or `start`).
+        stage: String,
+        /// What is known of the reason.
+        reason: String,
+        /// The end of CRIU's log: its errors and warnings.
+        criu_log: Vec<String>,
+    },
+    /// A file operation failed.
+    #[error("cannot {action} {}", .path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// A configuration is not usable.
+    #[error("{}: {reason}", .path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
+    /// The gate between the agent and the proxy failed.
+    #[error("the gate to the CRIU proxy failed")]
+    Gate(#[from] verbatim_seqpacket::Error),
+}
+
+impl Error {
+    pub(crate) fn file(action: &'static str, path: &Path, source: io::Error) -> Self {
+        Self::File {
+            action,
+            path: path.to_owned(),
+            source,
+        }
+    }
+}
+
+/// `mkdir -p`, with the path in the error.
+pub(crate) fn make_dir(path: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(path).map_err(|source| Error::file("create", path, source))
+}
+
+fn tail(lines: &[String]) -> String {
+    if lines.is_empty() {
+        String::new()
+    } else {
+        format!("; CRIU says: {}", lines.join(" / "))
+    }
+}

@@ -1,0 +1,134 @@
+//! The gate: what the proxy and the agent say to each other about one checkpoint or restore.
+//!
+//! ```text
+//!  proxy ── Requested ──► agent      runc has sent its request; CRIU is started and has not got it yet
+//!  proxy ◄── Go ───────── agent      CRIU gets the request
+//!  proxy ── Reached ────► agent      one for each notification of CRIU; at a stop it waits for an order
+//!  proxy ◄── Go ───────── agent      go on: the network is cut off, or connected again
+//!  proxy ◄── Commit ───── agent      the decision is made   (Abort, or a lost gate: the notification is refused)
+//!  proxy ── Finished ───► agent      CRIU's last word
+//! ```
+//!
+//! It is a `SOCK_SEQPACKET` Unix socket at the path in [`GATE_VARIABLE`], one connection for each operation.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// The variable that tells the proxy where the gate is; without it the proxy is not there at all.
+pub(crate) const GATE_VARIABLE: &str = "VERBATIM_CRIU_GATE";
+
+/// What is asked of CRIU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Kind {
+    /// Write a container down.
+    Dump,
+    /// Make it from its images.
+    Restore,
+}
+
+impl Kind {
+    /// The notification at which both ways are still open (`criu/cr-dump.c`, `cr_dump_finish`; `criu/cr-restore.c`,
+    /// `restore_root_task`).
+    pub fn decision(self) -> &'static str {
+        match self {
+            Self::Dump => "post-dump",
+            Self::Restore => "post-restore",
+        }
+    }
+
+    /// The notification at which the network changes hands. For a dump: the tasks are frozen and their sockets are not
+    /// written down yet. For a restore: the decision is made and the sockets are about to work again.
+    pub fn network_stop(self) -> &'static str {
+        match self {
+            Self::Dump => "network-lock",
+            Self::Restore => "network-unlock",
+        }
+    }
+
+    /// What the notification called `script` is to the agent.
+    pub fn stop_at(self, script: &str) -> Option<Stop> {
+        if script == self.decision() {
+            Some(Stop::Decision)
+        } else if script == self.network_stop() {
+            Some(Stop::Network)
+        } else {
+            None
+        }
+    }
+
+    /// runc's word for it.
+    pub fn subcommand(self) -> &'static str {
+        match self {
+            Self::Dump => "checkpoint",
+            Self::Restore => "restore",
+        }
+    }
+
+    /// The log that runc lets CRIU write into its work directory.
+    pub fn log_file(self) -> &'static str {
+        match self {
+            Self::Dump => "dump.log",
+            Self::Restore => "restore.log",
+        }
+    }
+}
+
+/// Why the proxy waits for an order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Stop {
+    /// The agent changes something about the network, then says [`Order::Go`].
+    Network,
+    /// The agent says [`Order::Commit`] or [`Order::Abort`].
+    Decision,
+}
+
+/// From the proxy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Report {
+    /// runc's request is here.
+    Requested {
+        /// Which.
+        kind: Kind,
+    },
+    /// A moment was reached.
+    Reached {
+        /// Its name (a [`Mark`](crate::Mark)'s).
+        name: String,
+        /// When, by `CLOCK_MONOTONIC`.
+        at: Duration,
+        /// The first process of what was restored, in the proxy's PID namespace.
+        pid: Option<i32>,
+        /// Whether the proxy waits, and for what.
+        stop: Option<Stop>,
+    },
+    /// CRIU is done, or gone.
+    Finished {
+        /// Whether it did what was asked.
+        success: bool,
+        /// What is known if not.
+        reason: String,
+        /// When.
+        at: Duration,
+    },
+}
+
+/// From the agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Order {
+    /// Let the request through, or go on after [`Stop::Network`].
+    Go,
+    /// Go on after [`Stop::Decision`].
+    Commit,
+    /// Give up.
+    Abort,
+}
+
+/// `CLOCK_MONOTONIC` now.
+pub(crate) fn monotonic_now() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    Duration::new(
+        now.tv_sec.try_into().expect("the monotonic clock starts at zero"),
+        now.tv_nsec.try_into().expect("below 10^9"),
+    )
+}

@@ -1,0 +1,66 @@
+//! The tools of one host, found and checked once.
+
+use std::path::{Path, PathBuf};
+
+use crate::criu::Criu;
+use crate::error::Error;
+use crate::runc::Runc;
+
+/// Where a [`Host`] keeps its things.
+#[derive(Debug, Clone)]
+pub struct HostConfig {
+    /// A directory of our own, on tmpfs: runc's state (`runc/`), the proxy's link (`bin/criu`), gates. It survives a
+    /// restart of the agent and not of the machine. `/run/verbatim/containers`, say.
+    pub state: PathBuf,
+    /// The program that calls [`criu_proxy_main`](crate::criu_proxy_main) when it is started under the name `criu`:
+    /// the `verbatim` binary itself (`std::env::current_exe()`).
+    pub proxy: PathBuf,
+}
+
+/// The tools of one host.
+#[derive(Debug, Clone)]
+pub struct Host {
+    runc: Runc,
+    criu: Criu,
+    state: PathBuf,
+}
+
+impl Host {
+    /// Finds runc and CRIU, lets CRIU probe the kernel so that no blackout has to, and lays the proxy out.
+    ///
+    /// The caller should be a child subreaper (`PR_SET_CHILD_SUBREAPER`), so that containers become its children.
+    /// Takes about 0.3 s. The loopback device of the caller's network namespace must be up, or CRIU's probing fails.
+    pub async fn open(config: HostConfig) -> Result<Self, Error> {
+        let HostConfig { state, proxy } = config;
+        tokio::task::spawn_blocking(move || {
+            let criu = Criu::find()?;
+            criu.warm()?;
+            let bin = state.join("bin");
+            crate::error::make_dir(&bin)?;
+            let link = bin.join("criu");
+            let fresh = bin.join(format!("criu.{}", std::process::id()));
+            std::os::unix::fs::symlink(&proxy, &fresh)
+                .map_err(|source| Error::file("link", &fresh, source))?;
+            std::fs::rename(&fresh, &link).map_err(|source| Error::file("rename", &link, source))?;
+            let runc = Runc::find(state.join("runc"), link, criu.path().to_owned())?;
+            Ok(Self { runc, criu, state })
+        })
+        .await
+        .expect("finding tools does not panic")
+    }
+
+    /// runc, as this host uses it.
+    pub fn runc(&self) -> &Runc {
+        &self.runc
+    }
+
+    /// CRIU, as this host uses it.
+    pub fn criu(&self) -> &Criu {
+        &self.criu
+    }
+
+    /// The directory of this host's containers' state.
+    pub fn state(&self) -> &Path {
+        &self.state
+    }
+}

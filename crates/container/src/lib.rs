@@ -1,0 +1,55 @@
+//! Everything of an instance that is not RDMA: its OCI bundle, runc, CRIU and its network namespace.
+//!
+//! The host agent drives it. A container is started from a [`Bundle`] in a [`Network`] with [`Runc::run`]; it moves
+//! with a [`Checkpoint`] on one host and a [`Restore`] on the other. runc and CRIU are the distribution's own; between
+//! them stands a small proxy ([`criu_proxy_main`]) that lets both be started, and do their probing, long before the
+//! freeze, and that keeps the way back open until the agent commits.
+//!
+//! ```text
+//!  agent ── Checkpoint::prepare ──► runc checkpoint ──► proxy (holds DUMP)
+//!        ── Checkpoint::freeze_and_dump ──────────────► proxy ──► criu: freeze … network-lock (network is cut off)
+//!                                                                  … images … post-dump (held)
+//!        ── Dumped::commit / Dumped::abort ───────────► proxy ──► criu: kill the tasks / let them go on
+//!
+//!  agent ── Restore::prepare ─────► runc restore ─────► proxy (holds RESTORE; the images may still be missing)
+//!        ── Restore::restore ─────────────────────────► proxy ──► criu: tasks made … post-restore (held)
+//!        ── Restored::resume / Restored::abort ───────► proxy ──► criu: … network-unlock (network is connected)
+//!                                                                  … tasks run / tasks are killed
+//! ```
+//!
+//! Dropping a handle of an operation that is not committed aborts it; so does the agent's death.
+//!
+//! The crate knows no RDMA, copies no images between hosts and decides nothing: that is the agent's part. Functions
+//! that are not `async` do a few system calls and return; the slow ones say so. Start at [`Host`].
+
+mod bundle;
+mod check;
+mod checkpoint;
+mod criu;
+mod error;
+mod gate;
+mod host;
+mod init;
+mod name;
+mod netlink;
+mod network;
+mod operation;
+mod proxy;
+mod restore;
+mod runc;
+mod timings;
+mod watch;
+
+pub use bundle::{Bind, Bundle, BundleConfig, Workload};
+pub use check::blockers;
+pub use checkpoint::{Checkpoint, CheckpointConfig, Dumped};
+pub use criu::{Criu, CriuError, Version};
+pub use error::Error;
+pub use host::{Host, HostConfig};
+pub use init::{Exit, Init};
+pub use name::{BadName, ContainerName};
+pub use network::{Link, Network, NetworkConfig, NetworkError, mac_of};
+pub use proxy::criu_proxy_main;
+pub use restore::{Restore, RestoreConfig, Restored, Resumed};
+pub use runc::{Runc, State, Status};
+pub use timings::{Mark, Timings};

@@ -1,0 +1,410 @@
+//! One checkpoint or restore under way: runc, the proxy behind it, and the gate between the proxy and us.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use tokio::io::unix::AsyncFd;
+use tokio::process::{Child, Command};
+use verbatim_seqpacket::{Listener, Socket};
+
+use crate::error::{Error, make_dir};
+use crate::gate::{GATE_VARIABLE, Kind, Order, Report, Stop};
+use crate::host::Host;
+use crate::name::ContainerName;
+use crate::network::NetworkError;
+use crate::runc::{Runc, last_lines};
+use crate::timings::Timings;
+use crate::watch::{Raw, watch};
+
+/// One checkpoint or restore. Dropping it closes the gate, which the proxy takes for an abort.
+#[derive(Debug)]
+pub(crate) struct Operation {
+    kind: Kind,
+    name: ContainerName,
+    work: PathBuf,
+    runc: Runc,
+    gate: Option<AsyncFd<Raw<Socket>>>,
+    child: Option<Child>,
+    timings: Timings,
+    /// The restored container's first process.
+    pub pid: Option<i32>,
+}
+
+/// What a confirmed operation leaves to wait for: runc is still writing down that it is done.
+#[derive(Debug)]
+pub(crate) struct Settling {
+    kind: Kind,
+    name: ContainerName,
+    work: PathBuf,
+    child: Child,
+    stage: String,
+}
+
+/// One moment, as the proxy reported it.
+struct Moment {
+    name: String,
+    at: Duration,
+    stop: Option<Stop>,
+    finished: bool,
+}
+
+impl Operation {
+    /// Starts runc and waits until the proxy holds its request.
+    pub async fn prepare(
+        host: &Host,
+        kind: Kind,
+        name: ContainerName,
+        mut command: Command,
+        images: &Path,
+        work: &Path,
+    ) -> Result<Self, Error> {
+        make_dir(images)?;
+        make_dir(work)?;
+        // A log of an earlier attempt must not explain this one.
+        let _ = std::fs::remove_file(work.join(kind.log_file()));
+        let path = gate_path(host.state())?;
+        let listener = Listener::bind(&path)?;
+        let _unlink = Unlink(&path);
+        listener.set_nonblocking(true)?;
+        let log = work.join(runc_log(kind));
+        let output = std::fs::File::create(&log).map_err(|source| Error::file("create", &log, source))?;
+        let errors = output
+            .try_clone()
+            .map_err(|source| Error::file("open", &log, source))?;
+        command
+            .env(GATE_VARIABLE, &path)
+            .stdin(Stdio::null())
+            .stdout(output)
+            .stderr(errors);
+        let child = command
+            .spawn()
+            .map_err(|source| host.runc().start_error(source))?;
+        let mut operation = Self {
+            kind,
+            name,
+            work: work.to_owned(),
+            runc: host.runc().clone(),
+            gate: None,
+            child: Some(child),
+            timings: Timings::default(),
+            pid: None,
+        };
+        operation.accept(listener).await?;
+        match operation.next_report().await? {
+            Report::Requested { kind: requested } if requested == kind => Ok(operation),
+            other => Err(operation.fail(&format!("the proxy opened with {other:?}")).await),
+        }
+    }
+
+    /// Waits for the proxy's connection, or for runc's end.
+    async fn accept(&mut self, listener: Listener) -> Result<(), Error> {
+        let listener = watch(listener).map_err(|source| Error::file("watch", &self.work, source))?;
+        let child = self.child.as_mut().expect("runc was just started");
+        let accepted = tokio::select! {
+            ready = listener.readable() => ready.map(|_| ()),
+            status = child.wait() => {
+                let status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+                return Err(self.fail(&format!("runc ended ({status}) before it asked CRIU")).await);
+            }
+        };
+        accepted.map_err(|source| Error::file("watch", &self.work, source))?;
+        let socket = listener.get_ref().0.accept()?;
+        socket.set_nonblocking(true)?;
+        self.gate = Some(watch(socket).map_err(|source| Error::file("watch", &self.work, source))?);
+        Ok(())
+    }
+
+    /// Lets the request through and waits until CRIU is at the point where both ways are still open. `cut` is called
+    /// on the way there, where the network is to be cut off.
+    pub async fn release(&mut self, cut: impl FnOnce() -> Result<(), NetworkError>) -> Result<(), Error> {
+        self.timings.push("go", crate::gate::monotonic_now());
+        self.send(Order::Go).await?;
+        let mut cut = Some(cut);
+        loop {
+            match self.next_moment().await? {
+                Moment {
+                    stop: Some(Stop::Decision),
+                    ..
+                } => return Ok(()),
+                Moment {
+                    stop: Some(Stop::Network),
+                    ..
+                } => {
+                    if let Some(Err(error)) = cut.take().map(|cut| cut()) {
+                        let reason = format!("the network cannot be cut off: {error}");
+                        return Err(self.fail(&reason).await);
+                    }
+                    self.send(Order::Go).await?;
+                }
+                Moment { finished: true, .. } => return Err(self.fail("CRIU did not wait").await),
+                Moment { .. } => {}
+            }
+        }
+    }
+
+    /// Confirms, and waits until `done` is reached or CRIU has finished. `connect` is called on the way there, where
+    /// the network is to be connected.
+    ///
+    /// When this fails after the order was sent, it is CRIU that failed: the caller must find out what is left.
+    pub async fn commit(mut self, done: &str, connect: impl FnOnce()) -> Result<(Timings, Settling), Error> {
+        if let Some(Report::Finished { reason, .. }) = self.pending_report()? {
+            return Err(self
+                .fail(&format!("CRIU ended while it was waiting: {reason}"))
+                .await);
+        }
+        self.timings.push("commit", crate::gate::monotonic_now());
+        self.send(Order::Commit).await?;
+        let mut connect = Some(connect);
+        loop {
+            let moment = self.next_moment().await?;
+            if moment.stop == Some(Stop::Network) {
+                if let Some(connect) = connect.take() {
+                    connect();
+                }
+                self.send(Order::Go).await?;
+            }
+            if moment.finished || moment.name == done {
+                break;
+            }
+        }
+        let child = self.child.take().expect("runc is waited for once");
+        let stage = self.stage();
+        let (kind, name, work) = (self.kind, self.name.clone(), self.work.clone());
+        Ok((
+            std::mem::take(&mut self.timings),
+            Settling {
+                kind,
+                name,
+                work,
+                child,
+                stage,
+            },
+        ))
+    }
+
+    /// Refuses, and waits until runc and CRIU are gone and, for a restore, nothing is left of the container.
+    pub async fn abort(mut self) -> Result<(), Error> {
+        self.gate = None;
+        let mut child = self.child.take().expect("runc is waited for once");
+        clean_up(&self.runc, self.kind, &self.name, &mut child).await
+    }
+
+    /// runc, as the host uses it.
+    pub fn runc(&self) -> &Runc {
+        &self.runc
+    }
+
+    /// The container.
+    pub fn name(&self) -> &ContainerName {
+        &self.name
+    }
+
+    /// When what happened.
+    pub fn timings(&self) -> &Timings {
+        &self.timings
+    }
+
+    /// The next moment of a conversation that goes well.
+    async fn next_moment(&mut self) -> Result<Moment, Error> {
+        let moment = match self.next_report().await? {
+            Report::Reached { name, at, pid, stop } => {
+                self.pid = pid.or(self.pid);
+                Moment {
+                    name,
+                    at,
+                    stop,
+                    finished: false,
+                }
+            }
+            Report::Finished {
+                success: true, at, ..
+            } => Moment {
+                name: "finished".to_owned(),
+                at,
+                stop: None,
+                finished: true,
+            },
+            Report::Finished { reason, .. } => return Err(self.fail(&reason).await),
+            Report::Requested { .. } => return Err(self.fail("the proxy repeated its request").await),
+        };
+        self.timings.push(&moment.name, moment.at);
+        Ok(moment)
+    }
+
+    async fn send(&mut self, order: Order) -> Result<(), Error> {
+        let gate = self
+            .gate
+            .as_ref()
+            .expect("the gate is open between prepare and the end");
+        match gate.get_ref().0.send(&order, &[]) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self
+                .fail(&format!("the proxy does not take orders: {error}"))
+                .await),
+        }
+    }
+
+    /// The next report; a proxy that ends without one has failed.
+    async fn next_report(&mut self) -> Result<Report, Error> {
+        loop {
+            if let Some(report) = self.pending_report()? {
+                return Ok(report);
+            }
+            let gate = self
+                .gate
+                .as_ref()
+                .expect("the gate is open between prepare and the end");
+            let mut ready = gate
+                .readable()
+                .await
+                .map_err(|source| Error::file("watch", &self.work, source))?;
+            match gate.get_ref().0.recv::<Report>() {
+                Ok(received) => return Ok(received.message),
+                Err(verbatim_seqpacket::Error::WouldBlock) => ready.clear_ready(),
+                Err(error) => {
+                    drop(ready);
+                    return Err(self.fail(&format!("the proxy was lost: {error}")).await);
+                }
+            }
+        }
+    }
+
+    /// A report that is there already.
+    fn pending_report(&self) -> Result<Option<Report>, Error> {
+        let gate = self
+            .gate
+            .as_ref()
+            .expect("the gate is open between prepare and the end");
+        match gate.get_ref().0.recv::<Report>() {
+            Ok(received) => Ok(Some(received.message)),
+            Err(verbatim_seqpacket::Error::WouldBlock | verbatim_seqpacket::Error::Closed) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Ends the operation, waits for runc, and makes an error of everything that is known.
+    async fn fail(&mut self, reason: &str) -> Error {
+        self.gate = None;
+        if let Some(mut child) = self.child.take()
+            && let Err(error) = clean_up(&self.runc, self.kind, &self.name, &mut child).await
+        {
+            tracing::warn!(container = %self.name, %error, "a failed operation could not be cleaned up");
+        }
+        failure(self.kind, &self.name, &self.work, self.stage(), reason)
+    }
+
+    fn stage(&self) -> String {
+        self.timings
+            .marks
+            .last()
+            .map_or_else(|| "start".to_owned(), |mark| mark.name.clone())
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        self.gate = None;
+        let Some(mut child) = self.child.take() else {
+            return;
+        };
+        let (runc, kind, name) = (self.runc.clone(), self.kind, self.name.clone());
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            return;
+        };
+        runtime.spawn(async move {
+            if let Err(error) = clean_up(&runc, kind, &name, &mut child).await {
+                tracing::warn!(container = %name, %error, "an abandoned operation could not be cleaned up");
+            }
+        });
+    }
+}
+
+impl Settling {
+    /// Waits for runc's end.
+    pub async fn settled(mut self) -> Result<(), Error> {
+        let status = self.child.wait().await;
+        match status {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(self.failed(&format!("runc ended with {status}"))),
+            Err(error) => Err(self.failed(&format!("runc cannot be waited for: {error}"))),
+        }
+    }
+
+    fn failed(&self, reason: &str) -> Error {
+        failure(self.kind, &self.name, &self.work, self.stage.clone(), reason)
+    }
+}
+
+/// After an abort: waits for runc and removes what a restore may have left.
+async fn clean_up(runc: &Runc, kind: Kind, name: &ContainerName, child: &mut Child) -> Result<(), Error> {
+    let _: ExitStatus = child.wait().await.map_err(|source| runc.start_error(source))?;
+    match kind {
+        Kind::Dump => Ok(()),
+        Kind::Restore => runc.delete(name, true).await,
+    }
+}
+
+fn failure(kind: Kind, name: &ContainerName, work: &Path, stage: String, reason: &str) -> Error {
+    let said = std::fs::read_to_string(work.join(runc_log(kind))).map(|text| last_lines(&text));
+    let reason = match said {
+        Ok(said) if !said.is_empty() => format!("{reason}; runc says: {said}"),
+        _ => reason.to_owned(),
+    };
+    let criu_log = criu_complaints(&work.join(kind.log_file()));
+    Error::Operation {
+        operation: kind.subcommand(),
+        container: name.to_string(),
+        stage,
+        reason,
+        criu_log,
+    }
+}
+
+/// The last errors in a log of CRIU, or else its last warnings.
+fn criu_complaints(log: &Path) -> Vec<String> {
+    const MOST: usize = 8;
+    let text = std::fs::read(log)
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+        .unwrap_or_default();
+    for level in ["Error", "Warn"] {
+        let lines: Vec<_> = text.lines().filter(|line| line.contains(level)).collect();
+        if !lines.is_empty() {
+            return lines[lines.len().saturating_sub(MOST)..]
+                .iter()
+                .map(|line| line.trim().to_owned())
+                .collect();
+        }
+    }
+    Vec::new()
+}
+
+fn runc_log(kind: Kind) -> String {
+    format!("runc-{}.log", kind.subcommand())
+}
+
+/// A fresh, short path for a gate: a Unix socket's address holds 107 bytes (`man 7 unix`).
+fn gate_path(state: &Path) -> Result<PathBuf, Error> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let gates = state.join("gates");
+    make_dir(&gates)?;
+    Ok(gates.join(format!(
+        "{}.{}",
+        std::process::id(),
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    )))
+}
+
+struct Unlink<'a>(&'a Path);
+
+impl Drop for Unlink<'_> {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(self.0)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %self.0.display(), %error, "a gate could not be removed");
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The proxy that runc starts in the place of CRIU.
+//!
+//! runc starts `criu swrk 3`, whose third descriptor is a `SOCK_SEQPACKET` socket that speaks CRIU's RPC
+//! (`images/rpc.proto`; one packet is one message). The proxy starts the real CRIU in the same way, passes the
+//! messages on, and stops at two points until the agent decides (see [`gate`](crate::gate)): before a DUMP or RESTORE
+//! request reaches CRIU, and at the notification after which there is no way back. So everything that is slow and does
+//! not need a frozen container (starting runc twice, its versions and mounts, starting CRIU) happens before the freeze.
+//!
+//! ```text
+//!  runc ◄── fd 3 ──► proxy ◄── socketpair ──► criu swrk 3
+//!                      │
+//!                      └── gate ──► agent
+//! ```
+//!
+//! Things to know:
+//! - CRIU is started when runc's request arrives, not before: for a restore runc first moves the process that it
+//!   started into the container's cgroup, and the restored tasks inherit that from CRIU.
+//! - A restored container's first process is CRIU's sibling (`rst_sibling`), that is our child, until we end and it
+//!   goes to the agent (`PR_SET_CHILD_SUBREAPER`).
+//! - CRIU opens the image directory as `/proc/PEER/fd/N`, and its peer is now us (`criu/cr-service.c`): see
+//!   [`request`].
+
+mod hurry;
+mod relay;
+mod request;
+mod wire;
+
+use std::ffi::OsString;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+
+use verbatim_seqpacket::Socket;
+
+use crate::criu::CRIU_VARIABLE;
+
+/// The descriptor on which runc and CRIU speak.
+const RPC_FD: i32 = 3;
+
+/// What the program does when it is started under the name `criu`: see the module's page.
+///
+/// Without a gate, or when it is asked for anything but `swrk 3`, it becomes the real CRIU.
+pub fn criu_proxy_main() -> ! {
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    let gate = std::env::var_os(crate::gate::GATE_VARIABLE).map(PathBuf::from);
+    let is_worker = arguments.len() == 2 && arguments[0] == "swrk" && arguments[1] == "3";
+    let code = match gate {
+        Some(gate) if is_worker => match relay::run(&gate) {
+            Ok(code) => code,
+            Err(error) => {
+                eprintln!("verbatim: the proxy in front of CRIU failed: {error:#}");
+                1
+            }
+        },
+        _ => {
+            let error = exec_criu(&arguments);
+            eprintln!("verbatim: CRIU cannot be started: {error:#}");
+            1
+        }
+    };
+    std::process::exit(code)
+}
+
+/// The CRIU behind the proxy: named by whoever started runc; `PATH` would lead back to the proxy.
+fn real_criu() -> anyhow::Result<PathBuf> {
+    match std::env::var_os(CRIU_VARIABLE) {
+        Some(path) => Ok(path.into()),
+        None => anyhow::bail!("{CRIU_VARIABLE} does not name the CRIU behind the proxy"),
+    }
+}
+
+/// Becomes the real CRIU; returns only if that fails.
+fn exec_criu(arguments: &[OsString]) -> anyhow::Error {
+    match real_criu() {
+        Ok(criu) => Command::new(criu).args(arguments).exec().into(),
+        Err(error) => error,
+    }
+}
+
+/// Becomes the real CRIU on the socket that runc made.
+fn become_criu(runc: Socket) -> anyhow::Result<i32> {
+    // The descriptor was inherited from runc and is not close-on-exec.
+    let _stays_open = runc.into_fd();
+    Err(exec_criu(&["swrk".into(), "3".into()]))
+}
+
+/// Starts the real CRIU with a socket of ours as its descriptor 3; it inherits all others from runc.
+fn start_criu() -> anyhow::Result<(Child, Socket)> {
+    use anyhow::Context;
+
+    let (ours, theirs) = Socket::pair()?;
+    let theirs = theirs.into_fd();
+    let number = theirs.as_raw_fd();
+    let mut command = Command::new(real_criu()?);
+    command.args(["swrk", "3"]).env_remove(crate::gate::GATE_VARIABLE);
+    // SAFETY: between fork and exec only `dup2` is called, which is async-signal-safe; both numbers are open
+    // descriptors of the child, and it gives number 3 no close-on-exec flag.
+    unsafe {
+        command.pre_exec(move || match libc::dup2(number, RPC_FD) {
+            -1 => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        });
+    }
+    let child = command
+        .spawn()
+        .with_context(|| format!("{:?}", command.get_program()))?;
+    drop(theirs);
+    Ok((child, ours))
+}
+
+/// runc's end of the conversation.
+fn runc_socket() -> Socket {
+    // SAFETY: `swrk 3` says that descriptor 3 is open and meant for us; this is called once.
+    Socket::from_fd(unsafe { OwnedFd::from_raw_fd(RPC_FD) })
+}

@@ -1,0 +1,205 @@
+//! The conversation between runc and CRIU, with the gate's two stops in it.
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::Child;
+
+use anyhow::Context;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::RecvFlags;
+use verbatim_seqpacket::{Error, Socket};
+
+use super::request::{self, Response};
+use crate::gate::{Kind, Order, Report, Stop, monotonic_now};
+
+/// Whoever is at the other end of `runc` and of the gate, until CRIU is done. Returns the exit status.
+pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
+    let runc = super::runc_socket();
+    let Some(kind) = request::operation(&peek(&runc)?)? else {
+        // A question about versions or features: nothing to hold. The socket's number is still 3.
+        return super::become_criu(runc);
+    };
+    let request = runc.recv_bytes().context("runc's request")?.message;
+    let gate = Socket::connect(gate).with_context(|| format!("the gate at {}", gate.display()))?;
+    let runc_pid = runc.peer()?.pid;
+    let adapted = request::adapt(&request, runc_pid)?;
+    let (child, criu) = super::start_criu()?;
+    let relay = Relay {
+        kind,
+        runc,
+        criu,
+        gate,
+        child,
+    };
+    super::hurry::hurry(&relay.child);
+    relay
+        .criu
+        .send_bytes(&request::are_you_there(), &[])
+        .context("CRIU's socket")?;
+    relay.criu.recv_bytes().context("CRIU did not start")?;
+    relay
+        .gate
+        .send(&Report::Requested { kind }, &[])
+        .context("the gate")?;
+    match relay.wait_for_order() {
+        Order::Go => {}
+        Order::Commit | Order::Abort => return relay.cancel(),
+    }
+    relay
+        .criu
+        .send_bytes(&adapted.message, &[])
+        .context("CRIU's socket")?;
+    relay.pass_on()
+}
+
+struct Relay {
+    kind: Kind,
+    runc: Socket,
+    criu: Socket,
+    gate: Socket,
+    child: Child,
+}
+
+impl Relay {
+    /// Passes CRIU's notifications to runc and runc's answers back, until CRIU's last word.
+    fn pass_on(mut self) -> anyhow::Result<i32> {
+        loop {
+            let message = match self.criu.recv_bytes() {
+                Ok(received) => received,
+                Err(error) => {
+                    let status = self.child.wait()?;
+                    self.report_end(
+                        false,
+                        format!("CRIU ended without a last word ({status}; {error})"),
+                    );
+                    return Ok(1);
+                }
+            };
+            let at = monotonic_now();
+            let fds: Vec<_> = message.fds.iter().map(AsFd::as_fd).collect();
+            match request::response(&message.message)? {
+                Response::Notify { script, pid } => {
+                    let stop = self.kind.stop_at(&script);
+                    self.report(&Report::Reached {
+                        name: script.clone(),
+                        at,
+                        pid,
+                        stop,
+                    });
+                    let answer = match stop {
+                        Some(Stop::Decision) => self.decide(&message.message)?,
+                        Some(Stop::Network) => self.change_network(&message.message)?,
+                        None if request::runc_ignores(&script) => request::acceptance(),
+                        None => {
+                            self.runc.send_bytes(&message.message, &fds)?;
+                            self.runc.recv_bytes()?.message
+                        }
+                    };
+                    self.criu.send_bytes(&answer, &[])?;
+                }
+                Response::Final { success, reason } => {
+                    self.report_end(success, reason);
+                    // A runc that was killed must not keep CRIU's end from being waited for.
+                    let _ = self.runc.send_bytes(&message.message, &fds);
+                    let status = self.child.wait()?;
+                    return Ok(if success && status.success() { 0 } else { 1 });
+                }
+            }
+        }
+    }
+
+    /// Keeps CRIU waiting until the agent has decided; returns the answer for CRIU.
+    fn decide(&mut self, notification: &[u8]) -> anyhow::Result<Vec<u8>> {
+        match self.kind {
+            // runc marks the container as checkpointed: only if it is.
+            Kind::Dump => match self.wait_for_order() {
+                Order::Commit => self.ask_runc(notification),
+                Order::Go | Order::Abort => Ok(request::refusal()),
+            },
+            // runc writes its state down, which it can do meanwhile: it takes it back if CRIU fails afterwards.
+            Kind::Restore => {
+                self.runc.send_bytes(notification, &[])?;
+                let order = self.wait_for_order();
+                let answer = self.runc.recv_bytes()?.message;
+                Ok(if order == Order::Commit {
+                    answer
+                } else {
+                    request::refusal()
+                })
+            }
+        }
+    }
+
+    /// Keeps CRIU waiting until the agent has cut the network off, or connected it; returns the answer for CRIU.
+    fn change_network(&mut self, notification: &[u8]) -> anyhow::Result<Vec<u8>> {
+        let order = self.wait_for_order();
+        match self.kind {
+            Kind::Dump if order != Order::Go => Ok(request::refusal()),
+            // After the decision a lost agent changes nothing: the next one connects the network.
+            Kind::Dump | Kind::Restore => self.ask_runc(notification),
+        }
+    }
+
+    fn ask_runc(&mut self, notification: &[u8]) -> anyhow::Result<Vec<u8>> {
+        self.runc.send_bytes(notification, &[])?;
+        Ok(self.runc.recv_bytes()?.message)
+    }
+
+    /// The agent's next order. A lost agent, runc or CRIU is an abort.
+    fn wait_for_order(&self) -> Order {
+        loop {
+            let mut watched = [
+                PollFd::new(&self.gate, PollFlags::IN),
+                PollFd::new(&self.runc, PollFlags::empty()),
+                PollFd::new(&self.criu, PollFlags::empty()),
+            ];
+            match poll(&mut watched, None) {
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(_) => return Order::Abort,
+                Ok(_) => {}
+            }
+            let lost = PollFlags::HUP | PollFlags::ERR;
+            if watched[1..].iter().any(|end| end.revents().intersects(lost)) {
+                return Order::Abort;
+            }
+            return match self.gate.recv::<Order>() {
+                Ok(received) => received.message,
+                Err(Error::WouldBlock) => continue,
+                Err(_) => Order::Abort,
+            };
+        }
+    }
+
+    /// Ends everything before CRIU has got the request.
+    fn cancel(mut self) -> anyhow::Result<i32> {
+        let _ = self
+            .runc
+            .send_bytes(&request::failure(self.kind, libc::ECANCELED), &[]);
+        // CRIU ends when its socket does.
+        drop(self.criu);
+        self.child.wait()?;
+        Ok(1)
+    }
+
+    fn report_end(&self, success: bool, reason: String) {
+        self.report(&Report::Finished {
+            success,
+            reason,
+            at: monotonic_now(),
+        });
+    }
+
+    /// Tells the agent. If it is gone, the next wait for an order notices.
+    fn report(&self, report: &Report) {
+        let _ = self.gate.send(report, &[]);
+    }
+}
+
+/// The first message on a socket, which stays there.
+fn peek(socket: &Socket) -> anyhow::Result<Vec<u8>> {
+    let mut bytes = vec![0; verbatim_seqpacket::MAX_MESSAGE_BYTES];
+    let (length, _) =
+        rustix::net::recv(socket, bytes.as_mut_slice(), RecvFlags::PEEK).context("runc's request")?;
+    bytes.truncate(length);
+    Ok(bytes)
+}

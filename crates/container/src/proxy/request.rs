@@ -1,0 +1,285 @@
+//! The messages of CRIU's RPC that the proxy reads or changes (`images/rpc.proto`).
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+use anyhow::Context;
+
+use super::wire::{self, Malformed, Number};
+use crate::gate::Kind;
+
+/// Fields of `criu_req`.
+mod req {
+    use super::Number;
+    pub const TYPE: Number = 1;
+    pub const OPTS: Number = 2;
+    pub const NOTIFY_SUCCESS: Number = 3;
+    pub const KEEP_OPEN: Number = 4;
+}
+
+/// Fields of `criu_resp` and of `criu_notify` within it.
+mod resp {
+    use super::Number;
+    pub const TYPE: Number = 1;
+    pub const SUCCESS: Number = 2;
+    pub const NOTIFY: Number = 5;
+    pub const CR_ERRNO: Number = 7;
+    pub const CR_ERRMSG: Number = 9;
+    pub const NOTIFY_SCRIPT: Number = 1;
+    pub const NOTIFY_PID: Number = 2;
+}
+
+/// Fields of `criu_opts`.
+mod opts {
+    use super::Number;
+    pub const IMAGES_DIR_FD: Number = 1;
+    pub const LOG_LEVEL: Number = 9;
+    pub const WORK_DIR_FD: Number = 17;
+    pub const CG_ROOT: Number = 25;
+    pub const MANAGE_CGROUPS_MODE: Number = 34;
+    pub const FREEZE_CGROUP: Number = 44;
+    pub const TCP_SKIP_IN_FLIGHT: Number = 46;
+    pub const STATUS_FD: Number = 49;
+    pub const NETWORK_LOCK: Number = 64;
+}
+
+/// Values of `criu_req_type`.
+mod kind {
+    pub const DUMP: u64 = 1;
+    pub const RESTORE: u64 = 2;
+    pub const NOTIFY: u64 = 6;
+    pub const VERSION: u64 = 10;
+}
+
+/// `criu_cg_mode`: leave cgroups alone. runc has put CRIU, and with it the restored tasks, into the right ones.
+const CG_MODE_IGNORE: u64 = 0;
+/// `criu_network_lock_method`: the agent holds the instance's traffic back itself.
+const NETWORK_LOCK_SKIP: u64 = 3;
+/// Errors and warnings. runc asks for debug output, some thousand lines of it, written during the blackout.
+const LOG_LEVEL_WARNINGS: u64 = 2;
+/// Overrides [`LOG_LEVEL_WARNINGS`], for a look into a blackout.
+const LOG_LEVEL_VARIABLE: &str = "VERBATIM_CRIU_LOG_LEVEL";
+
+/// Which operation a request asks for, if it is one that the gate knows.
+pub(super) fn operation(request: &[u8]) -> Result<Option<Kind>, Malformed> {
+    Ok(match wire::find_varint(request, req::TYPE)? {
+        Some(kind::DUMP) => Some(Kind::Dump),
+        Some(kind::RESTORE) => Some(Kind::Restore),
+        _ => None,
+    })
+}
+
+/// A request that CRIU answers as soon as it is up, and after which it takes another one.
+pub(super) fn are_you_there() -> Vec<u8> {
+    let mut message = Vec::new();
+    wire::put_varint(&mut message, req::TYPE, kind::VERSION);
+    wire::put_varint(&mut message, req::KEEP_OPEN, 1);
+    message
+}
+
+/// The refusal of a notification.
+pub(super) fn refusal() -> Vec<u8> {
+    notification_answer(false)
+}
+
+/// The confirmation of a notification.
+pub(super) fn acceptance() -> Vec<u8> {
+    notification_answer(true)
+}
+
+fn notification_answer(success: bool) -> Vec<u8> {
+    let mut message = Vec::new();
+    wire::put_varint(&mut message, req::TYPE, kind::NOTIFY);
+    wire::put_varint(&mut message, req::NOTIFY_SUCCESS, success.into());
+    message
+}
+
+/// Whether runc confirms this notification without doing anything (up to 1.4 at least; `libcontainer/criu_linux.go`,
+/// `criuNotifications`): asking it would only cost time in the blackout.
+pub(super) fn runc_ignores(script: &str) -> bool {
+    [
+        "pre-dump",
+        "query-ext-files",
+        "pre-restore",
+        "post-setup-namespaces",
+        "pre-resume",
+        "post-resume",
+    ]
+    .contains(&script)
+}
+
+/// The answer "it did not work" to runc's request.
+pub(super) fn failure(operation: Kind, errno: i32) -> Vec<u8> {
+    let mut message = Vec::new();
+    let kind = match operation {
+        Kind::Dump => kind::DUMP,
+        Kind::Restore => kind::RESTORE,
+    };
+    wire::put_varint(&mut message, resp::TYPE, kind);
+    wire::put_varint(&mut message, resp::SUCCESS, 0);
+    wire::put_varint(&mut message, resp::CR_ERRNO, errno.unsigned_abs().into());
+    message
+}
+
+/// What CRIU says.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Response {
+    /// A moment is reached; CRIU waits for an answer.
+    Notify { script: String, pid: Option<i32> },
+    /// The last word.
+    Final { success: bool, reason: String },
+}
+
+/// Reads what CRIU says.
+pub(super) fn response(message: &[u8]) -> Result<Response, Malformed> {
+    let success = wire::find_varint(message, resp::SUCCESS)?.ok_or(Malformed)? != 0;
+    if wire::find_varint(message, resp::TYPE)? == Some(kind::NOTIFY) && success {
+        let notify = wire::find_bytes(message, resp::NOTIFY)?.ok_or(Malformed)?;
+        let script = wire::find_bytes(notify, resp::NOTIFY_SCRIPT)?.unwrap_or_default();
+        let pid = wire::find_varint(notify, resp::NOTIFY_PID)?.and_then(|pid| i32::try_from(pid).ok());
+        return Ok(Response::Notify {
+            script: String::from_utf8_lossy(script).into_owned(),
+            pid,
+        });
+    }
+    let said =
+        wire::find_bytes(message, resp::CR_ERRMSG)?.map(|text| String::from_utf8_lossy(text).into_owned());
+    let errno = wire::find_varint(message, resp::CR_ERRNO)?.unwrap_or(0);
+    let mut reason = String::from("CRIU gave up");
+    if let Some(errno) = i32::try_from(errno).ok().filter(|errno| *errno != 0) {
+        reason.push_str(&format!(" ({})", std::io::Error::from_raw_os_error(errno)));
+    }
+    if let Some(said) = said.filter(|said| !said.is_empty()) {
+        reason.push_str(&format!(": {}", said.trim()));
+    }
+    Ok(Response::Final { success, reason })
+}
+
+/// A request made ours, and the directories that it names by descriptor, which must stay open as long as CRIU runs.
+pub(super) struct Adapted {
+    pub message: Vec<u8>,
+    pub _directories: Vec<File>,
+}
+
+/// Makes runc's request ours: CRIU is to look for its directories among our descriptors, and to leave out what costs
+/// time in a blackout and is not needed here.
+pub(super) fn adapt(request: &[u8], runc_pid: i32) -> anyhow::Result<Adapted> {
+    let options = wire::find_bytes(request, req::OPTS)?.context("runc's request has no options")?;
+    let mut directories = Vec::new();
+    let mut ours = Vec::new();
+    for number in [opts::IMAGES_DIR_FD, opts::WORK_DIR_FD, opts::STATUS_FD] {
+        // int32 -1, the default, is ten bytes of varint.
+        let Some(theirs) = wire::find_varint(options, number)?.and_then(|fd| i32::try_from(fd).ok()) else {
+            continue;
+        };
+        let path = format!("/proc/{runc_pid}/fd/{theirs}");
+        let file = File::open(&path).with_context(|| format!("cannot open {path}"))?;
+        wire::put_varint(&mut ours, number, file.as_raw_fd().unsigned_abs().into());
+        directories.push(file);
+    }
+    wire::put_varint(&mut ours, opts::LOG_LEVEL, log_level());
+    wire::put_varint(&mut ours, opts::MANAGE_CGROUPS_MODE, CG_MODE_IGNORE);
+    wire::put_varint(&mut ours, opts::NETWORK_LOCK, NETWORK_LOCK_SKIP);
+    wire::put_varint(&mut ours, opts::TCP_SKIP_IN_FLIGHT, 1);
+    let replaced: Vec<Number> = wire::fields(&ours)
+        .map(|field| field.map(|field| field.number))
+        .collect::<Result<_, _>>()?;
+    // Without a freezer cgroup CRIU stops the tasks by ptrace, at once; with it, it looks every 100 ms
+    // (`criu/seize.c`).
+    let dropped = [opts::FREEZE_CGROUP, opts::CG_ROOT];
+    let mut options = wire::without(options, |number| {
+        replaced.contains(&number) || dropped.contains(&number)
+    })?;
+    options.extend_from_slice(&ours);
+    let mut message = wire::without(request, |number| number == req::OPTS)?;
+    wire::put_bytes(&mut message, req::OPTS, &options);
+    Ok(Adapted {
+        message,
+        _directories: directories,
+    })
+}
+
+fn log_level() -> u64 {
+    std::env::var(LOG_LEVEL_VARIABLE)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(LOG_LEVEL_WARNINGS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A request as runc makes one.
+    fn dump(images: i32) -> Vec<u8> {
+        let mut options = Vec::new();
+        wire::put_varint(&mut options, opts::IMAGES_DIR_FD, images as u64);
+        wire::put_varint(&mut options, 2, 4711);
+        wire::put_varint(&mut options, opts::LOG_LEVEL, 4);
+        wire::put_bytes(&mut options, opts::FREEZE_CGROUP, b"/sys/fs/cgroup/freezer/x");
+        wire::put_bytes(&mut options, 999, b"a field of the future");
+        let mut message = Vec::new();
+        wire::put_varint(&mut message, req::TYPE, kind::DUMP);
+        wire::put_bytes(&mut message, req::OPTS, &options);
+        message
+    }
+
+    #[test]
+    fn a_request_keeps_what_we_do_not_know_and_names_our_descriptors() {
+        let directory = File::open("/").unwrap();
+        let request = dump(directory.as_raw_fd());
+        assert_eq!(operation(&request), Ok(Some(Kind::Dump)));
+        let adapted = adapt(&request, std::process::id() as i32).unwrap();
+        assert_eq!(operation(&adapted.message), Ok(Some(Kind::Dump)));
+        let options = wire::find_bytes(&adapted.message, req::OPTS).unwrap().unwrap();
+        let images = wire::find_varint(options, opts::IMAGES_DIR_FD).unwrap().unwrap();
+        assert_ne!(images, directory.as_raw_fd() as u64);
+        assert_eq!(
+            std::fs::read_link(format!("/proc/self/fd/{images}"))
+                .unwrap()
+                .as_os_str(),
+            "/"
+        );
+        assert_eq!(wire::find_varint(options, 2), Ok(Some(4711)));
+        assert_eq!(
+            wire::find_bytes(options, 999),
+            Ok(Some(&b"a field of the future"[..]))
+        );
+        assert_eq!(wire::find(options, opts::FREEZE_CGROUP), Ok(None));
+        assert_eq!(
+            wire::find_varint(options, opts::NETWORK_LOCK),
+            Ok(Some(NETWORK_LOCK_SKIP))
+        );
+        assert_eq!(
+            wire::fields(options)
+                .filter(|field| field.unwrap().number == opts::LOG_LEVEL)
+                .count(),
+            1
+        );
+    }
+
+    #[test]
+    fn responses_are_told_apart() {
+        let mut notify = Vec::new();
+        wire::put_bytes(&mut notify, resp::NOTIFY_SCRIPT, b"post-restore");
+        wire::put_varint(&mut notify, resp::NOTIFY_PID, 42);
+        let mut message = Vec::new();
+        wire::put_varint(&mut message, resp::TYPE, kind::NOTIFY);
+        wire::put_varint(&mut message, resp::SUCCESS, 1);
+        wire::put_bytes(&mut message, resp::NOTIFY, &notify);
+        let expected = Response::Notify {
+            script: "post-restore".to_owned(),
+            pid: Some(42),
+        };
+        assert_eq!(response(&message), Ok(expected));
+        let Ok(Response::Final {
+            success: false,
+            reason,
+        }) = response(&failure(Kind::Dump, libc::ECANCELED))
+        else {
+            panic!("a failure is a last word");
+        };
+        assert!(reason.contains("canceled"), "{reason}");
+        assert_eq!(operation(&are_you_there()), Ok(None));
+    }
+}

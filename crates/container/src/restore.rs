@@ -1,0 +1,146 @@
+//! The destination's half of a move: make a container from its images, without letting it run too early.
+//!
+//! ```text
+//!  Restore::prepare ─► Restore ─ restore ─► Restored ─┬─ resume: the tasks run
+//!   (images missing)           (tasks do not run yet)  └─ abort:  the tasks are killed, runc forgets them
+//! ```
+
+use std::path::PathBuf;
+
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::error::Error;
+use crate::gate::Kind;
+use crate::host::Host;
+use crate::init::Init;
+use crate::name::ContainerName;
+use crate::operation::Operation;
+use crate::timings::Timings;
+
+/// What to restore, and from where.
+#[derive(Debug, Clone)]
+pub struct RestoreConfig {
+    /// The container's name on this host.
+    pub name: ContainerName,
+    /// The bundle made for it ([`Bundle`](crate::Bundle)); its network namespace and runtime folder must exist.
+    pub bundle: PathBuf,
+    /// Where the images are or will be; made if missing, and should be on tmpfs. Must not be replaced by another
+    /// directory after `prepare`: CRIU holds it open.
+    pub images: PathBuf,
+    /// Where CRIU writes its log (`restore.log`); made if missing.
+    pub work: PathBuf,
+}
+
+/// A restore that waits for its images: runc and CRIU are started. Dropping it cancels the restore.
+#[derive(Debug)]
+pub struct Restore(Operation);
+
+/// A container whose tasks are restored and do not run yet. Dropping it aborts: the tasks are killed.
+#[derive(Debug)]
+pub struct Restored(Operation);
+
+/// A container that runs again.
+#[derive(Debug)]
+pub struct Resumed {
+    /// Its first process.
+    pub init: Init,
+    /// When what happened, from `go` over `commit` to `post-resume`.
+    pub timings: Timings,
+    settled: JoinHandle<Result<(), Error>>,
+}
+
+impl Resumed {
+    /// Waits until runc has ended, too: before that, no other call of runc should name the container. Takes some
+    /// 10 ms. Returns the first process.
+    pub async fn settled(self) -> Result<Init, Error> {
+        self.settled.await.expect("waiting for runc does not panic")?;
+        Ok(self.init)
+    }
+}
+
+impl Restore {
+    /// Starts runc and CRIU and waits until only the images are missing. Takes about 0.2 s.
+    pub async fn prepare(host: &Host, config: RestoreConfig) -> Result<Self, Error> {
+        let RestoreConfig {
+            name,
+            bundle,
+            images,
+            work,
+        } = config;
+        crate::error::make_dir(&images)?;
+        // runc reads it before it starts CRIU. Its entries matter only where they name pipes, and our containers'
+        // standard streams are files (`bundle`); the source's own copy of the file may replace this one.
+        let descriptors = images.join("descriptors.json");
+        if !descriptors.exists() {
+            std::fs::write(&descriptors, br#"["/dev/null","/dev/null","/dev/null"]"#)
+                .map_err(|source| Error::file("write", &descriptors, source))?;
+        }
+        let command = host.runc().restore(&name, &bundle, &images, &work);
+        Ok(Self(
+            Operation::prepare(host, Kind::Restore, name, command, &images, &work).await?,
+        ))
+    }
+
+    /// Makes the tasks; the images and every file that they refer to must be complete. When it returns the tasks
+    /// exist and do not run.
+    ///
+    /// On an error nothing of the container is left on this host.
+    pub async fn restore(mut self) -> Result<Restored, Error> {
+        self.0.release(|| Ok(())).await?;
+        Ok(Restored(self.0))
+    }
+
+    /// Gives up before the images are used; returns when runc and CRIU are gone.
+    pub async fn cancel(self) -> Result<(), Error> {
+        self.0.abort().await
+    }
+}
+
+impl Restored {
+    /// When what happened, from `go` to `post-restore`.
+    pub fn timings(&self) -> &Timings {
+        self.0.timings()
+    }
+
+    /// Lets the tasks run; returns when they do.
+    ///
+    /// `connect` is called when there is no way back and before the sockets work again: it should attach the
+    /// instance's network ([`Network::attach`](crate::Network::attach)). A restored connection tells its peer at once
+    /// that it is there (`tcp_send_window_probe`); if that is lost, the peer finds out a timeout later. `connect` cannot
+    /// fail, since nothing can be taken back: a network that cannot be attached is the operator's to repair.
+    pub async fn resume(self, connect: impl FnOnce()) -> Result<Resumed, Error> {
+        let name = self.0.name().clone();
+        let lost = move |reason: String| Error::Operation {
+            operation: Kind::Restore.subcommand(),
+            container: name.to_string(),
+            stage: Kind::Restore.decision().to_owned(),
+            reason,
+            criu_log: Vec::new(),
+        };
+        let pid = self
+            .0
+            .pid
+            .ok_or_else(|| lost("CRIU did not name the first process".to_owned()))?;
+        let (announce, settled) = oneshot::channel();
+        let init = Init::open_early(pid, settled)
+            .map_err(|error| lost(format!("process {pid} cannot be opened: {error}")))?;
+        let (timings, settling) = self.0.commit("post-resume", connect).await?;
+        let settled = tokio::spawn(async move {
+            let result = settling.settled().await;
+            // Nobody may wait for the first process.
+            let _ = announce.send(());
+            result
+        });
+        Ok(Resumed {
+            init,
+            timings,
+            settled,
+        })
+    }
+
+    /// Kills the tasks before they have run; returns when nothing of the container is left on this host.
+    pub async fn abort(self) -> Result<(), Error> {
+        self.0.abort().await
+    }
+}

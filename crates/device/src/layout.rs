@@ -1,0 +1,235 @@
+//! What lies where in a context's arena.
+//!
+//! ```text
+//! 0                 ContextPage: doorbell bits, "the RNIC sleeps"
+//! CONTEXT_BYTES …   queues, each at a page boundary, wherever the RNIC put it
+//!
+//! queue pair:  QpHeader (256 B) │ send slots (power of two) │ receive slots (power of two)
+//! completion:  CqHeader (256 B) │ Cqe × entries (power of two)
+//! ```
+//!
+//! Indices are free-running `u32` counters; slot = counter mod slots. A producer's counter is stored with release order
+//! after the slot's bytes, a consumer's after it has read them.
+
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::control::QpCap;
+
+/// Bytes of the arena before the first queue.
+pub const CONTEXT_BYTES: u64 = 16384;
+
+/// Doorbell words: one bit per QP slot of the context.
+pub const DOORBELL_WORDS: usize = 1024;
+
+/// The most QPs in one context.
+pub const MAX_QP_SLOTS: u32 = (DOORBELL_WORDS * 64) as u32;
+
+/// The arena's first bytes.
+///
+/// To ring: store the producer index (release), set the slot's bit in `doorbells`, then its word's bit in `summary`
+/// (sequentially consistent), then read `nic_sleeping` (sequentially consistent) and write the eventfd if it is not 0.
+/// The RNIC, before it sleeps: sets `nic_sleeping` (sequentially consistent), looks at `summary` once more, sleeps.
+#[repr(C, align(64))]
+pub struct ContextPage {
+    /// Not 0 while the RNIC sleeps or is about to.
+    pub nic_sleeping: AtomicU32,
+    _pad0: [u32; 15],
+    /// Bit `w % 64` of word `w / 64`: `doorbells[w]` is not 0.
+    pub summary: [AtomicU64; DOORBELL_WORDS / 64],
+    /// Bit `s % 64` of word `s / 64`: the QP at slot `s` has new send requests.
+    pub doorbells: [AtomicU64; DOORBELL_WORDS],
+}
+
+/// A queue pair's counters.
+#[repr(C, align(64))]
+pub struct QpHeader {
+    /// Send requests posted; the program writes it.
+    pub sq_producer: AtomicU32,
+    /// Receive requests posted; the program writes it.
+    pub rq_producer: AtomicU32,
+    _pad0: [u32; 30],
+    /// Send requests finished (acknowledged, failed or flushed), whether or not they were signaled; the RNIC writes it.
+    pub sq_completed: AtomicU32,
+    /// Receive requests taken out of the queue; the RNIC writes it.
+    pub rq_consumed: AtomicU32,
+    _pad1: [u32; 30],
+}
+
+/// A completion queue's counters.
+#[repr(C, align(64))]
+pub struct CqHeader {
+    /// Completions written; the RNIC writes it.
+    pub producer: AtomicU32,
+    _pad0: [u32; 31],
+    /// Completions read; the program writes it.
+    pub consumer: AtomicU32,
+    _pad1: [u32; 31],
+}
+
+/// One scatter/gather entry, `struct ibv_sge`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sge {
+    /// Address, in the terms of the key.
+    pub address: u64,
+    /// Length in bytes.
+    pub length: u32,
+    /// Local key.
+    pub lkey: u32,
+}
+
+/// [`SendWqe::flags`]: make a completion when done.
+pub const SEND_SIGNALED: u8 = 1;
+/// [`SendWqe::flags`]: the receiver's completion is solicited.
+pub const SEND_SOLICITED: u8 = 2;
+/// [`SendWqe::flags`]: the data follow in the slot, `inline_bytes` of them, in place of scatter/gather entries.
+pub const SEND_INLINE: u8 = 4;
+/// [`SendWqe::flags`]: start after all earlier READs and ATOMICs are done.
+pub const SEND_FENCE: u8 = 8;
+
+/// A send request's first 64 bytes; scatter/gather entries or inline data follow.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SendWqe {
+    /// Returned in the completion.
+    pub wr_id: u64,
+    /// `enum ibv_wr_opcode`.
+    pub opcode: u8,
+    /// `SEND_*`.
+    pub flags: u8,
+    /// Scatter/gather entries that follow.
+    pub num_sge: u16,
+    /// Immediate data as on the wire (`__be32`), or the rkey to invalidate.
+    pub imm: u32,
+    /// Remote address.
+    pub remote_address: u64,
+    /// Remote key.
+    pub rkey: u32,
+    /// Bytes of inline data that follow.
+    pub inline_bytes: u32,
+    /// ATOMIC: compare or add operand.
+    pub compare_add: u64,
+    /// ATOMIC: swap operand.
+    pub swap: u64,
+    /// Datagrams: the remote QP number.
+    pub remote_qpn: u32,
+    /// Datagrams: the remote Q_Key.
+    pub remote_qkey: u32,
+    /// Datagrams: the address handle.
+    pub ah: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// A receive request's first 16 bytes; scatter/gather entries follow.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RecvWqe {
+    /// Returned in the completion.
+    pub wr_id: u64,
+    /// Scatter/gather entries that follow.
+    pub num_sge: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// A completion, the fields of `struct ibv_wc`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cqe {
+    /// The request's `wr_id`.
+    pub wr_id: u64,
+    /// When the RNIC wrote it, `CLOCK_MONOTONIC` in ns.
+    pub timestamp_ns: u64,
+    /// `enum ibv_wc_status`.
+    pub status: u32,
+    /// `enum ibv_wc_opcode`.
+    pub opcode: u32,
+    /// Our own detail of an error.
+    pub vendor_err: u32,
+    /// Bytes that were transferred.
+    pub byte_len: u32,
+    /// Immediate data as on the wire (`__be32`), or the invalidated rkey.
+    pub imm: u32,
+    /// The local QP number.
+    pub qpn: u32,
+    /// Datagrams: the remote QP number.
+    pub src_qpn: u32,
+    /// `enum ibv_wc_flags`.
+    pub wc_flags: u32,
+    /// Datagrams: service level.
+    pub sl: u32,
+    /// 0.
+    pub reserved: [u32; 1],
+}
+
+const _: () = {
+    assert!(size_of::<ContextPage>() as u64 <= CONTEXT_BYTES);
+    assert!(size_of::<QpHeader>() == 256 && size_of::<CqHeader>() == 256);
+    assert!(size_of::<SendWqe>() == 64 && size_of::<RecvWqe>() == 16 && size_of::<Sge>() == 16);
+    assert!(size_of::<Cqe>() == 56);
+};
+
+/// Bytes from one completion to the next.
+pub const CQE_STRIDE: u64 = 64;
+
+/// Where the parts of a queue pair lie, relative to its offset in the arena. Both sides compute it from the limits that
+/// the RNIC gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QpLayout {
+    /// Slots of the send queue, a power of two.
+    pub send_slots: u32,
+    /// Bytes from one to the next.
+    pub send_stride: u64,
+    /// Slots of the receive queue, a power of two.
+    pub recv_slots: u32,
+    /// Bytes from one to the next.
+    pub recv_stride: u64,
+    /// Where the receive queue starts.
+    pub recv_offset: u64,
+    /// Length of all.
+    pub bytes: u64,
+}
+
+impl QpLayout {
+    /// The layout for these limits.
+    pub fn new(cap: &QpCap) -> Self {
+        let send_slots = cap.max_send_wr.max(1).next_power_of_two();
+        let recv_slots = cap.max_recv_wr.max(1).next_power_of_two();
+        let send_body =
+            (u64::from(cap.max_send_sge) * size_of::<Sge>() as u64).max(cap.max_inline_data.into());
+        let send_stride = (size_of::<SendWqe>() as u64 + send_body).next_multiple_of(64);
+        let recv_stride = (size_of::<RecvWqe>() as u64
+            + u64::from(cap.max_recv_sge) * size_of::<Sge>() as u64)
+            .next_multiple_of(32);
+        let recv_offset = size_of::<QpHeader>() as u64 + u64::from(send_slots) * send_stride;
+        Self {
+            send_slots,
+            send_stride,
+            recv_slots,
+            recv_stride,
+            recv_offset,
+            bytes: recv_offset + u64::from(recv_slots) * recv_stride,
+        }
+    }
+}
+
+/// Where the parts of a completion queue lie, relative to its offset in the arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CqLayout {
+    /// Entries, a power of two.
+    pub entries: u32,
+    /// Length of all.
+    pub bytes: u64,
+}
+
+impl CqLayout {
+    /// The layout for so many entries, rounded up to a power of two.
+    pub fn new(entries: u32) -> Self {
+        let entries = entries.max(1).next_power_of_two();
+        Self {
+            entries,
+            bytes: size_of::<CqHeader>() as u64 + u64::from(entries) * CQE_STRIDE,
+        }
+    }
+}

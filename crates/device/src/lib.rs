@@ -1,0 +1,16 @@
+//! The contract between a program's side of a verbs device (the guest library, or the agent on its behalf) and the
+//! software RNIC.
+//!
+//! - [`control`]: the requests of the control path, one `SOCK_SEQPACKET` connection per context. The connection *is* the
+//!   context: whoever holds the descriptor holds it, and when the last holder closes it the RNIC destroys everything that
+//!   was made on it.
+//! - [`layout`]: what lies in the context's *arena*, the shared memory that the RNIC makes for it: doorbells, send,
+//!   receive and completion queues.
+//! - [`ring`]: the two ends of each queue, typed by role, over those raw bytes.
+//!
+//! The RNIC trusts nothing that the other side can write: indices, requests and messages are copied first and checked
+//! after. The other side trusts the RNIC.
+
+pub mod control;
+pub mod layout;
+pub mod ring;

@@ -1,0 +1,151 @@
+//! Completion queues: the RNIC produces, the program consumes.
+
+use std::ptr::NonNull;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use crate::layout::{CQE_STRIDE, CqHeader, CqLayout, Cqe};
+
+fn slot(base: NonNull<u8>, entries: u32, index: u32) -> *mut Cqe {
+    let offset = size_of::<CqHeader>() as u64 + u64::from(index % entries) * CQE_STRIDE;
+    // SAFETY: the index is taken modulo the number of entries, and the contract of `new` covers them all.
+    unsafe { base.as_ptr().add(offset as usize).cast() }
+}
+
+/// The RNIC's end.
+#[derive(Debug)]
+pub struct CqProducer {
+    base: NonNull<u8>,
+    entries: u32,
+    produced: u32,
+}
+
+// SAFETY: the only one of its role (contract of `new`); the other end synchronises through the counters.
+unsafe impl Send for CqProducer {}
+
+impl CqProducer {
+    /// # Safety
+    /// `base` points to `layout.bytes` bytes of mapped memory, 64-byte aligned, that started as zeroes and stay mapped
+    /// for as long as this exists; this is the only producer.
+    pub unsafe fn new(base: NonNull<u8>, layout: &CqLayout) -> Self {
+        Self {
+            base,
+            entries: layout.entries,
+            produced: 0,
+        }
+    }
+
+    fn header(&self) -> &CqHeader {
+        // SAFETY: the contract of `new`; all fields are atomics.
+        unsafe { self.base.cast().as_ref() }
+    }
+
+    /// Appends one completion; false if the queue is full (or the program wrote nonsense into its counter): an overrun.
+    #[must_use]
+    pub fn push(&mut self, cqe: &Cqe) -> bool {
+        let used = self.produced.wrapping_sub(self.header().consumer.load(Acquire));
+        if used >= self.entries {
+            return false;
+        }
+        // SAFETY: `slot` is inside the queue; the program does not touch it before the producer index covers it, and
+        // if it does, it harms its own completion only.
+        unsafe { slot(self.base, self.entries, self.produced).write(*cqe) };
+        self.produced = self.produced.wrapping_add(1);
+        self.header().producer.store(self.produced, Release);
+        true
+    }
+}
+
+/// The program's end.
+#[derive(Debug)]
+pub struct CqConsumer {
+    base: NonNull<u8>,
+    entries: u32,
+    consumed: u32,
+}
+
+// SAFETY: the only one of its role (contract of `new`); the other end synchronises through the counters.
+unsafe impl Send for CqConsumer {}
+
+impl CqConsumer {
+    /// Goes on where an earlier consumer of the same queue stopped.
+    ///
+    /// # Safety
+    /// As for [`CqProducer::new`], and this is the only consumer.
+    pub unsafe fn new(base: NonNull<u8>, layout: &CqLayout) -> Self {
+        let mut consumer = Self {
+            base,
+            entries: layout.entries,
+            consumed: 0,
+        };
+        consumer.consumed = consumer.header().consumer.load(Relaxed);
+        consumer
+    }
+
+    fn header(&self) -> &CqHeader {
+        // SAFETY: the contract of `new`; all fields are atomics.
+        unsafe { self.base.cast().as_ref() }
+    }
+
+    /// Takes the next completion.
+    #[inline]
+    pub fn pop(&mut self) -> Option<Cqe> {
+        if self.header().producer.load(Acquire) == self.consumed {
+            return None;
+        }
+        // SAFETY: the producer index covers the slot, so that the RNIC has written it and does not touch it again
+        // before the consumer index passes it.
+        let cqe = unsafe { slot(self.base, self.entries, self.consumed).read() };
+        self.consumed = self.consumed.wrapping_add(1);
+        self.header().consumer.store(self.consumed, Release);
+        Some(cqe)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Memory;
+    use super::*;
+
+    #[test]
+    fn order_is_kept_and_an_overrun_is_seen() {
+        let layout = CqLayout::new(3);
+        assert_eq!(layout.entries, 4);
+        let memory = Memory::zeroed(layout.bytes);
+        // SAFETY: the memory outlives both ends and is theirs alone.
+        let (mut producer, mut consumer) = unsafe {
+            (
+                CqProducer::new(memory.base(), &layout),
+                CqConsumer::new(memory.base(), &layout),
+            )
+        };
+        for round in 0..5u64 {
+            for n in 0..4 {
+                assert!(producer.push(&Cqe {
+                    wr_id: round * 4 + n,
+                    ..Cqe::default()
+                }));
+            }
+            assert!(!producer.push(&Cqe::default()));
+            for n in 0..4 {
+                assert_eq!(consumer.pop().unwrap().wr_id, round * 4 + n);
+            }
+            assert!(consumer.pop().is_none());
+        }
+    }
+
+    #[test]
+    fn a_hostile_counter_cannot_make_the_producer_leave_the_queue() {
+        let layout = CqLayout::new(4);
+        let memory = Memory::zeroed(layout.bytes);
+        // SAFETY: as above.
+        let mut producer = unsafe { CqProducer::new(memory.base(), &layout) };
+        for hostile in [1, 5, u32::MAX, 0x8000_0000] {
+            // SAFETY: the header lies at the start of the memory.
+            unsafe { memory.base().cast::<CqHeader>().as_ref() }
+                .consumer
+                .store(hostile, Relaxed);
+            let _ = producer.push(&Cqe::default());
+        }
+        assert!(memory.guard_is_intact());
+    }
+}

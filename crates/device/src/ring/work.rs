@@ -1,0 +1,548 @@
+//! Send and receive queues: the program produces, the RNIC consumes.
+
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use super::BadIndex;
+use crate::layout::{QpHeader, QpLayout, RecvWqe, SEND_INLINE, SendWqe, Sge};
+
+/// What follows the head of a send request.
+#[derive(Debug, Clone, Copy)]
+pub enum Body<'a> {
+    /// Where the data are.
+    Sges(&'a [Sge]),
+    /// The data, in pieces.
+    Inline(&'a [&'a [u8]]),
+}
+
+/// Slots of one direction of a queue pair.
+#[derive(Debug)]
+struct Slots {
+    header: NonNull<QpHeader>,
+    first: NonNull<u8>,
+    slots: u32,
+    stride: usize,
+    /// This side's counter.
+    count: u32,
+}
+
+impl Slots {
+    /// # Safety
+    /// See [`SendProducer::new`].
+    unsafe fn send(base: NonNull<u8>, layout: &QpLayout) -> Self {
+        // SAFETY: the send slots follow the header.
+        let first = unsafe { base.add(size_of::<QpHeader>()) };
+        Self {
+            header: base.cast(),
+            first,
+            slots: layout.send_slots,
+            stride: layout.send_stride as usize,
+            count: 0,
+        }
+    }
+
+    /// # Safety
+    /// See [`SendProducer::new`].
+    unsafe fn recv(base: NonNull<u8>, layout: &QpLayout) -> Self {
+        // SAFETY: the receive slots are at that offset, inside of the layout.
+        let first = unsafe { base.add(layout.recv_offset as usize) };
+        Self {
+            header: base.cast(),
+            first,
+            slots: layout.recv_slots,
+            stride: layout.recv_stride as usize,
+            count: 0,
+        }
+    }
+
+    fn header(&self) -> &QpHeader {
+        // SAFETY: the contract of `new`; all fields are atomics.
+        unsafe { self.header.as_ref() }
+    }
+
+    /// The slot of the current count.
+    fn slot(&self) -> *mut u8 {
+        // SAFETY: taken modulo the number of slots, all of which the contract of `new` covers.
+        unsafe {
+            self.first
+                .as_ptr()
+                .add((self.count % self.slots) as usize * self.stride)
+        }
+    }
+
+    /// How many requests the program claims to have posted beyond this consumer's count.
+    fn pending(&self, producer: &AtomicU32) -> Result<u32, BadIndex> {
+        let claimed = producer.load(Acquire);
+        let pending = claimed.wrapping_sub(self.count);
+        if pending > self.slots {
+            return Err(BadIndex {
+                claimed,
+                seen: self.count,
+                slots: self.slots,
+            });
+        }
+        Ok(pending)
+    }
+
+    /// Copies the SGEs that follow `head_bytes` of head, as many as both the request claims and the slot holds.
+    ///
+    /// # Panics
+    /// Never: the count is limited by the slot's length.
+    fn read_sges(&self, head_bytes: usize, claimed: u32, out: &mut Vec<Sge>) -> bool {
+        let most = (self.stride - head_bytes) / size_of::<Sge>();
+        out.clear();
+        if claimed as usize > most {
+            return false;
+        }
+        for index in 0..claimed as usize {
+            // SAFETY: inside the slot, see `most`; any bytes are a valid Sge; it is read as one volatile copy since
+            // the program may write at any time.
+            out.push(unsafe {
+                self.slot()
+                    .add(head_bytes + index * size_of::<Sge>())
+                    .cast::<Sge>()
+                    .read_volatile()
+            });
+        }
+        true
+    }
+}
+
+/// The program's end of a send queue.
+#[derive(Debug)]
+pub struct SendProducer(Slots);
+
+// SAFETY: the only one of its role (contract of `new`); the other end synchronises through the counters.
+unsafe impl Send for SendProducer {}
+
+impl SendProducer {
+    /// # Safety
+    /// `base` points to `layout.bytes` bytes of mapped memory, 64-byte aligned, that started as zeroes and stay mapped
+    /// for as long as this exists; this is the only end of its role.
+    pub unsafe fn new(base: NonNull<u8>, layout: &QpLayout) -> Self {
+        // SAFETY: the same contract.
+        let mut slots = unsafe { Slots::send(base, layout) };
+        slots.count = slots.header().sq_producer.load(Relaxed);
+        Self(slots)
+    }
+
+    /// Requests posted since the queue was made or reset.
+    pub fn posted(&self) -> u32 {
+        self.0.count
+    }
+
+    /// Requests finished, signaled or not.
+    #[inline]
+    pub fn completed(&self) -> u32 {
+        self.0.header().sq_completed.load(Acquire)
+    }
+
+    /// How many more requests fit.
+    #[inline]
+    pub fn room(&self) -> u32 {
+        self.0
+            .slots
+            .saturating_sub(self.0.count.wrapping_sub(self.completed()))
+    }
+
+    /// Writes a request into the next slot, invisible until [`SendProducer::publish`]. The caller has checked
+    /// [`SendProducer::room`], and that the body fits the limits of the queue.
+    ///
+    /// # Panics
+    /// If the body is longer than a slot.
+    pub fn push(&mut self, wqe: &SendWqe, body: Body<'_>) {
+        let slot = self.0.slot();
+        let most = self.0.stride - size_of::<SendWqe>();
+        // SAFETY: the slot is free (the caller's check of `room`), so the RNIC does not read it; the lengths are
+        // checked against the slot's.
+        unsafe {
+            slot.cast::<SendWqe>().write(*wqe);
+            let mut at = slot.add(size_of::<SendWqe>());
+            match body {
+                Body::Sges(sges) => {
+                    assert!(
+                        size_of_val(sges) <= most,
+                        "{} entries do not fit a slot",
+                        sges.len()
+                    );
+                    at.copy_from_nonoverlapping(sges.as_ptr().cast(), size_of_val(sges));
+                }
+                Body::Inline(pieces) => {
+                    let total: usize = pieces.iter().map(|piece| piece.len()).sum();
+                    assert!(total <= most, "{total} bytes of inline data do not fit a slot");
+                    for piece in pieces {
+                        at.copy_from_nonoverlapping(piece.as_ptr(), piece.len());
+                        at = at.add(piece.len());
+                    }
+                }
+            }
+        }
+        self.0.count = self.0.count.wrapping_add(1);
+    }
+
+    /// Takes back the last `count` requests, all of them pushed and none published (`ibv_wr_abort`).
+    pub fn unpush(&mut self, count: u32) {
+        self.0.count = self.0.count.wrapping_sub(count);
+    }
+
+    /// Makes all pushed requests visible to the RNIC. Ring the doorbell after it.
+    #[inline]
+    pub fn publish(&mut self) {
+        self.0.header().sq_producer.store(self.0.count, Release);
+    }
+
+    /// Starts from zero, as the RNIC does when the queue pair goes to RESET. The RNIC's own counter is the RNIC's to
+    /// clear; the caller does this after the RNIC's answer.
+    pub fn reset(&mut self) {
+        self.0.count = 0;
+        self.0.header().sq_producer.store(0, Release);
+    }
+}
+
+/// The program's end of a receive queue.
+#[derive(Debug)]
+pub struct RecvProducer(Slots);
+
+// SAFETY: the only one of its role (contract of `new`); the other end synchronises through the counters.
+unsafe impl Send for RecvProducer {}
+
+impl RecvProducer {
+    /// # Safety
+    /// As for [`SendProducer::new`].
+    pub unsafe fn new(base: NonNull<u8>, layout: &QpLayout) -> Self {
+        // SAFETY: the same contract.
+        let mut slots = unsafe { Slots::recv(base, layout) };
+        slots.count = slots.header().rq_producer.load(Relaxed);
+        Self(slots)
+    }
+
+    /// How many more requests fit.
+    #[inline]
+    pub fn room(&self) -> u32 {
+        let consumed = self.0.header().rq_consumed.load(Acquire);
+        self.0.slots.saturating_sub(self.0.count.wrapping_sub(consumed))
+    }
+
+    /// Writes a request into the next slot, invisible until [`RecvProducer::publish`]. The caller has checked
+    /// [`RecvProducer::room`].
+    ///
+    /// # Panics
+    /// If there are more entries than fit a slot.
+    pub fn push(&mut self, wr_id: u64, sges: &[Sge]) {
+        let most = self.0.stride - size_of::<RecvWqe>();
+        assert!(
+            size_of_val(sges) <= most,
+            "{} entries do not fit a slot",
+            sges.len()
+        );
+        let slot = self.0.slot();
+        // SAFETY: the slot is free (the caller's check of `room`), so the RNIC does not read it; the length was
+        // checked.
+        unsafe {
+            slot.cast::<RecvWqe>().write(RecvWqe {
+                wr_id,
+                num_sge: sges.len() as u32,
+                reserved: 0,
+            });
+            slot.add(size_of::<RecvWqe>())
+                .copy_from_nonoverlapping(sges.as_ptr().cast(), size_of_val(sges));
+        }
+        self.0.count = self.0.count.wrapping_add(1);
+    }
+
+    /// Makes all pushed requests visible to the RNIC.
+    #[inline]
+    pub fn publish(&mut self) {
+        self.0.header().rq_producer.store(self.0.count, Release);
+    }
+
+    /// As [`SendProducer::reset`].
+    pub fn reset(&mut self) {
+        self.0.count = 0;
+        self.0.header().rq_producer.store(0, Release);
+    }
+}
+
+/// A send request as the RNIC copied it out of its slot; nothing in it has been checked, except that its body is inside
+/// the slot.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SentWqe {
+    /// The head.
+    pub head: SendWqe,
+    /// The entries, if the data are not inline.
+    pub sges: Vec<Sge>,
+    /// The inline data.
+    pub inline: Vec<u8>,
+    /// The body claimed to be longer than the slot; it was left out.
+    pub overlong: bool,
+}
+
+/// The RNIC's end of a send queue.
+#[derive(Debug)]
+pub struct SendConsumer {
+    slots: Slots,
+    completed: u32,
+}
+
+// SAFETY: the only one of its role (contract of `new`); the other end synchronises through the counters.
+unsafe impl Send for SendConsumer {}
+
+impl SendConsumer {
+    /// # Safety
+    /// As for [`SendProducer::new`].
+    pub unsafe fn new(base: NonNull<u8>, layout: &QpLayout) -> Self {
+        // SAFETY: the same contract.
+        Self {
+            slots: unsafe { Slots::send(base, layout) },
+            completed: 0,
+        }
+    }
+
+    /// Requests posted and not yet taken.
+    pub fn pending(&self) -> Result<u32, BadIndex> {
+        self.slots.pending(&self.slots.header().sq_producer)
+    }
+
+    /// Copies the next request into `out`; false if there is none. Its slot stays the RNIC's until
+    /// [`SendConsumer::complete`].
+    pub fn pop(&mut self, out: &mut SentWqe) -> Result<bool, BadIndex> {
+        // Slots that were taken but not completed are not the program's to fill again.
+        let claimed = self.slots.header().sq_producer.load(Acquire);
+        if claimed.wrapping_sub(self.completed) > self.slots.slots {
+            return Err(BadIndex {
+                claimed,
+                seen: self.completed,
+                slots: self.slots.slots,
+            });
+        }
+        if self.pending()? == 0 {
+            return Ok(false);
+        }
+        let slot = self.slots.slot();
+        let head_bytes = size_of::<SendWqe>();
+        // SAFETY: the slot is inside the queue; any bytes are a valid SendWqe; it is read as one volatile copy.
+        out.head = unsafe { slot.cast::<SendWqe>().read_volatile() };
+        out.sges.clear();
+        out.inline.clear();
+        if out.head.flags & SEND_INLINE != 0 {
+            let length = out.head.inline_bytes as usize;
+            out.overlong = length > self.slots.stride - head_bytes;
+            if !out.overlong {
+                out.inline.resize(length, 0);
+                // SAFETY: the length was checked against the slot's; the program may write meanwhile, which is why
+                // the bytes are copied once, as plain bytes.
+                unsafe {
+                    out.inline
+                        .as_mut_ptr()
+                        .copy_from_nonoverlapping(slot.add(head_bytes), length)
+                };
+            }
+        } else {
+            out.overlong = !self
+                .slots
+                .read_sges(head_bytes, out.head.num_sge.into(), &mut out.sges);
+        }
+        self.slots.count = self.slots.count.wrapping_add(1);
+        Ok(true)
+    }
+
+    /// Gives the oldest `count` taken slots back.
+    pub fn complete(&mut self, count: u32) {
+        debug_assert!(
+            self.slots.count.wrapping_sub(self.completed) >= count,
+            "only taken slots can be completed"
+        );
+        self.completed = self.completed.wrapping_add(count);
+        self.slots.header().sq_completed.store(self.completed, Release);
+    }
+
+    /// Forgets everything, for a queue pair that goes to RESET.
+    pub fn reset(&mut self) {
+        self.slots.count = 0;
+        self.completed = 0;
+        self.slots.header().sq_producer.store(0, Release);
+        self.slots.header().sq_completed.store(0, Release);
+    }
+}
+
+/// The RNIC's end of a receive queue.
+#[derive(Debug)]
+pub struct RecvConsumer(Slots);
+
+// SAFETY: the only one of its role (contract of `new`); the other end synchronises through the counters.
+unsafe impl Send for RecvConsumer {}
+
+impl RecvConsumer {
+    /// # Safety
+    /// As for [`SendProducer::new`].
+    pub unsafe fn new(base: NonNull<u8>, layout: &QpLayout) -> Self {
+        // SAFETY: the same contract.
+        Self(unsafe { Slots::recv(base, layout) })
+    }
+
+    /// Takes the next request: its `wr_id`, and its entries into `sges`. `Some(None)` stands for a request whose
+    /// entries do not fit a slot.
+    pub fn pop(&mut self, sges: &mut Vec<Sge>) -> Result<Option<Option<u64>>, BadIndex> {
+        if self.0.pending(&self.0.header().rq_producer)? == 0 {
+            return Ok(None);
+        }
+        // SAFETY: the slot is inside the queue; any bytes are a valid RecvWqe; it is read as one volatile copy.
+        let head = unsafe { self.0.slot().cast::<RecvWqe>().read_volatile() };
+        let fits = self.0.read_sges(size_of::<RecvWqe>(), head.num_sge, sges);
+        self.0.count = self.0.count.wrapping_add(1);
+        self.0.header().rq_consumed.store(self.0.count, Release);
+        Ok(Some(fits.then_some(head.wr_id)))
+    }
+
+    /// Forgets everything, for a queue pair that goes to RESET.
+    pub fn reset(&mut self) {
+        self.0.count = 0;
+        self.0.header().rq_producer.store(0, Release);
+        self.0.header().rq_consumed.store(0, Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Memory;
+    use super::*;
+    use crate::control::QpCap;
+
+    const CAP: QpCap = QpCap {
+        max_send_wr: 4,
+        max_recv_wr: 4,
+        max_send_sge: 2,
+        max_recv_sge: 2,
+        max_inline_data: 100,
+    };
+
+    #[test]
+    fn requests_arrive_in_order_with_their_bodies_and_room_is_bounded() {
+        let layout = QpLayout::new(&CAP);
+        let memory = Memory::zeroed(layout.bytes);
+        // SAFETY: the memory outlives both ends and is theirs alone.
+        let (mut producer, mut consumer) = unsafe {
+            (
+                SendProducer::new(memory.base(), &layout),
+                SendConsumer::new(memory.base(), &layout),
+            )
+        };
+        let mut out = SentWqe::default();
+        for round in 0..10u64 {
+            for n in 0..4u64 {
+                let sge = Sge {
+                    address: n,
+                    length: 8,
+                    lkey: 3,
+                };
+                let head = SendWqe {
+                    wr_id: round * 4 + n,
+                    num_sge: 1,
+                    ..SendWqe::default()
+                };
+                if n % 2 == 0 {
+                    producer.push(&head, Body::Sges(&[sge]));
+                } else {
+                    let head = SendWqe {
+                        flags: SEND_INLINE,
+                        inline_bytes: 5,
+                        num_sge: 0,
+                        ..head
+                    };
+                    producer.push(&head, Body::Inline(&[b"he", b"llo"]));
+                }
+            }
+            assert_eq!(producer.room(), 0);
+            assert!(!consumer.pop(&mut out).unwrap(), "nothing was published yet");
+            producer.publish();
+            for n in 0..4u64 {
+                assert!(consumer.pop(&mut out).unwrap());
+                assert_eq!(out.head.wr_id, round * 4 + n);
+                match n % 2 {
+                    0 => assert_eq!(out.sges[0].address, n),
+                    _ => assert_eq!(out.inline, b"hello"),
+                }
+            }
+            assert!(!consumer.pop(&mut out).unwrap());
+            assert_eq!(producer.room(), 0, "taken is not completed");
+            consumer.complete(4);
+            assert_eq!(producer.room(), 4);
+        }
+    }
+
+    #[test]
+    fn receives_arrive_in_order() {
+        let layout = QpLayout::new(&CAP);
+        let memory = Memory::zeroed(layout.bytes);
+        // SAFETY: as above.
+        let (mut producer, mut consumer) = unsafe {
+            (
+                RecvProducer::new(memory.base(), &layout),
+                RecvConsumer::new(memory.base(), &layout),
+            )
+        };
+        let mut sges = Vec::new();
+        for n in 0..20u64 {
+            assert_eq!(producer.room(), 4);
+            producer.push(
+                n,
+                &[Sge {
+                    address: n,
+                    length: 1,
+                    lkey: 2,
+                }; 2],
+            );
+            assert_eq!(consumer.pop(&mut sges).unwrap(), None);
+            producer.publish();
+            assert_eq!(consumer.pop(&mut sges).unwrap(), Some(Some(n)));
+            assert_eq!(sges.len(), 2);
+        }
+    }
+
+    #[test]
+    fn hostile_counters_and_lengths_are_refused() {
+        let layout = QpLayout::new(&CAP);
+        let memory = Memory::zeroed(layout.bytes);
+        // SAFETY: as above.
+        let (mut producer, mut send, mut recv) = unsafe {
+            (
+                SendProducer::new(memory.base(), &layout),
+                SendConsumer::new(memory.base(), &layout),
+                RecvConsumer::new(memory.base(), &layout),
+            )
+        };
+        let head = SendWqe {
+            flags: SEND_INLINE,
+            inline_bytes: u32::MAX,
+            ..SendWqe::default()
+        };
+        producer.push(&head, Body::Sges(&[]));
+        producer.push(
+            &SendWqe {
+                num_sge: u16::MAX,
+                ..SendWqe::default()
+            },
+            Body::Sges(&[]),
+        );
+        producer.publish();
+        let mut out = SentWqe::default();
+        assert!(send.pop(&mut out).unwrap() && out.overlong);
+        assert!(send.pop(&mut out).unwrap() && out.overlong);
+
+        // SAFETY: the header lies at the start of the memory.
+        let header = unsafe { memory.base().cast::<QpHeader>().as_ref() };
+        header.sq_producer.store(5, Relaxed);
+        assert_eq!(
+            send.pop(&mut out),
+            Err(BadIndex {
+                claimed: 5,
+                seen: 0,
+                slots: 4
+            })
+        );
+        header.rq_producer.store(u32::MAX, Relaxed);
+        assert!(recv.pop(&mut Vec::new()).is_err());
+        assert!(memory.guard_is_intact());
+    }
+}

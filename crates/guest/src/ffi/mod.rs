@@ -1,0 +1,11 @@
+//! The boundary to C: who owns what a pointer points to, and how each verb says that it failed.
+
+mod answer;
+mod boundary;
+mod pointer;
+mod text;
+
+pub use answer::{Answer, Code, Count, Errno, MinusOne, Nothing, Pointer};
+pub use boundary::{data_path, verb};
+pub use pointer::{CObject, Handle, read, slice, write};
+pub use text::fill;

@@ -1,0 +1,24 @@
+//! `libverbatim.so`: the C ABI of libibverbs, to be loaded with `LD_PRELOAD` into unmodified programs.
+//!
+//! ```text
+//!  program ── ibv_reg_mr, ibv_create_qp, … ──► [verbs]   control verbs, exported by name
+//!     │                                           │
+//!     │── context->ops, qp_ex->wr_* ──► [data]    │      data verbs, called through tables
+//!     │                                   │       │
+//!     └── reads ibv_qp, ibv_wc, … [abi]   ▼       ▼
+//!                                  crate verbatim-verbs   the objects themselves, safe Rust
+//! ```
+//!
+//! This crate is the boundary and nothing else: it checks pointers, turns panics and errors into each verb's own
+//! convention ([`ffi`]), and translates the header's structures. What it exports is listed in `exports.txt`, one line
+//! for each symbol of libibverbs, and compared with the list by a test.
+//!
+//! A preloaded library is a guest: it starts nothing before the program opens a device, keeps `errno`, and writes
+//! nothing unless `VERBATIM_LOG` is set.
+
+pub mod abi;
+pub mod data;
+pub mod ffi;
+mod log;
+mod process;
+pub mod verbs;

@@ -1,0 +1,143 @@
+//! Opening and closing a device.
+
+use std::ffi::c_int;
+use std::mem::offset_of;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use verbatim_verbs::Context;
+
+use super::device::Device;
+use crate::abi::*;
+use crate::data;
+use crate::ffi::{Code, Errno, MinusOne, Pointer, verb};
+use crate::process;
+
+/// `IBV_FORK_UNNEEDED`: `fork` is safe without the program's doing, see [`process`].
+const IBV_FORK_UNNEEDED: c_int = 2;
+
+/// An open device. The program has a pointer to the `context` at the end of `verbs`.
+#[repr(C)]
+pub struct ContextHandle {
+    verbs: verbs_context,
+    core: Arc<Context>,
+    /// Readable when an asynchronous event waits; for now, none ever does.
+    async_fd: OwnedFd,
+    /// The interface of the GID table's entries, as they name it.
+    netdev_index: u32,
+}
+
+impl ContextHandle {
+    fn give(device: *mut ibv_device, core: Arc<Context>) -> Result<NonNull<ibv_context>, Errno> {
+        let async_fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
+            .map_err(|errno| Errno::new(errno.raw_os_error()))?;
+        let netdev_index = interface_index(&core.port_attr().netdev);
+        let verbs = tables(device, async_fd.as_raw_fd());
+        let handle = Box::leak(Box::new(Self { verbs, core, async_fd, netdev_index }));
+        let start = NonNull::from(handle).cast::<u8>();
+        // SAFETY: inside of the handle, which starts with `verbs`.
+        Ok(unsafe { start.add(offset_of!(verbs_context, context)) }.cast())
+    }
+
+    fn whole(pointer: *mut ibv_context) -> *mut Self {
+        pointer.cast::<u8>().wrapping_sub(offset_of!(verbs_context, context)).cast()
+    }
+
+    /// # Safety
+    /// NULL, or a context that is open and stays so for `'a`.
+    #[inline]
+    pub unsafe fn lend<'a>(pointer: *mut ibv_context) -> Result<&'a Self, Errno> {
+        if pointer.is_null() {
+            return Err(Errno::INVALID);
+        }
+        // SAFETY: what programs have as a context is inside of a handle. The program may change members of its part
+        // (its descriptors' flags it changes in the kernel), but we do not read any of them through this reference.
+        Ok(unsafe { &*Self::whole(pointer) })
+    }
+
+    /// The object itself.
+    pub fn core(&self) -> &Arc<Context> {
+        &self.core
+    }
+
+    /// The descriptor of asynchronous events.
+    pub fn async_fd(&self) -> &OwnedFd {
+        &self.async_fd
+    }
+
+    /// `ndev_ifindex` of the GID table's entries; 0 where there is no such interface.
+    pub fn netdev_index(&self) -> u32 {
+        self.netdev_index
+    }
+}
+
+fn interface_index(name: &str) -> u32 {
+    let Ok(name) = std::ffi::CString::new(name) else { return 0 };
+    // SAFETY: a terminated string.
+    unsafe { libc::if_nametoindex(name.as_ptr()) }
+}
+
+/// The tables of a context: what is not in them is NULL, which the header's inline functions report as not supported.
+fn tables(device: *mut ibv_device, async_fd: c_int) -> verbs_context {
+    // SAFETY: integers, pointers and optional functions, for all of which zero is a value.
+    let mut verbs: verbs_context = unsafe { std::mem::zeroed() };
+    verbs.sz = size_of::<verbs_context>();
+    verbs.query_port = Some(super::port::query_port);
+    verbs.query_device_ex = Some(super::port::query_device_ex);
+    verbs.create_qp_ex = Some(super::qp::create_qp_ex);
+    let context = &mut verbs.context;
+    context.device = device;
+    context.cmd_fd = -1;
+    context.async_fd = async_fd;
+    context.num_comp_vectors = 1;
+    context.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
+    context.abi_compat = VERBS_ABI_IS_EXTENDED;
+    context.ops.poll_cq = Some(data::poll_cq);
+    context.ops.req_notify_cq = Some(data::req_notify_cq);
+    context.ops.post_send = Some(data::post_send);
+    context.ops.post_recv = Some(data::post_recv);
+    verbs
+}
+
+/// `ibv_open_device`(3)
+///
+/// # Safety
+/// `device` is NULL or from `ibv_get_device_list`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> Pointer<ibv_context> {
+    verb("ibv_open_device", || {
+        // SAFETY: the caller's contract.
+        let device = unsafe { Device::lend(device) }?;
+        process::register();
+        let core = Context::open(device.name())?;
+        ContextHandle::give(device.as_c(), core)
+    })
+}
+
+/// `ibv_close_device`(3)
+///
+/// # Safety
+/// `context` is NULL or open; neither it nor anything made on it is used afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> MinusOne {
+    verb("ibv_close_device", || {
+        // SAFETY: the caller's contract.
+        unsafe { ContextHandle::lend(context) }?.core.close()?;
+        // SAFETY: made by `give` from a box, and closed once.
+        drop(unsafe { Box::from_raw(ContextHandle::whole(context)) });
+        Ok(0)
+    })
+}
+
+/// `ibv_fork_init`(3): nothing is needed.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_fork_init() -> Code {
+    Code(0)
+}
+
+/// `ibv_is_fork_initialized`(3)
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_is_fork_initialized() -> c_int {
+    IBV_FORK_UNNEEDED
+}

@@ -1,0 +1,41 @@
+//! The control verbs, exported by name.
+
+mod context;
+mod convert;
+mod cq;
+mod device;
+mod events;
+mod memory;
+mod port;
+mod qp;
+mod refused;
+
+pub(crate) use context::ContextHandle;
+pub(crate) use cq::CqHandle;
+pub(crate) use qp::QpHandle;
+pub use refused::REFUSED;
+
+use std::error::Error;
+
+use verbatim_verbs::VerbsError;
+
+use crate::ffi::Errno;
+use crate::log::log;
+
+impl From<VerbsError> for Errno {
+    fn from(error: VerbsError) -> Self {
+        log!("{}", chain(&error));
+        Self::new(error.errno())
+    }
+}
+
+/// An error and what it came from, in one line.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text += &format!(": {source}");
+        next = source.source();
+    }
+    text
+}

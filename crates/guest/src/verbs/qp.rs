@@ -1,0 +1,234 @@
+//! Queue pairs.
+
+use std::ffi::{c_int, c_uint};
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+use verbatim_verbs::{Qp, QpAttrMask, QpInit, QpType};
+
+use super::convert;
+use crate::abi::*;
+use crate::data::{self, Builder};
+use crate::ffi::{CObject, Code, Errno, Handle, Pointer, verb, write};
+use crate::verbs::CqHandle;
+
+/// The requests that the functions of [`ibv_qp_ex`] can make.
+const SEND_OPS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
+    | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+    | IBV_QP_EX_WITH_SEND
+    | IBV_QP_EX_WITH_SEND_WITH_IMM
+    | IBV_QP_EX_WITH_RDMA_READ;
+
+/// What follows a queue pair's C part.
+#[derive(Debug)]
+pub struct QpCore {
+    pub qp: Arc<Qp>,
+    /// Made with `send_ops_flags`: it has the functions of [`ibv_qp_ex`].
+    extended: bool,
+    signal_all: bool,
+    /// The batch between `ibv_wr_start` and `ibv_wr_complete`.
+    pub builder: Builder,
+}
+
+impl CObject for ibv_qp_ex {
+    type Core = QpCore;
+}
+
+/// A queue pair of a program's. Each has room for the extended functions, whether it uses them or not.
+pub type QpHandle = Handle<ibv_qp_ex>;
+
+/// # Safety
+/// As for [`Handle::lend`].
+#[inline]
+pub unsafe fn lend<'a>(qp: *mut ibv_qp) -> Result<&'a QpHandle, Errno> {
+    // SAFETY: an `ibv_qp_ex` starts with its `ibv_qp`; the caller's contract.
+    unsafe { QpHandle::lend(qp.cast()) }
+}
+
+/// # Safety
+/// `pd` and the objects that `init` names are alive; `init` is the start of whichever structure the program gave.
+unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, send_ops: Option<u64>) -> Result<NonNull<ibv_qp>, Errno> {
+    if init.qp_type != IBV_QPT_RC || !init.srq.is_null() {
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    if send_ops.unwrap_or(0) & !SEND_OPS != 0 {
+        return Err(Errno::NOT_SUPPORTED);
+    }
+    // SAFETY: the caller's contract.
+    let (pd_core, send_cq, recv_cq) =
+        unsafe { (Handle::lend(pd)?, CqHandle::lend(init.send_cq)?, CqHandle::lend(init.recv_cq)?) };
+    let qp = pd_core.core.create_qp(&QpInit {
+        send_cq: send_cq.core.clone(),
+        recv_cq: recv_cq.core.clone(),
+        qp_type: QpType::Rc,
+        cap: convert::cap_from_c(&init.cap),
+        signal_all: init.sq_sig_all != 0,
+    })?;
+    init.cap = convert::cap_to_c(qp.cap());
+    // SAFETY: alive.
+    let context = unsafe { (*pd_core.c()).context };
+    let c = data::extended_functions(ibv_qp {
+        context,
+        qp_context: init.qp_context,
+        pd,
+        send_cq: init.send_cq,
+        recv_cq: init.recv_cq,
+        srq: null_mut(),
+        handle: qp.number(),
+        qp_num: qp.number(),
+        state: qp.state() as c_uint,
+        qp_type: init.qp_type,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    });
+    let core = QpCore {
+        qp,
+        extended: send_ops.is_some(),
+        signal_all: init.sq_sig_all != 0,
+        builder: Builder::default(),
+    };
+    Ok(QpHandle::give(c, core).cast())
+}
+
+/// `ibv_create_qp`(3)
+///
+/// # Safety
+/// `pd` is NULL or alive, `init` NULL or valid, and so are the objects that it names.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> Pointer<ibv_qp> {
+    verb("ibv_create_qp", || {
+        // SAFETY: the caller's contract.
+        unsafe { create(pd, init.as_mut().ok_or(Errno::INVALID)?, None) }
+    })
+}
+
+/// `ibv_create_qp_ex`(3), through the context's table.
+///
+/// # Safety
+/// As for [`ibv_create_qp`].
+pub unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+    let qp = verb::<Pointer<ibv_qp>>("ibv_create_qp_ex", || {
+        // A program built against an older header has a shorter structure: only what `comp_mask` names is read.
+        if context.is_null() || init.is_null() {
+            return Err(Errno::INVALID);
+        }
+        // SAFETY: the caller's contract.
+        let mask = unsafe { (*init).comp_mask };
+        if mask & IBV_QP_INIT_ATTR_PD == 0 {
+            return Err(Errno::INVALID);
+        }
+        if mask & !(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0 {
+            return Err(Errno::NOT_SUPPORTED);
+        }
+        // SAFETY: `comp_mask` names them; the structure starts as `ibv_qp_init_attr` does.
+        unsafe {
+            let send_ops = (mask & IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then(|| (*init).send_ops_flags);
+            create((*init).pd, &mut *init.cast::<ibv_qp_init_attr>(), send_ops)
+        }
+    });
+    qp.raw()
+}
+
+/// `ibv_qp_to_qp_ex`(3): NULL for a queue pair that was made without `send_ops_flags`.
+///
+/// # Safety
+/// `qp` is NULL or alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    // SAFETY: the caller's contract.
+    match unsafe { lend(qp) } {
+        Ok(handle) if handle.core.extended => qp.cast(),
+        _ => null_mut(),
+    }
+}
+
+/// `ibv_modify_qp`(3)
+///
+/// # Safety
+/// `qp` is NULL or alive, `attr` NULL or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, mask: c_int) -> Code {
+    verb("ibv_modify_qp", || {
+        // SAFETY: the caller's contract.
+        let (handle, attr) = unsafe { (lend(qp)?, attr.as_ref().ok_or(Errno::INVALID)?) };
+        let (mask, attr) = convert::modification(attr, mask)?;
+        handle.core.qp.modify(mask, &attr)?;
+        if mask.contains(QpAttrMask::STATE) {
+            // SAFETY: alive; a single member.
+            unsafe { (*qp).state = attr.state as c_uint };
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_query_qp`(3). Everything is told, whatever is asked for.
+///
+/// # Safety
+/// `qp` is NULL or alive, `attr` and `init` NULL or valid for writes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_qp(
+    qp: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> Code {
+    verb("ibv_query_qp", || {
+        // SAFETY: the caller's contract.
+        let handle = unsafe { lend(qp) }?;
+        let (now, cap) = handle.core.qp.query()?;
+        // SAFETY: the caller's contract; single members of a live object.
+        unsafe {
+            (*qp).state = now.state as c_uint;
+            write(attr, convert::qp_attr(&now, &cap))?;
+            let told = ibv_qp_init_attr {
+                qp_context: (*qp).qp_context,
+                send_cq: (*qp).send_cq,
+                recv_cq: (*qp).recv_cq,
+                srq: null_mut(),
+                cap: convert::cap_to_c(&cap),
+                qp_type: (*qp).qp_type,
+                sq_sig_all: handle.core.signal_all.into(),
+            };
+            write(init, told)
+        }
+    })
+}
+
+/// `ibv_destroy_qp`(3)
+///
+/// # Safety
+/// `qp` is NULL or alive, and not used afterwards if this succeeds.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> Code {
+    verb("ibv_destroy_qp", || {
+        let pointer = NonNull::new(qp).ok_or(Errno::INVALID)?;
+        // SAFETY: the caller's contract; taken back only when it is gone.
+        unsafe {
+            lend(qp)?.core.qp.destroy()?;
+            drop(QpHandle::take(pointer.cast()));
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_query_qp_data_in_order`(3): nothing is promised.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _opcode: c_uint, _flags: u32) -> c_int {
+    0
+}
+
+/// `ibv_query_ece`(3): no vendor, no options.
+///
+/// # Safety
+/// `qp` is NULL or alive, `ece` NULL or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> Code {
+    verb("ibv_query_ece", || {
+        // SAFETY: the caller's contract.
+        unsafe {
+            lend(qp)?;
+            write(ece, ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 })
+        }
+    })
+}

@@ -1,0 +1,216 @@
+//! Two hosts on one machine: two software RNICs on loopback addresses, each with its own runtime folder.
+
+use std::fs;
+use std::io::Read;
+use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::process::{PidfdFlags, Pid, Signal, pidfd_open, pidfd_send_signal};
+use tempfile::TempDir;
+use verbatim_nic::{Nic, NicConfig, Port};
+
+/// How long a program may take: a hundred times what it needs.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A program of the distribution, or why its test is skipped.
+pub fn installed(name: &str) -> Option<PathBuf> {
+    let path = Path::new("/usr/bin").join(name);
+    if !path.exists() {
+        eprintln!("skipped: {name} is not installed (packages ibverbs-utils, perftest)");
+        return None;
+    }
+    Some(path)
+}
+
+/// Where programs run: a runtime folder, with or without an RNIC at work in it.
+pub struct Host {
+    folder: TempDir,
+    pub address: Ipv4Addr,
+    rnic: Option<(OwnedFd, JoinHandle<()>)>,
+}
+
+impl Host {
+    pub fn without_rnic() -> Self {
+        // Registered memory is adopted into files of the runtime folder, which is memory on a real host, too.
+        let folder = tempfile::Builder::new().prefix("verbatim-guest-").tempdir_in("/dev/shm");
+        Self { folder: folder.expect("a folder on tmpfs"), address: Ipv4Addr::UNSPECIFIED, rnic: None }
+    }
+
+    fn with_rnic(address: Ipv4Addr) -> Self {
+        let mut host = Self::without_rnic();
+        let config = NicConfig { port: Port::Address(address), ..NicConfig::new(host.folder.path()) };
+        let mut rnic = Nic::new(config).expect("an RNIC on a loopback address");
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let for_thread = stop.try_clone().unwrap();
+        let thread = std::thread::spawn(move || rnic.run(&for_thread).expect("the RNIC works until it is stopped"));
+        host.address = address;
+        host.rnic = Some((stop, thread));
+        host
+    }
+
+    /// Makes a program run here, with our library in front of the system's.
+    pub fn prepare(&self, mut command: Command) -> Command {
+        let test = std::env::current_exe().unwrap();
+        command
+            .env("LD_PRELOAD", test.with_file_name("libverbatim.so"))
+            .env("VERBATIM_RUNTIME", self.folder.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.rnic.take() {
+            let _ = rustix::io::write(&stop, &1u64.to_ne_bytes());
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A server and a client.
+pub struct Pair {
+    pub server: Host,
+    pub client: Host,
+    /// One pair of programs at a time: they poll, and the machine may have two cores.
+    turn: Mutex<()>,
+}
+
+impl Pair {
+    pub fn start() -> Self {
+        // Addresses of the loopback network that nobody else has: no other test run, and none of the pairs of this
+        // one, the last of which may be about to go.
+        static PAIRS: AtomicU8 = AtomicU8::new(1);
+        let [high, low] = (std::process::id() as u16).to_be_bytes();
+        let network = PAIRS.fetch_add(2, Relaxed);
+        Self {
+            server: Host::with_rnic(Ipv4Addr::new(127, network, high, low)),
+            client: Host::with_rnic(Ipv4Addr::new(127, network + 1, high, low)),
+            turn: Mutex::new(()),
+        }
+    }
+
+    /// Runs a program against itself; what both said. `port_option` names its option for a TCP port.
+    pub fn play(&self, program: &Path, arguments: &[&str], port_option: &str) -> [String; 2] {
+        let _turn = self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let port = free_port().to_string();
+        let command = || {
+            let mut command = Command::new(program);
+            command.args(arguments).args([port_option, &port]);
+            command
+        };
+        let server = Running::start(self.server.prepare(command()));
+        server.wait_for_listener(&port);
+        let mut command = command();
+        command.arg("127.0.0.1");
+        let client = Running::start(self.client.prepare(command));
+        let outcomes = [server, client].map(Running::finish);
+        let describe = |side: &str, outcome: &Outcome| format!("{side}: {}\n{}", outcome.status, outcome.text);
+        assert!(
+            outcomes.iter().all(|outcome| outcome.success),
+            "{} {arguments:?}\n{}\n{}",
+            program.display(),
+            describe("server", &outcomes[0]),
+            describe("client", &outcomes[1])
+        );
+        outcomes.map(|outcome| outcome.text)
+    }
+}
+
+/// A port that nobody listens at now.
+fn free_port() -> u16 {
+    let socket = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    socket.local_addr().unwrap().port()
+}
+
+/// Runs a program alone; what it said.
+pub fn run(command: Command) -> String {
+    let outcome = Running::start(command).finish();
+    assert!(outcome.success, "{}\n{}", outcome.status, outcome.text);
+    outcome.text
+}
+
+struct Outcome {
+    success: bool,
+    status: String,
+    text: String,
+}
+
+/// A program at work, ended when it takes too long or nobody waits for it any more.
+struct Running {
+    child: Child,
+    pidfd: OwnedFd,
+    readers: Vec<JoinHandle<String>>,
+    deadline: Instant,
+}
+
+impl Running {
+    fn start(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let pid = Pid::from_child(&child);
+        let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("the child is ours");
+        let readers = vec![reader(child.stdout.take()), reader(child.stderr.take())];
+        Self { child, pidfd, readers, deadline: Instant::now() + LIMIT }
+    }
+
+    /// Returns when the program listens at a TCP port, or has ended. There is no event for the former.
+    fn wait_for_listener(&self, port: &str) {
+        let port: u16 = port.parse().unwrap();
+        let listening = || {
+            ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
+                let table = fs::read_to_string(table).unwrap_or_default();
+                // "sl local_address rem_address st …": an address is HEX:PORT, state 0A is LISTEN
+                table.lines().any(|line| {
+                    let words: Vec<_> = line.split_whitespace().collect();
+                    words.len() > 3 && words[1].ends_with(&format!(":{port:04X}")) && words[3] == "0A"
+                })
+            })
+        };
+        while !listening() && Instant::now() < self.deadline && !self.ended(Duration::from_millis(5)) {}
+    }
+
+    /// Waits for the end, but not for longer.
+    fn ended(&self, limit: Duration) -> bool {
+        let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        poll(&mut fds, Some(&limit)).is_ok_and(|ready| ready > 0)
+    }
+
+    fn finish(mut self) -> Outcome {
+        let in_time = self.ended(self.deadline.saturating_duration_since(Instant::now()));
+        if !in_time {
+            let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+        }
+        let status = self.child.wait().unwrap();
+        let text = self.readers.drain(..).map(|reader| reader.join().unwrap()).collect();
+        let status_text = if in_time { status.to_string() } else { format!("took longer than {LIMIT:?}") };
+        Outcome { success: in_time && status.success(), status: status_text, text }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Ended already unless a test has failed.
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+        let _ = self.child.wait();
+    }
+}
+
+fn reader(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
+    let mut pipe = pipe.expect("piped");
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = pipe.read_to_end(&mut bytes);
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}

@@ -1,0 +1,100 @@
+//! A context: what one control connection has made.
+
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use rustix::event::EventfdFlags;
+use verbatim_device::layout::{CONTEXT_BYTES, MAX_QP_SLOTS};
+use verbatim_device::ring::DoorbellReader;
+
+use crate::arena::{Arena, Block};
+use crate::error::Refused;
+use crate::memory::{Mappings, Owner};
+
+#[derive(Debug)]
+pub struct Context {
+    /// The program's or instance's name, for logs.
+    pub name: String,
+    pub doorbells: DoorbellReader,
+    pub eventfd: OwnedFd,
+    pub owner: Rc<Owner>,
+    pub mappings: Mappings,
+    pub pds: HashSet<u32>,
+    pub cqs: HashSet<u32>,
+    pub regions: HashSet<u32>,
+    /// Queue pairs by doorbell.
+    slots: Vec<Option<u32>>,
+    free_slots: Vec<u32>,
+    pub arena: Rc<Arena>,
+    /// Keeps the doorbells' memory; last, so that it goes last.
+    _page: Block,
+}
+
+impl Context {
+    pub fn new(name: String, arena_bytes: u64, owner_pid: i32) -> Result<Self, Refused> {
+        let owner = Rc::new(Owner::default());
+        owner.set(owner_pid)?;
+        let eventfd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| Refused::os("eventfd", errno))?;
+        let arena = Arena::new(arena_bytes)?;
+        let page = arena.allocate(CONTEXT_BYTES)?;
+        debug_assert_eq!(page.offset(), 0, "the first block of an arena is at its start");
+        // SAFETY: the block is as long as a ContextPage at least, starts as zeroes at a page boundary, and is dropped
+        // after the reader.
+        let doorbells = unsafe { DoorbellReader::new(page.base().cast()) };
+        Ok(Self {
+            name,
+            doorbells,
+            eventfd,
+            owner,
+            mappings: Mappings::default(),
+            pds: HashSet::new(),
+            cqs: HashSet::new(),
+            regions: HashSet::new(),
+            slots: Vec::new(),
+            free_slots: Vec::new(),
+            arena,
+            _page: page,
+        })
+    }
+
+    /// A doorbell that no queue pair has.
+    pub fn free_slot(&mut self) -> Result<u32, Refused> {
+        if let Some(slot) = self.free_slots.pop() {
+            return Ok(slot);
+        }
+        let slot = self.slots.len() as u32;
+        if slot >= MAX_QP_SLOTS {
+            return Err(Refused::new(
+                libc::ENOMEM,
+                format!("a context has at most {MAX_QP_SLOTS} queue pairs"),
+            ));
+        }
+        self.slots.push(None);
+        Ok(slot)
+    }
+
+    /// Gives the doorbell to a queue pair, or back.
+    pub fn assign_slot(&mut self, slot: u32, qpn: Option<u32>) {
+        self.slots[slot as usize] = qpn;
+        if qpn.is_none() {
+            self.free_slots.push(slot);
+        }
+    }
+
+    /// All queue pairs.
+    pub fn qps(&self) -> impl Iterator<Item = u32> + '_ {
+        self.slots.iter().filter_map(|slot| *slot)
+    }
+
+    /// Takes the bells that were rung.
+    pub fn drain_doorbells(&mut self, mut visit: impl FnMut(u32)) {
+        let slots = &self.slots;
+        self.doorbells.drain(|slot| {
+            if let Some(Some(qpn)) = slots.get(slot as usize) {
+                visit(*qpn);
+            }
+        });
+    }
+}

@@ -1,0 +1,421 @@
+//! The loop.
+//!
+//! ```text
+//!  turn: control ─► doorbells ─► receive ─► timers ─► transmit ─► settle ─► statistics
+//!                └──────── each marks the queue pairs that it touched ───────┘
+//! ```
+//!
+//! Queue pairs that were touched take their turn to transmit (ACKs are made there too), and at the end of the turn their
+//! timers and counters are brought up to date, once per turn however many packets came. A loop that finds nothing to do
+//! yields the core, and after [`NicConfig::spin`] it sleeps.
+
+mod control;
+mod poller;
+mod receive;
+mod transmit;
+
+use std::collections::VecDeque;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use verbatim_roce::icrc::Flow;
+use verbatim_roce::{Counters, QpAttributes, QpState, Time, TxBatch, UDP_PORT};
+
+use self::control::{Clients, Endpoint};
+use self::poller::{Poller, Token};
+use crate::config::NicConfig;
+use crate::device::Device;
+use crate::error::NicError;
+use crate::interface::Interface;
+use crate::memory::install_sigbus_handler;
+use crate::objects::Objects;
+use crate::qp::{Effects, QueuePair};
+use crate::socket::UdpPort;
+use crate::stats::{NicCounters, STATS_NAME, StatsWriter};
+use crate::timers::Timers;
+
+/// How often an idle loop looks at its descriptors besides the UDP socket: every so many turns.
+const IDLE_TURNS_PER_POLL: u32 = 8;
+
+/// Receive requests that are posted to a queue pair in ERR must be flushed, and no doorbell announces them: the RNIC
+/// looks at this interval.
+const ERROR_FLUSH_INTERVAL: Duration = Duration::from_millis(10);
+
+/// While more arrives than a turn takes, timers are looked at every so many turns only.
+const TURNS_BEHIND_PER_EXPIRY: u32 = 16;
+
+/// A software RNIC. It is made, runs and ends on one thread.
+#[derive(Debug)]
+pub struct Nic {
+    device: Device,
+    spin: Duration,
+    runtime_dir: PathBuf,
+    udp: UdpPort,
+    poller: Poller,
+    main_listener: Endpoint,
+    clients: Clients,
+    objects: Objects,
+    effects: Effects,
+    /// Queue pairs that something has happened to in this turn.
+    touched: Touched,
+    /// Queue pairs that wait for their turn to transmit.
+    ready: VecDeque<u32>,
+    timers: Timers,
+    /// Turns since all that had arrived was taken.
+    turns_behind: u32,
+    batch: TxBatch,
+    blocked: transmit::Blocked,
+    counters: NicCounters,
+    stats: StatsWriter,
+}
+
+/// A list without duplicates: each queue pair knows whether it is in.
+#[derive(Debug, Default)]
+struct Touched(Vec<u32>);
+
+impl Touched {
+    #[inline]
+    fn add(&mut self, qpn: u32, qp: &mut QueuePair) {
+        if !qp.touched {
+            qp.touched = true;
+            self.0.push(qpn);
+        }
+    }
+}
+
+fn now() -> Time {
+    let time = clock_gettime(ClockId::Monotonic);
+    Time::from_nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
+impl Nic {
+    /// Binds the sockets: from now on programs can connect, though nobody answers before [`Nic::run`].
+    pub fn new(config: NicConfig) -> Result<Self, NicError> {
+        install_sigbus_handler();
+        let interface = Interface::find(&config.port)?;
+        let address = interface.address;
+        let device = Device::new(&config, interface);
+        let udp = UdpPort::bind(address, UDP_PORT, config.limits.socket_buffer_bytes)?;
+        let main_listener = Endpoint::bind(&config.runtime_dir)?;
+        let stats = StatsWriter::create(&config.runtime_dir.join(STATS_NAME))?;
+        let poller = Poller::new()?;
+        poller.add(&udp, Token::Udp)?;
+        poller.add(&main_listener, Token::MainListener)?;
+        let end = |address: Ipv4Addr| SocketAddr::from((address, UDP_PORT));
+        let flow = Flow::new(end(address), end(address)).expect("both are IPv4 addresses");
+        tracing::info!(
+            name = device.attr.name,
+            %address,
+            interface = device.interface.name,
+            mtu = device.interface.mtu,
+            socket = %main_listener.path().display(),
+            "the software RNIC is ready"
+        );
+        Ok(Self {
+            clients: Clients::new(device.limits.max_contexts),
+            objects: Objects::new(&device.limits),
+            device,
+            spin: config.spin,
+            runtime_dir: config.runtime_dir,
+            udp,
+            poller,
+            main_listener,
+            effects: Effects::default(),
+            touched: Touched::default(),
+            ready: VecDeque::new(),
+            timers: Timers::default(),
+            turns_behind: 0,
+            batch: TxBatch::new(flow),
+            blocked: transmit::Blocked::default(),
+            counters: NicCounters::default(),
+            stats,
+        })
+    }
+
+    /// The port's address.
+    pub fn address(&self) -> Ipv4Addr {
+        self.device.interface.address
+    }
+
+    /// Works until `stop` is readable.
+    pub fn run(&mut self, stop: &OwnedFd) -> Result<(), NicError> {
+        self.poller.add(stop, Token::Stop)?;
+        let mut last_work = now();
+        let mut idle_turns = 0;
+        let mut wait = Some(Duration::ZERO);
+        loop {
+            let mut worked = false;
+            if wait.is_some() || idle_turns % IDLE_TURNS_PER_POLL == 0 {
+                match self.poll(wait.unwrap_or_default())? {
+                    Polled::Stop => break,
+                    Polled::Worked => worked = true,
+                    Polled::Nothing => {}
+                }
+            }
+            let time = now();
+            worked |= self.turn(time)?;
+            if worked {
+                self.counters.busy_turns += 1;
+                self.publish();
+                (last_work, idle_turns, wait) = (time, 0, Some(Duration::ZERO));
+                continue;
+            }
+            idle_turns += 1;
+            if time - last_work < self.spin {
+                wait = None;
+                rustix::thread::sched_yield();
+            } else {
+                wait = Some(self.nap(time));
+            }
+        }
+        tracing::info!(address = %self.address(), "the software RNIC ends");
+        Ok(())
+    }
+
+    /// One turn of the data path; says whether there was anything to do.
+    fn turn(&mut self, now: Time) -> Result<bool, NicError> {
+        self.read_doorbells();
+        // The answer that a timer waits for may be among what has not been taken yet.
+        self.turns_behind = if self.receive(now)? {
+            0
+        } else {
+            self.turns_behind + 1
+        };
+        if self.turns_behind % TURNS_BEHIND_PER_EXPIRY == 0 {
+            self.expire(now);
+        }
+        self.line_up();
+        self.transmit(now)?;
+        self.apply_effects(now);
+        let worked = !self.touched.0.is_empty();
+        self.settle(now);
+        Ok(worked)
+    }
+
+    fn read_doorbells(&mut self) {
+        let Self {
+            clients,
+            objects,
+            touched,
+            ..
+        } = self;
+        clients.for_each_context(|_, context| {
+            context.drain_doorbells(|qpn| {
+                if let Some(qp) = objects.qps.get_mut(qpn) {
+                    touched.add(qpn, qp);
+                }
+            });
+        });
+    }
+
+    fn expire(&mut self, now: Time) {
+        while let Some((entry, qpn)) = self.timers.pop_due(now) {
+            let Self {
+                objects,
+                effects,
+                touched,
+                ..
+            } = self;
+            let Some(qp) = objects.qps.get_mut(qpn) else {
+                continue;
+            };
+            if !qp.alarm.rings(entry) {
+                continue;
+            }
+            touched.add(qpn, qp);
+            let (transport, mut host) = qp.split(&mut objects.cqs, &objects.regions, effects, now);
+            transport.handle_timeout(now, &mut host);
+        }
+    }
+
+    /// Whoever was touched may have something to send.
+    fn line_up(&mut self) {
+        for qpn in &self.touched.0 {
+            if let Some(qp) = self.objects.qps.get_mut(*qpn) {
+                if !qp.queued {
+                    qp.queued = true;
+                    self.ready.push_back(*qpn);
+                }
+            }
+        }
+    }
+
+    /// Errors that take more than one queue pair with them.
+    fn apply_effects(&mut self, now: Time) {
+        while !self.effects.is_empty() {
+            let Effects {
+                overrun_cqs,
+                truncated_contexts,
+                broken_qps,
+            } = std::mem::take(&mut self.effects);
+            self.counters.cq_overruns += overrun_cqs.len() as u64;
+            self.counters.bad_indices += broken_qps.len() as u64;
+            let mut doomed = broken_qps;
+            let related = |qp: &QueuePair| {
+                [qp.send_cq, qp.recv_cq].iter().any(|cq| overrun_cqs.contains(cq))
+                    || truncated_contexts.contains(&qp.context)
+            };
+            if !overrun_cqs.is_empty() || !truncated_contexts.is_empty() {
+                doomed.extend(
+                    self.objects
+                        .qps
+                        .iter()
+                        .filter(|(_, qp)| related(qp))
+                        .map(|(qpn, _)| qpn),
+                );
+            }
+            for context in &truncated_contexts {
+                let name = self
+                    .clients
+                    .context(*context)
+                    .map_or("", |context| context.name.as_str());
+                tracing::warn!(
+                    name,
+                    "a file of registered memory was truncated: its queue pairs go to the error state"
+                );
+                self.counters.truncated_files += 1;
+            }
+            let to_error = QpAttributes {
+                state: Some(QpState::Err),
+                ..QpAttributes::default()
+            };
+            for qpn in doomed {
+                let Self {
+                    objects,
+                    effects,
+                    touched,
+                    ..
+                } = self;
+                let Some(qp) = objects.qps.get_mut(qpn) else {
+                    continue;
+                };
+                touched.add(qpn, qp);
+                let (transport, mut host) = qp.split(&mut objects.cqs, &objects.regions, effects, now);
+                if transport.state() != QpState::Err {
+                    transport
+                        .modify(&to_error, &mut host)
+                        .expect("there is a way to ERR from every state");
+                }
+            }
+        }
+    }
+
+    /// Brings timers and counters up to date, for those that were touched.
+    fn settle(&mut self, now: Time) {
+        for qpn in self.touched.0.drain(..) {
+            let Some(qp) = self.objects.qps.get_mut(qpn) else {
+                continue;
+            };
+            qp.touched = false;
+            let deadline = match qp.transport.state() {
+                QpState::Err => Some(now + ERROR_FLUSH_INTERVAL),
+                _ => qp.transport.next_timeout(),
+            };
+            self.timers.set(qpn, &mut qp.alarm, deadline);
+            let current = *qp.transport.counters();
+            count(&mut self.counters, &current, &qp.counted);
+            qp.counted = current;
+        }
+    }
+
+    /// How long to sleep; programs are told to wake the RNIC meanwhile. Zero if something has come up.
+    fn nap(&mut self, now: Time) -> Duration {
+        if self.clients.set_sleeping(true) {
+            self.clients.set_sleeping(false);
+            return Duration::ZERO;
+        }
+        self.counters.sleeps += 1;
+        self.publish();
+        let next = [self.timers.next(), self.blocked.until()]
+            .into_iter()
+            .flatten()
+            .min();
+        next.map_or(Duration::MAX, |deadline| deadline - now)
+    }
+
+    fn publish(&mut self) {
+        self.counters.contexts = self.clients.contexts() as u64;
+        self.counters.pds = self.objects.pds.len() as u64;
+        self.counters.mrs = self.objects.regions.len() as u64;
+        self.counters.cqs = self.objects.cqs.len() as u64;
+        self.counters.qps = self.objects.qps.len() as u64;
+        self.stats.publish(&self.counters);
+    }
+}
+
+/// What a look at the descriptors gave.
+#[derive(Debug, PartialEq, Eq)]
+enum Polled {
+    Stop,
+    Worked,
+    Nothing,
+}
+
+impl Nic {
+    /// Waits for at most `wait` and serves what comes over sockets other than the UDP one.
+    fn poll(&mut self, wait: Duration) -> Result<Polled, NicError> {
+        let slept = !wait.is_zero();
+        self.poller.wait(wait)?;
+        if slept {
+            self.clients.set_sleeping(false);
+        }
+        let time = now();
+        let mut polled = Polled::Nothing;
+        while let Some((token, writable)) = self.poller.take() {
+            match token {
+                Token::Stop => return Ok(Polled::Stop),
+                // The turn receives anyway.
+                Token::Udp => {
+                    if writable {
+                        self.unblock()?;
+                    }
+                    continue;
+                }
+                // An eventfd is only there to wake the loop; the turn reads the doorbells.
+                Token::Doorbell(_) => continue,
+                Token::MainListener | Token::Listener(_) => self.accept(token)?,
+                Token::Client(id) => self.serve(id, time)?,
+            }
+            polled = Polled::Worked;
+        }
+        Ok(polled)
+    }
+}
+
+impl Drop for Nic {
+    fn drop(&mut self) {
+        for name in [verbatim_device::control::SOCKET_NAME, STATS_NAME] {
+            // They may be gone with their folder.
+            let _ = std::fs::remove_file(self.runtime_dir.join(name));
+        }
+    }
+}
+
+/// Adds what a queue pair has counted since `before`.
+fn count(total: &mut NicCounters, current: &Counters, before: &Counters) {
+    macro_rules! add {
+        ($($to:ident += $($from:ident)|+;)*) => {
+            $(total.$to += 0 $(+ (current.$from - before.$from))+;)*
+        };
+    }
+    add! {
+        tx_payload_bytes += sent_request_bytes | sent_response_bytes;
+        rx_payload_bytes += rcvd_request_bytes | rcvd_response_bytes;
+        retransmitted_packets += retransmitted_requests;
+        retry_exceeded += retry_exceeded_err;
+        ack_timeouts += local_ack_timeout_err;
+        rx_nak_sequence += packet_seq_err;
+        rx_nak_access += req_remote_access_errors;
+        rx_nak_invalid += req_remote_invalid_request;
+        rx_rnr += rcvd_rnr_nak;
+        tx_rnr += sent_rnr_nak;
+        tx_nak_access += resp_remote_access_errors;
+        tx_nak_invalid += resp_remote_invalid_request;
+        rx_out_of_order += out_of_sequence;
+        rx_duplicates += duplicate_request;
+        rx_dropped += dropped_packets;
+    }
+}

@@ -1,0 +1,326 @@
+//! Control connections: accepting, serving, and cleaning up after those that are gone.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use verbatim_device::control::{Reply, Request, SOCKET_NAME};
+use verbatim_roce::Time;
+use verbatim_seqpacket::{Error, Listener, Received, Socket};
+
+use super::{Nic, Token};
+use crate::context::Context;
+use crate::error::{NicError, Refused};
+use crate::requests::{Asker, Desk};
+use crate::table::Table;
+
+/// Requests of one connection served in a row.
+const REQUESTS_PER_TURN: usize = 16;
+
+/// The control socket in the runtime folder.
+#[derive(Debug)]
+pub struct Endpoint {
+    listener: Listener,
+    path: PathBuf,
+}
+
+impl Endpoint {
+    pub fn bind(runtime_dir: &Path) -> Result<Self, NicError> {
+        let path = runtime_dir.join(SOCKET_NAME);
+        let wrap = |source| NicError::Listen {
+            path: path.clone(),
+            source,
+        };
+        let listener = Listener::bind(&path).map_err(wrap)?;
+        listener.set_nonblocking(true).map_err(wrap)?;
+        // Programs may run as any user; the kernel says who they are.
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).map_err(|source| {
+            NicError::File {
+                path: path.clone(),
+                source,
+            }
+        })?;
+        Ok(Self { listener, path })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsFd for Endpoint {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+/// One connection, and its context once that is opened.
+#[derive(Debug)]
+struct Client {
+    socket: Socket,
+    /// It came over the RNIC's own control socket, not over one in an instance's folder.
+    over_main_listener: bool,
+    context: Option<Context>,
+}
+
+/// All connections, and the sockets that they come from.
+#[derive(Debug)]
+pub struct Clients {
+    clients: Table<Client>,
+    /// Those with a context.
+    open: Vec<u32>,
+    listeners: HashMap<u32, Listener>,
+    next_listener: u32,
+}
+
+impl Clients {
+    pub fn new(max: u32) -> Self {
+        Self {
+            clients: Table::new(1, max, 0),
+            open: Vec::new(),
+            listeners: HashMap::new(),
+            next_listener: 0,
+        }
+    }
+
+    /// How many contexts there are.
+    pub fn contexts(&self) -> usize {
+        self.open.len()
+    }
+
+    pub fn context(&self, id: u32) -> Option<&Context> {
+        self.clients.get(id)?.context.as_ref()
+    }
+
+    pub fn for_each_context(&mut self, mut visit: impl FnMut(u32, &mut Context)) {
+        for id in &self.open {
+            if let Some(context) = self
+                .clients
+                .get_mut(*id)
+                .and_then(|client| client.context.as_mut())
+            {
+                visit(*id, context);
+            }
+        }
+    }
+
+    /// Tells all programs whether they must wake the RNIC; says whether one of them has rung meanwhile.
+    pub fn set_sleeping(&mut self, sleeping: bool) -> bool {
+        let mut rung = false;
+        self.for_each_context(|_, context| {
+            context.doorbells.set_sleeping(sleeping);
+            rung |= sleeping && context.doorbells.is_rung();
+        });
+        rung
+    }
+}
+
+impl Nic {
+    /// Takes new connections.
+    pub(super) fn accept(&mut self, token: Token) -> Result<(), NicError> {
+        loop {
+            let listener = match token {
+                Token::Listener(id) => match self.clients.listeners.get(&id) {
+                    Some(listener) => listener,
+                    None => return Ok(()),
+                },
+                _ => &self.main_listener.listener,
+            };
+            match listener.accept() {
+                Ok(socket) => self.welcome(socket, token)?,
+                Err(Error::WouldBlock) => return Ok(()),
+                Err(error) => {
+                    // A listener that was shut down is over; the main one is not, whatever happens.
+                    tracing::debug!(%error, ?token, "accept");
+                    if let Token::Listener(id) = token {
+                        if let Some(listener) = self.clients.listeners.remove(&id) {
+                            self.poller.remove(&listener);
+                        }
+                    }
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    fn welcome(&mut self, socket: Socket, token: Token) -> Result<(), NicError> {
+        let over_main_listener = token == Token::MainListener;
+        if socket.set_nonblocking(true).is_err() || socket.pass_credentials().is_err() {
+            return Ok(());
+        }
+        if !self.clients.clients.has_room() {
+            let message = "the RNIC has as many contexts as it can have".to_owned();
+            let _ = socket.send(
+                &Reply::Error {
+                    errno: libc::ENOMEM,
+                    message,
+                },
+                &[],
+            );
+            return Ok(());
+        }
+        let client = Client {
+            socket,
+            over_main_listener,
+            context: None,
+        };
+        let id = self
+            .clients
+            .clients
+            .insert_with(|_, _| client)
+            .expect("there was room");
+        let client = self.clients.clients.get(id).expect("just inserted");
+        self.poller.add(&client.socket, Token::Client(id))
+    }
+
+    /// Answers what a connection asks.
+    pub(super) fn serve(&mut self, id: u32, now: Time) -> Result<(), NicError> {
+        for _ in 0..REQUESTS_PER_TURN {
+            let Some(client) = self.clients.clients.get_mut(id) else {
+                return Ok(());
+            };
+            let answer = match client.socket.recv::<Request>() {
+                Ok(received) => {
+                    self.counters.requests += 1;
+                    self.answer(id, received, now)?
+                }
+                Err(Error::WouldBlock) => return Ok(()),
+                Err(error @ (Error::Malformed { .. } | Error::TooLong { .. })) => {
+                    Err(Refused::new(libc::EPROTO, error.to_string()))
+                }
+                Err(_) => {
+                    self.disconnect(id);
+                    return Ok(());
+                }
+            };
+            let Some(client) = self.clients.clients.get_mut(id) else {
+                return Ok(());
+            };
+            let sent = match (&answer, &client.context) {
+                (Ok(reply @ Reply::Context { .. }), Some(context)) => client
+                    .socket
+                    .send(reply, &[context.arena.as_fd(), context.eventfd.as_fd()]),
+                (Ok(reply), _) => client.socket.send(reply, &[]),
+                (Err(Refused { errno, message }), _) => {
+                    self.counters.refused_requests += 1;
+                    tracing::debug!(id, errno, message, "request refused");
+                    client.socket.send(
+                        &Reply::Error {
+                            errno: *errno,
+                            message: message.clone(),
+                        },
+                        &[],
+                    )
+                }
+            };
+            // One that does not read its answers, or is gone.
+            if let Err(error) = sent {
+                tracing::debug!(id, %error, "answer not taken");
+                self.disconnect(id);
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(
+        &mut self,
+        id: u32,
+        received: Received<Request>,
+        now: Time,
+    ) -> Result<Result<Reply, Refused>, NicError> {
+        let Received {
+            message: request,
+            fds,
+            credentials,
+        } = received;
+        let Some(client) = self.clients.clients.get_mut(id) else {
+            return Ok(Err(Refused::invalid("there is no such connection")));
+        };
+        let Some(credentials) = credentials else {
+            return Ok(Err(Refused::new(
+                libc::EPERM,
+                "the kernel did not say who sent the request",
+            )));
+        };
+        if matches!(request, Request::AddListener) && client.context.is_none() {
+            let privileged = client.over_main_listener && credentials.uid == 0;
+            return self.add_listener(privileged, fds);
+        }
+        let was_open = client.context.is_some();
+        let mut changed_qps = Vec::new();
+        let mut desk = Desk {
+            device: &self.device,
+            objects: &mut self.objects,
+            effects: &mut self.effects,
+            changed_qps: &mut changed_qps,
+            now,
+        };
+        let answer = desk.answer(
+            request,
+            &mut Asker {
+                id,
+                context: &mut client.context,
+                credentials,
+                fds,
+            },
+        );
+        if let (false, Some(context)) = (was_open, &client.context) {
+            self.poller.add_edge(&context.eventfd, Token::Doorbell(id))?;
+            self.clients.open.push(id);
+        }
+        for qpn in changed_qps {
+            if let Some(qp) = self.objects.qps.get_mut(qpn) {
+                self.touched.add(qpn, qp);
+            }
+        }
+        Ok(answer)
+    }
+
+    fn add_listener(
+        &mut self,
+        privileged: bool,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Result<Reply, Refused>, NicError> {
+        if !privileged {
+            let message = "only root may add a listener, and only over the RNIC's own control socket";
+            return Ok(Err(Refused::new(libc::EPERM, message)));
+        }
+        let Ok([fd]) = <[OwnedFd; 1]>::try_from(fds) else {
+            return Ok(Err(Refused::invalid("add listener takes one descriptor")));
+        };
+        let listens = sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX)
+            && sockopt::socket_type(&fd) == Ok(SocketType::SEQPACKET)
+            && sockopt::socket_acceptconn(&fd) == Ok(true);
+        if !listens {
+            let message = "the descriptor is no listening unix socket of type SOCK_SEQPACKET";
+            return Ok(Err(Refused::invalid(message)));
+        }
+        let listener = Listener::from_fd(fd);
+        if let Err(error) = listener.set_nonblocking(true) {
+            return Ok(Err(Refused::new(error.errno(), error.to_string())));
+        }
+        let id = self.clients.next_listener;
+        self.clients.next_listener += 1;
+        self.poller.add(&listener, Token::Listener(id))?;
+        self.clients.listeners.insert(id, listener);
+        Ok(Ok(Reply::Done))
+    }
+
+    /// Nobody holds the connection any more: all that was made on it goes.
+    fn disconnect(&mut self, id: u32) {
+        let Some(client) = self.clients.clients.remove(id) else {
+            return;
+        };
+        self.poller.remove(&client.socket);
+        if let Some(context) = client.context {
+            tracing::debug!(id, name = context.name, "context closed");
+            // The program may still have this descriptor, so that closing it here does not end the watch.
+            self.poller.remove(&context.eventfd);
+            self.clients.open.retain(|open| *open != id);
+            self.objects.remove_all(context);
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! epoll(7), with typed tokens.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+
+use crate::error::NicError;
+
+/// Events taken from the kernel at a time.
+const EVENTS: usize = 64;
+
+/// Whose descriptor is ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Token {
+    Stop,
+    Udp,
+    MainListener,
+    /// A listening socket that the agent added.
+    Listener(u32),
+    /// A control connection.
+    Client(u32),
+    /// The eventfd of a connection's context.
+    Doorbell(u32),
+}
+
+impl Token {
+    fn encode(self) -> u64 {
+        let (kind, id) = match self {
+            Self::Stop => (0, 0),
+            Self::Udp => (1, 0),
+            Self::MainListener => (2, 0),
+            Self::Listener(id) => (3, id),
+            Self::Client(id) => (4, id),
+            Self::Doorbell(id) => (5, id),
+        };
+        kind << 32 | u64::from(id)
+    }
+
+    fn decode(data: u64) -> Self {
+        let id = data as u32;
+        match data >> 32 {
+            0 => Self::Stop,
+            1 => Self::Udp,
+            2 => Self::MainListener,
+            3 => Self::Listener(id),
+            4 => Self::Client(id),
+            5 => Self::Doorbell(id),
+            kind => unreachable!("no token of kind {kind} was encoded"),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Poller {
+    epoll: std::os::fd::OwnedFd,
+    events: Events,
+}
+
+/// What the last wait gave and was not taken yet.
+struct Events(Vec<epoll::Event>);
+
+impl std::fmt::Debug for Events {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} events", self.0.len())
+    }
+}
+
+impl Poller {
+    pub fn new() -> Result<Self, NicError> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(|errno| NicError::os("epoll_create1", errno))?;
+        Ok(Self {
+            epoll,
+            events: Events(Vec::with_capacity(EVENTS)),
+        })
+    }
+
+    /// Watches for arrivals.
+    pub fn add(&self, fd: &impl AsFd, token: Token) -> Result<(), NicError> {
+        self.control(fd, token, epoll::EventFlags::IN, true)
+    }
+
+    /// Watches for events without reading them: each write to an eventfd is an edge of its own (epoll(7)). The RNIC
+    /// never reads the eventfds of programs, since a program could have made its reads block.
+    pub fn add_edge(&self, fd: &impl AsFd, token: Token) -> Result<(), NicError> {
+        self.control(fd, token, epoll::EventFlags::IN | epoll::EventFlags::ET, true)
+    }
+
+    /// Also watches for room to send, or not any more.
+    pub fn watch_room(&self, fd: &impl AsFd, token: Token, watch: bool) -> Result<(), NicError> {
+        let room = if watch {
+            epoll::EventFlags::OUT
+        } else {
+            epoll::EventFlags::empty()
+        };
+        self.control(fd, token, epoll::EventFlags::IN | room, false)
+    }
+
+    fn control(
+        &self,
+        fd: &impl AsFd,
+        token: Token,
+        flags: epoll::EventFlags,
+        add: bool,
+    ) -> Result<(), NicError> {
+        let data = epoll::EventData::new_u64(token.encode());
+        let result = match add {
+            true => epoll::add(&self.epoll, fd, data, flags),
+            false => epoll::modify(&self.epoll, fd, data, flags),
+        };
+        result.map_err(|errno| NicError::os("epoll_ctl", errno))
+    }
+
+    /// Stops watching. Closing is not enough where another process has the descriptor too.
+    pub fn remove(&self, fd: &impl AsFd) {
+        // Not being there is what is wanted.
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+
+    /// Waits for events for at most so long; [`Duration::MAX`] is without end.
+    pub fn wait(&mut self, most: Duration) -> Result<(), NicError> {
+        let timeout = Timespec {
+            tv_sec: most.as_secs().min(1 << 30) as i64,
+            tv_nsec: most.subsec_nanos().into(),
+        };
+        let timeout = (most != Duration::MAX).then_some(&timeout);
+        self.events.0.clear();
+        match epoll::wait(
+            &self.epoll,
+            rustix::buffer::spare_capacity(&mut self.events.0),
+            timeout,
+        ) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(NicError::os("epoll_pwait2", errno)),
+        }
+    }
+
+    /// The next event of the last wait, and whether it says that there is room to send.
+    pub fn take(&mut self) -> Option<(Token, bool)> {
+        let epoll::Event { flags, data, .. } = self.events.0.pop()?;
+        Some((Token::decode(data.u64()), flags.contains(epoll::EventFlags::OUT)))
+    }
+}

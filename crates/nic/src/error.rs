@@ -1,0 +1,112 @@
+//! Why the RNIC cannot start or go on, and why it refuses a request.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+
+/// Why the RNIC cannot start or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum NicError {
+    /// The port's interface is not there, or has no address.
+    #[error("the interface {name} has no IPv4 address: name another with --interface or --address")]
+    NoAddress {
+        /// The interface.
+        name: String,
+    },
+    /// No interface has the address.
+    #[error("no interface of this host has the address {address}")]
+    NoInterface {
+        /// The address.
+        address: Ipv4Addr,
+    },
+    /// Packets of the smallest path MTU do not fit the interface.
+    #[error("the MTU of {name} is {mtu} bytes, and RoCEv2 needs at least 384")]
+    MtuTooSmall {
+        /// The interface.
+        name: String,
+        /// Its MTU in bytes.
+        mtu: u32,
+    },
+    /// The UDP port is taken.
+    #[error("cannot bind UDP {address}:{port}: is another RNIC running on this address?")]
+    Bind {
+        /// The port's address.
+        address: Ipv4Addr,
+        /// UDP port.
+        port: u16,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// The control socket cannot be made.
+    #[error("cannot listen at {}", path.display())]
+    Listen {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: verbatim_seqpacket::Error,
+    },
+    /// A file in the runtime folder cannot be made or read.
+    #[error("cannot use {}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The file is not a statistics file of this version.
+    #[error("{} is not a statistics file of this version", path.display())]
+    NotStatistics {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The operating system refused.
+    #[error("{call} failed")]
+    Os {
+        /// The system call.
+        call: &'static str,
+        /// Its error.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl NicError {
+    pub(crate) fn os(call: &'static str, source: impl Into<io::Error>) -> Self {
+        Self::Os {
+            call,
+            source: source.into(),
+        }
+    }
+}
+
+/// A request that is refused and changes nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{message} (errno {errno})")]
+pub(crate) struct Refused {
+    pub errno: i32,
+    pub message: String,
+}
+
+impl Refused {
+    pub fn new(errno: i32, message: impl Into<String>) -> Self {
+        Self {
+            errno,
+            message: message.into(),
+        }
+    }
+
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(libc::EINVAL, message)
+    }
+
+    pub fn no_such(what: &str, id: u32) -> Self {
+        Self::invalid(format!("this context has no {what} {id:#x}"))
+    }
+
+    pub fn os(call: &str, errno: rustix::io::Errno) -> Self {
+        Self::new(errno.raw_os_error(), format!("{call} failed"))
+    }
+}

@@ -1,0 +1,55 @@
+//! The software RNIC: a process that behaves like a RoCEv2 NIC.
+//!
+//! It owns the state of its connections, which programs cannot see, reads and writes registered memory by itself, and
+//! speaks standard packets over UDP port 4791. The transport (`verbatim-roce`) decides; this crate gives it sockets,
+//! memory, rings and a clock.
+//!
+//! ```text
+//!  program                                     this process, one thread, one loop (engine.rs)
+//!  ───────                                     ─────────────────────────────────────────────
+//!  control socket ── requests, answers ──────► requests/   objects.rs  context.rs
+//!  arena: doorbells, send and receive rings ─► qp.rs  (Host) ◄──► verbatim_roce::RcQp
+//!         completion queues ◄───────────────── objects.rs (Cq)            │ ▲
+//!  registered memory ◄───────────────────────► memory/                    ▼ │
+//!                                              engine/transmit.rs  engine/receive.rs
+//!                                                        └── socket.rs (GSO, GRO) ──► partner
+//! ```
+//!
+//! It takes nothing on trust: not the rings, not the control messages, not the memory's files, not the packets. A
+//! program that misbehaves loses its own queue pairs; one that dies leaves nothing behind, since all it had goes with
+//! its control connection. There is no lock and no second thread. `unsafe` is confined to [`arena`], [`memory`],
+//! [`socket`], [`interface`], the statistics file, and to making ring ends of arena blocks.
+//!
+//! Not here: unreliable transports, shared receive queues, atomics, memory windows, IPv6. They are refused with
+//! `EOPNOTSUPP` or do not exist in the control messages.
+//!
+//! Start at [`run`], or at [`Nic`] to run one in a thread of your own.
+
+mod arena;
+mod config;
+mod context;
+mod device;
+mod engine;
+mod error;
+mod interface;
+mod memory;
+mod objects;
+mod qp;
+mod requests;
+mod signals;
+mod socket;
+mod stats;
+mod table;
+mod timers;
+
+pub use config::{Limits, NicConfig, Port};
+pub use engine::Nic;
+pub use error::NicError;
+pub use stats::{NicCounters, NicStats, STATS_NAME, StatsReader};
+
+/// Runs an RNIC until the process gets SIGTERM or SIGINT.
+pub fn run(config: NicConfig) -> Result<(), NicError> {
+    let stop = signals::termination()?;
+    signals::raise_descriptor_limit();
+    Nic::new(config)?.run(&stop)
+}

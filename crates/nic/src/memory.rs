@@ -1,0 +1,22 @@
+//! Programs' memory as the RNIC reaches it.
+//!
+//! ```text
+//!  key ─► Regions ─► Region ─► Piece ─┬─► FileMapping   adopted memory: a memcpy           (mapping.rs, sigbus.rs)
+//!                                     └─► Owner         any other: process_vm_readv/writev (process.rs)
+//! ```
+//!
+//! Every access names a key, a protection domain, a range and a right, and is checked against all four, each time:
+//! the values come from rings and packets, and the region may be gone since the last one. Nothing outside this folder
+//! touches a program's memory.
+
+mod mapping;
+mod process;
+mod region;
+mod regions;
+mod sigbus;
+
+pub use mapping::Mappings;
+pub use process::Owner;
+pub use region::{Region, Registration};
+pub use regions::{Denied, Domain, Regions};
+pub use sigbus::install as install_sigbus_handler;

@@ -1,0 +1,462 @@
+//! A queue pair: the transport's state machine, its rings, and the surroundings in which it runs.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use verbatim_device::control::{Access, QpCap};
+use verbatim_device::layout::{
+    self, Cqe, QpLayout, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SendWqe,
+};
+use verbatim_device::ring::{RecvConsumer, SendConsumer, SentWqe};
+use verbatim_roce::icrc::Flow;
+use verbatim_roce::{
+    AccessError, BadRequest, Completion, Counters, Event, Host, Immediate, Key, Lkey, LocalAccess, Operation,
+    Queue, RcConfig, RcQp, ReceiveRequest, RemoteAccess, Rkey, SendData, SendRequest, Sge, SgeList, Time,
+    WcOpcode,
+};
+
+use crate::arena::Block;
+use crate::memory::{Denied, Domain, Regions};
+use crate::objects::Cq;
+use crate::table::Table;
+use crate::timers::Alarm;
+
+/// `enum ibv_wr_opcode`, those that the device executes.
+mod wr_opcode {
+    pub const RDMA_WRITE: u8 = 0;
+    pub const RDMA_WRITE_WITH_IMM: u8 = 1;
+    pub const SEND: u8 = 2;
+    pub const SEND_WITH_IMM: u8 = 3;
+    pub const RDMA_READ: u8 = 4;
+}
+
+/// `IBV_WC_WITH_IMM`.
+const WC_WITH_IMM: u32 = 1 << 1;
+
+/// A partner's RNIC is a process: it may have to wait for a core longer than the shortest timeouts that a program can
+/// ask for, and sending again what it has already received makes it later still.
+const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(20);
+
+/// A queue pair.
+#[derive(Debug)]
+pub struct QueuePair {
+    pub context: u32,
+    /// Its doorbell.
+    pub slot: u32,
+    pub pd: u32,
+    pub send_cq: u32,
+    pub recv_cq: u32,
+    pub cap: QpCap,
+    pub transport: RcQp,
+    pub rings: Rings,
+    /// Where its packets go, once it is connected.
+    pub route: Option<Route>,
+    /// It waits for its turn to transmit.
+    pub queued: bool,
+    /// It is in the list of those whose counters may have changed.
+    pub touched: bool,
+    pub alarm: Alarm,
+    /// The transport's counters as they were added to the RNIC's last.
+    pub counted: Counters,
+}
+
+/// The way to the partner.
+#[derive(Debug, Clone, Copy)]
+pub struct Route {
+    pub remote: Ipv4Addr,
+    pub flow: Flow,
+}
+
+/// The RNIC's ends of a queue pair's rings.
+#[derive(Debug)]
+pub struct Rings {
+    send: SendConsumer,
+    recv: RecvConsumer,
+    /// A ring index cannot be: the rings are not read any more, and the queue pair goes to ERR.
+    pub broken: bool,
+    wqe: SentWqe,
+    sges: Vec<layout::Sge>,
+    cap: QpCap,
+    /// Keeps the memory of the rings; last, so that it goes last.
+    block: Block,
+}
+
+impl Rings {
+    pub fn new(block: Block, cap: QpCap) -> Self {
+        let layout = QpLayout::new(&cap);
+        // SAFETY: the block has the layout's length (its maker allocated it so), starts as zeroes at a page boundary,
+        // and is dropped after the ends; a queue pair has one pair of them.
+        let (send, recv) = unsafe {
+            (
+                SendConsumer::new(block.base(), &layout),
+                RecvConsumer::new(block.base(), &layout),
+            )
+        };
+        Self {
+            send,
+            recv,
+            broken: false,
+            wqe: SentWqe::default(),
+            sges: Vec::new(),
+            cap,
+            block,
+        }
+    }
+
+    /// Where the rings start in the arena.
+    pub fn offset(&self) -> u64 {
+        self.block.offset()
+    }
+
+    /// Forgets everything, for RESET.
+    pub fn reset(&mut self) {
+        self.send.reset();
+        self.recv.reset();
+        self.broken = false;
+    }
+}
+
+/// What happened while a queue pair ran and concerns others too.
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// Completion queues that overran: their queue pairs go to ERR.
+    pub overrun_cqs: Vec<u32>,
+    /// Contexts whose files were truncated: their queue pairs go to ERR.
+    pub truncated_contexts: Vec<u32>,
+    /// Queue pairs with broken rings: they go to ERR.
+    pub broken_qps: Vec<u32>,
+}
+
+impl Effects {
+    pub fn is_empty(&self) -> bool {
+        self.overrun_cqs.is_empty() && self.truncated_contexts.is_empty() && self.broken_qps.is_empty()
+    }
+}
+
+/// What a queue pair sees while it runs.
+pub struct Surroundings<'a> {
+    qpn: u32,
+    domain: Domain,
+    send_cq: u32,
+    recv_cq: u32,
+    rings: &'a mut Rings,
+    cqs: &'a mut Table<Cq>,
+    regions: &'a Regions,
+    effects: &'a mut Effects,
+    now: Time,
+}
+
+impl QueuePair {
+    /// The transport's settings that are not attributes.
+    pub fn transport_config(window_bytes: u64) -> RcConfig {
+        let default = RcConfig::default();
+        RcConfig {
+            window_bytes: default.window_bytes.min(window_bytes as u32),
+            min_ack_timeout: MIN_ACK_TIMEOUT,
+            ..default
+        }
+    }
+
+    /// The state machine and its surroundings.
+    #[inline]
+    pub fn split<'a>(
+        &'a mut self,
+        cqs: &'a mut Table<Cq>,
+        regions: &'a Regions,
+        effects: &'a mut Effects,
+        now: Time,
+    ) -> (&'a mut RcQp, Surroundings<'a>) {
+        let surroundings = Surroundings {
+            qpn: self.transport.qpn().get(),
+            domain: Domain { pd: self.pd },
+            send_cq: self.send_cq,
+            recv_cq: self.recv_cq,
+            rings: &mut self.rings,
+            cqs,
+            regions,
+            effects,
+            now,
+        };
+        (&mut self.transport, surroundings)
+    }
+}
+
+impl Surroundings<'_> {
+    #[inline]
+    fn denied(&mut self, denied: Denied, key: u32) -> AccessError {
+        if denied == Denied::Truncated {
+            if let Some(region) = self.regions.get(key) {
+                self.effects.truncated_contexts.push(region.context);
+            }
+        }
+        tracing::debug!(qpn = self.qpn, key, ?denied, "memory access denied");
+        AccessError
+    }
+
+    fn break_rings(&mut self, what: &str) {
+        tracing::debug!(qpn = self.qpn, what, "the program broke its queue");
+        self.rings.broken = true;
+        self.effects.broken_qps.push(self.qpn);
+    }
+
+    fn check(&mut self, key: u32, addr: u64, len: u32, rights: Access) -> Result<(), AccessError> {
+        match self.regions.check(self.domain, key, addr, len.into(), rights) {
+            Ok(_) => Ok(()),
+            Err(denied) => Err(self.denied(denied, key)),
+        }
+    }
+}
+
+impl Host for Surroundings<'_> {
+    fn check_local(
+        &mut self,
+        lkey: Lkey,
+        addr: u64,
+        len: u32,
+        access: LocalAccess,
+    ) -> Result<(), AccessError> {
+        let rights = match access {
+            LocalAccess::Read => Access::empty(),
+            LocalAccess::Write => Access::LOCAL_WRITE,
+        };
+        self.check(lkey.0, addr, len, rights)
+    }
+
+    fn check_remote(
+        &mut self,
+        rkey: Rkey,
+        addr: u64,
+        len: u32,
+        access: RemoteAccess,
+    ) -> Result<(), AccessError> {
+        let rights = match access {
+            RemoteAccess::Read => Access::REMOTE_READ,
+            RemoteAccess::Write => Access::REMOTE_WRITE,
+        };
+        self.check(rkey.0, addr, len, rights)
+    }
+
+    fn read(&mut self, key: Key, addr: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        let (key, rights) = match key {
+            Key::Local(lkey) => (lkey.0, Access::empty()),
+            Key::Remote(rkey) => (rkey.0, Access::REMOTE_READ),
+        };
+        let region = self
+            .regions
+            .check(self.domain, key, addr, out.len() as u64, rights);
+        region
+            .and_then(|region| region.read(addr, out))
+            .map_err(|denied| self.denied(denied, key))
+    }
+
+    fn write(&mut self, key: Key, addr: u64, data: &[u8]) -> Result<(), AccessError> {
+        let (key, rights) = match key {
+            Key::Local(lkey) => (lkey.0, Access::LOCAL_WRITE),
+            Key::Remote(rkey) => (rkey.0, Access::REMOTE_WRITE),
+        };
+        let region = self
+            .regions
+            .check(self.domain, key, addr, data.len() as u64, rights);
+        region
+            .and_then(|region| region.write(addr, data))
+            .map_err(|denied| self.denied(denied, key))
+    }
+
+    fn next_send(&mut self) -> Option<Result<SendRequest, BadRequest>> {
+        if self.rings.broken {
+            return None;
+        }
+        let Rings { send, wqe, cap, .. } = &mut *self.rings;
+        match send.pop(wqe) {
+            Ok(true) => Some(send_request(wqe, cap)),
+            Ok(false) => None,
+            Err(bad) => {
+                self.break_rings(&bad.to_string());
+                None
+            }
+        }
+    }
+
+    fn next_receive(&mut self) -> Option<ReceiveRequest> {
+        if self.rings.broken {
+            return None;
+        }
+        let Rings { recv, sges, cap, .. } = &mut *self.rings;
+        match recv.pop(sges) {
+            Ok(None) => None,
+            Ok(Some(Some(wr_id))) if sges.len() <= cap.max_recv_sge as usize => Some(ReceiveRequest {
+                wr_id,
+                sges: sge_list(sges)?,
+            }),
+            Ok(Some(_)) => {
+                self.break_rings("a receive request has more entries than its queue allows");
+                None
+            }
+            Err(bad) => {
+                self.break_rings(&bad.to_string());
+                None
+            }
+        }
+    }
+
+    fn retire_sends(&mut self, count: u32) {
+        self.rings.send.complete(count);
+    }
+
+    fn complete(&mut self, completion: Completion) {
+        let cq = match completion.queue {
+            Queue::Send => self.send_cq,
+            Queue::Receive => self.recv_cq,
+        };
+        let entry = Cqe {
+            wr_id: completion.wr_id,
+            timestamp_ns: self.now.as_nanos(),
+            status: completion.status as u32,
+            opcode: completion.opcode as u32,
+            byte_len: completion.byte_len,
+            imm: completion.imm.map_or(0, |imm| u32::from_ne_bytes(imm.0)),
+            qpn: self.qpn,
+            wc_flags: if completion.imm.is_some() { WC_WITH_IMM } else { 0 },
+            ..Cqe::default()
+        };
+        let Some(queue) = self.cqs.get_mut(cq) else { return };
+        // A queue that overran takes no more: what was lost cannot be made good (IBA Vol 1 §11.3.1, "CQ error").
+        if !queue.overrun && !queue.producer.push(&entry) {
+            queue.overrun = true;
+            self.effects.overrun_cqs.push(cq);
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        tracing::debug!(qpn = self.qpn, ?event, "asynchronous event");
+    }
+}
+
+fn sge_list(sges: &[layout::Sge]) -> Option<SgeList> {
+    let mut list = SgeList::default();
+    let push = |sge: &layout::Sge| {
+        list.push(Sge {
+            addr: sge.address,
+            len: sge.length,
+            lkey: Lkey(sge.lkey),
+        })
+    };
+    sges.iter().all(push).then_some(list)
+}
+
+/// What the program wrote into the slot, in the transport's terms.
+fn send_request(wqe: &SentWqe, cap: &QpCap) -> Result<SendRequest, BadRequest> {
+    let head = &wqe.head;
+    let (operation, opcode) = operation(head);
+    let bad = BadRequest {
+        wr_id: head.wr_id,
+        opcode,
+    };
+    let data = if head.flags & SEND_INLINE != 0 {
+        let fits = wqe.inline.len() <= cap.max_inline_data as usize && opcode != WcOpcode::RdmaRead;
+        fits.then(|| SendData::inline(&wqe.inline)).flatten()
+    } else {
+        let fits = wqe.sges.len() <= cap.max_send_sge as usize;
+        fits.then(|| sge_list(&wqe.sges).map(SendData::Sges)).flatten()
+    };
+    match (operation, data) {
+        (Some(operation), Some(data)) if !wqe.overlong => Ok(SendRequest {
+            wr_id: head.wr_id,
+            operation,
+            data,
+            signaled: head.flags & SEND_SIGNALED != 0,
+            fence: head.flags & SEND_FENCE != 0,
+            solicited: head.flags & SEND_SOLICITED != 0,
+        }),
+        _ => Err(bad),
+    }
+}
+
+fn operation(head: &SendWqe) -> (Option<Operation>, WcOpcode) {
+    let imm = Some(Immediate(head.imm.to_ne_bytes()));
+    let (remote_addr, rkey) = (head.remote_address, Rkey(head.rkey));
+    match head.opcode {
+        wr_opcode::RDMA_WRITE => (
+            Some(Operation::Write {
+                remote_addr,
+                rkey,
+                imm: None,
+            }),
+            WcOpcode::RdmaWrite,
+        ),
+        wr_opcode::RDMA_WRITE_WITH_IMM => (
+            Some(Operation::Write {
+                remote_addr,
+                rkey,
+                imm,
+            }),
+            WcOpcode::RdmaWrite,
+        ),
+        wr_opcode::SEND => (Some(Operation::Send { imm: None }), WcOpcode::Send),
+        wr_opcode::SEND_WITH_IMM => (Some(Operation::Send { imm }), WcOpcode::Send),
+        wr_opcode::RDMA_READ => (Some(Operation::Read { remote_addr, rkey }), WcOpcode::RdmaRead),
+        _ => (None, WcOpcode::Send),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CAP: QpCap = QpCap {
+        max_send_wr: 4,
+        max_recv_wr: 4,
+        max_send_sge: 2,
+        max_recv_sge: 1,
+        max_inline_data: 32,
+    };
+
+    fn wqe(opcode: u8, sges: usize) -> SentWqe {
+        let head = SendWqe {
+            wr_id: 9,
+            opcode,
+            imm: u32::from_ne_bytes([1, 2, 3, 4]),
+            ..SendWqe::default()
+        };
+        SentWqe {
+            head,
+            sges: vec![layout::Sge::default(); sges],
+            ..SentWqe::default()
+        }
+    }
+
+    #[test]
+    fn requests_outside_the_limits_of_the_queue_are_bad() {
+        assert!(send_request(&wqe(wr_opcode::SEND, 2), &CAP).is_ok());
+        assert_eq!(send_request(&wqe(wr_opcode::SEND, 3), &CAP).unwrap_err().wr_id, 9);
+        for unknown in 5..=255 {
+            assert!(send_request(&wqe(unknown, 1), &CAP).is_err());
+        }
+        let mut inline = wqe(wr_opcode::RDMA_WRITE, 0);
+        inline.head.flags = SEND_INLINE;
+        inline.inline = vec![0; 32];
+        assert!(send_request(&inline, &CAP).is_ok());
+        inline.head.opcode = wr_opcode::RDMA_READ;
+        assert!(
+            send_request(&inline, &CAP).is_err(),
+            "a READ has nowhere to put inline data"
+        );
+        inline.head.opcode = wr_opcode::RDMA_WRITE;
+        inline.inline.push(0);
+        assert!(send_request(&inline, &CAP).is_err());
+        let mut overlong = wqe(wr_opcode::SEND, 0);
+        overlong.overlong = true;
+        assert!(send_request(&overlong, &CAP).is_err());
+    }
+
+    #[test]
+    fn immediate_data_keep_their_byte_order() {
+        let request = send_request(&wqe(wr_opcode::SEND_WITH_IMM, 1), &CAP).unwrap();
+        assert_eq!(
+            request.operation,
+            Operation::Send {
+                imm: Some(Immediate([1, 2, 3, 4]))
+            }
+        );
+    }
+}

@@ -1,0 +1,73 @@
+//! Opening a context, and taking over one that was handed over.
+
+use verbatim_device::control::{Reply, VERSION};
+
+use super::{Asker, Desk};
+use crate::context::Context;
+use crate::error::Refused;
+
+/// Longest name of a context in bytes.
+const MAX_NAME_BYTES: usize = 128;
+
+fn check_version(version: u32) -> Result<(), Refused> {
+    if version == VERSION {
+        return Ok(());
+    }
+    Err(Refused::new(
+        libc::EPROTO,
+        format!("version {version} of the device contract is asked for, and this RNIC has {VERSION}"),
+    ))
+}
+
+impl Desk<'_> {
+    pub(super) fn open_context(
+        &mut self,
+        version: u32,
+        name: String,
+        asker: &mut Asker<'_>,
+    ) -> Result<Reply, Refused> {
+        check_version(version)?;
+        if asker.context.is_some() {
+            return Err(Refused::invalid("this connection has a context already"));
+        }
+        if name.len() > MAX_NAME_BYTES {
+            return Err(Refused::invalid(format!(
+                "a name has at most {MAX_NAME_BYTES} bytes"
+            )));
+        }
+        let arena_bytes = self.device.limits.arena_bytes;
+        let context = Context::new(name, arena_bytes, asker.credentials.pid)?;
+        tracing::debug!(
+            id = asker.id,
+            name = context.name,
+            pid = asker.credentials.pid,
+            "context opened"
+        );
+        *asker.context = Some(context);
+        Ok(self.context_reply(arena_bytes))
+    }
+
+    pub(super) fn attach_context(&mut self, version: u32, asker: &mut Asker<'_>) -> Result<Reply, Refused> {
+        check_version(version)?;
+        let context = asker
+            .context
+            .as_ref()
+            .ok_or_else(|| Refused::invalid("this connection has no context to attach to: open one"))?;
+        context.owner.set(asker.credentials.pid)?;
+        tracing::debug!(
+            id = asker.id,
+            name = context.name,
+            pid = asker.credentials.pid,
+            "context attached"
+        );
+        Ok(self.context_reply(context.arena.bytes()))
+    }
+
+    fn context_reply(&self, arena_bytes: u64) -> Reply {
+        Reply::Context {
+            device: self.device.attr.clone(),
+            port: self.device.port.clone(),
+            arena_bytes,
+        }
+    }
+}

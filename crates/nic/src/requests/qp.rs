@@ -1,0 +1,184 @@
+//! Queue pairs: making, asking, destroying. Changing them: `modify.rs`.
+
+use verbatim_device::control::{Access, AddressVector, QpAttr, QpCap, QpState, QpType, Reply};
+use verbatim_device::layout::QpLayout;
+use verbatim_roce::{Counters, MAX_INLINE, MAX_SGE, QpAttributes, Qpn, RcQp};
+
+use super::Desk;
+use crate::context::Context;
+use crate::error::Refused;
+use crate::qp::{QueuePair, Rings};
+use crate::timers::Alarm;
+
+/// `Request::CreateQp`.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub pd: u32,
+    pub send_cq: u32,
+    pub recv_cq: u32,
+    pub qp_type: QpType,
+    pub cap: QpCap,
+}
+
+impl Desk<'_> {
+    pub(super) fn create_qp(
+        &mut self,
+        id: u32,
+        wanted: Wanted,
+        context: &mut Context,
+    ) -> Result<Reply, Refused> {
+        let QpType::Rc = wanted.qp_type;
+        self.use_pd(wanted.pd, id)?;
+        self.own_cq(wanted.send_cq, id)?;
+        self.own_cq(wanted.recv_cq, id)?;
+        let cap = grant(&wanted.cap, self.device.limits.max_qp_wr)?;
+        if !self.objects.qps.has_room() {
+            return Err(Refused::new(libc::ENOMEM, "no queue pair is left"));
+        }
+        let rings = Rings::new(context.arena.allocate(QpLayout::new(&cap).bytes)?, cap);
+        let offset = rings.offset();
+        let slot = context.free_slot()?;
+        let config = QueuePair::transport_config(self.device.limits.window_bytes);
+        let make = |qpn: u32, _| QueuePair {
+            context: id,
+            slot,
+            pd: wanted.pd,
+            send_cq: wanted.send_cq,
+            recv_cq: wanted.recv_cq,
+            cap,
+            transport: RcQp::new(Qpn::new(qpn), config),
+            rings,
+            route: None,
+            queued: false,
+            touched: false,
+            alarm: Alarm::default(),
+            counted: Counters::default(),
+        };
+        let qpn = self.objects.qps.insert_with(make).expect("there was room");
+        context.assign_slot(slot, Some(qpn));
+        self.use_pd(wanted.pd, id)?.users += 1;
+        self.own_cq(wanted.send_cq, id)?.users += 1;
+        self.own_cq(wanted.recv_cq, id)?.users += 1;
+        Ok(Reply::Qp {
+            qpn,
+            cap,
+            slot,
+            offset,
+        })
+    }
+
+    pub(super) fn query_qp(&mut self, id: u32, qpn: u32) -> Result<Reply, Refused> {
+        let qp = self.own_qp(qpn, id)?;
+        Ok(Reply::QpAttr {
+            attr: attributes(&qp.transport.query()),
+            cap: qp.cap,
+        })
+    }
+
+    pub(super) fn destroy_qp(&mut self, id: u32, qpn: u32, context: &mut Context) -> Result<Reply, Refused> {
+        let slot = self.own_qp(qpn, id)?.slot;
+        self.objects.remove_qp(qpn);
+        context.assign_slot(slot, None);
+        Ok(Reply::Done)
+    }
+
+    /// The queue pair, if the context has it.
+    pub(super) fn own_qp(&mut self, qpn: u32, id: u32) -> Result<&mut QueuePair, Refused> {
+        let known = self.objects.qps.get_mut(qpn).filter(|known| known.context == id);
+        known.ok_or_else(|| Refused::no_such("queue pair", qpn))
+    }
+}
+
+/// What is given for what is asked: at least that, and as much as fits the same slots.
+fn grant(wanted: &QpCap, max_wr: u32) -> Result<QpCap, Refused> {
+    let limits = [
+        ("max_send_wr", wanted.max_send_wr, max_wr),
+        ("max_recv_wr", wanted.max_recv_wr, max_wr),
+        ("max_send_sge", wanted.max_send_sge, MAX_SGE as u32),
+        ("max_recv_sge", wanted.max_recv_sge, MAX_SGE as u32),
+        ("max_inline_data", wanted.max_inline_data, MAX_INLINE as u32),
+    ];
+    for (name, value, most) in limits {
+        if value > most {
+            return Err(Refused::invalid(format!(
+                "{name} is {value}, and at most {most} is possible"
+            )));
+        }
+    }
+    let layout = QpLayout::new(wanted);
+    Ok(QpCap {
+        max_send_wr: layout.send_slots,
+        max_recv_wr: layout.recv_slots,
+        max_send_sge: wanted.max_send_sge.max(1),
+        max_recv_sge: wanted.max_recv_sge.max(1),
+        max_inline_data: wanted.max_inline_data,
+    })
+}
+
+fn attributes(query: &QpAttributes) -> QpAttr {
+    let state = |state: Option<verbatim_roce::QpState>| {
+        state
+            .and_then(|state| QpState::from_raw(state as u32))
+            .unwrap_or(QpState::Reset)
+    };
+    let av = query.av.unwrap_or_default();
+    QpAttr {
+        state: state(query.state),
+        cur_state: state(query.state),
+        path_mtu: query.path_mtu.unwrap_or_default() as u8,
+        qkey: 0,
+        rq_psn: query.rq_psn.unwrap_or_default().get(),
+        sq_psn: query.sq_psn.unwrap_or_default().get(),
+        dest_qpn: query.dest_qpn.unwrap_or_default().get(),
+        access: Access::from_bits_truncate(query.access_flags.unwrap_or_default().bits()),
+        av: AddressVector {
+            dgid: av.dgid,
+            sgid_index: av.sgid_index,
+            hop_limit: av.hop_limit,
+            traffic_class: av.traffic_class,
+            flow_label: av.flow_label,
+            sl: av.sl,
+            port_num: av.port_num,
+        },
+        pkey_index: query.pkey_index.unwrap_or_default(),
+        port_num: query.port_num.unwrap_or_default(),
+        max_rd_atomic: query.max_rd_atomic.unwrap_or_default(),
+        max_dest_rd_atomic: query.max_dest_rd_atomic.unwrap_or_default(),
+        min_rnr_timer: query.min_rnr_timer.unwrap_or_default(),
+        timeout: query.timeout.unwrap_or_default(),
+        retry_cnt: query.retry_cnt.unwrap_or_default(),
+        rnr_retry: query.rnr_retry.unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_given_is_at_least_what_was_asked_for_and_lies_the_same() {
+        let wanted = QpCap {
+            max_send_wr: 100,
+            max_recv_wr: 0,
+            max_send_sge: 0,
+            max_recv_sge: 3,
+            max_inline_data: 200,
+        };
+        let given = grant(&wanted, 32_768).unwrap();
+        assert_eq!((given.max_send_wr, given.max_recv_wr), (128, 1));
+        assert_eq!(
+            (given.max_send_sge, given.max_recv_sge, given.max_inline_data),
+            (1, 3, 200)
+        );
+        assert_eq!(
+            grant(&given, 32_768).unwrap(),
+            given,
+            "asking for it again gives the same"
+        );
+        let too_many = QpCap {
+            max_send_wr: 32_769,
+            ..wanted
+        };
+        assert_eq!(grant(&too_many, 32_768).unwrap_err().errno, libc::EINVAL);
+    }
+}

@@ -1,0 +1,224 @@
+//! A program that writes whatever it likes wherever it can, beside one that works.
+
+mod support;
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use support::program::{ALL_ACCESS, CAP, write};
+use support::{Program, Server, pair, wait_for};
+use verbatim_device::control::{
+    Access, AddressVector, Backing, QpAttr, QpAttrMask, QpCap, QpState, QpType, Request, Segment, VERSION,
+};
+use verbatim_device::layout::{CONTEXT_BYTES, QpLayout};
+
+const SEED: u64 = 0x5eed;
+const PAGES: u64 = 64 * 4096;
+
+/// Random values, small ones more often than others: those get further.
+fn any(rng: &mut StdRng) -> u32 {
+    match rng.random_range(0..4) {
+        0 => rng.random_range(0..8),
+        1 => rng.random_range(0..1 << 16),
+        2 => u32::MAX - rng.random_range(0..8),
+        _ => rng.random(),
+    }
+}
+
+fn any_state(rng: &mut StdRng) -> QpState {
+    QpState::from_raw(rng.random_range(0..7)).expect("a state")
+}
+
+fn any_attr(rng: &mut StdRng) -> QpAttr {
+    QpAttr {
+        state: any_state(rng),
+        cur_state: any_state(rng),
+        path_mtu: any(rng) as u8,
+        dest_qpn: any(rng),
+        rq_psn: any(rng),
+        sq_psn: any(rng),
+        access: Access::from_bits_retain(any(rng)),
+        av: AddressVector {
+            dgid: rng.random(),
+            port_num: any(rng) as u8,
+            ..AddressVector::default()
+        },
+        port_num: any(rng) as u8,
+        max_rd_atomic: any(rng) as u8,
+        max_dest_rd_atomic: any(rng) as u8,
+        timeout: any(rng) as u8,
+        retry_cnt: any(rng) as u8,
+        rnr_retry: any(rng) as u8,
+        min_rnr_timer: any(rng) as u8,
+        ..QpAttr::default()
+    }
+}
+
+fn any_segment(rng: &mut StdRng) -> Segment {
+    let backing = match rng.random() {
+        true => Backing::Process,
+        false => Backing::File {
+            fd_index: any(rng),
+            offset: u64::from(any(rng)) << 12,
+        },
+    };
+    Segment {
+        address: u64::from(any(rng)) << 12,
+        length: u64::from(any(rng)),
+        backing,
+    }
+}
+
+fn any_request(rng: &mut StdRng, qpn: u32) -> Request {
+    let id = any(rng);
+    let qpn = if rng.random() { qpn } else { id };
+    match rng.random_range(0..12) {
+        0 => Request::OpenContext {
+            version: VERSION,
+            name: "x".repeat(rng.random_range(0..400)),
+        },
+        1 => Request::AttachContext { version: VERSION },
+        2 => Request::AddListener,
+        3 => Request::AllocPd,
+        4 => Request::DeallocPd { pd: id },
+        5 => Request::RegMr {
+            pd: id,
+            address: rng.random(),
+            length: rng.random(),
+            iova: rng.random(),
+            access: Access::from_bits_retain(any(rng)),
+            segments: (0..rng.random_range(0..5)).map(|_| any_segment(rng)).collect(),
+        },
+        6 => Request::DeregMr { lkey: id },
+        7 => Request::CreateCq { entries: id },
+        8 => Request::DestroyCq { cq: id },
+        9 => Request::CreateQp {
+            pd: any(rng),
+            send_cq: any(rng),
+            recv_cq: any(rng),
+            qp_type: QpType::Rc,
+            cap: QpCap {
+                max_send_wr: any(rng),
+                max_recv_wr: any(rng),
+                max_send_sge: any(rng),
+                max_recv_sge: any(rng),
+                max_inline_data: any(rng),
+            },
+        },
+        10 => Request::ModifyQp {
+            qpn,
+            mask: QpAttrMask::from_bits_retain(any(rng)),
+            attr: any_attr(rng),
+        },
+        _ => Request::QueryQp { qpn },
+    }
+}
+
+/// Scribbles over doorbells, rings and control messages, and gives up nothing.
+fn vandalise(server: &Server, partner: &Server, rng: &mut StdRng) {
+    let program = Program::connect(&server.socket(), "hostile");
+    let queue = program.cq(16);
+    let victim = program.adopted(4096, ALL_ACCESS);
+    for _ in 0..20 {
+        let mut qp = program.qp(&queue, CAP);
+        program.connect_qp_with(&qp, partner.address, qp.qpn, |attr| attr.retry_cnt = 0);
+        let layout = QpLayout::new(&qp.cap);
+        for _ in 0..20 {
+            // Anywhere in the queue pair, the completion queue, or the context page.
+            let at = match rng.random_range(0..4) {
+                0 => rng.random_range(0..CONTEXT_BYTES / 4) * 4,
+                1 => CONTEXT_BYTES + rng.random_range(0..1280 / 4) * 4,
+                2 => qp.offset + rng.random_range(0..64) * 4,
+                _ => qp.offset + rng.random_range(0..layout.bytes / 4) * 4,
+            };
+            let value = any(rng);
+            // SAFETY: inside the arena's mapping; the RNIC takes any bytes there.
+            unsafe {
+                program
+                    .arena()
+                    .add(at as usize)
+                    .cast::<u32>()
+                    .write_volatile(value)
+            };
+            if rng.random() {
+                program.ring(&mut qp);
+            }
+        }
+        // Requests that look right and are not.
+        for wr_id in 0..8 {
+            let mut request = write(wr_id, &victim, 0);
+            request.opcode = rng.random_range(0..9);
+            request.rkey ^= any(rng) & 1;
+            request.flags = rng.random();
+            let mut sge = victim.sge(0, any(rng));
+            sge.address = sge.address.wrapping_add(any(rng).into());
+            if qp.send.room() > 0 {
+                program.post(&mut qp, request, &[sge]);
+            }
+        }
+        for _ in 0..20 {
+            let request = any_request(rng, qp.qpn);
+            // Whatever the answer: there must be one.
+            let _ = program.ask(&request, &[victim.file.as_ref().expect("adopted").as_fd()]);
+        }
+        let noise: Vec<u8> = (0..rng.random_range(1..200)).map(|_| rng.random()).collect();
+        program
+            .socket
+            .send_bytes(&noise, &[])
+            .expect("a packet can be sent");
+        let _ = program
+            .socket
+            .recv::<verbatim_device::control::Reply>()
+            .expect("an answer, even to noise");
+    }
+}
+
+#[test]
+fn a_hostile_program_harms_only_itself() {
+    let (a, b) = (Server::start([127, 7, 20, 1]), Server::start([127, 7, 20, 2]));
+    let (mut left, right) = pair(&a, &b);
+    let mut from = left.program.adopted(PAGES, ALL_ACCESS);
+    let to = right.program.adopted(PAGES, ALL_ACCESS);
+    let stop = AtomicBool::new(false);
+    println!("seed {SEED:#x}");
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let mut rounds = 0u64;
+            while !stop.load(Relaxed) || rounds < 10 {
+                let seed = rounds as usize;
+                from.fill(|index| (index ^ (index >> 8)).wrapping_add(seed) as u8);
+                left.program
+                    .post(&mut left.qp, write(rounds, &to, 0), &[from.sge(0, PAGES as u32)]);
+                let done = left.queue.wait();
+                assert_eq!((done.wr_id, done.status), (rounds, 0));
+                assert!(
+                    to.as_slice() == from.as_slice(),
+                    "round {rounds}: other bytes arrived"
+                );
+                rounds += 1;
+            }
+        });
+        let mut rng = StdRng::seed_from_u64(SEED);
+        for _ in 0..5 {
+            vandalise(&a, &b, &mut rng);
+            vandalise(&b, &a, &mut rng);
+        }
+        stop.store(true, Relaxed);
+        worker.join().expect("the worker was not disturbed");
+    });
+    for server in [&a, &b] {
+        server.wait_for("the end of the hostile contexts", |counters| {
+            (counters.contexts, counters.qps) == (1, 1)
+        });
+        assert!(
+            server.stats.read().bad_indices > 0,
+            "the test reaches the check of indices"
+        );
+    }
+    drop((left, right));
+    for server in [&a, &b] {
+        wait_for("an empty RNIC", || (server.stats.read().mrs == 0).then_some(()));
+    }
+}

@@ -1,0 +1,446 @@
+//! A program's side of the device contract.
+
+use std::ffi::c_void;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::ptr::NonNull;
+
+use rustix::fs::MemfdFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+use verbatim_device::control::{
+    Access, AddressVector, Backing, DeviceAttr, PortAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType, Reply,
+    Request, Segment, VERSION,
+};
+use verbatim_device::layout::{CqLayout, Cqe, QpLayout, SEND_SIGNALED, SendWqe, Sge};
+use verbatim_device::ring::{Body, CqConsumer, Doorbell, RecvProducer, SendProducer};
+use verbatim_seqpacket::Socket;
+
+pub const ALL_ACCESS: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ);
+
+pub const CAP: QpCap = QpCap {
+    max_send_wr: 128,
+    max_recv_wr: 128,
+    max_send_sge: 4,
+    max_recv_sge: 4,
+    max_inline_data: 128,
+};
+
+/// A shared mapping of a whole file.
+pub struct Mapping {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a mapping belongs to the process; what is in it is only reached through atomics, ring ends and raw bytes.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(fd: impl AsFd, bytes: usize) -> Self {
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                fd,
+                0,
+            )
+        };
+        let base = base.expect("memory can be mapped");
+        Self {
+            base: NonNull::new(base.cast()).expect("not address 0"),
+            bytes,
+        }
+    }
+
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this value's own mapping.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast::<c_void>(), self.bytes) };
+    }
+}
+
+/// A context.
+pub struct Program {
+    pub socket: Socket,
+    pub device: DeviceAttr,
+    pub port: PortAttr,
+    pub pd: u32,
+    arena: Mapping,
+    bell: Doorbell,
+    eventfd: OwnedFd,
+}
+
+/// A completion queue.
+pub struct Queue {
+    pub cq: u32,
+    pub entries: u32,
+    consumer: CqConsumer,
+}
+
+/// A queue pair.
+pub struct Qp {
+    pub qpn: u32,
+    pub cap: QpCap,
+    pub slot: u32,
+    pub offset: u64,
+    pub send: SendProducer,
+    pub recv: RecvProducer,
+}
+
+/// Registered memory.
+pub struct Memory {
+    pub address: u64,
+    pub bytes: u64,
+    pub key: u32,
+    /// Adopted memory has a file, other memory is a private mapping.
+    pub file: Option<OwnedFd>,
+    mapping: Option<Mapping>,
+    private: Vec<u8>,
+}
+
+impl Memory {
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: the memory is mapped for as long as this lives. The RNIC may write it; tests look when it is done.
+        unsafe { std::slice::from_raw_parts(self.address as *const u8, self.bytes as usize) }
+    }
+
+    pub fn fill(&mut self, f: impl Fn(usize) -> u8) {
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(self.address as *mut u8, self.bytes as usize) };
+        bytes
+            .iter_mut()
+            .enumerate()
+            .for_each(|(index, byte)| *byte = f(index));
+    }
+
+    pub fn sge(&self, offset: u64, length: u32) -> Sge {
+        Sge {
+            address: self.address + offset,
+            length,
+            lkey: self.key,
+        }
+    }
+}
+
+impl Program {
+    pub fn connect(path: &Path, name: &str) -> Self {
+        let socket = Socket::connect(path).expect("the RNIC listens");
+        Self::open(
+            socket,
+            Request::OpenContext {
+                version: VERSION,
+                name: name.to_owned(),
+            },
+        )
+    }
+
+    /// Takes over a connection.
+    pub fn attach(socket: Socket) -> Self {
+        Self::open(socket, Request::AttachContext { version: VERSION })
+    }
+
+    fn open(socket: Socket, request: Request) -> Self {
+        let attached = matches!(request, Request::AttachContext { .. });
+        let received = socket.call::<_, Reply>(&request, &[]).expect("an answer");
+        let Reply::Context {
+            device,
+            port,
+            arena_bytes,
+        } = received.message
+        else {
+            panic!("unexpected answer {:?}", received.message)
+        };
+        let [arena, eventfd] = <[OwnedFd; 2]>::try_from(received.fds).expect("two descriptors");
+        let arena = Mapping::new(&arena, arena_bytes as usize);
+        // SAFETY: the context page is at the start of the arena, which lives as long as the program.
+        let bell = unsafe { Doorbell::new(arena.base().cast()) };
+        let mut program = Self {
+            socket,
+            device,
+            port,
+            pd: 0,
+            arena,
+            bell,
+            eventfd,
+        };
+        if !attached {
+            let Reply::Pd { pd } = program.call(Request::AllocPd) else {
+                panic!("no pd")
+            };
+            program.pd = pd;
+        }
+        program
+    }
+
+    pub fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Reply, (i32, String)> {
+        match self
+            .socket
+            .call::<_, Reply>(request, fds)
+            .expect("an answer")
+            .message
+        {
+            Reply::Error { errno, message } => Err((errno, message)),
+            reply => Ok(reply),
+        }
+    }
+
+    pub fn call(&self, request: Request) -> Reply {
+        self.ask(&request, &[])
+            .unwrap_or_else(|error| panic!("{request:?} was refused: {error:?}"))
+    }
+
+    pub fn errno(&self, request: Request) -> i32 {
+        self.ask(&request, &[]).expect_err("a refusal").0
+    }
+
+    /// Adopted memory: pages of a memfd.
+    pub fn adopted(&self, bytes: u64, access: Access) -> Memory {
+        let file = rustix::fs::memfd_create("adopted", MemfdFlags::CLOEXEC).expect("a memfd");
+        rustix::fs::ftruncate(&file, bytes).expect("its length can be set");
+        let mapping = Mapping::new(&file, bytes as usize);
+        let address = mapping.base().as_ptr() as u64;
+        let backing = Backing::File {
+            fd_index: 0,
+            offset: 0,
+        };
+        let key = self.register(address, bytes, access, backing, &[file.as_fd()]);
+        Memory {
+            address,
+            bytes,
+            key,
+            file: Some(file),
+            mapping: Some(mapping),
+            private: Vec::new(),
+        }
+    }
+
+    /// Memory that the RNIC reaches with process_vm_readv.
+    pub fn private(&self, bytes: u64, access: Access) -> Memory {
+        let private = vec![0; bytes as usize];
+        let address = private.as_ptr() as u64;
+        let key = self.register(address, bytes, access, Backing::Process, &[]);
+        Memory {
+            address,
+            bytes,
+            key,
+            file: None,
+            mapping: None,
+            private,
+        }
+    }
+
+    fn register(
+        &self,
+        address: u64,
+        length: u64,
+        access: Access,
+        backing: Backing,
+        fds: &[BorrowedFd<'_>],
+    ) -> u32 {
+        let segments = vec![Segment {
+            address,
+            length,
+            backing,
+        }];
+        let request = Request::RegMr {
+            pd: self.pd,
+            address,
+            length,
+            iova: address,
+            access,
+            segments,
+        };
+        let reply = self.ask(&request, fds).expect("the memory can be registered");
+        let Reply::Mr { lkey, rkey } = reply else {
+            panic!("unexpected answer {reply:?}")
+        };
+        assert_eq!(lkey, rkey);
+        lkey
+    }
+
+    pub fn cq(&self, entries: u32) -> Queue {
+        let Reply::Cq { cq, entries, offset } = self.call(Request::CreateCq { entries }) else {
+            panic!("no cq")
+        };
+        // SAFETY: the RNIC put a queue of this layout there; it is used by this consumer only.
+        let consumer =
+            unsafe { CqConsumer::new(self.arena.base().add(offset as usize), &CqLayout::new(entries)) };
+        Queue {
+            cq,
+            entries,
+            consumer,
+        }
+    }
+
+    pub fn qp(&self, queue: &Queue, cap: QpCap) -> Qp {
+        let wanted = Request::CreateQp {
+            pd: self.pd,
+            send_cq: queue.cq,
+            recv_cq: queue.cq,
+            qp_type: QpType::Rc,
+            cap,
+        };
+        let Reply::Qp {
+            qpn,
+            cap,
+            slot,
+            offset,
+        } = self.call(wanted)
+        else {
+            panic!("no qp")
+        };
+        let layout = QpLayout::new(&cap);
+        // SAFETY: the RNIC put a queue pair of this layout there; these are its only producers.
+        unsafe {
+            let base = self.arena.base().add(offset as usize);
+            let (send, recv) = (SendProducer::new(base, &layout), RecvProducer::new(base, &layout));
+            Qp {
+                qpn,
+                cap,
+                slot,
+                offset,
+                send,
+                recv,
+            }
+        }
+    }
+
+    /// The raw bytes of the arena, for a hostile program.
+    pub fn arena(&self) -> NonNull<u8> {
+        self.arena.base()
+    }
+
+    pub fn modify(&self, qp: &Qp, mask: QpAttrMask, attr: QpAttr) {
+        self.call(Request::ModifyQp {
+            qpn: qp.qpn,
+            mask,
+            attr,
+        });
+    }
+
+    /// RESET to RTS, towards a queue pair at an address.
+    pub fn connect_qp(&self, qp: &Qp, remote: Ipv4Addr, remote_qpn: u32) {
+        self.connect_qp_with(qp, remote, remote_qpn, |_| {});
+    }
+
+    pub fn connect_qp_with(&self, qp: &Qp, remote: Ipv4Addr, remote_qpn: u32, adjust: impl Fn(&mut QpAttr)) {
+        use QpAttrMask as M;
+        let mut attr = QpAttr {
+            access: ALL_ACCESS,
+            path_mtu: self.port.active_mtu,
+            dest_qpn: remote_qpn,
+            rq_psn: remote_qpn & 0xff_ffff,
+            sq_psn: qp.qpn & 0xff_ffff,
+            av: AddressVector {
+                dgid: remote.to_ipv6_mapped().octets(),
+                hop_limit: 64,
+                port_num: 1,
+                ..AddressVector::default()
+            },
+            port_num: 1,
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: 4,
+            min_rnr_timer: 1,
+            timeout: 10,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            ..QpAttr::default()
+        };
+        adjust(&mut attr);
+        attr.state = QpState::Init;
+        self.modify(qp, M::STATE | M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS, attr);
+        attr.state = QpState::Rtr;
+        let rtr = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
+        self.modify(qp, M::STATE | rtr, attr);
+        attr.state = QpState::Rts;
+        let rts = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
+        self.modify(qp, M::STATE | rts, attr);
+    }
+
+    pub fn state(&self, qp: &Qp) -> QpState {
+        let Reply::QpAttr { attr, .. } = self.call(Request::QueryQp { qpn: qp.qpn }) else {
+            panic!("no attributes")
+        };
+        attr.state
+    }
+
+    /// Tells the RNIC about what was pushed.
+    pub fn ring(&self, qp: &mut Qp) {
+        qp.send.publish();
+        if self.bell.ring(qp.slot) {
+            rustix::io::write(&self.eventfd, &1u64.to_ne_bytes()).expect("an eventfd takes a write");
+        }
+    }
+
+    /// Posts one signaled request.
+    pub fn post(&self, qp: &mut Qp, request: SendWqe, sges: &[Sge]) {
+        let request = SendWqe {
+            flags: request.flags | SEND_SIGNALED,
+            num_sge: sges.len() as u16,
+            ..request
+        };
+        qp.send.push(&request, Body::Sges(sges));
+        self.ring(qp);
+    }
+
+    pub fn post_recv(&self, qp: &mut Qp, wr_id: u64, sges: &[Sge]) {
+        qp.recv.push(wr_id, sges);
+        qp.recv.publish();
+    }
+}
+
+impl Queue {
+    pub fn poll(&mut self) -> Option<Cqe> {
+        self.consumer.pop()
+    }
+
+    pub fn wait(&mut self) -> Cqe {
+        super::wait_for("a completion", || self.poll())
+    }
+}
+
+/// Requests, by the names of verbs.
+pub fn write(wr_id: u64, remote: &Memory, offset: u64) -> SendWqe {
+    SendWqe {
+        wr_id,
+        opcode: 0,
+        remote_address: remote.address + offset,
+        rkey: remote.key,
+        ..SendWqe::default()
+    }
+}
+
+pub fn write_with_imm(wr_id: u64, remote: &Memory, offset: u64, imm: u32) -> SendWqe {
+    SendWqe {
+        opcode: 1,
+        imm,
+        ..write(wr_id, remote, offset)
+    }
+}
+
+pub fn send(wr_id: u64) -> SendWqe {
+    SendWqe {
+        wr_id,
+        opcode: 2,
+        ..SendWqe::default()
+    }
+}
+
+pub fn read(wr_id: u64, remote: &Memory, offset: u64) -> SendWqe {
+    SendWqe {
+        opcode: 4,
+        ..write(wr_id, remote, offset)
+    }
+}

@@ -1,0 +1,50 @@
+//! The RoCEv2 transport: wire formats and the reliable connection (RC).
+//!
+//! No socket, no clock, no thread: packets, work requests and the time go in; packets, completions, events and the
+//! next deadline come out. A NIC process drives it over UDP port 4791, a test drives two of them in memory with loss,
+//! duplication and reordering. Sources: InfiniBand Architecture Specification Vol. 1 ("IBA"), chapters 9 (transport
+//! layer), 10 and 11 (verbs), and its annex A17 (RoCEv2).
+//!
+//! Where to start:
+//!
+//! - [`RcQp`] is a queue pair. Its documentation sorts the methods into commands, arrivals and polls and gives the
+//!   order in which to call them.
+//! - [`Host`] is what a queue pair sees of its surroundings: memory, rings, completion queues.
+//! - [`TxBatch`] collects finished packets, ready for one UDP send with generic segmentation offload (GSO).
+//! - [`Packet::parse`] and [`Flow::verify`] turn a received datagram into something for [`RcQp::handle_packet`].
+//! - [`transition`] is the table of queue pair states (IBA §10.3.1), for whoever checks `ibv_modify_qp`.
+//!
+//! What is left out on purpose: atomics, SEND with invalidate, memory windows and automatic path migration have wire
+//! formats but no operation (a peer's request is answered with NAK "invalid request"), and end-to-end credits are sent
+//! as "unlimited" and ignored on arrival: a missing RECV is reported by RNR NAK (IBA §9.7.7.2).
+
+#![forbid(unsafe_code)]
+
+mod counters;
+mod host;
+mod num;
+mod qp;
+mod rc;
+mod time;
+mod tx;
+mod verbs;
+pub mod wire;
+
+pub use counters::Counters;
+pub use host::{AccessError, Event, Host, Key, LocalAccess, RemoteAccess};
+pub use num::{InvalidMtu, Lkey, Mtu, Pd, Psn, Qpn, Rkey};
+pub use qp::{
+    AccessFlags, AddressVector, AttrMask, ModifyError, QpAttributes, QpState, QpType, Transition, transition,
+};
+pub use rc::{RcConfig, RcQp};
+pub use time::Time;
+pub use tx::{Transmit, TxBatch};
+pub use verbs::{
+    BadRequest, Completion, Immediate, MAX_INLINE, MAX_MESSAGE, MAX_SGE, Operation, Queue, ReceiveRequest,
+    SendData, SendRequest, Sge, SgeList, WcOpcode, WcStatus,
+};
+pub use wire::icrc::{self, Flow, Verdict};
+pub use wire::packet::{Packet, ParseError};
+
+/// The UDP destination port of RoCEv2 (IBA annex A17.9.2).
+pub const UDP_PORT: u16 = 4791;

@@ -1,0 +1,93 @@
+//! The responder: executes the partner's requests and answers them (IBA §9.7.4 and §9.7.5.1).
+//!
+//! - [`request`]: a request packet goes through a chain of checks in the order of IBA §9.7.4, each of which may refuse
+//!   it; what passes all of them is executed.
+//! - [`message`]: the message that is being received, and how it ends in memory.
+//! - [`duplicate`]: what was executed before is answered again, and only READs are executed again.
+//! - [`answers`]: what is to be answered, in the order of PSNs; acknowledgements merge.
+//! - [`respond`]: makes packets of the answers, READ data a bit at a time.
+//!
+//! A refusal that ends the connection is sent after all earlier answers; then the queue pair goes into the error state.
+
+mod answers;
+mod duplicate;
+mod message;
+mod request;
+mod respond;
+
+use self::answers::Answers;
+use self::message::Message;
+use crate::wire::aeth::Syndrome;
+use crate::{
+    AccessFlags, Completion, Counters, Host, Psn, QpAttributes, Queue, ReceiveRequest, WcOpcode, WcStatus,
+};
+
+/// A negative acknowledgement that waits to be sent.
+#[derive(Clone, Copy, Debug)]
+struct PendingNak {
+    psn: Psn,
+    syndrome: Syndrome,
+}
+
+/// The state of the partner's requests here.
+#[derive(Debug, Default)]
+pub(super) struct Responder {
+    access: AccessFlags,
+    min_rnr_timer: u8,
+    max_dest_rd_atomic: u8,
+    /// The PSN that must come next.
+    expected: Psn,
+    /// The first PSN of the latest READ.
+    last_read: Option<Psn>,
+    /// Messages completed, modulo 2^24.
+    msn: u32,
+    /// The message of which some packets have come.
+    message: Option<Message>,
+    answers: Answers,
+    nak: Option<PendingNak>,
+    /// A NAK for `expected` was given: no other until it comes (IBA §9.7.5.2.8).
+    nak_given: bool,
+    /// The connection is at its end: nothing more is executed, and after the NAK comes the error state.
+    ending: bool,
+}
+
+impl Responder {
+    /// Takes over attributes that may change while the queue pair runs.
+    pub fn configure(&mut self, attributes: &QpAttributes) {
+        self.access = attributes.access_flags.unwrap_or_default();
+        self.min_rnr_timer = attributes.min_rnr_timer.unwrap_or(0);
+        self.max_dest_rd_atomic = attributes.max_dest_rd_atomic.unwrap_or(0);
+    }
+
+    /// The queue pair goes to RTR.
+    pub fn start(&mut self, expected: Psn) {
+        self.expected = expected;
+    }
+
+    /// Was the NAK that ends the connection sent? Then the queue pair must go into the error state.
+    pub fn has_ended(&self) -> bool {
+        self.ending && self.nak.is_none()
+    }
+
+    /// Forgets the partner's requests, and flushes the RECV of a message that is not complete.
+    pub fn flush(&mut self, host: &mut impl Host, counters: &mut Counters) {
+        if let Some(Message::Send { receive, .. }) = self.message.take() {
+            flush_receive(&receive, host, counters);
+        }
+        *self = Responder::default();
+    }
+}
+
+/// Completes a RECV without a message.
+pub(super) fn flush_receive(receive: &ReceiveRequest, host: &mut impl Host, counters: &mut Counters) {
+    counters.resp_cqe_flush_error += 1;
+    host.complete(Completion {
+        queue: Queue::Receive,
+        wr_id: receive.wr_id,
+        status: WcStatus::WrFlushErr,
+        opcode: WcOpcode::Recv,
+        byte_len: 0,
+        imm: None,
+        solicited: false,
+    });
+}

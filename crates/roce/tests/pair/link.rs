@@ -1,0 +1,102 @@
+//! A link with faults.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use verbatim_roce::{Packet, Time};
+
+use super::Side;
+
+/// What goes wrong on the link, in percent of the packets.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    pub loss: u32,
+    pub duplication: u32,
+    /// Delayed by up to ten times the latency, so that others overtake.
+    pub reordering: u32,
+    /// One to eight bits flipped, which the ICRC must find.
+    pub corruption: u32,
+}
+
+/// Says whether a packet gets through: for stories that lose a certain one.
+type Filter = Box<dyn FnMut(Side, &Packet<'_>) -> bool>;
+
+type InFlight = (Time, u64, u8, Vec<u8>, u16);
+
+pub struct Link {
+    faults: Faults,
+    rng: StdRng,
+    in_flight: BinaryHeap<Reverse<InFlight>>,
+    sequence: u64,
+    pub latency: Duration,
+    pub filter: Option<Filter>,
+    /// Packets sent, dropped ones included.
+    pub sent: u64,
+}
+
+impl Link {
+    pub fn new(faults: Faults, seed: u64) -> Link {
+        Link {
+            faults,
+            rng: StdRng::seed_from_u64(seed),
+            in_flight: BinaryHeap::new(),
+            sequence: 0,
+            latency: Duration::from_micros(10),
+            filter: None,
+            sent: 0,
+        }
+    }
+
+    fn happens(&mut self, percent: u32) -> bool {
+        percent > 0 && self.rng.random_range(0..100) < percent
+    }
+
+    pub fn push(&mut self, now: Time, to: Side, bytes: &[u8], segment: u16) {
+        self.sent += 1;
+        if let Some(filter) = &mut self.filter {
+            let packet = Packet::parse(bytes).expect("only whole packets are sent");
+            if !filter(to, &packet) {
+                return;
+            }
+        }
+        let copies = if self.happens(self.faults.duplication) {
+            2
+        } else {
+            1
+        };
+        for _ in 0..copies {
+            if self.happens(self.faults.loss) {
+                continue;
+            }
+            let mut bytes = bytes.to_vec();
+            if self.happens(self.faults.corruption) {
+                for _ in 0..self.rng.random_range(1..=8) {
+                    let at = self.rng.random_range(0..bytes.len());
+                    bytes[at] ^= 1 << self.rng.random_range(0..8);
+                }
+            }
+            let mut due = now + self.latency;
+            if self.happens(self.faults.reordering) {
+                due = due + self.latency.mul_f64(self.rng.random_range(0.0..10.0));
+            }
+            self.sequence += 1;
+            self.in_flight
+                .push(Reverse((due, self.sequence, to as u8, bytes, segment)));
+        }
+    }
+
+    pub fn next_due(&self) -> Option<Time> {
+        self.in_flight.peek().map(|Reverse((due, ..))| *due)
+    }
+
+    pub fn pop_due(&mut self, now: Time) -> Option<(Side, Vec<u8>, u16)> {
+        if self.next_due()? > now {
+            return None;
+        }
+        let Reverse((_, _, to, bytes, segment)) = self.in_flight.pop()?;
+        Some((if to == 0 { Side::A } else { Side::B }, bytes, segment))
+    }
+}

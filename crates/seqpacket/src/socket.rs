@@ -1,0 +1,393 @@
+//! The socket, its listener, and what arrives on it.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::Path;
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::{MAX_FDS, MAX_MESSAGE_BYTES};
+
+/// What can go wrong on a channel.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The other side has closed the channel.
+    #[error("the other side closed the channel")]
+    Closed,
+    /// A non-blocking socket has nothing to read, or no room to write.
+    #[error("the channel is not ready")]
+    WouldBlock,
+    /// The message does not fit into one packet.
+    #[error("a message of {bytes} bytes is longer than the limit of {MAX_MESSAGE_BYTES}")]
+    TooLong {
+        /// Its encoded length.
+        bytes: usize,
+    },
+    /// The bytes are no message of the expected type.
+    #[error("a malformed message of {bytes} bytes")]
+    Malformed {
+        /// How many bytes came.
+        bytes: usize,
+        /// What the decoder said.
+        #[source]
+        source: postcard::Error,
+    },
+    /// The operating system refused.
+    #[error("{call} failed")]
+    Os {
+        /// The system call.
+        call: &'static str,
+        /// Its error.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Error {
+    fn os(call: &'static str, errno: rustix::io::Errno) -> Self {
+        use rustix::io::Errno;
+        match errno {
+            Errno::AGAIN => Self::WouldBlock,
+            Errno::PIPE | Errno::CONNRESET => Self::Closed,
+            errno => Self::Os {
+                call,
+                source: errno.into(),
+            },
+        }
+    }
+
+    /// The errno that a C caller should see.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Closed => libc::EIO,
+            Self::WouldBlock => libc::EAGAIN,
+            Self::TooLong { .. } => libc::EMSGSIZE,
+            Self::Malformed { .. } => libc::EPROTO,
+            Self::Os { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+        }
+    }
+}
+
+/// The kernel's word on who sent a message, in the receiver's own namespaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Credentials {
+    /// Process id; 0 if the sender is not visible in the receiver's PID namespace.
+    pub pid: i32,
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+}
+
+/// One message and what travelled beside it.
+#[derive(Debug)]
+pub struct Received<T> {
+    /// The message.
+    pub message: T,
+    /// The descriptors that came with it, close-on-exec.
+    pub fds: Vec<OwnedFd>,
+    /// The sender, on sockets that asked for it ([`Socket::pass_credentials`]).
+    pub credentials: Option<Credentials>,
+}
+
+/// One end of a channel.
+#[derive(Debug)]
+pub struct Socket(OwnedFd);
+
+impl Socket {
+    /// Connects to the listener at `path`.
+    pub fn connect(path: &Path) -> Result<Self, Error> {
+        let address = SocketAddrUnix::new(path).map_err(|errno| Error::os("connect", errno))?;
+        let fd = new_socket()?;
+        rustix::net::connect(&fd, &address).map_err(|errno| Error::os("connect", errno))?;
+        Ok(Self(fd))
+    }
+
+    /// Two connected ends.
+    pub fn pair() -> Result<(Self, Self), Error> {
+        let (a, b) = rustix::net::socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(|errno| Error::os("socketpair", errno))?;
+        Ok((Self(a), Self(b)))
+    }
+
+    /// Wraps a descriptor that is such a socket already.
+    pub fn from_fd(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+
+    /// Gives the descriptor back.
+    pub fn into_fd(self) -> OwnedFd {
+        self.0
+    }
+
+    /// Asks the kernel to name the sender of every message that arrives here.
+    pub fn pass_credentials(&self) -> Result<(), Error> {
+        sockopt::set_socket_passcred(&self.0, true).map_err(|errno| Error::os("setsockopt", errno))
+    }
+
+    /// Makes calls return [`Error::WouldBlock`] instead of waiting, or wait again.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> Result<(), Error> {
+        rustix::io::ioctl_fionbio(&self.0, nonblocking).map_err(|errno| Error::os("ioctl", errno))
+    }
+
+    /// Sends one message and duplicates of `fds`.
+    ///
+    /// # Panics
+    /// With more than [`MAX_FDS`] descriptors.
+    pub fn send<T: Serialize>(&self, message: &T, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        let bytes = postcard::to_stdvec(message).map_err(|source| Error::Malformed {
+            bytes: std::mem::size_of::<T>(),
+            source,
+        })?;
+        if bytes.len() > MAX_MESSAGE_BYTES {
+            return Err(Error::TooLong { bytes: bytes.len() });
+        }
+        self.send_bytes(&bytes, fds)
+    }
+
+    /// Sends one packet of bytes that are encoded already (CRIU's protocol buffers, for one).
+    ///
+    /// # Panics
+    /// With more than [`MAX_FDS`] descriptors.
+    pub fn send_bytes(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        assert!(
+            fds.len() <= MAX_FDS,
+            "a message carries at most {MAX_FDS} descriptors"
+        );
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            let fits = ancillary.push(SendAncillaryMessage::ScmRights(fds));
+            debug_assert!(fits, "the buffer holds MAX_FDS descriptors");
+        }
+        loop {
+            match rustix::net::sendmsg(
+                &self.0,
+                &[IoSlice::new(bytes)],
+                &mut ancillary,
+                SendFlags::NOSIGNAL,
+            ) {
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(Error::os("sendmsg", errno)),
+            }
+        }
+    }
+
+    /// Receives one message.
+    pub fn recv<T: DeserializeOwned>(&self) -> Result<Received<T>, Error> {
+        let raw = self.recv_bytes()?;
+        let message = postcard::from_bytes(&raw.message).map_err(|source| Error::Malformed {
+            bytes: raw.message.len(),
+            source,
+        })?;
+        Ok(Received {
+            message,
+            fds: raw.fds,
+            credentials: raw.credentials,
+        })
+    }
+
+    /// Receives one packet of bytes.
+    pub fn recv_bytes(&self) -> Result<Received<Vec<u8>>, Error> {
+        let mut bytes = vec![0u8; MAX_MESSAGE_BYTES];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS), ScmCredentials(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let received = loop {
+            match rustix::net::recvmsg(
+                &self.0,
+                &mut [IoSliceMut::new(&mut bytes)],
+                &mut ancillary,
+                RecvFlags::CMSG_CLOEXEC,
+            ) {
+                Ok(received) => break received,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(Error::os("recvmsg", errno)),
+            }
+        };
+        if received.bytes == 0 {
+            return Err(Error::Closed);
+        }
+        if received.flags.contains(ReturnFlags::TRUNC) {
+            return Err(Error::TooLong {
+                bytes: received.bytes,
+            });
+        }
+        bytes.truncate(received.bytes);
+        let mut fds = Vec::new();
+        let mut credentials = None;
+        for message in ancillary.drain() {
+            match message {
+                RecvAncillaryMessage::ScmRights(rights) => fds.extend(rights),
+                RecvAncillaryMessage::ScmCredentials(ucred) => {
+                    credentials = Some(Credentials {
+                        pid: ucred.pid.as_raw_pid(),
+                        uid: ucred.uid.as_raw(),
+                        gid: ucred.gid.as_raw(),
+                    });
+                }
+                _ => {}
+            }
+        }
+        Ok(Received {
+            message: bytes,
+            fds,
+            credentials,
+        })
+    }
+
+    /// Sends `request` and waits for the answer.
+    pub fn call<Q: Serialize, A: DeserializeOwned>(
+        &self,
+        request: &Q,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Received<A>, Error> {
+        self.send(request, fds)?;
+        self.recv()
+    }
+
+    /// The process at the other end when the connection was made (`SO_PEERCRED`).
+    pub fn peer(&self) -> Result<Credentials, Error> {
+        let ucred = sockopt::socket_peercred(&self.0).map_err(|errno| Error::os("getsockopt", errno))?;
+        Ok(Credentials {
+            pid: ucred.pid.as_raw_pid(),
+            uid: ucred.uid.as_raw(),
+            gid: ucred.gid.as_raw(),
+        })
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Socket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+/// Accepts channels at a path.
+#[derive(Debug)]
+pub struct Listener(OwnedFd);
+
+impl Listener {
+    /// Listens at `path`, in the place of a socket that an earlier process may have left there.
+    pub fn bind(path: &Path) -> Result<Self, Error> {
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::Os {
+                    call: "unlink",
+                    source: error,
+                });
+            }
+            _ => {}
+        }
+        let address = SocketAddrUnix::new(path).map_err(|errno| Error::os("bind", errno))?;
+        let fd = new_socket()?;
+        rustix::net::bind(&fd, &address).map_err(|errno| Error::os("bind", errno))?;
+        rustix::net::listen(&fd, 128).map_err(|errno| Error::os("listen", errno))?;
+        Ok(Self(fd))
+    }
+
+    /// Wraps a descriptor that is a listening socket already.
+    pub fn from_fd(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+
+    /// Makes [`Listener::accept`] return [`Error::WouldBlock`] instead of waiting.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> Result<(), Error> {
+        rustix::io::ioctl_fionbio(&self.0, nonblocking).map_err(|errno| Error::os("ioctl", errno))
+    }
+
+    /// Takes the next connection; it blocks, whatever the listener does.
+    pub fn accept(&self) -> Result<Socket, Error> {
+        loop {
+            match rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC) {
+                Ok(fd) => return Ok(Socket(fd)),
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
+                Err(errno) => return Err(Error::os("accept", errno)),
+            }
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Listener {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+fn new_socket() -> Result<OwnedFd, Error> {
+    rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .map_err(|errno| Error::os("socket", errno))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Seek, Write};
+
+    #[test]
+    fn a_message_a_descriptor_and_the_sender_arrive_together() {
+        let (a, b) = Socket::pair().unwrap();
+        b.pass_credentials().unwrap();
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"by descriptor").unwrap();
+        a.send(&(7u32, "seven".to_owned()), &[file.as_fd()]).unwrap();
+
+        let received = b.recv::<(u32, String)>().unwrap();
+        assert_eq!(received.message, (7, "seven".to_owned()));
+        assert_eq!(received.credentials.unwrap().pid, std::process::id() as i32);
+        let mut copy = std::fs::File::from(received.fds.into_iter().next().unwrap());
+        copy.rewind().unwrap();
+        let mut text = String::new();
+        copy.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "by descriptor");
+    }
+
+    #[test]
+    fn bad_bytes_and_a_closed_end_are_told_apart() {
+        let (a, b) = Socket::pair().unwrap();
+        a.send_bytes(&[0xff; 3], &[]).unwrap();
+        assert!(matches!(
+            b.recv::<(u64, u64)>(),
+            Err(Error::Malformed { bytes: 3, .. })
+        ));
+        drop(a);
+        assert!(matches!(b.recv::<u8>(), Err(Error::Closed)));
+    }
+
+    #[test]
+    fn an_oversized_message_is_refused_by_the_sender() {
+        let (a, b) = Socket::pair().unwrap();
+        let error = a.send(&vec![0u8; MAX_MESSAGE_BYTES], &[]).unwrap_err();
+        assert!(matches!(error, Error::TooLong { .. }));
+        b.set_nonblocking(true).unwrap();
+        assert!(matches!(b.recv::<u8>(), Err(Error::WouldBlock)));
+    }
+}

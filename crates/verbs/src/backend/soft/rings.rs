@@ -1,0 +1,106 @@
+//! Ring ends that keep their memory.
+//!
+//! Fields are dropped in order: the end before the arena.
+
+use std::sync::Arc;
+
+use verbatim_device::layout::{Cqe, SendWqe, Sge};
+use verbatim_device::ring::{Body, CqConsumer, RecvProducer, SendProducer};
+
+use super::map::Arena;
+use crate::backend::{CompletionRing, RecvRing, SendRing};
+
+#[derive(Debug)]
+pub struct SoftSends {
+    end: SendProducer,
+    arena: Arc<Arena>,
+    slot: u32,
+}
+
+impl SoftSends {
+    pub fn new(arena: Arc<Arena>, end: SendProducer, slot: u32) -> Self {
+        Self { end, arena, slot }
+    }
+}
+
+impl SendRing for SoftSends {
+    #[inline]
+    fn room(&self) -> u32 {
+        self.end.room()
+    }
+
+    #[inline]
+    fn push(&mut self, wqe: &SendWqe, body: Body<'_>) {
+        self.end.push(wqe, body);
+    }
+
+    fn unpush(&mut self, count: u32) {
+        self.end.unpush(count);
+    }
+
+    #[inline]
+    fn publish(&mut self) {
+        self.end.publish();
+        self.arena.ring(self.slot);
+    }
+
+    fn unfinished(&self) -> u32 {
+        self.end.posted().wrapping_sub(self.end.completed())
+    }
+
+    fn reset(&mut self) {
+        self.end.reset();
+    }
+}
+
+#[derive(Debug)]
+pub struct SoftRecvs {
+    end: RecvProducer,
+    _arena: Arc<Arena>,
+}
+
+impl SoftRecvs {
+    pub fn new(arena: Arc<Arena>, end: RecvProducer) -> Self {
+        Self { end, _arena: arena }
+    }
+}
+
+impl RecvRing for SoftRecvs {
+    #[inline]
+    fn room(&self) -> u32 {
+        self.end.room()
+    }
+
+    #[inline]
+    fn push(&mut self, wr_id: u64, sges: &[Sge]) {
+        self.end.push(wr_id, sges);
+    }
+
+    #[inline]
+    fn publish(&mut self) {
+        self.end.publish();
+    }
+
+    fn reset(&mut self) {
+        self.end.reset();
+    }
+}
+
+#[derive(Debug)]
+pub struct SoftCompletions {
+    end: CqConsumer,
+    _arena: Arc<Arena>,
+}
+
+impl SoftCompletions {
+    pub fn new(arena: Arc<Arena>, end: CqConsumer) -> Self {
+        Self { end, _arena: arena }
+    }
+}
+
+impl CompletionRing for SoftCompletions {
+    #[inline]
+    fn pop(&mut self) -> Option<Cqe> {
+        self.end.pop()
+    }
+}

@@ -1,0 +1,120 @@
+//! What can go wrong, each with the errno that a C caller gets.
+
+use std::io;
+
+use verbatim_device::control::{QpState, Reply};
+
+/// Why a control verb failed.
+#[derive(Debug, thiserror::Error)]
+pub enum VerbsError {
+    /// There is no such device.
+    #[error("there is no device {name}; is the software RNIC running and its socket in {runtime}?")]
+    NoDevice {
+        /// What was asked for.
+        name: String,
+        /// The runtime folder.
+        runtime: String,
+    },
+    /// The RNIC refused.
+    #[error("{verb} was refused: {message}")]
+    Refused {
+        /// The verb.
+        verb: &'static str,
+        /// Its errno.
+        errno: i32,
+        /// Its words.
+        message: String,
+    },
+    /// The RNIC answered something else than what was asked.
+    #[error("the RNIC answered {verb} with {reply:?}")]
+    WrongReply {
+        /// The verb.
+        verb: &'static str,
+        /// The answer.
+        reply: Box<Reply>,
+    },
+    /// The connection to the RNIC or the agent failed.
+    #[error("{verb} failed: no answer from {peer}")]
+    Channel {
+        /// The verb.
+        verb: &'static str,
+        /// Who should have answered.
+        peer: &'static str,
+        /// Why not.
+        #[source]
+        source: verbatim_seqpacket::Error,
+    },
+    /// The object is still in use.
+    #[error("{object} is still used by {users} other objects")]
+    Busy {
+        /// The object.
+        object: String,
+        /// How many use it.
+        users: usize,
+    },
+    /// The program asked for something that cannot be.
+    #[error("{0}")]
+    Invalid(String),
+    /// The object was destroyed already.
+    #[error("{object} was destroyed")]
+    Gone {
+        /// The object.
+        object: String,
+    },
+    /// The operating system refused.
+    #[error("{call} failed")]
+    Os {
+        /// The call.
+        call: &'static str,
+        /// Its error.
+        #[source]
+        source: io::Error,
+    },
+    /// The region's memory could not be made reachable for the RNIC.
+    #[error("the memory of the region cannot be registered")]
+    Memory(#[source] verbatim_adopt::AdoptError),
+}
+
+impl VerbsError {
+    /// The positive errno for a C caller.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::NoDevice { .. } => libc::ENODEV,
+            Self::Refused { errno, .. } => *errno,
+            Self::WrongReply { .. } => libc::EPROTO,
+            Self::Channel { source, .. } => source.errno(),
+            Self::Busy { .. } => libc::EBUSY,
+            Self::Invalid(_) | Self::Gone { .. } => libc::EINVAL,
+            Self::Os { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+            Self::Memory(error) => error.errno(),
+        }
+    }
+}
+
+/// Why a work request was not taken. A small value, since a full queue is an everyday answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PostError {
+    /// As many requests are outstanding as the queue was made for.
+    #[error("the queue is full; poll completions first")]
+    Full,
+    /// The queue pair's state does not allow it.
+    #[error("a queue pair in {0:?} does not take this request")]
+    State(QpState),
+    /// More scatter/gather entries than the queue was made for.
+    #[error("too many scatter/gather entries")]
+    TooManyEntries,
+    /// More inline data than the queue was made for.
+    #[error("too much inline data")]
+    InlineTooLong,
+}
+
+impl PostError {
+    /// The positive errno for a C caller.
+    #[inline]
+    pub fn errno(self) -> i32 {
+        match self {
+            Self::Full => libc::ENOMEM,
+            Self::State(_) | Self::TooManyEntries | Self::InlineTooLong => libc::EINVAL,
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What a forked child must not have: its parent's RNIC.
+//!
+//! A child that kept the connection would keep the parent's physical objects alive beyond its end, and one that wrote to
+//! the queues would corrupt them. So the child's handler replaces each descriptor by one of `/dev/null` and each mapping
+//! of the RNIC's memory by private zeroes at the same address. Objects that the child inherited are then dead without
+//! being dangerous: control verbs fail, posts go nowhere, polls find nothing. Devices that it opens itself are its own.
+//!
+//! The C ABI registers the three functions with `pthread_atfork`. Between the first and one of the others the record is
+//! locked. In the child they allocate nothing.
+
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+
+use parking_lot::{Mutex, MutexGuard};
+
+#[derive(Debug, Clone, Copy)]
+enum Thing {
+    Fd(RawFd),
+    Mapping { address: usize, bytes: usize },
+}
+
+#[derive(Debug)]
+struct Record {
+    next: u64,
+    held: Vec<(u64, Thing)>,
+}
+
+static RECORD: Mutex<Record> = Mutex::new(Record {
+    next: 0,
+    held: Vec::new(),
+});
+
+thread_local! {
+    static LOCKED: RefCell<Option<MutexGuard<'static, Record>>> = const { RefCell::new(None) };
+}
+
+/// Something that a child shall not have; until this is dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct Held(u64);
+
+fn hold(thing: Thing) -> Held {
+    let mut record = RECORD.lock();
+    record.next += 1;
+    let id = record.next;
+    record.held.push((id, thing));
+    Held(id)
+}
+
+/// A descriptor.
+pub fn hold_fd(fd: BorrowedFd<'_>) -> Held {
+    hold(Thing::Fd(fd.as_raw_fd()))
+}
+
+/// A shared mapping.
+pub fn hold_mapping(address: usize, bytes: usize) -> Held {
+    hold(Thing::Mapping { address, bytes })
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        RECORD.lock().held.retain(|(id, _)| *id != self.0);
+    }
+}
+
+/// For the `prepare` handler of `pthread_atfork`.
+pub fn before_fork() {
+    let guard = RECORD.lock();
+    // A thread that ends while its thread-locals go away does not fork.
+    let _ = LOCKED.try_with(|locked| locked.replace(Some(guard)));
+}
+
+/// For the `parent` handler.
+pub fn after_fork_in_parent() {
+    let _ = LOCKED.try_with(RefCell::take);
+}
+
+/// For the `child` handler.
+pub fn after_fork_in_child() {
+    let _ = LOCKED.try_with(|locked| {
+        if let Some(record) = locked.take() {
+            record.held.iter().for_each(|(_, thing)| take_away(*thing));
+        }
+    });
+}
+
+fn take_away(thing: Thing) {
+    match thing {
+        Thing::Fd(fd) => {
+            // SAFETY: the path is a C string. The descriptor belongs to an object of this crate, which keeps it open and
+            // only ever makes calls on it that fail cleanly on /dev/null.
+            unsafe {
+                let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
+                if null >= 0 {
+                    libc::dup3(null, fd, libc::O_CLOEXEC);
+                    libc::close(null);
+                } else {
+                    libc::close(fd);
+                }
+            }
+        }
+        Thing::Mapping { address, bytes } => {
+            // SAFETY: the range is a mapping of this crate's (it forgets it before it unmaps it), and what replaces it
+            // has the same length and rights; queues of zeroes are empty queues.
+            unsafe {
+                libc::mmap(
+                    address as *mut libc::c_void,
+                    bytes,
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED,
+                    -1,
+                    0,
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Virtualised verbs: the objects that a program sees, above an RNIC that can be exchanged beneath them.
+//!
+//! ```text
+//!  program's threads                                   helper thread
+//!  Context Pd Mr Cq Qp      (control verbs)            orders of the agent
+//!    │        │   │ poll: fake CQ, then the ring         │ suspend, drain, quiesce, claim,
+//!    │        │   │ post: ring, or interception buffer   │ switch, resume, abort (session)
+//!    ▼        ▼   ▼                                      ▼
+//!  backend::Device, SendRing, RecvRing, CompletionRing: physical objects of one RNIC
+//! ```
+//!
+//! - Start at [`Context::open`]; the objects are [`Pd`], [`Mr`], [`Cq`] and [`Qp`], each an `Arc` that lives until its
+//!   explicit `destroy` or the end of the program, as in verbs.
+//! - *Virtual* numbers and keys are those that the program knows. They equal the RNIC's until something has moved
+//!   (`DESIGN.md` §3.1), and only then is anything translated.
+//! - Every request that reaches a ring carries its *position* in the queue in the place of the program's `wr_id`, so that
+//!   whoever takes the completion knows which requests are done; shadow rings hold the `wr_id`s and the RECVs
+//!   ([`qp`]).
+//! - [`session`] is MigrRDMA §3.4: suspension, wait-before-stop, fake CQs, replay.
+//!
+//! What this crate does not do: it has no C ABI (crate `guest`), writes to no standard stream, and no data verb ever
+//! blocks on a socket. Locks are taken in this order: control gate, a queue pair's control, a context's objects, registry;
+//! queue locks last, one at a time.
+
+mod backend;
+mod control_gate;
+mod context;
+mod cq;
+mod error;
+mod fork;
+mod helper;
+mod mr;
+mod nap;
+mod pd;
+mod process;
+mod qp;
+mod road_map;
+mod session;
+mod sys;
+mod tables;
+mod work;
+
+pub use context::{Context, DeviceInfo, devices};
+pub use cq::Cq;
+pub use error::{PostError, VerbsError};
+pub use fork::{after_fork_in_child, after_fork_in_parent, before_fork};
+pub use mr::Mr;
+pub use pd::Pd;
+pub use process::Process;
+pub use qp::{OwnedSendBatch, Qp, QpInit, SendBatch};
+pub use verbatim_device::control::{
+    Access, AddressVector, DeviceAttr, PortAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType,
+};
+pub use verbatim_device::layout::Sge;
+pub use work::{
+    Body, Completion, RecvWr, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SendOpcode, SendWr,
+    WC_SUCCESS, WC_WR_FLUSH_ERR, Wc,
+};

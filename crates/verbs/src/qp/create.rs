@@ -1,0 +1,175 @@
+//! Making a queue pair.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use parking_lot::Mutex;
+use verbatim_device::control::{QpAttr, QpCap, QpType};
+
+use super::control::Control;
+use super::shadow::{CompletionSide, Shadow};
+use super::{MAX_SGE, Qp, RecvQueue, SendQueue};
+use crate::backend::{Device, PhysicalQpInit, QpPlace};
+use crate::cq::Cq;
+use crate::error::VerbsError;
+use crate::pd::Pd;
+use crate::process::Process;
+
+/// How often a queue pair is made anew because its number is a virtual one.
+const MAX_COLLISIONS: usize = 64;
+
+/// What a queue pair is made of (`struct ibv_qp_init_attr`).
+#[derive(Debug, Clone)]
+pub struct QpInit {
+    /// Where send completions go.
+    pub send_cq: Arc<Cq>,
+    /// Where receive completions go.
+    pub recv_cq: Arc<Cq>,
+    /// The transport.
+    pub qp_type: QpType,
+    /// What is asked for.
+    pub cap: QpCap,
+    /// Every send request makes a completion (`sq_sig_all`).
+    pub signal_all: bool,
+}
+
+impl QpInit {
+    /// As the RNIC is asked for it.
+    pub(crate) fn physical(&self, pd: &Pd) -> PhysicalQpInit {
+        PhysicalQpInit {
+            pd: pd.physical.load(SeqCst),
+            send_cq: self.send_cq.place.lock().cq,
+            recv_cq: self.recv_cq.place.lock().cq,
+            qp_type: self.qp_type,
+            cap: self.cap,
+        }
+    }
+}
+
+impl Qp {
+    pub(crate) fn create(pd: &Arc<Pd>, init: &QpInit) -> Result<Arc<Self>, VerbsError> {
+        let context = pd.context().clone();
+        let process = context.process().clone();
+        let _pass = process.control.enter();
+        if init.cap.max_send_sge.max(init.cap.max_recv_sge) as usize > MAX_SGE {
+            return Err(VerbsError::Invalid(format!(
+                "a request may have at most {MAX_SGE} scatter/gather entries"
+            )));
+        }
+        for cq in [&init.send_cq, &init.recv_cq] {
+            if !Arc::ptr_eq(cq.context(), &context) {
+                return Err(VerbsError::Invalid(
+                    "the completion queue is another device's".to_owned(),
+                ));
+            }
+        }
+        let device = context.device()?;
+        let place = create_physically(&process, &*device, &init.physical(pd))?;
+        let (send_ring, recv_ring) = device.qp_ends(&place)?;
+
+        let side = Arc::new(CompletionSide {
+            qpn: place.qpn,
+            send: Shadow::new(place.cap.max_send_wr),
+            recv: Shadow::new(place.cap.max_recv_wr),
+            received: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+            backlog: AtomicBool::new(false),
+        });
+        let lkeys = context.moved_keys();
+        let mut send = SendQueue::new(
+            side.clone(),
+            init.send_cq.backlog.clone(),
+            place.cap,
+            init.signal_all,
+            lkeys.clone(),
+        );
+        send.attach(send_ring);
+        let mut recv = RecvQueue::new(side.clone(), place.cap, lkeys);
+        recv.attach_new(recv_ring);
+        let qp = Arc::new(Self {
+            context: context.clone(),
+            pd: pd.clone(),
+            send_cq: init.send_cq.clone(),
+            recv_cq: init.recv_cq.clone(),
+            number: place.qpn,
+            qp_type: init.qp_type,
+            cap: place.cap,
+            side,
+            control: Mutex::new(Control::new(place, QpAttr::default())),
+            send: Arc::new(Mutex::new(send)),
+            recv: Mutex::new(recv),
+        });
+        qp.own(place.qpn);
+        let mut objects = context.objects.lock();
+        objects.qps.insert(qp.number, qp.clone());
+        pd.users.fetch_add(1, SeqCst);
+        init.send_cq.users.fetch_add(1, SeqCst);
+        init.recv_cq.users.fetch_add(1, SeqCst);
+        drop(objects);
+        process.registry.lock().qps.insert(qp.number, qp.clone());
+        process.changed();
+        Ok(qp)
+    }
+
+    /// Completions with that physical number are this queue pair's.
+    pub(crate) fn own(&self, physical_qpn: u32) {
+        for cq in self.cqs() {
+            cq.queue
+                .lock()
+                .add_owner(physical_qpn, self.side.clone(), self.send.clone());
+        }
+    }
+
+    /// Completions with that physical number are nobody's.
+    pub(crate) fn disown(&self, physical_qpn: u32) {
+        for cq in self.cqs() {
+            cq.queue.lock().remove_owner(physical_qpn);
+        }
+    }
+
+    /// Its completion queues, each once.
+    pub(crate) fn cqs(&self) -> impl Iterator<Item = &Arc<Cq>> {
+        let same = Arc::ptr_eq(&self.send_cq, &self.recv_cq);
+        std::iter::once(&self.send_cq).chain((!same).then_some(&self.recv_cq))
+    }
+
+    /// What it was made of, for another like it.
+    pub(crate) fn init(&self) -> QpInit {
+        QpInit {
+            send_cq: self.send_cq.clone(),
+            recv_cq: self.recv_cq.clone(),
+            qp_type: self.qp_type,
+            cap: self.cap,
+            signal_all: false,
+        }
+    }
+}
+
+/// Makes queue pairs at the RNIC until one's number is not a live virtual one.
+fn create_physically(
+    process: &Process,
+    device: &dyn Device,
+    init: &PhysicalQpInit,
+) -> Result<QpPlace, VerbsError> {
+    let mut collided = Vec::new();
+    let outcome = loop {
+        match device.create_qp(init) {
+            Ok(place) if process.qp(place.qpn).is_none() => break Ok(place),
+            Ok(place) => collided.push(place.qpn),
+            Err(error) => break Err(error),
+        }
+        if collided.len() == MAX_COLLISIONS {
+            break Err(VerbsError::Refused {
+                verb: "create_qp",
+                errno: libc::ENOMEM,
+                message: format!("{MAX_COLLISIONS} numbers in a row are those of queue pairs that have moved"),
+            });
+        }
+    };
+    for qpn in collided {
+        // Nobody has seen these; if the RNIC will not let go of one, it keeps it until the context is closed.
+        let _ = device.destroy_qp(qpn);
+    }
+    outcome
+}

@@ -1,0 +1,218 @@
+//! Queue pairs.
+//!
+//! ```text
+//!  post_send ── suspended? ──► interception buffer ─┐ replay, in order
+//!      │                                            ▼
+//!      └────────────────────────────────────► send ring (position) ──► completion (position)
+//!  post_recv ─► shadow (whole RECV) ──┬─────► recv ring (position) ──►        │
+//!                                     └ replay of what no message consumed    ▼
+//!                                                        CompletionSide: position → wr_id, retired
+//! ```
+//! A queue's positions are `u64` counters that only rise: they go on over moves and RESETs, so that a completion of
+//! another life can be told.
+
+mod control;
+mod create;
+mod intercept;
+mod recv;
+mod send;
+mod shadow;
+mod standby;
+
+use std::ops::DerefMut;
+use std::sync::Arc;
+
+use parking_lot::{ArcMutexGuard, Mutex, MutexGuard, RawMutex};
+use verbatim_device::control::{QpAttr, QpCap, QpState, QpType};
+use verbatim_device::layout::Sge;
+
+pub(crate) use control::{Control, key_table};
+pub use create::QpInit;
+pub(crate) use recv::RecvQueue;
+pub(crate) use send::SendQueue;
+pub(crate) use shadow::{CompletionSide, RECV_BIT};
+pub(crate) use standby::Standby;
+
+use crate::context::Context;
+use crate::cq::Cq;
+use crate::error::PostError;
+use crate::pd::Pd;
+use crate::tables::KeyTable;
+use crate::work::{RecvWr, SendWr};
+
+/// The most scatter/gather entries that a request may have.
+pub(crate) const MAX_SGE: usize = 32;
+
+/// A queue pair.
+#[derive(Debug)]
+pub struct Qp {
+    context: Arc<Context>,
+    pd: Arc<Pd>,
+    send_cq: Arc<Cq>,
+    recv_cq: Arc<Cq>,
+    number: u32,
+    qp_type: QpType,
+    cap: QpCap,
+    pub(crate) side: Arc<CompletionSide>,
+    pub(crate) control: Mutex<Control>,
+    pub(crate) send: Arc<Mutex<SendQueue>>,
+    pub(crate) recv: Mutex<RecvQueue>,
+}
+
+impl Qp {
+    /// The virtual number.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Its device.
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// Where send completions go.
+    pub fn send_cq(&self) -> &Arc<Cq> {
+        &self.send_cq
+    }
+
+    /// Where receive completions go.
+    pub fn recv_cq(&self) -> &Arc<Cq> {
+        &self.recv_cq
+    }
+
+    /// The transport.
+    pub fn qp_type(&self) -> QpType {
+        self.qp_type
+    }
+
+    /// Its limits: at least those that were asked for.
+    pub fn cap(&self) -> &QpCap {
+        &self.cap
+    }
+
+    /// The state that the program has taken it to last; [`Self::query`] asks the RNIC.
+    pub fn state(&self) -> QpState {
+        self.control.lock().attr.state
+    }
+
+    /// The attributes that the program has set.
+    pub(crate) fn virtual_attr(&self) -> QpAttr {
+        self.control.lock().attr
+    }
+
+    /// Posts send requests, in order, up to the first that is refused: its index and why. Those before it are posted.
+    pub fn post_send<'a>(
+        &self,
+        requests: impl IntoIterator<Item = SendWr<'a>>,
+    ) -> Result<(), (usize, PostError)> {
+        let mut queue = self.send.lock();
+        let mut outcome = Ok(());
+        for (index, request) in requests.into_iter().enumerate() {
+            if let Err(error) = queue.push(&request) {
+                outcome = Err((index, error));
+                break;
+            }
+        }
+        queue.publish();
+        outcome
+    }
+
+    /// Posts receive requests, as [`Self::post_send`].
+    pub fn post_recv<'a>(
+        &self,
+        requests: impl IntoIterator<Item = RecvWr<'a>>,
+    ) -> Result<(), (usize, PostError)> {
+        let mut queue = self.recv.lock();
+        let mut outcome = Ok(());
+        for (index, request) in requests.into_iter().enumerate() {
+            if let Err(error) = queue.push(&request) {
+                outcome = Err((index, error));
+                break;
+            }
+        }
+        queue.publish();
+        outcome
+    }
+
+    /// Starts a batch of send requests that become visible together, or not at all (`ibv_wr_start`). Other threads that
+    /// post to this queue pair wait until the batch is over.
+    pub fn batch(&self) -> SendBatch<'_> {
+        Batch::new(self.send.lock())
+    }
+
+    /// As [`Self::batch`], for a caller that keeps the batch across calls.
+    pub fn owned_batch(&self) -> OwnedSendBatch {
+        Batch::new(self.send.lock_arc())
+    }
+
+    /// Lets go of everything that lies in the RNIC's memory.
+    pub(crate) fn detach(&self) {
+        self.send.lock().detach();
+        self.recv.lock().detach();
+    }
+}
+
+/// A batch that borrows its queue pair.
+pub type SendBatch<'a> = Batch<MutexGuard<'a, SendQueue>>;
+
+/// A batch that keeps its queue alive.
+pub type OwnedSendBatch = Batch<ArcMutexGuard<RawMutex, SendQueue>>;
+
+/// Send requests that become visible together. Dropping it without [`Batch::complete`] takes them back.
+#[derive(Debug)]
+#[must_use = "dropped without `complete`, the requests are taken back"]
+pub struct Batch<G: DerefMut<Target = SendQueue>> {
+    queue: G,
+    start: Option<send::Mark>,
+}
+
+impl<G: DerefMut<Target = SendQueue>> Batch<G> {
+    #[inline]
+    fn new(queue: G) -> Self {
+        let start = Some(queue.mark());
+        Self { queue, start }
+    }
+
+    /// Adds a request. One that is refused leaves the others as they are.
+    #[inline]
+    pub fn push(&mut self, request: &SendWr<'_>) -> Result<(), PostError> {
+        self.queue.push(request)
+    }
+
+    /// Posts all (`ibv_wr_complete`).
+    #[inline]
+    pub fn complete(mut self) {
+        self.start = None;
+        self.queue.publish();
+    }
+
+    /// Takes all back (`ibv_wr_abort`).
+    pub fn abort(self) {}
+}
+
+impl<G: DerefMut<Target = SendQueue>> Drop for Batch<G> {
+    fn drop(&mut self) {
+        if let Some(start) = self.start.take() {
+            self.queue.rewind(start);
+        }
+    }
+}
+
+/// The entries with the keys that the RNIC knows. An unknown key becomes one that no region has, so that it fails as an
+/// unknown key does and cannot be another region's by chance.
+fn local_keys<'a>(keys: Option<&KeyTable>, sges: &'a [Sge], space: &'a mut [Sge; MAX_SGE]) -> &'a [Sge] {
+    let Some(keys) = keys else { return sges };
+    let translated = &mut space[..sges.len()];
+    for (to, from) in translated.iter_mut().zip(sges) {
+        *to = Sge {
+            lkey: keys.physical(from.lkey).unwrap_or(0),
+            ..*from
+        };
+    }
+    translated
+}

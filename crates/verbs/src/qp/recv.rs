@@ -1,0 +1,166 @@
+//! The receive queue: to the ring, and always into the shadow.
+//!
+//! RECVs that no message has consumed must be posted again on another RNIC, so the shadow keeps each whole until its
+//! completion is taken.
+
+use std::sync::Arc;
+
+use verbatim_device::control::{QpCap, QpState};
+use verbatim_device::layout::Sge;
+
+use super::shadow::{CompletionSide, RECV_BIT};
+use super::{MAX_SGE, local_keys};
+use crate::backend::RecvRing;
+use crate::error::PostError;
+use crate::tables::KeyTable;
+use crate::work::RecvWr;
+
+/// A receive queue.
+#[derive(Debug)]
+pub struct RecvQueue {
+    ring: Option<Box<dyn RecvRing>>,
+    side: Arc<CompletionSide>,
+    state: QpState,
+    cap: QpCap,
+    /// The position of the next RECV.
+    posted: u64,
+    /// All before this position were given to the ring.
+    given: u64,
+    /// How many sessions have drained this queue pair: RECVs go to the shadow only.
+    holds: u32,
+    lkeys: Option<Arc<KeyTable>>,
+    /// Scatter entries by slot, `max_recv_sge` each, virtual keys.
+    sges: Box<[Sge]>,
+    /// How many of them count.
+    counts: Box<[u16]>,
+}
+
+impl RecvQueue {
+    pub fn new(side: Arc<CompletionSide>, cap: QpCap, lkeys: Option<Arc<KeyTable>>) -> Self {
+        let slots = cap.max_recv_wr.max(1).next_power_of_two() as usize;
+        Self {
+            ring: None,
+            side,
+            state: QpState::Reset,
+            cap,
+            posted: 0,
+            given: 0,
+            holds: 0,
+            lkeys,
+            sges: vec![Sge::default(); slots * cap.max_recv_sge as usize].into(),
+            counts: vec![0; slots].into(),
+        }
+    }
+
+    /// Takes one RECV; visible to the RNIC after [`Self::publish`].
+    #[inline]
+    pub fn push(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        if self.state == QpState::Reset {
+            return Err(PostError::State(self.state));
+        }
+        if wr.sges.len() > self.cap.max_recv_sge as usize {
+            return Err(PostError::TooManyEntries);
+        }
+        if self.posted - self.side.recv.retired() >= u64::from(self.cap.max_recv_wr) {
+            return Err(PostError::Full);
+        }
+        let slot = self.slot(self.posted);
+        let first = slot * self.cap.max_recv_sge as usize;
+        self.sges[first..first + wr.sges.len()].copy_from_slice(wr.sges);
+        self.counts[slot] = wr.sges.len() as u16;
+        self.side.recv.note(self.posted, wr.wr_id);
+        self.posted += 1;
+        self.give();
+        Ok(())
+    }
+
+    fn slot(&self, position: u64) -> usize {
+        position as usize & (self.counts.len() - 1)
+    }
+
+    /// Gives the ring what it has not got yet. How many.
+    #[inline]
+    fn give(&mut self) -> u64 {
+        let before = self.given;
+        let Some(ring) = self.ring.as_mut().filter(|_| self.holds == 0) else { return 0 };
+        while self.given < self.posted && ring.room() > 0 {
+            let slot = self.given as usize & (self.counts.len() - 1);
+            let first = slot * self.cap.max_recv_sge as usize;
+            let sges = &self.sges[first..first + usize::from(self.counts[slot])];
+            let wr_id = self.given | RECV_BIT;
+            match &self.lkeys {
+                None => ring.push(wr_id, sges),
+                Some(keys) => {
+                    let mut space = [Sge::default(); MAX_SGE];
+                    ring.push(wr_id, local_keys(Some(keys), sges, &mut space));
+                }
+            }
+            self.given += 1;
+        }
+        self.given - before
+    }
+
+    /// Makes what was pushed visible to the RNIC.
+    #[inline]
+    pub fn publish(&mut self) {
+        if let Some(ring) = &mut self.ring {
+            ring.publish();
+        }
+    }
+
+    fn catch_up(&mut self) -> u64 {
+        let given = self.give();
+        if given > 0 {
+            self.publish();
+        }
+        given
+    }
+
+    /// A session has drained this queue pair: nothing more goes to the ring.
+    pub fn hold(&mut self) {
+        self.holds += 1;
+    }
+
+    /// The session is over, or the queue pair has got its new ring; RECVs posted meanwhile go to the ring. How many.
+    pub fn release(&mut self) -> u64 {
+        self.holds = self.holds.saturating_sub(1);
+        self.catch_up()
+    }
+
+    /// Goes on with a ring that has none of the RECVs: all that no message has consumed are posted.
+    pub fn attach_new(&mut self, ring: Box<dyn RecvRing>) {
+        self.given = self.side.recv.retired();
+        self.ring = Some(ring);
+    }
+
+    /// Goes on with the ring that was detached.
+    pub fn attach_again(&mut self, ring: Box<dyn RecvRing>) {
+        self.ring = Some(ring);
+    }
+
+    /// Lets go of the ring.
+    pub fn detach(&mut self) {
+        self.ring = None;
+    }
+
+    /// From now on keys are translated.
+    pub fn set_local_keys(&mut self, lkeys: Arc<KeyTable>) {
+        self.lkeys = Some(lkeys);
+    }
+
+    /// The program has taken the queue pair to `state`.
+    pub fn set_state(&mut self, state: QpState) {
+        self.state = state;
+        if state != QpState::Reset {
+            return;
+        }
+        self.given = self.posted;
+        self.side.recv.reset(self.posted);
+        self.side
+            .received
+            .store(0, std::sync::atomic::Ordering::Relaxed);
+        if let Some(ring) = &mut self.ring {
+            ring.reset();
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! The send queue: to the ring, or into the interception buffer.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use verbatim_device::control::{QpCap, QpState};
+use verbatim_device::layout::{self, SendWqe, Sge};
+use verbatim_device::ring::Body;
+
+use super::intercept::Intercepted;
+use super::shadow::CompletionSide;
+use super::{MAX_SGE, local_keys};
+use crate::backend::SendRing;
+use crate::error::PostError;
+use crate::tables::KeyTable;
+use crate::work::{self, SendOpcode, SendWr};
+
+/// How often a full ring is looked at again before a request is put aside. An RNIC writes the completion first and
+/// frees the slot after it, so a program that is quick can see the one without the other for a moment.
+const ROOM_LOOKS: u32 = 200;
+
+/// A send queue.
+#[derive(Debug)]
+pub struct SendQueue {
+    ring: Option<Box<dyn SendRing>>,
+    side: Arc<CompletionSide>,
+    /// Told to the completion queue: someone has a backlog.
+    cq_backlog: Arc<AtomicBool>,
+    state: QpState,
+    cap: QpCap,
+    signal_all: bool,
+    /// The ring takes requests as they come; derived from `ring`, `holds` and `intercepted`.
+    direct: bool,
+    /// Something was pushed and is not visible yet.
+    unpublished: bool,
+    /// Keys must be translated; derived from the tables.
+    translates: bool,
+    /// The position of the next request.
+    posted: u64,
+    /// Two-sided messages given to the ring since creation or RESET (`n_sent`).
+    messages: u64,
+    /// How many sessions suspend this queue pair.
+    holds: u32,
+    intercepted: Intercepted,
+    lkeys: Option<Arc<KeyTable>>,
+    rkeys: Option<Arc<KeyTable>>,
+}
+
+/// Where a batch started.
+#[derive(Debug, Clone, Copy)]
+pub struct Mark {
+    posted: u64,
+    messages: u64,
+    intercepted: usize,
+}
+
+impl SendQueue {
+    pub fn new(
+        side: Arc<CompletionSide>,
+        cq_backlog: Arc<AtomicBool>,
+        cap: QpCap,
+        signal_all: bool,
+        lkeys: Option<Arc<KeyTable>>,
+    ) -> Self {
+        Self {
+            ring: None,
+            side,
+            cq_backlog,
+            state: QpState::Reset,
+            cap,
+            signal_all,
+            direct: false,
+            unpublished: false,
+            translates: lkeys.is_some(),
+            posted: 0,
+            messages: 0,
+            holds: 0,
+            intercepted: Intercepted::default(),
+            lkeys,
+            rkeys: None,
+        }
+    }
+
+    fn derive(&mut self) {
+        self.direct = self.ring.is_some() && self.holds == 0 && self.intercepted.is_empty();
+        self.translates = self.lkeys.is_some() || self.rkeys.is_some();
+    }
+
+    /// Takes one request; visible to the RNIC after [`Self::publish`].
+    #[inline]
+    pub fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        if !matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err) {
+            return Err(PostError::State(self.state));
+        }
+        let inline_bytes = match wr.body {
+            Body::Sges(sges) if sges.len() > self.cap.max_send_sge as usize => {
+                return Err(PostError::TooManyEntries);
+            }
+            Body::Sges(_) => 0,
+            Body::Inline(pieces) => {
+                let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
+                if bytes > self.cap.max_inline_data as usize {
+                    return Err(PostError::InlineTooLong);
+                }
+                bytes as u32
+            }
+        };
+        let outstanding = self.posted - self.side.send.retired() + self.intercepted.len() as u64;
+        if outstanding >= u64::from(self.cap.max_send_wr) {
+            return Err(PostError::Full);
+        }
+        let wqe = SendWqe {
+            wr_id: wr.wr_id,
+            opcode: wr.opcode as u8,
+            flags: self.device_flags(wr),
+            num_sge: match wr.body {
+                Body::Sges(sges) => sges.len() as u16,
+                Body::Inline(_) => 0,
+            },
+            imm: wr.imm,
+            remote_address: wr.remote_address,
+            rkey: wr.rkey,
+            inline_bytes,
+            compare_add: wr.compare_add,
+            swap: wr.swap,
+            ..SendWqe::default()
+        };
+        if self.direct && self.has_room() {
+            self.give(&wqe, wr.body);
+        } else {
+            self.put_aside(&wqe, wr.body);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn device_flags(&self, wr: &SendWr<'_>) -> u8 {
+        let mut flags = 0;
+        if wr.flags & work::SEND_SIGNALED != 0 || self.signal_all {
+            flags |= layout::SEND_SIGNALED;
+        }
+        if wr.flags & work::SEND_SOLICITED != 0 {
+            flags |= layout::SEND_SOLICITED;
+        }
+        if wr.flags & work::SEND_FENCE != 0 {
+            flags |= layout::SEND_FENCE;
+        }
+        if matches!(wr.body, Body::Inline(_)) {
+            flags |= layout::SEND_INLINE;
+        }
+        flags
+    }
+
+    #[inline]
+    fn has_room(&self) -> bool {
+        let Some(ring) = &self.ring else { return false };
+        ring.room() > 0 || self.look_again()
+    }
+
+    #[cold]
+    fn look_again(&self) -> bool {
+        let ring = self.ring.as_ref().expect("`has_room` has looked");
+        (0..ROOM_LOOKS).any(|_| {
+            crate::sys::yield_now();
+            ring.room() > 0
+        })
+    }
+
+    #[cold]
+    fn put_aside(&mut self, wqe: &SendWqe, body: Body<'_>) {
+        self.intercepted.push(wqe, body);
+        if self.ring.is_some() && self.holds == 0 {
+            self.side.backlog.store(true, Relaxed);
+            self.cq_backlog.store(true, Relaxed);
+        }
+        self.derive();
+    }
+
+    /// Gives a request to the ring, which has room.
+    #[inline]
+    fn give(&mut self, wqe: &SendWqe, body: Body<'_>) {
+        let ring = self.ring.as_mut().expect("the caller has seen room in it");
+        self.side.send.note(self.posted, wqe.wr_id);
+        let wqe = SendWqe { wr_id: self.posted, ..*wqe };
+        if self.translates {
+            let mut space = [Sge::default(); MAX_SGE];
+            let wqe = translate_remote(wqe, self.rkeys.as_deref());
+            match body {
+                Body::Sges(sges) => ring.push(
+                    &wqe,
+                    Body::Sges(local_keys(self.lkeys.as_deref(), sges, &mut space)),
+                ),
+                inline => ring.push(&wqe, inline),
+            }
+        } else {
+            ring.push(&wqe, body);
+        }
+        self.unpublished = true;
+        self.posted += 1;
+        self.messages += u64::from(counts(wqe.opcode));
+    }
+
+    /// Makes what was pushed visible to the RNIC.
+    #[inline]
+    pub fn publish(&mut self) {
+        if let Some(ring) = self.ring.as_mut().filter(|_| self.unpublished) {
+            ring.publish();
+            self.unpublished = false;
+        }
+    }
+
+    /// Before a batch.
+    pub fn mark(&self) -> Mark {
+        Mark {
+            posted: self.posted,
+            messages: self.messages,
+            intercepted: self.intercepted.len(),
+        }
+    }
+
+    /// Takes back everything pushed since `mark`, none of which was published.
+    pub fn rewind(&mut self, mark: Mark) {
+        let taken = (self.posted - mark.posted) as u32;
+        if let Some(ring) = self.ring.as_mut().filter(|_| taken > 0) {
+            ring.unpush(taken);
+        }
+        self.unpublished = false;
+        self.posted = mark.posted;
+        self.messages = mark.messages;
+        self.intercepted.truncate(mark.intercepted);
+        self.derive();
+    }
+
+    /// Gives intercepted requests to the ring, in order, as far as there is room and no session holds them. How many.
+    pub fn pump(&mut self) -> u64 {
+        let mut given = 0;
+        while self.holds == 0 && !self.intercepted.is_empty() && self.has_room() {
+            let mut intercepted = std::mem::take(&mut self.intercepted);
+            intercepted.pop(|wqe, body| self.give(wqe, body));
+            self.intercepted = intercepted;
+            given += 1;
+        }
+        if given > 0 {
+            self.publish();
+        }
+        let backlog = self.ring.is_some() && self.holds == 0 && !self.intercepted.is_empty();
+        self.side.backlog.store(backlog, Relaxed);
+        self.cq_backlog.fetch_or(backlog, Relaxed);
+        self.derive();
+        given
+    }
+
+    /// One more session suspends this queue pair.
+    pub fn hold(&mut self) {
+        self.holds += 1;
+        self.derive();
+    }
+
+    /// One session fewer; the last one to go lets the intercepted requests out. How many.
+    pub fn release(&mut self) -> u64 {
+        self.holds = self.holds.saturating_sub(1);
+        self.pump()
+    }
+
+    /// Whether the RNIC has finished all that it was given.
+    pub fn is_idle(&self) -> bool {
+        self.ring.as_ref().is_none_or(|ring| ring.unfinished() == 0)
+    }
+
+    /// Two-sided messages given to the ring.
+    pub fn messages(&self) -> u64 {
+        self.messages
+    }
+
+    /// Goes on with another ring, or the same again. Nothing is in flight: what was not signaled is done.
+    pub fn attach(&mut self, ring: Box<dyn SendRing>) {
+        self.side.send.settle(self.posted);
+        self.ring = Some(ring);
+        self.derive();
+    }
+
+    /// Lets go of the ring.
+    pub fn detach(&mut self) {
+        self.ring = None;
+        self.derive();
+    }
+
+    /// From now on keys are translated.
+    pub fn set_local_keys(&mut self, lkeys: Arc<KeyTable>) {
+        self.lkeys = Some(lkeys);
+        self.derive();
+    }
+
+    /// From now on remote keys are translated by this table; those that it does not know are as they are.
+    pub fn set_remote_keys(&mut self, rkeys: Option<Arc<KeyTable>>) {
+        self.rkeys = rkeys;
+        self.derive();
+    }
+
+    /// The program has taken the queue pair to `state`.
+    pub fn set_state(&mut self, state: QpState) {
+        self.state = state;
+        if state != QpState::Reset {
+            return;
+        }
+        self.intercepted.truncate(0);
+        self.side.send.reset(self.posted);
+        self.messages = 0;
+        self.rkeys = None;
+        if let Some(ring) = &mut self.ring {
+            ring.reset();
+        }
+        self.derive();
+    }
+}
+
+fn counts(opcode: u8) -> bool {
+    SendOpcode::from_raw(opcode.into()).is_some_and(SendOpcode::is_two_sided)
+}
+
+fn translate_remote(mut wqe: SendWqe, rkeys: Option<&KeyTable>) -> SendWqe {
+    if let Some(table) = rkeys {
+        if let Some(key) = table.physical(wqe.rkey) {
+            wqe.rkey = key;
+        }
+        if wqe.opcode == SendOpcode::SendWithInvalidate as u8 {
+            wqe.imm = table.physical(wqe.imm).unwrap_or(wqe.imm);
+        }
+    }
+    wqe
+}

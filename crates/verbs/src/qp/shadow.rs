@@ -1,0 +1,92 @@
+//! What is remembered of requests that were given to an RNIC, until their completion is taken.
+//!
+//! Written by whoever posts (under the queue's lock), read by whoever polls (under the completion queue's lock). The two
+//! never touch one slot at a time: a slot is reused only when `retired` has passed it, and the RNIC completes only what
+//! was published after the slot was written.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+/// In the `wr_id` that an RNIC sees: a RECV. An RNIC need not tell in a failed completion what failed.
+pub const RECV_BIT: u64 = 1 << 63;
+
+/// The `wr_id`s of one queue, by position.
+#[derive(Debug)]
+pub struct Shadow {
+    wr_ids: Box<[AtomicU64]>,
+    /// All before this position have completed.
+    retired: AtomicU64,
+    /// Positions before this one belong to the time before a RESET: their completions are nobody's.
+    floor: AtomicU64,
+}
+
+impl Shadow {
+    pub fn new(capacity: u32) -> Self {
+        let slots = capacity.max(1).next_power_of_two();
+        Self {
+            wr_ids: (0..slots).map(|_| AtomicU64::new(0)).collect(),
+            retired: AtomicU64::new(0),
+            floor: AtomicU64::new(0),
+        }
+    }
+
+    #[inline]
+    fn slot(&self, position: u64) -> &AtomicU64 {
+        &self.wr_ids[position as usize & (self.wr_ids.len() - 1)]
+    }
+
+    /// Notes a request that is about to be given to the RNIC at `position`.
+    #[inline]
+    pub fn note(&self, position: u64, wr_id: u64) {
+        self.slot(position).store(wr_id, Relaxed);
+    }
+
+    /// The program's `wr_id` of the request at `position`, which has not completed.
+    #[inline]
+    pub fn wr_id(&self, position: u64) -> u64 {
+        self.slot(position).load(Relaxed)
+    }
+
+    /// The request at `position` has completed, and with it all before; its `wr_id`. `None` if it is none of this life.
+    #[inline]
+    pub fn retire(&self, position: u64) -> Option<u64> {
+        if position < self.floor.load(Relaxed) {
+            return None;
+        }
+        let wr_id = self.wr_id(position);
+        self.retired.store(position + 1, Release);
+        Some(wr_id)
+    }
+
+    /// All before this position have completed.
+    #[inline]
+    pub fn retired(&self) -> u64 {
+        self.retired.load(Acquire)
+    }
+
+    /// Everything before `position` is done without further completions: what was not signaled, after a drain.
+    pub fn settle(&self, position: u64) {
+        self.retired.store(position, Release);
+    }
+
+    /// A new life starts at `position`.
+    pub fn reset(&self, position: u64) {
+        self.floor.store(position, Relaxed);
+        self.settle(position);
+    }
+}
+
+/// The completion side of a queue pair: what a completion queue knows of it.
+#[derive(Debug)]
+pub struct CompletionSide {
+    /// Virtual number.
+    pub qpn: u32,
+    pub send: Shadow,
+    pub recv: Shadow,
+    /// Messages received since creation or RESET (`n_recv`).
+    pub received: AtomicU64,
+    /// A request has failed: the RNIC has taken the queue pair to ERR.
+    pub failed: AtomicBool,
+    /// Requests wait for room in the ring.
+    pub backlog: AtomicBool,
+}

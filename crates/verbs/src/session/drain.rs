@@ -1,0 +1,104 @@
+//! Wait-before-stop (MigrRDMA §3.4): until nothing is in flight in either direction.
+//!
+//! The program's threads poll as they like meanwhile; what the helper thread takes out of a completion queue it puts in
+//! the fake one. A queue pair is drained when the RNIC has finished all its send requests and as many messages have come
+//! as the other end sent. An RNIC makes a completion visible before it counts the request as finished, so the queues are
+//! swept once more after all were seen idle.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use verbatim_channel::{Answer, QpCount};
+use verbatim_device::control::QpState;
+
+use super::{Phase, SessionError, Sessions};
+use crate::cq::Cq;
+use crate::qp::Qp;
+
+/// So many looks are separated by a mere yield: a drain is short when the network is.
+const YIELDS: u32 = 200;
+/// Then by this: a software RNIC needs the CPU more than we do, and there is no event to wait for.
+const PAUSE: Duration = Duration::from_micros(50);
+
+impl Sessions {
+    pub(super) fn drain(
+        &mut self,
+        session: u64,
+        expected: &[QpCount],
+        timeout_ms: u32,
+    ) -> Result<Answer, SessionError> {
+        let qps = self.find_in(session, Phase::Suspended, "Drain")?.qps.clone();
+        let expected: HashMap<u32, u64> = expected.iter().map(|count| (count.qpn, count.messages)).collect();
+        let cqs = cqs_of(&qps);
+        let deadline = Instant::now() + Duration::from_millis(timeout_ms.into());
+        let mut looks = 0;
+        while !look(&qps, &cqs, &expected) {
+            if Instant::now() >= deadline {
+                return Err(SessionError::DrainTimeout {
+                    milliseconds: timeout_ms,
+                    left: describe_left(&qps, &expected),
+                });
+            }
+            looks += 1;
+            if looks < YIELDS {
+                crate::sys::yield_now();
+            } else {
+                std::thread::sleep(PAUSE);
+            }
+        }
+        for qp in &qps {
+            // A queue pair may have failed without a completion of ours to tell it.
+            let failed = qp.current_attr()?.state == QpState::Err;
+            qp.control.lock().was_failed = failed;
+        }
+        for qp in &qps {
+            qp.recv.lock().hold();
+        }
+        cqs.iter().for_each(|cq| _ = cq.queue.lock().sweep());
+        self.find(session)?.phase = Phase::Drained;
+        Ok(Answer::Drained)
+    }
+}
+
+/// One look: sweeps the completion queues; whether all is done.
+fn look(qps: &[Arc<Qp>], cqs: &[Arc<Cq>], expected: &HashMap<u32, u64>) -> bool {
+    let idle = qps.iter().all(|qp| qp.send.lock().is_idle());
+    cqs.iter().for_each(|cq| _ = cq.queue.lock().sweep());
+    idle && qps.iter().all(|qp| has_received(qp, expected))
+}
+
+fn has_received(qp: &Qp, expected: &HashMap<u32, u64>) -> bool {
+    let expected = expected.get(&qp.number()).copied().unwrap_or(0);
+    qp.side.received.load(Relaxed) >= expected || qp.side.failed.load(Relaxed)
+}
+
+fn describe_left(qps: &[Arc<Qp>], expected: &HashMap<u32, u64>) -> String {
+    let left = qps.iter().filter_map(|qp| {
+        let number = qp.number();
+        if !qp.send.lock().is_idle() {
+            Some(format!("queue pair {number} has unfinished send requests"))
+        } else if !has_received(qp, expected) {
+            let received = qp.side.received.load(Relaxed);
+            Some(format!(
+                "queue pair {number} has received {received} of {} messages",
+                expected[&number]
+            ))
+        } else {
+            None
+        }
+    });
+    left.take(8).collect::<Vec<_>>().join(", ")
+}
+
+/// Their completion queues, each once.
+pub(super) fn cqs_of(qps: &[Arc<Qp>]) -> Vec<Arc<Cq>> {
+    let mut cqs: Vec<Arc<Cq>> = Vec::new();
+    for cq in qps.iter().flat_map(|qp| qp.cqs()) {
+        if !cqs.iter().any(|known| Arc::ptr_eq(known, cq)) {
+            cqs.push(cq.clone());
+        }
+    }
+    cqs
+}

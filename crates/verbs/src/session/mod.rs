@@ -1,0 +1,315 @@
+//! Migrations that this process takes part in: as the instance that moves ([`moved`]) or as a partner ([`partner`]).
+//!
+//! ```text
+//!            PrepareStandby, ConnectStandby
+//!   (none) ─────────────────────────────────► Prepared
+//!      │ Suspend                                 │ Suspend
+//!      └──────────────► Suspended ◄──────────────┘
+//!                           │ Drain
+//!                        Drained ── Switch (partner) ──────────────► Replaced ── Resume ──► (none)
+//!                           │ Quiesce (instance)                        ▲
+//!                        Quiesced ── gate, Claim ───────────────────────┘
+//! ```
+//! `Abort` leads from Prepared, Suspended and Drained back to (none). All is done by the helper thread, one order at a
+//! time; the program's threads see it only as a suspended queue or a completion that comes from the fake queue.
+
+mod drain;
+mod moved;
+mod partner;
+mod resolve;
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use verbatim_channel::{Answer, Order, QpCount, Scope};
+use verbatim_device::control::QpState;
+
+use crate::backend::{QpPlace, Reopen};
+use crate::error::VerbsError;
+use crate::process::Process;
+use crate::qp::Qp;
+use crate::road_map;
+
+pub(crate) use resolve::resolve;
+
+/// Why an order was not carried out; what it had begun is undone.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SessionError {
+    #[error("session {session:#x} is {phase:?}; {order} is not for then")]
+    Phase {
+        session: u64,
+        phase: Phase,
+        order: &'static str,
+    },
+    #[error("session {0:#x} is not known here")]
+    Unknown(u64),
+    #[error("queue pair {qpn} does not exist")]
+    NoQp { qpn: u32 },
+    #[error("queue pair {qpn} has a standby of session {other:#x} already; wait until that one is over")]
+    StandbyTaken { qpn: u32, other: u64 },
+    #[error("not drained after {milliseconds} ms: {left}")]
+    DrainTimeout { milliseconds: u32, left: String },
+    #[error("the agent's claim does not fit: {0}")]
+    Claim(String),
+    #[error("the gate in the runtime folder cannot be used")]
+    Gate(#[source] std::io::Error),
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+}
+
+/// How far a session is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Prepared,
+    Suspended,
+    Drained,
+    Quiesced,
+    Replaced,
+}
+
+/// One migration.
+struct Session {
+    phase: Phase,
+    /// The whole process is suspended.
+    all: bool,
+    /// Those that are suspended.
+    qps: Vec<Arc<Qp>>,
+    /// Those for which a standby was made.
+    prepared: Vec<Arc<Qp>>,
+    /// Physical queue pairs that are no longer used.
+    replaced: Vec<(Arc<Qp>, QpPlace)>,
+    /// Per context, the way back to its device.
+    reopen: Vec<Reopen>,
+}
+
+impl Session {
+    fn new() -> Self {
+        Self {
+            phase: Phase::Prepared,
+            all: false,
+            qps: Vec::new(),
+            prepared: Vec::new(),
+            replaced: Vec::new(),
+            reopen: Vec::new(),
+        }
+    }
+}
+
+/// All migrations that this process takes part in.
+pub(crate) struct Sessions {
+    process: Arc<Process>,
+    open: BTreeMap<u64, Session>,
+}
+
+impl Sessions {
+    pub fn new(process: Arc<Process>) -> Self {
+        Self {
+            process,
+            open: BTreeMap::new(),
+        }
+    }
+
+    /// Carries out any order but `Quiesce`, which [`Self::quiesce`] does.
+    pub fn handle(&mut self, order: Order, fds: Vec<OwnedFd>) -> Answer {
+        self.carry_out(order, fds).unwrap_or_else(|error| error_answer(&error))
+    }
+
+    fn carry_out(&mut self, order: Order, fds: Vec<OwnedFd>) -> Result<Answer, SessionError> {
+        match order {
+            Order::Describe => Ok(Answer::Described(road_map::describe(&self.process)?)),
+            Order::PrepareStandby { session, qpns } => self.prepare(session, &qpns),
+            Order::ConnectStandby { session, peers } => self.connect(session, &peers),
+            Order::Suspend { session, scope } => self.suspend(session, &scope),
+            Order::Drain {
+                session,
+                expected,
+                timeout_ms,
+            } => self.drain(session, &expected, timeout_ms),
+            Order::Quiesce { session } => Err(SessionError::Phase {
+                session,
+                phase: self.find(session)?.phase,
+                order: "Quiesce",
+            }),
+            Order::Claim {
+                session,
+                contexts,
+                key_tables,
+            } => self.claim(session, &contexts, &key_tables, fds),
+            Order::Switch {
+                session,
+                key_tables,
+                tables,
+            } => self.switch(session, &key_tables, &tables),
+            Order::Resume { session } => self.resume(session),
+            Order::Abort { session } => self.abort(session),
+        }
+    }
+
+    fn find(&mut self, session: u64) -> Result<&mut Session, SessionError> {
+        self.open.get_mut(&session).ok_or(SessionError::Unknown(session))
+    }
+
+    fn find_in(
+        &mut self,
+        session: u64,
+        phase: Phase,
+        order: &'static str,
+    ) -> Result<&mut Session, SessionError> {
+        let found = self.find(session)?;
+        if found.phase == phase {
+            return Ok(found);
+        }
+        Err(SessionError::Phase {
+            session,
+            phase: found.phase,
+            order,
+        })
+    }
+
+    fn suspend(&mut self, session: u64, scope: &Scope) -> Result<Answer, SessionError> {
+        if self.open.contains_key(&session) {
+            self.find_in(session, Phase::Prepared, "Suspend")?;
+        }
+        let process = self.process.clone();
+        let all = *scope == Scope::All;
+        let qps = match scope {
+            Scope::All => {
+                process.control.close();
+                process.qps()
+            }
+            Scope::Qps(qpns) => {
+                let listed = qpns.iter().filter_map(|qpn| {
+                    process.control.close_qp(*qpn);
+                    let qp = process.qp(*qpn);
+                    if qp.is_none() {
+                        // Destroyed by the program meanwhile: nothing to suspend.
+                        process.control.open_qp(*qpn);
+                    }
+                    qp
+                });
+                listed.collect()
+            }
+        };
+        let mut sent = Vec::new();
+        for qp in &qps {
+            let connected = matches!(qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
+            let mut send = qp.send.lock();
+            send.hold();
+            if connected && !qp.side.failed.load(Relaxed) {
+                sent.push(QpCount {
+                    qpn: qp.number(),
+                    messages: send.messages(),
+                });
+            }
+        }
+        let record = self.open.entry(session).or_insert_with(Session::new);
+        record.phase = Phase::Suspended;
+        record.all = all;
+        record.qps = qps;
+        Ok(Answer::Suspended {
+            sent,
+            road_map_version: process.road_map_version(),
+        })
+    }
+
+    fn resume(&mut self, session: u64) -> Result<Answer, SessionError> {
+        self.find_in(session, Phase::Replaced, "Resume")?;
+        let ended = self.open.remove(&session).ok_or(SessionError::Unknown(session))?;
+        let intercepted = self.end(&ended);
+        for (qp, place) in &ended.replaced {
+            // Nobody uses it; if the RNIC will not destroy it, it goes with the context.
+            if let Ok(device) = qp.context().device() {
+                let _ = device.destroy_qp(place.qpn);
+            }
+        }
+        Ok(Answer::Resumed { intercepted })
+    }
+
+    fn abort(&mut self, session: u64) -> Result<Answer, SessionError> {
+        match self.open.get(&session).map(|found| found.phase) {
+            None => return Ok(Answer::Done),
+            Some(phase @ (Phase::Quiesced | Phase::Replaced)) => {
+                return Err(SessionError::Phase {
+                    session,
+                    phase,
+                    order: "Abort",
+                });
+            }
+            Some(_) => {}
+        }
+        let ended = self.open.remove(&session).ok_or(SessionError::Unknown(session))?;
+        destroy_standbys(session, &ended.prepared);
+        if ended.phase == Phase::Drained {
+            for qp in &ended.qps {
+                qp.recv.lock().release();
+            }
+        }
+        if ended.phase != Phase::Prepared {
+            self.end(&ended);
+        }
+        Ok(Answer::Done)
+    }
+
+    /// Lets the program's requests and control verbs go on. How many requests were intercepted.
+    fn end(&self, ended: &Session) -> u64 {
+        let intercepted = ended.qps.iter().map(|qp| qp.send.lock().release()).sum();
+        if ended.all {
+            self.process.control.open();
+        } else {
+            for qp in &ended.qps {
+                self.process.control.open_qp(qp.number());
+            }
+        }
+        intercepted
+    }
+
+    /// Whether the process waits for [`Order::Claim`].
+    pub fn is_quiesced(&self) -> bool {
+        self.open
+            .values()
+            .any(|session| session.phase == Phase::Quiesced)
+    }
+
+    /// The agent is gone. Sessions that cannot go on without it are aborted: at once those that are not drained, after
+    /// a grace also those. What was replaced waits for it: only `Resume` may follow.
+    pub fn agent_is_gone(&mut self, grace_is_over: bool) {
+        let hopeless: Vec<u64> = self
+            .open
+            .iter()
+            .filter(|(_, session)| match session.phase {
+                Phase::Prepared | Phase::Suspended => true,
+                Phase::Drained => grace_is_over,
+                Phase::Quiesced | Phase::Replaced => false,
+            })
+            .map(|(id, _)| *id)
+            .collect();
+        for session in hopeless {
+            // Cannot fail in these phases.
+            let _ = self.abort(session);
+        }
+    }
+}
+
+fn destroy_standbys(session: u64, qps: &[Arc<Qp>]) {
+    for qp in qps {
+        let mut control = qp.control.lock();
+        if let Some(standby) = control.standby.take_if(|standby| standby.session == session) {
+            if let Ok(device) = qp.context().device() {
+                standby.destroy(&*device);
+            }
+        }
+    }
+}
+
+/// An error for the operator, with its causes.
+pub(crate) fn error_answer(error: &dyn std::error::Error) -> Answer {
+    let mut message = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        message = format!("{message}: {error}");
+        cause = error.source();
+    }
+    Answer::Error { message }
+}

@@ -1,0 +1,280 @@
+//! The instance's side of a migration: letting go of the RNIC before the freeze, and taking one up after it.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use verbatim_channel::{Answer, ClaimedContext, KeyPair};
+use verbatim_device::control::{QpAttr, QpAttrMask, QpState};
+use verbatim_seqpacket::MAX_FDS;
+
+use super::{Phase, SessionError, Sessions};
+use crate::backend::{CompletionRing, CqPlace, Device, QpPlace, RecvRing, SendRing};
+use crate::context::Context;
+use crate::cq::Cq;
+use crate::qp::{Qp, key_table};
+use crate::tables::KeyTable;
+
+/// The new ends of a context's queues, all of them made before any is put in.
+struct NewEnds {
+    cqs: Vec<(Arc<Cq>, CqPlace, Box<dyn CompletionRing>)>,
+    qps: Vec<(Arc<Qp>, QpPlace, Box<dyn SendRing>, Box<dyn RecvRing>)>,
+}
+
+impl Sessions {
+    /// Takes the last completions and lets go of everything that is not the process's own. One connection per context.
+    pub fn quiesce(&mut self, session: u64) -> Result<Vec<OwnedFd>, SessionError> {
+        let process = self.process.clone();
+        let record = self.find_in(session, Phase::Drained, "Quiesce")?;
+        if !record.all {
+            return Err(SessionError::Claim(
+                "only a process that is suspended as a whole can be quiesced".to_owned(),
+            ));
+        }
+        let contexts = process.contexts();
+        if contexts.len() > MAX_FDS {
+            return Err(SessionError::Claim(format!(
+                "{} opened devices; at most {MAX_FDS} can be moved",
+                contexts.len()
+            )));
+        }
+        for qp in &record.qps {
+            if let Some(standby) = &qp.control.lock().standby {
+                return Err(SessionError::StandbyTaken {
+                    qpn: qp.number(),
+                    other: standby.session,
+                });
+            }
+        }
+        let mut connections = Vec::with_capacity(contexts.len());
+        let mut reopen = Vec::with_capacity(contexts.len());
+        let mut failure = None;
+        for context in &contexts {
+            detach(context);
+            let Some(device) = context.take_device() else { continue };
+            match device.park() {
+                Ok(parked) => {
+                    connections.push(parked.connection);
+                    reopen.push(parked.reopen);
+                }
+                Err(error) => {
+                    failure = Some(error);
+                    break;
+                }
+            }
+        }
+        record.reopen = reopen;
+        record.phase = Phase::Quiesced;
+        if let Some(error) = failure {
+            // A thread still uses the device: cannot be, since control verbs are shut out. The contexts that were let
+            // go are taken up again; the one that could not be is lost with its RNIC connection.
+            let _ = self.claim(session, &[], &[], connections);
+            return Err(error.into());
+        }
+        if let Some(adopter) = process.adopter_in_use() {
+            adopter.close_files();
+        }
+        Ok(connections)
+    }
+
+    pub(super) fn claim(
+        &mut self,
+        session: u64,
+        claimed: &[ClaimedContext],
+        key_tables: &[Vec<KeyPair>],
+        fds: Vec<OwnedFd>,
+    ) -> Result<Answer, SessionError> {
+        let process = self.process.clone();
+        let record = self.find_in(session, Phase::Quiesced, "Claim")?;
+        let contexts = process.contexts();
+        if fds.len() != record.reopen.len() {
+            return Err(SessionError::Claim(format!(
+                "{} connections for {} contexts",
+                fds.len(),
+                record.reopen.len()
+            )));
+        }
+        let built: Vec<_> = key_tables.iter().map(|keys| Arc::new(key_table(keys))).collect();
+        let mut ready = Vec::with_capacity(contexts.len());
+        for ((context, fd), reopen) in contexts.iter().zip(fds).zip(&record.reopen) {
+            let replacement = claimed.iter().find(|claimed| claimed.id == context.id());
+            if replacement.is_none() && !claimed.is_empty() {
+                return Err(SessionError::Claim(format!("nothing for context {}", context.id())));
+            }
+            let device = reopen(fd)?;
+            let ends = new_ends(context, &*device, replacement)?;
+            ready.push((context, device, ends, replacement));
+        }
+        for (context, device, ends, replacement) in ready {
+            context.set_device(device);
+            if let Some(replacement) = replacement {
+                renumber(context, replacement, &built)?;
+            }
+            put_in(ends, replacement.is_some());
+        }
+        if !claimed.is_empty() {
+            for qp in &record.qps {
+                fail_if_failed(qp)?;
+            }
+        }
+        let replayed_receives = record.qps.iter().map(|qp| qp.recv.lock().release()).sum();
+        record.phase = Phase::Replaced;
+        record.reopen.clear();
+        self.process.changed();
+        Ok(Answer::Claimed { replayed_receives })
+    }
+}
+
+/// Drops every ring end of a context.
+fn detach(context: &Context) {
+    let objects = context.objects.lock();
+    for cq in objects.cqs.values() {
+        cq.queue.lock().detach();
+    }
+    for qp in objects.qps.values() {
+        qp.detach();
+    }
+}
+
+/// The ends of all of a context's queues, at their old places or at their new ones.
+fn new_ends(
+    context: &Context,
+    device: &dyn Device,
+    replacement: Option<&ClaimedContext>,
+) -> Result<NewEnds, SessionError> {
+    let objects = context.objects.lock();
+    let cqs: Vec<_> = objects.cqs.values().cloned().collect();
+    let qps: Vec<_> = objects.qps.values().cloned().collect();
+    drop(objects);
+    let missing = |what: &str, number| SessionError::Claim(format!("nothing for {what} {number}"));
+    let mut ends = NewEnds {
+        cqs: Vec::with_capacity(cqs.len()),
+        qps: Vec::with_capacity(qps.len()),
+    };
+    for cq in cqs {
+        let place = match replacement {
+            None => *cq.place.lock(),
+            Some(new) => {
+                let found = new.cqs.iter().find(|claimed| claimed.cq == cq.number());
+                let found = found.ok_or_else(|| missing("completion queue", cq.number()))?;
+                CqPlace {
+                    cq: found.physical_cq,
+                    entries: found.entries,
+                    offset: found.offset,
+                }
+            }
+        };
+        let end = device.cq_end(&place)?;
+        ends.cqs.push((cq, place, end));
+    }
+    let by_number: HashMap<u32, _> = replacement
+        .iter()
+        .flat_map(|new| new.qps.iter().map(|claimed| (claimed.qpn, claimed)))
+        .collect();
+    for qp in qps {
+        let place = match replacement {
+            None => qp.control.lock().place,
+            Some(_) => {
+                let found = by_number.get(&qp.number());
+                let found = found.ok_or_else(|| missing("queue pair", qp.number()))?;
+                QpPlace {
+                    qpn: found.physical_qpn,
+                    cap: found.cap,
+                    slot: found.slot,
+                    offset: found.offset,
+                }
+            }
+        };
+        let (send, recv) = device.qp_ends(&place)?;
+        ends.qps.push((qp, place, send, recv));
+    }
+    Ok(ends)
+}
+
+/// Notes the physical numbers and keys of a context that has moved.
+fn renumber(
+    context: &Context,
+    replacement: &ClaimedContext,
+    key_tables: &[Arc<KeyTable>],
+) -> Result<(), SessionError> {
+    let missing = |what: &str, number: u32| SessionError::Claim(format!("nothing for {what} {number:#x}"));
+    let mut objects = context.objects.lock();
+    objects.moved = true;
+    for pd in objects.pds.values() {
+        let found = replacement.pds.iter().find(|claimed| claimed.pd == pd.number());
+        let found = found.ok_or_else(|| missing("protection domain", pd.number()))?;
+        pd.physical.store(found.physical_pd, SeqCst);
+    }
+    let mrs: HashMap<u32, _> = replacement
+        .mrs
+        .iter()
+        .map(|claimed| (claimed.lkey, claimed))
+        .collect();
+    for mr in objects.mrs.values() {
+        let found = mrs.get(&mr.lkey()).ok_or_else(|| missing("memory region", mr.lkey()))?;
+        mr.physical_lkey.store(found.physical_lkey, SeqCst);
+        context.lkeys.set(mr.lkey(), found.physical_lkey);
+    }
+    let qps: Vec<_> = objects.qps.values().cloned().collect();
+    drop(objects);
+    let claims: HashMap<u32, _> = replacement
+        .qps
+        .iter()
+        .map(|claimed| (claimed.qpn, claimed))
+        .collect();
+    for qp in qps {
+        let claimed = claims
+            .get(&qp.number())
+            .ok_or_else(|| missing("queue pair", qp.number()))?;
+        let mut send = qp.send.lock();
+        send.set_local_keys(context.lkeys.clone());
+        if let Some(index) = claimed.key_table {
+            let table = key_tables.get(index as usize);
+            let table = table.ok_or_else(|| missing("key table", index))?;
+            send.set_remote_keys(Some(table.clone()));
+        }
+        drop(send);
+        qp.recv.lock().set_local_keys(context.lkeys.clone());
+        qp.control.lock().remote = claimed.remote;
+    }
+    Ok(())
+}
+
+fn put_in(ends: NewEnds, moved: bool) {
+    for (cq, place, ring) in ends.cqs {
+        *cq.place.lock() = place;
+        let mut queue = cq.queue.lock();
+        if moved {
+            queue.clear_owners();
+        }
+        queue.attach(ring);
+    }
+    for (qp, place, send, recv) in ends.qps {
+        qp.control.lock().place = place;
+        if moved {
+            qp.own(place.qpn);
+        }
+        qp.send.lock().attach(send);
+        let mut queue = qp.recv.lock();
+        if moved {
+            queue.attach_new(recv);
+        } else {
+            queue.attach_again(recv);
+        }
+    }
+}
+
+/// A queue pair that was in ERR is so on its new RNIC, too, whatever the road map said when that was prepared.
+fn fail_if_failed(qp: &Qp) -> Result<(), SessionError> {
+    let control = qp.control.lock();
+    if control.was_failed {
+        let attr = QpAttr {
+            state: QpState::Err,
+            ..QpAttr::default()
+        };
+        let device = qp.context().device()?;
+        device.modify_qp(control.physical_qpn(), QpAttrMask::STATE, &attr)?;
+    }
+    Ok(())
+}

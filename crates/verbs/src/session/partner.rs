@@ -1,0 +1,122 @@
+//! The partner's side of a migration: standby queue pairs, and the switch to them.
+
+use std::sync::Arc;
+
+use verbatim_channel::{Answer, KeyPair, StandbyPeer};
+
+use super::{Phase, Session, SessionError, Sessions, destroy_standbys};
+use crate::qp::{Qp, Standby, key_table};
+
+impl Sessions {
+    pub(super) fn prepare(&mut self, session: u64, qpns: &[u32]) -> Result<Answer, SessionError> {
+        if self.open.contains_key(&session) {
+            self.find_in(session, Phase::Prepared, "PrepareStandby")?;
+        }
+        let mut prepared = Vec::with_capacity(qpns.len());
+        let mut standbys = Vec::with_capacity(qpns.len());
+        for qpn in qpns {
+            match self.prepare_one(session, *qpn) {
+                Ok((qp, standby)) => {
+                    standbys.push(standby.describe(&qp));
+                    prepared.push(qp);
+                }
+                Err(error) => {
+                    destroy_standbys(session, &prepared);
+                    return Err(error);
+                }
+            }
+        }
+        let record = self.open.entry(session).or_insert_with(Session::new);
+        record.prepared.extend(prepared);
+        Ok(Answer::StandbyPrepared(standbys))
+    }
+
+    fn prepare_one(&self, session: u64, qpn: u32) -> Result<(Arc<Qp>, Standby), SessionError> {
+        let qp = self.process.qp(qpn).ok_or(SessionError::NoQp { qpn })?;
+        let device = qp.context().device()?;
+        // Locked until the standby is noted, so that the program cannot change the queue pair in between.
+        let mut control = qp.control.lock();
+        if let Some(other) = &control.standby {
+            return Err(SessionError::StandbyTaken {
+                qpn,
+                other: other.session,
+            });
+        }
+        let standby = Standby::create(&qp, &*device, session)?;
+        control.standby = Some(standby);
+        drop(control);
+        Ok((qp, standby))
+    }
+
+    pub(super) fn connect(&mut self, session: u64, peers: &[StandbyPeer]) -> Result<Answer, SessionError> {
+        self.find_in(session, Phase::Prepared, "ConnectStandby")?;
+        for peer in peers {
+            // What the program has destroyed or changed meanwhile has no standby any more, and needs none.
+            let Some(qp) = self.process.qp(peer.qpn) else { continue };
+            let device = qp.context().device()?;
+            let mut control = qp.control.lock();
+            let attr = control.attr;
+            if let Some(standby) = control
+                .standby
+                .as_mut()
+                .filter(|standby| standby.session == session)
+            {
+                standby.connect(&*device, &attr, peer)?;
+            }
+        }
+        Ok(Answer::Done)
+    }
+
+    pub(super) fn switch(
+        &mut self,
+        session: u64,
+        key_tables: &[Vec<KeyPair>],
+        tables: &[(u32, u32)],
+    ) -> Result<Answer, SessionError> {
+        let record = self.find_in(session, Phase::Drained, "Switch")?;
+        let built: Vec<_> = key_tables.iter().map(|keys| Arc::new(key_table(keys))).collect();
+        if let Some((qpn, table)) = tables.iter().find(|(_, table)| *table as usize >= built.len()) {
+            return Err(SessionError::Claim(format!(
+                "queue pair {qpn} is to use key table {table} of {}",
+                built.len()
+            )));
+        }
+        // All ends first, since this can fail and what follows cannot.
+        let mut ready = Vec::new();
+        for qp in &record.qps {
+            let mut control = qp.control.lock();
+            let ours = |standby: &Standby| standby.session == session;
+            let Some(standby) = control.standby.filter(ours) else { continue };
+            let device = qp.context().device()?;
+            if control.was_failed || standby.remote.is_none() {
+                // The program shall go on seeing the error, which the old one has.
+                control.standby = None;
+                standby.destroy(&*device);
+                continue;
+            }
+            ready.push((qp.clone(), standby, device.qp_ends(&standby.place)?));
+        }
+        for (qp, standby, (send_ring, recv_ring)) in ready {
+            let mut control = qp.control.lock();
+            control.standby = None;
+            control.remote = standby.remote;
+            let old = std::mem::replace(&mut control.place, standby.place);
+            drop(control);
+            qp.disown(old.qpn);
+            qp.own(standby.place.qpn);
+            qp.send.lock().attach(send_ring);
+            qp.recv.lock().attach_new(recv_ring);
+            record.replaced.push((qp, old));
+        }
+        for (qpn, table) in tables {
+            if let Some(qp) = record.qps.iter().find(|qp| qp.number() == *qpn) {
+                let table = built[*table as usize].clone();
+                qp.send.lock().set_remote_keys(Some(table));
+            }
+        }
+        let replayed_receives = record.qps.iter().map(|qp| qp.recv.lock().release()).sum();
+        record.phase = Phase::Replaced;
+        self.process.changed();
+        Ok(Answer::Claimed { replayed_receives })
+    }
+}

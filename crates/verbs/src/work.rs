@@ -1,0 +1,142 @@
+//! Work requests and completions as the program sees them. The numbers are those of `<infiniband/verbs.h>`.
+
+use verbatim_device::layout::Sge;
+pub use verbatim_device::ring::Body;
+
+/// `enum ibv_wr_opcode`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum SendOpcode {
+    /// `IBV_WR_RDMA_WRITE`
+    Write = 0,
+    /// `IBV_WR_RDMA_WRITE_WITH_IMM`
+    WriteWithImm = 1,
+    /// `IBV_WR_SEND`
+    Send = 2,
+    /// `IBV_WR_SEND_WITH_IMM`
+    SendWithImm = 3,
+    /// `IBV_WR_RDMA_READ`
+    Read = 4,
+    /// `IBV_WR_ATOMIC_CMP_AND_SWP`
+    CompareSwap = 5,
+    /// `IBV_WR_ATOMIC_FETCH_AND_ADD`
+    FetchAdd = 6,
+    /// `IBV_WR_SEND_WITH_INV`
+    SendWithInvalidate = 9,
+}
+
+impl SendOpcode {
+    /// The opcode of that number; `None` for those that no backend has.
+    #[inline]
+    pub fn from_raw(raw: u32) -> Option<Self> {
+        Some(match raw {
+            0 => Self::Write,
+            1 => Self::WriteWithImm,
+            2 => Self::Send,
+            3 => Self::SendWithImm,
+            4 => Self::Read,
+            5 => Self::CompareSwap,
+            6 => Self::FetchAdd,
+            9 => Self::SendWithInvalidate,
+            _ => return None,
+        })
+    }
+
+    /// Whether it consumes a RECV of the other end.
+    #[inline]
+    pub fn is_two_sided(self) -> bool {
+        matches!(
+            self,
+            Self::Send | Self::SendWithImm | Self::SendWithInvalidate | Self::WriteWithImm
+        )
+    }
+}
+
+/// `IBV_SEND_FENCE`
+pub const SEND_FENCE: u32 = 1;
+/// `IBV_SEND_SIGNALED`
+pub const SEND_SIGNALED: u32 = 1 << 1;
+/// `IBV_SEND_SOLICITED`
+pub const SEND_SOLICITED: u32 = 1 << 2;
+/// `IBV_SEND_INLINE`; [`SendWr::body`] says it, the flag is not looked at.
+pub const SEND_INLINE: u32 = 1 << 3;
+
+/// A send request, borrowed from the caller for the time of the call.
+#[derive(Debug, Clone, Copy)]
+pub struct SendWr<'a> {
+    /// Given back in the completion.
+    pub wr_id: u64,
+    /// What to do.
+    pub opcode: SendOpcode,
+    /// `SEND_*` of this module (`enum ibv_send_flags`).
+    pub flags: u32,
+    /// Immediate data as on the wire, or the rkey to invalidate.
+    pub imm: u32,
+    /// Remote address.
+    pub remote_address: u64,
+    /// Remote key as the program knows it.
+    pub rkey: u32,
+    /// ATOMIC: compare or add operand.
+    pub compare_add: u64,
+    /// ATOMIC: swap operand.
+    pub swap: u64,
+    /// The data. [`Sge`] has the layout of `struct ibv_sge`, keys as the program knows them.
+    pub body: Body<'a>,
+}
+
+/// A receive request.
+#[derive(Debug, Clone, Copy)]
+pub struct RecvWr<'a> {
+    /// Given back in the completion.
+    pub wr_id: u64,
+    /// Where the message goes.
+    pub sges: &'a [Sge],
+}
+
+/// `IBV_WC_SUCCESS`
+pub const WC_SUCCESS: u32 = 0;
+/// `IBV_WC_WR_FLUSH_ERR`
+pub const WC_WR_FLUSH_ERR: u32 = 5;
+
+/// A completion, with the layout of `struct ibv_wc`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Wc {
+    /// The request's.
+    pub wr_id: u64,
+    /// `enum ibv_wc_status`.
+    pub status: u32,
+    /// `enum ibv_wc_opcode`.
+    pub opcode: u32,
+    /// The RNIC's own detail of an error.
+    pub vendor_err: u32,
+    /// Bytes transferred.
+    pub byte_len: u32,
+    /// Immediate data as on the wire, or the invalidated rkey.
+    pub imm: u32,
+    /// The virtual number of the queue pair.
+    pub qp_num: u32,
+    /// Datagrams: the remote queue pair.
+    pub src_qp: u32,
+    /// `enum ibv_wc_flags`.
+    pub wc_flags: u32,
+    /// 0.
+    pub pkey_index: u16,
+    /// 0 on RoCE.
+    pub slid: u16,
+    /// Service level.
+    pub sl: u8,
+    /// 0 on RoCE.
+    pub dlid_path_bits: u8,
+}
+
+const _: () = assert!(size_of::<Wc>() == 48);
+
+/// A completion and when the RNIC made it, for extended completion queues.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Completion {
+    /// The completion.
+    pub wc: Wc,
+    /// `CLOCK_MONOTONIC` in ns.
+    pub timestamp_ns: u64,
+}

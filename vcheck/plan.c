@@ -1,0 +1,42 @@
+#include "plan.h"
+
+#include "pattern.h"
+
+static uint32_t planned_length(const struct workload *load, uint64_t random)
+{
+	uint64_t span = load->size - MESSAGE_MIN + 1;
+
+	if (!load->random_size)
+		return load->size;
+	/* Half of the lengths are uniform, half lean towards short ones, so that inline sends occur too. */
+	if (random & 1)
+		span = (span >> (random >> 1) % 12) + 1;
+	if (span > load->size - MESSAGE_MIN + 1)
+		span = load->size - MESSAGE_MIN + 1;
+	return MESSAGE_MIN + (random >> 8) % span;
+}
+
+struct message plan_message(const struct workload *load, uint64_t stream, uint64_t seq)
+{
+	uint64_t random = mix64(load->seed ^ mix64(stream << 48 ^ seq));
+
+	return (struct message){
+		.op = load->op == OP_MIX ? random % OP_COUNT : load->op,
+		.length = planned_length(load, random >> 16),
+		.want_signal = (random >> 8) % 4 == 0,
+		.want_inline = (random >> 12) % 2 == 0,
+	};
+}
+
+const char *op_name(enum op op)
+{
+	static const char *const names[] = {
+		[OP_SEND] = "send",
+		[OP_WRITE] = "write",
+		[OP_WRITE_IMM] = "write-imm",
+		[OP_READ] = "read",
+		[OP_MIX] = "mix",
+	};
+
+	return names[op];
+}
