@@ -7,8 +7,8 @@
 //! place (`userfaultfd(2)`), whether it touches it by an instruction or within a system call. Nothing that the program
 //! can observe changes, except that the pages are shared with whoever maps the file.
 //!
-//! The crate starts no thread, keeps no file descriptor open (but for [`Adopter::set_userfaultfd_device`]) and holds no
-//! lock across `fork`. While it works, signals are blocked in the calling thread. Start at [`Adopter`].
+//! The crate starts no thread, keeps no file descriptor open (but for [`Adopter::set_userfaultfd_device`]) and leaves
+//! no lock behind in a child of `fork`. While it works, signals are blocked in the calling thread. Start at [`Adopter`].
 //!
 //! # What stays where it is
 //!
@@ -20,11 +20,12 @@
 //!
 //! # What a program could notice
 //!
-//! - `MADV_DONTNEED` on adopted pages does not zero them, as it does not zero pages that a hardware RNIC has pinned.
+//! - `MADV_DONTNEED` on adopted pages does not zero them, as on any shared mapping. It concerns allocators that give
+//!   back memory which is still registered; on hardware such memory would part from what the RNIC sees.
 //! - A futex that is not `FUTEX_PRIVATE_FLAG` and has sleepers at the moment of adoption: its key changes with the
 //!   mapping, so that a later wake-up misses them. Process-shared locks in private memory are rare and pointless.
 //! - Direct I/O (`O_DIRECT`, registered io_uring buffers) in flight into a page at the moment of adoption writes to the
-//!   old page. `ibv_reg_mr` has no rule against it; no program is known to do so.
+//!   old page. The kernel does not tell which pages are pinned.
 //! - A `fork` that bypasses libc, at the moment of adoption: the child finds zeros in pages in transit. Between
 //!   adoption and release such a child shares the pages.
 

@@ -34,7 +34,8 @@ fn in_child(body: impl FnOnce() -> bool) -> impl FnOnce() {
     move || {
         let mut status = 0;
         // SAFETY: waits for the child made above.
-        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        let waited = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+        assert_eq!(waited, pid);
         assert_eq!(status, 0, "the child was not content");
     }
 }
@@ -56,10 +57,8 @@ fn the_child_has_a_copy_and_adopts_for_itself() {
         ..Options::default()
     });
     // SAFETY: the handlers may run at any fork of this process from now on.
-    assert_eq!(
-        unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) },
-        0
-    );
+    let registered = unsafe { libc::pthread_atfork(Some(before), Some(parent), Some(child)) };
+    assert_eq!(registered, 0);
 
     let region = Region::new(1000);
     region.number(0);

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::mm::{Advice, MapFlags, MlockFlags, MprotectFlags, MremapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, MlockFlags, MprotectFlags, ProtFlags};
 use support::{Region, adopt, adopter, mapping_of, mem_dir, page, shape};
 use tempfile::TempDir;
 use verbatim_adopt::{AdoptError, Adopter, Backing, Options};
@@ -26,13 +26,6 @@ fn new_adopter() -> (TempDir, Adopter) {
 
 fn raw(region: &Region, first_page: usize) -> *mut std::ffi::c_void {
     region.pointer(first_page * page()).cast()
-}
-
-fn in_file(adopter: &Adopter, offset: u64) -> u64 {
-    let file = adopter.open_file().unwrap().unwrap();
-    let mut word = [0; 8];
-    assert_eq!(rustix::io::pread(file, &mut word, offset), Ok(8));
-    u64::from_ne_bytes(word)
 }
 
 #[test]

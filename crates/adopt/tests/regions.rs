@@ -2,11 +2,9 @@
 
 mod support;
 
-use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::mm::{Advice, MapFlags, MlockFlags, MprotectFlags, MremapFlags, ProtFlags};
+use rustix::mm::{MapFlags, MprotectFlags, MremapFlags, ProtFlags};
 use support::{Region, adopt, adopter, mapping_of, mem_dir, page, shape};
 use tempfile::TempDir;
 use verbatim_adopt::{AdoptError, Adopter, Backing, Options};

@@ -5,13 +5,13 @@
 //!     (container runs)                   (tasks frozen)           └─ abort:  the tasks go on
 //! ```
 
+use std::fmt::Display;
 use std::path::PathBuf;
 
 use crate::error::Error;
 use crate::gate::Kind;
 use crate::host::Host;
 use crate::name::ContainerName;
-use crate::network::NetworkError;
 use crate::operation::Operation;
 use crate::timings::Timings;
 
@@ -54,12 +54,17 @@ impl Checkpoint {
     /// sends it again only after a second (RFC 6298 §2.1).
     ///
     /// On an error the container runs on; if `cut` was called, its network is to be attached again.
-    pub async fn freeze_and_dump(
+    pub async fn freeze_and_dump_with<E: Display>(
         mut self,
-        cut: impl FnOnce() -> Result<(), NetworkError>,
+        cut: impl FnOnce() -> Result<(), E>,
     ) -> Result<Dumped, Error> {
         self.0.release(cut).await?;
         Ok(Dumped(self.0))
+    }
+
+    /// The same for an instance whose network is detached already, or has no connections to lose.
+    pub async fn freeze_and_dump(self) -> Result<Dumped, Error> {
+        self.freeze_and_dump_with(|| Ok::<(), Error>(())).await
     }
 
     /// Gives up before the freeze; returns when runc and CRIU are gone.

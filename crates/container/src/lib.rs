@@ -7,13 +7,13 @@
 //!
 //! ```text
 //!  agent ── Checkpoint::prepare ──► runc checkpoint ──► proxy (holds DUMP)
-//!        ── Checkpoint::freeze_and_dump ──────────────► proxy ──► criu: freeze … network-lock (network is cut off)
+//!        ── Checkpoint::freeze_and_dump_with ─────────► proxy ──► criu: freeze … network-lock (network is cut off)
 //!                                                                  … images … post-dump (held)
 //!        ── Dumped::commit / Dumped::abort ───────────► proxy ──► criu: kill the tasks / let them go on
 //!
 //!  agent ── Restore::prepare ─────► runc restore ─────► proxy (holds RESTORE; the images may still be missing)
 //!        ── Restore::restore ─────────────────────────► proxy ──► criu: tasks made … post-restore (held)
-//!        ── Restored::resume / Restored::abort ───────► proxy ──► criu: … network-unlock (network is connected)
+//!        ── Restored::resume_with / Restored::abort ──► proxy ──► criu: … network-unlock (network is connected)
 //!                                                                  … tasks run / tasks are killed
 //! ```
 //!
@@ -23,6 +23,7 @@
 //! that are not `async` do a few system calls and return; the slow ones say so. Start at [`Host`].
 
 mod bundle;
+mod cgroup;
 mod check;
 mod checkpoint;
 mod criu;
@@ -41,6 +42,7 @@ mod timings;
 mod watch;
 
 pub use bundle::{Bind, Bundle, BundleConfig, Workload};
+pub use cgroup::remove_cgroup_parent;
 pub use check::blockers;
 pub use checkpoint::{Checkpoint, CheckpointConfig, Dumped};
 pub use criu::{Criu, CriuError, Version};

@@ -1,5 +1,6 @@
 //! One checkpoint or restore under way: runc, the proxy behind it, and the gate between the proxy and us.
 
+use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -14,7 +15,6 @@ use crate::error::{Error, make_dir};
 use crate::gate::{GATE_VARIABLE, Kind, Order, Report, Stop};
 use crate::host::Host;
 use crate::name::ContainerName;
-use crate::network::NetworkError;
 use crate::runc::{Runc, last_lines};
 use crate::timings::Timings;
 use crate::watch::{Raw, watch};
@@ -119,7 +119,7 @@ impl Operation {
 
     /// Lets the request through and waits until CRIU is at the point where both ways are still open. `cut` is called
     /// on the way there, where the network is to be cut off.
-    pub async fn release(&mut self, cut: impl FnOnce() -> Result<(), NetworkError>) -> Result<(), Error> {
+    pub async fn release<E: Display>(&mut self, cut: impl FnOnce() -> Result<(), E>) -> Result<(), Error> {
         self.timings.push("go", crate::gate::monotonic_now());
         self.send(Order::Go).await?;
         let mut cut = Some(cut);
@@ -134,7 +134,7 @@ impl Operation {
                     ..
                 } => {
                     if let Some(Err(error)) = cut.take().map(|cut| cut()) {
-                        let reason = format!("the network cannot be cut off: {error}");
+                        let reason = format!("the network cannot be cut off: {error:#}");
                         return Err(self.fail(&reason).await);
                     }
                     self.send(Order::Go).await?;

@@ -87,7 +87,7 @@ impl Restore {
     ///
     /// On an error nothing of the container is left on this host.
     pub async fn restore(mut self) -> Result<Restored, Error> {
-        self.0.release(|| Ok(())).await?;
+        self.0.release(|| Ok::<(), Error>(())).await?;
         Ok(Restored(self.0))
     }
 
@@ -109,7 +109,7 @@ impl Restored {
     /// instance's network ([`Network::attach`](crate::Network::attach)). A restored connection tells its peer at once
     /// that it is there (`tcp_send_window_probe`); if that is lost, the peer finds out a timeout later. `connect` cannot
     /// fail, since nothing can be taken back: a network that cannot be attached is the operator's to repair.
-    pub async fn resume(self, connect: impl FnOnce()) -> Result<Resumed, Error> {
+    pub async fn resume_with(self, connect: impl FnOnce()) -> Result<Resumed, Error> {
         let name = self.0.name().clone();
         let lost = move |reason: String| Error::Operation {
             operation: Kind::Restore.subcommand(),
@@ -137,6 +137,11 @@ impl Restored {
             timings,
             settled,
         })
+    }
+
+    /// The same for an instance whose network is attached already, or is attached later.
+    pub async fn resume(self) -> Result<Resumed, Error> {
+        self.resume_with(|| {}).await
     }
 
     /// Kills the tasks before they have run; returns when nothing of the container is left on this host.

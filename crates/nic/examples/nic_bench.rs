@@ -41,7 +41,7 @@ fn main() {
             let mut config = NicConfig::new(folder);
             config.port = Port::Address(address.parse().expect("an IPv4 address"));
             config.spin = Duration::from_micros(number(3, 20));
-            config.limits.window_bytes = number(4, config.limits.window_bytes);
+            config.limits.window_bytes = number(4, config.limits.window_bytes.into()) as u32;
             verbatim_nic::run(config).expect("the RNIC runs");
         }
         ["bw", from, to, ..] => {

@@ -95,11 +95,11 @@ impl Arena {
             bytes,
         );
         let mut free = self.free.borrow_mut();
-        if let Some((before, length)) = free.range(..offset).next_back().map(|(o, l)| (*o, *l)) {
-            if before + length == offset {
-                free.remove(&before);
-                (offset, bytes) = (before, bytes + length);
-            }
+        if let Some((before, length)) = free.range(..offset).next_back().map(|(o, l)| (*o, *l))
+            && before + length == offset
+        {
+            free.remove(&before);
+            (offset, bytes) = (before, bytes + length);
         }
         if let Some(length) = free.remove(&(offset + bytes)) {
             bytes += length;

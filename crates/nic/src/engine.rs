@@ -12,7 +12,10 @@
 mod control;
 mod poller;
 mod receive;
+mod settle;
 mod transmit;
+
+pub use settle::FLUSH_INTERVAL;
 
 use std::collections::VecDeque;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -22,7 +25,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use verbatim_roce::icrc::Flow;
-use verbatim_roce::{Counters, QpAttributes, QpState, Time, TxBatch, UDP_PORT};
+use verbatim_roce::{Time, TxBatch, UDP_PORT};
 
 use self::control::{Clients, Endpoint};
 use self::poller::{Poller, Token};
@@ -39,10 +42,6 @@ use crate::timers::Timers;
 
 /// How often an idle loop looks at its descriptors besides the UDP socket: every so many turns.
 const IDLE_TURNS_PER_POLL: u32 = 8;
-
-/// Receive requests that are posted to a queue pair in ERR must be flushed, and no doorbell announces them: the RNIC
-/// looks at this interval.
-const ERROR_FLUSH_INTERVAL: Duration = Duration::from_millis(10);
 
 /// While more arrives than a turn takes, timers are looked at every so many turns only.
 const TURNS_BEHIND_PER_EXPIRY: u32 = 16;
@@ -99,8 +98,9 @@ impl Nic {
         let address = interface.address;
         let device = Device::new(&config, interface);
         let udp = UdpPort::bind(address, UDP_PORT, config.limits.socket_buffer_bytes)?;
-        let main_listener = Endpoint::bind(&config.runtime_dir)?;
         let stats = StatsWriter::create(&config.runtime_dir.join(STATS_NAME))?;
+        // Last of all that others see: who finds the socket finds the rest.
+        let main_listener = Endpoint::bind(&config.runtime_dir)?;
         let poller = Poller::new()?;
         poller.add(&udp, Token::Udp)?;
         poller.add(&main_listener, Token::MainListener)?;
@@ -179,18 +179,15 @@ impl Nic {
     fn turn(&mut self, now: Time) -> Result<bool, NicError> {
         self.read_doorbells();
         // The answer that a timer waits for may be among what has not been taken yet.
-        self.turns_behind = if self.receive(now)? {
-            0
-        } else {
-            self.turns_behind + 1
-        };
-        if self.turns_behind % TURNS_BEHIND_PER_EXPIRY == 0 {
+        let all = self.receive(now);
+        self.turns_behind = if all { 0 } else { self.turns_behind + 1 };
+        if self.turns_behind.is_multiple_of(TURNS_BEHIND_PER_EXPIRY) {
             self.expire(now);
         }
         self.line_up();
         self.transmit(now)?;
         self.apply_effects(now);
-        let worked = !self.touched.0.is_empty();
+        let worked = !self.touched.0.is_empty() || self.turns_behind > 0;
         self.settle(now);
         Ok(worked)
     }
@@ -234,106 +231,30 @@ impl Nic {
     /// Whoever was touched may have something to send.
     fn line_up(&mut self) {
         for qpn in &self.touched.0 {
-            if let Some(qp) = self.objects.qps.get_mut(*qpn) {
-                if !qp.queued {
-                    qp.queued = true;
-                    self.ready.push_back(*qpn);
-                }
+            if let Some(qp) = self.objects.qps.get_mut(*qpn)
+                && !qp.queued
+            {
+                qp.queued = true;
+                self.ready.push_back(*qpn);
             }
-        }
-    }
-
-    /// Errors that take more than one queue pair with them.
-    fn apply_effects(&mut self, now: Time) {
-        while !self.effects.is_empty() {
-            let Effects {
-                overrun_cqs,
-                truncated_contexts,
-                broken_qps,
-            } = std::mem::take(&mut self.effects);
-            self.counters.cq_overruns += overrun_cqs.len() as u64;
-            self.counters.bad_indices += broken_qps.len() as u64;
-            let mut doomed = broken_qps;
-            let related = |qp: &QueuePair| {
-                [qp.send_cq, qp.recv_cq].iter().any(|cq| overrun_cqs.contains(cq))
-                    || truncated_contexts.contains(&qp.context)
-            };
-            if !overrun_cqs.is_empty() || !truncated_contexts.is_empty() {
-                doomed.extend(
-                    self.objects
-                        .qps
-                        .iter()
-                        .filter(|(_, qp)| related(qp))
-                        .map(|(qpn, _)| qpn),
-                );
-            }
-            for context in &truncated_contexts {
-                let name = self
-                    .clients
-                    .context(*context)
-                    .map_or("", |context| context.name.as_str());
-                tracing::warn!(
-                    name,
-                    "a file of registered memory was truncated: its queue pairs go to the error state"
-                );
-                self.counters.truncated_files += 1;
-            }
-            let to_error = QpAttributes {
-                state: Some(QpState::Err),
-                ..QpAttributes::default()
-            };
-            for qpn in doomed {
-                let Self {
-                    objects,
-                    effects,
-                    touched,
-                    ..
-                } = self;
-                let Some(qp) = objects.qps.get_mut(qpn) else {
-                    continue;
-                };
-                touched.add(qpn, qp);
-                let (transport, mut host) = qp.split(&mut objects.cqs, &objects.regions, effects, now);
-                if transport.state() != QpState::Err {
-                    transport
-                        .modify(&to_error, &mut host)
-                        .expect("there is a way to ERR from every state");
-                }
-            }
-        }
-    }
-
-    /// Brings timers and counters up to date, for those that were touched.
-    fn settle(&mut self, now: Time) {
-        for qpn in self.touched.0.drain(..) {
-            let Some(qp) = self.objects.qps.get_mut(qpn) else {
-                continue;
-            };
-            qp.touched = false;
-            let deadline = match qp.transport.state() {
-                QpState::Err => Some(now + ERROR_FLUSH_INTERVAL),
-                _ => qp.transport.next_timeout(),
-            };
-            self.timers.set(qpn, &mut qp.alarm, deadline);
-            let current = *qp.transport.counters();
-            count(&mut self.counters, &current, &qp.counted);
-            qp.counted = current;
         }
     }
 
     /// How long to sleep; programs are told to wake the RNIC meanwhile. Zero if something has come up.
     fn nap(&mut self, now: Time) -> Duration {
+        let deadlines = [self.timers.next(), self.blocked.until()];
+        let next = deadlines.into_iter().flatten().min();
+        let most = next.map_or(Duration::MAX, |deadline| deadline - now);
+        if most.is_zero() {
+            return most;
+        }
         if self.clients.set_sleeping(true) {
             self.clients.set_sleeping(false);
             return Duration::ZERO;
         }
         self.counters.sleeps += 1;
         self.publish();
-        let next = [self.timers.next(), self.blocked.until()]
-            .into_iter()
-            .flatten()
-            .min();
-        next.map_or(Duration::MAX, |deadline| deadline - now)
+        most
     }
 
     fn publish(&mut self) {
@@ -376,8 +297,8 @@ impl Nic {
                 }
                 // An eventfd is only there to wake the loop; the turn reads the doorbells.
                 Token::Doorbell(_) => continue,
-                Token::MainListener | Token::Listener(_) => self.accept(token)?,
-                Token::Client(id) => self.serve(id, time)?,
+                Token::MainListener | Token::Listener(_) => self.accept(token),
+                Token::Client(id) => self.serve(id, time),
             }
             polled = Polled::Worked;
         }
@@ -391,31 +312,5 @@ impl Drop for Nic {
             // They may be gone with their folder.
             let _ = std::fs::remove_file(self.runtime_dir.join(name));
         }
-    }
-}
-
-/// Adds what a queue pair has counted since `before`.
-fn count(total: &mut NicCounters, current: &Counters, before: &Counters) {
-    macro_rules! add {
-        ($($to:ident += $($from:ident)|+;)*) => {
-            $(total.$to += 0 $(+ (current.$from - before.$from))+;)*
-        };
-    }
-    add! {
-        tx_payload_bytes += sent_request_bytes | sent_response_bytes;
-        rx_payload_bytes += rcvd_request_bytes | rcvd_response_bytes;
-        retransmitted_packets += retransmitted_requests;
-        retry_exceeded += retry_exceeded_err;
-        ack_timeouts += local_ack_timeout_err;
-        rx_nak_sequence += packet_seq_err;
-        rx_nak_access += req_remote_access_errors;
-        rx_nak_invalid += req_remote_invalid_request;
-        rx_rnr += rcvd_rnr_nak;
-        tx_rnr += sent_rnr_nak;
-        tx_nak_access += resp_remote_access_errors;
-        tx_nak_invalid += resp_remote_invalid_request;
-        rx_out_of_order += out_of_sequence;
-        rx_duplicates += duplicate_request;
-        rx_dropped += dropped_packets;
     }
 }

@@ -41,6 +41,7 @@ mod socket;
 mod stats;
 mod table;
 mod timers;
+mod wqe;
 
 pub use config::{Limits, NicConfig, Port};
 pub use engine::Nic;

@@ -4,31 +4,21 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use verbatim_device::control::{Access, QpCap};
-use verbatim_device::layout::{
-    self, Cqe, QpLayout, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SendWqe,
-};
+use verbatim_device::layout::{self, Cqe, QpLayout};
 use verbatim_device::ring::{RecvConsumer, SendConsumer, SentWqe};
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::{
-    AccessError, BadRequest, Completion, Counters, Event, Host, Immediate, Key, Lkey, LocalAccess, Operation,
-    Queue, RcConfig, RcQp, ReceiveRequest, RemoteAccess, Rkey, SendData, SendRequest, Sge, SgeList, Time,
-    WcOpcode,
+    AccessError, BadRequest, Completion, Counters, Event, Host, Key, Lkey, LocalAccess, Queue, RcConfig,
+    RcQp, ReceiveRequest, RemoteAccess, Rkey, SendRequest, Time,
 };
 
 use crate::arena::Block;
+use crate::config::Limits;
 use crate::memory::{Denied, Domain, Regions};
 use crate::objects::Cq;
 use crate::table::Table;
 use crate::timers::Alarm;
-
-/// `enum ibv_wr_opcode`, those that the device executes.
-mod wr_opcode {
-    pub const RDMA_WRITE: u8 = 0;
-    pub const RDMA_WRITE_WITH_IMM: u8 = 1;
-    pub const SEND: u8 = 2;
-    pub const SEND_WITH_IMM: u8 = 3;
-    pub const RDMA_READ: u8 = 4;
-}
+use crate::wqe::{send_request, sge_list};
 
 /// `IBV_WC_WITH_IMM`.
 const WC_WITH_IMM: u32 = 1 << 1;
@@ -56,6 +46,8 @@ pub struct QueuePair {
     /// It is in the list of those whose counters may have changed.
     pub touched: bool,
     pub alarm: Alarm,
+    /// In ERR: when to look for receive requests to flush.
+    pub flush_interval: Duration,
     /// The transport's counters as they were added to the RNIC's last.
     pub counted: Counters,
 }
@@ -148,12 +140,11 @@ pub struct Surroundings<'a> {
 
 impl QueuePair {
     /// The transport's settings that are not attributes.
-    pub fn transport_config(window_bytes: u64) -> RcConfig {
-        let default = RcConfig::default();
+    pub fn transport_config(limits: &Limits) -> RcConfig {
         RcConfig {
-            window_bytes: default.window_bytes.min(window_bytes as u32),
+            window_bytes: limits.window_bytes,
             min_ack_timeout: MIN_ACK_TIMEOUT,
-            ..default
+            ..RcConfig::default()
         }
     }
 
@@ -184,10 +175,10 @@ impl QueuePair {
 impl Surroundings<'_> {
     #[inline]
     fn denied(&mut self, denied: Denied, key: u32) -> AccessError {
-        if denied == Denied::Truncated {
-            if let Some(region) = self.regions.get(key) {
-                self.effects.truncated_contexts.push(region.context);
-            }
+        if denied == Denied::Truncated
+            && let Some(region) = self.regions.get(key)
+        {
+            self.effects.truncated_contexts.push(region.context);
         }
         tracing::debug!(qpn = self.qpn, key, ?denied, "memory access denied");
         AccessError
@@ -329,134 +320,5 @@ impl Host for Surroundings<'_> {
 
     fn event(&mut self, event: Event) {
         tracing::debug!(qpn = self.qpn, ?event, "asynchronous event");
-    }
-}
-
-fn sge_list(sges: &[layout::Sge]) -> Option<SgeList> {
-    let mut list = SgeList::default();
-    let push = |sge: &layout::Sge| {
-        list.push(Sge {
-            addr: sge.address,
-            len: sge.length,
-            lkey: Lkey(sge.lkey),
-        })
-    };
-    sges.iter().all(push).then_some(list)
-}
-
-/// What the program wrote into the slot, in the transport's terms.
-fn send_request(wqe: &SentWqe, cap: &QpCap) -> Result<SendRequest, BadRequest> {
-    let head = &wqe.head;
-    let (operation, opcode) = operation(head);
-    let bad = BadRequest {
-        wr_id: head.wr_id,
-        opcode,
-    };
-    let data = if head.flags & SEND_INLINE != 0 {
-        let fits = wqe.inline.len() <= cap.max_inline_data as usize && opcode != WcOpcode::RdmaRead;
-        fits.then(|| SendData::inline(&wqe.inline)).flatten()
-    } else {
-        let fits = wqe.sges.len() <= cap.max_send_sge as usize;
-        fits.then(|| sge_list(&wqe.sges).map(SendData::Sges)).flatten()
-    };
-    match (operation, data) {
-        (Some(operation), Some(data)) if !wqe.overlong => Ok(SendRequest {
-            wr_id: head.wr_id,
-            operation,
-            data,
-            signaled: head.flags & SEND_SIGNALED != 0,
-            fence: head.flags & SEND_FENCE != 0,
-            solicited: head.flags & SEND_SOLICITED != 0,
-        }),
-        _ => Err(bad),
-    }
-}
-
-fn operation(head: &SendWqe) -> (Option<Operation>, WcOpcode) {
-    let imm = Some(Immediate(head.imm.to_ne_bytes()));
-    let (remote_addr, rkey) = (head.remote_address, Rkey(head.rkey));
-    match head.opcode {
-        wr_opcode::RDMA_WRITE => (
-            Some(Operation::Write {
-                remote_addr,
-                rkey,
-                imm: None,
-            }),
-            WcOpcode::RdmaWrite,
-        ),
-        wr_opcode::RDMA_WRITE_WITH_IMM => (
-            Some(Operation::Write {
-                remote_addr,
-                rkey,
-                imm,
-            }),
-            WcOpcode::RdmaWrite,
-        ),
-        wr_opcode::SEND => (Some(Operation::Send { imm: None }), WcOpcode::Send),
-        wr_opcode::SEND_WITH_IMM => (Some(Operation::Send { imm }), WcOpcode::Send),
-        wr_opcode::RDMA_READ => (Some(Operation::Read { remote_addr, rkey }), WcOpcode::RdmaRead),
-        _ => (None, WcOpcode::Send),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const CAP: QpCap = QpCap {
-        max_send_wr: 4,
-        max_recv_wr: 4,
-        max_send_sge: 2,
-        max_recv_sge: 1,
-        max_inline_data: 32,
-    };
-
-    fn wqe(opcode: u8, sges: usize) -> SentWqe {
-        let head = SendWqe {
-            wr_id: 9,
-            opcode,
-            imm: u32::from_ne_bytes([1, 2, 3, 4]),
-            ..SendWqe::default()
-        };
-        SentWqe {
-            head,
-            sges: vec![layout::Sge::default(); sges],
-            ..SentWqe::default()
-        }
-    }
-
-    #[test]
-    fn requests_outside_the_limits_of_the_queue_are_bad() {
-        assert!(send_request(&wqe(wr_opcode::SEND, 2), &CAP).is_ok());
-        assert_eq!(send_request(&wqe(wr_opcode::SEND, 3), &CAP).unwrap_err().wr_id, 9);
-        for unknown in 5..=255 {
-            assert!(send_request(&wqe(unknown, 1), &CAP).is_err());
-        }
-        let mut inline = wqe(wr_opcode::RDMA_WRITE, 0);
-        inline.head.flags = SEND_INLINE;
-        inline.inline = vec![0; 32];
-        assert!(send_request(&inline, &CAP).is_ok());
-        inline.head.opcode = wr_opcode::RDMA_READ;
-        assert!(
-            send_request(&inline, &CAP).is_err(),
-            "a READ has nowhere to put inline data"
-        );
-        inline.head.opcode = wr_opcode::RDMA_WRITE;
-        inline.inline.push(0);
-        assert!(send_request(&inline, &CAP).is_err());
-        let mut overlong = wqe(wr_opcode::SEND, 0);
-        overlong.overlong = true;
-        assert!(send_request(&overlong, &CAP).is_err());
-    }
-
-    #[test]
-    fn immediate_data_keep_their_byte_order() {
-        let request = send_request(&wqe(wr_opcode::SEND_WITH_IMM, 1), &CAP).unwrap();
-        assert_eq!(
-            request.operation,
-            Operation::Send {
-                imm: Some(Immediate([1, 2, 3, 4]))
-            }
-        );
     }
 }

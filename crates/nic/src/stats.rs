@@ -103,6 +103,8 @@ counters! {
     rx_wrong_source,
     /// Packets that the state of their queue pair did not let in.
     rx_dropped,
+    /// Receives that the kernel refused.
+    rx_errors,
     /// Times that the socket's buffer was full.
     tx_blocked,
     /// Batches that the kernel refused to send.

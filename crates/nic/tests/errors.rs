@@ -167,8 +167,8 @@ fn a_partner_that_is_gone_exhausts_the_retries_and_reset_starts_anew() {
 #[test]
 fn an_overrun_costs_only_those_who_use_the_queue() {
     let (a, b) = (Server::start([127, 7, 14, 1]), Server::start([127, 7, 14, 2]));
-    let (mut left, _right) = pair(&a, &b);
-    let (mut bystander, _partner) = pair(&a, &b);
+    let (left, _right) = pair(&a, &b);
+    let (mut bystander, partner) = pair(&a, &b);
     let small = left.program.cq(1);
     let mut overrunning = left.program.qp(&small, CAP);
     let far = End::new(&b);
@@ -187,11 +187,11 @@ fn an_overrun_costs_only_those_who_use_the_queue() {
         QpState::Rts,
         "its other queue pair has another queue"
     );
-    let memory = _partner.program.adopted(PAGES, ALL_ACCESS);
-    for end in [&mut bystander] {
-        end.program.post(&mut end.qp, write(1, &memory, 0), &[]);
-        assert_eq!(end.queue.wait().status, SUCCESS);
-    }
+    let memory = partner.program.adopted(PAGES, ALL_ACCESS);
+    bystander
+        .program
+        .post(&mut bystander.qp, write(1, &memory, 0), &[]);
+    assert_eq!(bystander.queue.wait().status, SUCCESS);
 }
 
 #[test]

@@ -222,3 +222,21 @@ fn a_hostile_program_harms_only_itself() {
         wait_for("an empty RNIC", || (server.stats.read().mrs == 0).then_some(()));
     }
 }
+
+#[test]
+fn a_program_that_reads_no_answers_is_dropped() {
+    let server = Server::start([127, 7, 21, 1]);
+    let silent = Program::connect(&server.socket(), "silent");
+    let other = Program::connect(&server.socket(), "other");
+    server.wait_for("both contexts", |counters| counters.contexts == 2);
+    wait_for("the end of the connection", || {
+        silent.socket.send(&Request::AllocPd, &[]).err()
+    });
+    server.wait_for("its objects to go", |counters| {
+        (counters.contexts, counters.pds) == (1, 1)
+    });
+    assert!(matches!(
+        other.call(Request::AllocPd),
+        verbatim_device::control::Reply::Pd { .. }
+    ));
+}

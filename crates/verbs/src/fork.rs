@@ -12,8 +12,10 @@
 
 use std::cell::RefCell;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use parking_lot::{Mutex, MutexGuard};
+use crate::nap;
+use crate::process::Process;
 
 #[derive(Debug, Clone, Copy)]
 enum Thing {
@@ -32,8 +34,18 @@ static RECORD: Mutex<Record> = Mutex::new(Record {
     held: Vec::new(),
 });
 
+/// What is locked while a thread forks.
+struct InFork {
+    asleep: MutexGuard<'static, usize>,
+    record: MutexGuard<'static, Record>,
+}
+
 thread_local! {
-    static LOCKED: RefCell<Option<MutexGuard<'static, Record>>> = const { RefCell::new(None) };
+    static IN_FORK: RefCell<Option<InFork>> = const { RefCell::new(None) };
+}
+
+fn record() -> MutexGuard<'static, Record> {
+    RECORD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Something that a child shall not have; until this is dropped.
@@ -42,7 +54,7 @@ thread_local! {
 pub struct Held(u64);
 
 fn hold(thing: Thing) -> Held {
-    let mut record = RECORD.lock();
+    let mut record = record();
     record.next += 1;
     let id = record.next;
     record.held.push((id, thing));
@@ -61,27 +73,43 @@ pub fn hold_mapping(address: usize, bytes: usize) -> Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        RECORD.lock().held.retain(|(id, _)| *id != self.0);
+        record().held.retain(|(id, _)| *id != self.0);
     }
 }
 
-/// For the `prepare` handler of `pthread_atfork`.
+/// For the `prepare` handler of `pthread_atfork`. Handlers run on the thread that forks, so that what this locks is
+/// unlocked by the same thread.
 pub fn before_fork() {
-    let guard = RECORD.lock();
-    // A thread that ends while its thread-locals go away does not fork.
-    let _ = LOCKED.try_with(|locked| locked.replace(Some(guard)));
+    let asleep = nap::lock_for_fork();
+    if let Some(adopter) = Process::existing_global().and_then(|process| process.adopter_in_use()) {
+        adopter.before_fork();
+    }
+    let in_fork = InFork {
+        asleep,
+        record: record(),
+    };
+    // A thread whose thread-locals are gone is about to end, and does not fork.
+    let _ = IN_FORK.try_with(|slot| slot.replace(Some(in_fork)));
 }
 
 /// For the `parent` handler.
 pub fn after_fork_in_parent() {
-    let _ = LOCKED.try_with(RefCell::take);
+    if let Some(adopter) = Process::existing_global().and_then(|process| process.adopter_in_use()) {
+        adopter.after_fork_parent();
+    }
+    let _ = IN_FORK.try_with(RefCell::take);
 }
 
 /// For the `child` handler.
 pub fn after_fork_in_child() {
-    let _ = LOCKED.try_with(|locked| {
-        if let Some(record) = locked.take() {
-            record.held.iter().for_each(|(_, thing)| take_away(*thing));
+    // First of all: until it has its copies, the child would write to the parent's pages.
+    if let Some(adopter) = Process::existing_global().and_then(|process| process.adopter_in_use()) {
+        adopter.after_fork_child();
+    }
+    let _ = IN_FORK.try_with(|slot| {
+        if let Some(mut in_fork) = slot.take() {
+            in_fork.record.held.iter().for_each(|(_, thing)| take_away(*thing));
+            *in_fork.asleep = 0;
         }
     });
 }

@@ -38,6 +38,8 @@ mod road_map;
 mod session;
 mod sys;
 mod tables;
+#[cfg(test)]
+mod testing;
 mod work;
 
 pub use context::{Context, DeviceInfo, devices};

@@ -15,6 +15,11 @@ fn asleep() -> MutexGuard<'static, usize> {
     ASLEEP.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Across a fork: nobody changes the count, and the child, which has no helper thread, starts from none.
+pub fn lock_for_fork() -> MutexGuard<'static, usize> {
+    asleep()
+}
+
 /// For a helper thread: runs `sleep`, which touches its own stack only.
 pub fn asleep_while<T>(sleep: impl FnOnce() -> T) -> T {
     *asleep() += 1;

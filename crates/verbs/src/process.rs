@@ -30,6 +30,8 @@ pub struct Process {
     devices: Mutex<Vec<DeviceInfo>>,
 }
 
+static GLOBAL: OnceLock<Arc<Process>> = OnceLock::new();
+
 /// Everything that exists, by virtual number.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
@@ -53,11 +55,15 @@ impl Registry {
 impl Process {
     /// Of this program, with the runtime folder that the environment names.
     pub fn global() -> &'static Arc<Self> {
-        static GLOBAL: OnceLock<Arc<Process>> = OnceLock::new();
         GLOBAL.get_or_init(|| {
             let runtime = std::env::var_os(RUNTIME_DIR_VARIABLE).unwrap_or_else(|| RUNTIME_DIR.into());
             Self::new(Path::new(&runtime))
         })
+    }
+
+    /// This program's, if it was ever used.
+    pub(crate) fn existing_global() -> Option<&'static Arc<Self>> {
+        GLOBAL.get()
     }
 
     /// With its own runtime folder.

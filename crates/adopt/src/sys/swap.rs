@@ -131,9 +131,8 @@ pub fn move_out(
     // SAFETY: a new mapping disturbs nobody.
     let fresh =
         unsafe { mmap_anonymous(ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
-    let moved = replace(range.clone(), keeper, attributes, fresh, |fresh| {
-        copy_out(file, offset, fresh, length, data)
-    });
+    let copy = |fresh| copy_out(file, offset, fresh, length, data);
+    let moved = replace(range.clone(), keeper, attributes, fresh, copy);
     match moved {
         Ok(()) => apply(range, attributes),
         Err(_) => {

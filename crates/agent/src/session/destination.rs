@@ -275,13 +275,14 @@ impl Destination {
         }
         self.agent.faults.pass(Point::DestinationCommit)?;
         let restored = self.restored.take().context("nothing was restored")?;
-        let gate = self.home()?.gate()?;
-        let resumed = restored.resume().await?;
+        let home = self.home()?;
+        let gate = home.gate()?;
+        let mut attached = Ok(());
+        let resumed = restored.resume_with(|| attached = home.attach()).await?;
         // From here on there is no way back; what fails is told, and the instance stays.
+        gate.open_up();
         let home = self.home.take().context("the session was undone")?;
         let name = home.record.name.to_string();
-        let attached = home.attach();
-        gate.open_up();
         for qp in self.contexts.iter().flat_map(|(_, context)| context.qps()) {
             // A number that an earlier queue pair took along when it left is this one's now.
             self.agent.forwarding.remove(qp.physical_qpn);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use verbatim_agent::client::MigrationEvent;
 use verbatim_agent::proto::MigrateRequest;
+use verbatim_agent::report::Phase;
 
 use crate::args::MigrateArguments;
 use crate::hosts::Hosts;
@@ -60,8 +61,8 @@ fn readable(report: &serde_json::Value) -> String {
     }
     let milliseconds = |value: &serde_json::Value| format!("{:>10.1} ms", value.as_f64().unwrap_or_default());
     let mut rows: Vec<Vec<String>> = Vec::new();
-    for (phase, time) in report["phases_ms"].as_object().into_iter().flatten() {
-        rows.push(vec![phase.clone(), milliseconds(time)]);
+    for phase in Phase::ALL.map(Phase::name) {
+        rows.push(vec![phase.to_owned(), milliseconds(&report["phases_ms"][phase])]);
     }
     for (name, key) in [
         ("service blackout", "service_blackout_ms"),

@@ -116,7 +116,7 @@ impl TestHost {
             dir: self.dir.join("bundles").join(name),
             runtime: runtime.clone(),
             netns: network.path().to_owned(),
-            cgroup_parent: format!("/verbatim-test-{}", self.dir.file_name().unwrap().display()).into(),
+            cgroup_parent: self.cgroup_parent(),
             preload: None,
         };
         let bundle = Bundle::create(&bundle, workload).unwrap();
@@ -132,6 +132,11 @@ impl TestHost {
         place.network.delete().unwrap();
         place.bundle.remove().unwrap();
         std::fs::remove_dir_all(&place.runtime).unwrap();
+        verbatim_container::remove_cgroup_parent(&self.cgroup_parent()).unwrap();
+    }
+
+    fn cgroup_parent(&self) -> PathBuf {
+        format!("/verbatim-test-{}", self.dir.file_name().unwrap().display()).into()
     }
 
     pub fn images(&self, name: &ContainerName) -> PathBuf {

@@ -9,6 +9,7 @@
 
 mod host;
 mod stories;
+mod table;
 mod workload;
 
 use std::os::unix::process::CommandExt;

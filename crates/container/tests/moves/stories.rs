@@ -8,9 +8,10 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use verbatim_container::{ContainerName, Exit, Link, Status, Timings, Workload, blockers};
+use verbatim_container::{ContainerName, Exit, Link, Status, Workload, blockers};
 
 use crate::host::{Place, TestHost, World, copy_images, copy_runtime, program};
+use crate::table::{Row, after_commit, note_steps, print_table};
 
 type Story = fn() -> Pin<Box<dyn Future<Output = ()>>>;
 
@@ -117,9 +118,6 @@ async fn it_goes_on_elsewhere_with_its_connection() {
     stop(&hosts[moves % 2], place).await;
 }
 
-/// The parts of one move, in ms.
-type Row = Vec<(String, f64)>;
-
 async fn one_move(source: &TestHost, place: &Place, destination: &TestHost) -> (Place, Row) {
     let next = destination.make_place(&name(), Link::Detached);
     move_to(source, place, destination, next).await
@@ -139,7 +137,7 @@ async fn move_to(source: &TestHost, place: &Place, destination: &TestHost, next:
 
     let start = Instant::now();
     let dumped = checkpoint
-        .freeze_and_dump(|| place.network.detach())
+        .freeze_and_dump_with(|| place.network.detach())
         .await
         .unwrap();
     let ticks = place.board().ticks.load(SeqCst);
@@ -153,7 +151,10 @@ async fn move_to(source: &TestHost, place: &Place, destination: &TestHost, next:
     note_steps(&mut note, "restore", restored.timings());
     note("restore", restored.timings().total());
     let resuming = Instant::now();
-    let resumed = restored.resume(|| next.network.attach().unwrap()).await.unwrap();
+    let resumed = restored
+        .resume_with(|| next.network.attach().unwrap())
+        .await
+        .unwrap();
     note_steps(&mut note, "resume", &after_commit(&resumed.timings));
     note("resume", resuming.elapsed());
     note("sum", start.elapsed());
@@ -194,48 +195,6 @@ fn assert_ordinary_priority(pid: i32) {
     }
 }
 
-fn after_commit(timings: &Timings) -> Timings {
-    let commit = timings
-        .marks
-        .iter()
-        .position(|mark| mark.name == "commit")
-        .unwrap();
-    Timings {
-        marks: timings.marks[commit..].to_vec(),
-    }
-}
-
-fn note_steps(note: &mut impl FnMut(&str, Duration), of: &str, timings: &Timings) {
-    for (step, time) in timings.steps() {
-        note(&format!("  {of} {step}"), time);
-    }
-}
-
-fn print_table(table: &[Row]) {
-    println!(
-        "{:>28} {:>8} {:>8} {:>8}  ({} moves, ms)",
-        "",
-        "min",
-        "median",
-        "max",
-        table.len()
-    );
-    for (column, (what, _)) in table[0].iter().enumerate() {
-        let mut values: Vec<f64> = table
-            .iter()
-            .filter_map(|row| row.get(column))
-            .map(|cell| cell.1)
-            .collect();
-        values.sort_by(f64::total_cmp);
-        let median = values[values.len() / 2];
-        println!(
-            "{what:>28} {:>8.2} {median:>8.2} {:>8.2}",
-            values[0],
-            values[values.len() - 1]
-        );
-    }
-}
-
 async fn an_aborted_dump_leaves_it_running() {
     let a = TestHost::new("a").await;
     let place = start(&a).await;
@@ -244,7 +203,7 @@ async fn an_aborted_dump_leaves_it_running() {
     for _ in 0..2 {
         let checkpoint = a.checkpoint(&name()).await;
         let dumped = checkpoint
-            .freeze_and_dump(|| place.network.detach())
+            .freeze_and_dump_with(|| place.network.detach())
             .await
             .unwrap();
         let frozen = place.board().ticks.load(SeqCst);
@@ -264,19 +223,13 @@ async fn an_aborted_dump_leaves_it_running() {
 async fn a_dropped_handle_is_an_abort() {
     let (a, b) = (TestHost::new("a").await, TestHost::new("b").await);
     let place = start(&a).await;
-    drop(
-        a.checkpoint(&name())
-            .await
-            .freeze_and_dump(|| Ok(()))
-            .await
-            .unwrap(),
-    );
+    drop(a.checkpoint(&name()).await.freeze_and_dump().await.unwrap());
     place.assert_alive();
 
     let next = b.make_place(&name(), Link::Detached);
     let checkpoint = a.checkpoint(&name()).await;
     let restore = b.restore(&name(), &next).await;
-    let dumped = checkpoint.freeze_and_dump(|| Ok(())).await.unwrap();
+    let dumped = checkpoint.freeze_and_dump().await.unwrap();
     copy_images(&a.images(&name()), &b.images(&name()));
     copy_runtime(&place, &next);
     let restored = restore.restore().await.unwrap();
@@ -301,7 +254,7 @@ async fn a_failed_restore_leaves_it_running_at_the_source() {
     let checkpoint = a.checkpoint(&name()).await;
     let restore = b.restore(&name(), &next).await;
     let dumped = checkpoint
-        .freeze_and_dump(|| place.network.detach())
+        .freeze_and_dump_with(|| place.network.detach())
         .await
         .unwrap();
     copy_images(&a.images(&name()), &b.images(&name()));
@@ -358,12 +311,7 @@ pub fn doomed_agent() -> ExitCode {
         .unwrap();
     runtime.block_on(async {
         let a = TestHost::new("a").await;
-        let _dumped = a
-            .checkpoint(&name())
-            .await
-            .freeze_and_dump(|| Ok(()))
-            .await
-            .unwrap();
+        let _dumped = a.checkpoint(&name()).await.freeze_and_dump().await.unwrap();
         println!("frozen");
         std::future::pending().await
     })

@@ -47,10 +47,15 @@ impl Host {
     fn with_rnic(address: Ipv4Addr) -> Self {
         let mut host = Self::without_rnic();
         let config = NicConfig { port: Port::Address(address), ..NicConfig::new(host.folder.path()) };
-        let mut rnic = Nic::new(config).expect("an RNIC on a loopback address");
         let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let for_thread = stop.try_clone().unwrap();
-        let thread = std::thread::spawn(move || rnic.run(&for_thread).expect("the RNIC works until it is stopped"));
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let mut rnic = Nic::new(config).expect("an RNIC on a loopback address");
+            ready.send(()).expect("the test waits for it");
+            rnic.run(&for_thread).expect("the RNIC works until it is stopped");
+        });
+        is_ready.recv().expect("the RNIC has started");
         host.address = address;
         host.rnic = Some((stop, thread));
         host

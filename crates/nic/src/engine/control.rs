@@ -73,6 +73,12 @@ pub struct Clients {
     open: Vec<u32>,
     listeners: HashMap<u32, Listener>,
     next_listener: u32,
+    /// Given up for a moment when there is no other left.
+    spare: Option<OwnedFd>,
+}
+
+fn spare_descriptor() -> Option<OwnedFd> {
+    std::fs::File::open("/dev/null").ok().map(OwnedFd::from)
 }
 
 impl Clients {
@@ -82,6 +88,7 @@ impl Clients {
             open: Vec::new(),
             listeners: HashMap::new(),
             next_listener: 0,
+            spare: spare_descriptor(),
         }
     }
 
@@ -119,39 +126,49 @@ impl Clients {
 
 impl Nic {
     /// Takes new connections.
-    pub(super) fn accept(&mut self, token: Token) -> Result<(), NicError> {
+    pub(super) fn accept(&mut self, token: Token) {
         loop {
             let listener = match token {
                 Token::Listener(id) => match self.clients.listeners.get(&id) {
                     Some(listener) => listener,
-                    None => return Ok(()),
+                    None => return,
                 },
                 _ => &self.main_listener.listener,
             };
             match listener.accept() {
-                Ok(socket) => self.welcome(socket, token)?,
-                Err(Error::WouldBlock) => return Ok(()),
+                Ok(socket) => self.welcome(socket, token),
+                Err(Error::WouldBlock) => return,
+                Err(error)
+                    if matches!(error.errno(), libc::EMFILE | libc::ENFILE)
+                        && self.clients.spare.is_some() =>
+                {
+                    // A connection that stays in the queue would wake the loop again and again: take and close it.
+                    self.clients.spare = None;
+                    drop(listener.accept());
+                    self.clients.spare = spare_descriptor();
+                    tracing::warn!("out of file descriptors: a program was turned away");
+                }
                 Err(error) => {
                     // A listener that was shut down is over; the main one is not, whatever happens.
                     tracing::debug!(%error, ?token, "accept");
-                    if let Token::Listener(id) = token {
-                        if let Some(listener) = self.clients.listeners.remove(&id) {
-                            self.poller.remove(&listener);
-                        }
+                    if let Token::Listener(id) = token
+                        && let Some(listener) = self.clients.listeners.remove(&id)
+                    {
+                        self.poller.remove(&listener);
                     }
-                    return Ok(());
+                    return;
                 }
             }
         }
     }
 
-    fn welcome(&mut self, socket: Socket, token: Token) -> Result<(), NicError> {
-        let over_main_listener = token == Token::MainListener;
+    fn welcome(&mut self, socket: Socket, token: Token) {
         if socket.set_nonblocking(true).is_err() || socket.pass_credentials().is_err() {
-            return Ok(());
+            return;
         }
         if !self.clients.clients.has_room() {
             let message = "the RNIC has as many contexts as it can have".to_owned();
+            // It is turned away, whether it hears why or not.
             let _ = socket.send(
                 &Reply::Error {
                     errno: libc::ENOMEM,
@@ -159,8 +176,9 @@ impl Nic {
                 },
                 &[],
             );
-            return Ok(());
+            return;
         }
+        let over_main_listener = token == Token::MainListener;
         let client = Client {
             socket,
             over_main_listener,
@@ -172,31 +190,31 @@ impl Nic {
             .insert_with(|_, _| client)
             .expect("there was room");
         let client = self.clients.clients.get(id).expect("just inserted");
-        self.poller.add(&client.socket, Token::Client(id))
+        if let Err(error) = self.poller.add(&client.socket, Token::Client(id)) {
+            tracing::warn!(%error, "a program was turned away");
+            self.clients.clients.remove(id);
+        }
     }
 
     /// Answers what a connection asks.
-    pub(super) fn serve(&mut self, id: u32, now: Time) -> Result<(), NicError> {
+    pub(super) fn serve(&mut self, id: u32, now: Time) {
         for _ in 0..REQUESTS_PER_TURN {
             let Some(client) = self.clients.clients.get_mut(id) else {
-                return Ok(());
+                return;
             };
             let answer = match client.socket.recv::<Request>() {
                 Ok(received) => {
                     self.counters.requests += 1;
-                    self.answer(id, received, now)?
+                    self.answer(id, received, now)
                 }
-                Err(Error::WouldBlock) => return Ok(()),
+                Err(Error::WouldBlock) => return,
                 Err(error @ (Error::Malformed { .. } | Error::TooLong { .. })) => {
                     Err(Refused::new(libc::EPROTO, error.to_string()))
                 }
-                Err(_) => {
-                    self.disconnect(id);
-                    return Ok(());
-                }
+                Err(_) => return self.disconnect(id),
             };
             let Some(client) = self.clients.clients.get_mut(id) else {
-                return Ok(());
+                return;
             };
             let sent = match (&answer, &client.context) {
                 (Ok(reply @ Reply::Context { .. }), Some(context)) => client
@@ -218,33 +236,24 @@ impl Nic {
             // One that does not read its answers, or is gone.
             if let Err(error) = sent {
                 tracing::debug!(id, %error, "answer not taken");
-                self.disconnect(id);
-                return Ok(());
+                return self.disconnect(id);
             }
         }
-        Ok(())
     }
 
-    fn answer(
-        &mut self,
-        id: u32,
-        received: Received<Request>,
-        now: Time,
-    ) -> Result<Result<Reply, Refused>, NicError> {
+    fn answer(&mut self, id: u32, received: Received<Request>, now: Time) -> Result<Reply, Refused> {
         let Received {
             message: request,
             fds,
             credentials,
         } = received;
-        let Some(client) = self.clients.clients.get_mut(id) else {
-            return Ok(Err(Refused::invalid("there is no such connection")));
-        };
-        let Some(credentials) = credentials else {
-            return Ok(Err(Refused::new(
-                libc::EPERM,
-                "the kernel did not say who sent the request",
-            )));
-        };
+        let client = self
+            .clients
+            .clients
+            .get_mut(id)
+            .ok_or_else(|| Refused::no_such("connection", id))?;
+        let credentials = credentials
+            .ok_or_else(|| Refused::new(libc::EPERM, "the kernel did not say who sent the request"))?;
         if matches!(request, Request::AddListener) && client.context.is_none() {
             let privileged = client.over_main_listener && credentials.uid == 0;
             return self.add_listener(privileged, fds);
@@ -268,7 +277,10 @@ impl Nic {
             },
         );
         if let (false, Some(context)) = (was_open, &client.context) {
-            self.poller.add_edge(&context.eventfd, Token::Doorbell(id))?;
+            if let Err(error) = self.poller.add_edge(&context.eventfd, Token::Doorbell(id)) {
+                client.context = None;
+                return Err(Refused::new(libc::ENOMEM, error.to_string()));
+            }
             self.clients.open.push(id);
         }
         for qpn in changed_qps {
@@ -276,37 +288,34 @@ impl Nic {
                 self.touched.add(qpn, qp);
             }
         }
-        Ok(answer)
+        answer
     }
 
-    fn add_listener(
-        &mut self,
-        privileged: bool,
-        fds: Vec<OwnedFd>,
-    ) -> Result<Result<Reply, Refused>, NicError> {
+    fn add_listener(&mut self, privileged: bool, fds: Vec<OwnedFd>) -> Result<Reply, Refused> {
         if !privileged {
             let message = "only root may add a listener, and only over the RNIC's own control socket";
-            return Ok(Err(Refused::new(libc::EPERM, message)));
+            return Err(Refused::new(libc::EPERM, message));
         }
         let Ok([fd]) = <[OwnedFd; 1]>::try_from(fds) else {
-            return Ok(Err(Refused::invalid("add listener takes one descriptor")));
+            return Err(Refused::invalid("add listener takes one descriptor"));
         };
         let listens = sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX)
             && sockopt::socket_type(&fd) == Ok(SocketType::SEQPACKET)
             && sockopt::socket_acceptconn(&fd) == Ok(true);
         if !listens {
             let message = "the descriptor is no listening unix socket of type SOCK_SEQPACKET";
-            return Ok(Err(Refused::invalid(message)));
+            return Err(Refused::invalid(message));
         }
         let listener = Listener::from_fd(fd);
-        if let Err(error) = listener.set_nonblocking(true) {
-            return Ok(Err(Refused::new(error.errno(), error.to_string())));
-        }
+        listener
+            .set_nonblocking(true)
+            .map_err(|error| Refused::new(error.errno(), error.to_string()))?;
         let id = self.clients.next_listener;
         self.clients.next_listener += 1;
-        self.poller.add(&listener, Token::Listener(id))?;
+        let watched = self.poller.add(&listener, Token::Listener(id));
+        watched.map_err(|error| Refused::new(libc::ENOMEM, error.to_string()))?;
         self.clients.listeners.insert(id, listener);
-        Ok(Ok(Reply::Done))
+        Ok(Reply::Done)
     }
 
     /// Nobody holds the connection any more: all that was made on it goes.

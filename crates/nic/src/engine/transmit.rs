@@ -42,10 +42,10 @@ impl Blocked {
 impl Nic {
     /// Sends for those whose turn it is.
     pub(super) fn transmit(&mut self, now: Time) -> Result<(), NicError> {
-        if let Blocked::Until(time) = self.blocked {
-            if time <= now {
-                self.blocked = Blocked::No;
-            }
+        if let Blocked::Until(time) = self.blocked
+            && time <= now
+        {
+            self.blocked = Blocked::No;
         }
         if !self.send_batch(now)? {
             return Ok(());
@@ -67,13 +67,13 @@ impl Nic {
         let Some(qp) = self.objects.qps.get_mut(qpn) else {
             return Ok(true);
         };
-        if let Some(route) = qp.route {
-            if self.batch.flow().destination() != route.flow.destination() {
-                if !self.send_batch(now)? {
-                    return Ok(false);
-                }
-                self.batch.restart(route.flow);
+        if let Some(route) = qp.route
+            && self.batch.flow().destination() != route.flow.destination()
+        {
+            if !self.send_batch(now)? {
+                return Ok(false);
             }
+            self.batch.restart(route.flow);
         }
         let mut budget = PACKETS_PER_QP;
         loop {

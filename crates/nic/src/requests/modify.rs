@@ -8,6 +8,7 @@ use verbatim_roce::{AccessFlags, Mtu, Psn, QpAttributes, QpState, Qpn, UDP_PORT}
 
 use super::Desk;
 use crate::device::Device;
+use crate::engine::FLUSH_INTERVAL;
 use crate::error::Refused;
 use crate::qp::Route;
 
@@ -42,6 +43,7 @@ impl Desk<'_> {
             qp.rings.reset();
             qp.route = None;
         }
+        qp.flush_interval = FLUSH_INTERVAL;
         changed_qps.push(qpn);
         Ok(Reply::Done)
     }

@@ -6,6 +6,7 @@ use verbatim_roce::{Counters, MAX_INLINE, MAX_SGE, QpAttributes, Qpn, RcQp};
 
 use super::Desk;
 use crate::context::Context;
+use crate::engine::FLUSH_INTERVAL;
 use crate::error::Refused;
 use crate::qp::{QueuePair, Rings};
 use crate::timers::Alarm;
@@ -38,7 +39,7 @@ impl Desk<'_> {
         let rings = Rings::new(context.arena.allocate(QpLayout::new(&cap).bytes)?, cap);
         let offset = rings.offset();
         let slot = context.free_slot()?;
-        let config = QueuePair::transport_config(self.device.limits.window_bytes);
+        let config = QueuePair::transport_config(&self.device.limits);
         let make = |qpn: u32, _| QueuePair {
             context: id,
             slot,
@@ -52,6 +53,7 @@ impl Desk<'_> {
             queued: false,
             touched: false,
             alarm: Alarm::default(),
+            flush_interval: FLUSH_INTERVAL,
             counted: Counters::default(),
         };
         let qpn = self.objects.qps.insert_with(make).expect("there was room");

@@ -241,7 +241,7 @@ impl Program {
         }
     }
 
-    fn register(
+    pub fn register(
         &self,
         address: u64,
         length: u64,

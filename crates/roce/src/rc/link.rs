@@ -4,7 +4,7 @@ use crate::tx::{BatchFull, TxBatch};
 use crate::wire::bth::{Bth, TRANSPORT_VERSION};
 use crate::wire::opcode::Opcode;
 use crate::wire::packet::{Head, packet_bytes};
-use crate::{AccessError, Mtu, Psn, Qpn};
+use crate::{AccessError, Counters, Mtu, Psn, Qpn};
 
 /// The connection as the packets see it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,6 +35,34 @@ impl From<AccessError> for SendError {
     }
 }
 
+/// What one poll sends into.
+pub(super) struct Outlet<'a> {
+    pub link: &'a Link,
+    pub batch: &'a mut TxBatch,
+    pub counters: &'a mut Counters,
+    /// Packets with requests or READ data that may still be sent.
+    pub budget: usize,
+}
+
+impl Outlet<'_> {
+    /// Appends a packet whose payload `fill` writes. Gives the size of the packet.
+    pub fn send(
+        &mut self,
+        head: &Head,
+        payload_bytes: u32,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), AccessError>,
+    ) -> Result<usize, SendError> {
+        let payload_bytes = payload_bytes as usize;
+        let bytes = packet_bytes(head.bth.opcode, payload_bytes);
+        self.batch.fits(bytes)?;
+        self.batch.append(bytes, |body| {
+            let payload = head.emit(body, payload_bytes);
+            if payload.is_empty() { Ok(()) } else { fill(payload) }
+        })?;
+        Ok(bytes)
+    }
+}
+
 impl Link {
     /// A base transport header without flags.
     pub fn bth(&self, opcode: Opcode, psn: Psn) -> Bth {
@@ -51,23 +79,5 @@ impl Link {
             ack_request: false,
             psn,
         }
-    }
-
-    /// Appends a packet whose payload `fill` writes. Gives the size of the packet.
-    pub fn send(
-        &self,
-        batch: &mut TxBatch,
-        head: &Head,
-        payload_bytes: u32,
-        fill: impl FnOnce(&mut [u8]) -> Result<(), AccessError>,
-    ) -> Result<usize, SendError> {
-        let payload_bytes = payload_bytes as usize;
-        let bytes = packet_bytes(head.bth.opcode, payload_bytes);
-        batch.fits(bytes)?;
-        batch.append(bytes, |body| {
-            let payload = head.emit(body, payload_bytes);
-            if payload.is_empty() { Ok(()) } else { fill(payload) }
-        })?;
-        Ok(bytes)
     }
 }

@@ -1,7 +1,7 @@
 //! The queue pair: its state, which rules over requester and responder.
 
 use super::RcConfig;
-use super::link::Link;
+use super::link::{Link, Outlet};
 use super::requester::Requester;
 use super::responder::{Responder, flush_receive};
 use crate::wire::opcode::{Kind, Service};
@@ -177,7 +177,8 @@ impl RcQp {
     }
 
     /// Appends packets to the batch: at most `budget` with requests or READ data, and what there is of acknowledgements.
-    /// In the error state, it flushes at most `budget` requests of each ring instead.
+    /// In the error state, it flushes at most `budget` requests of each ring instead. Whatever it answers, what is in the
+    /// batch is to be sent: the NAK that ends the connection may be there.
     pub fn poll_transmit(
         &mut self,
         now: Time,
@@ -203,13 +204,7 @@ impl RcQp {
 
     /// Requests first, then answers: an acknowledgement is shorter than anything else, so it can end a batch but not
     /// begin one. Answers for which that left no room have the first half of the next budget.
-    fn transmit(
-        &mut self,
-        now: Time,
-        host: &mut impl Host,
-        batch: &mut TxBatch,
-        mut budget: usize,
-    ) -> Transmit {
+    fn transmit(&mut self, now: Time, host: &mut impl Host, batch: &mut TxBatch, budget: usize) -> Transmit {
         let Self {
             link,
             requester,
@@ -217,24 +212,29 @@ impl RcQp {
             counters,
             ..
         } = self;
+        let mut outlet = Outlet {
+            link,
+            batch,
+            counters,
+            budget,
+        };
         if self.answers_first {
-            let mut half = budget.div_ceil(2);
-            budget -= half;
-            let answers = responder.respond(link, host, counters, batch, &mut half);
-            budget += half;
             self.answers_first = false;
+            let rest = budget / 2;
+            outlet.budget -= rest;
+            let answers = responder.respond(host, &mut outlet);
+            outlet.budget += rest;
             if answers == Transmit::Full {
                 return Transmit::Full;
             }
         }
         let requests = match self.state {
             QpState::Rts | QpState::Sqd => {
-                let may_start = self.state == QpState::Rts;
-                requester.transmit(now, link, may_start, host, counters, batch, &mut budget)
+                requester.transmit(now, self.state == QpState::Rts, host, &mut outlet)
             }
             _ => Transmit::Idle,
         };
-        let answers = responder.respond(link, host, counters, batch, &mut budget);
+        let answers = responder.respond(host, &mut outlet);
         self.answers_first = answers != Transmit::Idle;
         match (requests, answers) {
             (Transmit::Full, _) | (_, Transmit::Full) => Transmit::Full,

@@ -23,7 +23,7 @@ use std::ops::DerefMut;
 use std::sync::Arc;
 
 use parking_lot::{ArcMutexGuard, Mutex, MutexGuard, RawMutex};
-use verbatim_device::control::{QpAttr, QpCap, QpState, QpType};
+use verbatim_device::control::{QpCap, QpState, QpType};
 use verbatim_device::layout::Sge;
 
 pub(crate) use control::{Control, key_table};
@@ -98,11 +98,6 @@ impl Qp {
     /// The state that the program has taken it to last; [`Self::query`] asks the RNIC.
     pub fn state(&self) -> QpState {
         self.control.lock().attr.state
-    }
-
-    /// The attributes that the program has set.
-    pub(crate) fn virtual_attr(&self) -> QpAttr {
-        self.control.lock().attr
     }
 
     /// Posts send requests, in order, up to the first that is refused: its index and why. Those before it are posted.

@@ -17,6 +17,10 @@ mod drain;
 mod moved;
 mod partner;
 mod resolve;
+#[cfg(test)]
+mod random_tests;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

@@ -417,11 +417,11 @@ impl Source {
 
     /// Freezes the instance and writes its images.
     pub(super) async fn freeze(&mut self) -> anyhow::Result<()> {
+        let checkpoint = self.checkpoint.take().context("the checkpoint was not prepared")?;
         self.timeline.frozen();
         self.detached = true;
-        self.instance.home.detach()?;
-        let checkpoint = self.checkpoint.take().context("the checkpoint was not prepared")?;
-        self.dumped = Some(checkpoint.freeze_and_dump().await?);
+        let home = &self.instance.home;
+        self.dumped = Some(checkpoint.freeze_and_dump_with(|| home.detach()).await?);
         Ok(())
     }
 

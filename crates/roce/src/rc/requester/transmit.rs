@@ -1,31 +1,28 @@
 //! Sending: the packet at `next`, as often as window, budget and batch let it.
 
-use super::super::link::{Link, SendError};
+use super::super::link::{Link, Outlet, SendError};
 use super::Requester;
 use super::wqe::Wqe;
 use crate::wire::opcode::Opcode;
 use crate::wire::packet::Head;
 use crate::wire::reth::Reth;
-use crate::{AccessError, Counters, Host, Key, Operation, Psn, SendData, Time, Transmit, TxBatch, WcStatus};
+use crate::{AccessError, Counters, Host, Key, Operation, Psn, SendData, Time, Transmit, WcStatus};
 
 impl Requester {
     /// Sends what may be sent. New requests are taken off the ring only if `may_start`.
     pub fn transmit(
         &mut self,
         now: Time,
-        link: &Link,
         may_start: bool,
         host: &mut impl Host,
-        counters: &mut Counters,
-        batch: &mut TxBatch,
-        budget: &mut usize,
+        outlet: &mut Outlet<'_>,
     ) -> Transmit {
         loop {
             let under_way = self.next.offset_from(self.ack);
             if self.rnr_deadline.is_some() || under_way >= self.window.packets() {
                 return Transmit::Idle;
             }
-            if self.cursor == self.queue.len() && !(may_start && self.take_next(link, host)) {
+            if self.cursor == self.queue.len() && !(may_start && self.take_next(outlet.link, host)) {
                 return Transmit::Idle;
             }
             let wqe = &self.queue[self.cursor];
@@ -45,22 +42,22 @@ impl Requester {
             } else {
                 1
             };
-            if *budget == 0 {
+            if outlet.budget == 0 {
                 return Transmit::More;
             }
             let sent = if wqe.is_read() {
-                send_read(wqe, self.next, packets, link, batch)
+                send_read(wqe, self.next, packets, outlet)
             } else {
                 let interval = self.config.ack_request_interval.max(1);
-                let ack_request = room == 1 || self.next.get() % interval == 0;
-                send_data(wqe, self.next, ack_request, link, host, batch)
+                let ack_request = room == 1 || self.next.get().is_multiple_of(interval);
+                send_data(wqe, self.next, ack_request, host, outlet)
             };
             match sent {
                 Ok(bytes) => {
-                    *budget -= 1;
-                    counters.sent_requests += 1;
-                    counters.sent_request_bytes += bytes as u64;
-                    self.note_sent(packets, counters);
+                    outlet.budget -= 1;
+                    outlet.counters.sent_requests += 1;
+                    outlet.counters.sent_request_bytes += bytes as u64;
+                    self.note_sent(packets, outlet.counters);
                     if self.ack_deadline.is_none() {
                         self.rearm(now);
                     }
@@ -117,13 +114,8 @@ impl Requester {
     }
 }
 
-fn send_read(
-    wqe: &Wqe,
-    psn: Psn,
-    packets: u32,
-    link: &Link,
-    batch: &mut TxBatch,
-) -> Result<usize, SendError> {
+fn send_read(wqe: &Wqe, psn: Psn, packets: u32, outlet: &mut Outlet<'_>) -> Result<usize, SendError> {
+    let link = outlet.link;
     let Operation::Read { remote_addr, rkey } = wqe.request.operation else {
         unreachable!("the caller has asked whether it is a READ")
     };
@@ -136,8 +128,7 @@ fn send_read(
         rkey,
         dma_len,
     };
-    link.send(
-        batch,
+    outlet.send(
         &Head {
             bth,
             reth: Some(reth),
@@ -153,10 +144,10 @@ fn send_data(
     wqe: &Wqe,
     psn: Psn,
     ack_request: bool,
-    link: &Link,
     host: &mut impl Host,
-    batch: &mut TxBatch,
+    outlet: &mut Outlet<'_>,
 ) -> Result<usize, SendError> {
+    let link = outlet.link;
     let request = &wqe.request;
     let starts = psn == wqe.first;
     let ends = psn.next() == wqe.end();
@@ -182,7 +173,7 @@ fn send_data(
         aeth: None,
         imm: imm.filter(|_| ends),
     };
-    link.send(batch, &head, payload_bytes, |payload| {
+    outlet.send(&head, payload_bytes, |payload| {
         gather(&request.data, offset, payload, host)
     })
 }

@@ -1,44 +1,37 @@
 //! Answers become packets.
 
-use super::super::link::{Link, SendError};
+use super::super::link::{Link, Outlet, SendError};
 use super::answers::{Answer, ReadAnswer};
 use super::request::Refusal;
 use super::{PendingNak, Responder};
 use crate::wire::aeth::{Aeth, CREDITS_UNLIMITED, NakCode, Syndrome};
 use crate::wire::opcode::Opcode;
 use crate::wire::packet::Head;
-use crate::{Counters, Host, Key, Psn, Transmit, TxBatch};
+use crate::{Counters, Host, Key, Psn, Transmit};
 
 impl Responder {
     /// Sends answers, of READ data at most `budget` packets. Acknowledgements are few and small, and go at once.
-    pub fn respond(
-        &mut self,
-        link: &Link,
-        host: &mut impl Host,
-        counters: &mut Counters,
-        batch: &mut TxBatch,
-        budget: &mut usize,
-    ) -> Transmit {
+    pub fn respond(&mut self, host: &mut impl Host, outlet: &mut Outlet<'_>) -> Transmit {
         loop {
             let sent = match self.answers.front() {
                 Some(Answer::Ack { psn }) => {
                     let ack = Syndrome::Ack {
                         credits: CREDITS_UNLIMITED,
                     };
-                    let sent = self.send_acknowledge(*psn, ack, link, batch);
+                    let sent = self.send_acknowledge(*psn, ack, outlet);
                     if sent.is_ok() {
-                        counters.sent_acks += 1;
+                        outlet.counters.sent_acks += 1;
                         self.answers.pop();
                     }
                     sent
                 }
-                Some(Answer::Read(_)) if *budget == 0 => return Transmit::More,
+                Some(Answer::Read(_)) if outlet.budget == 0 => return Transmit::More,
                 Some(Answer::Read(read)) => {
                     let read = *read;
-                    let sent = send_read_data(&read, self.msn, link, host, batch);
+                    let sent = send_read_data(&read, self.msn, host, outlet);
                     if sent.is_ok() {
-                        *budget -= 1;
-                        self.note_sent(link);
+                        outlet.budget -= 1;
+                        self.note_sent(outlet.link);
                     }
                     sent
                 }
@@ -46,7 +39,7 @@ impl Responder {
                     let Some(PendingNak { psn, syndrome }) = self.nak else {
                         return Transmit::Idle;
                     };
-                    let sent = self.send_acknowledge(psn, syndrome, link, batch);
+                    let sent = self.send_acknowledge(psn, syndrome, outlet);
                     if sent.is_ok() {
                         self.nak = None;
                     }
@@ -55,11 +48,11 @@ impl Responder {
             };
             match sent {
                 Ok(bytes) => {
-                    counters.sent_responses += 1;
-                    counters.sent_response_bytes += bytes as u64;
+                    outlet.counters.sent_responses += 1;
+                    outlet.counters.sent_response_bytes += bytes as u64;
                 }
                 Err(SendError::Full) => return Transmit::Full,
-                Err(SendError::Access) => self.fail_read(host, counters),
+                Err(SendError::Access) => self.fail_read(host, outlet.counters),
             }
         }
     }
@@ -68,16 +61,14 @@ impl Responder {
         &self,
         psn: Psn,
         syndrome: Syndrome,
-        link: &Link,
-        batch: &mut TxBatch,
+        outlet: &mut Outlet<'_>,
     ) -> Result<usize, SendError> {
-        let bth = link.bth(Opcode::RC_ACKNOWLEDGE, psn);
+        let bth = outlet.link.bth(Opcode::RC_ACKNOWLEDGE, psn);
         let aeth = Some(Aeth {
             syndrome,
             msn: self.msn,
         });
-        link.send(
-            batch,
+        outlet.send(
             &Head {
                 bth,
                 reth: None,
@@ -120,10 +111,10 @@ impl Responder {
 fn send_read_data(
     read: &ReadAnswer,
     msn: u32,
-    link: &Link,
     host: &mut impl Host,
-    batch: &mut TxBatch,
+    outlet: &mut Outlet<'_>,
 ) -> Result<usize, SendError> {
+    let link = outlet.link;
     let opcode = match (read.started, read.packets == 1) {
         (false, true) => Opcode::RC_READ_RESPONSE_ONLY,
         (false, false) => Opcode::RC_READ_RESPONSE_FIRST,
@@ -142,7 +133,7 @@ fn send_read_data(
         aeth: Some(aeth),
         imm: None,
     };
-    link.send(batch, &head, read.len.min(link.mtu.bytes()), |payload| {
+    outlet.send(&head, read.len.min(link.mtu.bytes()), |payload| {
         host.read(Key::Remote(read.rkey), read.addr, payload)
     })
 }

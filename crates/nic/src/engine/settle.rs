@@ -1,0 +1,126 @@
+//! The end of a turn: errors that concern several queue pairs, timers, counters.
+
+use std::time::Duration;
+
+use verbatim_roce::{Counters, QpAttributes, QpState, Time};
+
+use super::Nic;
+use crate::qp::{Effects, QueuePair};
+use crate::stats::NicCounters;
+
+/// Receive requests that are posted to a queue pair in ERR must be flushed, and no doorbell announces them: the RNIC
+/// looks at this interval, and less often the longer there are none.
+pub const FLUSH_INTERVAL: Duration = Duration::from_millis(5);
+
+/// The longest such interval.
+const LONGEST_FLUSH_INTERVAL: Duration = Duration::from_millis(200);
+
+impl Nic {
+    /// Errors that take more than one queue pair with them.
+    pub(super) fn apply_effects(&mut self, now: Time) {
+        while !self.effects.is_empty() {
+            let Effects {
+                overrun_cqs,
+                truncated_contexts,
+                broken_qps,
+            } = std::mem::take(&mut self.effects);
+            self.counters.cq_overruns += overrun_cqs.len() as u64;
+            self.counters.bad_indices += broken_qps.len() as u64;
+            let mut doomed = broken_qps;
+            let related = |qp: &QueuePair| {
+                [qp.send_cq, qp.recv_cq].iter().any(|cq| overrun_cqs.contains(cq))
+                    || truncated_contexts.contains(&qp.context)
+            };
+            if !overrun_cqs.is_empty() || !truncated_contexts.is_empty() {
+                doomed.extend(
+                    self.objects
+                        .qps
+                        .iter()
+                        .filter(|(_, qp)| related(qp))
+                        .map(|(qpn, _)| qpn),
+                );
+            }
+            for context in &truncated_contexts {
+                let name = self
+                    .clients
+                    .context(*context)
+                    .map_or("", |context| context.name.as_str());
+                tracing::warn!(
+                    name,
+                    "a file of registered memory was truncated: its queue pairs go to the error state"
+                );
+                self.counters.truncated_files += 1;
+            }
+            let to_error = QpAttributes {
+                state: Some(QpState::Err),
+                ..QpAttributes::default()
+            };
+            for qpn in doomed {
+                let Self {
+                    objects,
+                    effects,
+                    touched,
+                    ..
+                } = self;
+                let Some(qp) = objects.qps.get_mut(qpn) else {
+                    continue;
+                };
+                touched.add(qpn, qp);
+                let (transport, mut host) = qp.split(&mut objects.cqs, &objects.regions, effects, now);
+                if transport.state() != QpState::Err {
+                    transport
+                        .modify(&to_error, &mut host)
+                        .expect("there is a way to ERR from every state");
+                }
+            }
+        }
+    }
+
+    /// Brings timers and counters up to date, for those that were touched.
+    pub(super) fn settle(&mut self, now: Time) {
+        for qpn in self.touched.0.drain(..) {
+            let Some(qp) = self.objects.qps.get_mut(qpn) else {
+                continue;
+            };
+            qp.touched = false;
+            let deadline = match qp.transport.state() {
+                QpState::Err => Some(now + qp.flush_interval),
+                _ => qp.transport.next_timeout(),
+            };
+            self.timers.set(qpn, &mut qp.alarm, deadline);
+            let current = *qp.transport.counters();
+            qp.flush_interval = match current.resp_cqe_flush_error == qp.counted.resp_cqe_flush_error {
+                true => (qp.flush_interval * 2).min(LONGEST_FLUSH_INTERVAL),
+                false => FLUSH_INTERVAL,
+            };
+            count(&mut self.counters, &current, &qp.counted);
+            qp.counted = current;
+        }
+    }
+}
+
+/// Adds what a queue pair has counted since `before`.
+fn count(total: &mut NicCounters, current: &Counters, before: &Counters) {
+    macro_rules! add {
+        ($($to:ident += $($from:ident)|+;)*) => {
+            $(total.$to += 0 $(+ (current.$from - before.$from))+;)*
+        };
+    }
+    add! {
+        tx_payload_bytes += sent_request_bytes | sent_response_bytes;
+        rx_payload_bytes += rcvd_request_bytes | rcvd_response_bytes;
+        retransmitted_packets += retransmitted_requests;
+        retry_exceeded += retry_exceeded_err;
+        ack_timeouts += local_ack_timeout_err;
+        rx_nak_sequence += packet_seq_err;
+        rx_nak_access += req_remote_access_errors;
+        rx_nak_invalid += req_remote_invalid_request;
+        rx_rnr += rcvd_rnr_nak;
+        tx_rnr += sent_rnr_nak;
+        tx_nak_access += resp_remote_access_errors;
+        tx_nak_invalid += resp_remote_invalid_request;
+        rx_out_of_order += out_of_sequence;
+        rx_duplicates += duplicate_request;
+        rx_dropped += dropped_packets;
+    }
+}

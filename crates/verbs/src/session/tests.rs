@@ -1,0 +1,325 @@
+//! Suspension, drain, replay and switch, one thing at a time.
+
+use verbatim_channel::{Answer, Order, Scope};
+use verbatim_device::control::{Access, QpAttrMask, QpState};
+
+use crate::testing::{Story, buffer};
+use crate::{PostError, QpAttr, SendOpcode, WC_WR_FLUSH_ERR};
+
+const SEND: SendOpcode = SendOpcode::SendWithImm;
+
+fn wr_ids(completions: &[crate::Wc]) -> Vec<u64> {
+    completions.iter().map(|wc| wc.wr_id).collect()
+}
+
+#[test]
+fn completions_of_before_during_and_after_come_in_order() {
+    let mut story = Story::new();
+    for wr_id in 0..8 {
+        story.ends[1].recv(100 + wr_id).unwrap();
+    }
+    story.ends[0].send(0, SEND, true, false).unwrap();
+    story.ends[0].send(1, SEND, true, true).unwrap();
+    let mut migration = story.pre_setup(0);
+    story.suspend(&mut migration);
+    story.ends[0].send(2, SEND, true, true).unwrap();
+    assert!(story.drain(&migration, 1000));
+    story.quiesce(&mut migration);
+    story.ends[0].send(3, SEND, true, false).unwrap();
+    assert_eq!(wr_ids(&story.ends[0].poll()), [0, 1], "from the fake queue, without an RNIC");
+    assert_eq!(story.claim(&migration), 0);
+    assert_eq!(story.switch(&migration), 6, "RECVs that no message has consumed");
+    assert_eq!(story.resume(&migration), [2, 0]);
+    story.ends[0].send(4, SEND, true, false).unwrap();
+    story.settle();
+    assert_eq!(wr_ids(&story.ends[0].poll()), [2, 3, 4]);
+    let received = story.ends[1].poll();
+    assert_eq!(wr_ids(&received), [100, 101, 102, 103, 104]);
+    let messages: Vec<u32> = received.iter().map(|wc| wc.imm).collect();
+    assert_eq!(messages, [0, 1, 2, 3, 4]);
+    let number = story.ends[1].qp.number();
+    assert!(received.iter().all(|wc| wc.qp_num == number), "numbers stay virtual");
+}
+
+#[test]
+fn unsignaled_requests_at_the_end_are_waited_for_and_their_room_comes_back() {
+    let mut story = Story::new();
+    for n in 0..4 {
+        story.ends[0].send(n, SendOpcode::Write, false, false).unwrap();
+    }
+    assert_eq!(story.ends[0].send(9, SendOpcode::Write, false, false), Err(PostError::Full));
+    let mut migration = story.pre_setup(0);
+    story.suspend(&mut migration);
+    assert!(story.world.unfinished() > 0);
+    assert!(story.drain(&migration, 1000));
+    assert_eq!(story.world.unfinished(), 0);
+    story.quiesce(&mut migration);
+    story.claim(&migration);
+    story.switch(&migration);
+    story.resume(&migration);
+    for n in 0..4 {
+        story.ends[0].send(n, SendOpcode::Write, n == 3, false).unwrap();
+    }
+    story.settle();
+    assert_eq!(wr_ids(&story.ends[0].poll()), [3]);
+}
+
+#[test]
+fn interception_holds_no_more_than_the_queue_would() {
+    let mut story = Story::new();
+    story.ends[0].send(0, SendOpcode::Write, true, false).unwrap();
+    let mut migration = story.pre_setup(0);
+    story.suspend(&mut migration);
+    for n in 1..4 {
+        story.ends[0].send(n, SendOpcode::Write, true, false).unwrap();
+    }
+    assert_eq!(story.ends[0].send(4, SendOpcode::Write, true, false), Err(PostError::Full));
+    assert!(story.drain(&migration, 1000));
+    assert_eq!(wr_ids(&story.ends[0].poll()), [0]);
+    story.ends[0].send(4, SendOpcode::Write, true, false).unwrap();
+    story.abort(&migration);
+    story.settle();
+    assert_eq!(wr_ids(&story.ends[0].poll()), [1, 2, 3, 4]);
+}
+
+#[test]
+fn a_batch_is_taken_back_as_a_whole_whether_suspended_or_not() {
+    let mut story = Story::new();
+    let push = |story: &Story| {
+        let sges = [story.ends[0].sge()];
+        let mut batch = story.ends[0].qp.owned_batch();
+        let request = crate::SendWr {
+            wr_id: 7,
+            opcode: SendOpcode::Write,
+            flags: crate::SEND_SIGNALED,
+            imm: 0,
+            remote_address: 0,
+            rkey: 0,
+            compare_add: 0,
+            swap: 0,
+            body: crate::Body::Sges(&sges),
+        };
+        batch.push(&request).unwrap();
+        batch.push(&request).unwrap();
+        batch
+    };
+    push(&story).abort();
+    let mut migration = story.pre_setup(0);
+    story.suspend(&mut migration);
+    push(&story).abort();
+    push(&story).complete();
+    story.abort(&migration);
+    push(&story).complete();
+    push(&story).abort();
+    story.settle();
+    assert_eq!(story.ends[0].poll().len(), 4);
+}
+
+#[test]
+fn receives_posted_while_drained_are_posted_once_also_after_a_rollback() {
+    let mut story = Story::new();
+    for wr_id in 0..2 {
+        story.ends[0].recv(wr_id).unwrap();
+    }
+    let mut migration = story.pre_setup(0);
+    story.suspend(&mut migration);
+    story.ends[0].recv(2).unwrap();
+    assert!(story.drain(&migration, 1000));
+    story.ends[0].recv(3).unwrap();
+    story.quiesce(&mut migration);
+    story.ends[0].recv(4).unwrap();
+    story.roll_back(migration);
+    for n in 0..5 {
+        story.ends[1].send(n, SEND, n % 4 == 3, false).unwrap();
+        story.settle();
+        story.ends[1].poll();
+    }
+    assert_eq!(wr_ids(&story.ends[0].poll()), [0, 1, 2, 3, 4]);
+    story.ends[1].send(5, SEND, true, false).unwrap();
+    story.settle();
+    assert_eq!(story.world.unfinished(), 1, "no RECV was posted twice");
+}
+
+#[test]
+fn a_drain_that_cannot_end_is_told_and_taken_back() {
+    let mut story = Story::new();
+    story.ends[0].send(0, SEND, true, false).unwrap();
+    let mut migration = story.pre_setup(0);
+    story.suspend(&mut migration);
+    let order = Order::Drain {
+        session: migration.session,
+        expected: Vec::new(),
+        timeout_ms: 2,
+    };
+    let Answer::Error { message } = story.ends[0].sessions.handle(order, Vec::new()) else { panic!("drained") };
+    assert!(message.contains("unfinished send requests"), "{message}");
+    story.abort(&migration);
+    assert_eq!(story.world.qpns(2).len(), 1, "the standby is gone");
+    story.ends[1].recv(50).unwrap();
+    story.settle();
+    assert_eq!(wr_ids(&story.ends[0].poll()), [0]);
+    story.migrate(1);
+}
+
+#[test]
+fn control_verbs_wait_until_the_session_is_over() {
+    let mut story = Story::new();
+    let mut migration = story.pre_setup(0);
+    story.suspend(&mut migration);
+    let (moving, partner) = (story.ends[0].context.clone(), story.ends[1].qp.clone());
+    std::thread::scope(|scope| {
+        let alloc = scope.spawn(move || moving.alloc_pd().map(|_| ()));
+        let modify = scope.spawn(move || partner.modify(QpAttrMask::empty(), &QpAttr::default()));
+        story.ends[1].context.alloc_pd().unwrap();
+        assert!(story.drain(&migration, 1000));
+        story.quiesce(&mut migration);
+        assert!(!alloc.is_finished() && !modify.is_finished());
+        story.claim(&migration);
+        story.switch(&migration);
+        story.resume(&migration);
+        alloc.join().unwrap().unwrap();
+        modify.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn new_objects_get_no_number_that_the_program_knows_for_another() {
+    let mut story = Story::new();
+    story.migrate(0);
+    let end = &story.ends[0];
+    // The device would give these numbers again: nothing there has them.
+    let regions: Vec<_> = (0..3)
+        .map(|_| end.pd.reg_mr(buffer(), 64, buffer(), Access::LOCAL_WRITE).unwrap().lkey())
+        .collect();
+    assert!(!regions.contains(&end.mr.lkey()), "{regions:x?} and {:x}", end.mr.lkey());
+    let init = end.qp.init();
+    let first = end.pd.create_qp(&init).unwrap();
+    let second = end.pd.create_qp(&init).unwrap();
+    let numbers = [end.qp.number(), first.number(), second.number()];
+    assert!(numbers[0] != numbers[1] && numbers[0] != numbers[2], "{numbers:?}");
+    first.destroy().unwrap();
+    second.destroy().unwrap();
+    assert_eq!(end.cq.destroy().unwrap_err().errno(), libc::EBUSY);
+    assert_eq!(end.pd.dealloc().unwrap_err().errno(), libc::EBUSY);
+    end.qp.destroy().unwrap();
+    end.cq.destroy().unwrap();
+    assert_eq!(end.qp.destroy().unwrap_err().errno(), libc::EINVAL);
+}
+
+#[test]
+fn a_failed_queue_pair_is_still_failed_on_its_new_device() {
+    let mut story = Story::new();
+    story.ends[0].recv(1).unwrap();
+    let mut migration = story.pre_setup(0);
+    let qpn = story.ends[0].qp.number();
+    story.world.fail(1, qpn);
+    story.suspend(&mut migration);
+    assert!(story.drain(&migration, 1000));
+    story.quiesce(&mut migration);
+    story.ends[0].recv(2).unwrap();
+    story.ends[0].send(3, SendOpcode::Write, false, false).unwrap();
+    story.claim(&migration);
+    story.switch(&migration);
+    story.resume(&migration);
+    assert_eq!(story.ends[0].qp.query().unwrap().0.state, QpState::Err);
+    story.settle();
+    let flushed = story.ends[0].poll();
+    assert_eq!(wr_ids(&flushed), [1, 2, 3]);
+    assert!(flushed.iter().all(|wc| wc.status == WC_WR_FLUSH_ERR));
+}
+
+#[test]
+fn what_the_program_changes_meanwhile_loses_its_standby() {
+    let mut story = Story::new();
+    let migration = story.pre_setup(0);
+    assert_eq!(story.world.qpns(2).len(), 2);
+    let error = QpAttr {
+        state: QpState::Err,
+        ..QpAttr::default()
+    };
+    story.ends[1].qp.modify(QpAttrMask::STATE, &error).unwrap();
+    assert_eq!(story.world.qpns(2).len(), 1);
+    story.abort(&migration);
+
+    let migration = story.pre_setup(0);
+    story.ends[1].qp.destroy().unwrap();
+    assert_eq!(story.world.qpns(2).len(), 0);
+    let scope = Scope::Qps(vec![story.ends[1].qp.number()]);
+    let session = migration.session;
+    story.ends[1].order(Order::Suspend { session, scope });
+    story.abort(&migration);
+}
+
+#[test]
+fn an_agent_that_dies_leaves_nobody_suspended() {
+    let mut story = Story::new();
+    let mut migration = story.pre_setup(0);
+    story.suspend(&mut migration);
+    story.ends[1].send(0, SendOpcode::Write, true, false).unwrap();
+    story.ends[1].sessions.agent_is_gone(false);
+    story.settle();
+    assert_eq!(wr_ids(&story.ends[1].poll()), [0]);
+    assert_eq!(story.world.qpns(2).len(), 1);
+    story.abort(&migration);
+
+    let mut migration = story.pre_setup(0);
+    story.suspend(&mut migration);
+    assert!(story.drain(&migration, 1000));
+    story.ends[1].sessions.agent_is_gone(false);
+    story.ends[1].send(1, SendOpcode::Write, true, false).unwrap();
+    story.settle();
+    assert!(story.ends[1].poll().is_empty(), "drained: the agent has a while to come back");
+    story.ends[1].sessions.agent_is_gone(true);
+    story.settle();
+    assert_eq!(wr_ids(&story.ends[1].poll()), [1]);
+}
+
+#[test]
+fn orders_out_of_turn_are_refused() {
+    let mut story = Story::new();
+    let mut migration = story.pre_setup(0);
+    let session = migration.session;
+    let refused = |answer: Answer| matches!(answer, Answer::Error { .. });
+    assert!(refused(story.ends[1].sessions.handle(Order::Resume { session }, Vec::new())));
+    assert!(refused(story.ends[0].sessions.handle(Order::Resume { session }, Vec::new())));
+    story.suspend(&mut migration);
+    assert!(story.ends[0].sessions.quiesce(session).is_err());
+    assert!(story.drain(&migration, 1000));
+    story.quiesce(&mut migration);
+    assert!(refused(story.ends[0].sessions.handle(Order::Abort { session }, Vec::new())));
+    story.claim(&migration);
+    story.switch(&migration);
+    assert!(refused(story.ends[1].sessions.handle(Order::Abort { session }, Vec::new())));
+    story.resume(&migration);
+    story.ends[1].order(Order::Abort { session });
+}
+
+#[test]
+fn a_slot_that_is_freed_late_delays_and_loses_nothing() {
+    let story = Story::new();
+    story.world.free_slots_late(1000);
+    story.ends[0].send(0, SendOpcode::Write, true, false).unwrap();
+    story.ends[0].send(1, SendOpcode::Write, true, false).unwrap();
+    story.world.free_slots_late(0);
+    let mut done = story.ends[0].poll();
+    story.settle();
+    done.extend(story.ends[0].poll());
+    assert_eq!(wr_ids(&done), [0, 1]);
+}
+
+#[test]
+fn a_reset_forgets_everything() {
+    let story = Story::new();
+    let end = &story.ends[0];
+    end.recv(5).unwrap();
+    end.send(0, SendOpcode::Write, true, false).unwrap();
+    story.settle();
+    let reset = QpAttr::default();
+    end.qp.modify(QpAttrMask::STATE, &reset).unwrap();
+    assert!(end.poll().is_empty());
+    assert_eq!(
+        end.send(1, SendOpcode::Write, true, false),
+        Err(PostError::State(QpState::Reset))
+    );
+    assert_eq!(end.recv(6), Err(PostError::State(QpState::Reset)));
+}

@@ -1,0 +1,7 @@
+//! For tests: RNICs that are a few queues in memory, and a migration between them as the agents would lead it.
+
+mod nic;
+mod story;
+
+pub use nic::World;
+pub use story::{Migration, Story, buffer};

@@ -1,0 +1,419 @@
+//! A world of RNICs. They move nothing but completions: immediate data name a message.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use verbatim_device::control::{DeviceAttr, PortAttr, QpAttr, QpAttrMask, QpState};
+use verbatim_device::layout::{Cqe, SEND_SIGNALED, SendWqe, Sge};
+use verbatim_device::ring::Body;
+
+use crate::backend::{
+    CompletionRing, CqPlace, Device, Parked, PhysicalMrInit, PhysicalQpInit, QpPlace, RecvRing, SendRing,
+};
+use crate::error::VerbsError;
+use crate::work::{SendOpcode, WC_WR_FLUSH_ERR};
+
+/// (device, number).
+type Name = (u8, u32);
+
+#[derive(Debug)]
+struct FakeQp {
+    attr: QpAttr,
+    send_cq: Name,
+    recv_cq: Name,
+    capacity: u32,
+    /// Pushed and not published.
+    pushed: Vec<SendWqe>,
+    sends: VecDeque<SendWqe>,
+    recvs: VecDeque<u64>,
+    pushed_recvs: Vec<u64>,
+    recv_capacity: u32,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    qps: BTreeMap<Name, FakeQp>,
+    cqs: HashMap<Name, VecDeque<Cqe>>,
+    keys: HashSet<Name>,
+    next: HashMap<u8, u32>,
+    /// Requests that are refused room although there is: slots that the RNIC frees late.
+    late_room: u32,
+}
+
+/// All RNICs.
+#[derive(Debug, Clone, Default)]
+pub struct World(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct FakeDevice {
+    id: u8,
+    world: World,
+    attr: DeviceAttr,
+    port: PortAttr,
+}
+
+impl State {
+    fn number(&mut self, device: u8) -> u32 {
+        let next = self.next.entry(device).or_insert(15);
+        *next += 1;
+        *next
+    }
+
+    /// Finishes the oldest request of a queue pair, if it can be.
+    fn step(&mut self, name: Name) -> bool {
+        let Some(qp) = self.qps.get(&name) else { return false };
+        let Some(wqe) = qp.sends.front().copied() else { return false };
+        let (send_cq, failed) = (qp.send_cq, qp.attr.state == QpState::Err);
+        let two_sided = SendOpcode::from_raw(wqe.opcode.into()).is_some_and(SendOpcode::is_two_sided);
+        if !failed && two_sided {
+            let peer = (qp.attr.av.dgid[15], qp.attr.dest_qpn);
+            let Some(peer_qp) = self.qps.get_mut(&peer) else { return false };
+            let connected_back = (peer_qp.attr.av.dgid[15], peer_qp.attr.dest_qpn) == name;
+            if !connected_back || peer_qp.attr.state == QpState::Err {
+                return false;
+            }
+            let Some(wr_id) = peer_qp.recvs.pop_front() else { return false };
+            let recv_cq = peer_qp.recv_cq;
+            self.complete(
+                recv_cq,
+                Cqe {
+                    wr_id,
+                    opcode: 128,
+                    imm: wqe.imm,
+                    qpn: peer.1,
+                    ..Cqe::default()
+                },
+            );
+        }
+        if failed || wqe.flags & SEND_SIGNALED != 0 {
+            self.complete(
+                send_cq,
+                Cqe {
+                    wr_id: wqe.wr_id,
+                    status: if failed { WC_WR_FLUSH_ERR } else { 0 },
+                    qpn: name.1,
+                    ..Cqe::default()
+                },
+            );
+        }
+        let qp = self.qps.get_mut(&name).expect("found above");
+        qp.sends.pop_front();
+        true
+    }
+
+    fn complete(&mut self, cq: Name, cqe: Cqe) {
+        self.cqs.get_mut(&cq).expect("a queue pair's completion queue").push_back(cqe);
+    }
+
+    fn qp(&mut self, name: Name) -> &mut FakeQp {
+        self.qps.get_mut(&name).expect("a live queue pair")
+    }
+
+    fn flush_recvs(&mut self, name: Name) {
+        let qp = self.qp(name);
+        let (cq, wr_ids) = (qp.recv_cq, std::mem::take(&mut qp.recvs));
+        for wr_id in wr_ids {
+            let cqe = Cqe {
+                wr_id,
+                status: WC_WR_FLUSH_ERR,
+                qpn: name.1,
+                ..Cqe::default()
+            };
+            self.complete(cq, cqe);
+        }
+    }
+}
+
+impl World {
+    /// A device.
+    pub fn device(&self, id: u8) -> Arc<dyn Device> {
+        let mut gid = [0; 16];
+        gid[15] = id;
+        Arc::new(FakeDevice {
+            id,
+            world: self.clone(),
+            attr: DeviceAttr {
+                name: format!("fake{id}"),
+                fw_ver: String::new(),
+                node_guid: [id; 8],
+                max_mr_size: u64::MAX,
+                max_qp: 1000,
+                max_qp_wr: 1000,
+                max_sge: 4,
+                max_inline_data: 64,
+                max_cq: 1000,
+                max_cqe: 1000,
+                max_mr: 1000,
+                max_pd: 1000,
+                max_qp_rd_atom: 16,
+                max_qp_init_rd_atom: 16,
+            },
+            port: PortAttr {
+                active_mtu: 5,
+                max_mtu: 5,
+                gids: vec![gid],
+                netdev: String::new(),
+                max_msg_bytes: 1 << 30,
+            },
+        })
+    }
+
+    /// Each queue pair finishes one request, if it can.
+    pub fn step(&self) -> bool {
+        let mut state = self.0.lock();
+        let names: Vec<Name> = state.qps.keys().copied().collect();
+        names.into_iter().filter(|name| state.step(*name)).count() > 0
+    }
+
+    /// Takes a queue pair to ERR, as a failed request would.
+    pub fn fail(&self, device: u8, qpn: u32) {
+        let mut state = self.0.lock();
+        state.qp((device, qpn)).attr.state = QpState::Err;
+        state.flush_recvs((device, qpn));
+    }
+
+    /// Queue pairs of a device.
+    pub fn qpns(&self, device: u8) -> Vec<u32> {
+        let state = self.0.lock();
+        state.qps.keys().filter(|name| name.0 == device).map(|name| name.1).collect()
+    }
+
+    /// For the next `looks` looks, send queues say that they have no room.
+    pub fn free_slots_late(&self, looks: u32) {
+        self.0.lock().late_room = looks;
+    }
+
+    /// Requests that the RNICs have not finished.
+    pub fn unfinished(&self) -> usize {
+        self.0.lock().qps.values().map(|qp| qp.sends.len()).sum()
+    }
+}
+
+impl Device for FakeDevice {
+    fn attributes(&self) -> (&DeviceAttr, &PortAttr) {
+        (&self.attr, &self.port)
+    }
+
+    fn alloc_pd(&self) -> Result<u32, VerbsError> {
+        Ok(self.world.0.lock().number(self.id))
+    }
+
+    fn dealloc_pd(&self, _: u32) -> Result<(), VerbsError> {
+        Ok(())
+    }
+
+    fn reg_mr(&self, _: &PhysicalMrInit<'_>) -> Result<(u32, u32), VerbsError> {
+        let mut state = self.world.0.lock();
+        // The least that is free, so that keys come again.
+        let key = (1..).map(|index| index << 8 | 7).find(|key| !state.keys.contains(&(self.id, *key)));
+        let key = key.expect("a free key");
+        state.keys.insert((self.id, key));
+        Ok((key, key))
+    }
+
+    fn dereg_mr(&self, lkey: u32) -> Result<(), VerbsError> {
+        assert!(self.world.0.lock().keys.remove(&(self.id, lkey)), "a live key");
+        Ok(())
+    }
+
+    fn create_cq(&self, entries: u32) -> Result<CqPlace, VerbsError> {
+        let mut state = self.world.0.lock();
+        let cq = state.number(self.id);
+        state.cqs.insert((self.id, cq), VecDeque::new());
+        Ok(CqPlace {
+            cq,
+            entries,
+            offset: 0,
+        })
+    }
+
+    fn destroy_cq(&self, cq: u32) -> Result<(), VerbsError> {
+        self.world.0.lock().cqs.remove(&(self.id, cq));
+        Ok(())
+    }
+
+    fn create_qp(&self, init: &PhysicalQpInit) -> Result<QpPlace, VerbsError> {
+        let mut state = self.world.0.lock();
+        let free = (100..).find(|qpn| !state.qps.contains_key(&(self.id, *qpn)));
+        let qpn = free.expect("a free number");
+        let qp = FakeQp {
+            attr: QpAttr::default(),
+            send_cq: (self.id, init.send_cq),
+            recv_cq: (self.id, init.recv_cq),
+            capacity: init.cap.max_send_wr,
+            pushed: Vec::new(),
+            sends: VecDeque::new(),
+            recvs: VecDeque::new(),
+            pushed_recvs: Vec::new(),
+            recv_capacity: init.cap.max_recv_wr,
+        };
+        state.qps.insert((self.id, qpn), qp);
+        Ok(QpPlace {
+            qpn,
+            cap: init.cap,
+            slot: 0,
+            offset: 0,
+        })
+    }
+
+    fn modify_qp(&self, qpn: u32, mask: QpAttrMask, attr: &QpAttr) -> Result<(), VerbsError> {
+        let mut state = self.world.0.lock();
+        state.qp((self.id, qpn)).attr.merge(attr, mask);
+        match state.qp((self.id, qpn)).attr.state {
+            QpState::Err => state.flush_recvs((self.id, qpn)),
+            QpState::Reset => {
+                let qp = state.qp((self.id, qpn));
+                (qp.sends, qp.recvs) = Default::default();
+                qp.attr = QpAttr::default();
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn query_qp(&self, qpn: u32) -> Result<QpAttr, VerbsError> {
+        Ok(self.world.0.lock().qp((self.id, qpn)).attr)
+    }
+
+    fn destroy_qp(&self, qpn: u32) -> Result<(), VerbsError> {
+        let gone = self.world.0.lock().qps.remove(&(self.id, qpn));
+        assert!(gone.is_some(), "queue pair {qpn} is destroyed once");
+        Ok(())
+    }
+
+    fn qp_ends(&self, place: &QpPlace) -> Result<(Box<dyn SendRing>, Box<dyn RecvRing>), VerbsError> {
+        let name = (self.id, place.qpn);
+        let world = self.world.clone();
+        Ok((
+            Box::new(FakeEnd {
+                name,
+                world: world.clone(),
+            }),
+            Box::new(FakeEnd { name, world }),
+        ))
+    }
+
+    fn cq_end(&self, place: &CqPlace) -> Result<Box<dyn CompletionRing>, VerbsError> {
+        Ok(Box::new(FakeEnd {
+            name: (self.id, place.cq),
+            world: self.world.clone(),
+        }))
+    }
+
+    fn park(self: Arc<Self>) -> Result<Parked, VerbsError> {
+        let world = self.world.clone();
+        Ok(Parked {
+            connection: connection(self.id),
+            reopen: Box::new(move |connection| {
+                let mut id = [0];
+                let mut file = File::from(connection);
+                file.rewind().and_then(|()| file.read_exact(&mut id)).expect("a connection of ours");
+                Ok(world.device(id[0]))
+            }),
+        })
+    }
+}
+
+/// What stands for a connection to a device.
+pub fn connection(device: u8) -> OwnedFd {
+    let mut file = tempfile::tempfile().expect("a temporary file");
+    file.write_all(&[device]).expect("room for a byte");
+    file.into()
+}
+
+/// Any end of any queue.
+#[derive(Debug)]
+struct FakeEnd {
+    name: Name,
+    world: World,
+}
+
+impl FakeEnd {
+    fn check_keys(state: &State, name: Name, sges: &[Sge]) {
+        for sge in sges {
+            assert!(
+                state.keys.contains(&(name.0, sge.lkey)),
+                "key {:#x} is known to device {}",
+                sge.lkey,
+                name.0
+            );
+        }
+    }
+}
+
+impl SendRing for FakeEnd {
+    fn room(&self) -> u32 {
+        let mut state = self.world.0.lock();
+        if state.late_room > 0 {
+            state.late_room -= 1;
+            return 0;
+        }
+        let qp = state.qp(self.name);
+        qp.capacity - (qp.sends.len() + qp.pushed.len()) as u32
+    }
+
+    fn push(&mut self, wqe: &SendWqe, body: Body<'_>) {
+        let mut state = self.world.0.lock();
+        if let Body::Sges(sges) = body {
+            Self::check_keys(&state, self.name, sges);
+        }
+        state.qp(self.name).pushed.push(*wqe);
+    }
+
+    fn unpush(&mut self, count: u32) {
+        let mut state = self.world.0.lock();
+        let pushed = &mut state.qp(self.name).pushed;
+        pushed.truncate(pushed.len() - count as usize);
+    }
+
+    fn publish(&mut self) {
+        let mut state = self.world.0.lock();
+        let qp = state.qp(self.name);
+        let pushed = std::mem::take(&mut qp.pushed);
+        qp.sends.extend(pushed);
+    }
+
+    fn unfinished(&self) -> u32 {
+        // Whoever waits for the RNICs lets them work.
+        self.world.step();
+        self.world.0.lock().qp(self.name).sends.len() as u32
+    }
+
+    fn reset(&mut self) {}
+}
+
+impl RecvRing for FakeEnd {
+    fn room(&self) -> u32 {
+        let mut state = self.world.0.lock();
+        let qp = state.qp(self.name);
+        qp.recv_capacity - (qp.recvs.len() + qp.pushed_recvs.len()) as u32
+    }
+
+    fn push(&mut self, wr_id: u64, sges: &[Sge]) {
+        let mut state = self.world.0.lock();
+        Self::check_keys(&state, self.name, sges);
+        state.qp(self.name).pushed_recvs.push(wr_id);
+    }
+
+    fn publish(&mut self) {
+        let mut state = self.world.0.lock();
+        let qp = state.qp(self.name);
+        let pushed = std::mem::take(&mut qp.pushed_recvs);
+        qp.recvs.extend(pushed);
+        if qp.attr.state == QpState::Err {
+            state.flush_recvs(self.name);
+        }
+    }
+
+    fn reset(&mut self) {}
+}
+
+impl CompletionRing for FakeEnd {
+    fn pop(&mut self) -> Option<Cqe> {
+        self.world.0.lock().cqs.get_mut(&self.name)?.pop_front()
+    }
+}
