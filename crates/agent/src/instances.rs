@@ -45,20 +45,21 @@ impl Instance {
         let instance = Arc::new(Self { home, init_pid: init.pid(), state });
         let watched = Arc::clone(&instance);
         tokio::spawn(async move {
-            let status = match init.wait_exit().await {
-                Ok(Exit::Code(code)) => code,
-                Ok(Exit::Signal(signal)) => 128 + signal,
-                Err(error) => {
-                    tracing::warn!(instance = %watched.name(), %error, "its exit status is lost");
-                    255
-                }
-            };
+            let exit = init.wait_exit().await;
             watched.state.send_if_modified(|state| {
-                let ended_here = matches!(state, State::Running | State::Moving);
-                if ended_here {
-                    *state = State::Exited(status);
+                // The frozen tasks of one that has moved away are killed, which is no end of the instance.
+                if !matches!(state, State::Running | State::Moving) {
+                    return false;
                 }
-                ended_here
+                *state = State::Exited(match exit {
+                    Ok(Exit::Code(code)) => code,
+                    Ok(Exit::Signal(signal)) => 128 + signal,
+                    Err(error) => {
+                        tracing::warn!(instance = %watched.name(), %error, "its exit status is lost");
+                        255
+                    }
+                });
+                true
             });
         });
         instance

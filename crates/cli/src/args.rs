@@ -176,9 +176,12 @@ pub struct DemoArguments {
     /// The folder for report.html and report.json.
     #[arg(long, default_value = "out/demo")]
     pub out: PathBuf,
-    /// How long perftest runs, in seconds.
-    #[arg(long, default_value_t = 15)]
+    /// How long perftest runs, in seconds; the check program runs ten seconds longer.
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(5..=3600))]
     pub seconds: u32,
+    /// Only these of the three runs.
+    #[arg(long, value_name = "RUNS", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=3))]
+    pub only: Vec<u32>,
 }
 
 #[derive(Debug, Args)]

@@ -18,7 +18,10 @@ pub fn register() {
         // SAFETY: functions of this library, which is never unloaded while handlers of it are registered: they hold a
         // reference to it (`__register_atfork`, `__cxa_atexit` run them at dlclose and at exit).
         let outcomes = unsafe {
-            [libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)), libc::atexit(at_exit)]
+            [
+                libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)),
+                libc::atexit(at_exit),
+            ]
         };
         if outcomes != [0, 0] {
             log!("the handlers for fork and exit could not be registered: {outcomes:?}");

@@ -8,11 +8,18 @@ const LIST: &str = include_str!("../exports.txt");
 
 /// Each line's symbol (or pattern ending in `*`) and kind.
 fn list() -> BTreeMap<&'static str, &'static str> {
-    let lines = LIST.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let lines = LIST
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with('#'));
     let mut all = BTreeMap::new();
     for line in lines {
-        let (name, kind) = line.split_once(' ').unwrap_or_else(|| panic!("exports.txt: {line:?} has no kind"));
-        assert!(["implemented", "refused", "system"].contains(&kind), "exports.txt: {line:?}");
+        let (name, kind) = line
+            .split_once(' ')
+            .unwrap_or_else(|| panic!("exports.txt: {line:?} has no kind"));
+        assert!(
+            ["implemented", "refused", "system"].contains(&kind),
+            "exports.txt: {line:?}"
+        );
         assert_eq!(all.insert(name, kind), None, "exports.txt has {name} twice");
     }
     all
@@ -20,11 +27,27 @@ fn list() -> BTreeMap<&'static str, &'static str> {
 
 /// The functions that a shared library defines, without their versions.
 fn defined(library: &Path) -> Option<BTreeSet<String>> {
-    let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library).output().ok()?;
-    assert!(output.status.success(), "nm {}: {}", library.display(), String::from_utf8_lossy(&output.stderr));
+    let output = Command::new("nm")
+        .args(["-D", "--defined-only"])
+        .arg(library)
+        .output()
+        .ok()?;
+    assert!(
+        output.status.success(),
+        "nm {}: {}",
+        library.display(),
+        String::from_utf8_lossy(&output.stderr)
+    );
     let text = String::from_utf8(output.stdout).expect("symbols are ASCII");
-    let functions = text.lines().filter_map(|line| line.split_once(" T ")).map(|(_, name)| name);
-    Some(functions.map(|name| name.split('@').next().unwrap_or(name).to_owned()).collect())
+    let functions = text
+        .lines()
+        .filter_map(|line| line.split_once(" T "))
+        .map(|(_, name)| name);
+    Some(
+        functions
+            .map(|name| name.split('@').next().unwrap_or(name).to_owned())
+            .collect(),
+    )
 }
 
 /// Cargo puts the cdylib beside its test programs.
@@ -47,20 +70,35 @@ fn we_export_what_the_list_says_and_nothing_else() {
     let missing: Vec<_> = listed.difference(&exported).collect();
     let unlisted: Vec<_> = exported.difference(&listed).collect();
     assert!(missing.is_empty(), "in exports.txt but not exported: {missing:?}");
-    assert!(unlisted.is_empty(), "exported but not in exports.txt: {unlisted:?}");
+    assert!(
+        unlisted.is_empty(),
+        "exported but not in exports.txt: {unlisted:?}"
+    );
 }
 
 #[test]
 fn what_is_refused_is_what_the_list_calls_so() {
-    let listed: BTreeSet<_> = list().into_iter().filter(|(_, kind)| *kind == "refused").map(|(name, _)| name).collect();
+    let listed: BTreeSet<_> = list()
+        .into_iter()
+        .filter(|(_, kind)| *kind == "refused")
+        .map(|(name, _)| name)
+        .collect();
     let refused: BTreeSet<_> = verbatim::verbs::REFUSED.iter().copied().collect();
     assert_eq!(listed, refused);
 }
 
 #[test]
 fn every_symbol_of_the_installed_library_has_been_thought_of() {
-    let places = ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"];
-    let installed = places.iter().map(|place| Path::new(place).join("libibverbs.so.1")).find(|path| path.exists());
+    let places = [
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib",
+    ];
+    let installed = places
+        .iter()
+        .map(|place| Path::new(place).join("libibverbs.so.1"))
+        .find(|path| path.exists());
     let Some(real) = installed else {
         eprintln!("skipped: libibverbs.so.1 is not installed (package libibverbs1)");
         return;
@@ -72,7 +110,11 @@ fn every_symbol_of_the_installed_library_has_been_thought_of() {
     let list = list();
     let known = |name: &str| {
         list.contains_key(name)
-            || list.keys().any(|pattern| pattern.strip_suffix('*').is_some_and(|start| name.starts_with(start)))
+            || list.keys().any(|pattern| {
+                pattern
+                    .strip_suffix('*')
+                    .is_some_and(|start| name.starts_with(start))
+            })
     };
     let forgotten: Vec<_> = symbols.iter().filter(|name| !known(name)).collect();
     assert!(forgotten.is_empty(), "not in exports.txt: {forgotten:?}");

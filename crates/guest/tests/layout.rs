@@ -17,7 +17,9 @@ fn c_field(structure: &str, field: &str) -> String {
 }
 
 fn program() -> String {
-    let mut c = String::from("#include <stdio.h>\n#include <stddef.h>\n#include <infiniband/verbs.h>\nint main(void) {\n");
+    let mut c = String::from(
+        "#include <stdio.h>\n#include <stddef.h>\n#include <infiniband/verbs.h>\nint main(void) {\n",
+    );
     for Layout { name, fields, .. } in layouts() {
         writeln!(c, "printf(\"{name} %zu\", sizeof(struct {name}));").unwrap();
         for (field, _) in *fields {
@@ -27,7 +29,13 @@ fn program() -> String {
         writeln!(c, "printf(\"\\n\");").unwrap();
     }
     // What the macro of the layouts does not see: members of unions.
-    for member in ["wr.rdma.rkey", "wr.atomic.swap", "wr.atomic.rkey", "wr.ud.remote_qkey", "bind_mw.bind_info"] {
+    for member in [
+        "wr.rdma.rkey",
+        "wr.atomic.swap",
+        "wr.atomic.rkey",
+        "wr.ud.remote_qkey",
+        "bind_mw.bind_info",
+    ] {
         writeln!(c, "printf(\"%zu \", offsetof(struct ibv_send_wr, {member}));").unwrap();
     }
     c.push_str("printf(\"%zu %zu\\n\", sizeof(union ibv_gid), _Alignof(union ibv_gid)); return 0; }\n");
@@ -75,12 +83,19 @@ fn sizes_and_offsets_are_those_of_the_installed_header() {
             return;
         }
     };
-    assert!(compiler.status.success(), "{}", String::from_utf8_lossy(&compiler.stderr));
+    assert!(
+        compiler.status.success(),
+        "{}",
+        String::from_utf8_lossy(&compiler.stderr)
+    );
     let output = Command::new(&binary).output().unwrap();
     let theirs = String::from_utf8(output.stdout).unwrap();
     let ours = ours();
     for (theirs, ours) in theirs.lines().zip(ours.lines()) {
-        assert_eq!(ours, theirs, "ours (left) is not the header's (right): name, size, offsets");
+        assert_eq!(
+            ours, theirs,
+            "ours (left) is not the header's (right): name, size, offsets"
+        );
     }
     assert_eq!(theirs.lines().count(), ours.lines().count());
 }

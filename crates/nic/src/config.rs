@@ -63,9 +63,9 @@ pub struct Limits {
     pub max_rd_atomic: u8,
     /// Bytes of a context's arena, in which its queues lie; it is sparse. Default: 16 GiB.
     pub arena_bytes: u64,
-    /// Bytes of one queue pair that may be on their way without an acknowledgement. More than what the caches hold, all
-    /// queue pairs together, makes everything slower; more than what the receiver's socket buffers makes packets drop,
-    /// and the transport then narrows the windows. Default: 128 KiB.
+    /// Bytes that may be on their way without an acknowledgement, shared by the queue pairs. More than what the caches
+    /// hold makes everything slower; more than what the receiver's socket buffers makes packets drop, and the
+    /// transport then narrows the windows. Default: 2 MiB.
     pub window_bytes: u32,
     /// Bytes asked for the UDP socket's buffers. Default: 32 MiB.
     pub socket_buffer_bytes: usize,
@@ -83,7 +83,7 @@ impl Default for Limits {
             max_qp_wr: 32_768,
             max_rd_atomic: 16,
             arena_bytes: 16 << 30,
-            window_bytes: 128 << 10,
+            window_bytes: 2 << 20,
             socket_buffer_bytes: 32 << 20,
         }
     }

@@ -5,10 +5,10 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use rustix::event::EventfdFlags;
-use verbatim_device::layout::{CONTEXT_BYTES, MAX_QP_SLOTS};
-use verbatim_device::ring::DoorbellReader;
+use verbatim_device::layout::MAX_QP_SLOTS;
 
-use crate::arena::{Arena, Block};
+use crate::arena::Arena;
+use crate::ends::Doorbells;
 use crate::error::Refused;
 use crate::memory::{Mappings, Owner};
 
@@ -16,7 +16,7 @@ use crate::memory::{Mappings, Owner};
 pub struct Context {
     /// The program's or instance's name, for logs.
     pub name: String,
-    pub doorbells: DoorbellReader,
+    doorbells: Doorbells,
     pub eventfd: OwnedFd,
     pub owner: Rc<Owner>,
     pub mappings: Mappings,
@@ -27,8 +27,6 @@ pub struct Context {
     slots: Vec<Option<u32>>,
     free_slots: Vec<u32>,
     pub arena: Rc<Arena>,
-    /// Keeps the doorbells' memory; last, so that it goes last.
-    _page: Block,
 }
 
 impl Context {
@@ -38,11 +36,7 @@ impl Context {
         let eventfd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| Refused::os("eventfd", errno))?;
         let arena = Arena::new(arena_bytes)?;
-        let page = arena.allocate(CONTEXT_BYTES)?;
-        debug_assert_eq!(page.offset(), 0, "the first block of an arena is at its start");
-        // SAFETY: the block is as long as a ContextPage at least, starts as zeroes at a page boundary, and is dropped
-        // after the reader.
-        let doorbells = unsafe { DoorbellReader::new(page.base().cast()) };
+        let doorbells = Doorbells::new(&arena)?;
         Ok(Self {
             name,
             doorbells,
@@ -55,7 +49,6 @@ impl Context {
             slots: Vec::new(),
             free_slots: Vec::new(),
             arena,
-            _page: page,
         })
     }
 
@@ -91,10 +84,16 @@ impl Context {
     /// Takes the bells that were rung.
     pub fn drain_doorbells(&mut self, mut visit: impl FnMut(u32)) {
         let slots = &self.slots;
-        self.doorbells.drain(|slot| {
+        self.doorbells.reader.drain(|slot| {
             if let Some(Some(qpn)) = slots.get(slot as usize) {
                 visit(*qpn);
             }
         });
+    }
+
+    /// Tells the program whether it must wake the RNIC; says whether it has rung meanwhile.
+    pub fn set_sleeping(&self, sleeping: bool) -> bool {
+        self.doorbells.reader.set_sleeping(sleeping);
+        sleeping && self.doorbells.reader.is_rung()
     }
 }

@@ -17,27 +17,36 @@
 //!
 //! It takes nothing on trust: not the rings, not the control messages, not the memory's files, not the packets. A
 //! program that misbehaves loses its own queue pairs; one that dies leaves nothing behind, since all it had goes with
-//! its control connection. There is no lock and no second thread. `unsafe` is confined to [`arena`], [`memory`],
-//! [`socket`], [`interface`], the statistics file, and to making ring ends of arena blocks.
+//! its control connection. There is no lock and no second thread. Modules that talk to the kernel or hold shared
+//! memory may use `unsafe`, all others may not.
 //!
 //! Not here: unreliable transports, shared receive queues, atomics, memory windows, IPv6. They are refused with
 //! `EOPNOTSUPP` or do not exist in the control messages.
 //!
 //! Start at [`run`], or at [`Nic`] to run one in a thread of your own.
 
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)]
 mod arena;
 mod config;
 mod context;
 mod device;
+#[allow(unsafe_code)]
+mod ends;
 mod engine;
 mod error;
+#[allow(unsafe_code)]
 mod interface;
 mod memory;
 mod objects;
 mod qp;
 mod requests;
+#[allow(unsafe_code)]
 mod signals;
+#[allow(unsafe_code)]
 mod socket;
+#[allow(unsafe_code)]
 mod stats;
 mod table;
 mod timers;

@@ -9,10 +9,13 @@
 //! the values come from rings and packets, and the region may be gone since the last one. Nothing outside this folder
 //! touches a program's memory.
 
+#[allow(unsafe_code)]
 mod mapping;
+#[allow(unsafe_code)]
 mod process;
 mod region;
 mod regions;
+#[allow(unsafe_code)]
 mod sigbus;
 
 pub use mapping::Mappings;

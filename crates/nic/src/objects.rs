@@ -1,11 +1,8 @@
 //! Everything that programs have made, and its way out.
 
-use verbatim_device::layout::CqLayout;
-use verbatim_device::ring::CqProducer;
-
-use crate::arena::Block;
 use crate::config::Limits;
 use crate::context::Context;
+use crate::ends::CqEnd;
 use crate::memory::Regions;
 use crate::qp::QueuePair;
 use crate::table::Table;
@@ -24,31 +21,9 @@ pub struct Cq {
     pub context: u32,
     /// Queue pairs that refer to it, once for each direction.
     pub users: u32,
-    pub producer: CqProducer,
+    pub ring: CqEnd,
     /// It lost a completion, and is of no use any more.
     pub overrun: bool,
-    /// Keeps the memory of the ring; last, so that it goes last.
-    block: Block,
-}
-
-impl Cq {
-    pub fn new(context: u32, block: Block, layout: &CqLayout) -> Self {
-        // SAFETY: the block has the layout's length (its maker allocated it so), starts as zeroes at a page boundary,
-        // and is dropped after the producer, which is the queue's only one.
-        let producer = unsafe { CqProducer::new(block.base(), layout) };
-        Self {
-            context,
-            users: 0,
-            producer,
-            overrun: false,
-            block,
-        }
-    }
-
-    /// Where it starts in the arena.
-    pub fn offset(&self) -> u64 {
-        self.block.offset()
-    }
 }
 
 /// All objects of all contexts. Who asks for one by its number must also be its owner.

@@ -4,16 +4,16 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use verbatim_device::control::{Access, QpCap};
-use verbatim_device::layout::{self, Cqe, QpLayout};
-use verbatim_device::ring::{RecvConsumer, SendConsumer, SentWqe};
+use verbatim_device::layout::{self, Cqe};
+use verbatim_device::ring::SentWqe;
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::{
     AccessError, BadRequest, Completion, Counters, Event, Host, Key, Lkey, LocalAccess, Queue, RcConfig,
     RcQp, ReceiveRequest, RemoteAccess, Rkey, SendRequest, Time,
 };
 
-use crate::arena::Block;
 use crate::config::Limits;
+use crate::ends::QpEnds;
 use crate::memory::{Denied, Domain, Regions};
 use crate::objects::Cq;
 use crate::table::Table;
@@ -25,7 +25,13 @@ const WC_WITH_IMM: u32 = 1 << 1;
 
 /// A partner's RNIC is a process: it may have to wait for a core longer than the shortest timeouts that a program can
 /// ask for, and sending again what it has already received makes it later still.
-const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(20);
+const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// Enough for a small message and its retransmission.
+const NARROWEST_WINDOW_BYTES: u32 = 16 << 10;
+
+/// More for one queue pair does not make it faster, measured between two network namespaces.
+const WIDEST_WINDOW_BYTES: u32 = 256 << 10;
 
 /// A queue pair.
 #[derive(Debug)]
@@ -59,51 +65,32 @@ pub struct Route {
     pub flow: Flow,
 }
 
-/// The RNIC's ends of a queue pair's rings.
+/// A queue pair's rings, and what is needed to read them.
 #[derive(Debug)]
 pub struct Rings {
-    send: SendConsumer,
-    recv: RecvConsumer,
+    ends: QpEnds,
+    cap: QpCap,
     /// A ring index cannot be: the rings are not read any more, and the queue pair goes to ERR.
-    pub broken: bool,
+    broken: bool,
     wqe: SentWqe,
     sges: Vec<layout::Sge>,
-    cap: QpCap,
-    /// Keeps the memory of the rings; last, so that it goes last.
-    block: Block,
 }
 
 impl Rings {
-    pub fn new(block: Block, cap: QpCap) -> Self {
-        let layout = QpLayout::new(&cap);
-        // SAFETY: the block has the layout's length (its maker allocated it so), starts as zeroes at a page boundary,
-        // and is dropped after the ends; a queue pair has one pair of them.
-        let (send, recv) = unsafe {
-            (
-                SendConsumer::new(block.base(), &layout),
-                RecvConsumer::new(block.base(), &layout),
-            )
-        };
+    pub fn new(ends: QpEnds, cap: QpCap) -> Self {
         Self {
-            send,
-            recv,
+            ends,
+            cap,
             broken: false,
             wqe: SentWqe::default(),
             sges: Vec::new(),
-            cap,
-            block,
         }
-    }
-
-    /// Where the rings start in the arena.
-    pub fn offset(&self) -> u64 {
-        self.block.offset()
     }
 
     /// Forgets everything, for RESET.
     pub fn reset(&mut self) {
-        self.send.reset();
-        self.recv.reset();
+        self.ends.send.reset();
+        self.ends.recv.reset();
         self.broken = false;
     }
 }
@@ -139,10 +126,12 @@ pub struct Surroundings<'a> {
 }
 
 impl QueuePair {
-    /// The transport's settings that are not attributes.
-    pub fn transport_config(limits: &Limits) -> RcConfig {
+    /// The transport's settings that are not attributes, for a queue pair that is made beside `others`: the more there
+    /// are, the less it may have on its way.
+    pub fn transport_config(limits: &Limits, others: usize) -> RcConfig {
+        let share = limits.window_bytes / (others as u32 + 1);
         RcConfig {
-            window_bytes: limits.window_bytes,
+            window_bytes: share.clamp(NARROWEST_WINDOW_BYTES, WIDEST_WINDOW_BYTES),
             min_ack_timeout: MIN_ACK_TIMEOUT,
             ..RcConfig::default()
         }
@@ -257,8 +246,8 @@ impl Host for Surroundings<'_> {
         if self.rings.broken {
             return None;
         }
-        let Rings { send, wqe, cap, .. } = &mut *self.rings;
-        match send.pop(wqe) {
+        let Rings { ends, wqe, cap, .. } = &mut *self.rings;
+        match ends.send.pop(wqe) {
             Ok(true) => Some(send_request(wqe, cap)),
             Ok(false) => None,
             Err(bad) => {
@@ -272,8 +261,8 @@ impl Host for Surroundings<'_> {
         if self.rings.broken {
             return None;
         }
-        let Rings { recv, sges, cap, .. } = &mut *self.rings;
-        match recv.pop(sges) {
+        let Rings { ends, sges, cap, .. } = &mut *self.rings;
+        match ends.recv.pop(sges) {
             Ok(None) => None,
             Ok(Some(Some(wr_id))) if sges.len() <= cap.max_recv_sge as usize => Some(ReceiveRequest {
                 wr_id,
@@ -291,7 +280,7 @@ impl Host for Surroundings<'_> {
     }
 
     fn retire_sends(&mut self, count: u32) {
-        self.rings.send.complete(count);
+        self.rings.ends.send.complete(count);
     }
 
     fn complete(&mut self, completion: Completion) {
@@ -312,7 +301,7 @@ impl Host for Surroundings<'_> {
         };
         let Some(queue) = self.cqs.get_mut(cq) else { return };
         // A queue that overran takes no more: what was lost cannot be made good (IBA Vol 1 §11.3.1, "CQ error").
-        if !queue.overrun && !queue.producer.push(&entry) {
+        if !queue.overrun && !queue.ring.producer.push(&entry) {
             queue.overrun = true;
             self.effects.overrun_cqs.push(cq);
         }

@@ -13,6 +13,7 @@ use verbatim_device::control::{
     Access, AddressVector, Backing, QpAttr, QpAttrMask, QpCap, QpState, QpType, Request, Segment, VERSION,
 };
 use verbatim_device::layout::{CONTEXT_BYTES, QpLayout};
+use verbatim_roce::icrc::Flow;
 
 const SEED: u64 = 0x5eed;
 const PAGES: u64 = 64 * 4096;
@@ -239,4 +240,45 @@ fn a_program_that_reads_no_answers_is_dropped() {
         other.call(Request::AllocPd),
         verbatim_device::control::Reply::Pd { .. }
     ));
+}
+
+#[test]
+fn packets_that_are_not_the_partners_are_counted_and_dropped() {
+    let (a, b) = (Server::start([127, 7, 22, 1]), Server::start([127, 7, 22, 2]));
+    let (mut left, mut right) = pair(&a, &b);
+    let stranger = std::net::UdpSocket::bind("127.7.22.9:4791").expect("a free address");
+    let partner = std::net::UdpSocket::bind((a.address, 0)).expect("the partner's address, another port");
+    let to = (b.address, 4791);
+    // A SEND Only without payload, headers as in IBA Vol 1 §9.2, and an ICRC that is wrong.
+    let send_only = |qpn: u32| {
+        let mut packet = vec![0x04, 0x40, 0xff, 0xff, 0];
+        packet.extend(&qpn.to_be_bytes()[1..]);
+        packet.extend([0x80, 0, 0, 1]);
+        packet.extend([0; 4]);
+        packet
+    };
+    right.program.post_recv(&mut right.qp, 1, &[]);
+    stranger.send_to(b"no packet at all", to).expect("sent");
+    stranger.send_to(&[], to).expect("sent");
+    stranger
+        .send_to(&send_only(right.qp.qpn ^ 0x80_0000), to)
+        .expect("sent");
+    stranger.send_to(&send_only(right.qp.qpn), to).expect("sent");
+    partner.send_to(&send_only(right.qp.qpn), to).expect("sent");
+    // All is right with this one but who sends it.
+    let mut forged = send_only(right.qp.qpn);
+    forged.truncate(12);
+    let from = stranger.local_addr().expect("an address");
+    let flow = Flow::new(from, std::net::SocketAddr::from((b.address, 4791))).expect("both are IPv4");
+    forged.extend(flow.icrc(&forged, 0).to_le_bytes());
+    stranger.send_to(&forged, to).expect("sent");
+    b.wait_for("the packets", |counters| {
+        counters.rx_wrong_source == 1
+            && counters.rx_malformed >= 1
+            && counters.rx_unknown_qp == 1
+            && counters.rx_icrc_errors == 2
+    });
+    assert!(right.queue.poll().is_none(), "nothing was delivered");
+    left.program.post(&mut left.qp, support::program::send(2), &[]);
+    assert_eq!((left.queue.wait().status, right.queue.wait().wr_id), (0, 1));
 }

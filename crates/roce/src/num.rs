@@ -43,7 +43,7 @@ impl Psn {
         self.0.wrapping_sub(base.0) & Self::MASK
     }
 
-    /// The signed distance from `base`, in `-2^23 .. 2^23`: negative PSNs are duplicates (IBA §9.7.2, figure 92).
+    /// The signed distance from `base`, in `-2^23 .. 2^23`: negative PSNs are duplicates (IBA §9.7.2).
     pub const fn distance_from(self, base: Psn) -> i32 {
         ((self.offset_from(base) << 8) as i32) >> 8
     }

@@ -2,7 +2,7 @@
 
 mod pair;
 
-use pair::{Pair, SEND, Setup, Side, read, sge, write};
+use pair::{Faults, Pair, SEND, Setup, Side, read, sge, write};
 use verbatim_roce::wire::opcode::{Kind, Opcode};
 use verbatim_roce::{Packet, Queue, WcStatus};
 
@@ -184,4 +184,112 @@ fn early_timeouts_are_harmless() {
     }
     succeed(&mut pair, 1);
     assert_eq!(pair.a.qp.counters().retransmitted_requests, 0);
+}
+
+/// Delivers what is under way, without anybody sending something new.
+fn deliver_all(pair: &mut Pair) -> Vec<(Side, Vec<u8>)> {
+    let mut seen = vec![];
+    while let Some(due) = pair.link.next_due() {
+        pair.now = pair.now.max(due);
+        let (side, bytes, _) = pair.link.pop_due(pair.now).expect("it is due");
+        let (now, end) = (pair.now, pair.end(side));
+        end.qp.handle_packet(
+            now,
+            &Packet::parse(&bytes).expect("it was sent whole"),
+            &mut end.host,
+        );
+        seen.push((side, bytes));
+    }
+    seen
+}
+
+#[test]
+fn a_nak_that_comes_twice_is_one() {
+    let faults = Faults {
+        duplication: 100,
+        ..Faults::default()
+    };
+    let mut pair = Pair::new(Setup {
+        retry_cnt: 1,
+        faults,
+        ..Setup::default()
+    });
+    pair.a.host.register(1, 0x10000, vec![1; 1 << 16]);
+    pair.b.host.register(2, 0x20000, vec![2; 1 << 16]);
+    lose(&mut pair, Side::B, 1, |packet| packet.bth.psn.get() == 100);
+    pair.a.host.post(0, write(0x20000, 2), &[sge(1, 0x10000, LEN)]);
+    succeed(&mut pair, 1);
+    assert_eq!(pair.a.qp.counters().packet_seq_err, 2);
+}
+
+#[test]
+fn rnr_nak_goes_back_without_a_timeout() {
+    let mut pair = pair();
+    pair.a.host.post(0, SEND, &[sge(1, 0x10000, LEN)]);
+    while pair.a.qp.counters().rcvd_rnr_nak == 0 {
+        pair.step();
+    }
+    pair.b.host.post_receive(0, &[sge(2, 0x20000, LEN)]);
+    succeed(&mut pair, 1);
+    assert_eq!(pair.a.qp.counters().local_ack_timeout_err, 0);
+    assert_eq!(pair.a.qp.counters().packet_seq_err, 0);
+}
+
+#[test]
+fn read_asked_for_again_is_answered_in_place_of_the_first() {
+    let mut pair = pair();
+    pair.setup.budget = 4;
+    pair.a.host.post(0, read(0x20000, 2), &[sge(1, 0x10000, LEN)]);
+    pair.transmit(Side::A);
+    let (_, request) = deliver_all(&mut pair).remove(0);
+    // The first batch is a First and a Middle: the Middle is shorter, so it ends the batch.
+    pair.transmit(Side::B);
+    let now = pair.now;
+    pair.b
+        .qp
+        .handle_packet(now, &Packet::parse(&request).unwrap(), &mut pair.b.host);
+    succeed(&mut pair, 1);
+    assert_eq!(
+        pair.b.qp.counters().sent_responses,
+        2 + 20,
+        "not the eighteen that were left of the first"
+    );
+}
+
+#[test]
+fn read_that_is_partly_a_duplicate_is_not_answered() {
+    let mut pair = pair();
+    pair.a.host.post(0, read(0x20000, 2), &[sge(1, 0x10000, LEN)]);
+    pair.transmit(Side::A);
+    let (_, request) = deliver_all(&mut pair).remove(0);
+    while pair.transmit(Side::B) {}
+    let before = pair.b.qp.counters().sent_responses;
+    let mut packet = Packet::parse(&request).unwrap();
+    packet.bth.psn = packet.bth.psn.next();
+    let now = pair.now;
+    pair.b.qp.handle_packet(now, &packet, &mut pair.b.host);
+    while pair.transmit(Side::B) {}
+    assert_eq!(pair.b.qp.counters().sent_responses, before);
+}
+
+#[test]
+fn duplicate_before_a_read_is_not_acknowledged_beyond_it() {
+    let mut pair = pair();
+    pair.a.host.post(0, write(0x20000, 2), &[sge(1, 0x10000, 10)]);
+    pair.a.host.post(1, read(0x20000, 2), &[sge(1, 0x10000, LEN)]);
+    let mut answers_to_lose = 21;
+    lose(&mut pair, Side::A, answers_to_lose, |_| true);
+    while pair.a.qp.counters().local_ack_timeout_err == 0 {
+        pair.step();
+        answers_to_lose -= 1;
+        assert!(answers_to_lose > 0);
+    }
+    pair.setup.budget = 1;
+    pair.transmit(Side::A);
+    deliver_all(&mut pair);
+    while pair.transmit(Side::B) {}
+    deliver_all(&mut pair);
+    assert_eq!(pair.a.host.outcomes(Queue::Send), [(0, WcStatus::Success)]);
+    succeed(&mut pair, 2);
+    assert_eq!(pair.a.qp.counters().implied_nak_seq_err, 0);
 }

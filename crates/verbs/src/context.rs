@@ -182,7 +182,7 @@ impl Context {
         let removed = objects.cqs.remove(&cq.number());
         let removed = removed.ok_or_else(|| VerbsError::Gone { object: object() })?;
         drop(objects);
-        let outcome = self.device()?.destroy_cq(cq.place.lock().cq);
+        let outcome = self.device()?.destroy_cq(cq.physical());
         match outcome {
             Ok(()) => cq.queue.lock().detach(),
             Err(_) => _ = self.objects.lock().cqs.insert(cq.number(), removed),

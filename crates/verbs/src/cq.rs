@@ -82,8 +82,7 @@ impl CompletionQueue {
     /// Forgets all completions of a queue pair, as destroying or resetting it does.
     pub fn purge(&mut self, virtual_qpn: u32) {
         self.sweep();
-        self.fake
-            .retain(|completion| completion.wc.qp_num != virtual_qpn);
+        self.fake.retain(|completion| completion.wc.qp_num != virtual_qpn);
     }
 
     pub fn add_owner(&mut self, physical_qpn: u32, side: Arc<CompletionSide>, send: Arc<Mutex<SendQueue>>) {
@@ -151,7 +150,12 @@ fn complete(side: &CompletionSide, cqe: &Cqe) -> Option<Completion> {
 }
 
 impl Cq {
-    pub(crate) fn new(context: Arc<Context>, number: u32, place: CqPlace, ring: Box<dyn CompletionRing>) -> Self {
+    pub(crate) fn new(
+        context: Arc<Context>,
+        number: u32,
+        place: CqPlace,
+        ring: Box<dyn CompletionRing>,
+    ) -> Self {
         Self {
             context,
             number,
@@ -176,6 +180,11 @@ impl Cq {
     /// Its number within the context.
     pub fn number(&self) -> u32 {
         self.number
+    }
+
+    /// The RNIC's number.
+    pub(crate) fn physical(&self) -> u32 {
+        self.place.lock().cq
     }
 
     /// How many completions it holds.
@@ -207,7 +216,11 @@ impl Cq {
 
     #[inline]
     fn after_poll(&self, mut queue: parking_lot::MutexGuard<'_, CompletionQueue>, found: bool) {
-        let backlogged = if self.backlog.load(Relaxed) { self.take_backlog(&queue) } else { Vec::new() };
+        let backlogged = if self.backlog.load(Relaxed) {
+            self.take_backlog(&queue)
+        } else {
+            Vec::new()
+        };
         queue.idle_polls = if found { 0 } else { queue.idle_polls + 1 };
         let idle = queue.idle_polls >= IDLE_POLLS;
         if idle {

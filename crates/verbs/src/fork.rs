@@ -108,7 +108,11 @@ pub fn after_fork_in_child() {
     }
     let _ = IN_FORK.try_with(|slot| {
         if let Some(mut in_fork) = slot.take() {
-            in_fork.record.held.iter().for_each(|(_, thing)| take_away(*thing));
+            in_fork
+                .record
+                .held
+                .iter()
+                .for_each(|(_, thing)| take_away(*thing));
             *in_fork.asleep = 0;
         }
     });
@@ -137,7 +141,7 @@ fn take_away(thing: Thing) {
                     address as *mut libc::c_void,
                     bytes,
                     libc::PROT_READ | libc::PROT_WRITE,
-                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED,
+                    libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
                     -1,
                     0,
                 );

@@ -19,10 +19,10 @@ use verbatim_channel::{Answer, GATE_NAME, Gate, Greeting, Order, SOCKET_NAME, VE
 use verbatim_seqpacket::{Error, Socket};
 
 use crate::backend::soft::program_name;
-use crate::{fork, nap};
 use crate::process::Process;
 use crate::session::{SessionError, Sessions, error_answer};
 use crate::sys;
+use crate::{fork, nap};
 
 /// Enough for the encoding of a long road map.
 const STACK_BYTES: usize = 512 << 10;
@@ -49,7 +49,9 @@ pub fn ensure(process: &Arc<Process>) {
     if helper.as_ref().is_some_and(|handle| handle.pid == pid) {
         return;
     }
-    let Ok(socket) = Socket::connect(&process.runtime().join(SOCKET_NAME)) else { return };
+    let Ok(socket) = Socket::connect(&process.runtime().join(SOCKET_NAME)) else {
+        return;
+    };
     let handle = Handle {
         pid,
         stop: Arc::default(),
@@ -181,7 +183,11 @@ impl Helper {
             }
             self.sessions.agent_is_gone(lost.elapsed() > GRACE);
             nap::asleep_while(|| std::thread::sleep(delay));
-            let max = if self.sessions.is_quiesced() { MAX_DELAY_QUIESCED } else { MAX_DELAY };
+            let max = if self.sessions.is_quiesced() {
+                MAX_DELAY_QUIESCED
+            } else {
+                MAX_DELAY
+            };
             delay = (delay * 2).min(max);
         }
     }

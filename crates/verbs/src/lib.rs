@@ -23,12 +23,14 @@
 //! queue locks last, one at a time.
 
 mod backend;
-mod control_gate;
 mod context;
+mod control_gate;
 mod cq;
 mod error;
 mod fork;
 mod helper;
+#[cfg(test)]
+mod helper_tests;
 mod mr;
 mod nap;
 mod pd;

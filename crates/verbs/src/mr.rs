@@ -150,17 +150,24 @@ fn adopt(
         };
         (vec![segment], None)
     };
-    let Some(adopter) = process.adopter().filter(|_| length > 0) else { return Ok(as_it_is()) };
-    match nap::while_asleep(adopter, |adopter| adopter.adopt(address as usize, length as usize)) {
+    let Some(adopter) = process.adopter().filter(|_| length > 0) else {
+        return Ok(as_it_is());
+    };
+    match nap::while_asleep(adopter, |adopter| {
+        adopter.adopt(address as usize, length as usize)
+    }) {
         Ok(adoption) => {
-            let segments = adoption.segments.into_iter().map(|(range, backing)| SegmentRecord {
-                address: range.start,
-                length: range.end - range.start,
-                offset: match backing {
-                    Backing::File { offset } => Some(offset),
-                    Backing::Process => None,
-                },
-            });
+            let segments = adoption
+                .segments
+                .into_iter()
+                .map(|(range, backing)| SegmentRecord {
+                    address: range.start,
+                    length: range.end - range.start,
+                    offset: match backing {
+                        Backing::File { offset } => Some(offset),
+                        Backing::Process => None,
+                    },
+                });
             Ok((segments.collect(), Some(adoption.token)))
         }
         Err(error) if error.leaves_process_access() && !matches!(error, AdoptError::Closed) => Ok(as_it_is()),

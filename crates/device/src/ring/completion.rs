@@ -86,10 +86,11 @@ impl CqConsumer {
         unsafe { self.base.cast().as_ref() }
     }
 
-    /// Takes the next completion.
+    /// Takes the next completion. A queue that the RNIC has destroyed reads as zeroes, and as empty.
     #[inline]
     pub fn pop(&mut self) -> Option<Cqe> {
-        if self.header().producer.load(Acquire) == self.consumed {
+        let available = self.header().producer.load(Acquire).wrapping_sub(self.consumed);
+        if available == 0 || available > self.entries {
             return None;
         }
         // SAFETY: the producer index covers the slot, so that the RNIC has written it and does not touch it again
@@ -131,6 +132,19 @@ mod tests {
             }
             assert!(consumer.pop().is_none());
         }
+    }
+
+    #[test]
+    fn a_destroyed_queue_is_empty() {
+        let layout = CqLayout::new(4);
+        let memory = Memory::zeroed(layout.bytes);
+        // SAFETY: as above.
+        let (mut producer, mut consumer) =
+            unsafe { (CqProducer::new(memory.base(), &layout), CqConsumer::new(memory.base(), &layout)) };
+        assert!(producer.push(&Cqe::default()) && consumer.pop().is_some());
+        // SAFETY: the header lies at the start of the memory.
+        unsafe { memory.base().cast::<CqHeader>().as_ref() }.producer.store(0, Relaxed);
+        assert!(consumer.pop().is_none());
     }
 
     #[test]

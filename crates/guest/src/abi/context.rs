@@ -132,4 +132,7 @@ c_structs! { LAYOUTS:
 /// `efadv_query_device`) look there for a pointer to their own operations; they find NULL and say "not mine".
 pub const VERBS_DEVICE_TAIL_BYTES: usize = 256;
 
-const _: () = assert!(size_of::<c_uint>() == 4 && size_of::<*const c_void>() == 8, "LP64");
+const _: () = assert!(
+    size_of::<c_uint>() == 4 && size_of::<*const c_void>() == 8,
+    "LP64"
+);

@@ -4,7 +4,12 @@
 //! is rdma-core 44; a program built against a newer one finds the rest absent by `sz` or `comp_mask`, one built
 //! against an older one does not look at it. `tests/layout.rs` compares each size and offset with the installed header.
 
-#![allow(non_camel_case_types, non_snake_case, missing_docs, reason = "names and meanings are those of <infiniband/verbs.h>")]
+#![allow(
+    non_camel_case_types,
+    non_snake_case,
+    missing_docs,
+    reason = "names and meanings are those of <infiniband/verbs.h>"
+)]
 
 mod attributes;
 mod context;
@@ -48,7 +53,12 @@ pub(crate) use c_structs;
 
 /// All structures of the interface that C programs and we both look into.
 pub fn layouts() -> impl Iterator<Item = &'static Layout> {
-    [attributes::LAYOUTS, context::LAYOUTS, objects::LAYOUTS, work::LAYOUTS]
-        .into_iter()
-        .flatten()
+    [
+        attributes::LAYOUTS,
+        context::LAYOUTS,
+        objects::LAYOUTS,
+        work::LAYOUTS,
+    ]
+    .into_iter()
+    .flatten()
 }

@@ -102,10 +102,18 @@ unsafe fn begin(qp: *mut ibv_qp_ex, opcode: SendOpcode, rkey: u32, remote_addres
 unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
     let run = || {
         // SAFETY: the contract of `ibv_wr_start`: alive.
-        let Ok(handle) = (unsafe { QpHandle::lend(qp) }) else { return };
+        let Ok(handle) = (unsafe { QpHandle::lend(qp) }) else {
+            return;
+        };
         let batch = handle.core.qp.owned_batch();
         // SAFETY: the queue is locked now, by us: nobody else looks into the cell.
-        unsafe { *handle.core.builder.0.get() = Some(Building { batch, head: None, error: None }) };
+        unsafe {
+            *handle.core.builder.0.get() = Some(Building {
+                batch,
+                head: None,
+                error: None,
+            })
+        };
     };
     data_path(run, || ());
 }
@@ -124,7 +132,9 @@ unsafe fn end(qp: *mut ibv_qp_ex) -> Option<Building> {
 unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
     let run = || {
         // SAFETY: the contract of `ibv_wr_complete`: between start and end, on one thread.
-        let Some(mut building) = (unsafe { end(qp) }) else { return libc::EINVAL };
+        let Some(mut building) = (unsafe { end(qp) }) else {
+            return libc::EINVAL;
+        };
         building.flush();
         match building.error {
             Some(errno) => {
@@ -171,7 +181,11 @@ unsafe extern "C" fn send_imm(qp: *mut ibv_qp_ex, imm: u32) {
 }
 
 unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, address: u64, length: u32) {
-    let sge = [verbatim_verbs::Sge { address, length, lkey }];
+    let sge = [verbatim_verbs::Sge {
+        address,
+        length,
+        lkey,
+    }];
     // SAFETY: as in `rdma_read`.
     unsafe { building(qp, |building| building.finish(Body::Sges(&sge))) };
 }
@@ -202,7 +216,9 @@ unsafe extern "C" fn set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list
     unsafe {
         building(qp, |building| {
             let data = slice(list, count).and_then(|list| {
-                let buffers = list.iter().map(|buffer| (buffer.addr.cast_const().cast(), buffer.length));
+                let buffers = list
+                    .iter()
+                    .map(|buffer| (buffer.addr.cast_const().cast(), buffer.length));
                 pieces(buffers, &mut space)
             });
             match data {

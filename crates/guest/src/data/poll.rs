@@ -22,7 +22,9 @@ const _: () = {
 /// `cq` is alive, `to` valid for writes of `room` entries.
 pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut ibv_wc) -> c_int {
     let poll = || {
-        let Ok(room) = usize::try_from(room) else { return -libc::EINVAL };
+        let Ok(room) = usize::try_from(room) else {
+            return -libc::EINVAL;
+        };
         if room == 0 {
             return 0;
         }
@@ -30,7 +32,12 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut ibv_wc) 
             return -libc::EINVAL;
         }
         // SAFETY: the caller's contract; the layouts are equal (above), and the core only writes.
-        let (handle, to) = unsafe { (CqHandle::lend(cq), std::slice::from_raw_parts_mut(to.cast::<Wc>(), room)) };
+        let (handle, to) = unsafe {
+            (
+                CqHandle::lend(cq),
+                std::slice::from_raw_parts_mut(to.cast::<Wc>(), room),
+            )
+        };
         match handle {
             Ok(handle) => handle.core.poll(to) as c_int,
             Err(errno) => -errno.raw(),

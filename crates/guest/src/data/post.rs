@@ -20,9 +20,11 @@ impl From<PostError> for Errno {
 #[inline]
 fn opcode(raw: u32) -> Result<SendOpcode, Errno> {
     match raw {
-        IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM | IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_RDMA_READ => {
-            SendOpcode::from_raw(raw).ok_or(Errno::INVALID)
-        }
+        IBV_WR_RDMA_WRITE
+        | IBV_WR_RDMA_WRITE_WITH_IMM
+        | IBV_WR_SEND
+        | IBV_WR_SEND_WITH_IMM
+        | IBV_WR_RDMA_READ => SendOpcode::from_raw(raw).ok_or(Errno::INVALID),
         _ => Err(Errno::NOT_SUPPORTED),
     }
 }
@@ -31,7 +33,11 @@ fn opcode(raw: u32) -> Result<SendOpcode, Errno> {
 ///
 /// # Safety
 /// `qp` is alive; `wr` is a list that ends with NULL, and what its entries point to is valid.
-pub unsafe extern "C" fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
+pub unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
     let post = || {
         // SAFETY: the caller's contract: an `ibv_qp_ex` starts with its `ibv_qp`.
         let handle = match unsafe { QpHandle::lend(qp.cast()) } {
@@ -88,7 +94,9 @@ unsafe fn with_send(
         return Err(Errno::INVALID);
     }
     let mut space = [&[][..]; MAX_PIECES];
-    let buffers = list.iter().map(|sge| (sge.address as *const u8, sge.length as usize));
+    let buffers = list
+        .iter()
+        .map(|sge| (sge.address as *const u8, sge.length as usize));
     // SAFETY: the caller's contract: inline data are read at once, from addresses of the program's.
     let body = Body::Inline(unsafe { pieces(buffers, &mut space) }?);
     post(SendWr { body, ..plain })
@@ -98,7 +106,11 @@ unsafe fn with_send(
 ///
 /// # Safety
 /// As for [`post_send`].
-pub unsafe extern "C" fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
+pub unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
     let post = || {
         // SAFETY: the caller's contract: an `ibv_qp_ex` starts with its `ibv_qp`.
         match unsafe { QpHandle::lend(qp.cast()) } {
@@ -125,7 +137,10 @@ unsafe fn post_recvs(qp: &Qp, first: *mut ibv_recv_wr) -> Result<(), (*mut ibv_r
         match count.and_then(|count| unsafe { sges(request.sg_list, count) }) {
             Ok(sges) => {
                 next = request.next;
-                Some(RecvWr { wr_id: request.wr_id, sges })
+                Some(RecvWr {
+                    wr_id: request.wr_id,
+                    sges,
+                })
             }
             Err(errno) => {
                 malformed = Some((next, errno));

@@ -6,7 +6,7 @@
 //! | [`Code`] | 0 | an errno as the value | `ibv_modify_qp` |
 //! | [`MinusOne`] | 0 or more | -1, `errno` set | `ibv_query_gid` |
 //! | [`Count`] | a count | a negative errno | `ibv_poll_cq`, `_ibv_query_gid_table` |
-//! | [`Nothing`] | | | `ibv_ack_cq_events` |
+//! | [`Nothing`] | | | `ibv_free_device_list` |
 
 use std::ffi::c_int;
 use std::ptr::NonNull;

@@ -31,7 +31,10 @@ pub struct Handle<C: CObject> {
 impl<C: CObject> Handle<C> {
     /// Gives an object to the program.
     pub fn give(c: C, core: C::Core) -> NonNull<C> {
-        let handle = Box::new(Self { c: UnsafeCell::new(c), core });
+        let handle = Box::new(Self {
+            c: UnsafeCell::new(c),
+            core,
+        });
         NonNull::from(Box::leak(handle)).cast()
     }
 
@@ -124,7 +127,10 @@ mod tests {
         drop(unsafe { Handle::take(pointer) });
         assert_eq!(std::rc::Rc::strong_count(&core), 1);
         // SAFETY: NULL is allowed.
-        assert_eq!(unsafe { Handle::<Thing>::lend(std::ptr::null_mut()) }.err(), Some(Errno::INVALID));
+        assert_eq!(
+            unsafe { Handle::<Thing>::lend(std::ptr::null_mut()) }.err(),
+            Some(Errno::INVALID)
+        );
     }
 
     #[test]

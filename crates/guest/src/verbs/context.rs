@@ -34,14 +34,22 @@ impl ContextHandle {
             .map_err(|errno| Errno::new(errno.raw_os_error()))?;
         let netdev_index = interface_index(&core.port_attr().netdev);
         let verbs = tables(device, async_fd.as_raw_fd());
-        let handle = Box::leak(Box::new(Self { verbs, core, async_fd, netdev_index }));
+        let handle = Box::leak(Box::new(Self {
+            verbs,
+            core,
+            async_fd,
+            netdev_index,
+        }));
         let start = NonNull::from(handle).cast::<u8>();
         // SAFETY: inside of the handle, which starts with `verbs`.
         Ok(unsafe { start.add(offset_of!(verbs_context, context)) }.cast())
     }
 
     fn whole(pointer: *mut ibv_context) -> *mut Self {
-        pointer.cast::<u8>().wrapping_sub(offset_of!(verbs_context, context)).cast()
+        pointer
+            .cast::<u8>()
+            .wrapping_sub(offset_of!(verbs_context, context))
+            .cast()
     }
 
     /// # Safety
@@ -73,7 +81,9 @@ impl ContextHandle {
 }
 
 fn interface_index(name: &str) -> u32 {
-    let Ok(name) = std::ffi::CString::new(name) else { return 0 };
+    let Ok(name) = std::ffi::CString::new(name) else {
+        return 0;
+    };
     // SAFETY: a terminated string.
     unsafe { libc::if_nametoindex(name.as_ptr()) }
 }

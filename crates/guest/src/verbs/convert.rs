@@ -66,11 +66,17 @@ pub fn device_attr_ex(device: &DeviceAttr) -> ibv_device_attr_ex {
     ibv_device_attr_ex {
         orig_attr: device_attr(device),
         comp_mask: 0,
-        odp_caps: ibv_odp_caps { general_caps: 0, per_transport_caps: [0; 3] },
+        odp_caps: ibv_odp_caps {
+            general_caps: 0,
+            per_transport_caps: [0; 3],
+        },
         completion_timestamp_mask: 0,
         hca_core_clock: 0,
         device_cap_flags_ex: u64::from(IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_RC_RNR_NAK_GEN),
-        tso_caps: ibv_tso_caps { max_tso: 0, supported_qpts: 0 },
+        tso_caps: ibv_tso_caps {
+            max_tso: 0,
+            supported_qpts: 0,
+        },
         rss_caps: ibv_rss_caps {
             supported_qpts: 0,
             max_rwq_indirection_tables: 0,
@@ -79,12 +85,29 @@ pub fn device_attr_ex(device: &DeviceAttr) -> ibv_device_attr_ex {
             rx_hash_function: 0,
         },
         max_wq_type_rq: 0,
-        packet_pacing_caps: ibv_packet_pacing_caps { qp_rate_limit_min: 0, qp_rate_limit_max: 0, supported_qpts: 0 },
+        packet_pacing_caps: ibv_packet_pacing_caps {
+            qp_rate_limit_min: 0,
+            qp_rate_limit_max: 0,
+            supported_qpts: 0,
+        },
         raw_packet_caps: 0,
-        tm_caps: ibv_tm_caps { max_rndv_hdr_size: 0, max_num_tags: 0, flags: 0, max_ops: 0, max_sge: 0 },
-        cq_mod_caps: ibv_cq_moderation_caps { max_cq_count: 0, max_cq_period: 0 },
+        tm_caps: ibv_tm_caps {
+            max_rndv_hdr_size: 0,
+            max_num_tags: 0,
+            flags: 0,
+            max_ops: 0,
+            max_sge: 0,
+        },
+        cq_mod_caps: ibv_cq_moderation_caps {
+            max_cq_count: 0,
+            max_cq_period: 0,
+        },
         max_dm_size: 0,
-        pci_atomic_caps: ibv_pci_atomic_caps { fetch_add: 0, swap: 0, compare_swap: 0 },
+        pci_atomic_caps: ibv_pci_atomic_caps {
+            fetch_add: 0,
+            swap: 0,
+            compare_swap: 0,
+        },
         xrc_odp_caps: 0,
         phys_port_cnt_ex: 1,
     }
@@ -151,16 +174,25 @@ pub fn access_from_c(access: u32) -> Result<Access, Errno> {
 /// What `ibv_modify_qp` is told.
 pub fn modification(attr: &ibv_qp_attr, mask: c_int) -> Result<(QpAttrMask, QpAttr), Errno> {
     let mask = QpAttrMask::from_bits(mask as u32).ok_or(Errno::INVALID)?;
-    let refused = QpAttrMask::ALT_PATH | QpAttrMask::PATH_MIG_STATE | QpAttrMask::CAP | QpAttrMask::EN_SQD_ASYNC_NOTIFY;
+    let refused =
+        QpAttrMask::ALT_PATH | QpAttrMask::PATH_MIG_STATE | QpAttrMask::CAP | QpAttrMask::EN_SQD_ASYNC_NOTIFY;
     if mask.intersects(refused) {
         return Err(Errno::NOT_SUPPORTED);
     }
     // Fields that the mask does not name may be anything; only named ones are looked at.
     let state = |named, raw| {
-        if mask.contains(named) { QpState::from_raw(raw).ok_or(Errno::INVALID) } else { Ok(QpState::Reset) }
+        if mask.contains(named) {
+            QpState::from_raw(raw).ok_or(Errno::INVALID)
+        } else {
+            Ok(QpState::Reset)
+        }
     };
     let byte = |named, raw: u32| {
-        if mask.contains(named) { u8::try_from(raw).map_err(|_| Errno::INVALID) } else { Ok(0) }
+        if mask.contains(named) {
+            u8::try_from(raw).map_err(|_| Errno::INVALID)
+        } else {
+            Ok(0)
+        }
     };
     let access = if mask.contains(QpAttrMask::ACCESS_FLAGS) {
         access_from_c(attr.qp_access_flags)?

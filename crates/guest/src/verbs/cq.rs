@@ -1,13 +1,13 @@
 //! Completion queues.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use verbatim_verbs::Cq;
 
 use crate::abi::*;
-use crate::ffi::{CObject, Code, Errno, Handle, Pointer, verb};
+use crate::ffi::{CObject, Code, Errno, Handle, Nothing, Pointer, verb};
 use crate::verbs::ContextHandle;
 
 impl CObject for ibv_cq {
@@ -33,12 +33,17 @@ pub unsafe extern "C" fn ibv_create_cq(
         if !channel.is_null() {
             return Err(Errno::NOT_SUPPORTED);
         }
-        let entries = u32::try_from(entries).ok().filter(|entries| *entries > 0).ok_or(Errno::INVALID)?;
+        let entries = u32::try_from(entries)
+            .ok()
+            .filter(|entries| *entries > 0)
+            .ok_or(Errno::INVALID)?;
         if comp_vector != 0 {
             return Err(Errno::INVALID);
         }
         // SAFETY: the caller's contract.
-        let cq = unsafe { ContextHandle::lend(context) }?.core().create_cq(entries)?;
+        let cq = unsafe { ContextHandle::lend(context) }?
+            .core()
+            .create_cq(entries)?;
         let c = ibv_cq {
             context,
             channel,
@@ -70,3 +75,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> Code {
         Ok(())
     })
 }
+
+/// `ibv_ack_cq_events`(3): none was ever given, so there is none to wait for. Programs acknowledge 0 events at their end.
+#[unsafe(no_mangle)]
+pub extern "C" fn ibv_ack_cq_events(_cq: *mut ibv_cq, _events: c_uint) -> Nothing {}

@@ -42,9 +42,16 @@ impl Device {
         fill(&mut c.name, &info.name);
         // Programs look for more about a device below these paths, and find none.
         fill(&mut c.dev_name, &format!("uverbs{index}"));
-        fill(&mut c.dev_path, &format!("/sys/class/infiniband_verbs/uverbs{index}"));
+        fill(
+            &mut c.dev_path,
+            &format!("/sys/class/infiniband_verbs/uverbs{index}"),
+        );
         fill(&mut c.ibdev_path, &format!("/sys/class/infiniband/{}", info.name));
-        Self { c, tail: [0; VERBS_DEVICE_TAIL_BYTES], info }
+        Self {
+            c,
+            tail: [0; VERBS_DEVICE_TAIL_BYTES],
+            info,
+        }
     }
 
     /// Its name, to open it by.

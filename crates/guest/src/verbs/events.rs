@@ -9,13 +9,17 @@ use crate::verbs::ContextHandle;
 /// # Safety
 /// `context` is NULL or open.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_get_async_event(context: *mut ibv_context, _event: *mut ibv_async_event) -> MinusOne {
+pub unsafe extern "C" fn ibv_get_async_event(
+    context: *mut ibv_context,
+    _event: *mut ibv_async_event,
+) -> MinusOne {
     verb("ibv_get_async_event", || {
         // SAFETY: the caller's contract.
         let context = unsafe { ContextHandle::lend(context) }?;
         loop {
             // Nobody but the program itself can have written to it; that is no event.
-            rustix::io::read(context.async_fd(), &mut [0; 8]).map_err(|errno| Errno::new(errno.raw_os_error()))?;
+            rustix::io::read(context.async_fd(), &mut [0; 8])
+                .map_err(|errno| Errno::new(errno.raw_os_error()))?;
         }
     })
 }

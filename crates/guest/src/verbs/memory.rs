@@ -28,7 +28,13 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> Pointer<ibv_
     verb("ibv_alloc_pd", || {
         // SAFETY: the caller's contract.
         let pd = unsafe { ContextHandle::lend(context) }?.core().alloc_pd()?;
-        Ok(Handle::give(ibv_pd { context, handle: pd.number() }, pd))
+        Ok(Handle::give(
+            ibv_pd {
+                context,
+                handle: pd.number(),
+            },
+            pd,
+        ))
     })
 }
 
@@ -64,7 +70,15 @@ unsafe fn register(
         ((*handle.c()).context, &handle.core)
     };
     let mr = core.reg_mr(address as u64, length as u64, iova, access_from_c(access)?)?;
-    let c = ibv_mr { context, pd, addr: address, length, handle: mr.lkey(), lkey: mr.lkey(), rkey: mr.rkey() };
+    let c = ibv_mr {
+        context,
+        pd,
+        addr: address,
+        length,
+        handle: mr.lkey(),
+        lkey: mr.lkey(),
+        rkey: mr.rkey(),
+    };
     Ok(Handle::give(c, mr))
 }
 
@@ -80,7 +94,9 @@ pub unsafe extern "C" fn ibv_reg_mr(
     access: c_int,
 ) -> Pointer<ibv_mr> {
     // SAFETY: the caller's contract.
-    verb("ibv_reg_mr", || unsafe { register(pd, address, length, address as u64, access as c_uint) })
+    verb("ibv_reg_mr", || unsafe {
+        register(pd, address, length, address as u64, access as c_uint)
+    })
 }
 
 /// `ibv_reg_mr_iova`(3)
@@ -96,7 +112,9 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     access: c_int,
 ) -> Pointer<ibv_mr> {
     // SAFETY: the caller's contract.
-    verb("ibv_reg_mr_iova", || unsafe { register(pd, address, length, iova, access as c_uint) })
+    verb("ibv_reg_mr_iova", || unsafe {
+        register(pd, address, length, iova, access as c_uint)
+    })
 }
 
 /// What the header makes of `ibv_reg_mr` when the access flags may hold hints.
@@ -112,7 +130,9 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     access: c_uint,
 ) -> Pointer<ibv_mr> {
     // SAFETY: the caller's contract.
-    verb("ibv_reg_mr_iova2", || unsafe { register(pd, address, length, iova, access) })
+    verb("ibv_reg_mr_iova2", || unsafe {
+        register(pd, address, length, iova, access)
+    })
 }
 
 /// `ibv_dereg_mr`(3)

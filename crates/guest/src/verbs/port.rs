@@ -27,7 +27,8 @@ unsafe fn write_sized<T: Copy>(to: *mut T, room: usize, value: &T) -> Result<(),
     let known = room.min(size_of::<T>());
     // SAFETY: the caller's contract; `value` has at least `known` bytes.
     unsafe {
-        to.cast::<u8>().copy_from_nonoverlapping(std::ptr::from_ref(value).cast(), known);
+        to.cast::<u8>()
+            .copy_from_nonoverlapping(std::ptr::from_ref(value).cast(), known);
         to.cast::<u8>().add(known).write_bytes(0, room - known);
     }
     Ok(())
@@ -41,7 +42,12 @@ unsafe fn write_sized<T: Copy>(to: *mut T, room: usize, value: &T) -> Result<(),
 pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> Code {
     verb("ibv_query_device", || {
         // SAFETY: the caller's contract.
-        unsafe { write(attr, convert::device_attr(ContextHandle::lend(context)?.core().device_attr())) }
+        unsafe {
+            write(
+                attr,
+                convert::device_attr(ContextHandle::lend(context)?.core().device_attr()),
+            )
+        }
     })
 }
 
@@ -73,7 +79,11 @@ pub unsafe extern "C" fn query_device_ex(
 /// # Safety
 /// `context` is NULL or open, `attr` NULL or valid for writes of the older structure.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_query_port(context: *mut ibv_context, port: u8, attr: *mut ibv_port_attr) -> Code {
+pub unsafe extern "C" fn ibv_query_port(
+    context: *mut ibv_context,
+    port: u8,
+    attr: *mut ibv_port_attr,
+) -> Code {
     // SAFETY: the caller's contract.
     Code(unsafe { query_port(context, port, attr, offset_of!(ibv_port_attr, port_cap_flags2)) })
 }
@@ -91,7 +101,13 @@ pub unsafe extern "C" fn query_port(
     let code: Code = verb("ibv_query_port", || {
         check_port(port.into())?;
         // SAFETY: the caller's contract.
-        unsafe { write_sized(attr, room, &convert::port_attr(ContextHandle::lend(context)?.core().port_attr())) }
+        unsafe {
+            write_sized(
+                attr,
+                room,
+                &convert::port_attr(ContextHandle::lend(context)?.core().port_attr()),
+            )
+        }
     });
     code.0
 }
@@ -99,7 +115,11 @@ pub unsafe extern "C" fn query_port(
 /// An entry of the GID table.
 fn gid(context: &ContextHandle, port: u32, index: usize) -> Result<ibv_gid, Errno> {
     check_port(port)?;
-    context.core().gid(index).map(|raw| ibv_gid { raw }).ok_or(Errno::INVALID)
+    context
+        .core()
+        .gid(index)
+        .map(|raw| ibv_gid { raw })
+        .ok_or(Errno::INVALID)
 }
 
 /// The same with all that is known of it; all entries are RoCEv2.
@@ -118,7 +138,12 @@ fn gid_entry(context: &ContextHandle, port: u32, index: u32) -> Result<ibv_gid_e
 /// # Safety
 /// `context` is NULL or open, `to` NULL or valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_query_gid(context: *mut ibv_context, port: u8, index: c_int, to: *mut ibv_gid) -> MinusOne {
+pub unsafe extern "C" fn ibv_query_gid(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    to: *mut ibv_gid,
+) -> MinusOne {
     verb("ibv_query_gid", || {
         let index = usize::try_from(index).map_err(|_| Errno::INVALID)?;
         // SAFETY: the caller's contract.
@@ -204,7 +229,12 @@ pub unsafe extern "C" fn ibv_query_gid_type(
 /// # Safety
 /// `context` is NULL or open, `to` NULL or valid for writes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ibv_query_pkey(context: *mut ibv_context, port: u8, index: c_int, to: *mut u16) -> MinusOne {
+pub unsafe extern "C" fn ibv_query_pkey(
+    context: *mut ibv_context,
+    port: u8,
+    index: c_int,
+    to: *mut u16,
+) -> MinusOne {
     verb("ibv_query_pkey", || {
         check_port(port.into())?;
         if context.is_null() || index != 0 {
@@ -219,5 +249,9 @@ pub unsafe extern "C" fn ibv_query_pkey(context: *mut ibv_context, port: u8, ind
 /// `ibv_get_pkey_index`(3)
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_get_pkey_index(_context: *mut ibv_context, port: u8, pkey: u16) -> MinusOne {
-    if port == 1 && pkey == DEFAULT_PKEY { MinusOne(0) } else { MinusOne::failure(Errno::INVALID) }
+    if port == 1 && pkey == DEFAULT_PKEY {
+        MinusOne(0)
+    } else {
+        MinusOne::failure(Errno::INVALID)
+    }
 }

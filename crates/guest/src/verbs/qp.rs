@@ -47,7 +47,11 @@ pub unsafe fn lend<'a>(qp: *mut ibv_qp) -> Result<&'a QpHandle, Errno> {
 
 /// # Safety
 /// `pd` and the objects that `init` names are alive; `init` is the start of whichever structure the program gave.
-unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, send_ops: Option<u64>) -> Result<NonNull<ibv_qp>, Errno> {
+unsafe fn create(
+    pd: *mut ibv_pd,
+    init: &mut ibv_qp_init_attr,
+    send_ops: Option<u64>,
+) -> Result<NonNull<ibv_qp>, Errno> {
     if init.qp_type != IBV_QPT_RC || !init.srq.is_null() {
         return Err(Errno::NOT_SUPPORTED);
     }
@@ -55,8 +59,13 @@ unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr, send_ops: Option<
         return Err(Errno::NOT_SUPPORTED);
     }
     // SAFETY: the caller's contract.
-    let (pd_core, send_cq, recv_cq) =
-        unsafe { (Handle::lend(pd)?, CqHandle::lend(init.send_cq)?, CqHandle::lend(init.recv_cq)?) };
+    let (pd_core, send_cq, recv_cq) = unsafe {
+        (
+            Handle::lend(pd)?,
+            CqHandle::lend(init.send_cq)?,
+            CqHandle::lend(init.recv_cq)?,
+        )
+    };
     let qp = pd_core.core.create_qp(&QpInit {
         send_cq: send_cq.core.clone(),
         recv_cq: recv_cq.core.clone(),
@@ -107,7 +116,10 @@ pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_a
 ///
 /// # Safety
 /// As for [`ibv_create_qp`].
-pub unsafe extern "C" fn create_qp_ex(context: *mut ibv_context, init: *mut ibv_qp_init_attr_ex) -> *mut ibv_qp {
+pub unsafe extern "C" fn create_qp_ex(
+    context: *mut ibv_context,
+    init: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
     let qp = verb::<Pointer<ibv_qp>>("ibv_create_qp_ex", || {
         // A program built against an older header has a shorter structure: only what `comp_mask` names is read.
         if context.is_null() || init.is_null() {
@@ -228,7 +240,14 @@ pub unsafe extern "C" fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> Co
         // SAFETY: the caller's contract.
         unsafe {
             lend(qp)?;
-            write(ece, ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 })
+            write(
+                ece,
+                ibv_ece {
+                    vendor_id: 0,
+                    options: 0,
+                    comp_mask: 0,
+                },
+            )
         }
     })
 }

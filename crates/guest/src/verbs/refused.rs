@@ -79,7 +79,6 @@ refused! {
         ibv_resolve_eth_l2_from_gid;
 
     Nothing:
-        ibv_ack_cq_events
         ibv_free_buf
         ibv_unimport_dm
         ibv_unimport_mr

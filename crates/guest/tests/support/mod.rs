@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use rustix::process::{PidfdFlags, Pid, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tempfile::TempDir;
 use verbatim_nic::{Nic, NicConfig, Port};
 
@@ -40,13 +40,22 @@ pub struct Host {
 impl Host {
     pub fn without_rnic() -> Self {
         // Registered memory is adopted into files of the runtime folder, which is memory on a real host, too.
-        let folder = tempfile::Builder::new().prefix("verbatim-guest-").tempdir_in("/dev/shm");
-        Self { folder: folder.expect("a folder on tmpfs"), address: Ipv4Addr::UNSPECIFIED, rnic: None }
+        let folder = tempfile::Builder::new()
+            .prefix("verbatim-guest-")
+            .tempdir_in("/dev/shm");
+        Self {
+            folder: folder.expect("a folder on tmpfs"),
+            address: Ipv4Addr::UNSPECIFIED,
+            rnic: None,
+        }
     }
 
     fn with_rnic(address: Ipv4Addr) -> Self {
         let mut host = Self::without_rnic();
-        let config = NicConfig { port: Port::Address(address), ..NicConfig::new(host.folder.path()) };
+        let config = NicConfig {
+            port: Port::Address(address),
+            ..NicConfig::new(host.folder.path())
+        };
         let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let for_thread = stop.try_clone().unwrap();
         let (ready, is_ready) = std::sync::mpsc::channel();
@@ -105,13 +114,32 @@ impl Pair {
         }
     }
 
-    /// Runs a program against itself; what both said. `port_option` names its option for a TCP port.
-    pub fn play(&self, program: &Path, arguments: &[&str], port_option: &str) -> [String; 2] {
-        let _turn = self.turn.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    /// Runs a program against itself; what both said.
+    pub fn play(&self, program: &Path, arguments: &[&str]) -> [String; 2] {
+        let outcomes = self.run_both(program, arguments);
+        let [server, client] = &outcomes;
+        assert!(
+            server.code == Some(0) && client.code == Some(0),
+            "{} {arguments:?}\nserver: {server}\nclient: {client}",
+            program.display()
+        );
+        outcomes.map(|outcome| outcome.text)
+    }
+
+    /// As [`Self::play`], for programs that are not to succeed; their exit codes, none if one crashed or hung.
+    pub fn play_badly(&self, program: &Path, arguments: &[&str]) -> [Option<i32>; 2] {
+        self.run_both(program, arguments).map(|outcome| outcome.code)
+    }
+
+    fn run_both(&self, program: &Path, arguments: &[&str]) -> [Outcome; 2] {
+        let _turn = self
+            .turn
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         let port = free_port().to_string();
         let command = || {
             let mut command = Command::new(program);
-            command.args(arguments).args([port_option, &port]);
+            command.args(arguments).args(["-p", &port]);
             command
         };
         let server = Running::start(self.server.prepare(command()));
@@ -119,16 +147,7 @@ impl Pair {
         let mut command = command();
         command.arg("127.0.0.1");
         let client = Running::start(self.client.prepare(command));
-        let outcomes = [server, client].map(Running::finish);
-        let describe = |side: &str, outcome: &Outcome| format!("{side}: {}\n{}", outcome.status, outcome.text);
-        assert!(
-            outcomes.iter().all(|outcome| outcome.success),
-            "{} {arguments:?}\n{}\n{}",
-            program.display(),
-            describe("server", &outcomes[0]),
-            describe("client", &outcomes[1])
-        );
-        outcomes.map(|outcome| outcome.text)
+        [server, client].map(Running::finish)
     }
 }
 
@@ -141,14 +160,22 @@ fn free_port() -> u16 {
 /// Runs a program alone; what it said.
 pub fn run(command: Command) -> String {
     let outcome = Running::start(command).finish();
-    assert!(outcome.success, "{}\n{}", outcome.status, outcome.text);
+    assert_eq!(outcome.code, Some(0), "{outcome}");
     outcome.text
 }
 
+/// How a program ended.
 struct Outcome {
-    success: bool,
+    /// None if a signal or we ended it.
+    code: Option<i32>,
     status: String,
     text: String,
+}
+
+impl std::fmt::Display for Outcome {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}\n{}", self.status, self.text)
+    }
 }
 
 /// A program at work, ended when it takes too long or nobody waits for it any more.
@@ -161,11 +188,18 @@ struct Running {
 
 impl Running {
     fn start(mut command: Command) -> Self {
-        let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let mut child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let pid = Pid::from_child(&child);
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("the child is ours");
         let readers = vec![reader(child.stdout.take()), reader(child.stderr.take())];
-        Self { child, pidfd, readers, deadline: Instant::now() + LIMIT }
+        Self {
+            child,
+            pidfd,
+            readers,
+            deadline: Instant::now() + LIMIT,
+        }
     }
 
     /// Returns when the program listens at a TCP port, or has ended. There is no event for the former.
@@ -186,7 +220,10 @@ impl Running {
 
     /// Waits for the end, but not for longer.
     fn ended(&self, limit: Duration) -> bool {
-        let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+        let limit = Timespec {
+            tv_sec: limit.as_secs() as i64,
+            tv_nsec: limit.subsec_nanos().into(),
+        };
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
         poll(&mut fds, Some(&limit)).is_ok_and(|ready| ready > 0)
     }
@@ -197,9 +234,21 @@ impl Running {
             let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
         }
         let status = self.child.wait().unwrap();
-        let text = self.readers.drain(..).map(|reader| reader.join().unwrap()).collect();
-        let status_text = if in_time { status.to_string() } else { format!("took longer than {LIMIT:?}") };
-        Outcome { success: in_time && status.success(), status: status_text, text }
+        let text = self
+            .readers
+            .drain(..)
+            .map(|reader| reader.join().unwrap())
+            .collect();
+        let status_text = if in_time {
+            status.to_string()
+        } else {
+            format!("took longer than {LIMIT:?}")
+        };
+        Outcome {
+            code: status.code(),
+            status: status_text,
+            text,
+        }
     }
 }
 

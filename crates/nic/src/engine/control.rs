@@ -117,8 +117,7 @@ impl Clients {
     pub fn set_sleeping(&mut self, sleeping: bool) -> bool {
         let mut rung = false;
         self.for_each_context(|_, context| {
-            context.doorbells.set_sleeping(sleeping);
-            rung |= sleeping && context.doorbells.is_rung();
+            rung |= context.set_sleeping(sleeping);
         });
         rung
     }

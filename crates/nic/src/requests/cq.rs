@@ -5,6 +5,7 @@ use verbatim_device::layout::CqLayout;
 
 use super::Desk;
 use crate::context::Context;
+use crate::ends::CqEnd;
 use crate::error::Refused;
 use crate::objects::Cq;
 
@@ -25,8 +26,14 @@ impl Desk<'_> {
             return Err(Refused::new(libc::ENOMEM, "no completion queue is left"));
         }
         let layout = CqLayout::new(entries);
-        let queue = Cq::new(id, context.arena.allocate(layout.bytes)?, &layout);
-        let offset = queue.offset();
+        let ring = CqEnd::new(&context.arena, &layout)?;
+        let offset = ring.offset();
+        let queue = Cq {
+            context: id,
+            users: 0,
+            ring,
+            overrun: false,
+        };
         let cq = self
             .objects
             .cqs

@@ -6,6 +6,7 @@ use verbatim_roce::{Counters, MAX_INLINE, MAX_SGE, QpAttributes, Qpn, RcQp};
 
 use super::Desk;
 use crate::context::Context;
+use crate::ends::QpEnds;
 use crate::engine::FLUSH_INTERVAL;
 use crate::error::Refused;
 use crate::qp::{QueuePair, Rings};
@@ -36,10 +37,10 @@ impl Desk<'_> {
         if !self.objects.qps.has_room() {
             return Err(Refused::new(libc::ENOMEM, "no queue pair is left"));
         }
-        let rings = Rings::new(context.arena.allocate(QpLayout::new(&cap).bytes)?, cap);
-        let offset = rings.offset();
+        let ends = QpEnds::new(&context.arena, &cap)?;
+        let offset = ends.offset();
         let slot = context.free_slot()?;
-        let config = QueuePair::transport_config(&self.device.limits);
+        let config = QueuePair::transport_config(&self.device.limits, self.objects.qps.len());
         let make = |qpn: u32, _| QueuePair {
             context: id,
             slot,
@@ -48,7 +49,7 @@ impl Desk<'_> {
             recv_cq: wanted.recv_cq,
             cap,
             transport: RcQp::new(Qpn::new(qpn), config),
-            rings,
+            rings: Rings::new(ends, cap),
             route: None,
             queued: false,
             touched: false,

@@ -32,7 +32,7 @@ pub fn chart(run: &Run, index: usize, width: usize, rows: usize, paint: Paint) -
         })?;
     let axis = RateAxis::new(highest, rows.div_ceil(2) + 1);
     let title = format!(
-        "{}  {} through the RNIC of {}, from samples of 5 ms",
+        "{}  {} at {}, from 5 ms samples",
         run.move_title(index),
         axis.unit,
         run.partner

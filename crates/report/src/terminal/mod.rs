@@ -13,7 +13,7 @@ use paint::{Colour, Paint};
 /// What the terminal can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terminal {
-    /// Columns; fewer than 60 are taken for 60.
+    /// Columns; fewer than 72 are taken for 72.
     pub width: usize,
     /// Whether to use colours (ANSI escapes).
     pub colour: bool,
@@ -24,7 +24,7 @@ const CHART_ROWS: usize = 7;
 
 /// Shows a report.
 pub fn terminal(report: &Report, terminal: Terminal) -> String {
-    let width = terminal.width.clamp(60, 160);
+    let width = terminal.width.clamp(72, 160);
     let paint = Paint(terminal.colour);
     let mut out = String::new();
     for (index, run) in report.runs.iter().enumerate() {
@@ -196,14 +196,14 @@ mod tests {
 
     #[test]
     fn every_width_is_kept_to() {
-        for width in [0, 60, 80, 133, 10_000] {
+        for width in [0, 72, 80, 133, 10_000] {
             let mut report = report();
             // What a program printed is shown as it is.
             report.runs.iter_mut().for_each(|run| run.outputs.clear());
             let text = terminal(&report, Terminal { width, colour: false });
             let most = text.lines().map(|line| line.chars().count()).max().unwrap();
             assert!(
-                most <= width.clamp(60, 160),
+                most <= width.clamp(72, 160),
                 "{most} columns at width {width}:\n{text}"
             );
         }

@@ -1,17 +1,17 @@
 //! ACK extended transport header (IBA §9.3.5): syndrome and message sequence number.
 //!
 //! The syndrome's top bits say ACK (000, with end-to-end credits), RNR NAK (001, with a timer code) or NAK (011, with a
-//! code); the other patterns are reserved (IBA table 45).
+//! code); the other patterns are reserved.
 
 use std::time::Duration;
 
 /// Size in bytes.
 pub const AETH_BYTES: usize = 4;
 
-/// The credit code for "no end-to-end flow control" (IBA §9.7.7.2.4, table 46).
+/// The credit code for "no end-to-end flow control" (IBA §9.7.7.2).
 pub const CREDITS_UNLIMITED: u8 = 0x1f;
 
-/// Why a request was refused (IBA §9.7.5.2.8, table 48).
+/// Why a request was refused (IBA §9.7.5.2.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum NakCode {
@@ -73,7 +73,7 @@ impl From<Syndrome> for u8 {
     }
 }
 
-/// The time to wait after an RNR NAK with this timer code (IBA §9.7.5.2.8, table 47).
+/// The time to wait after an RNR NAK with this timer code (IBA §9.7.5.2.8).
 pub fn rnr_delay(timer: u8) -> Duration {
     /// In units of 10 microseconds.
     const TABLE: [u32; 32] = [

@@ -1,4 +1,4 @@
-//! The table of opcodes (IBA §9.2.1, table 38): what each packet is and which headers follow its BTH.
+//! The table of opcodes (IBA §9.2.1): what each packet is and which headers follow its BTH.
 //!
 //! One row per opcode, a struct with named fields; the parser, the builder, the responder and the requester all read
 //! this table and nothing else.

@@ -108,7 +108,8 @@ pub trait SendRing: Send + std::fmt::Debug {
     fn unpush(&mut self, count: u32);
     /// Makes what was pushed visible and tells the RNIC.
     fn publish(&mut self);
-    /// Requests that the RNIC has not finished. It makes their completions visible before it counts them as finished.
+    /// Requests that the RNIC has not finished. Completions of the others are visible at the latest when it has answered
+    /// a control verb that was called after this.
     fn unfinished(&self) -> u32;
     /// Starts from zero, after the queue pair went to RESET.
     fn reset(&mut self);

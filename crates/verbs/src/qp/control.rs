@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use verbatim_channel::Endpoint;
 use verbatim_device::control::{QpAttr, QpAttrMask, QpCap, QpState};
 
-use super::standby::Standby;
 use super::Qp;
+use super::standby::Standby;
 use crate::backend::QpPlace;
 use crate::error::VerbsError;
 use crate::session::resolve;

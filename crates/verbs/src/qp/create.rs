@@ -39,8 +39,8 @@ impl QpInit {
     pub(crate) fn physical(&self, pd: &Pd) -> PhysicalQpInit {
         PhysicalQpInit {
             pd: pd.physical.load(SeqCst),
-            send_cq: self.send_cq.place.lock().cq,
-            recv_cq: self.recv_cq.place.lock().cq,
+            send_cq: self.send_cq.physical(),
+            recv_cq: self.recv_cq.physical(),
             qp_type: self.qp_type,
             cap: self.cap,
         }
@@ -163,7 +163,9 @@ fn create_physically(
             break Err(VerbsError::Refused {
                 verb: "create_qp",
                 errno: libc::ENOMEM,
-                message: format!("{MAX_COLLISIONS} numbers in a row are those of queue pairs that have moved"),
+                message: format!(
+                    "{MAX_COLLISIONS} numbers in a row are those of queue pairs that have moved"
+                ),
             });
         }
     };

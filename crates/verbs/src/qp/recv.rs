@@ -82,7 +82,9 @@ impl RecvQueue {
     #[inline]
     fn give(&mut self) -> u64 {
         let before = self.given;
-        let Some(ring) = self.ring.as_mut().filter(|_| self.holds == 0) else { return 0 };
+        let Some(ring) = self.ring.as_mut().filter(|_| self.holds == 0) else {
+            return 0;
+        };
         while self.given < self.posted && ring.room() > 0 {
             let slot = self.given as usize & (self.counts.len() - 1);
             let first = slot * self.cap.max_recv_sge as usize;
@@ -156,9 +158,7 @@ impl RecvQueue {
         }
         self.given = self.posted;
         self.side.recv.reset(self.posted);
-        self.side
-            .received
-            .store(0, std::sync::atomic::Ordering::Relaxed);
+        self.side.received.store(0, std::sync::atomic::Ordering::Relaxed);
         if let Some(ring) = &mut self.ring {
             ring.reset();
         }

@@ -16,8 +16,8 @@ use crate::error::PostError;
 use crate::tables::KeyTable;
 use crate::work::{self, SendOpcode, SendWr};
 
-/// How often a full ring is looked at again before a request is put aside. An RNIC writes the completion first and
-/// frees the slot after it, so a program that is quick can see the one without the other for a moment.
+/// How often a full ring is looked at again before a request is put aside. An RNIC may write the completion first and
+/// free the slot after it, so a program that is quick can see the one without the other for a moment.
 const ROOM_LOOKS: u32 = 200;
 
 /// A send queue.
@@ -90,7 +90,10 @@ impl SendQueue {
     /// Takes one request; visible to the RNIC after [`Self::publish`].
     #[inline]
     pub fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        if !matches!(self.state, QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err) {
+        if !matches!(
+            self.state,
+            QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err
+        ) {
             return Err(PostError::State(self.state));
         }
         let inline_bytes = match wr.body {
@@ -182,7 +185,10 @@ impl SendQueue {
     fn give(&mut self, wqe: &SendWqe, body: Body<'_>) {
         let ring = self.ring.as_mut().expect("the caller has seen room in it");
         self.side.send.note(self.posted, wqe.wr_id);
-        let wqe = SendWqe { wr_id: self.posted, ..*wqe };
+        let wqe = SendWqe {
+            wr_id: self.posted,
+            ..*wqe
+        };
         if self.translates {
             let mut space = [Sge::default(); MAX_SGE];
             let wqe = translate_remote(wqe, self.rkeys.as_deref());

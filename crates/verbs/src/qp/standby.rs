@@ -61,7 +61,12 @@ impl Standby {
     }
 
     /// Connects it, with the attributes of the queue pair that it stands for, and takes it to that one's state.
-    pub fn connect(&mut self, device: &dyn Device, attr: &QpAttr, peer: &StandbyPeer) -> Result<(), VerbsError> {
+    pub fn connect(
+        &mut self,
+        device: &dyn Device,
+        attr: &QpAttr,
+        peer: &StandbyPeer,
+    ) -> Result<(), VerbsError> {
         let mut wanted = *attr;
         wanted.av.dgid = peer.remote.gid;
         wanted.dest_qpn = peer.remote.qpn;

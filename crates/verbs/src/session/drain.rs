@@ -2,8 +2,9 @@
 //!
 //! The program's threads poll as they like meanwhile; what the helper thread takes out of a completion queue it puts in
 //! the fake one. A queue pair is drained when the RNIC has finished all its send requests and as many messages have come
-//! as the other end sent. An RNIC makes a completion visible before it counts the request as finished, so the queues are
-//! swept once more after all were seen idle.
+//! as the other end sent. An RNIC may count a request as finished a moment before its completion is visible; after all
+//! were seen idle each queue pair's state is asked for, and an answer comes after the completions of all that was
+//! finished before ([`crate::backend::SendRing::unfinished`]). The queues are swept once more after it.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -16,9 +16,9 @@
 mod drain;
 mod moved;
 mod partner;
-mod resolve;
 #[cfg(test)]
 mod random_tests;
+mod resolve;
 #[cfg(test)]
 mod tests;
 
@@ -117,7 +117,8 @@ impl Sessions {
 
     /// Carries out any order but `Quiesce`, which [`Self::quiesce`] does.
     pub fn handle(&mut self, order: Order, fds: Vec<OwnedFd>) -> Answer {
-        self.carry_out(order, fds).unwrap_or_else(|error| error_answer(&error))
+        self.carry_out(order, fds)
+            .unwrap_or_else(|error| error_answer(&error))
     }
 
     fn carry_out(&mut self, order: Order, fds: Vec<OwnedFd>) -> Result<Answer, SessionError> {
@@ -271,9 +272,7 @@ impl Sessions {
 
     /// Whether the process waits for [`Order::Claim`].
     pub fn is_quiesced(&self) -> bool {
-        self.open
-            .values()
-            .any(|session| session.phase == Phase::Quiesced)
+        self.open.values().any(|session| session.phase == Phase::Quiesced)
     }
 
     /// The agent is gone. Sessions that cannot go on without it are aborted: at once those that are not drained, after

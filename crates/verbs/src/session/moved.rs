@@ -52,7 +52,9 @@ impl Sessions {
         let mut failure = None;
         for context in &contexts {
             detach(context);
-            let Some(device) = context.take_device() else { continue };
+            let Some(device) = context.take_device() else {
+                continue;
+            };
             match device.park() {
                 Ok(parked) => {
                     connections.push(parked.connection);
@@ -100,7 +102,10 @@ impl Sessions {
         for ((context, fd), reopen) in contexts.iter().zip(fds).zip(&record.reopen) {
             let replacement = claimed.iter().find(|claimed| claimed.id == context.id());
             if replacement.is_none() && !claimed.is_empty() {
-                return Err(SessionError::Claim(format!("nothing for context {}", context.id())));
+                return Err(SessionError::Claim(format!(
+                    "nothing for context {}",
+                    context.id()
+                )));
             }
             let device = reopen(fd)?;
             let ends = new_ends(context, &*device, replacement)?;
@@ -212,7 +217,9 @@ fn renumber(
         .map(|claimed| (claimed.lkey, claimed))
         .collect();
     for mr in objects.mrs.values() {
-        let found = mrs.get(&mr.lkey()).ok_or_else(|| missing("memory region", mr.lkey()))?;
+        let found = mrs
+            .get(&mr.lkey())
+            .ok_or_else(|| missing("memory region", mr.lkey()))?;
         mr.physical_lkey.store(found.physical_lkey, SeqCst);
         context.lkeys.set(mr.lkey(), found.physical_lkey);
     }

@@ -52,7 +52,9 @@ impl Sessions {
         self.find_in(session, Phase::Prepared, "ConnectStandby")?;
         for peer in peers {
             // What the program has destroyed or changed meanwhile has no standby any more, and needs none.
-            let Some(qp) = self.process.qp(peer.qpn) else { continue };
+            let Some(qp) = self.process.qp(peer.qpn) else {
+                continue;
+            };
             let device = qp.context().device()?;
             let mut control = qp.control.lock();
             let attr = control.attr;
@@ -86,7 +88,9 @@ impl Sessions {
         for qp in &record.qps {
             let mut control = qp.control.lock();
             let ours = |standby: &Standby| standby.session == session;
-            let Some(standby) = control.standby.filter(ours) else { continue };
+            let Some(standby) = control.standby.filter(ours) else {
+                continue;
+            };
             let device = qp.context().device()?;
             if control.was_failed || standby.remote.is_none() {
                 // The program shall go on seeing the error, which the old one has.

@@ -87,7 +87,10 @@ impl Run {
                 inline,
             } => {
                 let number = self.next;
-                if self.story.ends[end].send(number, opcode, signaled, inline).is_ok() {
+                if self.story.ends[end]
+                    .send(number, opcode, signaled, inline)
+                    .is_ok()
+                {
                     self.next += 1;
                     let log = &mut self.logs[end];
                     log.signaled.extend(signaled.then_some(u64::from(number)));

@@ -65,18 +65,26 @@ impl State {
 
     /// Finishes the oldest request of a queue pair, if it can be.
     fn step(&mut self, name: Name) -> bool {
-        let Some(qp) = self.qps.get(&name) else { return false };
-        let Some(wqe) = qp.sends.front().copied() else { return false };
+        let Some(qp) = self.qps.get(&name) else {
+            return false;
+        };
+        let Some(wqe) = qp.sends.front().copied() else {
+            return false;
+        };
         let (send_cq, failed) = (qp.send_cq, qp.attr.state == QpState::Err);
         let two_sided = SendOpcode::from_raw(wqe.opcode.into()).is_some_and(SendOpcode::is_two_sided);
         if !failed && two_sided {
             let peer = (qp.attr.av.dgid[15], qp.attr.dest_qpn);
-            let Some(peer_qp) = self.qps.get_mut(&peer) else { return false };
+            let Some(peer_qp) = self.qps.get_mut(&peer) else {
+                return false;
+            };
             let connected_back = (peer_qp.attr.av.dgid[15], peer_qp.attr.dest_qpn) == name;
             if !connected_back || peer_qp.attr.state == QpState::Err {
                 return false;
             }
-            let Some(wr_id) = peer_qp.recvs.pop_front() else { return false };
+            let Some(wr_id) = peer_qp.recvs.pop_front() else {
+                return false;
+            };
             let recv_cq = peer_qp.recv_cq;
             self.complete(
                 recv_cq,
@@ -106,7 +114,10 @@ impl State {
     }
 
     fn complete(&mut self, cq: Name, cqe: Cqe) {
-        self.cqs.get_mut(&cq).expect("a queue pair's completion queue").push_back(cqe);
+        self.cqs
+            .get_mut(&cq)
+            .expect("a queue pair's completion queue")
+            .push_back(cqe);
     }
 
     fn qp(&mut self, name: Name) -> &mut FakeQp {
@@ -179,7 +190,12 @@ impl World {
     /// Queue pairs of a device.
     pub fn qpns(&self, device: u8) -> Vec<u32> {
         let state = self.0.lock();
-        state.qps.keys().filter(|name| name.0 == device).map(|name| name.1).collect()
+        state
+            .qps
+            .keys()
+            .filter(|name| name.0 == device)
+            .map(|name| name.1)
+            .collect()
     }
 
     /// For the next `looks` looks, send queues say that they have no room.
@@ -209,7 +225,9 @@ impl Device for FakeDevice {
     fn reg_mr(&self, _: &PhysicalMrInit<'_>) -> Result<(u32, u32), VerbsError> {
         let mut state = self.world.0.lock();
         // The least that is free, so that keys come again.
-        let key = (1..).map(|index| index << 8 | 7).find(|key| !state.keys.contains(&(self.id, *key)));
+        let key = (1..)
+            .map(|index| index << 8 | 7)
+            .find(|key| !state.keys.contains(&(self.id, *key)));
         let key = key.expect("a free key");
         state.keys.insert((self.id, key));
         Ok((key, key))
@@ -311,7 +329,9 @@ impl Device for FakeDevice {
             reopen: Box::new(move |connection| {
                 let mut id = [0];
                 let mut file = File::from(connection);
-                file.rewind().and_then(|()| file.read_exact(&mut id)).expect("a connection of ours");
+                file.rewind()
+                    .and_then(|()| file.read_exact(&mut id))
+                    .expect("a connection of ours");
                 Ok(world.device(id[0]))
             }),
         })

@@ -33,7 +33,6 @@ pub fn buffer() -> u64 {
 /// One end of the connection: a process with one of everything.
 pub struct End {
     pub sessions: Sessions,
-    pub process: Arc<Process>,
     pub context: Arc<Context>,
     pub pd: Arc<Pd>,
     pub mr: Arc<Mr>,
@@ -60,8 +59,7 @@ impl End {
         };
         let qp = pd.create_qp(&init).unwrap();
         Self {
-            sessions: Sessions::new(process.clone()),
-            process,
+            sessions: Sessions::new(process),
             context,
             pd,
             mr,
@@ -104,7 +102,13 @@ impl End {
     }
 
     /// Posts a message of that number, with the number as `wr_id`.
-    pub fn send(&self, message: u32, opcode: SendOpcode, signaled: bool, inline: bool) -> Result<(), PostError> {
+    pub fn send(
+        &self,
+        message: u32,
+        opcode: SendOpcode,
+        signaled: bool,
+        inline: bool,
+    ) -> Result<(), PostError> {
         let sges = [self.sge()];
         let request = SendWr {
             wr_id: message.into(),
@@ -115,7 +119,11 @@ impl End {
             rkey: 1,
             compare_add: 0,
             swap: 0,
-            body: if inline { Body::Inline(&[b"in", b"line"]) } else { Body::Sges(&sges) },
+            body: if inline {
+                Body::Inline(&[b"in", b"line"])
+            } else {
+                Body::Sges(&sges)
+            },
         };
         self.qp.post_send([request]).map_err(|(_, error)| error)
     }
@@ -194,14 +202,18 @@ impl Story {
         let (session, target) = (self.next_session, self.next_device);
         self.next_session += 1;
         self.next_device += 1;
-        let Answer::Described(map) = self.ends[mover].order(Order::Describe) else { panic!("no road map") };
+        let Answer::Described(map) = self.ends[mover].order(Order::Describe) else {
+            panic!("no road map")
+        };
         let partner = &mut self.ends[1 - mover];
         let qpn = partner.qp.number();
         let prepare = Order::PrepareStandby {
             session,
             qpns: vec![qpn],
         };
-        let Answer::StandbyPrepared(standby) = partner.order(prepare) else { panic!("no standby") };
+        let Answer::StandbyPrepared(standby) = partner.order(prepare) else {
+            panic!("no standby")
+        };
         let partner_gid = partner.endpoint().gid;
         let device = self.world.device(target);
         let claimed = make_again(&*device, &map, partner_gid, &standby[0]);
@@ -342,9 +354,18 @@ impl Story {
 }
 
 /// Makes the objects of a road map on another device, last ones first so that the numbers differ.
-fn make_again(device: &dyn Device, map: &RoadMap, partner_gid: [u8; 16], standby: &StandbyQp) -> Vec<ClaimedContext> {
-    let [context] = &map.contexts[..] else { panic!("one context") };
-    let [pd] = &context.pds[..] else { panic!("one protection domain") };
+fn make_again(
+    device: &dyn Device,
+    map: &RoadMap,
+    partner_gid: [u8; 16],
+    standby: &StandbyQp,
+) -> Vec<ClaimedContext> {
+    let [context] = &map.contexts[..] else {
+        panic!("one context")
+    };
+    let [pd] = &context.pds[..] else {
+        panic!("one protection domain")
+    };
     let physical_pd = device.alloc_pd().unwrap();
     let mrs = context.mrs.iter().rev().map(|mr| {
         let init = PhysicalMrInit {

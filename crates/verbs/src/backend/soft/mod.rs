@@ -67,11 +67,7 @@ fn call(
 ) -> Result<Received<Reply>, VerbsError> {
     let received = connection.call(request, fds).map_err(no_answer(verb))?;
     match received.message {
-        Reply::Error { errno, message } => Err(VerbsError::Refused {
-            verb,
-            errno,
-            message,
-        }),
+        Reply::Error { errno, message } => Err(VerbsError::Refused { verb, errno, message }),
         _ => Ok(received),
     }
 }
@@ -98,10 +94,8 @@ impl SoftDevice {
         let [memory, doorbell] = fds.map_err(|fds| {
             VerbsError::Invalid(format!("the RNIC sent {} descriptors in place of two", fds.len()))
         })?;
-        let arena = Arena::map(&memory, arena_bytes, doorbell).map_err(|source| VerbsError::Os {
-            call: "mmap",
-            source,
-        })?;
+        let arena = Arena::map(&memory, arena_bytes, doorbell)
+            .map_err(|source| VerbsError::Os { call: "mmap", source })?;
         Ok(Self {
             _held: fork::hold_fd(connection.as_fd()),
             connection: Mutex::new(connection),
@@ -241,7 +235,8 @@ impl Device for SoftDevice {
             object: object.to_owned(),
             users,
         };
-        let device = Arc::try_unwrap(self).map_err(|device| held("the device", Arc::strong_count(&device)))?;
+        let device =
+            Arc::try_unwrap(self).map_err(|device| held("the device", Arc::strong_count(&device)))?;
         let Self {
             connection, arena, ..
         } = device;

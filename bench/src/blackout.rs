@@ -1,0 +1,121 @@
+//! Blackouts of `ib_write_bw` with 16 queue pairs (MigrRDMA §5.2, figure "blackout time"), sender and receiver moved.
+//!
+//! One run per side: it is moved to and fro between two hosts while its partner stays, at full speed all the time.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde::Serialize;
+use verbatim_e2e::{Migration, PERFTEST_PORT, PHASES, TestLab, Tools, Traffic};
+
+use crate::context::Context;
+use crate::summary::Summary;
+
+/// What must pass between two moves.
+const BYTES_BETWEEN: u64 = 64 << 20;
+const FLOW_LIMIT: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Serialize)]
+struct Report {
+    context: Context,
+    program: String,
+    unit: &'static str,
+    sides: Vec<Side>,
+}
+
+#[derive(Debug, Serialize)]
+struct Side {
+    moved: &'static str,
+    service_blackout: Summary,
+    communication_blackout: Summary,
+    total: Summary,
+    phases: Vec<(&'static str, Summary)>,
+    migrations: Vec<Migration>,
+}
+
+/// Measures, prints and writes.
+pub fn run(tools: &Tools, moves: u32, out: &Path) -> anyhow::Result<()> {
+    let context = Context::now();
+    // It ends with the lab, long before its time is over.
+    let seconds = (moves * 20 + 60).to_string();
+    let argv = ["ib_write_bw", "-F", "-q", "16", "-s", "65536", "-D", &seconds];
+    let mut sides = Vec::new();
+    for moved in ["sender", "receiver"] {
+        let migrations = measure(tools, &argv, moved, moves)?;
+        let side = summarise(moved, migrations);
+        print(&side);
+        sides.push(side);
+    }
+    let report = Report {
+        context,
+        program: argv.join(" "),
+        unit: "ms",
+        sides,
+    };
+    std::fs::write(out, serde_json::to_vec_pretty(&report)?)
+        .with_context(|| format!("cannot write {}", out.display()))?;
+    println!("{}", out.display());
+    Ok(())
+}
+
+fn measure(tools: &Tools, argv: &[&str], moved: &str, moves: u32) -> anyhow::Result<Vec<Migration>> {
+    let lab = TestLab::up(tools, &["one", "other", "peer"])?;
+    let (sender_host, receiver_host) = if moved == "sender" {
+        ("one", "peer")
+    } else {
+        ("peer", "one")
+    };
+    let receiver = lab.instance(receiver_host, "receiver", argv)?;
+    receiver.listens(PERFTEST_PORT)?;
+    let address = receiver.address()?;
+    let sender = lab.instance(sender_host, "sender", &[argv, &[&address]].concat())?;
+    let instance = if moved == "sender" { &sender } else { &receiver };
+    let mut migrations = Vec::new();
+    let mut here = "one";
+    for number in 1..=moves {
+        Traffic::of(&lab, here)?
+            .flows(BYTES_BETWEEN, FLOW_LIMIT)
+            .with_context(|| sender.output().unwrap_or_default())?;
+        here = if here == "one" { "other" } else { "one" };
+        let moved = instance
+            .moves(here)
+            .with_context(|| format!("move {number}{}", lab.logs()))?;
+        migrations.push(moved);
+    }
+    Traffic::of(&lab, here)?.flows(BYTES_BETWEEN, FLOW_LIMIT)?;
+    lab.down()?;
+    Ok(migrations)
+}
+
+fn summarise(moved: &'static str, migrations: Vec<Migration>) -> Side {
+    let of = |get: &dyn Fn(&Migration) -> f64| Summary::of(migrations.iter().map(get));
+    Side {
+        moved,
+        service_blackout: of(&|migration| migration.service_blackout_ms),
+        communication_blackout: of(&|migration| migration.communication_blackout_ms),
+        total: of(&|migration| migration.total_ms),
+        phases: PHASES
+            .map(|phase| (phase, of(&|migration| migration.phases_ms[phase])))
+            .to_vec(),
+        migrations,
+    }
+}
+
+fn print(side: &Side) {
+    println!("{} moves of the {}, ms", side.migrations.len(), side.moved);
+    println!("{:24} {:>9} {:>9} {:>9}", "", "median", "least", "worst");
+    let line = |name: &str, summary: &Summary| {
+        println!(
+            "{name:24} {:>9.1} {:>9.1} {:>9.1}",
+            summary.median, summary.least, summary.most
+        );
+    };
+    for (phase, summary) in &side.phases {
+        line(phase, summary);
+    }
+    line("service blackout", &side.service_blackout);
+    line("communication blackout", &side.communication_blackout);
+    line("total", &side.total);
+    println!();
+}

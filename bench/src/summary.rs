@@ -1,0 +1,50 @@
+//! Median, best and worst of some measurements.
+
+use serde::Serialize;
+
+/// What a number of measurements come to.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Summary {
+    /// The middle one, or the mean of the two in the middle.
+    pub median: f64,
+    /// The smallest.
+    pub least: f64,
+    /// The largest.
+    pub most: f64,
+}
+
+impl Summary {
+    /// Of at least one measurement.
+    pub fn of(measurements: impl IntoIterator<Item = f64>) -> Self {
+        let mut sorted: Vec<f64> = measurements.into_iter().collect();
+        sorted.sort_by(f64::total_cmp);
+        let (Some(&least), Some(&most)) = (sorted.first(), sorted.last()) else {
+            panic!("there is nothing to summarise");
+        };
+        let middle = sorted.len() / 2;
+        let median = if sorted.len() % 2 == 1 {
+            sorted[middle]
+        } else {
+            f64::midpoint(sorted[middle - 1], sorted[middle])
+        };
+        Self { median, least, most }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_is_found_whatever_the_order() {
+        assert_eq!(
+            Summary::of([3.0, 1.0, 9.0]),
+            Summary {
+                median: 3.0,
+                least: 1.0,
+                most: 9.0
+            }
+        );
+        assert_eq!(Summary::of([4.0, 1.0, 2.0, 9.0]).median, 3.0);
+    }
+}

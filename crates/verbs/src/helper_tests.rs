@@ -1,0 +1,170 @@
+//! The helper thread and a stand-in for the agent, over real sockets and a real gate.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use verbatim_channel::{Answer, GATE_NAME, Gate, Greeting, MEMORY_DIR, Order, SOCKET_NAME, Scope};
+use verbatim_seqpacket::{Listener, Socket};
+
+use crate::testing::World;
+use crate::{Context, Process};
+
+struct Agent {
+    listener: Listener,
+    gate: Gate,
+    runtime: tempfile::TempDir,
+    world: World,
+}
+
+impl Agent {
+    fn new() -> Self {
+        let runtime = tempfile::tempdir().unwrap();
+        std::fs::create_dir(runtime.path().join(MEMORY_DIR)).unwrap();
+        Self {
+            listener: Listener::bind(&runtime.path().join(SOCKET_NAME)).unwrap(),
+            gate: Gate::open(&runtime.path().join(GATE_NAME), true).unwrap(),
+            runtime,
+            world: World::default(),
+        }
+    }
+
+    fn program(&self) -> (Arc<Process>, Arc<Context>) {
+        let process = Process::new(self.runtime.path());
+        let context = process.open_on(|| Ok(self.world.device(1))).unwrap();
+        (process, context)
+    }
+
+    fn accept(&self, expect_quiesced: bool) -> Socket {
+        let socket = self.listener.accept().unwrap();
+        let (greeting, _) = verbatim_channel::recv::<Greeting>(&socket).unwrap();
+        let Greeting::Process {
+            pid,
+            quiesced,
+            generation,
+            ..
+        } = greeting
+        else {
+            panic!("{greeting:?}")
+        };
+        assert_eq!(pid, std::process::id());
+        assert_eq!((quiesced, generation), (expect_quiesced, self.gate.generation()));
+        socket
+    }
+
+    fn quiesce(&self, socket: &Socket, session: u64) -> Vec<OwnedFd> {
+        let scope = Scope::All;
+        assert!(matches!(
+            order(socket, &Order::Suspend { session, scope }).0,
+            Answer::Suspended { .. }
+        ));
+        let drain = Order::Drain {
+            session,
+            expected: Vec::new(),
+            timeout_ms: 1000,
+        };
+        assert!(matches!(order(socket, &drain).0, Answer::Drained));
+        let (answer, connections) = order(socket, &Order::Quiesce { session });
+        assert!(matches!(answer, Answer::Quiesced), "{answer:?}");
+        connections
+    }
+}
+
+fn order(socket: &Socket, order: &Order) -> (Answer, Vec<OwnedFd>) {
+    verbatim_channel::send(socket, order, &[]).unwrap();
+    verbatim_channel::recv(socket).unwrap()
+}
+
+fn claim(socket: &Socket, session: u64, connections: &[OwnedFd]) {
+    let claim = Order::Claim {
+        session,
+        contexts: Vec::new(),
+        key_tables: Vec::new(),
+    };
+    let fds: Vec<_> = connections.iter().map(std::os::fd::AsFd::as_fd).collect();
+    verbatim_channel::send(socket, &claim, &fds).unwrap();
+    let (answer, _) = verbatim_channel::recv::<Answer>(socket).unwrap();
+    assert!(matches!(answer, Answer::Claimed { .. }), "{answer:?}");
+}
+
+/// What this process has open under a folder.
+fn open_below(folder: &Path) -> Vec<std::path::PathBuf> {
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap();
+    fds.filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok())
+        .filter(|path| path.starts_with(folder))
+        .collect()
+}
+
+#[test]
+fn a_quiesced_process_waits_at_the_gate_and_comes_back() {
+    let agent = Agent::new();
+    let (process, context) = agent.program();
+    let socket = agent.accept(false);
+    let (Answer::Described(map), _) = order(&socket, &Order::Describe) else {
+        panic!("no road map")
+    };
+    assert_eq!(map.contexts.len(), 1);
+
+    let connections = agent.quiesce(&socket, 5);
+    assert_eq!(connections.len(), 1);
+    let end = verbatim_channel::recv::<Answer>(&socket).unwrap_err();
+    assert!(matches!(end, verbatim_seqpacket::Error::Closed), "{end}");
+    assert!(open_below(agent.runtime.path()).is_empty());
+
+    agent.gate.open_up();
+    let socket = agent.accept(true);
+    claim(&socket, 5, &connections);
+    let (answer, _) = order(&socket, &Order::Resume { session: 5 });
+    assert!(matches!(answer, Answer::Resumed { intercepted: 0 }), "{answer:?}");
+    context.alloc_pd().unwrap();
+    process.cleanup();
+}
+
+#[test]
+fn a_new_agent_finds_the_process_again() {
+    let agent = Agent::new();
+    let (process, context) = agent.program();
+    let socket = agent.accept(false);
+    let scope = Scope::All;
+    order(&socket, &Order::Suspend { session: 1, scope });
+    drop(socket);
+    let socket = agent.accept(false);
+    // The first agent's session is gone.
+    context.alloc_pd().unwrap();
+    let (answer, _) = order(&socket, &Order::Abort { session: 1 });
+    assert!(matches!(answer, Answer::Done), "{answer:?}");
+    let (answer, _) = order(&socket, &Order::Resume { session: 1 });
+    assert!(matches!(answer, Answer::Error { .. }), "{answer:?}");
+    process.cleanup();
+    let end = verbatim_channel::recv::<Answer>(&socket).unwrap_err();
+    assert!(matches!(end, verbatim_seqpacket::Error::Closed), "{end}");
+}
+
+#[test]
+fn an_agent_that_dies_at_the_hand_over_leaves_the_process_running() {
+    let agent = Agent::new();
+    let (process, context) = agent.program();
+    let socket = agent.accept(false);
+    let scope = Scope::All;
+    let session = 2;
+    order(&socket, &Order::Suspend { session, scope });
+    let expected = Vec::new();
+    order(
+        &socket,
+        &Order::Drain {
+            session,
+            expected,
+            timeout_ms: 1000,
+        },
+    );
+    // As if it died before it could take the answer.
+    rustix::net::shutdown(&socket, rustix::net::Shutdown::Read).unwrap();
+    verbatim_channel::send(&socket, &Order::Quiesce { session }, &[]).unwrap();
+    let socket = agent.accept(false);
+    context.alloc_pd().unwrap();
+    let (Answer::Described(map), _) = order(&socket, &Order::Describe) else {
+        panic!("no road map")
+    };
+    assert_eq!(map.contexts[0].pds.len(), 1);
+    process.cleanup();
+}

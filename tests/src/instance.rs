@@ -1,0 +1,149 @@
+//! An instance: a program in a container, wherever it is.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde::Deserialize;
+
+use crate::lab::TestLab;
+use crate::migration::Migration;
+use crate::running::Finished;
+
+/// How long a migration may take on a slow machine, all retries and timeouts included.
+const MIGRATION_LIMIT: Duration = Duration::from_secs(60);
+
+/// A started instance. It ends with its lab.
+pub struct Instance<'a> {
+    lab: &'a TestLab,
+    name: String,
+}
+
+/// A line of `verbatim ps --json`.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Row {
+    /// The instance's name.
+    pub name: String,
+    /// Where it is.
+    pub host: String,
+    /// Its address and the length of the prefix.
+    pub address: String,
+    /// `running`, `moving` or `exited`.
+    pub state: String,
+    /// Its first process, as its host numbers it.
+    pub pid: Option<i32>,
+    /// How it ended.
+    pub exit_status: Option<i32>,
+    /// Connected queue pairs.
+    pub connections: u32,
+}
+
+impl<'a> Instance<'a> {
+    pub(crate) fn run(lab: &'a TestLab, host: &str, name: &str, what: &[&str]) -> anyhow::Result<Self> {
+        lab.ask(&[&["run", "--host", host, "--name", name], what].concat())?;
+        Ok(Self {
+            lab,
+            name: name.to_owned(),
+        })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How it is now.
+    pub fn row(&self) -> anyhow::Result<Row> {
+        let listed = self.lab.ask(&["ps", "--json"])?;
+        let rows: Vec<Row> =
+            serde_json::from_str(&listed.stdout).context("`verbatim ps --json` prints no JSON")?;
+        let mut mine: Vec<_> = rows.into_iter().filter(|row| row.name == self.name).collect();
+        match (mine.pop(), mine.pop()) {
+            (Some(row), None) => Ok(row),
+            (None, _) => bail!("`verbatim ps` does not show {}", self.name),
+            (Some(one), Some(other)) => {
+                bail!("{} is on {} and on {} at once", self.name, one.host, other.host)
+            }
+        }
+    }
+
+    /// Its own address.
+    pub fn address(&self) -> anyhow::Result<String> {
+        let row = self.row()?;
+        let (address, _) = row
+            .address
+            .split_once('/')
+            .context("an address without a prefix")?;
+        Ok(address.to_owned())
+    }
+
+    /// Waits until it listens on a TCP port.
+    pub fn listens(&self, port: u16) -> anyhow::Result<()> {
+        let row = self.row()?;
+        let pid = row.pid.with_context(|| {
+            format!(
+                "{} has ended with status {:?}: {}",
+                self.name,
+                row.exit_status,
+                self.output().unwrap_or_default()
+            )
+        })?;
+        self.lab
+            .listens(&row.host, pid, port)
+            .with_context(|| self.output().unwrap_or_default())
+    }
+
+    /// Moves it; whatever the outcome, it is told.
+    pub fn migrate(&self, to: &str) -> anyhow::Result<Migration> {
+        let finished = self
+            .lab
+            .verbatim(&["migrate", &self.name, "--to", to, "--json"])?
+            .wait(MIGRATION_LIMIT)?;
+        Migration::parse(&finished)
+    }
+
+    /// Moves it, and fails if that does.
+    pub fn moves(&self, to: &str) -> anyhow::Result<Migration> {
+        let migration = self.migrate(to)?;
+        migration.must_be_committed()?;
+        let row = self.row()?;
+        if row.host != to {
+            bail!("{} was moved to {to} and is on {}", self.name, row.host);
+        }
+        Ok(migration)
+    }
+
+    /// Asks its program to end (SIGINT).
+    pub fn interrupt(&self) -> anyhow::Result<()> {
+        let row = self.row()?;
+        let pid = row.pid.with_context(|| format!("{} has ended", self.name))?;
+        self.lab
+            .start_plain(&row.host, &["kill", "-INT", &pid.to_string()])?
+            .succeed(Duration::from_secs(10))?;
+        Ok(())
+    }
+
+    /// What its program has written.
+    pub fn output(&self) -> anyhow::Result<String> {
+        Ok(self.lab.ask(&["logs", &self.name])?.stdout)
+    }
+
+    /// Waits for its end, which must be a good one; what it has written, where `stdout` is standard error too.
+    pub fn succeed(&self, limit: Duration) -> anyhow::Result<Finished> {
+        let waited = self.lab.verbatim(&["wait", &self.name])?.wait(limit);
+        let output = self.output()?;
+        match waited {
+            Ok(waited) if waited.code == 0 => Ok(Finished {
+                what: self.name.clone(),
+                stdout: output,
+                ..waited
+            }),
+            Ok(waited) => bail!(
+                "{} ended with status {}{}:\n{output}",
+                self.name,
+                waited.code,
+                waited.output()
+            ),
+            Err(error) => Err(error.context(format!("{} wrote:\n{output}", self.name))),
+        }
+    }
+}

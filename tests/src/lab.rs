@@ -1,0 +1,259 @@
+//! A lab that goes away with its test, whatever becomes of that.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use verbatim_lab::Lab;
+
+use crate::instance::Instance;
+use crate::running::{Finished, Running};
+use crate::tools::Tools;
+use crate::wait::eventually;
+
+/// A command that does nothing but ask or order takes no longer than this.
+const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long a program may take until it listens.
+const LISTEN_LIMIT: Duration = Duration::from_secs(20);
+
+/// A running lab with a name of its own.
+///
+/// It is taken down by a process that waits for the end of a pipe which only this one holds: so it goes down when this
+/// is dropped, when the test panics, and when somebody kills the test.
+pub struct TestLab {
+    tools: Tools,
+    name: String,
+    /// Always there, but for the time within `up`.
+    lab: Option<Lab>,
+    keeper: Option<Child>,
+}
+
+impl TestLab {
+    /// Brings up a lab with these hosts.
+    pub fn up(tools: &Tools, hosts: &[&str]) -> anyhow::Result<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(1);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("e2e-{}-{number}", std::process::id());
+        let keeper = keeper(&tools.verbatim, &name)?;
+        let mut lab = Self {
+            tools: tools.clone(),
+            name,
+            lab: None,
+            keeper: Some(keeper),
+        };
+        lab.verbatim(&["lab", "up", "--hosts", &hosts.join(",")])?
+            .succeed(COMMAND_LIMIT)?;
+        lab.lab = Some(Lab::open(&lab.name)?);
+        Ok(lab)
+    }
+
+    /// Takes it down; an error if anything of that failed.
+    pub fn down(mut self) -> anyhow::Result<()> {
+        self.end()
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The lab itself.
+    pub fn lab(&self) -> &Lab {
+        self.lab.as_ref().expect("`up` has set it")
+    }
+
+    /// What was built.
+    pub fn tools(&self) -> &Tools {
+        &self.tools
+    }
+
+    /// Starts `verbatim` with these arguments, for this lab.
+    pub fn verbatim(&self, arguments: &[&str]) -> anyhow::Result<Running> {
+        let mut command = Command::new(&self.tools.verbatim);
+        command.args(arguments).env("VERBATIM_LAB_NAME", &self.name);
+        Running::start(format!("verbatim {}", arguments.join(" ")), command)
+    }
+
+    /// Runs `verbatim` with these arguments, and fails if it does.
+    pub fn ask(&self, arguments: &[&str]) -> anyhow::Result<Finished> {
+        self.verbatim(arguments)?.succeed(COMMAND_LIMIT)
+    }
+
+    /// Runs `verbatim` with these arguments, which must fail with status 1; what it wrote to standard error.
+    pub fn refused(&self, arguments: &[&str]) -> anyhow::Result<String> {
+        let finished = self.verbatim(arguments)?.wait(COMMAND_LIMIT)?;
+        if finished.code != 1 {
+            bail!(
+                "`{}` ended with status {} instead of 1{}",
+                finished.what,
+                finished.code,
+                finished.output()
+            );
+        }
+        Ok(finished.stderr)
+    }
+
+    /// Starts a program in a host, with the guest library.
+    pub fn start(&self, host: &str, argv: &[&str]) -> anyhow::Result<Running> {
+        let (program, arguments) = argv.split_first().context("there is no command to run")?;
+        let mut command = self.lab().command(host, program)?;
+        command.args(arguments).env("LD_PRELOAD", &self.tools.library);
+        Running::start(format!("{host}: {}", argv.join(" ")), command)
+    }
+
+    /// Starts a program in a host as it is.
+    pub fn start_plain(&self, host: &str, argv: &[&str]) -> anyhow::Result<Running> {
+        let (program, arguments) = argv.split_first().context("there is no command to run")?;
+        let mut command = self.lab().command(host, program)?;
+        command.args(arguments);
+        Running::start(format!("{host}: {}", argv.join(" ")), command)
+    }
+
+    /// Starts an instance.
+    pub fn instance(&self, host: &str, name: &str, argv: &[&str]) -> anyhow::Result<Instance<'_>> {
+        Instance::run(self, host, name, &[&["--"], argv].concat())
+    }
+
+    /// Starts an instance of an OCI bundle.
+    pub fn bundle(&self, host: &str, name: &str, bundle: &Path) -> anyhow::Result<Instance<'_>> {
+        Instance::run(
+            self,
+            host,
+            name,
+            &["--bundle", bundle.to_str().context("a path that is not UTF-8")?],
+        )
+    }
+
+    /// A host's address.
+    pub fn address(&self, host: &str) -> anyhow::Result<String> {
+        let status = self.lab().status()?;
+        Ok(status
+            .host(host)
+            .with_context(|| format!("there is no host {host}"))?
+            .address
+            .to_string())
+    }
+
+    /// Where a path of a host is for this process.
+    pub fn path(&self, host: &str, path: &str) -> anyhow::Result<PathBuf> {
+        Ok(self.lab().host_path(host, path)?)
+    }
+
+    /// Waits until something listens on a TCP port in the network of a process of a host; of the host itself: pid 1.
+    pub fn listens(&self, host: &str, pid: i32, port: u16) -> anyhow::Result<()> {
+        let tables = ["tcp", "tcp6"].map(|table| self.path(host, &format!("/proc/{pid}/net/{table}")));
+        let tables = tables.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+        eventually(
+            &format!("a program on {host} that listens on port {port}"),
+            LISTEN_LIMIT,
+            || {
+                let listening = tables.iter().any(|table| {
+                    std::fs::read_to_string(table).is_ok_and(|table| has_listener(&table, port))
+                });
+                Ok(listening.then_some(()))
+            },
+        )
+    }
+
+    /// Orders failures at the named points of a host's agent: lines of `POINT ACTION`; an empty text ends that.
+    pub fn order_faults(&self, host: &str, faults: &str) -> anyhow::Result<()> {
+        let path = self.path(host, "/run/verbatim/faults")?;
+        std::fs::write(&path, faults).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// The last lines of every service's log, for whoever has to find out why a test failed.
+    pub fn logs(&self) -> String {
+        const LINES: usize = 40;
+        let Some(lab) = &self.lab else {
+            return String::new();
+        };
+        let mut text = String::new();
+        for host in lab.hosts() {
+            for service in ["nic", "agent"] {
+                let path = lab
+                    .state_dir()
+                    .join("hosts")
+                    .join(host)
+                    .join(format!("{service}.log"));
+                let log = std::fs::read_to_string(&path).unwrap_or_default();
+                let lines: Vec<_> = log.lines().collect();
+                let tail = &lines[lines.len().saturating_sub(LINES)..];
+                if !tail.is_empty() {
+                    text.push_str(&format!("\n--- {service} of {host}\n{}", tail.join("\n")));
+                }
+            }
+        }
+        text
+    }
+
+    fn end(&mut self) -> anyhow::Result<()> {
+        let Some(mut keeper) = self.keeper.take() else {
+            return Ok(());
+        };
+        // The end of the pipe.
+        drop(keeper.stdin.take());
+        let mut output = String::new();
+        if let Some(mut stderr) = keeper.stderr.take() {
+            stderr.read_to_string(&mut output)?;
+        }
+        if !keeper.wait()?.success() {
+            bail!("lab {} could not be taken down: {output}", self.name);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for TestLab {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            eprintln!("{error:#}");
+        }
+    }
+}
+
+/// Starts the process that takes the lab down when this one lets go of its standard input.
+fn keeper(verbatim: &Path, lab: &str) -> anyhow::Result<Child> {
+    use std::os::unix::process::CommandExt;
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", r#"cat >/dev/null; exec "$0" --lab "$1" lab down"#])
+        .arg(verbatim)
+        .arg(lab)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        // A terminal's Ctrl-C is not for it.
+        .process_group(0);
+    command.spawn().context("cannot start sh")
+}
+
+/// Whether a table of TCP sockets has a listener on `port`: state 0A, proc_pid_net(5).
+fn has_listener(table: &str, port: u16) -> bool {
+    let suffix = format!(":{port:04X}");
+    table.lines().skip(1).any(|line| {
+        let mut fields = line.split_ascii_whitespace().skip(1);
+        let (local, state) = (fields.next(), fields.nth(1));
+        local.is_some_and(|local| local.ends_with(&suffix)) && state == Some("0A")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_is_found_by_port_and_state() {
+        let table = "\
+  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 00000000:4854 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1 0 100 0 0 10 0
+   1: 0100007F:4855 0100007F:C350 01 00000000:00000000 00:00000000 00000000     0        0 2 1 0 20 4 30 10 -1
+";
+        assert!(has_listener(table, 0x4854));
+        assert!(!has_listener(table, 0x4855), "a connection is no listener");
+        assert!(!has_listener(table, 0x4856));
+    }
+}

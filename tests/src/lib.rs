@@ -1,0 +1,35 @@
+//! What the end-to-end tests and the benches share: labs that go away, programs with a time limit, reports.
+//!
+//! Everything here is a black box around the built `verbatim` binary: it brings up a lab, starts unmodified programs in
+//! its hosts or in instances, moves these, and reads what they print. It builds nothing; [`Tools::find`] says what is
+//! missing.
+//!
+//! Nothing sleeps for a fixed time in the hope that something has happened: the end of a process is an event
+//! ([`Running::wait`]), and where there is no event a condition is looked at again and again until it holds or its time
+//! is over ([`eventually`]).
+//!
+//! Start at [`TestLab`].
+
+mod bundle;
+mod check;
+mod footprint;
+mod instance;
+mod lab;
+mod migration;
+mod perftest;
+mod running;
+mod tools;
+mod traffic;
+mod wait;
+
+pub use bundle::bundle_of;
+pub use check::{CheckReport, VCHECK_PORT};
+pub use footprint::left_behind;
+pub use instance::Instance;
+pub use lab::TestLab;
+pub use migration::{MOVED, Migration, PHASES, ROLLED_BACK};
+pub use perftest::{BandwidthRow, LatencyRow, PERFTEST_PORT};
+pub use running::{Finished, Running};
+pub use tools::Tools;
+pub use traffic::Traffic;
+pub use wait::eventually;

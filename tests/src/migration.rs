@@ -1,0 +1,124 @@
+//! What `verbatim migrate --json` prints.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::running::Finished;
+
+/// The outcome of a migration that took place.
+pub const MOVED: &str = "committed";
+
+/// The outcome of one that was undone.
+pub const ROLLED_BACK: &str = "rolled-back";
+
+/// The phases of a migration, in the order of the report.
+pub const PHASES: [&str; 9] = [
+    "PreCopy",
+    "PreSetup",
+    "WaitBeforeStop",
+    "DumpRDMA",
+    "DumpOthers",
+    "Transfer",
+    "RestoreRDMA",
+    "FullRestore",
+    "Replay",
+];
+
+/// The report. A key that is missing or that is not known here is an error: programs rely on them.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Migration {
+    /// The instance's name.
+    pub instance: String,
+    /// Where it was.
+    pub source: String,
+    /// Where it was to go.
+    pub destination: String,
+    /// [`MOVED`] or [`ROLLED_BACK`].
+    pub outcome: String,
+    /// Why it was rolled back.
+    pub error: Option<String>,
+    /// Milliseconds by phase.
+    pub phases_ms: BTreeMap<String, f64>,
+    /// How long no task ran.
+    pub service_blackout_ms: f64,
+    /// How long no connection carried data.
+    pub communication_blackout_ms: f64,
+    /// From the request to the end.
+    pub total_ms: f64,
+    /// What was sent.
+    pub bytes: Bytes,
+    /// Queue pairs that moved.
+    pub connections: u64,
+    /// Requests that were posted while the connections were suspended.
+    pub intercepted_wrs: u64,
+    /// Requests that were posted again.
+    pub replayed_wrs: u64,
+}
+
+/// Bytes that were sent.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bytes {
+    /// Before anything stopped.
+    pub pre_copy: u64,
+    /// In the blackout.
+    pub stop_and_copy: u64,
+}
+
+impl Migration {
+    pub(crate) fn parse(finished: &Finished) -> anyhow::Result<Self> {
+        let report: Self = serde_json::from_str(&finished.stdout)
+            .with_context(|| format!("`{}` prints no report{}", finished.what, finished.output()))?;
+        let phases: Vec<_> = report.phases_ms.keys().map(String::as_str).collect();
+        let mut expected = PHASES;
+        expected.sort_unstable();
+        if phases != expected {
+            bail!("the phases of the report are {phases:?}");
+        }
+        // The exit status says the same as the report.
+        if (finished.code == 0) != (report.outcome == MOVED && report.error.is_none()) || finished.code > 1 {
+            bail!(
+                "`{}` ended with status {} and the report {}",
+                finished.what,
+                finished.code,
+                finished.stdout
+            );
+        }
+        Ok(report)
+    }
+
+    /// Fails unless it took place, and well.
+    pub fn must_be_committed(&self) -> anyhow::Result<()> {
+        match (self.outcome.as_str(), &self.error) {
+            (MOVED, None) => Ok(()),
+            (outcome, error) => bail!(
+                "moving {} from {} to {}: {outcome}{}",
+                self.instance,
+                self.source,
+                self.destination,
+                error
+                    .as_ref()
+                    .map(|error| format!(", {error}"))
+                    .unwrap_or_default()
+            ),
+        }
+    }
+
+    /// Fails unless it was undone with an error that contains each of `reasons`.
+    pub fn must_be_rolled_back(&self, reasons: &[&str]) -> anyhow::Result<()> {
+        let error = self.error.as_deref().unwrap_or_default();
+        if self.outcome != ROLLED_BACK || !reasons.iter().all(|reason| error.contains(reason)) {
+            bail!(
+                "moving {} from {} to {} should be rolled back because of {reasons:?}: {}, {error:?}",
+                self.instance,
+                self.source,
+                self.destination,
+                self.outcome
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,130 @@
+//! The tables that perftest prints.
+
+use anyhow::{Context, bail};
+
+use crate::running::Finished;
+
+/// The TCP port on which its servers listen.
+pub const PERFTEST_PORT: u16 = 18515;
+
+/// A line of `ib_*_bw`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct BandwidthRow {
+    /// Message size.
+    pub bytes: u64,
+    /// Messages, of all queue pairs together.
+    pub iterations: u64,
+    /// MiB per second, by perftest's own clock.
+    pub average_mib_s: f64,
+}
+
+/// A line of `ib_*_lat`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LatencyRow {
+    /// Message size.
+    pub bytes: u64,
+    /// Messages.
+    pub iterations: u64,
+    /// The median, in microseconds.
+    pub typical_us: f64,
+}
+
+/// The numbers of the lines between perftest's two last rulers that begin with a number.
+fn rows(finished: &Finished, columns: usize) -> anyhow::Result<Vec<Vec<f64>>> {
+    let mut rows = Vec::new();
+    let mut in_table = false;
+    for line in finished.stdout.lines() {
+        if line.trim_start().starts_with("#bytes") {
+            in_table = true;
+        } else if in_table
+            && line
+                .trim_start()
+                .starts_with(|first: char| first.is_ascii_digit())
+        {
+            let numbers: Vec<f64> = line
+                .split_ascii_whitespace()
+                .map(str::parse)
+                .collect::<Result<_, _>>()
+                .with_context(|| format!("not a line of perftest's table: {line:?}"))?;
+            if numbers.len() < columns || numbers.iter().any(|number| !number.is_finite()) {
+                bail!("perftest printed {line:?}");
+            }
+            rows.push(numbers);
+        }
+    }
+    if rows.is_empty() {
+        bail!("`{}` printed no result{}", finished.what, finished.output());
+    }
+    Ok(rows)
+}
+
+impl BandwidthRow {
+    /// The table that a program has written.
+    pub fn parse(finished: &Finished) -> anyhow::Result<Vec<Self>> {
+        // #bytes #iterations BW-peak BW-average MsgRate
+        let rows = rows(finished, 5)?;
+        Ok(rows
+            .iter()
+            .map(|row| Self {
+                bytes: row[0] as u64,
+                iterations: row[1] as u64,
+                average_mib_s: row[3],
+            })
+            .collect())
+    }
+}
+
+impl LatencyRow {
+    /// The table that a program has written.
+    pub fn parse(finished: &Finished) -> anyhow::Result<Vec<Self>> {
+        // #bytes #iterations t_min t_max t_typical t_avg t_stdev 99% 99.9%
+        let rows = rows(finished, 9)?;
+        Ok(rows
+            .iter()
+            .map(|row| Self {
+                bytes: row[0] as u64,
+                iterations: row[1] as u64,
+                typical_us: row[4],
+            })
+            .collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn printed(stdout: &str) -> Finished {
+        Finished {
+            what: "ib_write_bw".to_owned(),
+            code: 0,
+            stdout: stdout.to_owned(),
+            stderr: String::new(),
+        }
+    }
+
+    #[test]
+    fn the_table_is_found_among_the_rest() {
+        let text = "\
+ local address: LID 0000 QPN 0x0011 PSN 0xc4ba3f
+ GID: 00:00:00:00:00:00:00:00:00:00:255:255:10:77:00:01
+---------------------------------------------------------------------------------------
+ #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
+ 2          5000             1.56               1.33   \t\t   0.697
+ 65536      5000             2211.30            2001.55\t\t   0.032025
+---------------------------------------------------------------------------------------
+";
+        let rows = BandwidthRow::parse(&printed(text)).unwrap();
+        assert_eq!(rows.len(), 2);
+        assert_eq!(
+            rows[1],
+            BandwidthRow {
+                bytes: 65536,
+                iterations: 5000,
+                average_mib_s: 2001.55
+            }
+        );
+        assert!(BandwidthRow::parse(&printed(" #bytes\n")).is_err(), "no result");
+        assert!(LatencyRow::parse(&printed(text)).is_err(), "too few columns");
+    }
+}

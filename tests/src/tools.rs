@@ -1,0 +1,92 @@
+//! What a test needs on this machine, found once.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use verbatim_container::Criu;
+
+/// Debian's programs that the tests run.
+const PROGRAMS: [&str; 11] = [
+    "runc",
+    "ip",
+    "ibv_devices",
+    "ibv_devinfo",
+    "ibv_rc_pingpong",
+    "ib_write_bw",
+    "ib_read_bw",
+    "ib_send_bw",
+    "ib_write_lat",
+    "ib_read_lat",
+    "ib_send_lat",
+];
+
+/// What was built, and where it is.
+#[derive(Debug, Clone)]
+pub struct Tools {
+    /// The command.
+    pub verbatim: PathBuf,
+    /// The guest library.
+    pub library: PathBuf,
+    /// The check program.
+    pub vcheck: PathBuf,
+}
+
+impl Tools {
+    /// Finds what `make build` made, in the target folder that the running program is from.
+    pub fn find() -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("cannot find this program's own path")?;
+        // A test is in target/PROFILE/deps, any other program in target/PROFILE.
+        let folders = program.ancestors().skip(1).take(2);
+        let built = |name: &str| {
+            let mut places = folders.clone().map(|folder| folder.join(name));
+            places.find(|path| path.exists()).with_context(|| {
+                format!(
+                    "{name} is not beside {}: run `make build` (cargo builds only what it runs)",
+                    program.display()
+                )
+            })
+        };
+        let vcheck = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vcheck/vcheck");
+        Ok(Self {
+            verbatim: built("verbatim")?,
+            library: built("libverbatim.so")?,
+            vcheck: vcheck.canonicalize().with_context(|| {
+                format!(
+                    "the check program {} is missing: run `make build`",
+                    vcheck.display()
+                )
+            })?,
+        })
+    }
+
+    /// Why the tests cannot run on this machine, if they cannot: something to install, or rights.
+    pub fn obstacle() -> Option<String> {
+        if !rustix::process::geteuid().is_root() {
+            return Some("a lab needs root: run `sudo make test`".to_owned());
+        }
+        let missing: Vec<_> = PROGRAMS
+            .into_iter()
+            .filter(|program| find_program(program).is_err())
+            .collect();
+        if !missing.is_empty() {
+            return Some(format!("not installed: {}; run `make setup`", missing.join(", ")));
+        }
+        Criu::find()
+            .err()
+            .map(|error| format!("{error}; run `make setup`"))
+    }
+}
+
+/// Where a program is: on `PATH`, or in a system folder that a plain user's `PATH` lacks.
+pub(crate) fn find_program(name: &str) -> anyhow::Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders =
+        std::env::split_paths(&path).chain(["/usr/sbin", "/sbin", "/usr/local/sbin"].map(PathBuf::from));
+    match folders
+        .map(|folder| folder.join(name))
+        .find(|program| program.is_file())
+    {
+        Some(program) => Ok(program),
+        None => bail!("{name} is not installed; run `make setup`"),
+    }
+}

@@ -1,0 +1,83 @@
+//! The end-to-end tests: unmodified programs in a lab's hosts and instances, moved while they run.
+//!
+//! Each test gets a lab of its own with the hosts that it names. They run one after the other, since they measure
+//! nothing but keep every core busy. On a machine without root or without the programs that `setup.sh` installs they
+//! are skipped, and say why; with `CI=true` that is a failure.
+//!
+//! | variable | |
+//! | --- | --- |
+//! | `VERBATIM_SOAK_MOVES` | how many moves in a row `migration::moves_in_a_row` makes; default 6 |
+
+mod migration;
+mod programs;
+mod robustness;
+mod rollback;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use verbatim_e2e::{TestLab, Tools};
+
+/// A test: its name, the hosts of its lab, and what it does there.
+struct Test {
+    name: String,
+    hosts: &'static [&'static str],
+    body: Box<dyn FnOnce(&TestLab) -> anyhow::Result<()> + Send>,
+}
+
+impl Test {
+    fn new(
+        name: impl Into<String>,
+        hosts: &'static [&'static str],
+        body: impl FnOnce(&TestLab) -> anyhow::Result<()> + Send + 'static,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            hosts,
+            body: Box::new(body),
+        }
+    }
+
+    fn run(self, tools: &Tools) -> anyhow::Result<()> {
+        let lab = TestLab::up(tools, self.hosts)?;
+        let body = self.body;
+        // A panic must not hide the logs.
+        let result = catch_unwind(AssertUnwindSafe(|| body(&lab)));
+        if !matches!(result, Ok(Ok(()))) {
+            eprintln!("\nthe logs of {}:{}", self.name, lab.logs());
+        }
+        let down = lab.down();
+        match result {
+            Ok(result) => result.and(down),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    arguments.test_threads.get_or_insert(1);
+    let obstacle = Tools::obstacle();
+    let strict = std::env::var("CI").is_ok_and(|value| value == "true");
+    let tests = [
+        programs::tests(),
+        migration::tests(),
+        rollback::tests(),
+        robustness::tests(),
+    ];
+    let trials = tests.into_iter().flatten().map(|test| {
+        let obstacle = obstacle.clone();
+        Trial::ignorable_test(test.name.clone(), move || match obstacle {
+            Some(reason) if strict => Err(Failed::from(reason)),
+            Some(reason) => Ok(Completion::ignored_with(reason)),
+            None => {
+                let result = Tools::find().and_then(|tools| test.run(&tools));
+                result
+                    .map(|()| Completion::Completed)
+                    .map_err(|error| Failed::from(format!("{error:#}")))
+            }
+        })
+    });
+    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+}

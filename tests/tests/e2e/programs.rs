@@ -1,0 +1,195 @@
+//! Debian's own programs, and the check program, between two hosts.
+
+use std::time::Duration;
+
+use anyhow::{bail, ensure};
+use verbatim_e2e::{BandwidthRow, CheckReport, Finished, LatencyRow, PERFTEST_PORT, TestLab, VCHECK_PORT};
+
+use crate::Test;
+
+const HOSTS: &[&str] = &["src", "peer"];
+const LIMIT: Duration = Duration::from_secs(60);
+/// Of `ibv_rc_pingpong`.
+const PINGPONG_PORT: u16 = 18515;
+
+/// All of them.
+pub fn tests() -> Vec<Test> {
+    let mut tests = vec![
+        Test::new("programs::ibv_devices", HOSTS, ibv_devices),
+        Test::new("programs::ibv_devinfo", HOSTS, ibv_devinfo),
+        Test::new("programs::ibv_rc_pingpong", HOSTS, ibv_rc_pingpong),
+        Test::new("programs::ib_write_bw_all_sizes", HOSTS, all_sizes),
+    ];
+    for program in ["ib_write_bw", "ib_read_bw", "ib_send_bw"] {
+        tests.push(Test::new(format!("programs::{program}"), HOSTS, move |lab| {
+            bandwidth(lab, program)
+        }));
+    }
+    for program in ["ib_write_lat", "ib_read_lat", "ib_send_lat"] {
+        tests.push(Test::new(format!("programs::{program}"), HOSTS, move |lab| {
+            latency(lab, program)
+        }));
+    }
+    for operation in ["send", "write", "write-imm", "read", "mix"] {
+        tests.push(Test::new(
+            format!("programs::vcheck_{operation}"),
+            HOSTS,
+            move |lab| vcheck(lab, operation),
+        ));
+    }
+    tests
+}
+
+/// Runs `argv` in `peer` as the server and in `src`, with that host's address, as the client. Both must end well.
+pub fn between(lab: &TestLab, argv: &[&str], port: u16) -> anyhow::Result<(Finished, Finished)> {
+    let server = lab.start("peer", argv)?;
+    lab.listens("peer", 1, port)?;
+    let address = lab.address("peer")?;
+    let client = lab
+        .start("src", &[argv, &[address.as_str()]].concat())?
+        .wait(LIMIT);
+    let server = server.wait(LIMIT);
+    // Both sides' words, whoever failed.
+    match (client, server) {
+        (Ok(client), Ok(server)) if client.code == 0 && server.code == 0 => Ok((client, server)),
+        (client, server) => bail!("{}\n{}", told(client), told(server)),
+    }
+}
+
+fn told(result: anyhow::Result<Finished>) -> String {
+    match result {
+        Ok(finished) => format!(
+            "`{}` ended with status {}{}",
+            finished.what,
+            finished.code,
+            finished.output()
+        ),
+        Err(error) => format!("{error:#}"),
+    }
+}
+
+fn ibv_devices(lab: &TestLab) -> anyhow::Result<()> {
+    let listed = lab.start("src", &["ibv_devices"])?.succeed(LIMIT)?;
+    ensure!(listed.stdout.contains("verbatim0"), "{}", listed.output());
+    Ok(())
+}
+
+fn ibv_devinfo(lab: &TestLab) -> anyhow::Result<()> {
+    for argv in [&["ibv_devinfo"][..], &["ibv_devinfo", "-v"]] {
+        let shown = lab.start("src", argv)?.succeed(LIMIT)?;
+        for expected in ["verbatim0", "PORT_ACTIVE", "Ethernet", "active_mtu"] {
+            ensure!(
+                shown.stdout.contains(expected),
+                "no {expected:?} in{}",
+                shown.output()
+            );
+        }
+    }
+    // The port is the host's own: its GID is the IPv4-mapped address.
+    let shown = lab.start("peer", &["ibv_devinfo", "-v"])?.succeed(LIMIT)?;
+    let gid = format!("::ffff:{}", lab.address("peer")?);
+    ensure!(shown.stdout.contains(&gid), "no GID {gid} in{}", shown.output());
+    Ok(())
+}
+
+fn ibv_rc_pingpong(lab: &TestLab) -> anyhow::Result<()> {
+    for arguments in [
+        &["-c", "-n", "500"][..],
+        &["-n", "200", "-s", "262144", "-m", "4096"],
+    ] {
+        let argv = [&["ibv_rc_pingpong", "-g", "0"], arguments].concat();
+        let (client, server) = between(lab, &argv, PINGPONG_PORT)?;
+        for side in [client, server] {
+            ensure!(side.stdout.contains("iters in"), "{}{}", side.what, side.output());
+        }
+    }
+    Ok(())
+}
+
+fn bandwidth(lab: &TestLab, program: &str) -> anyhow::Result<()> {
+    for (size, queue_pairs, iterations) in [(2, 1, 1000), (4096, 1, 1000), (65536, 1, 1000), (65536, 16, 200)]
+    {
+        let (bytes, count, pairs) = (size.to_string(), iterations.to_string(), queue_pairs.to_string());
+        let argv = [program, "-F", "-s", &bytes, "-n", &count, "-q", &pairs];
+        let (client, _) = between(lab, &argv, PERFTEST_PORT)?;
+        let rows = BandwidthRow::parse(&client)?;
+        let [row] = rows[..] else {
+            bail!("{} lines instead of one{}", rows.len(), client.output())
+        };
+        ensure!(
+            (row.bytes, row.iterations) == (size, iterations * queue_pairs),
+            "{argv:?}: {row:?}"
+        );
+        // No more than memory can do, and no less than the slowest machine will.
+        ensure!((0.01..1e6).contains(&row.average_mib_s), "{argv:?}: {row:?}");
+    }
+    // By time, as `make demo` runs it.
+    let argv = [program, "-F", "-s", "65536", "-D", "1", "-q", "16"];
+    let (client, _) = between(lab, &argv, PERFTEST_PORT)?;
+    let rows = BandwidthRow::parse(&client)?;
+    ensure!(
+        rows.len() == 1 && rows[0].average_mib_s > 1.0,
+        "{argv:?}: {rows:?}"
+    );
+    Ok(())
+}
+
+fn all_sizes(lab: &TestLab) -> anyhow::Result<()> {
+    let (client, _) = between(lab, &["ib_write_bw", "-F", "-a", "-n", "50"], PERFTEST_PORT)?;
+    let sizes: Vec<_> = BandwidthRow::parse(&client)?
+        .iter()
+        .map(|row| row.bytes)
+        .collect();
+    let expected: Vec<u64> = (1..=23).map(|power| 1 << power).collect();
+    ensure!(sizes == expected, "sizes {sizes:?}");
+    Ok(())
+}
+
+fn latency(lab: &TestLab, program: &str) -> anyhow::Result<()> {
+    for size in [2, 4096, 65536] {
+        let bytes = size.to_string();
+        let argv = [program, "-F", "-s", &bytes, "-n", "500"];
+        let (client, _) = between(lab, &argv, PERFTEST_PORT)?;
+        let rows = LatencyRow::parse(&client)?;
+        let [row] = rows[..] else {
+            bail!("{} lines instead of one{}", rows.len(), client.output())
+        };
+        ensure!((row.bytes, row.iterations) == (size, 500), "{argv:?}: {row:?}");
+        ensure!((0.1..1e6).contains(&row.typical_us), "{argv:?}: {row:?}");
+    }
+    Ok(())
+}
+
+fn vcheck(lab: &TestLab, operation: &str) -> anyhow::Result<()> {
+    let program = lab.tools().vcheck.display().to_string();
+    for (queue_pairs, options) in [
+        ("1", &["-s", "4096", "-n", "2000"][..]),
+        (
+            "8",
+            &["-s", "65536", "--random-size", "-n", "300", "--bidirectional"],
+        ),
+    ] {
+        let server = lab.start("peer", &[&program])?;
+        lab.listens("peer", 1, VCHECK_PORT)?;
+        let address = lab.address("peer")?;
+        let argv = [
+            &[program.as_str(), "--op", operation, "-q", queue_pairs],
+            options,
+            &[&address],
+        ]
+        .concat();
+        let (client, server) = (lab.start("src", &argv)?.wait(LIMIT), server.wait(LIMIT));
+        let (client, server) = match (client, server) {
+            (Ok(client), Ok(server)) => (client, server),
+            (client, server) => bail!("{}\n{}", told(client), told(server)),
+        };
+        CheckReport::both_clean(&client, &server)?;
+        ensure!(
+            client.code == 0 && server.code == 0,
+            "clean, but status {} and {}",
+            client.code,
+            server.code
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,282 @@
+//! Programs that die, operators who err, labs side by side.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use verbatim_e2e::{CheckReport, TestLab, Traffic, VCHECK_PORT, bundle_of, eventually};
+
+use crate::Test;
+use crate::programs::between;
+
+const HOSTS: &[&str] = &["src", "peer"];
+const THREE_HOSTS: &[&str] = &["src", "dst", "peer"];
+const LIMIT: Duration = Duration::from_secs(30);
+const SOME_BYTES: u64 = 8 << 20;
+
+/// All of them.
+pub fn tests() -> Vec<Test> {
+    vec![
+        Test::new(
+            "robustness::a_killed_program_leaves_nothing",
+            HOSTS,
+            a_killed_program_leaves_nothing,
+        ),
+        Test::new("robustness::errors_say_what_to_do", HOSTS, errors_say_what_to_do),
+        Test::new(
+            "robustness::check_names_every_blocker",
+            THREE_HOSTS,
+            check_names_every_blocker,
+        ),
+        Test::new(
+            "robustness::a_bundle_runs_and_moves",
+            THREE_HOSTS,
+            a_bundle_runs_and_moves,
+        ),
+        Test::new("robustness::two_labs_at_once", HOSTS, two_labs_at_once),
+        Test::new(
+            "robustness::a_lab_goes_with_its_test",
+            HOSTS,
+            a_lab_goes_with_its_test,
+        ),
+    ]
+}
+
+fn a_killed_program_leaves_nothing(lab: &TestLab) -> anyhow::Result<()> {
+    let rnics = [Traffic::of(lab, "src")?, Traffic::of(lab, "peer")?];
+    let before = rnics.each_ref().map(Traffic::objects);
+    let program = lab.tools().vcheck.display().to_string();
+    let server = lab.start("peer", &[&program])?;
+    lab.listens("peer", 1, VCHECK_PORT)?;
+    let address = lab.address("peer")?;
+    let client = lab.start(
+        "src",
+        &[&program, "--op", "mix", "-q", "8", "-D", "600", &address],
+    )?;
+    rnics[0].flows(SOME_BYTES, LIMIT)?;
+    for (rnic, before) in rnics.iter().zip(before) {
+        let now = rnic.objects();
+        ensure!(
+            now.iter().zip(before).all(|(now, before)| *now > before),
+            "{now:?} after {before:?}"
+        );
+    }
+
+    // The program dies with the process that stands in for it, of SIGKILL.
+    drop(client);
+    drop(server);
+    for (rnic, before) in rnics.iter().zip(before) {
+        eventually("an RNIC without the dead program's objects", LIMIT, || {
+            Ok((rnic.objects() == before).then_some(()))
+        })
+        .with_context(|| format!("{:?} instead of {before:?}", rnic.objects()))?;
+    }
+    // And the RNICs work.
+    between(lab, &["ibv_rc_pingpong", "-g", "0", "-n", "100"], 18515)?;
+    Ok(())
+}
+
+fn errors_say_what_to_do(lab: &TestLab) -> anyhow::Result<()> {
+    lab.ask(&["run", "--host", "src", "--name", "taken", "--", "sleep", "1000"])?;
+    let cases: [(&[&str], &[&str]); 9] = [
+        (&["--lab", "no-such-lab", "ps"], &["no lab", "verbatim lab up"]),
+        (
+            &["--lab", "no-such-lab", "lab", "status"],
+            &["no-such-lab", "verbatim lab up"],
+        ),
+        (&["lab", "up"], &["is up already", "verbatim lab down"]),
+        (
+            &["migrate", "ghost", "--to", "peer"],
+            &["no instance ghost", "taken"],
+        ),
+        (
+            &["run", "--host", "mars", "--name", "a", "--", "true"],
+            &["mars", "src", "peer"],
+        ),
+        (
+            &["run", "--host", "peer", "--name", "taken", "--", "true"],
+            &["taken", "verbatim stop"],
+        ),
+        (
+            &["run", "--host", "src", "--name", "../a", "--", "true"],
+            &["../a"],
+        ),
+        (
+            &["run", "--host", "src", "--name", "b", "--bundle", "/nonexistent"],
+            &["/nonexistent/config.json"],
+        ),
+        (&["lab", "exec", "mars", "--", "true"], &["mars", "src, peer"]),
+    ];
+    for (arguments, expected) in cases {
+        let said = lab.refused(arguments)?;
+        for word in expected {
+            ensure!(
+                said.contains(word),
+                "`verbatim {}` does not say {word:?}: {said}",
+                arguments.join(" ")
+            );
+        }
+        ensure!(
+            !said.contains("panicked"),
+            "`verbatim {}`: {said}",
+            arguments.join(" ")
+        );
+    }
+    // Wrong usage is another status than failure.
+    let usage = lab.verbatim(&["migrate", "taken"])?.wait(LIMIT)?;
+    ensure!(
+        usage.code == 2 && usage.stderr.contains("--to"),
+        "status {}{}",
+        usage.code,
+        usage.output()
+    );
+    // A program that does not exist is the instance's own end.
+    lab.ask(&["stop", "taken"])?;
+    let rows = lab.ask(&["ps", "--json"])?;
+    ensure!(rows.stdout.trim() == "[]", "{}", rows.stdout);
+    Ok(())
+}
+
+fn blockers(lab: &TestLab, name: &str, to: &str) -> anyhow::Result<Vec<String>> {
+    #[derive(serde::Deserialize)]
+    struct Reply {
+        blockers: Vec<String>,
+    }
+    let checked = lab
+        .verbatim(&["check", name, "--to", to, "--json"])?
+        .wait(LIMIT)?;
+    let Reply { blockers } = serde_json::from_str(&checked.stdout).with_context(|| checked.output())?;
+    ensure!(
+        checked.code == i32::from(!blockers.is_empty()),
+        "status {} with {blockers:?}",
+        checked.code
+    );
+    Ok(blockers)
+}
+
+fn check_names_every_blocker(lab: &TestLab) -> anyhow::Result<()> {
+    lab.ask(&[
+        "run",
+        "--host",
+        "src",
+        "--name",
+        "web",
+        "--address",
+        "10.77.1.77/16",
+        "--",
+        "sleep",
+        "1000",
+    ])?;
+    ensure!(
+        blockers(lab, "web", "dst")?.is_empty(),
+        "{:?}",
+        blockers(lab, "web", "dst")?
+    );
+
+    let unknown = blockers(lab, "web", "mars")?.join("; ");
+    ensure!(unknown.contains("mars") && unknown.contains("dst"), "{unknown}");
+    let here = blockers(lab, "web", "src")?.join("; ");
+    ensure!(here.contains("already"), "{here}");
+
+    // Only within a host nobody sees that the name and the address are in use elsewhere.
+    let verbatim = lab.tools().verbatim.display().to_string();
+    let elsewhere = |name: &str, address: &str| {
+        let argv = [
+            &verbatim,
+            "run",
+            "--name",
+            name,
+            "--address",
+            address,
+            "--",
+            "sleep",
+            "1000",
+        ];
+        lab.start_plain("dst", &argv)?.succeed(LIMIT)
+    };
+    elsewhere("web", "10.77.2.1/16")?;
+    let name = blockers(lab, "web", "dst")?.join("; ");
+    ensure!(name.contains("name web is taken"), "{name}");
+    lab.start_plain("dst", &[&verbatim, "stop", "web"])?
+        .succeed(LIMIT)?;
+    elsewhere("other", "10.77.1.77/16")?;
+    let address = blockers(lab, "web", "dst")?.join("; ");
+    ensure!(address.contains("address 10.77.1.77 is taken"), "{address}");
+    lab.ask(&["stop", "other"])?;
+
+    // A host whose agent is down.
+    lab.lab().kill("dst", "agent")?;
+    let down = blockers(lab, "web", "dst")?.join("; ");
+    ensure!(down.contains("dst"), "{down}");
+    lab.lab().start("dst", "agent")?;
+
+    // Nothing was touched: it can still be moved.
+    ensure!(
+        blockers(lab, "web", "dst")?.is_empty(),
+        "{:?}",
+        blockers(lab, "web", "dst")?
+    );
+    let moved = lab.ask(&["migrate", "web", "--to", "dst"])?;
+    ensure!(
+        moved.stdout.contains("web has moved from src to dst"),
+        "{}",
+        moved.stdout
+    );
+    Ok(())
+}
+
+fn a_bundle_runs_and_moves(lab: &TestLab) -> anyhow::Result<()> {
+    let program = lab.tools().vcheck.display().to_string();
+    let server = lab.start("peer", &[&program])?;
+    lab.listens("peer", 1, VCHECK_PORT)?;
+    let address = lab.address("peer")?;
+    let folder = tempfile::tempdir()?;
+    let argv = [program.as_str(), "--op", "mix", "-q", "2", "-D", "600", &address];
+    bundle_of(folder.path(), &argv, &lab.tools().library)?;
+    let client = lab.bundle("src", "image", folder.path())?;
+    let words = || client.output().unwrap_or_default();
+    Traffic::of(lab, "src")?
+        .flows(SOME_BYTES, LIMIT)
+        .with_context(words)?;
+    client.moves("dst").with_context(words)?;
+    Traffic::of(lab, "dst")?
+        .flows(SOME_BYTES, LIMIT)
+        .with_context(words)?;
+    client.interrupt()?;
+    CheckReport::both_clean(&client.succeed(LIMIT)?, &server.succeed(LIMIT)?)?;
+    Ok(())
+}
+
+fn two_labs_at_once(lab: &TestLab) -> anyhow::Result<()> {
+    let other = TestLab::up(lab.tools(), HOSTS)?;
+    // The same hosts, names and addresses, at the same time.
+    let program = lab.tools().vcheck.display().to_string();
+    let mut running = Vec::new();
+    for lab in [lab, &other] {
+        lab.ask(&["run", "--host", "src", "--name", "same", "--", "sleep", "1000"])?;
+        let server = lab.start("peer", &[&program])?;
+        lab.listens("peer", 1, VCHECK_PORT)?;
+        let address = lab.address("peer")?;
+        let client = lab.start(
+            "src",
+            &[&program, "--op", "mix", "-q", "2", "-n", "3000", &address],
+        )?;
+        running.push((client, server));
+    }
+    for (client, server) in running {
+        CheckReport::both_clean(&client.succeed(LIMIT)?, &server.succeed(LIMIT)?)?;
+    }
+    other.down()?;
+    lab.ask(&["stop", "same"])?;
+    Ok(())
+}
+
+/// The test's own promise: what it started goes when it dies, however it dies.
+fn a_lab_goes_with_its_test(lab: &TestLab) -> anyhow::Result<()> {
+    let name = {
+        let other = TestLab::up(lab.tools(), &["src"])?;
+        other.name().to_owned()
+    };
+    let said = lab.refused(&["--lab", &name, "lab", "status"])?;
+    ensure!(said.contains("verbatim lab up"), "{said}");
+    Ok(())
+}
