@@ -117,6 +117,18 @@ impl Guests {
         }
     }
 
+    /// Waits until the process has closed its channel, which is the last thing that it closes when it is quiesced.
+    pub async fn gone(&self, guest: &Guest) {
+        let mut changed = self.changed.subscribe();
+        while {
+            changed.mark_unchanged();
+            self.lock().contains_key(&guest.id)
+        } {
+            // The sender is part of self.
+            let _ = changed.changed().await;
+        }
+    }
+
     /// The process has its queues back.
     pub fn claimed(&self, guest: &Guest) {
         if let Some(known) = self.lock().get_mut(&guest.id) {

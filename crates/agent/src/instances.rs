@@ -2,10 +2,12 @@
 //!
 //! - [`record`]: what an instance is, wherever it is; it goes along when it moves;
 //! - [`home`]: its place on one host: runtime folder, sockets, network, bundle;
-//! - [`Instance`]: both, with the running container.
+//! - [`Instance`]: both, with the running container;
+//! - [`recovery`]: what an agent finds that comes after one that died.
 
 pub mod home;
 pub mod record;
+pub mod recovery;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -41,6 +43,10 @@ pub struct Instance {
 impl Instance {
     /// Takes charge of a running container.
     pub fn start(home: Home, mut init: Init) -> Arc<Self> {
+        if let Err(error) = home.keep_record(init.pid()) {
+            tracing::warn!(instance = %home.record.name, error = format!("{error:#}"), "an agent that comes after \
+                           this one will not know it");
+        }
         let state = watch::Sender::new(State::Running);
         let instance = Arc::new(Self { home, init_pid: init.pid(), state });
         let watched = Arc::clone(&instance);

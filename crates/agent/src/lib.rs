@@ -38,7 +38,7 @@ pub mod proto {
 }
 
 pub use config::Config;
-pub use run::run;
+pub use run::{raise_priority, run};
 
 /// The version of the protocol between agents, and between command line and agent. Both sides refuse another one.
 pub const PROTOCOL: u32 = 1;

@@ -119,3 +119,79 @@ pub fn reason(status: &tonic::Status) -> String {
     }
     if text.is_empty() { status.code().to_string() } else { text }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+    use std::sync::Arc;
+    use tokio_stream::wrappers::TcpListenerStream;
+
+    /// A certificate authority of a test, and the credentials that it gives out.
+    struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+    impl Authority {
+        fn new() -> Self {
+            let mut params = CertificateParams::new(Vec::new()).unwrap();
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+        }
+
+        fn credentials(&self, host: &str, trusted: &Self) -> Credentials {
+            let key = KeyPair::generate().unwrap();
+            let params = CertificateParams::new(vec![host.to_owned()]).unwrap();
+            let certificate = params.signed_by(&key, &self.0).unwrap();
+            Credentials {
+                ca: Certificate::from_pem(trusted.0.pem()),
+                identity: Identity::from_pem(certificate.pem(), key.serialize_pem()),
+            }
+        }
+    }
+
+    /// What a client with `credentials` gets from a server of `authority` that offers no service at all.
+    async fn greet(authority: &Authority, server_name: &str, credentials: Credentials) -> tonic::Status {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = tonic::transport::Server::builder()
+            .tls_config(authority.credentials(server_name, authority).server())
+            .unwrap()
+            .add_routes(tonic::service::Routes::default())
+            .serve_with_incoming(TcpListenerStream::new(listener));
+        let server = tokio::spawn(server);
+        let channel = Endpoint::from_shared(format!("https://{address}"))
+            .unwrap()
+            .tls_config(credentials.client("b"))
+            .unwrap()
+            .connect_lazy();
+        let status = PeerClient::new(channel).hello(HelloRequest::default()).await.unwrap_err();
+        server.abort();
+        status
+    }
+
+    #[tokio::test]
+    async fn only_holders_of_a_certificate_of_the_same_authority_are_heard() {
+        let (ours, theirs) = (Authority::new(), Authority::new());
+        let status = greet(&ours, "b", ours.credentials("a", &ours)).await;
+        assert_eq!(status.code(), tonic::Code::Unimplemented, "let in, as far as there is anything: {status}");
+        let status = greet(&ours, "b", theirs.credentials("a", &ours)).await;
+        assert_ne!(status.code(), tonic::Code::Unimplemented, "a stranger's certificate was taken");
+        let status = greet(&ours, "b", ours.credentials("a", &theirs)).await;
+        assert_ne!(status.code(), tonic::Code::Unimplemented, "a stranger was taken for a host of ours");
+        let status = greet(&ours, "c", ours.credentials("a", &ours)).await;
+        assert_ne!(status.code(), tonic::Code::Unimplemented, "one host was taken for another");
+    }
+
+    #[tokio::test]
+    async fn a_host_that_is_not_there_is_named_with_those_that_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hosts.json");
+        std::fs::write(&path, r#"[{"name": "a", "address": "127.0.0.1"}, {"name": "b", "address": "127.0.0.2"}]"#).unwrap();
+        let authority = Authority::new();
+        let directory = Directory::load(&path, "a").unwrap();
+        let peers = Arc::new(Peers::new(directory, authority.credentials("a", &authority)));
+        let error = peers.connect("nowhere").await.unwrap_err();
+        assert_eq!(error.to_string(), "there is no host nowhere; known hosts: a, b");
+        let error = peers.connect("b").await.unwrap_err();
+        assert!(error.to_string().contains("does not answer"), "{error:#}");
+    }
+}

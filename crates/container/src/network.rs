@@ -254,6 +254,22 @@ impl Network {
         )
     }
 
+    /// Removes what an agent that died may have left of a network at `path`; nothing if there is nothing.
+    pub fn clear(path: &Path) -> Result<(), NetworkError> {
+        let step = |action| {
+            move |source| NetworkError::Step {
+                action,
+                path: path.to_owned(),
+                source,
+            }
+        };
+        if let Some(link) = index_of(&outside_name(path)) {
+            let netlink = Netlink::open().map_err(step("open a netlink socket"))?;
+            netlink.delete(link).map_err(step("delete the link"))?;
+        }
+        remove_namespace(path).map_err(step("remove the namespace"))
+    }
+
     /// Removes the link and the namespace. Processes in it are cut off.
     pub fn delete(self) -> Result<(), NetworkError> {
         match self.netlink.delete(self.link) {

@@ -94,6 +94,14 @@ impl Runc {
             .stdin(Stdio::null())
             .stdout(output)
             .stderr(errors);
+        // SAFETY: setpriority is async-signal-safe and touches nothing of this process.
+        unsafe {
+            command.pre_exec(|| {
+                // The agent may run with more than ordinary priority, which is not the program's.
+                libc::setpriority(libc::PRIO_PROCESS, 0, 0);
+                Ok(())
+            });
+        }
         let status = command
             .status()
             .await

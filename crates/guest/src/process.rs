@@ -7,14 +7,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use crate::ffi::data_path;
 use crate::log::log;
 
-/// The process that opened a device; a child that only inherited the library has nothing to clean up.
+/// The process that opened a device last; a child that only inherited the library has nothing to clean up.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Registers the handlers, before the first device is opened.
+/// Registers the handlers; to be called before a device is opened.
 pub fn register() {
     static ONCE: Once = Once::new();
+    OWNER.store(std::process::id(), Relaxed);
     ONCE.call_once(|| {
-        OWNER.store(std::process::id(), Relaxed);
         // SAFETY: functions of this library, which is never unloaded while handlers of it are registered: they hold a
         // reference to it (`__register_atfork`, `__cxa_atexit` run them at dlclose and at exit).
         let outcomes = unsafe {

@@ -22,6 +22,8 @@
 //! blocks on a socket. Locks are taken in this order: control gate, a queue pair's control, a context's objects, registry;
 //! queue locks last, one at a time.
 
+#![deny(unsafe_code)]
+
 mod backend;
 mod context;
 mod control_gate;

@@ -87,14 +87,14 @@ impl Process {
     /// The devices that there are: the software RNIC, if it answers at its socket in the runtime folder.
     pub fn devices(&self) -> Vec<DeviceInfo> {
         let mut known = self.devices.lock();
-        if known.is_empty() {
-            if let Ok(device) = soft::open(&self.runtime) {
-                let (attr, _) = device.attributes();
-                known.push(DeviceInfo {
-                    name: attr.name.clone(),
-                    guid: attr.node_guid,
-                });
-            }
+        if known.is_empty()
+            && let Ok(device) = soft::open(&self.runtime)
+        {
+            let (attr, _) = device.attributes();
+            known.push(DeviceInfo {
+                name: attr.name.clone(),
+                guid: attr.node_guid,
+            });
         }
         known.clone()
     }

@@ -63,7 +63,7 @@ fn describe_context(context: &Context, blockers: &mut Vec<String>) -> Result<Con
         match describe_qp(&qp) {
             Ok(record) => qps.push(record),
             // Destroyed since it was listed: the version shows that this road map is old.
-            Err(_) if context.objects.lock().qps.get(&qp.number()).is_none() => {}
+            Err(_) if !context.objects.lock().qps.contains_key(&qp.number()) => {}
             Err(error) => return Err(error),
         }
     }

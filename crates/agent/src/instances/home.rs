@@ -9,6 +9,7 @@
 //!  bundles/NAME/     config.json and mounts, made anew on each host
 //!  net/NAME          the network namespace
 //!  images/NAME/      CRIU's images, during a move
+//!  records/NAME      what an agent that comes after this one must know
 //! ```
 
 use std::io;
@@ -18,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
+use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 use verbatim_channel::{GATE_NAME, Gate, MEMORY_DIR, RUNTIME_DIR, SOCKET_NAME};
 use verbatim_container::{Bundle, BundleConfig, Link, Network, NetworkConfig};
@@ -48,6 +50,17 @@ pub struct Paths {
     pub images: PathBuf,
     /// CRIU's logs.
     pub work: PathBuf,
+    /// What an agent that comes after this one must know.
+    pub record: PathBuf,
+}
+
+/// What is kept of a running instance in case its agent dies.
+#[derive(Serialize, Deserialize)]
+pub struct Kept {
+    /// What it is.
+    pub record: Record,
+    /// Its first process, in the host's PID namespace.
+    pub init_pid: i32,
 }
 
 impl Paths {
@@ -59,6 +72,7 @@ impl Paths {
             network: runtime_dir.join("net").join(name),
             images: runtime_dir.join("images").join(name),
             work: runtime_dir.join("criu").join(name),
+            record: runtime_dir.join("records").join(name),
         }
     }
 }
@@ -102,6 +116,46 @@ impl Home {
         }
     }
 
+    /// Takes the place of an instance that an earlier agent of this host left running. Programs that are connected
+    /// to the RNIC stay so; their guest libraries come back to the new socket by themselves.
+    pub fn open(
+        config: &Config,
+        record: Record,
+        guests: &Guests,
+        resolver: &Arc<impl Resolver>,
+    ) -> anyhow::Result<Self> {
+        let paths = Paths::new(&config.runtime_dir, record.name.as_str());
+        let home = Self { record, paths, parts: Mutex::default() };
+        home.listen(config, guests, resolver)?;
+        home.parts().network = Some(Network::open(&home.network_config(config))?);
+        home.parts().bundle = Some(Bundle::open(&home.paths.bundle)?);
+        Ok(home)
+    }
+
+    /// Removes what an agent that died may have left of the instance `name`, whose container is gone.
+    pub fn clear(config: &Config, name: &str) -> anyhow::Result<()> {
+        let paths = Paths::new(&config.runtime_dir, name);
+        Bundle::clear(&paths.bundle)?;
+        Network::clear(&paths.network)?;
+        for path in [&paths.folder, &paths.images, &paths.work] {
+            remove_tree(path).with_context(|| format!("cannot remove {}", path.display()))?;
+        }
+        match std::fs::remove_file(&paths.record) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("cannot remove {}", paths.record.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes down that the instance lives here, for an agent that may come after this one.
+    pub fn keep_record(&self, init_pid: i32) -> anyhow::Result<()> {
+        let kept = Kept { record: self.record.clone(), init_pid };
+        std::fs::create_dir_all(self.paths.record.parent().expect("it has a folder"))?;
+        std::fs::write(&self.paths.record, serde_json::to_vec(&kept)?)
+            .with_context(|| format!("cannot write {}", self.paths.record.display()))
+    }
+
     fn parts(&self) -> std::sync::MutexGuard<'_, Parts> {
         self.parts.lock().expect("no panic under this lock")
     }
@@ -119,6 +173,14 @@ impl Home {
             remove_tree(path)?;
             std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
         }
+        self.listen(config, guests, resolver)?;
+        self.parts().network = Some(Network::create(&self.network_config(config), link)?);
+        Ok(())
+    }
+
+    /// Makes the sockets in the runtime folder and lets agent and RNIC serve them.
+    fn listen(&self, config: &Config, guests: &Guests, resolver: &Arc<impl Resolver>) -> anyhow::Result<()> {
+        let folder = &self.paths.folder;
         let agent = Listener::bind(&folder.join(SOCKET_NAME)).context("cannot listen for guest libraries")?;
         let nic = Listener::bind(&folder.join(NIC_SOCKET_NAME)).context("cannot listen for the RNIC")?;
         for name in [SOCKET_NAME, NIC_SOCKET_NAME] {
@@ -128,16 +190,18 @@ impl Home {
         standby::add_listener(&config.nic_socket(), nic.as_fd())?;
         self.parts().nic_listener = Some(nic);
         self.parts().service = Some(guests.serve(agent, Some(self.record.name.to_string()), Arc::clone(resolver))?);
-        let network = NetworkConfig {
+        Ok(())
+    }
+
+    fn network_config(&self, config: &Config) -> NetworkConfig {
+        NetworkConfig {
             path: self.paths.network.clone(),
             address: self.record.address,
             prefix: self.record.prefix,
             gateway: None,
             bridge: config.bridge.clone(),
             mtu: config.mtu,
-        };
-        self.parts().network = Some(Network::create(&network, link)?);
-        Ok(())
+        }
     }
 
     /// Puts the guest library and the gate into the folder of a new instance.
@@ -212,6 +276,11 @@ impl Home {
         }
         if let Some(Err(error)) = network.map(Network::delete) {
             failed.push(error.to_string());
+        }
+        if let Err(error) = std::fs::remove_file(&self.paths.record)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            failed.push(format!("cannot remove {}: {error}", self.paths.record.display()));
         }
         for path in [&self.paths.folder, &self.paths.images, &self.paths.work] {
             if let Err(error) = remove_tree(path) {

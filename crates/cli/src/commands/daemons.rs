@@ -41,6 +41,7 @@ pub fn agent(arguments: AgentArguments) -> anyhow::Result<ExitCode> {
         mtu: arguments.mtu,
         cgroup_parent: arguments.cgroup_parent,
     };
+    verbatim_agent::raise_priority();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(verbatim_agent::run(config))?;
     Ok(ExitCode::SUCCESS)

@@ -134,6 +134,14 @@ impl Bundle {
         Ok(Self { dir: dir.to_owned() })
     }
 
+    /// Removes what an agent that died may have left of a bundle in `dir`; nothing if there is nothing.
+    pub fn clear(dir: &Path) -> Result<(), Error> {
+        if !dir.exists() {
+            return Ok(());
+        }
+        Self { dir: dir.to_owned() }.remove()
+    }
+
     /// Its directory.
     pub fn path(&self) -> &Path {
         &self.dir

@@ -26,6 +26,12 @@ pub fn verb<A: Answer>(name: &'static str, body: impl FnOnce() -> Result<A::Succ
     }
 }
 
+/// What is asked for is not there; says what, since the verb's name alone does not.
+pub fn unsupported(what: &str) -> Errno {
+    log!("{what}: not supported");
+    Errno::NOT_SUPPORTED
+}
+
 /// Runs a verb of the data path: as [`verb`], but `errno` needs no care since nothing on that path calls the C library,
 /// and a failure is not logged since a full queue is daily life.
 #[inline]

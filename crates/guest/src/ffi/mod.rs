@@ -6,6 +6,6 @@ mod pointer;
 mod text;
 
 pub use answer::{Answer, Code, Count, Errno, MinusOne, Nothing, Pointer};
-pub use boundary::{data_path, verb};
+pub use boundary::{data_path, unsupported, verb};
 pub use pointer::{CObject, Handle, read, slice, write};
 pub use text::fill;

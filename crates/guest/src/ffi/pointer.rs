@@ -127,10 +127,8 @@ mod tests {
         drop(unsafe { Handle::take(pointer) });
         assert_eq!(std::rc::Rc::strong_count(&core), 1);
         // SAFETY: NULL is allowed.
-        assert_eq!(
-            unsafe { Handle::<Thing>::lend(std::ptr::null_mut()) }.err(),
-            Some(Errno::INVALID)
-        );
+        let nothing = unsafe { Handle::<Thing>::lend(std::ptr::null_mut()) };
+        assert_eq!(nothing.err(), Some(Errno::INVALID));
     }
 
     #[test]

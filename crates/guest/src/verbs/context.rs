@@ -1,5 +1,6 @@
 //! Opening and closing a device.
 
+use std::cell::UnsafeCell;
 use std::ffi::c_int;
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -20,7 +21,8 @@ const IBV_FORK_UNNEEDED: c_int = 2;
 /// An open device. The program has a pointer to the `context` at the end of `verbs`.
 #[repr(C)]
 pub struct ContextHandle {
-    verbs: verbs_context,
+    /// Shared with the program, which may write to it.
+    verbs: UnsafeCell<verbs_context>,
     core: Arc<Context>,
     /// Readable when an asynchronous event waits; for now, none ever does.
     async_fd: OwnedFd,
@@ -33,7 +35,7 @@ impl ContextHandle {
         let async_fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
             .map_err(|errno| Errno::new(errno.raw_os_error()))?;
         let netdev_index = interface_index(&core.port_attr().netdev);
-        let verbs = tables(device, async_fd.as_raw_fd());
+        let verbs = UnsafeCell::new(tables(device, async_fd.as_raw_fd()));
         let handle = Box::leak(Box::new(Self {
             verbs,
             core,
@@ -59,8 +61,7 @@ impl ContextHandle {
         if pointer.is_null() {
             return Err(Errno::INVALID);
         }
-        // SAFETY: what programs have as a context is inside of a handle. The program may change members of its part
-        // (its descriptors' flags it changes in the kernel), but we do not read any of them through this reference.
+        // SAFETY: what programs have as a context is inside of a handle; the caller's contract.
         Ok(unsafe { &*Self::whole(pointer) })
     }
 

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use verbatim_verbs::{Access, AddressVector, DeviceAttr, PortAttr, QpAttr, QpAttrMask, QpCap, QpState};
 
 use crate::abi::*;
-use crate::ffi::{Errno, fill};
+use crate::ffi::{Errno, fill, unsupported};
 
 /// Numbers that the header has as `int`; what does not fit is "very many".
 fn int(value: u32) -> c_int {
@@ -168,7 +168,7 @@ pub fn cap_to_c(cap: &QpCap) -> ibv_qp_cap {
 /// definition; other flags that we do not know are refused.
 pub fn access_from_c(access: u32) -> Result<Access, Errno> {
     let access = access & !IBV_ACCESS_OPTIONAL_RANGE;
-    Access::from_bits(access).ok_or(Errno::NOT_SUPPORTED)
+    Access::from_bits(access).ok_or_else(|| unsupported("access flags beyond LOCAL_WRITE and REMOTE_*"))
 }
 
 /// What `ibv_modify_qp` is told.
@@ -177,7 +177,7 @@ pub fn modification(attr: &ibv_qp_attr, mask: c_int) -> Result<(QpAttrMask, QpAt
     let refused =
         QpAttrMask::ALT_PATH | QpAttrMask::PATH_MIG_STATE | QpAttrMask::CAP | QpAttrMask::EN_SQD_ASYNC_NOTIFY;
     if mask.intersects(refused) {
-        return Err(Errno::NOT_SUPPORTED);
+        return Err(unsupported("alternate paths, resizing and SQD events"));
     }
     // Fields that the mask does not name may be anything; only named ones are looked at.
     let state = |named, raw| {

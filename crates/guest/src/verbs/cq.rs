@@ -7,7 +7,7 @@ use std::sync::Arc;
 use verbatim_verbs::Cq;
 
 use crate::abi::*;
-use crate::ffi::{CObject, Code, Errno, Handle, Nothing, Pointer, verb};
+use crate::ffi::{CObject, Code, Errno, Handle, Nothing, Pointer, unsupported, verb};
 use crate::verbs::ContextHandle;
 
 impl CObject for ibv_cq {
@@ -31,7 +31,7 @@ pub unsafe extern "C" fn ibv_create_cq(
 ) -> Pointer<ibv_cq> {
     verb("ibv_create_cq", || {
         if !channel.is_null() {
-            return Err(Errno::NOT_SUPPORTED);
+            return Err(unsupported("a completion channel"));
         }
         let entries = u32::try_from(entries)
             .ok()

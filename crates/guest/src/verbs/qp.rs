@@ -9,7 +9,7 @@ use verbatim_verbs::{Qp, QpAttrMask, QpInit, QpType};
 use super::convert;
 use crate::abi::*;
 use crate::data::{self, Builder};
-use crate::ffi::{CObject, Code, Errno, Handle, Pointer, verb, write};
+use crate::ffi::{CObject, Code, Errno, Handle, Pointer, unsupported, verb, write};
 use crate::verbs::CqHandle;
 
 /// The requests that the functions of [`ibv_qp_ex`] can make.
@@ -52,11 +52,16 @@ unsafe fn create(
     init: &mut ibv_qp_init_attr,
     send_ops: Option<u64>,
 ) -> Result<NonNull<ibv_qp>, Errno> {
-    if init.qp_type != IBV_QPT_RC || !init.srq.is_null() {
-        return Err(Errno::NOT_SUPPORTED);
+    if init.qp_type != IBV_QPT_RC {
+        return Err(unsupported("a queue pair that is not RC"));
+    }
+    if !init.srq.is_null() {
+        return Err(unsupported("a shared receive queue"));
     }
     if send_ops.unwrap_or(0) & !SEND_OPS != 0 {
-        return Err(Errno::NOT_SUPPORTED);
+        return Err(unsupported(
+            "send_ops_flags beyond SEND, WRITE, READ and immediate data",
+        ));
     }
     // SAFETY: the caller's contract.
     let (pd_core, send_cq, recv_cq) = unsafe {
@@ -131,7 +136,7 @@ pub unsafe extern "C" fn create_qp_ex(
             return Err(Errno::INVALID);
         }
         if mask & !(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0 {
-            return Err(Errno::NOT_SUPPORTED);
+            return Err(unsupported("comp_mask beyond PD and SEND_OPS_FLAGS"));
         }
         // SAFETY: `comp_mask` names them; the structure starts as `ibv_qp_init_attr` does.
         unsafe {

@@ -116,7 +116,12 @@ impl Pair {
 
     /// Runs a program against itself; what both said.
     pub fn play(&self, program: &Path, arguments: &[&str]) -> [String; 2] {
-        let outcomes = self.run_both(program, arguments);
+        self.play_at("-p", program, arguments)
+    }
+
+    /// As [`Self::play`], for programs whose option for a TCP port has another name.
+    pub fn play_at(&self, port_option: &str, program: &Path, arguments: &[&str]) -> [String; 2] {
+        let outcomes = self.run_both(port_option, program, arguments);
         let [server, client] = &outcomes;
         assert!(
             server.code == Some(0) && client.code == Some(0),
@@ -128,10 +133,11 @@ impl Pair {
 
     /// As [`Self::play`], for programs that are not to succeed; their exit codes, none if one crashed or hung.
     pub fn play_badly(&self, program: &Path, arguments: &[&str]) -> [Option<i32>; 2] {
-        self.run_both(program, arguments).map(|outcome| outcome.code)
+        self.run_both("-p", program, arguments)
+            .map(|outcome| outcome.code)
     }
 
-    fn run_both(&self, program: &Path, arguments: &[&str]) -> [Outcome; 2] {
+    fn run_both(&self, port_option: &str, program: &Path, arguments: &[&str]) -> [Outcome; 2] {
         let _turn = self
             .turn
             .lock()
@@ -139,7 +145,7 @@ impl Pair {
         let port = free_port().to_string();
         let command = || {
             let mut command = Command::new(program);
-            command.args(arguments).args(["-p", &port]);
+            command.args(arguments).args([port_option, &port]);
             command
         };
         let server = Running::start(self.server.prepare(command()));

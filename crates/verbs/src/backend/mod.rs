@@ -78,7 +78,7 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     fn destroy_qp(&self, qpn: u32) -> Result<(), VerbsError>;
 
     /// The ends of a queue pair, going on where earlier ends of the same queues stopped.
-    fn qp_ends(&self, place: &QpPlace) -> Result<(Box<dyn SendRing>, Box<dyn RecvRing>), VerbsError>;
+    fn qp_ends(&self, place: &QpPlace) -> Result<QpEnds, VerbsError>;
     /// The end of a completion queue, likewise.
     fn cq_end(&self, place: &CqPlace) -> Result<Box<dyn CompletionRing>, VerbsError>;
 
@@ -96,6 +96,13 @@ pub struct Parked {
     pub connection: OwnedFd,
     /// The way back.
     pub reopen: Reopen,
+}
+
+/// The program's ends of a queue pair.
+#[derive(Debug)]
+pub struct QpEnds {
+    pub send: Box<dyn SendRing>,
+    pub recv: Box<dyn RecvRing>,
 }
 
 /// The program's end of a send queue.

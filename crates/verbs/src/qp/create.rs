@@ -66,7 +66,7 @@ impl Qp {
         }
         let device = context.device()?;
         let place = create_physically(&process, &*device, &init.physical(pd))?;
-        let (send_ring, recv_ring) = device.qp_ends(&place)?;
+        let ends = device.qp_ends(&place)?;
 
         let side = Arc::new(CompletionSide {
             qpn: place.qpn,
@@ -84,9 +84,9 @@ impl Qp {
             init.signal_all,
             lkeys.clone(),
         );
-        send.attach(send_ring);
+        send.attach(ends.send);
         let mut recv = RecvQueue::new(side.clone(), place.cap, lkeys);
-        recv.attach_new(recv_ring);
+        recv.attach_new(ends.recv);
         let qp = Arc::new(Self {
             context: context.clone(),
             pd: pd.clone(),

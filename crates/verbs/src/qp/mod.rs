@@ -198,10 +198,21 @@ impl<G: DerefMut<Target = SendQueue>> Drop for Batch<G> {
     }
 }
 
-/// The entries with the keys that the RNIC knows. An unknown key becomes one that no region has, so that it fails as an
-/// unknown key does and cannot be another region's by chance.
-fn local_keys<'a>(keys: Option<&KeyTable>, sges: &'a [Sge], space: &'a mut [Sge; MAX_SGE]) -> &'a [Sge] {
-    let Some(keys) = keys else { return sges };
+/// Gives `take` the entries with the keys that the RNIC knows. An unknown key becomes one that no region has, so that it
+/// fails as an unknown key does and cannot be another region's by chance.
+#[inline]
+fn with_local_keys(keys: Option<&KeyTable>, sges: &[Sge], take: impl FnOnce(&[Sge])) {
+    /// Most requests have no more; clearing room for [`MAX_SGE`] would cost as much as the rest.
+    const FEW: usize = 2;
+    match keys {
+        None => take(sges),
+        Some(keys) if sges.len() <= FEW => take(translate(keys, sges, &mut [Sge::default(); FEW])),
+        Some(keys) => take(translate(keys, sges, &mut [Sge::default(); MAX_SGE])),
+    }
+}
+
+#[inline]
+fn translate<'a>(keys: &KeyTable, sges: &[Sge], space: &'a mut [Sge]) -> &'a [Sge] {
     let translated = &mut space[..sges.len()];
     for (to, from) in translated.iter_mut().zip(sges) {
         *to = Sge {

@@ -9,7 +9,7 @@ use verbatim_device::control::{QpCap, QpState};
 use verbatim_device::layout::Sge;
 
 use super::shadow::{CompletionSide, RECV_BIT};
-use super::{MAX_SGE, local_keys};
+use super::with_local_keys;
 use crate::backend::RecvRing;
 use crate::error::PostError;
 use crate::tables::KeyTable;
@@ -90,13 +90,7 @@ impl RecvQueue {
             let first = slot * self.cap.max_recv_sge as usize;
             let sges = &self.sges[first..first + usize::from(self.counts[slot])];
             let wr_id = self.given | RECV_BIT;
-            match &self.lkeys {
-                None => ring.push(wr_id, sges),
-                Some(keys) => {
-                    let mut space = [Sge::default(); MAX_SGE];
-                    ring.push(wr_id, local_keys(Some(keys), sges, &mut space));
-                }
-            }
+            with_local_keys(self.lkeys.as_deref(), sges, |sges| ring.push(wr_id, sges));
             self.given += 1;
         }
         self.given - before

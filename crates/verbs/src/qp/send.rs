@@ -5,12 +5,12 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use verbatim_device::control::{QpCap, QpState};
-use verbatim_device::layout::{self, SendWqe, Sge};
+use verbatim_device::layout::{self, SendWqe};
 use verbatim_device::ring::Body;
 
 use super::intercept::Intercepted;
 use super::shadow::CompletionSide;
-use super::{MAX_SGE, local_keys};
+use super::with_local_keys;
 use crate::backend::SendRing;
 use crate::error::PostError;
 use crate::tables::KeyTable;
@@ -190,13 +190,11 @@ impl SendQueue {
             ..*wqe
         };
         if self.translates {
-            let mut space = [Sge::default(); MAX_SGE];
             let wqe = translate_remote(wqe, self.rkeys.as_deref());
             match body {
-                Body::Sges(sges) => ring.push(
-                    &wqe,
-                    Body::Sges(local_keys(self.lkeys.as_deref(), sges, &mut space)),
-                ),
+                Body::Sges(sges) => with_local_keys(self.lkeys.as_deref(), sges, |sges| {
+                    ring.push(&wqe, Body::Sges(sges));
+                }),
                 inline => ring.push(&wqe, inline),
             }
         } else {

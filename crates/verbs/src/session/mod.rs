@@ -298,10 +298,9 @@ impl Sessions {
 fn destroy_standbys(session: u64, qps: &[Arc<Qp>]) {
     for qp in qps {
         let mut control = qp.control.lock();
-        if let Some(standby) = control.standby.take_if(|standby| standby.session == session) {
-            if let Ok(device) = qp.context().device() {
-                standby.destroy(&*device);
-            }
+        let standby = control.standby.take_if(|standby| standby.session == session);
+        if let (Some(standby), Ok(device)) = (standby, qp.context().device()) {
+            standby.destroy(&*device);
         }
     }
 }

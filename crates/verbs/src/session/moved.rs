@@ -10,7 +10,7 @@ use verbatim_device::control::{QpAttr, QpAttrMask, QpState};
 use verbatim_seqpacket::MAX_FDS;
 
 use super::{Phase, SessionError, Sessions};
-use crate::backend::{CompletionRing, CqPlace, Device, QpPlace, RecvRing, SendRing};
+use crate::backend::{CompletionRing, CqPlace, Device, QpEnds, QpPlace};
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::qp::{Qp, key_table};
@@ -19,7 +19,7 @@ use crate::tables::KeyTable;
 /// The new ends of a context's queues, all of them made before any is put in.
 struct NewEnds {
     cqs: Vec<(Arc<Cq>, CqPlace, Box<dyn CompletionRing>)>,
-    qps: Vec<(Arc<Qp>, QpPlace, Box<dyn SendRing>, Box<dyn RecvRing>)>,
+    qps: Vec<(Arc<Qp>, QpPlace, QpEnds)>,
 }
 
 impl Sessions {
@@ -191,8 +191,8 @@ fn new_ends(
                 }
             }
         };
-        let (send, recv) = device.qp_ends(&place)?;
-        ends.qps.push((qp, place, send, recv));
+        let qp_ends = device.qp_ends(&place)?;
+        ends.qps.push((qp, place, qp_ends));
     }
     Ok(ends)
 }
@@ -257,7 +257,7 @@ fn put_in(ends: NewEnds, moved: bool) {
         }
         queue.attach(ring);
     }
-    for (qp, place, send, recv) in ends.qps {
+    for (qp, place, QpEnds { send, recv }) in ends.qps {
         qp.control.lock().place = place;
         if moved {
             qp.own(place.qpn);

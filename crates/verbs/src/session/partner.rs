@@ -100,7 +100,7 @@ impl Sessions {
             }
             ready.push((qp.clone(), standby, device.qp_ends(&standby.place)?));
         }
-        for (qp, standby, (send_ring, recv_ring)) in ready {
+        for (qp, standby, ends) in ready {
             let mut control = qp.control.lock();
             control.standby = None;
             control.remote = standby.remote;
@@ -108,8 +108,8 @@ impl Sessions {
             drop(control);
             qp.disown(old.qpn);
             qp.own(standby.place.qpn);
-            qp.send.lock().attach(send_ring);
-            qp.recv.lock().attach_new(recv_ring);
+            qp.send.lock().attach(ends.send);
+            qp.recv.lock().attach_new(ends.recv);
             record.replaced.push((qp, old));
         }
         for (qpn, table) in tables {

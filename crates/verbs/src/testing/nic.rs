@@ -12,7 +12,8 @@ use verbatim_device::layout::{Cqe, SEND_SIGNALED, SendWqe, Sge};
 use verbatim_device::ring::Body;
 
 use crate::backend::{
-    CompletionRing, CqPlace, Device, Parked, PhysicalMrInit, PhysicalQpInit, QpPlace, RecvRing, SendRing,
+    CompletionRing, CqPlace, Device, Parked, PhysicalMrInit, PhysicalQpInit, QpEnds, QpPlace, RecvRing,
+    SendRing,
 };
 use crate::error::VerbsError;
 use crate::work::{SendOpcode, WC_WR_FLUSH_ERR};
@@ -303,16 +304,17 @@ impl Device for FakeDevice {
         Ok(())
     }
 
-    fn qp_ends(&self, place: &QpPlace) -> Result<(Box<dyn SendRing>, Box<dyn RecvRing>), VerbsError> {
+    fn qp_ends(&self, place: &QpPlace) -> Result<QpEnds, VerbsError> {
         let name = (self.id, place.qpn);
         let world = self.world.clone();
-        Ok((
-            Box::new(FakeEnd {
-                name,
-                world: world.clone(),
-            }),
-            Box::new(FakeEnd { name, world }),
-        ))
+        let send = FakeEnd {
+            name,
+            world: world.clone(),
+        };
+        Ok(QpEnds {
+            send: Box::new(send),
+            recv: Box::new(FakeEnd { name, world }),
+        })
     }
 
     fn cq_end(&self, place: &CqPlace) -> Result<Box<dyn CompletionRing>, VerbsError> {

@@ -1,5 +1,5 @@
 //! Software RNICs in threads, programs at them, and what the agents would do between them.
-#![allow(dead_code, reason = "each test takes its part")]
+#![allow(dead_code, unused_imports, reason = "each test takes its part")]
 
 pub mod agent;
 pub mod end;

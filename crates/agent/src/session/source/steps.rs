@@ -395,10 +395,15 @@ impl Source {
     /// The processes let go of their RNIC and wait at the gate.
     pub(super) async fn quiesce(&mut self) -> anyhow::Result<()> {
         self.gate_closed = true;
-        let session = self.session;
+        let (guests, session) = (&self.agent.guests, self.session);
         let orders = self.processes.iter().map(|process| async move {
             let order = Order::Quiesce { session };
             let (answer, fds) = in_time("quiescing", process.guest.order(order, Vec::new())).await?;
+            // Nothing that leads out of the process may be open when it is frozen.
+            let closed = async { anyhow::Ok(guests.gone(&process.guest).await) };
+            if let Err(error) = in_time("closing a process's channel", closed).await {
+                tracing::warn!(pid = process.guest.pid, error = format!("{error:#}"), "CRIU may refuse the process");
+            }
             match answer {
                 Answer::Quiesced if fds.len() == process.road_map.contexts.len() => Ok((process.guest.pid, fds)),
                 Answer::Quiesced => bail!("a process gave {} connections to its RNIC away, not all", fds.len()),
@@ -568,4 +573,79 @@ impl Source {
 pub fn memory_bytes(road_map: &RoadMap) -> u64 {
     let segments = road_map.contexts.iter().flat_map(|context| &context.mrs).flat_map(|mr| &mr.segments);
     segments.filter(|segment| segment.offset.is_some()).map(|segment| segment.length).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verbatim_channel::{ContextRecord, QpRecord};
+    use verbatim_device::control::{QpAttr, QpCap, QpState, QpType};
+
+    fn directory() -> Directory {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hosts.json");
+        std::fs::write(&path, r#"[{"name": "a", "address": "10.0.0.1"}, {"name": "b", "address": "10.0.0.2"}]"#).unwrap();
+        Directory::load(&path, "a").unwrap()
+    }
+
+    fn gid(last: u8) -> [u8; 16] {
+        std::net::Ipv4Addr::new(10, 0, 0, last).to_ipv6_mapped().octets()
+    }
+
+    fn qp(qpn: u32, state: QpState, remote: Option<Endpoint>) -> QpRecord {
+        QpRecord {
+            qpn,
+            pd: 1,
+            send_cq: 1,
+            recv_cq: 1,
+            qp_type: QpType::Rc,
+            cap: QpCap::default(),
+            attr: QpAttr { state, ..QpAttr::default() },
+            // It has moved before: what the program knows and what the RNIC knows differ.
+            physical_qpn: qpn + 100,
+            remote,
+        }
+    }
+
+    fn road_map(pid: u32, qps: Vec<QpRecord>) -> RoadMap {
+        let context = ContextRecord { id: 1, qps, ..ContextRecord::default() };
+        RoadMap { pid, contexts: vec![context], ..RoadMap::default() }
+    }
+
+    #[test]
+    fn connections_are_found_with_their_other_ends() {
+        let to = |last, qpn| Some(Endpoint { gid: gid(last), qpn });
+        let first = road_map(
+            1,
+            vec![
+                qp(1, QpState::Rts, to(2, 77)),
+                qp(2, QpState::Init, None),
+                // To the other process of the same instance, and one whose connection has failed.
+                qp(3, QpState::Rtr, to(1, 104)),
+                qp(5, QpState::Err, to(2, 78)),
+            ],
+        );
+        let second = road_map(2, vec![qp(4, QpState::Rts, to(1, 103)), qp(6, QpState::Rts, to(1, 999))]);
+        let (found, blockers) = connections(&directory(), &[&first, &second]);
+        assert!(blockers.is_empty(), "{blockers:?}");
+        let ends: Vec<_> = found.iter().map(|c| (c.pid, c.qpn, c.moving.qpn, c.other_end.clone())).collect();
+        assert_eq!(
+            ends,
+            [
+                (1, 1, 101, OtherEnd::Host("b".into())),
+                (1, 3, 103, OtherEnd::Own(2)),
+                (2, 4, 104, OtherEnd::Own(1)),
+                // Another program of this host.
+                (2, 6, 106, OtherEnd::Host("a".into())),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_partner_on_an_unknown_host_is_a_blocker() {
+        let remote = Some(Endpoint { gid: gid(9), qpn: 1 });
+        let (found, blockers) = connections(&directory(), &[&road_map(1, vec![qp(1, QpState::Rts, remote)])]);
+        assert!(found.is_empty());
+        assert!(blockers[0].contains("no known host: known are a, b"), "{blockers:?}");
+    }
 }

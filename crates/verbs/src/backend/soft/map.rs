@@ -70,7 +70,7 @@ impl Arena {
     /// `bytes` from `offset` on; `None` if the arena does not have them, or if they are not aligned as a queue is.
     fn part(&self, offset: u64, bytes: u64) -> Option<NonNull<u8>> {
         let end = offset.checked_add(bytes)?;
-        if offset < CONTEXT_BYTES || end > self.bytes as u64 || offset % 64 != 0 {
+        if offset < CONTEXT_BYTES || end > self.bytes as u64 || !offset.is_multiple_of(64) {
             return None;
         }
         // SAFETY: inside of the mapping, as just checked.

@@ -1,5 +1,7 @@
 //! The software RNIC: a connection for the control path, an arena of shared memory for the queues.
 
+#[cfg(test)]
+mod cost;
 mod map;
 mod rings;
 
@@ -16,9 +18,7 @@ use verbatim_seqpacket::{Received, Socket};
 
 use self::map::Arena;
 use self::rings::{SoftCompletions, SoftRecvs, SoftSends};
-use super::{
-    CompletionRing, CqPlace, Device, Parked, PhysicalMrInit, PhysicalQpInit, QpPlace, RecvRing, SendRing,
-};
+use super::{CompletionRing, CqPlace, Device, Parked, PhysicalMrInit, PhysicalQpInit, QpEnds, QpPlace};
 use crate::error::VerbsError;
 use crate::fork;
 
@@ -217,12 +217,12 @@ impl Device for SoftDevice {
         self.call_done("destroy_qp", &Request::DestroyQp { qpn })
     }
 
-    fn qp_ends(&self, place: &QpPlace) -> Result<(Box<dyn SendRing>, Box<dyn RecvRing>), VerbsError> {
+    fn qp_ends(&self, place: &QpPlace) -> Result<QpEnds, VerbsError> {
         let (send, recv) = self.arena.qp_ends(place).ok_or_else(|| outside(place.offset))?;
-        Ok((
-            Box::new(SoftSends::new(self.arena.clone(), send, place.slot)),
-            Box::new(SoftRecvs::new(self.arena.clone(), recv)),
-        ))
+        Ok(QpEnds {
+            send: Box::new(SoftSends::new(self.arena.clone(), send, place.slot)),
+            recv: Box::new(SoftRecvs::new(self.arena.clone(), recv)),
+        })
     }
 
     fn cq_end(&self, place: &CqPlace) -> Result<Box<dyn CompletionRing>, VerbsError> {

@@ -1,0 +1,63 @@
+//! What an agent finds that comes after one that died.
+//!
+//! Instances that run are taken over. Everything else that lies about is what a migration to this host, or an instance
+//! that has ended since, left behind, and is removed.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use anyhow::Context;
+use verbatim_container::{ContainerName, Init, Status};
+
+use super::Instance;
+use super::home::{Home, Kept, Paths};
+use crate::agent::Shared;
+
+/// Takes over what runs and removes the rest.
+pub async fn recover(agent: &Shared) -> anyhow::Result<()> {
+    let mut names = BTreeSet::new();
+    for folder in ["instances", "bundles", "net", "images", "criu", "records"] {
+        let Ok(entries) = std::fs::read_dir(agent.config.runtime_dir.join(folder)) else { continue };
+        names.extend(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()));
+    }
+    names.extend(agent.tools.runc().list()?.iter().map(ToString::to_string));
+    for name in names {
+        match take_over(agent, &name).await {
+            Ok(true) => tracing::info!(instance = name, "taken over"),
+            Ok(false) => {
+                tracing::info!(instance = name, "leftovers are removed");
+                clear(agent, &name).await.with_context(|| format!("removing what is left of {name}"))?;
+            }
+            Err(error) => {
+                tracing::error!(instance = name, error = format!("{error:#}"), "runs, but cannot be taken over");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether the instance runs; if so it is this agent's from now on.
+async fn take_over(agent: &Shared, name: &str) -> anyhow::Result<bool> {
+    let path = Paths::new(&agent.config.runtime_dir, name).record;
+    let Ok(text) = std::fs::read(&path) else { return Ok(false) };
+    let Kept { record, init_pid } =
+        serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))?;
+    let state = agent.tools.runc().state(&record.name).await?;
+    if !state.is_some_and(|state| state.status == Status::Running && state.pid == init_pid) {
+        return Ok(false);
+    }
+    let init = Init::open(init_pid)?;
+    let home = Home::open(&agent.config, record, &agent.guests, agent)?;
+    agent.instances.insert(Instance::start(home, init));
+    Ok(true)
+}
+
+async fn clear(agent: &Shared, name: &str) -> anyhow::Result<()> {
+    if let Ok(container) = ContainerName::new(name)
+        && agent.tools.runc().state(&container).await?.is_some()
+    {
+        agent.tools.runc().delete(&container, true).await?;
+    }
+    let (agent, name) = (Arc::clone(agent), name.to_owned());
+    tokio::task::spawn_blocking(move || Home::clear(&agent.config, &name)).await?
+}
