@@ -63,28 +63,53 @@ impl Agent {
     async fn hop(&self, host: &str, endpoint: Endpoint) -> anyhow::Result<Option<Resolved>> {
         if host == self.name() {
             let forward = self.forwarding.get(endpoint.qpn);
-            return Ok(forward.map(|forward| Resolved { endpoint: forward.endpoint, keys: forward.keys }));
+            return Ok(forward.map(|forward| Resolved {
+                endpoint: forward.endpoint,
+                keys: forward.keys,
+            }));
         }
-        let request = proto::ResolveRequest { endpoint: Some(endpoint.into()) };
-        let reply = self.peers.connect(host).await?.resolve(request).await?.into_inner();
-        let Some(endpoint) = reply.endpoint else { return Ok(None) };
+        let request = proto::ResolveRequest {
+            endpoint: Some(endpoint.into()),
+        };
+        let reply = self
+            .peers
+            .connect(host)
+            .await?
+            .resolve(request)
+            .await?
+            .into_inner();
+        let Some(endpoint) = reply.endpoint else {
+            return Ok(None);
+        };
         let keys = postcard::from_bytes(&reply.keys).context("malformed keys in a forwarding entry")?;
-        Ok(Some(Resolved { endpoint: endpoint.try_into()?, keys }))
+        Ok(Some(Resolved {
+            endpoint: endpoint.try_into()?,
+            keys,
+        }))
     }
 }
 
 impl Resolver for Agent {
     async fn resolve(&self, endpoint: Endpoint) -> Resolved {
-        let mut resolved = Resolved { endpoint, keys: Vec::new() };
+        let mut resolved = Resolved {
+            endpoint,
+            keys: Vec::new(),
+        };
         for _ in 0..MAX_HOPS {
-            let Some(host) = self.peers.directory().by_gid(&resolved.endpoint.gid) else { break };
+            let Some(host) = self.peers.directory().by_gid(&resolved.endpoint.gid) else {
+                break;
+            };
             match self.hop(&host.name, resolved.endpoint).await {
                 // Keys are those that the program published, on every hop: the last host's are the ones that count.
                 Ok(Some(next)) => resolved = next,
                 Ok(None) => break,
                 Err(error) => {
                     let error = format!("{error:#}");
-                    tracing::warn!(host = host.name, error, "cannot ask where an endpoint is; taking it for unmoved");
+                    tracing::warn!(
+                        host = host.name,
+                        error,
+                        "cannot ask where an endpoint is; taking it for unmoved"
+                    );
                     break;
                 }
             }
@@ -95,7 +120,10 @@ impl Resolver for Agent {
 
 impl From<Endpoint> for proto::Endpoint {
     fn from(endpoint: Endpoint) -> Self {
-        Self { gid: endpoint.gid.to_vec(), qpn: endpoint.qpn }
+        Self {
+            gid: endpoint.gid.to_vec(),
+            qpn: endpoint.qpn,
+        }
     }
 }
 
@@ -104,8 +132,14 @@ impl TryFrom<proto::Endpoint> for Endpoint {
 
     fn try_from(endpoint: proto::Endpoint) -> anyhow::Result<Self> {
         let length = endpoint.gid.len();
-        let gid = endpoint.gid.try_into().map_err(|_| anyhow::anyhow!("a GID of {length} bytes, not 16"))?;
-        Ok(Self { gid, qpn: endpoint.qpn })
+        let gid = endpoint
+            .gid
+            .try_into()
+            .map_err(|_| anyhow::anyhow!("a GID of {length} bytes, not 16"))?;
+        Ok(Self {
+            gid,
+            qpn: endpoint.qpn,
+        })
     }
 }
 

@@ -56,7 +56,12 @@ impl ControlService {
             "" => (self.free_address()?, 16),
             text => parse_address(text)?,
         };
-        let record = Record { name, workload, address, prefix };
+        let record = Record {
+            name,
+            workload,
+            address,
+            prefix,
+        };
         match self.0.instances.conflict(&record) {
             Some(conflict) => bail!("{conflict}; choose another one"),
             None => Ok(record),
@@ -67,11 +72,19 @@ impl ControlService {
     fn free_address(&self) -> anyhow::Result<std::net::Ipv4Addr> {
         let own = self.0.peers.directory().own();
         let [a, b] = own.subnet()?;
-        let taken: Vec<_> = self.0.instances.all().iter().map(|instance| instance.home.record.address).collect();
+        let taken: Vec<_> = self
+            .0
+            .instances
+            .all()
+            .iter()
+            .map(|instance| instance.home.record.address)
+            .collect();
         (1..=254)
             .map(|last| std::net::Ipv4Addr::new(a, b, own.number(), last))
             .find(|address| !taken.contains(address))
-            .ok_or_else(|| anyhow::anyhow!("all 254 addresses of this host are taken; remove ended instances"))
+            .ok_or_else(|| {
+                anyhow::anyhow!("all 254 addresses of this host are taken; remove ended instances")
+            })
     }
 
     async fn start(&self, request: RunRequest) -> anyhow::Result<Instance> {
@@ -85,7 +98,10 @@ impl ControlService {
             let runtime = tokio::runtime::Handle::current();
             let _inside = runtime.enter();
             let home = Home::create(&agent.config, record, Link::Attached, &agent.guests, &agent)?;
-            match home.furnish(&agent.config).and_then(|()| home.make_bundle(&agent.config)) {
+            match home
+                .furnish(&agent.config)
+                .and_then(|()| home.make_bundle(&agent.config))
+            {
                 Ok(()) => Ok(home),
                 Err(error) => {
                     home.remove();
@@ -114,7 +130,10 @@ impl ControlService {
         if state == State::Running
             && let Ok(described) = source::describe(&self.0, instance.name()).await
         {
-            let qps = described.iter().flat_map(|(_, road_map)| &road_map.contexts).flat_map(|context| &context.qps);
+            let qps = described
+                .iter()
+                .flat_map(|(_, road_map)| &road_map.contexts)
+                .flat_map(|context| &context.qps);
             connections = qps.filter(|qp| is_connected(qp)).count() as u32;
         }
         Instance {
@@ -127,7 +146,11 @@ impl ControlService {
                 State::Exited(_) => "exited".to_owned(),
                 State::MovedTo(host) => format!("moved to {host}"),
             },
-            pid: if matches!(state, State::Running | State::Moving) { instance.init_pid() } else { 0 },
+            pid: if matches!(state, State::Running | State::Moving) {
+                instance.init_pid()
+            } else {
+                0
+            },
             exit_status: match state {
                 State::Exited(status) => Some(status),
                 _ => None,
@@ -143,7 +166,11 @@ impl ControlService {
             State::Moving => bail!("{name} is being moved; cancel that, or wait until it has ended"),
             State::MovedTo(_) => {}
             State::Running | State::Exited(_) => {
-                self.0.tools.runc().delete(&instance.home.record.name, true).await?;
+                self.0
+                    .tools
+                    .runc()
+                    .delete(&instance.home.record.name, true)
+                    .await?;
                 let home = instance.clone();
                 tokio::task::spawn_blocking(move || home.home.remove()).await?;
             }
@@ -161,7 +188,9 @@ impl Control for ControlService {
 
     async fn list(&self, _: Request<ListRequest>) -> Reply<ListReply> {
         let all = self.0.instances.all();
-        let here = all.iter().filter(|instance| !matches!(instance.state(), State::MovedTo(_)));
+        let here = all
+            .iter()
+            .filter(|instance| !matches!(instance.state(), State::MovedTo(_)));
         let instances = futures_util::future::join_all(here.map(|instance| self.describe(instance))).await;
         Ok(Response::new(ListReply { instances }))
     }
@@ -175,32 +204,53 @@ impl Control for ControlService {
     }
 
     async fn wait(&self, request: Request<WaitRequest>) -> Reply<WaitReply> {
-        let instance = self.0.instances.find(&request.into_inner().name).map_err(|error| status(&error))?;
+        let instance = self
+            .0
+            .instances
+            .find(&request.into_inner().name)
+            .map_err(|error| status(&error))?;
         let mut states = instance.watch();
-        let ended = states.wait_for(|state| matches!(state, State::Exited(_) | State::MovedTo(_))).await;
+        let ended = states
+            .wait_for(|state| matches!(state, State::Exited(_) | State::MovedTo(_)))
+            .await;
         match ended.map(|state| state.clone()) {
-            Ok(State::Exited(exit_status)) => {
-                Ok(Response::new(WaitReply { exit_status: Some(exit_status), moved_to: None }))
-            }
-            Ok(State::MovedTo(host)) => Ok(Response::new(WaitReply { exit_status: None, moved_to: Some(host) })),
+            Ok(State::Exited(exit_status)) => Ok(Response::new(WaitReply {
+                exit_status: Some(exit_status),
+                moved_to: None,
+            })),
+            Ok(State::MovedTo(host)) => Ok(Response::new(WaitReply {
+                exit_status: None,
+                moved_to: Some(host),
+            })),
             Ok(_) | Err(_) => Err(Status::unavailable("the instance is gone")),
         }
     }
 
     async fn remove(&self, request: Request<RemoveRequest>) -> Reply<RemoveReply> {
-        reply(self.remove_instance(&request.into_inner().name).await.map(|()| RemoveReply {}))
+        reply(
+            self.remove_instance(&request.into_inner().name)
+                .await
+                .map(|()| RemoveReply {}),
+        )
     }
 
     type MigrateStream = Answers<MigrateEvent>;
 
     async fn migrate(&self, request: Request<MigrateRequest>) -> Reply<Self::MigrateStream> {
         let request = request.into_inner();
-        let instance = self.0.instances.find(&request.name).map_err(|error| status(&error))?;
+        let instance = self
+            .0
+            .instances
+            .find(&request.name)
+            .map_err(|error| status(&error))?;
         let drain_timeout = match request.drain_timeout_ms {
             0 => DRAIN_TIMEOUT,
             limit => Duration::from_millis(limit.into()),
         };
-        let what = source::Request { destination: request.destination, drain_timeout };
+        let what = source::Request {
+            destination: request.destination,
+            drain_timeout,
+        };
         let (events, receiver) = mpsc::channel(64);
         let (progress, mut steps) = mpsc::channel(64);
         let agent = self.0.clone();
@@ -237,7 +287,11 @@ impl Control for ControlService {
 
     async fn check(&self, request: Request<CheckRequest>) -> Reply<CheckReply> {
         let request = request.into_inner();
-        reply(checks::blockers(&self.0, &request.name, &request.destination).await.map(|blockers| CheckReply { blockers }))
+        reply(
+            checks::blockers(&self.0, &request.name, &request.destination)
+                .await
+                .map(|blockers| CheckReply { blockers }),
+        )
     }
 
     async fn version(&self, _: Request<VersionRequest>) -> Reply<VersionReply> {

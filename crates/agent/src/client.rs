@@ -11,8 +11,8 @@ use crate::peers::reason;
 use crate::proto::control_client::ControlClient;
 use crate::proto::migrate_event::Event;
 use crate::proto::{
-    CheckRequest, Instance, ListRequest, LogsRequest, MigrateRequest, RemoveRequest, RunRequest, VersionReply,
-    VersionRequest, WaitReply, WaitRequest,
+    CheckRequest, Instance, ListRequest, LogsRequest, MigrateRequest, RemoveRequest, RunRequest,
+    VersionReply, VersionRequest, WaitReply, WaitRequest,
 };
 
 /// A connection to one agent.
@@ -34,7 +34,9 @@ pub enum MigrationEvent {
 }
 
 fn told<T>(result: Result<tonic::Response<T>, tonic::Status>) -> anyhow::Result<T> {
-    result.map(tonic::Response::into_inner).map_err(|status| anyhow::anyhow!("{}", reason(&status)))
+    result
+        .map(tonic::Response::into_inner)
+        .map_err(|status| anyhow::anyhow!("{}", reason(&status)))
 }
 
 impl Client {
@@ -42,13 +44,21 @@ impl Client {
     pub async fn connect(socket: &Path) -> anyhow::Result<Self> {
         let path: PathBuf = socket.to_owned();
         // The URI is not used: the connector knows the way.
-        let channel = Endpoint::from_static("http://agent.invalid")
-            .connect_with_connector(tower::service_fn(move |_| {
-                let path = path.clone();
-                async move { Ok::<_, std::io::Error>(TokioIo::new(tokio::net::UnixStream::connect(path).await?)) }
-            }))
-            .await
-            .with_context(|| format!("cannot reach an agent at {}; is `verbatim agent` running?", socket.display()))?;
+        let channel =
+            Endpoint::from_static("http://agent.invalid")
+                .connect_with_connector(tower::service_fn(move |_| {
+                    let path = path.clone();
+                    async move {
+                        Ok::<_, std::io::Error>(TokioIo::new(tokio::net::UnixStream::connect(path).await?))
+                    }
+                }))
+                .await
+                .with_context(|| {
+                    format!(
+                        "cannot reach an agent at {}; is `verbatim agent` running?",
+                        socket.display()
+                    )
+                })?;
         let mut inner = ControlClient::new(channel);
         let version = told(inner.version(VersionRequest {}).await)?;
         if version.protocol != PROTOCOL {
@@ -88,9 +98,16 @@ impl Client {
         follow: bool,
         mut write: impl FnMut(&[u8]) -> std::io::Result<()>,
     ) -> anyhow::Result<()> {
-        let request = LogsRequest { name: name.to_owned(), follow };
+        let request = LogsRequest {
+            name: name.to_owned(),
+            follow,
+        };
         let mut chunks = told(self.inner.clone().logs(request).await)?;
-        while let Some(chunk) = chunks.message().await.map_err(|status| anyhow::anyhow!("{}", reason(&status)))? {
+        while let Some(chunk) = chunks
+            .message()
+            .await
+            .map_err(|status| anyhow::anyhow!("{}", reason(&status)))?
+        {
             write(&chunk.data)?;
         }
         Ok(())
@@ -98,17 +115,35 @@ impl Client {
 
     /// Waits until an instance ends or leaves the host.
     pub async fn wait(&self, name: &str) -> anyhow::Result<WaitReply> {
-        told(self.inner.clone().wait(WaitRequest { name: name.to_owned() }).await)
+        told(
+            self.inner
+                .clone()
+                .wait(WaitRequest {
+                    name: name.to_owned(),
+                })
+                .await,
+        )
     }
 
     /// Ends an instance and forgets it.
     pub async fn remove(&self, name: &str) -> anyhow::Result<()> {
-        told(self.inner.clone().remove(RemoveRequest { name: name.to_owned() }).await).map(drop)
+        told(
+            self.inner
+                .clone()
+                .remove(RemoveRequest {
+                    name: name.to_owned(),
+                })
+                .await,
+        )
+        .map(drop)
     }
 
     /// What stands in the way of moving an instance; empty if nothing does.
     pub async fn check(&self, name: &str, destination: &str) -> anyhow::Result<Vec<String>> {
-        let request = CheckRequest { name: name.to_owned(), destination: destination.to_owned() };
+        let request = CheckRequest {
+            name: name.to_owned(),
+            destination: destination.to_owned(),
+        };
         Ok(told(self.inner.clone().check(request).await)?.blockers)
     }
 
@@ -119,7 +154,11 @@ impl Client {
         mut watch: impl FnMut(MigrationEvent),
     ) -> anyhow::Result<String> {
         let mut events = told(self.inner.clone().migrate(request).await)?;
-        while let Some(event) = events.message().await.map_err(|status| anyhow::anyhow!("{}", reason(&status)))? {
+        while let Some(event) = events
+            .message()
+            .await
+            .map_err(|status| anyhow::anyhow!("{}", reason(&status)))?
+        {
             match event.event {
                 Some(Event::Phase(phase)) => watch(MigrationEvent::Phase(phase)),
                 Some(Event::Note(note)) => watch(MigrationEvent::Note(note)),
@@ -130,6 +169,9 @@ impl Client {
                 None => {}
             }
         }
-        bail!("the agent of {} was lost during the migration; see `verbatim ps` where the instance is", self.host())
+        bail!(
+            "the agent of {} was lost during the migration; see `verbatim ps` where the instance is",
+            self.host()
+        )
     }
 }

@@ -27,9 +27,14 @@ pub struct Directory {
 impl Directory {
     /// Reads the file at `path`: a JSON array of `{"name", "address"}`.
     pub fn load(path: &Path, own: &str) -> anyhow::Result<Self> {
-        let text = std::fs::read(path).with_context(|| format!("cannot read the list of hosts {}", path.display()))?;
-        let hosts = serde_json::from_slice(&text)
-            .with_context(|| format!("{} is not a JSON array of {{\"name\", \"address\"}}", path.display()))?;
+        let text = std::fs::read(path)
+            .with_context(|| format!("cannot read the list of hosts {}", path.display()))?;
+        let hosts = serde_json::from_slice(&text).with_context(|| {
+            format!(
+                "{} is not a JSON array of {{\"name\", \"address\"}}",
+                path.display()
+            )
+        })?;
         Self::new(own, hosts).with_context(|| format!("in {}", path.display()))
     }
 
@@ -37,7 +42,10 @@ impl Directory {
         if !hosts.iter().any(|host| host.name == own) {
             bail!("this host, {own}, is not in the list of hosts; add it, or start the agent with --name");
         }
-        Ok(Self { own: own.to_owned(), hosts })
+        Ok(Self {
+            own: own.to_owned(),
+            hosts,
+        })
     }
 
     /// This host's entry.
@@ -58,7 +66,11 @@ impl Directory {
 
     /// All names, for messages.
     pub fn names(&self) -> String {
-        self.hosts.iter().map(|host| host.name.as_str()).collect::<Vec<_>>().join(", ")
+        self.hosts
+            .iter()
+            .map(|host| host.name.as_str())
+            .collect::<Vec<_>>()
+            .join(", ")
     }
 }
 
@@ -88,14 +100,19 @@ impl HostEntry {
     pub fn subnet(&self) -> anyhow::Result<[u8; 2]> {
         match self.address {
             IpAddr::V4(address) => Ok([address.octets()[0], address.octets()[1]]),
-            IpAddr::V6(_) => bail!("instances need a host with an IPv4 address, and {} is not one", self.address),
+            IpAddr::V6(_) => bail!(
+                "instances need a host with an IPv4 address, and {} is not one",
+                self.address
+            ),
         }
     }
 }
 
 fn address_of(gid: &[u8; 16]) -> IpAddr {
     let address = Ipv6Addr::from(*gid);
-    address.to_ipv4_mapped().map_or(IpAddr::V6(address), |v4: Ipv4Addr| IpAddr::V4(v4))
+    address
+        .to_ipv4_mapped()
+        .map_or(IpAddr::V6(address), |v4: Ipv4Addr| IpAddr::V4(v4))
 }
 
 #[cfg(test)]
@@ -103,7 +120,10 @@ mod tests {
     use super::*;
 
     fn entry(name: &str, address: &str) -> HostEntry {
-        HostEntry { name: name.to_owned(), address: address.parse().unwrap() }
+        HostEntry {
+            name: name.to_owned(),
+            address: address.parse().unwrap(),
+        }
     }
 
     #[test]

@@ -52,7 +52,8 @@ impl Faults {
 
     fn action(&self, point: Point) -> Option<String> {
         let text = std::fs::read_to_string(&self.file).ok()?;
-        text.lines().find_map(|line| Some(line.strip_prefix(point.name())?.trim().to_owned()))
+        text.lines()
+            .find_map(|line| Some(line.strip_prefix(point.name())?.trim().to_owned()))
     }
 
     /// Passes a point: goes on, fails, or ends this process (`exit`). `damage` is the caller's to carry out; true tells

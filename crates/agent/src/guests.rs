@@ -42,8 +42,16 @@ impl Guest {
     /// Gives an order and waits for the answer.
     pub async fn order(&self, order: Order, fds: Vec<OwnedFd>) -> Reply {
         let (reply, answer) = oneshot::channel();
-        let gone = || format!("{} (process {}) has ended or closed its channel", self.program, self.pid);
-        self.calls.send(Call { order, fds, reply }).await.map_err(|_| anyhow::anyhow!(gone()))?;
+        let gone = || {
+            format!(
+                "{} (process {}) has ended or closed its channel",
+                self.program, self.pid
+            )
+        };
+        self.calls
+            .send(Call { order, fds, reply })
+            .await
+            .map_err(|_| anyhow::anyhow!(gone()))?;
         let (answer, fds) = answer.await.with_context(gone)??;
         match answer {
             Answer::Error { message } => bail!("{} (process {}): {message}", self.program, self.pid),
@@ -81,7 +89,11 @@ pub struct Guests {
 
 impl Default for Guests {
     fn default() -> Self {
-        Self { known: Arc::default(), changed: watch::Sender::new(()), next_id: Arc::default() }
+        Self {
+            known: Arc::default(),
+            changed: watch::Sender::new(()),
+            next_id: Arc::default(),
+        }
     }
 }
 
@@ -97,8 +109,12 @@ impl Guests {
 
     /// Those of one instance, by PID.
     pub fn of_instance(&self, instance: &str) -> Vec<Guest> {
-        let mut guests: Vec<_> =
-            self.lock().values().filter(|guest| guest.instance.as_deref() == Some(instance)).cloned().collect();
+        let mut guests: Vec<_> = self
+            .lock()
+            .values()
+            .filter(|guest| guest.instance.as_deref() == Some(instance))
+            .cloned()
+            .collect();
         guests.sort_by_key(|guest| guest.pid);
         guests
     }
@@ -108,7 +124,10 @@ impl Guests {
         let mut changed = self.changed.subscribe();
         loop {
             changed.mark_unchanged();
-            let found = self.of_instance(instance).into_iter().find(|guest| guest.pid == pid && guest.quiesced);
+            let found = self
+                .of_instance(instance)
+                .into_iter()
+                .find(|guest| guest.pid == pid && guest.quiesced);
             if let Some(guest) = found {
                 return guest;
             }
@@ -149,7 +168,9 @@ impl Guests {
         let guests = self.clone();
         Ok(tokio::spawn(async move {
             loop {
-                let Ok(mut ready) = listener.readable().await else { return };
+                let Ok(mut ready) = listener.readable().await else {
+                    return;
+                };
                 let socket = match listener.get_ref().accept() {
                     Ok(socket) => socket,
                     Err(SocketError::WouldBlock) => {
@@ -184,12 +205,28 @@ impl Guests {
                 check_version(version)?;
                 socket.send(&resolver.resolve(endpoint).await, &[]).await
             }
-            Greeting::Process { version, pid, program, generation: _, quiesced } => {
+            Greeting::Process {
+                version,
+                pid,
+                program,
+                generation: _,
+                quiesced,
+            } => {
                 check_version(version)?;
                 let id = self.next_id.fetch_add(1, Ordering::Relaxed);
                 let (calls, orders) = mpsc::channel(8);
                 tracing::debug!(?instance, pid, program, quiesced, "a guest library connected");
-                self.lock().insert(id, Guest { id, instance, pid, program, quiesced, calls });
+                self.lock().insert(
+                    id,
+                    Guest {
+                        id,
+                        instance,
+                        pid,
+                        program,
+                        quiesced,
+                        calls,
+                    },
+                );
                 self.changed.send_replace(());
                 let result = pass_on(&socket, orders).await;
                 self.lock().remove(&id);
@@ -202,7 +239,10 @@ impl Guests {
 
 fn check_version(version: u32) -> anyhow::Result<()> {
     if version != verbatim_channel::VERSION {
-        bail!("a guest library speaks version {version}, not {}", verbatim_channel::VERSION);
+        bail!(
+            "a guest library speaks version {version}, not {}",
+            verbatim_channel::VERSION
+        );
     }
     Ok(())
 }

@@ -48,7 +48,11 @@ impl Instance {
                            this one will not know it");
         }
         let state = watch::Sender::new(State::Running);
-        let instance = Arc::new(Self { home, init_pid: init.pid(), state });
+        let instance = Arc::new(Self {
+            home,
+            init_pid: init.pid(),
+            state,
+        });
         let watched = Arc::clone(&instance);
         tokio::spawn(async move {
             let exit = init.wait_exit().await;
@@ -104,7 +108,10 @@ impl Instance {
         });
         match now {
             _ if begun => Ok(()),
-            State::Running | State::Moving => bail!("{} is being moved already; wait until that has ended", self.name()),
+            State::Running | State::Moving => bail!(
+                "{} is being moved already; wait until that has ended",
+                self.name()
+            ),
             State::Exited(status) => bail!("{} has ended with status {status}", self.name()),
             State::MovedTo(host) => bail!("{} lives on {host}; ask the agent there", self.name()),
         }
@@ -154,7 +161,10 @@ impl Instances {
             None if known.is_empty() => bail!("there is no instance {name} on this host, nor any other"),
             None => {
                 let names: Vec<_> = known.keys().map(String::as_str).collect();
-                bail!("there is no instance {name} on this host; there are: {}", names.join(", "))
+                bail!(
+                    "there is no instance {name} on this host; there are: {}",
+                    names.join(", ")
+                )
             }
         }
     }
@@ -167,7 +177,10 @@ impl Instances {
     /// Forgets exactly this one.
     pub fn remove(&self, instance: &Arc<Instance>) {
         let mut known = self.lock();
-        if known.get(instance.name()).is_some_and(|other| Arc::ptr_eq(other, instance)) {
+        if known
+            .get(instance.name())
+            .is_some_and(|other| Arc::ptr_eq(other, instance))
+        {
             known.remove(instance.name());
         }
     }
@@ -179,10 +192,16 @@ impl Instances {
         for instance in known.values().filter(|instance| alive(instance)) {
             let other = &instance.home.record;
             if other.name == record.name {
-                return Some(format!("the name {} is taken by another instance there", record.name));
+                return Some(format!(
+                    "the name {} is taken by another instance there",
+                    record.name
+                ));
             }
             if other.address == record.address {
-                return Some(format!("the address {} is taken by {} there", record.address, other.name));
+                return Some(format!(
+                    "the address {} is taken by {} there",
+                    record.address, other.name
+                ));
             }
         }
         None

@@ -51,14 +51,33 @@ pub struct Journal(Mutex<File>);
 impl Journal {
     /// Goes on in the file at `path`.
     pub fn open(path: &Path) -> io::Result<Self> {
-        Ok(Self(Mutex::new(OpenOptions::new().append(true).create(true).open(path)?)))
+        Ok(Self(Mutex::new(
+            OpenOptions::new().append(true).create(true).open(path)?,
+        )))
     }
 
     /// Writes a line; it is on disk when this returns.
-    pub fn write(&self, session: u64, role: Role, event: Event, instance: &str, other_host: &str) -> io::Result<()> {
-        let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+    pub fn write(
+        &self,
+        session: u64,
+        role: Role,
+        event: Event,
+        instance: &str,
+        other_host: &str,
+    ) -> io::Result<()> {
+        let unix_ms = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_millis();
         let session = format!("{session:016x}");
-        let line = Line { unix_ms, session: &session, role, event, instance, other_host };
+        let line = Line {
+            unix_ms,
+            session: &session,
+            role,
+            event,
+            instance,
+            other_host,
+        };
         let mut text = serde_json::to_vec(&line)?;
         text.push(b'\n');
         let mut file = self.0.lock().expect("no panic under this lock");
@@ -76,7 +95,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("journal");
         for event in [Event::Opened, Event::RolledBack] {
-            Journal::open(&path).unwrap().write(7, Role::Source, event, "web", "b").unwrap();
+            Journal::open(&path)
+                .unwrap()
+                .write(7, Role::Source, event, "web", "b")
+                .unwrap();
         }
         let text = std::fs::read_to_string(&path).unwrap();
         let events: Vec<_> = text

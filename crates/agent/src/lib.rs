@@ -32,7 +32,11 @@ mod session;
 mod standby;
 
 /// The gRPC messages and services.
-#[allow(missing_docs, clippy::all, reason = "generated; the documentation is in proto/")]
+#[allow(
+    missing_docs,
+    clippy::all,
+    reason = "generated; the documentation is in proto/"
+)]
 pub mod proto {
     tonic::include_proto!("verbatim.v1");
 }

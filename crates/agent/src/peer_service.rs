@@ -11,8 +11,8 @@ use crate::instances::record::Record;
 use crate::proto::peer_server::Peer;
 use crate::proto::*;
 use crate::session::destination::{self, Destinations};
-use crate::session::partner::Partners;
 use crate::session::encode;
+use crate::session::partner::Partners;
 
 /// The service of one agent.
 pub struct PeerService(pub Shared);
@@ -46,7 +46,11 @@ impl Peer for PeerService {
     async fn hello(&self, request: Request<HelloRequest>) -> Reply<HelloReply> {
         let request = request.into_inner();
         if request.protocol != PROTOCOL {
-            tracing::warn!(host = request.host, protocol = request.protocol, "an agent speaks another protocol");
+            tracing::warn!(
+                host = request.host,
+                protocol = request.protocol,
+                "an agent speaks another protocol"
+            );
         }
         Ok(Response::new(HelloReply {
             protocol: PROTOCOL,
@@ -59,10 +63,14 @@ impl Peer for PeerService {
         let endpoint = request.into_inner().endpoint;
         let forward = endpoint.and_then(|endpoint| self.0.forwarding.get(endpoint.qpn));
         Ok(Response::new(match forward {
-            Some(forward) => {
-                ResolveReply { endpoint: Some(forward.endpoint.into()), keys: encode(&forward.keys) }
-            }
-            None => ResolveReply { endpoint: None, keys: Vec::new() },
+            Some(forward) => ResolveReply {
+                endpoint: Some(forward.endpoint.into()),
+                keys: encode(&forward.keys),
+            },
+            None => ResolveReply {
+                endpoint: None,
+                keys: Vec::new(),
+            },
         }))
     }
 
@@ -76,7 +84,10 @@ impl Peer for PeerService {
             // The source's end closes when its session is over, and when it dies.
             sender.closed().await;
             if let Err(error) = Self::abort_session(&agent, session).await {
-                tracing::warn!(error = format!("{error:#}"), "undoing the session of a source that is gone");
+                tracing::warn!(
+                    error = format!("{error:#}"),
+                    "undoing the session of a source that is gone"
+                );
             }
             agent.destinations.close(session);
             agent.partners.close(session);
@@ -108,45 +119,82 @@ impl Peer for PeerService {
             let part = part?;
             let session = match &mut session {
                 Some(session) => session,
-                none => none.insert(self.0.destinations.get(part.session).map_err(|error| status(&error))?),
+                none => none.insert(
+                    self.0
+                        .destinations
+                        .get(part.session)
+                        .map_err(|error| status(&error))?,
+                ),
             };
-            bytes += session.lock().await.place(&part).map_err(|error| status(&error))?;
+            bytes += session
+                .lock()
+                .await
+                .place(&part)
+                .map_err(|error| status(&error))?;
         }
         Ok(Response::new(PlaceReply { bytes }))
     }
 
     async fn pre_setup(&self, request: Request<PreSetupRequest>) -> Reply<PreSetupReply> {
         let request = request.into_inner();
-        let session = self.0.destinations.get(request.session).map_err(|error| status(&error))?;
+        let session = self
+            .0
+            .destinations
+            .get(request.session)
+            .map_err(|error| status(&error))?;
         reply(session.lock().await.pre_setup(&request).await)
     }
 
     async fn connect_standby(&self, request: Request<ConnectRequest>) -> Reply<Done> {
         let request = request.into_inner();
-        let session = self.0.destinations.get(request.session).map_err(|error| status(&error))?;
+        let session = self
+            .0
+            .destinations
+            .get(request.session)
+            .map_err(|error| status(&error))?;
         done(session.lock().await.connect(request).await)
     }
 
     async fn prepare_restore(&self, request: Request<SessionId>) -> Reply<Done> {
-        let session = self.0.destinations.get(request.into_inner().session).map_err(|error| status(&error))?;
+        let session = self
+            .0
+            .destinations
+            .get(request.into_inner().session)
+            .map_err(|error| status(&error))?;
         done(session.lock().await.prepare_restore().await)
     }
 
     async fn restore(&self, request: Request<SessionId>) -> Reply<RestoreReply> {
-        let session = self.0.destinations.get(request.into_inner().session).map_err(|error| status(&error))?;
+        let session = self
+            .0
+            .destinations
+            .get(request.into_inner().session)
+            .map_err(|error| status(&error))?;
         let restored = session.lock().await.restore().await;
         reply(restored.map(|restore_ms| RestoreReply { restore_ms }))
     }
 
     async fn commit(&self, request: Request<SessionId>) -> Reply<Done> {
-        let session = self.0.destinations.get(request.into_inner().session).map_err(|error| status(&error))?;
+        let session = self
+            .0
+            .destinations
+            .get(request.into_inner().session)
+            .map_err(|error| status(&error))?;
         // In a task of its own: the decision is not taken back because the asker goes away meanwhile.
         let committed = tokio::spawn(async move { session.lock().await.commit().await });
-        done(committed.await.map_err(|error| Status::internal(format!("the commit panicked: {error}")))?)
+        done(
+            committed
+                .await
+                .map_err(|error| Status::internal(format!("the commit panicked: {error}")))?,
+        )
     }
 
     async fn claim(&self, request: Request<SessionId>) -> Reply<CountReply> {
-        let session = self.0.destinations.get(request.into_inner().session).map_err(|error| status(&error))?;
+        let session = self
+            .0
+            .destinations
+            .get(request.into_inner().session)
+            .map_err(|error| status(&error))?;
         count(session.lock().await.claim().await)
     }
 
@@ -163,29 +211,56 @@ impl Peer for PeerService {
 
     async fn partner_connect(&self, request: Request<PartnerConnectRequest>) -> Reply<Done> {
         let request = request.into_inner();
-        let session = self.0.partners.get(request.session).map_err(|error| status(&error))?;
+        let session = self
+            .0
+            .partners
+            .get(request.session)
+            .map_err(|error| status(&error))?;
         done(session.lock().await.connect(request).await)
     }
 
     async fn partner_suspend(&self, request: Request<SessionId>) -> Reply<Counts> {
-        let session = self.0.partners.get(request.into_inner().session).map_err(|error| status(&error))?;
-        reply(session.lock().await.suspend(&self.0).await.map(|counts| Counts { counts }))
+        let session = self
+            .0
+            .partners
+            .get(request.into_inner().session)
+            .map_err(|error| status(&error))?;
+        reply(
+            session
+                .lock()
+                .await
+                .suspend(&self.0)
+                .await
+                .map(|counts| Counts { counts }),
+        )
     }
 
     async fn partner_drain(&self, request: Request<DrainRequest>) -> Reply<Done> {
         let request = request.into_inner();
-        let session = self.0.partners.get(request.session).map_err(|error| status(&error))?;
+        let session = self
+            .0
+            .partners
+            .get(request.session)
+            .map_err(|error| status(&error))?;
         done(session.lock().await.drain(&self.0, request).await)
     }
 
     async fn partner_switch(&self, request: Request<PartnerSwitchRequest>) -> Reply<CountReply> {
         let request = request.into_inner();
-        let session = self.0.partners.get(request.session).map_err(|error| status(&error))?;
+        let session = self
+            .0
+            .partners
+            .get(request.session)
+            .map_err(|error| status(&error))?;
         count(session.lock().await.switch(request).await)
     }
 
     async fn partner_resume(&self, request: Request<SessionId>) -> Reply<CountReply> {
-        let session = self.0.partners.get(request.into_inner().session).map_err(|error| status(&error))?;
+        let session = self
+            .0
+            .partners
+            .get(request.into_inner().session)
+            .map_err(|error| status(&error))?;
         count(session.lock().await.resume().await)
     }
 }

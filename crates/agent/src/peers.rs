@@ -37,11 +37,16 @@ impl Credentials {
 
     /// What this host's server presents, and whom it lets in: holders of a certificate of the same authority.
     pub fn server(&self) -> ServerTlsConfig {
-        ServerTlsConfig::new().identity(self.identity.clone()).client_ca_root(self.ca.clone())
+        ServerTlsConfig::new()
+            .identity(self.identity.clone())
+            .client_ca_root(self.ca.clone())
     }
 
     fn client(&self, host: &str) -> ClientTlsConfig {
-        ClientTlsConfig::new().identity(self.identity.clone()).ca_certificate(self.ca.clone()).domain_name(host)
+        ClientTlsConfig::new()
+            .identity(self.identity.clone())
+            .ca_certificate(self.ca.clone())
+            .domain_name(host)
     }
 }
 
@@ -55,7 +60,11 @@ pub struct Peers {
 impl Peers {
     /// Nothing is connected yet.
     pub fn new(directory: Directory, credentials: Credentials) -> Self {
-        Self { directory, credentials, channels: Mutex::default() }
+        Self {
+            directory,
+            credentials,
+            channels: Mutex::default(),
+        }
     }
 
     /// The hosts.
@@ -68,7 +77,12 @@ impl Peers {
         let Some(entry) = self.directory.host(host) else {
             bail!("there is no host {host}; known hosts: {}", self.directory.names());
         };
-        let cached = self.channels.lock().expect("no panic under this lock").get(host).cloned();
+        let cached = self
+            .channels
+            .lock()
+            .expect("no panic under this lock")
+            .get(host)
+            .cloned();
         let channel = match cached {
             Some(channel) => channel,
             None => {
@@ -80,18 +94,30 @@ impl Peers {
                     .initial_stream_window_size(4 << 20)
                     .initial_connection_window_size(16 << 20)
                     .connect_lazy();
-                self.channels.lock().expect("no panic under this lock").insert(host.to_owned(), channel.clone());
+                self.channels
+                    .lock()
+                    .expect("no panic under this lock")
+                    .insert(host.to_owned(), channel.clone());
                 channel
             }
         };
         let mut client = PeerClient::new(channel);
-        let hello = HelloRequest { protocol: PROTOCOL, host: self.directory.own().name.clone() };
+        let hello = HelloRequest {
+            protocol: PROTOCOL,
+            host: self.directory.own().name.clone(),
+        };
         let mut request = tonic::Request::new(hello);
         request.set_timeout(CONNECT_TIMEOUT);
         let reply = client
             .hello(request)
             .await
-            .map_err(|status| anyhow::anyhow!("the agent of {host} ({}) does not answer: {}", entry.address, reason(&status)))?
+            .map_err(|status| {
+                anyhow::anyhow!(
+                    "the agent of {host} ({}) does not answer: {}",
+                    entry.address,
+                    reason(&status)
+                )
+            })?
             .into_inner();
         if reply.protocol != PROTOCOL {
             bail!(
@@ -100,7 +126,11 @@ impl Peers {
             );
         }
         if reply.host != host {
-            bail!("the agent at {} calls itself {}, not {host}; mend the list of hosts", entry.address, reply.host);
+            bail!(
+                "the agent at {} calls itself {}, not {host}; mend the list of hosts",
+                entry.address,
+                reply.host
+            );
         }
         Ok(client)
     }
@@ -113,11 +143,19 @@ pub fn reason(status: &tonic::Status) -> String {
     while let Some(cause) = source {
         let cause_text = cause.to_string();
         if !text.contains(&cause_text) {
-            text = if text.is_empty() { cause_text } else { format!("{text}: {cause_text}") };
+            text = if text.is_empty() {
+                cause_text
+            } else {
+                format!("{text}: {cause_text}")
+            };
         }
         source = cause.source();
     }
-    if text.is_empty() { status.code().to_string() } else { text }
+    if text.is_empty() {
+        status.code().to_string()
+    } else {
+        text
+    }
 }
 
 #[cfg(test)]
@@ -163,7 +201,10 @@ mod tests {
             .tls_config(credentials.client("b"))
             .unwrap()
             .connect_lazy();
-        let status = PeerClient::new(channel).hello(HelloRequest::default()).await.unwrap_err();
+        let status = PeerClient::new(channel)
+            .hello(HelloRequest::default())
+            .await
+            .unwrap_err();
         server.abort();
         status
     }
@@ -172,20 +213,40 @@ mod tests {
     async fn only_holders_of_a_certificate_of_the_same_authority_are_heard() {
         let (ours, theirs) = (Authority::new(), Authority::new());
         let status = greet(&ours, "b", ours.credentials("a", &ours)).await;
-        assert_eq!(status.code(), tonic::Code::Unimplemented, "let in, as far as there is anything: {status}");
+        assert_eq!(
+            status.code(),
+            tonic::Code::Unimplemented,
+            "let in, as far as there is anything: {status}"
+        );
         let status = greet(&ours, "b", theirs.credentials("a", &ours)).await;
-        assert_ne!(status.code(), tonic::Code::Unimplemented, "a stranger's certificate was taken");
+        assert_ne!(
+            status.code(),
+            tonic::Code::Unimplemented,
+            "a stranger's certificate was taken"
+        );
         let status = greet(&ours, "b", ours.credentials("a", &theirs)).await;
-        assert_ne!(status.code(), tonic::Code::Unimplemented, "a stranger was taken for a host of ours");
+        assert_ne!(
+            status.code(),
+            tonic::Code::Unimplemented,
+            "a stranger was taken for a host of ours"
+        );
         let status = greet(&ours, "c", ours.credentials("a", &ours)).await;
-        assert_ne!(status.code(), tonic::Code::Unimplemented, "one host was taken for another");
+        assert_ne!(
+            status.code(),
+            tonic::Code::Unimplemented,
+            "one host was taken for another"
+        );
     }
 
     #[tokio::test]
     async fn a_host_that_is_not_there_is_named_with_those_that_are() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hosts.json");
-        std::fs::write(&path, r#"[{"name": "a", "address": "127.0.0.1"}, {"name": "b", "address": "127.0.0.2"}]"#).unwrap();
+        std::fs::write(
+            &path,
+            r#"[{"name": "a", "address": "127.0.0.1"}, {"name": "b", "address": "127.0.0.2"}]"#,
+        )
+        .unwrap();
         let authority = Authority::new();
         let directory = Directory::load(&path, "a").unwrap();
         let peers = Arc::new(Peers::new(directory, authority.credentials("a", &authority)));

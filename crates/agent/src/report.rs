@@ -201,7 +201,10 @@ impl Timeline {
 
     /// The communication blackout is over.
     pub fn resumed(&mut self) {
-        self.communication += self.suspended.take().map_or(Duration::ZERO, |since| since.elapsed());
+        self.communication += self
+            .suspended
+            .take()
+            .map_or(Duration::ZERO, |since| since.elapsed());
     }
 
     /// By phase; the service blackout, the communication blackout, all.

@@ -30,14 +30,17 @@ use crate::proto::peer_server::PeerServer;
 pub fn raise_priority() {
     const NICE: i32 = -10;
     if let Err(errno) = rustix::process::setpriority_process(None, NICE) {
-        tracing::warn!("the agent runs with ordinary priority ({errno}); blackouts may be longer on busy hosts");
+        tracing::warn!(
+            "the agent runs with ordinary priority ({errno}); blackouts may be longer on busy hosts"
+        );
     }
 }
 
 /// Runs an agent until it is told to stop (SIGTERM or SIGINT). Instances go on without it.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     // Containers outlive the runc that started them, and become our children.
-    rustix::process::set_child_subreaper(rustix::process::Pid::from_raw(1)).context("cannot become a subreaper")?;
+    rustix::process::set_child_subreaper(rustix::process::Pid::from_raw(1))
+        .context("cannot become a subreaper")?;
     let directory = Directory::load(&config.hosts, &config.name)?;
     let credentials = Credentials::load(&config.tls)?;
     let address = directory.own().socket_address();
@@ -68,9 +71,13 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o666))?;
     agent.guests.serve(guests, None, Arc::clone(&agent))?;
 
-    recover(&agent).await.context("taking over from an earlier agent")?;
+    recover(&agent)
+        .await
+        .context("taking over from an earlier agent")?;
 
-    let tcp = TcpListener::bind(address).await.with_context(|| format!("cannot listen at {address}"))?;
+    let tcp = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen at {address}"))?;
     let peers = Server::builder()
         .tls_config(server_tls)?
         .tcp_nodelay(true)
@@ -81,7 +88,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
 
     let api_path = agent.config.api_socket();
     let _ = std::fs::remove_file(&api_path);
-    let unix = UnixListener::bind(&api_path).with_context(|| format!("cannot listen at {}", api_path.display()))?;
+    let unix =
+        UnixListener::bind(&api_path).with_context(|| format!("cannot listen at {}", api_path.display()))?;
     std::fs::set_permissions(&api_path, PermissionsExt::from_mode(0o600))?;
     let api = Server::builder()
         .add_service(ControlServer::new(ControlService(Arc::clone(&agent))))

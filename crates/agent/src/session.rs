@@ -45,6 +45,7 @@ pub fn encode<T: serde::Serialize>(value: &T) -> Vec<u8> {
 
 /// Decodes it.
 pub fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> anyhow::Result<T> {
-    postcard::from_bytes(bytes)
-        .map_err(|error| anyhow::anyhow!("a malformed message from another agent: {error}; are the versions equal?"))
+    postcard::from_bytes(bytes).map_err(|error| {
+        anyhow::anyhow!("a malformed message from another agent: {error}; are the versions equal?")
+    })
 }

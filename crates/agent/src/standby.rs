@@ -12,15 +12,21 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use verbatim_channel::{
-    ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, ContextRecord, Endpoint, KeyPair, MrRecord, QpRecord,
+    ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, ContextRecord, Endpoint, KeyPair, MrRecord,
+    QpRecord,
 };
-use verbatim_device::control::{self, AddressVector, Backing, QpAttr, QpAttrMask, QpState, Reply, Request, Segment};
+use verbatim_device::control::{
+    self, AddressVector, Backing, QpAttr, QpAttrMask, QpState, Reply, Request, Segment,
+};
 use verbatim_seqpacket::Socket;
 
 /// Makes the RNIC accept programs at a listening socket of an instance, too.
 pub fn add_listener(nic: &Path, listener: BorrowedFd<'_>) -> anyhow::Result<()> {
     let socket = connect(nic)?;
-    match socket.call::<_, Reply>(&Request::AddListener, &[listener])?.message {
+    match socket
+        .call::<_, Reply>(&Request::AddListener, &[listener])?
+        .message
+    {
         Reply::Done => Ok(()),
         other => bail!("the RNIC does not take the instance's socket: {other:?}"),
     }
@@ -28,7 +34,10 @@ pub fn add_listener(nic: &Path, listener: BorrowedFd<'_>) -> anyhow::Result<()> 
 
 fn connect(nic: &Path) -> anyhow::Result<Socket> {
     Socket::connect(nic).with_context(|| {
-        format!("cannot reach the software RNIC at {}; is `verbatim nic` running?", nic.display())
+        format!(
+            "cannot reach the software RNIC at {}; is `verbatim nic` running?",
+            nic.display()
+        )
     })
 }
 
@@ -55,36 +64,74 @@ pub struct StandbyContext {
 
 impl StandbyContext {
     /// Makes the objects of `record` at the RNIC; `memory` is the process's file of adopted memory.
-    pub fn build(nic: &Path, name: &str, record: &ContextRecord, memory: Option<&File>) -> anyhow::Result<Self> {
+    pub fn build(
+        nic: &Path,
+        name: &str,
+        record: &ContextRecord,
+        memory: Option<&File>,
+    ) -> anyhow::Result<Self> {
         let socket = connect(nic)?;
         match socket
-            .call::<_, Reply>(&Request::OpenContext { version: control::VERSION, name: name.to_owned() }, &[])?
+            .call::<_, Reply>(
+                &Request::OpenContext {
+                    version: control::VERSION,
+                    name: name.to_owned(),
+                },
+                &[],
+            )?
             .message
         {
             Reply::Context { .. } => {}
             other => bail!("the RNIC opens no context: {other:?}"),
         }
-        let claimed =
-            ClaimedContext { id: record.id, pds: Vec::new(), mrs: Vec::new(), cqs: Vec::new(), qps: Vec::new() };
-        let mut this = Self { socket, claimed, qps: Vec::new(), keys: Vec::new() };
+        let claimed = ClaimedContext {
+            id: record.id,
+            pds: Vec::new(),
+            mrs: Vec::new(),
+            cqs: Vec::new(),
+            qps: Vec::new(),
+        };
+        let mut this = Self {
+            socket,
+            claimed,
+            qps: Vec::new(),
+            keys: Vec::new(),
+        };
         let mut pds = HashMap::new();
         for pd in &record.pds {
-            let Reply::Pd { pd: physical_pd } = this.call(&Request::AllocPd, &[])? else { bail!(confused()) };
+            let Reply::Pd { pd: physical_pd } = this.call(&Request::AllocPd, &[])? else {
+                bail!(confused())
+            };
             pds.insert(pd.pd, physical_pd);
-            this.claimed.pds.push(ClaimedPd { pd: pd.pd, physical_pd });
+            this.claimed.pds.push(ClaimedPd {
+                pd: pd.pd,
+                physical_pd,
+            });
         }
         for mr in &record.mrs {
-            this.register(mr, *pds.get(&mr.pd).context("a memory region without its PD")?, memory)?;
+            this.register(
+                mr,
+                *pds.get(&mr.pd).context("a memory region without its PD")?,
+                memory,
+            )?;
         }
         let mut cqs = HashMap::new();
         for cq in &record.cqs {
-            let Reply::Cq { cq: physical_cq, entries, offset } =
-                this.call(&Request::CreateCq { entries: cq.entries }, &[])?
+            let Reply::Cq {
+                cq: physical_cq,
+                entries,
+                offset,
+            } = this.call(&Request::CreateCq { entries: cq.entries }, &[])?
             else {
                 bail!(confused())
             };
             cqs.insert(cq.cq, physical_cq);
-            this.claimed.cqs.push(ClaimedCq { cq: cq.cq, physical_cq, entries, offset });
+            this.claimed.cqs.push(ClaimedCq {
+                cq: cq.cq,
+                physical_cq,
+                entries,
+                offset,
+            });
         }
         for qp in &record.qps {
             this.create_qp(qp, &pds, &cqs)?;
@@ -95,7 +142,10 @@ impl StandbyContext {
     fn call(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> anyhow::Result<Reply> {
         match self.socket.call::<_, Reply>(request, fds)?.message {
             Reply::Error { errno, message } => {
-                bail!("the RNIC refuses: {message} ({})", std::io::Error::from_raw_os_error(errno))
+                bail!(
+                    "the RNIC refuses: {message} ({})",
+                    std::io::Error::from_raw_os_error(errno)
+                )
             }
             reply => Ok(reply),
         }
@@ -128,9 +178,18 @@ impl StandbyContext {
             access: mr.access,
             segments,
         };
-        let Reply::Mr { lkey, rkey } = self.call(&request, &fds)? else { bail!(confused()) };
-        self.claimed.mrs.push(ClaimedMr { lkey: mr.lkey, physical_lkey: lkey, physical_rkey: rkey });
-        self.keys.push(KeyPair { virtual_key: mr.rkey, physical_key: rkey });
+        let Reply::Mr { lkey, rkey } = self.call(&request, &fds)? else {
+            bail!(confused())
+        };
+        self.claimed.mrs.push(ClaimedMr {
+            lkey: mr.lkey,
+            physical_lkey: lkey,
+            physical_rkey: rkey,
+        });
+        self.keys.push(KeyPair {
+            virtual_key: mr.rkey,
+            physical_key: rkey,
+        });
         Ok(())
     }
 
@@ -148,16 +207,27 @@ impl StandbyContext {
             qp_type: qp.qp_type,
             cap: qp.cap,
         };
-        let Reply::Qp { qpn: physical_qpn, cap, slot, offset } = self.call(&request, &[])? else {
+        let Reply::Qp {
+            qpn: physical_qpn,
+            cap,
+            slot,
+            offset,
+        } = self.call(&request, &[])?
+        else {
             bail!(confused())
         };
         let attr = &qp.attr;
         match attr.state {
             QpState::Reset => {}
-            QpState::Init | QpState::Rtr | QpState::Rts => self.modify(physical_qpn, INIT, attr, QpState::Init)?,
+            QpState::Init | QpState::Rtr | QpState::Rts => {
+                self.modify(physical_qpn, INIT, attr, QpState::Init)?
+            }
             QpState::Err => self.modify(physical_qpn, QpAttrMask::STATE, attr, QpState::Err)?,
             state @ (QpState::Sqd | QpState::Sqe) => {
-                bail!("queue pair {:#x} is in state {state:?}, which cannot be moved yet", qp.qpn)
+                bail!(
+                    "queue pair {:#x} is in state {state:?}, which cannot be moved yet",
+                    qp.qpn
+                )
             }
         }
         self.claimed.qps.push(ClaimedQp {
@@ -179,28 +249,58 @@ impl StandbyContext {
     }
 
     fn modify(&self, qpn: u32, mask: QpAttrMask, attr: &QpAttr, state: QpState) -> anyhow::Result<()> {
-        self.call(&Request::ModifyQp { qpn, mask, attr: QpAttr { state, ..*attr } }, &[])?;
+        self.call(
+            &Request::ModifyQp {
+                qpn,
+                mask,
+                attr: QpAttr { state, ..*attr },
+            },
+            &[],
+        )?;
         Ok(())
     }
 
     /// Connects one of the queue pairs to `remote`, which starts to send with `rq_psn`.
     pub fn connect(&mut self, physical_qpn: u32, remote: Endpoint, rq_psn: u32) -> anyhow::Result<()> {
         let unknown = "no such standby queue pair";
-        let qp = *self.qps.iter().find(|qp| qp.physical_qpn == physical_qpn).context(unknown)?;
-        let av = AddressVector { dgid: remote.gid, ..qp.attr.av };
-        let attr = QpAttr { av, dest_qpn: remote.qpn, rq_psn, sq_psn: qp.sq_psn, ..qp.attr };
+        let qp = *self
+            .qps
+            .iter()
+            .find(|qp| qp.physical_qpn == physical_qpn)
+            .context(unknown)?;
+        let av = AddressVector {
+            dgid: remote.gid,
+            ..qp.attr.av
+        };
+        let attr = QpAttr {
+            av,
+            dest_qpn: remote.qpn,
+            rq_psn,
+            sq_psn: qp.sq_psn,
+            ..qp.attr
+        };
         self.modify(physical_qpn, RTR, &attr, QpState::Rtr)?;
         if qp.attr.state == QpState::Rts {
             self.modify(physical_qpn, RTS, &attr, QpState::Rts)?;
         }
-        let claimed = self.claimed.qps.iter_mut().find(|qp| qp.physical_qpn == physical_qpn).context(unknown)?;
+        let claimed = self
+            .claimed
+            .qps
+            .iter_mut()
+            .find(|qp| qp.physical_qpn == physical_qpn)
+            .context(unknown)?;
         claimed.remote = Some(remote);
         Ok(())
     }
 
     /// One of the queue pairs is connected to a process whose remote keys are in table `table` of the claim.
     pub fn set_key_table(&mut self, physical_qpn: u32, table: u32) {
-        if let Some(qp) = self.claimed.qps.iter_mut().find(|qp| qp.physical_qpn == physical_qpn) {
+        if let Some(qp) = self
+            .claimed
+            .qps
+            .iter_mut()
+            .find(|qp| qp.physical_qpn == physical_qpn)
+        {
             qp.key_table = Some(table);
         }
     }
@@ -230,8 +330,10 @@ fn confused() -> &'static str {
     "the RNIC answers something else than was asked; are agent and RNIC of the same version?"
 }
 
-const INIT: QpAttrMask =
-    QpAttrMask::STATE.union(QpAttrMask::PKEY_INDEX).union(QpAttrMask::PORT).union(QpAttrMask::ACCESS_FLAGS);
+const INIT: QpAttrMask = QpAttrMask::STATE
+    .union(QpAttrMask::PKEY_INDEX)
+    .union(QpAttrMask::PORT)
+    .union(QpAttrMask::ACCESS_FLAGS);
 
 const RTR: QpAttrMask = QpAttrMask::STATE
     .union(QpAttrMask::AV)

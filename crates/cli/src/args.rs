@@ -19,7 +19,13 @@ Exit status: 0 done, 1 failed (or rolled back, or blocked), 2 wrong usage.";
 #[command(name = "verbatim", version, after_help = AFTER_HELP, propagate_version = true)]
 pub struct Arguments {
     /// The lab whose hosts are meant; on a real host, or inside a lab's host, there is none.
-    #[arg(long, global = true, value_name = "NAME", default_value = "lab", env = "VERBATIM_LAB_NAME")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "NAME",
+        default_value = "lab",
+        env = "VERBATIM_LAB_NAME"
+    )]
     pub lab: String,
     /// Say more on standard error; twice: everything.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
@@ -31,13 +37,17 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Several virtual hosts on this machine, each with its own software RNIC and agent.
-    #[command(after_help = "Example:\n  verbatim lab up\n  verbatim lab exec src -- ibv_devinfo\n  verbatim lab down")]
+    #[command(
+        after_help = "Example:\n  verbatim lab up\n  verbatim lab exec src -- ibv_devinfo\n  verbatim lab down"
+    )]
     Lab {
         #[command(subcommand)]
         command: LabCommand,
     },
     /// Start an instance: a runc container with the guest library.
-    #[command(after_help = "Example:\n  verbatim run --host peer --name server -- ib_write_bw -d verbatim0 -D 15")]
+    #[command(
+        after_help = "Example:\n  verbatim run --host peer --name server -- ib_write_bw -d verbatim0 -D 15"
+    )]
     Run(RunArguments),
     /// List the instances.
     #[command(after_help = "Example:\n  verbatim ps --json")]
@@ -118,7 +128,9 @@ pub enum LabCommand {
         json: bool,
     },
     /// Run a command in a host, with the guest library preloaded.
-    #[command(after_help = "Example:\n  verbatim lab exec src -- ibv_devinfo\n\nExits with the command's status.")]
+    #[command(
+        after_help = "Example:\n  verbatim lab exec src -- ibv_devinfo\n\nExits with the command's status."
+    )]
     Exec {
         /// The host.
         host: String,
@@ -220,7 +232,9 @@ pub struct AgentArguments {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| format!("{text:?} is not a number of seconds"))?;
     if !(0.001..=86_400.0).contains(&seconds) {
         return Err(format!("{seconds} s is not between 0.001 and 86400"));
     }
@@ -249,8 +263,14 @@ mod tests {
     fn every_command_has_an_example() {
         let mut seen = 0;
         every_command(&Arguments::command(), "", &mut |path, command| {
-            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-            assert!(help.contains("Example") && help.contains("verbatim "), "{path} has no example");
+            let help = command
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            assert!(
+                help.contains("Example") && help.contains("verbatim "),
+                "{path} has no example"
+            );
             seen += 1;
         });
         assert!(seen > 12, "only {seen} commands were looked at");

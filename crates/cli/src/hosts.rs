@@ -20,9 +20,12 @@ impl Hosts {
     pub async fn connect(lab: &str) -> anyhow::Result<Self> {
         // Inside a lab's host the path leads to that host's agent, as on a real one.
         if Path::new(API_SOCKET).exists() {
-            return Ok(Self { clients: vec![Client::connect(Path::new(API_SOCKET)).await?] });
+            return Ok(Self {
+                clients: vec![Client::connect(Path::new(API_SOCKET)).await?],
+            });
         }
-        let lab = Lab::open(lab).context("there is no agent on this host, and no lab; start one with `verbatim lab up`")?;
+        let lab = Lab::open(lab)
+            .context("there is no agent on this host, and no lab; start one with `verbatim lab up`")?;
         let mut clients = Vec::new();
         let mut failed = Vec::new();
         for host in lab.hosts() {
@@ -32,7 +35,11 @@ impl Hosts {
             }
         }
         if clients.is_empty() {
-            bail!("no agent of lab {} answers ({}); `verbatim lab status` tells more", lab.name(), failed.join("; "));
+            bail!(
+                "no agent of lab {} answers ({}); `verbatim lab status` tells more",
+                lab.name(),
+                failed.join("; ")
+            );
         }
         for failure in failed {
             eprintln!("warning: {failure}");
@@ -49,7 +56,12 @@ impl Hosts {
             (Some(name), clients) => clients
                 .iter()
                 .find(|client| client.host() == name)
-                .with_context(|| format!("there is no host {name}, or its agent is down; there are: {}", names.join(", "))),
+                .with_context(|| {
+                    format!(
+                        "there is no host {name}, or its agent is down; there are: {}",
+                        names.join(", ")
+                    )
+                }),
         }
     }
 
@@ -68,7 +80,9 @@ impl Hosts {
         let instances = self.instances().await?;
         match instances.iter().find(|instance| instance.name == name) {
             Some(instance) => Ok((self.host(Some(&instance.host))?, instance.clone())),
-            None if instances.is_empty() => bail!("there is no instance {name}; start one with `verbatim run`"),
+            None if instances.is_empty() => {
+                bail!("there is no instance {name}; start one with `verbatim run`")
+            }
             None => {
                 let names: Vec<_> = instances.iter().map(|instance| instance.name.as_str()).collect();
                 bail!("there is no instance {name}; there are: {}", names.join(", "))

@@ -29,7 +29,10 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
         }
     }
     let line = |cells: &mut dyn Iterator<Item = &str>| {
-        let padded: Vec<_> = cells.zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        let padded: Vec<_> = cells
+            .zip(&widths)
+            .map(|(cell, width)| format!("{cell:<width$}"))
+            .collect();
         format!("{}\n", padded.join("  ").trim_end())
     };
     let mut text = line(&mut head.iter().copied());
@@ -45,7 +48,10 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let text = table(&["NAME", "HOST"], &[vec!["a".into(), "src".into()], vec!["longer".into(), "d".into()]]);
+        let text = table(
+            &["NAME", "HOST"],
+            &[vec!["a".into(), "src".into()], vec!["longer".into(), "d".into()]],
+        );
         assert_eq!(text, "NAME    HOST\na       src\nlonger  d\n");
     }
 }

@@ -30,6 +30,8 @@ impl Report {
 /// One run: two programs that talk, of which one moves.
 #[derive(Debug, Clone, Default)]
 pub struct Run {
+    /// Its number.
+    pub number: u32,
     /// What it shows, in a few words.
     pub title: String,
     /// What happens in it, in a sentence or two.

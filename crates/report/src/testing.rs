@@ -32,6 +32,7 @@ pub fn run() -> Run {
         trace.push(ms(at), bytes);
     }
     Run {
+        number: 1,
         title: "the sender moves".into(),
         story: "ib_write_bw writes over 16 queue pairs from src to peer. While it does, it moves to dst.".into(),
         partner: "peer".into(),
@@ -69,6 +70,7 @@ pub fn run() -> Run {
 /// That run, and one with four moves.
 pub fn report() -> Report {
     let mut second = run();
+    second.number = 2;
     second.title = "a check program moves four times".into();
     let one = second.moves[0].clone();
     second.moves = (0..4)

@@ -12,7 +12,9 @@ pub async fn blockers(agent: &Shared, name: &str, destination: &str) -> anyhow::
     let mut blockers = Vec::new();
     match instance.state() {
         State::Running => {}
-        State::Moving => blockers.push(format!("{name} is being moved already; wait until that has ended")),
+        State::Moving => blockers.push(format!(
+            "{name} is being moved already; wait until that has ended"
+        )),
         State::Exited(status) => blockers.push(format!("{name} has ended with status {status}")),
         State::MovedTo(host) => blockers.push(format!("{name} lives on {host}; ask the agent there")),
     }
@@ -59,5 +61,8 @@ pub async fn blockers(agent: &Shared, name: &str, destination: &str) -> anyhow::
 
 async fn adopted_bytes(agent: &Shared, name: &str) -> u64 {
     let described = source::describe(agent, name).await.unwrap_or_default();
-    described.iter().map(|(_, road_map)| source::memory_bytes(road_map)).sum()
+    described
+        .iter()
+        .map(|(_, road_map)| source::memory_bytes(road_map))
+        .sum()
 }

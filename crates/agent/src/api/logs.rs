@@ -38,7 +38,9 @@ pub fn stream(instance: Arc<Instance>, follow: bool) -> ReceiverStream<Result<Lo
                     // It has moved away, and its files with it.
                     Err(error) if error.kind() == std::io::ErrorKind::NotFound => return,
                     Err(error) => {
-                        let _ = chunks.send(Err(Status::internal(format!("reading its output: {error}")))).await;
+                        let _ = chunks
+                            .send(Err(Status::internal(format!("reading its output: {error}"))))
+                            .await;
                         return;
                     }
                 }

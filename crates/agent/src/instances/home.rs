@@ -106,7 +106,11 @@ impl Home {
         resolver: &Arc<impl Resolver>,
     ) -> anyhow::Result<Self> {
         let paths = Paths::new(&config.runtime_dir, record.name.as_str());
-        let home = Self { record, paths, parts: Mutex::default() };
+        let home = Self {
+            record,
+            paths,
+            parts: Mutex::default(),
+        };
         match home.fill(config, link, guests, resolver) {
             Ok(()) => Ok(home),
             Err(error) => {
@@ -125,7 +129,11 @@ impl Home {
         resolver: &Arc<impl Resolver>,
     ) -> anyhow::Result<Self> {
         let paths = Paths::new(&config.runtime_dir, record.name.as_str());
-        let home = Self { record, paths, parts: Mutex::default() };
+        let home = Self {
+            record,
+            paths,
+            parts: Mutex::default(),
+        };
         home.listen(config, guests, resolver)?;
         home.parts().network = Some(Network::open(&home.network_config(config))?);
         home.parts().bundle = Some(Bundle::open(&home.paths.bundle)?);
@@ -150,7 +158,10 @@ impl Home {
 
     /// Writes down that the instance lives here, for an agent that may come after this one.
     pub fn keep_record(&self, init_pid: i32) -> anyhow::Result<()> {
-        let kept = Kept { record: self.record.clone(), init_pid };
+        let kept = Kept {
+            record: self.record.clone(),
+            init_pid,
+        };
         std::fs::create_dir_all(self.paths.record.parent().expect("it has a folder"))?;
         std::fs::write(&self.paths.record, serde_json::to_vec(&kept)?)
             .with_context(|| format!("cannot write {}", self.paths.record.display()))
@@ -189,7 +200,8 @@ impl Home {
         }
         standby::add_listener(&config.nic_socket(), nic.as_fd())?;
         self.parts().nic_listener = Some(nic);
-        self.parts().service = Some(guests.serve(agent, Some(self.record.name.to_string()), Arc::clone(resolver))?);
+        self.parts().service =
+            Some(guests.serve(agent, Some(self.record.name.to_string()), Arc::clone(resolver))?);
         Ok(())
     }
 
@@ -209,13 +221,19 @@ impl Home {
         let library = self.paths.folder.join(LIBRARY);
         std::fs::create_dir_all(library.parent().expect("it has a folder"))?;
         std::fs::copy(&config.library, &library).with_context(|| {
-            format!("cannot copy the guest library {}; build it, or name it with --library", config.library.display())
+            format!(
+                "cannot copy the guest library {}; build it, or name it with --library",
+                config.library.display()
+            )
         })?;
         let memory = self.paths.folder.join(MEMORY_DIR);
         std::fs::create_dir_all(&memory)?;
         std::fs::set_permissions(&memory, PermissionsExt::from_mode(0o1777))?;
         Gate::open(&self.paths.folder.join(GATE_NAME), true).context("cannot make the gate")?;
-        std::fs::set_permissions(self.paths.folder.join(GATE_NAME), PermissionsExt::from_mode(0o666))?;
+        std::fs::set_permissions(
+            self.paths.folder.join(GATE_NAME),
+            PermissionsExt::from_mode(0o666),
+        )?;
         std::fs::File::create(self.output())?;
         Ok(())
     }
@@ -236,12 +254,22 @@ impl Home {
 
     /// Lets the instance's traffic flow, here.
     pub fn attach(&self) -> anyhow::Result<()> {
-        Ok(self.parts().network.as_ref().context("the instance's network is gone")?.attach()?)
+        Ok(self
+            .parts()
+            .network
+            .as_ref()
+            .context("the instance's network is gone")?
+            .attach()?)
     }
 
     /// Holds the instance's traffic back, here.
     pub fn detach(&self) -> anyhow::Result<()> {
-        Ok(self.parts().network.as_ref().context("the instance's network is gone")?.detach()?)
+        Ok(self
+            .parts()
+            .network
+            .as_ref()
+            .context("the instance's network is gone")?
+            .detach()?)
     }
 
     /// The directory of its bundle.
@@ -262,7 +290,12 @@ impl Home {
     /// Takes everything away; the container must be gone. What cannot be removed is logged: it is in nobody's way but
     /// that of an instance with the same name, which would clear it.
     pub fn remove(&self) {
-        let Parts { network, bundle, service, nic_listener } = std::mem::take(&mut *self.parts());
+        let Parts {
+            network,
+            bundle,
+            service,
+            nic_listener,
+        } = std::mem::take(&mut *self.parts());
         if let Some(service) = service {
             service.abort();
         }

@@ -46,9 +46,15 @@ mod tests {
 
     #[test]
     fn addresses_are_checked() {
-        assert_eq!(parse_address("10.77.1.5/16").unwrap(), (Ipv4Addr::new(10, 77, 1, 5), 16));
+        assert_eq!(
+            parse_address("10.77.1.5/16").unwrap(),
+            (Ipv4Addr::new(10, 77, 1, 5), 16)
+        );
         for bad in ["10.77.1.5", "10.77.1.5/33", "10.77.1/16", "x/1", ""] {
-            assert!(parse_address(bad).unwrap_err().to_string().contains("such as"), "{bad}");
+            assert!(
+                parse_address(bad).unwrap_err().to_string().contains("such as"),
+                "{bad}"
+            );
         }
     }
 }

@@ -17,8 +17,14 @@ use crate::agent::Shared;
 pub async fn recover(agent: &Shared) -> anyhow::Result<()> {
     let mut names = BTreeSet::new();
     for folder in ["instances", "bundles", "net", "images", "criu", "records"] {
-        let Ok(entries) = std::fs::read_dir(agent.config.runtime_dir.join(folder)) else { continue };
-        names.extend(entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()));
+        let Ok(entries) = std::fs::read_dir(agent.config.runtime_dir.join(folder)) else {
+            continue;
+        };
+        names.extend(
+            entries
+                .flatten()
+                .filter_map(|entry| entry.file_name().into_string().ok()),
+        );
     }
     names.extend(agent.tools.runc().list()?.iter().map(ToString::to_string));
     for name in names {
@@ -26,10 +32,16 @@ pub async fn recover(agent: &Shared) -> anyhow::Result<()> {
             Ok(true) => tracing::info!(instance = name, "taken over"),
             Ok(false) => {
                 tracing::info!(instance = name, "leftovers are removed");
-                clear(agent, &name).await.with_context(|| format!("removing what is left of {name}"))?;
+                clear(agent, &name)
+                    .await
+                    .with_context(|| format!("removing what is left of {name}"))?;
             }
             Err(error) => {
-                tracing::error!(instance = name, error = format!("{error:#}"), "runs, but cannot be taken over");
+                tracing::error!(
+                    instance = name,
+                    error = format!("{error:#}"),
+                    "runs, but cannot be taken over"
+                );
             }
         }
     }
@@ -39,7 +51,9 @@ pub async fn recover(agent: &Shared) -> anyhow::Result<()> {
 /// Whether the instance runs; if so it is this agent's from now on.
 async fn take_over(agent: &Shared, name: &str) -> anyhow::Result<bool> {
     let path = Paths::new(&agent.config.runtime_dir, name).record;
-    let Ok(text) = std::fs::read(&path) else { return Ok(false) };
+    let Ok(text) = std::fs::read(&path) else {
+        return Ok(false);
+    };
     let Kept { record, init_pid } =
         serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))?;
     let state = agent.tools.runc().state(&record.name).await?;

@@ -19,7 +19,10 @@ pub struct Placer {
 impl Placer {
     /// Files are written below `root`, which exists.
     pub fn new(root: PathBuf) -> Self {
-        Self { root, open: HashMap::new() }
+        Self {
+            root,
+            open: HashMap::new(),
+        }
     }
 
     /// Puts one part in its place and says how many bytes of content it had.
@@ -69,11 +72,14 @@ impl Placer {
 
     /// The place of a relative path, which may not lead out of the folder.
     fn target(&self, path: &str) -> io::Result<PathBuf> {
-        let refused = |why: &str| {
-            io::Error::new(io::ErrorKind::InvalidInput, format!("the path {path:?} {why}"))
-        };
+        let refused =
+            |why: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("the path {path:?} {why}"));
         let relative = Path::new(path);
-        if path.is_empty() || !relative.components().all(|part| matches!(part, Component::Normal(_))) {
+        if path.is_empty()
+            || !relative
+                .components()
+                .all(|part| matches!(part, Component::Normal(_)))
+        {
             return Err(refused("is not a plain relative path"));
         }
         let mut target = self.root.clone();
@@ -108,20 +114,53 @@ mod tests {
     use super::*;
 
     fn part(path: &str, kind: Kind) -> FilePart {
-        FilePart { path: path.to_owned(), kind: kind.into(), mode: 0o640, ..FilePart::default() }
+        FilePart {
+            path: path.to_owned(),
+            kind: kind.into(),
+            mode: 0o640,
+            ..FilePart::default()
+        }
     }
 
     #[test]
     fn parts_make_the_same_file() {
         let folder = tempfile::tempdir().unwrap();
         let mut placer = Placer::new(folder.path().to_owned());
-        placer.place(&FilePart { mode: 0o750, ..part("d", Kind::Directory) }).unwrap();
-        let file = FilePart { length: 10, ..part("d/f", Kind::File) };
-        placer.place(&FilePart { offset: 4, data: b"four".to_vec(), ..file.clone() }).unwrap();
-        placer.place(&FilePart { offset: 0, data: b"zero".to_vec(), ..file }).unwrap();
+        placer
+            .place(&FilePart {
+                mode: 0o750,
+                ..part("d", Kind::Directory)
+            })
+            .unwrap();
+        let file = FilePart {
+            length: 10,
+            ..part("d/f", Kind::File)
+        };
+        placer
+            .place(&FilePart {
+                offset: 4,
+                data: b"four".to_vec(),
+                ..file.clone()
+            })
+            .unwrap();
+        placer
+            .place(&FilePart {
+                offset: 0,
+                data: b"zero".to_vec(),
+                ..file
+            })
+            .unwrap();
         assert_eq!(std::fs::read(folder.path().join("d/f")).unwrap(), b"zerofour\0\0");
-        placer.place(&FilePart { data: b"d/f".to_vec(), ..part("l", Kind::Symlink) }).unwrap();
-        assert_eq!(std::fs::read_link(folder.path().join("l")).unwrap(), Path::new("d/f"));
+        placer
+            .place(&FilePart {
+                data: b"d/f".to_vec(),
+                ..part("l", Kind::Symlink)
+            })
+            .unwrap();
+        assert_eq!(
+            std::fs::read_link(folder.path().join("l")).unwrap(),
+            Path::new("d/f")
+        );
         placer.place(&part("d", Kind::Removed)).unwrap();
         assert!(!folder.path().join("d").exists());
     }
@@ -130,7 +169,12 @@ mod tests {
     fn no_path_leads_out() {
         let folder = tempfile::tempdir().unwrap();
         let mut placer = Placer::new(folder.path().to_owned());
-        placer.place(&FilePart { data: b"/tmp".to_vec(), ..part("out", Kind::Symlink) }).unwrap();
+        placer
+            .place(&FilePart {
+                data: b"/tmp".to_vec(),
+                ..part("out", Kind::Symlink)
+            })
+            .unwrap();
         for path in ["", "/etc/x", "../x", "a/../../x", "out/x", "."] {
             assert!(placer.place(&part(path, Kind::File)).is_err(), "{path}");
         }

@@ -11,9 +11,9 @@ use tonic::transport::Channel;
 
 use super::tracker::Tracker;
 use super::tree::{Kind, Tree};
+use crate::proto::FilePart;
 use crate::proto::file_part::{Folder, Kind as PartKind};
 use crate::proto::peer_client::PeerClient;
-use crate::proto::FilePart;
 
 /// How many parts may wait for the network.
 const QUEUE_PARTS: usize = 16;
@@ -34,7 +34,14 @@ pub struct Sender {
 impl Sender {
     /// The destination has nothing of `root` yet. Files below `always` (relative) are compared in every round.
     pub fn new(session: u64, folder: Folder, root: PathBuf, always: Option<PathBuf>) -> Self {
-        Self { session, folder, root, tree: Tree::default(), trackers: HashMap::new(), always }
+        Self {
+            session,
+            folder,
+            root,
+            tree: Tree::default(),
+            trackers: HashMap::new(),
+            always,
+        }
     }
 
     /// Sends everything that the destination does not have, and says how many bytes of content that were.
@@ -45,7 +52,9 @@ impl Sender {
             let result = this.read(&parts);
             (this, result)
         });
-        let placed = destination.place(tokio_stream::wrappers::ReceiverStream::new(receiver)).await;
+        let placed = destination
+            .place(tokio_stream::wrappers::ReceiverStream::new(receiver))
+            .await;
         let (this, read) = reader.await.context("reading an instance's files panicked")?;
         *self = this;
         // What the destination says explains a reader whose queue was closed.
@@ -62,7 +71,11 @@ impl Sender {
             put(parts, self.part(path, PartKind::Removed))?;
         }
         for entry in &changes.touched {
-            let mut part = FilePart { mode: entry.mode, length: entry.length, ..self.part(&entry.path, PartKind::File) };
+            let mut part = FilePart {
+                mode: entry.mode,
+                length: entry.length,
+                ..self.part(&entry.path, PartKind::File)
+            };
             match &entry.kind {
                 Kind::Directory => part.set_kind(PartKind::Directory),
                 Kind::Symlink(to) => {
@@ -81,9 +94,20 @@ impl Sender {
     }
 
     /// The files whose times tell nothing, as far as they were not sent above.
-    fn read_always(&mut self, sent: &[super::tree::Entry], parts: &mpsc::Sender<FilePart>) -> io::Result<u64> {
-        let Some(always) = self.always.clone() else { return Ok(0) };
-        let below: Vec<_> = self.trackers.keys().filter(|path| path.starts_with(&always)).cloned().collect();
+    fn read_always(
+        &mut self,
+        sent: &[super::tree::Entry],
+        parts: &mpsc::Sender<FilePart>,
+    ) -> io::Result<u64> {
+        let Some(always) = self.always.clone() else {
+            return Ok(0);
+        };
+        let below: Vec<_> = self
+            .trackers
+            .keys()
+            .filter(|path| path.starts_with(&always))
+            .cloned()
+            .collect();
         let mut bytes = 0;
         for path in below {
             if !sent.iter().any(|entry| entry.path == path) {
@@ -101,9 +125,21 @@ impl Sender {
             Err(error) => return Err(error),
         };
         let length = file.metadata()?.len();
-        let part = FilePart { length, ..self.part(path, PartKind::File) };
+        let part = FilePart {
+            length,
+            ..self.part(path, PartKind::File)
+        };
         let tracker = self.trackers.entry(path.to_owned()).or_default();
-        tracker.round(&file, |offset, data| put(parts, FilePart { offset, data: data.to_vec(), ..part.clone() }))
+        tracker.round(&file, |offset, data| {
+            put(
+                parts,
+                FilePart {
+                    offset,
+                    data: data.to_vec(),
+                    ..part.clone()
+                },
+            )
+        })
     }
 
     fn part(&self, path: &Path, kind: PartKind) -> FilePart {

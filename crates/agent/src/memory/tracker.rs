@@ -21,7 +21,10 @@ pub const RUN_BYTES: usize = 256 * 1024;
 type Fingerprint = [u8; 16];
 
 fn fingerprint(page: &[u8]) -> Fingerprint {
-    *blake3::hash(page).as_bytes().first_chunk().expect("a hash of 32 bytes")
+    *blake3::hash(page)
+        .as_bytes()
+        .first_chunk()
+        .expect("a hash of 32 bytes")
 }
 
 /// What the other side has of one file.
@@ -35,14 +38,22 @@ pub struct Tracker {
 
 impl Default for Tracker {
     fn default() -> Self {
-        Self { sent: Vec::new(), zero: fingerprint(&[0; PAGE_BYTES]), buffer: vec![0; RUN_BYTES] }
+        Self {
+            sent: Vec::new(),
+            zero: fingerprint(&[0; PAGE_BYTES]),
+            buffer: vec![0; RUN_BYTES],
+        }
     }
 }
 
 impl Tracker {
     /// Gives every run of pages that the other side does not have to `emit`, as offset and bytes, and takes them for
     /// sent. A file that the other side does not have yet reads as zeroes there.
-    pub fn round(&mut self, file: &File, mut emit: impl FnMut(u64, &[u8]) -> io::Result<()>) -> io::Result<u64> {
+    pub fn round(
+        &mut self,
+        file: &File,
+        mut emit: impl FnMut(u64, &[u8]) -> io::Result<()>,
+    ) -> io::Result<u64> {
         let length = file.metadata()?.len();
         let pages = length.div_ceil(PAGE_BYTES as u64) as usize;
         self.sent.resize(pages, self.zero);
@@ -185,7 +196,8 @@ mod tests {
         file.set_len(100 * PAGE_BYTES as u64).unwrap();
         let (mut tracker, mut copy) = (Tracker::default(), Vec::new());
         assert_eq!(send(&mut tracker, &file, &mut copy), 0, "a hole is not sent");
-        file.write_all_at(&[7; 3 * PAGE_BYTES], 10 * PAGE_BYTES as u64).unwrap();
+        file.write_all_at(&[7; 3 * PAGE_BYTES], 10 * PAGE_BYTES as u64)
+            .unwrap();
         assert_eq!(send(&mut tracker, &file, &mut copy), 3 * PAGE_BYTES as u64);
         file.write_all_at(&[8], 11 * PAGE_BYTES as u64 + 5).unwrap();
         assert_eq!(send(&mut tracker, &file, &mut copy), PAGE_BYTES as u64);
@@ -197,7 +209,11 @@ mod tests {
             PAGE_BYTES as u64,
         )
         .unwrap();
-        assert_eq!(send(&mut tracker, &file, &mut copy), PAGE_BYTES as u64, "what became a hole is zero there, too");
+        assert_eq!(
+            send(&mut tracker, &file, &mut copy),
+            PAGE_BYTES as u64,
+            "what became a hole is zero there, too"
+        );
         assert_eq!(copy[10 * PAGE_BYTES], 0);
     }
 

@@ -59,7 +59,9 @@ pub struct Changes {
 impl Tree {
     /// Looks at everything below `root`. Sockets are left out: each host makes its own.
     pub fn look(&mut self, root: &Path) -> io::Result<Changes> {
-        let at = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let at = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
         let mut now = BTreeMap::new();
         walk(root, Path::new(""), at, &mut now)?;
         let mut changes = Changes::default();
@@ -74,7 +76,12 @@ impl Tree {
                 changes.touched.push(seen.entry.clone());
             }
         }
-        changes.removed = self.0.keys().filter(|path| !now.contains_key(*path)).cloned().collect();
+        changes.removed = self
+            .0
+            .keys()
+            .filter(|path| !now.contains_key(*path))
+            .cloned()
+            .collect();
         self.0 = now;
         Ok(changes)
     }
@@ -108,11 +115,24 @@ fn walk(root: &Path, folder: &Path, at: Duration, out: &mut BTreeMap<PathBuf, Se
         };
         let is_directory = kind == Kind::Directory;
         let length = if kind == Kind::File { metadata.len() } else { 0 };
-        let entry = Entry { path: path.clone(), kind, mode: metadata.mode() & 0o7777, length };
+        let entry = Entry {
+            path: path.clone(),
+            kind,
+            mode: metadata.mode() & 0o7777,
+            length,
+        };
         let changed = Duration::new(metadata.ctime().max(0) as u64, metadata.ctime_nsec() as u32);
         // A folder's own times change with its entries, which are looked at themselves.
         let changed = if is_directory { Duration::ZERO } else { changed };
-        out.insert(path.clone(), Seen { entry, inode: metadata.ino(), changed, at });
+        out.insert(
+            path.clone(),
+            Seen {
+                entry,
+                inode: metadata.ino(),
+                changed,
+                at,
+            },
+        );
         if is_directory {
             walk(root, &path, at, out)?;
         }
@@ -136,7 +156,10 @@ mod tests {
         std::fs::write(folder.path().join("b"), "b").unwrap();
         std::os::unix::fs::symlink("b", folder.path().join("l")).unwrap();
         let mut tree = Tree::default();
-        assert_eq!(names(&tree.look(folder.path()).unwrap().touched), ["b", "d", "d/a", "l"]);
+        assert_eq!(
+            names(&tree.look(folder.path()).unwrap().touched),
+            ["b", "d", "d/a", "l"]
+        );
 
         // Too fresh to be told from a file that changed in the same tick.
         assert!(names(&tree.look(folder.path()).unwrap().touched).contains(&"b"));

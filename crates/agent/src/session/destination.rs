@@ -20,9 +20,7 @@ use crate::instances::record::Record;
 use crate::journal::{Event, Role};
 use crate::memory::place::Placer;
 use crate::proto::file_part::Folder;
-use crate::proto::{
-    ConnectRequest, FilePart, NewQp, OpenRequest, PreSetupReply, PreSetupRequest,
-};
+use crate::proto::{ConnectRequest, FilePart, NewQp, OpenRequest, PreSetupReply, PreSetupRequest};
 use crate::report::milliseconds;
 use crate::standby::StandbyContext;
 
@@ -40,12 +38,16 @@ impl Destinations {
 
     /// The session of that number.
     pub fn get(&self, session: u64) -> anyhow::Result<Arc<tokio::sync::Mutex<Destination>>> {
-        self.lock().get(&session).cloned().context("there is no such session here (any more)")
+        self.lock()
+            .get(&session)
+            .cloned()
+            .context("there is no such session here (any more)")
     }
 
     /// Opens a session: the place for the instance is made, and reserved.
     pub async fn open(agent: &Shared, request: &OpenRequest) -> anyhow::Result<()> {
-        let record: Record = serde_json::from_str(&request.instance).context("a malformed instance record")?;
+        let record: Record =
+            serde_json::from_str(&request.instance).context("a malformed instance record")?;
         if let Some(blocker) = blockers(agent, &record, request.memory_bytes).into_iter().next() {
             bail!(blocker);
         }
@@ -53,7 +55,13 @@ impl Destinations {
             // It was here before and left; its name is free again.
             agent.instances.remove(&gone);
         }
-        agent.journal.write(request.session, Role::Destination, Event::Opened, record.name.as_str(), &request.source)?;
+        agent.journal.write(
+            request.session,
+            Role::Destination,
+            Event::Opened,
+            record.name.as_str(),
+            &request.source,
+        )?;
         let maker = Arc::clone(agent);
         let home = tokio::task::spawn_blocking(move || {
             let runtime = tokio::runtime::Handle::current();
@@ -76,13 +84,18 @@ impl Destinations {
             instance: None,
             guests: Vec::new(),
         };
-        agent.destinations.lock().insert(request.session, Arc::new(tokio::sync::Mutex::new(destination)));
+        agent
+            .destinations
+            .lock()
+            .insert(request.session, Arc::new(tokio::sync::Mutex::new(destination)));
         Ok(())
     }
 
     /// Undoes a session that was not committed, and forgets it.
     pub async fn abort(agent: &Shared, session: u64) {
-        let Some(destination) = agent.destinations.lock().get(&session).cloned() else { return };
+        let Some(destination) = agent.destinations.lock().get(&session).cloned() else {
+            return;
+        };
         destination.lock().await.abort().await;
         agent.destinations.lock().remove(&session);
     }
@@ -96,7 +109,10 @@ impl Destinations {
     fn reserves(&self, record: &Record) -> bool {
         self.lock().values().any(|destination| {
             destination.try_lock().is_ok_and(|destination| {
-                destination.home.as_ref().is_some_and(|home| home.record.name == record.name)
+                destination
+                    .home
+                    .as_ref()
+                    .is_some_and(|home| home.record.name == record.name)
             })
         })
     }
@@ -148,7 +164,9 @@ pub struct Destination {
 
 impl Destination {
     fn home(&self) -> anyhow::Result<&Home> {
-        self.home.as_ref().context("the session was undone or is committed already")
+        self.home
+            .as_ref()
+            .context("the session was undone or is committed already")
     }
 
     /// Puts a part of a file in its place.
@@ -158,7 +176,9 @@ impl Destination {
             Folder::Runtime => &mut self.runtime,
             Folder::Images => &mut self.images,
         };
-        placer.place(part).with_context(|| format!("cannot write {}", part.path))
+        placer
+            .place(part)
+            .with_context(|| format!("cannot write {}", part.path))
     }
 
     /// Makes the standby contexts.
@@ -175,7 +195,10 @@ impl Destination {
                 // Missing is right if nothing is adopted; if something is, the RNIC's request fails and says so.
                 let memory = File::options().read(true).write(true).open(&path).ok();
                 for record in &road_map.contexts {
-                    contexts.push((road_map.pid, StandbyContext::build(&nic, &name, record, memory.as_ref())?));
+                    contexts.push((
+                        road_map.pid,
+                        StandbyContext::build(&nic, &name, record, memory.as_ref())?,
+                    ));
                 }
             }
             anyhow::Ok(contexts)
@@ -194,7 +217,10 @@ impl Destination {
             }));
         }
         self.keys = keys.into_iter().collect();
-        Ok(PreSetupReply { qps, keys: encode(&self.keys) })
+        Ok(PreSetupReply {
+            qps,
+            keys: encode(&self.keys),
+        })
     }
 
     /// Connects the standby queue pairs.
@@ -205,15 +231,25 @@ impl Destination {
             .iter()
             .flat_map(|(pid, context)| context.qps().iter().map(|qp| (qp.physical_qpn, *pid)))
             .collect();
-        let tables: HashMap<u32, u32> =
-            self.keys.iter().enumerate().map(|(index, (pid, _))| (*pid, index as u32)).collect();
+        let tables: HashMap<u32, u32> = self
+            .keys
+            .iter()
+            .enumerate()
+            .map(|(index, (pid, _))| (*pid, index as u32))
+            .collect();
         let connected = tokio::task::spawn_blocking(move || {
             let connect = || {
                 for peer in request.peers {
-                    let remote: verbatim_channel::Endpoint = peer.remote.context("a peer without address")?.try_into()?;
+                    let remote: verbatim_channel::Endpoint =
+                        peer.remote.context("a peer without address")?.try_into()?;
                     let (_, context) = contexts
                         .iter_mut()
-                        .find(|(_, context)| context.qps().iter().any(|qp| qp.physical_qpn == peer.physical_qpn))
+                        .find(|(_, context)| {
+                            context
+                                .qps()
+                                .iter()
+                                .any(|qp| qp.physical_qpn == peer.physical_qpn)
+                        })
                         .context("no such standby queue pair")?;
                     context.connect(peer.physical_qpn, remote, peer.rq_psn)?;
                     // Both ends are in the instance: the other one's keys are new, too.
@@ -227,7 +263,9 @@ impl Destination {
             let result = connect();
             (contexts, result)
         });
-        let (contexts, result) = connected.await.context("connecting standby queue pairs panicked")?;
+        let (contexts, result) = connected
+            .await
+            .context("connecting standby queue pairs panicked")?;
         self.contexts = contexts;
         result
     }
@@ -235,7 +273,10 @@ impl Destination {
     /// Makes the bundle and starts runc and CRIU, which wait for the images.
     pub async fn prepare_restore(&mut self) -> anyhow::Result<()> {
         let config = self.agent.config.clone();
-        let home = self.home.take().context("the session was undone or is committed already")?;
+        let home = self
+            .home
+            .take()
+            .context("the session was undone or is committed already")?;
         let (home, made) = tokio::task::spawn_blocking(move || {
             let made = home.make_bundle(&config);
             (home, made)
@@ -290,7 +331,13 @@ impl Destination {
         let instance = Instance::start(home, resumed.init);
         self.agent.instances.insert(Arc::clone(&instance));
         self.instance = Some(instance);
-        self.agent.journal.write(self.session, Role::Destination, Event::Committed, &name, &self.source)?;
+        self.agent.journal.write(
+            self.session,
+            Role::Destination,
+            Event::Committed,
+            &name,
+            &self.source,
+        )?;
         attached.context("the instance runs, but its network is not attached")
     }
 
@@ -308,13 +355,20 @@ impl Destination {
         let key_tables: Vec<_> = self.keys.iter().map(|(_, keys)| keys.clone()).collect();
         let (agent, session) = (&self.agent, self.session);
         let claims = by_process.into_iter().map(|(pid, contexts)| {
-            let (fds, contexts): (Vec<_>, Vec<_>) = contexts.into_iter().map(StandbyContext::hand_over).unzip();
+            let (fds, contexts): (Vec<_>, Vec<_>) =
+                contexts.into_iter().map(StandbyContext::hand_over).unzip();
             let key_tables = key_tables.clone();
             async move {
                 let guest = tokio::time::timeout(RETURN_TIMEOUT, agent.guests.returned(instance.name(), pid))
                     .await
-                    .with_context(|| format!("process {pid} has not come for its contexts in {RETURN_TIMEOUT:?}"))?;
-                let order = Order::Claim { session, contexts, key_tables };
+                    .with_context(|| {
+                        format!("process {pid} has not come for its contexts in {RETURN_TIMEOUT:?}")
+                    })?;
+                let order = Order::Claim {
+                    session,
+                    contexts,
+                    key_tables,
+                };
                 let answer = in_time("claiming contexts", guest.order(order, fds)).await?.0;
                 let Answer::Claimed { replayed_receives } = answer else {
                     return Err(unexpected(&answer, "Claimed"));
@@ -338,7 +392,9 @@ impl Destination {
     pub async fn resume(&mut self) -> anyhow::Result<u64> {
         let session = self.session;
         let resumed = self.guests.iter().map(|guest| async move {
-            let answer = in_time("resuming", guest.order(Order::Resume { session }, Vec::new())).await?.0;
+            let answer = in_time("resuming", guest.order(Order::Resume { session }, Vec::new()))
+                .await?
+                .0;
             match answer {
                 Answer::Resumed { intercepted } => Ok(intercepted),
                 other => Err(unexpected(&other, "Resumed")),
@@ -359,19 +415,30 @@ impl Destination {
         if let Some(restored) = self.restored.take()
             && let Err(error) = restored.abort().await
         {
-            tracing::warn!(error = format!("{:#}", anyhow::Error::from(error)), "undoing a restore");
+            tracing::warn!(
+                error = format!("{:#}", anyhow::Error::from(error)),
+                "undoing a restore"
+            );
         }
         if let Some(restore) = self.restore.take()
             && let Err(error) = restore.cancel().await
         {
-            tracing::warn!(error = format!("{:#}", anyhow::Error::from(error)), "cancelling a restore");
+            tracing::warn!(
+                error = format!("{:#}", anyhow::Error::from(error)),
+                "cancelling a restore"
+            );
         }
         self.contexts.clear();
         if let Some(home) = self.home.take() {
             let name = home.record.name.to_string();
             let _ = tokio::task::spawn_blocking(move || home.remove()).await;
-            let written =
-                self.agent.journal.write(self.session, Role::Destination, Event::RolledBack, &name, &self.source);
+            let written = self.agent.journal.write(
+                self.session,
+                Role::Destination,
+                Event::RolledBack,
+                &name,
+                &self.source,
+            );
             if let Err(error) = written {
                 tracing::warn!(%error, "the journal cannot be written");
             }

@@ -7,7 +7,6 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use verbatim_channel::{Answer, Endpoint, KeyPair, Order, QpCount, Scope, StandbyPeer};
 
-use futures_util::future::join_all;
 use super::{decode, in_time};
 use crate::agent::Shared;
 use crate::faults::Point;
@@ -15,6 +14,7 @@ use crate::guests::{Guest, unexpected};
 use crate::proto::{
     Count, DrainRequest, PartnerConnectRequest, PartnerPrepareRequest, PartnerSwitchRequest, Standby,
 };
+use futures_util::future::join_all;
 
 /// Sessions in which this host is a partner's.
 #[derive(Default)]
@@ -38,7 +38,10 @@ impl Member {
     }
 
     fn qpn(&self, connection: u32) -> Option<u32> {
-        self.connections.iter().find(|(known, _)| *known == connection).map(|(_, qpn)| *qpn)
+        self.connections
+            .iter()
+            .find(|(known, _)| *known == connection)
+            .map(|(_, qpn)| *qpn)
     }
 
     async fn order(&self, what: &str, order: Order) -> anyhow::Result<Answer> {
@@ -60,7 +63,10 @@ impl Partners {
 
     /// The session of that number.
     pub fn get(&self, session: u64) -> anyhow::Result<Arc<tokio::sync::Mutex<Partner>>> {
-        self.lock().get(&session).cloned().context("there is no such session here (any more)")
+        self.lock()
+            .get(&session)
+            .cloned()
+            .context("there is no such session here (any more)")
     }
 
     /// Opens a session: finds the processes and has their standby queue pairs made.
@@ -68,14 +74,20 @@ impl Partners {
         agent.faults.pass(Point::PartnerPrepare)?;
         let session = request.session;
         let members = find_members(agent, request).await?;
-        let partner = Arc::new(tokio::sync::Mutex::new(Partner { session, members, switched: false }));
+        let partner = Arc::new(tokio::sync::Mutex::new(Partner {
+            session,
+            members,
+            switched: false,
+        }));
         agent.partners.lock().insert(session, Arc::clone(&partner));
         partner.lock().await.prepare().await
     }
 
     /// Undoes a session, unless its queue pairs are switched, and forgets it.
     pub async fn abort(agent: &Shared, session: u64) -> anyhow::Result<()> {
-        let Some(partner) = agent.partners.lock().remove(&session) else { return Ok(()) };
+        let Some(partner) = agent.partners.lock().remove(&session) else {
+            return Ok(());
+        };
         partner.lock().await.abort().await
     }
 
@@ -89,19 +101,30 @@ impl Partners {
 async fn find_members(agent: &Shared, request: PartnerPrepareRequest) -> anyhow::Result<Vec<Member>> {
     let mut wanted: HashMap<(Endpoint, Endpoint), u32> = HashMap::new();
     for connection in request.connections {
-        let moving = connection.moving.context("a connection without its moving end")?.try_into()?;
-        let partner = connection.partner.context("a connection without its partner's end")?.try_into()?;
+        let moving = connection
+            .moving
+            .context("a connection without its moving end")?
+            .try_into()?;
+        let partner = connection
+            .partner
+            .context("a connection without its partner's end")?
+            .try_into()?;
         wanted.insert((partner, moving), connection.connection);
     }
     let gid = agent.gid();
     let mut members = Vec::new();
     for guest in agent.guests.all() {
         // A process that ends while we ask has no connections.
-        let Ok(road_map) = in_time("describing", guest.describe()).await else { continue };
+        let Ok(road_map) = in_time("describing", guest.describe()).await else {
+            continue;
+        };
         let mut connections = Vec::new();
         for qp in road_map.contexts.iter().flat_map(|context| &context.qps) {
             let Some(remote) = qp.remote else { continue };
-            let own = Endpoint { gid, qpn: qp.physical_qpn };
+            let own = Endpoint {
+                gid,
+                qpn: qp.physical_qpn,
+            };
             if let Some(connection) = wanted.remove(&(own, remote)) {
                 connections.push((connection, qp.qpn));
             }
@@ -127,7 +150,10 @@ impl Partner {
     async fn prepare(&self) -> anyhow::Result<Vec<Standby>> {
         let session = self.session;
         let prepared = self.members.iter().map(|member| async move {
-            let order = Order::PrepareStandby { session, qpns: member.qpns() };
+            let order = Order::PrepareStandby {
+                session,
+                qpns: member.qpns(),
+            };
             match member.order("making standby queue pairs", order).await? {
                 Answer::StandbyPrepared(standbys) => standbys
                     .iter()
@@ -159,12 +185,21 @@ impl Partner {
                 .connections
                 .iter()
                 .map(|(connection, qpn)| {
-                    let (remote, rq_psn) = *peers.get(connection).context("a connection without its new peer")?;
-                    Ok(StandbyPeer { qpn: *qpn, remote, rq_psn })
+                    let (remote, rq_psn) = *peers
+                        .get(connection)
+                        .context("a connection without its new peer")?;
+                    Ok(StandbyPeer {
+                        qpn: *qpn,
+                        remote,
+                        rq_psn,
+                    })
                 })
                 .collect();
             async move {
-                let order = Order::ConnectStandby { session, peers: peers? };
+                let order = Order::ConnectStandby {
+                    session,
+                    peers: peers?,
+                };
                 done(member.order("connecting standby queue pairs", order).await?)
             }
         });
@@ -176,16 +211,25 @@ impl Partner {
         agent.faults.pass(Point::PartnerSuspend)?;
         let session = self.session;
         let suspended = self.members.iter().map(|member| async move {
-            let order = Order::Suspend { session, scope: Scope::Qps(member.qpns()) };
+            let order = Order::Suspend {
+                session,
+                scope: Scope::Qps(member.qpns()),
+            };
             match member.order("suspending", order).await? {
                 Answer::Suspended { sent, .. } if sent.len() == member.connections.len() => sent
                     .iter()
                     .map(|count| {
-                        Ok(Count { connection: member.connection(count.qpn)?, messages: count.messages })
+                        Ok(Count {
+                            connection: member.connection(count.qpn)?,
+                            messages: count.messages,
+                        })
                     })
                     .collect::<anyhow::Result<Vec<_>>>(),
                 Answer::Suspended { .. } => {
-                    bail!("{} closed a connection meanwhile; try again", member.guest.program)
+                    bail!(
+                        "{} closed a connection meanwhile; try again",
+                        member.guest.program
+                    )
                 }
                 other => Err(unexpected(&other, "Suspended")),
             }
@@ -202,14 +246,27 @@ impl Partner {
             let expected = request
                 .expected
                 .iter()
-                .filter_map(|count| Some(QpCount { qpn: member.qpn(count.connection)?, messages: count.messages }))
+                .filter_map(|count| {
+                    Some(QpCount {
+                        qpn: member.qpn(count.connection)?,
+                        messages: count.messages,
+                    })
+                })
                 .collect();
             let timeout_ms = request.timeout_ms;
             async move {
-                let order = Order::Drain { session, expected, timeout_ms };
+                let order = Order::Drain {
+                    session,
+                    expected,
+                    timeout_ms,
+                };
                 let limit = Duration::from_millis(timeout_ms.into()) + super::ORDER_TIMEOUT;
                 let answer = tokio::time::timeout(limit, member.guest.order(order, Vec::new()));
-                match answer.await.context("waiting for what is in flight took too long")??.0 {
+                match answer
+                    .await
+                    .context("waiting for what is in flight took too long")??
+                    .0
+                {
                     Answer::Drained => Ok(()),
                     other => Err(unexpected(&other, "Drained")),
                 }
@@ -222,8 +279,11 @@ impl Partner {
     pub async fn switch(&mut self, request: PartnerSwitchRequest) -> anyhow::Result<u64> {
         self.switched = true;
         let key_tables: Vec<Vec<KeyPair>> = decode(&request.keys)?;
-        let tables: HashMap<u32, u32> =
-            request.tables.iter().map(|table| (table.connection, table.table)).collect();
+        let tables: HashMap<u32, u32> = request
+            .tables
+            .iter()
+            .map(|table| (table.connection, table.table))
+            .collect();
         let session = self.session;
         let switched = self.members.iter().map(|member| {
             let key_tables = key_tables.clone();
@@ -233,7 +293,17 @@ impl Partner {
                 .filter_map(|(connection, qpn)| Some((*qpn, *tables.get(connection)?)))
                 .collect();
             async move {
-                match member.order("switching", Order::Switch { session, key_tables, tables }).await? {
+                match member
+                    .order(
+                        "switching",
+                        Order::Switch {
+                            session,
+                            key_tables,
+                            tables,
+                        },
+                    )
+                    .await?
+                {
                     Answer::Claimed { replayed_receives } => Ok(replayed_receives),
                     other => Err(unexpected(&other, "Claimed")),
                 }

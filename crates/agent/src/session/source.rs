@@ -1,18 +1,22 @@
 //! The source's part of a session: it drives.
 //!
 //! [`migrate`] is the whole story. What an attempt has done, and would have to undo, is kept in [`Source`]; its steps are
-//! in [`steps`], the way back in [`undo`].
+//! in [`prepare`], [`stop`] and [`commit`], the way back in [`undo`].
 
-mod steps;
+mod commit;
+mod connections;
+mod prepare;
+mod stop;
 mod undo;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::bail;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
-use verbatim_channel::{Endpoint, RoadMap};
+use verbatim_channel::RoadMap;
 use verbatim_container::{Checkpoint, Dumped};
 
 use crate::agent::Shared;
@@ -21,12 +25,14 @@ use crate::instances::Instance;
 use crate::instances::record::Record;
 use crate::journal::{Event, Role};
 use crate::memory::send::Sender;
+use crate::peers::reason;
 use crate::proto::peer_client::PeerClient;
-use crate::proto::NewQp;
+use crate::proto::{NewQp, SessionId};
 use crate::report::{Bytes, Migration, Outcome, Phase, Timeline, milliseconds};
 use crate::session::ProcessKeys;
 
-pub use steps::{describe, memory_bytes, partners_of};
+use connections::Connection;
+pub use connections::{describe, memory_bytes, partners_of};
 
 /// How often a migration starts anew because the program changed its objects meanwhile.
 const ATTEMPTS: u32 = 3;
@@ -62,27 +68,6 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     fn from(error: E) -> Self {
         Self::Error(error.into())
     }
-}
-
-/// One connection of the instance.
-#[derive(Debug, Clone)]
-struct Connection {
-    /// The process, and the virtual number of the moving end.
-    pid: u32,
-    qpn: u32,
-    /// Both ends as they are now, physical.
-    moving: Endpoint,
-    partner: Endpoint,
-    /// Where the other end is.
-    other_end: OtherEnd,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum OtherEnd {
-    /// On this host, which may be any: the agent there is asked.
-    Host(String),
-    /// Within the instance: another of its connections.
-    Own(usize),
 }
 
 /// One process of the instance.
@@ -199,7 +184,12 @@ impl Source {
             destination: None,
             partners: Vec::new(),
             watches: Vec::new(),
-            files: Sender::new(session, crate::proto::file_part::Folder::Runtime, folder, Some(memory)),
+            files: Sender::new(
+                session,
+                crate::proto::file_part::Folder::Runtime,
+                folder,
+                Some(memory),
+            ),
             new_qps: Vec::new(),
             keys: Vec::new(),
             suspended: false,
@@ -212,12 +202,29 @@ impl Source {
         }
     }
 
+    fn id(&self) -> SessionId {
+        SessionId {
+            session: self.session,
+        }
+    }
+
+    /// The other side undoes the session when this call ends; it ends with this agent or with `watches`.
+    async fn watch(&mut self, host: &str, mut client: PeerClient<Channel>) -> anyhow::Result<()> {
+        let mut alive = told(host, "watch the session", client.watch(self.id()).await)?;
+        self.watches.push(tokio::spawn(async move {
+            while let Ok(Some(_)) = alive.message().await {}
+        }));
+        Ok(())
+    }
+
     fn record(&self) -> &Record {
         &self.instance.home.record
     }
 
     fn destination(&self) -> PeerClient<Channel> {
-        self.destination.clone().expect("opened before anything is asked of it")
+        self.destination
+            .clone()
+            .expect("opened before anything is asked of it")
     }
 
     fn enter(&mut self, phase: Phase) {
@@ -321,5 +328,13 @@ impl Source {
             intercepted_wrs: self.intercepted,
             replayed_wrs: self.replayed,
         }
+    }
+}
+
+/// A call's failure in words, with whom it concerned.
+fn told<T>(who: &str, what: &str, result: Result<tonic::Response<T>, tonic::Status>) -> anyhow::Result<T> {
+    match result {
+        Ok(response) => Ok(response.into_inner()),
+        Err(status) => bail!("{who} could not {what}: {}", reason(&status)),
     }
 }

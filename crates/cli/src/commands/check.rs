@@ -18,5 +18,9 @@ pub async fn run(lab: &str, name: &str, to: &str, json: bool) -> anyhow::Result<
             println!("{blocker}");
         }
     }
-    Ok(if blockers.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    Ok(if blockers.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(1)
+    })
 }

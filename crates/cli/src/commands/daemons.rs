@@ -24,7 +24,10 @@ pub fn nic(arguments: NicArguments) -> anyhow::Result<ExitCode> {
 pub fn agent(arguments: AgentArguments) -> anyhow::Result<ExitCode> {
     let name = match arguments.name {
         Some(name) => name,
-        None => std::fs::read_to_string("/proc/sys/kernel/hostname").context("cannot read the host name")?.trim().to_owned(),
+        None => std::fs::read_to_string("/proc/sys/kernel/hostname")
+            .context("cannot read the host name")?
+            .trim()
+            .to_owned(),
     };
     let library = match arguments.library {
         Some(library) => library,
@@ -42,7 +45,10 @@ pub fn agent(arguments: AgentArguments) -> anyhow::Result<ExitCode> {
         cgroup_parent: arguments.cgroup_parent,
     };
     verbatim_agent::raise_priority();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
     runtime.block_on(verbatim_agent::run(config))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -43,11 +43,24 @@ impl<'a> From<&'a Instance> for Row<'a> {
 pub async fn run(lab: &str, arguments: RunArguments) -> anyhow::Result<ExitCode> {
     let hosts = Hosts::connect(lab).await?;
     let host = hosts.host(arguments.host.as_deref())?;
-    if let Some(taken) = hosts.instances().await?.iter().find(|instance| instance.name == arguments.name) {
-        bail!("the name {} is taken by an instance on {}; choose another, or `verbatim stop` it", taken.name, taken.host);
+    if let Some(taken) = hosts
+        .instances()
+        .await?
+        .iter()
+        .find(|instance| instance.name == arguments.name)
+    {
+        bail!(
+            "the name {} is taken by an instance on {}; choose another, or `verbatim stop` it",
+            taken.name,
+            taken.host
+        );
     }
     let bundle = match arguments.bundle {
-        Some(path) => std::path::absolute(path)?.into_os_string().into_string().ok().context("the bundle's path is not UTF-8")?,
+        Some(path) => std::path::absolute(path)?
+            .into_os_string()
+            .into_string()
+            .ok()
+            .context("the bundle's path is not UTF-8")?,
         None => String::new(),
     };
     let request = RunRequest {
@@ -61,7 +74,10 @@ pub async fn run(lab: &str, arguments: RunArguments) -> anyhow::Result<ExitCode>
     if arguments.json {
         println!("{}", serde_json::to_string(&Row::from(&instance))?);
     } else {
-        eprintln!("{} runs on {} with the address {}", instance.name, instance.host, instance.address);
+        eprintln!(
+            "{} runs on {} with the address {}",
+            instance.name, instance.host, instance.address
+        );
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -90,7 +106,16 @@ pub async fn ps(lab: &str, json: bool) -> anyhow::Result<ExitCode> {
             ]
         })
         .collect();
-    let head = ["NAME", "HOST", "ADDRESS", "STATE", "PID", "EXIT", "CONNECTIONS", "COMMAND"];
+    let head = [
+        "NAME",
+        "HOST",
+        "ADDRESS",
+        "STATE",
+        "PID",
+        "EXIT",
+        "CONNECTIONS",
+        "COMMAND",
+    ];
     print!("{}", table(&head, &rows));
     Ok(ExitCode::SUCCESS)
 }
@@ -131,8 +156,12 @@ pub async fn wait(lab: &str, name: &str) -> anyhow::Result<ExitCode> {
         if let Some(status) = reply.exit_status {
             return Ok(ExitCode::from(u8::try_from(status).unwrap_or(255)));
         }
-        let moved_to = reply.moved_to.context("the agent does not say where the instance went")?;
-        host = hosts.host(Some(&moved_to)).with_context(|| format!("{name} has moved to {moved_to}"))?;
+        let moved_to = reply
+            .moved_to
+            .context("the agent does not say where the instance went")?;
+        host = hosts
+            .host(Some(&moved_to))
+            .with_context(|| format!("{name} has moved to {moved_to}"))?;
     }
 }
 

@@ -17,7 +17,11 @@ pub fn run(name: &str, command: LabCommand) -> anyhow::Result<ExitCode> {
     match command {
         LabCommand::Up { hosts } => {
             let lab = up(name, hosts)?;
-            eprintln!("lab {} is up: {}", lab.name(), lab.hosts().collect::<Vec<_>>().join(", "));
+            eprintln!(
+                "lab {} is up: {}",
+                lab.name(),
+                lab.hosts().collect::<Vec<_>>().join(", ")
+            );
         }
         LabCommand::Down => {
             Lab::open(name)?.down()?;
@@ -34,17 +38,27 @@ pub fn up(name: &str, hosts: Vec<String>) -> anyhow::Result<Lab> {
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     let nic = Service::new("nic", &program, ["-v", "nic"]).socket("/run/verbatim/nic.sock");
     let library = library()?.display().to_string();
-    let agent = Service::new("agent", &program, ["-v", "agent", "--mtu", "9000", "--library", &library])
-        .socket("/run/verbatim/api.sock");
-    Ok(Lab::up(LabConfig::new(name, vec![nic, agent])?.with_hosts(hosts))?)
+    let agent = Service::new(
+        "agent",
+        &program,
+        ["-v", "agent", "--mtu", "9000", "--library", &library],
+    )
+    .socket("/run/verbatim/api.sock");
+    Ok(Lab::up(
+        LabConfig::new(name, vec![nic, agent])?.with_hosts(hosts),
+    )?)
 }
 
 /// The guest library beside this program.
 pub fn library() -> anyhow::Result<PathBuf> {
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     let library = program.with_file_name(LIBRARY);
-    std::fs::metadata(&library)
-        .with_context(|| format!("the guest library {} is missing; run `make build`", library.display()))?;
+    std::fs::metadata(&library).with_context(|| {
+        format!(
+            "the guest library {} is missing; run `make build`",
+            library.display()
+        )
+    })?;
     Ok(library)
 }
 
@@ -71,7 +85,10 @@ fn status(name: &str, json: bool) -> anyhow::Result<()> {
             ]
         })
         .collect();
-    print!("{}", table(&["HOST", "ADDRESS", "STATE", "PID", "SERVICES"], &rows));
+    print!(
+        "{}",
+        table(&["HOST", "ADDRESS", "STATE", "PID", "SERVICES"], &rows)
+    );
     Ok(())
 }
 
@@ -83,6 +100,10 @@ fn exec(name: &str, host: &str, plain: bool, command: &[String]) -> anyhow::Resu
     if !plain {
         process.env("LD_PRELOAD", library()?);
     }
-    let status = process.status().with_context(|| format!("cannot run a command in {host}"))?;
-    Ok(ExitCode::from(u8::try_from(status.code().unwrap_or(255)).unwrap_or(255)))
+    let status = process
+        .status()
+        .with_context(|| format!("cannot run a command in {host}"))?;
+    Ok(ExitCode::from(
+        u8::try_from(status.code().unwrap_or(255)).unwrap_or(255),
+    ))
 }

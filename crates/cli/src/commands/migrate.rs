@@ -47,13 +47,22 @@ pub async fn run(lab: &str, arguments: MigrateArguments) -> anyhow::Result<ExitC
         print!("{}", readable(&value));
     }
     let committed = value["outcome"] == "committed" && value["error"].is_null();
-    Ok(if committed { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    Ok(if committed {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(1)
+    })
 }
 
 fn readable(report: &serde_json::Value) -> String {
     let text = |key: &str| report[key].as_str().unwrap_or("?").to_owned();
     let mut out = match text("outcome").as_str() {
-        "committed" => format!("{} has moved from {} to {}\n", text("instance"), text("source"), text("destination")),
+        "committed" => format!(
+            "{} has moved from {} to {}\n",
+            text("instance"),
+            text("source"),
+            text("destination")
+        ),
         _ => format!("{} stays on {}\n", text("instance"), text("source")),
     };
     if let Some(error) = report["error"].as_str() {
@@ -72,10 +81,25 @@ fn readable(report: &serde_json::Value) -> String {
         rows.push(vec![name.to_owned(), milliseconds(&report[key])]);
     }
     for (name, value) in [
-        ("sent ahead", format!("{:>10} KiB", report["bytes"]["pre_copy"].as_u64().unwrap_or(0) / 1024)),
-        ("sent in the blackout", format!("{:>10} KiB", report["bytes"]["stop_and_copy"].as_u64().unwrap_or(0) / 1024)),
+        (
+            "sent ahead",
+            format!(
+                "{:>10} KiB",
+                report["bytes"]["pre_copy"].as_u64().unwrap_or(0) / 1024
+            ),
+        ),
+        (
+            "sent in the blackout",
+            format!(
+                "{:>10} KiB",
+                report["bytes"]["stop_and_copy"].as_u64().unwrap_or(0) / 1024
+            ),
+        ),
         ("connections", format!("{:>10}", report["connections"])),
-        ("requests intercepted", format!("{:>10}", report["intercepted_wrs"])),
+        (
+            "requests intercepted",
+            format!("{:>10}", report["intercepted_wrs"]),
+        ),
         ("requests replayed", format!("{:>10}", report["replayed_wrs"])),
     ] {
         rows.push(vec![name.to_owned(), value]);

@@ -15,7 +15,7 @@ const FOOT: f64 = 34.0;
 const COLOURS: usize = 7;
 
 /// A figure; empty if no move had a blackout.
-pub fn breakdown(run: &Run, number: usize) -> String {
+pub fn breakdown(run: &Run) -> String {
     let total = |index: usize| {
         run.moves[index]
             .blackout_phases()
@@ -110,7 +110,7 @@ pub fn breakdown(run: &Run, number: usize) -> String {
             tag("li", "", &(swatch + &escape(name)))
         })
         .collect();
-    let id = format!("phases-{number}");
+    let id = format!("phases-{}", run.number);
     let drawing = format!(
         "<svg class=\"bars\" viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-labelledby=\"{id}-t {id}-d\">\n\
          <title id=\"{id}-t\">The communication blackout by phases</title>\n<desc id=\"{id}-d\">{}</desc>\n{svg}</svg>\n",
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn segments_fill_the_bar_and_follow_each_other() {
-        let svg = breakdown(&run(), 1);
+        let svg = breakdown(&run());
         let number = |text: &str, key: &str| -> f64 {
             text.split(&format!("{key}=\""))
                 .nth(1)
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn several_moves_share_a_scale_and_a_legend() {
-        let svg = breakdown(&report().runs[1], 2);
+        let svg = breakdown(&report().runs[1]);
         assert_eq!(svg.matches("class=\"legend\"").count(), 1);
         assert_eq!(svg.matches("class=\"swatch\"").count(), 7);
         assert!(svg.contains("4. dst → src"));

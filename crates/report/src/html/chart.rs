@@ -19,7 +19,7 @@ const BOTTOM: f64 = HEIGHT - 40.0;
 const MOST: usize = 2000;
 
 /// A figure; empty if there is nothing to show.
-pub fn chart(run: &Run, index: usize, number: usize) -> String {
+pub fn chart(run: &Run, index: usize) -> String {
     let Some((one, (from, to))) = run.moves.get(index).and_then(|one| Some((one, one.window()?))) else {
         return String::new();
     };
@@ -60,7 +60,7 @@ pub fn chart(run: &Run, index: usize, number: usize) -> String {
         &svg,
         &title,
         &description(run, one, &axis, highest),
-        number,
+        run.number,
         index,
     )
 }
@@ -222,7 +222,7 @@ fn description(run: &Run, one: &Move, axis: &RateAxis, highest: f64) -> String {
     )
 }
 
-fn figure(svg: &str, title: &str, description: &str, number: usize, index: usize) -> String {
+fn figure(svg: &str, title: &str, description: &str, number: u32, index: usize) -> String {
     let (title, description) = (escape(title), escape(description));
     let id = format!("chart-{number}-{index}");
     let drawing = format!(
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn both_blackouts_are_shaded_where_they_are() {
-        let svg = chart(&run(), 0, 1);
+        let svg = chart(&run(), 0);
         let left = |class: &str| -> f64 {
             let rect = svg
                 .split(&format!("<rect class=\"{class}\" x=\""))
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn the_description_has_the_numbers() {
-        let svg = chart(&run(), 0, 1);
+        let svg = chart(&run(), 0);
         assert!(svg.contains("Mean before the move 12."), "{svg}");
         assert!(svg.contains("Communication blackout 99.0 ms"));
     }
@@ -272,14 +272,14 @@ mod tests {
             run.trace
                 .push(std::time::Duration::from_micros(index * 10), index * 1000);
         }
-        assert!(chart(&run, 0, 1).len() < 200_000);
+        assert!(chart(&run, 0).len() < 200_000);
     }
 
     #[test]
     fn nothing_to_show_is_nothing() {
-        assert_eq!(chart(&run(), 7, 1), "");
+        assert_eq!(chart(&run(), 7), "");
         let mut run = run();
         run.moves[0].communication.begun = None;
-        assert_eq!(chart(&run, 0, 1), "");
+        assert_eq!(chart(&run, 0), "");
     }
 }

@@ -35,8 +35,8 @@ pub fn html(report: &Report) -> String {
     );
     body += &problems(&report.problems);
     body += &summary(report);
-    for (index, run) in report.runs.iter().enumerate() {
-        body += &section(index + 1, run);
+    for run in &report.runs {
+        body += &section(run);
     }
     body += &tag("footer", "class=\"quiet\"", FOOTER);
     format!(
@@ -68,10 +68,10 @@ fn problems(problems: &[String]) -> String {
 /// Both blackouts of each migration.
 fn summary(report: &Report) -> String {
     let mut rows = String::new();
-    for (number, run) in report.runs.iter().enumerate() {
+    for run in &report.runs {
         for (index, one) in run.moves.iter().enumerate() {
             let first = if index == 0 {
-                let head = format!("<a href=\"#run-{}\">{}</a>", number + 1, escape(&run.title));
+                let head = format!("<a href=\"#run-{}\">{}</a>", run.number, escape(&run.title));
                 tag(
                     "th",
                     &format!("scope=\"rowgroup\" rowspan=\"{}\"", run.moves.len()),
@@ -116,7 +116,8 @@ fn wide_table(caption: &str, heads: &str, rows: &str) -> String {
     tag("div", "class=\"scroll\"", &tag("table", "", &table))
 }
 
-fn section(number: usize, run: &Run) -> String {
+fn section(run: &Run) -> String {
+    let number = run.number;
     let state = if run.is_ok() {
         ("ok", "✓ ok")
     } else {
@@ -135,9 +136,9 @@ fn section(number: usize, run: &Run) -> String {
     out += &tag("p", "", &escape(&run.story));
     out += &problems(&run.problems);
     for index in 0..run.moves.len() {
-        out += &chart::chart(run, index, number);
+        out += &chart::chart(run, index);
     }
-    out += &breakdown::breakdown(run, number);
+    out += &breakdown::breakdown(run);
     out += &phases(run);
     for output in &run.outputs {
         let head = format!("{}: {}", output.program, exit_status(output.exit_status));
@@ -145,7 +146,7 @@ fn section(number: usize, run: &Run) -> String {
             "figure",
             "",
             &(tag("figcaption", "", &escape(&head))
-                + &tag("pre", "tabindex=\"0\"", &escape(output.text.trim_end()))),
+                + &tag("pre", "", &escape(output.text.trim_end()))),
         );
     }
     tag("section", &format!("id=\"run-{number}\""), &out)

@@ -27,8 +27,8 @@ pub fn terminal(report: &Report, terminal: Terminal) -> String {
     let width = terminal.width.clamp(72, 160);
     let paint = Paint(terminal.colour);
     let mut out = String::new();
-    for (index, run) in report.runs.iter().enumerate() {
-        show_run(&mut out, index + 1, run, width, paint);
+    for run in &report.runs {
+        show_run(&mut out, run, width, paint);
     }
     for problem in &report.problems {
         push(
@@ -45,13 +45,13 @@ pub fn terminal(report: &Report, terminal: Terminal) -> String {
     out
 }
 
-fn show_run(out: &mut String, number: usize, run: &Run, width: usize, paint: Paint) {
+fn show_run(out: &mut String, run: &Run, width: usize, paint: Paint) {
     let verdict = if run.is_ok() {
         paint.bold(Colour::Green, "ok")
     } else {
         paint.bold(Colour::Red, "failed")
     };
-    let head = format!("Run {number} · {}", clean(&run.title));
+    let head = format!("Run {} · {}", run.number, clean(&run.title));
     let gap = width
         .saturating_sub(head.chars().count() + if run.is_ok() { 2 } else { 6 })
         .max(2);
@@ -87,7 +87,8 @@ fn show_run(out: &mut String, number: usize, run: &Run, width: usize, paint: Pai
         let head = format!("{}: {}", clean(&output.program), exit_status(output.exit_status));
         push(out, &paint.bold(Colour::Plain, &head));
         for line in clean(&output.text).lines() {
-            push(out, &format!("  {}", line.trim_end()));
+            let letters: Vec<_> = line.trim_end().chars().collect();
+            letters.chunks(width - 2).for_each(|part| push(out, &format!("  {}", String::from_iter(part))));
         }
     }
     for problem in &run.problems {
@@ -198,8 +199,7 @@ mod tests {
     fn every_width_is_kept_to() {
         for width in [0, 72, 80, 133, 10_000] {
             let mut report = report();
-            // What a program printed is shown as it is.
-            report.runs.iter_mut().for_each(|run| run.outputs.clear());
+            report.runs[1].outputs[0].text = "a long line ".repeat(100);
             let text = terminal(&report, Terminal { width, colour: false });
             let most = text.lines().map(|line| line.chars().count()).max().unwrap();
             assert!(
@@ -220,7 +220,7 @@ mod tests {
             },
             PLAIN,
         );
-        assert!(text.contains("Run 1"));
+        assert!(text.contains("Run 0"));
     }
 
     #[test]

@@ -19,18 +19,31 @@ impl Source {
         if let Some(dumped) = self.dumped.take() {
             if self.decision == Decision::Open {
                 // Whether it runs at the destination is not known, so it must not run here.
-                self.agent.undecided.lock().expect("no panic under this lock").push(dumped);
-                tracing::error!(instance = self.instance.name(), "stays frozen: the decision is open");
+                self.agent
+                    .undecided
+                    .lock()
+                    .expect("no panic under this lock")
+                    .push(dumped);
+                tracing::error!(
+                    instance = self.instance.name(),
+                    "stays frozen: the decision is open"
+                );
                 return;
             }
             if let Err(error) = dumped.abort().await {
-                tracing::error!(error = format!("{:#}", anyhow::Error::from(error)), "thawing the instance");
+                tracing::error!(
+                    error = format!("{:#}", anyhow::Error::from(error)),
+                    "thawing the instance"
+                );
             }
         }
         if self.detached {
             self.detached = false;
             if let Err(error) = self.instance.home.attach() {
-                tracing::error!(error = format!("{error:#}"), "attaching the instance's network again");
+                tracing::error!(
+                    error = format!("{error:#}"),
+                    "attaching the instance's network again"
+                );
             }
         }
         self.timeline.running();
@@ -47,13 +60,21 @@ impl Source {
         if let Some(checkpoint) = self.checkpoint.take()
             && let Err(error) = checkpoint.cancel().await
         {
-            tracing::warn!(error = format!("{:#}", anyhow::Error::from(error)), "cancelling the checkpoint");
+            tracing::warn!(
+                error = format!("{:#}", anyhow::Error::from(error)),
+                "cancelling the checkpoint"
+            );
         }
         if let Some(mut destination) = self.destination.take() {
-            let abort = destination.abort(SessionId { session: self.session });
+            let abort = destination.abort(SessionId {
+                session: self.session,
+            });
             match tokio::time::timeout(ABORT_TIMEOUT, abort).await {
                 Ok(Ok(_)) => {}
-                failed => tracing::warn!(?failed, "the destination did not confirm that it undid the session"),
+                failed => tracing::warn!(
+                    ?failed,
+                    "the destination did not confirm that it undid the session"
+                ),
             }
         }
     }
@@ -65,18 +86,24 @@ impl Source {
             Err(error) => tracing::error!(error = format!("{error:#}"), "the gate does not open"),
         }
         let (agent, instance, session) = (&self.agent, &self.instance, self.session);
-        let claims = std::mem::take(&mut self.quiesced).into_iter().map(|(pid, fds)| async move {
-            let claim = async {
-                let guest = agent.guests.returned(instance.name(), pid).await;
-                let order = Order::Claim { session, contexts: Vec::new(), key_tables: Vec::new() };
-                guest.order(order, fds).await?;
-                agent.guests.claimed(&guest);
-                anyhow::Ok(())
-            };
-            if let Err(error) = in_time("giving a process its queues back", claim).await {
-                tracing::error!(pid, error = format!("{error:#}"), "a process lost its queues");
-            }
-        });
+        let claims = std::mem::take(&mut self.quiesced)
+            .into_iter()
+            .map(|(pid, fds)| async move {
+                let claim = async {
+                    let guest = agent.guests.returned(instance.name(), pid).await;
+                    let order = Order::Claim {
+                        session,
+                        contexts: Vec::new(),
+                        key_tables: Vec::new(),
+                    };
+                    guest.order(order, fds).await?;
+                    agent.guests.claimed(&guest);
+                    anyhow::Ok(())
+                };
+                if let Err(error) = in_time("giving a process its queues back", claim).await {
+                    tracing::error!(pid, error = format!("{error:#}"), "a process lost its queues");
+                }
+            });
         join_all(claims).await;
         // They have new channels.
         let guests = self.agent.guests.of_instance(self.instance.name());
@@ -89,13 +116,19 @@ impl Source {
 
     async fn abort_partners(&mut self) {
         let session = self.session;
-        let aborted = std::mem::take(&mut self.partners).into_iter().map(|mut partner| async move {
-            let abort = partner.client.abort(SessionId { session });
-            match tokio::time::timeout(ABORT_TIMEOUT, abort).await {
-                Ok(Ok(_)) => {}
-                failed => tracing::warn!(host = partner.host, ?failed, "a partner did not confirm that it resumed"),
-            }
-        });
+        let aborted = std::mem::take(&mut self.partners)
+            .into_iter()
+            .map(|mut partner| async move {
+                let abort = partner.client.abort(SessionId { session });
+                match tokio::time::timeout(ABORT_TIMEOUT, abort).await {
+                    Ok(Ok(_)) => {}
+                    failed => tracing::warn!(
+                        host = partner.host,
+                        ?failed,
+                        "a partner did not confirm that it resumed"
+                    ),
+                }
+            });
         join_all(aborted).await;
     }
 
@@ -104,7 +137,11 @@ impl Source {
         let resumed = self.processes.iter().map(|process| async move {
             let order = process.guest.order(Order::Resume { session }, Vec::new());
             if let Err(error) = in_time("resuming", order).await {
-                tracing::error!(pid = process.guest.pid, error = format!("{error:#}"), "requests stay intercepted");
+                tracing::error!(
+                    pid = process.guest.pid,
+                    error = format!("{error:#}"),
+                    "requests stay intercepted"
+                );
             }
         });
         join_all(resumed).await;

@@ -218,7 +218,7 @@ impl Run<'_> {
                 self.progress
                     .now(&format!("moving {name} from {source} to {destination}: {phase}"));
             }
-            MigrationEvent::Note(note) => self.progress.step(&format!("  {note}")),
+            MigrationEvent::Note(note) => self.progress.step(&format!("    {note}")),
             MigrationEvent::Report(_) => {}
         });
         let report = timeout(MIGRATION_LIMIT, migration)

@@ -39,6 +39,7 @@ impl Record {
             }
         });
         Run {
+            number: self.scenario.number,
             title: self.scenario.title.clone(),
             story: self.scenario.story.clone(),
             partner: self.scenario.partner().to_owned(),

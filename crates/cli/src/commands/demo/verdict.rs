@@ -35,8 +35,8 @@ pub fn judge(scenario: &Scenario, played: &Played) -> Verdict {
             None => problems.push(format!("the {} did not end", side.name())),
         }
         let result = match scenario.kind {
-            Kind::Perftest => perftest_result(&end.output).map(|text| (json!({ "result": text }), text)),
-            Kind::Vcheck => vcheck_result(&end.output).map(|value| (value.clone(), value.to_string())),
+            Kind::Perftest => perftest_result(&end.output).map(|text| (json!({ "result": &text }), text)),
+            Kind::Vcheck => vcheck_result(&end.output),
         };
         let Some((value, text)) = result else {
             // perftest's server need not print a result; its client must.
@@ -99,10 +99,10 @@ fn perftest_result(output: &str) -> Option<String> {
     (lines.len() > 1).then(|| lines.join("\n"))
 }
 
-/// vcheck's line.
-fn vcheck_result(output: &str) -> Option<Value> {
+/// vcheck's line, read and as it is.
+fn vcheck_result(output: &str) -> Option<(Value, String)> {
     let line = output.lines().rfind(|line| line.starts_with('{'))?;
-    serde_json::from_str(line).ok()
+    Some((serde_json::from_str(line).ok()?, line.to_owned()))
 }
 
 /// What vcheck found to be wrong.

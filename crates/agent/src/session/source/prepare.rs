@@ -1,0 +1,270 @@
+//! What happens while the instance runs undisturbed: session, pre-copy, pre-setup.
+
+use std::collections::HashMap;
+
+use anyhow::{Context, bail};
+use futures_util::future::try_join_all;
+use verbatim_channel::Endpoint;
+use verbatim_container::{Checkpoint, CheckpointConfig};
+
+use super::connections::{OtherEnd, connections, describe, memory_bytes};
+use super::{Failure, PartnerHost, Process, Source, told};
+use crate::journal::Event;
+use crate::proto;
+use crate::session::{decode, encode};
+
+/// A round of pre-copy that sends less than this is the last one.
+const SMALL_ROUND_BYTES: u64 = 1 << 20;
+
+/// The most rounds of pre-copy.
+const MAX_ROUNDS: u32 = 5;
+
+impl Source {
+    /// Learns what is to be moved and opens the session at the destination.
+    pub(super) async fn open(&mut self) -> anyhow::Result<()> {
+        let to = self.request.destination.clone();
+        if to == self.agent.name() {
+            bail!("{} is on {to} already", self.instance.name());
+        }
+        let mut destination = self.agent.peers.connect(&to).await?;
+        self.journal(Event::Opened);
+        self.describe().await?;
+        let memory_bytes = self
+            .processes
+            .iter()
+            .map(|process| memory_bytes(&process.road_map))
+            .sum();
+        let request = proto::OpenRequest {
+            session: self.session,
+            source: self.agent.name().to_owned(),
+            instance: serde_json::to_string(self.record())?,
+            memory_bytes,
+        };
+        told(&to, "take the instance", destination.open(request).await)?;
+        self.destination = Some(destination.clone());
+        self.watch(&to, destination).await
+    }
+
+    async fn describe(&mut self) -> anyhow::Result<()> {
+        let described = describe(&self.agent, self.instance.name()).await?;
+        self.processes = described
+            .into_iter()
+            .map(|(guest, road_map)| Process { guest, road_map })
+            .collect();
+        let road_maps: Vec<_> = self.processes.iter().map(|process| &process.road_map).collect();
+        let (connections, mut blockers) = connections(self.agent.peers.directory(), &road_maps);
+        blockers.extend(road_maps.iter().flat_map(|road_map| road_map.blockers.clone()));
+        if let Some(blocker) = blockers.first() {
+            bail!("{blocker}");
+        }
+        self.connections = connections;
+        Ok(())
+    }
+
+    /// Sends the runtime folder ahead, adopted memory included, in rounds until little is left.
+    pub(super) async fn pre_copy(&mut self) -> anyhow::Result<()> {
+        let mut destination = self.destination();
+        let mut last = u64::MAX;
+        for round in 1..=MAX_ROUNDS {
+            let bytes = self.files.round(&mut destination).await?;
+            self.bytes.pre_copy += bytes;
+            self.note(&format!("round {round}: {} KiB sent ahead", bytes / 1024));
+            // A program that writes faster than we send gains nothing from more rounds.
+            if bytes < SMALL_ROUND_BYTES || bytes > last / 2 {
+                break;
+            }
+            last = bytes;
+        }
+        Ok(())
+    }
+
+    /// Makes the new contexts and connections while the old ones still work, and lets runc and CRIU get ready.
+    pub(super) async fn pre_setup(&mut self) -> Result<(), Failure> {
+        // What was made during the pre-copy is part of it, too.
+        self.describe().await?;
+        self.find_partners().await?;
+        let to = self.request.destination.clone();
+        let road_maps: Vec<_> = self
+            .processes
+            .iter()
+            .map(|process| process.road_map.clone())
+            .collect();
+        let request = proto::PreSetupRequest {
+            session: self.session,
+            road_maps: encode(&road_maps),
+        };
+        let mut destination = self.destination();
+        let prepared = told(
+            &to,
+            "prepare the connections",
+            destination.pre_setup(request).await,
+        )?;
+        self.new_qps = prepared.qps;
+        self.keys = decode(&prepared.keys)?;
+        let standbys = self.prepare_partners().await?;
+        self.connect(&standbys).await?;
+
+        let images = self.instance.home.paths.images.clone();
+        let checkpoint = CheckpointConfig {
+            name: self.record().name.clone(),
+            images,
+            work: self.instance.home.paths.work.clone(),
+        };
+        let (dump, restore) = tokio::join!(
+            Checkpoint::prepare(&self.agent.tools, checkpoint),
+            destination.prepare_restore(self.id())
+        );
+        // Kept before the other's error is looked at, so that it is cancelled in order.
+        self.checkpoint = Some(dump?);
+        told(&to, "prepare the restore", restore)?;
+        Ok(())
+    }
+
+    /// Which hosts the other ends are on.
+    async fn find_partners(&mut self) -> anyhow::Result<()> {
+        let mut by_host: HashMap<String, Vec<usize>> = HashMap::new();
+        for (index, connection) in self.connections.iter().enumerate() {
+            if let OtherEnd::Host(host) = &connection.other_end {
+                by_host.entry(host.clone()).or_default().push(index);
+            }
+        }
+        for (host, connections) in by_host {
+            let client = self
+                .agent
+                .peers
+                .connect(&host)
+                .await
+                .context("a partner cannot be reached")?;
+            self.watch(&host, client.clone()).await?;
+            self.partners.push(PartnerHost {
+                host,
+                client,
+                connections,
+            });
+        }
+        Ok(())
+    }
+
+    /// The partners' standby queue pairs, by connection.
+    async fn prepare_partners(&self) -> anyhow::Result<HashMap<usize, proto::Standby>> {
+        let prepared = self.partners.iter().map(|partner| {
+            let mut client = partner.client.clone();
+            let connections = partner.connections.iter().map(|index| {
+                let connection = &self.connections[*index];
+                proto::PartnerConnection {
+                    connection: *index as u32,
+                    moving: Some(connection.moving.into()),
+                    partner: Some(connection.partner.into()),
+                }
+            });
+            let request = proto::PartnerPrepareRequest {
+                session: self.session,
+                source: self.agent.name().to_owned(),
+                instance: self.instance.name().to_owned(),
+                connections: connections.collect(),
+            };
+            async move {
+                let reply = client.partner_prepare(request).await;
+                anyhow::Ok(told(&partner.host, "prepare its connections", reply)?.standbys)
+            }
+        });
+        let standbys = try_join_all(prepared).await?;
+        Ok(standbys
+            .into_iter()
+            .flatten()
+            .map(|standby| (standby.connection as usize, standby))
+            .collect())
+    }
+
+    /// Connects the new ends with each other.
+    async fn connect(&mut self, standbys: &HashMap<usize, proto::Standby>) -> anyhow::Result<()> {
+        let gone = "a connection's new end is missing";
+        let destination_gid = self
+            .agent
+            .peers
+            .directory()
+            .host(&self.request.destination)
+            .context("the destination is unknown")?
+            .gid();
+        let mut at_destination = Vec::new();
+        let mut at_partners: HashMap<usize, proto::PartnerPeer> = HashMap::new();
+        for (index, connection) in self.connections.iter().enumerate() {
+            let own = self.new_qp(connection.pid, connection.qpn).context(gone)?;
+            let (remote, rq_psn) = match &connection.other_end {
+                OtherEnd::Own(other) => {
+                    let other = &self.connections[*other];
+                    let other = self.new_qp(other.pid, other.qpn).context(gone)?;
+                    (
+                        Endpoint {
+                            gid: destination_gid,
+                            qpn: other.physical_qpn,
+                        },
+                        other.sq_psn,
+                    )
+                }
+                OtherEnd::Host(_) => {
+                    let standby = standbys.get(&index).context(gone)?;
+                    let remote = Endpoint {
+                        gid: destination_gid,
+                        qpn: own.physical_qpn,
+                    };
+                    let peer = proto::PartnerPeer {
+                        connection: index as u32,
+                        remote: Some(remote.into()),
+                        rq_psn: own.sq_psn,
+                    };
+                    at_partners.insert(index, peer);
+                    (
+                        Endpoint {
+                            gid: connection.partner.gid,
+                            qpn: standby.physical_qpn,
+                        },
+                        standby.sq_psn,
+                    )
+                }
+            };
+            at_destination.push(proto::DestinationPeer {
+                physical_qpn: own.physical_qpn,
+                remote: Some(remote.into()),
+                rq_psn,
+            });
+        }
+        let request = proto::ConnectRequest {
+            session: self.session,
+            peers: at_destination,
+        };
+        let to = self.request.destination.clone();
+        told(
+            &to,
+            "connect the new queue pairs",
+            self.destination().connect_standby(request).await,
+        )?;
+        let connected = self.partners.iter().map(|partner| {
+            let mut client = partner.client.clone();
+            let peers = partner
+                .connections
+                .iter()
+                .filter_map(|index| at_partners.get(index).cloned())
+                .collect();
+            let request = proto::PartnerConnectRequest {
+                session: self.session,
+                peers,
+            };
+            async move {
+                told(
+                    &partner.host,
+                    "connect its new queue pairs",
+                    client.partner_connect(request).await,
+                )?;
+                anyhow::Ok(())
+            }
+        });
+        try_join_all(connected).await?;
+        Ok(())
+    }
+
+    /// What is made for one of the instance's queue pairs.
+    pub(super) fn new_qp(&self, pid: u32, qpn: u32) -> Option<&proto::NewQp> {
+        self.new_qps.iter().find(|qp| qp.pid == pid && qp.qpn == qpn)
+    }
+}
