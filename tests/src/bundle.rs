@@ -53,6 +53,8 @@ pub fn bundle_of(folder: &Path, argv: &[&str], library: &Path) -> anyhow::Result
             .chain(arguments.map(PathBuf::from))
             .collect::<Vec<_>>()
     );
+    // What moves has no terminal.
+    spec["process"]["terminal"] = json!(false);
     std::fs::write(&config, serde_json::to_vec_pretty(&spec)?)?;
     Ok(())
 }

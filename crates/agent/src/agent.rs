@@ -1,11 +1,10 @@
 //! What the parts of one agent share.
 
 use std::sync::Arc;
-use std::sync::Mutex;
 
 use anyhow::Context;
 use verbatim_channel::{Endpoint, Resolved};
-use verbatim_container::{Dumped, Host};
+use verbatim_container::Host;
 
 use crate::config::Config;
 use crate::faults::Faults;
@@ -43,9 +42,6 @@ pub struct Agent {
     pub journal: Journal,
     /// Failures to order, for tests.
     pub faults: Faults,
-    /// Frozen instances of which nobody knows whether they run elsewhere. They stay frozen: dropping one would let it
-    /// run on.
-    pub undecided: Mutex<Vec<Dumped>>,
 }
 
 impl Agent {

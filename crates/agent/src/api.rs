@@ -89,6 +89,7 @@ impl ControlService {
 
     async fn start(&self, request: RunRequest) -> anyhow::Result<Instance> {
         let record = self.record(&request)?;
+        let _reservation = self.0.instances.reserve(record.name.as_str())?;
         let agent = self.0.clone();
         if let Some(old) = agent.instances.get(record.name.as_str()) {
             // Only one that has moved away can still have the name.
@@ -112,7 +113,8 @@ impl ControlService {
         .await??;
         match self.0.tools.runc().run(&home.record.name, home.bundle()).await {
             Ok(init) => {
-                let instance = HostInstance::start(home, init);
+                let pid = init.pid();
+                let instance = HostInstance::start(home, pid, std::future::ready(Ok(init)), false);
                 self.0.instances.insert(instance.clone());
                 Ok(self.describe(&instance).await)
             }
@@ -162,6 +164,7 @@ impl ControlService {
 
     async fn remove_instance(&self, name: &str) -> anyhow::Result<()> {
         let instance = self.0.instances.find(name)?;
+        let _reservation = self.0.instances.reserve(name)?;
         match instance.state() {
             State::Moving => bail!("{name} is being moved; cancel that, or wait until it has ended"),
             State::MovedTo(_) => {}

@@ -9,7 +9,7 @@ pub mod home;
 pub mod record;
 pub mod recovery;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use anyhow::bail;
@@ -38,24 +38,30 @@ pub struct Instance {
     pub home: Home,
     init_pid: i32,
     state: watch::Sender<State>,
+    settled: watch::Sender<bool>,
 }
 
 impl Instance {
-    /// Takes charge of a running container.
-    pub fn start(home: Home, mut init: Init) -> Arc<Self> {
-        if let Err(error) = home.keep_record(init.pid()) {
+    /// Takes charge of a container whose first process is `init_pid`; `init` comes when runc is done with it. It is
+    /// [`State::Moving`] until [`Instance::end_move`] if it has just come from another host.
+    pub fn start(
+        home: Home,
+        init_pid: i32,
+        init: impl Future<Output = anyhow::Result<Init>> + Send + 'static,
+        arriving: bool,
+    ) -> Arc<Self> {
+        if let Err(error) = home.keep_record(init_pid, false) {
             tracing::warn!(instance = %home.record.name, error = format!("{error:#}"), "an agent that comes after \
                            this one will not know it");
         }
-        let state = watch::Sender::new(State::Running);
-        let instance = Arc::new(Self {
-            home,
-            init_pid: init.pid(),
-            state,
-        });
+        let state = watch::Sender::new(if arriving { State::Moving } else { State::Running });
+        let settled = watch::Sender::new(false);
+        let instance = Arc::new(Self { home, init_pid, state, settled });
         let watched = Arc::clone(&instance);
         tokio::spawn(async move {
-            let exit = init.wait_exit().await;
+            let init = init.await;
+            watched.settled.send_replace(true);
+            let exit = async { anyhow::Ok(init?.wait_exit().await?) }.await;
             watched.state.send_if_modified(|state| {
                 // The frozen tasks of one that has moved away are killed, which is no end of the instance.
                 if !matches!(state, State::Running | State::Moving) {
@@ -65,7 +71,8 @@ impl Instance {
                     Ok(Exit::Code(code)) => code,
                     Ok(Exit::Signal(signal)) => 128 + signal,
                     Err(error) => {
-                        tracing::warn!(instance = %watched.name(), %error, "its exit status is lost");
+                        let error = format!("{error:#}");
+                        tracing::warn!(instance = watched.name(), error, "its exit status is lost");
                         255
                     }
                 });
@@ -73,6 +80,12 @@ impl Instance {
             });
         });
         instance
+    }
+
+    /// Waits until runc is done with starting or restoring it: before that no other call of runc may name it.
+    pub async fn settled(&self) {
+        // The sender is part of self.
+        let _ = self.settled.subscribe().wait_for(|settled| *settled).await;
     }
 
     /// Its name.
@@ -136,11 +149,41 @@ impl Instance {
 
 /// All instances of this host, those included that have ended or moved away and were not forgotten yet.
 #[derive(Default)]
-pub struct Instances(Mutex<BTreeMap<String, Arc<Instance>>>);
+pub struct Instances {
+    known: Mutex<BTreeMap<String, Arc<Instance>>>,
+    /// Names whose places are being made or cleared.
+    reserved: Arc<Mutex<BTreeSet<String>>>,
+}
+
+/// A name, and with it the place of an instance, that is one session's or one request's until this is dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    name: String,
+    reserved: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.reserved.lock().expect("no panic under this lock").remove(&self.name);
+    }
+}
 
 impl Instances {
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Arc<Instance>>> {
-        self.0.lock().expect("no panic under this lock")
+        self.known.lock().expect("no panic under this lock")
+    }
+
+    /// Reserves a name for somebody who makes or clears its place.
+    pub fn reserve(&self, name: &str) -> anyhow::Result<Reservation> {
+        if !self.reserved.lock().expect("no panic under this lock").insert(name.to_owned()) {
+            bail!("an instance {name} is being made or cleared there right now; try again when that has ended");
+        }
+        Ok(Reservation { name: name.to_owned(), reserved: Arc::clone(&self.reserved) })
+    }
+
+    /// Whether a name is reserved.
+    pub fn is_reserved(&self, name: &str) -> bool {
+        self.reserved.lock().expect("no panic under this lock").contains(name)
     }
 
     /// All of them, by name.

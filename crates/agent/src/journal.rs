@@ -1,31 +1,32 @@
 //! What this agent decided, one JSON object per line, on disk before anyone is told.
 
+use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// What is worth writing down.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Event {
     /// A session began here.
     Opened,
     /// From now on the instance is the destination's.
     Committed,
+    /// At the destination: its tasks run.
+    Running,
     /// The instance is the source's.
     RolledBack,
-    /// Nobody knows: the hosts lost each other at the commit.
-    Undecided,
     /// Everything is cleared away.
     Closed,
 }
 
 /// This host's part in a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
     /// The instance was here.
@@ -34,26 +35,50 @@ pub enum Role {
     Destination,
 }
 
-#[derive(Serialize)]
-struct Line<'a> {
-    unix_ms: u128,
-    session: &'a str,
+#[derive(Serialize, Deserialize)]
+struct Line {
+    unix_ms: u64,
+    session: String,
     role: Role,
     event: Event,
-    instance: &'a str,
-    other_host: &'a str,
+    instance: String,
+    other_host: String,
 }
 
 /// The journal.
 #[derive(Debug)]
-pub struct Journal(Mutex<File>);
+pub struct Journal(Mutex<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    file: File,
+    last: HashMap<(u64, Role), (Event, String)>,
+}
 
 impl Journal {
-    /// Goes on in the file at `path`.
+    /// Goes on in the file at `path`. A line that was cut off by a crash is passed over.
     pub fn open(path: &Path) -> io::Result<Self> {
-        Ok(Self(Mutex::new(
-            OpenOptions::new().append(true).create(true).open(path)?,
-        )))
+        let mut file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .open(path)?;
+        let mut text = String::new();
+        file.read_to_string(&mut text)?;
+        let mut last = HashMap::new();
+        for line in text.lines() {
+            let Ok(line) = serde_json::from_str::<Line>(line) else {
+                continue;
+            };
+            let Ok(session) = u64::from_str_radix(&line.session, 16) else {
+                continue;
+            };
+            last.insert((session, line.role), (line.event, line.instance));
+        }
+        if !text.is_empty() && !text.ends_with('\n') {
+            file.write_all(b"\n")?;
+        }
+        Ok(Self(Mutex::new(Inner { file, last })))
     }
 
     /// Writes a line; it is on disk when this returns.
@@ -68,21 +93,40 @@ impl Journal {
         let unix_ms = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default()
-            .as_millis();
-        let session = format!("{session:016x}");
+            .as_millis() as u64;
         let line = Line {
             unix_ms,
-            session: &session,
+            session: format!("{session:016x}"),
             role,
             event,
-            instance,
-            other_host,
+            instance: instance.to_owned(),
+            other_host: other_host.to_owned(),
         };
         let mut text = serde_json::to_vec(&line)?;
         text.push(b'\n');
-        let mut file = self.0.lock().expect("no panic under this lock");
-        file.write_all(&text)?;
-        file.sync_data()
+        let mut inner = self.0.lock().expect("no panic under this lock");
+        inner.file.write_all(&text)?;
+        inner.file.sync_data()?;
+        inner.last.insert((session, role), (event, line.instance));
+        Ok(())
+    }
+
+    /// The last word on this host's part in a session.
+    pub fn last(&self, session: u64, role: Role) -> Option<Event> {
+        let inner = self.0.lock().expect("no panic under this lock");
+        inner.last.get(&(session, role)).map(|(event, _)| *event)
+    }
+
+    /// Sessions of which this is the last word, with their instances.
+    pub fn with_last(&self, role: Role, event: Event) -> Vec<(u64, String)> {
+        let inner = self.0.lock().expect("no panic under this lock");
+        let matching = inner
+            .last
+            .iter()
+            .filter(|((_, its), (last, _))| *its == role && *last == event);
+        matching
+            .map(|((session, _), (_, instance))| (*session, instance.clone()))
+            .collect()
     }
 }
 
@@ -106,5 +150,18 @@ mod tests {
             .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["event"].clone())
             .collect();
         assert_eq!(events, ["opened", "rolled-back"]);
+        // A crash in the middle of a line costs that line only.
+        std::fs::write(&path, format!("{text}{{\"unix_ms\":1,\"sess")).unwrap();
+        let journal = Journal::open(&path).unwrap();
+        assert_eq!(journal.last(7, Role::Source), Some(Event::RolledBack));
+        assert_eq!(journal.last(7, Role::Destination), None);
+        journal
+            .write(8, Role::Destination, Event::Committed, "web", "b")
+            .unwrap();
+        let journal = Journal::open(&path).unwrap();
+        assert_eq!(
+            journal.with_last(Role::Destination, Event::Committed),
+            [(8, "web".to_owned())]
+        );
     }
 }

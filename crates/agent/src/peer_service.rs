@@ -1,18 +1,21 @@
 //! The service that agents offer each other: gRPC in, [`crate::session`] out.
 
 use std::pin::Pin;
+use std::sync::Arc;
 
+use tokio::sync::Mutex;
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::PROTOCOL;
 use crate::agent::{Shared, status};
 use crate::instances::record::Record;
+use crate::journal::{Event, Role};
 use crate::proto::peer_server::Peer;
 use crate::proto::*;
-use crate::session::destination::{self, Destinations};
+use crate::session::destination::{self, Destination, Destinations};
 use crate::session::encode;
-use crate::session::partner::Partners;
+use crate::session::partner::{Partner, Partners};
 
 /// The service of one agent.
 pub struct PeerService(pub Shared);
@@ -34,7 +37,25 @@ fn done(result: anyhow::Result<()>) -> Reply<Done> {
     reply(result.map(|()| Done {}))
 }
 
+/// Takes a step of a session in a task of its own: it is not cut off when the caller goes away, so that what it has begun
+/// is noted in the session before that is undone.
+async fn step<T: Send + 'static>(
+    step: impl Future<Output = anyhow::Result<T>> + Send + 'static,
+) -> anyhow::Result<T> {
+    tokio::spawn(step).await.unwrap_or_else(|error| Err(anyhow::anyhow!("a step of the session panicked: {error}")))
+}
+
 impl PeerService {
+    #[allow(clippy::result_large_err, reason = "tonic's own type")]
+    fn destination(&self, session: u64) -> Result<Arc<Mutex<Destination>>, Status> {
+        self.0.destinations.get(session).map_err(|error| status(&error))
+    }
+
+    #[allow(clippy::result_large_err, reason = "tonic's own type")]
+    fn partner(&self, session: u64) -> Result<Arc<Mutex<Partner>>, Status> {
+        self.0.partners.get(session).map_err(|error| status(&error))
+    }
+
     async fn abort_session(agent: &Shared, session: u64) -> anyhow::Result<()> {
         Destinations::abort(agent, session).await;
         Partners::abort(agent, session).await
@@ -96,7 +117,8 @@ impl Peer for PeerService {
     }
 
     async fn abort(&self, request: Request<SessionId>) -> Reply<Done> {
-        done(Self::abort_session(&self.0, request.into_inner().session).await)
+        let (agent, session) = (self.0.clone(), request.into_inner().session);
+        done(step(async move { Self::abort_session(&agent, session).await }).await)
     }
 
     async fn check_instance(&self, request: Request<OpenRequest>) -> Reply<CheckInstanceReply> {
@@ -108,7 +130,8 @@ impl Peer for PeerService {
     }
 
     async fn open(&self, request: Request<OpenRequest>) -> Reply<Done> {
-        done(Destinations::open(&self.0, &request.into_inner()).await)
+        let (agent, request) = (self.0.clone(), request.into_inner());
+        done(step(async move { Destinations::open(&agent, &request).await }).await)
     }
 
     async fn place(&self, request: Request<Streaming<FilePart>>) -> Reply<PlaceReply> {
@@ -137,130 +160,81 @@ impl Peer for PeerService {
 
     async fn pre_setup(&self, request: Request<PreSetupRequest>) -> Reply<PreSetupReply> {
         let request = request.into_inner();
-        let session = self
-            .0
-            .destinations
-            .get(request.session)
-            .map_err(|error| status(&error))?;
-        reply(session.lock().await.pre_setup(&request).await)
+        let session = self.destination(request.session)?;
+        reply(step(async move { session.lock().await.pre_setup(&request).await }).await)
     }
 
     async fn connect_standby(&self, request: Request<ConnectRequest>) -> Reply<Done> {
         let request = request.into_inner();
-        let session = self
-            .0
-            .destinations
-            .get(request.session)
-            .map_err(|error| status(&error))?;
-        done(session.lock().await.connect(request).await)
+        let session = self.destination(request.session)?;
+        done(step(async move { session.lock().await.connect(request).await }).await)
     }
 
     async fn prepare_restore(&self, request: Request<SessionId>) -> Reply<Done> {
-        let session = self
-            .0
-            .destinations
-            .get(request.into_inner().session)
-            .map_err(|error| status(&error))?;
-        done(session.lock().await.prepare_restore().await)
+        let session = self.destination(request.into_inner().session)?;
+        done(step(async move { session.lock().await.prepare_restore().await }).await)
     }
 
     async fn restore(&self, request: Request<SessionId>) -> Reply<RestoreReply> {
-        let session = self
-            .0
-            .destinations
-            .get(request.into_inner().session)
-            .map_err(|error| status(&error))?;
-        let restored = session.lock().await.restore().await;
+        let session = self.destination(request.into_inner().session)?;
+        let restored = step(async move { session.lock().await.restore().await }).await;
         reply(restored.map(|restore_ms| RestoreReply { restore_ms }))
     }
 
     async fn commit(&self, request: Request<SessionId>) -> Reply<Done> {
-        let session = self
-            .0
-            .destinations
-            .get(request.into_inner().session)
-            .map_err(|error| status(&error))?;
-        // In a task of its own: the decision is not taken back because the asker goes away meanwhile.
-        let committed = tokio::spawn(async move { session.lock().await.commit().await });
-        done(
-            committed
-                .await
-                .map_err(|error| Status::internal(format!("the commit panicked: {error}")))?,
-        )
+        let id = request.into_inner().session;
+        let Ok(session) = self.0.destinations.get(id) else {
+            // The source asks again after it, or this agent, lost the answer.
+            return match self.0.journal.last(id, Role::Destination) {
+                Some(Event::Committed | Event::Running) => Ok(Response::new(Done {})),
+                _ => Err(Status::failed_precondition("the session was undone here before it was committed")),
+            };
+        };
+        done(step(async move { session.lock().await.commit().await }).await)
     }
 
     async fn claim(&self, request: Request<SessionId>) -> Reply<CountReply> {
-        let session = self
-            .0
-            .destinations
-            .get(request.into_inner().session)
-            .map_err(|error| status(&error))?;
-        count(session.lock().await.claim().await)
+        let session = self.destination(request.into_inner().session)?;
+        count(step(async move { session.lock().await.claim().await }).await)
     }
 
     async fn resume(&self, request: Request<SessionId>) -> Reply<CountReply> {
-        let id = request.into_inner().session;
-        let session = self.0.destinations.get(id).map_err(|error| status(&error))?;
-        count(session.lock().await.resume().await)
+        let session = self.destination(request.into_inner().session)?;
+        count(step(async move { session.lock().await.resume().await }).await)
     }
 
     async fn partner_prepare(&self, request: Request<PartnerPrepareRequest>) -> Reply<PartnerPrepareReply> {
-        let prepared = Partners::prepare(&self.0, request.into_inner()).await;
+        let (agent, request) = (self.0.clone(), request.into_inner());
+        let prepared = step(async move { Partners::prepare(&agent, request).await }).await;
         reply(prepared.map(|standbys| PartnerPrepareReply { standbys }))
     }
 
     async fn partner_connect(&self, request: Request<PartnerConnectRequest>) -> Reply<Done> {
         let request = request.into_inner();
-        let session = self
-            .0
-            .partners
-            .get(request.session)
-            .map_err(|error| status(&error))?;
-        done(session.lock().await.connect(request).await)
+        let session = self.partner(request.session)?;
+        done(step(async move { session.lock().await.connect(request).await }).await)
     }
 
     async fn partner_suspend(&self, request: Request<SessionId>) -> Reply<Counts> {
-        let session = self
-            .0
-            .partners
-            .get(request.into_inner().session)
-            .map_err(|error| status(&error))?;
-        reply(
-            session
-                .lock()
-                .await
-                .suspend(&self.0)
-                .await
-                .map(|counts| Counts { counts }),
-        )
+        let (agent, session) = (self.0.clone(), self.partner(request.into_inner().session)?);
+        let counts = step(async move { session.lock().await.suspend(&agent).await }).await;
+        reply(counts.map(|counts| Counts { counts }))
     }
 
     async fn partner_drain(&self, request: Request<DrainRequest>) -> Reply<Done> {
         let request = request.into_inner();
-        let session = self
-            .0
-            .partners
-            .get(request.session)
-            .map_err(|error| status(&error))?;
-        done(session.lock().await.drain(&self.0, request).await)
+        let (agent, session) = (self.0.clone(), self.partner(request.session)?);
+        done(step(async move { session.lock().await.drain(&agent, request).await }).await)
     }
 
     async fn partner_switch(&self, request: Request<PartnerSwitchRequest>) -> Reply<CountReply> {
         let request = request.into_inner();
-        let session = self
-            .0
-            .partners
-            .get(request.session)
-            .map_err(|error| status(&error))?;
-        count(session.lock().await.switch(request).await)
+        let session = self.partner(request.session)?;
+        count(step(async move { session.lock().await.switch(request).await }).await)
     }
 
     async fn partner_resume(&self, request: Request<SessionId>) -> Reply<CountReply> {
-        let session = self
-            .0
-            .partners
-            .get(request.into_inner().session)
-            .map_err(|error| status(&error))?;
-        count(session.lock().await.resume().await)
+        let session = self.partner(request.into_inner().session)?;
+        count(step(async move { session.lock().await.resume().await }).await)
     }
 }

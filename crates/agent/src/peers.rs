@@ -16,6 +16,13 @@ use crate::proto::peer_client::PeerClient;
 /// How long a host may take to answer the first call.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// How often the other end of an idle connection must give a sign of life: a host that lost its power sends no farewell,
+/// and programs wait for what it was about to say.
+pub const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How long it may take to do so.
+pub const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(6);
+
 /// Certificates of this host and of those that it trusts.
 pub struct Credentials {
     ca: Certificate,
@@ -90,6 +97,9 @@ impl Peers {
                     .tls_config(self.credentials.client(host))?
                     .connect_timeout(CONNECT_TIMEOUT)
                     .tcp_nodelay(true)
+                    .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+                    .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+                    .keep_alive_while_idle(true)
                     // Page data come in large messages; small windows would make them wait for each other.
                     .initial_stream_window_size(4 << 20)
                     .initial_connection_window_size(16 << 20)

@@ -1,7 +1,7 @@
 //! Starting and stopping an agent.
 
 use std::os::unix::fs::PermissionsExt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use anyhow::Context;
 use tokio::net::{TcpListener, UnixListener};
@@ -21,7 +21,7 @@ use crate::instances::Instances;
 use crate::instances::recovery::recover;
 use crate::journal::Journal;
 use crate::peer_service::PeerService;
-use crate::peers::{Credentials, Peers};
+use crate::peers::{Credentials, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, Peers};
 use crate::proto::control_server::ControlServer;
 use crate::proto::peer_server::PeerServer;
 
@@ -61,7 +61,6 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         partners: Default::default(),
         journal: Journal::open(&journal).with_context(|| format!("cannot write {}", journal.display()))?,
         faults: Faults::new(config.runtime_dir.join("faults")),
-        undecided: Mutex::default(),
         config,
     });
 
@@ -81,6 +80,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let peers = Server::builder()
         .tls_config(server_tls)?
         .tcp_nodelay(true)
+        .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
         .initial_stream_window_size(4 << 20)
         .initial_connection_window_size(16 << 20)
         .add_service(PeerServer::new(PeerService(Arc::clone(&agent))))

@@ -79,6 +79,12 @@ impl Dumped {
         self.0.timings()
     }
 
+    /// The decision is about to be made elsewhere: from now on only [`Dumped::commit`] or [`Dumped::abort`] ends the
+    /// freeze; dropping this, or the end of this process, leaves the tasks frozen.
+    pub async fn hold(&mut self) -> Result<(), Error> {
+        self.0.hold().await
+    }
+
     /// Kills the frozen tasks for good; returns when runc has forgotten the container. Takes some 10 ms.
     ///
     /// If CRIU was lost while it held them, they may have gone on: they are killed all the same.

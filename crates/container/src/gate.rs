@@ -5,6 +5,7 @@
 //!  proxy ◄── Go ───────── agent      CRIU gets the request
 //!  proxy ── Reached ────► agent      one for each notification of CRIU; at a stop it waits for an order
 //!  proxy ◄── Go ───────── agent      go on: the network is cut off, or connected again
+//!  proxy ◄── Hold ─────── agent      the decision is being made elsewhere: wait for it, whatever happens to the agent
 //!  proxy ◄── Commit ───── agent      the decision is made   (Abort, or a lost gate: the notification is refused)
 //!  proxy ── Finished ───► agent      CRIU's last word
 //! ```
@@ -118,6 +119,8 @@ pub(crate) enum Report {
 pub(crate) enum Order {
     /// Let the request through, or go on after [`Stop::Network`].
     Go,
+    /// At [`Stop::Decision`]: a lost gate is no abort from now on. Whoever sends it has asked for a decision elsewhere.
+    Hold,
     /// Go on after [`Stop::Decision`].
     Commit,
     /// Give up.

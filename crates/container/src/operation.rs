@@ -145,6 +145,11 @@ impl Operation {
         }
     }
 
+    /// From now on neither dropping this nor the end of this process lets the frozen tasks go on.
+    pub async fn hold(&mut self) -> Result<(), Error> {
+        self.send(Order::Hold).await
+    }
+
     /// Confirms, and waits until `done` is reached or CRIU has finished. `connect` is called on the way there, where
     /// the network is to be connected.
     ///
@@ -187,7 +192,11 @@ impl Operation {
 
     /// Refuses, and waits until runc and CRIU are gone and, for a restore, nothing is left of the container.
     pub async fn abort(mut self) -> Result<(), Error> {
-        self.gate = None;
+        let gate = self.gate.take();
+        if let Some(gate) = &gate {
+            // In so many words: after `Hold` a closed gate says nothing. A proxy that is gone has aborted already.
+            let _ = gate.get_ref().0.send(&Order::Abort, &[]);
+        }
         let mut child = self.child.take().expect("runc is waited for once");
         clean_up(&self.runc, self.kind, &self.name, &mut child).await
     }

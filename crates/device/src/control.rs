@@ -259,6 +259,9 @@ pub enum Request {
         /// [`VERSION`] of the asking side.
         version: u32,
     },
+    /// From now on, until `AttachContext`, the context's queue pairs take no packet in: they are lost, as on any link. So
+    /// nothing changes while nobody looks after it, whatever its peers do. Answered by [`Reply::Done`].
+    ParkContext,
     /// From the agent only, as the first and only request on a connection: accept programs at this listening socket
     /// too (one descriptor), until it is shut down. Answered by [`Reply::Done`].
     AddListener,

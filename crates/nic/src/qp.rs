@@ -47,6 +47,8 @@ pub struct QueuePair {
     pub rings: Rings,
     /// Where its packets go, once it is connected.
     pub route: Option<Route>,
+    /// Its context is parked: no packet is taken in.
+    pub parked: bool,
     /// It waits for its turn to transmit.
     pub queued: bool,
     /// It is in the list of those whose counters may have changed.

@@ -63,6 +63,7 @@ impl Desk<'_> {
             ));
         }
         match request {
+            Request::ParkContext => Ok(self.park_context(context)),
             Request::AllocPd => self.alloc_pd(id, context),
             Request::DeallocPd { pd } => self.dealloc_pd(pd, context),
             Request::RegMr {

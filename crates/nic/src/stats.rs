@@ -20,7 +20,7 @@ use crate::error::NicError;
 pub const STATS_NAME: &str = "nic.stats";
 
 /// `NicStats::magic` of this version of the file.
-const MAGIC: u64 = u64::from_be_bytes(*b"VBNICST1");
+const MAGIC: u64 = u64::from_be_bytes(*b"VBNICST2");
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -103,6 +103,8 @@ counters! {
     rx_wrong_source,
     /// Packets that the state of their queue pair did not let in.
     rx_dropped,
+    /// Packets for a context that is parked.
+    rx_parked,
     /// Receives that the kernel refused.
     rx_errors,
     /// Times that the socket's buffer was full.

@@ -6,9 +6,11 @@
 pub struct Counters {
     // Requester: requests out, responses in.
     pub sent_requests: u64,
+    /// Message bytes in them; a READ request has none.
     pub sent_request_bytes: u64,
     pub retransmitted_requests: u64,
     pub rcvd_responses: u64,
+    /// Message bytes in them.
     pub rcvd_response_bytes: u64,
     /// NAK "PSN sequence error" received.
     pub packet_seq_err: u64,
@@ -30,8 +32,10 @@ pub struct Counters {
 
     // Responder: requests in, responses out.
     pub rcvd_requests: u64,
+    /// Message bytes in them.
     pub rcvd_request_bytes: u64,
     pub sent_responses: u64,
+    /// Message bytes in them.
     pub sent_response_bytes: u64,
     pub sent_acks: u64,
     pub duplicate_request: u64,

@@ -308,6 +308,12 @@ impl Listener {
         Self(fd)
     }
 
+    /// Asks the kernel to name the sender of every message on the connections that are accepted here. Asked of a
+    /// connection after it was accepted, that would come too late for what was sent before.
+    pub fn pass_credentials(&self) -> Result<(), Error> {
+        sockopt::set_socket_passcred(&self.0, true).map_err(|errno| Error::os("setsockopt", errno))
+    }
+
     /// Makes [`Listener::accept`] return [`Error::WouldBlock`] instead of waiting.
     pub fn set_nonblocking(&self, nonblocking: bool) -> Result<(), Error> {
         rustix::io::ioctl_fionbio(&self.0, nonblocking).map_err(|errno| Error::os("ioctl", errno))
@@ -368,6 +374,18 @@ mod tests {
         let mut text = String::new();
         copy.read_to_string(&mut text).unwrap();
         assert_eq!(text, "by descriptor");
+    }
+
+    #[test]
+    fn who_speaks_before_being_accepted_is_named_too() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = Listener::bind(&path).unwrap();
+        listener.pass_credentials().unwrap();
+        let client = Socket::connect(&path).unwrap();
+        client.send(&1u8, &[]).unwrap();
+        let received = listener.accept().unwrap().recv::<u8>().unwrap();
+        assert_eq!(received.credentials.unwrap().pid, std::process::id() as i32);
     }
 
     #[test]

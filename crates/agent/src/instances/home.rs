@@ -34,6 +34,9 @@ use crate::standby;
 /// Where the program's standard output and error go, in the runtime folder.
 pub const OUTPUT_NAME: &str = "stdout";
 
+/// The folder of the guest library, which nobody writes to, in the runtime folder.
+pub const LIBRARY_DIR: &str = "lib";
+
 /// Where the guest library is in the runtime folder.
 const LIBRARY: &str = "lib/libverbatim.so";
 
@@ -61,6 +64,8 @@ pub struct Kept {
     pub record: Record,
     /// Its first process, in the host's PID namespace.
     pub init_pid: i32,
+    /// It is frozen, and another host may be running it.
+    pub undecided: bool,
 }
 
 impl Paths {
@@ -157,10 +162,13 @@ impl Home {
     }
 
     /// Writes down that the instance lives here, for an agent that may come after this one.
-    pub fn keep_record(&self, init_pid: i32) -> anyhow::Result<()> {
+    ///
+    /// `undecided`: another host may be running it; what is here stays frozen until that is known.
+    pub fn keep_record(&self, init_pid: i32, undecided: bool) -> anyhow::Result<()> {
         let kept = Kept {
             record: self.record.clone(),
             init_pid,
+            undecided,
         };
         std::fs::create_dir_all(self.paths.record.parent().expect("it has a folder"))?;
         std::fs::write(&self.paths.record, serde_json::to_vec(&kept)?)

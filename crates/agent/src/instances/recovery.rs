@@ -6,12 +6,13 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use verbatim_container::{ContainerName, Init, Status};
 
 use super::Instance;
 use super::home::{Home, Kept, Paths};
 use crate::agent::Shared;
+use crate::journal::{Event, Role};
 
 /// Takes over what runs and removes the rest.
 pub async fn recover(agent: &Shared) -> anyhow::Result<()> {
@@ -27,6 +28,10 @@ pub async fn recover(agent: &Shared) -> anyhow::Result<()> {
         );
     }
     names.extend(agent.tools.runc().list()?.iter().map(ToString::to_string));
+    for (session, name) in agent.journal.with_last(Role::Destination, Event::Committed) {
+        // The decision came, but not the word that the tasks ran: with the agent that restored them they are gone.
+        agent.journal.write(session, Role::Destination, Event::RolledBack, &name, "")?;
+    }
     for name in names {
         match take_over(agent, &name).await {
             Ok(true) => tracing::info!(instance = name, "taken over"),
@@ -54,15 +59,21 @@ async fn take_over(agent: &Shared, name: &str) -> anyhow::Result<bool> {
     let Ok(text) = std::fs::read(&path) else {
         return Ok(false);
     };
-    let Kept { record, init_pid } =
+    let Kept { record, init_pid, undecided } =
         serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))?;
+    if undecided {
+        bail!(
+            "it was being moved when the agent died, and may run at its destination: it stays frozen here. Look there \
+             with `verbatim ps`; if it runs there, end this one with `runc delete --force`, and restart the agent"
+        );
+    }
     let state = agent.tools.runc().state(&record.name).await?;
     if !state.is_some_and(|state| state.status == Status::Running && state.pid == init_pid) {
         return Ok(false);
     }
     let init = Init::open(init_pid)?;
     let home = Home::open(&agent.config, record, &agent.guests, agent)?;
-    agent.instances.insert(Instance::start(home, init));
+    agent.instances.insert(Instance::start(home, init_pid, std::future::ready(Ok(init)), false));
     Ok(true)
 }
 

@@ -28,21 +28,27 @@ impl Placer {
     /// Puts one part in its place and says how many bytes of content it had.
     pub fn place(&mut self, part: &FilePart) -> io::Result<u64> {
         let target = self.target(&part.path)?;
+        if part.kind() == Kind::File {
+            return self.place_data(&target, part);
+        }
+        self.open.remove(&part.path);
         match part.kind() {
-            Kind::Directory => match std::fs::create_dir(&target) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-                _ => set_mode(&target, part.mode)?,
-            },
+            Kind::Directory => {
+                match std::fs::create_dir(&target) {
+                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                    _ => {}
+                }
+                std::os::unix::fs::lchown(&target, part.uid, part.gid)?;
+                std::fs::set_permissions(&target, Permissions::from_mode(part.mode))?;
+            }
             Kind::Symlink => {
                 remove(&target)?;
                 let to = String::from_utf8_lossy(&part.data).into_owned();
                 std::os::unix::fs::symlink(to, &target)?;
+                std::os::unix::fs::lchown(&target, part.uid, part.gid)?;
             }
-            Kind::Removed => {
-                self.open.remove(&part.path);
-                remove(&target)?;
-            }
-            Kind::File => return self.place_data(&target, part),
+            Kind::Removed => remove(&target)?,
+            Kind::File => unreachable!("placed above"),
         }
         Ok(0)
     }
@@ -60,6 +66,9 @@ impl Placer {
             self.open.insert(part.path.clone(), file);
         }
         let file = &self.open[&part.path];
+        if part.uid.is_some() || part.gid.is_some() {
+            std::os::unix::fs::fchown(file, part.uid, part.gid)?;
+        }
         if part.mode != 0 {
             file.set_permissions(Permissions::from_mode(part.mode))?;
         }
@@ -85,16 +94,13 @@ impl Placer {
         let mut target = self.root.clone();
         for component in relative.parent().into_iter().flat_map(Path::components) {
             target.push(component);
-            if std::fs::symlink_metadata(&target)?.file_type().is_symlink() {
+            let kind = std::fs::symlink_metadata(&target).map(|metadata| metadata.file_type());
+            if kind.is_ok_and(|kind| kind.is_symlink()) {
                 return Err(refused("leads through a symbolic link"));
             }
         }
         Ok(self.root.join(relative))
     }
-}
-
-fn set_mode(path: &Path, mode: u32) -> io::Result<()> {
-    std::fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
 fn remove(path: &Path) -> io::Result<()> {

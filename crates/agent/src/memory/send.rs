@@ -27,20 +27,21 @@ pub struct Sender {
     tree: Tree,
     /// Of files that change in place: adopted memory and whatever else is written repeatedly.
     trackers: HashMap<PathBuf, Tracker>,
-    /// Files below this folder are looked at in every round, since their times do not show who writes to a mapping.
-    always: Option<PathBuf>,
+    /// Files below this folder are never written through a mapping, so that their times show every change. All others
+    /// are compared in every round: a store to a mapped page of tmpfs changes no time.
+    trusted: Option<PathBuf>,
 }
 
 impl Sender {
-    /// The destination has nothing of `root` yet. Files below `always` (relative) are compared in every round.
-    pub fn new(session: u64, folder: Folder, root: PathBuf, always: Option<PathBuf>) -> Self {
+    /// The destination has nothing of `root` yet. The times of files below `trusted` (relative) are trusted.
+    pub fn new(session: u64, folder: Folder, root: PathBuf, trusted: Option<PathBuf>) -> Self {
         Self {
             session,
             folder,
             root,
             tree: Tree::default(),
             trackers: HashMap::new(),
-            always,
+            trusted,
         }
     }
 
@@ -73,6 +74,8 @@ impl Sender {
         for entry in &changes.touched {
             let mut part = FilePart {
                 mode: entry.mode,
+                uid: Some(entry.uid),
+                gid: Some(entry.gid),
                 length: entry.length,
                 ..self.part(&entry.path, PartKind::File)
             };
@@ -99,15 +102,8 @@ impl Sender {
         sent: &[super::tree::Entry],
         parts: &mpsc::Sender<FilePart>,
     ) -> io::Result<u64> {
-        let Some(always) = self.always.clone() else {
-            return Ok(0);
-        };
-        let below: Vec<_> = self
-            .trackers
-            .keys()
-            .filter(|path| path.starts_with(&always))
-            .cloned()
-            .collect();
+        let trusted = |path: &Path| self.trusted.as_deref().is_some_and(|trusted| path.starts_with(trusted));
+        let below: Vec<_> = self.trackers.keys().filter(|path| !trusted(path)).cloned().collect();
         let mut bytes = 0;
         for path in below {
             if !sent.iter().any(|entry| entry.path == path) {

@@ -30,6 +30,10 @@ pub struct Entry {
     pub kind: Kind,
     /// Permission bits.
     pub mode: u32,
+    /// The owner.
+    pub uid: u32,
+    /// The owning group.
+    pub gid: u32,
     /// Length in bytes, of a regular file.
     pub length: u64,
 }
@@ -52,7 +56,7 @@ pub struct Tree(BTreeMap<PathBuf, Seen>);
 pub struct Changes {
     /// New, or may have changed; folders before what is in them.
     pub touched: Vec<Entry>,
-    /// No longer there.
+    /// No longer there, or something else now; what was in a folder before the folder.
     pub removed: Vec<PathBuf>,
 }
 
@@ -119,6 +123,8 @@ fn walk(root: &Path, folder: &Path, at: Duration, out: &mut BTreeMap<PathBuf, Se
             path: path.clone(),
             kind,
             mode: metadata.mode() & 0o7777,
+            uid: metadata.uid(),
+            gid: metadata.gid(),
             length,
         };
         let changed = Duration::new(metadata.ctime().max(0) as u64, metadata.ctime_nsec() as u32);

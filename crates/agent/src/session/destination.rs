@@ -1,12 +1,13 @@
 //! The destination's part of a session.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use futures_util::future::join_all;
 use verbatim_channel::{Answer, MEMORY_DIR, Order, RoadMap};
 use verbatim_container::{Link, Restore, RestoreConfig, Restored};
 
@@ -14,8 +15,8 @@ use super::{ProcessKeys, decode, encode, in_time};
 use crate::agent::Shared;
 use crate::faults::Point;
 use crate::guests::{Guest, unexpected};
-use crate::instances::Instance;
-use crate::instances::home::Home;
+use crate::instances::{Instance, Reservation};
+use crate::instances::home::{Home, Paths};
 use crate::instances::record::Record;
 use crate::journal::{Event, Role};
 use crate::memory::place::Placer;
@@ -51,6 +52,7 @@ impl Destinations {
         if let Some(blocker) = blockers(agent, &record, request.memory_bytes).into_iter().next() {
             bail!(blocker);
         }
+        let reservation = agent.instances.reserve(record.name.as_str())?;
         if let Some(gone) = agent.instances.get(record.name.as_str()) {
             // It was here before and left; its name is free again.
             agent.instances.remove(&gone);
@@ -62,33 +64,45 @@ impl Destinations {
             record.name.as_str(),
             &request.source,
         )?;
-        let maker = Arc::clone(agent);
-        let home = tokio::task::spawn_blocking(move || {
-            let runtime = tokio::runtime::Handle::current();
-            let _inside = runtime.enter();
-            Home::create(&maker.config, record, Link::Detached, &maker.guests, &maker)
-        })
-        .await
-        .context("making the instance's place panicked")??;
-        let destination = Destination {
+        let paths = Paths::new(&agent.config.runtime_dir, record.name.as_str());
+        let destination = Arc::new(tokio::sync::Mutex::new(Destination {
             agent: Arc::clone(agent),
             session: request.session,
             source: request.source.clone(),
-            runtime: Placer::new(home.paths.folder.clone()),
-            images: Placer::new(home.paths.images.clone()),
-            home: Some(home),
+            runtime: Placer::new(paths.folder),
+            images: Placer::new(paths.images),
+            home: None,
+            _reservation: reservation,
             contexts: Vec::new(),
             keys: Vec::new(),
             restore: None,
             restored: None,
             instance: None,
             guests: Vec::new(),
-        };
-        agent
-            .destinations
-            .lock()
-            .insert(request.session, Arc::new(tokio::sync::Mutex::new(destination)));
-        Ok(())
+            resumed: false,
+        }));
+        // Known before anything is made, so that whoever undoes the session meanwhile waits for it and then undoes it.
+        let mut opening = destination.lock().await;
+        agent.destinations.lock().insert(request.session, Arc::clone(&destination));
+        let maker = Arc::clone(agent);
+        let made = tokio::task::spawn_blocking(move || {
+            let runtime = tokio::runtime::Handle::current();
+            let _inside = runtime.enter();
+            Home::create(&maker.config, record, Link::Detached, &maker.guests, &maker)
+        })
+        .await
+        .context("making the instance's place panicked")
+        .and_then(|made| made);
+        match made {
+            Ok(home) => {
+                opening.home = Some(home);
+                Ok(())
+            }
+            Err(error) => {
+                agent.destinations.close(request.session);
+                Err(error)
+            }
+        }
     }
 
     /// Undoes a session that was not committed, and forgets it.
@@ -104,25 +118,13 @@ impl Destinations {
     pub fn close(&self, session: u64) {
         self.lock().remove(&session);
     }
-
-    /// Whether a session is being prepared for an instance of that name.
-    fn reserves(&self, record: &Record) -> bool {
-        self.lock().values().any(|destination| {
-            destination.try_lock().is_ok_and(|destination| {
-                destination
-                    .home
-                    .as_ref()
-                    .is_some_and(|home| home.record.name == record.name)
-            })
-        })
-    }
 }
 
 /// Why the instance cannot come to this host.
 pub fn blockers(agent: &Shared, record: &Record, memory_bytes: u64) -> Vec<String> {
     let mut blockers: Vec<_> = agent.instances.conflict(record).into_iter().collect();
-    if agent.destinations.reserves(record) {
-        blockers.push(format!("an instance {} is on its way there already", record.name));
+    if agent.instances.is_reserved(record.name.as_str()) {
+        blockers.push(format!("an instance {} is being made or cleared there right now", record.name));
     }
     match rustix::fs::statvfs(&agent.config.runtime_dir) {
         Ok(space) => {
@@ -149,6 +151,7 @@ pub struct Destination {
     session: u64,
     source: String,
     home: Option<Home>,
+    _reservation: Reservation,
     runtime: Placer,
     images: Placer,
     /// By process, in the order of its contexts.
@@ -160,6 +163,8 @@ pub struct Destination {
     instance: Option<Arc<Instance>>,
     /// Those that have claimed their contexts.
     guests: Vec<Guest>,
+    /// Their requests reach the RNIC.
+    resumed: bool,
 }
 
 impl Destination {
@@ -188,6 +193,8 @@ impl Destination {
         let home = self.home()?;
         let (nic, name) = (self.agent.config.nic_socket(), home.record.name.to_string());
         let memory_dir = home.paths.folder.join(MEMORY_DIR);
+        // Also a process without any context waits at the gate, and is to be claimed.
+        let mut keys: BTreeMap<u32, Vec<_>> = road_maps.iter().map(|map| (map.pid, Vec::new())).collect();
         self.contexts = tokio::task::spawn_blocking(move || {
             let mut contexts = Vec::new();
             for road_map in &road_maps {
@@ -205,7 +212,6 @@ impl Destination {
         })
         .await
         .context("making standby contexts panicked")??;
-        let mut keys: HashMap<u32, Vec<_>> = HashMap::new();
         let mut qps = Vec::new();
         for (pid, context) in &self.contexts {
             keys.entry(*pid).or_default().extend_from_slice(context.keys());
@@ -307,8 +313,7 @@ impl Destination {
         Ok(milliseconds(begun.elapsed()))
     }
 
-    /// The decision: lets the tasks run. Until they do nothing has left this host, so that an error still means that
-    /// the instance is the source's.
+    /// The decision: lets the tasks run. An error means that they have not run, and will not.
     pub async fn commit(&mut self) -> anyhow::Result<()> {
         if self.instance.is_some() {
             // The answer to an earlier request was lost.
@@ -318,27 +323,39 @@ impl Destination {
         let restored = self.restored.take().context("nothing was restored")?;
         let home = self.home()?;
         let gate = home.gate()?;
+        // Before CRIU is told, so that whoever asks again gets the right answer, whatever happens to this agent.
+        self.write(Event::Committed)?;
         let mut attached = Ok(());
-        let resumed = restored.resume_with(|| attached = home.attach()).await?;
+        let resumed = match restored.resume_with(|| attached = home.attach()).await {
+            Ok(resumed) => resumed,
+            Err(error) => {
+                self.write(Event::RolledBack)?;
+                return Err(error.into());
+            }
+        };
         // From here on there is no way back; what fails is told, and the instance stays.
         gate.open_up();
+        let written = self.write(Event::Running);
+        for failed in [attached, written].into_iter().filter_map(Result::err) {
+            tracing::error!(error = format!("{failed:#}"), "the instance has arrived, but not all is well");
+        }
         let home = self.home.take().context("the session was undone")?;
-        let name = home.record.name.to_string();
         for qp in self.contexts.iter().flat_map(|(_, context)| context.qps()) {
             // A number that an earlier queue pair took along when it left is this one's now.
             self.agent.forwarding.remove(qp.physical_qpn);
         }
-        let instance = Instance::start(home, resumed.init);
+        let init_pid = resumed.init.pid();
+        let init = async { Ok(resumed.settled().await?) };
+        let instance = Instance::start(home, init_pid, init, true);
         self.agent.instances.insert(Arc::clone(&instance));
         self.instance = Some(instance);
-        self.agent.journal.write(
-            self.session,
-            Role::Destination,
-            Event::Committed,
-            &name,
-            &self.source,
-        )?;
-        attached.context("the instance runs, but its network is not attached")
+        Ok(())
+    }
+
+    fn write(&self, event: Event) -> anyhow::Result<()> {
+        let name = self.home()?.record.name.as_str();
+        let written = self.agent.journal.write(self.session, Role::Destination, event, name, &self.source);
+        written.context("the journal cannot be written")
     }
 
     /// Gives the processes their contexts; says how many RECVs were posted again.
@@ -348,7 +365,6 @@ impl Destination {
         for (pid, context) in std::mem::take(&mut self.contexts) {
             by_process.entry(pid).or_default().push(context);
         }
-        // Also those without any context wait at the gate.
         for (pid, _) in &self.keys {
             by_process.entry(*pid).or_default();
         }
@@ -379,12 +395,21 @@ impl Destination {
         });
         let mut replayed = 0;
         let mut guests = Vec::new();
-        for claimed in futures_util::future::join_all(claims).await {
-            let (guest, receives) = claimed?;
-            replayed += receives;
-            guests.push(guest);
+        let mut failed = None;
+        for claimed in join_all(claims).await {
+            match claimed {
+                Ok((guest, receives)) => {
+                    replayed += receives;
+                    guests.push(guest);
+                }
+                Err(error) => failed = Some(error),
+            }
         }
+        // Those that have their contexts are resumed, whatever became of the others.
         self.guests = guests;
+        if let Some(error) = failed {
+            return Err(error);
+        }
         Ok(replayed)
     }
 
@@ -401,16 +426,21 @@ impl Destination {
             }
         });
         let mut intercepted = 0;
-        for resumed in futures_util::future::join_all(resumed).await {
+        for resumed in join_all(resumed).await {
             intercepted += resumed?;
+        }
+        self.resumed = true;
+        if let Some(instance) = &self.instance {
+            instance.settled().await;
+            instance.end_move();
         }
         Ok(intercepted)
     }
 
-    /// Undoes everything, unless it is committed.
+    /// Undoes everything. If it is committed there is no way back: then what is left to do for it is done.
     async fn abort(&mut self) {
         if self.instance.is_some() {
-            return;
+            return self.finish_alone().await;
         }
         if let Some(restored) = self.restored.take()
             && let Err(error) = restored.abort().await
@@ -442,6 +472,19 @@ impl Destination {
             if let Err(error) = written {
                 tracing::warn!(%error, "the journal cannot be written");
             }
+        }
+    }
+
+    /// The source is gone after its decision.
+    async fn finish_alone(&mut self) {
+        if self.resumed {
+            return;
+        }
+        if let Err(error) = self.claim().await {
+            tracing::error!(error = format!("{error:#}"), "the arrived processes do not have their queues");
+        }
+        if let Err(error) = self.resume().await {
+            tracing::error!(error = format!("{error:#}"), "the arrived processes' requests stay intercepted");
         }
     }
 }

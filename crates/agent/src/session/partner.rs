@@ -54,6 +54,7 @@ pub struct Partner {
     session: u64,
     members: Vec<Member>,
     switched: bool,
+    resumed: bool,
 }
 
 impl Partners {
@@ -78,6 +79,7 @@ impl Partners {
             session,
             members,
             switched: false,
+            resumed: false,
         }));
         agent.partners.lock().insert(session, Arc::clone(&partner));
         partner.lock().await.prepare().await
@@ -313,7 +315,8 @@ impl Partner {
     }
 
     /// Lets the requests reach the RNIC; says how many had been intercepted.
-    pub async fn resume(&self) -> anyhow::Result<u64> {
+    pub async fn resume(&mut self) -> anyhow::Result<u64> {
+        self.resumed = true;
         let session = self.session;
         let resumed = self.members.iter().map(|member| async move {
             match member.order("resuming", Order::Resume { session }).await? {
@@ -325,14 +328,17 @@ impl Partner {
     }
 
     async fn abort(&self) -> anyhow::Result<()> {
-        if self.switched {
+        if self.resumed {
             return Ok(());
         }
         let session = self.session;
-        let aborted = self
-            .members
-            .iter()
-            .map(|member| async move { done(member.order("aborting", Order::Abort { session }).await?) });
+        let aborted = self.members.iter().map(|member| async move {
+            // After the switch there is no way back, only on; a process that has not switched refuses that.
+            if self.switched && member.order("resuming", Order::Resume { session }).await.is_ok() {
+                return Ok(());
+            }
+            done(member.order("aborting", Order::Abort { session }).await?)
+        });
         join_all(aborted).await.into_iter().collect()
     }
 }

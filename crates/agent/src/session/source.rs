@@ -21,7 +21,8 @@ use verbatim_container::{Checkpoint, Dumped};
 
 use crate::agent::Shared;
 use crate::guests::Guest;
-use crate::instances::Instance;
+use crate::instances::{Instance, Reservation};
+use crate::instances::home::LIBRARY_DIR;
 use crate::instances::record::Record;
 use crate::journal::{Event, Role};
 use crate::memory::send::Sender;
@@ -113,18 +114,10 @@ struct Source {
     gate_closed: bool,
     detached: bool,
     dumped: Option<Dumped>,
-    decision: Decision,
-}
-
-/// Whose the instance is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Decision {
-    /// Ours: everything can be undone.
-    Source,
-    /// The destination was told, and has not answered: nobody knows.
-    Open,
-    /// The destination's.
-    Destination,
+    /// From the commit until the old place is cleared.
+    reservation: Option<Reservation>,
+    /// The instance is the destination's.
+    committed: bool,
 }
 
 /// Moves an instance. Whoever drops the receiver of `progress` cancels, up to the commit.
@@ -168,7 +161,7 @@ impl Source {
     ) -> Self {
         let session = rand::random();
         let folder = instance.home.paths.folder.clone();
-        let memory = std::path::PathBuf::from(verbatim_channel::MEMORY_DIR);
+        let trusted = std::path::PathBuf::from(LIBRARY_DIR);
         Self {
             agent: Arc::clone(agent),
             instance: Arc::clone(instance),
@@ -188,7 +181,7 @@ impl Source {
                 session,
                 crate::proto::file_part::Folder::Runtime,
                 folder,
-                Some(memory),
+                Some(trusted),
             ),
             new_qps: Vec::new(),
             keys: Vec::new(),
@@ -198,7 +191,8 @@ impl Source {
             gate_closed: false,
             detached: false,
             dumped: None,
-            decision: Decision::Source,
+            reservation: None,
+            committed: false,
         }
     }
 
@@ -254,31 +248,48 @@ impl Source {
     async fn attempt(&mut self) -> Result<(), Failure> {
         let progress = self.progress.clone();
         tokio::select! {
-            // When the operator turns away, the rest is dropped at an await; all that was done is noted in `self`.
-            result = self.until_commit() => result?,
-            () = progress.closed() => return Err(anyhow::anyhow!("cancelled by the operator").into()),
+            // When the operator turns away, the rest is dropped at an await; what was done is noted in `self`.
+            result = self.until_suspended() => result?,
+            () = progress.closed() => return Err(cancelled().into()),
         }
+        // From here on a step that was begun is not cut off: what it is given back must not be lost.
+        self.until_commit().await?;
         self.commit().await?;
         Ok(self.after_commit().await?)
     }
 
-    /// Everything that can be undone.
-    async fn until_commit(&mut self) -> Result<(), Failure> {
+    /// Everything up to where nothing is in flight any more.
+    async fn until_suspended(&mut self) -> Result<(), Failure> {
         self.open().await?;
         self.enter(Phase::PreCopy);
         self.pre_copy().await?;
         self.enter(Phase::PreSetup);
         self.pre_setup().await?;
         self.enter(Phase::WaitBeforeStop);
-        self.wait_before_stop().await?;
+        self.wait_before_stop().await
+    }
+
+    /// The rest of what can be undone.
+    async fn until_commit(&mut self) -> anyhow::Result<()> {
         self.enter(Phase::DumpRDMA);
         self.quiesce().await?;
+        self.still_wanted()?;
         self.enter(Phase::DumpOthers);
         self.freeze().await?;
+        self.still_wanted()?;
         self.enter(Phase::Transfer);
         self.stop_and_copy().await?;
+        self.still_wanted()?;
         self.enter(Phase::FullRestore);
-        Ok(self.restore().await?)
+        self.restore().await?;
+        self.still_wanted()
+    }
+
+    fn still_wanted(&self) -> anyhow::Result<()> {
+        if self.progress.is_closed() {
+            return Err(cancelled());
+        }
+        Ok(())
     }
 
     /// What is left to do when the instance is the destination's.
@@ -294,21 +305,14 @@ impl Source {
 
     /// Undoes what must be undone and writes the report.
     async fn finish(mut self, error: Option<String>) -> Migration {
-        let outcome = match self.decision {
-            Decision::Destination => Outcome::Committed,
-            Decision::Source | Decision::Open => Outcome::RolledBack,
-        };
-        if self.decision != Decision::Destination {
+        let outcome = if self.committed {
+            Outcome::Committed
+        } else {
             self.undo().await;
-        }
-        self.journal(match self.decision {
-            Decision::Destination => Event::Closed,
-            Decision::Source => Event::RolledBack,
-            Decision::Open => Event::Undecided,
-        });
-        if self.decision == Decision::Source {
             self.instance.end_move();
-        }
+            Outcome::RolledBack
+        };
+        self.journal(if self.committed { Event::Closed } else { Event::RolledBack });
         for watch in self.watches.drain(..) {
             watch.abort();
         }
@@ -337,4 +341,8 @@ fn told<T>(who: &str, what: &str, result: Result<tonic::Response<T>, tonic::Stat
         Ok(response) => Ok(response.into_inner()),
         Err(status) => bail!("{who} could not {what}: {}", reason(&status)),
     }
+}
+
+fn cancelled() -> anyhow::Error {
+    anyhow::anyhow!("cancelled by the operator")
 }

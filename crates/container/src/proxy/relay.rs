@@ -1,5 +1,6 @@
 //! The conversation between runc and CRIU, with the gate's two stops in it.
 
+use std::cell::Cell;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::Child;
@@ -30,6 +31,7 @@ pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
         criu,
         gate,
         child,
+        held: Cell::new(false),
     };
     super::hurry::hurry(&relay.child);
     relay
@@ -43,7 +45,7 @@ pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
         .context("the gate")?;
     match relay.wait_for_order() {
         Order::Go => {}
-        Order::Commit | Order::Abort => return relay.cancel(),
+        Order::Hold | Order::Commit | Order::Abort => return relay.cancel(),
     }
     relay
         .criu
@@ -58,6 +60,8 @@ struct Relay {
     criu: Socket,
     gate: Socket,
     child: Child,
+    /// The agent has said [`Order::Hold`].
+    held: Cell<bool>,
 }
 
 impl Relay {
@@ -114,7 +118,7 @@ impl Relay {
             // runc marks the container as checkpointed: only if it is.
             Kind::Dump => match self.wait_for_order() {
                 Order::Commit => self.ask_runc(notification),
-                Order::Go | Order::Abort => Ok(request::refusal()),
+                Order::Go | Order::Hold | Order::Abort => Ok(request::refusal()),
             },
             // runc writes its state down, which it can do meanwhile: it takes it back if CRIU fails afterwards.
             Kind::Restore => {
@@ -145,9 +149,18 @@ impl Relay {
         Ok(self.runc.recv_bytes()?.message)
     }
 
-    /// The agent's next order. A lost agent, runc or CRIU is an abort.
+    /// The agent's next order. A lost agent, runc or CRIU is an abort; after [`Order::Hold`] only a lost CRIU is, with
+    /// which nothing is left to hold.
     fn wait_for_order(&self) -> Order {
+        let mut gate_is_lost = false;
         loop {
+            if gate_is_lost {
+                let mut criu = [PollFd::new(&self.criu, PollFlags::empty())];
+                if let Err(rustix::io::Errno::INTR) = poll(&mut criu, None) {
+                    continue;
+                }
+                return Order::Abort;
+            }
             let mut watched = [
                 PollFd::new(&self.gate, PollFlags::IN),
                 PollFd::new(&self.runc, PollFlags::empty()),
@@ -159,14 +172,17 @@ impl Relay {
                 Ok(_) => {}
             }
             let lost = PollFlags::HUP | PollFlags::ERR;
-            if watched[1..].iter().any(|end| end.revents().intersects(lost)) {
+            let ends = if self.held.get() { 2 } else { 1 };
+            if watched[ends..].iter().any(|end| end.revents().intersects(lost)) {
                 return Order::Abort;
             }
-            return match self.gate.recv::<Order>() {
-                Ok(received) => received.message,
-                Err(Error::WouldBlock) => continue,
-                Err(_) => Order::Abort,
-            };
+            match self.gate.recv::<Order>() {
+                Ok(received) if received.message == Order::Hold => self.held.set(true),
+                Ok(received) => return received.message,
+                Err(Error::WouldBlock) => {}
+                Err(_) if self.held.get() => gate_is_lost = true,
+                Err(_) => return Order::Abort,
+            }
         }
     }
 

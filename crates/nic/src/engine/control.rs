@@ -35,6 +35,7 @@ impl Endpoint {
         };
         let listener = Listener::bind(&path).map_err(wrap)?;
         listener.set_nonblocking(true).map_err(wrap)?;
+        listener.pass_credentials().map_err(wrap)?;
         // Programs may run as any user; the kernel says who they are.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).map_err(|source| {
             NicError::File {
@@ -162,7 +163,7 @@ impl Nic {
     }
 
     fn welcome(&mut self, socket: Socket, token: Token) {
-        if socket.set_nonblocking(true).is_err() || socket.pass_credentials().is_err() {
+        if socket.set_nonblocking(true).is_err() {
             return;
         }
         if !self.clients.clients.has_room() {
@@ -308,6 +309,7 @@ impl Nic {
         let listener = Listener::from_fd(fd);
         listener
             .set_nonblocking(true)
+            .and_then(|()| listener.pass_credentials())
             .map_err(|error| Refused::new(error.errno(), error.to_string()))?;
         let id = self.clients.next_listener;
         self.clients.next_listener += 1;

@@ -56,6 +56,10 @@ impl Nic {
                     counters.rx_wrong_source += 1;
                     continue;
                 }
+                if qp.parked {
+                    counters.rx_parked += 1;
+                    continue;
+                }
                 touched.add(qpn, qp);
                 let (transport, mut host) = qp.split(&mut objects.cqs, &objects.regions, effects, now);
                 transport.handle_packet(now, &packet, &mut host);

@@ -54,6 +54,7 @@ impl Desk<'_> {
             .as_ref()
             .ok_or_else(|| Refused::invalid("this connection has no context to attach to: open one"))?;
         context.owner.set(asker.credentials.pid)?;
+        self.set_parked(context, false);
         tracing::debug!(
             id = asker.id,
             name = context.name,
@@ -61,6 +62,19 @@ impl Desk<'_> {
             "context attached"
         );
         Ok(self.context_reply(context.arena.bytes()))
+    }
+
+    pub(super) fn park_context(&mut self, context: &Context) -> Reply {
+        self.set_parked(context, true);
+        Reply::Done
+    }
+
+    fn set_parked(&mut self, context: &Context, parked: bool) {
+        for qpn in context.qps() {
+            if let Some(qp) = self.objects.qps.get_mut(qpn) {
+                qp.parked = parked;
+            }
+        }
     }
 
     fn context_reply(&self, arena_bytes: u64) -> Reply {

@@ -51,6 +51,7 @@ impl Desk<'_> {
             transport: RcQp::new(Qpn::new(qpn), config),
             rings: Rings::new(ends, cap),
             route: None,
+            parked: false,
             queued: false,
             touched: false,
             alarm: Alarm::default(),

@@ -15,6 +15,8 @@ const LEFT: f64 = 46.0;
 const RIGHT: f64 = WIDTH - 8.0;
 const TOP: f64 = 56.0;
 const BOTTOM: f64 = HEIGHT - 40.0;
+/// Room for the label of a blackout.
+const LABEL: f64 = 250.0;
 /// More samples than this are not drawn one by one.
 const MOST: usize = 2000;
 
@@ -181,11 +183,19 @@ fn brackets(svg: &mut String, one: &Move, x: &impl Fn(f64) -> f64) {
             svg,
             "<path class=\"bracket {class}\" d=\"M{begin:.1} {up}V{down}M{begin:.1} {y}H{end:.1}M{end:.1} {up}V{down}\"/>"
         );
-        // Beside the bracket, on the side that has room.
-        let (at, anchor) = if end < WIDTH * 0.6 {
+        // Beside the bracket where there is room, else on it.
+        let (at, anchor) = if end + LABEL < WIDTH {
             (end + 8.0, "start")
-        } else {
+        } else if begin > LABEL {
             (begin - 8.0, "end")
+        } else {
+            let middle = (begin + end) / 2.0;
+            let left = middle - LABEL / 2.0;
+            let _ = writeln!(
+                svg,
+                "<rect class=\"paper\" x=\"{left:.1}\" y=\"{up}\" width=\"{LABEL}\" height=\"8\"/>"
+            );
+            (middle, "middle")
         };
         let _ = writeln!(
             svg,
@@ -239,6 +249,7 @@ fn figure(svg: &str, title: &str, description: &str, number: u32, index: usize) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Blackout;
     use crate::testing::run;
 
     #[test]
@@ -262,6 +273,42 @@ mod tests {
         let svg = chart(&run(), 0);
         assert!(svg.contains("Mean before the move 12."), "{svg}");
         assert!(svg.contains("Communication blackout 99.0 ms"));
+    }
+
+    #[test]
+    fn labels_stay_within_the_drawing() {
+        for (begun, time) in [(1, 50), (1000, 50), (1000, 5_000), (100, 60_000)] {
+            let mut run = run();
+            let ms = std::time::Duration::from_millis;
+            run.moves[0].communication = Blackout {
+                begun: Some(ms(begun)),
+                time: ms(time),
+            };
+            run.moves[0].service = Blackout {
+                begun: Some(ms(begun + time / 10 * 9)),
+                time: ms(time / 10),
+            };
+            let svg = chart(&run, 0);
+            for label in svg.split("class=\"label\" x=\"").skip(1) {
+                let at: f64 = label.split('"').next().unwrap().parse().unwrap();
+                let width = match label
+                    .split("text-anchor=\"")
+                    .nth(1)
+                    .unwrap()
+                    .split('"')
+                    .next()
+                    .unwrap()
+                {
+                    "start" => (0.0, LABEL - 8.0),
+                    "end" => (LABEL - 8.0, 0.0),
+                    _ => (LABEL / 2.0, LABEL / 2.0),
+                };
+                assert!(
+                    at - width.0 >= 0.0 && at + width.1 <= WIDTH,
+                    "{time} ms: a label at {at} as {width:?}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -145,8 +145,7 @@ fn section(run: &Run) -> String {
         out += &tag(
             "figure",
             "",
-            &(tag("figcaption", "", &escape(&head))
-                + &tag("pre", "", &escape(output.text.trim_end()))),
+            &(tag("figcaption", "", &escape(&head)) + &tag("pre", "", &escape(output.text.trim_end()))),
         );
     }
     tag("section", &format!("id=\"run-{number}\""), &out)

@@ -88,7 +88,9 @@ fn show_run(out: &mut String, run: &Run, width: usize, paint: Paint) {
         push(out, &paint.bold(Colour::Plain, &head));
         for line in clean(&output.text).lines() {
             let letters: Vec<_> = line.trim_end().chars().collect();
-            letters.chunks(width - 2).for_each(|part| push(out, &format!("  {}", String::from_iter(part))));
+            letters
+                .chunks(width - 2)
+                .for_each(|part| push(out, &format!("  {}", String::from_iter(part))));
         }
     }
     for problem in &run.problems {

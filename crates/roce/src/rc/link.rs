@@ -45,7 +45,7 @@ pub(super) struct Outlet<'a> {
 }
 
 impl Outlet<'_> {
-    /// Appends a packet whose payload `fill` writes. Gives the size of the packet.
+    /// Appends a packet whose payload `fill` writes. Gives the size of the payload.
     pub fn send(
         &mut self,
         head: &Head,
@@ -59,7 +59,7 @@ impl Outlet<'_> {
             let payload = head.emit(body, payload_bytes);
             if payload.is_empty() { Ok(()) } else { fill(payload) }
         })?;
-        Ok(bytes)
+        Ok(payload_bytes)
     }
 }
 

@@ -64,8 +64,6 @@ pub struct Packet<'a> {
     pub invalidate: Option<Rkey>,
     /// Payload without padding.
     pub payload: &'a [u8],
-    /// Size of the datagram in bytes.
-    pub wire_bytes: usize,
 }
 
 /// Takes a header off the front, if it is `there`.
@@ -128,7 +126,6 @@ impl<'a> Packet<'a> {
             imm,
             invalidate,
             payload,
-            wire_bytes: datagram.len(),
         })
     }
 }

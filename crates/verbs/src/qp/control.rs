@@ -146,6 +146,12 @@ impl Qp {
         Ok(())
     }
 
+    /// Whether one stands ready that was made for `session`.
+    pub(crate) fn has_standby(&self, session: u64) -> bool {
+        let control = self.control.lock();
+        control.standby.is_some_and(|standby| standby.session == session)
+    }
+
     fn check_alive(&self) -> Result<(), VerbsError> {
         let alive = self.context().objects.lock().qps.contains_key(&self.number());
         if alive {

@@ -22,7 +22,7 @@ mod resolve;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -197,19 +197,22 @@ impl Sessions {
                 listed.collect()
             }
         };
+        let record = self.open.entry(session).or_insert_with(Session::new);
+        let prepared: HashSet<u32> = record.prepared.iter().map(|qp| qp.number()).collect();
         let mut sent = Vec::new();
         for qp in &qps {
             let connected = matches!(qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
+            // The program has changed it since it was prepared: it could not be switched.
+            let lost_standby = prepared.contains(&qp.number()) && !qp.has_standby(session);
             let mut send = qp.send.lock();
             send.hold();
-            if connected && !qp.side.failed.load(Relaxed) {
+            if connected && !lost_standby && !qp.side.failed.load(Relaxed) {
                 sent.push(QpCount {
                     qpn: qp.number(),
                     messages: send.messages(),
                 });
             }
         }
-        let record = self.open.entry(session).or_insert_with(Session::new);
         record.phase = Phase::Suspended;
         record.all = all;
         record.qps = qps;

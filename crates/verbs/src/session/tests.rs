@@ -280,6 +280,31 @@ fn what_the_program_changes_meanwhile_loses_its_standby() {
 }
 
 #[test]
+fn who_lost_its_standby_but_not_its_connection_is_not_reported_as_suspended() {
+    let mut story = Story::new();
+    let migration = story.pre_setup(0);
+    let rights = QpAttr {
+        access: Access::REMOTE_READ,
+        ..QpAttr::default()
+    };
+    story.ends[1]
+        .qp
+        .modify(QpAttrMask::ACCESS_FLAGS, &rights)
+        .unwrap();
+    let (session, scope) = (migration.session, Scope::Qps(vec![story.ends[1].qp.number()]));
+    let Answer::Suspended { sent, .. } = story.ends[1].order(Order::Suspend { session, scope }) else {
+        panic!("not suspended")
+    };
+    assert_eq!(
+        sent,
+        [],
+        "it would stay on the connection that the instance leaves"
+    );
+    story.abort(&migration);
+    story.migrate(0);
+}
+
+#[test]
 fn an_agent_that_dies_leaves_nobody_suspended() {
     let mut story = Story::new();
     let mut migration = story.pre_setup(0);

@@ -1,51 +1,58 @@
 //! The decision, and what is left to do after it.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use futures_util::future::join_all;
+use tokio::task::JoinHandle;
 use verbatim_channel::Endpoint;
 
-use super::{Decision, Source, told};
-use crate::journal::Event;
+use super::{Source, told};
+use crate::journal::{Event, Role};
 use crate::peers::reason;
 use crate::proto;
 use crate::session::encode;
 
-/// How long the destination may be out of reach at the commit before the decision is left open.
-const COMMIT_PATIENCE: std::time::Duration = std::time::Duration::from_secs(20);
+/// How long one question to the destination may take before it is asked again.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The pause before it is asked again.
+const COMMIT_PAUSE: Duration = Duration::from_millis(200);
 
 impl Source {
-    /// The decision.
+    /// The decision. Returns when it is known: an error means that the instance is the source's.
+    ///
+    /// While the destination is out of reach the instance stays frozen here, also if this agent dies; the destination
+    /// knows from its journal what became of the question, so that it can be asked again at any time.
     pub(super) async fn commit(&mut self) -> anyhow::Result<()> {
-        let to = self.request.destination.clone();
-        self.agent.journal.write(
-            self.session,
-            crate::journal::Role::Source,
-            Event::Committed,
-            self.record().name.as_str(),
-            &to,
-        )?;
-        self.decision = Decision::Open;
-        let deadline = tokio::time::Instant::now() + COMMIT_PATIENCE;
+        if self.watches.iter().any(JoinHandle::is_finished) {
+            // A host that lost sight of this one has undone its part, or will.
+            bail!("another host lost this one, and with it the session; try again");
+        }
+        let (to, name) = (self.request.destination.clone(), self.instance.name().to_owned());
+        self.agent.journal.write(self.session, Role::Source, Event::Committed, &name, &to)?;
+        // Until the old place is cleared no new one may be made under its name.
+        self.reservation = Some(self.agent.instances.reserve(&name)?);
+        let (home, init_pid) = (&self.instance.home, self.instance.init_pid());
+        home.keep_record(init_pid, true)?;
+        self.dumped.as_mut().context("the instance is not frozen")?.hold().await?;
         loop {
-            match self.destination().commit(self.id()).await {
-                Ok(_) => break,
-                Err(status) if status.code() == tonic::Code::FailedPrecondition => {
-                    // The destination's own word that the tasks have not run.
-                    self.decision = Decision::Source;
+            match tokio::time::timeout(COMMIT_TIMEOUT, self.destination().commit(self.id())).await {
+                Ok(Ok(_)) => break,
+                Ok(Err(status)) if status.code() == tonic::Code::FailedPrecondition => {
+                    // The destination's own word that the tasks have not run, and will not.
+                    home.keep_record(init_pid, false)?;
                     bail!("{to} could not let the instance run: {}", reason(&status));
                 }
-                Err(status) if tokio::time::Instant::now() > deadline => bail!(
-                    "{to} was lost at the commit ({}): the instance stays frozen here until it is known whether it \
-                     runs there",
-                    reason(&status)
-                ),
-                // The same question again gets the same answer.
-                Err(_) => tokio::time::sleep(std::time::Duration::from_millis(200)).await,
+                unknown => {
+                    tracing::error!(instance = name, ?unknown, "frozen until {to} says whether the instance runs there");
+                    self.note(&format!("{to} is out of reach at the commit; the instance is frozen until it is known"));
+                    tokio::time::sleep(COMMIT_PAUSE).await;
+                }
             }
         }
-        self.decision = Decision::Destination;
+        self.committed = true;
         self.timeline.running();
         self.instance.moved(&to);
         Ok(())
@@ -162,5 +169,6 @@ impl Source {
         }
         let instance = std::sync::Arc::clone(&self.instance);
         let _ = tokio::task::spawn_blocking(move || instance.home.remove()).await;
+        self.reservation = None;
     }
 }

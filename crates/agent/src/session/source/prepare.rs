@@ -26,6 +26,7 @@ impl Source {
         if to == self.agent.name() {
             bail!("{} is on {to} already", self.instance.name());
         }
+        self.instance.settled().await;
         let mut destination = self.agent.peers.connect(&to).await?;
         self.journal(Event::Opened);
         self.describe().await?;
@@ -40,9 +41,11 @@ impl Source {
             instance: serde_json::to_string(self.record())?,
             memory_bytes,
         };
-        told(&to, "take the instance", destination.open(request).await)?;
+        // Before it is asked for anything, so that it undoes whatever it has begun when this agent is gone.
         self.destination = Some(destination.clone());
-        self.watch(&to, destination).await
+        self.watch(&to, destination.clone()).await?;
+        told(&to, "take the instance", destination.open(request).await)?;
+        Ok(())
     }
 
     async fn describe(&mut self) -> anyhow::Result<()> {
@@ -80,8 +83,9 @@ impl Source {
 
     /// Makes the new contexts and connections while the old ones still work, and lets runc and CRIU get ready.
     pub(super) async fn pre_setup(&mut self) -> Result<(), Failure> {
-        // What was made during the pre-copy is part of it, too.
+        // What was made during the pre-copy is part of it, too, and its memory must be there before it is registered.
         self.describe().await?;
+        self.bytes.pre_copy += self.files.round(&mut self.destination()).await?;
         self.find_partners().await?;
         let to = self.request.destination.clone();
         let road_maps: Vec<_> = self

@@ -7,7 +7,7 @@
 use futures_util::future::join_all;
 use verbatim_channel::Order;
 
-use super::{Decision, Source};
+use super::Source;
 use crate::proto::SessionId;
 use crate::session::in_time;
 
@@ -16,26 +16,10 @@ const ABORT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 
 impl Source {
     pub(super) async fn undo(&mut self) {
-        if let Some(dumped) = self.dumped.take() {
-            if self.decision == Decision::Open {
-                // Whether it runs at the destination is not known, so it must not run here.
-                self.agent
-                    .undecided
-                    .lock()
-                    .expect("no panic under this lock")
-                    .push(dumped);
-                tracing::error!(
-                    instance = self.instance.name(),
-                    "stays frozen: the decision is open"
-                );
-                return;
-            }
-            if let Err(error) = dumped.abort().await {
-                tracing::error!(
-                    error = format!("{:#}", anyhow::Error::from(error)),
-                    "thawing the instance"
-                );
-            }
+        if let Some(dumped) = self.dumped.take()
+            && let Err(error) = dumped.abort().await
+        {
+            tracing::error!(error = format!("{:#}", anyhow::Error::from(error)), "thawing the instance");
         }
         if self.detached {
             self.detached = false;
@@ -47,14 +31,10 @@ impl Source {
             }
         }
         self.timeline.running();
-        if self.gate_closed {
-            self.gate_closed = false;
-            self.give_back().await;
-        }
+        let returned = if std::mem::take(&mut self.gate_closed) { self.give_back().await } else { Vec::new() };
         self.abort_partners().await;
-        if self.suspended {
-            self.suspended = false;
-            self.resume_own().await;
+        if std::mem::take(&mut self.suspended) {
+            self.resume_own(&returned).await;
         }
         self.timeline.resumed();
         if let Some(checkpoint) = self.checkpoint.take()
@@ -77,10 +57,13 @@ impl Source {
                 ),
             }
         }
+        for watch in self.watches.drain(..) {
+            watch.abort();
+        }
     }
 
-    /// Opens the gate and gives every process that waited there its own RNIC connections back.
-    async fn give_back(&mut self) {
+    /// Opens the gate and gives every process that waited there its own RNIC connections back. Returns which have them.
+    async fn give_back(&mut self) -> Vec<u32> {
         match self.instance.home.gate() {
             Ok(gate) => gate.open_up(),
             Err(error) => tracing::error!(error = format!("{error:#}"), "the gate does not open"),
@@ -103,8 +86,9 @@ impl Source {
                 if let Err(error) = in_time("giving a process its queues back", claim).await {
                     tracing::error!(pid, error = format!("{error:#}"), "a process lost its queues");
                 }
+                pid
             });
-        join_all(claims).await;
+        let returned = join_all(claims).await;
         // They have new channels.
         let guests = self.agent.guests.of_instance(self.instance.name());
         for process in &mut self.processes {
@@ -112,6 +96,7 @@ impl Source {
                 process.guest = guest.clone();
             }
         }
+        returned
     }
 
     async fn abort_partners(&mut self) {
@@ -132,16 +117,15 @@ impl Source {
         join_all(aborted).await;
     }
 
-    async fn resume_own(&self) {
+    /// Lets the instance's own requests flow again.
+    async fn resume_own(&self, returned: &[u32]) {
         let session = self.session;
         let resumed = self.processes.iter().map(|process| async move {
-            let order = process.guest.order(Order::Resume { session }, Vec::new());
-            if let Err(error) = in_time("resuming", order).await {
-                tracing::error!(
-                    pid = process.guest.pid,
-                    error = format!("{error:#}"),
-                    "requests stay intercepted"
-                );
+            let pid = process.guest.pid;
+            // A process that was suspended and no more still has its queues: for it the session just ends.
+            let order = if returned.contains(&pid) { Order::Resume { session } } else { Order::Abort { session } };
+            if let Err(error) = in_time("resuming", process.guest.order(order, Vec::new())).await {
+                tracing::error!(pid, error = format!("{error:#}"), "requests stay intercepted");
             }
         });
         join_all(resumed).await;

@@ -20,7 +20,7 @@ impl Requester {
         counters: &mut Counters,
     ) {
         counters.rcvd_responses += 1;
-        counters.rcvd_response_bytes += packet.wire_bytes as u64;
+        counters.rcvd_response_bytes += packet.payload.len() as u64;
         let psn = packet.bth.psn;
         if self.has_failed() || psn.offset_from(self.ack) >= self.high.offset_from(self.ack) {
             // An answer to what was answered before, or to what was never sent (a ghost).

@@ -42,7 +42,7 @@ impl Responder {
         counters: &mut Counters,
     ) {
         counters.rcvd_requests += 1;
-        counters.rcvd_request_bytes += packet.wire_bytes as u64;
+        counters.rcvd_request_bytes += packet.payload.len() as u64;
         if self.ending {
             return;
         }

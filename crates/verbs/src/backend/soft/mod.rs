@@ -237,6 +237,7 @@ impl Device for SoftDevice {
         };
         let device =
             Arc::try_unwrap(self).map_err(|device| held("the device", Arc::strong_count(&device)))?;
+        device.call_done("park_context", &Request::ParkContext)?;
         let Self {
             connection, arena, ..
         } = device;
