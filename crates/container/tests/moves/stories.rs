@@ -15,7 +15,7 @@ use crate::table::{Row, after_commit, note_steps, print_table};
 
 type Story = fn() -> Pin<Box<dyn Future<Output = ()>>>;
 
-const STORIES: [(&str, Story); 8] = [
+const STORIES: [(&str, Story); 9] = [
     ("a_container_runs_and_ends", || {
         Box::pin(a_container_runs_and_ends())
     }),
@@ -34,6 +34,10 @@ const STORIES: [(&str, Story); 8] = [
     ("an_agent_that_dies_lets_its_frozen_container_go", || {
         Box::pin(an_agent_that_dies_lets_its_frozen_container_go())
     }),
+    (
+        "an_agent_that_dies_at_the_decision_leaves_its_container_frozen",
+        || Box::pin(an_agent_that_dies_at_the_decision_leaves_its_container_frozen()),
+    ),
     ("a_users_own_bundle_moves_too", || {
         Box::pin(a_users_own_bundle_moves_too())
     }),
@@ -284,8 +288,32 @@ async fn a_failed_restore_leaves_it_running_at_the_source() {
 async fn an_agent_that_dies_lets_its_frozen_container_go() {
     let a = TestHost::new("a").await;
     let place = start(&a).await;
+    freeze_and_die("frozen", &place);
+    place.assert_alive();
+    stop(&a, place).await;
+}
+
+async fn an_agent_that_dies_at_the_decision_leaves_its_container_frozen() {
+    let a = TestHost::new("a").await;
+    let place = start(&a).await;
+    freeze_and_die("held", &place);
+    let frozen = place.board().ticks.load(SeqCst);
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(
+        place.board().ticks.load(SeqCst),
+        frozen,
+        "it runs, and so may its copy"
+    );
+    // What an operator does who knows that the copy runs.
+    a.host.runc().delete(&name(), true).await.unwrap();
+    assert_eq!(a.host.runc().state(&name()).await.unwrap(), None);
+    a.clear_place(place);
+}
+
+/// Starts an agent that freezes the container up to `stage`, and kills it there.
+fn freeze_and_die(stage: &str, place: &Place) {
     let mut agent = Command::new(std::env::current_exe().unwrap())
-        .arg("doomed-agent")
+        .args(["doomed-agent", stage])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -293,26 +321,27 @@ async fn an_agent_that_dies_lets_its_frozen_container_go() {
     BufReader::new(agent.stdout.take().unwrap())
         .read_line(&mut line)
         .unwrap();
-    assert_eq!(line, "frozen\n");
+    assert_eq!(line.trim_end(), stage);
     let frozen = place.board().ticks.load(SeqCst);
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(place.board().ticks.load(SeqCst), frozen);
     agent.kill().unwrap();
     agent.wait().unwrap();
-    place.assert_alive();
-    stop(&a, place).await;
 }
 
-/// The part of an agent that freezes a container and is killed then.
-pub fn doomed_agent() -> ExitCode {
+/// The part of an agent that freezes a container, holds it if it is to be `held`, and is killed then.
+pub fn doomed_agent(stage: &str) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .unwrap();
     runtime.block_on(async {
         let a = TestHost::new("a").await;
-        let _dumped = a.checkpoint(&name()).await.freeze_and_dump().await.unwrap();
-        println!("frozen");
+        let mut dumped = a.checkpoint(&name()).await.freeze_and_dump().await.unwrap();
+        if stage == "held" {
+            dumped.hold().await.unwrap();
+        }
+        println!("{stage}");
         std::future::pending().await
     })
 }
