@@ -9,6 +9,7 @@ mod context;
 mod summary;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
 use verbatim_e2e::Tools;
@@ -43,8 +44,17 @@ enum Bench {
     Blackout,
 }
 
-fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(obstacle) = Tools::obstacle() {
         anyhow::bail!(obstacle);
     }

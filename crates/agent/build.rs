@@ -6,7 +6,10 @@ use std::path::Path;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let root = Path::new("../../proto");
-    let files = [root.join("verbatim/v1/control.proto"), root.join("verbatim/v1/peer.proto")];
+    let files = [
+        root.join("verbatim/v1/control.proto"),
+        root.join("verbatim/v1/peer.proto"),
+    ];
     for file in &files {
         println!("cargo::rerun-if-changed={}", file.display());
     }

@@ -56,7 +56,12 @@ impl Instance {
         }
         let state = watch::Sender::new(if arriving { State::Moving } else { State::Running });
         let settled = watch::Sender::new(false);
-        let instance = Arc::new(Self { home, init_pid, state, settled });
+        let instance = Arc::new(Self {
+            home,
+            init_pid,
+            state,
+            settled,
+        });
         let watched = Arc::clone(&instance);
         tokio::spawn(async move {
             let init = init.await;
@@ -164,7 +169,10 @@ pub struct Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.reserved.lock().expect("no panic under this lock").remove(&self.name);
+        self.reserved
+            .lock()
+            .expect("no panic under this lock")
+            .remove(&self.name);
     }
 }
 
@@ -175,15 +183,28 @@ impl Instances {
 
     /// Reserves a name for somebody who makes or clears its place.
     pub fn reserve(&self, name: &str) -> anyhow::Result<Reservation> {
-        if !self.reserved.lock().expect("no panic under this lock").insert(name.to_owned()) {
-            bail!("an instance {name} is being made or cleared there right now; try again when that has ended");
+        if !self
+            .reserved
+            .lock()
+            .expect("no panic under this lock")
+            .insert(name.to_owned())
+        {
+            bail!(
+                "an instance {name} is being made or cleared there right now; try again when that has ended"
+            );
         }
-        Ok(Reservation { name: name.to_owned(), reserved: Arc::clone(&self.reserved) })
+        Ok(Reservation {
+            name: name.to_owned(),
+            reserved: Arc::clone(&self.reserved),
+        })
     }
 
     /// Whether a name is reserved.
     pub fn is_reserved(&self, name: &str) -> bool {
-        self.reserved.lock().expect("no panic under this lock").contains(name)
+        self.reserved
+            .lock()
+            .expect("no panic under this lock")
+            .contains(name)
     }
 
     /// All of them, by name.

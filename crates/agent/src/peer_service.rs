@@ -42,7 +42,9 @@ fn done(result: anyhow::Result<()>) -> Reply<Done> {
 async fn step<T: Send + 'static>(
     step: impl Future<Output = anyhow::Result<T>> + Send + 'static,
 ) -> anyhow::Result<T> {
-    tokio::spawn(step).await.unwrap_or_else(|error| Err(anyhow::anyhow!("a step of the session panicked: {error}")))
+    tokio::spawn(step)
+        .await
+        .unwrap_or_else(|error| Err(anyhow::anyhow!("a step of the session panicked: {error}")))
 }
 
 impl PeerService {
@@ -187,7 +189,9 @@ impl Peer for PeerService {
             // The source asks again after it, or this agent, lost the answer.
             return match self.0.journal.last(id, Role::Destination) {
                 Some(Event::Committed | Event::Running) => Ok(Response::new(Done {})),
-                _ => Err(Status::failed_precondition("the session was undone here before it was committed")),
+                _ => Err(Status::failed_precondition(
+                    "the session was undone here before it was committed",
+                )),
             };
         };
         done(step(async move { session.lock().await.commit().await }).await)

@@ -96,6 +96,8 @@ fn ibv_rc_pingpong(lab: &TestLab) -> anyhow::Result<()> {
     for arguments in [
         &["-c", "-n", "500"][..],
         &["-n", "200", "-s", "262144", "-m", "4096"],
+        // The `ibv_wr_*` calls.
+        &["-c", "-n", "500", "-N"],
     ] {
         let argv = [&["ibv_rc_pingpong", "-g", "0"], arguments].concat();
         let (client, server) = between(lab, &argv, PINGPONG_PORT)?;

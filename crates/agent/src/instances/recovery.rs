@@ -30,7 +30,9 @@ pub async fn recover(agent: &Shared) -> anyhow::Result<()> {
     names.extend(agent.tools.runc().list()?.iter().map(ToString::to_string));
     for (session, name) in agent.journal.with_last(Role::Destination, Event::Committed) {
         // The decision came, but not the word that the tasks ran: with the agent that restored them they are gone.
-        agent.journal.write(session, Role::Destination, Event::RolledBack, &name, "")?;
+        agent
+            .journal
+            .write(session, Role::Destination, Event::RolledBack, &name, "")?;
     }
     for name in names {
         match take_over(agent, &name).await {
@@ -59,8 +61,11 @@ async fn take_over(agent: &Shared, name: &str) -> anyhow::Result<bool> {
     let Ok(text) = std::fs::read(&path) else {
         return Ok(false);
     };
-    let Kept { record, init_pid, undecided } =
-        serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))?;
+    let Kept {
+        record,
+        init_pid,
+        undecided,
+    } = serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))?;
     if undecided {
         bail!(
             "it was being moved when the agent died, and may run at its destination: it stays frozen here. Look there \
@@ -73,7 +78,12 @@ async fn take_over(agent: &Shared, name: &str) -> anyhow::Result<bool> {
     }
     let init = Init::open(init_pid)?;
     let home = Home::open(&agent.config, record, &agent.guests, agent)?;
-    agent.instances.insert(Instance::start(home, init_pid, std::future::ready(Ok(init)), false));
+    agent.instances.insert(Instance::start(
+        home,
+        init_pid,
+        std::future::ready(Ok(init)),
+        false,
+    ));
     Ok(true)
 }
 

@@ -102,8 +102,17 @@ impl Sender {
         sent: &[super::tree::Entry],
         parts: &mpsc::Sender<FilePart>,
     ) -> io::Result<u64> {
-        let trusted = |path: &Path| self.trusted.as_deref().is_some_and(|trusted| path.starts_with(trusted));
-        let below: Vec<_> = self.trackers.keys().filter(|path| !trusted(path)).cloned().collect();
+        let trusted = |path: &Path| {
+            self.trusted
+                .as_deref()
+                .is_some_and(|trusted| path.starts_with(trusted))
+        };
+        let below: Vec<_> = self
+            .trackers
+            .keys()
+            .filter(|path| !trusted(path))
+            .cloned()
+            .collect();
         let mut bytes = 0;
         for path in below {
             if !sent.iter().any(|entry| entry.path == path) {

@@ -15,9 +15,9 @@ use super::{ProcessKeys, decode, encode, in_time};
 use crate::agent::Shared;
 use crate::faults::Point;
 use crate::guests::{Guest, unexpected};
-use crate::instances::{Instance, Reservation};
 use crate::instances::home::{Home, Paths};
 use crate::instances::record::Record;
+use crate::instances::{Instance, Reservation};
 use crate::journal::{Event, Role};
 use crate::memory::place::Placer;
 use crate::proto::file_part::Folder;
@@ -83,7 +83,10 @@ impl Destinations {
         }));
         // Known before anything is made, so that whoever undoes the session meanwhile waits for it and then undoes it.
         let mut opening = destination.lock().await;
-        agent.destinations.lock().insert(request.session, Arc::clone(&destination));
+        agent
+            .destinations
+            .lock()
+            .insert(request.session, Arc::clone(&destination));
         let maker = Arc::clone(agent);
         let made = tokio::task::spawn_blocking(move || {
             let runtime = tokio::runtime::Handle::current();
@@ -124,7 +127,10 @@ impl Destinations {
 pub fn blockers(agent: &Shared, record: &Record, memory_bytes: u64) -> Vec<String> {
     let mut blockers: Vec<_> = agent.instances.conflict(record).into_iter().collect();
     if agent.instances.is_reserved(record.name.as_str()) {
-        blockers.push(format!("an instance {} is being made or cleared there right now", record.name));
+        blockers.push(format!(
+            "an instance {} is being made or cleared there right now",
+            record.name
+        ));
     }
     match rustix::fs::statvfs(&agent.config.runtime_dir) {
         Ok(space) => {
@@ -337,7 +343,10 @@ impl Destination {
         gate.open_up();
         let written = self.write(Event::Running);
         for failed in [attached, written].into_iter().filter_map(Result::err) {
-            tracing::error!(error = format!("{failed:#}"), "the instance has arrived, but not all is well");
+            tracing::error!(
+                error = format!("{failed:#}"),
+                "the instance has arrived, but not all is well"
+            );
         }
         let home = self.home.take().context("the session was undone")?;
         for qp in self.contexts.iter().flat_map(|(_, context)| context.qps()) {
@@ -354,7 +363,10 @@ impl Destination {
 
     fn write(&self, event: Event) -> anyhow::Result<()> {
         let name = self.home()?.record.name.as_str();
-        let written = self.agent.journal.write(self.session, Role::Destination, event, name, &self.source);
+        let written = self
+            .agent
+            .journal
+            .write(self.session, Role::Destination, event, name, &self.source);
         written.context("the journal cannot be written")
     }
 
@@ -481,10 +493,16 @@ impl Destination {
             return;
         }
         if let Err(error) = self.claim().await {
-            tracing::error!(error = format!("{error:#}"), "the arrived processes do not have their queues");
+            tracing::error!(
+                error = format!("{error:#}"),
+                "the arrived processes do not have their queues"
+            );
         }
         if let Err(error) = self.resume().await {
-            tracing::error!(error = format!("{error:#}"), "the arrived processes' requests stay intercepted");
+            tracing::error!(
+                error = format!("{error:#}"),
+                "the arrived processes' requests stay intercepted"
+            );
         }
     }
 }

@@ -21,9 +21,9 @@ use verbatim_container::{Checkpoint, Dumped};
 
 use crate::agent::Shared;
 use crate::guests::Guest;
-use crate::instances::{Instance, Reservation};
 use crate::instances::home::LIBRARY_DIR;
 use crate::instances::record::Record;
+use crate::instances::{Instance, Reservation};
 use crate::journal::{Event, Role};
 use crate::memory::send::Sender;
 use crate::peers::reason;
@@ -312,7 +312,11 @@ impl Source {
             self.instance.end_move();
             Outcome::RolledBack
         };
-        self.journal(if self.committed { Event::Closed } else { Event::RolledBack });
+        self.journal(if self.committed {
+            Event::Closed
+        } else {
+            Event::RolledBack
+        });
         for watch in self.watches.drain(..) {
             watch.abort();
         }

@@ -139,11 +139,17 @@ mod tests {
         let layout = CqLayout::new(4);
         let memory = Memory::zeroed(layout.bytes);
         // SAFETY: as above.
-        let (mut producer, mut consumer) =
-            unsafe { (CqProducer::new(memory.base(), &layout), CqConsumer::new(memory.base(), &layout)) };
+        let (mut producer, mut consumer) = unsafe {
+            (
+                CqProducer::new(memory.base(), &layout),
+                CqConsumer::new(memory.base(), &layout),
+            )
+        };
         assert!(producer.push(&Cqe::default()) && consumer.pop().is_some());
         // SAFETY: the header lies at the start of the memory.
-        unsafe { memory.base().cast::<CqHeader>().as_ref() }.producer.store(0, Relaxed);
+        unsafe { memory.base().cast::<CqHeader>().as_ref() }
+            .producer
+            .store(0, Relaxed);
         assert!(consumer.pop().is_none());
     }
 

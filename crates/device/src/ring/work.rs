@@ -293,10 +293,8 @@ impl SendConsumer {
     /// As for [`SendProducer::new`].
     pub unsafe fn new(base: NonNull<u8>, layout: &QpLayout) -> Self {
         // SAFETY: the same contract.
-        Self {
-            slots: unsafe { Slots::send(base, layout) },
-            completed: 0,
-        }
+        let slots = unsafe { Slots::send(base, layout) };
+        Self { slots, completed: 0 }
     }
 
     /// Requests posted and not yet taken.

@@ -31,12 +31,18 @@ impl Source {
             bail!("another host lost this one, and with it the session; try again");
         }
         let (to, name) = (self.request.destination.clone(), self.instance.name().to_owned());
-        self.agent.journal.write(self.session, Role::Source, Event::Committed, &name, &to)?;
+        self.agent
+            .journal
+            .write(self.session, Role::Source, Event::Committed, &name, &to)?;
         // Until the old place is cleared no new one may be made under its name.
         self.reservation = Some(self.agent.instances.reserve(&name)?);
         let (home, init_pid) = (&self.instance.home, self.instance.init_pid());
         home.keep_record(init_pid, true)?;
-        self.dumped.as_mut().context("the instance is not frozen")?.hold().await?;
+        self.dumped
+            .as_mut()
+            .context("the instance is not frozen")?
+            .hold()
+            .await?;
         loop {
             match tokio::time::timeout(COMMIT_TIMEOUT, self.destination().commit(self.id())).await {
                 Ok(Ok(_)) => break,
@@ -46,8 +52,14 @@ impl Source {
                     bail!("{to} could not let the instance run: {}", reason(&status));
                 }
                 unknown => {
-                    tracing::error!(instance = name, ?unknown, "frozen until {to} says whether the instance runs there");
-                    self.note(&format!("{to} is out of reach at the commit; the instance is frozen until it is known"));
+                    tracing::error!(
+                        instance = name,
+                        ?unknown,
+                        "frozen until {to} says whether the instance runs there"
+                    );
+                    self.note(&format!(
+                        "{to} is out of reach at the commit; the instance is frozen until it is known"
+                    ));
                     tokio::time::sleep(COMMIT_PAUSE).await;
                 }
             }

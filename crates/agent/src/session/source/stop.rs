@@ -155,7 +155,10 @@ impl Source {
             let order = Order::Quiesce { session };
             let (answer, fds) = in_time("quiescing", process.guest.order(order, Vec::new())).await?;
             // Nothing that leads out of the process may be open when it is frozen.
-            let closed = async { anyhow::Ok(guests.gone(&process.guest).await) };
+            let closed = async {
+                guests.gone(&process.guest).await;
+                Ok(())
+            };
             if let Err(error) = in_time("closing a process's channel", closed).await {
                 tracing::warn!(
                     pid = process.guest.pid,

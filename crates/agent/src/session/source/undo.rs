@@ -19,7 +19,10 @@ impl Source {
         if let Some(dumped) = self.dumped.take()
             && let Err(error) = dumped.abort().await
         {
-            tracing::error!(error = format!("{:#}", anyhow::Error::from(error)), "thawing the instance");
+            tracing::error!(
+                error = format!("{:#}", anyhow::Error::from(error)),
+                "thawing the instance"
+            );
         }
         if self.detached {
             self.detached = false;
@@ -31,7 +34,11 @@ impl Source {
             }
         }
         self.timeline.running();
-        let returned = if std::mem::take(&mut self.gate_closed) { self.give_back().await } else { Vec::new() };
+        let returned = if std::mem::take(&mut self.gate_closed) {
+            self.give_back().await
+        } else {
+            Vec::new()
+        };
         self.abort_partners().await;
         if std::mem::take(&mut self.suspended) {
             self.resume_own(&returned).await;
@@ -123,7 +130,11 @@ impl Source {
         let resumed = self.processes.iter().map(|process| async move {
             let pid = process.guest.pid;
             // A process that was suspended and no more still has its queues: for it the session just ends.
-            let order = if returned.contains(&pid) { Order::Resume { session } } else { Order::Abort { session } };
+            let order = if returned.contains(&pid) {
+                Order::Resume { session }
+            } else {
+                Order::Abort { session }
+            };
             if let Err(error) = in_time("resuming", process.guest.order(order, Vec::new())).await {
                 tracing::error!(pid, error = format!("{error:#}"), "requests stay intercepted");
             }
