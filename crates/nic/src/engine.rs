@@ -23,6 +23,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::event::epoll::EventFlags;
 use rustix::time::{ClockId, clock_gettime};
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::{Time, TxBatch, UDP_PORT};
@@ -285,19 +286,26 @@ impl Nic {
         }
         let time = now();
         let mut polled = Polled::Nothing;
-        while let Some((token, writable)) = self.poller.take() {
+        while let Some((token, events)) = self.poller.take() {
             match token {
                 Token::Stop => return Ok(Polled::Stop),
                 // The turn receives anyway.
                 Token::Udp => {
-                    if writable {
+                    if events.contains(EventFlags::OUT) {
                         self.unblock()?;
                     }
                     continue;
                 }
                 // An eventfd is only there to wake the loop; the turn reads the doorbells.
                 Token::Doorbell(_) => continue,
-                Token::MainListener | Token::Listener(_) => self.accept(token),
+                Token::MainListener => self.accept(token),
+                Token::Listener(id) => {
+                    self.accept(token);
+                    // One that was shut down is readable for ever, and on a non-blocking one accept4 only ever says EAGAIN.
+                    if events.contains(EventFlags::HUP) {
+                        self.forget_listener(id);
+                    }
+                }
                 Token::Client(id) => self.serve(id, time),
             }
             polled = Polled::Worked;

@@ -340,5 +340,8 @@ fn listeners_are_added_by_root_only_and_end() {
         matches!(end.call(Request::AllocPd), Reply::Pd { .. }),
         "its connections stay"
     );
+    // A listener that is over must not keep it awake.
+    let slept = server.stats.read().sleeps;
+    server.wait_for("the RNIC to sleep", |counters| counters.sleeps > slept);
     let _still = End::new(&server);
 }

@@ -151,14 +151,19 @@ impl Nic {
                 Err(error) => {
                     // A listener that was shut down is over; the main one is not, whatever happens.
                     tracing::debug!(%error, ?token, "accept");
-                    if let Token::Listener(id) = token
-                        && let Some(listener) = self.clients.listeners.remove(&id)
-                    {
-                        self.poller.remove(&listener);
+                    if let Token::Listener(id) = token {
+                        self.forget_listener(id);
                     }
                     return;
                 }
             }
+        }
+    }
+
+    /// An instance's listener is over.
+    pub(super) fn forget_listener(&mut self, id: u32) {
+        if let Some(listener) = self.clients.listeners.remove(&id) {
+            self.poller.remove(&listener);
         }
     }
 

@@ -137,9 +137,9 @@ impl Poller {
         }
     }
 
-    /// The next event of the last wait, and whether it says that there is room to send.
-    pub fn take(&mut self) -> Option<(Token, bool)> {
+    /// The next event of the last wait: whose, and which.
+    pub fn take(&mut self) -> Option<(Token, epoll::EventFlags)> {
         let epoll::Event { flags, data, .. } = self.events.0.pop()?;
-        Some((Token::decode(data.u64()), flags.contains(epoll::EventFlags::OUT)))
+        Some((Token::decode(data.u64()), flags))
     }
 }
