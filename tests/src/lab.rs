@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use verbatim_lab::Lab;
+use verbatim_lab::{Lab, ServiceState};
 
 use crate::instance::Instance;
 use crate::running::{Finished, Running};
@@ -157,6 +157,29 @@ impl TestLab {
                 Ok(listening.then_some(()))
             },
         )
+    }
+
+    /// The processor time that a service of a host has used.
+    pub fn cpu_time(&self, host: &str, service: &str) -> anyhow::Result<Duration> {
+        let status = self.lab().status()?;
+        let state = status
+            .host(host)
+            .and_then(|host| host.service(service))
+            .map(|service| &service.state);
+        let Some(ServiceState::Running { pid }) = state else {
+            bail!("{service} of {host} does not run: {state:?}");
+        };
+        let stat = std::fs::read_to_string(self.path(host, &format!("/proc/{pid}/stat"))?)?;
+        // Fields 14 and 15, in clock ticks of which Linux has 100 a second everywhere; field 2 may hold spaces.
+        let (_, rest) = stat.rsplit_once(')').context("a malformed stat file")?;
+        let mut fields = rest.split_ascii_whitespace().skip(14 - 3);
+        let mut ticks = || {
+            fields
+                .next()
+                .and_then(|field| field.parse::<u64>().ok())
+                .context("a malformed stat file")
+        };
+        Ok(Duration::from_millis(10 * (ticks()? + ticks()?)))
     }
 
     /// Orders failures at the named points of a host's agent: lines of `POINT ACTION`; an empty text ends that.

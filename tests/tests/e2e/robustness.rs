@@ -6,6 +6,7 @@ use anyhow::{Context, ensure};
 use verbatim_e2e::{CheckReport, TestLab, Traffic, VCHECK_PORT, bundle_of, eventually};
 
 use crate::Test;
+use crate::migration::Check;
 use crate::programs::between;
 
 const HOSTS: &[&str] = &["src", "peer"];
@@ -20,6 +21,16 @@ pub fn tests() -> Vec<Test> {
             "robustness::a_killed_program_leaves_nothing",
             HOSTS,
             a_killed_program_leaves_nothing,
+        ),
+        Test::new(
+            "robustness::an_idle_rnic_sleeps",
+            THREE_HOSTS,
+            an_idle_rnic_sleeps,
+        ),
+        Test::new(
+            "robustness::agents_may_be_restarted",
+            THREE_HOSTS,
+            agents_may_be_restarted,
         ),
         Test::new("robustness::errors_say_what_to_do", HOSTS, errors_say_what_to_do),
         Test::new(
@@ -72,6 +83,57 @@ fn a_killed_program_leaves_nothing(lab: &TestLab) -> anyhow::Result<()> {
     }
     // And the RNICs work.
     between(lab, &["ibv_rc_pingpong", "-g", "0", "-n", "100"], 18515)?;
+    Ok(())
+}
+
+/// What an instance leaves behind costs nothing: an RNIC that spins would take a core from everybody for ever.
+fn an_idle_rnic_sleeps(lab: &TestLab) -> anyhow::Result<()> {
+    let instance = lab.instance("src", "guest", &["sleep", "1000"])?;
+    instance.moves("dst")?;
+    instance.moves("src")?;
+    for host in THREE_HOSTS {
+        let window = Duration::from_millis(300);
+        eventually(&format!("an RNIC of {host} that sleeps"), LIMIT, || {
+            let before = lab.cpu_time(host, "nic")?;
+            std::thread::sleep(window);
+            Ok((lab.cpu_time(host, "nic")? - before < window / 10).then_some(()))
+        })?;
+    }
+    Ok(())
+}
+
+/// An agent is not needed for anything but migrations: it may end and come back while programs run.
+fn agents_may_be_restarted(lab: &TestLab) -> anyhow::Result<()> {
+    let check = Check::start(
+        lab,
+        &[
+            "--op",
+            "mix",
+            "-q",
+            "4",
+            "-s",
+            "16384",
+            "--random-size",
+            "--bidirectional",
+        ],
+    )?;
+    for host in THREE_HOSTS {
+        lab.lab().kill(host, "agent")?;
+    }
+    check.flows("src")?;
+    for host in THREE_HOSTS {
+        lab.lab().start(host, "agent")?;
+    }
+    // The guest libraries notice and come back by themselves.
+    eventually("both instances with their connections", LIMIT, || {
+        let connections = [check.client.row()?.connections, check.server.row()?.connections];
+        Ok((connections == [4, 4]).then_some(()))
+    })?;
+    for (instance, to) in [(&check.client, "dst"), (&check.server, "src")] {
+        instance.moves(to)?;
+        check.flows(to)?;
+    }
+    check.end()?;
     Ok(())
 }
 

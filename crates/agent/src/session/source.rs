@@ -265,7 +265,6 @@ impl Source {
         self.pre_copy().await?;
         self.enter(Phase::PreSetup);
         self.pre_setup().await?;
-        self.enter(Phase::WaitBeforeStop);
         self.wait_before_stop().await
     }
 

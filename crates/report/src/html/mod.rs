@@ -49,7 +49,8 @@ pub fn html(report: &Report) -> String {
 
 const FOOTER: &str = "\
 <p><b>Service blackout</b>: the moved program’s threads do not run. <b>Communication blackout</b>: from suspending its \
-connections until they carry data again; it contains the service blackout.</p>\
+connections until they carry data again; it contains the service blackout, and begins \
+with waiting for what is in flight, which the charts show arriving.</p>\
 <p>Throughput counts payload bytes in both directions at the RNIC of the host that stays, read every 5 ms. The times of \
 phases are those of the source’s agent; in the charts they are placed by when this command heard of them.</p>";
 

@@ -12,6 +12,7 @@ use crate::guests::unexpected;
 use crate::memory::send::Sender;
 use crate::proto;
 use crate::proto::file_part::Folder;
+use crate::report::Phase;
 use crate::session::in_time;
 
 impl Source {
@@ -21,6 +22,7 @@ impl Source {
         let bytes = self.files.round(&mut self.destination()).await?;
         self.bytes.pre_copy += bytes;
 
+        self.enter(Phase::WaitBeforeStop);
         self.timeline.suspended();
         self.suspended = true;
         let session = self.session;

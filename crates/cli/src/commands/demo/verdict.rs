@@ -9,6 +9,8 @@ use super::scenario::{Kind, Scenario, Side};
 const LEAST_BYTES: u64 = 1 << 20;
 /// Lines of a failed program's output that are shown.
 const TAIL_LINES: usize = 20;
+/// How perftest's lines about each queue pair begin.
+const PER_QUEUE_PAIR: [&str; 3] = ["local address:", "remote address:", "GID:"];
 /// What vcheck counts of defects.
 const DEFECTS: [&str; 4] = ["lost", "duplicated", "out_of_order", "corrupted"];
 
@@ -117,8 +119,14 @@ fn defects(result: &Value) -> impl Iterator<Item = String> {
     counted.chain(verdict).chain(idle).collect::<Vec<_>>().into_iter()
 }
 
+/// The last lines of an output, without the pages that perftest prints about each queue pair.
 fn tail(output: &str) -> String {
-    let lines: Vec<_> = output.lines().collect();
+    let tells = |line: &&str| {
+        !PER_QUEUE_PAIR
+            .iter()
+            .any(|start| line.trim_start().starts_with(start))
+    };
+    let lines: Vec<_> = output.lines().filter(tells).collect();
     lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
 }
 
@@ -220,7 +228,11 @@ mod tests {
 
     #[test]
     fn a_failed_program_is_quoted_by_its_tail() {
-        let mut played = played(&(0..100).map(|line| format!("line {line}\n")).collect::<String>());
+        let mut played = played(
+            &(0..100)
+                .map(|line| format!("line {line}\n GID: {line}\n"))
+                .collect::<String>(),
+        );
         played.ends[0].exit_status = Some(1);
         let verdict = judge(&scenario(Kind::Perftest), &played);
         assert_eq!(verdict.said[0].lines().count(), TAIL_LINES);
