@@ -19,11 +19,14 @@ use std::process::ExitCode;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use verbatim_e2e::{TestLab, Tools};
 
+/// What a test does in its lab.
+type Body = Box<dyn FnOnce(&TestLab) -> anyhow::Result<()> + Send>;
+
 /// A test: its name, the hosts of its lab, and what it does there.
 struct Test {
     name: String,
     hosts: &'static [&'static str],
-    body: Box<dyn FnOnce(&TestLab) -> anyhow::Result<()> + Send>,
+    body: Body,
 }
 
 impl Test {

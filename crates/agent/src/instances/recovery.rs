@@ -69,7 +69,8 @@ async fn take_over(agent: &Shared, name: &str) -> anyhow::Result<bool> {
     if undecided {
         bail!(
             "it was being moved when the agent died, and may run at its destination: it stays frozen here. Look there \
-             with `verbatim ps`; if it runs there, end this one with `runc delete --force`, and restart the agent"
+             with `verbatim ps`; if it runs there, kill the process `criu` that holds it here, then end it with \
+             `runc delete --force`, and restart the agent"
         );
     }
     let state = agent.tools.runc().state(&record.name).await?;

@@ -305,9 +305,24 @@ async fn an_agent_that_dies_at_the_decision_leaves_its_container_frozen() {
         "it runs, and so may its copy"
     );
     // What an operator does who knows that the copy runs.
+    kill_criu();
     a.host.runc().delete(&name(), true).await.unwrap();
     assert_eq!(a.host.runc().state(&name()).await.unwrap(), None);
     a.clear_place(place);
+}
+
+/// Kills every CRIU of this PID namespace, which is the stories' own.
+fn kill_criu() {
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let comm = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        let pid = entry.file_name().to_str().and_then(|name| name.parse().ok());
+        if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw)
+            && comm.starts_with("criu")
+        {
+            // It may have ended meanwhile.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
 }
 
 /// Starts an agent that freezes the container up to `stage`, and kills it there.
