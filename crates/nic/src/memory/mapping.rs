@@ -235,6 +235,8 @@ mod tests {
         rustix::fs::ftruncate(&file, PAGE).unwrap();
         let mut out = [0; 2 * PAGE as usize];
         assert_eq!(part.mapping.read(PAGE - 8, &mut out), Err(Truncated));
+        // An optimiser leaves out a read that nobody uses.
+        std::hint::black_box(&out);
         assert!(mappings.truncated());
         assert_eq!(part.mapping.write(3 * PAGE, &[1]), Err(Truncated));
         assert_eq!(
