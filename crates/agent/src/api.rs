@@ -3,6 +3,7 @@
 mod checks;
 mod logs;
 
+use std::path::Path;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use anyhow::bail;
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
-use verbatim_container::{ContainerName, Link, Workload};
+use verbatim_container::{Bind, ContainerName, Link, Workload};
 
 use crate::PROTOCOL;
 use crate::agent::{Shared, status};
@@ -47,7 +48,7 @@ impl ControlService {
                 args: args.to_vec(),
                 env: request.environment.clone(),
                 cwd: "/".into(),
-                binds: Vec::new(),
+                binds: hidden_program(&args[0]).into_iter().collect(),
             },
             (bundle, []) if request.environment.is_empty() => Workload::from_bundle(bundle.as_ref())?,
             _ => bail!("a bundle brings its own command and environment; change its config.json"),
@@ -181,6 +182,18 @@ impl ControlService {
         self.0.instances.remove(&instance);
         Ok(())
     }
+}
+
+/// A program that lies where an instance has folders of its own is shown to it all the same.
+fn hidden_program(program: &str) -> Option<Bind> {
+    let path = Path::new(program);
+    let hidden = ["/tmp", "/run", "/dev"]
+        .iter()
+        .any(|folder| path.starts_with(folder));
+    (hidden && path.is_file()).then(|| Bind {
+        path: path.to_owned(),
+        writable: false,
+    })
 }
 
 #[tonic::async_trait]
