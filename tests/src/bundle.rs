@@ -19,7 +19,7 @@ pub fn bundle_of(folder: &Path, argv: &[&str], library: &Path) -> anyhow::Result
         find_program(program)?
     };
     let root = folder.join("rootfs");
-    let mut files = BTreeSet::from([program.clone(), find_program("sh")?]);
+    let mut files = BTreeSet::from([find_program("sh")?]);
     for file in [&program, &find_program("sh")?, &library.to_owned()] {
         files.extend(needed(file)?);
     }
@@ -28,6 +28,11 @@ pub fn bundle_of(folder: &Path, argv: &[&str], library: &Path) -> anyhow::Result
         std::fs::create_dir_all(target.parent().context("a file without a folder")?)?;
         std::fs::copy(file, &target).with_context(|| format!("cannot copy {}", file.display()))?;
     }
+    // Not where it was built, which may be a folder that an instance has of its own, such as /tmp.
+    let inside = Path::new("/usr/bin").join(program.file_name().context("the program is a folder")?);
+    let target = root.join(inside.strip_prefix("/")?);
+    std::fs::create_dir_all(target.parent().context("a file without a folder")?)?;
+    std::fs::copy(&program, &target).with_context(|| format!("cannot copy {}", program.display()))?;
     let shell = root.join("bin/sh");
     if !shell.exists() {
         std::fs::create_dir_all(root.join("bin"))?;
@@ -48,7 +53,7 @@ pub fn bundle_of(folder: &Path, argv: &[&str], library: &Path) -> anyhow::Result
     let mut spec: Value = serde_json::from_slice(&std::fs::read(&config)?)?;
     let arguments = argv[1..].iter().copied();
     spec["process"]["args"] = json!(
-        [program]
+        [inside]
             .into_iter()
             .chain(arguments.map(PathBuf::from))
             .collect::<Vec<_>>()
