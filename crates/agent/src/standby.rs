@@ -121,7 +121,13 @@ impl StandbyContext {
                 cq: physical_cq,
                 entries,
                 offset,
-            } = this.call(&Request::CreateCq { entries: cq.entries }, &[])?
+            } = this.call(
+                &Request::CreateCq {
+                    entries: cq.entries,
+                    channel: None,
+                },
+                &[],
+            )?
             else {
                 bail!(confused())
             };
@@ -206,6 +212,7 @@ impl StandbyContext {
             recv_cq: *cqs.get(&qp.recv_cq).context(missing)?,
             qp_type: qp.qp_type,
             cap: qp.cap,
+            srq: None,
         };
         let Reply::Qp {
             qpn: physical_qpn,

@@ -7,7 +7,7 @@ use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
 
 /// The version of this contract; both sides refuse another one.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The control socket's name in a runtime folder.
 pub const SOCKET_NAME: &str = "nic.sock";
@@ -24,6 +24,11 @@ bitflags! {
         const REMOTE_READ = 1 << 2;
         /// `IBV_ACCESS_REMOTE_ATOMIC`
         const REMOTE_ATOMIC = 1 << 3;
+        /// `IBV_ACCESS_MW_BIND`
+        const MW_BIND = 1 << 4;
+        /// `IBV_ACCESS_ZERO_BASED`, of a memory window: remote addresses are offsets from its start. A region with it is
+        /// registered with `iova` 0.
+        const ZERO_BASED = 1 << 5;
     }
 
     /// `enum ibv_qp_attr_mask`: which fields of [`QpAttr`] are set.
@@ -110,6 +115,68 @@ impl QpState {
 pub enum QpType {
     /// `IBV_QPT_RC`
     Rc = 2,
+    /// `IBV_QPT_UC`
+    Uc = 3,
+    /// `IBV_QPT_UD`
+    Ud = 4,
+}
+
+/// `enum ibv_mw_type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[repr(u32)]
+pub enum MwType {
+    /// `IBV_MW_TYPE_1`: bound by `ibv_bind_mw`, to any queue pair of the protection domain.
+    One = 1,
+    /// `IBV_MW_TYPE_2`, as type 2B: belongs to the queue pair that bound it (IBA Vol 1 §10.6.7.2.3).
+    Two = 2,
+}
+
+/// `enum ibv_event_type`, those that the RNIC reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[repr(u32)]
+#[allow(
+    missing_docs,
+    reason = "the names and meanings are those of enum ibv_event_type"
+)]
+pub enum AsyncEventType {
+    CqErr = 0,
+    QpFatal = 1,
+    QpReqErr = 2,
+    QpAccessErr = 3,
+    CommEst = 4,
+    SqDrained = 5,
+    DeviceFatal = 8,
+    PortActive = 9,
+    PortErr = 10,
+    SrqErr = 14,
+    SrqLimitReached = 15,
+    QpLastWqeReached = 16,
+    GidChange = 18,
+}
+
+/// What the RNIC sends on the descriptor that came with [`Request::OpenContext`], one message per event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AsyncEvent {
+    /// What happened.
+    pub event: AsyncEventType,
+    /// To which object: the number of the CQ, QP or SRQ, or the port.
+    pub object: u32,
+}
+
+/// What the RNIC sends on the descriptor that came with [`Request::CreateCompChannel`], one message per event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CompletionEvent {
+    /// Which completion queue has new entries.
+    pub cq: u32,
+}
+
+/// One entry of the port's GID table, RoCEv2 all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Gid {
+    /// Network byte order; an IPv4 address is mapped (`::ffff:a.b.c.d`).
+    pub gid: [u8; 16],
+    /// The network interface's index.
+    pub ifindex: u32,
 }
 
 /// `struct ibv_qp_cap`.
@@ -155,6 +222,8 @@ pub struct AddressVector {
 pub struct QpAttr {
     pub state: QpState,
     pub cur_state: QpState,
+    /// Report [`AsyncEventType::SqDrained`] (with SQD).
+    pub en_sqd_async_notify: bool,
     /// `enum ibv_mtu`: 1 (256 bytes) to 5 (4096).
     pub path_mtu: u8,
     pub qkey: u32,
@@ -178,6 +247,7 @@ impl Default for QpAttr {
         Self {
             state: QpState::Reset,
             cur_state: QpState::Reset,
+            en_sqd_async_notify: false,
             path_mtu: 1,
             qkey: 0,
             rq_psn: 0,
@@ -206,7 +276,7 @@ impl QpAttr {
             };
         }
         take! {
-            STATE => state; CUR_STATE => cur_state; ACCESS_FLAGS => access; PKEY_INDEX => pkey_index;
+            STATE => state; CUR_STATE => cur_state; EN_SQD_ASYNC_NOTIFY => en_sqd_async_notify; ACCESS_FLAGS => access; PKEY_INDEX => pkey_index;
             PORT => port_num; QKEY => qkey; AV => av; PATH_MTU => path_mtu; TIMEOUT => timeout;
             RETRY_CNT => retry_cnt; RNR_RETRY => rnr_retry; RQ_PSN => rq_psn; SQ_PSN => sq_psn;
             MAX_QP_RD_ATOMIC => max_rd_atomic; MAX_DEST_RD_ATOMIC => max_dest_rd_atomic;
@@ -241,12 +311,71 @@ pub struct Segment {
     pub backing: Backing,
 }
 
+/// Memory of a region, see [`Request::RegMr`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Translation {
+    /// Start in the program's address space.
+    pub address: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// The address that keys refer to.
+    pub iova: u64,
+    /// Where the bytes are.
+    pub segments: Vec<Segment>,
+}
+
+/// `struct ibv_srq_attr`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct SrqAttr {
+    /// Requests that can be outstanding.
+    pub max_wr: u32,
+    /// Scatter/gather entries of a request.
+    pub max_sge: u32,
+    /// The limit that is armed, 0 if none is.
+    pub limit: u32,
+}
+
+/// One packet, see [`Request::StartCapture`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Captured {
+    /// `CLOCK_REALTIME` in ns.
+    pub time_ns: u64,
+    /// Its length from the IP header on, of which `bytes` may be the beginning.
+    pub length: u32,
+    /// Packets that were left out before this one, for lack of room.
+    pub missed: u64,
+    /// From the IP header (made up from what the RNIC knows of it) to the ICRC.
+    pub bytes: Vec<u8>,
+}
+
+/// A queue pair's counters, for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QpStatistics {
+    /// Its number.
+    pub qpn: u32,
+    /// The name that its context was opened with.
+    pub context: String,
+    /// The process that opened or attached the context, in the RNIC's PID namespace; 0 if it cannot be told.
+    pub pid: i32,
+    /// The transport.
+    pub qp_type: QpType,
+    /// Its state.
+    pub state: QpState,
+    /// The other end, if it is connected.
+    pub remote: Option<([u8; 16], u32)>,
+    /// Names and values, names as in `rdma statistic` where it has one.
+    pub counters: Vec<(String, u64)>,
+}
+
 /// A request to the RNIC. Handles are the RNIC's numbers, unique within the context for PDs and CQs, within the RNIC
 /// for QPs and memory keys.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Request {
     /// The first request on a connection: makes a context. Answered by [`Reply::Context`] with two descriptors: the
     /// arena (a sealed memfd) and the doorbell (an eventfd that wakes the RNIC).
+    ///
+    /// One descriptor may come with it: a `SOCK_SEQPACKET` Unix socket on which the RNIC sends [`AsyncEvent`]s, never
+    /// waiting for room. Without it nobody is told.
     OpenContext {
         /// [`VERSION`] of the asking side.
         version: u32,
@@ -254,7 +383,8 @@ pub enum Request {
         name: String,
     },
     /// On a connection that was handed over: answered as `OpenContext` was, and from now on [`Backing::Process`] means
-    /// the memory of the process that sent this request.
+    /// the memory of the process that sent this request. A descriptor is as with `OpenContext`, in the place of the
+    /// earlier one.
     AttachContext {
         /// [`VERSION`] of the asking side.
         version: u32,
@@ -292,8 +422,50 @@ pub enum Request {
         /// The region's local key.
         lkey: u32,
     },
+    /// Changes a region under its keys (`ibv_rereg_mr`). Answered by [`Reply::Mr`] with the same keys. Descriptors as
+    /// with `RegMr`, if `translation` is there.
+    ReregMr {
+        /// The region's local key.
+        lkey: u32,
+        /// Another protection domain.
+        pd: Option<u32>,
+        /// Other rights.
+        access: Option<Access>,
+        /// Other memory.
+        translation: Option<Translation>,
+    },
+    /// Answered by [`Reply::Mw`]. A type 1 window starts unbound and invalid.
+    AllocMw {
+        /// The protection domain.
+        pd: u32,
+        /// Its type.
+        mw_type: MwType,
+    },
+    /// Answered by [`Reply::Done`], bound or not.
+    DeallocMw {
+        /// The window's remote key; its low eight bits do not count, since the last bind may have failed or not.
+        rkey: u32,
+    },
+    /// Comes with one descriptor: a `SOCK_SEQPACKET` Unix socket on which the RNIC sends [`CompletionEvent`]s; it never
+    /// waits for room: what does not fit it sends later. Answered by [`Reply::CompChannel`].
+    CreateCompChannel,
+    /// Answered by [`Reply::Done`]; `EBUSY` while a CQ uses it.
+    DestroyCompChannel {
+        /// Which.
+        channel: u32,
+    },
     /// Answered by [`Reply::Cq`].
     CreateCq {
+        /// The least number of entries.
+        entries: u32,
+        /// Where its events go, if it is ever armed ([`crate::layout::CqHeader::armed`]).
+        channel: Option<u32>,
+    },
+    /// Answered by [`Reply::Cq`] with a new place, where the entries that nobody has read are, in order, from counter 0
+    /// on. The caller reads nothing from the queue meanwhile. `EINVAL` if the entries would not fit.
+    ResizeCq {
+        /// Which.
+        cq: u32,
         /// The least number of entries.
         entries: u32,
     },
@@ -314,6 +486,73 @@ pub enum Request {
         qp_type: QpType,
         /// What is asked for; the answer tells what was given.
         cap: QpCap,
+        /// The shared receive queue in place of an own one; `cap.max_recv_wr` and `cap.max_recv_sge` do not count.
+        srq: Option<u32>,
+    },
+    /// Answered by [`Reply::Srq`].
+    CreateSrq {
+        /// The protection domain.
+        pd: u32,
+        /// What is asked for, its limit included; the answer tells what was given.
+        attr: SrqAttr,
+    },
+    /// Arms the limit (`IBV_SRQ_LIMIT`). Answered by [`Reply::Done`].
+    ModifySrq {
+        /// Which.
+        srq: u32,
+        /// When so few requests are left, [`AsyncEventType::SrqLimitReached`] is sent, once. 0 disarms.
+        limit: u32,
+    },
+    /// Answered by [`Reply::Srq`].
+    QuerySrq {
+        /// Which.
+        srq: u32,
+    },
+    /// Answered by [`Reply::Done`]; `EBUSY` while a QP uses it.
+    DestroySrq {
+        /// Which.
+        srq: u32,
+    },
+    /// Answered by [`Reply::Ah`].
+    CreateAh {
+        /// The protection domain.
+        pd: u32,
+        /// The way.
+        av: AddressVector,
+    },
+    /// Answered by [`Reply::Done`]. Requests that were posted with it before may fail.
+    DestroyAh {
+        /// Which.
+        ah: u32,
+    },
+    /// Lets a UD queue pair receive what is sent to a multicast group. Answered by [`Reply::Done`].
+    AttachMcast {
+        /// Which queue pair.
+        qpn: u32,
+        /// The group, network byte order.
+        gid: [u8; 16],
+    },
+    /// Undoes `AttachMcast`. Answered by [`Reply::Done`].
+    DetachMcast {
+        /// Which queue pair.
+        qpn: u32,
+        /// The group, network byte order.
+        gid: [u8; 16],
+    },
+    /// As the first and only request on a connection, or on any connection with a context: the counters. Answered by
+    /// [`Reply::Statistics`]. Root sees all queue pairs, others those of processes of their own user.
+    QueryStatistics {
+        /// Queue pairs with at least this number.
+        from_qpn: u32,
+    },
+    /// From root only, as the first and only request on a connection: from now on the RNIC sends a copy of every packet
+    /// that it sends or takes in, as [`Captured`], on this connection, until that is closed. It never waits for room: what does
+    /// not fit is counted. Answered by [`Reply::Done`].
+    StartCapture {
+        /// Bytes of each packet, from its IP header on; at least 64.
+        snap_bytes: u32,
+        /// Only packets of this queue pair.
+        qpn: Option<u32>,
     },
     /// Answered by [`Reply::Done`], `EINVAL` for a transition that the standard does not allow (IBA Vol 1 §11.2.5.2).
     ModifyQp {
@@ -389,6 +628,39 @@ pub enum Reply {
         /// Where in the arena it is, see [`crate::layout::QpLayout`].
         offset: u64,
     },
+    /// A shared receive queue.
+    Srq {
+        /// Its number.
+        srq: u32,
+        /// What was given, at least what was asked for; from a query, the limit as it is now.
+        attr: SrqAttr,
+        /// Where in the arena it is, see [`crate::layout::RecvLayout::shared`].
+        offset: u64,
+    },
+    /// An address handle.
+    Ah {
+        /// Its number, for [`crate::layout::SendWqe::ah`].
+        ah: u32,
+    },
+    /// A memory window.
+    Mw {
+        /// Its remote key, which allows nothing before the window is bound.
+        rkey: u32,
+    },
+    /// A completion channel.
+    CompChannel {
+        /// Its number.
+        channel: u32,
+    },
+    /// Counters.
+    Statistics {
+        /// The device's.
+        device: Vec<(String, u64)>,
+        /// Queue pairs, by number.
+        qps: Vec<QpStatistics>,
+        /// Ask again from this number on.
+        next: Option<u32>,
+    },
     /// A queue pair's attributes.
     QpAttr {
         /// All of them.
@@ -399,7 +671,7 @@ pub enum Reply {
 }
 
 /// The device: what `ibv_query_device` tells, as far as it is not a constant of the guest library.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[allow(
     missing_docs,
     reason = "the names and meanings are those of struct ibv_device_attr"
@@ -421,17 +693,26 @@ pub struct DeviceAttr {
     pub max_pd: u32,
     pub max_qp_rd_atom: u8,
     pub max_qp_init_rd_atom: u8,
+    pub max_srq: u32,
+    pub max_srq_wr: u32,
+    pub max_srq_sge: u32,
+    pub max_ah: u32,
+    pub max_mw: u32,
+    pub max_mcast_grp: u32,
+    pub max_mcast_qp_attach: u32,
+    /// Bytes of on-chip memory that a program can have (`ibv_alloc_dm`).
+    pub max_dm_size: u64,
 }
 
 /// The port: what `ibv_query_port` and `ibv_query_gid` tell.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PortAttr {
     /// `enum ibv_mtu` of the link.
     pub active_mtu: u8,
     /// `enum ibv_mtu`, the most.
     pub max_mtu: u8,
-    /// The GID table, RoCEv2 all of it, network byte order.
-    pub gids: Vec<[u8; 16]>,
+    /// The GID table. Its first entry is the address that the RNIC was started with.
+    pub gids: Vec<Gid>,
     /// The network interface's name.
     pub netdev: String,
     /// The longest message in bytes.

@@ -5,6 +5,7 @@
 //! CONTEXT_BYTES …   queues, each at a page boundary, wherever the RNIC put it
 //!
 //! queue pair:  QpHeader (256 B) │ send slots (power of two) │ receive slots (power of two)
+//! shared RECV: QpHeader (256 B) │ receive slots (power of two)
 //! completion:  CqHeader (256 B) │ Cqe × entries (power of two)
 //! ```
 //!
@@ -13,7 +14,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::control::QpCap;
+use crate::control::{QpCap, SrqAttr};
 
 /// Bytes of the arena before the first queue.
 pub const CONTEXT_BYTES: u64 = 16384;
@@ -63,8 +64,17 @@ pub struct CqHeader {
     _pad0: [u32; 31],
     /// Completions read; the program writes it.
     pub consumer: AtomicU32,
-    _pad1: [u32; 31],
+    /// [`CQ_ARMED`], [`CQ_ARMED_SOLICITED`] or 0: the program asks for one event. Who arms looks at `producer` again after
+    /// it (sequentially consistent); the RNIC looks here after it has stored `producer`, puts 0 in its place and sends
+    /// the event.
+    pub armed: AtomicU32,
+    _pad1: [u32; 30],
 }
+
+/// [`CqHeader::armed`]: an event at the next completion.
+pub const CQ_ARMED: u32 = 1;
+/// [`CqHeader::armed`]: an event at the next completion that is solicited or an error.
+pub const CQ_ARMED_SOLICITED: u32 = 2;
 
 /// One scatter/gather entry, `struct ibv_sge`.
 #[repr(C)]
@@ -87,7 +97,17 @@ pub const SEND_INLINE: u8 = 4;
 /// [`SendWqe::flags`]: start after all earlier READs and ATOMICs are done.
 pub const SEND_FENCE: u8 = 8;
 
+/// [`SendWqe::opcode`]: `IBV_WR_LOCAL_INV`.
+pub const WR_LOCAL_INV: u8 = 7;
+/// [`SendWqe::opcode`]: `IBV_WR_BIND_MW`, see [`SendWqe`].
+pub const WR_BIND_MW: u8 = 8;
+
 /// A send request's first 64 bytes; scatter/gather entries or inline data follow.
+///
+/// A bind (`WR_BIND_MW`, of both window types) has no entries and uses the fields so: `rkey` the window's remote key,
+/// `imm` the remote key that it gets (differs in the low eight bits), `remote_address` and `compare_add` start and length of
+/// the range (length 0 unbinds), low half of `swap` the region's local key, high half the rights
+/// (`enum ibv_access_flags`).
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SendWqe {
@@ -99,7 +119,7 @@ pub struct SendWqe {
     pub flags: u8,
     /// Scatter/gather entries that follow.
     pub num_sge: u16,
-    /// Immediate data as on the wire (`__be32`), or the rkey to invalidate.
+    /// Immediate data as on the wire (`__be32`), or the rkey to invalidate (SEND with invalidate, `WR_LOCAL_INV`).
     pub imm: u32,
     /// Remote address.
     pub remote_address: u64,
@@ -159,8 +179,8 @@ pub struct Cqe {
     pub wc_flags: u32,
     /// Datagrams: service level.
     pub sl: u32,
-    /// 0.
-    pub reserved: [u32; 1],
+    /// 1 for a solicited completion.
+    pub solicited: u32,
 }
 
 const _: () = {
@@ -173,6 +193,38 @@ const _: () = {
 /// Bytes from one completion to the next.
 pub const CQE_STRIDE: u64 = 64;
 
+/// Where receive slots lie, relative to the [`QpHeader`] in front of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecvLayout {
+    /// Slots, a power of two.
+    pub slots: u32,
+    /// Bytes from one to the next.
+    pub stride: u64,
+    /// Where the first one starts.
+    pub offset: u64,
+    /// Where the last one ends: the length of all.
+    pub bytes: u64,
+}
+
+impl RecvLayout {
+    fn new(offset: u64, max_wr: u32, max_sge: u32) -> Self {
+        let slots = max_wr.max(1).next_power_of_two();
+        let stride =
+            (size_of::<RecvWqe>() as u64 + u64::from(max_sge) * size_of::<Sge>() as u64).next_multiple_of(32);
+        Self {
+            slots,
+            stride,
+            offset,
+            bytes: offset + u64::from(slots) * stride,
+        }
+    }
+
+    /// The layout of a shared receive queue with these limits.
+    pub fn shared(attr: &SrqAttr) -> Self {
+        Self::new(size_of::<QpHeader>() as u64, attr.max_wr, attr.max_sge)
+    }
+}
+
 /// Where the parts of a queue pair lie, relative to its offset in the arena. Both sides compute it from the limits that
 /// the RNIC gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,35 +233,27 @@ pub struct QpLayout {
     pub send_slots: u32,
     /// Bytes from one to the next.
     pub send_stride: u64,
-    /// Slots of the receive queue, a power of two.
-    pub recv_slots: u32,
-    /// Bytes from one to the next.
-    pub recv_stride: u64,
-    /// Where the receive queue starts.
-    pub recv_offset: u64,
+    /// The receive queue.
+    pub recv: RecvLayout,
     /// Length of all.
     pub bytes: u64,
 }
 
 impl QpLayout {
-    /// The layout for these limits.
+    /// The layout for these limits. With a shared receive queue the limits of the own one are those of one request
+    /// without entries, whose slot nobody uses.
     pub fn new(cap: &QpCap) -> Self {
         let send_slots = cap.max_send_wr.max(1).next_power_of_two();
-        let recv_slots = cap.max_recv_wr.max(1).next_power_of_two();
         let send_body =
             (u64::from(cap.max_send_sge) * size_of::<Sge>() as u64).max(cap.max_inline_data.into());
         let send_stride = (size_of::<SendWqe>() as u64 + send_body).next_multiple_of(64);
-        let recv_stride = (size_of::<RecvWqe>() as u64
-            + u64::from(cap.max_recv_sge) * size_of::<Sge>() as u64)
-            .next_multiple_of(32);
         let recv_offset = size_of::<QpHeader>() as u64 + u64::from(send_slots) * send_stride;
+        let recv = RecvLayout::new(recv_offset, cap.max_recv_wr, cap.max_recv_sge);
         Self {
             send_slots,
             send_stride,
-            recv_slots,
-            recv_stride,
-            recv_offset,
-            bytes: recv_offset + u64::from(recv_slots) * recv_stride,
+            recv,
+            bytes: recv.bytes,
         }
     }
 }

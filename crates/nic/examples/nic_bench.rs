@@ -74,7 +74,7 @@ impl End {
     fn new(folder: &str) -> Self {
         let program = Program::connect(&Path::new(folder).join(SOCKET_NAME), "nic_bench");
         let stats = StatsReader::open(&Path::new(folder).join(STATS_NAME)).expect("statistics");
-        let gid = std::net::Ipv6Addr::from(program.port.gids[0]);
+        let gid = std::net::Ipv6Addr::from(program.port.gids[0].gid);
         Self {
             address: gid.to_ipv4_mapped().expect("an IPv4 GID"),
             program,

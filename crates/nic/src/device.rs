@@ -1,6 +1,6 @@
 //! What the RNIC tells about itself.
 
-use verbatim_device::control::{DeviceAttr, PortAttr};
+use verbatim_device::control::{DeviceAttr, Gid, PortAttr};
 use verbatim_roce::{MAX_INLINE, MAX_MESSAGE, MAX_SGE};
 
 use crate::config::{Limits, NicConfig};
@@ -42,11 +42,15 @@ impl Device {
                 max_pd: limits.max_pd,
                 max_qp_rd_atom: limits.max_rd_atomic,
                 max_qp_init_rd_atom: limits.max_rd_atomic,
+                ..DeviceAttr::default()
             },
             port: PortAttr {
                 active_mtu: interface.active_mtu(),
                 max_mtu: MTU_4096,
-                gids: vec![interface.address.to_ipv6_mapped().octets()],
+                gids: vec![Gid {
+                    gid: interface.address.to_ipv6_mapped().octets(),
+                    ifindex: 0,
+                }],
                 netdev: interface.name.clone(),
                 max_msg_bytes: MAX_MESSAGE,
             },

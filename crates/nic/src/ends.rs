@@ -28,7 +28,7 @@ impl QpEnds {
         // SAFETY: see the head of the file.
         let send = unsafe { SendConsumer::new(block.base(), &layout) };
         // SAFETY: as above.
-        let recv = unsafe { RecvConsumer::new(block.base(), &layout) };
+        let recv = unsafe { RecvConsumer::new(block.base(), &layout.recv) };
         Ok(Self { send, recv, block })
     }
 

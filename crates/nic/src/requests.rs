@@ -87,7 +87,7 @@ impl Desk<'_> {
                 self.reg_mr(&wanted, context)
             }
             Request::DeregMr { lkey } => self.dereg_mr(lkey, context),
-            Request::CreateCq { entries } => self.create_cq(id, entries, context),
+            Request::CreateCq { entries, .. } => self.create_cq(id, entries, context),
             Request::DestroyCq { cq } => self.destroy_cq(cq, context),
             Request::CreateQp {
                 pd,
@@ -95,6 +95,7 @@ impl Desk<'_> {
                 recv_cq,
                 qp_type,
                 cap,
+                ..
             } => self.create_qp(
                 id,
                 qp::Wanted {
@@ -110,6 +111,22 @@ impl Desk<'_> {
             Request::QueryQp { qpn } => self.query_qp(id, qpn),
             Request::DestroyQp { qpn } => self.destroy_qp(id, qpn, context),
             Request::OpenContext { .. } | Request::AttachContext { .. } => unreachable!("answered above"),
+            Request::ReregMr { .. }
+            | Request::AllocMw { .. }
+            | Request::DeallocMw { .. }
+            | Request::CreateCompChannel
+            | Request::DestroyCompChannel { .. }
+            | Request::ResizeCq { .. }
+            | Request::CreateSrq { .. }
+            | Request::ModifySrq { .. }
+            | Request::QuerySrq { .. }
+            | Request::DestroySrq { .. }
+            | Request::CreateAh { .. }
+            | Request::DestroyAh { .. }
+            | Request::AttachMcast { .. }
+            | Request::DetachMcast { .. }
+            | Request::QueryStatistics { .. }
+            | Request::StartCapture { .. } => Err(Refused::new(libc::EOPNOTSUPP, "not supported")),
             Request::AddListener => Err(Refused::invalid(
                 "add listener is the only request of its connection",
             )),

@@ -225,6 +225,7 @@ fn requests_that_make_no_sense_are_refused_with_the_right_errno() {
         recv_cq: cq,
         qp_type: QpType::Rc,
         cap,
+        srq: None,
     };
     let modify = |mask, attr| Request::ModifyQp { qpn, mask, attr };
     let attr = QpAttr {
@@ -241,8 +242,20 @@ fn requests_that_make_no_sense_are_refused_with_the_right_errno() {
         (Request::DeallocPd { pd: other.program.pd }, libc::EINVAL),
         (Request::DestroyCq { cq }, libc::EBUSY),
         (Request::DestroyCq { cq: other.queue.cq }, libc::EINVAL),
-        (Request::CreateCq { entries: 0 }, libc::EINVAL),
-        (Request::CreateCq { entries: u32::MAX }, libc::EINVAL),
+        (
+            Request::CreateCq {
+                entries: 0,
+                channel: None,
+            },
+            libc::EINVAL,
+        ),
+        (
+            Request::CreateCq {
+                entries: u32::MAX,
+                channel: None,
+            },
+            libc::EINVAL,
+        ),
         (
             Request::DeregMr {
                 lkey: memory.key ^ 0xff,

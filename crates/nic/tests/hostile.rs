@@ -93,7 +93,10 @@ fn any_request(rng: &mut StdRng, qpn: u32) -> Request {
             segments: (0..rng.random_range(0..5)).map(|_| any_segment(rng)).collect(),
         },
         6 => Request::DeregMr { lkey: id },
-        7 => Request::CreateCq { entries: id },
+        7 => Request::CreateCq {
+            entries: id,
+            channel: None,
+        },
         8 => Request::DestroyCq { cq: id },
         9 => Request::CreateQp {
             pd: any(rng),
@@ -107,6 +110,7 @@ fn any_request(rng: &mut StdRng, qpn: u32) -> Request {
                 max_recv_sge: any(rng),
                 max_inline_data: any(rng),
             },
+            srq: None,
         },
         10 => Request::ModifyQp {
             qpn,

@@ -292,6 +292,7 @@ fn a_truncated_file_costs_its_own_context() {
         recv_cq: right.queue.cq,
         qp_type: verbatim_device::control::QpType::Rc,
         cap: CAP,
+        srq: None,
     };
     assert_eq!(right.program.errno(again), libc::EIO);
     bystander

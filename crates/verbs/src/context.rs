@@ -98,7 +98,7 @@ impl Context {
 
     /// An entry of the port's GID table, in network byte order.
     pub fn gid(&self, index: usize) -> Option<[u8; 16]> {
-        self.port_attr.gids.get(index).copied()
+        self.port_attr.gids.get(index).map(|entry| entry.gid)
     }
 
     pub(crate) fn process(&self) -> &Arc<Process> {

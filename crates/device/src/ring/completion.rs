@@ -1,9 +1,10 @@
 //! Completion queues: the RNIC produces, the program consumes.
 
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::fence;
 
-use crate::layout::{CQE_STRIDE, CqHeader, CqLayout, Cqe};
+use crate::layout::{CQ_ARMED, CQ_ARMED_SOLICITED, CQE_STRIDE, CqHeader, CqLayout, Cqe};
 
 fn slot(base: NonNull<u8>, entries: u32, index: u32) -> *mut Cqe {
     let offset = size_of::<CqHeader>() as u64 + u64::from(index % entries) * CQE_STRIDE;
@@ -53,6 +54,39 @@ impl CqProducer {
         self.header().producer.store(self.produced, Release);
         true
     }
+
+    /// Whether the program asks for an event, now that completions were pushed of which at least one is or none is
+    /// `solicited` (or an error). It asks for one only: true is said once for each [`CqConsumer::arm`].
+    #[must_use]
+    pub fn take_armed(&mut self, solicited: bool) -> bool {
+        // Either this sees the arming, or the program's look after it sees the completions.
+        fence(SeqCst);
+        let armed = &self.header().armed;
+        let wanted = match armed.load(Relaxed) {
+            0 => false,
+            CQ_ARMED_SOLICITED => solicited,
+            // Whatever else a program writes.
+            _ => true,
+        };
+        wanted && armed.swap(0, SeqCst) != 0
+    }
+
+    /// Copies what nobody has read to the end of another queue, in order; false if it does not fit.
+    #[must_use]
+    pub fn copy_to(&self, other: &mut CqProducer) -> bool {
+        let header = self.header();
+        let first = header.consumer.load(Acquire);
+        let count = self.produced.wrapping_sub(first);
+        if count > self.entries {
+            return false;
+        }
+        (0..count).all(|index| {
+            // SAFETY: `slot` is inside the queue; a program that writes to it meanwhile harms its own completions only,
+            // which are plain numbers.
+            let cqe = unsafe { slot(self.base, self.entries, first.wrapping_add(index)).read_volatile() };
+            other.push(&cqe)
+        })
+    }
 }
 
 /// The program's end.
@@ -100,6 +134,23 @@ impl CqConsumer {
         self.header().consumer.store(self.consumed, Release);
         Some(cqe)
     }
+
+    /// Asks for an event at the next completion, or at the next that is solicited or an error. If there is one already
+    /// (the answer is true), the event may never come: take that one.
+    pub fn arm(&self, solicited_only: bool) -> bool {
+        let wanted = if solicited_only {
+            CQ_ARMED_SOLICITED
+        } else {
+            CQ_ARMED
+        };
+        let header = self.header();
+        // The stronger wish stays: `ibv_req_notify_cq` for any completion, then for solicited ones, is for any.
+        if header.armed.load(Relaxed) != CQ_ARMED {
+            header.armed.store(wanted, SeqCst);
+        }
+        fence(SeqCst);
+        header.producer.load(Acquire) != self.consumed
+    }
 }
 
 #[cfg(test)]
@@ -132,6 +183,55 @@ mod tests {
             }
             assert!(consumer.pop().is_none());
         }
+    }
+
+    fn pair(memory: &Memory, layout: &CqLayout) -> (CqProducer, CqConsumer) {
+        // SAFETY: the memory outlives both ends and is theirs alone.
+        unsafe {
+            (
+                CqProducer::new(memory.base(), layout),
+                CqConsumer::new(memory.base(), layout),
+            )
+        }
+    }
+
+    #[test]
+    fn an_armed_queue_fires_once() {
+        let layout = CqLayout::new(4);
+        let memory = Memory::zeroed(layout.bytes);
+        let (mut producer, mut consumer) = pair(&memory, &layout);
+        assert!(!producer.take_armed(true), "nobody has asked");
+        assert!(!consumer.arm(true));
+        assert!(!producer.take_armed(false), "only a solicited one is wanted");
+        assert!(!consumer.arm(false) && !consumer.arm(true));
+        assert!(producer.push(&Cqe::default()));
+        assert!(producer.take_armed(false), "the stronger wish stays");
+        assert!(!producer.take_armed(true), "once");
+        assert!(consumer.arm(false), "there is one already");
+        assert!(consumer.pop().is_some() && !consumer.arm(false));
+    }
+
+    #[test]
+    fn what_nobody_has_read_moves_to_another_queue() {
+        let (small, large) = (CqLayout::new(4), CqLayout::new(8));
+        let (from, to) = (Memory::zeroed(small.bytes), Memory::zeroed(large.bytes));
+        let (mut producer, mut consumer) = pair(&from, &small);
+        for wr_id in 0..6 {
+            assert!(producer.push(&Cqe {
+                wr_id,
+                ..Cqe::default()
+            }));
+            if wr_id < 3 {
+                assert!(consumer.pop().is_some());
+            }
+        }
+        let (mut larger, mut reader) = pair(&to, &large);
+        assert!(producer.copy_to(&mut larger));
+        let read: Vec<_> = std::iter::from_fn(|| reader.pop()).map(|cqe| cqe.wr_id).collect();
+        assert_eq!(read, [3, 4, 5]);
+        let tiny = CqLayout::new(2);
+        let memory = Memory::zeroed(tiny.bytes);
+        assert!(!producer.copy_to(&mut pair(&memory, &tiny).0), "three do not fit");
     }
 
     #[test]

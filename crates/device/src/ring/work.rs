@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::BadIndex;
-use crate::layout::{QpHeader, QpLayout, RecvWqe, SEND_INLINE, SendWqe, Sge};
+use crate::layout::{QpHeader, QpLayout, RecvLayout, RecvWqe, SEND_INLINE, SendWqe, Sge};
 
 /// What follows the head of a send request.
 #[derive(Debug, Clone, Copy)]
@@ -44,14 +44,14 @@ impl Slots {
 
     /// # Safety
     /// See [`SendProducer::new`].
-    unsafe fn recv(base: NonNull<u8>, layout: &QpLayout) -> Self {
+    unsafe fn recv(base: NonNull<u8>, layout: &RecvLayout) -> Self {
         // SAFETY: the receive slots are at that offset, inside of the layout.
-        let first = unsafe { base.add(layout.recv_offset as usize) };
+        let first = unsafe { base.add(layout.offset as usize) };
         Self {
             header: base.cast(),
             first,
-            slots: layout.recv_slots,
-            stride: layout.recv_stride as usize,
+            slots: layout.slots,
+            stride: layout.stride as usize,
             count: 0,
         }
     }
@@ -209,8 +209,8 @@ unsafe impl Send for RecvProducer {}
 
 impl RecvProducer {
     /// # Safety
-    /// As for [`SendProducer::new`].
-    pub unsafe fn new(base: NonNull<u8>, layout: &QpLayout) -> Self {
+    /// As for [`SendProducer::new`]; `base` is that of the queue pair or of the shared receive queue.
+    pub unsafe fn new(base: NonNull<u8>, layout: &RecvLayout) -> Self {
         // SAFETY: the same contract.
         let mut slots = unsafe { Slots::recv(base, layout) };
         slots.count = slots.header().rq_producer.load(Relaxed);
@@ -373,10 +373,15 @@ unsafe impl Send for RecvConsumer {}
 
 impl RecvConsumer {
     /// # Safety
-    /// As for [`SendProducer::new`].
-    pub unsafe fn new(base: NonNull<u8>, layout: &QpLayout) -> Self {
+    /// As for [`RecvProducer::new`].
+    pub unsafe fn new(base: NonNull<u8>, layout: &RecvLayout) -> Self {
         // SAFETY: the same contract.
         Self(unsafe { Slots::recv(base, layout) })
+    }
+
+    /// Requests posted and not yet taken.
+    pub fn pending(&self) -> Result<u32, BadIndex> {
+        self.0.pending(&self.0.header().rq_producer)
     }
 
     /// Takes the next request: its `wr_id`, and its entries into `sges`. `Some(None)` stands for a request whose
@@ -476,8 +481,8 @@ mod tests {
         // SAFETY: as above.
         let (mut producer, mut consumer) = unsafe {
             (
-                RecvProducer::new(memory.base(), &layout),
-                RecvConsumer::new(memory.base(), &layout),
+                RecvProducer::new(memory.base(), &layout.recv),
+                RecvConsumer::new(memory.base(), &layout.recv),
             )
         };
         let mut sges = Vec::new();
@@ -507,7 +512,7 @@ mod tests {
             (
                 SendProducer::new(memory.base(), &layout),
                 SendConsumer::new(memory.base(), &layout),
-                RecvConsumer::new(memory.base(), &layout),
+                RecvConsumer::new(memory.base(), &layout.recv),
             )
         };
         let head = SendWqe {

@@ -206,6 +206,7 @@ pub fn modification(attr: &ibv_qp_attr, mask: c_int) -> Result<(QpAttrMask, QpAt
         QpAttr {
             state: state(QpAttrMask::STATE, attr.qp_state)?,
             cur_state: state(QpAttrMask::CUR_STATE, attr.cur_qp_state)?,
+            en_sqd_async_notify: attr.en_sqd_async_notify != 0,
             path_mtu: byte(QpAttrMask::PATH_MTU, attr.path_mtu)?,
             qkey: attr.qkey,
             rq_psn: attr.rq_psn & PSN_MASK,

@@ -29,7 +29,9 @@ impl Desk<'_> {
         wanted: Wanted,
         context: &mut Context,
     ) -> Result<Reply, Refused> {
-        let QpType::Rc = wanted.qp_type;
+        if wanted.qp_type != QpType::Rc {
+            return Err(Refused::new(libc::EOPNOTSUPP, "only reliable connections"));
+        }
         self.use_pd(wanted.pd, id)?;
         self.own_cq(wanted.send_cq, id)?;
         self.own_cq(wanted.recv_cq, id)?;
@@ -112,7 +114,7 @@ fn grant(wanted: &QpCap, max_wr: u32) -> Result<QpCap, Refused> {
     let layout = QpLayout::new(wanted);
     Ok(QpCap {
         max_send_wr: layout.send_slots,
-        max_recv_wr: layout.recv_slots,
+        max_recv_wr: layout.recv.slots,
         max_send_sge: wanted.max_send_sge.max(1),
         max_recv_sge: wanted.max_recv_sge.max(1),
         max_inline_data: wanted.max_inline_data,
@@ -129,6 +131,7 @@ fn attributes(query: &QpAttributes) -> QpAttr {
     QpAttr {
         state: state(query.state),
         cur_state: state(query.state),
+        en_sqd_async_notify: query.en_sqd_async_notify.unwrap_or_default(),
         path_mtu: query.path_mtu.unwrap_or_default() as u8,
         qkey: 0,
         rq_psn: query.rq_psn.unwrap_or_default().get(),

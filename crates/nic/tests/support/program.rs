@@ -271,7 +271,10 @@ impl Program {
     }
 
     pub fn cq(&self, entries: u32) -> Queue {
-        let Reply::Cq { cq, entries, offset } = self.call(Request::CreateCq { entries }) else {
+        let Reply::Cq { cq, entries, offset } = self.call(Request::CreateCq {
+            entries,
+            channel: None,
+        }) else {
             panic!("no cq")
         };
         // SAFETY: the RNIC put a queue of this layout there; it is used by this consumer only.
@@ -291,6 +294,7 @@ impl Program {
             recv_cq: queue.cq,
             qp_type: QpType::Rc,
             cap,
+            srq: None,
         };
         let Reply::Qp {
             qpn,
@@ -305,7 +309,10 @@ impl Program {
         // SAFETY: the RNIC put a queue pair of this layout there; these are its only producers.
         unsafe {
             let base = self.arena.base().add(offset as usize);
-            let (send, recv) = (SendProducer::new(base, &layout), RecvProducer::new(base, &layout));
+            let (send, recv) = (
+                SendProducer::new(base, &layout),
+                RecvProducer::new(base, &layout.recv),
+            );
             Qp {
                 qpn,
                 cap,

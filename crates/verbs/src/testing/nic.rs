@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use verbatim_device::control::{DeviceAttr, PortAttr, QpAttr, QpAttrMask, QpState};
+use verbatim_device::control::{DeviceAttr, Gid, PortAttr, QpAttr, QpAttrMask, QpState};
 use verbatim_device::layout::{Cqe, SEND_SIGNALED, SendWqe, Sge};
 use verbatim_device::ring::Body;
 
@@ -163,11 +163,12 @@ impl World {
                 max_pd: 1000,
                 max_qp_rd_atom: 16,
                 max_qp_init_rd_atom: 16,
+                ..DeviceAttr::default()
             },
             port: PortAttr {
                 active_mtu: 5,
                 max_mtu: 5,
-                gids: vec![gid],
+                gids: vec![Gid { gid, ifindex: 0 }],
                 netdev: String::new(),
                 max_msg_bytes: 1 << 30,
             },

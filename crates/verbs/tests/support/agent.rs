@@ -128,7 +128,10 @@ impl Replacement {
         });
         let mrs = mrs.collect();
         let cqs = context.cqs.iter().map(|cq| {
-            let request = Request::CreateCq { entries: cq.entries };
+            let request = Request::CreateCq {
+                entries: cq.entries,
+                channel: None,
+            };
             let reply = call(&connection, &request, None);
             let Reply::Cq {
                 cq: physical_cq,
@@ -154,6 +157,7 @@ impl Replacement {
                 recv_cq: physical_cq(qp.recv_cq),
                 qp_type: qp.qp_type,
                 cap: qp.cap,
+                srq: None,
             };
             call(&connection, &request, None);
             let reply = call(&connection, &request, None);

@@ -84,7 +84,12 @@ impl Arena {
         let base = self.part(place.offset, layout.bytes)?;
         // SAFETY: the RNIC put the queue there, zeroed, page aligned, inside of the mapping; it is mapped as long as the
         // ends are used, and they are the only ones (the caller's promises; `Device::qp_ends` is called once per ring).
-        unsafe { Some((SendProducer::new(base, &layout), RecvProducer::new(base, &layout))) }
+        unsafe {
+            Some((
+                SendProducer::new(base, &layout),
+                RecvProducer::new(base, &layout.recv),
+            ))
+        }
     }
 
     /// The program's end of a completion queue, likewise.

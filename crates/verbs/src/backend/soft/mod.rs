@@ -163,7 +163,13 @@ impl Device for SoftDevice {
     }
 
     fn create_cq(&self, entries: u32) -> Result<CqPlace, VerbsError> {
-        match self.call("create_cq", &Request::CreateCq { entries })? {
+        match self.call(
+            "create_cq",
+            &Request::CreateCq {
+                entries,
+                channel: None,
+            },
+        )? {
             Reply::Cq { cq, entries, offset } => Ok(CqPlace { cq, entries, offset }),
             reply => wrong("create_cq", reply),
         }
@@ -180,6 +186,7 @@ impl Device for SoftDevice {
             recv_cq: init.recv_cq,
             qp_type: init.qp_type,
             cap: init.cap,
+            srq: None,
         };
         match self.call("create_qp", &request)? {
             Reply::Qp {
