@@ -97,7 +97,8 @@ pub struct Adopter {
 
 impl Adopter {
     /// For this process, with its file in `mem_dir` (made at the first adoption). Files there of processes that are
-    /// gone are removed, as is one that this process left before an `execve`.
+    /// gone are removed, as is one that this process left before an `execve`. If the folder does not exist, the file has
+    /// no name: the RNIC gets it by its descriptor, but no agent finds it.
     pub fn new(mem_dir: &Path) -> io::Result<Self> {
         memfile::remove_stale(mem_dir)?;
         Ok(Self {
@@ -131,9 +132,9 @@ impl Adopter {
         self.locked().spans.iter().collect()
     }
 
-    /// The memory file's path, once something was adopted.
+    /// The memory file's path, once something was adopted; `None` also if it has no name.
     pub fn path(&self) -> Option<PathBuf> {
-        self.locked().file.as_ref().map(|file| file.path().to_owned())
+        self.locked().file.as_ref()?.path().map(Path::to_owned)
     }
 
     /// A descriptor of the memory file, to be sent to the RNIC and closed; `None` before the first adoption.
@@ -141,8 +142,9 @@ impl Adopter {
         self.locked().file.as_ref().map(|file| file.open()).transpose()
     }
 
-    /// Before a dump: returns when no adoption is under way, with every descriptor closed. Whatever is called later
-    /// opens the file by its path again, which is the same after a restore on another host.
+    /// Before a dump: returns when no adoption is under way, with every descriptor closed (but that of a file without a
+    /// name). Whatever is called later opens the file by its path again, which is the same after a restore on another
+    /// host.
     pub fn close_files(&self) {
         self.locked().userfaultfd_device = None;
     }

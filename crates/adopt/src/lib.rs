@@ -7,8 +7,8 @@
 //! place (`userfaultfd(2)`), whether it touches it by an instruction or within a system call. Nothing that the program
 //! can observe changes, except that the pages are shared with whoever maps the file.
 //!
-//! The crate starts no thread, keeps no file descriptor open (but for [`Adopter::set_userfaultfd_device`]) and leaves
-//! no lock behind in a child of `fork`. While it works, signals are blocked in the calling thread. Start at [`Adopter`].
+//! The crate starts no thread, keeps no file descriptor open (but for [`Adopter::set_userfaultfd_device`], and that of a
+//! memory file without a name where there is no runtime folder to hold one) and leaves no lock behind in a child of `fork`. While it works, signals are blocked in the calling thread. Start at [`Adopter`].
 //!
 //! # What stays where it is
 //!

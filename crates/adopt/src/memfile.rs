@@ -1,34 +1,59 @@
-//! The memory file: one per process, sparse, named by its process id.
+//! The memory file: one per process, sparse. Named by its process id where there is a folder for such files, so that an
+//! agent finds it and a restored process opens it again; without a name (memfd_create(2)) where there is none.
 
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, fstat, fstatfs, ftruncate, open, unlink};
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, Mode, OFlags, fallocate, fstat, fstatfs, ftruncate, memfd_create, open,
+    unlink,
+};
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource, getrlimit, test_kill_process};
 
 use crate::error::AdoptError;
 use crate::maps::FileId;
+use crate::sys::kept::KeptFd;
 
 /// `f_type` of tmpfs (statfs(2)).
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// The memory file of this process, by its path. It is opened for each use: a descriptor that stays open could be
-/// closed by the program, and would be in the way of a dump.
+/// The memory file of this process.
 #[derive(Debug)]
 pub struct MemFile {
+    /// For a file without a name: what messages call it.
     path: PathBuf,
+    place: Place,
 }
 
+#[derive(Debug)]
+enum Place {
+    /// It is opened for each use: a descriptor that stays open could be closed by the program, and would be in the way
+    /// of a dump.
+    Path,
+    /// There is no other way to it than a descriptor that stays open.
+    Nameless(KeptFd),
+}
+
+/// The name that `/proc/PID/maps` shows of a file without one.
+const NAMELESS: &str = "verbatim-memory";
+
 impl MemFile {
-    /// Makes the file, empty and accessible to its owner only.
+    /// Makes the file, empty and accessible to its owner only; without a name if `mem_dir` does not exist.
     pub fn create(mem_dir: &Path, pid: u32) -> Result<(Self, OwnedFd), AdoptError> {
         let path = mem_dir.join(pid.to_string());
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match open(&path, flags, Mode::RUSR | Mode::WUSR) {
-            Ok(fd) => Ok((Self { path }, fd)),
+            Ok(fd) => Ok((
+                Self {
+                    path,
+                    place: Place::Path,
+                },
+                fd,
+            )),
+            Err(Errno::NOENT) => Self::create_nameless(),
             Err(error) => Err(AdoptError::File {
                 path,
                 source: error.into(),
@@ -36,24 +61,50 @@ impl MemFile {
         }
     }
 
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.path
+    fn create_nameless() -> Result<(Self, OwnedFd), AdoptError> {
+        let path = Path::new("memfd:").join(NAMELESS);
+        let made = memfd_create(NAMELESS, MemfdFlags::CLOEXEC)
+            .map_err(io::Error::from)
+            .and_then(|fd| Ok((KeptFd::new(&fd)?, fd)));
+        match made {
+            Ok((kept, fd)) => Ok((
+                Self {
+                    path,
+                    place: Place::Nameless(kept),
+                },
+                fd,
+            )),
+            Err(source) => Err(AdoptError::File { path, source }),
+        }
+    }
+
+    /// Where it is; `None` if it has no name.
+    pub fn path(&self) -> Option<&Path> {
+        matches!(self.place, Place::Path).then_some(&self.path)
     }
 
     /// Opens it again.
     pub fn open(&self) -> Result<OwnedFd, AdoptError> {
-        open(
-            &self.path,
-            OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-            Mode::empty(),
-        )
-        .map_err(|error| self.error(error))
+        let opened = match &self.place {
+            Place::Path => open(
+                &self.path,
+                OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+                Mode::empty(),
+            )
+            .map_err(io::Error::from),
+            Place::Nameless(kept) => kept.duplicate(),
+        };
+        opened.map_err(|source| AdoptError::File {
+            path: self.path.clone(),
+            source,
+        })
     }
 
-    /// Removes its name.
+    /// Removes its name, if it has one.
     pub fn remove(&self) {
-        let _ = unlink(&self.path);
+        if let Some(path) = self.path() {
+            let _ = unlink(path);
+        }
     }
 
     /// What mappings of it look like.
@@ -148,6 +199,29 @@ pub fn remove_stale(mem_dir: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_a_folder_it_has_no_name_and_is_never_another_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, first) = MemFile::create(&dir.path().join("missing"), std::process::id()).unwrap();
+        assert_eq!(file.path(), None);
+        let id = file.id(first.as_fd()).unwrap();
+        let again = file.open().unwrap();
+        assert!(id == file.id(again.as_fd()).unwrap());
+        file.reserve(again.as_fd(), 0..8192).unwrap();
+        assert!(file.punch(again.as_fd(), 0..4096));
+        let Place::Nameless(kept) = &file.place else {
+            panic!("it has no name")
+        };
+        // The program closes the descriptor and gets the number for a file of its own.
+        let number = kept.number();
+        let other = std::fs::File::open("/dev/null").unwrap();
+        kept.replace_for_test(&other);
+        assert!(file.open().is_err());
+        drop(file);
+        assert!(crate::sys::kept::is_open(number), "it is not ours to close");
+        crate::sys::kept::close_for_test(number);
+    }
 
     #[test]
     fn only_files_of_dead_processes_go() {

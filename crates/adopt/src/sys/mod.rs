@@ -5,6 +5,7 @@
 //! uses only its stack and registers (the caller keeps stack and thread descriptors out, see [`crate::threads`]), and
 //! enters the kernel without libc, which would write errno, act on cancellation, or be interposed.
 
+pub mod kept;
 pub mod memory;
 pub mod signals;
 pub mod swap;
