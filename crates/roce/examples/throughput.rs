@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use verbatim_roce::{
     AccessError, AccessFlags, AddressVector, BadRequest, Completion, Event, Flow, Host, Key, Lkey,
-    LocalAccess, Mtu, Operation, Packet, Psn, QpAttributes, QpState, Qpn, RcConfig, RcQp, ReceiveRequest,
+    LocalAccess, Mtu, Operation, Packet, Psn, QpAttributes, QpConfig, QpState, Qpn, RcQp, ReceiveRequest,
     RemoteAccess, Rkey, SendData, SendRequest, Sge, SgeList, Time, TxBatch, UDP_PORT,
 };
 
@@ -72,6 +72,7 @@ impl Host for Bench {
             signaled: true,
             fence: false,
             solicited: false,
+            destination: None,
         }))
     }
     fn next_receive(&mut self) -> Option<ReceiveRequest> {
@@ -101,7 +102,7 @@ fn end(own: u8, other: u8, message_bytes: u32, to_post: u64) -> End {
         posted: 0,
         completed: 0,
     };
-    let mut qp = RcQp::new(Qpn::new(own.into()), RcConfig::default());
+    let mut qp = RcQp::new(Qpn::new(own.into()), QpConfig::default());
     let init = QpAttributes {
         state: Some(QpState::Init),
         pkey_index: Some(0),

@@ -27,6 +27,16 @@ pub struct Counters {
     pub stale_responses: u64,
     pub req_remote_access_errors: u64,
     pub req_remote_invalid_request: u64,
+    /// Packets sent again to find out how things are, before the local ACK timeout.
+    pub early_retransmits: u64,
+    /// Early retransmissions that found nothing lost.
+    pub spurious_retransmits: u64,
+    /// Acknowledgements with end-to-end credits, which are not needed: a missing RECV is reported by RNR NAK.
+    pub limited_credits: u64,
+    /// Congestion notifications received.
+    pub rp_cnp_handled: u64,
+    /// Datagrams longer than the port's MTU: never sent.
+    pub overlong_datagrams: u64,
     pub req_cqe_error: u64,
     pub req_cqe_flush_error: u64,
 
@@ -41,12 +51,30 @@ pub struct Counters {
     pub duplicate_request: u64,
     pub out_of_sequence: u64,
     pub sent_rnr_nak: u64,
+    /// Messages of UC and UD for which there was no RECV: dropped.
+    pub out_of_buffer: u64,
+    /// Messages of UC that were dropped because a packet was missing or wrong.
+    pub incomplete_messages: u64,
+    pub rcvd_atomics: u64,
     pub resp_remote_access_errors: u64,
     pub resp_local_length_error: u64,
+    /// Requests whose payload is not as long as their position in the message wants.
+    pub resp_bad_length: u64,
     pub resp_remote_invalid_request: u64,
     pub resp_cqe_error: u64,
     pub resp_cqe_flush_error: u64,
 
-    /// Packets that the queue pair's state, partition or number did not let in.
+    /// Packets that the queue pair did not let in: the sum of the next six.
     pub dropped_packets: u64,
+    /// In RESET, INIT and ERR, or an answer in RTR.
+    pub dropped_by_state: u64,
+    /// The opcode is one of another transport service.
+    pub dropped_wrong_service: u64,
+    pub dropped_wrong_qpn: u64,
+    /// Another partition key, or two limited members.
+    pub bad_pkey: u64,
+    /// Datagrams with another queue key.
+    pub bad_qkey: u64,
+    /// Opcodes that are not defined.
+    pub bad_opcode: u64,
 }

@@ -1,6 +1,6 @@
 //! What a queue pair sees of its surroundings.
 
-use crate::{BadRequest, Completion, Lkey, ReceiveRequest, Rkey, SendRequest};
+use crate::{AtomicOp, BadRequest, Bind, Completion, Lkey, ReceiveRequest, Rkey, SendRequest};
 
 /// The key by which memory is reached: which of the two decides which rights are needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +80,42 @@ pub trait Host {
 
     /// Stores `data` in memory (scatter for a local key, a partner's WRITE for a remote one).
     fn write(&mut self, key: Key, addr: u64, data: &[u8]) -> Result<(), AccessError>;
+
+    /// Executes a partner's atomic operation and gives the number that was there before. The region needs
+    /// `IBV_ACCESS_REMOTE_ATOMIC`; `addr` is a multiple of eight. Atomic towards everything else that this NIC does
+    /// (`IBV_ATOMIC_HCA`), and towards the program's own atomic instructions where the NIC advertises it. Called once
+    /// per operation, however often its packet comes.
+    fn atomic(&mut self, rkey: Rkey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
+        let _ = (rkey, addr, op);
+        Err(AccessError)
+    }
+
+    /// Stores eight bytes of a partner's atomic WRITE so that nobody sees half of them. The region needs
+    /// `IBV_ACCESS_REMOTE_WRITE`; `addr` is a multiple of eight. This body is right where [`Host::write`] stores eight
+    /// aligned bytes at once.
+    fn atomic_write(&mut self, rkey: Rkey, addr: u64, data: [u8; 8]) -> Result<(), AccessError> {
+        self.check_remote(rkey, addr, 8, RemoteAccess::Write)?;
+        self.write(Key::Remote(rkey), addr, &data)
+    }
+
+    /// A SEND with invalidate has arrived: the key is not valid any more from now on. Comes before the completion.
+    /// Refused for a key that is not valid, or not one that this queue pair's partner may invalidate (IBA §10.6.5).
+    fn invalidate_remote(&mut self, rkey: Rkey) -> Result<(), AccessError> {
+        let _ = rkey;
+        Err(AccessError)
+    }
+
+    /// The program invalidates a key (`IBV_WR_LOCAL_INV`); all earlier requests are complete.
+    fn local_invalidate(&mut self, rkey: Rkey) -> Result<(), AccessError> {
+        let _ = rkey;
+        Err(AccessError)
+    }
+
+    /// The program binds a memory window (`IBV_WR_BIND_MW`): whatever it sends later finds the window bound.
+    fn bind(&mut self, bind: &Bind) -> Result<(), AccessError> {
+        let _ = bind;
+        Err(AccessError)
+    }
 
     /// Takes the next request off the send ring; called only when the queue pair can start on it, or flush it.
     fn next_send(&mut self) -> Option<Result<SendRequest, BadRequest>>;

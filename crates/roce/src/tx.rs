@@ -7,6 +7,7 @@
 //! The payload is copied from memory into the batch once, and the ICRC is computed over that copy: the program may
 //! change its memory meanwhile without making a packet that its receiver would drop.
 
+use crate::Traffic;
 use crate::wire::icrc::{Flow, ICRC_BYTES};
 
 /// How [`crate::RcQp::poll_transmit`] ended.
@@ -28,6 +29,7 @@ pub(crate) struct BatchFull;
 #[derive(Debug)]
 pub struct TxBatch {
     flow: Flow,
+    traffic: Traffic,
     buffer: Box<[u8]>,
     len_bytes: usize,
     segment_bytes: usize,
@@ -45,6 +47,7 @@ impl TxBatch {
     pub fn new(flow: Flow) -> TxBatch {
         TxBatch {
             flow,
+            traffic: Traffic::default(),
             buffer: vec![0; Self::MAX_BYTES].into_boxed_slice(),
             len_bytes: 0,
             segment_bytes: 0,
@@ -58,9 +61,20 @@ impl TxBatch {
         &self.flow
     }
 
+    /// What the IP headers of the packets are to say beside the addresses.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
     /// Forgets the packets and goes on with another flow.
     pub fn restart(&mut self, flow: Flow) {
+        self.restart_with(flow, Traffic::default());
+    }
+
+    /// The same with something to say in the IP headers.
+    pub fn restart_with(&mut self, flow: Flow, traffic: Traffic) {
         self.flow = flow;
+        self.traffic = traffic;
         self.clear();
     }
 

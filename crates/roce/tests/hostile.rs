@@ -4,17 +4,18 @@
 
 mod pair;
 
-use pair::{Pair, SEND, Setup, Side, read, sge, write, write_imm};
+use pair::{Pair, SEND, Setup, Side, destination, fetch_add, read, sge, write, write_imm};
 use proptest::prelude::*;
 use verbatim_roce::wire::bth::{BTH_BYTES, Bth};
 use verbatim_roce::wire::opcode::Opcode;
-use verbatim_roce::{AccessFlags, Packet, Psn, Qpn, Queue};
+use verbatim_roce::{AccessFlags, Packet, Psn, QpType, Qpn, Queue, SendData};
 
 const GUARD: u8 = 0x5a;
 
 /// A pair with requests under way in both directions; key 3 at each end is memory that nobody may write from outside.
-fn busy_pair(seed: u64) -> Pair {
+fn busy_pair(qp_type: QpType, seed: u64) -> Pair {
     let mut pair = Pair::new(Setup {
+        qp_type,
         seed,
         rnr_retry: 1,
         ..Setup::default()
@@ -26,10 +27,29 @@ fn busy_pair(seed: u64) -> Pair {
         host.region(3).access = AccessFlags::empty();
         for i in 0..4 {
             host.post_receive(i, &[sge(1, 0x10000, 3000)]);
+            if qp_type == QpType::Ud {
+                for wr_id in 4 * i..4 * i + 4 {
+                    let data = SendData::inline(&[7; 60]).expect("it is short");
+                    host.post_with(wr_id, SEND, data, |request| {
+                        request.destination = Some(destination(side.other()));
+                    });
+                }
+                continue;
+            }
+            if qp_type == QpType::Uc {
+                for wr_id in 4 * i..4 * i + 4 {
+                    host.post(wr_id, write_imm(0x11000, 1, [1; 4]), &[sge(1, 0x10000, 3000)]);
+                }
+                continue;
+            }
             host.post(4 * i, SEND, &[sge(1, 0x10000, 2500)]);
             host.post(4 * i + 1, write(0x11000, 1), &[sge(1, 0x10000, 5000)]);
             host.post(4 * i + 2, read(0x12000, 1), &[sge(1, 0x14000, 5000)]);
-            host.post(4 * i + 3, write_imm(0x11000, 1, [1; 4]), &[sge(1, 0x10000, 10)]);
+            if i == 1 {
+                host.post(4 * i + 3, fetch_add(0x12000, 1, 3), &[sge(1, 0x14000, 8)]);
+            } else {
+                host.post(4 * i + 3, write_imm(0x11000, 1, [1; 4]), &[sge(1, 0x10000, 10)]);
+            }
         }
     }
     pair
@@ -39,7 +59,7 @@ fn busy_pair(seed: u64) -> Pair {
 fn plausible() -> impl Strategy<Value = Vec<u8>> {
     let psn = prop_oneof![80u32..300, any::<u32>()];
     (
-        0u8..0x18,
+        prop_oneof![0u8..0x20, 0x20u8..0x2c, 0x64u8..0x66, Just(0x81), any::<u8>()],
         psn,
         0u8..4,
         any::<bool>(),
@@ -70,8 +90,17 @@ fn plausible() -> impl Strategy<Value = Vec<u8>> {
                 rest[8..12].copy_from_slice(&key.to_be_bytes());
                 rest[12..16].copy_from_slice(&len.to_be_bytes());
             }
+            // Sometimes a queue key that is right.
+            if opcode >= 0x60 && rest.len() >= 4 && rest[0] & 2 == 0 {
+                rest[..4].copy_from_slice(&pair::qkey(Side::A).to_be_bytes());
+            }
+            rest.truncate(rest.len() / 4 * 4);
             [&bth[..], &rest, &[0; 4]].concat()
         })
+}
+
+fn qp_type() -> impl Strategy<Value = QpType> {
+    prop::sample::select(vec![QpType::Rc, QpType::Uc, QpType::Ud])
 }
 
 fn inject(pair: &mut Pair, bytes: &[u8]) {
@@ -114,9 +143,10 @@ proptest! {
     #[test]
     fn invented_packets(
         seed: u64,
+        qp_type in qp_type(),
         packets in prop::collection::vec((plausible(), 0usize..3), 1..40),
     ) {
-        let mut pair = busy_pair(seed);
+        let mut pair = busy_pair(qp_type, seed);
         for (bytes, steps) in packets {
             inject(&mut pair, &bytes);
             for _ in 0..steps {
@@ -129,9 +159,10 @@ proptest! {
     #[test]
     fn changed_packets(
         seed: u64,
+        qp_type in qp_type(),
         changes in prop::collection::vec((0usize..40, any::<u8>(), 0usize..4), 1..60),
     ) {
-        let mut pair = busy_pair(seed);
+        let mut pair = busy_pair(qp_type, seed);
         for (at, value, pick) in changes {
             for side in [Side::A, Side::B] {
                 while pair.transmit(side) {}
@@ -156,7 +187,7 @@ proptest! {
 
 #[test]
 fn packets_for_others_are_dropped() {
-    let mut pair = busy_pair(0);
+    let mut pair = busy_pair(QpType::Rc, 0);
     while pair.transmit(Side::B) {}
     pair.now = pair.link.next_due().unwrap();
     let now = pair.now;
@@ -169,6 +200,11 @@ fn packets_for_others_are_dropped() {
         change(&mut packet.bth);
         pair.a.qp.handle_packet(now, &packet, &mut pair.a.host);
     }
-    assert_eq!(pair.a.qp.counters().dropped_packets, 2);
+    let mut packet = Packet::parse(&bytes).unwrap();
+    packet.info = Opcode(0x24).info().unwrap();
+    pair.a.qp.handle_packet(now, &packet, &mut pair.a.host);
+    let counters = pair.a.qp.counters();
+    assert_eq!((counters.dropped_wrong_qpn, counters.bad_pkey), (1, 1));
+    assert_eq!((counters.dropped_wrong_service, counters.dropped_packets), (1, 3));
     assert_eq!(pair.a.qp.counters().rcvd_requests, 0);
 }

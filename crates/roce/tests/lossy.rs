@@ -6,10 +6,11 @@ mod pair;
 
 use std::time::Duration;
 
-use pair::{Faults, Pair, Setup, Side, sge};
+use pair::{By, Faults, Pair, Setup, Side, sge};
 use proptest::prelude::*;
 use verbatim_roce::{
-    Completion, Immediate, Mtu, Operation, QpState, Queue, RcConfig, Rkey, SendData, WcOpcode, WcStatus,
+    AccessFlags, AtomicOp, Bind, Completion, Immediate, Lkey, Mtu, Operation, QpConfig, QpState, Queue, Rkey,
+    SendData, WcOpcode, WcStatus,
 };
 
 /// Memory of each side, under its key: a source of bytes, slots that the partner writes, a place for received messages,
@@ -22,6 +23,12 @@ const SOURCE_LEN: u64 = 0x2_0000;
 const RECEIVED: u64 = SOURCE + SOURCE_LEN;
 const RECEIVES: u64 = 300;
 const READ: u64 = RECEIVED + SLOT * RECEIVES;
+/// A region of its own with numbers for atomics, under the key of the side and [`CELL_KEY`].
+const CELLS: u64 = 0x800;
+const CELL_COUNT: u64 = 3;
+const CELL_KEY: u32 = 10;
+/// The first of the keys that a request ends or makes: one for each request and who has it.
+const SHORT_LIVED_KEY: u32 = 1000;
 const END: u64 = READ + SLOT * RECEIVES;
 
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +54,26 @@ enum Op {
         from: u64,
         len: u32,
     },
+    FetchAdd {
+        cell: u64,
+        add: u64,
+    },
+    /// Compares with what is there, or not.
+    CompareSwap {
+        cell: u64,
+        matches: bool,
+        swap: u64,
+    },
+    AtomicWrite {
+        cell: u64,
+        from: u64,
+    },
+    SendInvalidate {
+        from: u64,
+        len: u32,
+    },
+    LocalInvalidate,
+    Bind,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -68,8 +95,31 @@ fn op() -> impl Strategy<Value = Op> {
             imm
         }),
         (0..SLOTS, len.clone()).prop_map(|(slot, len)| Op::ReadSlot { slot, len }),
-        (from, len).prop_map(|(from, len)| Op::ReadSource { from, len }),
+        (from.clone(), len.clone()).prop_map(|(from, len)| Op::ReadSource { from, len }),
+        (0..CELL_COUNT, any::<u64>()).prop_map(|(cell, add)| Op::FetchAdd { cell, add }),
+        (0..CELL_COUNT, any::<bool>(), any::<u64>()).prop_map(|(cell, matches, swap)| Op::CompareSwap {
+            cell,
+            matches,
+            swap
+        }),
+        (0..CELL_COUNT, from.clone()).prop_map(|(cell, from)| Op::AtomicWrite { cell, from }),
+        (from, len).prop_map(|(from, len)| Op::SendInvalidate { from, len }),
+        Just(Op::LocalInvalidate),
+        Just(Op::Bind),
     ]
+}
+
+impl Op {
+    fn brings_data(&self) -> bool {
+        matches!(
+            self,
+            Op::ReadSlot { .. } | Op::ReadSource { .. } | Op::FetchAdd { .. } | Op::CompareSwap { .. }
+        )
+    }
+
+    fn is_atomic(&self) -> bool {
+        matches!(self, Op::FetchAdd { .. } | Op::CompareSwap { .. })
+    }
 }
 
 /// What one direction is to bring about.
@@ -78,7 +128,9 @@ struct Plan {
     ops: Vec<Op>,
     /// What the slots at the partner hold when all is done.
     slots: Vec<u8>,
-    /// For each READ, where its data must be and what it is.
+    /// What the cells at the partner hold when all is done.
+    cells: [u64; CELL_COUNT as usize],
+    /// For each READ and atomic, where its data must be and what it is.
     reads: Vec<(u64, Vec<u8>)>,
     /// For each message that consumes a RECV: the operation and its number.
     messages: Vec<(Op, u64)>,
@@ -96,6 +148,10 @@ fn key(side: Side) -> u32 {
     side as u32 + 1
 }
 
+fn short_lived(wr_id: u64, at_partner: bool) -> Rkey {
+    Rkey(SHORT_LIVED_KEY * (1 + u32::from(at_partner)) + wr_id as u32)
+}
+
 fn imm(wr_id: u64) -> Option<Immediate> {
     Some(Immediate((wr_id as u32).to_be_bytes()))
 }
@@ -110,6 +166,7 @@ impl Plan {
             side,
             ops: ops.to_vec(),
             slots: vec![0; (SLOT * SLOTS) as usize],
+            cells: [0; CELL_COUNT as usize],
             reads: vec![],
             messages: vec![],
             posted_receives: 0,
@@ -190,9 +247,69 @@ impl Plan {
                         local(target, len),
                     )
                 }
+                Op::FetchAdd { cell, .. } | Op::CompareSwap { cell, .. } => {
+                    let target = READ + SLOT * plan.reads.len() as u64;
+                    let value = &mut plan.cells[cell as usize];
+                    let atomic = match op {
+                        Op::FetchAdd { add, .. } => AtomicOp::FetchAdd { add },
+                        Op::CompareSwap { matches, swap, .. } => AtomicOp::CompareSwap {
+                            compare: value.wrapping_add(u64::from(!matches)),
+                            swap,
+                        },
+                        _ => unreachable!("it is one of the two"),
+                    };
+                    plan.reads.push((target, value.to_ne_bytes().to_vec()));
+                    *value = atomic.apply(*value);
+                    (
+                        Operation::Atomic {
+                            remote_addr: CELLS + 8 * cell,
+                            rkey: Rkey(key(side.other()) + CELL_KEY),
+                            op: atomic,
+                        },
+                        local(target, 8),
+                    )
+                }
+                Op::AtomicWrite { cell, from } => {
+                    let value = bytes(&own, from, 8);
+                    plan.cells[cell as usize] = u64::from_ne_bytes(value.try_into().expect("eight bytes"));
+                    (
+                        Operation::AtomicWrite {
+                            remote_addr: CELLS + 8 * cell,
+                            rkey: Rkey(key(side.other()) + CELL_KEY),
+                        },
+                        local(SOURCE + from, 8),
+                    )
+                }
+                Op::SendInvalidate { from, len } => {
+                    plan.messages.push((op, wr_id));
+                    let rkey = short_lived(wr_id, true);
+                    (Operation::SendInvalidate { rkey }, local(SOURCE + from, len))
+                }
+                Op::LocalInvalidate => {
+                    let rkey = short_lived(wr_id, false);
+                    host.register(rkey.0, 0, vec![]);
+                    (Operation::LocalInvalidate { rkey }, local(SOURCE, 0))
+                }
+                Op::Bind => {
+                    let bind = Bind {
+                        window: Rkey(0),
+                        rkey: short_lived(wr_id, false),
+                        lkey: Lkey(key(side)),
+                        addr: SOURCE,
+                        len: 1,
+                        access: AccessFlags::empty(),
+                    };
+                    (Operation::Bind(bind), local(SOURCE, 0))
+                }
             };
             host.post_with(wr_id, operation, data, |request| request.fence = fence);
             fence = matches!(op, Op::ReadSlot { .. });
+        }
+        let partner = &mut pair.end(side.other()).host;
+        for (op, number) in &plan.messages {
+            if matches!(op, Op::SendInvalidate { .. }) {
+                partner.register(short_lived(*number, true).0, 0, vec![]);
+            }
         }
         plan
     }
@@ -232,19 +349,36 @@ impl Plan {
         prop_assert_eq!(pair.end(self.side).host.retired as usize, self.ops.len());
 
         let at = |addr: u64, len: usize| (addr - BASE) as usize..(addr - BASE) as usize + len;
-        let reads = self.ops[..done]
-            .iter()
-            .filter(|op| matches!(op, Op::ReadSlot { .. } | Op::ReadSource { .. }))
-            .count();
+        let reads = self.ops[..done].iter().filter(|op| op.brings_data()).count();
         for (addr, expected) in &self.reads[..reads] {
             let memory = pair.end(self.side).host.bytes(key(self.side));
             prop_assert_eq!(&memory[at(*addr, expected.len())], &expected[..]);
         }
+        let count = |wanted: fn(&Op) -> bool, ops: &[Op]| ops.iter().filter(|op| wanted(op)).count();
+        let host = &pair.end(self.side).host;
+        let locally = host
+            .invalidated
+            .iter()
+            .filter(|(_, by)| *by == By::Program)
+            .count();
+        for (wanted, happened) in [
+            (
+                (|op| matches!(op, Op::LocalInvalidate)) as fn(&Op) -> bool,
+                locally,
+            ),
+            (|op| matches!(op, Op::Bind), host.binds.len()),
+        ] {
+            prop_assert!((count(wanted, &self.ops[..done])..=count(wanted, &self.ops)).contains(&happened));
+        }
         let side = self.side.other();
         let end = pair.end(side);
         let (state, host) = (end.qp.state(), &end.host);
+        let executed = count(Op::is_atomic, &self.ops[..done])..=count(Op::is_atomic, &self.ops);
+        prop_assert!(executed.contains(&host.atomics.len()), "each atomic once");
         let memory = host.bytes(key(side));
         if done == self.ops.len() {
+            let cells: Vec<u8> = self.cells.iter().flat_map(|cell| cell.to_ne_bytes()).collect();
+            prop_assert_eq!(host.bytes(key(side) + CELL_KEY), &cells[..]);
             prop_assert_eq!(&memory[at(BASE, self.slots.len())], &self.slots[..]);
         }
         let of_queue = host
@@ -284,7 +418,12 @@ impl Plan {
                     prop_assert_eq!((done.opcode, done.byte_len), (WcOpcode::RecvRdmaWithImm, len));
                     prop_assert_eq!(done.imm, imm(*number));
                 }
-                _ => unreachable!("READs consume no RECV"),
+                Op::SendInvalidate { from, len } => {
+                    prop_assert_eq!(done.invalidated, Some(short_lived(*number, true)));
+                    let data = &memory[at(RECEIVED + SLOT * i as u64, len as usize)];
+                    prop_assert_eq!(data, &own[from as usize..][..len as usize]);
+                }
+                _ => unreachable!("others consume no RECV"),
             }
         }
         Ok(())
@@ -296,7 +435,9 @@ fn scenario(setup: Setup, ops: [Vec<Op>; 2], depth: u64) -> Result<Pair, TestCas
     for side in [Side::A, Side::B] {
         let mut memory = vec![0; (END - BASE) as usize];
         memory[(SOURCE - BASE) as usize..][..SOURCE_LEN as usize].copy_from_slice(&source(side));
-        pair.end(side).host.register(key(side), BASE, memory);
+        let host = &mut pair.end(side).host;
+        host.register(key(side), BASE, memory);
+        host.register(key(side) + CELL_KEY, CELLS, vec![0; 8 * CELL_COUNT as usize]);
     }
     let [a, b] = ops;
     let mut plans = [
@@ -338,25 +479,43 @@ fn setups(worst_loss: u32) -> impl Strategy<Value = Setup> {
     let mtu = prop::sample::select(Mtu::ALL.to_vec());
     let psn = prop::array::uniform2(prop_oneof![any::<u32>(), 0xff_ff00u32..=0xff_ffff]);
     let window = prop::sample::select(vec![4096u32, 16 * 1024, 512 * 1024]);
-    (faults, mtu, psn, window, 1u8..5, 1usize..40, any::<u64>()).prop_map(
-        |(faults, mtu, psn, window_bytes, max_rd_atomic, budget, seed)| Setup {
-            mtu,
-            psn,
-            faults,
-            max_rd_atomic,
-            budget,
-            seed,
-            timeout: 6,
-            min_rnr_timer: 8,
-            config: RcConfig {
-                window_bytes,
-                min_ack_timeout: Duration::from_micros(260),
-                max_outstanding_sends: 12,
-                ..RcConfig::default()
-            },
-            ..Setup::default()
-        },
+    let patience = prop::sample::select(vec![
+        (40u64, 0),
+        (100, 8192),
+        (100, 512 * 1024),
+        (1000, 512 * 1024),
+    ]);
+    (
+        faults,
+        mtu,
+        psn,
+        window,
+        1u8..5,
+        1usize..40,
+        patience,
+        any::<u64>(),
     )
+        .prop_map(
+            |(faults, mtu, psn, window_bytes, max_rd_atomic, budget, (min_rto, hold_bytes), seed)| Setup {
+                mtu,
+                psn,
+                faults,
+                max_rd_atomic,
+                budget,
+                seed,
+                timeout: 6,
+                min_rnr_timer: 8,
+                config: QpConfig {
+                    window_bytes,
+                    min_ack_timeout: Duration::from_micros(260),
+                    min_rto: Duration::from_micros(min_rto),
+                    hold_bytes,
+                    max_outstanding_sends: 12,
+                    ..QpConfig::default()
+                },
+                ..Setup::default()
+            },
+        )
 }
 
 proptest! {
@@ -404,6 +563,10 @@ fn nothing_is_sent_twice_without_faults() {
             2 => Op::ReadSource {
                 from: i * 7,
                 len: 8000,
+            },
+            _ if i % 3 == 0 => Op::FetchAdd {
+                cell: i % CELL_COUNT,
+                add: i,
             },
             _ => Op::Write {
                 from: i,

@@ -4,8 +4,8 @@ mod pair;
 
 use pair::{Pair, SEND, Setup, Side, read, send_imm, sge, write, write_imm};
 use verbatim_roce::{
-    AccessFlags, Completion, Event, Immediate, Mtu, QpAttributes, QpState, Queue, RcConfig, SendData,
-    WcOpcode, WcStatus,
+    AccessFlags, Completion, Event, Immediate, Mtu, QpAttributes, QpConfig, QpState, Qpn, Queue, SendData,
+    WcFlags, WcOpcode, WcStatus,
 };
 
 fn pattern(len: usize, salt: u8) -> Vec<u8> {
@@ -53,7 +53,10 @@ fn send_of_every_length_at_every_mtu() {
                 status: WcStatus::Success,
                 opcode: WcOpcode::Recv,
                 byte_len: len,
+                flags: WcFlags::WITH_IMM,
                 imm: Some(Immediate([1, 2, 3, i as u8])),
+                invalidated: None,
+                source_qpn: Qpn::default(),
                 solicited: false,
             };
             assert_eq!(received, expected, "{mtu:?}");
@@ -254,7 +257,7 @@ fn reads_outstanding_are_bounded() {
 
 #[test]
 fn window_bounds_what_is_under_way() {
-    let config = RcConfig {
+    let config = QpConfig {
         window_bytes: 10 * 1024,
         ..Setup::default().config
     };
@@ -355,7 +358,7 @@ fn query_tells_what_was_set() {
     assert_eq!(attributes.path_mtu, Some(Mtu::Mtu1024));
     assert_eq!(
         attributes.access_flags,
-        Some(AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE)
+        Some(AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC)
     );
     assert_eq!(attributes.dest_qpn, Some(pair::qpn(Side::B)));
 }

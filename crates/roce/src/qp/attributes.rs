@@ -38,6 +38,8 @@ pub struct QpAttributes {
     pub pkey_index: Option<u16>,
     /// Local port, from 1.
     pub port_num: Option<u8>,
+    /// Queue key of a datagram queue pair.
+    pub qkey: Option<u32>,
     /// The way to the partner.
     pub av: Option<AddressVector>,
     /// Path MTU.
@@ -50,13 +52,13 @@ pub struct QpAttributes {
     pub rnr_retry: Option<u8>,
     /// The first PSN that the partner will send.
     pub rq_psn: Option<Psn>,
-    /// READs outstanding at a time, as requester.
+    /// READs and atomics outstanding at a time, as requester.
     pub max_rd_atomic: Option<u8>,
     /// The code in RNR NAKs that this side sends; at most 31.
     pub min_rnr_timer: Option<u8>,
     /// The first PSN to send.
     pub sq_psn: Option<Psn>,
-    /// READs outstanding at a time, as responder.
+    /// READs and atomics outstanding at a time, as responder.
     pub max_dest_rd_atomic: Option<u8>,
     /// The partner's queue pair.
     pub dest_qpn: Option<Qpn>,
@@ -72,6 +74,7 @@ impl QpAttributes {
             (self.access_flags.is_some(), AttrMask::ACCESS_FLAGS),
             (self.pkey_index.is_some(), AttrMask::PKEY_INDEX),
             (self.port_num.is_some(), AttrMask::PORT),
+            (self.qkey.is_some(), AttrMask::QKEY),
             (self.av.is_some(), AttrMask::AV),
             (self.path_mtu.is_some(), AttrMask::PATH_MTU),
             (self.timeout.is_some(), AttrMask::TIMEOUT),
@@ -121,6 +124,7 @@ impl QpAttributes {
         set(&mut self.access_flags, change.access_flags);
         set(&mut self.pkey_index, change.pkey_index);
         set(&mut self.port_num, change.port_num);
+        set(&mut self.qkey, change.qkey);
         set(&mut self.av, change.av);
         set(&mut self.path_mtu, change.path_mtu);
         set(&mut self.timeout, change.timeout);

@@ -17,7 +17,7 @@ pub enum QpState {
     Rts = 3,
     /// Send queue drain: no new request is started.
     Sqd = 4,
-    /// Send queue error (never for RC).
+    /// Send queue error: what is posted to send is flushed (never for RC).
     Sqe = 5,
     /// All requests are flushed.
     Err = 6,
@@ -73,6 +73,10 @@ pub enum ModifyError {
         to: QpState,
         unexpected: AttrMask,
     },
+    #[error(
+        "requests are still under way, so only RESET and ERR can follow, not {to:?}: wait for the queue to drain"
+    )]
+    Draining { to: QpState },
     #[error("{attribute:?} is {value}, and at most {max} is allowed")]
     ValueTooLarge {
         attribute: AttrMask,

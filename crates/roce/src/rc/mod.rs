@@ -8,13 +8,10 @@
 //!   completions ◄──┘      └─── responses ──►
 //! ```
 //!
-//! The halves share nothing but the [`link::Link`]; [`queue_pair`] holds the state that rules over both.
+//! The halves share nothing but the [`crate::link::Link`]; [`queue_pair`] holds the state that rules over both.
 
-mod config;
-mod link;
 mod queue_pair;
 mod requester;
 mod responder;
 
-pub use config::RcConfig;
 pub use queue_pair::RcQp;

@@ -1,13 +1,13 @@
 //! The queue pair: its state, which rules over requester and responder.
 
-use super::RcConfig;
-use super::link::{Link, Outlet};
 use super::requester::Requester;
-use super::responder::{Responder, flush_receive};
-use crate::wire::opcode::{Kind, Service};
+use super::responder::Responder;
+use crate::link::Outlet;
+use crate::shell::Shell;
+use crate::wire::opcode::Kind;
 use crate::{
-    BadRequest, Completion, Counters, Event, Host, ModifyError, Packet, QpAttributes, QpState, QpType, Qpn,
-    Queue, SendRequest, Time, Transition, Transmit, TxBatch, WcStatus,
+    Counters, Host, ModifyError, Packet, QpAttributes, QpConfig, QpState, QpType, Qpn, Time, Transmit,
+    TxBatch,
 };
 
 /// A queue pair of a reliable connection.
@@ -23,65 +23,45 @@ use crate::{
 ///
 /// Invariants: every request that [`Host::next_send`] or [`Host::next_receive`] gave is completed exactly once, in the
 /// order of the ring, unless the queue pair goes to RESET or is dropped; a request of the partner is executed exactly
-/// once, except for READs, which may be executed again.
+/// once, atomics included, except for READs, which may be executed again.
 #[derive(Debug)]
 pub struct RcQp {
-    qpn: Qpn,
-    config: RcConfig,
-    state: QpState,
-    attributes: QpAttributes,
-    link: Link,
+    shell: Shell,
     requester: Requester,
     responder: Responder,
-    /// A packet has come since RTR.
-    established: bool,
-    /// The program wants to know when the send queue is drained.
-    notify_drained: bool,
     /// The last poll had answers that did not fit: they go first in the next one.
     answers_first: bool,
-    counters: Counters,
 }
 
 impl RcQp {
     /// A queue pair in the RESET state.
-    pub fn new(qpn: Qpn, config: RcConfig) -> RcQp {
+    pub fn new(qpn: Qpn, config: QpConfig) -> RcQp {
         RcQp {
-            qpn,
-            config,
-            state: QpState::Reset,
-            attributes: QpAttributes::default(),
-            link: Link::default(),
+            shell: Shell::new(QpType::Rc, qpn, config),
             requester: Requester::new(config),
             responder: Responder::default(),
-            established: false,
-            notify_drained: false,
             answers_first: false,
-            counters: Counters::default(),
         }
     }
 
     /// Its number.
     pub fn qpn(&self) -> Qpn {
-        self.qpn
+        self.shell.qpn
     }
 
     /// Its state.
     pub fn state(&self) -> QpState {
-        self.state
+        self.shell.state
     }
 
     /// What `ibv_query_qp` tells: the state and the attributes set so far.
     pub fn query(&self) -> QpAttributes {
-        QpAttributes {
-            state: Some(self.state),
-            cur_state: Some(self.state),
-            ..self.attributes
-        }
+        self.shell.query()
     }
 
     /// What it has counted.
     pub fn counters(&self) -> &Counters {
-        &self.counters
+        &self.shell.counters
     }
 
     /// Are all send requests that were taken off the ring complete?
@@ -89,78 +69,72 @@ impl RcQp {
         self.requester.is_drained()
     }
 
+    /// Bytes under way: sent and not acknowledged, or asked for by READ and not arrived.
+    pub fn in_flight_bytes(&self) -> u64 {
+        self.requester.in_flight_bytes()
+    }
+
+    /// Changes the most bytes that may be under way, from now on; what is under way stays. For a NIC that shares what a
+    /// destination can buffer among the queue pairs that are active. Cheap.
+    pub fn set_window(&mut self, bytes: u32) {
+        self.requester.set_window(bytes);
+    }
+
     /// `ibv_modify_qp`: all or nothing. Going to ERR flushes all requests (those still in the rings with the next
     /// [`RcQp::poll_transmit`]); going to RESET forgets them without completions.
     pub fn modify(&mut self, change: &QpAttributes, host: &mut impl Host) -> Result<(), ModifyError> {
-        let from = self.state;
-        let to = change.state.unwrap_or(from);
-        if let Some(claimed) = change.cur_state.filter(|claimed| *claimed != from) {
-            return Err(ModifyError::WrongCurrentState {
-                claimed,
-                actual: from,
-            });
-        }
-        Transition::check(QpType::Rc, from, to, change.mask())?;
-        change.check_values()?;
-        self.attributes.merge(change);
+        let (from, to) = self.shell.modify(change, self.requester.is_drained())?;
+        let attributes = &self.shell.attributes;
         match to {
             QpState::Reset => {
-                let counters = self.counters;
-                *self = RcQp {
-                    counters,
-                    ..RcQp::new(self.qpn, self.config)
-                };
+                self.requester = Requester::new(self.shell.config);
+                self.responder = Responder::default();
+                self.answers_first = false;
+                return Ok(());
             }
-            QpState::Err => self.enter_error(host),
-            _ => self.enter(to, change, host),
+            QpState::Err => {
+                self.enter_error(from, host);
+                return Ok(());
+            }
+            _ => {
+                self.responder.configure(attributes, &self.shell.config);
+                self.requester.configure(attributes);
+            }
         }
-        Ok(())
-    }
-
-    fn enter(&mut self, to: QpState, change: &QpAttributes, host: &mut impl Host) {
-        let from = std::mem::replace(&mut self.state, to);
-        self.link = Link {
-            pkey: self.config.pkey,
-            dest_qpn: self.attributes.dest_qpn.unwrap_or_default(),
-            mtu: self.attributes.path_mtu.unwrap_or_default(),
-        };
-        self.responder.configure(&self.attributes);
-        self.requester.configure(&self.attributes);
         match (from, to) {
-            (QpState::Init, QpState::Rtr) => self.responder.start(self.attributes.rq_psn.unwrap_or_default()),
-            (QpState::Rtr, QpState::Rts) => self.requester.start(self.attributes.sq_psn.unwrap_or_default()),
-            (QpState::Rts, QpState::Sqd) => {
-                self.notify_drained = change.en_sqd_async_notify.unwrap_or(false);
-                self.settle(host);
-            }
+            (QpState::Init, QpState::Rtr) => self.responder.start(attributes.rq_psn.unwrap_or_default()),
+            (QpState::Rtr, QpState::Rts) => self.requester.start(attributes.sq_psn.unwrap_or_default()),
             _ => {}
         }
+        self.settle(host);
+        Ok(())
     }
 
     /// A packet has arrived, and its ICRC was good.
     pub fn handle_packet(&mut self, now: Time, packet: &Packet<'_>, host: &mut impl Host) {
-        let receiving = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
-        let bth = &packet.bth;
-        // Two partition keys match if all but their top bits are equal (IBA §10.9.3).
-        let for_us = packet.info.service == Service::Rc
-            && bth.dest_qpn == self.qpn
-            && (bth.pkey ^ self.config.pkey) & 0x7fff == 0;
-        if !receiving || !for_us {
-            self.counters.dropped_packets += 1;
+        if !self.shell.admits(packet) {
             return;
         }
         if packet.info.is_request() {
-            if self.state == QpState::Rtr && !self.established {
-                self.established = true;
-                host.event(Event::CommunicationEstablished);
-            }
-            self.responder
-                .handle_request(packet, &self.link, host, &mut self.counters);
-        } else if self.state == QpState::Rtr || packet.info.kind == Kind::Congestion {
-            self.counters.dropped_packets += 1;
+            self.shell.note_request(host);
+            let Shell { link, counters, .. } = &mut self.shell;
+            self.responder.handle_request(packet, link, host, counters);
+            return;
+        }
+        let Shell {
+            state,
+            link,
+            counters,
+            ..
+        } = &mut self.shell;
+        if packet.info.kind == Kind::Congestion {
+            counters.rp_cnp_handled += 1;
+            self.requester.on_congestion(now);
+        } else if *state == QpState::Rtr {
+            counters.dropped_by_state += 1;
+            counters.dropped_packets += 1;
         } else {
-            self.requester
-                .handle_response(now, packet, &self.link, host, &mut self.counters);
+            self.requester.handle_response(now, packet, link, host, counters);
             self.settle(host);
         }
     }
@@ -172,7 +146,7 @@ impl RcQp {
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Time, host: &mut impl Host) {
-        self.requester.handle_timeout(now, &mut self.counters);
+        self.requester.handle_timeout(now, &mut self.shell.counters);
         self.settle(host);
     }
 
@@ -186,14 +160,14 @@ impl RcQp {
         batch: &mut TxBatch,
         budget: usize,
     ) -> Transmit {
-        match self.state {
+        match self.shell.state {
             QpState::Reset | QpState::Init | QpState::Sqe => Transmit::Idle,
-            QpState::Err => self.flush_rings(host, budget),
+            QpState::Err => self.shell.flush_rings(host, budget),
             QpState::Rtr | QpState::Rts | QpState::Sqd => {
                 let outcome = self.transmit(now, host, batch, budget);
                 self.settle(host);
                 // Requests that are still in the rings are flushed by the next call.
-                if self.state == QpState::Err {
+                if self.shell.state == QpState::Err {
                     Transmit::More
                 } else {
                     outcome
@@ -206,12 +180,17 @@ impl RcQp {
     /// begin one. Answers for which that left no room have the first half of the next budget.
     fn transmit(&mut self, now: Time, host: &mut impl Host, batch: &mut TxBatch, budget: usize) -> Transmit {
         let Self {
-            link,
+            shell,
             requester,
             responder,
-            counters,
             ..
         } = self;
+        let Shell {
+            state,
+            link,
+            counters,
+            ..
+        } = shell;
         let mut outlet = Outlet {
             link,
             batch,
@@ -228,10 +207,8 @@ impl RcQp {
                 return Transmit::Full;
             }
         }
-        let requests = match self.state {
-            QpState::Rts | QpState::Sqd => {
-                requester.transmit(now, self.state == QpState::Rts, host, &mut outlet)
-            }
+        let requests = match *state {
+            QpState::Rts | QpState::Sqd => requester.transmit(now, *state == QpState::Rts, host, &mut outlet),
             _ => Transmit::Idle,
         };
         let answers = responder.respond(host, &mut outlet);
@@ -246,58 +223,15 @@ impl RcQp {
     /// Follows up on what requester and responder came to.
     fn settle(&mut self, host: &mut impl Host) {
         if self.requester.has_failed() || self.responder.has_ended() {
-            self.enter_error(host);
-        } else if self.state == QpState::Sqd && self.notify_drained && self.requester.is_drained() {
-            self.notify_drained = false;
-            host.event(Event::SendQueueDrained);
+            self.enter_error(self.shell.state, host);
+        } else {
+            self.shell.note_drained(self.requester.is_drained(), host);
         }
     }
 
-    fn enter_error(&mut self, host: &mut impl Host) {
-        let from = std::mem::replace(&mut self.state, QpState::Err);
-        self.requester.flush(host, &mut self.counters);
-        self.responder.flush(host, &mut self.counters);
-        if from != QpState::Err && self.config.shared_receive_queue {
-            host.event(Event::LastWqeReached);
-        }
+    fn enter_error(&mut self, from: QpState, host: &mut impl Host) {
+        self.requester.flush(host, &mut self.shell.counters);
+        self.responder.flush(host, &mut self.shell.counters);
+        self.shell.enter_error(from, host);
     }
-
-    /// Completes what is posted in the error state, without executing it (IBA §10.8.2.4).
-    fn flush_rings(&mut self, host: &mut impl Host, budget: usize) -> Transmit {
-        let mut left = budget;
-        while left > 0 {
-            let Some(item) = host.next_send() else { break };
-            left -= 1;
-            self.counters.req_cqe_flush_error += 1;
-            flush_send(&item, host);
-        }
-        let mut more = left == 0;
-        if !self.config.shared_receive_queue {
-            let mut left = budget;
-            while left > 0 {
-                let Some(receive) = host.next_receive() else { break };
-                left -= 1;
-                flush_receive(&receive, host, &mut self.counters);
-            }
-            more |= left == 0;
-        }
-        if more { Transmit::More } else { Transmit::Idle }
-    }
-}
-
-fn flush_send(item: &Result<SendRequest, BadRequest>, host: &mut impl Host) {
-    let (wr_id, opcode) = match item {
-        Ok(request) => (request.wr_id, request.operation.wc_opcode()),
-        Err(bad) => (bad.wr_id, bad.opcode),
-    };
-    host.retire_sends(1);
-    host.complete(Completion {
-        queue: Queue::Send,
-        wr_id,
-        status: WcStatus::WrFlushErr,
-        opcode,
-        byte_len: 0,
-        imm: None,
-        solicited: false,
-    });
 }

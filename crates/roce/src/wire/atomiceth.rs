@@ -1,5 +1,4 @@
-//! Atomic extended transport header and its answer (IBA §9.3.4, §9.5.3). The operations are not built yet: the formats are
-//! here so that such packets are understood and refused properly.
+//! Atomic extended transport header and its answer (IBA §9.3.4, §9.5.3).
 
 use crate::Rkey;
 

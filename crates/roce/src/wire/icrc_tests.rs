@@ -52,6 +52,22 @@ fn mapped_addresses_are_ipv4() {
     assert!(Flow::new("[::1]:1".parse().unwrap(), "10.0.0.2:2".parse().unwrap()).is_err());
 }
 
+/// The same packet over IPv6, with the ICRC as zlib gives it for: eight ones; version 6, traffic class, flow label and
+/// hop limit all ones, the lengths, next header 17 and the addresses; the ports, the length and a checksum of ones; the
+/// packet with `resv8a` all ones.
+#[test]
+fn packet_over_ipv6() {
+    let datagram = unhex("2460ffff000000d3 00cf1710 4630818b e28935d9 0e9a9550 5401be88 5e500000 f8e3ff24");
+    let good = flow("[2001:db8::1]:49152", "[2001:db8:0:1::2]:4791");
+    assert_eq!(good.verify(&datagram, 0), Verdict::Expected);
+    for other in [
+        flow("[2001:db8::2]:49152", "[2001:db8:0:1::2]:4791"),
+        flow("[2001:db8::1]:49153", "[2001:db8:0:1::2]:4791"),
+    ] {
+        assert_eq!(other.verify(&datagram, 0), Verdict::Damaged);
+    }
+}
+
 #[test]
 fn ipv6_has_no_identification() {
     let flow = flow("[fe80::1]:4791", "[fe80::2]:4791");

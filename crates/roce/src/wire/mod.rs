@@ -11,6 +11,7 @@ pub mod aeth;
 pub mod atomiceth;
 pub mod bth;
 pub mod deth;
+pub mod grh;
 pub mod icrc;
 pub mod immdt;
 pub mod opcode;

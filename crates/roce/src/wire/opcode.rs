@@ -39,6 +39,10 @@ pub enum Kind {
     AtomicAcknowledge,
     /// Request: an atomic operation.
     Atomic,
+    /// Request: an atomic WRITE.
+    AtomicWrite,
+    /// Request of a kind that is not defined: invalid (IBA §9.7.4.1.5).
+    Reserved,
     /// Congestion notification.
     Congestion,
 }
@@ -140,7 +144,7 @@ impl OpcodeInfo {
     pub const fn is_request(&self) -> bool {
         matches!(
             self.kind,
-            Kind::Send | Kind::Write | Kind::ReadRequest | Kind::Atomic
+            Kind::Send | Kind::Write | Kind::ReadRequest | Kind::Atomic | Kind::AtomicWrite | Kind::Reserved
         )
     }
 
@@ -170,9 +174,18 @@ impl Opcode {
     pub const RC_READ_RESPONSE_LAST: Opcode = Opcode(0x0f);
     pub const RC_READ_RESPONSE_ONLY: Opcode = Opcode(0x10);
     pub const RC_ACKNOWLEDGE: Opcode = Opcode(0x11);
+    pub const RC_ATOMIC_ACKNOWLEDGE: Opcode = Opcode(0x12);
+    pub const RC_COMPARE_SWAP: Opcode = Opcode(0x13);
+    pub const RC_FETCH_ADD: Opcode = Opcode(0x14);
+    pub const RC_SEND_LAST_INVALIDATE: Opcode = Opcode(0x16);
+    pub const RC_SEND_ONLY_INVALIDATE: Opcode = Opcode(0x17);
+    /// IBA Vol 1 release 1.5 and later.
+    pub const RC_ATOMIC_WRITE: Opcode = Opcode(0x1d);
+    pub const UD_SEND_ONLY: Opcode = Opcode(0x64);
+    pub const UD_SEND_ONLY_IMM: Opcode = Opcode(0x65);
     pub const CNP: Opcode = Opcode(0x81);
 
-    /// Its row of the table; `None` for a reserved opcode.
+    /// Its row of the table; `None` for a reserved opcode, but for those of RC, which want an answer.
     pub fn info(self) -> Option<&'static OpcodeInfo> {
         TABLE[usize::from(self.0)].as_ref()
     }
@@ -207,14 +220,20 @@ const fn row(name: &'static str, service: Service, kind: Kind, at: At, headers: 
         ends,
         consumes_receive: ends
             && (matches!(kind, Kind::Send) || matches!(kind, Kind::Write) && headers.immdt),
-        has_payload: matches!(kind, Kind::Send | Kind::Write | Kind::ReadResponse),
+        has_payload: matches!(
+            kind,
+            Kind::Send | Kind::Write | Kind::ReadResponse | Kind::AtomicWrite | Kind::Reserved
+        ),
     }
 }
 
 const TABLE: [Option<OpcodeInfo>; 256] = {
     use At::{First, Last, Middle, Only};
     use Headers as H;
-    use Kind::{Acknowledge, Atomic, AtomicAcknowledge, Congestion, ReadRequest, ReadResponse, Send, Write};
+    use Kind::{
+        Acknowledge, Atomic, AtomicAcknowledge, AtomicWrite, Congestion, ReadRequest, ReadResponse, Reserved,
+        Send, Write,
+    };
     use Service::{Cnp, Rc, Uc, Ud};
     let mut t = [None; 256];
     t[0x00] = Some(row("RC_SEND_FIRST", Rc, Send, First, H::NONE));
@@ -244,6 +263,13 @@ const TABLE: [Option<OpcodeInfo>; 256] = {
     ));
     t[0x13] = Some(row("RC_COMPARE_SWAP", Rc, Atomic, Only, H::ATOMIC));
     t[0x14] = Some(row("RC_FETCH_ADD", Rc, Atomic, Only, H::ATOMIC));
+    t[0x1d] = Some(row("RC_ATOMIC_WRITE", Rc, AtomicWrite, Only, H::RETH));
+    let reserved = [0x15, 0x18, 0x19, 0x1a, 0x1b, 0x1c, 0x1e, 0x1f];
+    let mut i = 0;
+    while i < reserved.len() {
+        t[reserved[i]] = Some(row("RC_RESERVED", Rc, Reserved, Only, H::NONE));
+        i += 1;
+    }
     t[0x16] = Some(row("RC_SEND_LAST_INVALIDATE", Rc, Send, Last, H::IETH));
     t[0x17] = Some(row("RC_SEND_ONLY_INVALIDATE", Rc, Send, Only, H::IETH));
 
@@ -298,6 +324,6 @@ mod tests {
             assert!(!info.headers.reth || info.starts, "{}", info.name);
             assert_eq!(format!("{:?}", Opcode(code)), info.name);
         }
-        assert_eq!(format!("{:?}", Opcode(0x15)), "Opcode(0x15)");
+        assert_eq!(format!("{:?}", Opcode(0x2c)), "Opcode(0x2c)");
     }
 }

@@ -4,6 +4,7 @@ use super::aeth::{AETH_BYTES, Aeth};
 use super::atomiceth::{ATOMIC_ACK_ETH_BYTES, ATOMIC_ETH_BYTES, AtomicEth};
 use super::bth::{BTH_BYTES, Bth, TRANSPORT_VERSION};
 use super::deth::{DETH_BYTES, Deth};
+use super::grh::GRH_BYTES;
 use super::icrc::ICRC_BYTES;
 use super::immdt::IMMDT_BYTES;
 use super::opcode::{Opcode, OpcodeInfo};
@@ -30,6 +31,9 @@ pub enum ParseError {
         /// Bytes after the BTH, without ICRC.
         bytes: usize,
     },
+    /// Packets are multiples of four bytes, padding included (IBA §9.2.1).
+    #[error("{0} bytes are no multiple of four")]
+    Unaligned(usize),
     /// Payload where there can be none.
     #[error("{bytes} bytes of payload in {opcode:?}")]
     UnexpectedPayload {
@@ -64,6 +68,9 @@ pub struct Packet<'a> {
     pub invalidate: Option<Rkey>,
     /// Payload without padding.
     pub payload: &'a [u8],
+    /// Not part of the datagram: the IP header that it came with, which a datagram queue pair gives to the program. Set
+    /// by the NIC, see [`super::grh`]; where it is absent, the program gets zeros.
+    pub grh: Option<&'a [u8; GRH_BYTES]>,
 }
 
 /// Takes a header off the front, if it is `there`.
@@ -86,6 +93,9 @@ impl<'a> Packet<'a> {
         let bth = Bth::parse(bth);
         if bth.version != TRANSPORT_VERSION {
             return Err(ParseError::Version(bth.version));
+        }
+        if !datagram.len().is_multiple_of(4) {
+            return Err(ParseError::Unaligned(datagram.len()));
         }
         let opcode = bth.opcode;
         let info = opcode.info().ok_or(ParseError::UnknownOpcode(opcode))?;
@@ -126,21 +136,31 @@ impl<'a> Packet<'a> {
             imm,
             invalidate,
             payload,
+            grh: None,
         })
     }
 }
 
-/// The headers of a packet to be sent over a reliable connection; the builder's side of [`Packet`].
+/// The headers of a packet to be sent; the builder's side of [`Packet`]. Those that its opcode does not have are not
+/// looked at.
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
     /// Base transport header; the pad count is set by [`Head::emit`].
     pub bth: Bth,
+    /// Datagram header, where the opcode has one.
+    pub deth: Option<Deth>,
     /// RDMA header, where the opcode has one.
     pub reth: Option<Reth>,
+    /// Atomic header, where the opcode has one.
+    pub atomic_eth: Option<AtomicEth>,
     /// ACK header, where the opcode has one.
     pub aeth: Option<Aeth>,
+    /// Old value, where the opcode has one.
+    pub atomic_ack: Option<u64>,
     /// Immediate data, where the opcode has it.
     pub imm: Option<Immediate>,
+    /// R_Key to invalidate, where the opcode has one.
+    pub invalidate: Option<Rkey>,
 }
 
 /// Bytes of padding after a payload of this length: packets are multiples of four bytes (IBA §9.2.1).
@@ -154,14 +174,36 @@ pub fn packet_bytes(opcode: Opcode, payload_bytes: usize) -> usize {
     headers + payload_bytes + pad_bytes(payload_bytes) + ICRC_BYTES
 }
 
+/// Takes the place of a header off the front.
+fn place<'p, const N: usize>(rest: &mut &'p mut [u8]) -> &'p mut [u8; N] {
+    let (head, tail) = std::mem::take(rest).split_first_chunk_mut().expect(SIZE);
+    *rest = tail;
+    head
+}
+
+const SIZE: &str = "the packet has the size that its opcode and payload need";
+
 impl Head {
+    /// A packet with nothing but a base transport header.
+    pub fn new(bth: Bth) -> Head {
+        Head {
+            bth,
+            deth: None,
+            reth: None,
+            atomic_eth: None,
+            aeth: None,
+            atomic_ack: None,
+            imm: None,
+            invalidate: None,
+        }
+    }
+
     /// Writes headers and padding of a packet with `payload_bytes` of payload into `packet` ([`packet_bytes`] without
     /// the ICRC), and gives back the place for the payload.
     ///
     /// # Panics
     /// If `packet` has another size, or a header is missing that the opcode has.
     pub fn emit<'p>(&self, packet: &'p mut [u8], payload_bytes: usize) -> &'p mut [u8] {
-        const SIZE: &str = "the packet has the size that its opcode and payload need";
         const HEADER: &str = "the headers are those of the opcode";
         let headers = self
             .bth
@@ -170,26 +212,32 @@ impl Head {
             .expect("only known opcodes are sent")
             .headers;
         let pad = pad_bytes(payload_bytes);
-        let (bth, mut rest) = packet.split_first_chunk_mut::<BTH_BYTES>().expect(SIZE);
+        let mut rest = packet;
         Bth {
             pad_count: pad as u8,
             ..self.bth
         }
-        .emit(bth);
+        .emit(place(&mut rest));
+        if headers.deth {
+            self.deth.expect(HEADER).emit(place(&mut rest));
+        }
         if headers.reth {
-            let (bytes, tail) = rest.split_first_chunk_mut::<RETH_BYTES>().expect(SIZE);
-            self.reth.expect(HEADER).emit(bytes);
-            rest = tail;
+            self.reth.expect(HEADER).emit(place(&mut rest));
+        }
+        if headers.atomic_eth {
+            self.atomic_eth.expect(HEADER).emit(place(&mut rest));
         }
         if headers.aeth {
-            let (bytes, tail) = rest.split_first_chunk_mut::<AETH_BYTES>().expect(SIZE);
-            self.aeth.expect(HEADER).emit(bytes);
-            rest = tail;
+            self.aeth.expect(HEADER).emit(place(&mut rest));
+        }
+        if headers.atomic_ack_eth {
+            *place(&mut rest) = self.atomic_ack.expect(HEADER).to_be_bytes();
         }
         if headers.immdt {
-            let (bytes, tail) = rest.split_first_chunk_mut::<IMMDT_BYTES>().expect(SIZE);
-            self.imm.expect(HEADER).emit(bytes);
-            rest = tail;
+            self.imm.expect(HEADER).emit(place(&mut rest));
+        }
+        if headers.ieth {
+            *place(&mut rest) = self.invalidate.expect(HEADER).0.to_be_bytes();
         }
         let (payload, padding) = rest.split_at_mut(payload_bytes);
         assert_eq!(padding.len(), pad, "{SIZE}");
@@ -220,19 +268,34 @@ mod tests {
                 ack_request: true,
                 psn: Psn::new(0xfedcba),
             },
+            deth: headers.deth.then_some(Deth {
+                qkey: 0x8001_0203,
+                source_qpn: Qpn::new(77),
+            }),
             reth: headers.reth.then_some(Reth {
                 virtual_addr: 1 << 63,
                 rkey: Rkey(5),
                 dma_len: 77,
             }),
+            atomic_eth: headers.atomic_eth.then_some(AtomicEth {
+                virtual_addr: 8,
+                rkey: Rkey(6),
+                swap_or_add: u64::MAX - 1,
+                compare: 1 << 40,
+            }),
             aeth: headers.aeth.then_some(Aeth::parse(&[0x1f, 0, 0, 9])),
+            atomic_ack: headers.atomic_ack_eth.then_some(0x0102_0304_0506_0708),
             imm: headers.immdt.then_some(Immediate([1, 2, 3, 4])),
+            invalidate: headers.ieth.then_some(Rkey(0xdead_beef)),
         }
     }
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(code in 0u8..=0x11, payload in proptest::collection::vec(any::<u8>(), 0..70)) {
+        fn what_is_written_is_read(
+            code in prop_oneof![0u8..=0x17, 0x20u8..=0x2b, 0x64u8..=0x65],
+            payload in proptest::collection::vec(any::<u8>(), 0..70),
+        ) {
             let opcode = Opcode(code);
             let payload = if opcode.info().unwrap().has_payload { payload } else { vec![] };
             let head = head(opcode);
@@ -245,6 +308,8 @@ mod tests {
             prop_assert_eq!(packet.payload, &payload[..]);
             prop_assert_eq!(Bth { pad_count: 0, ..packet.bth }, head.bth);
             prop_assert_eq!((packet.reth, packet.aeth, packet.imm), (head.reth, head.aeth, head.imm));
+            prop_assert_eq!((packet.deth, packet.atomic_eth), (head.deth, head.atomic_eth));
+            prop_assert_eq!((packet.atomic_ack, packet.invalidate), (head.atomic_ack, head.invalidate));
         }
 
         #[test]

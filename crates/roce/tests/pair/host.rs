@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 
 use verbatim_roce::{
-    AccessError, AccessFlags, BadRequest, Completion, Event, Host, Immediate, Key, Lkey, LocalAccess,
-    Operation, Queue, ReceiveRequest, RemoteAccess, Rkey, SendData, SendRequest, Sge, SgeList, WcStatus,
+    AccessError, AccessFlags, AtomicOp, BadRequest, Bind, Completion, Event, Host, Immediate, Key, Lkey,
+    LocalAccess, Operation, Queue, ReceiveRequest, RemoteAccess, Rkey, SendData, SendRequest, Sge, SgeList,
+    WcStatus,
 };
 
 /// A memory region; lkey and rkey are the same number.
@@ -15,6 +16,13 @@ pub struct Region {
     pub access: AccessFlags,
 }
 
+/// Who invalidated a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    Program,
+    Partner,
+}
+
 #[derive(Default)]
 pub struct TestHost {
     pub regions: Vec<Region>,
@@ -23,6 +31,11 @@ pub struct TestHost {
     pub completions: Vec<Completion>,
     pub events: Vec<Event>,
     pub retired: u32,
+    /// Every atomic operation that was executed, in order.
+    pub atomics: Vec<(u64, AtomicOp)>,
+    /// Every key that was invalidated, and by whom.
+    pub invalidated: Vec<(Rkey, By)>,
+    pub binds: Vec<Bind>,
     /// Ranges that were checked for remote access, and found good.
     granted: Vec<(Rkey, u64, u64, RemoteAccess)>,
 }
@@ -34,7 +47,10 @@ impl TestHost {
 
     /// Registers memory with every right.
     pub fn register(&mut self, key: u32, base: u64, bytes: Vec<u8>) {
-        let access = AccessFlags::LOCAL_WRITE | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_READ;
+        let access = AccessFlags::LOCAL_WRITE
+            | AccessFlags::REMOTE_WRITE
+            | AccessFlags::REMOTE_READ
+            | AccessFlags::REMOTE_ATOMIC;
         self.regions.push(Region {
             key,
             base,
@@ -82,6 +98,7 @@ impl TestHost {
             signaled: true,
             fence: false,
             solicited: false,
+            destination: None,
         };
         change(&mut request);
         self.sends.push_back(Ok(request));
@@ -122,6 +139,16 @@ impl TestHost {
             return Err(AccessError);
         }
         region.bytes.get_mut(start..end).ok_or(AccessError)
+    }
+
+    fn invalidate(&mut self, rkey: Rkey, by: By) -> Result<(), AccessError> {
+        let before = self.regions.len();
+        self.regions.retain(|region| region.key != rkey.0);
+        if self.regions.len() == before {
+            return Err(AccessError);
+        }
+        self.invalidated.push((rkey, by));
+        Ok(())
     }
 
     /// A partner's access must lie within what was checked.
@@ -198,6 +225,38 @@ impl Host for TestHost {
         Ok(())
     }
 
+    fn atomic(&mut self, rkey: Rkey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
+        assert!(addr.is_multiple_of(8));
+        let bytes = self.find(rkey.0, addr, 8, AccessFlags::REMOTE_ATOMIC)?;
+        let old = u64::from_ne_bytes(bytes[..].try_into().expect("eight bytes"));
+        bytes.copy_from_slice(&op.apply(old).to_ne_bytes());
+        self.atomics.push((addr, op));
+        Ok(old)
+    }
+
+    fn invalidate_remote(&mut self, rkey: Rkey) -> Result<(), AccessError> {
+        self.invalidate(rkey, By::Partner)
+    }
+
+    fn local_invalidate(&mut self, rkey: Rkey) -> Result<(), AccessError> {
+        self.invalidate(rkey, By::Program)
+    }
+
+    /// A window is a region of its own here, with the bytes that it was bound to as they were then.
+    fn bind(&mut self, bind: &Bind) -> Result<(), AccessError> {
+        let bytes = self
+            .find(bind.lkey.0, bind.addr, bind.len as usize, AccessFlags::empty())?
+            .to_vec();
+        self.regions.push(Region {
+            key: bind.rkey.0,
+            base: bind.addr,
+            bytes,
+            access: bind.access,
+        });
+        self.binds.push(*bind);
+        Ok(())
+    }
+
     fn next_send(&mut self) -> Option<Result<SendRequest, BadRequest>> {
         self.sends.pop_front()
     }
@@ -257,5 +316,21 @@ pub fn read(remote_addr: u64, rkey: u32) -> Operation {
     Operation::Read {
         remote_addr,
         rkey: Rkey(rkey),
+    }
+}
+
+pub fn fetch_add(remote_addr: u64, rkey: u32, add: u64) -> Operation {
+    Operation::Atomic {
+        remote_addr,
+        rkey: Rkey(rkey),
+        op: AtomicOp::FetchAdd { add },
+    }
+}
+
+pub fn compare_swap(remote_addr: u64, rkey: u32, compare: u64, swap: u64) -> Operation {
+    Operation::Atomic {
+        remote_addr,
+        rkey: Rkey(rkey),
+        op: AtomicOp::CompareSwap { compare, swap },
     }
 }

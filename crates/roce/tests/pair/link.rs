@@ -1,7 +1,9 @@
 //! A link with faults.
 
+use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::rc::Rc;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
@@ -21,6 +23,43 @@ pub struct Faults {
     pub corruption: u32,
 }
 
+/// A wire of a certain rate behind a queue of a certain length; several links may share one.
+#[derive(Debug)]
+pub struct Bottleneck {
+    pub bits_per_second: u64,
+    pub queue_bytes: u64,
+    /// When the last packet that was taken in is through.
+    free_at: Time,
+    /// Packets that found the queue full.
+    pub dropped: u64,
+}
+
+/// Ethernet with preamble and gap, IPv4 and UDP: what each packet takes on the wire beside itself.
+const OVERHEAD_BYTES: u64 = 38 + 20 + 8;
+
+impl Bottleneck {
+    pub fn new(bits_per_second: u64, queue_bytes: u64) -> Rc<RefCell<Bottleneck>> {
+        Rc::new(RefCell::new(Bottleneck {
+            bits_per_second,
+            queue_bytes,
+            free_at: Time::ZERO,
+            dropped: 0,
+        }))
+    }
+
+    /// When a packet is through, if there is room for it.
+    fn pass(&mut self, now: Time, bytes: usize) -> Option<Time> {
+        let nanos = |bytes: u64| Duration::from_nanos(bytes * 8 * 1_000_000_000 / self.bits_per_second);
+        let start = self.free_at.max(now);
+        if start - now > nanos(self.queue_bytes) {
+            self.dropped += 1;
+            return None;
+        }
+        self.free_at = start + nanos(bytes as u64 + OVERHEAD_BYTES);
+        Some(self.free_at)
+    }
+}
+
 /// Says whether a packet gets through: for stories that lose a certain one.
 type Filter = Box<dyn FnMut(Side, &Packet<'_>) -> bool>;
 
@@ -33,6 +72,10 @@ pub struct Link {
     sequence: u64,
     pub latency: Duration,
     pub filter: Option<Filter>,
+    /// Lost packets, in a million; in addition to the faults.
+    pub loss_ppm: u32,
+    /// On the way to each side.
+    pub bottlenecks: [Option<Rc<RefCell<Bottleneck>>>; 2],
     /// Packets sent, dropped ones included.
     pub sent: u64,
 }
@@ -46,6 +89,8 @@ impl Link {
             sequence: 0,
             latency: Duration::from_micros(10),
             filter: None,
+            loss_ppm: 0,
+            bottlenecks: [None, None],
             sent: 0,
         }
     }
@@ -71,6 +116,14 @@ impl Link {
             if self.happens(self.faults.loss) {
                 continue;
             }
+            if self.loss_ppm > 0 && self.rng.random_range(0..1_000_000) < self.loss_ppm {
+                continue;
+            }
+            let through = match &self.bottlenecks[to as usize] {
+                None => Some(now),
+                Some(bottleneck) => bottleneck.borrow_mut().pass(now, bytes.len()),
+            };
+            let Some(through) = through else { continue };
             let mut bytes = bytes.to_vec();
             if self.happens(self.faults.corruption) {
                 for _ in 0..self.rng.random_range(1..=8) {
@@ -78,7 +131,7 @@ impl Link {
                     bytes[at] ^= 1 << self.rng.random_range(0..8);
                 }
             }
-            let mut due = now + self.latency;
+            let mut due = through + self.latency;
             if self.happens(self.faults.reordering) {
                 due = due + self.latency.mul_f64(self.rng.random_range(0.0..10.0));
             }

@@ -5,15 +5,15 @@
 mod host;
 mod link;
 
-pub use host::{SEND, TestHost, read, send_imm, sge, write, write_imm};
-pub use link::{Faults, Link};
+pub use host::{By, SEND, TestHost, compare_swap, fetch_add, read, send_imm, sge, write, write_imm};
+pub use link::{Bottleneck, Faults, Link};
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use verbatim_roce::{
-    AccessFlags, AddressVector, Flow, Mtu, Packet, Psn, QpAttributes, QpState, Qpn, RcConfig, RcQp, Time,
-    Transmit, TxBatch, UDP_PORT,
+    AccessFlags, AddressVector, Destination, Flow, Mtu, Packet, Path, Psn, Qp, QpAttributes, QpConfig,
+    QpState, QpType, Qpn, Time, Traffic, Transmit, TxBatch, UDP_PORT,
 };
 
 /// One of the two ends.
@@ -35,7 +35,7 @@ impl Side {
 }
 
 pub struct End {
-    pub qp: RcQp,
+    pub qp: Qp,
     pub host: TestHost,
     batch: TxBatch,
     /// The flow that comes in.
@@ -45,6 +45,7 @@ pub struct End {
 /// The attributes of a connection, with the values that tests vary.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
+    pub qp_type: QpType,
     pub mtu: Mtu,
     pub psn: [u32; 2],
     pub timeout: u8,
@@ -53,7 +54,7 @@ pub struct Setup {
     pub min_rnr_timer: u8,
     pub max_rd_atomic: u8,
     pub access: AccessFlags,
-    pub config: RcConfig,
+    pub config: QpConfig,
     pub faults: Faults,
     pub seed: u64,
     /// Packets per poll.
@@ -63,6 +64,7 @@ pub struct Setup {
 impl Default for Setup {
     fn default() -> Setup {
         Setup {
+            qp_type: QpType::Rc,
             mtu: Mtu::Mtu1024,
             psn: [100, 200],
             timeout: 10,
@@ -70,10 +72,10 @@ impl Default for Setup {
             rnr_retry: 7,
             min_rnr_timer: 12,
             max_rd_atomic: 4,
-            access: AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE,
-            config: RcConfig {
+            access: AccessFlags::REMOTE_READ | AccessFlags::REMOTE_WRITE | AccessFlags::REMOTE_ATOMIC,
+            config: QpConfig {
                 min_ack_timeout: Duration::from_millis(1),
-                ..RcConfig::default()
+                ..QpConfig::default()
             },
             faults: Faults::default(),
             seed: 0,
@@ -101,15 +103,64 @@ pub fn address(side: Side) -> SocketAddr {
     SocketAddr::from(([10, 0, 0, 1 + side as u8], UDP_PORT))
 }
 
+/// The queue key of a datagram queue pair.
+pub fn qkey(side: Side) -> u32 {
+    0x1111_0000 + side as u32
+}
+
+/// The way to a side, with its queue key.
+pub fn destination(to: Side) -> Destination {
+    Destination {
+        path: Path {
+            source: address(to.other()).ip(),
+            destination: address(to).ip(),
+            source_port: UDP_PORT,
+            traffic: Traffic::default(),
+        },
+        qpn: qpn(to),
+        qkey: qkey(to),
+    }
+}
+
 /// Attributes for the way to RTS, in three steps.
 pub fn steps(setup: &Setup, side: Side) -> [QpAttributes; 3] {
+    let to = |state| QpAttributes {
+        state: Some(state),
+        ..QpAttributes::default()
+    };
+    if setup.qp_type == QpType::Ud {
+        let init = QpAttributes {
+            pkey_index: Some(0),
+            port_num: Some(1),
+            qkey: Some(qkey(side)),
+            ..to(QpState::Init)
+        };
+        let rts = QpAttributes {
+            sq_psn: Some(Psn::new(setup.psn[side as usize])),
+            ..to(QpState::Rts)
+        };
+        return [init, to(QpState::Rtr), rts];
+    }
     let init = QpAttributes {
-        state: Some(QpState::Init),
         pkey_index: Some(0),
         port_num: Some(1),
         access_flags: Some(setup.access),
-        ..QpAttributes::default()
+        ..to(QpState::Init)
     };
+    if setup.qp_type == QpType::Uc {
+        let rtr = QpAttributes {
+            av: Some(AddressVector::default()),
+            path_mtu: Some(setup.mtu),
+            dest_qpn: Some(qpn(side.other())),
+            rq_psn: Some(Psn::new(setup.psn[side.other() as usize])),
+            ..to(QpState::Rtr)
+        };
+        let rts = QpAttributes {
+            sq_psn: Some(Psn::new(setup.psn[side as usize])),
+            ..to(QpState::Rts)
+        };
+        return [init, rtr, rts];
+    }
     let rtr = QpAttributes {
         state: Some(QpState::Rtr),
         av: Some(AddressVector::default()),
@@ -136,7 +187,7 @@ impl End {
     fn new(setup: &Setup, side: Side) -> End {
         let flow = |from, to| Flow::new(address(from), address(to)).expect("both are IPv4");
         let mut end = End {
-            qp: RcQp::new(qpn(side), setup.config),
+            qp: Qp::new(setup.qp_type, qpn(side), setup.config),
             host: TestHost::new(),
             batch: TxBatch::new(flow(side, side.other())),
             inbound: flow(side.other(), side),
@@ -203,17 +254,28 @@ impl Pair {
         for side in [Side::A, Side::B] {
             while self.transmit(side) {}
         }
+        let Some(next) = self.next_event() else {
+            return false;
+        };
+        self.go_to(next);
+        true
+    }
+
+    /// When something happens next, if all has been sent that can be.
+    pub fn next_event(&self) -> Option<Time> {
         let timeouts = [self.a.qp.next_timeout(), self.b.qp.next_timeout()];
-        let next = timeouts.into_iter().flatten().chain(self.link.next_due()).min();
-        let Some(next) = next else { return false };
-        self.now = self.now.max(next);
+        timeouts.into_iter().flatten().chain(self.link.next_due()).min()
+    }
+
+    /// Lets happen what happens at that time, or should have before.
+    pub fn go_to(&mut self, time: Time) {
+        self.now = self.now.max(time);
         let now = self.now;
         for side in [Side::A, Side::B] {
             let end = self.end(side);
             end.qp.handle_timeout(now, &mut end.host);
         }
         self.deliver();
-        true
     }
 
     /// Steps until nothing more happens.

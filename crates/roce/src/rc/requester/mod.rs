@@ -10,10 +10,12 @@
 //!         │ answer   │ to be resent  │ yet       │ taken off the ring
 //! ```
 //!
-//! - [`transmit`]: sends the packet at `next`, as long as the window lets it.
+//! - [`transmit`]: sends the packet at `next`, as long as the window lets it; [`local`]: what needs no packet.
 //! - [`acknowledge`]: answers move `ack`, and requests that it passes are complete.
-//! - [`retry`]: NAKs and timeouts set `next` back to `ack` (go back N, IBA §9.7.5.2.4): since any packet can be made
-//!   again from its PSN and the program's memory, nothing that was sent is kept.
+//! - [`retry`]: NAKs and timeouts set `next` back to `ack`: since any packet can be made again from its PSN and the
+//!   program's memory, nothing that was sent is kept.
+//! - [`repair`]: how much of it the partner needs again. [`window`] and [`rtt`]: how much may be under way, and for
+//!   how long.
 //!
 //! A READ of many packets is asked for in pieces of a part of the window, each with a request of its own (to the
 //! responder they are so many READs in a row). So the data that the partner may send at a time is bounded, which no
@@ -23,7 +25,10 @@
 //! before it still complete as usual.
 
 mod acknowledge;
+mod local;
+mod repair;
 mod retry;
+mod rtt;
 mod transmit;
 mod window;
 mod wqe;
@@ -31,10 +36,16 @@ mod wqe;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use self::repair::Repair;
+use self::rtt::Rtt;
 use self::window::Window;
 use self::wqe::Wqe;
-use super::RcConfig;
-use crate::{Completion, Counters, Host, Psn, QpAttributes, Queue, Time, WcStatus};
+use crate::gather::retire;
+use crate::held::Held;
+use crate::{Counters, Host, Mtu, Psn, QpAttributes, QpConfig, Time, WcStatus};
+
+/// Room for requests that a queue pair keeps when it has none under way.
+const MOST_IDLE_REQUESTS: usize = 8;
 
 /// What the attributes say to the requester.
 #[derive(Clone, Copy, Debug, Default)]
@@ -44,12 +55,22 @@ struct Settings {
     retry_cnt: u8,
     rnr_retry: u8,
     max_rd_atomic: u8,
+    mtu: Mtu,
+}
+
+/// A packet whose answer tells the round trip.
+#[derive(Clone, Copy, Debug)]
+struct Timed {
+    psn: Psn,
+    at: Time,
+    /// [`Requester::delivered`] at that time.
+    delivered: u32,
 }
 
 /// Requests taken off the ring, and how far they are.
 #[derive(Debug)]
 pub(super) struct Requester {
-    config: RcConfig,
+    config: QpConfig,
     settings: Settings,
     queue: VecDeque<Wqe>,
     /// Index into the queue of the request that `next` lies in; its length if `next` is `end`.
@@ -62,19 +83,42 @@ pub(super) struct Requester {
     high: Psn,
     /// The first PSN after the last request.
     end: Psn,
-    /// The last PSN of each READ request that is under way, oldest first.
+    /// The last PSN of each READ request and atomic that is under way, oldest first.
     reads: VecDeque<Psn>,
+    /// Message bytes between `ack` and `next`.
+    in_flight_bytes: u64,
     window: Window,
+    rtt: Rtt,
+    timed: Option<Timed>,
+    /// Packets acknowledged, modulo 2^32.
+    delivered: u32,
     retries_left: u8,
     rnr_retries_left: u8,
-    /// Went back because of a NAK, and nothing has been acknowledged since: more such NAKs are echoes.
-    recovering: bool,
-    ack_deadline: Option<Time>,
+    /// When sending began again at the oldest PSN because of a NAK, if nothing has been acknowledged since.
+    recovering: Option<Time>,
+    /// When the gap at the oldest PSN was found.
+    gap_since: Option<Time>,
+    repair: Repair,
+    /// The latest repair was none: it asks how things are.
+    probing: bool,
+    /// The window is not cut for losses before this PSN: they were cut for together.
+    cut_until: Psn,
+    /// Answers with data that came too early.
+    held: Held,
+    /// Requests up to this PSN are acknowledged, but an answer with data before it is missing.
+    acknowledged_early: Option<Psn>,
+    congestion_at: Option<Time>,
+    /// Timeouts in a row.
+    backoff: u32,
+    /// When to ask how things are.
+    retry_deadline: Option<Time>,
+    /// When the program's ACK timeout is over.
+    stall_deadline: Option<Time>,
     rnr_deadline: Option<Time>,
 }
 
 impl Requester {
-    pub fn new(config: RcConfig) -> Requester {
+    pub fn new(config: QpConfig) -> Requester {
         Requester {
             config,
             settings: Settings::default(),
@@ -85,11 +129,24 @@ impl Requester {
             high: Psn::default(),
             end: Psn::default(),
             reads: VecDeque::new(),
+            in_flight_bytes: 0,
             window: Window::default(),
+            rtt: Rtt::default(),
+            timed: None,
+            delivered: 0,
             retries_left: 0,
             rnr_retries_left: 0,
-            recovering: false,
-            ack_deadline: None,
+            recovering: None,
+            gap_since: None,
+            repair: Repair::default(),
+            probing: false,
+            cut_until: Psn::default(),
+            held: Held::default(),
+            acknowledged_early: None,
+            congestion_at: None,
+            backoff: 0,
+            retry_deadline: None,
+            stall_deadline: None,
             rnr_deadline: None,
         }
     }
@@ -103,15 +160,32 @@ impl Requester {
             retry_cnt: attributes.retry_cnt.unwrap_or(0),
             rnr_retry: attributes.rnr_retry.unwrap_or(0),
             max_rd_atomic: attributes.max_rd_atomic.unwrap_or(0),
+            mtu: attributes.path_mtu.unwrap_or_default(),
         };
-        let by_bytes = self.config.window_bytes / attributes.path_mtu.unwrap_or_default().bytes();
-        self.window.limit(by_bytes.min(self.config.window_packets));
+        self.limit_window();
         self.restore_retries();
+    }
+
+    pub fn set_window(&mut self, bytes: u32) {
+        if bytes != self.config.window_bytes {
+            self.config.window_bytes = bytes;
+            self.limit_window();
+        }
+    }
+
+    fn limit_window(&mut self) {
+        let by_bytes = self.config.window_bytes / self.settings.mtu.bytes();
+        self.window.limit(by_bytes.min(self.config.window_packets));
+    }
+
+    pub fn in_flight_bytes(&self) -> u64 {
+        self.in_flight_bytes
     }
 
     /// The queue pair goes to RTS for the first time.
     pub fn start(&mut self, first: Psn) {
         (self.ack, self.next, self.high, self.end) = (first, first, first, first);
+        self.cut_until = first;
     }
 
     pub fn is_drained(&self) -> bool {
@@ -119,9 +193,9 @@ impl Requester {
     }
 
     pub fn next_timeout(&self) -> Option<Time> {
-        match (self.ack_deadline, self.rnr_deadline) {
-            (Some(ack), Some(rnr)) => Some(ack.min(rnr)),
-            (ack, rnr) => ack.or(rnr),
+        match (self.retry_deadline, self.rnr_deadline) {
+            (Some(retry), Some(rnr)) => Some(retry.min(rnr)),
+            (retry, rnr) => retry.or(rnr),
         }
     }
 
@@ -140,7 +214,7 @@ impl Requester {
                 WcStatus::WrFlushErr => counters.req_cqe_flush_error += 1,
                 _ => counters.req_cqe_error += 1,
             }
-            retire(&wqe, status, host);
+            retire(&wqe.request, wqe.opcode, status, wqe.len, host);
         }
         *self = Requester {
             settings: self.settings,
@@ -159,32 +233,5 @@ impl Requester {
     fn restore_retries(&mut self) {
         self.retries_left = self.settings.retry_cnt;
         self.rnr_retries_left = self.settings.rnr_retry;
-        self.recovering = false;
-    }
-
-    /// Starts the time in which an answer has to come, if one is due.
-    fn rearm(&mut self, now: Time) {
-        let due = self.ack != self.high && self.rnr_deadline.is_none();
-        self.ack_deadline = self
-            .settings
-            .ack_timeout
-            .filter(|_| due)
-            .map(|timeout| now + timeout);
-    }
-}
-
-/// Gives a request's slot back, and its completion where one is due.
-fn retire(wqe: &Wqe, status: WcStatus, host: &mut impl Host) {
-    host.retire_sends(1);
-    if wqe.request.signaled || status != WcStatus::Success {
-        host.complete(Completion {
-            queue: Queue::Send,
-            wr_id: wqe.request.wr_id,
-            status,
-            opcode: wqe.opcode,
-            byte_len: wqe.len,
-            imm: None,
-            solicited: false,
-        });
     }
 }

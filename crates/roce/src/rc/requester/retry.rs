@@ -1,8 +1,22 @@
-//! Sending again: go back N, by NAK, implied NAK or timeout (IBA §9.7.5.2.4, §9.9.2), or later, by RNR NAK.
+//! Sending again: what (IBA §9.7.5.2.4, §9.9.2), and when.
+//!
+//! - READ data that shows a gap: what is missing is asked for at once.
+//! - A NAK for a gap: at once. What is before the gap has arrived; what is behind it the partner has thrown away, as the
+//!   standard wants, or it has kept it: see [`super::repair`]. More NAKs for the same gap are echoes, unless they come so
+//!   late that they must be about what was sent again.
+//! - Nothing for a while, by the round trips that were seen ([`super::rtt`]): one packet, to ask how things are. The
+//!   answer shows whether the rest is to be sent again. If there is none twice, the window is closed as well. A partner
+//!   is a process that may have to wait for a core, so this counts as no retry, and the while doubles each time.
+//! - No progress for the program's own ACK timeout: that is a retry, and they are counted. NAKs alone do not put it off.
+//! - An RNR NAK: after the time that it says, with one packet first.
 
 use super::Requester;
+use super::wqe::Wqe;
 use crate::wire::aeth::rnr_delay;
 use crate::{Counters, Time, WcStatus};
+
+/// So many single packets are sent to ask how things are before the window is closed.
+const MOST_PROBES: u32 = 2;
 
 /// `rnr_retry` for "without end".
 const RNR_RETRY_INFINITE: u8 = 7;
@@ -10,36 +24,133 @@ const RNR_RETRY_INFINITE: u8 = 7;
 impl Requester {
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Time, counters: &mut Counters) {
-        if self.rnr_deadline.is_some_and(|deadline| deadline <= now) {
+        let is_due = |deadline: Option<Time>| deadline.is_some_and(|deadline| deadline <= now);
+        if is_due(self.rnr_deadline) {
             self.rnr_deadline = None;
             self.rearm(now);
         }
-        if self.ack_deadline.is_some_and(|deadline| deadline <= now) {
+        if !is_due(self.retry_deadline) {
+            return;
+        }
+        if is_due(self.stall_deadline) {
             counters.local_ack_timeout_err += 1;
-            self.recovering = false;
-            self.retry(counters);
-            self.rearm(now);
+            if self.retries_left == 0 {
+                counters.retry_exceeded_err += 1;
+                return self.fail(WcStatus::RetryExcErr);
+            }
+            self.retries_left -= 1;
+            self.stall_deadline = self.settings.ack_timeout.map(|timeout| now + timeout);
+        } else {
+            counters.early_retransmits += 1;
+            if self.backoff < MOST_PROBES {
+                self.backoff += 1;
+                self.probing = true;
+                return self.repair(now);
+            }
+        }
+        self.probing = false;
+        self.recovering = None;
+        self.window.on_timeout();
+        self.go_back();
+        self.backoff += 1;
+        self.arm_retry(now);
+    }
+
+    /// Starts the time in which there has to be progress, if something is under way.
+    pub(super) fn rearm(&mut self, now: Time) {
+        self.backoff = 0;
+        if self.ack == self.high || self.rnr_deadline.is_some() {
+            self.retry_deadline = None;
+            self.stall_deadline = None;
+            return;
+        }
+        self.stall_deadline = self.settings.ack_timeout.map(|timeout| now + timeout);
+        self.arm_retry(now);
+    }
+
+    fn arm_retry(&mut self, now: Time) {
+        let floor = self.config.min_rto;
+        let after = match self.backoff.checked_sub(MOST_PROBES) {
+            // A packet too many costs little.
+            None => self.rtt.timeout(floor / 4, self.backoff),
+            Some(backoff) => self.rtt.timeout(floor, backoff),
+        };
+        let soon = now + after;
+        let at = self.stall_deadline.map_or(soon, |stall| stall.min(soon));
+        self.retry_deadline = Some(at);
+    }
+
+    /// NAK "PSN sequence error" for the oldest PSN.
+    pub(super) fn sequence_nak(&mut self, now: Time, counters: &mut Counters) {
+        counters.packet_seq_err += 1;
+        if self.recovering.is_some() && !self.is_about_retry(now) {
+            return;
+        }
+        if self.repair.packets() < self.next.offset_from(self.ack) {
+            self.cut_window();
+            self.repair(now);
+        } else {
+            self.recover(now);
         }
     }
 
-    /// Sends again from the oldest PSN without an answer, or gives up.
-    pub(super) fn retry(&mut self, counters: &mut Counters) {
-        if self.retries_left == 0 {
-            counters.retry_exceeded_err += 1;
-            return self.fail(WcStatus::RetryExcErr);
+    /// Sends some packets from `ack` on again, and soon once more if nothing comes of it.
+    fn repair(&mut self, now: Time) {
+        self.recovering = Some(now);
+        self.gap_since.get_or_insert(now);
+        if self.is_data_missing() {
+            self.repair.begin_exact(self.ack, self.missing_data());
+        } else if self.probing {
+            self.repair.begin(self.ack, 1);
+        } else {
+            self.repair.begin(self.ack, self.next.offset_from(self.ack));
         }
-        self.retries_left -= 1;
-        self.window.on_loss();
+        self.timed = None;
+        self.arm_retry(now);
+    }
+
+    /// A later answer shows that data of the oldest READ or atomic was lost. All the later ones show it too: only the
+    /// first counts, and one that comes so late that the data must have been lost again.
+    pub(super) fn implied_nak(&mut self, now: Time, counters: &mut Counters) {
+        if self.recovering.is_none() || self.is_about_retry(now) {
+            counters.implied_nak_seq_err += 1;
+            self.cut_window();
+            self.repair(now);
+        }
+    }
+
+    /// Has something come that is behind data that has not?
+    pub(super) fn is_data_missing(&self) -> bool {
+        !self.held.is_empty() || self.acknowledged_early.is_some()
+    }
+
+    /// How many packets of data are missing before the first that has come, or before the end of the oldest request.
+    fn missing_data(&self) -> u32 {
+        let end = self.queue.front().map_or(self.ack, Wqe::end);
+        let first = self.held.first().unwrap_or(end);
+        first.offset_from(self.ack).min(self.next.offset_from(self.ack))
+    }
+
+    /// Is what arrives now too late to be about what was sent before the last recovery?
+    fn is_about_retry(&self, now: Time) -> bool {
+        let round = match self.rtt.min() {
+            Some(_) => self.rtt.smoothed(),
+            None => self.config.min_rto,
+        };
+        self.recovering.is_none_or(|since| now - since >= round)
+    }
+
+    fn recover(&mut self, now: Time) {
+        self.recovering = Some(now);
+        self.cut_window();
         self.go_back();
     }
 
-    /// A later answer shows that the data of the oldest READ was lost. All the later ones show it too: only the first
-    /// counts.
-    pub(super) fn implied_nak(&mut self, counters: &mut Counters) {
-        if !self.recovering {
-            counters.implied_nak_seq_err += 1;
-            self.recovering = true;
-            self.retry(counters);
+    /// One loss among what was under way, or many: that is one sign of congestion.
+    pub(super) fn cut_window(&mut self) {
+        if self.ack.distance_from(self.cut_until) >= 0 {
+            self.cut_until = self.high;
+            self.window.on_loss(self.rtt.is_queueing());
         }
     }
 
@@ -58,14 +169,30 @@ impl Requester {
         }
         // An answer was due and came.
         self.retries_left = self.settings.retry_cnt;
+        self.window.on_receiver_not_ready();
         self.go_back();
         self.rnr_deadline = Some(now + rnr_delay(timer));
-        self.ack_deadline = None;
+        self.retry_deadline = None;
+        self.stall_deadline = None;
     }
 
-    fn go_back(&mut self) {
+    /// A congestion notification (annex A17.9.3): the window is cut at most once in a round trip.
+    pub fn on_congestion(&mut self, now: Time) {
+        let long_ago = |cut: Time| now - cut >= self.rtt.smoothed();
+        if self.congestion_at.is_none_or(long_ago) {
+            self.congestion_at = Some(now);
+            self.window.on_congestion();
+        }
+    }
+
+    pub(super) fn go_back(&mut self) {
+        self.repair.cancel();
+        self.gap_since = None;
         self.next = self.ack;
         self.cursor = 0;
         self.reads.clear();
+        self.in_flight_bytes = 0;
+        // What is sent twice says nothing about the round trip (Karn's rule).
+        self.timed = None;
     }
 }

@@ -1,12 +1,14 @@
 //! Sending: the packet at `next`, as often as window, budget and batch let it.
 
-use super::super::link::{Link, Outlet, SendError};
-use super::Requester;
 use super::wqe::Wqe;
-use crate::wire::opcode::Opcode;
+use super::{Requester, Timed};
+use crate::gather::{gather, opcode, write_header};
+use crate::link::{Link, Outlet, SendError};
+use crate::wire::atomiceth::AtomicEth;
+use crate::wire::opcode::{Opcode, Service};
 use crate::wire::packet::Head;
 use crate::wire::reth::Reth;
-use crate::{AccessError, Counters, Host, Key, Operation, Psn, SendData, Time, Transmit, WcStatus};
+use crate::{AtomicOp, Counters, Host, Operation, Psn, Rkey, Time, Transmit, WcStatus};
 
 impl Requester {
     /// Sends what may be sent. New requests are taken off the ring only if `may_start`.
@@ -17,6 +19,26 @@ impl Requester {
         host: &mut impl Host,
         outlet: &mut Outlet<'_>,
     ) -> Transmit {
+        while let Some((psn, last)) = self.repair.next() {
+            if outlet.budget == 0 {
+                return Transmit::More;
+            }
+            match self.send_again(psn, last, host, outlet) {
+                Ok((packets, bytes)) => {
+                    self.repair.note_sent(packets);
+                    outlet.budget -= 1;
+                    outlet.counters.sent_requests += 1;
+                    outlet.counters.sent_request_bytes += bytes as u64;
+                    outlet.counters.retransmitted_requests += 1;
+                }
+                Err(SendError::Full) => return Transmit::Full,
+                Err(SendError::Access) => {
+                    self.repair.cancel();
+                    self.fail(WcStatus::LocProtErr);
+                    return Transmit::Idle;
+                }
+            }
+        }
         loop {
             let under_way = self.next.offset_from(self.ack);
             if self.rnr_deadline.is_some() || under_way >= self.window.packets() {
@@ -26,39 +48,60 @@ impl Requester {
                 return Transmit::Idle;
             }
             let wqe = &self.queue[self.cursor];
-            // A failed request stops the queue until it is the oldest. A fence (IBA §10.8.3.3) waits for READs.
+            if wqe.is_local() {
+                if self.pass_local(host) {
+                    continue;
+                }
+                return Transmit::Idle;
+            }
+            // A failed request stops the queue until it is the oldest. A fence (IBA §10.8.3.3) waits for READs and
+            // atomics.
             let fenced = wqe.request.fence && self.next == wqe.first && !self.reads.is_empty();
             if wqe.failure.is_some() || fenced {
                 return Transmit::Idle;
             }
             let room = self.window.packets() - under_way;
             let packets = if wqe.is_read() {
-                let piece = wqe.rest_of_piece(self.next);
-                let too_much = piece > room && under_way > 0;
-                if too_much || self.reads.len() >= usize::from(self.settings.max_rd_atomic) {
-                    return Transmit::Idle;
-                }
-                piece
+                wqe.rest_of_piece(self.next)
             } else {
                 1
             };
+            if wqe.is_read_or_atomic() {
+                let too_much = packets > room && under_way > 0;
+                if too_much || self.reads.len() >= usize::from(self.settings.max_rd_atomic) {
+                    return Transmit::Idle;
+                }
+            }
             if outlet.budget == 0 {
                 return Transmit::More;
             }
-            let sent = if wqe.is_read() {
-                send_read(wqe, self.next, packets, outlet)
-            } else {
-                let interval = self.config.ack_request_interval.max(1);
-                let ack_request = room == 1 || self.next.get().is_multiple_of(interval);
-                send_data(wqe, self.next, ack_request, host, outlet)
+            let mut ack_request = true;
+            let sent = match wqe.request.operation {
+                Operation::Read { remote_addr, rkey } => {
+                    send_read(wqe, self.next, packets, (remote_addr, rkey), outlet)
+                }
+                Operation::Atomic {
+                    remote_addr,
+                    rkey,
+                    op,
+                } => send_atomic(self.next, (remote_addr, rkey), op, outlet),
+                _ => {
+                    // So often that the window never runs empty for want of an answer.
+                    let interval =
+                        (self.window.packets() / 4).clamp(1, self.config.ack_request_interval.max(1));
+                    ack_request = room == 1
+                        || self.next.next() == wqe.end()
+                        || self.next.get().is_multiple_of(interval);
+                    send_data(wqe, self.next, ack_request, host, outlet)
+                }
             };
             match sent {
                 Ok(bytes) => {
                     outlet.budget -= 1;
                     outlet.counters.sent_requests += 1;
                     outlet.counters.sent_request_bytes += bytes as u64;
-                    self.note_sent(packets, outlet.counters);
-                    if self.ack_deadline.is_none() {
+                    self.note_sent(now, packets, ack_request, outlet.counters);
+                    if self.retry_deadline.is_none() {
                         self.rearm(now);
                     }
                 }
@@ -66,6 +109,34 @@ impl Requester {
                 Err(SendError::Access) => self.queue[self.cursor].failure = Some(WcStatus::LocProtErr),
             }
         }
+    }
+
+    /// Sends a packet again that is under way; says for how many PSNs it stands.
+    fn send_again(
+        &self,
+        psn: Psn,
+        ack_request: bool,
+        host: &mut impl Host,
+        outlet: &mut Outlet<'_>,
+    ) -> Result<(u32, usize), SendError> {
+        let owner = self
+            .queue
+            .iter()
+            .find(|wqe| psn.offset_from(wqe.first) < wqe.packets);
+        let wqe = owner.expect("what is under way belongs to a request");
+        let (packets, sent) = match wqe.request.operation {
+            Operation::Read { remote_addr, rkey } => {
+                let packets = self.repair.data_packets(psn, wqe.rest_of_piece(psn));
+                (packets, send_read(wqe, psn, packets, (remote_addr, rkey), outlet))
+            }
+            Operation::Atomic {
+                remote_addr,
+                rkey,
+                op,
+            } => (1, send_atomic(psn, (remote_addr, rkey), op, outlet)),
+            _ => (1, send_data(wqe, psn, ack_request, host, outlet)),
+        };
+        sent.map(|bytes| (packets, bytes))
     }
 
     /// Takes a request off the ring; says whether there was one.
@@ -96,13 +167,21 @@ impl Requester {
         (self.window.limit_packets() / pieces).max(1)
     }
 
-    fn note_sent(&mut self, packets: u32, counters: &mut Counters) {
+    fn note_sent(&mut self, now: Time, packets: u32, ack_request: bool, counters: &mut Counters) {
         let wqe = &self.queue[self.cursor];
         let again = self.next != self.high;
         let next = self.next.add(packets);
-        if wqe.is_read() {
+        if wqe.is_read_or_atomic() {
             self.reads.push_back(next.sub(1));
         }
+        if ack_request && !again && self.timed.is_none() && self.recovering.is_none() {
+            self.timed = Some(Timed {
+                psn: self.next,
+                at: now,
+                delivered: self.delivered,
+            });
+        }
+        self.in_flight_bytes += wqe.bytes_between(self.next, next, self.settings.mtu);
         if next == wqe.end() {
             self.cursor += 1;
         }
@@ -114,11 +193,14 @@ impl Requester {
     }
 }
 
-fn send_read(wqe: &Wqe, psn: Psn, packets: u32, outlet: &mut Outlet<'_>) -> Result<usize, SendError> {
+fn send_read(
+    wqe: &Wqe,
+    psn: Psn,
+    packets: u32,
+    (remote_addr, rkey): (u64, Rkey),
+    outlet: &mut Outlet<'_>,
+) -> Result<usize, SendError> {
     let link = outlet.link;
-    let Operation::Read { remote_addr, rkey } = wqe.request.operation else {
-        unreachable!("the caller has asked whether it is a READ")
-    };
     let (offset, _) = wqe.span(psn, link.mtu);
     let dma_len = (wqe.len - offset).min(packets.saturating_mul(link.mtu.bytes()));
     let mut bth = link.bth(Opcode::RC_READ_REQUEST, psn);
@@ -128,16 +210,35 @@ fn send_read(wqe: &Wqe, psn: Psn, packets: u32, outlet: &mut Outlet<'_>) -> Resu
         rkey,
         dma_len,
     };
-    outlet.send(
-        &Head {
-            bth,
-            reth: Some(reth),
-            aeth: None,
-            imm: None,
-        },
-        0,
-        |_| Ok(()),
-    )
+    let head = Head {
+        reth: Some(reth),
+        ..Head::new(bth)
+    };
+    outlet.send(&head, 0, |_| Ok(()))
+}
+
+fn send_atomic(
+    psn: Psn,
+    (virtual_addr, rkey): (u64, Rkey),
+    op: AtomicOp,
+    outlet: &mut Outlet<'_>,
+) -> Result<usize, SendError> {
+    let (opcode, swap_or_add, compare) = match op {
+        AtomicOp::CompareSwap { compare, swap } => (Opcode::RC_COMPARE_SWAP, swap, compare),
+        AtomicOp::FetchAdd { add } => (Opcode::RC_FETCH_ADD, add, 0),
+    };
+    let mut bth = outlet.link.bth(opcode, psn);
+    bth.ack_request = true;
+    let head = Head {
+        atomic_eth: Some(AtomicEth {
+            virtual_addr,
+            rkey,
+            swap_or_add,
+            compare,
+        }),
+        ..Head::new(bth)
+    };
+    outlet.send(&head, 0, |_| Ok(()))
 }
 
 fn send_data(
@@ -151,65 +252,17 @@ fn send_data(
     let request = &wqe.request;
     let starts = psn == wqe.first;
     let ends = psn.next() == wqe.end();
-    let imm = request.operation.imm();
-    let opcode = opcode(&request.operation, starts, ends);
-    let mut bth = link.bth(opcode, psn);
-    bth.ack_request = ends || ack_request;
+    let mut bth = link.bth(opcode(Service::Rc, &request.operation, starts, ends), psn);
+    bth.ack_request = ack_request;
     bth.solicited = ends && request.solicited;
-    let reth = match request.operation {
-        Operation::Write {
-            remote_addr, rkey, ..
-        } if starts => Some(Reth {
-            virtual_addr: remote_addr,
-            rkey,
-            dma_len: wqe.len,
-        }),
-        _ => None,
+    let head = Head {
+        reth: write_header(&request.operation, starts, wqe.len),
+        imm: request.operation.imm(),
+        invalidate: request.operation.invalidates(),
+        ..Head::new(bth)
     };
     let (offset, payload_bytes) = wqe.span(psn, link.mtu);
-    let head = Head {
-        bth,
-        reth,
-        aeth: None,
-        imm: imm.filter(|_| ends),
-    };
     outlet.send(&head, payload_bytes, |payload| {
         gather(&request.data, offset, payload, host)
     })
-}
-
-fn gather(data: &SendData, offset: u32, out: &mut [u8], host: &mut impl Host) -> Result<(), AccessError> {
-    match data {
-        SendData::Inline { bytes, .. } => {
-            let start = offset as usize;
-            out.copy_from_slice(&bytes[start..start + out.len()]);
-            Ok(())
-        }
-        SendData::Sges(list) => list.for_range(offset, out.len() as u32, |part, at| {
-            host.read(
-                Key::Local(part.lkey),
-                part.addr,
-                &mut out[at..at + part.len as usize],
-            )
-        }),
-    }
-}
-
-fn opcode(operation: &Operation, starts: bool, ends: bool) -> Opcode {
-    let with_imm = operation.imm().is_some();
-    match (operation, starts, ends) {
-        (Operation::Read { .. }, ..) => Opcode::RC_READ_REQUEST,
-        (Operation::Send { .. }, true, false) => Opcode::RC_SEND_FIRST,
-        (Operation::Send { .. }, false, false) => Opcode::RC_SEND_MIDDLE,
-        (Operation::Send { .. }, false, true) if with_imm => Opcode::RC_SEND_LAST_IMM,
-        (Operation::Send { .. }, false, true) => Opcode::RC_SEND_LAST,
-        (Operation::Send { .. }, true, true) if with_imm => Opcode::RC_SEND_ONLY_IMM,
-        (Operation::Send { .. }, true, true) => Opcode::RC_SEND_ONLY,
-        (Operation::Write { .. }, true, false) => Opcode::RC_WRITE_FIRST,
-        (Operation::Write { .. }, false, false) => Opcode::RC_WRITE_MIDDLE,
-        (Operation::Write { .. }, false, true) if with_imm => Opcode::RC_WRITE_LAST_IMM,
-        (Operation::Write { .. }, false, true) => Opcode::RC_WRITE_LAST,
-        (Operation::Write { .. }, true, true) if with_imm => Opcode::RC_WRITE_ONLY_IMM,
-        (Operation::Write { .. }, true, true) => Opcode::RC_WRITE_ONLY,
-    }
 }

@@ -1,9 +1,7 @@
 //! A send request with its range of PSNs.
 
-use crate::{
-    BadRequest, Host, LocalAccess, MAX_MESSAGE, Mtu, Operation, Psn, SendData, SendRequest, SgeList,
-    WcOpcode, WcStatus,
-};
+use crate::gather::check_data;
+use crate::{BadRequest, Host, Mtu, Operation, Psn, SendData, SendRequest, SgeList, WcOpcode, WcStatus};
 
 /// A request on its way.
 #[derive(Debug)]
@@ -14,10 +12,12 @@ pub(super) struct Wqe {
     pub len: u32,
     /// Its first PSN.
     pub first: Psn,
-    /// How many PSNs it has.
+    /// How many PSNs it has: none if it happens here.
     pub packets: u32,
     /// For a READ: how many packets are asked for at a time.
     read_piece: u32,
+    /// Happens here, and has happened.
+    pub executed: bool,
     /// Why it cannot go on. It then fails the queue pair once it is the oldest.
     pub failure: Option<WcStatus>,
 }
@@ -35,10 +35,11 @@ impl Wqe {
         match item {
             Ok(request) => {
                 let failure = check(&request, max_rd_atomic, host).err();
-                let len = if failure.is_some() {
-                    0
-                } else {
-                    request.data.len_bytes() as u32
+                let is_local = request.operation.is_local();
+                let len = match request.operation {
+                    _ if failure.is_some() || is_local => 0,
+                    Operation::Atomic { .. } | Operation::AtomicWrite { .. } => 8,
+                    _ => request.data.len_bytes() as u32,
                 };
                 let opcode = request.operation.wc_opcode();
                 Wqe {
@@ -46,8 +47,9 @@ impl Wqe {
                     opcode,
                     len,
                     first,
-                    packets: mtu.packets(len),
+                    packets: if is_local { 0 } else { mtu.packets(len) },
                     read_piece,
+                    executed: false,
                     failure,
                 }
             }
@@ -59,6 +61,7 @@ impl Wqe {
                     signaled: true,
                     fence: false,
                     solicited: false,
+                    destination: None,
                 };
                 let failure = Some(WcStatus::LocQpOpErr);
                 Wqe {
@@ -68,6 +71,7 @@ impl Wqe {
                     first,
                     packets: 1,
                     read_piece,
+                    executed: false,
                     failure,
                 }
             }
@@ -81,6 +85,22 @@ impl Wqe {
 
     pub fn is_read(&self) -> bool {
         self.request.operation.is_read()
+    }
+
+    /// Complete only by data from the partner.
+    pub fn is_read_or_atomic(&self) -> bool {
+        self.request.operation.is_read_or_atomic()
+    }
+
+    pub fn is_local(&self) -> bool {
+        self.request.operation.is_local()
+    }
+
+    /// Bytes of the message in the packets from `from` up to `to`.
+    pub fn bytes_between(&self, from: Psn, to: Psn, mtu: Mtu) -> u64 {
+        let before = |psn: Psn| u64::from(psn.offset_from(self.first)) * u64::from(mtu.bytes());
+        let len = u64::from(self.len);
+        before(to).min(len) - before(from).min(len)
     }
 
     /// How many packets to ask for at `psn` of a READ: up to the end of the piece that it lies in. The pieces of a READ
@@ -99,26 +119,11 @@ impl Wqe {
 }
 
 fn check(request: &SendRequest, max_rd_atomic: u8, host: &mut impl Host) -> Result<(), WcStatus> {
-    let is_read = request.operation.is_read();
-    let list = match &request.data {
-        SendData::Inline { .. } if is_read => return Err(WcStatus::LocQpOpErr),
-        SendData::Inline { .. } => return Ok(()),
-        SendData::Sges(list) => list,
-    };
-    if is_read && max_rd_atomic == 0 {
+    if request.operation.is_local() {
+        return Ok(());
+    }
+    if request.operation.is_read_or_atomic() && max_rd_atomic == 0 {
         return Err(WcStatus::LocQpOpErr);
     }
-    if list.len_bytes() > u64::from(MAX_MESSAGE) {
-        return Err(WcStatus::LocLenErr);
-    }
-    let access = if is_read {
-        LocalAccess::Write
-    } else {
-        LocalAccess::Read
-    };
-    for sge in list.as_slice().iter().filter(|sge| sge.len > 0) {
-        host.check_local(sge.lkey, sge.addr, sge.len, access)
-            .map_err(|_| WcStatus::LocProtErr)?;
-    }
-    Ok(())
+    check_data(request, host)
 }

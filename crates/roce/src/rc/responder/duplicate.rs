@@ -1,16 +1,16 @@
 //! Requests that were executed before (IBA §9.7.5.1.4): an answer was lost, or the network doubled a packet.
 
-use super::super::link::Link;
 use super::Responder;
 use super::answers::ReadAnswer;
+use crate::link::Link;
 use crate::wire::opcode::Kind;
 use crate::{AccessFlags, Counters, Host, Packet, Psn, RemoteAccess};
 
-/// READs that were asked for again, beyond `max_dest_rd_atomic`, that may wait for being answered.
+/// READs and atomics that were asked for again, beyond `max_dest_rd_atomic`, that may wait for being answered.
 const MAX_EXTRA_READS: usize = 16;
 
 impl Responder {
-    /// Answers again, and executes only a READ again.
+    /// Answers again, and executes only a READ again: an atomic is answered with what was saved.
     pub(super) fn handle_duplicate(
         &mut self,
         packet: &Packet<'_>,
@@ -22,21 +22,34 @@ impl Responder {
         match packet.info.kind {
             Kind::Send | Kind::Write => self.acknowledge_again(packet.bth.psn),
             Kind::ReadRequest => self.read_again(packet, link, host),
+            Kind::Atomic | Kind::AtomicWrite => self.atomic_again(packet.bth.psn),
             _ => {}
         }
     }
 
-    /// Says how far things are, which spares the partner to send the rest again. But not beyond a later READ: the partner
-    /// may be without its data, and would take such an acknowledgement for an implied NAK.
+    /// Says how far things are, which spares the partner to send the rest again. But not beyond a later READ or atomic:
+    /// the partner may be without its data, and would take such an acknowledgement for an implied NAK.
     fn acknowledge_again(&mut self, psn: Psn) {
-        let read_since = self.last_read.is_some_and(|read| psn.distance_from(read) < 0);
+        let read_since = self.last_data.is_some_and(|read| psn.distance_from(read) < 0);
         self.answers
             .acknowledge(if read_since { psn } else { self.expected.sub(1) });
     }
 
-    /// The partner goes back to this READ, so it asks again for everything after it too: answers that wait and are for
-    /// the same PSNs or later ones are forgotten. If it was the network that doubled the packet, the partner will find
-    /// an answer missing and ask again.
+    /// What is not found is too old to be asked for rightly, or never was an atomic: dropped (IBA §9.9.3, class D).
+    fn atomic_again(&mut self, psn: Psn) {
+        let saved = self.atomics.iter().find(|saved| saved.psn == psn).copied();
+        if let Some(saved) = saved
+            && self.has_room_for_again()
+        {
+            self.answers.atomic_again(psn, saved.value);
+        }
+    }
+
+    fn has_room_for_again(&self) -> bool {
+        self.answers.reads_and_atomics() < usize::from(self.max_dest_rd_atomic) + MAX_EXTRA_READS
+    }
+
+    /// The partner is without this data, or a part of what it asked for: what waits to be sent of the same is forgotten.
     fn read_again(&mut self, packet: &Packet<'_>, link: &Link, host: &mut impl Host) {
         let Some(reth) = packet.reth else { return };
         let packets = link.mtu.packets(reth.dma_len);
@@ -49,9 +62,8 @@ impl Responder {
         if !within || !allowed {
             return;
         }
-        self.answers.forget_from(packet.bth.psn);
-        if self.answers.reads() < usize::from(self.max_dest_rd_atomic) + MAX_EXTRA_READS {
-            self.answers.read(ReadAnswer {
+        if self.has_room_for_again() {
+            self.answers.read_again(ReadAnswer {
                 psn: packet.bth.psn,
                 packets,
                 addr: reth.virtual_addr,

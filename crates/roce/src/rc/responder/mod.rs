@@ -2,8 +2,8 @@
 //!
 //! - [`request`]: a request packet goes through a chain of checks in the order of IBA §9.7.4, each of which may refuse
 //!   it; what passes all of them is executed.
-//! - [`message`]: the message that is being received, and how it ends in memory.
 //! - [`duplicate`]: what was executed before is answered again, and only READs are executed again.
+//! - [`crate::held`]: what came before a packet that is missing waits for it.
 //! - [`answers`]: what is to be answered, in the order of PSNs; acknowledgements merge.
 //! - [`respond`]: makes packets of the answers, READ data a bit at a time.
 //!
@@ -11,16 +11,16 @@
 
 mod answers;
 mod duplicate;
-mod message;
 mod request;
 mod respond;
 
-use self::answers::Answers;
-use self::message::Message;
+use std::collections::VecDeque;
+
+use self::answers::{Answers, AtomicAnswer};
+use crate::held::Held;
+use crate::receive::{Message, flush_receive};
 use crate::wire::aeth::Syndrome;
-use crate::{
-    AccessFlags, Completion, Counters, Host, Psn, QpAttributes, Queue, ReceiveRequest, WcOpcode, WcStatus,
-};
+use crate::{AccessFlags, Counters, Host, Psn, QpAttributes, QpConfig};
 
 /// A negative acknowledgement that waits to be sent.
 #[derive(Clone, Copy, Debug)]
@@ -37,23 +37,37 @@ pub(super) struct Responder {
     max_dest_rd_atomic: u8,
     /// The PSN that must come next.
     expected: Psn,
-    /// The first PSN of the latest READ.
-    last_read: Option<Psn>,
+    /// The first PSN of the latest READ or atomic.
+    last_data: Option<Psn>,
+    /// The results of the latest atomics, as many as the partner may ask for again (IBA §9.4.5).
+    atomics: VecDeque<AtomicAnswer>,
     /// Messages completed, modulo 2^24.
     msn: u32,
     /// The message of which some packets have come.
     message: Option<Message>,
     answers: Answers,
     nak: Option<PendingNak>,
-    /// A NAK for `expected` was given: no other until it comes (IBA §9.7.5.2.8).
+    /// A NAK for `expected` was given: no other until it comes (IBA §9.7.5.2.8), or until the partner has begun again
+    /// and it was missing again.
     nak_given: bool,
+    /// The latest packet that came too early.
+    early: Option<Psn>,
+    /// How many did since the last NAK.
+    early_count: u32,
+    /// The partner repairs a gap with one packet, and does not begin again for each NAK.
+    repairs_singly: bool,
+    /// A gap was filled just now, and what had been held was executed.
+    released: bool,
+    held: Held,
+    hold_bytes: usize,
     /// The connection is at its end: nothing more is executed, and after the NAK comes the error state.
     ending: bool,
 }
 
 impl Responder {
     /// Takes over attributes that may change while the queue pair runs.
-    pub fn configure(&mut self, attributes: &QpAttributes) {
+    pub fn configure(&mut self, attributes: &QpAttributes, config: &QpConfig) {
+        self.hold_bytes = config.hold_bytes as usize;
         self.access = attributes.access_flags.unwrap_or_default();
         self.min_rnr_timer = attributes.min_rnr_timer.unwrap_or(0);
         self.max_dest_rd_atomic = attributes.max_dest_rd_atomic.unwrap_or(0);
@@ -76,18 +90,4 @@ impl Responder {
         }
         *self = Responder::default();
     }
-}
-
-/// Completes a RECV without a message.
-pub(super) fn flush_receive(receive: &ReceiveRequest, host: &mut impl Host, counters: &mut Counters) {
-    counters.resp_cqe_flush_error += 1;
-    host.complete(Completion {
-        queue: Queue::Receive,
-        wr_id: receive.wr_id,
-        status: WcStatus::WrFlushErr,
-        opcode: WcOpcode::Recv,
-        byte_len: 0,
-        imm: None,
-        solicited: false,
-    });
 }

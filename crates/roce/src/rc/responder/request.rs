@@ -1,14 +1,14 @@
 //! A request packet: checked step by step, then executed.
 
-use super::super::link::Link;
-use super::answers::ReadAnswer;
-use super::message::{Message, ScatterError, WriteMessage, complete_receive, payload_fits_position, scatter};
+use super::answers::{AtomicAnswer, ReadAnswer};
 use super::{PendingNak, Responder};
+use crate::link::Link;
+use crate::receive::{Message, ScatterError, WriteMessage, complete_receive, payload_fits_position, scatter};
 use crate::wire::aeth::{NakCode, Syndrome};
-use crate::wire::opcode::Kind;
+use crate::wire::opcode::{Kind, Opcode};
 use crate::{
-    AccessError, AccessFlags, Counters, Event, Host, MAX_MESSAGE, Packet, ReceiveRequest, RemoteAccess,
-    WcOpcode, WcStatus,
+    AccessError, AccessFlags, AtomicOp, Counters, Event, Host, MAX_MESSAGE, Packet, ReceiveRequest,
+    RemoteAccess, WcOpcode, WcStatus,
 };
 
 /// Why a request is not executed.
@@ -25,6 +25,9 @@ impl From<AccessError> for Refusal {
         Refusal::Fatal(NakCode::RemoteAccessError)
     }
 }
+
+/// Packets behind a gap until a partner that repairs singly is told of it again.
+const EARLY_PER_NAK: u32 = 8;
 
 const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest);
 
@@ -46,20 +49,54 @@ impl Responder {
         if self.ending {
             return;
         }
-        match packet.bth.psn.distance_from(self.expected) {
+        let distance = packet.bth.psn.distance_from(self.expected);
+        if self.released {
+            // What comes now shows whether the partner goes on, or sends again what was held.
+            self.released = false;
+            self.repairs_singly = distance >= 0;
+        }
+        match distance {
             0 => {
                 self.nak_given = false;
                 self.nak = None;
+                self.early = None;
+                self.early_count = 0;
                 match self.execute(packet, link, host, counters) {
-                    Ok(()) => {}
+                    Ok(()) if self.held.is_empty() => {}
+                    Ok(()) => self.execute_held(link, host, counters),
                     Err(refusal) => self.refuse(refusal, host, counters),
                 }
             }
             ..0 => self.handle_duplicate(packet, link, host, counters),
             1.. => {
                 counters.out_of_sequence += 1;
+                let psn = packet.bth.psn;
+                // A step back: the partner has begun again, and what is missing was lost once more. And a partner that
+                // repairs singly never steps back, so it is told again from time to time, in case the NAK was lost, or
+                // the repair.
+                let steps_back = self.early.is_some_and(|early| psn.distance_from(early) < 0);
+                self.early_count += 1;
+                if steps_back || self.repairs_singly && self.early_count >= EARLY_PER_NAK {
+                    self.nak_given = false;
+                    self.early_count = 0;
+                }
+                self.early = Some(psn);
+                self.held.keep(packet, self.expected, self.hold_bytes);
                 self.give_nak(Syndrome::Nak(NakCode::PsnSequenceError));
             }
+        }
+    }
+
+    /// What has waited for the packet that was just executed.
+    fn execute_held(&mut self, link: &Link, host: &mut impl Host, counters: &mut Counters) {
+        while let Some(released) = self.held.release(self.expected) {
+            self.released = true;
+            if let Err(refusal) = self.execute(&released.packet(), link, host, counters) {
+                return self.refuse(refusal, host, counters);
+            }
+        }
+        if !self.held.is_empty() {
+            self.give_nak(Syndrome::Nak(NakCode::PsnSequenceError));
         }
     }
 
@@ -72,12 +109,20 @@ impl Responder {
         counters: &mut Counters,
     ) -> Result<(), Refusal> {
         self.check_sequence(packet)?;
+        if packet.info.kind == Kind::Reserved {
+            counters.bad_opcode += 1;
+        }
         self.check_supported(packet)?;
-        valid(packet.info.kind == Kind::ReadRequest || payload_fits_position(packet, link.mtu))?;
+        let has_data = matches!(packet.info.kind, Kind::Send | Kind::Write);
+        if has_data && !payload_fits_position(packet, link.mtu) {
+            counters.resp_bad_length += 1;
+            return Err(INVALID);
+        }
         match packet.info.kind {
             Kind::Send => self.receive_send(packet, host, counters)?,
             Kind::Write => self.receive_write(packet, host)?,
             Kind::ReadRequest => return self.receive_read(packet, link, host),
+            Kind::Atomic | Kind::AtomicWrite => return self.receive_atomic(packet, host, counters),
             _ => return Err(INVALID),
         }
         if packet.info.ends {
@@ -107,9 +152,10 @@ impl Responder {
     /// Is the operation one that this queue pair lets in (IBA §9.7.4.1.5)?
     fn check_supported(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
         valid(match packet.info.kind {
-            Kind::Send => packet.invalidate.is_none(),
-            Kind::Write => self.access.contains(AccessFlags::REMOTE_WRITE),
+            Kind::Send => true,
+            Kind::Write | Kind::AtomicWrite => self.access.contains(AccessFlags::REMOTE_WRITE),
             Kind::ReadRequest => self.access.contains(AccessFlags::REMOTE_READ),
+            Kind::Atomic => self.access.contains(AccessFlags::REMOTE_ATOMIC),
             _ => false,
         })
     }
@@ -125,7 +171,12 @@ impl Responder {
             _ => (next_receive(host)?, 0),
         };
         let status = match scatter(&receive, received, packet.payload, host) {
-            Ok(()) => WcStatus::Success,
+            // The key ends with the message, before the program learns of it. A key that cannot be invalidated ends the
+            // connection (IBA §9.9.3, class J).
+            Ok(()) => match packet.invalidate.map(|rkey| host.invalidate_remote(rkey)) {
+                None | Some(Ok(())) => WcStatus::Success,
+                Some(Err(AccessError)) => WcStatus::RemInvReqErr,
+            },
             Err(ScatterError::Length) => WcStatus::LocLenErr,
             Err(ScatterError::Access) => WcStatus::LocProtErr,
         };
@@ -142,26 +193,20 @@ impl Responder {
             _ => {}
         }
         counters.resp_cqe_error += 1;
-        let length = status == WcStatus::LocLenErr;
-        Err(Refusal::Fatal(if length {
-            NakCode::InvalidRequest
-        } else {
-            NakCode::RemoteOperationalError
+        Err(Refusal::Fatal(match status {
+            WcStatus::LocLenErr => NakCode::InvalidRequest,
+            WcStatus::RemInvReqErr => NakCode::RemoteAccessError,
+            _ => NakCode::RemoteOperationalError,
         }))
     }
 
     fn receive_write(&mut self, packet: &Packet<'_>, host: &mut impl Host) -> Result<(), Refusal> {
         let mut write = match (&self.message, packet.reth) {
             (Some(Message::Write(write)), _) => *write,
-            (_, Some(reth)) => WriteMessage {
-                addr: reth.virtual_addr,
-                rkey: reth.rkey,
-                len: reth.dma_len,
-                received: 0,
-            },
+            (_, Some(reth)) => WriteMessage::new(&reth),
             (_, None) => return Err(INVALID),
         };
-        valid(write.len <= MAX_MESSAGE && write.accepts(packet))?;
+        valid(write.accepts(packet))?;
         // The RECV first (IBA §9.7.4.1.4): a request that comes again later must not have been executed.
         let receive = if packet.info.consumes_receive {
             Some(next_receive(host)?)
@@ -169,8 +214,8 @@ impl Responder {
             None
         };
         let mut stored = Ok(());
-        if packet.info.starts && write.len > 0 {
-            stored = host.check_remote(write.rkey, write.addr, write.len, RemoteAccess::Write);
+        if packet.info.starts {
+            stored = write.check(host);
         }
         let stored = stored.and_then(|()| write.store(packet.payload, host));
         if let Err(error) = stored {
@@ -197,7 +242,7 @@ impl Responder {
     ) -> Result<(), Refusal> {
         let reth = packet.reth.ok_or(INVALID)?;
         valid(reth.dma_len <= MAX_MESSAGE)?;
-        valid(self.answers.new_reads() < usize::from(self.max_dest_rd_atomic))?;
+        valid(self.answers.new_reads_and_atomics() < usize::from(self.max_dest_rd_atomic))?;
         if reth.dma_len > 0 {
             host.check_remote(reth.rkey, reth.virtual_addr, reth.dma_len, RemoteAccess::Read)?;
         }
@@ -212,8 +257,55 @@ impl Responder {
             again: false,
         });
         self.complete_message();
-        self.last_read = Some(self.expected);
+        self.last_data = Some(self.expected);
         self.expected = self.expected.add(packets);
+        Ok(())
+    }
+
+    /// Executed at once, and the result is kept: a duplicate is answered from there.
+    fn receive_atomic(
+        &mut self,
+        packet: &Packet<'_>,
+        host: &mut impl Host,
+        counters: &mut Counters,
+    ) -> Result<(), Refusal> {
+        let most = usize::from(self.max_dest_rd_atomic);
+        valid(self.answers.new_reads_and_atomics() < most)?;
+        let value = match (packet.atomic_eth, packet.reth) {
+            (Some(eth), _) => {
+                valid(eth.virtual_addr.is_multiple_of(8))?;
+                let op = if packet.bth.opcode == Opcode::RC_COMPARE_SWAP {
+                    AtomicOp::CompareSwap {
+                        compare: eth.compare,
+                        swap: eth.swap_or_add,
+                    }
+                } else {
+                    AtomicOp::FetchAdd { add: eth.swap_or_add }
+                };
+                Some(host.atomic(eth.rkey, eth.virtual_addr, op)?)
+            }
+            (None, Some(reth)) => {
+                let data: [u8; 8] = packet.payload.try_into().map_err(|_| INVALID)?;
+                valid(reth.dma_len == 8 && reth.virtual_addr.is_multiple_of(8))?;
+                host.atomic_write(reth.rkey, reth.virtual_addr, data)?;
+                None
+            }
+            (None, None) => return Err(INVALID),
+        };
+        counters.rcvd_atomics += 1;
+        let answer = AtomicAnswer {
+            psn: self.expected,
+            value,
+            again: false,
+        };
+        while self.atomics.len() >= most {
+            self.atomics.pop_front();
+        }
+        self.atomics.push_back(answer);
+        self.answers.atomic(answer);
+        self.complete_message();
+        self.last_data = Some(self.expected);
+        self.expected = self.expected.next();
         Ok(())
     }
 
@@ -232,6 +324,7 @@ impl Responder {
             Refusal::Fatal(code) => code,
         };
         self.ending = true;
+        self.held.clear();
         self.nak = Some(PendingNak {
             psn: self.expected,
             syndrome: Syndrome::Nak(code),

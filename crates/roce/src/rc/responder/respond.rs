@@ -1,9 +1,9 @@
 //! Answers become packets.
 
-use super::super::link::{Link, Outlet, SendError};
-use super::answers::{Answer, ReadAnswer};
+use super::answers::{Answer, AtomicAnswer, ReadAnswer};
 use super::request::Refusal;
 use super::{PendingNak, Responder};
+use crate::link::{Link, Outlet, SendError};
 use crate::wire::aeth::{Aeth, CREDITS_UNLIMITED, NakCode, Syndrome};
 use crate::wire::opcode::Opcode;
 use crate::wire::packet::Head;
@@ -25,6 +25,13 @@ impl Responder {
                     }
                     sent
                 }
+                Some(Answer::Atomic(atomic)) => {
+                    let sent = self.send_atomic(atomic, outlet);
+                    if sent.is_ok() {
+                        self.answers.pop();
+                    }
+                    sent
+                }
                 Some(Answer::Read(_)) if outlet.budget == 0 => return Transmit::More,
                 Some(Answer::Read(read)) => {
                     let read = *read;
@@ -36,6 +43,7 @@ impl Responder {
                     sent
                 }
                 None => {
+                    self.answers.shrink();
                     let Some(PendingNak { psn, syndrome }) = self.nak else {
                         return Transmit::Idle;
                     };
@@ -68,16 +76,31 @@ impl Responder {
             syndrome,
             msn: self.msn,
         });
-        outlet.send(
-            &Head {
-                bth,
-                reth: None,
-                aeth,
-                imm: None,
+        let head = Head {
+            aeth,
+            ..Head::new(bth)
+        };
+        outlet.send(&head, 0, |_| Ok(()))
+    }
+
+    fn send_atomic(&self, atomic: &AtomicAnswer, outlet: &mut Outlet<'_>) -> Result<usize, SendError> {
+        let opcode = match atomic.value {
+            Some(_) => Opcode::RC_ATOMIC_ACKNOWLEDGE,
+            None => Opcode::RC_READ_RESPONSE_ONLY,
+        };
+        let bth = outlet.link.bth(opcode, atomic.psn);
+        let aeth = Some(Aeth {
+            syndrome: Syndrome::Ack {
+                credits: CREDITS_UNLIMITED,
             },
-            0,
-            |_| Ok(()),
-        )
+            msn: self.msn,
+        });
+        let head = Head {
+            aeth,
+            atomic_ack: atomic.value,
+            ..Head::new(bth)
+        };
+        outlet.send(&head, 0, |_| Ok(()))
     }
 
     /// A packet of the oldest READ is sent.
@@ -128,10 +151,8 @@ fn send_read_data(
         msn,
     };
     let head = Head {
-        bth: link.bth(opcode, read.psn),
-        reth: None,
         aeth: Some(aeth),
-        imm: None,
+        ..Head::new(link.bth(opcode, read.psn))
     };
     outlet.send(&head, read.len.min(link.mtu.bytes()), |payload| {
         host.read(Key::Remote(read.rkey), read.addr, payload)

@@ -2,11 +2,16 @@
 
 use std::time::Duration;
 
-/// Settings of a reliable connection that verbs has no attribute for.
+use crate::Mtu;
+
+/// Settings of a queue pair that verbs has no attribute for. Those about the window, acknowledgements and time are for
+/// the reliable connection only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RcConfig {
-    /// Partition key in every packet; packets with another (but for the top bit) are dropped. Default 0xffff.
+pub struct QpConfig {
+    /// Partition key in every packet; those with a key that does not match are dropped. Default 0xffff.
     pub pkey: u16,
+    /// The longest datagram: the port's active MTU. Default 1,024 bytes.
+    pub port_mtu: Mtu,
     /// Is the receive queue a shared one? It is then not flushed. Default false.
     pub shared_receive_queue: bool,
     /// The most bytes that may be under way to the partner without an acknowledgement, and the most READ data that may
@@ -20,18 +25,27 @@ pub struct RcConfig {
     pub max_outstanding_sends: usize,
     /// A shorter local ACK timeout is lengthened to this: a software NIC may not run for a while. Default 4 ms.
     pub min_ack_timeout: Duration,
+    /// The shortest time after which a packet is sent again, once, to ask how things are; this counts as no retry and
+    /// doubles each time up to the local ACK timeout. Default 1 ms.
+    pub min_rto: Duration,
+    /// The most memory for packets that came before one that is missing. None of them is kept if it is 0: then each loss
+    /// makes the partner send again what it has sent since. Default 512 KiB.
+    pub hold_bytes: u32,
 }
 
-impl Default for RcConfig {
-    fn default() -> RcConfig {
-        RcConfig {
+impl Default for QpConfig {
+    fn default() -> QpConfig {
+        QpConfig {
             pkey: 0xffff,
+            port_mtu: Mtu::default(),
             shared_receive_queue: false,
             window_bytes: 512 * 1024,
             window_packets: 256,
             ack_request_interval: 32,
             max_outstanding_sends: 256,
             min_ack_timeout: Duration::from_millis(4),
+            min_rto: Duration::from_millis(1),
+            hold_bytes: 512 * 1024,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What both halves put into every packet.
+//! What a queue pair puts into every packet.
 
 use crate::tx::{BatchFull, TxBatch};
 use crate::wire::bth::{Bth, TRANSPORT_VERSION};
@@ -8,7 +8,7 @@ use crate::{AccessError, Counters, Mtu, Psn, Qpn};
 
 /// The connection as the packets see it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Link {
+pub(crate) struct Link {
     pub pkey: u16,
     pub dest_qpn: Qpn,
     pub mtu: Mtu,
@@ -16,7 +16,7 @@ pub(super) struct Link {
 
 /// Why a packet could not be appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SendError {
+pub(crate) enum SendError {
     /// The batch has to go first.
     Full,
     /// The payload could not be read.
@@ -36,7 +36,7 @@ impl From<AccessError> for SendError {
 }
 
 /// What one poll sends into.
-pub(super) struct Outlet<'a> {
+pub(crate) struct Outlet<'a> {
     pub link: &'a Link,
     pub batch: &'a mut TxBatch,
     pub counters: &'a mut Counters,

@@ -1,7 +1,9 @@
-//! The message that is being received.
+//! The message that is being received, and how it ends in memory: the same for RC and UC.
 
+use crate::wire::reth::Reth;
 use crate::{
-    AccessError, Completion, Host, Key, Mtu, Packet, Queue, ReceiveRequest, Rkey, WcOpcode, WcStatus,
+    AccessError, Completion, Counters, Host, Key, MAX_MESSAGE, Mtu, Packet, Queue, ReceiveRequest,
+    RemoteAccess, Rkey, WcFlags, WcOpcode, WcStatus,
 };
 
 /// A message of which some packets have come.
@@ -10,7 +12,7 @@ use crate::{
     clippy::large_enum_variant,
     reason = "one per queue pair; a box would be an allocation per message"
 )]
-pub(super) enum Message {
+pub(crate) enum Message {
     /// A SEND, and the RECV that it goes into.
     Send {
         /// Where the data goes.
@@ -24,7 +26,7 @@ pub(super) enum Message {
 
 /// A WRITE: its memory was checked when the first packet came.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WriteMessage {
+pub(crate) struct WriteMessage {
     pub addr: u64,
     pub rkey: Rkey,
     /// Length of the whole message.
@@ -34,9 +36,31 @@ pub(super) struct WriteMessage {
 }
 
 impl WriteMessage {
-    /// Does the payload of this packet fit what is still to come: everything at the end, and less than that before?
+    /// A WRITE of which nothing has come.
+    pub fn new(reth: &Reth) -> WriteMessage {
+        WriteMessage {
+            addr: reth.virtual_addr,
+            rkey: reth.rkey,
+            len: reth.dma_len,
+            received: 0,
+        }
+    }
+
+    /// May the partner write there? Asked when the first packet comes.
+    pub fn check(&self, host: &mut impl Host) -> Result<(), AccessError> {
+        if self.len == 0 {
+            return Ok(());
+        }
+        host.check_remote(self.rkey, self.addr, self.len, RemoteAccess::Write)
+    }
+
+    /// Does the payload of this packet fit what is still to come: everything at the end, and less than that before? And
+    /// is the message no longer than one may be?
     pub fn accepts(&self, packet: &Packet<'_>) -> bool {
         let rest = (self.len - self.received) as usize;
+        if self.len > MAX_MESSAGE {
+            return false;
+        }
         if packet.info.ends {
             packet.payload.len() == rest
         } else {
@@ -56,7 +80,7 @@ impl WriteMessage {
 }
 
 /// Is the payload as long as its position in the message wants it (IBA §9.7.4.1.6)?
-pub(super) fn payload_fits_position(packet: &Packet<'_>, mtu: Mtu) -> bool {
+pub(crate) fn payload_fits_position(packet: &Packet<'_>, mtu: Mtu) -> bool {
     let (len, mtu) = (packet.payload.len(), mtu.bytes() as usize);
     match (packet.info.starts, packet.info.ends) {
         (_, false) => len == mtu,
@@ -67,7 +91,7 @@ pub(super) fn payload_fits_position(packet: &Packet<'_>, mtu: Mtu) -> bool {
 
 /// Why a SEND could not be stored in its RECV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ScatterError {
+pub(crate) enum ScatterError {
     /// The RECV is too short.
     Length,
     /// A piece of the RECV is not covered by its key.
@@ -75,7 +99,7 @@ pub(super) enum ScatterError {
 }
 
 /// Stores a payload in a RECV after `received` bytes, or nothing at all if it is too short.
-pub(super) fn scatter(
+pub(crate) fn scatter(
     receive: &ReceiveRequest,
     received: u32,
     payload: &[u8],
@@ -96,7 +120,7 @@ pub(super) fn scatter(
 }
 
 /// Completes a RECV with a message, or with the reason why it could not take one.
-pub(super) fn complete_receive(
+pub(crate) fn complete_receive(
     receive: &ReceiveRequest,
     status: WcStatus,
     opcode: WcOpcode,
@@ -105,13 +129,27 @@ pub(super) fn complete_receive(
     host: &mut impl Host,
 ) {
     let good = status == WcStatus::Success;
-    host.complete(Completion {
-        queue: Queue::Receive,
-        wr_id: receive.wr_id,
-        status,
-        opcode,
-        byte_len: if good { byte_len } else { 0 },
-        imm: packet.imm.filter(|_| good),
-        solicited: packet.bth.solicited || !good,
-    });
+    let byte_len = if good { byte_len } else { 0 };
+    let mut completion = Completion::new(Queue::Receive, receive.wr_id, status, opcode, byte_len);
+    completion.solicited = packet.bth.solicited || !good;
+    if good {
+        completion.imm = packet.imm;
+        completion.flags.set(WcFlags::WITH_IMM, packet.imm.is_some());
+        completion.invalidated = packet.invalidate;
+        completion
+            .flags
+            .set(WcFlags::WITH_INV, packet.invalidate.is_some());
+        if let Some(deth) = packet.deth {
+            completion.flags |= WcFlags::GRH;
+            completion.source_qpn = deth.source_qpn;
+        }
+    }
+    host.complete(completion);
+}
+
+/// Completes a RECV without a message.
+pub(crate) fn flush_receive(receive: &ReceiveRequest, host: &mut impl Host, counters: &mut Counters) {
+    counters.resp_cqe_flush_error += 1;
+    let (status, opcode) = (WcStatus::WrFlushErr, WcOpcode::Recv);
+    host.complete(Completion::new(Queue::Receive, receive.wr_id, status, opcode, 0));
 }

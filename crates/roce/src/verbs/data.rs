@@ -1,0 +1,177 @@
+//! Local memory and inline bytes: where the data of a request is.
+
+use std::fmt;
+
+use crate::Lkey;
+
+/// The most scatter/gather elements that a request has.
+pub const MAX_SGE: usize = 16;
+/// The most inline bytes that a request carries.
+pub const MAX_INLINE: usize = 256;
+/// The longest message, in bytes (IBA §9.7.7.2 allows 2^31).
+pub const MAX_MESSAGE: u32 = 1 << 31;
+
+/// One piece of local memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sge {
+    /// Where it starts.
+    pub addr: u64,
+    /// Its length in bytes.
+    pub len: u32,
+    /// The key of the region that it lies in.
+    pub lkey: Lkey,
+}
+
+/// Up to [`MAX_SGE`] pieces of local memory.
+#[derive(Clone, Copy, Default)]
+pub struct SgeList {
+    items: [Sge; MAX_SGE],
+    count: u8,
+}
+
+impl SgeList {
+    /// The list of `items`; `None` if there are more than [`MAX_SGE`].
+    pub fn new(items: &[Sge]) -> Option<SgeList> {
+        let mut list = SgeList::default();
+        items.iter().all(|sge| list.push(*sge)).then_some(list)
+    }
+
+    /// Adds a piece; says whether there was room.
+    #[must_use]
+    pub fn push(&mut self, sge: Sge) -> bool {
+        let Some(slot) = self.items.get_mut(usize::from(self.count)) else {
+            return false;
+        };
+        *slot = sge;
+        self.count += 1;
+        true
+    }
+
+    /// The pieces.
+    pub fn as_slice(&self) -> &[Sge] {
+        &self.items[..usize::from(self.count)]
+    }
+
+    /// Sum of the lengths, in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        self.as_slice().iter().map(|sge| u64::from(sge.len)).sum()
+    }
+
+    /// Calls `each` with the part of every piece that falls into the `len` bytes from `offset` on, in order, with its
+    /// position in those `len` bytes; stops at the first error.
+    pub(crate) fn for_range<E>(
+        &self,
+        offset: u32,
+        len: u32,
+        mut each: impl FnMut(Sge, usize) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut skip = offset;
+        let mut done = 0;
+        for sge in self.as_slice() {
+            if done == len {
+                break;
+            }
+            if skip >= sge.len {
+                skip -= sge.len;
+                continue;
+            }
+            let part = (sge.len - skip).min(len - done);
+            let addr = sge.addr.wrapping_add(u64::from(skip));
+            each(
+                Sge {
+                    addr,
+                    len: part,
+                    lkey: sge.lkey,
+                },
+                done as usize,
+            )?;
+            done += part;
+            skip = 0;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for SgeList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_slice().fmt(f)
+    }
+}
+
+/// Immediate data: four bytes as the program gave them (`__be32 imm_data`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Immediate(pub [u8; 4]);
+
+/// The local side of a send request.
+#[derive(Clone, Copy)]
+pub enum SendData {
+    /// Memory: gathered from for SEND and WRITE, scattered to for READ.
+    Sges(SgeList),
+    /// Bytes that were copied when the request was posted (`IBV_SEND_INLINE`). Not for READ.
+    Inline {
+        /// The bytes, and then some.
+        bytes: [u8; MAX_INLINE],
+        /// How many of them count.
+        len: u16,
+    },
+}
+
+impl SendData {
+    /// Inline data; `None` if it is longer than [`MAX_INLINE`].
+    pub fn inline(data: &[u8]) -> Option<SendData> {
+        let mut bytes = [0; MAX_INLINE];
+        bytes.get_mut(..data.len())?.copy_from_slice(data);
+        Some(SendData::Inline {
+            bytes,
+            len: data.len() as u16,
+        })
+    }
+
+    /// The length of the message in bytes.
+    pub fn len_bytes(&self) -> u64 {
+        match self {
+            SendData::Sges(list) => list.len_bytes(),
+            SendData::Inline { len, .. } => u64::from(*len),
+        }
+    }
+}
+
+impl fmt::Debug for SendData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SendData::Sges(list) => list.fmt(f),
+            SendData::Inline { len, .. } => write!(f, "inline, {len} bytes"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn range_crosses_pieces() {
+        let sge = |addr, len| Sge {
+            addr,
+            len,
+            lkey: Lkey(1),
+        };
+        let list = SgeList::new(&[sge(100, 3), sge(0, 0), sge(200, 5), sge(300, 2)]).unwrap();
+        let mut seen = vec![];
+        list.for_range::<()>(2, 7, |part, at| {
+            seen.push((part.addr, part.len, at));
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!(seen, [(102, 1, 0), (200, 5, 1), (300, 1, 6)]);
+        assert_eq!(list.len_bytes(), 10);
+    }
+
+    #[test]
+    fn lists_are_bounded() {
+        assert!(SgeList::new(&[Sge::default(); MAX_SGE]).is_some());
+        assert!(SgeList::new(&[Sge::default(); MAX_SGE + 1]).is_none());
+        assert!(SendData::inline(&[0; MAX_INLINE]).is_some());
+        assert!(SendData::inline(&[0; MAX_INLINE + 1]).is_none());
+    }
+}
