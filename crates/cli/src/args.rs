@@ -1,10 +1,13 @@
 //! What can be typed.
 
-use std::net::Ipv4Addr;
+mod nic;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+
+pub use nic::{CaptureArguments, NicArguments, NicCommand, NicRunArguments, StatArguments};
 
 const AFTER_HELP: &str = "\
 Example, on one machine without RDMA hardware:
@@ -100,8 +103,10 @@ pub enum Command {
     /// Show the whole thing: move perftest and a check program between virtual hosts while they run.
     #[command(after_help = "Example:\n  verbatim demo --out out/demo")]
     Demo(DemoArguments),
-    /// Run the software RNIC of this host.
-    #[command(after_help = "Example:\n  verbatim nic --interface eth0")]
+    /// Run the software RNIC of this host, or look into the one that runs.
+    #[command(
+        after_help = "Examples:\n  verbatim nic --interface eth0\n  verbatim nic stat --watch\n  verbatim nic capture run.pcap --count 1000"
+    )]
     Nic(NicArguments),
     /// Run the agent of this host.
     #[command(after_help = "Example:\n  verbatim agent --name host1 --bridge br0")]
@@ -194,19 +199,6 @@ pub struct DemoArguments {
     /// Only these of the three runs.
     #[arg(long, value_name = "RUNS", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=3))]
     pub only: Vec<u32>,
-}
-
-#[derive(Debug, Args)]
-pub struct NicArguments {
-    /// The folder of the control socket and the statistics.
-    #[arg(long, default_value = "/run/verbatim")]
-    pub runtime_dir: PathBuf,
-    /// The network interface that is the port.
-    #[arg(long, default_value = "br0")]
-    pub interface: String,
-    /// The address that is the port, in the place of an interface.
-    #[arg(long, conflicts_with = "interface")]
-    pub address: Option<Ipv4Addr>,
 }
 
 #[derive(Debug, Args)]

@@ -6,6 +6,7 @@ mod demo;
 mod instances;
 pub mod lab;
 mod migrate;
+mod nic;
 
 use std::process::ExitCode;
 
@@ -16,7 +17,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let lab = arguments.lab;
     match arguments.command {
         Command::Lab { command } => lab::run(&lab, command),
-        Command::Nic(arguments) => daemons::nic(arguments),
+        Command::Nic(arguments) => nic::run(arguments),
         Command::Agent(arguments) => daemons::agent(arguments),
         Command::Demo(arguments) => demo::run(arguments),
         command => in_runtime(async {

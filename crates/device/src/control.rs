@@ -155,7 +155,7 @@ pub enum AsyncEventType {
 }
 
 /// What the RNIC sends on the descriptor that came with [`Request::OpenContext`], one message per event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AsyncEvent {
     /// What happened.
     pub event: AsyncEventType,
@@ -164,7 +164,7 @@ pub struct AsyncEvent {
 }
 
 /// What the RNIC sends on the descriptor that came with [`Request::CreateCompChannel`], one message per event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CompletionEvent {
     /// Which completion queue has new entries.
     pub cq: u32,
@@ -612,7 +612,7 @@ pub enum Reply {
     Cq {
         /// Its number.
         cq: u32,
-        /// How many entries it has: at least what was asked for, a power of two.
+        /// How many entries it has: what was asked for. Its ring has the next power of two.
         entries: u32,
         /// Where in the arena it is, see [`crate::layout::CqLayout`].
         offset: u64,

@@ -12,9 +12,8 @@
 //! Indices are free-running `u32` counters; slot = counter mod slots. A producer's counter is stored with release order
 //! after the slot's bytes, a consumer's after it has read them.
 
-use std::sync::atomic::{AtomicU32, AtomicU64};
-
 use crate::control::{QpCap, SrqAttr};
+use crate::shared::{AtomicU32, AtomicU64};
 
 /// Bytes of the arena before the first queue.
 pub const CONTEXT_BYTES: u64 = 16384;
@@ -196,7 +195,9 @@ pub const CQE_STRIDE: u64 = 64;
 /// Where receive slots lie, relative to the [`QpHeader`] in front of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecvLayout {
-    /// Slots, a power of two.
+    /// Requests that may be posted.
+    pub limit: u32,
+    /// Slots, the next power of two.
     pub slots: u32,
     /// Bytes from one to the next.
     pub stride: u64,
@@ -208,10 +209,12 @@ pub struct RecvLayout {
 
 impl RecvLayout {
     fn new(offset: u64, max_wr: u32, max_sge: u32) -> Self {
-        let slots = max_wr.max(1).next_power_of_two();
+        let limit = max_wr.max(1);
+        let slots = limit.next_power_of_two();
         let stride =
             (size_of::<RecvWqe>() as u64 + u64::from(max_sge) * size_of::<Sge>() as u64).next_multiple_of(32);
         Self {
+            limit,
             slots,
             stride,
             offset,
@@ -229,7 +232,9 @@ impl RecvLayout {
 /// the RNIC gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QpLayout {
-    /// Slots of the send queue, a power of two.
+    /// Send requests that may be posted.
+    pub send_limit: u32,
+    /// Slots of the send queue, the next power of two.
     pub send_slots: u32,
     /// Bytes from one to the next.
     pub send_stride: u64,
@@ -243,13 +248,15 @@ impl QpLayout {
     /// The layout for these limits. With a shared receive queue the limits of the own one are those of one request
     /// without entries, whose slot nobody uses.
     pub fn new(cap: &QpCap) -> Self {
-        let send_slots = cap.max_send_wr.max(1).next_power_of_two();
+        let send_limit = cap.max_send_wr.max(1);
+        let send_slots = send_limit.next_power_of_two();
         let send_body =
             (u64::from(cap.max_send_sge) * size_of::<Sge>() as u64).max(cap.max_inline_data.into());
         let send_stride = (size_of::<SendWqe>() as u64 + send_body).next_multiple_of(64);
         let recv_offset = size_of::<QpHeader>() as u64 + u64::from(send_slots) * send_stride;
         let recv = RecvLayout::new(recv_offset, cap.max_recv_wr, cap.max_recv_sge);
         Self {
+            send_limit,
             send_slots,
             send_stride,
             recv,

@@ -14,3 +14,4 @@
 pub mod control;
 pub mod layout;
 pub mod ring;
+mod shared;

@@ -3,7 +3,7 @@
 //! ```text
 //!  program ── ibv_reg_mr, ibv_create_qp, … ──► [verbs]   control verbs, exported by name
 //!     │                                           │
-//!     │── context->ops, qp_ex->wr_* ──► [data]    │      data verbs, called through tables
+//!     │── context->ops, qp_ex, cq_ex ─► [data]    │      data verbs, called through tables
 //!     │                                   │       │
 //!     └── reads ibv_qp, ibv_wc, … [abi]   ▼       ▼
 //!                                  crate verbatim-verbs   the objects themselves, safe Rust

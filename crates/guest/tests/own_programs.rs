@@ -6,7 +6,7 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use support::{Pair, run};
+use support::{Pair, run, run_until_ready};
 
 /// Builds a program, or says why its test is skipped.
 fn build(sources: &[PathBuf], binary: &Path) -> Option<()> {
@@ -33,8 +33,8 @@ fn build(sources: &[PathBuf], binary: &Path) -> Option<()> {
     Some(())
 }
 
-/// Builds and runs `tests/c/NAME.c`; it exits with 0 if all its checks hold.
-fn check(name: &str) {
+/// Builds `tests/c/NAME.c` and gives it to `run`.
+fn with_program(name: &str, run: impl FnOnce(Command)) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let binary = folder.path().join(name);
     let source = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -42,9 +42,16 @@ fn check(name: &str) {
         .join(name)
         .with_extension("c");
     if build(&[source], &binary).is_some() {
-        let output = run(Pair::start().client.prepare(Command::new(&binary)));
-        assert_eq!(output, "done\n");
+        run(Command::new(&binary));
     }
+}
+
+/// Builds and runs `tests/c/NAME.c`; it exits with 0 if all its checks hold.
+fn check(name: &str) {
+    with_program(name, |program| {
+        let output = run(Pair::start().client.prepare(program));
+        assert_eq!(output, "done\n");
+    });
 }
 
 #[test]
@@ -60,6 +67,50 @@ fn control_verbs_keep_their_conventions() {
 #[test]
 fn threads_share_a_queue_pair() {
     check("threads");
+}
+
+#[test]
+fn datagrams_are_sent_received_and_answered() {
+    check("datagrams");
+}
+
+#[test]
+fn events_wake_who_waits_and_are_acknowledged() {
+    check("events");
+}
+
+#[test]
+fn a_shared_receive_queue_serves_its_queue_pairs() {
+    check("srq");
+}
+
+#[test]
+fn memory_windows_open_and_close() {
+    check("windows");
+}
+
+#[test]
+fn on_chip_memory_and_domains_work_like_any_other() {
+    check("memory");
+}
+
+#[test]
+fn completion_queues_tell_the_time_and_change_their_size() {
+    check("queues");
+}
+
+#[test]
+fn atomics_are_atomic() {
+    check("atomics");
+}
+
+#[test]
+fn a_program_outlives_its_rnic() {
+    with_program("killed", |program| {
+        let Pair { client, .. } = &mut Pair::start();
+        let output = run_until_ready(client.prepare(program), || client.end_rnic());
+        assert_eq!(output, "ready\ndone\n");
+    });
 }
 
 /// The workspace's own check program: every operation at once, in random sizes, each message's content verified.

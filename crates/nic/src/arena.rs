@@ -4,7 +4,7 @@
 //! maps all of it once: address space is plentiful, and a queue costs no system call. Freed pages are given back to the
 //! kernel by punching holes, and read as zeroes when they are used again.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,6 +25,8 @@ pub struct Arena {
     bytes: u64,
     /// Free stretches, offset to length, never adjacent.
     free: RefCell<BTreeMap<u64, u64>>,
+    /// Freed pages stay as they are.
+    kept: Cell<bool>,
 }
 
 impl Arena {
@@ -54,6 +56,7 @@ impl Arena {
             base,
             bytes,
             free: RefCell::new(BTreeMap::from([(0, bytes)])),
+            kept: Cell::new(false),
         }))
     }
 
@@ -86,7 +89,15 @@ impl Arena {
         })
     }
 
+    /// The context ends, or the RNIC, and the program may live on: what the queues say now is the last that it finds there.
+    pub fn keep(&self) {
+        self.kept.set(true);
+    }
+
     fn release(&self, mut offset: u64, mut bytes: u64) {
+        if self.kept.get() {
+            return;
+        }
         // A hole that cannot be punched costs memory, nothing else.
         let _ = rustix::fs::fallocate(
             &self.memfd,
@@ -175,6 +186,19 @@ mod tests {
             BTreeMap::from([(0, 8 * PAGE)]),
             "free stretches grow together"
         );
+    }
+
+    #[test]
+    fn what_a_program_sees_stays_when_its_context_ends() {
+        let arena = Arena::new(2 * PAGE).unwrap();
+        let block = arena.allocate(PAGE).unwrap();
+        // SAFETY: the block is mapped and nobody else's.
+        unsafe { block.base().write(7) };
+        arena.keep();
+        drop(block);
+        let mut byte = [0];
+        rustix::io::pread(&*arena, &mut byte, 0).unwrap();
+        assert_eq!(byte, [7]);
     }
 
     #[test]

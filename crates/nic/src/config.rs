@@ -1,16 +1,16 @@
 //! What an operator can set.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Which of the host's addresses is the port of the RNIC.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Port {
-    /// The first IPv4 address of this network interface.
+    /// The first address of this network interface, IPv4 before IPv6.
     Interface(String),
     /// This address; its interface gives the MTU.
-    Address(Ipv4Addr),
+    Address(IpAddr),
 }
 
 /// The software RNIC's settings.
@@ -20,6 +20,9 @@ pub struct NicConfig {
     pub runtime_dir: PathBuf,
     /// The port. Default: the interface `br0`.
     pub port: Port,
+    /// Whether the interface's other addresses are in the GID table too, after the port's. Switch it off where several
+    /// RNICs share an interface. Default: true; the loopback interface's belong to nobody unless it is named itself.
+    pub all_addresses: bool,
     /// The device's name. Default: `verbatim0`.
     pub name: String,
     /// How long the RNIC looks for work before it sleeps. Longer saves a wake-up (some 5 µs) on the next packet or
@@ -35,6 +38,7 @@ impl NicConfig {
         Self {
             runtime_dir: runtime_dir.into(),
             port: Port::Interface("br0".to_owned()),
+            all_addresses: true,
             name: "verbatim0".to_owned(),
             spin: Duration::from_micros(20),
             limits: Limits::default(),
@@ -42,7 +46,8 @@ impl NicConfig {
     }
 }
 
-/// Upper bounds. They protect the RNIC and its other programs from one that asks for too much.
+/// Upper bounds. They protect the RNIC and its other programs from one that asks for too much. Going beyond one is
+/// `ENOMEM`, or `EINVAL` where a single object is too large.
 #[derive(Debug, Clone)]
 pub struct Limits {
     /// Control connections. Default: 4,096.
@@ -51,24 +56,61 @@ pub struct Limits {
     pub max_pd: u32,
     /// Memory regions of all contexts. Default: 524,288.
     pub max_mr: u32,
-    /// Completion queues of all contexts. Default: 65,536.
+    /// Memory windows of all contexts. Default: 524,288.
+    pub max_mw: u32,
+    /// Completion queues of all contexts; as many completion channels. Default: 65,536.
     pub max_cq: u32,
     /// Entries of a completion queue. Default: 1,048,576.
     pub max_cqe: u32,
     /// Queue pairs of all contexts. Default: 65,536.
     pub max_qp: u32,
-    /// Requests of a send or receive queue. Default: 32,768.
+    /// Requests of a send or receive queue, or of a shared receive queue. Default: 32,768.
     pub max_qp_wr: u32,
-    /// Outstanding READs of a queue pair, either way. Default: 16.
+    /// Shared receive queues of all contexts. Default: 65,536.
+    pub max_srq: u32,
+    /// Address handles of all contexts. Default: 131,072.
+    pub max_ah: u32,
+    /// Multicast groups of all contexts. Default: 1,024.
+    pub max_mcast_grp: u32,
+    /// Bytes of on-chip memory that a program can have. The RNIC has no chip: it is memory of the program. Default:
+    /// 1 MiB.
+    pub max_dm_bytes: u64,
+    /// Outstanding READs and atomics of a queue pair, either way. Programs ask for what the other side's device has, so that
+    /// less than the kernel's rxe has would be refused to its partners. Default: 128.
     pub max_rd_atomic: u8,
     /// Bytes of a context's arena, in which its queues lie; it is sparse. Default: 16 GiB.
     pub arena_bytes: u64,
-    /// Bytes that may be on their way without an acknowledgement, shared by the queue pairs. More than what the caches
-    /// hold makes everything slower; more than what the receiver's socket buffers makes packets drop, and the
-    /// transport then narrows the windows. Default: 2 MiB.
+    /// What one program can have of it.
+    pub per_program: PerProgram,
+    /// Bytes that may be on their way to one destination without an acknowledgement, shared by the queue pairs. More
+    /// than what the caches hold makes everything slower; more than what the receiver's socket buffers makes packets
+    /// drop, and the transport then narrows the windows. Default: 2 MiB.
     pub window_bytes: u32,
-    /// Bytes asked for the UDP socket's buffers. Default: 32 MiB.
+    /// Bytes asked for each UDP socket's buffers. Default: 32 MiB.
     pub socket_buffer_bytes: usize,
+}
+
+/// What one program can have. A context counts as a program; how many contexts a process can open is limited too.
+#[derive(Debug, Clone)]
+pub struct PerProgram {
+    /// Contexts that a process has opened. Default: 256.
+    pub max_contexts: u32,
+    /// Default: 16,384.
+    pub max_pd: u32,
+    /// Default: 131,072.
+    pub max_mr: u32,
+    /// Default: 131,072.
+    pub max_mw: u32,
+    /// Completion queues; as many completion channels. Default: 16,384.
+    pub max_cq: u32,
+    /// Entries of all its completion queues. Default: 4,194,304.
+    pub max_cqes: u64,
+    /// Default: 16,384.
+    pub max_qp: u32,
+    /// Default: 16,384.
+    pub max_srq: u32,
+    /// Default: 32,768.
+    pub max_ah: u32,
 }
 
 impl Default for Limits {
@@ -77,14 +119,36 @@ impl Default for Limits {
             max_contexts: 4096,
             max_pd: 65_536,
             max_mr: 1 << 19,
+            max_mw: 1 << 19,
             max_cq: 65_536,
             max_cqe: 1 << 20,
             max_qp: 65_536,
             max_qp_wr: 32_768,
-            max_rd_atomic: 16,
+            max_srq: 65_536,
+            max_ah: 131_072,
+            max_mcast_grp: 1024,
+            max_dm_bytes: 1 << 20,
+            max_rd_atomic: 128,
             arena_bytes: 16 << 30,
+            per_program: PerProgram::default(),
             window_bytes: 2 << 20,
             socket_buffer_bytes: 32 << 20,
+        }
+    }
+}
+
+impl Default for PerProgram {
+    fn default() -> Self {
+        Self {
+            max_contexts: 256,
+            max_pd: 16_384,
+            max_mr: 131_072,
+            max_mw: 131_072,
+            max_cq: 16_384,
+            max_cqes: 4 << 20,
+            max_qp: 16_384,
+            max_srq: 16_384,
+            max_ah: 32_768,
         }
     }
 }

@@ -5,12 +5,15 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
 use rustix::event::EventfdFlags;
+use verbatim_device::control::AsyncEvent;
 use verbatim_device::layout::MAX_QP_SLOTS;
+use verbatim_seqpacket::Credentials;
 
 use crate::arena::Arena;
 use crate::ends::Doorbells;
 use crate::error::Refused;
 use crate::memory::{Mappings, Owner};
+use crate::outbox::Outbox;
 
 #[derive(Debug)]
 pub struct Context {
@@ -18,11 +21,24 @@ pub struct Context {
     pub name: String,
     doorbells: Doorbells,
     pub eventfd: OwnedFd,
+    /// Who opened or attached it.
+    pub credentials: Credentials,
     pub owner: Rc<Owner>,
     pub mappings: Mappings,
+    /// Where its asynchronous events go, if somebody wants to know.
+    pub events: Option<Outbox<AsyncEvent>>,
+    /// No packet is taken in.
+    pub parked: bool,
     pub pds: HashSet<u32>,
     pub cqs: HashSet<u32>,
+    /// Entries of all its completion queues.
+    pub cqes: u64,
+    pub channels: HashSet<u32>,
+    pub srqs: HashSet<u32>,
+    pub ahs: HashSet<u32>,
     pub regions: HashSet<u32>,
+    /// Windows by number, the upper 24 bits of their keys.
+    pub windows: HashSet<u32>,
     /// Queue pairs by doorbell.
     slots: Vec<Option<u32>>,
     free_slots: Vec<u32>,
@@ -30,9 +46,9 @@ pub struct Context {
 }
 
 impl Context {
-    pub fn new(name: String, arena_bytes: u64, owner_pid: i32) -> Result<Self, Refused> {
+    pub fn new(name: String, arena_bytes: u64, credentials: Credentials) -> Result<Self, Refused> {
         let owner = Rc::new(Owner::default());
-        owner.set(owner_pid)?;
+        owner.set(credentials.pid)?;
         let eventfd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| Refused::os("eventfd", errno))?;
         let arena = Arena::new(arena_bytes)?;
@@ -41,15 +57,35 @@ impl Context {
             name,
             doorbells,
             eventfd,
+            credentials,
             owner,
             mappings: Mappings::default(),
+            events: None,
+            parked: false,
             pds: HashSet::new(),
             cqs: HashSet::new(),
+            cqes: 0,
+            channels: HashSet::new(),
+            srqs: HashSet::new(),
+            ahs: HashSet::new(),
             regions: HashSet::new(),
+            windows: HashSet::new(),
             slots: Vec::new(),
             free_slots: Vec::new(),
             arena,
         })
+    }
+
+    /// Another process has taken it over.
+    pub fn set_owner(&mut self, credentials: Credentials) -> Result<(), Refused> {
+        self.owner.set(credentials.pid)?;
+        self.credentials = credentials;
+        Ok(())
+    }
+
+    /// How many queue pairs it has.
+    pub fn qp_count(&self) -> usize {
+        self.slots.len() - self.free_slots.len()
     }
 
     /// A doorbell that no queue pair has.

@@ -1,5 +1,7 @@
 //! What the RNIC tells about itself.
 
+use std::net::IpAddr;
+
 use verbatim_device::control::{DeviceAttr, Gid, PortAttr};
 use verbatim_roce::{MAX_INLINE, MAX_MESSAGE, MAX_SGE};
 
@@ -22,35 +24,45 @@ pub struct Device {
 }
 
 impl Device {
-    pub fn new(config: &NicConfig, interface: Interface) -> Self {
+    /// `gids` are the interface's addresses that the RNIC has sockets for.
+    pub fn new(config: &NicConfig, interface: Interface, gids: &[IpAddr]) -> Self {
         let limits = config.limits.clone();
-        let [a, b, c, d] = interface.address.octets();
+        let one = &limits.per_program;
         Self {
             attr: DeviceAttr {
                 name: config.name.clone(),
                 fw_ver: env!("CARGO_PKG_VERSION").to_owned(),
-                // A locally administered EUI-64 (IEEE 802, bit 1 of the first octet) made of the address.
-                node_guid: [0x02, 0, a, b, 0xff, 0xfe, c, d],
+                node_guid: guid(interface.address()),
                 max_mr_size: MAX_MR_BYTES,
-                max_qp: limits.max_qp,
+                max_qp: one.max_qp.min(limits.max_qp),
                 max_qp_wr: limits.max_qp_wr,
                 max_sge: MAX_SGE as u32,
                 max_inline_data: MAX_INLINE as u32,
-                max_cq: limits.max_cq,
-                max_cqe: limits.max_cqe,
-                max_mr: limits.max_mr,
-                max_pd: limits.max_pd,
+                max_cq: one.max_cq.min(limits.max_cq),
+                max_cqe: u64::from(limits.max_cqe).min(one.max_cqes) as u32,
+                max_mr: one.max_mr.min(limits.max_mr),
+                max_pd: one.max_pd.min(limits.max_pd),
                 max_qp_rd_atom: limits.max_rd_atomic,
                 max_qp_init_rd_atom: limits.max_rd_atomic,
-                ..DeviceAttr::default()
+                max_srq: one.max_srq.min(limits.max_srq),
+                max_srq_wr: limits.max_qp_wr,
+                max_srq_sge: MAX_SGE as u32,
+                max_ah: one.max_ah.min(limits.max_ah),
+                max_mw: one.max_mw.min(limits.max_mw),
+                max_mcast_grp: limits.max_mcast_grp,
+                max_mcast_qp_attach: one.max_qp.min(limits.max_qp),
+                max_dm_size: limits.max_dm_bytes,
             },
             port: PortAttr {
                 active_mtu: interface.active_mtu(),
                 max_mtu: MTU_4096,
-                gids: vec![Gid {
-                    gid: interface.address.to_ipv6_mapped().octets(),
-                    ifindex: 0,
-                }],
+                gids: gids
+                    .iter()
+                    .map(|address| Gid {
+                        gid: gid(*address),
+                        ifindex: interface.index,
+                    })
+                    .collect(),
                 netdev: interface.name.clone(),
                 max_msg_bytes: MAX_MESSAGE,
             },
@@ -58,4 +70,18 @@ impl Device {
             limits,
         }
     }
+}
+
+/// An address as a GID: IPv6, or IPv4 mapped into it.
+pub fn gid(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+/// A locally administered EUI-64 (IEEE 802, bit 1 of the first octet) made of the address.
+fn guid(address: IpAddr) -> [u8; 8] {
+    let [.., a, b, c, d] = gid(address);
+    [0x02, 0, a, b, 0xff, 0xfe, c, d]
 }

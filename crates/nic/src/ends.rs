@@ -6,8 +6,8 @@
 
 use std::rc::Rc;
 
-use verbatim_device::control::QpCap;
-use verbatim_device::layout::{CONTEXT_BYTES, CqLayout, QpLayout};
+use verbatim_device::control::{QpCap, SrqAttr};
+use verbatim_device::layout::{CONTEXT_BYTES, CqLayout, QpLayout, RecvLayout};
 use verbatim_device::ring::{CqProducer, DoorbellReader, RecvConsumer, SendConsumer};
 
 use crate::arena::{Arena, Block};
@@ -51,6 +51,28 @@ impl CqEnd {
         // SAFETY: see the head of the file.
         let producer = unsafe { CqProducer::new(block.base(), layout) };
         Ok(Self { producer, block })
+    }
+
+    /// Where it starts in the arena.
+    pub fn offset(&self) -> u64 {
+        self.block.offset()
+    }
+}
+
+/// A shared receive queue's ring.
+#[derive(Debug)]
+pub struct SrqEnd {
+    pub recv: RecvConsumer,
+    block: Block,
+}
+
+impl SrqEnd {
+    pub fn new(arena: &Rc<Arena>, attr: &SrqAttr) -> Result<Self, Refused> {
+        let layout = RecvLayout::shared(attr);
+        let block = arena.allocate(layout.bytes)?;
+        // SAFETY: see the head of the file.
+        let recv = unsafe { RecvConsumer::new(block.base(), &layout) };
+        Ok(Self { recv, block })
     }
 
     /// Where it starts in the arena.

@@ -9,16 +9,20 @@
 //! timers and counters are brought up to date, once per turn however many packets came. A loop that finds nothing to do
 //! yields the core, and after [`NicConfig::spin`] it sleeps.
 
+mod capture;
 mod control;
+mod notify;
 mod poller;
 mod receive;
 mod settle;
+mod statistics;
 mod transmit;
 
+pub use poller::{Poller, Token};
 pub use settle::FLUSH_INTERVAL;
 
 use std::collections::VecDeque;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,7 +33,6 @@ use verbatim_roce::icrc::Flow;
 use verbatim_roce::{Time, TxBatch, UDP_PORT};
 
 use self::control::{Clients, Endpoint};
-use self::poller::{Poller, Token};
 use crate::config::NicConfig;
 use crate::device::Device;
 use crate::error::NicError;
@@ -37,7 +40,7 @@ use crate::interface::Interface;
 use crate::memory::install_sigbus_handler;
 use crate::objects::Objects;
 use crate::qp::{Effects, QueuePair};
-use crate::socket::UdpPort;
+use crate::socket::{RECEIVE_BYTES, UdpPort};
 use crate::stats::{NicCounters, STATS_NAME, StatsWriter};
 use crate::timers::Timers;
 
@@ -53,7 +56,12 @@ pub struct Nic {
     device: Device,
     spin: Duration,
     runtime_dir: PathBuf,
-    udp: UdpPort,
+    /// Sockets of the addresses in the GID table, in its order.
+    ports: Vec<PortSocket>,
+    /// The port that receives first in this turn.
+    first_port: usize,
+    /// For what is received.
+    buffer: Box<[u8]>,
     poller: Poller,
     main_listener: Endpoint,
     clients: Clients,
@@ -68,8 +76,18 @@ pub struct Nic {
     turns_behind: u32,
     batch: TxBatch,
     blocked: transmit::Blocked,
+    /// Who has copies of all packets.
+    captures: Vec<capture::Sink>,
     counters: NicCounters,
     stats: StatsWriter,
+}
+
+/// The socket of an own address.
+#[derive(Debug)]
+struct PortSocket {
+    socket: UdpPort,
+    /// How often it was asked in vain since something came.
+    asked_again: u32,
 }
 
 /// A list without duplicates: each queue pair knows whether it is in.
@@ -95,23 +113,27 @@ impl Nic {
     /// Binds the sockets: from now on programs can connect, though nobody answers before [`Nic::run`].
     pub fn new(config: NicConfig) -> Result<Self, NicError> {
         install_sigbus_handler();
-        let interface = Interface::find(&config.port)?;
-        let address = interface.address;
-        let device = Device::new(&config, interface);
-        let udp = UdpPort::bind(address, UDP_PORT, config.limits.socket_buffer_bytes)?;
+        let interface = Interface::find(&config)?;
+        let address = interface.address();
+        let ports = bind_ports(&interface, config.limits.socket_buffer_bytes)?;
+        let gids: Vec<_> = ports.iter().map(|port| port.socket.address()).collect();
+        let device = Device::new(&config, interface, &gids);
         let stats = StatsWriter::create(&config.runtime_dir.join(STATS_NAME))?;
         // Last of all that others see: who finds the socket finds the rest.
         let main_listener = Endpoint::bind(&config.runtime_dir)?;
         let poller = Poller::new()?;
-        poller.add(&udp, Token::Udp)?;
+        for (index, port) in (0..).zip(&ports) {
+            poller.add(&port.socket, Token::Port(index))?;
+        }
         poller.add(&main_listener, Token::MainListener)?;
-        let end = |address: Ipv4Addr| SocketAddr::from((address, UDP_PORT));
-        let flow = Flow::new(end(address), end(address)).expect("both are IPv4 addresses");
+        let end = SocketAddr::new(address, UDP_PORT);
+        let flow = Flow::new(end, end).expect("both are of one family");
         tracing::info!(
             name = device.attr.name,
             %address,
             interface = device.interface.name,
             mtu = device.interface.mtu,
+            gids = gids.len(),
             socket = %main_listener.path().display(),
             "the software RNIC is ready"
         );
@@ -121,7 +143,9 @@ impl Nic {
             device,
             spin: config.spin,
             runtime_dir: config.runtime_dir,
-            udp,
+            ports,
+            first_port: 0,
+            buffer: vec![0; RECEIVE_BYTES].into_boxed_slice(),
             poller,
             main_listener,
             effects: Effects::default(),
@@ -131,14 +155,15 @@ impl Nic {
             turns_behind: 0,
             batch: TxBatch::new(flow),
             blocked: transmit::Blocked::default(),
+            captures: Vec::new(),
             counters: NicCounters::default(),
             stats,
         })
     }
 
     /// The port's address.
-    pub fn address(&self) -> Ipv4Addr {
-        self.device.interface.address
+    pub fn address(&self) -> IpAddr {
+        self.device.interface.address()
     }
 
     /// Works until `stop` is readable.
@@ -172,6 +197,7 @@ impl Nic {
                 wait = Some(self.nap(time));
             }
         }
+        self.clients.for_each_context(|_, context| context.arena.keep());
         tracing::info!(address = %self.address(), "the software RNIC ends");
         Ok(())
     }
@@ -188,6 +214,7 @@ impl Nic {
         self.line_up();
         self.transmit(now)?;
         self.apply_effects(now);
+        self.notify();
         let worked = !self.touched.0.is_empty() || self.turns_behind > 0;
         self.settle(now);
         Ok(worked)
@@ -217,14 +244,15 @@ impl Nic {
                 touched,
                 ..
             } = self;
-            let Some(qp) = objects.qps.get_mut(qpn) else {
+            let Objects { qps, shared, .. } = objects;
+            let Some(qp) = qps.get_mut(qpn) else {
                 continue;
             };
             if !qp.alarm.rings(entry) {
                 continue;
             }
             touched.add(qpn, qp);
-            let (transport, mut host) = qp.split(&mut objects.cqs, &objects.regions, effects, now);
+            let (transport, mut host) = qp.split(shared, effects, now);
             transport.handle_timeout(now, &mut host);
         }
     }
@@ -261,8 +289,13 @@ impl Nic {
     fn publish(&mut self) {
         self.counters.contexts = self.clients.contexts() as u64;
         self.counters.pds = self.objects.pds.len() as u64;
-        self.counters.mrs = self.objects.regions.len() as u64;
-        self.counters.cqs = self.objects.cqs.len() as u64;
+        let shared = &self.objects.shared;
+        self.counters.mrs = shared.regions.len() as u64;
+        self.counters.mws = shared.regions.windows() as u64;
+        self.counters.cqs = shared.cqs.len() as u64;
+        self.counters.srqs = shared.srqs.len() as u64;
+        self.counters.ahs = shared.ahs.len() as u64;
+        self.counters.groups = self.objects.groups.len() as u64;
         self.counters.qps = self.objects.qps.len() as u64;
         self.stats.publish(&self.counters);
     }
@@ -289,13 +322,22 @@ impl Nic {
         while let Some((token, events)) = self.poller.take() {
             match token {
                 Token::Stop => return Ok(Polled::Stop),
-                // The turn receives anyway.
-                Token::Udp => {
+                // The turn receives.
+                Token::Port(index) => {
                     if events.contains(EventFlags::OUT) {
                         self.unblock()?;
                     }
+                    self.ports[index as usize].asked_again = 0;
                     continue;
                 }
+                Token::Group(id) => {
+                    if let Some(group) = self.objects.groups.get_mut(id) {
+                        group.readable = true;
+                    }
+                    continue;
+                }
+                Token::Channel(id) => self.flush_channel(id),
+                Token::Events(id) => self.flush_events(id),
                 // An eventfd is only there to wake the loop; the turn reads the doorbells.
                 Token::Doorbell(_) => continue,
                 Token::MainListener => self.accept(token),
@@ -312,6 +354,22 @@ impl Nic {
         }
         Ok(polled)
     }
+}
+
+/// The port's own address must be free; others of the interface may belong to another RNIC.
+fn bind_ports(interface: &Interface, buffer_bytes: usize) -> Result<Vec<PortSocket>, NicError> {
+    let mut ports = Vec::new();
+    for address in &interface.addresses {
+        match UdpPort::bind(*address, interface.index, UDP_PORT, buffer_bytes) {
+            Ok(socket) => ports.push(PortSocket {
+                socket,
+                asked_again: 0,
+            }),
+            Err(error) if ports.is_empty() => return Err(error),
+            Err(error) => tracing::warn!(%address, %error, "the address is left out of the GID table"),
+        }
+    }
+    Ok(ports)
 }
 
 impl Drop for Nic {

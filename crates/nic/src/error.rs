@@ -1,14 +1,14 @@
 //! Why the RNIC cannot start or go on, and why it refuses a request.
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 /// Why the RNIC cannot start or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum NicError {
     /// The port's interface is not there, or has no address.
-    #[error("the interface {name} has no IPv4 address: name another with --interface or --address")]
+    #[error("the interface {name} has no address: name another with --interface or --address")]
     NoAddress {
         /// The interface.
         name: String,
@@ -17,7 +17,7 @@ pub enum NicError {
     #[error("no interface of this host has the address {address}")]
     NoInterface {
         /// The address.
-        address: Ipv4Addr,
+        address: IpAddr,
     },
     /// Packets of the smallest path MTU do not fit the interface.
     #[error("the MTU of {name} is {mtu} bytes, and RoCEv2 needs at least 384")]
@@ -28,10 +28,10 @@ pub enum NicError {
         mtu: u32,
     },
     /// The UDP port is taken.
-    #[error("cannot bind UDP {address}:{port}: is another RNIC running on this address?")]
+    #[error("cannot bind UDP port {port} of {address}: is another RNIC running on this address?")]
     Bind {
         /// The port's address.
-        address: Ipv4Addr,
+        address: IpAddr,
         /// UDP port.
         port: u16,
         /// What the kernel said.

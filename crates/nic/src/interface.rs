@@ -1,32 +1,35 @@
-//! The host's network interfaces: getifaddrs(3) and the MTU (netdevice(7)).
+//! The host's network interfaces: getifaddrs(3), if_nametoindex(3) and the MTU (netdevice(7)).
 
-use std::ffi::CStr;
-use std::net::Ipv4Addr;
+use std::ffi::{CStr, CString};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
 
-use crate::config::Port;
+use crate::config::{NicConfig, Port};
 use crate::error::NicError;
 
-/// Bytes of a RoCEv2 packet around its payload: IPv4 20, UDP 8, BTH 12, the largest extension headers (RETH 16 and
+/// Bytes of a RoCEv2 packet around its payload: IPv6 40, UDP 8, BTH 12, the largest extension headers (RETH 16 and
 /// immediate 4), ICRC 4.
-const HEADER_BYTES: u32 = 20 + 8 + 12 + 20 + 4;
+const HEADER_BYTES: u32 = 40 + 8 + 12 + 20 + 4;
 
 /// The RNIC's port as the host has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
     pub name: String,
-    pub address: Ipv4Addr,
+    pub index: u32,
     pub mtu: u32,
+    /// The port's address, then the others of the interface.
+    pub addresses: Vec<IpAddr>,
 }
 
 impl Interface {
     /// Finds the interface that the operator means.
-    pub fn find(port: &Port) -> Result<Self, NicError> {
-        let all = ipv4_addresses()?;
-        let (name, address) = match port {
+    pub fn find(config: &NicConfig) -> Result<Self, NicError> {
+        let all = addresses()?;
+        let (name, address) = match &config.port {
             Port::Interface(name) => all
                 .iter()
-                .find(|entry| entry.name == *name)
+                .filter(|entry| entry.name == *name)
+                .min_by_key(|entry| rank(entry.address))
                 .map(|entry| (entry.name.clone(), entry.address))
                 .ok_or_else(|| NicError::NoAddress { name: name.clone() })?,
             Port::Address(address) => all
@@ -44,7 +47,31 @@ impl Interface {
         if mtu < 256 + HEADER_BYTES {
             return Err(NicError::MtuTooSmall { name, mtu });
         }
-        Ok(Self { name, address, mtu })
+        let mut addresses = vec![address];
+        let by_address = matches!(config.port, Port::Address(_));
+        if config.all_addresses && !(by_address && address.is_loopback()) {
+            let mut others: Vec<_> = all
+                .iter()
+                .filter(|entry| entry.name == name && entry.address != address)
+                .map(|entry| entry.address)
+                .collect();
+            others.sort_by_key(|address| rank(*address));
+            others.dedup();
+            // A GID index has eight bits.
+            others.truncate(MAX_GIDS - 1);
+            addresses.extend(others);
+        }
+        Ok(Self {
+            index: index(&name)?,
+            name,
+            mtu,
+            addresses,
+        })
+    }
+
+    /// The port's address.
+    pub fn address(&self) -> IpAddr {
+        self.addresses[0]
     }
 
     /// The largest `enum ibv_mtu` whose packets fit the interface.
@@ -56,40 +83,71 @@ impl Interface {
     }
 }
 
-struct Entry {
-    name: String,
-    address: Ipv4Addr,
-    netmask: Ipv4Addr,
-}
+/// Entries of the GID table.
+const MAX_GIDS: usize = 32;
 
-impl Entry {
-    fn covers(&self, address: Ipv4Addr) -> bool {
-        self.address & self.netmask == address & self.netmask
+/// IPv4, then global, then link-local addresses.
+fn rank(address: IpAddr) -> u8 {
+    match address {
+        IpAddr::V4(_) => 0,
+        IpAddr::V6(address) if address.is_unicast_link_local() => 2,
+        IpAddr::V6(_) => 1,
     }
 }
 
-fn ipv4_addresses() -> Result<Vec<Entry>, NicError> {
+struct Entry {
+    name: String,
+    address: IpAddr,
+    netmask: Option<IpAddr>,
+}
+
+impl Entry {
+    fn covers(&self, address: IpAddr) -> bool {
+        match (self.address, self.netmask, address) {
+            (IpAddr::V4(own), Some(IpAddr::V4(mask)), IpAddr::V4(address)) => own & mask == address & mask,
+            _ => false,
+        }
+    }
+}
+
+/// The address that an entry of getifaddrs(3) points to, if it is one of IP.
+///
+/// # Safety
+/// `address` is null or points to a socket address of its family's type.
+unsafe fn ip(address: *const libc::sockaddr) -> Option<IpAddr> {
+    if address.is_null() {
+        return None;
+    }
+    // SAFETY: the family tells the type, see above.
+    unsafe {
+        match i32::from((*address).sa_family) {
+            libc::AF_INET => {
+                let bits = (*address.cast::<libc::sockaddr_in>()).sin_addr.s_addr;
+                Some(Ipv4Addr::from(u32::from_be(bits)).into())
+            }
+            libc::AF_INET6 => {
+                let bytes = (*address.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr;
+                Some(Ipv6Addr::from(bytes).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+fn addresses() -> Result<Vec<Entry>, NicError> {
     let mut first = std::ptr::null_mut();
     // SAFETY: getifaddrs writes the head of a list that freeifaddrs frees below.
     if unsafe { libc::getifaddrs(&mut first) } != 0 {
         return Err(NicError::os("getifaddrs", std::io::Error::last_os_error()));
     }
-    let ipv4 = |address: *const libc::sockaddr| {
-        // SAFETY: entries of the list point to a socket address or to nothing; its family tells its type.
-        unsafe {
-            (!address.is_null() && i32::from((*address).sa_family) == libc::AF_INET).then(|| {
-                Ipv4Addr::from(u32::from_be(
-                    (*address.cast::<libc::sockaddr_in>()).sin_addr.s_addr,
-                ))
-            })
-        }
-    };
     let mut found = Vec::new();
     let mut next = first;
     while !next.is_null() {
         // SAFETY: the list is intact until it is freed.
         let entry = unsafe { &*next };
-        if let (Some(address), Some(netmask)) = (ipv4(entry.ifa_addr), ipv4(entry.ifa_netmask)) {
+        // SAFETY: entries of the list point to a socket address or to nothing.
+        let (address, netmask) = unsafe { (ip(entry.ifa_addr), ip(entry.ifa_netmask)) };
+        if let Some(address) = address {
             // SAFETY: the name is a C string that lives as long as the list.
             let name = unsafe { CStr::from_ptr(entry.ifa_name) }
                 .to_string_lossy()
@@ -105,6 +163,15 @@ fn ipv4_addresses() -> Result<Vec<Entry>, NicError> {
     // SAFETY: `first` is what getifaddrs gave, freed once.
     unsafe { libc::freeifaddrs(first) };
     Ok(found)
+}
+
+fn index(name: &str) -> Result<u32, NicError> {
+    let name = CString::new(name).expect("a name from the kernel has no NUL");
+    // SAFETY: a C string that lives through the call.
+    match unsafe { libc::if_nametoindex(name.as_ptr()) } {
+        0 => Err(NicError::os("if_nametoindex", std::io::Error::last_os_error())),
+        index => Ok(index),
+    }
 }
 
 fn mtu(name: &str) -> Result<u32, NicError> {
@@ -137,24 +204,31 @@ fn mtu(name: &str) -> Result<u32, NicError> {
 mod tests {
     use super::*;
 
+    fn find(port: Port) -> Result<Interface, NicError> {
+        Interface::find(&NicConfig {
+            port,
+            ..NicConfig::new("/nowhere")
+        })
+    }
+
     #[test]
     fn loopback_answers_to_its_whole_network() {
-        let address = Ipv4Addr::new(127, 9, 8, 7);
-        let interface = Interface::find(&Port::Address(address)).unwrap();
+        let address = IpAddr::from([127, 9, 8, 7]);
+        let interface = find(Port::Address(address)).unwrap();
+        assert_eq!((interface.name.as_str(), interface.active_mtu()), ("lo", 5));
         assert_eq!(
-            (interface.name.as_str(), interface.address, interface.active_mtu()),
-            ("lo", address, 5)
+            interface.addresses,
+            [address],
+            "the others belong to somebody else"
         );
-        assert_eq!(
-            Interface::find(&Port::Interface("lo".into())).unwrap().address,
-            Ipv4Addr::LOCALHOST
-        );
+        let whole = find(Port::Interface("lo".into())).unwrap();
+        assert_eq!(whole.address(), Ipv4Addr::LOCALHOST);
         assert!(matches!(
-            Interface::find(&Port::Interface("no-such-if".into())),
+            find(Port::Interface("no-such-if".into())),
             Err(NicError::NoAddress { .. })
         ));
         assert!(matches!(
-            Interface::find(&Port::Address(Ipv4Addr::new(203, 0, 113, 77))),
+            find(Port::Address([203, 0, 113, 77].into())),
             Err(NicError::NoInterface { .. })
         ));
     }
@@ -164,8 +238,9 @@ mod tests {
         let with = |mtu| {
             Interface {
                 name: String::new(),
-                address: Ipv4Addr::LOCALHOST,
+                index: 1,
                 mtu,
+                addresses: vec![],
             }
             .active_mtu()
         };
@@ -173,5 +248,13 @@ mod tests {
             [with(9000), with(4200), with(1500), with(1000), with(400)],
             [5, 5, 3, 2, 1]
         );
+    }
+
+    #[test]
+    fn global_addresses_come_before_link_local_ones() {
+        let parse = |text: &str| text.parse::<IpAddr>().unwrap();
+        let mut addresses = ["fe80::1", "fd00::1", "10.0.0.1"].map(parse);
+        addresses.sort_by_key(|address| rank(*address));
+        assert_eq!(addresses, ["10.0.0.1", "fd00::1", "fe80::1"].map(parse));
     }
 }

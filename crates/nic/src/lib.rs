@@ -8,9 +8,10 @@
 //!  program                                     this process, one thread, one loop (engine.rs)
 //!  ───────                                     ─────────────────────────────────────────────
 //!  control socket ── requests, answers ──────► requests/   objects.rs  context.rs
-//!  arena: doorbells, send and receive rings ─► qp.rs  (Host) ◄──► verbatim_roce::RcQp
-//!         completion queues ◄───────────────── objects.rs (Cq)            │ ▲
-//!  registered memory ◄───────────────────────► memory/                    ▼ │
+//!  arena: doorbells, send and receive rings ─► qp/host.rs    ◄──► verbatim_roce::Qp
+//!         completion queues ◄───────────────── objects/queues.rs           │ ▲
+//!  sockets of events ◄──────────────────────── outbox.rs                   │ │
+//!  registered memory ◄───────────────────────► memory/                     ▼ │
 //!                                              engine/transmit.rs  engine/receive.rs
 //!                                                        └── socket.rs (GSO, GRO) ──► partner
 //! ```
@@ -20,8 +21,8 @@
 //! its control connection. There is no lock and no second thread. Modules that talk to the kernel or hold shared
 //! memory may use `unsafe`, all others may not.
 //!
-//! Not here: unreliable transports, shared receive queues, atomics, memory windows, IPv6. They are refused with
-//! `EOPNOTSUPP` or do not exist in the control messages.
+//! Not here: XRC, alternate paths, changing the limits of a queue pair, flow labels of IPv6, and addresses that the
+//! interface gets after the start. They are refused with `EOPNOTSUPP` or do not exist in the control messages.
 //!
 //! Start at [`run`], or at [`Nic`] to run one in a thread of your own.
 
@@ -29,6 +30,7 @@
 
 #[allow(unsafe_code)]
 mod arena;
+mod budget;
 mod config;
 mod context;
 mod device;
@@ -39,7 +41,10 @@ mod error;
 #[allow(unsafe_code)]
 mod interface;
 mod memory;
+mod multicast;
+mod names;
 mod objects;
+mod outbox;
 mod qp;
 mod requests;
 #[allow(unsafe_code)]
@@ -52,7 +57,7 @@ mod table;
 mod timers;
 mod wqe;
 
-pub use config::{Limits, NicConfig, Port};
+pub use config::{Limits, NicConfig, PerProgram, Port};
 pub use engine::Nic;
 pub use error::NicError;
 pub use stats::{NicCounters, NicStats, STATS_NAME, StatsReader};

@@ -17,9 +17,11 @@ mod region;
 mod regions;
 #[allow(unsafe_code)]
 mod sigbus;
+mod windows;
 
 pub use mapping::Mappings;
 pub use process::Owner;
 pub use region::{Region, Registration};
 pub use regions::{Denied, Domain, Regions};
 pub use sigbus::install as install_sigbus_handler;
+pub use windows::{BindWanted, Window};

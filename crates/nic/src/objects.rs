@@ -1,47 +1,86 @@
 //! Everything that programs have made, and its way out.
 
+mod queues;
+
+use verbatim_device::control::CompletionEvent;
+use verbatim_roce::{Counters, Path};
+
+pub use queues::{Cq, News, Srq};
+
+use crate::budget::Peers;
 use crate::config::Limits;
 use crate::context::Context;
-use crate::ends::CqEnd;
 use crate::memory::Regions;
-use crate::qp::QueuePair;
+use crate::multicast::Groups;
+use crate::outbox::Outbox;
+use crate::qp::{QueuePair, Route, Scratch};
 use crate::table::Table;
 
 /// A protection domain.
 #[derive(Debug)]
 pub struct Pd {
     pub context: u32,
-    /// Regions and queue pairs that refer to it.
+    /// Objects that refer to it.
     pub users: u32,
 }
 
-/// A completion queue.
+/// A completion channel.
 #[derive(Debug)]
-pub struct Cq {
-    pub context: u32,
-    /// Queue pairs that refer to it, once for each direction.
+pub struct Channel {
+    /// Completion queues that refer to it.
     pub users: u32,
-    pub ring: CqEnd,
-    /// It lost a completion, and is of no use any more.
-    pub overrun: bool,
+    pub outbox: Outbox<CompletionEvent>,
+}
+
+/// An address handle.
+#[derive(Debug)]
+pub struct Ah {
+    pub pd: u32,
+    pub path: Path,
+}
+
+/// What queue pairs use in common while they run.
+#[derive(Debug)]
+pub struct Shared {
+    pub cqs: Table<Cq>,
+    pub srqs: Table<Srq>,
+    pub ahs: Table<Ah>,
+    pub regions: Regions,
+    pub scratch: Scratch,
+    /// Completion queues with a channel that got completions in this turn, each once.
+    pub newsworthy: Vec<u32>,
 }
 
 /// All objects of all contexts. Who asks for one by its number must also be its owner.
 #[derive(Debug)]
 pub struct Objects {
     pub pds: Table<Pd>,
-    pub cqs: Table<Cq>,
     pub qps: Table<QueuePair>,
-    pub regions: Regions,
+    pub channels: Table<Channel>,
+    pub groups: Groups,
+    pub peers: Peers,
+    pub shared: Shared,
+    /// The counters of queue pairs that are gone.
+    pub retired: Counters,
 }
 
 impl Objects {
     pub fn new(limits: &Limits) -> Self {
         Self {
             pds: Table::new(1, limits.max_pd, 0),
-            cqs: Table::new(1, limits.max_cq, 0),
             qps: Table::random(limits.max_qp),
-            regions: Regions::new(limits.max_mr),
+            channels: Table::new(1, limits.max_cq, 0),
+            groups: Groups::new(limits.max_mcast_grp),
+            peers: Peers::default(),
+            shared: Shared {
+                cqs: Table::new(1, limits.max_cq, 0),
+                srqs: Table::new(1, limits.max_srq, 0),
+                ahs: Table::new(1, limits.max_ah, 0),
+                regions: Regions::new(limits.max_mr + limits.max_mw),
+                scratch: Scratch::default(),
+                newsworthy: Vec::new(),
+            },
+            retired: Counters::default(),
         }
     }
 
@@ -49,24 +88,83 @@ impl Objects {
     pub fn remove_qp(&mut self, qpn: u32) -> Option<QueuePair> {
         let qp = self.qps.remove(qpn)?;
         for cq in [qp.send_cq, qp.recv_cq] {
-            if let Some(cq) = self.cqs.get_mut(cq) {
+            if let Some(cq) = self.shared.cqs.get_mut(cq) {
                 cq.users -= 1;
             }
         }
+        if let Some(srq) = qp.srq.and_then(|srq| self.shared.srqs.get_mut(srq)) {
+            srq.users -= 1;
+        }
+        self.end_route(&qp);
+        crate::names::add(&mut self.retired, qp.transport.counters());
+        if qp.groups > 0 {
+            self.groups.detach_all(qpn);
+        }
+        self.shared.regions.free_windows_of(qpn);
         self.release_pd(qp.pd);
         Some(qp)
     }
 
-    /// Removes a region; accesses with its key fail from now on.
-    pub fn remove_region(&mut self, key: u32) -> bool {
-        let Some(region) = self.regions.remove(key) else {
-            return false;
-        };
-        self.release_pd(region.pd);
-        true
+    fn end_route(&mut self, qp: &QueuePair) {
+        if let Some(route) = qp.route {
+            if qp.active {
+                self.peers.set_active(route.peer, false);
+            }
+            self.peers.end(route.peer, route.remote);
+        }
     }
 
-    fn release_pd(&mut self, pd: u32) {
+    /// Gives a queue pair another way to its partner, or none.
+    pub fn set_route(&mut self, qpn: u32, route: Option<Route>) {
+        let Some(qp) = self.qps.get_mut(qpn) else { return };
+        if let Some(earlier) = std::mem::replace(&mut qp.route, route) {
+            if std::mem::take(&mut qp.active) {
+                self.peers.set_active(earlier.peer, false);
+            }
+            self.peers.end(earlier.peer, earlier.remote);
+        }
+    }
+
+    /// Removes a completion queue that nobody uses.
+    pub fn remove_cq(&mut self, cq: u32) {
+        let Some(queue) = self.shared.cqs.remove(cq) else {
+            return;
+        };
+        if let Some(channel) = queue.channel.and_then(|channel| self.channels.get_mut(channel)) {
+            channel.users -= 1;
+            channel.outbox.forget(|event| event.cq == cq);
+        }
+    }
+
+    /// Removes a shared receive queue that nobody uses.
+    pub fn remove_srq(&mut self, srq: u32) {
+        if let Some(queue) = self.shared.srqs.remove(srq) {
+            self.release_pd(queue.pd);
+        }
+    }
+
+    /// Removes an address handle.
+    pub fn remove_ah(&mut self, ah: u32) {
+        if let Some(handle) = self.shared.ahs.remove(ah) {
+            self.release_pd(handle.pd);
+        }
+    }
+
+    /// Removes a window by its number.
+    pub fn remove_window(&mut self, number: u32) {
+        if let Some(window) = self.shared.regions.remove_window(number) {
+            self.release_pd(window.pd);
+        }
+    }
+
+    /// Removes a region; accesses with its key fail from now on.
+    pub fn remove_region(&mut self, key: u32) {
+        if let Some(region) = self.shared.regions.remove(key) {
+            self.release_pd(region.pd);
+        }
+    }
+
+    pub fn release_pd(&mut self, pd: u32) {
         if let Some(pd) = self.pds.get_mut(pd) {
             pd.users -= 1;
         }
@@ -74,14 +172,27 @@ impl Objects {
 
     /// Removes all that a context has made, in the order of their dependencies.
     pub fn remove_all(&mut self, context: Context) {
+        context.arena.keep();
         for qpn in context.qps() {
             self.remove_qp(qpn);
+        }
+        for ah in &context.ahs {
+            self.remove_ah(*ah);
+        }
+        for srq in &context.srqs {
+            self.remove_srq(*srq);
+        }
+        for number in &context.windows {
+            self.remove_window(*number);
         }
         for key in &context.regions {
             self.remove_region(*key);
         }
         for cq in &context.cqs {
-            self.cqs.remove(*cq);
+            self.remove_cq(*cq);
+        }
+        for channel in &context.channels {
+            self.channels.remove(*channel);
         }
         for pd in &context.pds {
             self.pds.remove(*pd);

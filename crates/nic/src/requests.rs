@@ -2,12 +2,17 @@
 //!
 //! Every field of a request is the program's word and is checked. A request that is refused has changed nothing.
 
+mod ah;
 mod context;
 mod cq;
+mod mcast;
 mod modify;
 mod mr;
+mod mw;
+mod path;
 mod pd;
 mod qp;
+mod srq;
 
 use std::os::fd::OwnedFd;
 
@@ -17,7 +22,9 @@ use verbatim_seqpacket::Credentials;
 
 use crate::context::Context;
 use crate::device::Device;
+use crate::engine::Poller;
 use crate::error::Refused;
+use crate::memory::Registration;
 use crate::objects::Objects;
 use crate::qp::Effects;
 
@@ -28,6 +35,7 @@ pub struct Desk<'a> {
     pub effects: &'a mut Effects,
     /// Queue pairs whose state an answer has changed: their timers and their turn are to be looked at.
     pub changed_qps: &'a mut Vec<u32>,
+    pub poller: &'a Poller,
     pub now: Time,
 }
 
@@ -74,7 +82,7 @@ impl Desk<'_> {
                 access,
                 segments,
             } => {
-                let wanted = crate::memory::Registration {
+                let wanted = Registration {
                     context: id,
                     pd,
                     address,
@@ -86,8 +94,19 @@ impl Desk<'_> {
                 };
                 self.reg_mr(&wanted, context)
             }
+            Request::ReregMr {
+                lkey,
+                pd,
+                access,
+                translation,
+            } => self.rereg_mr(id, lkey, pd, access, translation.as_ref(), &asker.fds, context),
             Request::DeregMr { lkey } => self.dereg_mr(lkey, context),
-            Request::CreateCq { entries, .. } => self.create_cq(id, entries, context),
+            Request::AllocMw { pd, mw_type } => self.alloc_mw(id, pd, mw_type, context),
+            Request::DeallocMw { rkey } => self.dealloc_mw(rkey, context),
+            Request::CreateCompChannel => self.create_channel(&mut asker.fds, context),
+            Request::DestroyCompChannel { channel } => self.destroy_channel(channel, context),
+            Request::CreateCq { entries, channel } => self.create_cq(id, entries, channel, context),
+            Request::ResizeCq { cq, entries } => self.resize_cq(id, cq, entries, context),
             Request::DestroyCq { cq } => self.destroy_cq(cq, context),
             Request::CreateQp {
                 pd,
@@ -95,48 +114,52 @@ impl Desk<'_> {
                 recv_cq,
                 qp_type,
                 cap,
-                ..
-            } => self.create_qp(
-                id,
-                qp::Wanted {
+                srq,
+            } => {
+                let wanted = qp::Wanted {
                     pd,
                     send_cq,
                     recv_cq,
                     qp_type,
                     cap,
-                },
-                context,
-            ),
+                    srq,
+                };
+                self.create_qp(id, wanted, context)
+            }
             Request::ModifyQp { qpn, mask, attr } => self.modify_qp(id, qpn, mask, &attr),
             Request::QueryQp { qpn } => self.query_qp(id, qpn),
             Request::DestroyQp { qpn } => self.destroy_qp(id, qpn, context),
+            Request::CreateSrq { pd, attr } => self.create_srq(id, pd, &attr, context),
+            Request::ModifySrq { srq, limit } => self.modify_srq(id, srq, limit),
+            Request::QuerySrq { srq } => self.query_srq(id, srq),
+            Request::DestroySrq { srq } => self.destroy_srq(id, srq, context),
+            Request::CreateAh { pd, av } => self.create_ah(id, pd, &av, context),
+            Request::DestroyAh { ah } => self.destroy_ah(ah, context),
+            Request::AttachMcast { qpn, gid } => self.attach_mcast(id, qpn, gid),
+            Request::DetachMcast { qpn, gid } => self.detach_mcast(id, qpn, gid),
             Request::OpenContext { .. } | Request::AttachContext { .. } => unreachable!("answered above"),
-            Request::ReregMr { .. }
-            | Request::AllocMw { .. }
-            | Request::DeallocMw { .. }
-            | Request::CreateCompChannel
-            | Request::DestroyCompChannel { .. }
-            | Request::ResizeCq { .. }
-            | Request::CreateSrq { .. }
-            | Request::ModifySrq { .. }
-            | Request::QuerySrq { .. }
-            | Request::DestroySrq { .. }
-            | Request::CreateAh { .. }
-            | Request::DestroyAh { .. }
-            | Request::AttachMcast { .. }
-            | Request::DetachMcast { .. }
-            | Request::QueryStatistics { .. }
-            | Request::StartCapture { .. } => Err(Refused::new(libc::EOPNOTSUPP, "not supported")),
-            Request::AddListener => Err(Refused::invalid(
-                "add listener is the only request of its connection",
+            Request::QueryStatistics { .. } => unreachable!("answered without a context"),
+            Request::AddListener | Request::StartCapture { .. } => Err(Refused::invalid(
+                "such a request is the only one of its connection",
             )),
         }
     }
 }
 
+/// Whether a context with `have` objects of a kind may have one more.
+fn within(have: usize, most: u32, what: &str) -> Result<(), Refused> {
+    if have < most as usize {
+        return Ok(());
+    }
+    Err(Refused::new(
+        libc::ENOMEM,
+        format!("this program has {have} {what}, and may have no more"),
+    ))
+}
+
 fn creates(request: &Request) -> bool {
     matches!(
         request,
-        Request::RegMr { .. } | Request::CreateQp { .. } | Request::ModifyQp { .. }
+        Request::RegMr { .. } | Request::ReregMr { .. } | Request::CreateQp { .. } | Request::ModifyQp { .. }
     )
 }

@@ -20,7 +20,7 @@ use crate::error::NicError;
 pub const STATS_NAME: &str = "nic.stats";
 
 /// `NicStats::magic` of this version of the file.
-const MAGIC: u64 = u64::from_be_bytes(*b"VBNICST2");
+const MAGIC: u64 = u64::from_be_bytes(*b"VBNICST3");
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -97,6 +97,18 @@ counters! {
     rx_icrc_errors,
     /// Datagrams that are no RoCE packet.
     rx_malformed,
+    /// Packets of another version of the transport headers.
+    rx_wrong_version,
+    /// Packets with an opcode that is not defined.
+    rx_unknown_opcode,
+    /// Packets with another partition key.
+    rx_wrong_pkey,
+    /// Datagrams with another queue key.
+    rx_wrong_qkey,
+    /// Requests whose length is not the one that their opcode wants.
+    rx_wrong_length,
+    /// Messages of unreliable transports for which there was no receive request.
+    rx_no_receive,
     /// Packets for a queue pair that there is not.
     rx_unknown_qp,
     /// Packets for a queue pair from an address that is not its partner's.
@@ -131,8 +143,16 @@ counters! {
     pds,
     /// Memory regions there are.
     mrs,
+    /// Memory windows there are.
+    mws,
     /// Completion queues there are.
     cqs,
+    /// Shared receive queues there are.
+    srqs,
+    /// Address handles there are.
+    ahs,
+    /// Multicast groups there are.
+    groups,
     /// Queue pairs there are.
     qps,
 }

@@ -113,7 +113,7 @@ fn local_mistakes_stay_local() {
         ..SendWqe::default()
     };
     attempt(read, &|from| from.sge(0, 10), LOC_PROT_ERR);
-    for unsupported in [5, 6, 7, 11, 255] {
+    for unsupported in [10, 11, 14, 16, 255] {
         let request = SendWqe {
             wr_id: 1,
             opcode: unsupported,

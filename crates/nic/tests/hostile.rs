@@ -262,7 +262,14 @@ fn packets_that_are_not_the_partners_are_counted_and_dropped() {
         packet
     };
     right.program.post_recv(&mut right.qp, 1, &[]);
-    stranger.send_to(b"no packet at all", to).expect("sent");
+    stranger.send_to(b"too short", to).expect("sent");
+    let changed = |at: usize, value: u8| {
+        let mut packet = send_only(right.qp.qpn);
+        packet[at] = value;
+        stranger.send_to(&packet, to).expect("sent");
+    };
+    changed(0, 0x3f);
+    changed(1, 0x4f);
     stranger.send_to(&[], to).expect("sent");
     stranger
         .send_to(&send_only(right.qp.qpn ^ 0x80_0000), to)
@@ -276,9 +283,20 @@ fn packets_that_are_not_the_partners_are_counted_and_dropped() {
     let flow = Flow::new(from, std::net::SocketAddr::from((b.address, 4791))).expect("both are IPv4");
     forged.extend(flow.icrc(&forged, 0).to_le_bytes());
     stranger.send_to(&forged, to).expect("sent");
+    // And with this one, but for its partition key.
+    let mut other_partition = send_only(right.qp.qpn);
+    other_partition.truncate(12);
+    other_partition[2..4].copy_from_slice(&[0x80, 0x01]);
+    let from = partner.local_addr().expect("an address");
+    let flow = Flow::new(from, std::net::SocketAddr::from((b.address, 4791))).expect("both are IPv4");
+    other_partition.extend(flow.icrc(&other_partition, 0).to_le_bytes());
+    partner.send_to(&other_partition, to).expect("sent");
     b.wait_for("the packets", |counters| {
         counters.rx_wrong_source == 1
-            && counters.rx_malformed >= 1
+            && counters.rx_malformed == 2
+            && counters.rx_unknown_opcode == 1
+            && counters.rx_wrong_version == 1
+            && counters.rx_wrong_pkey == 1
             && counters.rx_unknown_qp == 1
             && counters.rx_icrc_errors == 2
     });

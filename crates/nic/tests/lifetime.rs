@@ -8,10 +8,11 @@ use std::io::{BufRead, BufReader, Lines, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use support::program::{ALL_ACCESS, CAP, write};
 use support::{End, Program, Server, pair, wait_for};
-use verbatim_device::control::{Backing, QpState, Reply, Request, SOCKET_NAME};
+use verbatim_device::control::{Backing, QpState, QpType, Reply, Request, SOCKET_NAME};
 use verbatim_nic::{NicConfig, Port, STATS_NAME, StatsReader};
 use verbatim_seqpacket::{Listener, Socket};
 
@@ -119,13 +120,18 @@ fn doomed_part(socket: &Path) {
     let program = Program::connect(socket, "doomed");
     let mut queue = program.cq(256);
     let (mut a, b) = (program.qp(&queue, CAP), program.qp(&queue, CAP));
-    program.connect_qp(&a, NIC_ADDRESS.into(), b.qpn);
-    program.connect_qp(&b, NIC_ADDRESS.into(), a.qpn);
+    program.connect_qp(&a, NIC_ADDRESS, b.qpn);
+    program.connect_qp(&b, NIC_ADDRESS, a.qpn);
     let (from, to) = (
         program.adopted(PAGES, ALL_ACCESS),
         program.adopted(PAGES, ALL_ACCESS),
     );
     let _private = program.private(PAGES, ALL_ACCESS);
+    let datagrams = program.qp_with(&queue, CAP, QpType::Ud, None);
+    program.call(Request::AttachMcast {
+        qpn: datagrams.qpn,
+        gid: support::program::gid([239, 7, 30, 1].into()),
+    });
     for n in 0.. {
         program.post(&mut a, write(n, &to, 0), &[from.sge(0, PAGES as u32)]);
         if n >= 8 {
@@ -165,26 +171,51 @@ fn a_killed_program_leaves_nothing_behind() {
     let path = folder.path().to_str().expect("a plain path");
     let socket: PathBuf = folder.path().join(SOCKET_NAME);
     let mut nic = Part::start(&["nic", path], Stdio::null());
-    wait_for("the control socket", || Socket::connect(&socket).ok());
+    let probe = wait_for("the control socket", || Socket::connect(&socket).ok());
     let stats = StatsReader::open(&folder.path().join(STATS_NAME)).expect("statistics");
-    let before = Footprint::of(nic.child.id());
+    let ask = Request::QueryStatistics { from_qpn: 0 };
+    probe.call::<_, Reply>(&ask, &[]).expect("an answer");
+    let probed = Footprint::of(nic.child.id());
+    drop(probe);
+    let before = wait_for("the probe's end", || {
+        let now = Footprint::of(nic.child.id());
+        (now.descriptors < probed.descriptors).then_some(now)
+    });
     for _ in 0..2 {
         let mut doomed = Part::start(&["doomed", socket.to_str().expect("a plain path")], Stdio::null());
         doomed.expect_line("busy");
         let counters = stats.read();
         assert_eq!(
-            (counters.contexts, counters.qps, counters.mrs, counters.cqs),
-            (1, 2, 3, 1)
+            (
+                counters.contexts,
+                counters.qps,
+                counters.mrs,
+                counters.cqs,
+                counters.groups
+            ),
+            (1, 3, 3, 1, 1)
         );
         let during = Footprint::of(nic.child.id());
         assert!(during.descriptors > before.descriptors && during.shared_mappings > before.shared_mappings);
         doomed.child.kill().expect("it can be killed");
         doomed.child.wait().expect("it ends");
+        let killed = Instant::now();
         wait_for("an empty RNIC", || (stats.read().contexts == 0).then_some(()));
+        assert!(
+            killed.elapsed() < Duration::from_secs(1),
+            "{:?}",
+            killed.elapsed()
+        );
         let counters = stats.read();
         assert_eq!(
-            (counters.qps, counters.mrs, counters.cqs, counters.pds),
-            (0, 0, 0, 0)
+            (
+                counters.qps,
+                counters.mrs,
+                counters.cqs,
+                counters.pds,
+                counters.groups
+            ),
+            (0, 0, 0, 0, 0)
         );
         let after = Footprint::of(nic.child.id());
         assert_eq!(

@@ -146,13 +146,7 @@ impl Socket {
     /// # Panics
     /// With more than [`MAX_FDS`] descriptors.
     pub fn send<T: Serialize>(&self, message: &T, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
-        let bytes = postcard::to_stdvec(message).map_err(|source| Error::Malformed {
-            bytes: std::mem::size_of::<T>(),
-            source,
-        })?;
-        if bytes.len() > MAX_MESSAGE_BYTES {
-            return Err(Error::TooLong { bytes: bytes.len() });
-        }
+        let bytes = encode(message)?;
         self.send_bytes(&bytes, fds)
     }
 
@@ -171,13 +165,25 @@ impl Socket {
             let fits = ancillary.push(SendAncillaryMessage::ScmRights(fds));
             debug_assert!(fits, "the buffer holds MAX_FDS descriptors");
         }
+        self.send_packet(bytes, &mut ancillary, SendFlags::NOSIGNAL)
+    }
+
+    /// Sends one message, or says [`Error::WouldBlock`] at once, whatever the socket is set to: for who must never wait
+    /// for the other side, which may share the socket's settings.
+    pub fn send_now<T: Serialize>(&self, message: &T) -> Result<(), Error> {
+        let bytes = encode(message)?;
+        let mut ancillary = SendAncillaryBuffer::default();
+        self.send_packet(&bytes, &mut ancillary, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+    }
+
+    fn send_packet(
+        &self,
+        bytes: &[u8],
+        ancillary: &mut SendAncillaryBuffer<'_, '_, '_>,
+        flags: SendFlags,
+    ) -> Result<(), Error> {
         loop {
-            match rustix::net::sendmsg(
-                &self.0,
-                &[IoSlice::new(bytes)],
-                &mut ancillary,
-                SendFlags::NOSIGNAL,
-            ) {
+            match rustix::net::sendmsg(&self.0, &[IoSlice::new(bytes)], ancillary, flags) {
                 Ok(_) => return Ok(()),
                 Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(Error::os("sendmsg", errno)),
@@ -199,9 +205,10 @@ impl Socket {
         })
     }
 
-    /// Receives one packet of bytes.
+    /// Receives one packet of bytes. A socket has one reader at a time: two could see the length of the other's packet.
     pub fn recv_bytes(&self) -> Result<Received<Vec<u8>>, Error> {
-        let mut bytes = vec![0u8; MAX_MESSAGE_BYTES];
+        // Most messages are short, and room for the longest would have to be cleared each time.
+        let mut bytes = vec![0u8; self.next_packet_bytes()?.min(MAX_MESSAGE_BYTES)];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS), ScmCredentials(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let received = loop {
@@ -245,6 +252,17 @@ impl Socket {
             fds,
             credentials,
         })
+    }
+
+    /// Waits for a packet and gives its length, leaving it where it is (`MSG_TRUNC`, recv(2)).
+    fn next_packet_bytes(&self) -> Result<usize, Error> {
+        loop {
+            match rustix::net::recv(&self.0, &mut [0u8; 0][..], RecvFlags::PEEK | RecvFlags::TRUNC) {
+                Ok((_, bytes)) => return Ok(bytes),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(Error::os("recv", errno)),
+            }
+        }
     }
 
     /// Sends `request` and waits for the answer.
@@ -343,6 +361,17 @@ impl AsRawFd for Listener {
     }
 }
 
+fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, Error> {
+    let bytes = postcard::to_stdvec(message).map_err(|source| Error::Malformed {
+        bytes: std::mem::size_of::<T>(),
+        source,
+    })?;
+    if bytes.len() > MAX_MESSAGE_BYTES {
+        return Err(Error::TooLong { bytes: bytes.len() });
+    }
+    Ok(bytes)
+}
+
 fn new_socket() -> Result<OwnedFd, Error> {
     rustix::net::socket_with(
         AddressFamily::UNIX,
@@ -407,5 +436,31 @@ mod tests {
         assert!(matches!(error, Error::TooLong { .. }));
         b.set_nonblocking(true).unwrap();
         assert!(matches!(b.recv::<u8>(), Err(Error::WouldBlock)));
+    }
+
+    #[test]
+    fn packets_of_every_length_arrive_whole_and_longer_ones_not_at_all() {
+        let (a, b) = Socket::pair().unwrap();
+        for bytes in [1, 4096, MAX_MESSAGE_BYTES] {
+            let sent: Vec<u8> = (0..bytes).map(|n| n as u8).collect();
+            a.send_bytes(&sent, &[]).unwrap();
+            assert_eq!(b.recv_bytes().unwrap().message, sent);
+        }
+        a.send_bytes(&vec![0; MAX_MESSAGE_BYTES + 1], &[]).unwrap();
+        assert!(matches!(b.recv_bytes(), Err(Error::TooLong { .. })));
+    }
+
+    #[test]
+    fn who_must_not_wait_is_told_that_there_is_no_room() {
+        let (a, b) = Socket::pair().unwrap();
+        let mut sent = 0u32;
+        while a.send_now(&sent).is_ok() {
+            sent += 1;
+        }
+        assert!(matches!(a.send_now(&sent), Err(Error::WouldBlock)));
+        for n in 0..sent {
+            assert_eq!(b.recv::<u32>().unwrap().message, n);
+        }
+        assert!(a.send_now(&sent).is_ok());
     }
 }

@@ -1,21 +1,27 @@
 //! An opened device and the objects made on it.
 
 use std::collections::BTreeMap;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 
 use parking_lot::{Mutex, RwLock};
 use verbatim_device::control::{DeviceAttr, PortAttr};
 
+use crate::ah::Ah;
+use crate::async_events::{AsyncEvent, AsyncQueue};
 use crate::backend::Device;
+use crate::channel::CompChannel;
 use crate::cq::Cq;
+use crate::dm::Dm;
 use crate::error::VerbsError;
 use crate::mr::Mr;
+use crate::mw::Mw;
 use crate::pd::Pd;
 use crate::process::Process;
 use crate::qp::Qp;
+use crate::srq::Srq;
 use crate::tables::KeyTable;
 
 /// A device that can be opened.
@@ -42,6 +48,10 @@ pub struct Context {
     /// As the program saw them first; a move does not change them.
     device_attr: DeviceAttr,
     port_attr: PortAttr,
+    is_movable: bool,
+    /// The RNIC is gone for ever.
+    pub(crate) dead: AtomicBool,
+    pub(crate) async_queue: AsyncQueue,
     pub(crate) objects: Mutex<Objects>,
     /// Every local key; used when something has moved.
     pub(crate) lkeys: Arc<KeyTable>,
@@ -55,8 +65,15 @@ pub(crate) struct Objects {
     pub mrs: BTreeMap<u32, Arc<Mr>>,
     pub cqs: BTreeMap<u32, Arc<Cq>>,
     pub qps: BTreeMap<u32, Arc<Qp>>,
+    pub srqs: BTreeMap<u32, Arc<Srq>>,
+    pub ahs: BTreeMap<u32, Arc<Ah>>,
+    /// By the slot of their key.
+    pub mws: BTreeMap<u32, Arc<Mw>>,
+    pub dms: Vec<Arc<Dm>>,
+    pub channels: BTreeMap<u32, Arc<CompChannel>>,
     next_pd: u32,
     next_cq: u32,
+    pub next_srq: u32,
     /// Keys are translated, since the context has moved.
     pub moved: bool,
 }
@@ -67,18 +84,21 @@ impl Context {
         Process::global().open(name)
     }
 
-    pub(crate) fn new(process: Arc<Process>, id: u32, device: Arc<dyn Device>) -> Self {
+    pub(crate) fn new(process: Arc<Process>, id: u32, device: Arc<dyn Device>) -> Result<Self, VerbsError> {
         let (device_attr, port_attr) = device.attributes();
         let (device_attr, port_attr) = (device_attr.clone(), port_attr.clone());
-        Self {
+        Ok(Self {
             process,
             id,
+            is_movable: device.blocker().is_none(),
             device: RwLock::new(Some(device)),
             device_attr,
             port_attr,
+            dead: AtomicBool::new(false),
+            async_queue: AsyncQueue::new()?,
             objects: Mutex::default(),
             lkeys: Arc::new(KeyTable::new()),
-        }
+        })
     }
 
     /// Its number within the process.
@@ -101,6 +121,28 @@ impl Context {
         self.port_attr.gids.get(index).map(|entry| entry.gid)
     }
 
+    /// Whether it may ever be on another RNIC. The numbers and keys of one that may not are this RNIC's for ever: nothing
+    /// is translated, nothing is looked up by them, and those of two such RNICs may be the same.
+    pub(crate) fn is_movable(&self) -> bool {
+        self.is_movable
+    }
+
+    /// What `ibv_context.async_fd` is: readable when there is an asynchronous event. The program may make it non-blocking.
+    pub fn async_fd(&self) -> BorrowedFd<'_> {
+        self.async_queue.fd()
+    }
+
+    /// Waits for an asynchronous event (ibv_get_async_event(3)). If it concerns a queue, it must be acknowledged there.
+    /// `EAGAIN` if the descriptor is non-blocking and there is none; `EINTR` after a signal.
+    pub fn get_async_event(&self) -> Result<AsyncEvent, VerbsError> {
+        self.async_queue.next()
+    }
+
+    /// Whether its RNIC is gone for ever.
+    pub fn is_dead(&self) -> bool {
+        self.dead.load(SeqCst)
+    }
+
     pub(crate) fn process(&self) -> &Arc<Process> {
         &self.process
     }
@@ -119,7 +161,28 @@ impl Context {
 
     /// Puts a physical device in.
     pub(crate) fn set_device(&self, device: Arc<dyn Device>) {
+        self.process.watch_device(self.id, &*device);
         *self.device.write() = Some(device);
+    }
+
+    /// As an RNIC's answer to `verb` that never comes.
+    pub(crate) fn dead(&self, verb: &'static str) -> VerbsError {
+        VerbsError::Refused {
+            verb,
+            errno: libc::EIO,
+            message: "the device's RNIC is gone".to_owned(),
+        }
+    }
+
+    /// Destroys something at the RNIC. If that is gone, so is all that it had.
+    pub(crate) fn destroy_physically(
+        &self,
+        destroy: impl FnOnce(&dyn Device) -> Result<(), VerbsError>,
+    ) -> Result<(), VerbsError> {
+        match destroy(&*self.device()?) {
+            Err(error) if error.is_loss_of_device() => Ok(()),
+            outcome => outcome,
+        }
     }
 
     /// The keys' translation, if this context has moved.
@@ -152,7 +215,7 @@ impl Context {
         let removed = objects.pds.remove(&pd.number);
         let removed = removed.ok_or_else(|| VerbsError::Gone { object: object() })?;
         drop(objects);
-        let outcome = self.device()?.dealloc_pd(pd.physical.load(SeqCst));
+        let outcome = self.destroy_physically(|device| device.dealloc_pd(pd.physical.load(SeqCst)));
         if outcome.is_err() {
             self.objects.lock().pds.insert(pd.number, removed);
         }
@@ -160,15 +223,43 @@ impl Context {
         outcome
     }
 
-    /// Makes a completion queue with at least so many entries.
-    pub fn create_cq(self: &Arc<Self>, entries: u32) -> Result<Arc<Cq>, VerbsError> {
+    /// Makes a completion channel.
+    pub fn create_comp_channel(self: &Arc<Self>) -> Result<Arc<CompChannel>, VerbsError> {
+        CompChannel::create(self)
+    }
+
+    /// Gives the program on-chip memory (ibv_alloc_dm(3)), aligned to a power of two.
+    pub fn alloc_dm(self: &Arc<Self>, length: u64, log_align: u32) -> Result<Arc<Dm>, VerbsError> {
+        Dm::alloc(self, length, log_align)
+    }
+
+    /// Makes a completion queue with at least so many entries, whose events go to `channel`.
+    pub fn create_cq(
+        self: &Arc<Self>,
+        entries: u32,
+        channel: Option<&Arc<CompChannel>>,
+    ) -> Result<Arc<Cq>, VerbsError> {
         let _pass = self.process.control.enter();
+        if channel.is_some_and(|channel| !Arc::ptr_eq(channel.context(), self)) {
+            return Err(VerbsError::Invalid(
+                "the completion channel is another device's".to_owned(),
+            ));
+        }
         let device = self.device()?;
-        let place = device.create_cq(entries)?;
+        let place = device.create_cq(entries, channel.map(|channel| channel.number()))?;
         let ring = device.cq_end(&place)?;
         let mut objects = self.objects.lock();
         objects.next_cq += 1;
-        let cq = Arc::new(Cq::new(self.clone(), objects.next_cq, place, ring));
+        let cq = Arc::new(Cq::new(
+            self.clone(),
+            objects.next_cq,
+            place,
+            ring,
+            channel.cloned(),
+        ));
+        if let Some(channel) = channel {
+            channel.add(place.cq, &cq);
+        }
         objects.cqs.insert(cq.number(), cq.clone());
         self.process.changed();
         Ok(cq)
@@ -182,10 +273,19 @@ impl Context {
         let removed = objects.cqs.remove(&cq.number());
         let removed = removed.ok_or_else(|| VerbsError::Gone { object: object() })?;
         drop(objects);
-        let outcome = self.device()?.destroy_cq(cq.physical());
+        // First: the RNIC may give the next queue the same number.
+        if let Some(channel) = cq.channel() {
+            channel.remove(cq.physical());
+        }
+        let outcome = self.destroy_physically(|device| device.destroy_cq(cq.physical()));
         match outcome {
             Ok(()) => cq.queue.lock().detach(),
-            Err(_) => _ = self.objects.lock().cqs.insert(cq.number(), removed),
+            Err(_) => {
+                if let Some(channel) = cq.channel() {
+                    channel.add(cq.physical(), &removed);
+                }
+                self.objects.lock().cqs.insert(cq.number(), removed);
+            }
         }
         self.process.changed();
         outcome
@@ -197,7 +297,9 @@ impl Context {
         let objects = std::mem::take(&mut *self.objects.lock());
         let mut registry = self.process.registry.lock();
         registry.contexts.remove(&self.id);
-        registry.qps.retain(|qpn, _| !objects.qps.contains_key(qpn));
+        registry
+            .qps
+            .retain(|qpn, qp| objects.qps.get(qpn).is_none_or(|ours| !Arc::ptr_eq(ours, qp)));
         drop(registry);
         for qp in objects.qps.values() {
             qp.detach();
@@ -205,16 +307,20 @@ impl Context {
         for cq in objects.cqs.values() {
             cq.queue.lock().detach();
         }
+        for srq in objects.srqs.values() {
+            srq.detach();
+        }
         for mr in objects.mrs.values() {
             mr.give_pages_back(&self.process);
         }
+        *self.process.dm_bytes.lock() -= objects.dms.iter().map(|dm| dm.length()).sum::<u64>();
         self.take_device();
         self.process.changed();
         Ok(())
     }
 }
 
-fn busy(users: &AtomicUsize, object: impl Fn() -> String) -> Result<(), VerbsError> {
+pub(crate) fn busy(users: &AtomicUsize, object: impl Fn() -> String) -> Result<(), VerbsError> {
     match users.load(SeqCst) {
         0 => Ok(()),
         users => Err(VerbsError::Busy {

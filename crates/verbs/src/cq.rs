@@ -3,16 +3,19 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 
 use parking_lot::Mutex;
 use verbatim_device::layout::Cqe;
+use verbatim_device::ring::Armed;
 
 use crate::backend::{CompletionRing, CqPlace};
+use crate::channel::CompChannel;
 use crate::context::Context;
 use crate::error::VerbsError;
 use crate::qp::{CompletionSide, RECV_BIT, SendQueue};
 use crate::tables::Radix24;
+use crate::unacked::Unacked;
 use crate::work::{Completion, WC_SUCCESS, Wc};
 
 /// After so many polls in a row that found nothing, a poll lets others run: where RNICs are software, they may need
@@ -25,7 +28,12 @@ pub struct Cq {
     context: Arc<Context>,
     /// Its number within the context.
     number: u32,
-    entries: u32,
+    entries: AtomicU32,
+    /// Where its events go.
+    channel: Option<Arc<CompChannel>>,
+    pub(crate) completion_events: Unacked,
+    pub(crate) async_events: Unacked,
+    cookie: AtomicUsize,
     /// Queue pairs that use it, each counted once per direction; changed under the context's lock.
     pub(crate) users: AtomicUsize,
     pub(crate) place: Mutex<CqPlace>,
@@ -41,11 +49,18 @@ type Owner = (Arc<CompletionSide>, Arc<Mutex<SendQueue>>);
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     ring: Option<Box<dyn CompletionRing>>,
-    /// Completions that were taken from a ring before the program asked for them.
+    /// Completions that were taken from a ring before the program asked for them, or that no RNIC made.
     fake: VecDeque<Completion>,
+    /// The program asks for an event, and there is no ring that could be told.
+    armed: Option<Armed>,
     /// By physical number.
     owners: Radix24<Option<Owner>>,
     idle_polls: u32,
+}
+
+/// Whether it is what an armed queue waits for.
+fn fires(completion: &Completion, armed: Armed) -> bool {
+    armed == Armed::Any || completion.solicited || completion.wc.status != WC_SUCCESS
 }
 
 impl CompletionQueue {
@@ -79,10 +94,33 @@ impl CompletionQueue {
         self.fake.len() - before
     }
 
+    /// Asks for an event. True: there is reason for it now, and nobody else will make it.
+    fn arm(&mut self, wanted: Armed) -> bool {
+        if self.fake.iter().any(|completion| fires(completion, wanted)) {
+            return true;
+        }
+        match &mut self.ring {
+            Some(ring) => _ = ring.arm(wanted == Armed::Solicited),
+            None if self.armed == Some(Armed::Any) => {}
+            None => self.armed = Some(wanted),
+        }
+        false
+    }
+
+    /// Takes the arming back.
+    fn disarm(&mut self) -> Option<Armed> {
+        let told = self.ring.as_mut().and_then(|ring| ring.disarm());
+        match (told, self.armed.take()) {
+            (Some(Armed::Any), _) | (_, Some(Armed::Any)) => Some(Armed::Any),
+            (told, kept) => told.or(kept),
+        }
+    }
+
     /// Forgets all completions of a queue pair, as destroying or resetting it does.
     pub fn purge(&mut self, virtual_qpn: u32) {
         self.sweep();
-        self.fake.retain(|completion| completion.wc.qp_num != virtual_qpn);
+        self.fake
+            .retain(|completion| completion.wc.qp_num != virtual_qpn);
     }
 
     pub fn add_owner(&mut self, physical_qpn: u32, side: Arc<CompletionSide>, send: Arc<Mutex<SendQueue>>) {
@@ -98,7 +136,11 @@ impl CompletionQueue {
         self.owners = Radix24::new();
     }
 
-    pub fn attach(&mut self, ring: Box<dyn CompletionRing>) {
+    /// Goes on with another ring, or the same again.
+    pub fn attach(&mut self, mut ring: Box<dyn CompletionRing>) {
+        if let Some(armed) = self.armed.take() {
+            ring.arm(armed == Armed::Solicited);
+        }
         self.ring = Some(ring);
     }
 
@@ -122,8 +164,14 @@ impl CompletionQueue {
 #[inline]
 fn complete(side: &CompletionSide, cqe: &Cqe) -> Option<Completion> {
     let is_recv = cqe.wr_id & RECV_BIT != 0;
-    let shadow = if is_recv { &side.recv } else { &side.send };
-    let wr_id = shadow.retire(cqe.wr_id & !RECV_BIT)?;
+    let position = cqe.wr_id & !RECV_BIT;
+    let wr_id = if !is_recv {
+        side.send.retire(position)?
+    } else if let Some(shared) = &side.shared {
+        shared.retire(position)?
+    } else {
+        side.recv.retire(position)?
+    };
     if cqe.status != WC_SUCCESS {
         side.failed.store(true, Relaxed);
     } else if is_recv {
@@ -146,6 +194,7 @@ fn complete(side: &CompletionSide, cqe: &Cqe) -> Option<Completion> {
             dlid_path_bits: 0,
         },
         timestamp_ns: cqe.timestamp_ns,
+        solicited: cqe.solicited != 0,
     })
 }
 
@@ -155,16 +204,22 @@ impl Cq {
         number: u32,
         place: CqPlace,
         ring: Box<dyn CompletionRing>,
+        channel: Option<Arc<CompChannel>>,
     ) -> Self {
         Self {
             context,
             number,
-            entries: place.entries,
+            entries: AtomicU32::new(place.entries),
+            channel,
+            completion_events: Unacked::default(),
+            async_events: Unacked::default(),
+            cookie: AtomicUsize::new(0),
             users: AtomicUsize::new(0),
             place: Mutex::new(place),
             queue: Mutex::new(CompletionQueue {
                 ring: Some(ring),
                 fake: VecDeque::new(),
+                armed: None,
                 owners: Radix24::new(),
                 idle_polls: 0,
             }),
@@ -189,7 +244,22 @@ impl Cq {
 
     /// How many completions it holds.
     pub fn entries(&self) -> u32 {
-        self.entries
+        self.entries.load(Relaxed)
+    }
+
+    /// Where its events go.
+    pub fn channel(&self) -> Option<&Arc<CompChannel>> {
+        self.channel.as_ref()
+    }
+
+    /// For the caller's own use.
+    pub fn set_cookie(&self, cookie: usize) {
+        self.cookie.store(cookie, Relaxed);
+    }
+
+    /// What was set last, or 0.
+    pub fn cookie(&self) -> usize {
+        self.cookie.load(Relaxed)
     }
 
     /// Takes completions, as many as there are and `out` holds; how many. Never blocks; a series of polls that find
@@ -242,8 +312,100 @@ impl Cq {
         queue.backlogged()
     }
 
-    /// Destroys it; `EBUSY` while a queue pair uses it.
+    /// Asks for one event, at the next completion, or at the next that is solicited or an error (ibv_req_notify_cq(3)).
+    /// Without a channel there is nobody to tell.
+    pub fn arm(&self, solicited_only: bool) {
+        let Some(channel) = &self.channel else { return };
+        let wanted = if solicited_only {
+            Armed::Solicited
+        } else {
+            Armed::Any
+        };
+        if self.queue.lock().arm(wanted) {
+            channel.inject(self.physical());
+        }
+    }
+
+    /// The program has acknowledged so many completion events.
+    pub fn ack_events(&self, count: u32) {
+        self.completion_events.ack(count);
+    }
+
+    /// The program has acknowledged an asynchronous event.
+    pub fn ack_async_event(&self) {
+        self.async_events.ack(1);
+    }
+
+    /// Gives it room for at least so many entries (ibv_resize_cq(3)); what is in it stays, in order.
+    pub fn resize(&self, entries: u32) -> Result<(), VerbsError> {
+        let process = self.context.process();
+        let _pass = process.control.enter();
+        let device = self.context.device()?;
+        // Nobody polls meanwhile.
+        let mut queue = self.queue.lock();
+        let armed = queue.disarm();
+        queue.ring = None;
+        let mut place = self.place.lock();
+        let resized = device.resize_cq(place.cq, entries);
+        if let Ok(new) = &resized {
+            *place = *new;
+            self.entries.store(new.entries, Relaxed);
+        }
+        queue.ring = Some(device.cq_end(&place)?);
+        let cq = place.cq;
+        drop(place);
+        // What came while nobody was asked for an event gets one: one too many does no harm.
+        let missed = armed.is_some_and(|armed| {
+            let CompletionQueue { ring: Some(ring), .. } = &mut *queue else {
+                return true;
+            };
+            ring.arm(armed == Armed::Solicited)
+        });
+        drop(queue);
+        if let Some(channel) = self.channel.as_ref().filter(|_| missed) {
+            channel.inject(cq);
+        }
+        process.changed();
+        resized.map(|_| ())
+    }
+
+    /// Adds completions that no RNIC makes.
+    pub(crate) fn add_flushed(&self, completions: impl IntoIterator<Item = Wc>) {
+        let mut queue = self.queue.lock();
+        let before = queue.fake.len();
+        let timestamp_ns = crate::sys::monotonic_ns();
+        queue.fake.extend(completions.into_iter().map(|wc| Completion {
+            wc,
+            timestamp_ns,
+            solicited: false,
+        }));
+        // All of them are errors, which every armed queue waits for.
+        let fires = queue.fake.len() > before && queue.disarm().is_some();
+        drop(queue);
+        if let Some(channel) = self.channel.as_ref().filter(|_| fires) {
+            channel.inject(self.physical());
+        }
+    }
+
+    /// Its RNIC is gone: what it has written is taken, and armings are kept here.
+    pub(crate) fn lose_ring(&self) {
+        let mut queue = self.queue.lock();
+        let armed = queue.disarm();
+        queue.detach();
+        // The RNIC may have written a completion and not told of it.
+        let fires = armed.is_some_and(|armed| queue.fake.iter().any(|completion| fires(completion, armed)));
+        queue.armed = armed.filter(|_| !fires);
+        drop(queue);
+        if let Some(channel) = self.channel.as_ref().filter(|_| fires) {
+            channel.inject(self.physical());
+        }
+    }
+
+    /// Destroys it; `EBUSY` while a queue pair uses it. Waits until its events are acknowledged.
     pub fn destroy(&self) -> Result<(), VerbsError> {
-        self.context.destroy_cq(self)
+        self.context.destroy_cq(self)?;
+        self.completion_events.close();
+        self.async_events.close();
+        Ok(())
     }
 }

@@ -70,12 +70,33 @@ pub enum VerbsError {
         #[source]
         source: io::Error,
     },
+    /// No backend here does that.
+    #[error("{0}")]
+    Unsupported(String),
     /// The region's memory could not be made reachable for the RNIC.
     #[error("the memory of the region cannot be registered")]
     Memory(#[source] verbatim_adopt::AdoptError),
 }
 
 impl VerbsError {
+    pub(crate) fn os(call: &'static str, errno: rustix::io::Errno) -> Self {
+        Self::Os {
+            call,
+            source: errno.into(),
+        }
+    }
+
+    /// Whether the RNIC is gone. A forked child, which has no connection, gets another error.
+    pub(crate) fn is_loss_of_device(&self) -> bool {
+        matches!(
+            self,
+            Self::Channel {
+                source: verbatim_seqpacket::Error::Closed,
+                ..
+            }
+        )
+    }
+
     /// The positive errno for a C caller.
     pub fn errno(&self) -> i32 {
         match self {
@@ -85,6 +106,7 @@ impl VerbsError {
             Self::Channel { source, .. } => source.errno(),
             Self::Busy { .. } => libc::EBUSY,
             Self::Invalid(_) | Self::Gone { .. } => libc::EINVAL,
+            Self::Unsupported(_) => libc::EOPNOTSUPP,
             Self::Os { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
             Self::Memory(error) => error.errno(),
         }
@@ -106,6 +128,16 @@ pub enum PostError {
     /// More inline data than the queue was made for.
     #[error("too much inline data")]
     InlineTooLong,
+    /// The request is not for this queue: a RECV for a queue pair that takes them from a shared receive queue, a bind of
+    /// a window of another type.
+    #[error("this queue does not take such a request")]
+    Invalid,
+    /// The queue was destroyed, or its RNIC is gone.
+    #[error("the queue's RNIC is gone")]
+    Gone,
+    /// The RNIC's library did not take it, with this errno.
+    #[error("the RNIC's library refuses the request (errno {0})")]
+    Refused(i32),
 }
 
 impl PostError {
@@ -114,7 +146,9 @@ impl PostError {
     pub fn errno(self) -> i32 {
         match self {
             Self::Full => libc::ENOMEM,
-            Self::State(_) | Self::TooManyEntries | Self::InlineTooLong => libc::EINVAL,
+            Self::State(_) | Self::TooManyEntries | Self::InlineTooLong | Self::Invalid => libc::EINVAL,
+            Self::Gone => libc::EIO,
+            Self::Refused(errno) => errno,
         }
     }
 }

@@ -1,28 +1,25 @@
-//! The helper thread: sleeps until the agent orders something.
+//! The helper thread: sleeps until the agent orders something, or an RNIC says something that nobody asked for.
 //!
-//! One per process, started when the first device is opened and there is an agent. All signals are blocked in it, so
-//! that the program's handlers run where they always did. When the agent goes away, the thread looks for it again with
-//! growing delay and settles the sessions that cannot go on without it.
+//! One per process, started when the first device is opened. All signals are blocked in it, so that the program's
+//! handlers run where they always did. Where there is no agent it looks for one whenever a device is opened. When an agent
+//! goes away, it looks for it again with growing delay and settles the sessions that cannot go on without it.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::Shutdown;
 use verbatim_channel::{Answer, GATE_NAME, Gate, Greeting, Order, SOCKET_NAME, VERSION};
 use verbatim_seqpacket::{Error, Socket};
 
 use crate::backend::soft::program_name;
 use crate::process::Process;
 use crate::session::{SessionError, Sessions, error_answer};
-use crate::sys;
-use crate::{fork, nap};
+use crate::watch::Watch;
+use crate::{fork, nap, sys};
 
 /// Enough for the encoding of a long road map.
 const STACK_BYTES: usize = 512 << 10;
@@ -39,50 +36,53 @@ pub struct Handle {
     /// The process that has it: a forked child has none.
     pid: u32,
     stop: Arc<AtomicBool>,
-    connection: Arc<Mutex<Option<OwnedFd>>>,
 }
 
-/// Starts the thread, if it does not run and there is an agent.
+/// Starts the thread, if it does not run; if it does, without an agent, it looks for one.
 pub fn ensure(process: &Arc<Process>) {
     let mut helper = process.helper.lock();
     let pid = std::process::id();
     if helper.as_ref().is_some_and(|handle| handle.pid == pid) {
+        wake(process);
         return;
     }
-    let Ok(socket) = Socket::connect(&process.runtime().join(SOCKET_NAME)) else {
-        return;
-    };
     let handle = Handle {
         pid,
         stop: Arc::default(),
-        connection: Arc::default(),
     };
     let thread = Helper {
         sessions: Sessions::new(process.clone()),
         process: process.clone(),
         stop: handle.stop.clone(),
-        connection: handle.connection.clone(),
     };
+    let first = connect(process);
     let spawned = sys::with_signals_blocked(|| {
         std::thread::Builder::new()
             .name("verbatim".to_owned())
             .stack_size(STACK_BYTES)
-            .spawn(move || thread.run(socket))
+            .spawn(move || thread.run(first))
     });
-    // A program that may have no more threads runs without migration.
+    // A program that may have no more threads runs without migration, and without asynchronous events.
     if spawned.is_ok() {
         *helper = Some(handle);
     }
 }
 
+fn wake(process: &Process) {
+    if let Ok(watch) = process.watch() {
+        watch.wake();
+    }
+}
+
+fn connect(process: &Process) -> Option<Socket> {
+    Socket::connect(&process.runtime().join(SOCKET_NAME)).ok()
+}
+
 impl Handle {
     /// Ends the thread, as the end of the program would.
-    pub fn stop(&self) {
+    pub fn stop(&self, process: &Process) {
         self.stop.store(true, SeqCst);
-        if let Some(connection) = &*self.connection.lock() {
-            // Not connected any more: the thread is about to see the flag.
-            let _ = rustix::net::shutdown(connection, Shutdown::Both);
-        }
+        wake(process);
     }
 }
 
@@ -90,16 +90,25 @@ struct Helper {
     process: Arc<Process>,
     sessions: Sessions,
     stop: Arc<AtomicBool>,
-    /// A second descriptor of the agent's connection, for [`Handle::stop`]; none while the process is quiesced.
-    connection: Arc<Mutex<Option<OwnedFd>>>,
+}
+
+/// Why the thread is not with an agent any more.
+enum Ended {
+    /// It was told to stop.
+    Stopped,
+    /// The connection ended, one way or another.
+    Lost,
 }
 
 impl Helper {
-    fn run(mut self, first: Socket) {
-        let mut next = Some(first);
-        while let Some(socket) = next.take().or_else(|| self.reconnect()) {
-            // Whatever ended the connection, another is looked for.
-            let _ = self.serve(socket);
+    fn run(mut self, first: Option<Socket>) {
+        let mut next = first.or_else(|| self.wait_for_agent());
+        while let Some(socket) = next {
+            next = match self.serve(socket) {
+                Ok(Ended::Stopped) => None,
+                // Whatever ended the connection, another is looked for.
+                Ok(Ended::Lost) | Err(_) => self.reconnect(),
+            };
         }
     }
 
@@ -118,14 +127,38 @@ impl Helper {
         self.process.runtime().join(GATE_NAME)
     }
 
-    fn serve(&mut self, socket: Socket) -> Result<(), Error> {
-        let duplicate = socket.as_fd().try_clone_to_owned();
-        let duplicate = duplicate.map_err(|source| Error::Os { call: "dup", source })?;
-        let held = [fork::hold_fd(socket.as_fd()), fork::hold_fd(duplicate.as_fd())];
-        *self.connection.lock() = Some(duplicate);
+    /// Sleeps until there is something, and does what the RNICs ask for. Whether the agent has something to say; `None`
+    /// when the thread shall end.
+    fn sleep(&self, timeout: Option<Duration>, agent: Option<&Socket>) -> Option<bool> {
+        let Ok(watch) = self.process.watch() else {
+            // No descriptors left: for now, only time passes.
+            nap::asleep_while(|| std::thread::sleep(MAX_DELAY));
+            return (!self.stop.load(SeqCst)).then_some(agent.is_some());
+        };
+        self.sleep_on(&watch, timeout, agent)
+    }
+
+    fn sleep_on(&self, watch: &Watch, timeout: Option<Duration>, agent: Option<&Socket>) -> Option<bool> {
+        if let Some(agent) = agent {
+            watch.add_agent(agent.as_fd());
+        }
+        if self.stop.load(SeqCst) {
+            return None;
+        }
+        let ready = watch.wait(timeout);
+        self.process.look_after(&ready.contexts, watch);
+        (!self.stop.load(SeqCst)).then_some(ready.agent)
+    }
+
+    fn serve(&mut self, socket: Socket) -> Result<Ended, Error> {
+        let held = fork::hold_fd(socket.as_fd());
         verbatim_channel::send(&socket, &self.greeting(), &[])?;
         loop {
-            wait_for_order(&socket)?;
+            match self.sleep(None, Some(&socket)) {
+                None => return Ok(Ended::Stopped),
+                Some(false) => continue,
+                Some(true) => {}
+            }
             let (order, fds) = verbatim_channel::recv::<Order>(&socket)?;
             match order {
                 Order::Quiesce { session } => match self.quiesce(&socket, session) {
@@ -133,10 +166,9 @@ impl Helper {
                         // The agent freezes the process when it sees this connection's end: that is the last
                         // descriptor to go.
                         drop(held);
-                        *self.connection.lock() = None;
                         drop(socket);
                         gate.wait(seen);
-                        return Ok(());
+                        return Ok(Ended::Lost);
                     }
                     Err(error) => verbatim_channel::send(&socket, &error_answer(&error), &[])?,
                 },
@@ -153,6 +185,7 @@ impl Helper {
         let gate = Gate::open(&self.gate_path(), false).map_err(SessionError::Gate)?;
         let seen = gate.generation();
         let connections = self.sessions.quiesce(session)?;
+        self.process.forget_watch();
         let fds: Vec<_> = connections.iter().map(AsFd::as_fd).collect();
         if let Err(error) = verbatim_channel::send(socket, &Answer::Quiesced, &fds) {
             // The agent is gone and nobody else has the connections: take them back and go on here.
@@ -168,9 +201,18 @@ impl Helper {
         Ok((gate, seen))
     }
 
+    /// Waits until there is an agent, at the opening of a device; `None` when the thread shall end.
+    fn wait_for_agent(&self) -> Option<Socket> {
+        loop {
+            self.sleep(None, None)?;
+            if let Some(socket) = connect(&self.process) {
+                return Some(socket);
+            }
+        }
+    }
+
     /// Looks for the agent until it is there; `None` when the thread shall end.
     fn reconnect(&mut self) -> Option<Socket> {
-        *self.connection.lock() = None;
         self.sessions.agent_is_gone(false);
         let lost = Instant::now();
         let mut delay = FIRST_DELAY;
@@ -178,11 +220,11 @@ impl Helper {
             if self.stop.load(SeqCst) {
                 return None;
             }
-            if let Ok(socket) = connect(self.process.runtime()) {
+            if let Some(socket) = connect(&self.process) {
                 return Some(socket);
             }
             self.sessions.agent_is_gone(lost.elapsed() > GRACE);
-            nap::asleep_while(|| std::thread::sleep(delay));
+            self.sleep(Some(delay), None)?;
             let max = if self.sessions.is_quiesced() {
                 MAX_DELAY_QUIESCED
             } else {
@@ -191,25 +233,4 @@ impl Helper {
             delay = (delay * 2).min(max);
         }
     }
-}
-
-/// Sleeps until there is something to read, or an end.
-fn wait_for_order(socket: &Socket) -> Result<(), Error> {
-    let mut fds = [PollFd::new(socket, PollFlags::IN)];
-    loop {
-        match nap::asleep_while(|| poll(&mut fds, None)) {
-            Ok(_) => return Ok(()),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => {
-                return Err(Error::Os {
-                    call: "poll",
-                    source: errno.into(),
-                });
-            }
-        }
-    }
-}
-
-fn connect(runtime: &Path) -> Result<Socket, Error> {
-    Socket::connect(&runtime.join(SOCKET_NAME))
 }

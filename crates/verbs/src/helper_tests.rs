@@ -111,7 +111,7 @@ fn a_quiesced_process_waits_at_the_gate_and_comes_back() {
     assert!(matches!(end, verbatim_seqpacket::Error::Closed), "{end}");
     assert!(open_below(agent.runtime.path()).is_empty());
 
-    agent.gate.open_up();
+    agent.gate.open_up().unwrap();
     let socket = agent.accept(true);
     claim(&socket, 5, &connections);
     let (answer, _) = order(&socket, &Order::Resume { session: 5 });

@@ -9,8 +9,8 @@
 //!  backend::Device, SendRing, RecvRing, CompletionRing: physical objects of one RNIC
 //! ```
 //!
-//! - Start at [`Context::open`]; the objects are [`Pd`], [`Mr`], [`Cq`] and [`Qp`], each an `Arc` that lives until its
-//!   explicit `destroy` or the end of the program, as in verbs.
+//! - Start at [`Context::open`]; the objects are [`Pd`], [`Mr`], [`Mw`], [`Dm`], [`CompChannel`], [`Cq`], [`Srq`], [`Ah`] and
+//!   [`Qp`], each an `Arc` that lives until its explicit `destroy` or the end of the program, as in verbs.
 //! - *Virtual* numbers and keys are those that the program knows. They equal the RNIC's until something has moved
 //!   (`DESIGN.md` §3.1), and only then is anything translated.
 //! - Every request that reaches a ring carries its *position* in the queue in the place of the program's `wr_id`, so that
@@ -20,45 +20,64 @@
 //!
 //! What this crate does not do: it has no C ABI (crate `guest`), writes to no standard stream, and no data verb ever
 //! blocks on a socket. Locks are taken in this order: control gate, a queue pair's control, a context's objects, registry;
-//! queue locks last, one at a time.
+//! queue locks last,
+//! one at a time, but for the flush of a queue pair whose RNIC is gone, which takes its completion queue's besides ([`death`]).
 
 #![deny(unsafe_code)]
 
+mod ah;
+mod async_events;
 mod backend;
+mod channel;
 mod context;
 mod control_gate;
 mod cq;
+mod death;
+mod dm;
 mod error;
+#[cfg(test)]
+mod event_tests;
 mod fork;
 mod helper;
 #[cfg(test)]
 mod helper_tests;
 mod mr;
+mod mw;
 mod nap;
 mod pd;
 mod process;
 mod qp;
 mod road_map;
 mod session;
+mod srq;
 mod sys;
 mod tables;
 #[cfg(test)]
 mod testing;
+mod unacked;
+mod watch;
 mod work;
 
+pub use ah::Ah;
+pub use async_events::{AsyncEvent, AsyncObject};
+pub use channel::CompChannel;
 pub use context::{Context, DeviceInfo, devices};
 pub use cq::Cq;
+pub use dm::Dm;
 pub use error::{PostError, VerbsError};
 pub use fork::{after_fork_in_child, after_fork_in_parent, before_fork};
-pub use mr::Mr;
+pub use mr::{Mr, MrChange};
+pub use mw::{Mw, MwRange};
 pub use pd::Pd;
 pub use process::Process;
 pub use qp::{OwnedSendBatch, Qp, QpInit, SendBatch};
+pub use srq::Srq;
 pub use verbatim_device::control::{
-    Access, AddressVector, DeviceAttr, PortAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType,
+    Access, AddressVector, AsyncEventType, DeviceAttr, MwType, PortAttr, QpAttr, QpAttrMask, QpCap, QpState,
+    QpType, SrqAttr,
 };
 pub use verbatim_device::layout::Sge;
 pub use work::{
-    Body, Completion, RecvWr, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SendOpcode, SendWr,
-    WC_SUCCESS, WC_WR_FLUSH_ERR, Wc,
+    Body, Completion, MwBind, RecvWr, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SendOpcode,
+    SendWr, UdAddress, WC_SUCCESS, WC_WR_FLUSH_ERR, Wc,
 };

@@ -1,40 +1,66 @@
 //! Memory regions.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 
 use parking_lot::Mutex;
 use verbatim_adopt::{AdoptError, Backing, Token};
-use verbatim_channel::SegmentRecord;
+use verbatim_channel::{MrRecord, SegmentRecord};
 use verbatim_device::control::Access;
 
-use crate::backend::{Device, PhysicalMrInit};
+use crate::backend::{Device, PhysicalMemory, PhysicalMrChange, PhysicalMrInit};
+use crate::dm::Dm;
 use crate::error::VerbsError;
 use crate::nap;
 use crate::pd::Pd;
 use crate::process::Process;
 use crate::tables::key_slot;
 
-/// How often a region is registered anew because its keys collide with virtual ones.
+/// How often an object is made anew because its keys collide with virtual ones.
 const MAX_COLLISIONS: usize = 64;
 
 /// A memory region.
 #[derive(Debug)]
 pub struct Mr {
-    pd: Arc<Pd>,
     lkey: u32,
     rkey: u32,
-    pub(crate) address: u64,
-    pub(crate) length: u64,
-    pub(crate) iova: u64,
-    pub(crate) access: Access,
-    /// Where the bytes are.
-    pub(crate) segments: Vec<SegmentRecord>,
     /// The RNIC's local key.
     pub(crate) physical_lkey: AtomicU32,
+    /// What re-registering can change.
+    now: Mutex<Now>,
+}
+
+#[derive(Debug)]
+struct Now {
+    pd: Arc<Pd>,
+    access: Access,
+    memory: Memory,
+}
+
+/// Where a region's bytes are.
+#[derive(Debug)]
+struct Memory {
+    address: u64,
+    length: u64,
+    iova: u64,
+    segments: Vec<SegmentRecord>,
     /// The claim on the pages in the memory file; taken when the region goes.
-    token: Mutex<Option<Token>>,
+    token: Option<Token>,
+    /// On-chip memory in place of the process's.
+    dm: Option<Arc<Dm>>,
+}
+
+/// What is to change in a region (ibv_rereg_mr(3)).
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MrChange<'a> {
+    /// Another protection domain.
+    pub pd: Option<&'a Arc<Pd>>,
+    /// Another start and length in the program's address space.
+    pub memory: Option<(u64, u64)>,
+    /// Other rights.
+    pub access: Option<Access>,
 }
 
 impl Mr {
@@ -49,18 +75,33 @@ impl Mr {
     }
 
     /// Its protection domain.
-    pub fn pd(&self) -> &Arc<Pd> {
-        &self.pd
+    pub fn pd(&self) -> Arc<Pd> {
+        self.now.lock().pd.clone()
     }
 
-    /// Start in the program's address space.
+    /// Start in the program's address space; of on-chip memory, where this process has it mapped.
     pub fn address(&self) -> u64 {
-        self.address
+        self.now.lock().memory.address
     }
 
     /// Length in bytes.
     pub fn length(&self) -> u64 {
-        self.length
+        self.now.lock().memory.length
+    }
+
+    /// As the road map tells it.
+    pub(crate) fn describe(&self) -> MrRecord {
+        let now = self.now.lock();
+        MrRecord {
+            lkey: self.lkey,
+            rkey: self.rkey,
+            pd: now.pd.number(),
+            address: now.memory.address,
+            length: now.memory.length,
+            iova: now.memory.iova,
+            access: now.access,
+            segments: now.memory.segments.clone(),
+        }
     }
 
     pub(crate) fn register(
@@ -73,26 +114,73 @@ impl Mr {
         let process = pd.context.process();
         let _pass = process.control.enter();
         let device = pd.context.device()?;
-        let (segments, token) = adopt(process, address, length)?;
-        let registered = register_physically(pd, &*device, &segments, address, length, iova, access);
-        let (lkey, rkey) = match registered {
+        // Addresses from 0 on are all that the flag means for a region.
+        let iova = if access.contains(Access::ZERO_BASED) {
+            0
+        } else {
+            iova
+        };
+        let memory = Memory::of_process(process, &*device, address, length, iova)?;
+        Self::make(pd, &*device, access - Access::ZERO_BASED, memory)
+    }
+
+    /// Of on-chip memory: addresses are offsets from `offset`.
+    pub(crate) fn register_dm(
+        pd: &Arc<Pd>,
+        dm: &Arc<Dm>,
+        offset: u64,
+        length: u64,
+        access: Access,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let process = pd.context.process();
+        let _pass = process.control.enter();
+        if !Arc::ptr_eq(dm.context(), &pd.context) {
+            return Err(VerbsError::Invalid(
+                "the on-chip memory is another device's".to_owned(),
+            ));
+        }
+        dm.check(offset, length)?;
+        let device = pd.context.device()?;
+        let segment = SegmentRecord {
+            address: dm.address(),
+            length: dm.mapped(),
+            offset: Some(0),
+        };
+        let memory = Memory {
+            address: dm.address() + offset,
+            length,
+            iova: 0,
+            segments: vec![segment],
+            token: None,
+            dm: Some(dm.clone()),
+        };
+        dm.users.fetch_add(1, SeqCst);
+        Self::make(pd, &*device, access - Access::ZERO_BASED, memory)
+    }
+
+    fn make(
+        pd: &Arc<Pd>,
+        device: &dyn Device,
+        access: Access,
+        mut memory: Memory,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let process = pd.context.process();
+        let (lkey, rkey) = match register_physically(pd, device, access, &memory) {
             Ok(keys) => keys,
             Err(error) => {
-                release(process, token);
+                memory.give_back(process);
                 return Err(error);
             }
         };
         let mr = Arc::new(Self {
-            pd: pd.clone(),
             lkey,
             rkey,
-            address,
-            length,
-            iova,
-            access,
-            segments,
             physical_lkey: AtomicU32::new(lkey),
-            token: Mutex::new(token),
+            now: Mutex::new(Now {
+                pd: pd.clone(),
+                access,
+                memory,
+            }),
         });
         pd.context.lkeys.set(lkey, lkey);
         let mut objects = pd.context.objects.lock();
@@ -103,28 +191,88 @@ impl Mr {
         Ok(mr)
     }
 
+    /// Changes it under its keys (ibv_rereg_mr(3)). If that fails, it is as it was.
+    pub fn rereg(&self, change: &MrChange<'_>) -> Result<(), VerbsError> {
+        let context = self.pd().context.clone();
+        let process = context.process();
+        let _pass = process.control.enter();
+        let device = context.device()?;
+        let mut now = self.now.lock();
+        if change.pd.is_some_and(|pd| !Arc::ptr_eq(&pd.context, &context)) {
+            return Err(VerbsError::Invalid(
+                "the protection domain is another device's".to_owned(),
+            ));
+        }
+        if change.memory.is_some() && now.memory.dm.is_some() {
+            return Err(VerbsError::Unsupported(
+                "a region of on-chip memory keeps its memory; register another".to_owned(),
+            ));
+        }
+        let zero_based = now.memory.iova == 0 && now.memory.address != 0;
+        // The new pages first: they may be partly those of before, which must not go back and forth.
+        let mut memory = match change.memory {
+            Some((address, length)) => {
+                let iova = if zero_based { 0 } else { address };
+                Some(Memory::of_process(process, &*device, address, length, iova)?)
+            }
+            None => None,
+        };
+        let access = change.access.map(|access| access - Access::ZERO_BASED);
+        let physical_lkey = self.physical_lkey.load(SeqCst);
+        let outcome = with_physical(process, memory.as_ref(), |memory| {
+            let change = PhysicalMrChange {
+                pd: change.pd.map(|pd| pd.physical.load(SeqCst)),
+                access,
+                memory,
+            };
+            device.rereg_mr(physical_lkey, &change)
+        });
+        if let Err(error) = outcome {
+            if let Some(memory) = &mut memory {
+                memory.give_back(process);
+            }
+            return Err(error);
+        }
+        if let Some(memory) = memory {
+            std::mem::replace(&mut now.memory, memory).give_back(process);
+        }
+        now.access = access.unwrap_or(now.access);
+        if let Some(pd) = change.pd {
+            let _objects = context.objects.lock();
+            pd.users.fetch_add(1, SeqCst);
+            now.pd.users.fetch_sub(1, SeqCst);
+            now.pd = pd.clone();
+        }
+        process.changed();
+        Ok(())
+    }
+
     /// Deregisters it and gives its pages back to the program.
     pub fn dereg(&self) -> Result<(), VerbsError> {
-        let context = &self.pd.context;
+        let pd = self.pd();
+        let context = &pd.context;
         let process = context.process();
         let _pass = process.control.enter();
         let removed = context.objects.lock().mrs.remove(&self.lkey);
         let removed = removed.ok_or_else(|| VerbsError::Gone {
             object: format!("memory region {:#x}", self.lkey),
         })?;
-        if let Err(error) = context.device()?.dereg_mr(self.physical_lkey.load(SeqCst)) {
+        let physical_lkey = self.physical_lkey.load(SeqCst);
+        if let Err(error) = context.destroy_physically(|device| device.dereg_mr(physical_lkey)) {
             context.objects.lock().mrs.insert(self.lkey, removed);
             return Err(error);
         }
         context.lkeys.remove(self.lkey);
-        let mut registry = process.registry.lock();
-        registry.lkey_slots.remove(&key_slot(self.lkey));
-        // The keys of a region that has moved stay taken, see `Registry::rkey_slots`.
-        if self.physical_lkey.load(SeqCst) == self.lkey {
-            registry.rkey_slots.remove(&key_slot(self.rkey));
+        if context.is_movable() {
+            let mut registry = process.registry.lock();
+            registry.lkey_slots.remove(&key_slot(self.lkey));
+            // The keys of a region that has moved stay taken, see `Registry::rkey_slots`.
+            if physical_lkey == self.lkey {
+                registry.rkey_slots.remove(&key_slot(self.rkey));
+            }
         }
-        drop(registry);
-        self.pd.users.fetch_sub(1, SeqCst);
+        // Another thread may have given it another one since.
+        self.pd().users.fetch_sub(1, SeqCst);
         self.give_pages_back(process);
         process.changed();
         Ok(())
@@ -132,13 +280,42 @@ impl Mr {
 
     /// Turns the region's pages into the program's private memory again.
     pub(crate) fn give_pages_back(&self, process: &Process) {
-        release(process, self.token.lock().take());
+        self.now.lock().memory.give_back(process);
+    }
+}
+
+impl Memory {
+    /// Of the process's own; its pages are adopted where they can be.
+    fn of_process(
+        process: &Process,
+        device: &dyn Device,
+        address: u64,
+        length: u64,
+        iova: u64,
+    ) -> Result<Self, VerbsError> {
+        let (segments, token) = adopt(process, device, address, length)?;
+        Ok(Self {
+            address,
+            length,
+            iova,
+            segments,
+            token,
+            dm: None,
+        })
+    }
+
+    fn give_back(&mut self, process: &Process) {
+        release(process, self.token.take());
+        if let Some(dm) = self.dm.take() {
+            dm.users.fetch_sub(1, SeqCst);
+        }
     }
 }
 
 /// Moves the region's pages into the memory file, where that is possible.
 fn adopt(
     process: &Process,
+    device: &dyn Device,
     address: u64,
     length: u64,
 ) -> Result<(Vec<SegmentRecord>, Option<Token>), VerbsError> {
@@ -150,7 +327,10 @@ fn adopt(
         };
         (vec![segment], None)
     };
-    let Some(adopter) = process.adopter().filter(|_| length > 0) else {
+    if length == 0 || !device.adopts_memory() {
+        return Ok(as_it_is());
+    }
+    let Some(adopter) = process.adopter() else {
         return Ok(as_it_is());
     };
     match nap::while_asleep(adopter, |adopter| {
@@ -181,56 +361,84 @@ fn release(process: &Process, token: Option<Token>) {
     }
 }
 
+/// Gives `take` the memory as the RNIC is told of it.
+fn with_physical<T>(
+    process: &Process,
+    memory: Option<&Memory>,
+    take: impl FnOnce(Option<PhysicalMemory<'_>>) -> Result<T, VerbsError>,
+) -> Result<T, VerbsError> {
+    let Some(memory) = memory else { return take(None) };
+    let adopted = match process.adopter_in_use().filter(|_| memory.token.is_some()) {
+        Some(adopter) => adopter.open_file().map_err(VerbsError::Memory)?,
+        None => None,
+    };
+    let file = adopted.as_ref().map(AsFd::as_fd);
+    take(Some(PhysicalMemory {
+        address: memory.address,
+        length: memory.length,
+        iova: memory.iova,
+        segments: &memory.segments,
+        file: file.or(memory.dm.as_deref().map(Dm::file)),
+    }))
+}
+
 /// Registers at the RNIC, again and again until the keys collide with no virtual ones.
 fn register_physically(
     pd: &Pd,
     device: &dyn Device,
-    segments: &[SegmentRecord],
-    address: u64,
-    length: u64,
-    iova: u64,
     access: Access,
+    memory: &Memory,
 ) -> Result<(u32, u32), VerbsError> {
     let process = pd.context.process();
-    let in_file = segments.iter().any(|segment| segment.offset.is_some());
-    let file = match process.adopter_in_use().filter(|_| in_file) {
-        Some(adopter) => adopter.open_file().map_err(VerbsError::Memory)?,
-        None => None,
-    };
-    let init = PhysicalMrInit {
-        pd: pd.physical.load(SeqCst),
-        address,
-        length,
-        iova,
-        access,
-        segments,
-        file: file.as_ref(),
-    };
+    with_physical(process, Some(memory), |memory| {
+        let init = PhysicalMrInit {
+            pd: pd.physical.load(SeqCst),
+            access,
+            memory: memory.expect("it was given"),
+        };
+        until_keys_are_free(
+            "reg_mr",
+            || device.reg_mr(&init),
+            |(lkey, rkey)| {
+                if !pd.context.is_movable() {
+                    return true;
+                }
+                let mut registry = process.registry.lock();
+                let free = registry.keys_are_free(*lkey, *rkey);
+                if free {
+                    registry.lkey_slots.insert(key_slot(*lkey));
+                    registry.rkey_slots.insert(key_slot(*rkey));
+                }
+                free
+            },
+            |(lkey, _)| _ = device.dereg_mr(lkey),
+        )
+    })
+}
+
+/// Makes something at the RNIC until `claim` says that its keys are those of nothing else here; takes the others back.
+pub(crate) fn until_keys_are_free<K>(
+    verb: &'static str,
+    mut make: impl FnMut() -> Result<K, VerbsError>,
+    claim: impl Fn(&K) -> bool,
+    unmake: impl Fn(K),
+) -> Result<K, VerbsError> {
     let mut collided = Vec::new();
     let outcome = loop {
-        let (lkey, rkey) = match device.reg_mr(&init) {
-            Ok(keys) => keys,
+        match make() {
+            Ok(keys) if claim(&keys) => break Ok(keys),
+            Ok(keys) => collided.push(keys),
             Err(error) => break Err(error),
-        };
-        let mut registry = process.registry.lock();
-        if registry.keys_are_free(lkey, rkey) {
-            registry.lkey_slots.insert(key_slot(lkey));
-            registry.rkey_slots.insert(key_slot(rkey));
-            break Ok((lkey, rkey));
         }
-        drop(registry);
-        collided.push(lkey);
         if collided.len() == MAX_COLLISIONS {
             break Err(VerbsError::Refused {
-                verb: "reg_mr",
+                verb,
                 errno: libc::ENOMEM,
                 message: format!("{MAX_COLLISIONS} keys in a row are those of regions that have moved"),
             });
         }
     };
-    for lkey in collided {
-        // Nobody has seen these; if the RNIC will not let go of one, it keeps it until the context is closed.
-        let _ = device.dereg_mr(lkey);
-    }
+    // Nobody has seen these; if the RNIC will not let go of one, it keeps it until the context is closed.
+    collided.into_iter().for_each(unmake);
     outcome
 }

@@ -3,11 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 
+use verbatim_device::control::{Access, AddressVector, MwType, SrqAttr};
+
+use crate::ah::Ah;
 use crate::context::Context;
+use crate::dm::Dm;
 use crate::error::VerbsError;
 use crate::mr::Mr;
+use crate::mw::Mw;
 use crate::qp::{Qp, QpInit};
-use verbatim_device::control::Access;
+use crate::srq::Srq;
 
 /// A protection domain.
 #[derive(Debug)]
@@ -17,7 +22,7 @@ pub struct Pd {
     pub(crate) number: u32,
     /// The RNIC's.
     pub(crate) physical: AtomicU32,
-    /// Regions and queue pairs in it; changed under the context's lock.
+    /// What is in it; changed under the context's lock.
     pub(crate) users: AtomicUsize,
 }
 
@@ -33,7 +38,7 @@ impl Pd {
     }
 
     /// Registers memory (`ibv_reg_mr_iova`; for `ibv_reg_mr`, `iova` is `address`). Its pages are adopted where they
-    /// can be (`DESIGN.md` §3.2).
+    /// can be (`DESIGN.md` §3.2). With [`Access::ZERO_BASED`], `iova` does not count: addresses start at 0.
     pub fn reg_mr(
         self: &Arc<Self>,
         address: u64,
@@ -42,6 +47,32 @@ impl Pd {
         access: Access,
     ) -> Result<Arc<Mr>, VerbsError> {
         Mr::register(self, address, length, iova, access)
+    }
+
+    /// Registers on-chip memory (ibv_reg_dm_mr(3)): `length` bytes from `offset` on, which have the addresses from 0 on.
+    pub fn reg_dm_mr(
+        self: &Arc<Self>,
+        dm: &Arc<Dm>,
+        offset: u64,
+        length: u64,
+        access: Access,
+    ) -> Result<Arc<Mr>, VerbsError> {
+        Mr::register_dm(self, dm, offset, length, access)
+    }
+
+    /// Makes a memory window, which is not bound yet.
+    pub fn alloc_mw(self: &Arc<Self>, mw_type: MwType) -> Result<Arc<Mw>, VerbsError> {
+        Mw::alloc(self, mw_type)
+    }
+
+    /// Makes an address handle.
+    pub fn create_ah(self: &Arc<Self>, attr: &AddressVector) -> Result<Arc<Ah>, VerbsError> {
+        Ah::create(self, attr)
+    }
+
+    /// Makes a shared receive queue.
+    pub fn create_srq(self: &Arc<Self>, attr: &SrqAttr) -> Result<Arc<Srq>, VerbsError> {
+        Srq::create(self, attr)
     }
 
     /// Makes a queue pair.

@@ -5,18 +5,20 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use verbatim_adopt::Adopter;
 use verbatim_channel::{MEMORY_DIR, RUNTIME_DIR, RUNTIME_DIR_VARIABLE};
 
-use crate::backend::{Device, soft};
+use crate::backend::{self, Device, Provider};
 use crate::context::{Context, DeviceInfo};
 use crate::control_gate::ControlGate;
 use crate::error::VerbsError;
 use crate::helper;
 use crate::qp::Qp;
 use crate::tables::key_slot;
+use crate::watch::{HungUp, Watch};
 
 /// The verbs state of one process. Programs have one ([`Process::global`]); tests make their own.
 #[derive(Debug)]
@@ -27,7 +29,11 @@ pub struct Process {
     road_map_version: AtomicU64,
     pub(crate) registry: Mutex<Registry>,
     pub(crate) helper: Mutex<Option<helper::Handle>>,
-    devices: Mutex<Vec<DeviceInfo>>,
+    providers: Vec<Box<dyn Provider>>,
+    /// What the helper thread sleeps on; none while the process is quiesced.
+    watch: Mutex<Option<Arc<Watch>>>,
+    /// On-chip memory in use.
+    pub(crate) dm_bytes: Mutex<u64>,
 }
 
 static GLOBAL: OnceLock<Arc<Process>> = OnceLock::new();
@@ -75,7 +81,9 @@ impl Process {
             road_map_version: AtomicU64::new(0),
             registry: Mutex::default(),
             helper: Mutex::default(),
-            devices: Mutex::default(),
+            providers: backend::providers(runtime),
+            watch: Mutex::default(),
+            dm_bytes: Mutex::default(),
         })
     }
 
@@ -84,31 +92,29 @@ impl Process {
         &self.runtime
     }
 
-    /// The devices that there are: the software RNIC, if it answers at its socket in the runtime folder.
+    /// The devices that there are, of all backends.
     pub fn devices(&self) -> Vec<DeviceInfo> {
-        let mut known = self.devices.lock();
-        if known.is_empty()
-            && let Ok(device) = soft::open(&self.runtime)
-        {
-            let (attr, _) = device.attributes();
-            known.push(DeviceInfo {
-                name: attr.name.clone(),
-                guid: attr.node_guid,
-            });
+        let mut found: Vec<DeviceInfo> = Vec::new();
+        for device in self.providers.iter().flat_map(|provider| provider.devices()) {
+            if !found.iter().any(|other| other.name == device.name) {
+                found.push(device);
+            }
         }
-        known.clone()
+        found
     }
 
-    /// Opens a device and starts the helper thread if there is an agent to listen to.
+    /// Opens a device and starts the helper thread.
     pub fn open(self: &Arc<Self>, name: &str) -> Result<Arc<Context>, VerbsError> {
-        let missing = || VerbsError::NoDevice {
-            name: name.to_owned(),
-            runtime: self.runtime.display().to_string(),
-        };
-        if !self.devices().iter().any(|device| device.name == name) {
-            return Err(missing());
-        }
-        self.open_on(|| soft::open(&self.runtime))
+        let has = |provider: &&Box<dyn Provider>| provider.devices().iter().any(|device| device.name == name);
+        let provider = self
+            .providers
+            .iter()
+            .find(has)
+            .ok_or_else(|| VerbsError::NoDevice {
+                name: name.to_owned(),
+                runtime: self.runtime.display().to_string(),
+            })?;
+        self.open_on(|| provider.open(name))
     }
 
     /// Opens a device of any backend.
@@ -121,12 +127,60 @@ impl Process {
         let mut registry = self.registry.lock();
         let id = registry.next_context;
         registry.next_context += 1;
-        let context = Arc::new(Context::new(self.clone(), id, device));
+        let context = Arc::new(Context::new(self.clone(), id, device.clone())?);
         registry.contexts.insert(id, context.clone());
         drop(registry);
         self.changed();
+        self.watch_device(id, &*device);
         helper::ensure(self);
         Ok(context)
+    }
+
+    /// What the helper thread sleeps on, with all devices in it.
+    pub(crate) fn watch(&self) -> Result<Arc<Watch>, VerbsError> {
+        let mut watch = self.watch.lock();
+        if let Some(watch) = watch.as_ref().filter(|watch| watch.is_ours()) {
+            return Ok(watch.clone());
+        }
+        let new = Arc::new(Watch::new()?);
+        *watch = Some(new.clone());
+        drop(watch);
+        for context in self.contexts() {
+            if let Ok(device) = context.device() {
+                new.add_device(context.id(), &*device);
+            }
+        }
+        Ok(new)
+    }
+
+    /// The helper thread sleeps on this device too.
+    pub(crate) fn watch_device(&self, context: u32, device: &dyn Device) {
+        if let Some(watch) = self.watch.lock().as_ref().filter(|watch| watch.is_ours()) {
+            watch.add_device(context, device);
+        }
+    }
+
+    /// Takes what the RNICs have said since.
+    pub(crate) fn look_after_devices(&self) {
+        if let Ok(watch) = self.watch() {
+            let ready = watch.wait(Some(Duration::ZERO));
+            self.look_after(&ready.contexts, &watch);
+        }
+    }
+
+    /// Takes what the RNICs of these contexts have said.
+    pub(crate) fn look_after(&self, contexts: &[(u32, HungUp)], watch: &Watch) {
+        for (id, hung_up) in contexts {
+            let context = self.registry.lock().contexts.get(id).cloned();
+            if let Some(context) = context {
+                context.look_after(watch, *hung_up);
+            }
+        }
+    }
+
+    /// Lets go of what the helper thread sleeps on.
+    pub(crate) fn forget_watch(&self) {
+        *self.watch.lock() = None;
     }
 
     /// Who moves registered memory; `None` where the runtime folder cannot hold it.
@@ -171,7 +225,7 @@ impl Process {
     /// To be called when the program ends: stops the helper thread and removes the file of adopted memory.
     pub fn cleanup(&self) {
         if let Some(helper) = self.helper.lock().take() {
-            helper.stop();
+            helper.stop(self);
         }
         if let Some(adopter) = self.adopter_in_use() {
             adopter.cleanup();

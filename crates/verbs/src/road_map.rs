@@ -3,8 +3,8 @@
 //! The objects are the record; nothing is kept beside them. A version counts every change, so that the agent can see
 //! whether what it was told still holds.
 
-use verbatim_channel::{ContextRecord, CqRecord, MrRecord, PdRecord, QpRecord, RoadMap};
-use verbatim_device::control::QpState;
+use verbatim_channel::{ContextRecord, CqRecord, PdRecord, QpRecord, RoadMap};
+use verbatim_device::control::{QpState, QpType};
 use verbatim_seqpacket::MAX_FDS;
 
 use crate::context::Context;
@@ -37,19 +37,17 @@ pub fn describe(process: &Process) -> Result<RoadMap, VerbsError> {
 }
 
 fn describe_context(context: &Context, blockers: &mut Vec<String>) -> Result<ContextRecord, VerbsError> {
+    blockers.extend(blockers_of(context));
+    if context.is_dead() {
+        // Nobody can be asked, and nothing will be moved.
+        return Ok(ContextRecord {
+            id: context.id(),
+            ..ContextRecord::default()
+        });
+    }
     let objects = context.objects.lock();
     let pds = objects.pds.keys().map(|pd| PdRecord { pd: *pd }).collect();
-    let mrs = objects.mrs.values().map(|mr| MrRecord {
-        lkey: mr.lkey(),
-        rkey: mr.rkey(),
-        pd: mr.pd().number(),
-        address: mr.address(),
-        length: mr.length(),
-        iova: mr.iova,
-        access: mr.access,
-        segments: mr.segments.clone(),
-    });
-    let mrs = mrs.collect();
+    let mrs = objects.mrs.values().map(|mr| mr.describe()).collect();
     let cqs = objects.cqs.values().map(|cq| CqRecord {
         cq: cq.number(),
         entries: cq.entries(),
@@ -80,6 +78,34 @@ fn describe_context(context: &Context, blockers: &mut Vec<String>) -> Result<Con
         cqs,
         qps,
     })
+}
+
+/// What `process` uses that cannot be moved, in words for an operator.
+pub fn blockers(process: &Process) -> Vec<String> {
+    let contexts = process.contexts();
+    contexts.iter().flat_map(|context| blockers_of(context)).collect()
+}
+
+/// Those of one device. None of these objects is in the road map yet.
+fn blockers_of(context: &Context) -> Vec<String> {
+    if context.is_dead() {
+        return vec![format!("the RNIC of opened device {} is gone", context.id())];
+    }
+    let device = context.device().ok().and_then(|device| device.blocker());
+    let objects = context.objects.lock();
+    let of_type = |qp_type| objects.qps.values().filter(|qp| qp.qp_type() == qp_type).count();
+    let counts = [
+        (of_type(QpType::Uc), "UC queue pairs"),
+        (of_type(QpType::Ud), "UD queue pairs"),
+        (objects.srqs.len(), "shared receive queues"),
+        (objects.ahs.len(), "address handles"),
+        (objects.mws.len(), "memory windows"),
+        (objects.dms.len(), "allocations of on-chip memory"),
+        (objects.channels.len(), "completion channels"),
+    ];
+    let used = counts.into_iter().filter(|(count, _)| *count > 0);
+    let used = used.map(|(count, what)| format!("{what} cannot be moved yet; the program has {count}"));
+    device.into_iter().chain(used).collect()
 }
 
 fn describe_qp(qp: &Qp) -> Result<QpRecord, VerbsError> {

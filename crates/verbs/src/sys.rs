@@ -7,6 +7,12 @@ pub fn yield_now() {
     std::thread::yield_now();
 }
 
+/// `CLOCK_MONOTONIC`, as RNICs stamp completions.
+pub fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 /// Runs `spawn` with all signals blocked, so that the thread that it starts never runs one of the program's handlers.
 pub fn with_signals_blocked<T>(spawn: impl FnOnce() -> T) -> T {
     let mut before = std::mem::MaybeUninit::uninit();

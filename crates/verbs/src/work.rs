@@ -1,5 +1,6 @@
 //! Work requests and completions as the program sees them. The numbers are those of `<infiniband/verbs.h>`.
 
+use verbatim_device::control::Access;
 use verbatim_device::layout::Sge;
 pub use verbatim_device::ring::Body;
 
@@ -21,6 +22,10 @@ pub enum SendOpcode {
     CompareSwap = 5,
     /// `IBV_WR_ATOMIC_FETCH_AND_ADD`
     FetchAdd = 6,
+    /// `IBV_WR_LOCAL_INV`
+    LocalInvalidate = 7,
+    /// `IBV_WR_BIND_MW`; [`SendWr::bind`] makes one.
+    BindMw = 8,
     /// `IBV_WR_SEND_WITH_INV`
     SendWithInvalidate = 9,
 }
@@ -37,6 +42,8 @@ impl SendOpcode {
             4 => Self::Read,
             5 => Self::CompareSwap,
             6 => Self::FetchAdd,
+            7 => Self::LocalInvalidate,
+            8 => Self::BindMw,
             9 => Self::SendWithInvalidate,
             _ => return None,
         })
@@ -80,8 +87,75 @@ pub struct SendWr<'a> {
     pub compare_add: u64,
     /// ATOMIC: swap operand.
     pub swap: u64,
+    /// Datagrams: to whom.
+    pub ud: UdAddress,
     /// The data. [`Sge`] has the layout of `struct ibv_sge`, keys as the program knows them.
     pub body: Body<'a>,
+}
+
+/// To whom a datagram goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct UdAddress {
+    /// [`crate::Ah::number`].
+    pub ah: u32,
+    /// The remote queue pair.
+    pub remote_qpn: u32,
+    /// Its Q_Key.
+    pub remote_qkey: u32,
+}
+
+/// What a memory window is bound to by a work request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MwBind {
+    /// The window's remote key.
+    pub mw_rkey: u32,
+    /// The remote key that it gets; differs in the low eight bits.
+    pub new_rkey: u32,
+    /// The region's local key; 0 with length 0.
+    pub lkey: u32,
+    /// Start of the range.
+    pub address: u64,
+    /// Its length; 0 unbinds.
+    pub length: u64,
+    /// What the window allows.
+    pub access: Access,
+}
+
+impl SendWr<'_> {
+    fn bare(wr_id: u64, opcode: SendOpcode, flags: u32) -> Self {
+        Self {
+            wr_id,
+            opcode,
+            flags,
+            imm: 0,
+            remote_address: 0,
+            rkey: 0,
+            compare_add: 0,
+            swap: 0,
+            ud: UdAddress::default(),
+            body: Body::Sges(&[]),
+        }
+    }
+
+    /// Binds a memory window (`IBV_WR_BIND_MW`).
+    pub fn bind(wr_id: u64, flags: u32, bind: &MwBind) -> Self {
+        Self {
+            rkey: bind.mw_rkey,
+            imm: bind.new_rkey,
+            remote_address: bind.address,
+            compare_add: bind.length,
+            swap: u64::from(bind.access.bits()) << 32 | u64::from(bind.lkey),
+            ..Self::bare(wr_id, SendOpcode::BindMw, flags)
+        }
+    }
+
+    /// Invalidates a remote key of this process (`IBV_WR_LOCAL_INV`).
+    pub fn local_invalidate(wr_id: u64, flags: u32, rkey: u32) -> Self {
+        Self {
+            imm: rkey,
+            ..Self::bare(wr_id, SendOpcode::LocalInvalidate, flags)
+        }
+    }
 }
 
 /// A receive request.
@@ -95,6 +169,8 @@ pub struct RecvWr<'a> {
 
 /// `IBV_WC_SUCCESS`
 pub const WC_SUCCESS: u32 = 0;
+/// `IBV_WC_LOC_QP_OP_ERR`
+pub const WC_LOC_QP_OP_ERR: u32 = 2;
 /// `IBV_WC_WR_FLUSH_ERR`
 pub const WC_WR_FLUSH_ERR: u32 = 5;
 
@@ -132,6 +208,18 @@ pub struct Wc {
 
 const _: () = assert!(size_of::<Wc>() == 48);
 
+impl Wc {
+    /// Of a request that no RNIC will carry out.
+    pub(crate) fn flushed(wr_id: u64, qp_num: u32) -> Self {
+        Self {
+            wr_id,
+            qp_num,
+            status: WC_WR_FLUSH_ERR,
+            ..Self::default()
+        }
+    }
+}
+
 /// A completion and when the RNIC made it, for extended completion queues.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Completion {
@@ -139,4 +227,6 @@ pub struct Completion {
     pub wc: Wc,
     /// `CLOCK_MONOTONIC` in ns.
     pub timestamp_ns: u64,
+    /// Whether the sender asked for an event.
+    pub solicited: bool,
 }

@@ -191,7 +191,7 @@ impl Scene {
         assert!(matches!(answer, Answer::Quiesced));
         mover.wait_for_end();
 
-        mover.gate.open_up();
+        mover.gate.open_up().unwrap();
         assert!(mover.accept(), "quiesced");
         if roll_back {
             let claim = Order::Claim {

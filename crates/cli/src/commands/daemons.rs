@@ -1,24 +1,10 @@
-//! `verbatim nic` and `verbatim agent`.
+//! `verbatim agent`.
 
 use std::process::ExitCode;
 
 use anyhow::Context;
-use verbatim_nic::{NicConfig, Port};
 
-use crate::args::{AgentArguments, NicArguments};
-
-/// Runs the software RNIC until it is told to stop.
-pub fn nic(arguments: NicArguments) -> anyhow::Result<ExitCode> {
-    std::fs::create_dir_all(&arguments.runtime_dir)
-        .with_context(|| format!("cannot make {}", arguments.runtime_dir.display()))?;
-    let mut config = NicConfig::new(&arguments.runtime_dir);
-    config.port = match arguments.address {
-        Some(address) => Port::Address(address),
-        None => Port::Interface(arguments.interface),
-    };
-    verbatim_nic::run(config)?;
-    Ok(ExitCode::SUCCESS)
-}
+use crate::args::AgentArguments;
 
 /// Runs the agent until it is told to stop.
 pub fn agent(arguments: AgentArguments) -> anyhow::Result<ExitCode> {

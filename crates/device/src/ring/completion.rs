@@ -2,14 +2,14 @@
 
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::fence;
 
 use crate::layout::{CQ_ARMED, CQ_ARMED_SOLICITED, CQE_STRIDE, CqHeader, CqLayout, Cqe};
+use crate::shared::{self, fence};
 
-fn slot(base: NonNull<u8>, entries: u32, index: u32) -> *mut Cqe {
+fn slot(base: NonNull<u8>, entries: u32, index: u32) -> NonNull<Cqe> {
     let offset = size_of::<CqHeader>() as u64 + u64::from(index % entries) * CQE_STRIDE;
     // SAFETY: the index is taken modulo the number of entries, and the contract of `new` covers them all.
-    unsafe { base.as_ptr().add(offset as usize).cast() }
+    unsafe { base.add(offset as usize).cast() }
 }
 
 /// The RNIC's end.
@@ -49,7 +49,7 @@ impl CqProducer {
         }
         // SAFETY: `slot` is inside the queue; the program does not touch it before the producer index covers it, and
         // if it does, it harms its own completion only.
-        unsafe { slot(self.base, self.entries, self.produced).write(*cqe) };
+        unsafe { shared::write(slot(self.base, self.entries, self.produced), *cqe) };
         self.produced = self.produced.wrapping_add(1);
         self.header().producer.store(self.produced, Release);
         true
@@ -71,10 +71,17 @@ impl CqProducer {
         wanted && armed.swap(0, SeqCst) != 0
     }
 
-    /// Copies what nobody has read to the end of another queue, in order; false if it does not fit.
+    /// How many completions nobody has read, as the program claims; a claim that cannot be is more than any queue has.
+    pub fn unread(&self) -> u32 {
+        self.produced.wrapping_sub(self.header().consumer.load(Acquire))
+    }
+
+    /// Copies what nobody has read to the end of another queue, in order, and what the program has armed; false if it
+    /// does not fit.
     #[must_use]
     pub fn copy_to(&self, other: &mut CqProducer) -> bool {
         let header = self.header();
+        other.header().armed.store(header.armed.load(SeqCst), SeqCst);
         let first = header.consumer.load(Acquire);
         let count = self.produced.wrapping_sub(first);
         if count > self.entries {
@@ -83,7 +90,7 @@ impl CqProducer {
         (0..count).all(|index| {
             // SAFETY: `slot` is inside the queue; a program that writes to it meanwhile harms its own completions only,
             // which are plain numbers.
-            let cqe = unsafe { slot(self.base, self.entries, first.wrapping_add(index)).read_volatile() };
+            let cqe = unsafe { shared::read_once(slot(self.base, self.entries, first.wrapping_add(index))) };
             other.push(&cqe)
         })
     }
@@ -129,7 +136,7 @@ impl CqConsumer {
         }
         // SAFETY: the producer index covers the slot, so that the RNIC has written it and does not touch it again
         // before the consumer index passes it.
-        let cqe = unsafe { slot(self.base, self.entries, self.consumed).read() };
+        let cqe = unsafe { shared::read(slot(self.base, self.entries, self.consumed)) };
         self.consumed = self.consumed.wrapping_add(1);
         self.header().consumer.store(self.consumed, Release);
         Some(cqe)
@@ -151,6 +158,25 @@ impl CqConsumer {
         fence(SeqCst);
         header.producer.load(Acquire) != self.consumed
     }
+
+    /// Takes an arming back: what was asked for, if no event was sent for it. For a queue that another takes the place
+    /// of, or whose RNIC is gone.
+    pub fn disarm(&self) -> Option<Armed> {
+        match self.header().armed.swap(0, SeqCst) {
+            0 => None,
+            CQ_ARMED_SOLICITED => Some(Armed::Solicited),
+            _ => Some(Armed::Any),
+        }
+    }
+}
+
+/// What an armed queue waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Armed {
+    /// The next completion.
+    Any,
+    /// The next that is solicited or an error.
+    Solicited,
 }
 
 #[cfg(test)]
@@ -209,6 +235,11 @@ mod tests {
         assert!(!producer.take_armed(true), "once");
         assert!(consumer.arm(false), "there is one already");
         assert!(consumer.pop().is_some() && !consumer.arm(false));
+        assert_eq!(consumer.disarm(), Some(Armed::Any));
+        assert!(!consumer.arm(true));
+        assert_eq!(consumer.disarm(), Some(Armed::Solicited));
+        assert_eq!(consumer.disarm(), None);
+        assert!(!producer.take_armed(true), "taken back");
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Send and receive queues: the program produces, the RNIC consumes.
 
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use super::BadIndex;
 use crate::layout::{QpHeader, QpLayout, RecvLayout, RecvWqe, SEND_INLINE, SendWqe, Sge};
+use crate::shared::{self, AtomicU32};
 
 /// What follows the head of a send request.
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +22,8 @@ struct Slots {
     header: NonNull<QpHeader>,
     first: NonNull<u8>,
     slots: u32,
+    /// How many requests the program may have posted, at most `slots`.
+    limit: u32,
     stride: usize,
     /// This side's counter.
     count: u32,
@@ -37,6 +39,7 @@ impl Slots {
             header: base.cast(),
             first,
             slots: layout.send_slots,
+            limit: layout.send_limit,
             stride: layout.send_stride as usize,
             count: 0,
         }
@@ -51,6 +54,7 @@ impl Slots {
             header: base.cast(),
             first,
             slots: layout.slots,
+            limit: layout.limit,
             stride: layout.stride as usize,
             count: 0,
         }
@@ -62,13 +66,9 @@ impl Slots {
     }
 
     /// The slot of the current count.
-    fn slot(&self) -> *mut u8 {
+    fn slot(&self) -> NonNull<u8> {
         // SAFETY: taken modulo the number of slots, all of which the contract of `new` covers.
-        unsafe {
-            self.first
-                .as_ptr()
-                .add((self.count % self.slots) as usize * self.stride)
-        }
+        unsafe { self.first.add((self.count % self.slots) as usize * self.stride) }
     }
 
     /// How many requests the program claims to have posted beyond this consumer's count.
@@ -96,13 +96,9 @@ impl Slots {
             return false;
         }
         for index in 0..claimed as usize {
-            // SAFETY: inside the slot, see `most`; any bytes are a valid Sge; it is read as one volatile copy since
-            // the program may write at any time.
+            // SAFETY: inside the slot, see `most`; any bytes are a valid Sge.
             out.push(unsafe {
-                self.slot()
-                    .add(head_bytes + index * size_of::<Sge>())
-                    .cast::<Sge>()
-                    .read_volatile()
+                shared::read_once(self.slot().add(head_bytes + index * size_of::<Sge>()).cast())
             });
         }
         true
@@ -142,7 +138,7 @@ impl SendProducer {
     #[inline]
     pub fn room(&self) -> u32 {
         self.0
-            .slots
+            .limit
             .saturating_sub(self.0.count.wrapping_sub(self.completed()))
     }
 
@@ -157,7 +153,7 @@ impl SendProducer {
         // SAFETY: the slot is free (the caller's check of `room`), so the RNIC does not read it; the lengths are
         // checked against the slot's.
         unsafe {
-            slot.cast::<SendWqe>().write(*wqe);
+            shared::write(slot.cast(), *wqe);
             let mut at = slot.add(size_of::<SendWqe>());
             match body {
                 Body::Sges(sges) => {
@@ -166,13 +162,13 @@ impl SendProducer {
                         "{} entries do not fit a slot",
                         sges.len()
                     );
-                    at.copy_from_nonoverlapping(sges.as_ptr().cast(), size_of_val(sges));
+                    shared::write_all(at, sges);
                 }
                 Body::Inline(pieces) => {
                     let total: usize = pieces.iter().map(|piece| piece.len()).sum();
                     assert!(total <= most, "{total} bytes of inline data do not fit a slot");
                     for piece in pieces {
-                        at.copy_from_nonoverlapping(piece.as_ptr(), piece.len());
+                        shared::write_all(at, piece);
                         at = at.add(piece.len());
                     }
                 }
@@ -221,7 +217,7 @@ impl RecvProducer {
     #[inline]
     pub fn room(&self) -> u32 {
         let consumed = self.0.header().rq_consumed.load(Acquire);
-        self.0.slots.saturating_sub(self.0.count.wrapping_sub(consumed))
+        self.0.limit.saturating_sub(self.0.count.wrapping_sub(consumed))
     }
 
     /// Writes a request into the next slot, invisible until [`RecvProducer::publish`]. The caller has checked
@@ -240,13 +236,13 @@ impl RecvProducer {
         // SAFETY: the slot is free (the caller's check of `room`), so the RNIC does not read it; the length was
         // checked.
         unsafe {
-            slot.cast::<RecvWqe>().write(RecvWqe {
+            let head = RecvWqe {
                 wr_id,
                 num_sge: sges.len() as u32,
                 reserved: 0,
-            });
-            slot.add(size_of::<RecvWqe>())
-                .copy_from_nonoverlapping(sges.as_ptr().cast(), size_of_val(sges));
+            };
+            shared::write(slot.cast(), head);
+            shared::write_all(slot.add(size_of::<RecvWqe>()), sges);
         }
         self.0.count = self.0.count.wrapping_add(1);
     }
@@ -319,8 +315,8 @@ impl SendConsumer {
         }
         let slot = self.slots.slot();
         let head_bytes = size_of::<SendWqe>();
-        // SAFETY: the slot is inside the queue; any bytes are a valid SendWqe; it is read as one volatile copy.
-        out.head = unsafe { slot.cast::<SendWqe>().read_volatile() };
+        // SAFETY: the slot is inside the queue; any bytes are a valid SendWqe.
+        out.head = unsafe { shared::read_once(slot.cast()) };
         out.sges.clear();
         out.inline.clear();
         if out.head.flags & SEND_INLINE != 0 {
@@ -328,13 +324,8 @@ impl SendConsumer {
             out.overlong = length > self.slots.stride - head_bytes;
             if !out.overlong {
                 out.inline.resize(length, 0);
-                // SAFETY: the length was checked against the slot's; the program may write meanwhile, which is why
-                // the bytes are copied once, as plain bytes.
-                unsafe {
-                    out.inline
-                        .as_mut_ptr()
-                        .copy_from_nonoverlapping(slot.add(head_bytes), length)
-                };
+                // SAFETY: the length was checked against the slot's.
+                unsafe { shared::read_bytes_once(slot.add(head_bytes), &mut out.inline) };
             }
         } else {
             out.overlong = !self
@@ -390,8 +381,8 @@ impl RecvConsumer {
         if self.0.pending(&self.0.header().rq_producer)? == 0 {
             return Ok(None);
         }
-        // SAFETY: the slot is inside the queue; any bytes are a valid RecvWqe; it is read as one volatile copy.
-        let head = unsafe { self.0.slot().cast::<RecvWqe>().read_volatile() };
+        // SAFETY: the slot is inside the queue; any bytes are a valid RecvWqe.
+        let head: RecvWqe = unsafe { shared::read_once(self.0.slot().cast()) };
         let fits = self.0.read_sges(size_of::<RecvWqe>(), head.num_sge, sges);
         self.0.count = self.0.count.wrapping_add(1);
         self.0.header().rq_consumed.store(self.0.count, Release);

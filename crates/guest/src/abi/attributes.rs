@@ -1,30 +1,54 @@
-//! Attributes: what verbs are given and what they tell.
+//! What verbs are given to make and change objects.
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 
-use super::{c_structs, ibv_comp_channel, ibv_cq, ibv_pd, ibv_srq};
+use super::{c_structs, ibv_comp_channel, ibv_cq, ibv_mw_bind_info, ibv_pd, ibv_qp, ibv_srq, ibv_td};
 
-pub const IBV_GID_TYPE_ROCE_V2: u32 = 2;
-/// `enum ibv_gid_type_sysfs`, of the private `ibv_query_gid_type`.
-pub const IBV_GID_TYPE_SYSFS_ROCE_V2: c_uint = 1;
-
-pub const IBV_NODE_CA: c_int = 1;
-pub const IBV_TRANSPORT_IB: c_int = 0;
-pub const IBV_PORT_ACTIVE: c_uint = 4;
-pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
-/// Physical state "LinkUp" of IBA Vol 1 PortInfo.
-pub const PHYS_STATE_LINK_UP: u8 = 5;
-pub const IBV_PORT_IP_BASED_GIDS: u32 = 1 << 26;
-pub const IBV_DEVICE_RC_RNR_NAK_GEN: c_uint = 1 << 12;
-pub const IBV_DEVICE_CURR_QP_STATE_MOD: c_uint = 1 << 7;
-
+/// `enum ibv_access_flags`
+pub const IBV_ACCESS_LOCAL_WRITE: u32 = 1;
+pub const IBV_ACCESS_ZERO_BASED: u32 = 1 << 5;
+pub const IBV_ACCESS_ON_DEMAND: u32 = 1 << 6;
+pub const IBV_ACCESS_HUGETLB: u32 = 1 << 7;
 /// `enum ib_uverbs_access_flags`: flags in this range are hints that a device may ignore.
 pub const IBV_ACCESS_OPTIONAL_RANGE: u32 = 0x3ff0_0000;
 
+/// `enum ibv_rereg_mr_flags`
+pub const IBV_REREG_MR_CHANGE_TRANSLATION: c_int = 1;
+pub const IBV_REREG_MR_CHANGE_PD: c_int = 1 << 1;
+pub const IBV_REREG_MR_CHANGE_ACCESS: c_int = 1 << 2;
+
+/// `enum ibv_srq_attr_mask`
+pub const IBV_SRQ_MAX_WR: c_int = 1;
+pub const IBV_SRQ_LIMIT: c_int = 1 << 1;
+
+/// `enum ibv_cq_init_attr_mask`
+pub const IBV_CQ_INIT_ATTR_MASK_FLAGS: u32 = 1;
+pub const IBV_CQ_INIT_ATTR_MASK_PD: u32 = 1 << 1;
+/// `enum ibv_create_cq_attr_flags`
+pub const IBV_CREATE_CQ_ATTR_SINGLE_THREADED: u32 = 1;
+
+/// `enum ibv_create_cq_wc_flags`
+pub const IBV_WC_EX_WITH_BYTE_LEN: u64 = 1;
+pub const IBV_WC_EX_WITH_IMM: u64 = 1 << 1;
+pub const IBV_WC_EX_WITH_QP_NUM: u64 = 1 << 2;
+pub const IBV_WC_EX_WITH_SRC_QP: u64 = 1 << 3;
+pub const IBV_WC_EX_WITH_SLID: u64 = 1 << 4;
+pub const IBV_WC_EX_WITH_SL: u64 = 1 << 5;
+pub const IBV_WC_EX_WITH_DLID_PATH_BITS: u64 = 1 << 6;
+pub const IBV_WC_EX_WITH_COMPLETION_TIMESTAMP: u64 = 1 << 7;
+pub const IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK: u64 = 1 << 11;
+
+/// `enum ibv_parent_domain_init_attr_mask`
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS: u32 = 1;
+pub const IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT: u32 = 1 << 1;
+
 pub const IBV_QPT_RC: c_uint = 2;
+pub const IBV_QPT_UC: c_uint = 3;
+pub const IBV_QPT_UD: c_uint = 4;
 
 /// `enum ibv_qp_init_attr_mask`
 pub const IBV_QP_INIT_ATTR_PD: u32 = 1;
+pub const IBV_QP_INIT_ATTR_CREATE_FLAGS: u32 = 1 << 2;
 pub const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 
 /// `enum ibv_qp_create_send_ops_flags`
@@ -33,154 +57,13 @@ pub const IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM: u64 = 1 << 1;
 pub const IBV_QP_EX_WITH_SEND: u64 = 1 << 2;
 pub const IBV_QP_EX_WITH_SEND_WITH_IMM: u64 = 1 << 3;
 pub const IBV_QP_EX_WITH_RDMA_READ: u64 = 1 << 4;
+pub const IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP: u64 = 1 << 5;
+pub const IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD: u64 = 1 << 6;
+pub const IBV_QP_EX_WITH_LOCAL_INV: u64 = 1 << 7;
+pub const IBV_QP_EX_WITH_BIND_MW: u64 = 1 << 8;
+pub const IBV_QP_EX_WITH_SEND_WITH_INV: u64 = 1 << 9;
 
 c_structs! { LAYOUTS:
-    #[derive(Debug)]
-    ibv_gid_entry {
-        gid: ibv_gid,
-        gid_index: u32,
-        port_num: u32,
-        gid_type: u32,
-        ndev_ifindex: u32,
-    }
-
-    ibv_device_attr {
-        fw_ver: [c_char; 64],
-        node_guid: u64,
-        sys_image_guid: u64,
-        max_mr_size: u64,
-        page_size_cap: u64,
-        vendor_id: u32,
-        vendor_part_id: u32,
-        hw_ver: u32,
-        max_qp: c_int,
-        max_qp_wr: c_int,
-        device_cap_flags: c_uint,
-        max_sge: c_int,
-        max_sge_rd: c_int,
-        max_cq: c_int,
-        max_cqe: c_int,
-        max_mr: c_int,
-        max_pd: c_int,
-        max_qp_rd_atom: c_int,
-        max_ee_rd_atom: c_int,
-        max_res_rd_atom: c_int,
-        max_qp_init_rd_atom: c_int,
-        max_ee_init_rd_atom: c_int,
-        atomic_cap: c_uint,
-        max_ee: c_int,
-        max_rdd: c_int,
-        max_mw: c_int,
-        max_raw_ipv6_qp: c_int,
-        max_raw_ethy_qp: c_int,
-        max_mcast_grp: c_int,
-        max_mcast_qp_attach: c_int,
-        max_total_mcast_qp_attach: c_int,
-        max_ah: c_int,
-        max_fmr: c_int,
-        max_map_per_fmr: c_int,
-        max_srq: c_int,
-        max_srq_wr: c_int,
-        max_srq_sge: c_int,
-        max_pkeys: u16,
-        local_ca_ack_delay: u8,
-        phys_port_cnt: u8,
-    }
-
-    ibv_query_device_ex_input {
-        comp_mask: u32,
-    }
-
-    ibv_odp_caps {
-        general_caps: u64,
-        /// `rc_odp_caps`, `uc_odp_caps`, `ud_odp_caps`
-        per_transport_caps: [u32; 3],
-    }
-
-    ibv_tso_caps {
-        max_tso: u32,
-        supported_qpts: u32,
-    }
-
-    ibv_rss_caps {
-        supported_qpts: u32,
-        max_rwq_indirection_tables: u32,
-        max_rwq_indirection_table_size: u32,
-        rx_hash_fields_mask: u64,
-        rx_hash_function: u8,
-    }
-
-    ibv_packet_pacing_caps {
-        qp_rate_limit_min: u32,
-        qp_rate_limit_max: u32,
-        supported_qpts: u32,
-    }
-
-    ibv_tm_caps {
-        max_rndv_hdr_size: u32,
-        max_num_tags: u32,
-        flags: u32,
-        max_ops: u32,
-        max_sge: u32,
-    }
-
-    ibv_cq_moderation_caps {
-        max_cq_count: u16,
-        max_cq_period: u16,
-    }
-
-    ibv_pci_atomic_caps {
-        fetch_add: u16,
-        swap: u16,
-        compare_swap: u16,
-    }
-
-    ibv_device_attr_ex {
-        orig_attr: ibv_device_attr,
-        comp_mask: u32,
-        odp_caps: ibv_odp_caps,
-        completion_timestamp_mask: u64,
-        hca_core_clock: u64,
-        device_cap_flags_ex: u64,
-        tso_caps: ibv_tso_caps,
-        rss_caps: ibv_rss_caps,
-        max_wq_type_rq: u32,
-        packet_pacing_caps: ibv_packet_pacing_caps,
-        raw_packet_caps: u32,
-        tm_caps: ibv_tm_caps,
-        cq_mod_caps: ibv_cq_moderation_caps,
-        max_dm_size: u64,
-        pci_atomic_caps: ibv_pci_atomic_caps,
-        xrc_odp_caps: u32,
-        phys_port_cnt_ex: u32,
-    }
-
-    #[derive(Debug)]
-    ibv_port_attr {
-        state: c_uint,
-        max_mtu: c_uint,
-        active_mtu: c_uint,
-        gid_tbl_len: c_int,
-        port_cap_flags: u32,
-        max_msg_sz: u32,
-        bad_pkey_cntr: u32,
-        qkey_viol_cntr: u32,
-        pkey_tbl_len: u16,
-        lid: u16,
-        sm_lid: u16,
-        lmc: u8,
-        max_vl_num: u8,
-        sm_sl: u8,
-        subnet_timeout: u8,
-        init_type_reply: u8,
-        active_width: u8,
-        active_speed: u8,
-        phys_state: u8,
-        link_layer: u8,
-        flags: u8,
-        port_cap_flags2: u16,
-    }
-
     ibv_global_route {
         dgid: ibv_gid,
         flow_label: u32,
@@ -301,10 +184,67 @@ c_structs! { LAYOUTS:
     }
 
     ibv_async_event {
-        /// A pointer to the object, or the port's number.
-        element: *mut c_void,
+        element: ibv_async_element,
         event_type: c_uint,
     }
+
+    /// The header of a datagram in front of its data, as in IBA Vol 1 §8.3.
+    #[derive(Debug)]
+    ibv_grh {
+        /// Network byte order, as is all of it.
+        version_tclass_flow: u32,
+        paylen: u16,
+        next_hdr: u8,
+        hop_limit: u8,
+        sgid: ibv_gid,
+        dgid: ibv_gid,
+    }
+
+    ibv_srq_attr {
+        max_wr: u32,
+        max_sge: u32,
+        srq_limit: u32,
+    }
+
+    ibv_srq_init_attr {
+        srq_context: *mut c_void,
+        attr: ibv_srq_attr,
+    }
+
+    ibv_mw_bind {
+        wr_id: u64,
+        send_flags: c_uint,
+        bind_info: ibv_mw_bind_info,
+    }
+
+    ibv_alloc_dm_attr {
+        length: usize,
+        log_align_req: u32,
+        comp_mask: u32,
+    }
+
+    ibv_td_init_attr {
+        comp_mask: u32,
+    }
+
+    ibv_parent_domain_init_attr {
+        pd: *mut ibv_pd,
+        td: *mut ibv_td,
+        comp_mask: u32,
+        alloc: Option<unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void>,
+        free: Option<unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64)>,
+        pd_context: *mut c_void,
+    }
+}
+
+/// The member `element` of [`ibv_async_event`]: the object, or the port.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union ibv_async_element {
+    pub cq: *mut ibv_cq,
+    pub qp: *mut ibv_qp,
+    pub srq: *mut ibv_srq,
+    pub port_num: c_int,
 }
 
 /// `union ibv_gid`: as aligned as its 64-bit halves.

@@ -5,8 +5,10 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use libc::pthread_mutex_t;
 
 use super::{
-    c_structs, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_device_attr_ex, ibv_port_attr, ibv_qp,
-    ibv_qp_init_attr_ex, ibv_query_device_ex_input, ibv_recv_wr, ibv_send_wr, ibv_srq, ibv_wc,
+    c_structs, ibv_alloc_dm_attr, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_device_attr_ex, ibv_dm, ibv_mr,
+    ibv_mw, ibv_mw_bind, ibv_parent_domain_init_attr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_init_attr_ex,
+    ibv_query_device_ex_input, ibv_recv_wr, ibv_send_wr, ibv_srq, ibv_td, ibv_td_init_attr, ibv_values_ex,
+    ibv_wc,
 };
 
 /// `__VERBS_ABI_IS_EXTENDED`: the context lies at the end of a [`verbs_context`].
@@ -38,9 +40,9 @@ c_structs! { LAYOUTS:
         _compat_reg_mr: Absent,
         _compat_rereg_mr: Absent,
         _compat_dereg_mr: Absent,
-        alloc_mw: Absent,
-        bind_mw: Absent,
-        dealloc_mw: Absent,
+        alloc_mw: Option<unsafe extern "C" fn(*mut ibv_pd, c_uint) -> *mut ibv_mw>,
+        bind_mw: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int>,
+        dealloc_mw: Option<unsafe extern "C" fn(*mut ibv_mw) -> c_int>,
         _compat_create_cq: Absent,
         poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,
         req_notify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int>,
@@ -84,16 +86,17 @@ c_structs! { LAYOUTS:
         attach_counters_point_flow: Absent,
         create_counters: Absent,
         destroy_counters: Absent,
-        reg_dm_mr: Absent,
-        alloc_dm: Absent,
-        free_dm: Absent,
+        reg_dm_mr: Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr>,
+        alloc_dm: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm>,
+        free_dm: Option<unsafe extern "C" fn(*mut ibv_dm) -> c_int>,
         modify_flow_action_esp: Absent,
         destroy_flow_action: Absent,
         create_flow_action_esp: Absent,
         modify_qp_rate_limit: Absent,
-        alloc_parent_domain: Absent,
-        dealloc_td: Absent,
-        alloc_td: Absent,
+        alloc_parent_domain:
+            Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd>,
+        dealloc_td: Option<unsafe extern "C" fn(*mut ibv_td) -> c_int>,
+        alloc_td: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td>,
         modify_cq: Absent,
         post_srq_ops: Absent,
         destroy_rwq_ind_table: Absent,
@@ -101,7 +104,7 @@ c_structs! { LAYOUTS:
         destroy_wq: Absent,
         modify_wq: Absent,
         create_wq: Absent,
-        query_rt_values: Absent,
+        query_rt_values: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int>,
         create_cq_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>,
         r#priv: *mut c_void,
         query_device_ex: Option<

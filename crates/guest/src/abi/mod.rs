@@ -13,11 +13,13 @@
 
 mod attributes;
 mod context;
+mod device;
 mod objects;
 mod work;
 
 pub use attributes::*;
 pub use context::*;
+pub use device::*;
 pub use objects::*;
 pub use work::*;
 
@@ -56,6 +58,7 @@ pub fn layouts() -> impl Iterator<Item = &'static Layout> {
     [
         attributes::LAYOUTS,
         context::LAYOUTS,
+        device::LAYOUTS,
         objects::LAYOUTS,
         work::LAYOUTS,
     ]

@@ -39,6 +39,18 @@ c_structs! { LAYOUTS:
         mw_access_flags: c_uint,
     }
 
+    ibv_td {
+        context: *mut ibv_context,
+    }
+
+    ibv_dm {
+        context: *mut ibv_context,
+        memcpy_to_dm: Option<unsafe extern "C" fn(*mut ibv_dm, u64, *const c_void, usize) -> c_int>,
+        memcpy_from_dm: Option<unsafe extern "C" fn(*mut c_void, *mut ibv_dm, u64, usize) -> c_int>,
+        comp_mask: u32,
+        handle: u32,
+    }
+
     ibv_ah {
         context: *mut ibv_context,
         pd: *mut ibv_pd,

@@ -1,20 +1,31 @@
-//! The data verbs: no system call that can block, no allocation, no log.
+//! The data verbs: no system call that can block, no allocation where a request is as manuals show it, no log.
 //!
 //! They are called through tables that lie in objects of ours ([`ibv_context_ops`](crate::abi::ibv_context_ops),
-//! [`ibv_qp_ex`](crate::abi::ibv_qp_ex)), so a pointer that reaches them is one of ours.
+//! [`ibv_qp_ex`](crate::abi::ibv_qp_ex), [`ibv_cq_ex`](crate::abi::ibv_cq_ex)), so a pointer that reaches them is one of
+//! ours.
 
+mod bind;
+mod build;
 mod extended;
 mod poll;
-mod post;
+mod poll_ex;
+mod recv;
+mod send;
 
-pub use extended::{Builder, extended_functions};
+pub use build::Builder;
+pub use extended::extended_qp;
 pub use poll::{poll_cq, req_notify_cq};
-pub use post::{post_recv, post_send};
+pub use poll_ex::{Poller, extended_cq};
+pub use recv::{post_recv, post_srq_recv};
+pub use send::post_send;
 
-use verbatim_verbs::Sge;
+use std::ffi::c_int;
 
-use crate::abi::ibv_sge;
+use verbatim_verbs::{PostError, Sge, UdAddress};
+
+use crate::abi::{ibv_ah, ibv_sge};
 use crate::ffi::{Errno, slice};
+use crate::verbs::AhHandle;
 
 const _: () = {
     use std::mem::offset_of;
@@ -26,6 +37,13 @@ const _: () = {
 
 /// The most pieces of inline data in one request.
 const MAX_PIECES: usize = 32;
+
+impl From<PostError> for Errno {
+    #[inline]
+    fn from(error: PostError) -> Self {
+        Self::new(error.errno())
+    }
+}
 
 /// The program's scatter/gather list, as it lies there.
 ///
@@ -53,4 +71,33 @@ unsafe fn pieces<'a, 's>(
         *piece = unsafe { slice(address, length) }?;
     }
     Ok(used)
+}
+
+/// To whom a datagram goes.
+///
+/// # Safety
+/// `ah` is NULL or alive.
+#[inline]
+unsafe fn address(ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) -> Result<UdAddress, Errno> {
+    // SAFETY: the caller's contract.
+    let handle = unsafe { AhHandle::lend(ah) }?;
+    Ok(UdAddress {
+        ah: handle.core.ah.number(),
+        remote_qpn,
+        remote_qkey,
+    })
+}
+
+/// The outcome of posting a list, as C is told.
+///
+/// # Safety
+/// `bad_wr` is NULL or valid for writes.
+#[inline]
+unsafe fn posted<T>(outcome: Result<(), (*mut T, Errno)>, bad_wr: *mut *mut T) -> c_int {
+    let Err((bad, errno)) = outcome else { return 0 };
+    if !bad_wr.is_null() {
+        // SAFETY: the caller's contract.
+        unsafe { bad_wr.write(bad) };
+    }
+    errno.raw()
 }

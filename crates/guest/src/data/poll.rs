@@ -34,22 +34,32 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, room: c_int, to: *mut ibv_wc) 
         // SAFETY: the caller's contract; the layouts are equal (above), and the core only writes.
         let (handle, to) = unsafe {
             (
-                CqHandle::lend(cq),
+                CqHandle::lend(cq.cast()),
                 std::slice::from_raw_parts_mut(to.cast::<Wc>(), room),
             )
         };
         match handle {
-            Ok(handle) => handle.core.poll(to) as c_int,
+            Ok(handle) => handle.core.cq.poll(to) as c_int,
             Err(errno) => -errno.raw(),
         }
     };
     data_path(poll, || -libc::EIO)
 }
 
-/// `ibv_req_notify_cq`(3): there are no completion channels yet, so there is nothing that could be notified.
+/// `ibv_req_notify_cq`(3): 0 or an errno.
 ///
 /// # Safety
-/// None: nothing is looked at.
-pub unsafe extern "C" fn req_notify_cq(_cq: *mut ibv_cq, _solicited_only: c_int) -> c_int {
-    libc::EOPNOTSUPP
+/// `cq` is alive.
+pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    let arm = || {
+        // SAFETY: the caller's contract: an `ibv_cq_ex` starts as an `ibv_cq` does.
+        match unsafe { CqHandle::lend(cq.cast()) } {
+            Ok(handle) => {
+                handle.core.cq.arm(solicited_only != 0);
+                0
+            }
+            Err(errno) => errno.raw(),
+        }
+    };
+    data_path(arm, || libc::EIO)
 }

@@ -22,6 +22,12 @@ impl Errno {
     pub const NOT_SUPPORTED: Self = Self(libc::EOPNOTSUPP);
     /// A queue is full, or memory is short.
     pub const NO_MEMORY: Self = Self(libc::ENOMEM);
+    /// Somebody still uses it.
+    pub const BUSY: Self = Self(libc::EBUSY);
+    /// There is nothing at that place.
+    pub const NO_DATA: Self = Self(libc::ENODATA);
+    /// There is no completion to be had.
+    pub const NO_ENTRY: Self = Self(libc::ENOENT);
     /// Something broke inside of this library.
     pub const BROKEN: Self = Self(libc::EIO);
 

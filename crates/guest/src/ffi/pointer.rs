@@ -101,6 +101,19 @@ pub unsafe fn slice<'a, T>(pointer: *const T, count: usize) -> Result<&'a [T], E
     }
 }
 
+/// Sees an array of the program's, to be written; NULL is fine for an empty one.
+///
+/// # Safety
+/// Valid for writes of `count` elements for `'a`, and nobody else's meanwhile, unless NULL or `count` is 0.
+pub unsafe fn slice_mut<'a, T>(pointer: *mut T, count: usize) -> Result<&'a mut [T], Errno> {
+    match (count, pointer.is_null()) {
+        (0, _) => Ok(&mut []),
+        (_, true) => Err(Errno::INVALID),
+        // SAFETY: the caller's contract.
+        (_, false) => Ok(unsafe { std::slice::from_raw_parts_mut(pointer, count) }),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -24,23 +24,19 @@ pub struct ContextHandle {
     /// Shared with the program, which may write to it.
     verbs: UnsafeCell<verbs_context>,
     core: Arc<Context>,
-    /// Readable when an asynchronous event waits; for now, none ever does.
-    async_fd: OwnedFd,
-    /// The interface of the GID table's entries, as they name it.
-    netdev_index: u32,
+    /// What programs take for the kernel's: they may duplicate it, and learn that it knows no command.
+    _cmd_fd: OwnedFd,
 }
 
 impl ContextHandle {
     fn give(device: *mut ibv_device, core: Arc<Context>) -> Result<NonNull<ibv_context>, Errno> {
-        let async_fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
+        let cmd_fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
             .map_err(|errno| Errno::new(errno.raw_os_error()))?;
-        let netdev_index = interface_index(&core.port_attr().netdev);
-        let verbs = UnsafeCell::new(tables(device, async_fd.as_raw_fd()));
+        let verbs = UnsafeCell::new(tables(device, cmd_fd.as_raw_fd(), core.async_fd().as_raw_fd()));
         let handle = Box::leak(Box::new(Self {
             verbs,
             core,
-            async_fd,
-            netdev_index,
+            _cmd_fd: cmd_fd,
         }));
         let start = NonNull::from(handle).cast::<u8>();
         // SAFETY: inside of the handle, which starts with `verbs`.
@@ -69,37 +65,27 @@ impl ContextHandle {
     pub fn core(&self) -> &Arc<Context> {
         &self.core
     }
-
-    /// The descriptor of asynchronous events.
-    pub fn async_fd(&self) -> &OwnedFd {
-        &self.async_fd
-    }
-
-    /// `ndev_ifindex` of the GID table's entries; 0 where there is no such interface.
-    pub fn netdev_index(&self) -> u32 {
-        self.netdev_index
-    }
-}
-
-fn interface_index(name: &str) -> u32 {
-    let Ok(name) = std::ffi::CString::new(name) else {
-        return 0;
-    };
-    // SAFETY: a terminated string.
-    unsafe { libc::if_nametoindex(name.as_ptr()) }
 }
 
 /// The tables of a context: what is not in them is NULL, which the header's inline functions report as not supported.
-fn tables(device: *mut ibv_device, async_fd: c_int) -> verbs_context {
+fn tables(device: *mut ibv_device, cmd_fd: c_int, async_fd: c_int) -> verbs_context {
     // SAFETY: integers, pointers and optional functions, for all of which zero is a value.
     let mut verbs: verbs_context = unsafe { std::mem::zeroed() };
     verbs.sz = size_of::<verbs_context>();
     verbs.query_port = Some(super::port::query_port);
     verbs.query_device_ex = Some(super::port::query_device_ex);
+    verbs.query_rt_values = Some(super::clock::query_rt_values);
+    verbs.create_cq_ex = Some(super::cq::create_cq_ex);
     verbs.create_qp_ex = Some(super::qp::create_qp_ex);
+    verbs.alloc_td = Some(super::pd::alloc_td);
+    verbs.dealloc_td = Some(super::pd::dealloc_td);
+    verbs.alloc_parent_domain = Some(super::pd::alloc_parent_domain);
+    verbs.alloc_dm = Some(super::dm::alloc_dm);
+    verbs.free_dm = Some(super::dm::free_dm);
+    verbs.reg_dm_mr = Some(super::dm::reg_dm_mr);
     let context = &mut verbs.context;
     context.device = device;
-    context.cmd_fd = -1;
+    context.cmd_fd = cmd_fd;
     context.async_fd = async_fd;
     context.num_comp_vectors = 1;
     context.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
@@ -108,6 +94,10 @@ fn tables(device: *mut ibv_device, async_fd: c_int) -> verbs_context {
     context.ops.req_notify_cq = Some(data::req_notify_cq);
     context.ops.post_send = Some(data::post_send);
     context.ops.post_recv = Some(data::post_recv);
+    context.ops.post_srq_recv = Some(data::post_srq_recv);
+    context.ops.alloc_mw = Some(super::mw::alloc_mw);
+    context.ops.dealloc_mw = Some(super::mw::dealloc_mw);
+    context.ops.bind_mw = Some(super::mw::bind_mw);
     verbs
 }
 

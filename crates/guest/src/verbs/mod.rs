@@ -1,19 +1,34 @@
 //! The control verbs, exported by name.
 
+mod ah;
+mod channel;
+mod clock;
 mod context;
 mod convert;
 mod cq;
 mod device;
+mod dm;
 mod events;
-mod memory;
+mod grh;
+mod mr;
+mod mw;
+mod pd;
 mod port;
 mod qp;
 mod refused;
+mod srq;
+mod users;
 
+pub(crate) use ah::AhHandle;
+pub(crate) use clock::now_ns;
 pub(crate) use context::ContextHandle;
+pub(crate) use convert::window_access;
 pub(crate) use cq::CqHandle;
+pub(crate) use mr::MrHandle;
+pub(crate) use mw::MwHandle;
 pub(crate) use qp::QpHandle;
 pub use refused::REFUSED;
+pub(crate) use srq::SrqHandle;
 
 use std::error::Error;
 

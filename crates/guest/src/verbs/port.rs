@@ -112,28 +112,33 @@ pub unsafe extern "C" fn query_port(
     code.0
 }
 
-/// An entry of the GID table.
-fn gid(context: &ContextHandle, port: u32, index: usize) -> Result<ibv_gid, Errno> {
-    check_port(port)?;
-    context
-        .core()
-        .gid(index)
-        .map(|raw| ibv_gid { raw })
-        .ok_or(Errno::INVALID)
-}
-
-/// The same with all that is known of it; all entries are RoCEv2.
+/// An entry of the GID table with all that is known of it; all are RoCEv2. Those behind the last address are empty:
+/// `ENODATA`.
 fn gid_entry(context: &ContextHandle, port: u32, index: u32) -> Result<ibv_gid_entry, Errno> {
-    Ok(ibv_gid_entry {
-        gid: gid(context, port, index as usize)?,
-        gid_index: index,
-        port_num: port,
-        gid_type: IBV_GID_TYPE_ROCE_V2,
-        ndev_ifindex: context.netdev_index(),
-    })
+    check_port(port)?;
+    let attr = context.core().port_attr();
+    match attr.gids.get(index as usize) {
+        Some(entry) => Ok(ibv_gid_entry {
+            gid: ibv_gid { raw: entry.gid },
+            gid_index: index,
+            port_num: port,
+            gid_type: IBV_GID_TYPE_ROCE_V2,
+            ndev_ifindex: entry.ifindex,
+        }),
+        None if (index as usize) < convert::gid_table_entries(attr) => Err(Errno::NO_DATA),
+        None => Err(Errno::INVALID),
+    }
 }
 
-/// `ibv_query_gid`(3)
+/// What the older verbs make of an empty entry.
+fn or_if_empty<T>(entry: Result<T, Errno>, empty: T) -> Result<T, Errno> {
+    match entry {
+        Err(Errno::NO_DATA) => Ok(empty),
+        other => other,
+    }
+}
+
+/// `ibv_query_gid`(3): zeros for an empty entry.
 ///
 /// # Safety
 /// `context` is NULL or open, `to` NULL or valid for writes.
@@ -145,9 +150,12 @@ pub unsafe extern "C" fn ibv_query_gid(
     to: *mut ibv_gid,
 ) -> MinusOne {
     verb("ibv_query_gid", || {
-        let index = usize::try_from(index).map_err(|_| Errno::INVALID)?;
+        let index = u32::try_from(index).map_err(|_| Errno::INVALID)?;
         // SAFETY: the caller's contract.
-        unsafe { write(to, gid(ContextHandle::lend(context)?, port.into(), index)?) }?;
+        let entry = gid_entry(unsafe { ContextHandle::lend(context) }?, port.into(), index);
+        let gid = or_if_empty(entry.map(|entry| entry.gid), ibv_gid::default())?;
+        // SAFETY: the caller's contract.
+        unsafe { write(to, gid) }?;
         Ok(0)
     })
 }
@@ -174,7 +182,7 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     })
 }
 
-/// `ibv_query_gid_table`(3)
+/// `ibv_query_gid_table`(3): all entries that are not empty, or `EINVAL` if there is no room for them.
 ///
 /// # Safety
 /// `context` is NULL or open, `to` NULL or valid for writes of `max_entries` entries of `entry_bytes` bytes.
@@ -192,7 +200,10 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
         }
         // SAFETY: the caller's contract.
         let context = unsafe { ContextHandle::lend(context) }?;
-        let entries = context.core().port_attr().gids.len().min(max_entries);
+        let entries = context.core().port_attr().gids.len();
+        if entries > max_entries {
+            return Err(Errno::INVALID);
+        }
         for index in 0..entries {
             let at = to.cast::<u8>().wrapping_add(index * entry_bytes).cast();
             let entry = gid_entry(context, 1, index as u32)?;
@@ -216,10 +227,13 @@ pub unsafe extern "C" fn ibv_query_gid_type(
 ) -> MinusOne {
     verb("ibv_query_gid_type", || {
         // SAFETY: the caller's contract.
-        unsafe {
-            gid(ContextHandle::lend(context)?, port.into(), index as usize)?;
-            write(to, IBV_GID_TYPE_SYSFS_ROCE_V2)?;
-        }
+        let entry = gid_entry(unsafe { ContextHandle::lend(context) }?, port.into(), index);
+        let gid_type = or_if_empty(
+            entry.map(|_| IBV_GID_TYPE_SYSFS_ROCE_V2),
+            IBV_GID_TYPE_SYSFS_IB_ROCE_V1,
+        )?;
+        // SAFETY: the caller's contract.
+        unsafe { write(to, gid_type) }?;
         Ok(0)
     })
 }

@@ -6,28 +6,25 @@ use std::sync::Arc;
 
 use verbatim_verbs::{Qp, QpAttrMask, QpInit, QpType};
 
-use super::convert;
+use super::pd::PdHandle;
+use super::srq::SrqHandle;
+use super::users::User;
+use super::{convert, cq};
 use crate::abi::*;
 use crate::data::{self, Builder};
 use crate::ffi::{CObject, Code, Errno, Handle, Pointer, unsupported, verb, write};
-use crate::verbs::CqHandle;
-
-/// The requests that the functions of [`ibv_qp_ex`] can make.
-const SEND_OPS: u64 = IBV_QP_EX_WITH_RDMA_WRITE
-    | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
-    | IBV_QP_EX_WITH_SEND
-    | IBV_QP_EX_WITH_SEND_WITH_IMM
-    | IBV_QP_EX_WITH_RDMA_READ;
 
 /// What follows a queue pair's C part.
 #[derive(Debug)]
 pub struct QpCore {
     pub qp: Arc<Qp>,
+    /// Its requests have addresses of their own.
+    pub datagram: bool,
     /// Made with `send_ops_flags`: it has the functions of [`ibv_qp_ex`].
     extended: bool,
-    signal_all: bool,
     /// The batch between `ibv_wr_start` and `ibv_wr_complete`.
     pub builder: Builder,
+    _pd: User,
 }
 
 impl CObject for ibv_qp_ex {
@@ -45,49 +42,69 @@ pub unsafe fn lend<'a>(qp: *mut ibv_qp) -> Result<&'a QpHandle, Errno> {
     unsafe { QpHandle::lend(qp.cast()) }
 }
 
+/// The requests that the functions of [`ibv_qp_ex`] can make: what the transport has by the table of `ibv_post_send`(3),
+/// but for SEND with invalidate, which is for reliable connections only (IBA Vol 1 §9.2).
+fn send_ops(qp_type: QpType) -> u64 {
+    let datagram = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+    let unreliable = datagram
+        | IBV_QP_EX_WITH_RDMA_WRITE
+        | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM
+        | IBV_QP_EX_WITH_LOCAL_INV
+        | IBV_QP_EX_WITH_BIND_MW;
+    match qp_type {
+        QpType::Ud => datagram,
+        QpType::Uc => unreliable,
+        QpType::Rc => {
+            unreliable
+                | IBV_QP_EX_WITH_SEND_WITH_INV
+                | IBV_QP_EX_WITH_RDMA_READ
+                | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+                | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+        }
+    }
+}
+
 /// # Safety
 /// `pd` and the objects that `init` names are alive; `init` is the start of whichever structure the program gave.
 unsafe fn create(
     pd: *mut ibv_pd,
     init: &mut ibv_qp_init_attr,
-    send_ops: Option<u64>,
+    wanted_ops: Option<u64>,
 ) -> Result<NonNull<ibv_qp>, Errno> {
-    if init.qp_type != IBV_QPT_RC {
-        return Err(unsupported("a queue pair that is not RC"));
-    }
-    if !init.srq.is_null() {
-        return Err(unsupported("a shared receive queue"));
-    }
-    if send_ops.unwrap_or(0) & !SEND_OPS != 0 {
-        return Err(unsupported(
-            "send_ops_flags beyond SEND, WRITE, READ and immediate data",
-        ));
+    let qp_type = convert::qp_type(init.qp_type)?;
+    if wanted_ops.unwrap_or(0) & !send_ops(qp_type) != 0 {
+        return Err(unsupported("send_ops_flags beyond those of the transport"));
     }
     // SAFETY: the caller's contract.
-    let (pd_core, send_cq, recv_cq) = unsafe {
+    let (domain, send_cq, recv_cq, srq) = unsafe {
+        let srq = match NonNull::new(init.srq) {
+            Some(srq) => Some(SrqHandle::lend(srq.as_ptr())?.core.srq.clone()),
+            None => None,
+        };
         (
-            Handle::lend(pd)?,
-            CqHandle::lend(init.send_cq)?,
-            CqHandle::lend(init.recv_cq)?,
+            PdHandle::lend(pd)?,
+            cq::lend(init.send_cq)?,
+            cq::lend(init.recv_cq)?,
+            srq,
         )
     };
-    let qp = pd_core.core.create_qp(&QpInit {
-        send_cq: send_cq.core.clone(),
-        recv_cq: recv_cq.core.clone(),
-        qp_type: QpType::Rc,
+    let qp = domain.core.pd.create_qp(&QpInit {
+        send_cq: send_cq.core.cq.clone(),
+        recv_cq: recv_cq.core.cq.clone(),
+        srq,
+        qp_type,
         cap: convert::cap_from_c(&init.cap),
         signal_all: init.sq_sig_all != 0,
     })?;
     init.cap = convert::cap_to_c(qp.cap());
-    // SAFETY: alive.
-    let context = unsafe { (*pd_core.c()).context };
-    let c = data::extended_functions(ibv_qp {
-        context,
+    let c = data::extended_qp(ibv_qp {
+        // SAFETY: alive.
+        context: unsafe { (*domain.c()).context },
         qp_context: init.qp_context,
         pd,
         send_cq: init.send_cq,
         recv_cq: init.recv_cq,
-        srq: null_mut(),
+        srq: init.srq,
         handle: qp.number(),
         qp_num: qp.number(),
         state: qp.state() as c_uint,
@@ -97,12 +114,15 @@ unsafe fn create(
         events_completed: 0,
     });
     let core = QpCore {
-        qp,
-        extended: send_ops.is_some(),
-        signal_all: init.sq_sig_all != 0,
+        qp: qp.clone(),
+        datagram: qp_type == QpType::Ud,
+        extended: wanted_ops.is_some(),
         builder: Builder::default(),
+        _pd: domain.core.users.add(),
     };
-    Ok(QpHandle::give(c, core).cast())
+    let pointer = QpHandle::give(c, core).cast::<ibv_qp>();
+    qp.set_cookie(pointer.as_ptr() as usize);
+    Ok(pointer)
 }
 
 /// `ibv_create_qp`(3)
@@ -135,8 +155,16 @@ pub unsafe extern "C" fn create_qp_ex(
         if mask & IBV_QP_INIT_ATTR_PD == 0 {
             return Err(Errno::INVALID);
         }
-        if mask & !(IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) != 0 {
-            return Err(unsupported("comp_mask beyond PD and SEND_OPS_FLAGS"));
+        const KNOWN: u32 =
+            IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+        if mask & !KNOWN != 0 {
+            return Err(unsupported(
+                "a queue pair's comp_mask beyond PD, CREATE_FLAGS and SEND_OPS_FLAGS",
+            ));
+        }
+        // SAFETY: the caller's contract, and `comp_mask` names it.
+        if mask & IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && unsafe { (*init).create_flags } != 0 {
+            return Err(unsupported("create_flags of a queue pair"));
         }
         // SAFETY: `comp_mask` names them; the structure starts as `ibv_qp_init_attr` does.
         unsafe {
@@ -202,17 +230,17 @@ pub unsafe extern "C" fn ibv_query_qp(
                 qp_context: (*qp).qp_context,
                 send_cq: (*qp).send_cq,
                 recv_cq: (*qp).recv_cq,
-                srq: null_mut(),
+                srq: (*qp).srq,
                 cap: convert::cap_to_c(&cap),
                 qp_type: (*qp).qp_type,
-                sq_sig_all: handle.core.signal_all.into(),
+                sq_sig_all: handle.core.qp.signal_all().into(),
             };
             write(init, told)
         }
     })
 }
 
-/// `ibv_destroy_qp`(3)
+/// `ibv_destroy_qp`(3): waits until the program has acknowledged the queue pair's events.
 ///
 /// # Safety
 /// `qp` is NULL or alive, and not used afterwards if this succeeds.

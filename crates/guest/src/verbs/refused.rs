@@ -23,13 +23,6 @@ macro_rules! refused {
 
 refused! {
     Pointer<std::ffi::c_void>:
-        // datagrams and multicast
-        ibv_create_ah
-        ibv_create_ah_from_wc
-        // completion events
-        ibv_create_comp_channel
-        // shared receive queues
-        ibv_create_srq
         // objects of another process
         ibv_import_device
         ibv_import_dm
@@ -45,14 +38,6 @@ refused! {
         ibv_reg_mr_ex;
 
     Code:
-        ibv_attach_mcast
-        ibv_detach_mcast
-        ibv_destroy_ah
-        ibv_destroy_comp_channel
-        ibv_destroy_srq
-        ibv_modify_srq
-        ibv_query_srq
-        ibv_resize_cq
         ibv_set_ece
         _ibv_query_comp_cntr_caps
         ibv_dealloc_dmah
@@ -67,15 +52,11 @@ refused! {
         ibv_set_err_comp_cntr;
 
     MinusOne:
-        ibv_get_cq_event
-        ibv_init_ah_from_wc
         ibv_dm_export_dmabuf_fd
-        ibv_export_buf_dmabuf_fd
-        // IBV_REREG_MR_ERR_INPUT: the region is as it was
-        ibv_rereg_mr;
+        ibv_export_buf_dmabuf_fd;
 
     Count:
-        // 0, or a negative errno
+        // 0, or a negative errno: the RNIC leaves Ethernet addresses to its host
         ibv_resolve_eth_l2_from_gid;
 
     Nothing:

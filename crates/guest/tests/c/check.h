@@ -40,7 +40,9 @@ static inline struct ibv_qp *make_qp(struct setup *s)
 		.pd = s->pd,
 		.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM |
 				  IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM |
-				  IBV_QP_EX_WITH_RDMA_READ,
+				  IBV_QP_EX_WITH_RDMA_READ | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP |
+				  IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD | IBV_QP_EX_WITH_LOCAL_INV |
+				  IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_SEND_WITH_INV,
 	};
 	struct ibv_qp *qp = ibv_create_qp_ex(s->context, &init);
 	CHECK(qp);
@@ -53,7 +55,7 @@ static inline void connect_qp(struct setup *s, struct ibv_qp *qp, uint32_t dest)
 	struct ibv_qp_attr attr = {
 		.qp_state = IBV_QPS_INIT,
 		.port_num = 1,
-		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
+		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
 	};
 	CHECK(!ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 	struct ibv_qp_attr rtr = {
@@ -81,7 +83,7 @@ static inline void connect_qp(struct setup *s, struct ibv_qp *qp, uint32_t dest)
 	CHECK(qp->state == IBV_QPS_RTS);
 }
 
-static inline void set_up(struct setup *s)
+static inline void open_device(struct setup *s)
 {
 	int count = -1;
 	s->devices = ibv_get_device_list(&count);
@@ -90,6 +92,18 @@ static inline void set_up(struct setup *s)
 	CHECK(s->context);
 	s->pd = ibv_alloc_pd(s->context);
 	CHECK(s->pd && s->pd->context == s->context);
+}
+
+static inline void close_device(struct setup *s)
+{
+	CHECK(!ibv_dealloc_pd(s->pd));
+	CHECK(!ibv_close_device(s->context));
+	ibv_free_device_list(s->devices);
+}
+
+static inline void set_up(struct setup *s)
+{
+	open_device(s);
 	s->cq = ibv_create_cq(s->context, 4 * DEPTH, s, NULL, 0);
 	CHECK(s->cq && s->cq->cqe >= 4 * DEPTH && s->cq->cq_context == s);
 	for (int i = 0; i < 2; i++) {
@@ -97,6 +111,7 @@ static inline void set_up(struct setup *s)
 		memset(s->buffer[i], i, BUFFER_BYTES);
 		s->mr[i] = ibv_reg_mr(s->pd, s->buffer[i], BUFFER_BYTES,
 				      IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+					      IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND |
 					      IBV_ACCESS_RELAXED_ORDERING);
 		CHECK(s->mr[i] && s->mr[i]->addr == s->buffer[i] && s->mr[i]->length == BUFFER_BYTES);
 		CHECK(s->buffer[i][0] == i && s->buffer[i][BUFFER_BYTES - 1] == i);
@@ -114,9 +129,7 @@ static inline void clear_away(struct setup *s)
 		free(s->buffer[i]);
 	}
 	CHECK(!ibv_destroy_cq(s->cq));
-	CHECK(!ibv_dealloc_pd(s->pd));
-	CHECK(!ibv_close_device(s->context));
-	ibv_free_device_list(s->devices);
+	close_device(s);
 }
 
 /* Waits for the next completion. */
@@ -138,6 +151,42 @@ static inline struct ibv_wc good(struct setup *s, uint64_t wr_id)
 		fprintf(stderr, "%s, wr_id %llu\n", ibv_wc_status_str(wc.status), (unsigned long long)wc.wr_id);
 	CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == wr_id);
 	return wc;
+}
+
+/* Takes both queue pairs back to RTS, after one of them has failed. */
+static inline void reconnect(struct setup *s)
+{
+	for (int i = 0; i < 2; i++) {
+		struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
+		CHECK(!ibv_modify_qp(s->qp[i], &reset, IBV_QP_STATE));
+	}
+	for (int i = 0; i < 2; i++)
+		connect_qp(s, s->qp[i], s->qp[1 - i]->qp_num);
+}
+
+/* Posts one request to the first queue pair. */
+static inline void post(struct setup *s, struct ibv_send_wr *wr)
+{
+	struct ibv_send_wr *bad = NULL;
+	CHECK(!ibv_post_send(s->qp[0], wr, &bad) && !bad);
+}
+
+/* WRITEs the first bytes of one buffer to an address under a key; what came of it. */
+static inline enum ibv_wc_status try_write(struct setup *s, uint64_t remote, uint32_t rkey, uint32_t length)
+{
+	struct ibv_sge sge = { (uintptr_t)s->buffer[0], length, s->mr[0]->lkey };
+	struct ibv_send_wr wr = {
+		.wr_id = 77,
+		.sg_list = &sge,
+		.num_sge = 1,
+		.opcode = IBV_WR_RDMA_WRITE,
+		.send_flags = IBV_SEND_SIGNALED,
+		.wr.rdma = { remote, rkey },
+	};
+	post(s, &wr);
+	struct ibv_wc wc = completion(s);
+	CHECK(wc.wr_id == 77);
+	return wc.status;
 }
 
 static inline void post_recv_one(struct setup *s, uint64_t wr_id, size_t offset, uint32_t length)

@@ -25,19 +25,74 @@ static void errors_in_each_convention(void)
 	struct ibv_port_attr port;
 	CHECK(ibv_query_port(s.context, 2, &port) == EINVAL);
 
+	CHECK(ibv_destroy_comp_channel(NULL) == EINVAL && ibv_destroy_srq(NULL) == EINVAL);
+	CHECK(ibv_destroy_ah(NULL) == EINVAL && ibv_dereg_mr(NULL) == EINVAL);
+	CHECK(ibv_rereg_mr(NULL, 0, NULL, NULL, 0, 0) == IBV_REREG_MR_ERR_INPUT);
 	errno = 0;
-	CHECK(!ibv_create_comp_channel(s.context) && errno == EOPNOTSUPP);
-	struct ibv_srq_init_attr srq = { .attr = { 1, 1, 0 } };
-	errno = 0;
-	CHECK(!ibv_create_srq(s.pd, &srq) && errno == EOPNOTSUPP);
-	struct ibv_cq_init_attr_ex cq = { .cqe = 1 };
-	errno = 0;
-	CHECK(!ibv_create_cq_ex(s.context, &cq) && errno == EOPNOTSUPP);
-	CHECK(ibv_req_notify_cq(s.cq, 0) == EOPNOTSUPP);
-	struct ibv_qp_init_attr qp = { .send_cq = s.cq, .recv_cq = s.cq, .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_UD };
-	errno = 0;
-	CHECK(!ibv_create_qp(s.pd, &qp) && errno == EOPNOTSUPP);
-	CHECK(!ibv_reg_mr(s.pd, s.buffer[0], 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND));
+	CHECK(!ibv_create_cq(s.context, 1, NULL, NULL, s.context->num_comp_vectors) && errno == EINVAL);
+	CHECK(!ibv_create_cq(s.context, 0, NULL, NULL, 0));
+	CHECK(!ibv_create_ah(s.pd, &(struct ibv_ah_attr){ .port_num = 1 }) && errno == EINVAL);
+}
+
+#define REFUSED(call) (errno = 0, !(call) && errno == EOPNOTSUPP)
+
+/* What the device lacks is refused in a way that programs know, and nothing else happens. */
+static void refused(void)
+{
+	struct ibv_srq_init_attr_ex srq = {
+		.attr = { 1, 1, 0 },
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ,
+		.srq_type = IBV_SRQT_XRC,
+		.pd = s.pd,
+		.cq = s.cq,
+	};
+	CHECK(REFUSED(ibv_create_srq_ex(s.context, &srq)));
+	struct ibv_xrcd_init_attr xrcd = { .comp_mask = IBV_XRCD_INIT_ATTR_FD, .fd = -1 };
+	CHECK(REFUSED(ibv_open_xrcd(s.context, &xrcd)));
+	struct ibv_cq_init_attr_ex cq = { .cqe = 1, .wc_flags = IBV_WC_EX_WITH_CVLAN };
+	CHECK(REFUSED(ibv_create_cq_ex(s.context, &cq)));
+	cq = (struct ibv_cq_init_attr_ex){
+		.cqe = 1,
+		.comp_mask = IBV_CQ_INIT_ATTR_MASK_FLAGS,
+		.flags = IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN,
+	};
+	CHECK(REFUSED(ibv_create_cq_ex(s.context, &cq)));
+	struct ibv_qp_init_attr_ex qp = {
+		.send_cq = s.cq,
+		.recv_cq = s.cq,
+		.cap = { 1, 1, 1, 1, 0 },
+		.qp_type = IBV_QPT_RAW_PACKET,
+		.comp_mask = IBV_QP_INIT_ATTR_PD,
+		.pd = s.pd,
+	};
+	CHECK(REFUSED(ibv_create_qp_ex(s.context, &qp)));
+	qp.qp_type = IBV_QPT_RC;
+	qp.comp_mask |= IBV_QP_INIT_ATTR_CREATE_FLAGS;
+	qp.create_flags = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB;
+	CHECK(REFUSED(ibv_create_qp_ex(s.context, &qp)));
+	qp.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+	qp.send_ops_flags = IBV_QP_EX_WITH_TSO;
+	CHECK(REFUSED(ibv_create_qp_ex(s.context, &qp)));
+	qp.qp_type = IBV_QPT_UD;
+	qp.send_ops_flags = IBV_QP_EX_WITH_RDMA_READ;
+	CHECK(REFUSED(ibv_create_qp_ex(s.context, &qp)));
+	/* no flags for creation are none that we lack */
+	qp.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS;
+	qp.create_flags = 0;
+	struct ibv_qp *plain = ibv_create_qp_ex(s.context, &qp);
+	CHECK(plain && !ibv_qp_to_qp_ex(plain) && !ibv_destroy_qp(plain));
+
+	CHECK(REFUSED(ibv_reg_mr(s.pd, s.buffer[0], 4096, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND)));
+	CHECK(REFUSED(ibv_reg_dmabuf_mr(s.pd, 0, 4096, 0, 0, IBV_ACCESS_LOCAL_WRITE)));
+	CHECK(REFUSED(ibv_alloc_null_mr(s.pd)));
+	int fd = dup(s.context->cmd_fd);
+	CHECK(fd >= 0 && REFUSED(ibv_import_device(fd)) && !close(fd));
+	uint8_t mac[ETHERNET_LL_SIZE];
+	struct ibv_ah_attr ah = { .is_global = 1, .port_num = 1 };
+	CHECK(ibv_resolve_eth_l2_from_gid(s.context, &ah, mac, NULL) == -EOPNOTSUPP);
+	struct ibv_ece ece = { 0 };
+	CHECK(ibv_set_ece(s.qp[0], &ece) == EOPNOTSUPP && !ibv_query_ece(s.qp[0], &ece) && !ece.options);
+	CHECK(ibv_query_qp_data_in_order(s.qp[0], IBV_WR_SEND, 0) == 0);
 }
 
 static void errno_is_left_alone(void)
@@ -56,20 +111,30 @@ static void tables(void)
 	memset(&device, 0xff, sizeof(device));
 	CHECK(!ibv_query_device_ex(s.context, NULL, &device));
 	CHECK(device.orig_attr.max_qp > 0 && device.orig_attr.phys_port_cnt == 1 && !device.odp_caps.general_caps);
+	CHECK(device.orig_attr.vendor_id && device.orig_attr.atomic_cap == IBV_ATOMIC_HCA && device.phys_port_cnt_ex == 1);
+	CHECK(device.orig_attr.max_srq > 0 && device.orig_attr.max_ah > 0 && device.orig_attr.max_mw > 0);
+	CHECK(device.device_cap_flags_ex == device.orig_attr.device_cap_flags);
+	CHECK(!(device.device_cap_flags_ex & (IBV_DEVICE_XRC | IBV_DEVICE_SRQ_RESIZE | IBV_DEVICE_MANAGED_FLOW_STEERING)));
 	struct ibv_port_attr port;
 	memset(&port, 0xff, sizeof(port));
 	CHECK(!ibv_query_port(s.context, 1, &port));
 	CHECK(port.state == IBV_PORT_ACTIVE && port.link_layer == IBV_LINK_LAYER_ETHERNET && !port.port_cap_flags2);
-	struct ibv_gid_entry entry, table[8];
+	CHECK(port.flags & IBV_QPF_GRH_REQUIRED);
+	struct ibv_gid_entry entry, table[64];
 	CHECK(!ibv_query_gid_ex(s.context, 1, 0, &entry, 0));
 	CHECK(entry.gid_type == IBV_GID_TYPE_ROCE_V2 && entry.port_num == 1 && entry.ndev_ifindex > 0);
-	CHECK(ibv_query_gid_table(s.context, table, 8, 0) == port.gid_tbl_len);
-	CHECK(!memcmp(&table[0], &entry, sizeof(entry)));
+	int gids = ibv_query_gid_table(s.context, table, 64, 0);
+	CHECK(gids > 0 && gids < port.gid_tbl_len && !memcmp(&table[0], &entry, sizeof(entry)));
+	CHECK(ibv_query_gid_table(s.context, table, gids - 1, 0) == -EINVAL);
+	/* behind the last address the table is empty */
+	union ibv_gid gid, zero = { 0 };
+	CHECK(ibv_query_gid_ex(s.context, 1, gids, &entry, 0) == ENODATA);
+	CHECK(!ibv_query_gid(s.context, 1, gids, &gid) && !memcmp(&gid, &zero, sizeof(gid)));
 	CHECK(ibv_query_gid_ex(s.context, 1, 1000, &entry, 0) == EINVAL);
 	__be16 pkey;
 	CHECK(!ibv_query_pkey(s.context, 1, 0, &pkey) && pkey == htons(0xffff));
 	CHECK(ibv_get_pkey_index(s.context, 1, pkey) == 0 && ibv_get_pkey_index(s.context, 1, 3) == -1);
-	CHECK(ibv_fork_init() == 0);
+	CHECK(ibv_fork_init() == 0 && ibv_is_fork_initialized() == IBV_FORK_UNNEEDED);
 	CHECK(!strcmp(ibv_get_device_name(s.devices[0]), "verbatim0") && ibv_get_device_guid(s.devices[0]));
 }
 
@@ -124,6 +189,7 @@ int main(void)
 {
 	set_up(&s);
 	errors_in_each_convention();
+	refused();
 	errno_is_left_alone();
 	tables();
 	not_a_providers_device();

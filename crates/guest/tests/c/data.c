@@ -141,7 +141,7 @@ static void lists(void)
 	free(many);
 
 	/* what no queue pair takes */
-	wr.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+	wr.opcode = IBV_WR_TSO;
 	CHECK(ibv_post_send(s.qp[0], &wr, &bad) == EOPNOTSUPP && bad == &wr);
 	wr.opcode = IBV_WR_RDMA_WRITE;
 	wr.num_sge = 1000;

@@ -9,7 +9,7 @@ enum { THREADS = 2, ROUNDS = 3000 };
 
 static struct setup s;
 
-static void *post(void *argument)
+static void *post_batches(void *argument)
 {
 	uint64_t thread = (uintptr_t)argument;
 	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(s.qp[0]);
@@ -35,7 +35,7 @@ int main(void)
 	set_up(&s);
 	pthread_t threads[THREADS];
 	for (uintptr_t i = 0; i < THREADS; i++)
-		CHECK(!pthread_create(&threads[i], NULL, post, (void *)i));
+		CHECK(!pthread_create(&threads[i], NULL, post_batches, (void *)i));
 	uint64_t next[THREADS] = { 0 };
 	for (int i = 0; i < THREADS * ROUNDS; i++) {
 		struct ibv_wc wc = completion(&s);

@@ -1,7 +1,7 @@
 //! Two hosts on one machine: two software RNICs on loopback addresses, each with its own runtime folder.
 
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -53,7 +53,7 @@ impl Host {
     fn with_rnic(address: Ipv4Addr) -> Self {
         let mut host = Self::without_rnic();
         let config = NicConfig {
-            port: Port::Address(address),
+            port: Port::Address(address.into()),
             ..NicConfig::new(host.folder.path())
         };
         let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
@@ -81,14 +81,19 @@ impl Host {
             .stderr(Stdio::piped());
         command
     }
-}
 
-impl Drop for Host {
-    fn drop(&mut self) {
+    /// Ends the RNIC; its programs see what they would see if it were killed.
+    pub fn end_rnic(&mut self) {
         if let Some((stop, thread)) = self.rnic.take() {
             let _ = rustix::io::write(&stop, &1u64.to_ne_bytes());
             let _ = thread.join();
         }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.end_rnic();
     }
 }
 
@@ -170,6 +175,22 @@ pub fn run(command: Command) -> String {
     outcome.text
 }
 
+/// As [`run`]; calls `when_ready` once when the program has said "ready" on a line of its own.
+pub fn run_until_ready(command: Command, when_ready: impl FnOnce()) -> String {
+    let mut running = Running::spawn(command);
+    let mut stdout = BufReader::new(running.child.stdout.take().expect("piped"));
+    let mut said = String::new();
+    stdout.read_line(&mut said).expect("a pipe");
+    if said == "ready\n" {
+        when_ready();
+    }
+    running.readers = vec![reader(Some(stdout)), reader(running.child.stderr.take())];
+    let outcome = running.finish();
+    let text = said + &outcome.text;
+    assert_eq!(outcome.code, Some(0), "{}\n{text}", outcome.status);
+    text
+}
+
 /// How a program ended.
 struct Outcome {
     /// None if a signal or we ended it.
@@ -193,17 +214,24 @@ struct Running {
 }
 
 impl Running {
-    fn start(mut command: Command) -> Self {
-        let mut child = command
+    fn start(command: Command) -> Self {
+        let mut running = Self::spawn(command);
+        let child = &mut running.child;
+        running.readers = vec![reader(child.stdout.take()), reader(child.stderr.take())];
+        running
+    }
+
+    /// Without anybody who reads what it says.
+    fn spawn(mut command: Command) -> Self {
+        let child = command
             .spawn()
             .unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let pid = Pid::from_child(&child);
         let pidfd = pidfd_open(pid, PidfdFlags::empty()).expect("the child is ours");
-        let readers = vec![reader(child.stdout.take()), reader(child.stderr.take())];
         Self {
             child,
             pidfd,
-            readers,
+            readers: Vec::new(),
             deadline: Instant::now() + LIMIT,
         }
     }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use verbatim_device::control::{Reply, Request, SOCKET_NAME};
 use verbatim_roce::Time;
-use verbatim_seqpacket::{Error, Listener, Received, Socket};
+use verbatim_seqpacket::{Credentials, Error, Listener, Received, Socket};
 
 use super::{Nic, Token};
 use crate::context::Context;
@@ -18,6 +18,9 @@ use crate::table::Table;
 
 /// Requests of one connection served in a row.
 const REQUESTS_PER_TURN: usize = 16;
+
+/// Turns of the data path before a request that depends on what was posted before it.
+const TURNS_TO_CATCH_UP: usize = 16;
 
 /// The control socket in the runtime folder.
 #[derive(Debug)]
@@ -100,6 +103,33 @@ impl Clients {
 
     pub fn context(&self, id: u32) -> Option<&Context> {
         self.clients.get(id)?.context.as_ref()
+    }
+
+    /// Whether a process may open one more context.
+    fn check_share(&self, process: Credentials, most: u32) -> Result<(), Refused> {
+        let of_process = |id: &&u32| {
+            self.context(**id)
+                .is_some_and(|context| context.credentials.pid == process.pid)
+        };
+        // Processes that this one cannot see all have number 0.
+        if process.pid == 0 || self.open.iter().filter(of_process).count() < most as usize {
+            return Ok(());
+        }
+        Err(Refused::new(
+            libc::ENOMEM,
+            format!(
+                "process {} has {most} contexts, and may have no more",
+                process.pid
+            ),
+        ))
+    }
+
+    pub fn socket(&self, id: u32) -> Option<&Socket> {
+        Some(&self.clients.get(id)?.socket)
+    }
+
+    pub fn context_mut(&mut self, id: u32) -> Option<&mut Context> {
+        self.clients.get_mut(id)?.context.as_mut()
     }
 
     pub fn for_each_context(&mut self, mut visit: impl FnMut(u32, &mut Context)) {
@@ -252,16 +282,32 @@ impl Nic {
             fds,
             credentials,
         } = received;
+        let credentials = credentials
+            .ok_or_else(|| Refused::new(libc::EPERM, "the kernel did not say who sent the request"))?;
+        if matches!(request, Request::OpenContext { .. }) {
+            let most = self.device.limits.per_program.max_contexts;
+            self.clients.check_share(credentials, most)?;
+        }
+        if matches!(request, Request::ResizeCq { .. }) {
+            self.catch_up();
+        }
         let client = self
             .clients
             .clients
             .get_mut(id)
             .ok_or_else(|| Refused::no_such("connection", id))?;
-        let credentials = credentials
-            .ok_or_else(|| Refused::new(libc::EPERM, "the kernel did not say who sent the request"))?;
         if matches!(request, Request::AddListener) && client.context.is_none() {
             let privileged = client.over_main_listener && credentials.uid == 0;
             return self.add_listener(privileged, fds);
+        }
+        match request {
+            Request::QueryStatistics { from_qpn } => {
+                return Ok(self.query_statistics(from_qpn, credentials));
+            }
+            Request::StartCapture { snap_bytes, qpn } if client.context.is_none() => {
+                return self.start_capture(id, snap_bytes, qpn, credentials.uid == 0);
+            }
+            _ => {}
         }
         let was_open = client.context.is_some();
         let mut changed_qps = Vec::new();
@@ -270,6 +316,7 @@ impl Nic {
             objects: &mut self.objects,
             effects: &mut self.effects,
             changed_qps: &mut changed_qps,
+            poller: &self.poller,
             now,
         };
         let answer = desk.answer(
@@ -294,6 +341,17 @@ impl Nic {
             }
         }
         answer
+    }
+
+    /// Takes what programs have posted before the request that is answered next: whether a smaller completion queue holds
+    /// what is in it must not depend on who was faster.
+    fn catch_up(&mut self) {
+        for _ in 0..TURNS_TO_CATCH_UP {
+            // What is wrong with a turn comes up again in the next one.
+            if !matches!(self.turn(super::now()), Ok(true)) {
+                return;
+            }
+        }
     }
 
     fn add_listener(&mut self, privileged: bool, fds: Vec<OwnedFd>) -> Result<Reply, Refused> {
@@ -330,10 +388,19 @@ impl Nic {
             return;
         };
         self.poller.remove(&client.socket);
+        self.captures.retain(|sink| sink.id != id);
         if let Some(context) = client.context {
             tracing::debug!(id, name = context.name, "context closed");
             // The program may still have this descriptor, so that closing it here does not end the watch.
             self.poller.remove(&context.eventfd);
+            if let Some(events) = &context.events {
+                self.poller.remove(events);
+            }
+            for channel in &context.channels {
+                if let Some(channel) = self.objects.channels.get_mut(*channel) {
+                    self.poller.remove(&channel.outbox);
+                }
+            }
             self.clients.open.retain(|open| *open != id);
             self.objects.remove_all(context);
         }

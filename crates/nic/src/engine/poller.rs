@@ -1,12 +1,15 @@
 //! epoll(7), with typed tokens.
 
+use std::hash::Hash;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
+use serde::Serialize;
 
 use crate::error::NicError;
+use crate::outbox::Outbox;
 
 /// Events taken from the kernel at a time.
 const EVENTS: usize = 64;
@@ -15,7 +18,10 @@ const EVENTS: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Token {
     Stop,
-    Udp,
+    /// The UDP socket of an own address, by its index in the GID table.
+    Port(u32),
+    /// The UDP socket of a multicast group.
+    Group(u32),
     MainListener,
     /// A listening socket that the agent added.
     Listener(u32),
@@ -23,17 +29,24 @@ pub enum Token {
     Client(u32),
     /// The eventfd of a connection's context.
     Doorbell(u32),
+    /// The socket of a completion channel.
+    Channel(u32),
+    /// The socket of a context's asynchronous events.
+    Events(u32),
 }
 
 impl Token {
     fn encode(self) -> u64 {
         let (kind, id) = match self {
             Self::Stop => (0, 0),
-            Self::Udp => (1, 0),
+            Self::Port(index) => (1, index),
             Self::MainListener => (2, 0),
             Self::Listener(id) => (3, id),
             Self::Client(id) => (4, id),
             Self::Doorbell(id) => (5, id),
+            Self::Group(id) => (6, id),
+            Self::Channel(id) => (7, id),
+            Self::Events(id) => (8, id),
         };
         kind << 32 | u64::from(id)
     }
@@ -42,11 +55,14 @@ impl Token {
         let id = data as u32;
         match data >> 32 {
             0 => Self::Stop,
-            1 => Self::Udp,
+            1 => Self::Port(id),
             2 => Self::MainListener,
             3 => Self::Listener(id),
             4 => Self::Client(id),
             5 => Self::Doorbell(id),
+            6 => Self::Group(id),
+            7 => Self::Channel(id),
+            8 => Self::Events(id),
             kind => unreachable!("no token of kind {kind} was encoded"),
         }
     }
@@ -96,6 +112,19 @@ impl Poller {
             epoll::EventFlags::empty()
         };
         self.control(fd, token, epoll::EventFlags::IN | room, false)
+    }
+
+    /// Watches for room on a socket of events, for as long as events wait for it.
+    pub fn follow<T: Copy + Eq + Hash + Serialize>(&self, outbox: &mut Outbox<T>, token: Token) {
+        match outbox.change_of_watch() {
+            None => {}
+            Some(true) => {
+                if let Err(error) = self.control(outbox, token, epoll::EventFlags::OUT, true) {
+                    tracing::warn!(%error, "a program's events wait until its next one");
+                }
+            }
+            Some(false) => self.remove(outbox),
+        }
     }
 
     fn control(

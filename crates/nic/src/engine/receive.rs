@@ -1,70 +1,240 @@
 //! Packets in.
 
-use std::net::{IpAddr, SocketAddr, SocketAddrV4};
+use std::net::SocketAddr;
 
 use verbatim_roce::icrc::Flow;
-use verbatim_roce::{Packet, Time, UDP_PORT};
+use verbatim_roce::wire::grh;
+use verbatim_roce::wire::opcode::Service;
+use verbatim_roce::{Packet, ParseError, Time, UDP_PORT};
 
-use super::Nic;
+use super::capture::{Seen, Sink};
+use super::control::Clients;
+use super::{Nic, Touched};
+use crate::objects::Objects;
+use crate::qp::Effects;
+use crate::socket::Arrival;
+use crate::stats::NicCounters;
 
 /// Batches taken in a turn, so that sending has its turn too: ACKs for what came, above all.
 const BATCHES_PER_TURN: usize = 16;
 
+/// The destination of multicast packets (IBA Vol 1 §10.5).
+const MULTICAST_QPN: u32 = 0xff_ffff;
+
+/// A socket without arrivals is asked so many more times before it is left to epoll.
+pub const ASKED_AGAIN: u32 = 256;
+
+/// Where something has arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum At {
+    /// At an own address, by its index in the GID table.
+    Port(usize),
+    /// At a multicast group.
+    Group(u32),
+}
+
 impl Nic {
     /// Takes what has arrived and hands it to its queue pairs; says whether that was all.
     pub(super) fn receive(&mut self, now: Time) -> bool {
-        let local = SocketAddr::V4(SocketAddrV4::new(self.device.interface.address, UDP_PORT));
-        let Self {
-            udp,
-            objects,
-            effects,
-            touched,
-            counters,
-            ..
-        } = self;
-        for _ in 0..BATCHES_PER_TURN {
-            let arrival = match udp.receive() {
-                Ok(Some(arrival)) => arrival,
-                Ok(None) => return true,
+        let mut budget = BATCHES_PER_TURN;
+        // The port of the last arrival first would be unfair to the others; each begins in its turn.
+        let count = self.ports.len();
+        for step in 0..count {
+            let index = (self.first_port + step) % count;
+            if self.ports[index].asked_again < ASKED_AGAIN {
+                self.receive_at(At::Port(index), now, &mut budget);
+            }
+        }
+        self.first_port = (self.first_port + 1) % count;
+        if !self.objects.groups.is_empty() {
+            let mut next = self.objects.groups.readable().next();
+            while let Some(number) = next {
+                self.receive_at(At::Group(number), now, &mut budget);
+                next = self.objects.groups.readable().find(|other| *other > number);
+            }
+        }
+        budget > 0
+    }
+
+    fn receive_at(&mut self, at: At, now: Time, budget: &mut usize) {
+        while *budget > 0 {
+            let Self {
+                ports,
+                objects,
+                effects,
+                touched,
+                counters,
+                buffer,
+                captures,
+                clients,
+                ..
+            } = self;
+            let received = match at {
+                At::Port(index) => {
+                    let port = &mut ports[index];
+                    let received = port.socket.receive(buffer);
+                    port.asked_again = match received {
+                        Ok(Some(_)) => 0,
+                        _ => port.asked_again + 1,
+                    };
+                    received.map(|arrival| Some((arrival?, port.socket.address())))
+                }
+                At::Group(number) => {
+                    let Some(group) = objects.groups.get_mut(number) else {
+                        return;
+                    };
+                    let received = group.socket.receive(buffer);
+                    group.readable = matches!(received, Ok(Some(_)));
+                    received.map(|arrival| Some((arrival?, group.address)))
+                }
+            };
+            let (arrival, address) = match received {
+                Ok(Some(received)) => received,
+                Ok(None) => return,
                 // Out of memory, say. What is lost is sent again.
                 Err(error) => {
                     tracing::debug!(%error, "recvmsg");
                     counters.rx_errors += 1;
-                    return true;
+                    return;
                 }
             };
-            counters.rx_batches += 1;
-            counters.rx_bytes += arrival.bytes.len() as u64;
-            let source = *arrival.source.ip();
-            let flow = Flow::new(SocketAddr::V4(arrival.source), local).expect("both are IPv4 addresses");
-            for (index, datagram) in arrival.bytes.chunks(arrival.segment_bytes).enumerate() {
-                let Ok(packet) = Packet::parse(datagram) else {
-                    counters.rx_malformed += 1;
-                    continue;
-                };
-                let qpn = packet.bth.dest_qpn.get();
-                let Some(qp) = objects.qps.get_mut(qpn) else {
-                    counters.rx_unknown_qp += 1;
-                    continue;
-                };
-                if !flow.verify(datagram, index as u16).is_good() {
-                    counters.rx_icrc_errors += 1;
+            *budget -= 1;
+            if !captures.is_empty() {
+                capture(
+                    &arrival,
+                    SocketAddr::new(address, UDP_PORT),
+                    captures,
+                    objects,
+                    clients,
+                );
+            }
+            let mut intake = Intake {
+                objects,
+                effects,
+                touched,
+                counters,
+                at,
+                now,
+            };
+            intake.take(&arrival, SocketAddr::new(address, UDP_PORT));
+        }
+    }
+}
+
+/// Copies of all datagrams, good or not, for who captures.
+#[cold]
+fn capture(
+    arrival: &Arrival<'_>,
+    local: SocketAddr,
+    captures: &mut [Sink],
+    objects: &Objects,
+    clients: &Clients,
+) {
+    let Ok(flow) = Flow::new(arrival.source, local) else {
+        return;
+    };
+    for (index, datagram) in (0..).zip(arrival.bytes.chunks(arrival.segment_bytes)) {
+        let seen = Seen {
+            flow: &flow,
+            traffic: arrival.traffic,
+            datagram,
+            index,
+            sent: false,
+        };
+        for sink in &mut *captures {
+            sink.take(&seen, objects, |id| clients.socket(id));
+        }
+    }
+}
+
+/// What a batch of datagrams meets.
+struct Intake<'a> {
+    objects: &'a mut Objects,
+    effects: &'a mut Effects,
+    touched: &'a mut Touched,
+    counters: &'a mut NicCounters,
+    at: At,
+    now: Time,
+}
+
+impl Intake<'_> {
+    fn take(&mut self, arrival: &Arrival<'_>, local: SocketAddr) {
+        self.counters.rx_batches += 1;
+        self.counters.rx_bytes += arrival.bytes.len() as u64;
+        let (Ok(flow), false) = (Flow::new(arrival.source, local), arrival.bytes.is_empty()) else {
+            self.counters.rx_malformed += 1;
+            return;
+        };
+        for (index, datagram) in arrival.bytes.chunks(arrival.segment_bytes).enumerate() {
+            let mut packet = match Packet::parse(datagram) {
+                Ok(packet) => packet,
+                Err(ParseError::UnknownOpcode(_)) => {
+                    self.counters.rx_unknown_opcode += 1;
                     continue;
                 }
-                counters.rx_packets += 1;
-                if qp.route.is_some_and(|route| IpAddr::V4(route.remote) != source) {
-                    counters.rx_wrong_source += 1;
+                Err(ParseError::Version(_)) => {
+                    self.counters.rx_wrong_version += 1;
                     continue;
                 }
-                if qp.parked {
-                    counters.rx_parked += 1;
+                Err(_) => {
+                    self.counters.rx_malformed += 1;
                     continue;
                 }
-                touched.add(qpn, qp);
-                let (transport, mut host) = qp.split(&mut objects.cqs, &objects.regions, effects, now);
-                transport.handle_packet(now, &packet, &mut host);
+            };
+            let qpn = packet.bth.dest_qpn.get();
+            let known = match self.at {
+                At::Port(_) => self.objects.qps.get(qpn).is_some(),
+                At::Group(_) => qpn == MULTICAST_QPN,
+            };
+            if !known {
+                self.counters.rx_unknown_qp += 1;
+                continue;
+            }
+            if !flow.verify(datagram, index as u16).is_good() {
+                self.counters.rx_icrc_errors += 1;
+                continue;
+            }
+            self.counters.rx_packets += 1;
+            let header;
+            if packet.info.service == Service::Ud {
+                header = grh::from_flow(&flow, datagram.len(), arrival.traffic);
+                packet.grh = Some(&header);
+            }
+            match self.at {
+                At::Port(port) => self.deliver(qpn, Some(port), &flow, &packet),
+                At::Group(number) => {
+                    let mut next = 0;
+                    while let Some(member) = self
+                        .objects
+                        .groups
+                        .get_mut(number)
+                        .and_then(|group| group.members.get(next).copied())
+                    {
+                        next += 1;
+                        self.deliver(member, None, &flow, &packet);
+                    }
+                }
             }
         }
-        false
+    }
+
+    #[inline]
+    fn deliver(&mut self, qpn: u32, port: Option<usize>, flow: &Flow, packet: &Packet<'_>) {
+        let Objects { qps, shared, .. } = &mut *self.objects;
+        let Some(qp) = qps.get_mut(qpn) else { return };
+        let expected = qp.route.is_none_or(|route| {
+            route.remote == flow.source().ip() && port.is_none_or(|port| port == usize::from(route.port))
+        });
+        if !expected {
+            self.counters.rx_wrong_source += 1;
+            return;
+        }
+        if qp.parked {
+            self.counters.rx_parked += 1;
+            return;
+        }
+        self.touched.add(qpn, qp);
+        let (transport, mut host) = qp.split(shared, self.effects, self.now);
+        transport.handle_packet(self.now, packet, &mut host);
     }
 }

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use verbatim_device::control::AsyncEventType;
 use verbatim_roce::{Counters, QpAttributes, QpState, Time};
 
 use super::Nic;
+use crate::objects::Objects;
 use crate::qp::{Effects, QueuePair};
 use crate::stats::NicCounters;
 
@@ -19,11 +21,14 @@ impl Nic {
     /// Errors that take more than one queue pair with them.
     pub(super) fn apply_effects(&mut self, now: Time) {
         while !self.effects.is_empty() {
+            let events = std::mem::take(&mut self.effects.events);
             let Effects {
                 overrun_cqs,
                 truncated_contexts,
                 broken_qps,
+                ..
             } = std::mem::take(&mut self.effects);
+            self.effects.events = events;
             self.counters.cq_overruns += overrun_cqs.len() as u64;
             self.counters.bad_indices += broken_qps.len() as u64;
             let mut doomed = broken_qps;
@@ -39,6 +44,11 @@ impl Nic {
                         .filter(|(_, qp)| related(qp))
                         .map(|(qpn, _)| qpn),
                 );
+            }
+            for cq in &overrun_cqs {
+                if let Some(queue) = self.objects.shared.cqs.get(*cq) {
+                    self.effects.tell(queue.context, AsyncEventType::CqErr, *cq);
+                }
             }
             for context in &truncated_contexts {
                 let name = self
@@ -62,15 +72,18 @@ impl Nic {
                     touched,
                     ..
                 } = self;
-                let Some(qp) = objects.qps.get_mut(qpn) else {
+                let Objects { qps, shared, .. } = objects;
+                let Some(qp) = qps.get_mut(qpn) else {
                     continue;
                 };
                 touched.add(qpn, qp);
-                let (transport, mut host) = qp.split(&mut objects.cqs, &objects.regions, effects, now);
+                let context = qp.context;
+                let (transport, mut host) = qp.split(shared, effects, now);
                 if transport.state() != QpState::Err {
                     transport
                         .modify(&to_error, &mut host)
                         .expect("there is a way to ERR from every state");
+                    effects.tell(context, AsyncEventType::QpFatal, qpn);
                 }
             }
         }
@@ -88,6 +101,13 @@ impl Nic {
                 _ => qp.transport.next_timeout(),
             };
             self.timers.set(qpn, &mut qp.alarm, deadline);
+            if let Some(route) = &qp.route {
+                let active = qp.queued || qp.transport.in_flight_bytes() > 0;
+                if active != qp.active {
+                    qp.active = active;
+                    self.objects.peers.set_active(route.peer, active);
+                }
+            }
             let current = *qp.transport.counters();
             qp.flush_interval = match current.resp_cqe_flush_error == qp.counted.resp_cqe_flush_error {
                 true => (qp.flush_interval * 2).min(LONGEST_FLUSH_INTERVAL),
@@ -122,5 +142,9 @@ fn count(total: &mut NicCounters, current: &Counters, before: &Counters) {
         rx_out_of_order += out_of_sequence;
         rx_duplicates += duplicate_request;
         rx_dropped += dropped_packets;
+        rx_wrong_pkey += bad_pkey;
+        rx_wrong_qkey += bad_qkey;
+        rx_wrong_length += resp_bad_length;
+        rx_no_receive += out_of_buffer;
     }
 }

@@ -1,13 +1,14 @@
 //! Packets out: queue pairs in turn, each into the batch that is being filled.
 
 use std::io;
-use std::net::SocketAddrV4;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use verbatim_roce::{Time, Transmit, UDP_PORT};
 
 use super::{Nic, Token};
 use crate::error::NicError;
+use crate::objects::Objects;
 
 /// Packets of one queue pair before the next has its turn: two full batches of the largest MTU.
 const PACKETS_PER_QP: usize = 32;
@@ -23,8 +24,8 @@ const NO_BUFFERS_PAUSE: Duration = Duration::from_micros(100);
 pub enum Blocked {
     #[default]
     No,
-    /// Until the socket says that there is room.
-    Room,
+    /// Until the socket of that own address says that there is room.
+    Room(usize),
     /// Until then.
     Until(Time),
 }
@@ -34,7 +35,7 @@ impl Blocked {
     pub fn until(self) -> Option<Time> {
         match self {
             Self::Until(time) => Some(time),
-            Self::No | Self::Room => None,
+            Self::No | Self::Room(_) => None,
         }
     }
 }
@@ -67,13 +68,20 @@ impl Nic {
         let Some(qp) = self.objects.qps.get_mut(qpn) else {
             return Ok(true);
         };
-        if let Some(route) = qp.route
-            && self.batch.flow().destination() != route.flow.destination()
-        {
-            if !self.send_batch(now)? {
-                return Ok(false);
+        // A datagram queue pair starts the batch for each of its destinations by itself.
+        if let Some(route) = &qp.route {
+            let window = self
+                .objects
+                .peers
+                .window(route.peer, self.device.limits.window_bytes);
+            qp.transport.set_window(window);
+            if *self.batch.flow() != route.flow || self.batch.traffic() != route.traffic {
+                let (flow, traffic) = (route.flow, route.traffic);
+                if !self.send_batch(now)? {
+                    return Ok(false);
+                }
+                self.batch.restart_with(flow, traffic);
             }
-            self.batch.restart(route.flow);
         }
         let mut budget = PACKETS_PER_QP;
         loop {
@@ -84,12 +92,13 @@ impl Nic {
                 batch,
                 ..
             } = self;
-            let Some(qp) = objects.qps.get_mut(qpn) else {
+            let Objects { qps, shared, .. } = objects;
+            let Some(qp) = qps.get_mut(qpn) else {
                 return Ok(true);
             };
             touched.add(qpn, qp);
             let before = batch.segments();
-            let (transport, mut host) = qp.split(&mut objects.cqs, &objects.regions, effects, now);
+            let (transport, mut host) = qp.split(shared, effects, now);
             let outcome = transport.poll_transmit(now, &mut host, batch, budget);
             budget = budget.saturating_sub(usize::from(batch.segments() - before));
             match outcome {
@@ -122,23 +131,26 @@ impl Nic {
         if self.batch.is_empty() {
             return Ok(true);
         }
-        let destination = match self.batch.flow().destination() {
-            std::net::SocketAddr::V4(address) => SocketAddrV4::new(*address.ip(), UDP_PORT),
-            std::net::SocketAddr::V6(_) => unreachable!("routes are IPv4"),
+        let Self {
+            ports, batch, poller, ..
+        } = self;
+        let (source, destination) = (batch.flow().source().ip(), batch.flow().destination().ip());
+        let Some(index) = ports.iter().position(|port| port.socket.address() == source) else {
+            unreachable!("ways begin at an address of the GID table");
         };
-        match self
-            .udp
-            .send(destination, self.batch.as_bytes(), self.batch.segment_bytes())
-        {
+        let socket = &mut ports[index].socket;
+        let end = SocketAddr::new(destination, UDP_PORT);
+        match socket.send(end, batch.as_bytes(), batch.segment_bytes(), batch.traffic()) {
             Ok(()) => {
                 self.counters.tx_batches += 1;
                 self.counters.tx_packets += u64::from(self.batch.segments());
                 self.counters.tx_bytes += self.batch.as_bytes().len() as u64;
+                self.capture_sent();
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.counters.tx_blocked += 1;
-                self.blocked = Blocked::Room;
-                self.poller.watch_room(&self.udp, Token::Udp, true)?;
+                poller.watch_room(socket, Token::Port(index as u32), true)?;
+                self.blocked = Blocked::Room(index);
                 return Ok(false);
             }
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
@@ -159,9 +171,10 @@ impl Nic {
 
     /// The socket has room again.
     pub(super) fn unblock(&mut self) -> Result<(), NicError> {
-        if self.blocked == Blocked::Room {
+        if let Blocked::Room(index) = self.blocked {
             self.blocked = Blocked::No;
-            self.poller.watch_room(&self.udp, Token::Udp, false)?;
+            let socket = &self.ports[index].socket;
+            self.poller.watch_room(socket, Token::Port(index as u32), false)?;
         }
         Ok(())
     }

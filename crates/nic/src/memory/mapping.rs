@@ -6,6 +6,7 @@ use std::ffi::c_void;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::rc::{Rc, Weak};
+use std::sync::atomic::AtomicU64;
 
 use rustix::fs::{FileType, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -58,6 +59,33 @@ impl FileMapping {
         // SAFETY: the destination is mapped, writable memory that holds no Rust object; see `read`.
         let copy = || unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
         sigbus::guarded(to as usize, data.len(), copy).inspect_err(|_| self.truncated.set(true))
+    }
+
+    /// Whether its file could be opened for writing.
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// Runs `each` on the eight bytes at `at` as one word; `None` if they are not aligned in this process.
+    ///
+    /// # Panics
+    /// As [`FileMapping::write`].
+    pub fn atomic(&self, at: u64, each: impl FnOnce(&AtomicU64) -> u64) -> Option<Result<u64, Truncated>> {
+        assert!(
+            self.writable,
+            "regions with the right to atomics are registered on writable mappings only"
+        );
+        let to = self.address(at, size_of::<u64>()).cast::<u64>();
+        if !to.is_aligned() {
+            return None;
+        }
+        let mut value = 0;
+        let done = sigbus::guarded(to as usize, size_of::<u64>(), || {
+            // SAFETY: eight bytes of mapped, writable memory (checked by `address`), aligned, which hold no Rust object
+            // and which other processes touch by their own atomic instructions.
+            value = each(unsafe { AtomicU64::from_ptr(to) });
+        });
+        Some(done.map(|()| value).inspect_err(|_| self.truncated.set(true)))
     }
 
     #[inline]

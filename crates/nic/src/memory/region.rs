@@ -2,12 +2,15 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
 
 use verbatim_device::control::{Access, Backing, Segment};
+use verbatim_roce::AtomicOp;
 
 use super::mapping::{MappedPart, Mappings};
 use super::process::Owner;
-use super::regions::Denied;
+use super::regions::{Denied, Domain};
 use crate::error::Refused;
 
 /// The most pieces of a region.
@@ -33,6 +36,8 @@ pub struct Region {
     pub context: u32,
     pub pd: u32,
     pub access: Access,
+    /// Windows that are bound to it; it stays as it is until there are none.
+    pub windows: u32,
     start: u64,
     length: u64,
     pieces: Vec<Piece>,
@@ -65,40 +70,28 @@ impl Region {
             access,
             ..
         } = *wanted;
-        let known = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        if !known.contains(access) {
-            return Err(Refused::new(
-                libc::EOPNOTSUPP,
-                format!("access flags {:#x} are not known", access.bits()),
-            ));
-        }
-        // `ibv_reg_mr(3)`: remote write and remote atomic need local write.
-        let remote = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        if remote && !access.contains(Access::LOCAL_WRITE) {
-            return Err(Refused::invalid(
-                "remote write or atomic access without local write access",
-            ));
-        }
-        if length == 0 || address.checked_add(length).is_none() || iova.checked_add(length).is_none() {
+        check_access(access, iova)?;
+        if address.checked_add(length).is_none() || iova.checked_add(length).is_none() {
             return Err(Refused::invalid(format!(
                 "{length} bytes at {address:#x} (iova {iova:#x}) are no range"
             )));
         }
-        if wanted.segments.is_empty() || wanted.segments.len() > MAX_PIECES {
+        if wanted.segments.len() > MAX_PIECES {
             let count = wanted.segments.len();
             return Err(Refused::invalid(format!(
-                "{count} segments: a region has 1 to {MAX_PIECES}"
+                "{count} segments: a region has at most {MAX_PIECES}"
             )));
         }
-        let pieces = wanted
-            .segments
+        // A region without bytes (of on-chip memory, say) needs no place for them.
+        let segments = if length == 0 { &[] } else { wanted.segments };
+        let pieces = segments
             .iter()
             .enumerate()
             .map(|(index, segment)| piece(wanted, index, segment, mappings, owner))
             .collect::<Result<Vec<_>, _>>()?;
+        let ends = pieces.first().zip(pieces.last());
         let covered = pieces.windows(2).all(|pair| pair[0].end == pair[1].start)
-            && pieces[0].start == iova
-            && pieces[pieces.len() - 1].end == iova + length;
+            && ends.map_or((iova, iova), |(first, last)| (first.start, last.end)) == (iova, iova + length);
         if !covered {
             return Err(Refused::invalid(
                 "the segments are not contiguous or do not cover the region",
@@ -108,11 +101,44 @@ impl Region {
             context: wanted.context,
             pd: wanted.pd,
             access,
+            windows: 0,
             start: iova,
             length,
             pieces,
             owner: Rc::clone(owner),
         })
+    }
+
+    /// Gives the region other rights, which its memory must allow.
+    pub fn set_access(&mut self, access: Access) -> Result<(), Refused> {
+        check_access(access, self.start)?;
+        let writable = |piece: &Piece| match &piece.place {
+            Place::Mapped(part) => part.mapping.is_writable(),
+            Place::Process { .. } => true,
+        };
+        if access.contains(Access::LOCAL_WRITE) && !self.pieces.iter().all(writable) {
+            return Err(Refused::new(
+                libc::EACCES,
+                "the region's file was opened for reading only: give its memory anew with the right to write",
+            ));
+        }
+        self.access = access;
+        Ok(())
+    }
+
+    /// Whether `rights` on the range are given to `domain`.
+    #[inline]
+    pub fn check(&self, domain: Domain, address: u64, length: u64, rights: Access) -> Result<(), Denied> {
+        if self.pd != domain.pd {
+            return Err(Denied::WrongDomain);
+        }
+        if !self.contains(address, length) {
+            return Err(Denied::OutOfRange);
+        }
+        if !self.access.contains(rights) {
+            return Err(Denied::MissingRight);
+        }
+        Ok(())
     }
 
     /// Whether the range is inside the region.
@@ -159,6 +185,48 @@ impl Region {
         })
     }
 
+    /// Executes an atomic operation on the eight bytes at `address` and gives what was there; the range was checked. In
+    /// adopted memory it is atomic towards the program's own instructions too, elsewhere towards other requests.
+    pub fn atomic(&self, address: u64, op: AtomicOp) -> Result<u64, Denied> {
+        let in_place = self.word(address, |word| match op {
+            AtomicOp::FetchAdd { add } => word.fetch_add(add, SeqCst),
+            AtomicOp::CompareSwap { compare, swap } => word
+                .compare_exchange(compare, swap, SeqCst, SeqCst)
+                .unwrap_or_else(|seen| seen),
+        });
+        if let Some(done) = in_place {
+            return done;
+        }
+        let mut bytes = [0; 8];
+        self.read(address, &mut bytes)?;
+        let old = u64::from_ne_bytes(bytes);
+        self.write(address, &op.apply(old).to_ne_bytes())?;
+        Ok(old)
+    }
+
+    /// Stores eight bytes in one piece, where the memory allows it; the range was checked.
+    pub fn store(&self, address: u64, data: [u8; 8]) -> Result<(), Denied> {
+        let in_place = self.word(address, |word| {
+            word.store(u64::from_ne_bytes(data), SeqCst);
+            0
+        });
+        match in_place {
+            Some(done) => done.map(|_| ()),
+            None => self.write(address, &data),
+        }
+    }
+
+    /// Runs `each` on eight bytes of adopted memory; `None` if they are not one word of it.
+    fn word(&self, address: u64, each: impl FnOnce(&AtomicU64) -> u64) -> Option<Result<u64, Denied>> {
+        let first = self.pieces.partition_point(|piece| piece.end <= address);
+        let piece = self.pieces.get(first).filter(|piece| piece.end - address >= 8)?;
+        let Place::Mapped(part) = &piece.place else {
+            return None;
+        };
+        let done = part.mapping.atomic(part.at + (address - piece.start), each)?;
+        Some(done.map_err(|_| Denied::Truncated))
+    }
+
     #[inline]
     fn for_pieces(
         &self,
@@ -182,6 +250,29 @@ impl Region {
         }
         Ok(())
     }
+}
+
+fn check_access(access: Access, iova: u64) -> Result<(), Refused> {
+    let unknown = access.difference(Access::all());
+    if !unknown.is_empty() {
+        return Err(Refused::new(
+            libc::EOPNOTSUPP,
+            format!("access flags {:#x} are not known", unknown.bits()),
+        ));
+    }
+    // ibv_reg_mr(3): remote write and remote atomic need local write.
+    let remote = access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+    if remote && !access.contains(Access::LOCAL_WRITE) {
+        return Err(Refused::invalid(
+            "remote write or atomic access without local write access",
+        ));
+    }
+    if access.contains(Access::ZERO_BASED) && iova != 0 {
+        return Err(Refused::invalid(format!(
+            "a zero-based region starts at 0, not at {iova:#x}"
+        )));
+    }
+    Ok(())
 }
 
 /// One piece of the region, cut to the region's range, in terms of the iova.

@@ -1,71 +1,137 @@
 //! From a key to bytes, with all the checks of IBA §10.6.3 (local) and §9.7.4.1.5 (remote).
 
+use std::collections::BTreeSet;
+
 use verbatim_device::control::Access;
 
 use super::region::Region;
+use super::windows::Window;
 use crate::table::Table;
 
 /// Why an access is not allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Denied {
-    /// No region has the key.
+    /// No region or bound window has the key.
     NoSuchKey,
-    /// The region belongs to another protection domain.
+    /// The region or window belongs to another protection domain, or to another queue pair.
     WrongDomain,
-    /// The range is not inside the region.
+    /// The range is not inside of it.
     OutOfRange,
-    /// The region does not allow this.
+    /// It does not allow this.
     MissingRight,
+    /// The window is bound.
+    InUse,
     /// The file behind the region was truncated.
     Truncated,
     /// The process behind the region is gone, or has unmapped the memory.
     Unreachable,
 }
 
-/// Who accesses: regions of another protection domain are out of reach.
+/// Who accesses: regions of another protection domain, and windows of another queue pair, are out of reach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Domain {
     pub pd: u32,
+    pub qpn: u32,
 }
 
-/// All regions of the RNIC. A key is the region's 24-bit number and an 8-bit generation, the same for local and remote
-/// use, as on the hardware that we know.
+/// What a key stands for.
 #[derive(Debug)]
-pub struct Regions(Table<(u8, Region)>);
+pub(super) enum Entry {
+    Region(Region),
+    Window(Window),
+}
+
+/// All regions and windows of the RNIC. A key is a 24-bit number and an 8-bit variant: of a region the generation of its
+/// number, the same for local and remote use, as on the hardware that we know; of a window what its program chose at
+/// the last bind.
+#[derive(Debug)]
+pub struct Regions {
+    entries: Table<(u8, Entry)>,
+    pub(super) windows: usize,
+    /// Type 2 windows by the queue pair that they are bound to.
+    pub(super) by_qp: BTreeSet<(u32, u32)>,
+}
 
 impl Regions {
+    /// Room for so many regions and windows together.
     pub fn new(max: u32) -> Self {
-        Self(Table::random(max))
+        Self {
+            entries: Table::random(max),
+            windows: 0,
+            by_qp: BTreeSet::new(),
+        }
     }
 
+    /// How many regions there are.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.entries.len() - self.windows
+    }
+
+    /// How many windows there are.
+    pub fn windows(&self) -> usize {
+        self.windows
     }
 
     /// Adds a region and gives its key; `None` if there are too many.
     pub fn insert(&mut self, region: Region) -> Option<u32> {
+        self.insert_entry(Entry::Region(region))
+    }
+
+    pub(super) fn insert_entry(&mut self, entry: Entry) -> Option<u32> {
         let mut key = 0;
-        self.0.insert_with(|index, generation| {
-            key = index << 8 | u32::from(generation);
-            (generation, region)
+        self.entries.insert_with(|number, generation| {
+            key = number << 8 | u32::from(generation);
+            (generation, entry)
         })?;
         Some(key)
     }
 
     #[inline]
+    pub(super) fn find(&self, key: u32) -> Option<&Entry> {
+        let (variant, entry) = self.entries.get(key >> 8)?;
+        (*variant == key as u8).then_some(entry)
+    }
+
+    pub(super) fn numbered(&self, number: u32) -> Option<&(u8, Entry)> {
+        self.entries.get(number)
+    }
+
+    pub(super) fn numbered_mut(&mut self, number: u32) -> Option<&mut (u8, Entry)> {
+        self.entries.get_mut(number)
+    }
+
+    pub(super) fn remove_entry(&mut self, number: u32) -> Option<Entry> {
+        self.entries.remove(number).map(|(_, entry)| entry)
+    }
+
+    /// The region with this key.
+    #[inline]
     pub fn get(&self, key: u32) -> Option<&Region> {
-        let (generation, region) = self.0.get(key >> 8)?;
-        (*generation == key as u8).then_some(region)
+        match self.find(key)? {
+            Entry::Region(region) => Some(region),
+            Entry::Window(_) => None,
+        }
+    }
+
+    pub fn get_mut(&mut self, key: u32) -> Option<&mut Region> {
+        self.get(key)?;
+        match self.entries.get_mut(key >> 8)? {
+            (_, Entry::Region(region)) => Some(region),
+            (_, Entry::Window(_)) => None,
+        }
     }
 
     pub fn remove(&mut self, key: u32) -> Option<Region> {
         self.get(key)?;
-        self.0.remove(key >> 8).map(|(_, region)| region)
+        match self.remove_entry(key >> 8)? {
+            Entry::Region(region) => Some(region),
+            Entry::Window(_) => unreachable!("it was a region"),
+        }
     }
 
-    /// The region behind the key, if it allows `rights` on the range.
+    /// The region behind a local key, if it allows `rights` on the range.
     #[inline]
-    pub fn check(
+    pub fn check_local(
         &self,
         domain: Domain,
         key: u32,
@@ -74,16 +140,31 @@ impl Regions {
         rights: Access,
     ) -> Result<&Region, Denied> {
         let region = self.get(key).ok_or(Denied::NoSuchKey)?;
-        if region.pd != domain.pd {
-            return Err(Denied::WrongDomain);
-        }
-        if !region.contains(address, length) {
-            return Err(Denied::OutOfRange);
-        }
-        if !region.access.contains(rights) {
-            return Err(Denied::MissingRight);
-        }
+        region.check(domain, address, length, rights)?;
         Ok(region)
+    }
+
+    /// The region behind a remote key and the address in its terms, if the key allows `rights` on the range.
+    #[inline]
+    pub fn check_remote(
+        &self,
+        domain: Domain,
+        key: u32,
+        address: u64,
+        length: u64,
+        rights: Access,
+    ) -> Result<(&Region, u64), Denied> {
+        match self.find(key).ok_or(Denied::NoSuchKey)? {
+            Entry::Region(region) => {
+                region.check(domain, address, length, rights)?;
+                Ok((region, address))
+            }
+            Entry::Window(window) => {
+                let (key, address) = window.check(domain, address, length, rights)?;
+                let region = self.get(key).ok_or(Denied::NoSuchKey)?;
+                Ok((region, address))
+            }
+        }
     }
 }
 
@@ -159,9 +240,11 @@ mod tests {
         let region = world.register(BASE + 100, 2 * PAGE + 200, RW, &segments).unwrap();
         let mut regions = Regions::new(16);
         let key = regions.insert(region).unwrap();
-        let domain = Domain { pd: 5 };
+        let domain = Domain { pd: 5, qpn: 1 };
         let data: Vec<u8> = (0..2 * PAGE + 200).map(|n| (n % 251) as u8).collect();
-        let region = regions.check(domain, key, 100, data.len() as u64, RW).unwrap();
+        let region = regions
+            .check_local(domain, key, 100, data.len() as u64, RW)
+            .unwrap();
         region.write(100, &data).unwrap();
         let mut out = vec![0; data.len()];
         region.read(100, &mut out).unwrap();
@@ -171,7 +254,9 @@ mod tests {
         assert_eq!(middle, data[PAGE as usize - 100..][..PAGE as usize]);
 
         let denied = |pd, key, address, length, rights| {
-            regions.check(Domain { pd }, key, address, length, rights).err()
+            regions
+                .check_local(Domain { pd, qpn: 1 }, key, address, length, rights)
+                .err()
         };
         assert_eq!(denied(5, key, 100, 2 * PAGE + 201, RW), Some(Denied::OutOfRange));
         assert_eq!(denied(5, key, 99, 1, RW), Some(Denied::OutOfRange));
@@ -200,7 +285,11 @@ mod tests {
             world.register(BASE, 4 * PAGE, Access::REMOTE_WRITE, &whole).err(),
             Some(libc::EINVAL)
         );
-        assert_eq!(world.register(BASE, 0, RW, &whole).err(), Some(libc::EINVAL));
+        let empty = world.register(BASE, 0, RW, &[]).unwrap();
+        assert!(
+            empty.contains(0, 0) && !empty.contains(0, 1),
+            "there is nothing in it"
+        );
         assert_eq!(
             world.register(BASE, 4 * PAGE + 1, RW, &whole).err(),
             Some(libc::EINVAL)

@@ -1,10 +1,11 @@
 //! Opening a context, and taking over one that was handed over.
 
-use verbatim_device::control::{Reply, VERSION};
+use verbatim_device::control::{AsyncEvent, Reply, VERSION};
 
 use super::{Asker, Desk};
 use crate::context::Context;
 use crate::error::Refused;
+use crate::outbox::Outbox;
 
 /// Longest name of a context in bytes.
 const MAX_NAME_BYTES: usize = 128;
@@ -17,6 +18,14 @@ fn check_version(version: u32) -> Result<(), Refused> {
         libc::EPROTO,
         format!("version {version} of the device contract is asked for, and this RNIC has {VERSION}"),
     ))
+}
+
+/// Where asynchronous events go, if the asker wants them.
+fn events(asker: &mut Asker<'_>) -> Result<Option<Outbox<AsyncEvent>>, Refused> {
+    match asker.fds.is_empty() {
+        true => Ok(None),
+        false => Outbox::new(&mut asker.fds).map(Some),
+    }
 }
 
 impl Desk<'_> {
@@ -36,7 +45,9 @@ impl Desk<'_> {
             )));
         }
         let arena_bytes = self.device.limits.arena_bytes;
-        let context = Context::new(name, arena_bytes, asker.credentials.pid)?;
+        let events = events(asker)?;
+        let mut context = Context::new(name, arena_bytes, asker.credentials)?;
+        context.events = events;
         tracing::debug!(
             id = asker.id,
             name = context.name,
@@ -49,11 +60,17 @@ impl Desk<'_> {
 
     pub(super) fn attach_context(&mut self, version: u32, asker: &mut Asker<'_>) -> Result<Reply, Refused> {
         check_version(version)?;
-        let context = asker
-            .context
-            .as_ref()
-            .ok_or_else(|| Refused::invalid("this connection has no context to attach to: open one"))?;
-        context.owner.set(asker.credentials.pid)?;
+        if asker.context.is_none() {
+            return Err(Refused::invalid(
+                "this connection has no context to attach to: open one",
+            ));
+        }
+        let events = events(asker)?;
+        let context = asker.context.as_mut().expect("it was just there");
+        context.set_owner(asker.credentials)?;
+        if let Some(earlier) = std::mem::replace(&mut context.events, events) {
+            self.poller.remove(&earlier);
+        }
         self.set_parked(context, false);
         tracing::debug!(
             id = asker.id,
@@ -64,12 +81,13 @@ impl Desk<'_> {
         Ok(self.context_reply(context.arena.bytes()))
     }
 
-    pub(super) fn park_context(&mut self, context: &Context) -> Reply {
+    pub(super) fn park_context(&mut self, context: &mut Context) -> Reply {
         self.set_parked(context, true);
         Reply::Done
     }
 
-    fn set_parked(&mut self, context: &Context, parked: bool) {
+    fn set_parked(&mut self, context: &mut Context, parked: bool) {
+        context.parked = parked;
         for qpn in context.qps() {
             if let Some(qp) = self.objects.qps.get_mut(qpn) {
                 qp.parked = parked;

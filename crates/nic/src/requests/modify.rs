@@ -1,15 +1,16 @@
 //! `ibv_modify_qp`: the RNIC's own checks, and the translation for the transport, which checks the transition.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 
 use verbatim_device::control::{AddressVector, QpAttr, QpAttrMask, Reply};
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::{AccessFlags, Mtu, Psn, QpAttributes, QpState, Qpn, UDP_PORT};
 
-use super::Desk;
+use super::{Desk, path};
 use crate::device::Device;
 use crate::engine::FLUSH_INTERVAL;
 use crate::error::Refused;
+use crate::objects::Objects;
 use crate::qp::Route;
 
 impl Desk<'_> {
@@ -22,7 +23,16 @@ impl Desk<'_> {
     ) -> Result<Reply, Refused> {
         self.own_qp(qpn, id)?;
         let change = translate(self.device, mask, attr)?;
-        let route = change.av.map(|_| route(self.device, &attr.av)).transpose()?;
+        // The way is resolved before anything changes.
+        let path = change
+            .av
+            .map(|_| path::resolve(self.device, &attr.av))
+            .transpose()?;
+        if path.is_some_and(|path| path.destination.is_multicast()) {
+            return Err(Refused::invalid(
+                "a connection has one partner, not a multicast group",
+            ));
+        }
 
         let Self {
             objects,
@@ -31,41 +41,32 @@ impl Desk<'_> {
             now,
             ..
         } = self;
-        let qp = objects.qps.get_mut(qpn).expect("its owner was checked");
-        let (transport, mut host) = qp.split(&mut objects.cqs, &objects.regions, effects, *now);
+        let Objects { qps, shared, .. } = &mut **objects;
+        let qp = qps.get_mut(qpn).expect("its owner was checked");
+        let (transport, mut host) = qp.split(shared, effects, *now);
         transport
             .modify(&change, &mut host)
             .map_err(|error| Refused::invalid(error.to_string()))?;
-        if let Some(route) = route {
-            qp.route = Some(route);
-        }
+        qp.flush_interval = FLUSH_INTERVAL;
         if change.state == Some(QpState::Reset) {
             qp.rings.reset();
-            qp.route = None;
+            objects.set_route(qpn, None);
         }
-        qp.flush_interval = FLUSH_INTERVAL;
+        if let Some(path) = path {
+            let end = |address| SocketAddr::new(address, UDP_PORT);
+            let flow = Flow::new(end(path.source), end(path.destination)).expect("a path has one family");
+            let route = Route {
+                remote: path.destination,
+                port: attr.av.sgid_index,
+                peer: objects.peers.begin(path.destination),
+                flow,
+                traffic: path.traffic,
+            };
+            objects.set_route(qpn, Some(route));
+        }
         changed_qps.push(qpn);
         Ok(Reply::Done)
     }
-}
-
-/// The partner's address.
-fn route(device: &Device, av: &AddressVector) -> Result<Route, Refused> {
-    let dgid = Ipv6Addr::from(av.dgid);
-    let remote = dgid.to_ipv4_mapped().ok_or_else(|| {
-        Refused::new(
-            libc::EOPNOTSUPP,
-            format!("the remote GID {dgid} is no IPv4 address (::ffff:a.b.c.d)"),
-        )
-    })?;
-    if remote.is_unspecified() || remote.is_broadcast() || remote.is_multicast() {
-        return Err(Refused::invalid(format!(
-            "{remote} is not the address of one host"
-        )));
-    }
-    let end = |address: Ipv4Addr| SocketAddr::from((address, UDP_PORT));
-    let flow = Flow::new(end(device.interface.address), end(remote)).expect("both are IPv4 addresses");
-    Ok(Route { remote, flow })
 }
 
 fn translate(device: &Device, mask: QpAttrMask, attr: &QpAttr) -> Result<QpAttributes, Refused> {
@@ -77,9 +78,6 @@ fn translate(device: &Device, mask: QpAttrMask, attr: &QpAttr) -> Result<QpAttri
             libc::EOPNOTSUPP,
             format!("attributes {bits:#x} cannot be set on this device"),
         ));
-    }
-    if mask.contains(QpAttrMask::QKEY) {
-        return Err(Refused::invalid("a reliable connection has no qkey"));
     }
     let state = |wanted: verbatim_device::control::QpState| QpState::from_code(wanted as u32);
     let given = |flag| mask.contains(flag);
@@ -139,10 +137,11 @@ fn translate(device: &Device, mask: QpAttrMask, attr: &QpAttr) -> Result<QpAttri
         cur_state: given(QpAttrMask::CUR_STATE)
             .then(|| state(attr.cur_state))
             .flatten(),
-        en_sqd_async_notify: given(QpAttrMask::EN_SQD_ASYNC_NOTIFY).then_some(true),
+        en_sqd_async_notify: given(QpAttrMask::EN_SQD_ASYNC_NOTIFY).then_some(attr.en_sqd_async_notify),
         access_flags,
         pkey_index: given(QpAttrMask::PKEY_INDEX).then_some(attr.pkey_index),
         port_num: pick(QpAttrMask::PORT, attr.port_num),
+        qkey: given(QpAttrMask::QKEY).then_some(attr.qkey),
         av,
         path_mtu,
         timeout: pick(QpAttrMask::TIMEOUT, attr.timeout),
@@ -158,18 +157,7 @@ fn translate(device: &Device, mask: QpAttrMask, attr: &QpAttr) -> Result<QpAttri
 }
 
 fn address_vector(device: &Device, av: &AddressVector) -> Result<verbatim_roce::AddressVector, Refused> {
-    if usize::from(av.sgid_index) >= device.port.gids.len() {
-        return Err(Refused::invalid(format!(
-            "there is no gid index {}",
-            av.sgid_index
-        )));
-    }
-    if av.port_num != 1 {
-        return Err(Refused::invalid(format!(
-            "there is no port {}, only port 1",
-            av.port_num
-        )));
-    }
+    path::check(device, av)?;
     Ok(verbatim_roce::AddressVector {
         dgid: av.dgid,
         sgid_index: av.sgid_index,

@@ -1,8 +1,10 @@
 //! Memory regions.
 
-use verbatim_device::control::Reply;
+use std::os::fd::OwnedFd;
 
-use super::Desk;
+use verbatim_device::control::{Access, Reply, Translation};
+
+use super::{Desk, within};
 use crate::context::Context;
 use crate::error::Refused;
 use crate::memory::{Region, Registration};
@@ -14,9 +16,15 @@ impl Desk<'_> {
         context: &mut Context,
     ) -> Result<Reply, Refused> {
         self.use_pd(wanted.pd, wanted.context)?;
+        within(
+            context.regions.len(),
+            self.device.limits.per_program.max_mr,
+            "memory regions",
+        )?;
         let region = Region::new(wanted, &mut context.mappings, &context.owner)?;
         let key = self
             .objects
+            .shared
             .regions
             .insert(region)
             .ok_or_else(|| Refused::new(libc::ENOMEM, "no memory region is left"))?;
@@ -25,11 +33,69 @@ impl Desk<'_> {
         Ok(Reply::Mr { lkey: key, rkey: key })
     }
 
-    pub(super) fn dereg_mr(&mut self, key: u32, context: &mut Context) -> Result<Reply, Refused> {
-        if !context.regions.remove(&key) {
-            return Err(Refused::no_such("memory region with key", key));
+    /// `ibv_rereg_mr`: whatever is not named stays, and the keys stay.
+    #[allow(clippy::too_many_arguments, reason = "each is a field of the request")]
+    pub(super) fn rereg_mr(
+        &mut self,
+        id: u32,
+        key: u32,
+        pd: Option<u32>,
+        access: Option<Access>,
+        translation: Option<&Translation>,
+        fds: &[OwnedFd],
+        context: &mut Context,
+    ) -> Result<Reply, Refused> {
+        let region = self.own_region(key, context)?;
+        let (earlier_pd, earlier_access) = (region.pd, region.access);
+        let new_pd = pd.unwrap_or(earlier_pd);
+        self.use_pd(new_pd, id)?;
+        let access = access.unwrap_or(earlier_access);
+        match translation {
+            Some(translation) => {
+                let wanted = Registration {
+                    context: id,
+                    pd: new_pd,
+                    address: translation.address,
+                    length: translation.length,
+                    iova: translation.iova,
+                    access,
+                    segments: &translation.segments,
+                    fds,
+                };
+                let anew = Region::new(&wanted, &mut context.mappings, &context.owner)?;
+                *self.own_region(key, context)? = anew;
+            }
+            None => {
+                let region = self.own_region(key, context)?;
+                region.set_access(access)?;
+                region.pd = new_pd;
+            }
         }
+        self.objects.release_pd(earlier_pd);
+        self.use_pd(new_pd, id)?.users += 1;
+        Ok(Reply::Mr { lkey: key, rkey: key })
+    }
+
+    pub(super) fn dereg_mr(&mut self, key: u32, context: &mut Context) -> Result<Reply, Refused> {
+        self.own_region(key, context)?;
+        context.regions.remove(&key);
         self.objects.remove_region(key);
         Ok(Reply::Done)
+    }
+
+    /// The region, if the context has it and no window is bound to it.
+    fn own_region(&mut self, key: u32, context: &Context) -> Result<&mut Region, Refused> {
+        let known = match context.regions.contains(&key) {
+            true => self.objects.shared.regions.get_mut(key),
+            false => None,
+        };
+        let region = known.ok_or_else(|| Refused::no_such("memory region with key", key))?;
+        if region.windows > 0 {
+            return Err(Refused::new(
+                libc::EBUSY,
+                format!("{} memory windows are bound to region {key:#x}", region.windows),
+            ));
+        }
+        Ok(region)
     }
 }

@@ -2,13 +2,15 @@
 
 use verbatim_device::control::Reply;
 
-use super::Desk;
+use super::{Desk, within};
 use crate::context::Context;
 use crate::error::Refused;
 use crate::objects::Pd;
 
 impl Desk<'_> {
     pub(super) fn alloc_pd(&mut self, id: u32, context: &mut Context) -> Result<Reply, Refused> {
+        let most = self.device.limits.per_program.max_pd;
+        within(context.pds.len(), most, "protection domains")?;
         let pd = self
             .objects
             .pds
@@ -29,7 +31,7 @@ impl Desk<'_> {
         if users > 0 {
             return Err(Refused::new(
                 libc::EBUSY,
-                format!("{users} regions and queue pairs use protection domain {pd}"),
+                format!("{users} objects use protection domain {pd}"),
             ));
         }
         context.pds.remove(&pd);

@@ -1,10 +1,11 @@
 //! Queue pairs: making, asking, destroying. Changing them: `modify.rs`.
 
-use verbatim_device::control::{Access, AddressVector, QpAttr, QpCap, QpState, QpType, Reply};
-use verbatim_device::layout::QpLayout;
-use verbatim_roce::{Counters, MAX_INLINE, MAX_SGE, QpAttributes, Qpn, RcQp};
+use verbatim_device::control::{
+    Access, AddressVector, AsyncEventType, QpAttr, QpCap, QpState, QpType, Reply,
+};
+use verbatim_roce::{Counters, MAX_INLINE, MAX_SGE, Mtu, Qp, QpAttributes, Qpn};
 
-use super::Desk;
+use super::{Desk, within};
 use crate::context::Context;
 use crate::ends::QpEnds;
 use crate::engine::FLUSH_INTERVAL;
@@ -20,6 +21,7 @@ pub(super) struct Wanted {
     pub recv_cq: u32,
     pub qp_type: QpType,
     pub cap: QpCap,
+    pub srq: Option<u32>,
 }
 
 impl Desk<'_> {
@@ -29,33 +31,45 @@ impl Desk<'_> {
         wanted: Wanted,
         context: &mut Context,
     ) -> Result<Reply, Refused> {
-        if wanted.qp_type != QpType::Rc {
-            return Err(Refused::new(libc::EOPNOTSUPP, "only reliable connections"));
-        }
         self.use_pd(wanted.pd, id)?;
         self.own_cq(wanted.send_cq, id)?;
         self.own_cq(wanted.recv_cq, id)?;
-        let cap = grant(&wanted.cap, self.device.limits.max_qp_wr)?;
+        if let Some(srq) = wanted.srq {
+            self.own_srq(srq, id)?;
+        }
+        let limits = &self.device.limits;
+        let cap = grant(&wanted.cap, limits.max_qp_wr, wanted.srq.is_some())?;
+        within(context.qp_count(), limits.per_program.max_qp, "queue pairs")?;
         if !self.objects.qps.has_room() {
             return Err(Refused::new(libc::ENOMEM, "no queue pair is left"));
         }
         let ends = QpEnds::new(&context.arena, &cap)?;
         let offset = ends.offset();
         let slot = context.free_slot()?;
-        let config = QueuePair::transport_config(&self.device.limits, self.objects.qps.len());
+        let mtu = Mtu::try_from(self.device.port.active_mtu).expect("the port has an MTU of the table");
+        let config = QueuePair::transport_config(limits, mtu, wanted.srq.is_some());
+        let transport_type = match wanted.qp_type {
+            QpType::Rc => verbatim_roce::QpType::Rc,
+            QpType::Uc => verbatim_roce::QpType::Uc,
+            QpType::Ud => verbatim_roce::QpType::Ud,
+        };
         let make = |qpn: u32, _| QueuePair {
             context: id,
             slot,
             pd: wanted.pd,
             send_cq: wanted.send_cq,
             recv_cq: wanted.recv_cq,
+            srq: wanted.srq,
+            qp_type: wanted.qp_type,
             cap,
-            transport: RcQp::new(Qpn::new(qpn), config),
+            transport: Qp::new(transport_type, Qpn::new(qpn), config),
             rings: Rings::new(ends, cap),
             route: None,
-            parked: false,
+            groups: 0,
+            parked: context.parked,
             queued: false,
             touched: false,
+            active: false,
             alarm: Alarm::default(),
             flush_interval: FLUSH_INTERVAL,
             counted: Counters::default(),
@@ -65,6 +79,9 @@ impl Desk<'_> {
         self.use_pd(wanted.pd, id)?.users += 1;
         self.own_cq(wanted.send_cq, id)?.users += 1;
         self.own_cq(wanted.recv_cq, id)?.users += 1;
+        if let Some(srq) = wanted.srq {
+            self.own_srq(srq, id)?.users += 1;
+        }
         Ok(Reply::Qp {
             qpn,
             cap,
@@ -85,6 +102,9 @@ impl Desk<'_> {
         let slot = self.own_qp(qpn, id)?.slot;
         self.objects.remove_qp(qpn);
         context.assign_slot(slot, None);
+        if let Some(events) = &mut context.events {
+            events.forget(|event| event.object == qpn && is_of_qp(event.event));
+        }
         Ok(Reply::Done)
     }
 
@@ -95,8 +115,26 @@ impl Desk<'_> {
     }
 }
 
-/// What is given for what is asked: at least that, and as much as fits the same slots.
-fn grant(wanted: &QpCap, max_wr: u32) -> Result<QpCap, Refused> {
+/// Whether the object of such an event is a queue pair.
+fn is_of_qp(event: AsyncEventType) -> bool {
+    use AsyncEventType as E;
+    matches!(
+        event,
+        E::QpFatal | E::QpReqErr | E::QpAccessErr | E::CommEst | E::SqDrained | E::QpLastWqeReached
+    )
+}
+
+/// What is given for what is asked: that, and at least one of each, though nothing of an own receive queue beside a shared
+/// one. Programs rely on a full queue being full.
+fn grant(wanted: &QpCap, max_wr: u32, shared_recv: bool) -> Result<QpCap, Refused> {
+    let wanted = match shared_recv {
+        true => QpCap {
+            max_recv_wr: 0,
+            max_recv_sge: 0,
+            ..*wanted
+        },
+        false => *wanted,
+    };
     let limits = [
         ("max_send_wr", wanted.max_send_wr, max_wr),
         ("max_recv_wr", wanted.max_recv_wr, max_wr),
@@ -111,12 +149,15 @@ fn grant(wanted: &QpCap, max_wr: u32) -> Result<QpCap, Refused> {
             )));
         }
     }
-    let layout = QpLayout::new(wanted);
     Ok(QpCap {
-        max_send_wr: layout.send_slots,
-        max_recv_wr: layout.recv.slots,
+        max_send_wr: wanted.max_send_wr.max(1),
+        max_recv_wr: if shared_recv { 0 } else { wanted.max_recv_wr.max(1) },
         max_send_sge: wanted.max_send_sge.max(1),
-        max_recv_sge: wanted.max_recv_sge.max(1),
+        max_recv_sge: if shared_recv {
+            0
+        } else {
+            wanted.max_recv_sge.max(1)
+        },
         max_inline_data: wanted.max_inline_data,
     })
 }
@@ -133,7 +174,7 @@ fn attributes(query: &QpAttributes) -> QpAttr {
         cur_state: state(query.state),
         en_sqd_async_notify: query.en_sqd_async_notify.unwrap_or_default(),
         path_mtu: query.path_mtu.unwrap_or_default() as u8,
-        qkey: 0,
+        qkey: query.qkey.unwrap_or_default(),
         rq_psn: query.rq_psn.unwrap_or_default().get(),
         sq_psn: query.sq_psn.unwrap_or_default().get(),
         dest_qpn: query.dest_qpn.unwrap_or_default().get(),
@@ -171,21 +212,24 @@ mod tests {
             max_recv_sge: 3,
             max_inline_data: 200,
         };
-        let given = grant(&wanted, 32_768).unwrap();
-        assert_eq!((given.max_send_wr, given.max_recv_wr), (128, 1));
+        let given = grant(&wanted, 32_768, false).unwrap();
+        assert_eq!((given.max_send_wr, given.max_recv_wr), (100, 1));
         assert_eq!(
             (given.max_send_sge, given.max_recv_sge, given.max_inline_data),
             (1, 3, 200)
         );
         assert_eq!(
-            grant(&given, 32_768).unwrap(),
+            grant(&given, 32_768, false).unwrap(),
             given,
             "asking for it again gives the same"
         );
+        let shared = grant(&wanted, 32_768, true).unwrap();
+        assert_eq!((shared.max_recv_wr, shared.max_recv_sge), (0, 0));
+        assert_eq!(grant(&shared, 32_768, true).unwrap(), shared);
         let too_many = QpCap {
             max_send_wr: 32_769,
             ..wanted
         };
-        assert_eq!(grant(&too_many, 32_768).unwrap_err().errno, libc::EINVAL);
+        assert_eq!(grant(&too_many, 32_768, false).unwrap_err().errno, libc::EINVAL);
     }
 }

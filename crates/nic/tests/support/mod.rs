@@ -1,13 +1,18 @@
 //! A program without the guest library: the least that it takes to use the software RNIC, for tests and examples.
 #![allow(dead_code, unused_imports, reason = "each user takes its part")]
 
+pub mod chance;
+pub mod objects;
 pub mod program;
 pub mod server;
 
+pub use objects::{Channel, Events, Srq, Ud};
 pub use program::{Memory, Program, Qp, Queue};
 pub use server::Server;
 
 use std::time::{Duration, Instant};
+
+use verbatim_device::control::QpType;
 
 /// Longer than anything takes; a test that waits so long has failed.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -39,6 +44,14 @@ impl End {
         let program = Program::connect(&server.socket(), "test");
         let queue = program.cq(256);
         let qp = program.qp(&queue, program::CAP);
+        Self { program, queue, qp }
+    }
+
+    /// With another kind of queue pair.
+    pub fn of_type(server: &Server, qp_type: QpType) -> Self {
+        let program = Program::connect(&server.socket(), "test");
+        let queue = program.cq(256);
+        let qp = program.qp_with(&queue, program::CAP, qp_type, None);
         Self { program, queue, qp }
     }
 }

@@ -1,7 +1,7 @@
 //! A program's side of the device contract.
 
 use std::ffi::c_void;
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
@@ -12,13 +12,14 @@ use verbatim_device::control::{
     Access, AddressVector, Backing, DeviceAttr, PortAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType, Reply,
     Request, Segment, VERSION,
 };
-use verbatim_device::layout::{CqLayout, Cqe, QpLayout, SEND_SIGNALED, SendWqe, Sge};
+use verbatim_device::layout::{CqHeader, CqLayout, Cqe, QpLayout, SEND_SIGNALED, SendWqe, Sge};
 use verbatim_device::ring::{Body, CqConsumer, Doorbell, RecvProducer, SendProducer};
 use verbatim_seqpacket::Socket;
 
 pub const ALL_ACCESS: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
-    .union(Access::REMOTE_READ);
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC);
 
 pub const CAP: QpCap = QpCap {
     max_send_wr: 128,
@@ -78,6 +79,7 @@ pub struct Program {
     pub port: PortAttr,
     pub pd: u32,
     arena: Mapping,
+    arena_file: OwnedFd,
     bell: Doorbell,
     eventfd: OwnedFd,
 }
@@ -86,8 +88,12 @@ pub struct Program {
 pub struct Queue {
     pub cq: u32,
     pub entries: u32,
+    base: NonNull<u8>,
     consumer: CqConsumer,
 }
+
+// SAFETY: the base is only used to read an atomic.
+unsafe impl Send for Queue {}
 
 /// A queue pair.
 pub struct Qp {
@@ -136,24 +142,27 @@ impl Memory {
 
 impl Program {
     pub fn connect(path: &Path, name: &str) -> Self {
+        Self::connect_with(path, name, &[])
+    }
+
+    /// With a socket for asynchronous events.
+    pub fn connect_with(path: &Path, name: &str, fds: &[BorrowedFd<'_>]) -> Self {
         let socket = Socket::connect(path).expect("the RNIC listens");
-        Self::open(
-            socket,
-            Request::OpenContext {
-                version: VERSION,
-                name: name.to_owned(),
-            },
-        )
+        let request = Request::OpenContext {
+            version: VERSION,
+            name: name.to_owned(),
+        };
+        Self::open(socket, request, fds)
     }
 
     /// Takes over a connection.
     pub fn attach(socket: Socket) -> Self {
-        Self::open(socket, Request::AttachContext { version: VERSION })
+        Self::open(socket, Request::AttachContext { version: VERSION }, &[])
     }
 
-    fn open(socket: Socket, request: Request) -> Self {
+    fn open(socket: Socket, request: Request, fds: &[BorrowedFd<'_>]) -> Self {
         let attached = matches!(request, Request::AttachContext { .. });
-        let received = socket.call::<_, Reply>(&request, &[]).expect("an answer");
+        let received = socket.call::<_, Reply>(&request, fds).expect("an answer");
         let Reply::Context {
             device,
             port,
@@ -163,7 +172,8 @@ impl Program {
             panic!("unexpected answer {:?}", received.message)
         };
         let [arena, eventfd] = <[OwnedFd; 2]>::try_from(received.fds).expect("two descriptors");
-        let arena = Mapping::new(&arena, arena_bytes as usize);
+        let arena_file = arena;
+        let arena = Mapping::new(&arena_file, arena_bytes as usize);
         // SAFETY: the context page is at the start of the arena, which lives as long as the program.
         let bell = unsafe { Doorbell::new(arena.base().cast()) };
         let mut program = Self {
@@ -172,6 +182,7 @@ impl Program {
             port,
             pd: 0,
             arena,
+            arena_file,
             bell,
             eventfd,
         };
@@ -271,30 +282,50 @@ impl Program {
     }
 
     pub fn cq(&self, entries: u32) -> Queue {
-        let Reply::Cq { cq, entries, offset } = self.call(Request::CreateCq {
+        self.cq_with(entries, None)
+    }
+
+    pub fn cq_with(&self, entries: u32, channel: Option<u32>) -> Queue {
+        self.queue_of(self.call(Request::CreateCq { entries, channel }))
+    }
+
+    /// The same queue with another number of entries.
+    pub fn resize(&self, queue: Queue, entries: u32) -> Queue {
+        self.queue_of(self.call(Request::ResizeCq {
+            cq: queue.cq,
             entries,
-            channel: None,
-        }) else {
+        }))
+    }
+
+    fn queue_of(&self, reply: Reply) -> Queue {
+        let Reply::Cq { cq, entries, offset } = reply else {
             panic!("no cq")
         };
         // SAFETY: the RNIC put a queue of this layout there; it is used by this consumer only.
-        let consumer =
-            unsafe { CqConsumer::new(self.arena.base().add(offset as usize), &CqLayout::new(entries)) };
+        let (base, consumer) = unsafe {
+            let base = self.arena.base().add(offset as usize);
+            (base, CqConsumer::new(base, &CqLayout::new(entries)))
+        };
         Queue {
             cq,
             entries,
+            base,
             consumer,
         }
     }
 
     pub fn qp(&self, queue: &Queue, cap: QpCap) -> Qp {
+        self.qp_with(queue, cap, QpType::Rc, None)
+    }
+
+    pub fn qp_with(&self, queue: &Queue, cap: QpCap, qp_type: QpType, srq: Option<u32>) -> Qp {
         let wanted = Request::CreateQp {
             pd: self.pd,
             send_cq: queue.cq,
             recv_cq: queue.cq,
-            qp_type: QpType::Rc,
+            qp_type,
             cap,
-            srq: None,
+            srq,
         };
         let Reply::Qp {
             qpn,
@@ -324,6 +355,12 @@ impl Program {
         }
     }
 
+    /// Memory that the arena takes.
+    pub fn arena_bytes(&self) -> u64 {
+        let stat = rustix::fs::fstat(&self.arena_file).expect("the arena's file");
+        stat.st_blocks as u64 * 512
+    }
+
     /// The raw bytes of the arena, for a hostile program.
     pub fn arena(&self) -> NonNull<u8> {
         self.arena.base()
@@ -338,11 +375,17 @@ impl Program {
     }
 
     /// RESET to RTS, towards a queue pair at an address.
-    pub fn connect_qp(&self, qp: &Qp, remote: Ipv4Addr, remote_qpn: u32) {
+    pub fn connect_qp(&self, qp: &Qp, remote: impl Into<IpAddr>, remote_qpn: u32) {
         self.connect_qp_with(qp, remote, remote_qpn, |_| {});
     }
 
-    pub fn connect_qp_with(&self, qp: &Qp, remote: Ipv4Addr, remote_qpn: u32, adjust: impl Fn(&mut QpAttr)) {
+    pub fn connect_qp_with(
+        &self,
+        qp: &Qp,
+        remote: impl Into<IpAddr>,
+        remote_qpn: u32,
+        adjust: impl Fn(&mut QpAttr),
+    ) {
         use QpAttrMask as M;
         let mut attr = QpAttr {
             access: ALL_ACCESS,
@@ -351,7 +394,7 @@ impl Program {
             rq_psn: remote_qpn & 0xff_ffff,
             sq_psn: qp.qpn & 0xff_ffff,
             av: AddressVector {
-                dgid: remote.to_ipv6_mapped().octets(),
+                dgid: gid(remote.into()),
                 hop_limit: 64,
                 port_num: 1,
                 ..AddressVector::default()
@@ -374,6 +417,29 @@ impl Program {
         attr.state = QpState::Rts;
         let rts = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
         self.modify(qp, M::STATE | rts, attr);
+    }
+
+    /// RESET to RTS of an unreliable connection.
+    pub fn connect_uc(&self, qp: &Qp, remote: impl Into<IpAddr>, remote_qpn: u32) {
+        use QpAttrMask as M;
+        let mut attr = QpAttr {
+            access: ALL_ACCESS,
+            path_mtu: self.port.active_mtu,
+            dest_qpn: remote_qpn,
+            av: AddressVector {
+                dgid: gid(remote.into()),
+                port_num: 1,
+                ..AddressVector::default()
+            },
+            port_num: 1,
+            state: QpState::Init,
+            ..QpAttr::default()
+        };
+        self.modify(qp, M::STATE | M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS, attr);
+        attr.state = QpState::Rtr;
+        self.modify(qp, M::STATE | M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN, attr);
+        attr.state = QpState::Rts;
+        self.modify(qp, M::STATE | M::SQ_PSN, attr);
     }
 
     pub fn state(&self, qp: &Qp) -> QpState {
@@ -413,8 +479,28 @@ impl Queue {
         self.consumer.pop()
     }
 
+    /// Asks for an event; true: there are completions already.
+    pub fn arm(&self, solicited_only: bool) -> bool {
+        self.consumer.arm(solicited_only)
+    }
+
+    /// The event that was asked for is on its way.
+    pub fn is_disarmed(&self) -> bool {
+        // SAFETY: the queue's header lies at its base, mapped for as long as the program lives; it is atomics.
+        let header = unsafe { self.base.cast::<CqHeader>().as_ref() };
+        header.armed.load(std::sync::atomic::Ordering::SeqCst) == 0
+    }
+
     pub fn wait(&mut self) -> Cqe {
         super::wait_for("a completion", || self.poll())
+    }
+}
+
+/// The GID of an address.
+pub fn gid(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
     }
 }
 

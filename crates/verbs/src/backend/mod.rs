@@ -1,19 +1,38 @@
 //! What an RNIC must be able to do for the objects above it.
 //!
-//! Numbers and keys here are *physical*. The control path ([`Device`]) is called without any queue's lock held; the ring
-//! ends are owned by the queue that they serve and are called under its lock. Each end keeps the memory that it lies in
-//! mapped, so that letting go of an RNIC is: drop every end, then [`Device::park`].
+//! Numbers and keys here are *physical*, chosen by the backend. The control path ([`Device`]) is called without any
+//! queue's lock held, but for [`Device::resize_cq`]; the ring ends are owned by the queue that they serve and are called
+//! under its lock. Each end keeps the memory that it lies in mapped, so that letting go of an RNIC is: drop every end,
+//! then [`Device::park`].
+//!
+//! A backend is a [`Provider`]; [`providers`] lists them.
 
+mod choice;
+mod rdma_core;
 pub(crate) mod soft;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use verbatim_device::control::{Access, DeviceAttr, PortAttr, QpAttr, QpAttrMask, QpCap, QpType};
+use verbatim_device::control::{
+    Access, AddressVector, AsyncEvent, DeviceAttr, MwType, PortAttr, QpAttr, QpAttrMask, QpCap, QpType,
+    SrqAttr,
+};
 use verbatim_device::layout::{Cqe, SendWqe, Sge};
-use verbatim_device::ring::Body;
+use verbatim_device::ring::{Armed, Body};
 
+pub use choice::providers;
+
+use crate::context::DeviceInfo;
 use crate::error::VerbsError;
+
+/// A kind of RNIC.
+pub trait Provider: Send + Sync + std::fmt::Debug {
+    /// Those that there are now.
+    fn devices(&self) -> Vec<DeviceInfo>;
+    /// Opens the one of that name.
+    fn open(&self, name: &str) -> Result<Arc<dyn Device>, VerbsError>;
+}
 
 /// Where a queue pair is: what its ends are made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,48 +58,165 @@ pub struct CqPlace {
     pub offset: u64,
 }
 
+/// Where a shared receive queue is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SrqPlace {
+    /// Number.
+    pub srq: u32,
+    /// What was given.
+    pub attr: SrqAttr,
+    /// Offset in the arena.
+    pub offset: u64,
+}
+
 /// What a new queue pair is made of.
 #[derive(Debug, Clone, Copy)]
 pub struct PhysicalQpInit {
     pub pd: u32,
     pub send_cq: u32,
     pub recv_cq: u32,
+    pub srq: Option<u32>,
     pub qp_type: QpType,
     pub cap: QpCap,
 }
 
-/// A memory region to be registered. Segments with an offset lie in `file`.
+/// Memory of a region. Segments with an offset lie in `file`.
 #[derive(Debug)]
-pub struct PhysicalMrInit<'a> {
-    pub pd: u32,
+pub struct PhysicalMemory<'a> {
     pub address: u64,
     pub length: u64,
     pub iova: u64,
-    pub access: Access,
     pub segments: &'a [verbatim_channel::SegmentRecord],
-    pub file: Option<&'a OwnedFd>,
+    pub file: Option<BorrowedFd<'a>>,
 }
 
-/// One opened device: the control path.
+/// A memory region to be registered.
+#[derive(Debug)]
+pub struct PhysicalMrInit<'a> {
+    pub pd: u32,
+    pub access: Access,
+    pub memory: PhysicalMemory<'a>,
+}
+
+/// What is to change in a memory region.
+#[derive(Debug)]
+pub struct PhysicalMrChange<'a> {
+    pub pd: Option<u32>,
+    pub access: Option<Access>,
+    pub memory: Option<PhysicalMemory<'a>>,
+}
+
+/// What the helper thread sleeps on for a device, besides the agent.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Watched<'a> {
+    /// Hung up: [`Device::is_gone`] is asked. That it is readable does not count.
+    pub connection: Option<BorrowedFd<'a>>,
+    /// Readable: [`Device::next_async_event`] is asked, until it has no more.
+    pub events: Option<BorrowedFd<'a>>,
+}
+
+/// What a backend answers that has not got a verb.
+fn unsupported<T>(verb: &'static str) -> Result<T, VerbsError> {
+    Err(VerbsError::Unsupported(format!("this device has no {verb}")))
+}
+
+/// One opened device: the control path. What has a body here is optional.
 pub trait Device: Send + Sync + std::fmt::Debug {
     /// What it is.
     fn attributes(&self) -> (&DeviceAttr, &PortAttr);
+    /// Whether registered pages are to be moved into the memory file (`DESIGN.md` §3.2).
+    fn adopts_memory(&self) -> bool {
+        true
+    }
+    /// Why a process that has this device open cannot be moved, in words for an operator.
+    fn blocker(&self) -> Option<String> {
+        None
+    }
+    /// What to sleep on for [`Self::is_gone`] and [`Self::next_async_event`].
+    fn watch(&self) -> Watched<'_> {
+        Watched::default()
+    }
+    /// Whether the RNIC is gone for ever.
+    fn is_gone(&self) -> bool {
+        false
+    }
+    /// The next asynchronous event, if there is one now.
+    fn next_async_event(&self) -> Option<AsyncEvent> {
+        None
+    }
+
     fn alloc_pd(&self) -> Result<u32, VerbsError>;
     fn dealloc_pd(&self, pd: u32) -> Result<(), VerbsError>;
+
     /// Local and remote key.
     fn reg_mr(&self, init: &PhysicalMrInit<'_>) -> Result<(u32, u32), VerbsError>;
+    /// The keys stay.
+    fn rereg_mr(&self, _lkey: u32, _change: &PhysicalMrChange<'_>) -> Result<(), VerbsError> {
+        unsupported("rereg_mr")
+    }
     fn dereg_mr(&self, lkey: u32) -> Result<(), VerbsError>;
-    fn create_cq(&self, entries: u32) -> Result<CqPlace, VerbsError>;
+    /// Its remote key.
+    fn alloc_mw(&self, _pd: u32, _mw_type: MwType) -> Result<u32, VerbsError> {
+        unsupported("alloc_mw")
+    }
+    fn dealloc_mw(&self, _rkey: u32) -> Result<(), VerbsError> {
+        unsupported("dealloc_mw")
+    }
+
+    fn create_comp_channel(&self) -> Result<Arc<dyn EventChannel>, VerbsError> {
+        unsupported("create_comp_channel")
+    }
+    fn destroy_comp_channel(&self, _channel: u32) -> Result<(), VerbsError> {
+        unsupported("destroy_comp_channel")
+    }
+    fn create_cq(&self, entries: u32, channel: Option<u32>) -> Result<CqPlace, VerbsError>;
+    /// Called with the queue's lock held, after its end was dropped. What nobody has read is in the new one.
+    fn resize_cq(&self, _cq: u32, _entries: u32) -> Result<CqPlace, VerbsError> {
+        unsupported("resize_cq")
+    }
     fn destroy_cq(&self, cq: u32) -> Result<(), VerbsError>;
+
     fn create_qp(&self, init: &PhysicalQpInit) -> Result<QpPlace, VerbsError>;
     fn modify_qp(&self, qpn: u32, mask: QpAttrMask, attr: &QpAttr) -> Result<(), VerbsError>;
     fn query_qp(&self, qpn: u32) -> Result<QpAttr, VerbsError>;
     fn destroy_qp(&self, qpn: u32) -> Result<(), VerbsError>;
+    fn attach_mcast(&self, _qpn: u32, _gid: [u8; 16]) -> Result<(), VerbsError> {
+        unsupported("attach_mcast")
+    }
+    fn detach_mcast(&self, _qpn: u32, _gid: [u8; 16]) -> Result<(), VerbsError> {
+        unsupported("detach_mcast")
+    }
 
-    /// The ends of a queue pair, going on where earlier ends of the same queues stopped.
+    fn create_srq(&self, _pd: u32, _attr: &SrqAttr) -> Result<SrqPlace, VerbsError> {
+        unsupported("create_srq")
+    }
+    fn modify_srq(&self, _srq: u32, _limit: u32) -> Result<(), VerbsError> {
+        unsupported("modify_srq")
+    }
+    fn query_srq(&self, _srq: u32) -> Result<SrqAttr, VerbsError> {
+        unsupported("query_srq")
+    }
+    fn destroy_srq(&self, _srq: u32) -> Result<(), VerbsError> {
+        unsupported("destroy_srq")
+    }
+
+    /// Its number, for [`SendWqe::ah`].
+    fn create_ah(&self, _pd: u32, _av: &AddressVector) -> Result<u32, VerbsError> {
+        unsupported("create_ah")
+    }
+    fn destroy_ah(&self, _ah: u32) -> Result<(), VerbsError> {
+        unsupported("destroy_ah")
+    }
+
+    /// The ends of a queue pair, going on where earlier ends of the same queues stopped. The receive end of one that has
+    /// a shared receive queue is not used.
     fn qp_ends(&self, place: &QpPlace) -> Result<QpEnds, VerbsError>;
     /// The end of a completion queue, likewise.
     fn cq_end(&self, place: &CqPlace) -> Result<Box<dyn CompletionRing>, VerbsError>;
+    /// The end of a shared receive queue, likewise.
+    fn srq_end(&self, _place: &SrqPlace) -> Result<Box<dyn RecvRing>, VerbsError> {
+        unsupported("create_srq")
+    }
 
     /// Lets go of everything but the connection that keeps the physical objects alive, and gives that. All ends must
     /// have been dropped.
@@ -98,11 +234,34 @@ pub struct Parked {
     pub reopen: Reopen,
 }
 
+/// Where the events of completion queues come out.
+pub trait EventChannel: Send + Sync + std::fmt::Debug {
+    /// The physical number, for [`Device::create_cq`].
+    fn number(&self) -> u32;
+    /// What the program waits on.
+    fn fd(&self) -> BorrowedFd<'_>;
+    /// The next event: a completion queue's physical number. Waits, unless the descriptor is non-blocking; a signal
+    /// that is handled ends the wait (`EINTR`).
+    fn next(&self) -> Result<u32, VerbsError>;
+    /// Makes an event as if the RNIC had.
+    fn inject(&self, cq: u32);
+}
+
 /// The program's ends of a queue pair.
 #[derive(Debug)]
 pub struct QpEnds {
     pub send: Box<dyn SendRing>,
     pub recv: Box<dyn RecvRing>,
+}
+
+/// Requests that an RNIC's library did not take when they were to be published: the last `count`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refused {
+    pub count: u32,
+    /// How many of them would have consumed a RECV of the other end.
+    pub messages: u32,
+    /// Why the first was not taken.
+    pub errno: i32,
 }
 
 /// The program's end of a send queue.
@@ -113,8 +272,8 @@ pub trait SendRing: Send + std::fmt::Debug {
     fn push(&mut self, wqe: &SendWqe, body: Body<'_>);
     /// Takes back the last `count` that were pushed and are not visible yet.
     fn unpush(&mut self, count: u32);
-    /// Makes what was pushed visible and tells the RNIC.
-    fn publish(&mut self);
+    /// Makes what was pushed visible and tells the RNIC. What is refused is forgotten.
+    fn publish(&mut self) -> Result<(), Refused>;
     /// Requests that the RNIC has not finished. Completions of the others are visible at the latest when it has answered
     /// a control verb that was called after this.
     fn unfinished(&self) -> u32;
@@ -122,14 +281,14 @@ pub trait SendRing: Send + std::fmt::Debug {
     fn reset(&mut self);
 }
 
-/// The program's end of a receive queue.
+/// The program's end of a receive queue, a queue pair's own or a shared one.
 pub trait RecvRing: Send + std::fmt::Debug {
     /// How many more requests fit.
     fn room(&self) -> u32;
     /// Writes one, for which there is room, not yet visible to the RNIC.
     fn push(&mut self, wr_id: u64, sges: &[Sge]);
-    /// Makes what was pushed visible.
-    fn publish(&mut self);
+    /// Makes what was pushed visible. What is refused is forgotten.
+    fn publish(&mut self) -> Result<(), Refused>;
     /// As [`SendRing::reset`].
     fn reset(&mut self);
 }
@@ -138,4 +297,9 @@ pub trait RecvRing: Send + std::fmt::Debug {
 pub trait CompletionRing: Send + std::fmt::Debug {
     /// Takes the next completion.
     fn pop(&mut self) -> Option<Cqe>;
+    /// Asks for one event on the queue's channel, at the next completion, or at the next that is solicited or an error.
+    /// True: something is in the queue already, for which an event may never come.
+    fn arm(&mut self, solicited_only: bool) -> bool;
+    /// Takes that back: what was asked for, if no event was made for it.
+    fn disarm(&mut self) -> Option<Armed>;
 }

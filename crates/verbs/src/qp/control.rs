@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use verbatim_channel::Endpoint;
-use verbatim_device::control::{QpAttr, QpAttrMask, QpCap, QpState};
+use verbatim_device::control::{QpAttr, QpAttrMask, QpCap, QpState, QpType};
 
 use super::Qp;
 use super::standby::Standby;
@@ -26,6 +26,8 @@ pub struct Control {
     pub standby: Option<Standby>,
     /// When it was drained, it was in ERR: so must its successor be.
     pub was_failed: bool,
+    /// Multicast groups that it is in.
+    mcast: Vec<[u8; 16]>,
 }
 
 impl Control {
@@ -36,6 +38,7 @@ impl Control {
             remote: None,
             standby: None,
             was_failed: false,
+            mcast: Vec::new(),
         }
     }
 
@@ -116,16 +119,65 @@ impl Qp {
         })
     }
 
-    /// Destroys it, and its completions with it.
+    /// Lets a UD queue pair receive what is sent to a multicast group (ibv_attach_mcast(3)).
+    pub fn attach_mcast(&self, gid: [u8; 16]) -> Result<(), VerbsError> {
+        let process = self.context().process();
+        let _pass = process.control.enter_qp(self.number());
+        self.check_alive()?;
+        if self.qp_type() != QpType::Ud || !is_group(gid) {
+            return Err(VerbsError::Invalid(format!(
+                "a {:?} queue pair and the group {}: only UD ones and multicast addresses go together",
+                self.qp_type(),
+                std::net::Ipv6Addr::from(gid)
+            )));
+        }
+        let mut control = self.control.lock();
+        if !control.mcast.contains(&gid) {
+            self.context()
+                .device()?
+                .attach_mcast(control.physical_qpn(), gid)?;
+            control.mcast.push(gid);
+        }
+        Ok(())
+    }
+
+    /// Undoes it (ibv_detach_mcast(3)).
+    pub fn detach_mcast(&self, gid: [u8; 16]) -> Result<(), VerbsError> {
+        let _pass = self.context().process().control.enter_qp(self.number());
+        self.check_alive()?;
+        let mut control = self.control.lock();
+        let joined = control.mcast.iter().position(|group| *group == gid);
+        let joined = joined.ok_or_else(|| {
+            VerbsError::Invalid(format!(
+                "queue pair {} is not in the group {}",
+                self.number(),
+                std::net::Ipv6Addr::from(gid)
+            ))
+        })?;
+        let qpn = control.physical_qpn();
+        self.context()
+            .destroy_physically(|device| device.detach_mcast(qpn, gid))?;
+        control.mcast.swap_remove(joined);
+        Ok(())
+    }
+
+    /// Destroys it, and its completions with it; `EBUSY` while it is in a multicast group. Waits until its events are
+    /// acknowledged.
     pub fn destroy(&self) -> Result<(), VerbsError> {
         let context = self.context();
         let process = context.process();
-        let _pass = process.control.enter_qp(self.number());
-        let device = context.device()?;
+        let pass = process.control.enter_qp(self.number());
         self.check_alive()?;
         let mut control = self.control.lock();
-        device.destroy_qp(control.physical_qpn())?;
-        if let Some(standby) = control.standby.take() {
+        if !control.mcast.is_empty() {
+            return Err(VerbsError::Busy {
+                object: format!("queue pair {}", self.number()),
+                users: control.mcast.len(),
+            });
+        }
+        let qpn = control.physical_qpn();
+        context.destroy_physically(|device| device.destroy_qp(qpn))?;
+        if let (Some(standby), Ok(device)) = (control.standby.take(), context.device()) {
             standby.destroy(&*device);
         }
         self.detach();
@@ -134,15 +186,22 @@ impl Qp {
         self.pd().users.fetch_sub(1, SeqCst);
         self.send_cq().users.fetch_sub(1, SeqCst);
         self.recv_cq().users.fetch_sub(1, SeqCst);
+        if let Some(srq) = self.srq() {
+            srq.users.fetch_sub(1, SeqCst);
+        }
         drop(objects);
         for cq in self.cqs() {
             let mut queue = cq.queue.lock();
             queue.purge(self.number());
-            queue.remove_owner(control.physical_qpn());
+            queue.remove_owner(qpn);
         }
         drop(control);
-        process.registry.lock().qps.remove(&self.number());
+        if context.is_movable() {
+            process.registry.lock().qps.remove(&self.number());
+        }
         process.changed();
+        drop(pass);
+        self.async_events.close();
         Ok(())
     }
 
@@ -161,6 +220,12 @@ impl Qp {
             object: format!("queue pair {}", self.number()),
         })
     }
+}
+
+/// Whether it is the GID of a multicast group: of IPv6, or mapped of IPv4 (annex A17).
+fn is_group(gid: [u8; 16]) -> bool {
+    let address = std::net::Ipv6Addr::from(gid);
+    address.is_multicast() || address.to_ipv4_mapped().is_some_and(|ipv4| ipv4.is_multicast())
 }
 
 /// The table of these translations.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 
 use parking_lot::Mutex;
 use verbatim_device::control::{QpAttr, QpCap, QpType};
@@ -15,6 +15,8 @@ use crate::cq::Cq;
 use crate::error::VerbsError;
 use crate::pd::Pd;
 use crate::process::Process;
+use crate::srq::Srq;
+use crate::unacked::Unacked;
 
 /// How often a queue pair is made anew because its number is a virtual one.
 const MAX_COLLISIONS: usize = 64;
@@ -32,6 +34,8 @@ pub struct QpInit {
     pub cap: QpCap,
     /// Every send request makes a completion (`sq_sig_all`).
     pub signal_all: bool,
+    /// Where RECVs come from, in place of an own queue; then `cap.max_recv_wr` and `cap.max_recv_sge` do not count.
+    pub srq: Option<Arc<Srq>>,
 }
 
 impl QpInit {
@@ -41,6 +45,7 @@ impl QpInit {
             pd: pd.physical.load(SeqCst),
             send_cq: self.send_cq.physical(),
             recv_cq: self.recv_cq.physical(),
+            srq: self.srq.as_ref().map(|srq| srq.physical()),
             qp_type: self.qp_type,
             cap: self.cap,
         }
@@ -64,41 +69,55 @@ impl Qp {
                 ));
             }
         }
+        if init
+            .srq
+            .as_ref()
+            .is_some_and(|srq| !Arc::ptr_eq(srq.context(), &context))
+        {
+            return Err(VerbsError::Invalid(
+                "the shared receive queue is another device's".to_owned(),
+            ));
+        }
         let device = context.device()?;
-        let place = create_physically(&process, &*device, &init.physical(pd))?;
+        let place = create_physically(&process, context.is_movable(), &*device, &init.physical(pd))?;
         let ends = device.qp_ends(&place)?;
+        let mut cap = place.cap;
+        if init.srq.is_some() {
+            (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+        }
 
         let side = Arc::new(CompletionSide {
             qpn: place.qpn,
-            send: Shadow::new(place.cap.max_send_wr),
-            recv: Shadow::new(place.cap.max_recv_wr),
+            send: Shadow::new(cap.max_send_wr),
+            recv: Shadow::new(cap.max_recv_wr),
+            shared: init.srq.as_ref().map(|srq| srq.slots.clone()),
             received: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             backlog: AtomicBool::new(false),
         });
         let lkeys = context.moved_keys();
-        let mut send = SendQueue::new(
-            side.clone(),
-            init.send_cq.backlog.clone(),
-            place.cap,
-            init.signal_all,
-            lkeys.clone(),
-        );
+        let mut send = SendQueue::new(side.clone(), &init.send_cq, cap, init.signal_all, lkeys.clone());
         send.attach(ends.send);
-        let mut recv = RecvQueue::new(side.clone(), place.cap, lkeys);
-        recv.attach_new(ends.recv);
+        let mut recv = RecvQueue::new(side.clone(), &init.recv_cq, cap, lkeys);
+        if init.srq.is_none() {
+            recv.attach_new(ends.recv);
+        }
         let qp = Arc::new(Self {
             context: context.clone(),
             pd: pd.clone(),
             send_cq: init.send_cq.clone(),
             recv_cq: init.recv_cq.clone(),
             number: place.qpn,
+            srq: init.srq.clone(),
             qp_type: init.qp_type,
-            cap: place.cap,
+            signal_all: init.signal_all,
+            cap,
             side,
             control: Mutex::new(Control::new(place, QpAttr::default())),
             send: Arc::new(Mutex::new(send)),
             recv: Mutex::new(recv),
+            async_events: Unacked::default(),
+            cookie: AtomicUsize::new(0),
         });
         qp.own(place.qpn);
         let mut objects = context.objects.lock();
@@ -106,8 +125,13 @@ impl Qp {
         pd.users.fetch_add(1, SeqCst);
         init.send_cq.users.fetch_add(1, SeqCst);
         init.recv_cq.users.fetch_add(1, SeqCst);
+        if let Some(srq) = &init.srq {
+            srq.users.fetch_add(1, SeqCst);
+        }
         drop(objects);
-        process.registry.lock().qps.insert(qp.number, qp.clone());
+        if context.is_movable() {
+            process.registry.lock().qps.insert(qp.number, qp.clone());
+        }
         process.changed();
         Ok(qp)
     }
@@ -134,14 +158,15 @@ impl Qp {
         std::iter::once(&self.send_cq).chain((!same).then_some(&self.recv_cq))
     }
 
-    /// What it was made of, for another like it.
-    pub(crate) fn init(&self) -> QpInit {
+    /// What it was made of, with the limits that it was given.
+    pub fn init_attr(&self) -> QpInit {
         QpInit {
             send_cq: self.send_cq.clone(),
             recv_cq: self.recv_cq.clone(),
             qp_type: self.qp_type,
             cap: self.cap,
-            signal_all: false,
+            signal_all: self.signal_all,
+            srq: self.srq.clone(),
         }
     }
 }
@@ -149,13 +174,14 @@ impl Qp {
 /// Makes queue pairs at the RNIC until one's number is not a live virtual one.
 fn create_physically(
     process: &Process,
+    is_movable: bool,
     device: &dyn Device,
     init: &PhysicalQpInit,
 ) -> Result<QpPlace, VerbsError> {
     let mut collided = Vec::new();
     let outcome = loop {
         match device.create_qp(init) {
-            Ok(place) if process.qp(place.qpn).is_none() => break Ok(place),
+            Ok(place) if !is_movable || process.qp(place.qpn).is_none() => break Ok(place),
             Ok(place) => collided.push(place.qpn),
             Err(error) => break Err(error),
         }

@@ -21,6 +21,8 @@ mod standby;
 
 use std::ops::DerefMut;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use parking_lot::{ArcMutexGuard, Mutex, MutexGuard, RawMutex};
 use verbatim_device::control::{QpCap, QpState, QpType};
@@ -33,11 +35,14 @@ pub(crate) use send::SendQueue;
 pub(crate) use shadow::{CompletionSide, RECV_BIT};
 pub(crate) use standby::Standby;
 
+use crate::backend::Refused;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::error::PostError;
 use crate::pd::Pd;
+use crate::srq::Srq;
 use crate::tables::KeyTable;
+use crate::unacked::Unacked;
 use crate::work::{RecvWr, SendWr};
 
 /// The most scatter/gather entries that a request may have.
@@ -50,13 +55,17 @@ pub struct Qp {
     pd: Arc<Pd>,
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
+    srq: Option<Arc<Srq>>,
     number: u32,
     qp_type: QpType,
+    signal_all: bool,
     cap: QpCap,
     pub(crate) side: Arc<CompletionSide>,
     pub(crate) control: Mutex<Control>,
     pub(crate) send: Arc<Mutex<SendQueue>>,
     pub(crate) recv: Mutex<RecvQueue>,
+    pub(crate) async_events: Unacked,
+    cookie: AtomicUsize,
 }
 
 impl Qp {
@@ -85,6 +94,31 @@ impl Qp {
         &self.recv_cq
     }
 
+    /// Where its RECVs come from, if not from an own queue.
+    pub fn srq(&self) -> Option<&Arc<Srq>> {
+        self.srq.as_ref()
+    }
+
+    /// Whether every send request makes a completion.
+    pub fn signal_all(&self) -> bool {
+        self.signal_all
+    }
+
+    /// For the caller's own use.
+    pub fn set_cookie(&self, cookie: usize) {
+        self.cookie.store(cookie, Relaxed);
+    }
+
+    /// What was set last, or 0.
+    pub fn cookie(&self) -> usize {
+        self.cookie.load(Relaxed)
+    }
+
+    /// The program has acknowledged an asynchronous event of it.
+    pub fn ack_async_event(&self) {
+        self.async_events.ack(1);
+    }
+
     /// The transport.
     pub fn qp_type(&self) -> QpType {
         self.qp_type
@@ -107,13 +141,15 @@ impl Qp {
     ) -> Result<(), (usize, PostError)> {
         let mut queue = self.send.lock();
         let mut outcome = Ok(());
-        for (index, request) in requests.into_iter().enumerate() {
+        let mut pushed = 0;
+        for request in requests {
             if let Err(error) = queue.push(&request) {
-                outcome = Err((index, error));
+                outcome = Err((pushed, error));
                 break;
             }
+            pushed += 1;
         }
-        queue.publish();
+        queue.publish().map_err(|refused| refused.of(pushed))?;
         outcome
     }
 
@@ -122,15 +158,20 @@ impl Qp {
         &self,
         requests: impl IntoIterator<Item = RecvWr<'a>>,
     ) -> Result<(), (usize, PostError)> {
+        if self.srq.is_some() {
+            return Err((0, PostError::Invalid));
+        }
         let mut queue = self.recv.lock();
         let mut outcome = Ok(());
-        for (index, request) in requests.into_iter().enumerate() {
+        let mut pushed = 0;
+        for request in requests {
             if let Err(error) = queue.push(&request) {
-                outcome = Err((index, error));
+                outcome = Err((pushed, error));
                 break;
             }
+            pushed += 1;
         }
-        queue.publish();
+        queue.publish().map_err(|refused| refused.of(pushed))?;
         outcome
     }
 
@@ -149,6 +190,13 @@ impl Qp {
     pub(crate) fn detach(&self) {
         self.send.lock().detach();
         self.recv.lock().detach();
+    }
+}
+
+impl Refused {
+    /// Of so many requests, which is the first that was not posted, and why.
+    fn of(self, pushed: usize) -> (usize, PostError) {
+        (pushed - self.count as usize, PostError::Refused(self.errno))
     }
 }
 
@@ -179,11 +227,12 @@ impl<G: DerefMut<Target = SendQueue>> Batch<G> {
         self.queue.push(request)
     }
 
-    /// Posts all (`ibv_wr_complete`).
+    /// Posts all (`ibv_wr_complete`). An RNIC's library may refuse them from one on: how many were not posted, and why.
     #[inline]
-    pub fn complete(mut self) {
+    pub fn complete(mut self) -> Result<(), (u32, PostError)> {
         self.start = None;
-        self.queue.publish();
+        let published = self.queue.publish();
+        published.map_err(|refused| (refused.count, PostError::Refused(refused.errno)))
     }
 
     /// Takes all back (`ibv_wr_abort`).
@@ -201,7 +250,7 @@ impl<G: DerefMut<Target = SendQueue>> Drop for Batch<G> {
 /// Gives `take` the entries with the keys that the RNIC knows. An unknown key becomes one that no region has, so that it
 /// fails as an unknown key does and cannot be another region's by chance.
 #[inline]
-fn with_local_keys(keys: Option<&KeyTable>, sges: &[Sge], take: impl FnOnce(&[Sge])) {
+pub(crate) fn with_local_keys(keys: Option<&KeyTable>, sges: &[Sge], take: impl FnOnce(&[Sge])) {
     /// Most requests have no more; clearing room for [`MAX_SGE`] would cost as much as the rest.
     const FEW: usize = 2;
     match keys {

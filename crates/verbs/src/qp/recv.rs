@@ -3,23 +3,28 @@
 //! RECVs that no message has consumed must be posted again on another RNIC, so the shadow keeps each whole until its
 //! completion is taken.
 
-use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 
 use verbatim_device::control::{QpCap, QpState};
 use verbatim_device::layout::Sge;
 
 use super::shadow::{CompletionSide, RECV_BIT};
 use super::with_local_keys;
-use crate::backend::RecvRing;
+use crate::backend::{RecvRing, Refused};
+use crate::cq::Cq;
 use crate::error::PostError;
 use crate::tables::KeyTable;
-use crate::work::RecvWr;
+use crate::work::{RecvWr, Wc};
 
 /// A receive queue.
 #[derive(Debug)]
 pub struct RecvQueue {
     ring: Option<Box<dyn RecvRing>>,
+    /// The RNIC is gone: what is posted completes at once, with an error.
+    dead: bool,
     side: Arc<CompletionSide>,
+    cq: Weak<Cq>,
     state: QpState,
     cap: QpCap,
     /// The position of the next RECV.
@@ -36,11 +41,13 @@ pub struct RecvQueue {
 }
 
 impl RecvQueue {
-    pub fn new(side: Arc<CompletionSide>, cap: QpCap, lkeys: Option<Arc<KeyTable>>) -> Self {
+    pub fn new(side: Arc<CompletionSide>, cq: &Arc<Cq>, cap: QpCap, lkeys: Option<Arc<KeyTable>>) -> Self {
         let slots = cap.max_recv_wr.max(1).next_power_of_two() as usize;
         Self {
             ring: None,
+            dead: false,
             side,
+            cq: Arc::downgrade(cq),
             state: QpState::Reset,
             cap,
             posted: 0,
@@ -98,16 +105,43 @@ impl RecvQueue {
 
     /// Makes what was pushed visible to the RNIC.
     #[inline]
-    pub fn publish(&mut self) {
+    pub fn publish(&mut self) -> Result<(), Refused> {
         if let Some(ring) = &mut self.ring {
-            ring.publish();
+            if let Err(refused) = ring.publish() {
+                self.posted -= u64::from(refused.count);
+                self.given -= u64::from(refused.count);
+                return Err(refused);
+            }
+        } else if self.dead {
+            self.flush();
         }
+        Ok(())
+    }
+
+    /// The RNIC is gone, and with it the ring.
+    pub fn lose_ring(&mut self) {
+        self.ring = None;
+        self.dead = true;
+        self.flush();
+    }
+
+    #[cold]
+    fn flush(&mut self) {
+        let outstanding = self.side.recv.retired()..self.posted;
+        let flushed = outstanding.map(|position| Wc::flushed(self.side.recv.wr_id(position), self.side.qpn));
+        if let Some(cq) = self.cq.upgrade() {
+            cq.add_flushed(flushed);
+        }
+        self.side.failed.store(true, Relaxed);
+        self.side.recv.settle(self.posted);
+        self.given = self.posted;
     }
 
     fn catch_up(&mut self) -> u64 {
         let given = self.give();
         if given > 0 {
-            self.publish();
+            // Only RNICs below which nothing moves refuse, and nothing is late there.
+            let _ = self.publish();
         }
         given
     }
@@ -152,7 +186,7 @@ impl RecvQueue {
         }
         self.given = self.posted;
         self.side.recv.reset(self.posted);
-        self.side.received.store(0, std::sync::atomic::Ordering::Relaxed);
+        self.side.received.store(0, Relaxed);
         if let Some(ring) = &mut self.ring {
             ring.reset();
         }

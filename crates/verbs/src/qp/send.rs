@@ -1,20 +1,21 @@
 //! The send queue: to the ring, or into the interception buffer.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 
 use verbatim_device::control::{QpCap, QpState};
-use verbatim_device::layout::{self, SendWqe};
+use verbatim_device::layout::{self, SendWqe, WR_BIND_MW, WR_LOCAL_INV};
 use verbatim_device::ring::Body;
 
 use super::intercept::Intercepted;
 use super::shadow::CompletionSide;
 use super::with_local_keys;
-use crate::backend::SendRing;
+use crate::backend::{Refused, SendRing};
+use crate::cq::Cq;
 use crate::error::PostError;
 use crate::tables::KeyTable;
-use crate::work::{self, SendOpcode, SendWr};
+use crate::work::{self, SendOpcode, SendWr, Wc, WC_LOC_QP_OP_ERR};
 
 /// How often a full ring is looked at again before a request is put aside. An RNIC may write the completion first and
 /// free the slot after it, so a program that is quick can see the one without the other for a moment.
@@ -24,7 +25,10 @@ const ROOM_LOOKS: u32 = 200;
 #[derive(Debug)]
 pub struct SendQueue {
     ring: Option<Box<dyn SendRing>>,
+    /// The RNIC is gone: what is posted completes at once, with an error.
+    dead: bool,
     side: Arc<CompletionSide>,
+    cq: Weak<Cq>,
     /// Told to the completion queue: someone has a backlog.
     cq_backlog: Arc<AtomicBool>,
     state: QpState,
@@ -58,15 +62,17 @@ pub struct Mark {
 impl SendQueue {
     pub fn new(
         side: Arc<CompletionSide>,
-        cq_backlog: Arc<AtomicBool>,
+        cq: &Arc<Cq>,
         cap: QpCap,
         signal_all: bool,
         lkeys: Option<Arc<KeyTable>>,
     ) -> Self {
         Self {
             ring: None,
+            dead: false,
             side,
-            cq_backlog,
+            cq: Arc::downgrade(cq),
+            cq_backlog: cq.backlog.clone(),
             state: QpState::Reset,
             cap,
             signal_all,
@@ -127,7 +133,10 @@ impl SendQueue {
             inline_bytes,
             compare_add: wr.compare_add,
             swap: wr.swap,
-            ..SendWqe::default()
+            remote_qpn: wr.ud.remote_qpn,
+            remote_qkey: wr.ud.remote_qkey,
+            ah: wr.ud.ah,
+            reserved: 0,
         };
         if self.direct && self.has_room() {
             self.give(&wqe, wr.body);
@@ -190,7 +199,7 @@ impl SendQueue {
             ..*wqe
         };
         if self.translates {
-            let wqe = translate_remote(wqe, self.rkeys.as_deref());
+            let wqe = translate_head(wqe, self.lkeys.as_deref(), self.rkeys.as_deref());
             match body {
                 Body::Sges(sges) => with_local_keys(self.lkeys.as_deref(), sges, |sges| {
                     ring.push(&wqe, Body::Sges(sges));
@@ -205,13 +214,58 @@ impl SendQueue {
         self.messages += u64::from(counts(wqe.opcode));
     }
 
-    /// Makes what was pushed visible to the RNIC.
+    /// Makes what was pushed visible to the RNIC. What its library refuses was never posted.
     #[inline]
-    pub fn publish(&mut self) {
+    pub fn publish(&mut self) -> Result<(), Refused> {
         if let Some(ring) = self.ring.as_mut().filter(|_| self.unpublished) {
-            ring.publish();
             self.unpublished = false;
+            if let Err(refused) = ring.publish() {
+                self.posted -= u64::from(refused.count);
+                self.messages -= u64::from(refused.messages);
+                return Err(refused);
+            }
+        } else if self.dead {
+            self.flush();
         }
+        Ok(())
+    }
+
+    /// As [`Self::publish`], for requests that were taken long ago: what is refused now completes with an error.
+    fn publish_late(&mut self) {
+        let Err(refused) = self.publish() else { return };
+        let lost = self.posted..self.posted + u64::from(refused.count);
+        let lost: Vec<_> = lost.map(|position| self.side.send.wr_id(position)).collect();
+        if let Some(cq) = self.cq.upgrade() {
+            cq.add_flushed(lost.into_iter().map(|wr_id| Wc {
+                status: WC_LOC_QP_OP_ERR,
+                ..Wc::flushed(wr_id, self.side.qpn)
+            }));
+        }
+    }
+
+    /// The RNIC is gone, and with it the ring.
+    pub fn lose_ring(&mut self) {
+        self.ring = None;
+        self.unpublished = false;
+        self.dead = true;
+        self.derive();
+        self.flush();
+    }
+
+    #[cold]
+    fn flush(&mut self) {
+        let outstanding = self.side.send.retired()..self.posted;
+        let mut wr_ids: Vec<_> = outstanding
+            .map(|position| self.side.send.wr_id(position))
+            .collect();
+        while !self.intercepted.is_empty() {
+            self.intercepted.pop(|wqe, _| wr_ids.push(wqe.wr_id));
+        }
+        if let Some(cq) = self.cq.upgrade() {
+            cq.add_flushed(wr_ids.into_iter().map(|wr_id| Wc::flushed(wr_id, self.side.qpn)));
+        }
+        self.side.failed.store(true, Relaxed);
+        self.side.send.settle(self.posted);
     }
 
     /// Before a batch.
@@ -246,7 +300,7 @@ impl SendQueue {
             given += 1;
         }
         if given > 0 {
-            self.publish();
+            self.publish_late();
         }
         let backlog = self.ring.is_some() && self.holds == 0 && !self.intercepted.is_empty();
         self.side.backlog.store(backlog, Relaxed);
@@ -323,14 +377,24 @@ fn counts(opcode: u8) -> bool {
     SendOpcode::from_raw(opcode.into()).is_some_and(SendOpcode::is_two_sided)
 }
 
-fn translate_remote(mut wqe: SendWqe, rkeys: Option<&KeyTable>) -> SendWqe {
-    if let Some(table) = rkeys {
-        if let Some(key) = table.physical(wqe.rkey) {
-            wqe.rkey = key;
+/// Puts in the keys that the RNICs know. Remote keys are the other end's, but for binds and local invalidation, which name
+/// this process's own.
+fn translate_head(mut wqe: SendWqe, lkeys: Option<&KeyTable>, rkeys: Option<&KeyTable>) -> SendWqe {
+    const LOW: u64 = 0xffff_ffff;
+    match (wqe.opcode, lkeys, rkeys) {
+        (WR_LOCAL_INV, ..) => {}
+        (WR_BIND_MW, Some(table), _) => {
+            let lkey = table.physical(wqe.swap as u32).unwrap_or(0);
+            wqe.swap = wqe.swap & !LOW | u64::from(lkey);
         }
-        if wqe.opcode == SendOpcode::SendWithInvalidate as u8 {
-            wqe.imm = table.physical(wqe.imm).unwrap_or(wqe.imm);
+        (WR_BIND_MW, None, _) => {}
+        (opcode, _, Some(table)) => {
+            wqe.rkey = table.physical(wqe.rkey).unwrap_or(wqe.rkey);
+            if opcode == SendOpcode::SendWithInvalidate as u8 {
+                wqe.imm = table.physical(wqe.imm).unwrap_or(wqe.imm);
+            }
         }
+        (_, _, None) => {}
     }
     wqe
 }

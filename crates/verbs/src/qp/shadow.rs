@@ -4,8 +4,11 @@
 //! never touch one slot at a time: a slot is reused only when `retired` has passed it, and the RNIC completes only what
 //! was published after the slot was written.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use crate::srq::Slots;
 
 /// In the `wr_id` that an RNIC sees: a RECV. An RNIC need not tell in a failed completion what failed.
 pub const RECV_BIT: u64 = 1 << 63;
@@ -83,6 +86,8 @@ pub struct CompletionSide {
     pub qpn: u32,
     pub send: Shadow,
     pub recv: Shadow,
+    /// In the place of `recv`, of a queue pair with a shared receive queue.
+    pub shared: Option<Arc<Slots>>,
     /// Messages received since creation or RESET (`n_recv`).
     pub received: AtomicU64,
     /// A request has failed: the RNIC has taken the queue pair to ERR.

@@ -43,6 +43,10 @@ impl Sessions {
                 });
             }
             looks += 1;
+            if looks % YIELDS == 0 {
+                // An RNIC that is gone finishes nothing.
+                self.process.look_after_devices();
+            }
             if looks < YIELDS {
                 crate::sys::yield_now();
             } else {

@@ -57,6 +57,8 @@ pub(crate) enum SessionError {
     DrainTimeout { milliseconds: u32, left: String },
     #[error("the agent's claim does not fit: {0}")]
     Claim(String),
+    #[error("{0}")]
+    Blocked(String),
     #[error("the gate in the runtime folder cannot be used")]
     Gate(#[source] std::io::Error),
     #[error(transparent)]

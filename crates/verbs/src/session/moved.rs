@@ -14,6 +14,7 @@ use crate::backend::{CompletionRing, CqPlace, Device, QpEnds, QpPlace};
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::qp::{Qp, key_table};
+use crate::road_map;
 use crate::tables::KeyTable;
 
 /// The new ends of a context's queues, all of them made before any is put in.
@@ -31,6 +32,10 @@ impl Sessions {
             return Err(SessionError::Claim(
                 "only a process that is suspended as a whole can be quiesced".to_owned(),
             ));
+        }
+        // Made since the road map was told.
+        if let Some(blocker) = road_map::blockers(&process).into_iter().next() {
+            return Err(SessionError::Blocked(blocker));
         }
         let contexts = process.contexts();
         if contexts.len() > MAX_FDS {

@@ -4,7 +4,7 @@ use verbatim_channel::{Answer, Order, Scope};
 use verbatim_device::control::{Access, QpAttrMask, QpState};
 
 use crate::testing::{Story, buffer};
-use crate::{PostError, QpAttr, SendOpcode, WC_WR_FLUSH_ERR};
+use crate::{PostError, QpAttr, SendOpcode, UdAddress, WC_WR_FLUSH_ERR};
 
 const SEND: SendOpcode = SendOpcode::SendWithImm;
 
@@ -110,6 +110,7 @@ fn a_batch_is_taken_back_as_a_whole_whether_suspended_or_not() {
             rkey: 0,
             compare_add: 0,
             swap: 0,
+            ud: UdAddress::default(),
             body: crate::Body::Sges(&sges),
         };
         batch.push(&request).unwrap();
@@ -120,9 +121,9 @@ fn a_batch_is_taken_back_as_a_whole_whether_suspended_or_not() {
     let mut migration = story.pre_setup(0);
     story.suspend(&mut migration);
     push(&story).abort();
-    push(&story).complete();
+    push(&story).complete().unwrap();
     story.abort(&migration);
-    push(&story).complete();
+    push(&story).complete().unwrap();
     story.settle();
     assert_eq!(story.ends[0].poll().len(), 4);
     drop(push(&story));
@@ -218,7 +219,7 @@ fn new_objects_get_no_number_that_the_program_knows_for_another() {
         "{regions:x?} and {:x}",
         end.mr.lkey()
     );
-    let init = end.qp.init();
+    let init = end.qp.init_attr();
     let first = end.pd.create_qp(&init).unwrap();
     let second = end.pd.create_qp(&init).unwrap();
     let numbers = [end.qp.number(), first.number(), second.number()];

@@ -7,13 +7,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use verbatim_device::control::{DeviceAttr, Gid, PortAttr, QpAttr, QpAttrMask, QpState};
-use verbatim_device::layout::{Cqe, SEND_SIGNALED, SendWqe, Sge};
-use verbatim_device::ring::Body;
+use rustix::net::SendFlags;
+use verbatim_device::control::{AsyncEvent, DeviceAttr, Gid, PortAttr, QpAttr, QpAttrMask, QpState, SrqAttr};
+use verbatim_device::layout::{Cqe, SEND_SIGNALED, SEND_SOLICITED, SendWqe, Sge};
+use verbatim_device::ring::{Armed, Body};
 
+use crate::backend::soft::events::{Events, SoftChannel};
 use crate::backend::{
-    CompletionRing, CqPlace, Device, Parked, PhysicalMrInit, PhysicalQpInit, QpEnds, QpPlace, RecvRing,
-    SendRing,
+    CompletionRing, CqPlace, Device, EventChannel, Parked, PhysicalMrInit, PhysicalQpInit, QpEnds, QpPlace,
+    RecvRing, Refused, SendRing, SrqPlace, Watched,
 };
 use crate::error::VerbsError;
 use crate::work::{SendOpcode, WC_WR_FLUSH_ERR};
@@ -26,6 +28,7 @@ struct FakeQp {
     attr: QpAttr,
     send_cq: Name,
     recv_cq: Name,
+    srq: Option<Name>,
     capacity: u32,
     /// Pushed and not published.
     pushed: Vec<SendWqe>,
@@ -41,6 +44,14 @@ struct State {
     cqs: HashMap<Name, VecDeque<Cqe>>,
     keys: HashSet<Name>,
     next: HashMap<u8, u32>,
+    srqs: HashMap<Name, VecDeque<u64>>,
+    /// Armed completion queues, and whether for any completion.
+    armed: HashMap<Name, bool>,
+    channels: HashMap<Name, Arc<SoftChannel>>,
+    /// Which channel a completion queue's events go to.
+    channel_of: HashMap<Name, Name>,
+    /// What the RNICs hold of each opened device: while it is there, so are they.
+    lines: Vec<(u8, OwnedFd)>,
     /// Requests that are refused room although there is: slots that the RNIC frees late.
     late_room: u32,
 }
@@ -55,6 +66,7 @@ struct FakeDevice {
     world: World,
     attr: DeviceAttr,
     port: PortAttr,
+    events: Events,
 }
 
 impl State {
@@ -83,10 +95,17 @@ impl State {
             if !connected_back || peer_qp.attr.state == QpState::Err {
                 return false;
             }
-            let Some(wr_id) = peer_qp.recvs.pop_front() else {
+            let recv_cq = peer_qp.recv_cq;
+            let recvs = match peer_qp.srq {
+                None => &mut peer_qp.recvs,
+                Some(srq) => self
+                    .srqs
+                    .get_mut(&srq)
+                    .expect("a queue pair's shared receive queue"),
+            };
+            let Some(wr_id) = recvs.pop_front() else {
                 return false;
             };
-            let recv_cq = peer_qp.recv_cq;
             self.complete(
                 recv_cq,
                 Cqe {
@@ -94,6 +113,7 @@ impl State {
                     opcode: 128,
                     imm: wqe.imm,
                     qpn: peer.1,
+                    solicited: u32::from(wqe.flags & SEND_SOLICITED != 0),
                     ..Cqe::default()
                 },
             );
@@ -119,6 +139,12 @@ impl State {
             .get_mut(&cq)
             .expect("a queue pair's completion queue")
             .push_back(cqe);
+        let wanted = |any: &bool| *any || cqe.solicited != 0 || cqe.status != 0;
+        if self.armed.get(&cq).is_some_and(wanted) {
+            self.armed.remove(&cq);
+            let channel = self.channel_of.get(&cq).and_then(|name| self.channels.get(name));
+            channel.expect("the channel of an armed queue").inject(cq.1);
+        }
     }
 
     fn qp(&mut self, name: Name) -> &mut FakeQp {
@@ -145,9 +171,12 @@ impl World {
     pub fn device(&self, id: u8) -> Arc<dyn Device> {
         let mut gid = [0; 16];
         gid[15] = id;
+        let (events, line) = Events::pair().expect("a socket pair");
+        self.0.lock().lines.push((id, line));
         Arc::new(FakeDevice {
             id,
             world: self.clone(),
+            events,
             attr: DeviceAttr {
                 name: format!("fake{id}"),
                 fw_ver: String::new(),
@@ -163,6 +192,7 @@ impl World {
                 max_pd: 1000,
                 max_qp_rd_atom: 16,
                 max_qp_init_rd_atom: 16,
+                max_dm_size: 8192,
                 ..DeviceAttr::default()
             },
             port: PortAttr {
@@ -200,6 +230,20 @@ impl World {
             .collect()
     }
 
+    /// Ends a device, as `kill -9` does its RNIC.
+    pub fn kill(&self, device: u8) {
+        self.0.lock().lines.retain(|(id, _)| *id != device);
+    }
+
+    /// A device tells of an event.
+    pub fn tell(&self, device: u8, event: AsyncEvent) {
+        let message = postcard::to_stdvec(&event).expect("an event");
+        let state = self.0.lock();
+        for (_, line) in state.lines.iter().filter(|(id, _)| *id == device) {
+            rustix::net::send(line, &message, SendFlags::NOSIGNAL).expect("someone listens");
+        }
+    }
+
     /// For the next `looks` looks, send queues say that they have no room.
     pub fn free_slots_late(&self, looks: u32) {
         self.0.lock().late_room = looks;
@@ -216,8 +260,60 @@ impl Device for FakeDevice {
         (&self.attr, &self.port)
     }
 
+    fn watch(&self) -> Watched<'_> {
+        Watched {
+            connection: None,
+            events: Some(self.events.fd()),
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        !self.world.0.lock().lines.iter().any(|(id, _)| *id == self.id)
+    }
+
+    fn next_async_event(&self) -> Option<AsyncEvent> {
+        self.events.next()
+    }
+
     fn alloc_pd(&self) -> Result<u32, VerbsError> {
         Ok(self.world.0.lock().number(self.id))
+    }
+
+    fn create_comp_channel(&self) -> Result<Arc<dyn EventChannel>, VerbsError> {
+        let mut state = self.world.0.lock();
+        let number = state.number(self.id);
+        let (ours, theirs) = SoftChannel::pair()?;
+        let channel = Arc::new(SoftChannel::new(number, ours, theirs));
+        state.channels.insert((self.id, number), channel.clone());
+        Ok(channel)
+    }
+
+    fn destroy_comp_channel(&self, channel: u32) -> Result<(), VerbsError> {
+        self.world.0.lock().channels.remove(&(self.id, channel));
+        Ok(())
+    }
+
+    fn create_srq(&self, _: u32, attr: &SrqAttr) -> Result<SrqPlace, VerbsError> {
+        let mut state = self.world.0.lock();
+        let srq = state.number(self.id);
+        state.srqs.insert((self.id, srq), VecDeque::new());
+        Ok(SrqPlace {
+            srq,
+            attr: *attr,
+            offset: 0,
+        })
+    }
+
+    fn destroy_srq(&self, srq: u32) -> Result<(), VerbsError> {
+        self.world.0.lock().srqs.remove(&(self.id, srq));
+        Ok(())
+    }
+
+    fn srq_end(&self, place: &SrqPlace) -> Result<Box<dyn RecvRing>, VerbsError> {
+        Ok(Box::new(FakeSrqEnd(FakeEnd {
+            name: (self.id, place.srq),
+            world: self.world.clone(),
+        })))
     }
 
     fn dealloc_pd(&self, _: u32) -> Result<(), VerbsError> {
@@ -240,9 +336,12 @@ impl Device for FakeDevice {
         Ok(())
     }
 
-    fn create_cq(&self, entries: u32) -> Result<CqPlace, VerbsError> {
+    fn create_cq(&self, entries: u32, channel: Option<u32>) -> Result<CqPlace, VerbsError> {
         let mut state = self.world.0.lock();
         let cq = state.number(self.id);
+        if let Some(channel) = channel {
+            state.channel_of.insert((self.id, cq), (self.id, channel));
+        }
         state.cqs.insert((self.id, cq), VecDeque::new());
         Ok(CqPlace {
             cq,
@@ -264,6 +363,7 @@ impl Device for FakeDevice {
             attr: QpAttr::default(),
             send_cq: (self.id, init.send_cq),
             recv_cq: (self.id, init.recv_cq),
+            srq: init.srq.map(|srq| (self.id, srq)),
             capacity: init.cap.max_send_wr,
             pushed: Vec::new(),
             sends: VecDeque::new(),
@@ -393,11 +493,12 @@ impl SendRing for FakeEnd {
         pushed.truncate(pushed.len() - count as usize);
     }
 
-    fn publish(&mut self) {
+    fn publish(&mut self) -> Result<(), Refused> {
         let mut state = self.world.0.lock();
         let qp = state.qp(self.name);
         let pushed = std::mem::take(&mut qp.pushed);
         qp.sends.extend(pushed);
+        Ok(())
     }
 
     fn unfinished(&self) -> u32 {
@@ -422,7 +523,7 @@ impl RecvRing for FakeEnd {
         state.qp(self.name).pushed_recvs.push(wr_id);
     }
 
-    fn publish(&mut self) {
+    fn publish(&mut self) -> Result<(), Refused> {
         let mut state = self.world.0.lock();
         let qp = state.qp(self.name);
         let pushed = std::mem::take(&mut qp.pushed_recvs);
@@ -430,6 +531,30 @@ impl RecvRing for FakeEnd {
         if qp.attr.state == QpState::Err {
             state.flush_recvs(self.name);
         }
+        Ok(())
+    }
+
+    fn reset(&mut self) {}
+}
+
+/// The end of a shared receive queue; what is pushed is visible at once.
+#[derive(Debug)]
+struct FakeSrqEnd(FakeEnd);
+
+impl RecvRing for FakeSrqEnd {
+    fn room(&self) -> u32 {
+        u32::MAX
+    }
+
+    fn push(&mut self, wr_id: u64, sges: &[Sge]) {
+        let mut state = self.0.world.0.lock();
+        FakeEnd::check_keys(&state, self.0.name, sges);
+        let srq = state.srqs.get_mut(&self.0.name).expect("a live queue");
+        srq.push_back(wr_id);
+    }
+
+    fn publish(&mut self) -> Result<(), Refused> {
+        Ok(())
     }
 
     fn reset(&mut self) {}
@@ -438,5 +563,16 @@ impl RecvRing for FakeEnd {
 impl CompletionRing for FakeEnd {
     fn pop(&mut self) -> Option<Cqe> {
         self.world.0.lock().cqs.get_mut(&self.name)?.pop_front()
+    }
+
+    fn arm(&mut self, solicited_only: bool) -> bool {
+        let mut state = self.world.0.lock();
+        *state.armed.entry(self.name).or_default() |= !solicited_only;
+        !state.cqs[&self.name].is_empty()
+    }
+
+    fn disarm(&mut self) -> Option<Armed> {
+        let any = self.world.0.lock().armed.remove(&self.name)?;
+        Some(if any { Armed::Any } else { Armed::Solicited })
     }
 }

@@ -12,9 +12,11 @@ use verbatim_device::layout::Sge;
 
 use super::World;
 use super::nic::connection;
-use crate::backend::{Device, PhysicalMrInit, PhysicalQpInit};
+use crate::backend::{Device, PhysicalMemory, PhysicalMrInit, PhysicalQpInit};
 use crate::session::Sessions;
-use crate::{Body, Context, Cq, Mr, Pd, PostError, Process, Qp, QpInit, RecvWr, SendOpcode, SendWr};
+use crate::{
+    Body, Context, Cq, Mr, Pd, PostError, Process, Qp, QpInit, RecvWr, SendOpcode, SendWr, UdAddress,
+};
 
 pub const CAP: QpCap = QpCap {
     max_send_wr: 4,
@@ -49,13 +51,14 @@ impl End {
         let context = process.open_on(|| Ok(world.device(device))).unwrap();
         let pd = context.alloc_pd().unwrap();
         let mr = pd.reg_mr(buffer(), 64, buffer(), Access::LOCAL_WRITE).unwrap();
-        let cq = context.create_cq(64).unwrap();
+        let cq = context.create_cq(64, None).unwrap();
         let init = QpInit {
             send_cq: cq.clone(),
             recv_cq: cq.clone(),
             qp_type: QpType::Rc,
             cap: CAP,
             signal_all: false,
+            srq: None,
         };
         let qp = pd.create_qp(&init).unwrap();
         Self {
@@ -119,6 +122,7 @@ impl End {
             rkey: 1,
             compare_add: 0,
             swap: 0,
+            ud: UdAddress::default(),
             body: if inline {
                 Body::Inline(&[b"in", b"line"])
             } else {
@@ -370,12 +374,14 @@ fn make_again(
     let mrs = context.mrs.iter().rev().map(|mr| {
         let init = PhysicalMrInit {
             pd: physical_pd,
-            address: mr.address,
-            length: mr.length,
-            iova: mr.iova,
             access: mr.access,
-            segments: &mr.segments,
-            file: None,
+            memory: PhysicalMemory {
+                address: mr.address,
+                length: mr.length,
+                iova: mr.iova,
+                segments: &mr.segments,
+                file: None,
+            },
         };
         // One that nobody uses in between, so that no key stays what it was.
         let (unused, _) = device.reg_mr(&init).unwrap();
@@ -392,7 +398,7 @@ fn make_again(
         .cqs
         .iter()
         .map(|cq| {
-            let place = device.create_cq(cq.entries).unwrap();
+            let place = device.create_cq(cq.entries, None).unwrap();
             ClaimedCq {
                 cq: cq.cq,
                 physical_cq: place.cq,
@@ -407,6 +413,7 @@ fn make_again(
             pd: physical_pd,
             send_cq: physical_cq(qp.send_cq),
             recv_cq: physical_cq(qp.recv_cq),
+            srq: None,
             qp_type: qp.qp_type,
             cap: qp.cap,
         };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustix::mm::{MapFlags, ProtFlags};
 use verbatim_verbs::{
     Access, AddressVector, Body, Context, Cq, Mr, Pd, PostError, Process, Qp, QpAttr, QpAttrMask, QpCap,
-    QpInit, QpState, QpType, RecvWr, SEND_SIGNALED, SendOpcode, SendWr, Sge, Wc,
+    QpInit, QpState, QpType, RecvWr, SEND_SIGNALED, SendOpcode, SendWr, Sge, UdAddress, Wc,
 };
 
 use super::Nic;
@@ -89,13 +89,14 @@ impl End {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let (address, length) = (memory.address(), REGION_BYTES as u64);
         let mr = pd.reg_mr(address, length, address, access).unwrap();
-        let cq = context.create_cq(256).unwrap();
+        let cq = context.create_cq(256, None).unwrap();
         let init = QpInit {
             send_cq: cq.clone(),
             recv_cq: cq.clone(),
             qp_type: QpType::Rc,
             cap: CAP,
             signal_all: false,
+            srq: None,
         };
         let qp = pd.create_qp(&init).unwrap();
         Self {
@@ -142,6 +143,7 @@ impl End {
             rkey,
             compare_add: 0,
             swap: 0,
+            ud: UdAddress::default(),
             body: Body::Sges(&sges),
         };
         self.qp.post_send([request]).map_err(|(_, error)| error)

@@ -24,7 +24,7 @@ use crate::backend::{
 };
 use crate::error::VerbsError;
 use crate::tables::KeyTable;
-use crate::{Process, QpInit, SendOpcode, SendWr, Wc};
+use crate::{Process, QpInit, SendOpcode, SendWr, UdAddress, Wc};
 
 const BATCH: u64 = 32;
 const ROUNDS: u32 = 100_000;
@@ -125,7 +125,7 @@ impl Device for Bare {
     fn dereg_mr(&self, _: u32) -> Result<(), VerbsError> {
         Ok(())
     }
-    fn create_cq(&self, _: u32) -> Result<CqPlace, VerbsError> {
+    fn create_cq(&self, _: u32, _: Option<u32>) -> Result<CqPlace, VerbsError> {
         Ok(CqPlace {
             cq: 1,
             entries: CQ_ENTRIES,
@@ -203,13 +203,14 @@ fn cost_of_posting_and_polling() {
                 pd: 1,
                 send_cq: 1,
                 recv_cq: 1,
+                srq: None,
                 qp_type: QpType::Rc,
                 cap: CAP,
             })
             .unwrap();
         let (send, _recv) = device.arena.qp_ends(&place).unwrap();
         let mut ring = SoftSends::new(device.arena.clone(), send, 0);
-        let mut completions = device.arena.cq_end(&device.create_cq(1).unwrap()).unwrap();
+        let mut completions = device.arena.cq_end(&device.create_cq(1, None).unwrap()).unwrap();
         for _ in 0..ROUNDS {
             time(&mut post, || {
                 for wr_id in 0..BATCH {
@@ -221,7 +222,7 @@ fn cost_of_posting_and_polling() {
                     };
                     assert!(ring.room() > 0);
                     ring.push(&wqe, Body::Sges(std::hint::black_box(&sges)));
-                    ring.publish();
+                    ring.publish().unwrap();
                 }
             });
             hardware.work();
@@ -237,13 +238,14 @@ fn cost_of_posting_and_polling() {
     let process = Process::new(Path::new("/proc/none"));
     let context = process.open_on(|| Ok(Arc::new(device))).unwrap();
     let pd = context.alloc_pd().unwrap();
-    let cq = context.create_cq(CQ_ENTRIES).unwrap();
+    let cq = context.create_cq(CQ_ENTRIES, None).unwrap();
     let init = QpInit {
         send_cq: cq.clone(),
         recv_cq: cq.clone(),
         qp_type: QpType::Rc,
         cap: CAP,
         signal_all: false,
+        srq: None,
     };
     let qp = pd.create_qp(&init).unwrap();
     let attr = QpAttr {
@@ -272,6 +274,7 @@ fn cost_of_posting_and_polling() {
                         rkey: LKEY,
                         compare_add: 0,
                         swap: 0,
+                        ud: UdAddress::default(),
                         body: Body::Sges(std::hint::black_box(&sges)),
                     };
                     qp.post_send([request]).unwrap();

@@ -7,10 +7,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags};
-use verbatim_device::layout::{CONTEXT_BYTES, ContextPage, CqLayout, QpLayout};
+use verbatim_device::layout::{CONTEXT_BYTES, ContextPage, CqLayout, QpLayout, RecvLayout};
 use verbatim_device::ring::{CqConsumer, Doorbell, RecvProducer, SendProducer};
 
-use crate::backend::{CqPlace, QpPlace};
+use crate::backend::{CqPlace, QpPlace, SrqPlace};
 use crate::fork;
 
 /// A mapped arena and the eventfd that wakes its RNIC. Ring ends keep an `Arc` of it.
@@ -20,8 +20,8 @@ pub struct Arena {
     bytes: usize,
     wake: OwnedFd,
     doorbell: Doorbell,
-    /// A child of this process shall have neither the memory nor the eventfd.
-    _held: [fork::Held; 2],
+    /// A child of this process shall have neither the memory nor the eventfd. Forgotten before they go.
+    held: Option<[fork::Held; 2]>,
 }
 
 // SAFETY: the memory is shared with another process in any case; what is in it is reached through the ring ends, each
@@ -56,10 +56,10 @@ impl Arena {
         // which nobody uses the doorbell without.
         let doorbell = unsafe { Doorbell::new(base.cast::<ContextPage>()) };
         Ok(Self {
-            _held: [
+            held: Some([
                 fork::hold_mapping(base.as_ptr() as usize, length),
                 fork::hold_fd(wake.as_fd()),
-            ],
+            ]),
             base,
             bytes: length,
             wake,
@@ -100,6 +100,14 @@ impl Arena {
         unsafe { Some(CqConsumer::new(base, &layout)) }
     }
 
+    /// The program's end of a shared receive queue, likewise.
+    pub fn srq_end(&self, place: &SrqPlace) -> Option<RecvProducer> {
+        let layout = RecvLayout::shared(&place.attr);
+        let base = self.part(place.offset, layout.bytes)?;
+        // SAFETY: as above.
+        unsafe { Some(RecvProducer::new(base, &layout)) }
+    }
+
     /// Tells the RNIC of new requests at a slot.
     #[inline]
     pub fn ring(&self, slot: u32) {
@@ -112,6 +120,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
+        self.held = None;
         // SAFETY: mapped by `map` with this length; ring ends hold an `Arc` of self, so none is left.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
     }

@@ -1,41 +1,90 @@
-//! The software RNIC: a connection for the control path, an arena of shared memory for the queues.
+//! The software RNIC: a connection for the control path, an arena of shared memory for the queues, a socket for
+//! asynchronous events and one for each completion channel.
 
 #[cfg(test)]
 mod cost;
+pub(crate) mod events;
 mod map;
 mod rings;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use verbatim_channel::SegmentRecord;
 use verbatim_device::control::{
-    Backing, DeviceAttr, PortAttr, QpAttr, QpAttrMask, Reply, Request, SOCKET_NAME, Segment, VERSION,
+    AddressVector, AsyncEvent, Backing, DeviceAttr, MwType, PortAttr, QpAttr, QpAttrMask, Reply, Request,
+    SOCKET_NAME, Segment, SrqAttr, Translation, VERSION,
 };
 use verbatim_seqpacket::{Received, Socket};
 
+use self::events::{Events, SoftChannel};
 use self::map::Arena;
 use self::rings::{SoftCompletions, SoftRecvs, SoftSends};
-use super::{CompletionRing, CqPlace, Device, Parked, PhysicalMrInit, PhysicalQpInit, QpEnds, QpPlace};
+use super::{
+    CompletionRing, CqPlace, Device, EventChannel, Parked, PhysicalMemory, PhysicalMrChange, PhysicalMrInit,
+    PhysicalQpInit, Provider, QpEnds, QpPlace, RecvRing, SrqPlace, Watched,
+};
+use crate::context::DeviceInfo;
 use crate::error::VerbsError;
 use crate::fork;
+
+/// The software RNIC whose socket is in a runtime folder.
+#[derive(Debug)]
+pub struct SoftProvider {
+    runtime: PathBuf,
+    /// As it said when it was first asked: a program may list devices often.
+    known: Mutex<Vec<DeviceInfo>>,
+}
+
+impl SoftProvider {
+    pub fn new(runtime: &Path) -> Self {
+        Self {
+            runtime: runtime.to_owned(),
+            known: Mutex::default(),
+        }
+    }
+}
+
+impl Provider for SoftProvider {
+    fn devices(&self) -> Vec<DeviceInfo> {
+        let mut known = self.known.lock();
+        if known.is_empty()
+            && let Ok(device) = open(&self.runtime)
+        {
+            let (attr, _) = device.attributes();
+            known.push(DeviceInfo {
+                name: attr.name.clone(),
+                guid: attr.node_guid,
+            });
+        }
+        known.clone()
+    }
+
+    fn open(&self, _name: &str) -> Result<Arc<dyn Device>, VerbsError> {
+        open(&self.runtime)
+    }
+}
 
 /// An opened context.
 #[derive(Debug)]
 pub struct SoftDevice {
+    /// A child of this process shall not hold the connection. Forgotten before it goes.
+    _held: [fork::Held; 2],
     /// One request, one answer.
     connection: Mutex<Socket>,
-    /// A child of this process shall not hold the connection.
-    _held: fork::Held,
+    /// The same connection, for who only wants to know whether it is still there.
+    hangup: OwnedFd,
     arena: Arc<Arena>,
+    events: Events,
     device_attr: DeviceAttr,
     port_attr: PortAttr,
 }
 
 /// Opens a new context at the RNIC of this runtime folder.
-pub fn open(runtime: &Path) -> Result<Arc<dyn Device>, VerbsError> {
+fn open(runtime: &Path) -> Result<Arc<dyn Device>, VerbsError> {
     let connection = Socket::connect(&runtime.join(SOCKET_NAME)).map_err(no_answer("open_device"))?;
     let request = Request::OpenContext {
         version: VERSION,
@@ -81,7 +130,8 @@ fn wrong<T>(verb: &'static str, reply: Reply) -> Result<T, VerbsError> {
 
 impl SoftDevice {
     fn start(connection: Socket, verb: &'static str, request: &Request) -> Result<Self, VerbsError> {
-        let received = call(&connection, verb, request, &[])?;
+        let (events, theirs) = Events::pair()?;
+        let received = call(&connection, verb, request, &[theirs.as_fd()])?;
         let Reply::Context {
             device,
             port,
@@ -96,10 +146,14 @@ impl SoftDevice {
         })?;
         let arena = Arena::map(&memory, arena_bytes, doorbell)
             .map_err(|source| VerbsError::Os { call: "mmap", source })?;
+        let hangup = connection.as_fd().try_clone_to_owned();
+        let hangup = hangup.map_err(|source| VerbsError::Os { call: "dup", source })?;
         Ok(Self {
-            _held: fork::hold_fd(connection.as_fd()),
+            _held: [fork::hold_fd(connection.as_fd()), fork::hold_fd(hangup.as_fd())],
+            hangup,
             connection: Mutex::new(connection),
             arena: Arc::new(arena),
+            events,
             device_attr: device,
             port_attr: port,
         })
@@ -131,6 +185,26 @@ impl Device for SoftDevice {
         (&self.device_attr, &self.port_attr)
     }
 
+    fn watch(&self) -> Watched<'_> {
+        Watched {
+            connection: Some(self.hangup.as_fd()),
+            events: Some(self.events.fd()),
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        let mut fds = [PollFd::new(&self.hangup, PollFlags::empty())];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
+    fn next_async_event(&self) -> Option<AsyncEvent> {
+        self.events.next()
+    }
+
     fn alloc_pd(&self) -> Result<u32, VerbsError> {
         match self.call("alloc_pd", &Request::AllocPd)? {
             Reply::Pd { pd } => Ok(pd),
@@ -143,18 +217,39 @@ impl Device for SoftDevice {
     }
 
     fn reg_mr(&self, init: &PhysicalMrInit<'_>) -> Result<(u32, u32), VerbsError> {
+        let memory = &init.memory;
         let request = Request::RegMr {
             pd: init.pd,
-            address: init.address,
-            length: init.length,
-            iova: init.iova,
+            address: memory.address,
+            length: memory.length,
+            iova: memory.iova,
             access: init.access,
-            segments: init.segments.iter().map(segment).collect(),
+            segments: segments(memory),
         };
-        let file: Vec<_> = init.file.iter().map(|file| file.as_fd()).collect();
+        let file: Vec<_> = memory.file.into_iter().collect();
         match self.call_with("reg_mr", &request, &file)? {
             Reply::Mr { lkey, rkey } => Ok((lkey, rkey)),
             reply => wrong("reg_mr", reply),
+        }
+    }
+
+    fn rereg_mr(&self, lkey: u32, change: &PhysicalMrChange<'_>) -> Result<(), VerbsError> {
+        let request = Request::ReregMr {
+            lkey,
+            pd: change.pd,
+            access: change.access,
+            translation: change.memory.as_ref().map(|memory| Translation {
+                address: memory.address,
+                length: memory.length,
+                iova: memory.iova,
+                segments: segments(memory),
+            }),
+        };
+        let file = change.memory.as_ref().and_then(|memory| memory.file);
+        let file: Vec<_> = file.into_iter().collect();
+        match self.call_with("rereg_mr", &request, &file)? {
+            Reply::Mr { .. } => Ok(()),
+            reply => wrong("rereg_mr", reply),
         }
     }
 
@@ -162,16 +257,41 @@ impl Device for SoftDevice {
         self.call_done("dereg_mr", &Request::DeregMr { lkey })
     }
 
-    fn create_cq(&self, entries: u32) -> Result<CqPlace, VerbsError> {
-        match self.call(
-            "create_cq",
-            &Request::CreateCq {
-                entries,
-                channel: None,
-            },
-        )? {
+    fn alloc_mw(&self, pd: u32, mw_type: MwType) -> Result<u32, VerbsError> {
+        match self.call("alloc_mw", &Request::AllocMw { pd, mw_type })? {
+            Reply::Mw { rkey } => Ok(rkey),
+            reply => wrong("alloc_mw", reply),
+        }
+    }
+
+    fn dealloc_mw(&self, rkey: u32) -> Result<(), VerbsError> {
+        self.call_done("dealloc_mw", &Request::DeallocMw { rkey })
+    }
+
+    fn create_comp_channel(&self) -> Result<Arc<dyn EventChannel>, VerbsError> {
+        const VERB: &str = "create_comp_channel";
+        let (ours, theirs) = SoftChannel::pair()?;
+        match self.call_with(VERB, &Request::CreateCompChannel, &[theirs.as_fd()])? {
+            Reply::CompChannel { channel } => Ok(Arc::new(SoftChannel::new(channel, ours, theirs))),
+            reply => wrong(VERB, reply),
+        }
+    }
+
+    fn destroy_comp_channel(&self, channel: u32) -> Result<(), VerbsError> {
+        self.call_done("destroy_comp_channel", &Request::DestroyCompChannel { channel })
+    }
+
+    fn create_cq(&self, entries: u32, channel: Option<u32>) -> Result<CqPlace, VerbsError> {
+        match self.call("create_cq", &Request::CreateCq { entries, channel })? {
             Reply::Cq { cq, entries, offset } => Ok(CqPlace { cq, entries, offset }),
             reply => wrong("create_cq", reply),
+        }
+    }
+
+    fn resize_cq(&self, cq: u32, entries: u32) -> Result<CqPlace, VerbsError> {
+        match self.call("resize_cq", &Request::ResizeCq { cq, entries })? {
+            Reply::Cq { cq, entries, offset } => Ok(CqPlace { cq, entries, offset }),
+            reply => wrong("resize_cq", reply),
         }
     }
 
@@ -186,7 +306,7 @@ impl Device for SoftDevice {
             recv_cq: init.recv_cq,
             qp_type: init.qp_type,
             cap: init.cap,
-            srq: None,
+            srq: init.srq,
         };
         match self.call("create_qp", &request)? {
             Reply::Qp {
@@ -224,6 +344,47 @@ impl Device for SoftDevice {
         self.call_done("destroy_qp", &Request::DestroyQp { qpn })
     }
 
+    fn attach_mcast(&self, qpn: u32, gid: [u8; 16]) -> Result<(), VerbsError> {
+        self.call_done("attach_mcast", &Request::AttachMcast { qpn, gid })
+    }
+
+    fn detach_mcast(&self, qpn: u32, gid: [u8; 16]) -> Result<(), VerbsError> {
+        self.call_done("detach_mcast", &Request::DetachMcast { qpn, gid })
+    }
+
+    fn create_srq(&self, pd: u32, attr: &SrqAttr) -> Result<SrqPlace, VerbsError> {
+        match self.call("create_srq", &Request::CreateSrq { pd, attr: *attr })? {
+            Reply::Srq { srq, attr, offset } => Ok(SrqPlace { srq, attr, offset }),
+            reply => wrong("create_srq", reply),
+        }
+    }
+
+    fn modify_srq(&self, srq: u32, limit: u32) -> Result<(), VerbsError> {
+        self.call_done("modify_srq", &Request::ModifySrq { srq, limit })
+    }
+
+    fn query_srq(&self, srq: u32) -> Result<SrqAttr, VerbsError> {
+        match self.call("query_srq", &Request::QuerySrq { srq })? {
+            Reply::Srq { attr, .. } => Ok(attr),
+            reply => wrong("query_srq", reply),
+        }
+    }
+
+    fn destroy_srq(&self, srq: u32) -> Result<(), VerbsError> {
+        self.call_done("destroy_srq", &Request::DestroySrq { srq })
+    }
+
+    fn create_ah(&self, pd: u32, av: &AddressVector) -> Result<u32, VerbsError> {
+        match self.call("create_ah", &Request::CreateAh { pd, av: *av })? {
+            Reply::Ah { ah } => Ok(ah),
+            reply => wrong("create_ah", reply),
+        }
+    }
+
+    fn destroy_ah(&self, ah: u32) -> Result<(), VerbsError> {
+        self.call_done("destroy_ah", &Request::DestroyAh { ah })
+    }
+
     fn qp_ends(&self, place: &QpPlace) -> Result<QpEnds, VerbsError> {
         let (send, recv) = self.arena.qp_ends(place).ok_or_else(|| outside(place.offset))?;
         Ok(QpEnds {
@@ -235,6 +396,11 @@ impl Device for SoftDevice {
     fn cq_end(&self, place: &CqPlace) -> Result<Box<dyn CompletionRing>, VerbsError> {
         let end = self.arena.cq_end(place).ok_or_else(|| outside(place.offset))?;
         Ok(Box::new(SoftCompletions::new(self.arena.clone(), end)))
+    }
+
+    fn srq_end(&self, place: &SrqPlace) -> Result<Box<dyn RecvRing>, VerbsError> {
+        let end = self.arena.srq_end(place).ok_or_else(|| outside(place.offset))?;
+        Ok(Box::new(SoftRecvs::new(self.arena.clone(), end)))
     }
 
     fn park(self: Arc<Self>) -> Result<Parked, VerbsError> {
@@ -258,7 +424,7 @@ impl Device for SoftDevice {
 }
 
 /// Opens a connection that was parked, or prepared by an agent.
-pub fn attach(connection: OwnedFd) -> Result<Arc<dyn Device>, VerbsError> {
+fn attach(connection: OwnedFd) -> Result<Arc<dyn Device>, VerbsError> {
     let request = Request::AttachContext { version: VERSION };
     let device = SoftDevice::start(Socket::from_fd(connection), "attach_context", &request)?;
     Ok(Arc::new(device))
@@ -268,6 +434,10 @@ fn outside(offset: u64) -> VerbsError {
     VerbsError::Invalid(format!(
         "the RNIC put a queue at {offset:#x}, outside of its memory"
     ))
+}
+
+fn segments(memory: &PhysicalMemory<'_>) -> Vec<Segment> {
+    memory.segments.iter().map(segment).collect()
 }
 
 fn segment(record: &SegmentRecord) -> Segment {

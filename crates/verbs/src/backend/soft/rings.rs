@@ -5,10 +5,10 @@
 use std::sync::Arc;
 
 use verbatim_device::layout::{Cqe, SendWqe, Sge};
-use verbatim_device::ring::{Body, CqConsumer, RecvProducer, SendProducer};
+use verbatim_device::ring::{Armed, Body, CqConsumer, RecvProducer, SendProducer};
 
 use super::map::Arena;
-use crate::backend::{CompletionRing, RecvRing, SendRing};
+use crate::backend::{CompletionRing, RecvRing, Refused, SendRing};
 
 #[derive(Debug)]
 pub struct SoftSends {
@@ -39,9 +39,10 @@ impl SendRing for SoftSends {
     }
 
     #[inline]
-    fn publish(&mut self) {
+    fn publish(&mut self) -> Result<(), Refused> {
         self.end.publish();
         self.arena.ring(self.slot);
+        Ok(())
     }
 
     fn unfinished(&self) -> u32 {
@@ -77,8 +78,9 @@ impl RecvRing for SoftRecvs {
     }
 
     #[inline]
-    fn publish(&mut self) {
+    fn publish(&mut self) -> Result<(), Refused> {
         self.end.publish();
+        Ok(())
     }
 
     fn reset(&mut self) {
@@ -102,5 +104,12 @@ impl CompletionRing for SoftCompletions {
     #[inline]
     fn pop(&mut self) -> Option<Cqe> {
         self.end.pop()
+    }
+    fn arm(&mut self, solicited_only: bool) -> bool {
+        self.end.arm(solicited_only)
+    }
+
+    fn disarm(&mut self) -> Option<Armed> {
+        self.end.disarm()
     }
 }

@@ -1,0 +1,155 @@
+//! `verbatim nic`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct NicArguments {
+    #[command(flatten)]
+    pub run: NicRunArguments,
+    #[command(subcommand)]
+    pub command: Option<NicCommand>,
+}
+
+/// The RNIC itself.
+#[derive(Debug, Args)]
+pub struct NicRunArguments {
+    /// The folder of the control socket and the statistics.
+    #[arg(long, default_value = "/run/verbatim")]
+    pub runtime_dir: PathBuf,
+    /// The network interface that is the port.
+    #[arg(long, default_value = "br0")]
+    pub interface: String,
+    /// The IPv4 or IPv6 address that is the port, in the place of an interface.
+    #[arg(long, conflicts_with = "interface")]
+    pub address: Option<IpAddr>,
+    /// Leave the interface's other addresses alone: another RNIC may have them.
+    #[arg(long)]
+    pub only_address: bool,
+    /// Queue pairs that one program can have.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub max_qp: Option<u32>,
+    /// Memory regions that one program can have.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=524_288))]
+    pub max_mr: Option<u32>,
+    /// Completion queues that one program can have.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    pub max_cq: Option<u32>,
+    /// Entries of all completion queues of one program.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_cqe: Option<u32>,
+    /// Contexts that one process can open.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub max_contexts: Option<u32>,
+    /// Bytes that may be under way to one destination.
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(4096..=1 << 30))]
+    pub window: Option<u32>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum NicCommand {
+    /// Show what the running RNIC counts: packets, retransmissions, NAKs, errors, by device and by queue pair.
+    #[command(
+        after_help = "Examples:\n  verbatim nic stat\n  verbatim nic stat --qp 0x11 --json\n  \
+                      verbatim nic stat --prometheus\n\nNames are those of `rdma statistic`. Root sees all queue \
+                      pairs, others their own."
+    )]
+    Stat(StatArguments),
+    /// Write the packets of the running RNIC into a file that Wireshark opens.
+    #[command(after_help = "Examples:\n  verbatim nic capture run.pcap --duration 5\n  \
+                      verbatim nic capture - --count 100 | tshark -r -\n\nEnds after --count packets, after --duration, \
+                      or with Ctrl-C. IP and UDP headers are made again from what the RNIC knows of them.")]
+    Capture(CaptureArguments),
+}
+
+#[derive(Debug, Args)]
+pub struct StatArguments {
+    /// The folder of the RNIC's control socket.
+    #[arg(long, default_value = "/run/verbatim")]
+    pub runtime_dir: PathBuf,
+    /// All counters of this queue pair; its number in decimal, or hexadecimal behind 0x.
+    #[arg(long, value_name = "NUMBER", value_parser = qpn)]
+    pub qp: Option<u32>,
+    /// JSON instead of tables.
+    #[arg(long, conflicts_with = "prometheus")]
+    pub json: bool,
+    /// The text format of Prometheus instead of tables.
+    #[arg(long)]
+    pub prometheus: bool,
+    /// Again every second, with the difference, until Ctrl-C.
+    #[arg(long, conflicts_with_all = ["json", "prometheus"])]
+    pub watch: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct CaptureArguments {
+    /// The file to write; - for standard output.
+    pub file: PathBuf,
+    /// The folder of the RNIC's control socket.
+    #[arg(long, default_value = "/run/verbatim")]
+    pub runtime_dir: PathBuf,
+    /// Only packets of this queue pair.
+    #[arg(long, value_name = "NUMBER", value_parser = qpn)]
+    pub qp: Option<u32>,
+    /// End after so many packets.
+    #[arg(long)]
+    pub count: Option<u64>,
+    /// End after so many seconds.
+    #[arg(long, value_name = "SECONDS", value_parser = super::seconds)]
+    pub duration: Option<Duration>,
+    /// Bytes of each packet, from its IP header on.
+    #[arg(long, value_name = "BYTES", default_value = "65535", value_parser = clap::value_parser!(u32).range(64..=65_535))]
+    pub snap: u32,
+}
+
+fn qpn(text: &str) -> Result<u32, String> {
+    let number = match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    number
+        .ok()
+        .filter(|number| *number < 1 << 24)
+        .ok_or_else(|| format!("{text:?} is not a queue pair number"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::super::{Arguments, Command};
+    use super::*;
+
+    fn nic(arguments: &[&str]) -> Result<NicArguments, clap::Error> {
+        let all = ["verbatim", "nic"].iter().chain(arguments);
+        match Arguments::try_parse_from(all)?.command {
+            Command::Nic(arguments) => Ok(arguments),
+            command => panic!("another command: {command:?}"),
+        }
+    }
+
+    #[test]
+    fn without_a_subcommand_the_rnic_runs() {
+        let plain = nic(&["--address", "fd00::1", "--max-qp", "7"]).unwrap();
+        assert!(plain.command.is_none());
+        assert_eq!(plain.run.address, Some("fd00::1".parse().unwrap()));
+        assert_eq!(plain.run.max_qp, Some(7));
+        assert!(matches!(
+            nic(&["stat"]).unwrap().command,
+            Some(NicCommand::Stat(_))
+        ));
+        assert!(nic(&["--interface", "eth0", "stat"]).is_err());
+        assert!(nic(&["stat", "--json", "--watch"]).is_err());
+        assert!(nic(&["--max-qp", "0"]).is_err() && nic(&["capture"]).is_err());
+    }
+
+    #[test]
+    fn queue_pair_numbers_are_decimal_or_hexadecimal() {
+        assert_eq!((qpn("0x11"), qpn("17")), (Ok(17), Ok(17)));
+        assert!(qpn("11h").is_err() && qpn("0x1000000").is_err());
+    }
+}

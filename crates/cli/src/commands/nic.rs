@@ -1,0 +1,61 @@
+//! `verbatim nic`: the software RNIC, and looking into one that runs.
+
+mod capture;
+mod pcap;
+mod stat;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use verbatim_device::control::{Reply, Request, SOCKET_NAME};
+use verbatim_nic::{NicConfig, Port};
+use verbatim_seqpacket::Socket;
+
+use crate::args::{NicArguments, NicCommand, NicRunArguments};
+
+/// Does what was typed.
+pub fn run(arguments: NicArguments) -> anyhow::Result<ExitCode> {
+    match arguments.command {
+        None => serve(arguments.run),
+        Some(NicCommand::Stat(arguments)) => stat::run(&arguments),
+        Some(NicCommand::Capture(arguments)) => capture::run(&arguments),
+    }
+}
+
+/// Runs the software RNIC until it is told to stop.
+fn serve(arguments: NicRunArguments) -> anyhow::Result<ExitCode> {
+    std::fs::create_dir_all(&arguments.runtime_dir)
+        .with_context(|| format!("cannot make {}", arguments.runtime_dir.display()))?;
+    let mut config = NicConfig::new(&arguments.runtime_dir);
+    config.port = match arguments.address {
+        Some(address) => Port::Address(address),
+        None => Port::Interface(arguments.interface),
+    };
+    config.all_addresses = !arguments.only_address;
+    let limits = &mut config.limits;
+    let one = &mut limits.per_program;
+    one.max_qp = arguments.max_qp.unwrap_or(one.max_qp);
+    one.max_mr = arguments.max_mr.unwrap_or(one.max_mr);
+    one.max_cq = arguments.max_cq.unwrap_or(one.max_cq);
+    one.max_cqes = arguments.max_cqe.map_or(one.max_cqes, u64::from);
+    one.max_contexts = arguments.max_contexts.unwrap_or(one.max_contexts);
+    limits.window_bytes = arguments.window.unwrap_or(limits.window_bytes);
+    verbatim_nic::run(config)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Asks the RNIC for something that needs no context.
+fn ask(runtime_dir: &Path, request: &Request) -> anyhow::Result<(Socket, Reply)> {
+    let path = runtime_dir.join(SOCKET_NAME);
+    let socket = Socket::connect(&path).with_context(|| {
+        format!(
+            "no software RNIC answers at {}: start one, or name its folder with --runtime-dir",
+            path.display()
+        )
+    })?;
+    match socket.call::<_, Reply>(request, &[])?.message {
+        Reply::Error { message, .. } => bail!("the software RNIC refuses: {message}"),
+        reply => Ok((socket, reply)),
+    }
+}

@@ -1,0 +1,32 @@
+//! What happens while a queue pair runs and concerns others too, or the program.
+
+use verbatim_device::control::{AsyncEvent, AsyncEventType};
+
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// Completion queues that overran: their queue pairs go to ERR.
+    pub overrun_cqs: Vec<u32>,
+    /// Contexts whose files were truncated: their queue pairs go to ERR.
+    pub truncated_contexts: Vec<u32>,
+    /// Queue pairs with broken rings: they go to ERR.
+    pub broken_qps: Vec<u32>,
+    /// Asynchronous events, with the contexts to tell.
+    pub events: Vec<(u32, AsyncEvent)>,
+}
+
+impl Effects {
+    pub fn is_empty(&self) -> bool {
+        let Self {
+            overrun_cqs,
+            truncated_contexts,
+            broken_qps,
+            events: _,
+        } = self;
+        overrun_cqs.is_empty() && truncated_contexts.is_empty() && broken_qps.is_empty()
+    }
+
+    /// A program is to be told.
+    pub fn tell(&mut self, context: u32, event: AsyncEventType, object: u32) {
+        self.events.push((context, AsyncEvent { event, object }));
+    }
+}

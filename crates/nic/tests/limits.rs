@@ -1,0 +1,151 @@
+//! What a program can have, told by the device and enforced.
+
+mod support;
+
+use support::objects::av;
+use support::program::{ALL_ACCESS, CAP};
+use support::{Program, Server, Srq};
+use verbatim_device::control::{MwType, QpCap, Reply, Request, SrqAttr, VERSION};
+use verbatim_seqpacket::Socket;
+
+fn server(last: u8) -> Server {
+    Server::start_with([127, 7, 70, last], |config| {
+        let one = &mut config.limits.per_program;
+        one.max_pd = 3;
+        one.max_qp = 3;
+        one.max_cq = 3;
+        one.max_cqes = 100;
+        one.max_mr = 3;
+        one.max_mw = 3;
+        one.max_srq = 3;
+        one.max_ah = 3;
+        one.max_contexts = 2;
+        config.limits.max_qp = 5;
+    })
+}
+
+#[test]
+fn a_program_has_what_the_device_tells_and_no_more() {
+    let server = server(1);
+    let program = Program::connect(&server.socket(), "one");
+    let device = &program.device;
+    assert_eq!(
+        [
+            device.max_pd,
+            device.max_qp,
+            device.max_cq,
+            device.max_mr,
+            device.max_mw,
+            device.max_srq,
+            device.max_ah
+        ],
+        [3; 7]
+    );
+    assert_eq!(device.max_cqe, 100);
+    assert!(
+        device.max_srq_wr > 0 && device.max_srq_sge > 0 && device.max_mcast_grp > 0 && device.max_dm_size > 0
+    );
+    let pd = program.pd;
+    let full = |request: Request| assert_eq!(program.errno(request), libc::ENOMEM);
+
+    program.call(Request::AllocPd);
+    program.call(Request::AllocPd);
+    full(Request::AllocPd);
+    let queue = program.cq(32);
+    program.cq(32);
+    full(Request::CreateCq {
+        entries: 64,
+        channel: None,
+    });
+    full(Request::ResizeCq {
+        cq: queue.cq,
+        entries: 100,
+    });
+    program.cq(32);
+    full(Request::CreateCq {
+        entries: 1,
+        channel: None,
+    });
+    assert_eq!(
+        program.errno(Request::CreateCq {
+            entries: 101,
+            channel: None
+        }),
+        libc::EINVAL
+    );
+
+    let _memory: Vec<_> = (0..3).map(|_| program.adopted(4096, ALL_ACCESS)).collect();
+    let attr = SrqAttr {
+        max_wr: 4,
+        max_sge: 1,
+        limit: 0,
+    };
+    for _ in 0..3 {
+        program.qp(&queue, CAP);
+        program.call(Request::AllocMw {
+            pd,
+            mw_type: MwType::One,
+        });
+        program.call(Request::CreateAh {
+            pd,
+            av: av(server.address),
+        });
+        Srq::new(&program, attr);
+    }
+    full(Request::AllocMw {
+        pd,
+        mw_type: MwType::Two,
+    });
+    full(Request::CreateAh {
+        pd,
+        av: av(server.address),
+    });
+    full(Request::CreateSrq { pd, attr });
+    full(qp_request(&program, queue.cq, CAP));
+    // Another program has its own share, of what is left.
+    let other = Program::connect(&server.socket(), "two");
+    let queue = other.cq(1);
+    other.qp(&queue, CAP);
+    let last = other.qp(&queue, CAP);
+    assert_eq!(
+        other.errno(qp_request(&other, queue.cq, CAP)),
+        libc::ENOMEM,
+        "five in all"
+    );
+    other.call(Request::DestroyQp { qpn: last.qpn });
+    other.qp(&queue, CAP);
+    let too_long = QpCap {
+        max_send_wr: 1 << 20,
+        ..CAP
+    };
+    assert_eq!(other.errno(qp_request(&other, queue.cq, too_long)), libc::EINVAL);
+
+    // And a process no more than two contexts.
+    let socket = Socket::connect(&server.socket()).expect("the RNIC listens");
+    let open = Request::OpenContext {
+        version: VERSION,
+        name: "three".into(),
+    };
+    let ask = || match socket.call::<_, Reply>(&open, &[]).expect("an answer").message {
+        Reply::Error { errno, message } => Err((errno, message)),
+        _ => Ok(()),
+    };
+    let (errno, message) = ask().unwrap_err();
+    assert!(
+        errno == libc::ENOMEM && message.contains("2 contexts"),
+        "{message}"
+    );
+    drop(other);
+    support::wait_for("room for another", || ask().ok());
+}
+
+fn qp_request(program: &Program, cq: u32, cap: QpCap) -> Request {
+    Request::CreateQp {
+        pd: program.pd,
+        send_cq: cq,
+        recv_cq: cq,
+        qp_type: verbatim_device::control::QpType::Rc,
+        cap,
+        srq: None,
+    }
+}

@@ -1,0 +1,325 @@
+//! The control path: one verb of the library for each of ours.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
+
+use verbatim_device::control::{
+    AddressVector, AsyncEvent, DeviceAttr, MwType, PortAttr, QpAttr, QpAttrMask, SrqAttr,
+};
+
+use super::channel::Channel;
+use super::completions::Completions;
+use super::ffi;
+use super::functions::Functions;
+use super::library::Library;
+use super::live::{Live, Opened};
+use super::objects::{Ah, Objects};
+use super::recvs::Recvs;
+use super::sends::Sends;
+use super::{convert, events, port};
+use crate::backend::{
+    CompletionRing, CqPlace, Device, EventChannel, Parked, PhysicalMrChange, PhysicalMrInit, PhysicalQpInit,
+    QpEnds, QpPlace, RecvRing, SrqPlace, Watched,
+};
+use crate::error::VerbsError;
+use crate::tables::key_slot;
+
+/// A device of the library.
+#[derive(Debug)]
+pub struct RdmaCoreDevice {
+    pub name: String,
+    device_attr: DeviceAttr,
+    port_attr: PortAttr,
+    gone: AtomicBool,
+    /// Before `opened`, which every object of it holds too.
+    pub objects: Arc<Objects>,
+    pub opened: Arc<Opened>,
+}
+
+impl RdmaCoreDevice {
+    pub fn new(name: &str, opened: Opened) -> Result<Self, VerbsError> {
+        let device_attr = port::query_device(name, &opened)?;
+        let port_attr = port::query_port(name, &opened)?;
+        events::make_non_blocking(&opened)?;
+        Ok(Self {
+            name: name.to_owned(),
+            device_attr,
+            port_attr,
+            gone: AtomicBool::new(false),
+            objects: Arc::new(Objects::new()),
+            opened: Arc::new(opened),
+        })
+    }
+
+    pub fn library(&self) -> &Library {
+        self.opened.library()
+    }
+
+    pub fn functions(&self) -> &Functions {
+        self.library().functions()
+    }
+
+    pub fn check(&self, verb: &'static str, returned: c_int) -> Result<(), VerbsError> {
+        self.library().check(verb, returned)
+    }
+}
+
+pub fn clamp(number: u32) -> c_int {
+    number.min(c_int::MAX as u32) as c_int
+}
+
+impl Device for RdmaCoreDevice {
+    fn attributes(&self) -> (&DeviceAttr, &PortAttr) {
+        (&self.device_attr, &self.port_attr)
+    }
+
+    fn adopts_memory(&self) -> bool {
+        false
+    }
+
+    fn blocker(&self) -> Option<String> {
+        Some(format!(
+            "its device {} is driven by the system's libibverbs, and what was made on it cannot be moved yet",
+            self.name
+        ))
+    }
+
+    fn watch(&self) -> Watched<'_> {
+        Watched {
+            connection: None,
+            // The end of the RNIC is an event like others.
+            events: Some(events::descriptor(&self.opened)),
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.gone.load(SeqCst)
+    }
+
+    fn next_async_event(&self) -> Option<AsyncEvent> {
+        events::next(&self.opened, &self.gone)
+    }
+
+    fn alloc_pd(&self) -> Result<u32, VerbsError> {
+        let functions = self.functions();
+        // SAFETY: the device is open.
+        let pd = unsafe { (functions.ibv_alloc_pd)(self.opened.context()) };
+        let pd = self.library().made("alloc_pd", pd)?;
+        // SAFETY: just made.
+        let live = unsafe { Live::new(self.opened.clone(), pd, functions.ibv_dealloc_pd) };
+        let number = self.objects.next_number();
+        self.objects.pds.insert(number, live);
+        Ok(number)
+    }
+
+    fn dealloc_pd(&self, pd: u32) -> Result<(), VerbsError> {
+        self.objects.pds.destroy(pd, |pd| pd.destroy("dealloc_pd"))
+    }
+
+    fn reg_mr(&self, init: &PhysicalMrInit<'_>) -> Result<(u32, u32), VerbsError> {
+        self.register(init)
+    }
+
+    fn rereg_mr(&self, lkey: u32, change: &PhysicalMrChange<'_>) -> Result<(), VerbsError> {
+        self.reregister(lkey, change)
+    }
+
+    fn dereg_mr(&self, lkey: u32) -> Result<(), VerbsError> {
+        self.objects.mrs.destroy(lkey, |mr| mr.live.destroy("dereg_mr"))
+    }
+
+    fn alloc_mw(&self, pd: u32, mw_type: MwType) -> Result<u32, VerbsError> {
+        self.make_mw(pd, mw_type)
+    }
+
+    fn dealloc_mw(&self, rkey: u32) -> Result<(), VerbsError> {
+        self.objects
+            .mws
+            .destroy(key_slot(rkey), |mw| mw.live.destroy("dealloc_mw"))
+    }
+
+    fn create_comp_channel(&self) -> Result<Arc<dyn EventChannel>, VerbsError> {
+        let functions = self.functions();
+        // SAFETY: the device is open.
+        let channel = unsafe { (functions.ibv_create_comp_channel)(self.opened.context()) };
+        let channel = self.library().made("create_comp_channel", channel)?;
+        // SAFETY: just made.
+        let live = unsafe { Live::new(self.opened.clone(), channel, functions.ibv_destroy_comp_channel) };
+        let number = self.objects.next_number();
+        Ok(self.objects.channels.insert(number, Channel::new(live, number)))
+    }
+
+    /// It is closed when nobody waits in it any more.
+    fn destroy_comp_channel(&self, channel: u32) -> Result<(), VerbsError> {
+        self.objects.channels.get(channel)?;
+        self.objects.channels.remove(channel);
+        Ok(())
+    }
+
+    fn create_cq(&self, entries: u32, channel: Option<u32>) -> Result<CqPlace, VerbsError> {
+        self.make_cq(entries, channel)
+    }
+
+    fn resize_cq(&self, cq: u32, entries: u32) -> Result<CqPlace, VerbsError> {
+        const VERB: &str = "resize_cq";
+        let object = self.objects.cqs.get(cq)?;
+        let held = object.live.get(VERB)?;
+        // SAFETY: the queue is held.
+        let returned = unsafe { (self.functions().ibv_resize_cq)(held.as_ptr(), clamp(entries)) };
+        self.check(VERB, returned)?;
+        Ok(CqPlace {
+            cq,
+            // SAFETY: the queue is held.
+            entries: unsafe { (*held.as_ptr()).cqe } as u32,
+            offset: 0,
+        })
+    }
+
+    fn destroy_cq(&self, cq: u32) -> Result<(), VerbsError> {
+        self.objects.cqs.destroy(cq, |cq| {
+            cq.live.destroy("destroy_cq")?;
+            if let Some(channel) = &cq.channel {
+                channel.remove(cq.number);
+            }
+            Ok(())
+        })
+    }
+
+    fn create_qp(&self, init: &PhysicalQpInit) -> Result<QpPlace, VerbsError> {
+        self.make_qp(init)
+    }
+
+    fn modify_qp(&self, qpn: u32, mask: QpAttrMask, attr: &QpAttr) -> Result<(), VerbsError> {
+        const VERB: &str = "modify_qp";
+        let qp = self.objects.qps.get(qpn)?;
+        let mut attr = convert::qp_attr_to_c(attr);
+        // SAFETY: the queue pair is held.
+        let returned = unsafe {
+            let qp = qp.live.get(VERB)?;
+            (self.functions().ibv_modify_qp)(qp.as_ptr(), &mut attr, mask.bits() as c_int)
+        };
+        self.check(VERB, returned)
+    }
+
+    fn query_qp(&self, qpn: u32) -> Result<QpAttr, VerbsError> {
+        const VERB: &str = "query_qp";
+        let qp = self.objects.qps.get(qpn)?;
+        let mut attr = ffi::ibv_qp_attr::default();
+        let mut init = ffi::ibv_qp_init_attr {
+            qp_context: std::ptr::null_mut(),
+            send_cq: std::ptr::null_mut(),
+            recv_cq: std::ptr::null_mut(),
+            srq: std::ptr::null_mut(),
+            cap: ffi::ibv_qp_cap::default(),
+            qp_type: 0,
+            sq_sig_all: 0,
+        };
+        // SAFETY: the queue pair is held; both structures are as the header has them.
+        let returned = unsafe {
+            let qp = qp.live.get(VERB)?;
+            (self.functions().ibv_query_qp)(qp.as_ptr(), &mut attr, convert::every_attribute(), &mut init)
+        };
+        self.check(VERB, returned)?;
+        Ok(convert::qp_attr_from_c(&attr))
+    }
+
+    fn destroy_qp(&self, qpn: u32) -> Result<(), VerbsError> {
+        self.objects.qps.destroy(qpn, |qp| {
+            qp.disown();
+            qp.live.destroy("destroy_qp").inspect_err(|_| qp.own())
+        })
+    }
+
+    fn attach_mcast(&self, qpn: u32, gid: [u8; 16]) -> Result<(), VerbsError> {
+        const VERB: &str = "attach_mcast";
+        let qp = self.objects.qps.get(qpn)?;
+        let gid = ffi::ibv_gid { raw: gid };
+        // SAFETY: the queue pair is held. On Ethernet there is no LID.
+        let returned = unsafe { (self.functions().ibv_attach_mcast)(qp.live.get(VERB)?.as_ptr(), &gid, 0) };
+        self.check(VERB, returned)
+    }
+
+    fn detach_mcast(&self, qpn: u32, gid: [u8; 16]) -> Result<(), VerbsError> {
+        const VERB: &str = "detach_mcast";
+        let qp = self.objects.qps.get(qpn)?;
+        let gid = ffi::ibv_gid { raw: gid };
+        // SAFETY: as above.
+        let returned = unsafe { (self.functions().ibv_detach_mcast)(qp.live.get(VERB)?.as_ptr(), &gid, 0) };
+        self.check(VERB, returned)
+    }
+
+    fn create_srq(&self, pd: u32, attr: &SrqAttr) -> Result<SrqPlace, VerbsError> {
+        self.make_srq(pd, attr)
+    }
+
+    fn modify_srq(&self, srq: u32, limit: u32) -> Result<(), VerbsError> {
+        const VERB: &str = "modify_srq";
+        let srq = self.objects.srqs.get(srq)?;
+        let mut attr = ffi::ibv_srq_attr {
+            srq_limit: limit,
+            ..ffi::ibv_srq_attr::default()
+        };
+        // SAFETY: the queue is held.
+        let returned = unsafe {
+            (self.functions().ibv_modify_srq)(srq.live.get(VERB)?.as_ptr(), &mut attr, ffi::SRQ_LIMIT)
+        };
+        self.check(VERB, returned)
+    }
+
+    fn query_srq(&self, srq: u32) -> Result<SrqAttr, VerbsError> {
+        const VERB: &str = "query_srq";
+        let srq = self.objects.srqs.get(srq)?;
+        let mut attr = ffi::ibv_srq_attr::default();
+        // SAFETY: the queue is held.
+        let returned = unsafe { (self.functions().ibv_query_srq)(srq.live.get(VERB)?.as_ptr(), &mut attr) };
+        self.check(VERB, returned)?;
+        Ok(convert::srq_attr_from_c(&attr))
+    }
+
+    fn destroy_srq(&self, srq: u32) -> Result<(), VerbsError> {
+        self.objects
+            .srqs
+            .destroy(srq, |srq| srq.live.destroy("destroy_srq"))
+    }
+
+    fn create_ah(&self, pd: u32, av: &AddressVector) -> Result<u32, VerbsError> {
+        const VERB: &str = "create_ah";
+        let functions = self.functions();
+        let pd = self.objects.pds.get(pd)?;
+        let mut attr = convert::av_to_c(av);
+        // SAFETY: the protection domain is held.
+        let ah = unsafe { (functions.ibv_create_ah)(pd.get(VERB)?.as_ptr(), &mut attr) };
+        let ah = self.library().made(VERB, ah)?;
+        let number = self.objects.next_number();
+        // SAFETY: just made.
+        let live = unsafe { Live::new(self.opened.clone(), ah, functions.ibv_destroy_ah) };
+        self.objects.ahs.insert(number, Ah { live, _pd: pd });
+        Ok(number)
+    }
+
+    fn destroy_ah(&self, ah: u32) -> Result<(), VerbsError> {
+        self.objects.ahs.destroy(ah, |ah| ah.live.destroy("destroy_ah"))
+    }
+
+    fn qp_ends(&self, place: &QpPlace) -> Result<QpEnds, VerbsError> {
+        let qp = self.objects.qps.get(place.qpn)?;
+        Ok(QpEnds {
+            send: Box::new(Sends::new(qp.clone(), self.objects.clone())),
+            recv: Box::new(Recvs::of_qp(qp)),
+        })
+    }
+
+    fn cq_end(&self, place: &CqPlace) -> Result<Box<dyn CompletionRing>, VerbsError> {
+        Ok(Box::new(Completions::new(self.objects.cqs.get(place.cq)?)))
+    }
+
+    fn srq_end(&self, place: &SrqPlace) -> Result<Box<dyn RecvRing>, VerbsError> {
+        Ok(Box::new(Recvs::of_srq(self.objects.srqs.get(place.srq)?)))
+    }
+
+    fn park(self: Arc<Self>) -> Result<Parked, VerbsError> {
+        Err(VerbsError::Unsupported(self.blocker().unwrap_or_default()))
+    }
+}

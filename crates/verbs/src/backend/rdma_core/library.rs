@@ -1,0 +1,211 @@
+//! The system's libibverbs, loaded into a namespace of its own.
+//!
+//! We are in the global scope of the program (`LD_PRELOAD`) and define the names that libibverbs exports. libibverbs
+//! calls itself through these names (`ibv_open_device` calls `ibv_query_device` …), and so do the drivers that it loads
+//! (`ibv_query_gid`, `ibv_reg_mr` …). In the program's namespace all those calls come out at our functions, with objects
+//! that are not ours. `RTLD_DEEPBIND` does not help: where the program is linked with libibverbs it is loaded and bound
+//! before we run, and its drivers are loaded without that flag. So the library is opened by dlmopen(3) with
+//! `LM_ID_NEWLM`: it, its drivers (a `dlopen` stays in the caller's namespace) and what they depend on see only each
+//! other.
+//!
+//! What follows from that:
+//! - The namespace has a C library of its own, with an `errno` of its own: [`Library::errno`] reads that one. Memory that
+//!   one side has allocated the other does not free.
+//! - That C library prepares its character tables only for the thread that loads it; other threads would find null
+//!   pointers there (sscanf(3) in a driver). uselocale(3) of that C library does it for the calling thread, before its first
+//!   call ([`Library::functions`]). Posting and polling do not look at characters.
+//! - It is never unloaded, and there is one for the process.
+
+use std::cell::Cell;
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+
+use super::functions::Functions;
+use super::locate;
+use crate::error::VerbsError;
+
+/// `LC_GLOBAL_LOCALE`
+const GLOBAL_LOCALE: libc::locale_t = std::ptr::without_provenance_mut(usize::MAX);
+
+/// Why there is no library.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum LoadError {
+    /// It is nowhere.
+    #[error(
+        "no libibverbs.so.1 was found; install it (package libibverbs1 or libibverbs), or name its file in {}",
+        locate::PATH_VARIABLE
+    )]
+    Missing,
+    /// The loader refuses it.
+    #[error("{path} cannot be loaded: {reason}")]
+    Loader {
+        /// Its file.
+        path: String,
+        /// The loader's words.
+        reason: String,
+    },
+    /// It is another library, or an old one.
+    #[error("{path} has no {symbol}; libibverbs of rdma-core 32 or later is needed")]
+    Symbol {
+        /// Its file.
+        path: String,
+        /// What is not there.
+        symbol: String,
+    },
+}
+
+impl From<LoadError> for VerbsError {
+    fn from(error: LoadError) -> Self {
+        VerbsError::Unsupported(error.to_string())
+    }
+}
+
+/// A loaded library.
+#[derive(Debug)]
+pub struct Library {
+    path: PathBuf,
+    #[cfg(test)]
+    handle: Handle,
+    functions: Functions,
+    errno_location: unsafe extern "C" fn() -> *mut c_int,
+    uselocale: unsafe extern "C" fn(libc::locale_t) -> libc::locale_t,
+}
+
+/// What dlmopen(3) gave.
+#[cfg(test)]
+#[derive(Debug)]
+struct Handle(NonNull<c_void>);
+
+#[cfg(test)]
+// SAFETY: the loader's functions may be called with it from any thread.
+unsafe impl Send for Handle {}
+#[cfg(test)]
+// SAFETY: as above.
+unsafe impl Sync for Handle {}
+
+thread_local! {
+    /// The library whose tables this thread has prepared last.
+    static PREPARED: Cell<*const Library> = const { Cell::new(std::ptr::null()) };
+}
+
+impl Library {
+    /// Loads the system's.
+    pub fn load_systems() -> Result<Self, LoadError> {
+        Self::load(&locate::library().ok_or(LoadError::Missing)?)
+    }
+
+    /// Loads this file into a new namespace.
+    pub fn load(path: &Path) -> Result<Self, LoadError> {
+        let shown = path.display().to_string();
+        let refused = |reason: String| LoadError::Loader {
+            path: shown.clone(),
+            reason,
+        };
+        let name = CString::new(path.as_os_str().as_bytes()).map_err(|error| refused(error.to_string()))?;
+        // SAFETY: a C string; the library's constructors do what libibverbs's do.
+        let handle = unsafe {
+            libc::dlmopen(
+                libc::LM_ID_NEWLM,
+                name.as_ptr(),
+                libc::RTLD_NOW | libc::RTLD_LOCAL,
+            )
+        };
+        let Some(handle) = NonNull::new(handle) else {
+            return Err(refused(last_loader_error()));
+        };
+        let find = |symbol: &'static CStr| {
+            // SAFETY: a handle that was just opened and is never closed, and a C string.
+            let address = unsafe { libc::dlsym(handle.as_ptr(), symbol.as_ptr()) };
+            if address.is_null() {
+                return Err(LoadError::Symbol {
+                    path: shown.clone(),
+                    symbol: symbol.to_string_lossy().into_owned(),
+                });
+            }
+            Ok(address)
+        };
+        let [errno_location, uselocale] = [find(c"__errno_location")?, find(c"uselocale")?];
+        // SAFETY: all are functions of those names, from that library or, the last two, from the C library that it depends
+        // on; it is never closed.
+        unsafe {
+            Ok(Self {
+                functions: Functions::load(find)?,
+                errno_location: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *mut c_int>(
+                    errno_location,
+                ),
+                uselocale: std::mem::transmute::<
+                    *mut c_void,
+                    unsafe extern "C" fn(libc::locale_t) -> libc::locale_t,
+                >(uselocale),
+                path: path.to_owned(),
+                #[cfg(test)]
+                handle: Handle(handle),
+            })
+        }
+    }
+
+    /// Where a symbol of it is, or null.
+    #[cfg(test)]
+    pub fn symbol(&self, name: &CStr) -> *mut c_void {
+        // SAFETY: the handle is never closed.
+        unsafe { libc::dlsym(self.handle.0.as_ptr(), name.as_ptr()) }
+    }
+
+    /// Its file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its functions, for this thread to call.
+    pub fn functions(&self) -> &Functions {
+        PREPARED.with(|prepared| {
+            if prepared.replace(self) != std::ptr::from_ref(self) {
+                // SAFETY: the locale that every thread starts with.
+                unsafe { (self.uselocale)(GLOBAL_LOCALE) };
+            }
+        });
+        &self.functions
+    }
+
+    /// This thread's `errno` as the library left it.
+    pub fn errno(&self) -> i32 {
+        // SAFETY: the C library of the namespace has one for each thread.
+        unsafe { *(self.errno_location)() }
+    }
+
+    /// The outcome of a verb that returns 0, an errno, or -1 with `errno`.
+    pub fn check(&self, verb: &'static str, returned: c_int) -> Result<(), VerbsError> {
+        match returned {
+            0 => Ok(()),
+            1.. => Err(refused(verb, returned)),
+            _ => Err(refused(verb, self.errno())),
+        }
+    }
+
+    /// The outcome of a verb that returns an object, or null with `errno`.
+    pub fn made<T>(&self, verb: &'static str, object: *mut T) -> Result<NonNull<T>, VerbsError> {
+        NonNull::new(object).ok_or_else(|| refused(verb, self.errno()))
+    }
+}
+
+fn refused(verb: &'static str, errno: i32) -> VerbsError {
+    VerbsError::Refused {
+        verb,
+        errno,
+        message: io::Error::from_raw_os_error(errno).to_string(),
+    }
+}
+
+fn last_loader_error() -> String {
+    // SAFETY: null, or a C string that is good until this thread's next call to the loader.
+    unsafe {
+        let text = libc::dlerror();
+        if text.is_null() {
+            return "no reason was given".to_owned();
+        }
+        CStr::from_ptr(text).to_string_lossy().into_owned()
+    }
+}

@@ -1,0 +1,178 @@
+//! The backend on a libibverbs that exists in memory only (`tests/fake_ibverbs`).
+
+mod control;
+mod data;
+mod layout;
+mod namespace;
+mod through_the_objects;
+
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+use verbatim_device::control::{MwType, QpCap, QpType};
+use verbatim_device::layout::Sge;
+
+use super::ffi;
+use super::library::Library;
+use super::{Provider, RdmaCoreProvider};
+use crate::backend::{CqPlace, Device, PhysicalQpInit, QpPlace};
+
+const LOG: usize = 64;
+
+/// `struct seen` of the fake.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Seen {
+    wr: ffi::ibv_send_wr,
+    sge: [Sge; 4],
+    inline_data: [u8; 64],
+    of: c_int,
+    index: c_int,
+}
+
+/// `struct fake` of the fake.
+#[repr(C)]
+struct Knobs {
+    refuse_at: c_int,
+    refuse_errno: c_int,
+    hold: c_int,
+    live: c_int,
+    posted: c_int,
+    binds: c_int,
+    acked_cq: c_int,
+    acked_async: c_int,
+    closed: c_int,
+    mw_rkey_seen: c_uint,
+    log: [Seen; LOG],
+}
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_ibverbs")
+}
+
+/// Compiles a shared library.
+fn compile(source: &str, to: &Path, more: &[&Path]) {
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1", "-o"])
+        .arg(to);
+    let status = cc.arg(sources().join(source)).args(more).status();
+    assert!(status.expect("cc starts").success(), "{source} does not compile");
+}
+
+/// The one fake of this process: there are few namespaces, and none is ever given back. Whoever has it is alone with it.
+struct Fake {
+    library: Arc<Library>,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Fake {
+    fn new() -> Self {
+        static ALONE: Mutex<()> = Mutex::new(());
+        static LIBRARY: Mutex<Option<Arc<Library>>> = Mutex::new(None);
+        let alone = ALONE.lock();
+        let mut library = LIBRARY.lock();
+        let library = library.get_or_insert_with(|| {
+            let folder = tempfile::tempdir().unwrap();
+            let file = folder.path().join("libfake.so");
+            compile("fake_ibverbs.c", &file, &[]);
+            Arc::new(Library::load(&file).unwrap())
+        });
+        let fake = Self {
+            library: library.clone(),
+            _alone: alone,
+        };
+        // SAFETY: the fake's function of that name.
+        unsafe { fake.function::<extern "C" fn()>(c"fake_reset")() };
+        fake
+    }
+
+    /// # Safety
+    /// The fake has such a function of that type.
+    unsafe fn function<F: Copy>(&self, name: &CStr) -> F {
+        let address = self.library.symbol(name);
+        assert!(!address.is_null());
+        // SAFETY: the caller's promise; functions are pointers.
+        unsafe { std::mem::transmute_copy(&address) }
+    }
+
+    fn knobs(&self) -> *mut Knobs {
+        self.library.symbol(c"fake").cast()
+    }
+
+    fn set(&self, change: impl FnOnce(&mut Knobs)) {
+        // SAFETY: the fake's variable; the lock makes this test its only user, and no call into it is under way.
+        change(unsafe { &mut *self.knobs() });
+    }
+
+    fn get<T>(&self, read: impl FnOnce(&Knobs) -> T) -> T {
+        // SAFETY: as above.
+        read(unsafe { &*self.knobs() })
+    }
+
+    fn refuse(&self, at: c_int, errno: c_int) {
+        self.set(|knobs| (knobs.refuse_at, knobs.refuse_errno) = (at, errno));
+    }
+
+    fn provider(&self) -> RdmaCoreProvider {
+        RdmaCoreProvider::of(self.library.clone())
+    }
+
+    fn open(&self) -> Arc<dyn Device> {
+        self.provider().open("fake0").unwrap()
+    }
+
+    /// The fake's queue pair of that number.
+    fn qp(&self, number: u32) -> *mut ffi::ibv_qp {
+        // SAFETY: the fake's function of that name.
+        unsafe { self.function::<extern "C" fn(c_uint) -> *mut ffi::ibv_qp>(c"fake_qp")(number) }
+    }
+
+    /// Lets what is held complete.
+    fn release(&self, qp: u32) {
+        // SAFETY: the fake's function of that name, and its queue pair.
+        unsafe { self.function::<extern "C" fn(*mut ffi::ibv_qp)>(c"fake_release")(self.qp(qp)) }
+    }
+
+    /// A message of so many bytes arrives. Whether there was a RECV.
+    fn receive(&self, qp: u32, bytes: u32, newest: bool) -> bool {
+        type Receive = extern "C" fn(*mut ffi::ibv_qp, c_uint, c_int) -> c_int;
+        // SAFETY: the fake's function of that name, and its queue pair.
+        unsafe { self.function::<Receive>(c"fake_receive")(self.qp(qp), bytes, newest.into()) == 0 }
+    }
+
+    /// The last `count` requests that the fake has taken, in order.
+    fn last(&self, count: usize) -> Vec<Seen> {
+        self.get(|knobs| {
+            let posted = knobs.posted as usize;
+            (posted - count..posted)
+                .map(|index| knobs.log[index % LOG])
+                .collect()
+        })
+    }
+}
+
+const CAP: QpCap = QpCap {
+    max_send_wr: 8,
+    max_recv_wr: 8,
+    max_send_sge: 4,
+    max_recv_sge: 4,
+    max_inline_data: 64,
+};
+
+/// A protection domain, a completion queue and a queue pair.
+fn queue_pair(device: &dyn Device, qp_type: QpType, channel: Option<u32>) -> (u32, CqPlace, QpPlace) {
+    let pd = device.alloc_pd().unwrap();
+    let cq = device.create_cq(100, channel).unwrap();
+    let init = PhysicalQpInit {
+        pd,
+        send_cq: cq.cq,
+        recv_cq: cq.cq,
+        srq: None,
+        qp_type,
+        cap: CAP,
+    };
+    (pd, cq, device.create_qp(&init).unwrap())
+}

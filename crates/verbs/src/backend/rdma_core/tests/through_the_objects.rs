@@ -1,0 +1,204 @@
+//! The same, seen by a program: through contexts, regions and queue pairs.
+
+use verbatim_device::control::{Access, QpAttr, QpAttrMask, QpState};
+
+use super::*;
+use crate::error::PostError;
+use crate::process::Process;
+use crate::work::{Body, RecvWr, SEND_SIGNALED, SendOpcode, SendWr, UdAddress, Wc};
+use crate::{Context, Cq, Qp, QpInit};
+
+struct Program {
+    process: Arc<Process>,
+    context: Arc<Context>,
+    cq: Arc<Cq>,
+    qp: Arc<Qp>,
+    _runtime: Option<tempfile::TempDir>,
+}
+
+fn program(fake: &Fake) -> Program {
+    let runtime = tempfile::tempdir().unwrap();
+    let process = Process::new(runtime.path());
+    Program {
+        _runtime: Some(runtime),
+        ..program_of(fake, process)
+    }
+}
+
+/// As [`program`], one more device of a process.
+fn program_of(fake: &Fake, process: Arc<Process>) -> Program {
+    let context = process.open_on(|| fake.provider().open("fake0")).unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(100, None).unwrap();
+    let init = QpInit {
+        send_cq: cq.clone(),
+        recv_cq: cq.clone(),
+        srq: None,
+        qp_type: QpType::Rc,
+        cap: CAP,
+        signal_all: false,
+    };
+    let qp = pd.create_qp(&init).unwrap();
+    for (state, mask) in [
+        (QpState::Init, QpAttrMask::STATE),
+        (QpState::Rtr, QpAttrMask::STATE),
+        (QpState::Rts, QpAttrMask::STATE | QpAttrMask::SQ_PSN),
+    ] {
+        let attr = QpAttr {
+            state,
+            ..QpAttr::default()
+        };
+        qp.modify(mask, &attr).unwrap();
+    }
+    Program {
+        process,
+        context,
+        cq,
+        qp,
+        _runtime: None,
+    }
+}
+
+fn send(wr_id: u64, flags: u32) -> SendWr<'static> {
+    SendWr {
+        wr_id,
+        opcode: SendOpcode::Send,
+        flags,
+        imm: 0,
+        remote_address: 0,
+        rkey: 0,
+        compare_add: 0,
+        swap: 0,
+        ud: UdAddress::default(),
+        body: Body::Sges(&[]),
+    }
+}
+
+fn completed(cq: &Cq) -> Vec<u64> {
+    let mut wcs = [Wc::default(); 32];
+    let count = cq.poll(&mut wcs);
+    wcs[..count].iter().map(|wc| wc.wr_id).collect()
+}
+
+#[test]
+fn requests_complete_under_the_programs_names() {
+    let fake = Fake::new();
+    let Program { cq, qp, .. } = program(&fake);
+    qp.post_send([send(100, 0), send(200, SEND_SIGNALED), send(300, SEND_SIGNALED)])
+        .unwrap();
+    qp.post_recv([RecvWr {
+        wr_id: 400,
+        sges: &[],
+    }])
+    .unwrap();
+    assert!(fake.receive(qp.number(), 5, false));
+    assert_eq!(completed(&cq), [200, 300, 400]);
+}
+
+#[test]
+fn a_program_that_signals_nothing_has_a_full_queue_as_on_hardware() {
+    let fake = Fake::new();
+    let Program { cq, qp, .. } = program(&fake);
+    for n in 0..8 {
+        qp.post_send([send(n, 0)]).unwrap();
+    }
+    assert_eq!(qp.post_send([send(8, 0)]), Err((0, PostError::Full)));
+    assert_eq!(completed(&cq), [0u64; 0]);
+}
+
+#[test]
+fn the_program_is_told_which_request_the_library_refuses() {
+    let fake = Fake::new();
+    let Program { cq, qp, .. } = program(&fake);
+    fake.refuse(2, libc::EOPNOTSUPP);
+    let outcome = qp.post_send((0..4).map(|n| send(n, SEND_SIGNALED)));
+    assert_eq!(outcome, Err((2, PostError::Refused(libc::EOPNOTSUPP))));
+    assert_eq!(PostError::Refused(libc::EOPNOTSUPP).errno(), libc::EOPNOTSUPP);
+    let outcome = qp.post_recv((0..4).map(|wr_id| RecvWr { wr_id, sges: &[] }));
+    assert_eq!(outcome, Err((2, PostError::Refused(libc::EOPNOTSUPP))));
+    fake.refuse(-1, 0);
+    assert_eq!(completed(&cq), [0, 1]);
+    // What was not posted left nothing behind: the next ones are as many as fit, and come in order.
+    qp.post_send((10..18).map(|n| send(n, SEND_SIGNALED))).unwrap();
+    assert_eq!(completed(&cq), (10..18).collect::<Vec<_>>());
+    let mut batch = qp.batch();
+    batch.push(&send(20, SEND_SIGNALED)).unwrap();
+    fake.refuse(0, libc::EINVAL);
+    assert_eq!(batch.complete(), Err((1, PostError::Refused(libc::EINVAL))));
+}
+
+#[test]
+fn two_rnics_may_give_the_same_numbers() {
+    let fake = Fake::new();
+    let first = program(&fake);
+    // SAFETY: the fake's function of that name: it starts its numbers anew, as another RNIC does.
+    unsafe { fake.function::<extern "C" fn()>(c"fake_renumber")() };
+    let second = program_of(&fake, first.process.clone());
+    assert_eq!(first.qp.number(), second.qp.number());
+    second.qp.post_send([send(5, SEND_SIGNALED)]).unwrap();
+    assert_eq!((completed(&first.cq), completed(&second.cq)), (vec![], vec![5]));
+    second.qp.destroy().unwrap();
+    first.qp.post_send([send(6, 0)]).unwrap();
+    let register = |program: &Program| {
+        let pd = program.qp.pd();
+        pd.reg_mr(0x10000, 4096, 0x10000, Access::empty()).unwrap().lkey()
+    };
+    let [one, other] = [&first, &second].map(|program| {
+        // SAFETY: as above.
+        unsafe { fake.function::<extern "C" fn()>(c"fake_renumber")() };
+        register(program)
+    });
+    assert_eq!(one, other);
+}
+
+#[test]
+fn memory_stays_where_it_is_and_the_process_cannot_be_moved() {
+    let fake = Fake::new();
+    let Program {
+        process, context, qp, ..
+    } = program(&fake);
+    let buffer = vec![7u8; 1 << 16];
+    let before = std::fs::read_to_string("/proc/self/maps")
+        .unwrap()
+        .matches("/mem/")
+        .count();
+    let mr = qp
+        .pd()
+        .reg_mr(buffer.as_ptr() as u64, buffer.len() as u64, 0, Access::empty())
+        .unwrap();
+    let after = std::fs::read_to_string("/proc/self/maps")
+        .unwrap()
+        .matches("/mem/")
+        .count();
+    assert_eq!(before, after);
+    mr.dereg().unwrap();
+    let blockers = crate::road_map::blockers(&process);
+    assert!(
+        blockers.iter().any(|blocker| blocker.contains("fake0")),
+        "{blockers:?}"
+    );
+    context.close().unwrap();
+}
+
+#[test]
+fn the_end_of_the_rnic_flushes_what_is_outstanding() {
+    let fake = Fake::new();
+    let Program { context, cq, qp, .. } = program(&fake);
+    fake.set(|knobs| knobs.hold = 1);
+    qp.post_send([send(1, 0), send(2, SEND_SIGNALED)]).unwrap();
+    // SAFETY: the fake's queue pair is alive.
+    let of = unsafe { (*fake.qp(qp.number())).context };
+    let event = ffi::ibv_async_event {
+        element: std::ptr::null_mut(),
+        event_type: 8,
+    };
+    type Send = extern "C" fn(*mut ffi::ibv_context, *const ffi::ibv_async_event) -> c_int;
+    // SAFETY: the fake's function of that name, and its context.
+    let sent = unsafe { fake.function::<Send>(c"fake_async_event")(of, &event) };
+    assert_eq!(sent, 0);
+    let event = context.get_async_event().unwrap();
+    assert_eq!(event.event, crate::AsyncEventType::DeviceFatal);
+    assert_eq!(completed(&cq), [1, 2]);
+    qp.destroy().unwrap();
+    cq.destroy().unwrap();
+}
