@@ -56,15 +56,16 @@ struct Inner {
 }
 
 impl Journal {
-    /// Goes on in the file at `path`. A line that was cut off by a crash is passed over.
+    /// Goes on in the file at `path`. A line that was cut off by a crash, or is damaged, is passed over.
     pub fn open(path: &Path) -> io::Result<Self> {
         let mut file = OpenOptions::new()
             .read(true)
             .append(true)
             .create(true)
             .open(path)?;
-        let mut text = String::new();
-        file.read_to_string(&mut text)?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text)?;
+        let text = String::from_utf8_lossy(&text);
         let mut last = HashMap::new();
         for line in text.lines() {
             let Ok(line) = serde_json::from_str::<Line>(line) else {

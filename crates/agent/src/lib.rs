@@ -20,6 +20,8 @@ mod config;
 mod directory;
 mod faults;
 mod forwarding;
+#[doc(hidden)]
+pub mod fuzzing;
 mod guests;
 mod instances;
 mod journal;

@@ -3,9 +3,14 @@
 //! A futex and not a socket, since nothing that reaches out of a process may be open while CRIU freezes it. The word is
 //! the generation of the instance's life; whoever waits has seen the old value, so a wake-up cannot be missed, also
 //! when the waiter is restored on another host where the word has changed already.
+//!
+//! The file belongs to the program, which can put something else in its place, or cut it off while the agent has it
+//! mapped. So no link is followed, and the agent has the kernel read and write the word (`process_vm_readv(2)` on
+//! itself): where a load or a store would end it with SIGBUS, that says EFAULT. The program itself just loads the word.
 
 use std::fs::OpenOptions;
 use std::io;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
@@ -33,6 +38,8 @@ impl Gate {
             .write(true)
             .create(create)
             .truncate(false)
+            // Of a FIFO, opening it for writing would wait for nobody, but mapping it fails.
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
             .open(path)?;
         if file.metadata()?.len() < BYTES as u64 {
             if !create {
@@ -77,11 +84,44 @@ impl Gate {
         }
     }
 
-    /// Lets all who wait go on.
-    pub fn open_up(&self) {
-        self.word().fetch_add(1, SeqCst);
-        // Waking fails only for a bad address, which this is not.
-        let _ = futex::wake(self.word(), futex::Flags::empty(), i32::MAX as u32);
+    /// Lets all who wait go on. Only the agent does this, so nobody else changes the word meanwhile.
+    ///
+    /// An error means that the program has cut its own gate off.
+    pub fn open_up(&self) -> io::Result<()> {
+        let next = self.read()?.wrapping_add(1);
+        self.write(next)?;
+        futex::wake(self.word(), futex::Flags::empty(), i32::MAX as u32)?;
+        Ok(())
+    }
+
+    fn read(&self) -> io::Result<u32> {
+        let mut value = 0u32;
+        let (local, remote) = (part_of(&raw mut value), part_of(self.0.as_ptr()));
+        // SAFETY: both parts are four bytes: a local variable, and the mapping, which the kernel checks.
+        let copied = unsafe { libc::process_vm_readv(libc::getpid(), &local, 1, &remote, 1, 0) };
+        whole(copied).map(|()| value)
+    }
+
+    fn write(&self, mut value: u32) -> io::Result<()> {
+        let (local, remote) = (part_of(&raw mut value), part_of(self.0.as_ptr()));
+        // SAFETY: as above.
+        let copied = unsafe { libc::process_vm_writev(libc::getpid(), &local, 1, &remote, 1, 0) };
+        whole(copied)
+    }
+}
+
+fn part_of<T>(value: *mut T) -> libc::iovec {
+    libc::iovec {
+        iov_base: value.cast(),
+        iov_len: size_of::<T>(),
+    }
+}
+
+fn whole(copied: isize) -> io::Result<()> {
+    match copied {
+        4 => Ok(()),
+        -1 => Err(io::Error::last_os_error()),
+        _ => Err(io::Error::from_raw_os_error(libc::EFAULT)),
     }
 }
 
@@ -106,10 +146,39 @@ mod tests {
         let seen = guest.generation();
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| guest.wait(seen));
-            agent.open_up();
+            agent.open_up().unwrap();
             waiter.join().unwrap();
         });
         guest.wait(seen);
         assert_eq!(guest.generation(), seen + 1);
+    }
+    #[test]
+    fn a_program_cannot_end_the_agent_by_its_gate() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("gate");
+        let agent = Gate::open(&path, true).unwrap();
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(0).unwrap();
+        assert_eq!(agent.open_up().unwrap_err().raw_os_error(), Some(libc::EFAULT));
+        file.set_len(BYTES as u64).unwrap();
+        agent.open_up().unwrap();
+        assert_eq!(agent.generation(), 1);
+    }
+
+    #[test]
+    fn what_is_no_gate_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let (victim, gate) = (folder.path().join("victim"), folder.path().join("gate"));
+        std::fs::write(&victim, [7; BYTES]).unwrap();
+        std::os::unix::fs::symlink(&victim, &gate).unwrap();
+        for create in [false, true] {
+            let refused = Gate::open(&gate, create).unwrap_err();
+            assert_eq!(refused.raw_os_error(), Some(libc::ELOOP));
+        }
+        assert_eq!(std::fs::read(&victim).unwrap(), [7; BYTES]);
+        std::fs::remove_file(&gate).unwrap();
+        let mode = rustix::fs::Mode::RWXU;
+        rustix::fs::mknodat(rustix::fs::CWD, &gate, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        assert!(Gate::open(&gate, true).is_err());
     }
 }

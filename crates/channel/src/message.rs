@@ -46,11 +46,11 @@ pub fn recv<T: DeserializeOwned>(socket: &Socket) -> Result<(T, Vec<OwnedFd>), E
                 call: "recvmsg",
                 source: std::io::Error::other("a long message came without its memory, or is too long"),
             };
-            let mut file = File::from(
-                fds.pop()
-                    .filter(|_| length <= MAX_LONG_BYTES)
-                    .ok_or_else(missing)?,
-            );
+            let memory = fds
+                .pop()
+                .filter(|memory| length <= MAX_LONG_BYTES && is_memory(memory))
+                .ok_or_else(missing)?;
+            let mut file = File::from(memory);
             let mut bytes = Vec::new();
             file.seek(SeekFrom::Start(0))
                 .and_then(|_| file.take(length).read_to_end(&mut bytes))
@@ -63,6 +63,12 @@ pub fn recv<T: DeserializeOwned>(socket: &Socket) -> Result<(T, Vec<OwnedFd>), E
         source,
     })?;
     Ok((message, fds))
+}
+
+/// Only files in memory have seals (`man 2 F_GET_SEALS`). Reading anything else, a file of a FUSE file system for one,
+/// could take for ever.
+fn is_memory(file: &OwnedFd) -> bool {
+    rustix::fs::fcntl_get_seals(file).is_ok()
 }
 
 #[cfg(test)]
@@ -86,5 +92,16 @@ mod tests {
         let (a, b) = Socket::pair().unwrap();
         a.send(&Packet::InMemfd(10), &[]).unwrap();
         assert!(recv::<u8>(&b).is_err());
+    }
+
+    #[test]
+    fn only_memory_is_read() {
+        let (a, b) = Socket::pair().unwrap();
+        let mut file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        file.write_all(&[1; 10]).unwrap();
+        for other in [file.as_fd(), File::open("/dev/zero").unwrap().as_fd(), a.as_fd()] {
+            a.send(&Packet::InMemfd(10), &[other]).unwrap();
+            assert!(recv::<[u8; 10]>(&b).is_err());
+        }
     }
 }

@@ -41,6 +41,13 @@ mod runc;
 mod timings;
 mod watch;
 
+/// Doors for the fuzz targets (`fuzz/`) to what reads bytes of others and is nobody else's business.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::bundle::fuzzing::bundle_config;
+    pub use crate::proxy::fuzzing::criu_messages;
+}
+
 pub use bundle::{Bind, Bundle, BundleConfig, Workload};
 pub use cgroup::remove_cgroup_parent;
 pub use check::blockers;

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::host::{FOREIGN_VARIABLES, environment};
 use crate::state::StateDir;
-use crate::sys::Signals;
+use crate::sys::{Signals, unblock_signals};
 use crate::{cgroup, process};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -60,9 +60,10 @@ fn run(dir: &StateDir, host: &str, program: &OsString, args: &[OsString]) -> Res
     for variable in FOREIGN_VARIABLES {
         command.env_remove(variable);
     }
-    // SAFETY: prctl(2) is a plain system call, which may be made between fork and exec.
+    // SAFETY: prctl(2) is a plain system call, which may be made between fork and exec; so is what unblocks signals.
     unsafe {
         command.pre_exec(|| {
+            unblock_signals()?;
             Ok(rustix::process::set_parent_process_death_signal(Some(
                 Signal::KILL,
             ))?)

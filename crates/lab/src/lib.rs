@@ -35,6 +35,8 @@ mod cgroup;
 mod config;
 mod enter;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod host;
 mod lab;
 mod network;
@@ -48,6 +50,7 @@ mod sys;
 pub use config::{HostConfig, LabConfig, Service, Subnet};
 pub use error::{Error, Result};
 pub use lab::Lab;
+pub use process::ProcessId;
 pub use status::{HostStatus, LabStatus, ServiceState, ServiceStatus};
 
 use std::ffi::OsString;

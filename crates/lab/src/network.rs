@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use std::fs;
 use std::io::Write;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -71,9 +71,22 @@ pub(crate) fn bridge_mac(address: Ipv4Addr) -> String {
     format!("02:76:{a:02x}:{b:02x}:{c:02x}:{d:02x}")
 }
 
+/// The IPv6 address of a host, one of a unique local prefix (RFC 4193), for the RNIC's IPv6 GID. It ends in the IPv4
+/// address.
+pub(crate) fn ipv6(address: Ipv4Addr) -> Ipv6Addr {
+    let [a, b, c, d] = address.octets().map(u16::from);
+    Ipv6Addr::new(0xfd76, 0, 0, 0, 0, 0, a << 8 | b, c << 8 | d)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_ipv6_address_ends_in_the_ipv4_address() {
+        let address = ipv6(Ipv4Addr::new(10, 77, 3, 1));
+        assert_eq!(address, "fd76::10.77.3.1".parse::<Ipv6Addr>().unwrap());
+    }
 
     #[test]
     fn a_failed_command_says_why() {

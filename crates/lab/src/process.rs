@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// A process by its pid and the time at which it started, which together are unique until the next boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ProcessId {
+pub struct ProcessId {
     /// The pid, as the machine numbers it.
     pub pid: u32,
     /// Clock ticks from boot to its start: field 22 of `/proc/PID/stat`.

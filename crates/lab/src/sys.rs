@@ -68,6 +68,21 @@ pub(crate) fn unshare_network() -> io::Result<()> {
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.map_err(Into::into)
 }
 
+/// Blocks no signal in this thread any longer. A program inherits what is blocked: between fork(2) and exec(2) of one,
+/// this undoes [`Signals::take`]. It makes only calls that are allowed there.
+pub(crate) fn unblock_signals() -> io::Result<()> {
+    let mut none = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: sigemptyset initialises the set before pthread_sigmask reads it; both are async-signal-safe.
+    let error = unsafe {
+        libc::sigemptyset(none.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, none.as_ptr(), std::ptr::null_mut())
+    };
+    match error {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
 /// Signals as something to poll.
 pub(crate) struct Signals(OwnedFd);
 

@@ -58,6 +58,8 @@ fn hosts_reach_each_other_by_name_and_address() {
         let (status, text) = output(&lab, from, &ping);
         assert!(status.success(), "{from} does not reach {to}: {text}");
     }
+    let (status, text) = output(&lab, "src", &["ping", "-c", "1", "-W", "5", "fd76::10.77.0.2"]);
+    assert!(status.success(), "src does not reach dst over IPv6: {text}");
     let (_, text) = output(&lab, "src", &["ip", "-o", "link", "show", "dev", "br0"]);
     assert!(text.contains("mtu 9000"), "{text}");
 }
@@ -122,6 +124,18 @@ fn commands_end_as_in_the_host() {
         &["sh", "-c", "echo $VERBATIM_HOST $VERBATIM_ADDRESS"],
     );
     assert_eq!(text.trim(), "src 10.77.0.1");
+
+    // Nothing is blocked that a command or a service would not expect; the stand-in and pid 1 block what they take.
+    let status = lab.status().unwrap();
+    let ServiceState::Running { pid } = status.host("src").unwrap().service("agent").unwrap().state else {
+        panic!("the agent does not run")
+    };
+    for process in ["self".to_owned(), pid.to_string()] {
+        let status = format!("/proc/{process}/status");
+        let (_, blocked) = output(&lab, "src", &["grep", "SigBlk", &status]);
+        let mask = blocked.trim().strip_prefix("SigBlk:\t").unwrap_or("?");
+        assert_eq!(u64::from_str_radix(mask, 16), Ok(0), "{process}: {blocked}");
+    }
 
     // A signal to the stand-in reaches the command, which says when it is ready for it.
     let mut child = lab

@@ -4,11 +4,13 @@ use std::io::{Read, Seek, SeekFrom};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::fs::OFlags;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use crate::instances::{Instance, State};
+use crate::memory::beneath;
 use crate::proto::LogsChunk;
 
 /// How often a file that is followed is looked at: a person reads it, and tmpfs tells nobody of writes but by inotify,
@@ -58,7 +60,14 @@ pub fn stream(instance: Arc<Instance>, follow: bool) -> ReceiverStream<Result<Lo
 }
 
 fn read(instance: &Instance, position: u64) -> std::io::Result<Vec<u8>> {
-    let mut file = std::fs::File::open(instance.home.output())?;
+    let output = instance.home.output();
+    let (folder, name) = (
+        output.parent().expect("a folder"),
+        output.file_name().expect("a name"),
+    );
+    let Some(mut file) = beneath::open(folder, name.as_ref(), OFlags::RDONLY)? else {
+        return Ok(Vec::new());
+    };
     file.seek(SeekFrom::Start(position))?;
     let mut data = Vec::new();
     file.take(CHUNK_BYTES as u64).read_to_end(&mut data)?;

@@ -1,14 +1,15 @@
 //! Sends what changed in an instance's folders as a stream of parts.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use rustix::fs::OFlags;
 use tokio::sync::mpsc;
 use tonic::transport::Channel;
 
+use super::beneath;
 use super::tracker::Tracker;
 use super::tree::{Kind, Tree};
 use crate::proto::FilePart;
@@ -123,11 +124,9 @@ impl Sender {
     }
 
     fn read_file(&mut self, path: &Path, parts: &mpsc::Sender<FilePart>) -> io::Result<u64> {
-        let file = match File::open(self.root.join(path)) {
-            Ok(file) => file,
-            // Removed since the look; the next one sees it.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
-            Err(error) => return Err(error),
+        let Some(file) = beneath::open(&self.root, path, OFlags::RDONLY)? else {
+            // Removed, or no file any more, since the look; the next one sees it.
+            return Ok(0);
         };
         let length = file.metadata()?.len();
         let part = FilePart {

@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use futures_util::future::join_all;
+use rustix::fs::OFlags;
 use verbatim_channel::{Answer, MEMORY_DIR, Order, RoadMap};
 use verbatim_container::{Link, Restore, RestoreConfig, Restored};
 
@@ -19,6 +20,7 @@ use crate::instances::home::{Home, Paths};
 use crate::instances::record::Record;
 use crate::instances::{Instance, Reservation};
 use crate::journal::{Event, Role};
+use crate::memory::beneath;
 use crate::memory::place::Placer;
 use crate::proto::file_part::Folder;
 use crate::proto::{ConnectRequest, FilePart, NewQp, OpenRequest, PreSetupReply, PreSetupRequest};
@@ -198,15 +200,15 @@ impl Destination {
         let road_maps: Vec<RoadMap> = decode(&request.road_maps)?;
         let home = self.home()?;
         let (nic, name) = (self.agent.config.nic_socket(), home.record.name.to_string());
-        let memory_dir = home.paths.folder.join(MEMORY_DIR);
+        let folder = home.paths.folder.clone();
         // Also a process without any context waits at the gate, and is to be claimed.
         let mut keys: BTreeMap<u32, Vec<_>> = road_maps.iter().map(|map| (map.pid, Vec::new())).collect();
         self.contexts = tokio::task::spawn_blocking(move || {
             let mut contexts = Vec::new();
             for road_map in &road_maps {
-                let path = memory_dir.join(road_map.pid.to_string());
+                let path = Path::new(MEMORY_DIR).join(road_map.pid.to_string());
                 // Missing is right if nothing is adopted; if something is, the RNIC's request fails and says so.
-                let memory = File::options().read(true).write(true).open(&path).ok();
+                let memory = beneath::open(&folder, &path, OFlags::RDWR)?;
                 for record in &road_map.contexts {
                     contexts.push((
                         road_map.pid,
@@ -340,9 +342,9 @@ impl Destination {
             }
         };
         // From here on there is no way back; what fails is told, and the instance stays.
-        gate.open_up();
+        let opened = gate.open_up().context("the gate does not open");
         let written = self.write(Event::Running);
-        for failed in [attached, written].into_iter().filter_map(Result::err) {
+        for failed in [attached, opened, written].into_iter().filter_map(Result::err) {
             tracing::error!(
                 error = format!("{failed:#}"),
                 "the instance has arrived, but not all is well"

@@ -19,6 +19,7 @@
 //! | standard output and error | `stdout` |
 
 mod device;
+pub(crate) mod fuzzing;
 mod spec;
 
 pub(crate) use device::is_harmless as is_harmless_device;

@@ -46,7 +46,8 @@ pub(super) fn parse(text: &str, file: &Path) -> Result<Value, Error> {
         reason,
     };
     let spec: Value = serde_json::from_str(text).map_err(|error| refuse(format!("not JSON: {error}")))?;
-    if spec.pointer("/process/args/0").is_none_or(|arg| !arg.is_string()) {
+    let args = spec.pointer("/process/args").and_then(Value::as_array);
+    if args.is_none_or(|args| args.is_empty() || !args.iter().all(Value::is_string)) {
         return Err(refuse("it names no process.args to run".to_owned()));
     }
     if spec.pointer("/root/path").is_none_or(|path| !path.is_string()) {
@@ -188,13 +189,10 @@ pub(super) fn for_bundle(
     for field in ["maskedPaths", "readonlyPaths", "devices"] {
         linux.remove(field);
     }
-    let resources = linux.entry("resources").or_insert_with(|| json!({}));
-    let mut rules = resources
-        .as_object_mut()
-        .map(|fields| array(fields, "devices"))
-        .unwrap_or_default();
+    let resources = object(&mut spec["linux"], "resources");
+    let mut rules = array(resources, "devices");
     rules.extend(device_rules(devices));
-    resources["devices"] = Value::Array(rules);
+    resources.insert("devices".to_owned(), Value::Array(rules));
     Ok(spec)
 }
 
@@ -321,6 +319,18 @@ mod tests {
         assert!(refused(r#"{"process": {"args": ["a"]}}"#).contains("root.path"));
         let terminal = r#"{"process": {"args": ["a"], "terminal": true}, "root": {"path": "r"}}"#;
         assert!(refused(terminal).contains("terminal"));
+    }
+
+    #[test]
+    fn what_is_of_the_wrong_kind_is_replaced() {
+        let text = r#"{"root": {"path": "r"}, "process": {"args": ["a"], "rlimits": 1}, "mounts": "none",
+            "linux": {"resources": 5}}"#;
+        let spec = parse(text, Path::new("config.json")).unwrap();
+        let spec = for_bundle(&config(), Path::new("/user"), Path::new("/b/dev"), &[], spec).unwrap();
+        assert_eq!(spec["linux"]["resources"]["devices"][0]["allow"], false);
+        // An object with the key "0" is no list of arguments.
+        let text = r#"{"root": {"path": "r"}, "process": {"args": {"0": "a"}}}"#;
+        assert!(parse(text, Path::new("config.json")).is_err());
     }
 
     #[test]

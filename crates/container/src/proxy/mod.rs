@@ -20,6 +20,7 @@
 //! - CRIU opens the image directory as `/proc/PEER/fd/N`, and its peer is now us (`criu/cr-service.c`): see
 //!   [`request`].
 
+pub(crate) mod fuzzing;
 mod hurry;
 mod relay;
 mod request;

@@ -158,7 +158,7 @@ impl Init<'_> {
         Ok(open)
     }
 
-    /// `br0` carries the host's address; the uplink is one of its ports, instances get others.
+    /// `br0` carries the host's addresses; the uplink is one of its ports, instances get others.
     fn configure_network(&self) -> Result<()> {
         let LabConfig {
             mtu,
@@ -167,12 +167,14 @@ impl Init<'_> {
         } = self.config;
         let address = self.config.address(self.index);
         let mac = network::bridge_mac(address);
+        let ipv6 = network::ipv6(address);
         network::sysctl(&[("ipv6/conf/uplink/disable_ipv6", "1")])?;
         network::ip(&format!(
             "link set lo up\n\
              link add br0 address {mac} mtu {mtu} {BRIDGE}\n\
              link set uplink master br0 up\n\
              address add {address}/{prefix} brd + dev br0\n\
+             address add {ipv6}/64 dev br0 nodad\n\
              link set br0 up\n"
         ))
     }

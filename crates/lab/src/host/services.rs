@@ -5,6 +5,7 @@ use crate::config::{LabConfig, Service};
 use crate::error::{Error, Result};
 use crate::protocol::FromHost;
 use crate::status::{ServiceState, ServiceStatus};
+use crate::sys::unblock_signals;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
@@ -13,6 +14,7 @@ use rustix::process::{Pid, Signal, WaitStatus, kill_process};
 use std::collections::VecDeque;
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -243,6 +245,10 @@ impl Services {
             .envs(&service.env);
         for variable in FOREIGN_VARIABLES {
             command.env_remove(variable);
+        }
+        // SAFETY: it makes only calls that are allowed between fork and exec.
+        unsafe {
+            command.pre_exec(unblock_signals);
         }
         let child = command
             .stdin(Stdio::null())

@@ -147,6 +147,11 @@ static int post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_sen
 			*bad = wr;
 			return fake.refuse_errno;
 		}
+		/* as librxe has it */
+		if (wr->opcode == IBV_WR_BIND_MW && (wr->imm_data || wr->num_sge)) {
+			*bad = wr;
+			return EINVAL;
+		}
 		struct seen *seen = &fake.log[fake.posted++ % LOG];
 		memset(seen, 0, sizeof *seen);
 		seen->wr = *wr;

@@ -71,9 +71,9 @@ impl Source {
 
     /// Opens the gate and gives every process that waited there its own RNIC connections back. Returns which have them.
     async fn give_back(&mut self) -> Vec<u32> {
-        match self.instance.home.gate() {
-            Ok(gate) => gate.open_up(),
-            Err(error) => tracing::error!(error = format!("{error:#}"), "the gate does not open"),
+        let gate = self.instance.home.gate();
+        if let Err(error) = gate.and_then(|gate| Ok(gate.open_up()?)) {
+            tracing::error!(error = format!("{error:#}"), "the gate does not open");
         }
         let (agent, instance, session) = (&self.agent, &self.instance, self.session);
         let claims = std::mem::take(&mut self.quiesced)

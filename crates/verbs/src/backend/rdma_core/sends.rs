@@ -363,7 +363,12 @@ impl SendRing for Sends {
             num_sge: (self.sges.len() - first_sge) as c_int,
             opcode: wqe.opcode.into(),
             send_flags: flags_to_c(wqe.flags),
-            imm_data: wqe.imm,
+            // A bind has its new key in its own place, and librxe refuses it if this is not 0.
+            imm_data: if wqe.opcode == layout::WR_BIND_MW {
+                0
+            } else {
+                wqe.imm
+            },
             wr,
             remote_srqn: 0,
             bind_mw: ffi::ibv_send_wr_bind {

@@ -1,6 +1,7 @@
 //! The backend on a libibverbs that exists in memory only (`tests/fake_ibverbs`).
 
 mod control;
+mod cost;
 mod data;
 mod layout;
 mod namespace;

@@ -8,15 +8,15 @@ use crate::process::Process;
 use crate::work::{Body, RecvWr, SEND_SIGNALED, SendOpcode, SendWr, UdAddress, Wc};
 use crate::{Context, Cq, Qp, QpInit};
 
-struct Program {
+pub struct Program {
     process: Arc<Process>,
     context: Arc<Context>,
-    cq: Arc<Cq>,
-    qp: Arc<Qp>,
+    pub cq: Arc<Cq>,
+    pub qp: Arc<Qp>,
     _runtime: Option<tempfile::TempDir>,
 }
 
-fn program(fake: &Fake) -> Program {
+pub fn program(fake: &Fake) -> Program {
     let runtime = tempfile::tempdir().unwrap();
     let process = Process::new(runtime.path());
     Program {
@@ -59,7 +59,7 @@ fn program_of(fake: &Fake, process: Arc<Process>) -> Program {
     }
 }
 
-fn send(wr_id: u64, flags: u32) -> SendWr<'static> {
+pub fn send(wr_id: u64, flags: u32) -> SendWr<'static> {
     SendWr {
         wr_id,
         opcode: SendOpcode::Send,

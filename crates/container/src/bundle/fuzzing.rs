@@ -1,0 +1,31 @@
+//! A user's `config.json`, for the fuzz targets.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::{BundleConfig, spec};
+use crate::name::ContainerName;
+
+/// Whatever is accepted can be made ours, and is then what it must be.
+pub fn bundle_config(text: &str) {
+    let Ok(users) = spec::parse(text, Path::new("config.json")) else {
+        return;
+    };
+    let config = BundleConfig {
+        name: ContainerName::new("web").expect("a good name"),
+        dir: "/b".into(),
+        runtime: "/r".into(),
+        netns: "/n".into(),
+        cgroup_parent: "/c".into(),
+        preload: None,
+    };
+    let ours = spec::for_bundle(&config, Path::new("/user"), Path::new("/b/dev"), &[], users)
+        .expect("what was accepted can be changed");
+    assert_eq!(ours["process"]["terminal"], false);
+    assert_eq!(ours["linux"]["cgroupsPath"], "/c/web");
+    let rules = ours.pointer("/linux/resources/devices").and_then(Value::as_array);
+    assert!(rules.is_some_and(|rules| rules.iter().any(|rule| rule["allow"] == false)));
+    let args = ours.pointer("/process/args").and_then(Value::as_array);
+    assert!(args.is_some_and(|args| !args.is_empty() && args.iter().all(Value::is_string)));
+}
