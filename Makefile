@@ -5,10 +5,10 @@ cargo := PATH="$$(./setup.sh --path)" cargo
 release := $(or $(CARGO_TARGET_DIR),target)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test lint bench clean
+.PHONY: help setup build demo test conformance lint fuzz sanitize bench clean
 
 help: ## say what there is
-	@sed -nE 's/^([a-z]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 setup: ## install what this machine lacks (needs root or sudo)
 	@./setup.sh
@@ -16,6 +16,7 @@ setup: ## install what this machine lacks (needs root or sudo)
 build: setup ## build verbatim, libverbatim.so and vcheck
 	$(cargo) build --release --locked --workspace
 	$(MAKE) -C vcheck
+	$(MAKE) -C bench/programs
 
 demo: build ## move a running RDMA program between two hosts on this machine
 	$(release)/verbatim demo
@@ -24,9 +25,38 @@ test: build ## all tests, from units to end to end
 	$(cargo) test --release --locked --workspace
 	$(MAKE) -C vcheck test
 
+conformance: build ## rdma-core's own tests, and perftest in all its ways (docs/conformance.md)
+	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored conformance::
+
+# The kernel's own results are the yardstick: the list is written anew.
+conformance-rxe: build ## rdma-core's own tests on the kernel's rxe, in a virtual machine (docs/testbed.md)
+	@./setup.sh --vm
+	mkdir -p out
+	$(release)/testbed run --address 10.0.0.1/24 --rxe -- /usr/bin/python3 $(CURDIR)/tests/conformance/suite.py \
+		--dev rxe0 --limit 120 >out/conformance-rxe.txt
+	sed '/^#/d' out/conformance-rxe.txt | cut -f 1,2 | LC_ALL=C sort >tests/conformance/rxe.txt
+
+vm-test: build ## our RNIC against the kernel's rxe in a virtual machine (docs/testbed.md)
+	@./setup.sh --vm
+	$(cargo) test --release --locked -p verbatim-testbed --test vm -- --ignored
+
+vm-bench: build ## our RNIC and the kernel's rxe in one virtual machine, as JSON into out/
+	@./setup.sh --vm
+	mkdir -p out
+	$(release)/testbed run --memory 3072 -- /usr/bin/python3 $(CURDIR)/tests/vm/bench_rxe.py \
+		--built $(abspath $(release)) >out/vm-bench.json
+	cat out/vm-bench.json
+
 lint: setup ## format and clippy, warnings are errors
 	$(cargo) fmt --all --check
 	$(cargo) clippy --locked --workspace --all-targets -- -D warnings
+
+fuzz: build ## all fuzz targets, SECONDS each (60), and a hostile program a million times
+	PATH="$$(./setup.sh --path)" ./fuzz/run $(or $(SECONDS),60)
+	VERBATIM_HOSTILE_STEPS=1000000 $(cargo) test --release --locked -p verbatim-nic --test random_program -- --nocapture
+
+sanitize: setup ## tests of what shares memory with others, under the address sanitizer
+	PATH="$$(./setup.sh --path)" ./fuzz/sanitize
 
 bench: build ## measure what the papers measured, into out/
 	./bench/run
@@ -34,4 +64,5 @@ bench: build ## measure what the papers measured, into out/
 clean: ## remove what was built
 	$(cargo) clean
 	$(MAKE) -C vcheck clean
+	$(MAKE) -C bench/programs clean
 	rm -rf out

@@ -102,7 +102,8 @@ fn limit(seconds: u32) -> Duration {
     Duration::from_secs(u64::from(seconds) + 60)
 }
 
-fn tcp(lab: &TestLab, seconds: u32) -> anyhow::Result<f64> {
+/// Gbit/s of one TCP stream, cubic.
+pub fn tcp(lab: &TestLab, seconds: u32) -> anyhow::Result<f64> {
     let server = lab.start_plain("peer", &["iperf3", "-s", "-1"])?;
     lab.listens("peer", 1, IPERF_PORT)?;
     let (address, time) = (lab.address("peer")?, seconds.to_string());

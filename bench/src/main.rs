@@ -1,11 +1,12 @@
 //! Measures what the papers measured, between hosts of a lab on this machine, and writes it to `out/bench/`.
 //!
-//! One module per table: [`bandwidth`] and [`blackout`]. Each prints a table for people and writes a JSON file for
+//! One module per subject: [`bandwidth`], [`soft_rnic`] and [`blackout`]. Each prints a table for people and writes a JSON file for
 //! programs, with every single measurement and what it was measured on.
 
 mod bandwidth;
 mod blackout;
 mod context;
+mod soft_rnic;
 mod summary;
 
 use std::path::PathBuf;
@@ -34,18 +35,30 @@ struct Arguments {
     /// The folder for the JSON files.
     #[arg(long, default_value = "out/bench")]
     out: PathBuf,
+    /// Also write the page of the software RNIC's performance, with its plots, into this folder.
+    #[arg(long)]
+    docs: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Bench {
     /// `ib_write_bw` against one TCP stream.
     Bandwidth,
+    /// Bandwidth, latency, set-up, memory and loss of the software RNIC, beside TCP and UDP.
+    SoftRnic,
     /// Moves of `ib_write_bw` with 16 queue pairs.
     Blackout,
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
+    let arguments: Vec<String> = std::env::args().collect();
+    // What a bench starts of itself within a host.
+    let outcome = match arguments.get(1).map(String::as_str) {
+        Some("udp-echo") => soft_rnic::udp::echo(),
+        Some("udp-ping") => soft_rnic::udp::ping(&arguments[2..]),
+        _ => run(&Arguments::parse()),
+    };
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -67,6 +80,14 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
             arguments.rounds,
             arguments.seconds,
             &arguments.out.join("bandwidth.json"),
+        )?;
+    }
+    if wanted(Bench::SoftRnic) {
+        soft_rnic::run(
+            &tools,
+            arguments.seconds,
+            &arguments.out.join("soft-rnic.json"),
+            arguments.docs.as_deref(),
         )?;
     }
     if wanted(Bench::Blackout) {

@@ -1,5 +1,6 @@
 //! A lab that goes away with its test, whatever becomes of that.
 
+use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,6 +12,7 @@ use verbatim_lab::{Lab, ServiceState};
 
 use crate::instance::Instance;
 use crate::running::{Finished, Running};
+use crate::shim::Shim;
 use crate::tools::Tools;
 use crate::wait::eventually;
 
@@ -99,9 +101,20 @@ impl TestLab {
 
     /// Starts a program in a host, with the guest library.
     pub fn start(&self, host: &str, argv: &[&str]) -> anyhow::Result<Running> {
+        self.start_preloaded(host, argv, None)
+    }
+
+    /// Starts a program in a host, with the guest library, and with another one before that.
+    pub fn start_preloaded(&self, host: &str, argv: &[&str], shim: Option<&Shim>) -> anyhow::Result<Running> {
         let (program, arguments) = argv.split_first().context("there is no command to run")?;
         let mut command = self.lab().command(host, program)?;
-        command.args(arguments).env("LD_PRELOAD", &self.tools.library);
+        let mut preload = OsString::new();
+        if let Some(shim) = shim {
+            preload.push(shim.path());
+            preload.push(":");
+        }
+        preload.push(&self.tools.library);
+        command.args(arguments).env("LD_PRELOAD", preload);
         Running::start(format!("{host}: {}", argv.join(" ")), command)
     }
 
@@ -159,8 +172,8 @@ impl TestLab {
         )
     }
 
-    /// The processor time that a service of a host has used.
-    pub fn cpu_time(&self, host: &str, service: &str) -> anyhow::Result<Duration> {
+    /// The process of a service, in its host's PID namespace.
+    pub fn service_pid(&self, host: &str, service: &str) -> anyhow::Result<u32> {
         let status = self.lab().status()?;
         let state = status
             .host(host)
@@ -169,6 +182,12 @@ impl TestLab {
         let Some(ServiceState::Running { pid }) = state else {
             bail!("{service} of {host} does not run: {state:?}");
         };
+        Ok(*pid)
+    }
+
+    /// The processor time that a service of a host has used.
+    pub fn cpu_time(&self, host: &str, service: &str) -> anyhow::Result<Duration> {
+        let pid = self.service_pid(host, service)?;
         let stat = std::fs::read_to_string(self.path(host, &format!("/proc/{pid}/stat"))?)?;
         // Fields 14 and 15, in clock ticks of which Linux has 100 a second everywhere; field 2 may hold spaces.
         let (_, rest) = stat.rsplit_once(')').context("a malformed stat file")?;

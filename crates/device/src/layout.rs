@@ -101,6 +101,9 @@ pub const WR_LOCAL_INV: u8 = 7;
 /// [`SendWqe::opcode`]: `IBV_WR_BIND_MW`, see [`SendWqe`].
 pub const WR_BIND_MW: u8 = 8;
 
+/// [`SendWqe::opcode`]: `IBV_WR_ATOMIC_WRITE`.
+pub const WR_ATOMIC_WRITE: u8 = 15;
+
 /// A send request's first 64 bytes; scatter/gather entries or inline data follow.
 ///
 /// A bind (`WR_BIND_MW`, of both window types) has no entries and uses the fields so: `rkey` the window's remote key,
@@ -126,7 +129,7 @@ pub struct SendWqe {
     pub rkey: u32,
     /// Bytes of inline data that follow.
     pub inline_bytes: u32,
-    /// ATOMIC: compare or add operand.
+    /// ATOMIC: compare or add operand. ATOMIC WRITE without entries and inline data: the eight bytes, as they are in memory.
     pub compare_add: u64,
     /// ATOMIC: swap operand.
     pub swap: u64,

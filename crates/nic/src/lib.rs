@@ -45,6 +45,7 @@ mod multicast;
 mod names;
 mod objects;
 mod outbox;
+mod priority;
 mod qp;
 mod requests;
 #[allow(unsafe_code)]
@@ -66,5 +67,6 @@ pub use stats::{NicCounters, NicStats, STATS_NAME, StatsReader};
 pub fn run(config: NicConfig) -> Result<(), NicError> {
     let stop = signals::termination()?;
     signals::raise_descriptor_limit();
+    priority::raise();
     Nic::new(config)?.run(&stop)
 }

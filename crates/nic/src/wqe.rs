@@ -2,7 +2,8 @@
 
 use verbatim_device::control::{QpCap, QpType};
 use verbatim_device::layout::{
-    self, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SendWqe, WR_BIND_MW, WR_LOCAL_INV,
+    self, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SendWqe, WR_ATOMIC_WRITE, WR_BIND_MW,
+    WR_LOCAL_INV,
 };
 use verbatim_device::ring::SentWqe;
 use verbatim_roce::{
@@ -23,7 +24,6 @@ mod wr_opcode {
     pub const ATOMIC_CMP_AND_SWP: u8 = 5;
     pub const ATOMIC_FETCH_AND_ADD: u8 = 6;
     pub const SEND_WITH_INV: u8 = 9;
-    pub const ATOMIC_WRITE: u8 = 15;
 }
 
 /// The entries of a request; `None` if there are more than the transport takes.
@@ -72,6 +72,8 @@ pub fn send_request(wqe: &SentWqe, sender: &Sender<'_>) -> Result<SendRequest, B
         );
         let fits = wqe.inline.len() <= sender.cap.max_inline_data as usize && carried;
         fits.then(|| SendData::inline(&wqe.inline)).flatten()
+    } else if matches!(operation, Operation::AtomicWrite { .. }) && wqe.sges.is_empty() {
+        SendData::inline(&head.compare_add.to_ne_bytes())
     } else {
         let fits = wqe.sges.len() <= sender.cap.max_send_sge as usize;
         fits.then(|| sge_list(&wqe.sges).map(SendData::Sges)).flatten()
@@ -148,7 +150,7 @@ fn operation(head: &SendWqe) -> (Option<Operation>, WcOpcode) {
                 add: head.compare_add,
             },
         },
-        wr_opcode::ATOMIC_WRITE => Operation::AtomicWrite { remote_addr, rkey },
+        WR_ATOMIC_WRITE => Operation::AtomicWrite { remote_addr, rkey },
         WR_LOCAL_INV => Operation::LocalInvalidate { rkey: Rkey(head.imm) },
         WR_BIND_MW => Operation::Bind(Bind {
             window: rkey,

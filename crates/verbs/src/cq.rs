@@ -119,8 +119,7 @@ impl CompletionQueue {
     /// Forgets all completions of a queue pair, as destroying or resetting it does.
     pub fn purge(&mut self, virtual_qpn: u32) {
         self.sweep();
-        self.fake
-            .retain(|completion| completion.wc.qp_num != virtual_qpn);
+        self.fake.retain(|completion| completion.wc.qp_num != virtual_qpn);
     }
 
     pub fn add_owner(&mut self, physical_qpn: u32, side: Arc<CompletionSide>, send: Arc<Mutex<SendQueue>>) {

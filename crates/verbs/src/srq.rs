@@ -189,7 +189,9 @@ impl Srq {
         let published = queue.ring.as_mut().map_or(Ok(()), |ring| ring.publish());
         if let Err(refused) = published {
             let first = queue.unpublished.len() - refused.count as usize;
-            queue.unpublished[first..].iter().for_each(|slot| self.slots.give_back(*slot));
+            queue.unpublished[first..]
+                .iter()
+                .for_each(|slot| self.slots.give_back(*slot));
             outcome = Err((first, PostError::Refused(refused.errno)));
         }
         queue.unpublished.clear();

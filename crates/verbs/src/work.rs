@@ -28,6 +28,8 @@ pub enum SendOpcode {
     BindMw = 8,
     /// `IBV_WR_SEND_WITH_INV`
     SendWithInvalidate = 9,
+    /// `IBV_WR_ATOMIC_WRITE`: eight bytes, of the body, or those of [`SendWr::compare_add`] where there is none.
+    AtomicWrite = 15,
 }
 
 impl SendOpcode {
@@ -45,6 +47,7 @@ impl SendOpcode {
             7 => Self::LocalInvalidate,
             8 => Self::BindMw,
             9 => Self::SendWithInvalidate,
+            15 => Self::AtomicWrite,
             _ => return None,
         })
     }

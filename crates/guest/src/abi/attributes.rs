@@ -62,6 +62,10 @@ pub const IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD: u64 = 1 << 6;
 pub const IBV_QP_EX_WITH_LOCAL_INV: u64 = 1 << 7;
 pub const IBV_QP_EX_WITH_BIND_MW: u64 = 1 << 8;
 pub const IBV_QP_EX_WITH_SEND_WITH_INV: u64 = 1 << 9;
+pub const IBV_QP_EX_WITH_ATOMIC_WRITE: u64 = 1 << 12;
+
+/// `IBV_DEVICE_ATOMIC_WRITE`, in `device_cap_flags_ex` only.
+pub const IBV_DEVICE_ATOMIC_WRITE: u64 = 1 << 40;
 
 c_structs! { LAYOUTS:
     ibv_global_route {

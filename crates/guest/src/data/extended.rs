@@ -99,6 +99,28 @@ unsafe extern "C" fn local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
     }
 }
 
+unsafe extern "C" fn atomic_write(qp: *mut ibv_qp_ex, rkey: u32, remote: u64, data: *const c_void) {
+    // SAFETY: as in `local_inv`; eight bytes are valid for the call, aligned or not.
+    unsafe {
+        with(qp, |building| {
+            let bytes = slice(data.cast::<u8>(), size_of::<u64>());
+            let bytes = bytes.map(|bytes| bytes.try_into().map_or(0, u64::from_ne_bytes));
+            building.whole(bytes.map(|bytes| SendWr {
+                wr_id: (*qp).wr_id,
+                opcode: SendOpcode::AtomicWrite,
+                flags: (*qp).wr_flags,
+                imm: 0,
+                remote_address: remote,
+                rkey,
+                compare_add: bytes,
+                swap: 0,
+                ud: UdAddress::default(),
+                body: Body::Sges(&[]),
+            }));
+        });
+    }
+}
+
 unsafe extern "C" fn bind_mw(qp: *mut ibv_qp_ex, mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) {
     // SAFETY: as in `local_inv`; window, region and description are valid for the call.
     unsafe {
@@ -186,6 +208,6 @@ pub fn extended_qp(qp_base: ibv_qp) -> ibv_qp_ex {
         wr_start: Some(start),
         wr_complete: Some(complete),
         wr_abort: Some(abort),
-        wr_atomic_write: None,
+        wr_atomic_write: Some(atomic_write),
     }
 }

@@ -116,7 +116,7 @@ fn is_plain(opcode: SendOpcode) -> bool {
     use SendOpcode::*;
     matches!(
         opcode,
-        Write | WriteWithImm | Send | SendWithImm | Read | SendWithInvalidate
+        Write | WriteWithImm | Send | SendWithImm | Read | SendWithInvalidate | AtomicWrite
     )
 }
 
@@ -126,7 +126,7 @@ fn carries_data(opcode: SendOpcode) -> bool {
     use SendOpcode::*;
     matches!(
         opcode,
-        Write | WriteWithImm | Send | SendWithImm | SendWithInvalidate
+        Write | WriteWithImm | Send | SendWithImm | SendWithInvalidate | AtomicWrite
     )
 }
 

@@ -60,6 +60,7 @@ fn send_ops(qp_type: QpType) -> u64 {
                 | IBV_QP_EX_WITH_RDMA_READ
                 | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
                 | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+                | IBV_QP_EX_WITH_ATOMIC_WRITE
         }
     }
 }

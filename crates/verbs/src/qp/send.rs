@@ -15,7 +15,7 @@ use crate::backend::{Refused, SendRing};
 use crate::cq::Cq;
 use crate::error::PostError;
 use crate::tables::KeyTable;
-use crate::work::{self, SendOpcode, SendWr, Wc, WC_LOC_QP_OP_ERR};
+use crate::work::{self, SendOpcode, SendWr, WC_LOC_QP_OP_ERR, Wc};
 
 /// How often a full ring is looked at again before a request is put aside. An RNIC may write the completion first and
 /// free the slot after it, so a program that is quick can see the one without the other for a moment.

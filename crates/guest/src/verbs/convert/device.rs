@@ -99,7 +99,7 @@ pub fn device_attr_ex(device: &DeviceAttr) -> ibv_device_attr_ex {
         },
         completion_timestamp_mask: u64::MAX,
         hca_core_clock: CLOCK_KHZ,
-        device_cap_flags_ex: u64::from(capabilities(device)),
+        device_cap_flags_ex: u64::from(capabilities(device)) | IBV_DEVICE_ATOMIC_WRITE,
         tso_caps: ibv_tso_caps {
             max_tso: 0,
             supported_qpts: 0,

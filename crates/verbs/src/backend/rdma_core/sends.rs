@@ -16,6 +16,9 @@ use crate::work::{self, SendOpcode};
 
 const COMPARE_SWAP: u8 = SendOpcode::CompareSwap as u8;
 const FETCH_ADD: u8 = SendOpcode::FetchAdd as u8;
+/// The last opcode that every library's `post_send` knows. Later ones (ATOMIC WRITE) are for `ibv_wr_*` only, and librxe
+/// posts them wrongly from a list.
+const LAST_OPCODE: u32 = SendOpcode::SendWithInvalidate as u32;
 
 /// A request that waits to be posted, and where its data start in the chain's buffers.
 struct Request {
@@ -137,6 +140,10 @@ impl Sends {
         let mut refused = None;
         for (index, request) in self.requests.iter().enumerate().skip(first) {
             let mut wr = request.wr;
+            if wr.opcode > LAST_OPCODE {
+                refused = Some((index, libc::EOPNOTSUPP));
+                break;
+            }
             if !matches!(request.names, Names::Nothing) {
                 match self.find(request.names) {
                     Ok(Kept::Window(mw, mr)) if is_type_1(&mw) => {

@@ -158,6 +158,23 @@ fn what_is_refused_was_never_posted() {
 }
 
 #[test]
+fn an_opcode_that_libraries_do_not_take_from_a_list_is_refused() {
+    let fake = Fake::new();
+    let device = fake.open();
+    let (_, _, qp) = queue_pair(&*device, QpType::Rc, None);
+    let mut send = device.qp_ends(&qp).unwrap().send;
+    send.push(&wqe(0, SendOpcode::Write, 0), Body::Sges(&[]));
+    let atomic_write = SendWqe {
+        opcode: 15,
+        ..wqe(1, SendOpcode::Write, 0)
+    };
+    send.push(&atomic_write, Body::Sges(&[]));
+    let refused = send.publish().unwrap_err();
+    assert_eq!((refused.count, refused.errno), (1, libc::EOPNOTSUPP));
+    assert_eq!(fake.last(1)[0].wr.wr_id, 0);
+}
+
+#[test]
 fn completions_carry_everything_over() {
     let fake = Fake::new();
     let device = fake.open();

@@ -1,0 +1,57 @@
+//! What the software RNIC can do, each figure beside a peer that was measured between the same two hosts, in the same
+//! minutes: one TCP stream for bandwidth, a UDP ping-pong that polls for latency, the RNIC itself without loss for loss.
+//!
+//! Everything runs unmodified programs: Debian's perftest, iperf3, and `qp_setup` (plain libibverbs, beside the benches).
+
+mod latency;
+mod loss;
+mod page;
+mod plot;
+mod setup;
+mod throughput;
+pub mod udp;
+
+use std::path::Path;
+
+use serde::Serialize;
+use verbatim_e2e::{TestLab, Tools};
+
+use crate::context::Context;
+
+/// What perftest's programs are called by: the operation.
+const OPERATIONS: [&str; 3] = ["write", "read", "send"];
+
+/// All that was measured.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    context: Context,
+    /// Seconds of each single measurement of bandwidth.
+    seconds: u32,
+    throughput: Vec<throughput::Series>,
+    latency: latency::Latencies,
+    setup: Vec<setup::Setup>,
+    regions: setup::Regions,
+    loss: Vec<loss::Goodput>,
+}
+
+/// Measures, prints, and writes the JSON file; with `docs` also the page and the plots there.
+pub fn run(tools: &Tools, seconds: u32, out: &Path, docs: Option<&Path>) -> anyhow::Result<()> {
+    let context = Context::now();
+    let lab = TestLab::up(tools, &["src", "peer"])?;
+    let report = Report {
+        context,
+        seconds,
+        throughput: throughput::measure(&lab, seconds)?,
+        latency: latency::measure(&lab)?,
+        setup: setup::measure(&lab)?,
+        regions: setup::measure_regions(&lab)?,
+        loss: loss::measure(&lab, seconds)?,
+    };
+    lab.down()?;
+    std::fs::write(out, serde_json::to_vec_pretty(&report)?)?;
+    println!("{}", out.display());
+    if let Some(docs) = docs {
+        page::write(&report, docs)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,69 @@
+//! A UDP ping-pong whose two ends poll: the least that a message between the two hosts takes.
+
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+
+/// The port of the echo.
+pub const PORT: u16 = 5555;
+
+/// The longest message.
+const MOST_BYTES: usize = 65_507;
+
+/// An answer that takes longer was lost.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Sends back whatever comes, for as long as something comes at least every ten seconds.
+pub fn echo() -> anyhow::Result<()> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT))?;
+    socket.set_nonblocking(true)?;
+    println!("ready");
+    let mut buffer = vec![0; MOST_BYTES];
+    let mut last = Instant::now();
+    loop {
+        match socket.recv_from(&mut buffer) {
+            Ok((bytes, from)) => {
+                socket.send_to(&buffer[..bytes], from)?;
+                last = Instant::now();
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                if last.elapsed() > Duration::from_secs(10) {
+                    return Ok(());
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Prints the median of half a round trip in microseconds.
+pub fn ping(arguments: &[String]) -> anyhow::Result<()> {
+    let [address, bytes, count] = arguments else {
+        bail!("wanted: ADDRESS BYTES COUNT");
+    };
+    let address: Ipv4Addr = address.parse().context("not an address")?;
+    let (bytes, count): (usize, usize) = (bytes.parse()?, count.parse()?);
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    socket.connect(SocketAddr::from((address, PORT)))?;
+    socket.set_nonblocking(true)?;
+    let message = vec![7; bytes.clamp(1, MOST_BYTES)];
+    let mut answer = vec![0; MOST_BYTES];
+    let mut halves = Vec::with_capacity(count);
+    while halves.len() < count {
+        let start = Instant::now();
+        socket.send(&message)?;
+        loop {
+            match socket.recv(&mut answer) {
+                Ok(_) => break,
+                Err(error) if error.kind() == ErrorKind::WouldBlock && start.elapsed() < PATIENCE => {}
+                Err(error) => return Err(error).context("no answer"),
+            }
+        }
+        halves.push(start.elapsed().as_secs_f64() * 1e6 / 2.0);
+    }
+    halves.sort_by(f64::total_cmp);
+    println!("{:.3}", halves[halves.len() / 2]);
+    Ok(())
+}

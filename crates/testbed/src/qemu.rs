@@ -1,0 +1,135 @@
+//! QEMU's command line.
+
+use crate::channel::{PORTS, port_name};
+use crate::guest::{MODULES_PARAMETER, NAME_PARAMETER};
+use crate::image::Image;
+use std::os::fd::RawFd;
+use std::path::Path;
+use std::process::Command;
+
+/// The program.
+pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
+/// The name by which the guest mounts the host's files.
+pub(crate) const ROOT_TAG: &str = "root";
+
+/// What TCG can do well. Not `max`: QEMU 7.2 translates some of BMI2 wrongly, which ends in a triple fault before the
+/// kernel is unpacked, and wide vectors are slower than narrow ones when each is a call into the emulator.
+const CPU: &str = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,+pclmulqdq,+rdrand,+rdseed,+smap,+smep";
+
+/// What a machine is made of.
+pub(crate) struct Machine<'a> {
+    pub name: &'a str,
+    pub image: &'a Image,
+    pub cpus: u32,
+    pub memory_mib: u32,
+    /// What is appended to the kernel's command line.
+    pub parameters: &'a str,
+    /// The file that the console's output goes to.
+    pub console: &'a Path,
+    /// Listening Unix sockets, one per port, which QEMU inherits.
+    pub ports: &'a [RawFd],
+    /// The taps that it inherits, with their Ethernet addresses.
+    pub taps: &'a [(RawFd, String)],
+}
+
+impl Machine<'_> {
+    /// The command that runs it.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(PROGRAM);
+        let mut option = |name: &str, value: String| {
+            command.args([name, value.as_str()]);
+        };
+        let accelerator = accelerator();
+        let cpu = if accelerator.starts_with("tcg") {
+            CPU
+        } else {
+            "host"
+        };
+        option("-name", self.name.to_owned());
+        option("-accel", accelerator);
+        option("-cpu", cpu.to_owned());
+        option("-smp", self.cpus.to_string());
+        option("-m", self.memory_mib.to_string());
+        option("-display", "none".to_owned());
+        option("-serial", format!("file:{}", self.console.display()));
+        option("-kernel", self.image.kernel.display().to_string());
+        option("-initrd", self.image.initrd.display().to_string());
+        option("-append", self.kernel_line());
+
+        let root = "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap";
+        option("-fsdev", root.to_owned());
+        option(
+            "-device",
+            format!("virtio-9p-pci,fsdev=root,mount_tag={ROOT_TAG}"),
+        );
+        option("-device", format!("virtio-serial-pci,max_ports={}", PORTS + 1));
+        for (number, fd) in self.ports.iter().enumerate() {
+            option(
+                "-chardev",
+                format!("socket,id=port{number},fd={fd},server=on,wait=off"),
+            );
+            let name = port_name(number);
+            option(
+                "-device",
+                format!("virtserialport,chardev=port{number},name={name}"),
+            );
+        }
+        for (number, (fd, mac)) in self.taps.iter().enumerate() {
+            option("-netdev", format!("tap,id=net{number},fd={fd},vhost=off"));
+            option(
+                "-device",
+                format!("virtio-net-pci,netdev=net{number},mac={mac},romfile="),
+            );
+        }
+        command.args(["-nodefaults", "-no-user-config", "-no-reboot"]);
+        command
+    }
+
+    fn kernel_line(&self) -> String {
+        // panic=-1 with -no-reboot: a machine whose kernel panics ends.
+        format!(
+            "console=ttyS0 quiet panic=-1 tsc=reliable mitigations=off {MODULES_PARAMETER}{} {NAME_PARAMETER}{} {}",
+            self.image.modules.display(),
+            self.name,
+            self.parameters
+        )
+    }
+}
+
+/// Names an accelerator of QEMU, in the place of the one that this machine can use.
+const ACCELERATOR_VARIABLE: &str = "VERBATIM_VM_ACCELERATOR";
+
+/// KVM where the processor helps with it, else TCG. `/dev/kvm` alone says too little: with a KVM that is itself
+/// emulated (PVM and the like) an ordinary kernel does not get past its first page.
+fn accelerator() -> String {
+    let usable = || {
+        let device = std::fs::File::options().read(true).write(true).open("/dev/kvm");
+        device.is_ok() && std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| has_virtualisation(&text))
+    };
+    match std::env::var(ACCELERATOR_VARIABLE) {
+        Ok(named) if !named.is_empty() => named,
+        _ if usable() => "kvm".to_owned(),
+        _ => "tcg,thread=multi".to_owned(),
+    }
+}
+
+fn has_virtualisation(cpuinfo: &str) -> bool {
+    let flags = cpuinfo.lines().find(|line| line.starts_with("flags"));
+    flags.is_some_and(|line| {
+        line.split_ascii_whitespace()
+            .any(|flag| flag == "vmx" || flag == "svm")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kvm_needs_a_processor_that_helps() {
+        assert!(has_virtualisation("processor : 0\nflags\t\t: fpu vmx sse\n"));
+        assert!(!has_virtualisation(
+            "processor : 0\nflags\t\t: fpu hypervisor\nvmx flags : x\n"
+        ));
+    }
+}
