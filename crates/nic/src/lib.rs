@@ -45,6 +45,7 @@ mod multicast;
 mod names;
 mod objects;
 mod outbox;
+#[allow(unsafe_code)]
 mod priority;
 mod qp;
 mod requests;
