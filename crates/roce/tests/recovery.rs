@@ -2,9 +2,9 @@
 
 mod pair;
 
-use pair::{Faults, Pair, SEND, Setup, Side, read, sge, write};
+use pair::{Bottleneck, Faults, Pair, SEND, Setup, Side, read, sge, write};
 use verbatim_roce::wire::opcode::{Kind, Opcode};
-use verbatim_roce::{Packet, Queue, WcStatus};
+use verbatim_roce::{Mtu, Packet, Queue, WcStatus};
 
 const LEN: u32 = 20_000;
 
@@ -110,6 +110,50 @@ fn one_late_acknowledgement_spares_the_rest_of_the_retry() {
         pair.transmit(Side::B);
     }
     assert_eq!(pair.a.qp.counters().retransmitted_requests, 1);
+}
+
+/// A partner that needs far longer for a window than every early timeout, as the kernel's rxe does in an emulated machine:
+/// nothing is lost, and little may be sent twice.
+#[test]
+fn a_partner_that_is_only_slow_is_not_sent_everything_again() {
+    const MESSAGES: u64 = 16;
+    for read_too in [false, true] {
+        let mut pair = Pair::new(Setup {
+            timeout: 14,
+            mtu: Mtu::Mtu4096,
+            ..Setup::default()
+        });
+        pair.link.bottlenecks[Side::B as usize] = Some(Bottleneck::new(1_500_000, 64 << 20));
+        pair.a
+            .host
+            .register(1, 0x10000, (0..=255).cycle().take(1 << 16).collect());
+        pair.b.host.register(2, 0x20000, vec![0xbb; 1 << 16]);
+        for wr_id in 0..MESSAGES {
+            let request = match read_too && wr_id % 4 == 3 {
+                true => read(0x28000, 2),
+                false => write(0x20000, 2),
+            };
+            let at = if read_too && wr_id % 4 == 3 {
+                0x18000
+            } else {
+                0x10000
+            };
+            pair.a.host.post(wr_id, request, &[sge(1, at, LEN)]);
+        }
+        succeed(&mut pair, MESSAGES as usize);
+        assert_eq!(
+            pair.b.host.bytes(2)[..LEN as usize],
+            pair.a.host.bytes(1)[..LEN as usize]
+        );
+        let counters = pair.a.qp.counters();
+        assert!(counters.spurious_retransmits > 0, "{counters:?}");
+        let needed = MESSAGES * u64::from(LEN.div_ceil(4096));
+        assert!(
+            counters.retransmitted_requests < needed / 2,
+            "{} of {needed} packets were sent again: {counters:?}",
+            counters.retransmitted_requests
+        );
+    }
 }
 
 #[test]

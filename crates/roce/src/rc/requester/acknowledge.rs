@@ -95,8 +95,9 @@ impl Requester {
         self.repair.learn(self.ack, self.ack == self.high);
         // Between the NAK and what came of it there was a round trip, or more. If the packet was late and not lost, it
         // was less, which is not to count as the shortest one.
-        if let (Some(since), Some(shortest)) = (self.gap_since.take(), self.rtt.min()) {
-            self.rtt.sample((now - since).max(shortest));
+        if let Some(since) = self.gap_since.take() {
+            self.rtt
+                .sample((now - since).max(self.rtt.min().unwrap_or_default()));
         }
         self.recovering = None;
         if let Some(timed) = self.timed
@@ -259,11 +260,8 @@ impl Requester {
     /// Moves `ack` within the oldest request, and completes that when its end is reached.
     fn advance(&mut self, to: Psn, host: &mut impl Host, counters: &mut Counters) {
         let packets = to.offset_from(self.ack);
-        if self.next.offset_from(self.ack) < packets {
-            // Resending had gone back to before this, in vain: the packets had arrived.
-            self.next = to;
-            self.cursor = 0;
-            self.in_flight_bytes = 0;
+        let resent_in_vain = self.next.offset_from(self.ack) < packets;
+        if resent_in_vain {
             counters.spurious_retransmits += u64::from(self.window.undo_timeout());
         } else {
             let wqe = self.queue.front().expect("what has no answer is in the queue");
@@ -277,6 +275,9 @@ impl Requester {
             self.reads.pop_front();
         }
         self.retire_done(host);
+        if resent_in_vain {
+            self.go_on_from_high();
+        }
     }
 
     /// Completes what is done, oldest first.

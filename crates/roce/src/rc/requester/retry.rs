@@ -13,7 +13,7 @@
 use super::Requester;
 use super::wqe::Wqe;
 use crate::wire::aeth::rnr_delay;
-use crate::{Counters, Time, WcStatus};
+use crate::{Counters, Psn, Time, WcStatus};
 
 /// So many single packets are sent to ask how things are before the window is closed.
 const MOST_PROBES: u32 = 2;
@@ -51,7 +51,10 @@ impl Requester {
         self.probing = false;
         self.recovering = None;
         self.window.on_timeout();
+        let since = self.gap_since;
         self.go_back();
+        // What comes of it tells at least so much of the round trip.
+        self.gap_since = since.or(Some(now));
         self.backoff += 1;
         self.arm_retry(now);
     }
@@ -182,6 +185,42 @@ impl Requester {
         if self.congestion_at.is_none_or(long_ago) {
             self.congestion_at = Some(now);
             self.window.on_congestion();
+        }
+    }
+
+    /// The answer to what was sent before a timeout has come: it was only late, and so may be those to the rest. Going on
+    /// from `ack` would send all of it twice to a partner that is slow already (the idea of F-RTO, RFC 5682). If some of it
+    /// was lost after all, a NAK or the next timeout will say so.
+    pub(super) fn go_on_from_high(&mut self) {
+        self.next = self.high;
+        self.reads.clear();
+        self.in_flight_bytes = 0;
+        self.cursor = self.queue.len();
+        for (index, wqe) in self.queue.iter().enumerate() {
+            let begun = match wqe.is_local() {
+                true => wqe.executed,
+                false => self.high.distance_from(wqe.first) > 0,
+            };
+            let finished = begun && (wqe.is_local() || self.high.distance_from(wqe.end()) >= 0);
+            if !finished {
+                self.cursor = self.cursor.min(index);
+            }
+            if !begun {
+                break;
+            }
+            if wqe.is_local() {
+                continue;
+            }
+            let later = |a: Psn, b: Psn| if a.distance_from(b) > 0 { a } else { b };
+            let from = later(self.ack, wqe.first);
+            let to = if finished { wqe.end() } else { self.high };
+            self.in_flight_bytes += wqe.bytes_between(from, to, self.settings.mtu);
+            let mut at = from;
+            while wqe.is_read_or_atomic() && to.distance_from(at) > 0 {
+                let packets = if wqe.is_read() { wqe.rest_of_piece(at) } else { 1 };
+                at = at.add(packets);
+                self.reads.push_back(at.sub(1));
+            }
         }
     }
 

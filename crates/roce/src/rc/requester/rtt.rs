@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// As long as nothing is known, answers are overdue after so many times the floor.
+const UNKNOWN: u32 = 16;
+
 /// Doublings of the timeout at most.
 const MAX_BACKOFF: u32 = 12;
 
@@ -50,7 +53,8 @@ impl Rtt {
     /// When an answer is overdue, after so many timeouts in a row.
     pub fn timeout(&self, floor: Duration, backoff: u32) -> Duration {
         let usual = match self.smoothed_ns {
-            0 => floor * 4,
+            // A partner that is far, or slow, is no loss; RFC 6298 waits a second.
+            0 => floor * UNKNOWN,
             smoothed => Duration::from_nanos(smoothed + 4 * self.variation_ns).max(floor),
         };
         usual * (1 << backoff.min(MAX_BACKOFF))
@@ -66,7 +70,7 @@ mod tests {
         let ms = Duration::from_millis;
         let floor = Duration::from_micros(10);
         let mut rtt = Rtt::default();
-        assert_eq!((rtt.min(), rtt.timeout(floor, 0)), (None, floor * 4));
+        assert_eq!((rtt.min(), rtt.timeout(floor, 0)), (None, floor * UNKNOWN));
         rtt.sample(ms(8));
         assert_eq!(rtt.timeout(floor, 0), ms(24));
         for _ in 0..100 {
