@@ -12,6 +12,7 @@ packages=(
     gcc libc6-dev make pkg-config protobuf-compiler ca-certificates # the build
     iproute2 util-linux nftables procps                             # the lab: ip, nsenter, nft, sysctl
     libibverbs-dev ibverbs-utils perftest iperf3 iputils-ping       # programs and headers for tests and benches
+    python3 python3-pyverbs tshark                                  # rdma-core's own tests, a look at the wire
 )
 
 # CRIU 4.1 cannot dump an AF_INET socket on Linux 6.16 or newer, 3.17 does not start there.
@@ -24,14 +25,17 @@ declare -A newer_suites=([debian]="forky sid" [ubuntu]="questing resolute devel"
 
 usage() {
     cat <<'HELP'
-Usage: ./setup.sh [--check | --path | --help]
+Usage: ./setup.sh [--vm] [--check]
+       ./setup.sh --path | --help
 
 Installs, where they are missing:
   packages    compiler, runc, iproute2, nftables, perftest and friends, with apt
+  suite       rdma-core's own tests, where dpkg left the documentation of that package out
   criu        CRIU >= 4.2 that passes `criu check`: the distribution's if it will do, else the one of a newer
               release, unpacked with its libraries to /opt/verbatim/criu; apt's own configuration stays as it is
   toolchain   cargo and rustc, as new as Cargo.toml asks (rust-version)
 
+  --vm        besides: QEMU and a kernel with the module rdma_rxe in /opt/verbatim/vm/kernel, for `make vm-test`
   --check     change nothing, only say what is missing
   --path      change nothing, print PATH with a usable toolchain in it
   --help      this text
@@ -402,20 +406,32 @@ setup_toolchain() {
     fi
 }
 
+# ---- rdma-core's test suite -------------------------------------------------------------------------------------------
+
+# shellcheck source=setup/suite.sh
+. "$here/setup/suite.sh"
+
+# ---- virtual machines -----------------------------------------------------------------------------------------------
+
+# shellcheck source=setup/vm.sh
+. "$here/setup/vm.sh"
+
 # ---- main ------------------------------------------------------------------------------------------------------------
 
 check_only=no
-case ${1-} in
-    '') ;;
-    --check) check_only=yes ;;
-    --path)
-        rust_usable || fail "no cargo and rustc >= $rust_minimum" "PATH, $cargo_bin, $rust_home/bin" "run ./setup.sh"
-        echo "$PATH" && exit 0
-        ;;
-    -h | --help) usage && exit 0 ;;
-    *) usage >&2 && exit 2 ;;
-esac
-[[ $# -le 1 ]] || { usage >&2 && exit 2; }
+with_vm=no
+for option; do
+    case $option in
+        --check) check_only=yes ;;
+        --vm) with_vm=yes ;;
+        --path)
+            rust_usable || fail "no cargo and rustc >= $rust_minimum" "PATH, $cargo_bin, $rust_home/bin" "run ./setup.sh"
+            echo "$PATH" && exit 0
+            ;;
+        -h | --help) usage && exit 0 ;;
+        *) usage >&2 && exit 2 ;;
+    esac
+done
 
 [[ -r /etc/os-release ]] || fail "not a Debian or Ubuntu machine" "/etc/os-release is missing" "use one of them"
 # shellcheck source=/dev/null # the machine's own
@@ -430,6 +446,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 setup_packages
+setup_suite
 setup_criu
 setup_toolchain
+[[ $with_vm == no ]] || setup_vm
 exit $missing_anything

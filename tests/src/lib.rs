@@ -11,18 +11,23 @@
 //! Start at [`TestLab`].
 
 mod bundle;
+mod capture;
 mod check;
 mod footprint;
+mod icrc;
 mod instance;
 mod lab;
 mod migration;
 mod perftest;
 mod running;
+mod shim;
 mod tools;
 mod traffic;
+mod verdict;
 mod wait;
 
 pub use bundle::bundle_of;
+pub use capture::{Capture, Frame, check_icrc, decode};
 pub use check::{CheckReport, VCHECK_PORT};
 pub use footprint::left_behind;
 pub use instance::Instance;
@@ -30,6 +35,8 @@ pub use lab::TestLab;
 pub use migration::{MOVED, Migration, PHASES, ROLLED_BACK};
 pub use perftest::{BandwidthRow, LatencyRow, PERFTEST_PORT};
 pub use running::{Finished, Running};
+pub use shim::Shim;
 pub use tools::Tools;
 pub use traffic::Traffic;
+pub use verdict::{Counts, Expected, Outcome, SuiteReport, SuiteTest, Table, Verdict, table};
 pub use wait::eventually;

@@ -5,19 +5,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use verbatim_container::Criu;
 
-/// Debian's programs that the tests run.
-const PROGRAMS: [&str; 11] = [
+/// Programs that the tests run, one of each package.
+const PROGRAMS: &[&str] = &[
     "runc",
     "ip",
     "ibv_devices",
     "ibv_devinfo",
     "ibv_rc_pingpong",
     "ib_write_bw",
-    "ib_read_bw",
-    "ib_send_bw",
-    "ib_write_lat",
-    "ib_read_lat",
-    "ib_send_lat",
+    "tshark",
+    "dumpcap",
 ];
 
 /// What was built, and where it is.
@@ -65,7 +62,8 @@ impl Tools {
             return Some("a lab needs root: run `sudo make test`".to_owned());
         }
         let missing: Vec<_> = PROGRAMS
-            .into_iter()
+            .iter()
+            .copied()
             .filter(|program| find_program(program).is_err())
             .collect();
         if !missing.is_empty() {

@@ -12,9 +12,10 @@ pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
 /// The name by which the guest mounts the host's files.
 pub(crate) const ROOT_TAG: &str = "root";
 
-/// What TCG can do well. Not `max`: QEMU 7.2 translates some of BMI2 wrongly, which ends in a triple fault before the
-/// kernel is unpacked, and wide vectors are slower than narrow ones when each is a call into the emulator.
-const CPU: &str = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,+pclmulqdq,+rdrand,+rdseed,+smap,+smep";
+/// What TCG can do well. Not `max`: QEMU 7.2 ends in a triple fault with it before the kernel is unpacked, and wide
+/// vectors are slower than narrow ones when each is a call into the emulator. Not pclmulqdq, for the same reason: the
+/// kernel's rxe, whose ICRC would use it, is half as fast with it.
+const CPU: &str = "qemu64,+ssse3,+sse4.1,+sse4.2,+popcnt,+rdrand,+rdseed,+smap,+smep";
 
 /// What a machine is made of.
 pub(crate) struct Machine<'a> {
@@ -40,14 +41,11 @@ impl Machine<'_> {
             command.args([name, value.as_str()]);
         };
         let accelerator = accelerator();
-        let cpu = if accelerator.starts_with("tcg") {
-            CPU
-        } else {
-            "host"
-        };
+        let is_emulated = accelerator.starts_with("tcg");
+        let cpu = named(CPU_VARIABLE).unwrap_or_else(|| if is_emulated { CPU } else { "host" }.to_owned());
         option("-name", self.name.to_owned());
         option("-accel", accelerator);
-        option("-cpu", cpu.to_owned());
+        option("-cpu", cpu);
         option("-smp", self.cpus.to_string());
         option("-m", self.memory_mib.to_string());
         option("-display", "none".to_owned());
@@ -99,6 +97,9 @@ impl Machine<'_> {
 /// Names an accelerator of QEMU, in the place of the one that this machine can use.
 const ACCELERATOR_VARIABLE: &str = "VERBATIM_VM_ACCELERATOR";
 
+/// Names a processor of QEMU, in the place of [`CPU`].
+const CPU_VARIABLE: &str = "VERBATIM_VM_CPU";
+
 /// KVM where the processor helps with it, else TCG. `/dev/kvm` alone says too little: with a KVM that is itself
 /// emulated (PVM and the like) an ordinary kernel does not get past its first page.
 fn accelerator() -> String {
@@ -106,11 +107,13 @@ fn accelerator() -> String {
         let device = std::fs::File::options().read(true).write(true).open("/dev/kvm");
         device.is_ok() && std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|text| has_virtualisation(&text))
     };
-    match std::env::var(ACCELERATOR_VARIABLE) {
-        Ok(named) if !named.is_empty() => named,
-        _ if usable() => "kvm".to_owned(),
-        _ => "tcg,thread=multi".to_owned(),
-    }
+    let usual = || if usable() { "kvm" } else { "tcg,thread=multi" };
+    named(ACCELERATOR_VARIABLE).unwrap_or_else(|| usual().to_owned())
+}
+
+/// What the environment says, if it says something.
+fn named(variable: &str) -> Option<String> {
+    std::env::var(variable).ok().filter(|value| !value.is_empty())
 }
 
 fn has_virtualisation(cpuinfo: &str) -> bool {

@@ -4,10 +4,14 @@
 //! nothing but keep every core busy. On a machine without root or without the programs that `setup.sh` installs they
 //! are skipped, and say why; with `CI=true` that is a failure.
 //!
+//! Cases that take long and add little, most of [`conformance`], run only on demand: `make conformance`, or
+//! `--include-ignored`.
+//!
 //! | variable | |
 //! | --- | --- |
 //! | `VERBATIM_SOAK_MOVES` | how many moves in a row `migration::moves_in_a_row` makes; default 6 |
 
+mod conformance;
 mod migration;
 mod programs;
 mod robustness;
@@ -26,6 +30,7 @@ type Body = Box<dyn FnOnce(&TestLab) -> anyhow::Result<()> + Send>;
 struct Test {
     name: String,
     hosts: &'static [&'static str],
+    only_on_demand: bool,
     body: Body,
 }
 
@@ -38,7 +43,16 @@ impl Test {
         Self {
             name: name.into(),
             hosts,
+            only_on_demand: false,
             body: Box::new(body),
+        }
+    }
+
+    /// Whether it runs only when it is asked for.
+    fn only_on_demand(self, only_on_demand: bool) -> Self {
+        Self {
+            only_on_demand,
+            ..self
         }
     }
 
@@ -68,10 +82,12 @@ fn main() -> ExitCode {
         migration::tests(),
         rollback::tests(),
         robustness::tests(),
+        conformance::tests(),
     ];
     let trials = tests.into_iter().flatten().map(|test| {
         let obstacle = obstacle.clone();
-        Trial::ignorable_test(test.name.clone(), move || match obstacle {
+        let only_on_demand = test.only_on_demand;
+        let trial = Trial::ignorable_test(test.name.clone(), move || match obstacle {
             Some(reason) if strict => Err(Failed::from(reason)),
             Some(reason) => Ok(Completion::ignored_with(reason)),
             None => {
@@ -80,7 +96,8 @@ fn main() -> ExitCode {
                     .map(|()| Completion::Completed)
                     .map_err(|error| Failed::from(format!("{error:#}")))
             }
-        })
+        });
+        trial.with_ignored_flag(only_on_demand)
     });
     libtest_mimic::run(&arguments, trials.collect()).exit_code()
 }

@@ -3,12 +3,16 @@
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
-use verbatim_e2e::{BandwidthRow, CheckReport, Finished, LatencyRow, PERFTEST_PORT, TestLab, VCHECK_PORT};
+use verbatim_e2e::{
+    BandwidthRow, CheckReport, Finished, LatencyRow, PERFTEST_PORT, Shim, TestLab, VCHECK_PORT,
+};
 
 use crate::Test;
 
 const HOSTS: &[&str] = &["src", "peer"];
 const LIMIT: Duration = Duration::from_secs(60);
+/// What a server gets to notice that its client has failed.
+const GRACE: Duration = Duration::from_secs(1);
 /// Of `ibv_rc_pingpong`.
 const PINGPONG_PORT: u16 = 18515;
 
@@ -42,14 +46,27 @@ pub fn tests() -> Vec<Test> {
 
 /// Runs `argv` in `peer` as the server and in `src`, with that host's address, as the client. Both must end well.
 pub fn between(lab: &TestLab, argv: &[&str], port: u16) -> anyhow::Result<(Finished, Finished)> {
-    let server = lab.start("peer", argv)?;
-    lab.listens("peer", 1, port)?;
+    between_preloaded(lab, argv, port, None)
+}
+
+/// As [`between`], with another library before the guest library.
+pub fn between_preloaded(
+    lab: &TestLab,
+    argv: &[&str],
+    port: u16,
+    shim: Option<&Shim>,
+) -> anyhow::Result<(Finished, Finished)> {
+    let server = lab.start_preloaded("peer", argv, shim)?;
+    if let Err(error) = lab.listens("peer", 1, port) {
+        bail!("{error:#}\n{}", told(server.wait(GRACE)));
+    }
     let address = lab.address("peer")?;
     let client = lab
-        .start("src", &[argv, &[address.as_str()]].concat())?
+        .start_preloaded("src", &[argv, &[address.as_str()]].concat(), shim)?
         .wait(LIMIT);
-    let server = server.wait(LIMIT);
-    // Both sides' words, whoever failed.
+    // Both sides' words, whoever failed; a server whose client has failed may wait for ever.
+    let client_is_well = client.as_ref().is_ok_and(|client| client.code == 0);
+    let server = server.wait(if client_is_well { LIMIT } else { GRACE });
     match (client, server) {
         (Ok(client), Ok(server)) if client.code == 0 && server.code == 0 => Ok((client, server)),
         (client, server) => bail!("{}\n{}", told(client), told(server)),
