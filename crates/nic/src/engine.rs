@@ -11,7 +11,6 @@
 
 mod capture;
 mod control;
-mod idle;
 mod notify;
 mod poller;
 mod receive;
@@ -75,7 +74,6 @@ pub struct Nic {
     timers: Timers,
     /// Turns since all that had arrived was taken.
     turns_behind: u32,
-    idle: idle::Idle,
     batch: TxBatch,
     blocked: transmit::Blocked,
     /// Who has copies of all packets.
@@ -155,7 +153,6 @@ impl Nic {
             ready: VecDeque::new(),
             timers: Timers::default(),
             turns_behind: 0,
-            idle: idle::Idle::default(),
             batch: TxBatch::new(flow),
             blocked: transmit::Blocked::default(),
             captures: Vec::new(),
@@ -191,16 +188,15 @@ impl Nic {
                 self.publish();
                 (last_work, idle_turns, wait) = (time, 0, Some(Duration::ZERO));
                 // Whoever the work was for may wait for this core.
-                if self.turns_behind == 0 && self.ready.is_empty() && !self.idle.may_spin(time) {
+                if self.turns_behind == 0 && self.ready.is_empty() && self.spin.is_zero() {
                     wait = Some(self.nap(time));
                 }
                 continue;
             }
             idle_turns += 1;
-            if time - last_work < self.spin && self.idle.may_spin(time) {
+            if time - last_work < self.spin {
                 wait = None;
                 rustix::thread::sched_yield();
-                self.idle.yielded(time, now());
             } else {
                 wait = Some(self.nap(time));
             }
