@@ -372,8 +372,14 @@ fn listeners_are_added_by_root_only_and_end() {
         matches!(end.call(Request::AllocPd), Reply::Pd { .. }),
         "its connections stay"
     );
-    // A listener that is over must not keep it awake.
+    // A listener that is over must not keep it awake: it sleeps after each request, and wakes for no other reason.
+    const REQUESTS: u64 = 50;
     let slept = server.stats.read().sleeps;
+    for _ in 0..REQUESTS {
+        end.call(Request::AllocPd);
+    }
     server.wait_for("the RNIC to sleep", |counters| counters.sleeps > slept);
+    let times = server.stats.read().sleeps - slept;
+    assert!(times <= 4 * REQUESTS, "{times} sleeps for {REQUESTS} requests");
     let _still = End::new(&server);
 }
