@@ -31,7 +31,7 @@ pub fn measure(lab: &TestLab, seconds: u32) -> anyhow::Result<Vec<Goodput>> {
         command(
             lab,
             host,
-            &["ip", "link", "set", "dev", "eth0", "gso_max_segs", "1"],
+            &["ip", "link", "set", "dev", "br0", "gso_max_segs", "1"],
         )?;
     }
     let mut all: Vec<Goodput> = Vec::new();
@@ -61,7 +61,7 @@ pub fn measure(lab: &TestLab, seconds: u32) -> anyhow::Result<Vec<Goodput>> {
         command(
             lab,
             host,
-            &["ip", "link", "set", "dev", "eth0", "gso_max_segs", "65535"],
+            &["ip", "link", "set", "dev", "br0", "gso_max_segs", "65535"],
         )?;
     }
     Ok(all)

@@ -32,15 +32,6 @@ struct SchedAttr {
 
 /// Asks the scheduler to prefer this process. Where something of it is not allowed, nothing changes.
 pub fn raise() {
-    // With `CONFIG_SCHED_AUTOGROUP` a nice value counts among the processes of a session only, and each session has one
-    // against the others. The leader of a process group, which a shell has started, keeps its terminal.
-    let _ = rustix::process::setsid();
-    let own_session = rustix::process::getsid(None) == Ok(rustix::process::getpid());
-    let autogroup = "/proc/self/autogroup";
-    if own_session && std::path::Path::new(autogroup).exists() {
-        // It may be read-only in a container.
-        let _ = std::fs::write(autogroup, NICE.to_string());
-    }
     if let Err(error) = schedule(NICE) {
         tracing::info!("the software RNIC runs with ordinary priority ({error}): slower on busy machines");
         // The slice alone. Kernels that do not know it take the rest, which is what there is already.
