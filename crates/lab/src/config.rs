@@ -151,8 +151,8 @@ pub struct Service {
     /// Its arguments.
     pub args: Vec<String>,
     /// Environment variables to add. Always there are `VERBATIM_LAB`, `VERBATIM_HOST` and `VERBATIM_ADDRESS` (the
-    /// host's own), and `VERBATIM_CGROUP_PARENT`: the cgroup below which the host's containers belong, since two hosts
-    /// may have containers of one name.
+    /// host's own), `VERBATIM_CGROUP_PARENT`: the cgroup below which the host's containers belong, since two hosts may have
+    /// containers of one name, and `VERBATIM_NIC_CPU`: the core for the host's RNIC, since the hosts share the machine's.
     pub env: BTreeMap<String, String>,
     /// Unix sockets (absolute paths in the host) that accept connections once the service is ready.
     pub sockets: Vec<PathBuf>,

@@ -29,6 +29,8 @@ pub struct NicConfig {
     /// doorbell, and burns a core meanwhile. On few cores a program that polls waits for this one, and with its priority a
     /// yield of the RNIC lets nobody run. Default: 20 µs on four or more cores, else 0; range: 0 to 1 s.
     pub spin: Duration,
+    /// The core to keep to; see [`crate::run`]. Default: none, the scheduler chooses.
+    pub core: Option<usize>,
     /// What one RNIC and one program can have.
     pub limits: Limits,
 }
@@ -42,6 +44,7 @@ impl NicConfig {
             all_addresses: true,
             name: "verbatim0".to_owned(),
             spin: default_spin(),
+            core: None,
             limits: Limits::default(),
         }
     }

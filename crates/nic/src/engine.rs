@@ -9,6 +9,7 @@
 //! timers and counters are brought up to date, once per turn however many packets came. A loop that finds nothing to do
 //! yields the core, and after [`NicConfig::spin`] it sleeps.
 
+mod attention;
 mod capture;
 mod control;
 mod notify;
@@ -17,8 +18,9 @@ mod receive;
 mod settle;
 mod statistics;
 mod transmit;
+mod withheld;
 
-pub use poller::{Poller, Token};
+pub use poller::{Poller, Token, Wait};
 pub use settle::FLUSH_INTERVAL;
 
 use std::collections::VecDeque;
@@ -32,6 +34,7 @@ use rustix::time::{ClockId, clock_gettime};
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::{Time, TxBatch, UDP_PORT};
 
+use self::attention::Attention;
 use self::control::{Clients, Endpoint};
 use crate::config::NicConfig;
 use crate::device::Device;
@@ -72,6 +75,7 @@ pub struct Nic {
     /// Queue pairs that wait for their turn to transmit.
     ready: VecDeque<u32>,
     timers: Timers,
+    withheld: withheld::Withheld,
     /// Turns since all that had arrived was taken.
     turns_behind: u32,
     batch: TxBatch,
@@ -86,8 +90,7 @@ pub struct Nic {
 #[derive(Debug)]
 struct PortSocket {
     socket: UdpPort,
-    /// How often it was asked in vain since something came.
-    asked_again: u32,
+    attention: Attention,
 }
 
 /// A list without duplicates: each queue pair knows whether it is in.
@@ -152,6 +155,7 @@ impl Nic {
             touched: Touched::default(),
             ready: VecDeque::new(),
             timers: Timers::default(),
+            withheld: withheld::Withheld::default(),
             turns_behind: 0,
             batch: TxBatch::new(flow),
             blocked: transmit::Blocked::default(),
@@ -171,11 +175,11 @@ impl Nic {
         self.poller.add(stop, Token::Stop)?;
         let mut last_work = now();
         let mut idle_turns = 0;
-        let mut wait = Some(Duration::ZERO);
+        let mut wait = Some(Wait::No);
         loop {
             let mut worked = false;
             if wait.is_some() || idle_turns % IDLE_TURNS_PER_POLL == 0 {
-                match self.poll(wait.unwrap_or_default())? {
+                match self.poll(wait.unwrap_or(Wait::No))? {
                     Polled::Stop => break,
                     Polled::Worked => worked = true,
                     Polled::Nothing => {}
@@ -186,7 +190,7 @@ impl Nic {
             if worked {
                 self.counters.busy_turns += 1;
                 self.publish();
-                (last_work, idle_turns, wait) = (time, 0, Some(Duration::ZERO));
+                (last_work, idle_turns, wait) = (time, 0, Some(Wait::No));
                 // Whoever the work was for may wait for this core.
                 if self.turns_behind == 0 && self.ready.is_empty() && self.spin.is_zero() {
                     wait = Some(self.nap(time));
@@ -215,6 +219,7 @@ impl Nic {
         if self.turns_behind.is_multiple_of(TURNS_BEHIND_PER_EXPIRY) {
             self.expire(now);
         }
+        self.release_due(now);
         self.line_up();
         self.transmit(now)?;
         self.apply_effects(now);
@@ -273,21 +278,24 @@ impl Nic {
         }
     }
 
-    /// How long to sleep; programs are told to wake the RNIC meanwhile. Zero if something has come up.
-    fn nap(&mut self, now: Time) -> Duration {
-        let deadlines = [self.timers.next(), self.blocked.until()];
+    /// Until when to sleep; programs are told to wake the RNIC meanwhile. Not at all if something has come up.
+    fn nap(&mut self, now: Time) -> Wait {
+        let deadlines = [
+            self.timers.next(),
+            self.withheld.next(&self.objects),
+            self.blocked.until(),
+        ];
         let next = deadlines.into_iter().flatten().min();
-        let most = next.map_or(Duration::MAX, |deadline| deadline - now);
-        if most.is_zero() {
-            return most;
+        if next.is_some_and(|deadline| deadline <= now) {
+            return Wait::No;
         }
         if self.clients.set_sleeping(true) {
             self.clients.set_sleeping(false);
-            return Duration::ZERO;
+            return Wait::No;
         }
         self.counters.sleeps += 1;
         self.publish();
-        most
+        Wait::Until(next)
     }
 
     fn publish(&mut self) {
@@ -314,9 +322,9 @@ enum Polled {
 }
 
 impl Nic {
-    /// Waits for at most `wait` and serves what comes over sockets other than the UDP one.
-    fn poll(&mut self, wait: Duration) -> Result<Polled, NicError> {
-        let slept = !wait.is_zero();
+    /// Waits and serves what comes over sockets other than the UDP one.
+    fn poll(&mut self, wait: Wait) -> Result<Polled, NicError> {
+        let slept = wait != Wait::No;
         self.poller.wait(wait)?;
         if slept {
             self.clients.set_sleeping(false);
@@ -331,7 +339,7 @@ impl Nic {
                     if events.contains(EventFlags::OUT) {
                         self.unblock()?;
                     }
-                    self.ports[index as usize].asked_again = 0;
+                    self.ports[index as usize].attention.announce();
                     continue;
                 }
                 Token::Group(id) => {
@@ -342,8 +350,8 @@ impl Nic {
                 }
                 Token::Channel(id) => self.flush_channel(id),
                 Token::Events(id) => self.flush_events(id),
-                // An eventfd is only there to wake the loop; the turn reads the doorbells.
-                Token::Doorbell(_) => continue,
+                // These are only there to wake the loop; the turn reads the doorbells and looks at the time.
+                Token::Doorbell(_) | Token::Clock => continue,
                 Token::MainListener => self.accept(token),
                 Token::Listener(id) => {
                     self.accept(token);
@@ -352,7 +360,11 @@ impl Nic {
                         self.forget_listener(id);
                     }
                 }
-                Token::Client(id) => self.serve(id, time),
+                Token::Client(id) => {
+                    // What it asks for may take queue pairs away, and so does its end.
+                    self.release_all(time)?;
+                    self.serve(id, time);
+                }
             }
             polled = Polled::Worked;
         }
@@ -367,7 +379,7 @@ fn bind_ports(interface: &Interface, buffer_bytes: usize) -> Result<Vec<PortSock
         match UdpPort::bind(*address, interface.index, UDP_PORT, buffer_bytes) {
             Ok(socket) => ports.push(PortSocket {
                 socket,
-                asked_again: 0,
+                attention: Attention::default(),
             }),
             Err(error) if ports.is_empty() => return Err(error),
             Err(error) => tracing::warn!(%address, %error, "the address is left out of the GID table"),

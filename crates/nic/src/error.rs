@@ -19,6 +19,15 @@ pub enum NicError {
         /// The address.
         address: IpAddr,
     },
+    /// The core is not there, or is not for this process.
+    #[error("cannot run on core {core}: `taskset -p $$` lists those that there are")]
+    Core {
+        /// The core.
+        core: usize,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
     /// Packets of the smallest path MTU do not fit the interface.
     #[error("the MTU of {name} is {mtu} bytes, and RoCEv2 needs at least 384")]
     MtuTooSmall {

@@ -69,5 +69,8 @@ pub fn run(config: NicConfig) -> Result<(), NicError> {
     let stop = signals::termination()?;
     signals::raise_descriptor_limit();
     priority::raise();
+    if let Some(core) = config.core {
+        priority::keep_to(core)?;
+    }
     Nic::new(config)?.run(&stop)
 }

@@ -6,8 +6,15 @@
 //! Two things help. A shorter slice than others have lets a thread that wakes up take the core at once (EEVDF, Linux 6.12;
 //! sched(7)): without it whoever runs may go on for milliseconds. Anybody may ask for it. A nice value below 0 gives more of
 //! the core, and needs the right to it.
+//!
+//! Where several RNICs share a machine, as those of a lab's hosts do, each should have a core: the scheduler likes to wake
+//! a receiver on the core of its sender, and there each waits for the other.
 
 use std::io;
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::error::NicError;
 
 /// As an agent's; programs have 0.
 const NICE: i32 = -10;
@@ -30,8 +37,24 @@ struct SchedAttr {
     period: u64,
 }
 
-/// Asks the scheduler to prefer this process. Where something of it is not allowed, nothing changes.
+/// Keeps this process on one core of the machine.
+pub fn keep_to(core: usize) -> Result<(), NicError> {
+    let mut set = CpuSet::new();
+    if core < CpuSet::MAX_CPU {
+        set.set(core);
+    }
+    sched_setaffinity(None, &set).map_err(|errno| NicError::Core {
+        core,
+        source: errno.into(),
+    })
+}
+
+/// Asks the scheduler to prefer this process, and for timers that go off when they should instead of up to 50 µs later. Where something of it is not allowed, nothing changes.
 pub fn raise() {
+    // SAFETY: it takes two numbers. It cannot fail: the kernel has had this since 2.6.28.
+    unsafe {
+        libc::prctl(libc::PR_SET_TIMERSLACK, 1);
+    }
     if let Err(error) = schedule(NICE) {
         tracing::info!("the software RNIC runs with ordinary priority ({error}): slower on busy machines");
         // The slice alone. Kernels that do not know it take the rest, which is what there is already.
@@ -57,6 +80,22 @@ fn schedule(nice: i32) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_core_is_kept_to_and_one_that_is_not_there_is_named() {
+        std::thread::spawn(|| {
+            let own = rustix::thread::sched_getcpu();
+            keep_to(own).unwrap();
+            let set = rustix::thread::sched_getaffinity(None).unwrap();
+            assert!(set.count() == 1 && set.is_set(own));
+            for missing in [CpuSet::MAX_CPU - 1, CpuSet::MAX_CPU] {
+                let error = keep_to(missing).unwrap_err().to_string();
+                assert!(error.contains(&missing.to_string()), "{error}");
+            }
+        })
+        .join()
+        .unwrap();
+    }
 
     #[test]
     fn the_shortest_slice_is_anybodys() {

@@ -24,6 +24,11 @@ use crate::timers::Alarm;
 /// ask for, and sending again what it has already received makes it later still.
 const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(50);
 
+/// How long an acknowledgement waits for a program that answers each message. It is what a program that polls needs to see
+/// a message and answer it, if it has to wait for the core that the RNIC leaves. Only the last message of a dialogue is
+/// acknowledged so late.
+const ACK_DELAY: Duration = Duration::from_micros(100);
+
 /// A queue pair.
 #[derive(Debug)]
 pub struct QueuePair {
@@ -78,6 +83,7 @@ impl QueuePair {
             port_mtu,
             window_bytes: limits.window_bytes.min(crate::budget::WIDEST_WINDOW_BYTES),
             min_ack_timeout: MIN_ACK_TIMEOUT,
+            ack_delay: ACK_DELAY,
             ..QpConfig::default()
         }
     }

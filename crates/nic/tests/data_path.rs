@@ -78,6 +78,42 @@ fn write_send_and_read_between_adopted_and_private_memory() {
     );
 }
 
+/// In a dialogue the acknowledgement of a message waits for the answer; who goes away after the last one gives none.
+#[test]
+fn who_hears_the_last_word_and_goes_has_acknowledged_it() {
+    let (a, b) = (Server::start([127, 7, 12, 1]), Server::start([127, 7, 12, 2]));
+    let (mut left, mut right) = pair(&a, &b);
+    let left_memory = left.program.adopted(MIB, ALL_ACCESS);
+    let right_memory = right.program.adopted(MIB, ALL_ACCESS);
+    for round in 0..100 {
+        right
+            .program
+            .post_recv(&mut right.qp, round, &[right_memory.sge(0, 8)]);
+        left.program
+            .post_recv(&mut left.qp, round, &[left_memory.sge(0, 8)]);
+        left.program
+            .post(&mut left.qp, send(100 + round), &[left_memory.sge(64, 8)]);
+        assert_eq!(right.queue.wait().wr_id, round);
+        right
+            .program
+            .post(&mut right.qp, send(100 + round), &[right_memory.sge(64, 8)]);
+        let mut done = [left.queue.wait().wr_id, left.queue.wait().wr_id];
+        done.sort();
+        assert_eq!(done, [round, 100 + round]);
+        assert_eq!(right.queue.wait().wr_id, 100 + round);
+    }
+    right
+        .program
+        .post_recv(&mut right.qp, 1, &[right_memory.sge(0, 8)]);
+    left.program
+        .post(&mut left.qp, send(2), &[left_memory.sge(64, 8)]);
+    assert_eq!(right.queue.wait().wr_id, 1);
+    drop(right);
+    let last = left.queue.wait();
+    assert_eq!((last.wr_id, last.status), (2, SUCCESS));
+    assert_eq!(a.stats.read().ack_timeouts, 0);
+}
+
 #[test]
 fn immediate_data_scattered_and_gathered() {
     let (a, b) = (Server::start([127, 7, 3, 1]), Server::start([127, 7, 3, 2]));

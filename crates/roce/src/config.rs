@@ -28,6 +28,9 @@ pub struct QpConfig {
     /// The shortest time after which a packet is sent again, once, to ask how things are; this counts as no retry and
     /// doubles each time up to the local ACK timeout. Default 1 ms.
     pub min_rto: Duration,
+    /// How long an acknowledgement waits for the program's answer while the two programs answer each other one by one, so
+    /// that both leave together: see [`crate::RcQp::ack_deadline`]. Default zero: it never waits.
+    pub ack_delay: Duration,
     /// The most memory for packets that came before one that is missing. None of them is kept if it is 0: then each loss
     /// makes the partner send again what it has sent since. Default 512 KiB.
     pub hold_bytes: u32,
@@ -45,6 +48,7 @@ impl Default for QpConfig {
             max_outstanding_sends: 256,
             min_ack_timeout: Duration::from_millis(4),
             min_rto: Duration::from_millis(1),
+            ack_delay: Duration::ZERO,
             hold_bytes: 512 * 1024,
         }
     }

@@ -94,6 +94,22 @@ impl Qp {
         }
     }
 
+    /// Until when an acknowledgement waits for the program's answer.
+    #[inline]
+    pub fn ack_deadline(&self) -> Option<Time> {
+        match self {
+            Qp::Rc(qp) => qp.ack_deadline(),
+            Qp::Uc(_) | Qp::Ud(_) => None,
+        }
+    }
+
+    /// The next [`Qp::poll_transmit`] sends an acknowledgement that waits.
+    pub fn send_acknowledgement(&mut self) {
+        if let Qp::Rc(qp) = self {
+            qp.send_acknowledgement();
+        }
+    }
+
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Time, host: &mut impl Host) {
         if let Qp::Rc(qp) = self {

@@ -511,6 +511,7 @@ fn setups(worst_loss: u32) -> impl Strategy<Value = Setup> {
                     min_rto: Duration::from_micros(min_rto),
                     hold_bytes,
                     max_outstanding_sends: 12,
+                    ack_delay: Duration::from_micros(30 * (seed % 2)),
                     ..QpConfig::default()
                 },
                 ..Setup::default()

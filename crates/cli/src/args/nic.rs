@@ -30,6 +30,9 @@ pub struct NicRunArguments {
     /// Leave the interface's other addresses alone: another RNIC may have them.
     #[arg(long)]
     pub only_address: bool,
+    /// The core to keep to: for a machine with several RNICs, or with a core to spare.
+    #[arg(long, value_name = "NUMBER", env = "VERBATIM_NIC_CPU")]
+    pub cpu: Option<usize>,
     /// Queue pairs that one program can have.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub max_qp: Option<u32>,

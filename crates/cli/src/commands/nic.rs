@@ -33,6 +33,7 @@ fn serve(arguments: NicRunArguments) -> anyhow::Result<ExitCode> {
         None => Port::Interface(arguments.interface),
     };
     config.all_addresses = !arguments.only_address;
+    config.core = arguments.cpu;
     let limits = &mut config.limits;
     let one = &mut limits.per_program;
     one.max_qp = arguments.max_qp.unwrap_or(one.max_qp);

@@ -2,6 +2,7 @@
 //!
 //! It has one thread. It ends when the supervisor does: that closes their socket, and PR_SET_PDEATHSIG makes sure.
 
+mod cores;
 mod filesystem;
 mod services;
 
@@ -81,7 +82,7 @@ fn run(dir: &StateDir, index: usize, supervisor: &UnixStream) -> Result<()> {
 }
 
 /// What the environment of everything in a host tells about it.
-pub(crate) type Environment = [(&'static str, String); 4];
+pub(crate) type Environment = [(&'static str, String); 5];
 
 /// The environment of the host at `index`.
 pub(crate) fn environment(config: &LabConfig, index: usize) -> Environment {
@@ -91,6 +92,10 @@ pub(crate) fn environment(config: &LabConfig, index: usize) -> Environment {
         ("VERBATIM_HOST", name.clone()),
         ("VERBATIM_ADDRESS", config.address(index).to_string()),
         ("VERBATIM_CGROUP_PARENT", cgroup::parent(&config.name, name)),
+        (
+            "VERBATIM_NIC_CPU",
+            cores::of_host(index, config.hosts.len()).to_string(),
+        ),
     ]
 }
 

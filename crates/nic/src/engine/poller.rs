@@ -1,12 +1,15 @@
 //! epoll(7), with typed tokens.
 
 use std::hash::Hash;
-use std::os::fd::AsFd;
-use std::time::Duration;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
 use serde::Serialize;
+use verbatim_roce::Time;
 
 use crate::error::NicError;
 use crate::outbox::Outbox;
@@ -33,6 +36,17 @@ pub enum Token {
     Channel(u32),
     /// The socket of a context's asynchronous events.
     Events(u32),
+    /// The time that was waited for.
+    Clock,
+}
+
+/// How long to wait for events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// Not at all.
+    No,
+    /// Until there is one, or until that time.
+    Until(Option<Time>),
 }
 
 impl Token {
@@ -47,6 +61,7 @@ impl Token {
             Self::Group(id) => (6, id),
             Self::Channel(id) => (7, id),
             Self::Events(id) => (8, id),
+            Self::Clock => (9, 0),
         };
         kind << 32 | u64::from(id)
     }
@@ -63,15 +78,61 @@ impl Token {
             6 => Self::Group(id),
             7 => Self::Channel(id),
             8 => Self::Events(id),
+            9 => Self::Clock,
             kind => unreachable!("no token of kind {kind} was encoded"),
         }
     }
 }
 
+/// A timer that stays as it is set while it rings early enough.
+///
+/// Most sleeps end before their deadline, and the next one's is later. A timeout of epoll's own would be set and taken
+/// back each time; both program the processor's timer, which takes microseconds in a virtual machine.
+#[derive(Debug)]
+struct Clock {
+    fd: OwnedFd,
+    /// When it rings.
+    armed: Option<Time>,
+}
+
+impl Clock {
+    fn new() -> Result<Self, NicError> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let fd = timerfd_create(TimerfdClockId::Monotonic, flags)
+            .map_err(|errno| NicError::os("timerfd_create", errno))?;
+        Ok(Self { fd, armed: None })
+    }
+
+    /// It rings at `deadline` or before.
+    fn ring_by(&mut self, deadline: Option<Time>) -> Result<(), NicError> {
+        let Some(deadline) = deadline else { return Ok(()) };
+        if self.armed.is_some_and(|armed| armed <= deadline) {
+            return Ok(());
+        }
+        let nanos = deadline.as_nanos();
+        let value = Timespec {
+            tv_sec: (nanos / 1_000_000_000) as i64,
+            tv_nsec: (nanos % 1_000_000_000) as i64,
+        };
+        let once = Itimerspec {
+            it_interval: Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            },
+            it_value: value,
+        };
+        timerfd_settime(&self.fd, TimerfdTimerFlags::ABSTIME, &once)
+            .map_err(|errno| NicError::os("timerfd_settime", errno))?;
+        self.armed = Some(deadline);
+        Ok(())
+    }
+}
+
 #[derive(Debug)]
 pub struct Poller {
-    epoll: std::os::fd::OwnedFd,
+    epoll: OwnedFd,
     events: Events,
+    clock: Clock,
 }
 
 /// What the last wait gave and was not taken yet.
@@ -87,10 +148,13 @@ impl Poller {
     pub fn new() -> Result<Self, NicError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|errno| NicError::os("epoll_create1", errno))?;
-        Ok(Self {
+        let poller = Self {
             epoll,
             events: Events(Vec::with_capacity(EVENTS)),
-        })
+            clock: Clock::new()?,
+        };
+        poller.add_edge(&poller.clock.fd, Token::Clock)?;
+        Ok(poller)
     }
 
     /// Watches for arrivals.
@@ -148,13 +212,19 @@ impl Poller {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Waits for events for at most so long; [`Duration::MAX`] is without end.
-    pub fn wait(&mut self, most: Duration) -> Result<(), NicError> {
-        let timeout = Timespec {
-            tv_sec: most.as_secs().min(1 << 30) as i64,
-            tv_nsec: most.subsec_nanos().into(),
+    /// Waits for events. It may end early, without any.
+    pub fn wait(&mut self, wait: Wait) -> Result<(), NicError> {
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
         };
-        let timeout = (most != Duration::MAX).then_some(&timeout);
+        let timeout = match wait {
+            Wait::No => Some(&at_once),
+            Wait::Until(deadline) => {
+                self.clock.ring_by(deadline)?;
+                None
+            }
+        };
         self.events.0.clear();
         match epoll::wait(
             &self.epoll,
@@ -169,6 +239,10 @@ impl Poller {
     /// The next event of the last wait: whose, and which.
     pub fn take(&mut self) -> Option<(Token, epoll::EventFlags)> {
         let epoll::Event { flags, data, .. } = self.events.0.pop()?;
-        Some((Token::decode(data.u64()), flags))
+        let token = Token::decode(data.u64());
+        if token == Token::Clock {
+            self.clock.armed = None;
+        }
+        Some((token, flags))
     }
 }

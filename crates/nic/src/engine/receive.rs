@@ -21,9 +21,6 @@ const BATCHES_PER_TURN: usize = 16;
 /// The destination of multicast packets (IBA Vol 1 §10.5).
 const MULTICAST_QPN: u32 = 0xff_ffff;
 
-/// A socket without arrivals is asked so many more times before it is left to epoll.
-pub const ASKED_AGAIN: u32 = 256;
-
 /// Where something has arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum At {
@@ -41,7 +38,7 @@ impl Nic {
         let count = self.ports.len();
         for step in 0..count {
             let index = (self.first_port + step) % count;
-            if self.ports[index].asked_again < ASKED_AGAIN {
+            if self.ports[index].attention.begin(!self.spin.is_zero()) {
                 self.receive_at(At::Port(index), now, &mut budget);
             }
         }
@@ -57,7 +54,8 @@ impl Nic {
     }
 
     fn receive_at(&mut self, at: At, now: Time, budget: &mut usize) {
-        while *budget > 0 {
+        let mut again = true;
+        while again && *budget > 0 {
             let Self {
                 ports,
                 objects,
@@ -73,10 +71,10 @@ impl Nic {
                 At::Port(index) => {
                     let port = &mut ports[index];
                     let received = port.socket.receive(buffer);
-                    port.asked_again = match received {
-                        Ok(Some(_)) => 0,
-                        _ => port.asked_again + 1,
-                    };
+                    match &received {
+                        Ok(Some(arrival)) => again = port.attention.take(now, arrival.bytes.len()),
+                        _ => port.attention.miss(),
+                    }
                     received.map(|arrival| Some((arrival?, port.socket.address())))
                 }
                 At::Group(number) => {

@@ -104,6 +104,7 @@ impl Nic {
             match outcome {
                 Transmit::Idle => {
                     qp.queued = false;
+                    self.withheld.note(qpn, qp.transport.ack_deadline());
                     return Ok(true);
                 }
                 Transmit::Full => {

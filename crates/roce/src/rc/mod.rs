@@ -10,6 +10,7 @@
 //!
 //! The halves share nothing but the [`crate::link::Link`]; [`queue_pair`] holds the state that rules over both.
 
+mod dialogue;
 mod queue_pair;
 mod requester;
 mod responder;

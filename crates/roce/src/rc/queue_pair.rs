@@ -1,5 +1,6 @@
 //! The queue pair: its state, which rules over requester and responder.
 
+use super::dialogue::Dialogue;
 use super::requester::Requester;
 use super::responder::Responder;
 use crate::link::Outlet;
@@ -31,6 +32,9 @@ pub struct RcQp {
     responder: Responder,
     /// The last poll had answers that did not fit: they go first in the next one.
     answers_first: bool,
+    dialogue: Dialogue,
+    /// An acknowledgement waits for the program's answer until then.
+    ack_deadline: Option<Time>,
 }
 
 impl RcQp {
@@ -41,6 +45,8 @@ impl RcQp {
             requester: Requester::new(config),
             responder: Responder::default(),
             answers_first: false,
+            dialogue: Dialogue::default(),
+            ack_deadline: None,
         }
     }
 
@@ -90,6 +96,8 @@ impl RcQp {
                 self.requester = Requester::new(self.shell.config);
                 self.responder = Responder::default();
                 self.answers_first = false;
+                self.dialogue = Dialogue::default();
+                self.ack_deadline = None;
                 return Ok(());
             }
             QpState::Err => {
@@ -119,6 +127,9 @@ impl RcQp {
             self.shell.note_request(host);
             let Shell { link, counters, .. } = &mut self.shell;
             self.responder.handle_request(packet, link, host, counters);
+            if packet.bth.ack_request {
+                self.dialogue.hear(now);
+            }
             return;
         }
         let Shell {
@@ -142,6 +153,20 @@ impl RcQp {
     /// When to call [`RcQp::handle_timeout`], if nothing happens before.
     pub fn next_timeout(&self) -> Option<Time> {
         self.requester.next_timeout()
+    }
+
+    /// An acknowledgement waits for the program to answer the message ([`QpConfig::ack_delay`]): at that time, if nothing
+    /// happens before, call [`RcQp::poll_transmit`].
+    pub fn ack_deadline(&self) -> Option<Time> {
+        self.ack_deadline
+    }
+
+    /// The next [`RcQp::poll_transmit`] sends an acknowledgement that waits. For a NIC that is about to take the queue pair
+    /// away: what was executed should be acknowledged.
+    pub fn send_acknowledgement(&mut self) {
+        if self.ack_deadline.take().is_some() {
+            self.dialogue.give_up();
+        }
     }
 
     /// Time has passed.
@@ -183,8 +208,11 @@ impl RcQp {
             shell,
             requester,
             responder,
+            dialogue,
+            ack_deadline,
             ..
         } = self;
+        let patience = shell.config.ack_delay;
         let Shell {
             state,
             link,
@@ -207,11 +235,21 @@ impl RcQp {
                 return Transmit::Full;
             }
         }
+        let sent_before = outlet.counters.sent_requests;
         let requests = match *state {
             QpState::Rts | QpState::Sqd => requester.transmit(now, *state == QpState::Rts, host, &mut outlet),
             _ => Transmit::Idle,
         };
-        let answers = responder.respond(host, &mut outlet);
+        if outlet.counters.sent_requests != sent_before {
+            dialogue.say(now, patience);
+        }
+        *ack_deadline = dialogue
+            .until(patience)
+            .filter(|deadline| now < *deadline && responder.owes_only_acknowledgement());
+        let answers = match ack_deadline {
+            Some(_) => Transmit::Idle,
+            None => responder.respond(host, &mut outlet),
+        };
         self.answers_first = answers != Transmit::Idle;
         match (requests, answers) {
             (Transmit::Full, _) | (_, Transmit::Full) => Transmit::Full,
@@ -230,6 +268,7 @@ impl RcQp {
     }
 
     fn enter_error(&mut self, from: QpState, host: &mut impl Host) {
+        self.ack_deadline = None;
         self.requester.flush(host, &mut self.shell.counters);
         self.responder.flush(host, &mut self.shell.counters);
         self.shell.enter_error(from, host);

@@ -263,7 +263,8 @@ impl Pair {
 
     /// When something happens next, if all has been sent that can be.
     pub fn next_event(&self) -> Option<Time> {
-        let timeouts = [self.a.qp.next_timeout(), self.b.qp.next_timeout()];
+        let of = |end: &End| [end.qp.next_timeout(), end.qp.ack_deadline()];
+        let timeouts = [of(&self.a), of(&self.b)].concat();
         timeouts.into_iter().flatten().chain(self.link.next_due()).min()
     }
 

@@ -78,6 +78,11 @@ impl Answers {
         self.0.clear();
     }
 
+    /// Is there one answer, and it an acknowledgement?
+    pub fn is_only_acknowledgement(&self) -> bool {
+        self.0.len() == 1 && matches!(self.0[0], Answer::Ack { .. })
+    }
+
     /// Acknowledges everything up to `psn`.
     pub fn acknowledge(&mut self, psn: Psn) {
         match self.0.back_mut() {

@@ -83,6 +83,11 @@ impl Responder {
         self.ending && self.nak.is_none()
     }
 
+    /// Is there nothing to send but an acknowledgement?
+    pub fn owes_only_acknowledgement(&self) -> bool {
+        self.nak.is_none() && self.answers.is_only_acknowledgement()
+    }
+
     /// Forgets the partner's requests, and flushes the RECV of a message that is not complete.
     pub fn flush(&mut self, host: &mut impl Host, counters: &mut Counters) {
         if let Some(Message::Send { receive, .. }) = self.message.take() {
