@@ -1,6 +1,7 @@
 //! How long adoption and release take: `cargo run --release -p verbatim-adopt --example timing [FOLDER]`.
 //!
-//! One line per size: touched and untouched memory, median of several repeats, in microseconds.
+//! One line per size: touched and untouched memory, median of several repeats, in microseconds. Then the mean processor time over
+//! many regions of one page that exist at the same time, side by side or apart.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -46,6 +47,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             println!("{bytes:>12} {touched:>10} {adopt:>12} {release:>12}");
         }
     }
+    println!(
+        "\n{:>12} {:>10} {:>12} {:>12}",
+        "regions", "apart", "adopt_us", "release_us"
+    );
+    for regions in [64, 512, 4096] {
+        for apart in [false, true] {
+            let (adopt, release) = many(&adopter, regions, apart)?;
+            let mean = |time: Duration| time.as_secs_f64() * 1e6 / regions as f64;
+            println!(
+                "{regions:>12} {apart:>10} {:>12.1} {:>12.1}",
+                mean(adopt),
+                mean(release)
+            );
+        }
+    }
     adopter.cleanup();
     drop(end);
     let _ = other.join();
@@ -80,4 +96,38 @@ fn once(
     // SAFETY: nobody uses it any more.
     unsafe { munmap(start, bytes) }?;
     Ok((adopt, release))
+}
+
+/// All adopted, then all released, in the order of their addresses.
+fn many(
+    adopter: &Adopter,
+    regions: usize,
+    apart: bool,
+) -> Result<(Duration, Duration), Box<dyn std::error::Error>> {
+    let page = rustix::param::page_size();
+    let step = if apart { 2 * page } else { page };
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping disturbs nobody.
+    let start = unsafe { mmap_anonymous(std::ptr::null_mut(), regions * step, access, MapFlags::PRIVATE) }?;
+    // SAFETY: the whole mapping is ours.
+    unsafe { start.cast::<u8>().write_bytes(1, regions * step) };
+    let address = start.expose_provenance();
+    let begun = cpu_time();
+    let adoptions = (0..regions)
+        .map(|index| adopter.adopt(address + index * step, page))
+        .collect::<Result<Vec<_>, _>>()?;
+    let adopt = cpu_time() - begun;
+    let begun = cpu_time();
+    for adoption in adoptions {
+        adopter.release(adoption.token);
+    }
+    let release = cpu_time() - begun;
+    // SAFETY: nobody uses it any more.
+    unsafe { munmap(start, regions * step) }?;
+    Ok((adopt, release))
+}
+
+fn cpu_time() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }

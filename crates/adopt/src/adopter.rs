@@ -40,7 +40,7 @@ pub struct Token {
     pub(crate) pieces: Vec<Range<u64>>,
 }
 
-/// What became of a token's pages, in bytes.
+/// What became of a token's pages, and of pages beside them that were kept before, in bytes.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Released {
     /// Private anonymous memory again.
@@ -49,7 +49,8 @@ pub struct Released {
     pub claimed_bytes: u64,
     /// No longer mapped by the program; the file's space is free again.
     pub gone_bytes: u64,
-    /// Still in the file, since they cannot be moved safely now; used again when the same pages are adopted again.
+    /// Still in the file: they cannot be moved safely now, or many small mappings would come of it, so that they wait
+    /// for their neighbours. Used again when the same pages are adopted again.
     pub kept_bytes: u64,
 }
 
@@ -108,13 +109,17 @@ impl Adopter {
 
     /// From now on, other [`Options`].
     pub fn set_options(&self, options: Options) {
-        self.locked().options = options;
+        let mut state = self.locked();
+        state.options = options;
+        state.userfaultfds.clear();
     }
 
     /// A descriptor of `/dev/userfaultfd`, for processes that may not open it (in a container): the agent opens it and
-    /// sends it. It is the only descriptor that stays open, until [`Adopter::close_files`].
+    /// sends it. It stays open until [`Adopter::close_files`].
     pub fn set_userfaultfd_device(&self, device: Option<OwnedFd>) {
-        self.locked().userfaultfd_device = device;
+        let mut state = self.locked();
+        state.userfaultfd_device = device;
+        state.userfaultfds.clear();
     }
 
     /// Makes the pages of `[address, address + length)` reachable for the RNIC. A region may overlap others.
@@ -139,14 +144,24 @@ impl Adopter {
 
     /// A descriptor of the memory file, to be sent to the RNIC and closed; `None` before the first adoption.
     pub fn open_file(&self) -> Result<Option<OwnedFd>, AdoptError> {
-        self.locked().file.as_ref().map(|file| file.open()).transpose()
+        self.locked()
+            .file
+            .as_ref()
+            .map(|file| file.open_anew())
+            .transpose()
     }
 
     /// Before a dump: returns when no adoption is under way, with every descriptor closed (but that of a file without a
     /// name). Whatever is called later opens the file by its path again, which is the same after a restore on another
     /// host.
     pub fn close_files(&self) {
-        self.locked().userfaultfd_device = None;
+        let mut state = self.locked();
+        state.userfaultfd_device = None;
+        state.userfaultfds.clear();
+        state.sweep();
+        if let Some(file) = &state.file {
+            file.close();
+        }
     }
 
     /// At the end of the process: removes the file. What is mapped stays usable; nothing can be adopted any more.

@@ -20,9 +20,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::adopter::{Adopter, Locked};
-use crate::maps::FileId;
+use crate::maps::{self, FileId};
 use crate::release::{Part, divide, places};
 use crate::sys::swap;
+use crate::threads;
 
 /// What is held from before a fork until after it, by the thread that forks.
 struct InFork {
@@ -47,6 +48,7 @@ impl Adopter {
     pub fn before_fork(&'static self) {
         let mut locked = self.locked();
         locked.check_process();
+        locked.look = None;
         let adopted = locked.spans.iter().next().is_some();
         let copy = locked.file.as_ref().filter(|_| adopted).and_then(|file| {
             let opened = file.open().ok()?;
@@ -108,10 +110,20 @@ impl Copy {
 /// Every mapping of the file that a child will have, in chunks.
 fn parts(id: FileId, file: BorrowedFd<'_>) -> Vec<Part> {
     let places = places(id, &(0..u64::MAX)).unwrap_or_default();
+    let all = places.iter().map(|place| place.addresses.start).min()
+        ..places.iter().map(|place| place.addresses.end).max();
+    let (Some(start), Some(end)) = (all.start, all.end) else {
+        return Vec::new();
+    };
+    let mappings = maps::overlapping(&(start..end)).unwrap_or_default();
+    let shared: Vec<_> = mappings
+        .into_iter()
+        .filter(|mapping| mapping.is_shared(id))
+        .collect();
+    let off_limits = threads::off_limits(&shared, &(start..end));
     let parts = places
         .iter()
-        .filter_map(|place| divide(place, file).ok())
-        .flatten();
+        .flat_map(|place| divide(place, &shared, &off_limits, file));
     parts.filter(|part| !part.attributes.dont_fork).collect()
 }
 

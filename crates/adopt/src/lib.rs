@@ -7,8 +7,13 @@
 //! place (`userfaultfd(2)`), whether it touches it by an instruction or within a system call. Nothing that the program
 //! can observe changes, except that the pages are shared with whoever maps the file.
 //!
-//! The crate starts no thread, keeps no file descriptor open (but for [`Adopter::set_userfaultfd_device`], and that of a
-//! memory file without a name where there is no runtime folder to hold one) and leaves no lock behind in a child of `fork`. While it works, signals are blocked in the calling thread. Start at [`Adopter`].
+//! The crate starts no thread, keeps no file descriptor open but those of userfaultfd and of the memory file
+//! (see [`Adopter::close_files`]) and leaves no lock behind in a child of `fork`. While it works, signals
+//! are blocked in the calling thread. Start at [`Adopter`].
+//!
+//! What a registration or its end costs does not depend on what else the process has mapped: a single mapping is asked
+//! for by its address (`PROCMAP_QUERY`, Linux 6.11; `/proc/self/maps` before), and what must be read as a whole is read
+//! once for many.
 //!
 //! # What stays where it is
 //!
@@ -26,6 +31,10 @@
 //!   mapping, so that a later wake-up misses them. Process-shared locks in private memory are rare and pointless.
 //! - Direct I/O (`O_DIRECT`, registered io_uring buffers) in flight into a page at the moment of adoption writes to the
 //!   old page. The kernel does not tell which pages are pinned.
+//! - What a program tells memory (`MADV_WIPEONFORK`, `MADV_DONTFORK`, a protection key, a name) between two registrations in
+//!   it that are less than 100 ms apart, without ending one in between, may be lost.
+//! - `MADV_DONTFORK`, `MADV_DONTDUMP` and hints about huge pages that a program gives to memory while it is registered may end
+//!   with the registration.
 //! - A `fork` that bypasses libc, at the moment of adoption: the child finds zeros in pages in transit. Between
 //!   adoption and release such a child shares the pages.
 
@@ -34,6 +43,7 @@
 mod adopter;
 mod error;
 mod fork;
+mod look;
 mod maps;
 mod memfile;
 mod pages;

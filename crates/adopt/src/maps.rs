@@ -3,12 +3,17 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::ops::Range;
+use std::os::fd::AsFd;
+
+use rustix::io::Errno;
 
 use crate::error::AdoptError;
+use crate::sys::procmap::{Answer, Which, query};
 use crate::sys::swap::Attributes;
 
 const MAPS: &str = "/proc/self/maps";
 const SMAPS: &str = "/proc/self/smaps";
+const BUFFER_BYTES: usize = 64 << 10;
 
 /// Kinds of memory, from `VmFlags`, whose pages do not move: huge TLB, growing down, I/O, raw page frames, not
 /// expandable, mixed, watched by the program's own userfaultfd (missing, write-protect, minor), wiped on fork, sealed,
@@ -16,6 +21,9 @@ const SMAPS: &str = "/proc/self/smaps";
 const UNMOVABLE: &[&str] = &[
     "ht", "gd", "io", "pf", "de", "mm", "um", "uw", "ui", "wf", "sl", "ss", "dp", "gu",
 ];
+
+/// `VmFlags` of private anonymous memory that was told nothing.
+const PLAIN_FLAGS: &str = "rd wr mr mw me ac";
 
 /// Identity of the file behind a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,6 +74,16 @@ impl Mapping {
             && self.protection_key == 0
     }
 
+    /// Whether its pages can be moved, and nothing has to be said again to what takes its place.
+    pub fn is_plain(&self) -> bool {
+        self.movable() && self.attributes() == Attributes::PLAIN
+    }
+
+    /// For a mapping that the kernel told without flags, and that is known from elsewhere to have none that matter.
+    pub fn assume_plain(&mut self) {
+        PLAIN_FLAGS.clone_into(&mut self.flags);
+    }
+
     /// What has to be said again to a mapping that takes its place.
     pub fn attributes(&self) -> Attributes {
         let permission = |index: usize, letter: u8| self.permissions.as_bytes().get(index) == Some(&letter);
@@ -77,6 +95,19 @@ impl Mapping {
             huge: self.has("hg"),
             no_huge: self.has("nh"),
             no_reserve: self.has("nr"),
+        }
+    }
+
+    /// A line of smaps about it.
+    fn note(&mut self, line: &[u8]) {
+        let value = |name: &str| {
+            let value = line.strip_prefix(name.as_bytes())?;
+            Some(String::from_utf8_lossy(value).trim().to_owned())
+        };
+        if let Some(flags) = value("VmFlags:") {
+            self.flags = flags;
+        } else if let Some(key) = value("ProtectionKey:") {
+            self.protection_key = key.parse().unwrap_or(u32::MAX);
         }
     }
 
@@ -118,19 +149,131 @@ impl Mapping {
     }
 }
 
-/// The mappings that overlap `range`, with their flags.
+/// The mappings that overlap `range`, with their flags. The kernel walks the page tables of all mappings below.
 pub fn overlapping(range: &Range<usize>) -> Result<Vec<Mapping>, AdoptError> {
-    let file = File::open(SMAPS).map_err(|source| AdoptError::Maps { path: SMAPS, source })?;
-    read(BufReader::new(file), range).map_err(|source| AdoptError::Maps { path: SMAPS, source })
+    read_file(SMAPS, |_, mapping| Wanted::within(range, mapping))
+}
+
+/// All mappings below and in `range`, with their flags, and as many again above it: regions that are registered in
+/// the order of their addresses do not need a look each.
+pub fn as_far_as(range: &Range<usize>) -> Result<Vec<Mapping>, AdoptError> {
+    let mut within = 0;
+    read_file(SMAPS, |found, mapping| {
+        if mapping.range.start < range.end {
+            within = found.len() + 1;
+        }
+        match found.len() < 2 * within {
+            true => Wanted::Yes,
+            false => Wanted::NoMore,
+        }
+    })
 }
 
 /// All mappings, without flags.
-pub fn all() -> Result<Vec<Mapping>, AdoptError> {
-    let file = File::open(MAPS).map_err(|source| AdoptError::Maps { path: MAPS, source })?;
-    read(BufReader::new(file), &(0..usize::MAX)).map_err(|source| AdoptError::Maps { path: MAPS, source })
+fn all() -> Result<Vec<Mapping>, AdoptError> {
+    read_file(MAPS, |_, _| Wanted::Yes)
 }
 
-fn read(mut lines: impl BufRead, range: &Range<usize>) -> std::io::Result<Vec<Mapping>> {
+/// All shared mappings of a file, in the order of addresses, without flags.
+pub fn shared_of(id: FileId) -> Result<Vec<Mapping>, AdoptError> {
+    let failed = |source| AdoptError::Maps { path: MAPS, source };
+    let maps = File::open(MAPS).map_err(failed)?;
+    let mut found = Vec::new();
+    let mut at = 0;
+    loop {
+        count_one();
+        match query(maps.as_fd(), at, Which::NextSharedFile) {
+            Ok(Some(answer)) => {
+                at = answer.end;
+                found.push(Mapping::from(answer));
+            }
+            Ok(None) => break,
+            // The kernel is older than the question.
+            Err(Errno::NOTTY | Errno::INVAL) => {
+                found = all()?;
+                break;
+            }
+            Err(error) => return Err(failed(error.into())),
+        }
+    }
+    found.retain(|mapping| mapping.is_shared(id));
+    Ok(found)
+}
+
+/// The mappings that cover `range` without a gap, without flags and names. `None` if there is a gap, or if the kernel
+/// cannot be asked for single mappings.
+pub fn covering(range: &Range<usize>) -> Option<Vec<Mapping>> {
+    let maps = File::open(MAPS).ok()?;
+    let mut found = Vec::new();
+    let mut at = range.start;
+    while at < range.end {
+        count_one();
+        let answer = query(maps.as_fd(), at, Which::Covering).ok().flatten()?;
+        at = answer.end;
+        found.push(Mapping::from(answer));
+    }
+    Some(found)
+}
+
+impl From<Answer> for Mapping {
+    fn from(answer: Answer) -> Self {
+        let letter = |is: bool, letter: char| if is { letter } else { '-' };
+        let (read, write, execute) = answer.access;
+        Self {
+            range: answer.start..answer.end,
+            permissions: [
+                letter(read, 'r'),
+                letter(write, 'w'),
+                letter(execute, 'x'),
+                if answer.shared { 's' } else { 'p' },
+            ]
+            .into_iter()
+            .collect(),
+            offset: answer.offset,
+            file: FileId {
+                device: answer.device,
+                inode: answer.inode,
+            },
+            name: String::new(),
+            flags: String::new(),
+            protection_key: 0,
+        }
+    }
+}
+
+/// Whether a mapping is wanted.
+enum Wanted {
+    Yes,
+    No,
+    /// Nor those that follow.
+    NoMore,
+}
+
+impl Wanted {
+    fn within(range: &Range<usize>, mapping: &Mapping) -> Self {
+        if mapping.range.start >= range.end {
+            Self::NoMore
+        } else if mapping.range.end > range.start {
+            Self::Yes
+        } else {
+            Self::No
+        }
+    }
+}
+
+fn read_file(
+    path: &'static str,
+    wanted: impl FnMut(&[Mapping], &Mapping) -> Wanted,
+) -> Result<Vec<Mapping>, AdoptError> {
+    File::open(path)
+        .and_then(|file| read(BufReader::with_capacity(BUFFER_BYTES, file), wanted))
+        .map_err(|source| AdoptError::Maps { path, source })
+}
+
+fn read(
+    mut lines: impl BufRead,
+    mut wanted: impl FnMut(&[Mapping], &Mapping) -> Wanted,
+) -> std::io::Result<Vec<Mapping>> {
     let mut found: Vec<Mapping> = Vec::new();
     let mut within = false;
     let mut line = Vec::new();
@@ -139,31 +282,38 @@ fn read(mut lines: impl BufRead, range: &Range<usize>) -> std::io::Result<Vec<Ma
         if lines.read_until(b'\n', &mut line)? == 0 {
             return Ok(found);
         }
-        // A path may hold any bytes; keys, numbers and flags are ASCII.
-        let text = String::from_utf8_lossy(&line);
-        let text = text.trim_end_matches('\n');
-        if text.as_bytes().first().is_some_and(u8::is_ascii_uppercase) {
+        let line = line.trim_ascii_end();
+        if line.first().is_some_and(u8::is_ascii_uppercase) {
             if let Some(mapping) = found.last_mut().filter(|_| within) {
-                if let Some(flags) = text.strip_prefix("VmFlags:") {
-                    mapping.flags = flags.trim().to_owned();
-                } else if let Some(key) = text.strip_prefix("ProtectionKey:") {
-                    mapping.protection_key = key.trim().parse().unwrap_or(u32::MAX);
-                }
+                mapping.note(line);
             }
             continue;
         }
-        let Some(mapping) = Mapping::parse(text) else {
+        count_one();
+        // A path may hold any bytes; the rest is ASCII.
+        let Some(mapping) = Mapping::parse(&String::from_utf8_lossy(line)) else {
             within = false;
             continue;
         };
-        if mapping.range.start >= range.end {
-            return Ok(found);
-        }
-        within = mapping.range.end > range.start;
-        if within {
-            found.push(mapping);
+        let wanted = wanted(&found, &mapping);
+        within = matches!(wanted, Wanted::Yes);
+        match wanted {
+            Wanted::Yes => found.push(mapping),
+            Wanted::No => {}
+            Wanted::NoMore => return Ok(found),
         }
     }
+}
+
+/// Tests count how many mappings are looked at: it must not grow with what the process has elsewhere.
+fn count_one() {
+    #[cfg(test)]
+    LOOKED_AT.with(|count| count.set(count.get() + 1));
+}
+
+#[cfg(test)]
+thread_local! {
+    pub static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 #[cfg(test)]
@@ -186,7 +336,7 @@ VmFlags: rd mr mw me ac
 
     #[test]
     fn reads_headers_flags_and_keys() {
-        let all = read(TEXT.as_bytes(), &(0..usize::MAX)).unwrap();
+        let all = read(TEXT.as_bytes(), |_, _| Wanted::Yes).unwrap();
         assert_eq!(all.len(), 4);
         assert_eq!(
             all.iter().map(Mapping::movable).collect::<Vec<_>>(),
@@ -204,12 +354,18 @@ VmFlags: rd mr mw me ac
 
     #[test]
     fn stops_after_the_range_and_needs_flags_to_move() {
-        let some = read(TEXT.as_bytes(), &(0x2000..0x3001)).unwrap();
+        let some = read(TEXT.as_bytes(), |_, mapping| {
+            Wanted::within(&(0x2000..0x3001), mapping)
+        })
+        .unwrap();
         assert_eq!(
             some.iter().map(|m| m.range.start).collect::<Vec<_>>(),
             [0x1000, 0x3000]
         );
-        let bare = read("1000-3000 rw-p 00000000 00:00 0 \n".as_bytes(), &(0..usize::MAX)).unwrap();
+        let bare = read("1000-3000 rw-p 00000000 00:00 0 \n".as_bytes(), |_, _| {
+            Wanted::Yes
+        })
+        .unwrap();
         assert!(
             !bare[0].movable(),
             "a kernel that hides the flags hides huge pages too"
@@ -223,5 +379,35 @@ VmFlags: rd mr mw me ac
         let found = overlapping(&(here..here + 1)).unwrap();
         assert!(found.len() == 1 && found[0].readable() && found[0].has("wr"));
         assert!(all().unwrap().len() > 5);
+        let further = as_far_as(&(here..here + 1)).unwrap();
+        assert!(further.contains(&found[0]));
+    }
+
+    #[test]
+    fn the_kernel_tells_the_same_by_address_as_in_text() {
+        let boxed = vec![0u8; 1 << 20];
+        let here = boxed.as_ptr().addr();
+        let Some(asked) = covering(&(here..here + 1)) else {
+            eprintln!("skipped: the kernel cannot be asked for a single mapping (Linux 6.11)");
+            return;
+        };
+        let read = overlapping(&(here..here + 1)).unwrap();
+        let facts = |mapping: &Mapping| {
+            (
+                mapping.range.clone(),
+                mapping.permissions.clone(),
+                mapping.file,
+                mapping.offset,
+            )
+        };
+        assert_eq!(
+            asked.iter().map(facts).collect::<Vec<_>>(),
+            read.iter().map(facts).collect::<Vec<_>>()
+        );
+        let mut plain = asked[0].clone();
+        assert!(!plain.is_plain());
+        plain.assume_plain();
+        assert!(plain.is_plain());
+        assert_eq!(covering(&(0..1)), None);
     }
 }

@@ -1,6 +1,7 @@
 //! The memory file: one per process, sparse. Named by its process id where there is a folder for such files, so that an
 //! agent finds it and a restored process opens it again; without a name (memfd_create(2)) where there is none.
 
+use std::cell::RefCell;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,9 +31,9 @@ pub struct MemFile {
 
 #[derive(Debug)]
 enum Place {
-    /// It is opened for each use: a descriptor that stays open could be closed by the program, and would be in the way
-    /// of a dump.
-    Path,
+    /// The descriptor of its last opening, if it was not closed since: mappings beside each other become one only if
+    /// they are made of one open file.
+    Path(RefCell<Option<KeptFd>>),
     /// There is no other way to it than a descriptor that stays open.
     Nameless(KeptFd),
 }
@@ -49,7 +50,7 @@ impl MemFile {
             Ok(fd) => Ok((
                 Self {
                     path,
-                    place: Place::Path,
+                    place: Place::Path(RefCell::new(KeptFd::new(&fd).ok())),
                 },
                 fd,
             )),
@@ -80,13 +81,27 @@ impl MemFile {
 
     /// Where it is; `None` if it has no name.
     pub fn path(&self) -> Option<&Path> {
-        matches!(self.place, Place::Path).then_some(&self.path)
+        matches!(self.place, Place::Path(_)).then_some(&self.path)
     }
 
-    /// Opens it again.
+    /// A descriptor for this process's own use.
     pub fn open(&self) -> Result<OwnedFd, AdoptError> {
+        let Place::Path(kept) = &self.place else {
+            return self.open_anew();
+        };
+        let mut kept = kept.borrow_mut();
+        if let Some(Ok(duplicate)) = kept.as_ref().map(KeptFd::duplicate) {
+            return Ok(duplicate);
+        }
+        let opened = self.open_anew()?;
+        *kept = KeptFd::new(&opened).ok();
+        Ok(opened)
+    }
+
+    /// A descriptor to give away; of an open file of its own where the file has a name.
+    pub fn open_anew(&self) -> Result<OwnedFd, AdoptError> {
         let opened = match &self.place {
-            Place::Path => open(
+            Place::Path(_) => open(
                 &self.path,
                 OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC,
                 Mode::empty(),
@@ -100,8 +115,16 @@ impl MemFile {
         })
     }
 
+    /// Closes the descriptor that is kept, if there is another way to the file.
+    pub fn close(&self) {
+        if let Place::Path(kept) = &self.place {
+            kept.take();
+        }
+    }
+
     /// Removes its name, if it has one.
     pub fn remove(&self) {
+        self.close();
         if let Some(path) = self.path() {
             let _ = unlink(path);
         }

@@ -7,12 +7,39 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use crate::adopter::Adopted;
+use crate::sys::swap::Attributes;
 
 #[derive(Debug, Clone, Copy)]
 struct Span {
     end: u64,
     address: u64,
+    attributes: Attributes,
     claims: u64,
+}
+
+impl Piece {
+    /// Where it was mapped.
+    pub fn addresses(&self) -> Range<usize> {
+        let start = self.address as usize;
+        start..start + (self.offsets.end - self.offsets.start) as usize
+    }
+}
+
+impl Span {
+    /// Whether `self`, which starts at the offset `start`, goes on in `next`, both in the file and in memory.
+    fn continues(&self, start: u64, next_start: u64, next: &Self) -> bool {
+        self.end == next_start && self.address + (self.end - start) == next.address
+    }
+}
+
+/// A part of the file, and what is known of its mapping.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Piece {
+    pub offsets: Range<u64>,
+    /// Where it was mapped when it was adopted.
+    pub address: u64,
+    /// What the memory was told before it was adopted.
+    pub attributes: Attributes,
 }
 
 /// The ranges of the memory file that are in use.
@@ -23,13 +50,20 @@ pub struct Spans {
 
 impl Spans {
     /// A newly adopted range, with one claim.
-    pub fn insert(&mut self, range: Range<u64>, address: u64) {
+    pub fn insert(&mut self, range: Range<u64>, address: u64, attributes: Attributes) {
         let span = Span {
             end: range.end,
             address,
+            attributes,
             claims: 1,
         };
         self.by_offset.insert(range.start, span);
+    }
+
+    /// A range that was thought to be left, and is still mapped: it is in use, without a claim.
+    pub fn insert_unclaimed(&mut self, range: Range<u64>, address: u64) {
+        self.insert(range.clone(), address, Attributes::default());
+        self.drop_claim(range);
     }
 
     /// One more claim on a range, which may be made of parts of several spans. False, without an effect, if some of it
@@ -65,8 +99,71 @@ impl Spans {
     /// Forgets a range: its pages are no longer in the file.
     pub fn remove(&mut self, range: Range<u64>) {
         self.split(&range);
-        self.by_offset
-            .retain(|start, _| !(range.start..range.end).contains(start));
+        let starts: Vec<u64> = self.by_offset.range(range).map(|(start, _)| *start).collect();
+        for start in starts {
+            self.by_offset.remove(&start);
+        }
+    }
+
+    /// How much of a range is in use, in bytes.
+    pub fn used_bytes(&mut self, range: &Range<u64>) -> u64 {
+        self.pieces(range)
+            .map(|piece| piece.offsets.end - piece.offsets.start)
+            .sum()
+    }
+
+    /// The parts of a range that are in use.
+    pub fn pieces(&mut self, range: &Range<u64>) -> impl Iterator<Item = Piece> {
+        self.split(range);
+        self.by_offset.range(range.clone()).map(|(&start, span)| Piece {
+            offsets: start..span.end,
+            address: span.address,
+            attributes: span.attributes,
+        })
+    }
+
+    /// Joins what has no claim round `at`, if that itself has none: the whole of it, as far as it is contiguous in the file and
+    /// in memory, and whether claimed memory of the same kind goes on beside it.
+    pub fn unclaimed_around(&mut self, at: u64) -> Option<(Range<u64>, bool)> {
+        let (&start, span) = self.by_offset.range(..=at).next_back()?;
+        if span.end <= at || span.claims > 0 {
+            return None;
+        }
+        let (mut start, mut span) = (start, *span);
+        let mut beside_claimed = false;
+        while let Some((&before_start, before)) = self.by_offset.range(..start).next_back()
+            && before.continues(before_start, start, &span)
+        {
+            if before.claims > 0 || before.attributes != span.attributes {
+                beside_claimed |= before.claims > 0;
+                break;
+            }
+            (start, span.address) = (before_start, before.address);
+        }
+        while let Some(after) = self.by_offset.get(&span.end)
+            && span.continues(start, span.end, after)
+        {
+            if after.claims > 0 || after.attributes != span.attributes {
+                beside_claimed |= after.claims > 0;
+                break;
+            }
+            span.end = after.end;
+        }
+        let range = start..span.end;
+        self.remove(range.clone());
+        self.by_offset.insert(start, span);
+        Some((range, beside_claimed))
+    }
+
+    /// Ranges that are in use without a claim.
+    pub fn unclaimed(&self) -> impl Iterator<Item = Range<u64>> {
+        let unclaimed = self.by_offset.iter().filter(|(_, span)| span.claims == 0);
+        unclaimed.map(|(&start, span)| start..span.end)
+    }
+
+    /// How many there are, adjacent ones counted one by one.
+    pub fn count(&self) -> usize {
+        self.by_offset.len()
     }
 
     /// All ranges in use, in order; those that continue each other are one.
@@ -136,8 +233,8 @@ mod tests {
     #[test]
     fn claims_are_counted_per_page_range() {
         let mut spans = Spans::default();
-        spans.insert(0..10, 1000);
-        spans.insert(10..20, 2000);
+        spans.insert(0..10, 1000, Attributes::default());
+        spans.insert(10..20, 2000, Attributes::default());
         assert!(spans.claim(5..15), "across two spans");
         assert!(!spans.claim(15..25), "partly outside");
         assert!(!spans.claim(30..31));
@@ -149,8 +246,8 @@ mod tests {
     #[test]
     fn iterates_joined_and_forgets_parts() {
         let mut spans = Spans::default();
-        spans.insert(0..10, 1000);
-        spans.insert(10..20, 2000);
+        spans.insert(0..10, 1000, Attributes::default());
+        spans.insert(10..20, 2000, Attributes::default());
         assert!(spans.claim(4..6));
         let all: Vec<_> = spans.iter().map(|a| (a.address, a.length, a.offset)).collect();
         assert_eq!(all, [(1000, 10, 0), (2000, 10, 10)]);
@@ -158,5 +255,39 @@ mod tests {
         let all: Vec<_> = spans.iter().map(|a| (a.address, a.length, a.offset)).collect();
         assert_eq!(all, [(1000, 8, 0), (2002, 8, 12)]);
         assert!(!spans.claim(7..9));
+    }
+
+    #[test]
+    fn what_has_no_claim_is_joined_up_to_what_has_one() {
+        let mut spans = Spans::default();
+        for index in 0..6 {
+            spans.insert(
+                index * 10..index * 10 + 10,
+                1000 + index * 10,
+                Attributes::default(),
+            );
+        }
+        assert_eq!(spans.unclaimed_around(25), None);
+        assert_eq!(spans.drop_claim(20..30), vec![20..30]);
+        assert_eq!(spans.unclaimed_around(25), Some((20..30, true)));
+        assert_eq!(spans.drop_claim(30..60).len(), 1);
+        assert_eq!(spans.unclaimed_around(25), Some((20..60, true)));
+        assert_eq!(spans.drop_claim(0..20).len(), 1);
+        assert_eq!(spans.unclaimed_around(59), Some((0..60, false)));
+        assert_eq!(spans.count(), 1);
+        spans.insert(60..70, 5000, Attributes::default());
+        assert_eq!(
+            spans.unclaimed_around(0),
+            Some((0..60, false)),
+            "elsewhere in memory"
+        );
+        assert_eq!(spans.used_bytes(&(55..65)), 10);
+        assert_eq!(
+            spans
+                .unclaimed()
+                .map(|range| range.end - range.start)
+                .sum::<u64>(),
+            60
+        );
     }
 }

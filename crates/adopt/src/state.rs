@@ -6,19 +6,20 @@ use std::path::{Path, PathBuf};
 
 use crate::adopter::{Adoption, Backing, Options, Token};
 use crate::error::AdoptError;
-use crate::maps;
+use crate::look::Look;
 use crate::memfile::MemFile;
 use crate::pages;
 use crate::plan::{self, Kind, Piece};
+use crate::release::Leftovers;
 use crate::space::Space;
 use crate::spans::Spans;
 use crate::sys::swap;
-use crate::sys::uffd::{self, Userfaultfd};
+use crate::sys::uffd::{self, KeptUserfaultfd, Userfaultfd};
 use crate::threads;
 
 /// How much is in transit at once, in bytes: what a thread waits for at most, about a millisecond. A whole huge page,
 /// so that none is torn apart.
-const CHUNK_BYTES: usize = 2 << 20;
+pub(crate) const CHUNK_BYTES: usize = 2 << 20;
 
 /// Everything behind the lock of an [`crate::Adopter`].
 #[derive(Debug)]
@@ -30,9 +31,14 @@ pub struct State {
     pub(crate) generation: u64,
     pub(crate) options: Options,
     pub(crate) userfaultfd_device: Option<OwnedFd>,
+    /// One of each kind at most.
+    pub(crate) userfaultfds: Vec<KeptUserfaultfd>,
     pub(crate) file: Option<MemFile>,
     pub(crate) spans: Spans,
     pub(crate) space: Space,
+    pub(crate) leftovers: Leftovers,
+    /// The last look at smaps.
+    pub(crate) look: Option<Look>,
     closed: bool,
 }
 
@@ -61,9 +67,12 @@ impl State {
             generation: 0,
             options,
             userfaultfd_device: None,
+            userfaultfds: Vec::new(),
             file: None,
             spans: Spans::default(),
             space: Space::default(),
+            leftovers: Leftovers::default(),
+            look: None,
             closed: false,
         }
     }
@@ -72,9 +81,12 @@ impl State {
     pub fn forget_parent(&mut self) {
         self.pid = std::process::id();
         self.generation += 1;
+        self.userfaultfds.clear();
         self.file = None;
         self.spans = Spans::default();
         self.space = Space::default();
+        self.leftovers = Leftovers::default();
+        self.look = None;
     }
 
     /// A child of a fork that no handler saw must not take its parent's file for its own.
@@ -108,7 +120,6 @@ impl State {
             return Ok(adoption);
         }
         let range = pages::covering(address, length)?;
-        let mappings = maps::overlapping(&range)?;
         let opened = match &self.file {
             Some(file) => Some(file.open()?),
             None => None,
@@ -117,6 +128,7 @@ impl State {
             (Some(file), Some(opened)) => Some(file.id(opened.as_fd())?),
             _ => None,
         };
+        let mappings = Look::at(&mut self.look, &range, ours)?;
         let off_limits = threads::off_limits(&mappings, &range);
         let pieces = plan::divide(&range, &mappings, ours, &off_limits)?;
 
@@ -150,7 +162,20 @@ impl State {
 
     /// A way to keep other threads out: a full userfaultfd, else having none, else one for user mode if that was asked
     /// for.
-    pub(crate) fn keeper(&self, kind: uffd::Kind) -> Option<Keeper> {
+    pub(crate) fn keeper(&mut self, kind: uffd::Kind) -> Option<Keeper> {
+        let kept = self.userfaultfds.iter().find(|kept| kept.kind() == kind);
+        if let Some(userfaultfd) = kept.and_then(KeptUserfaultfd::duplicate) {
+            return Some(Keeper::Userfaultfd(userfaultfd));
+        }
+        let keeper = self.new_keeper(kind)?;
+        if let Keeper::Userfaultfd(userfaultfd) = &keeper {
+            self.userfaultfds.retain(|kept| kept.kind() != kind);
+            self.userfaultfds.extend(userfaultfd.keep());
+        }
+        Some(keeper)
+    }
+
+    fn new_keeper(&self, kind: uffd::Kind) -> Option<Keeper> {
         let device = self.userfaultfd_device.as_ref().map(AsFd::as_fd);
         let full = self
             .options
@@ -183,8 +208,13 @@ impl State {
                 places.push(None);
                 continue;
             }
-            let place = self.space.allocate(piece.range.len() as u64);
-            let reserved = self.file.as_ref().map(|file| file.reserve(opened, place.clone()));
+            let mut place = self.space.allocate(piece.range.len() as u64);
+            let mut reserved = self.file.as_ref().map(|file| file.reserve(opened, place.clone()));
+            if matches!(reserved, Some(Err(AdoptError::Full { .. }))) && self.sweep() {
+                self.vacate(opened, place);
+                place = self.space.allocate(piece.range.len() as u64);
+                reserved = self.file.as_ref().map(|file| file.reserve(opened, place.clone()));
+            }
             places.push(Some(place));
             if let Some(Err(error)) = reserved {
                 for place in places.into_iter().flatten() {
@@ -220,7 +250,12 @@ impl State {
         if done == place.start {
             return None;
         }
-        self.spans.insert(place.start..done, piece.range.start as u64);
+        let moved = piece.range.start..piece.range.start + (done - place.start) as usize;
+        if let Some(look) = &mut self.look {
+            look.take(&moved);
+        }
+        self.spans
+            .insert(place.start..done, moved.start as u64, *attributes);
         Some(place.start..done)
     }
 

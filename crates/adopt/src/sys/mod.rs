@@ -7,6 +7,7 @@
 
 pub mod kept;
 pub mod memory;
+pub mod procmap;
 pub mod signals;
 pub mod swap;
 pub mod thread;

@@ -32,6 +32,9 @@ use rustix::mm::{madvise, mlock, mlock_with, mmap, mmap_anonymous, mprotect, mre
 use super::present;
 use super::uffd::Userfaultfd;
 
+/// What is looked at page by page, in bytes.
+const LITTLE_BYTES: usize = 64 << 10;
+
 /// What a mapping was told by `mlock` and `madvise`, and what moves along.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Attributes {
@@ -49,6 +52,19 @@ pub struct Attributes {
     pub no_huge: bool,
     /// `MAP_NORESERVE`
     pub no_reserve: bool,
+}
+
+impl Attributes {
+    /// Readable and writable, and nothing else was said.
+    pub const PLAIN: Self = Self {
+        access: (true, true),
+        locked: (false, false),
+        dont_fork: false,
+        dont_dump: false,
+        huge: false,
+        no_huge: false,
+        no_reserve: false,
+    };
 }
 
 /// Moves `range`, which is private, anonymous and writable, into the file at `offset`, where the file is empty. On an
@@ -115,7 +131,7 @@ pub fn move_in(
 }
 
 /// Moves `range`, a shared mapping of the file from `offset` on, back to private anonymous memory. On an error
-/// everything is as it was. `data` is a range of the file that is known to have no hole, kept from call to call: to look
+/// everything is as it was; it is `EINVAL` if the range is locked and `attributes` do not say so. `data` is a range of the file that is known to have no hole, kept from call to call: to look
 /// for the next hole each time would take quadratic time. Nobody makes holes meanwhile.
 pub fn move_out(
     range: Range<usize>,
@@ -156,14 +172,12 @@ fn replace(
 ) -> Result<(), Errno> {
     let (start, length) = (pointer(range.start), range.len());
     let _held = keeper.map(|keeper| keeper.hold(range)).transpose()?;
-    if keeper.is_some() {
-        if attributes.locked.0 {
-            // SAFETY: locking is no matter of memory safety. `MADV_DONTNEED` refuses locked pages.
-            unsafe { munlock(start, length) }?;
-        }
-        // SAFETY: takes entries from the page table; the content stays in the file.
-        unsafe { madvise(start, length, Advice::LinuxDontNeed) }?;
+    if attributes.locked.0 {
+        // SAFETY: locking is no matter of memory safety. `MADV_DONTNEED` refuses locked pages.
+        unsafe { munlock(start, length) }?;
     }
+    // SAFETY: takes entries from the page table; the content stays in the file.
+    unsafe { madvise(start, length, Advice::LinuxDontNeed) }?;
     copy(fresh)?;
     if attributes.access != (true, true) {
         // SAFETY: nobody else knows the address.
@@ -239,7 +253,12 @@ fn copy_out(
             let Some(start) = next_data(file, at)?.filter(|start| *start < end) else {
                 break;
             };
-            *data = start..seek(file, SeekFrom::Hole(start))?;
+            // To find the next hole takes time for all data before it.
+            let data_end = match length <= LITTLE_BYTES {
+                true => start - start % page_bytes() + page_bytes(),
+                false => seek(file, SeekFrom::Hole(start))?,
+            };
+            *data = start..data_end;
             at = start;
         }
         let run_end = data.end.min(end);
@@ -263,6 +282,10 @@ pub fn next_data(file: BorrowedFd<'_>, at: u64) -> Result<Option<u64>, Errno> {
         Err(Errno::NXIO) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+fn page_bytes() -> u64 {
+    rustix::param::page_size() as u64
 }
 
 /// Gives a new mapping what its predecessor was told. Advice may be refused; it was taken before for the same range.

@@ -8,6 +8,8 @@ use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, Updater, ioctl, opcode};
 use rustix::mm::{UserfaultfdFlags, userfaultfd};
 use std::ops::Range;
 
+use super::kept::KeptFd;
+
 // <linux/userfaultfd.h>
 const USERFAULTFD_IOC: u8 = 0xAA;
 const UFFD_API: u64 = 0xAA;
@@ -51,11 +53,34 @@ pub enum Kind {
     Shared,
 }
 
-/// A userfaultfd, for one move.
+/// A userfaultfd.
 #[derive(Debug)]
 pub struct Userfaultfd {
     fd: OwnedFd,
     kind: Kind,
+}
+
+/// One that stays open from move to move: to close the last descriptor of a userfaultfd takes time for every mapping that the
+/// process has.
+#[derive(Debug)]
+pub struct KeptUserfaultfd {
+    fd: KeptFd,
+    kind: Kind,
+}
+
+impl KeptUserfaultfd {
+    /// Of which kind it is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// `None` if the program has closed it.
+    pub fn duplicate(&self) -> Option<Userfaultfd> {
+        Some(Userfaultfd {
+            fd: self.fd.duplicate().ok()?,
+            kind: self.kind,
+        })
+    }
 }
 
 impl Userfaultfd {
@@ -90,6 +115,14 @@ impl Userfaultfd {
         // SAFETY: UFFDIO_API takes a `struct uffdio_api`.
         unsafe { ioctl(&fd, Updater::<UFFDIO_API, Api>::new(&mut api)) }?;
         Ok(Self { fd, kind })
+    }
+
+    /// Keeps a duplicate.
+    pub fn keep(&self) -> Option<KeptUserfaultfd> {
+        Some(KeptUserfaultfd {
+            fd: KeptFd::new(&self.fd).ok()?,
+            kind: self.kind,
+        })
     }
 
     /// From now on, whoever touches a page of `range` that has no entry in the page table waits, until the answer is
