@@ -19,7 +19,7 @@ pub enum Backing {
         /// Page aligned.
         offset: u64,
     },
-    /// Through the process, by `process_vm_readv` and `process_vm_writev`.
+    /// Through the process, by `/proc/PID/mem`.
     Process,
 }
 

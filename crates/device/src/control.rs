@@ -295,7 +295,7 @@ pub enum Backing {
         /// Where in the file the segment starts, page aligned.
         offset: u64,
     },
-    /// The RNIC reads and writes the process's memory with `process_vm_readv` and `process_vm_writev`.
+    /// The RNIC reads and writes the process's memory through `/proc/PID/mem`.
     Process,
 }
 

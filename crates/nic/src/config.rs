@@ -91,6 +91,11 @@ pub struct Limits {
     pub max_rd_atomic: u8,
     /// Bytes of a context's arena, in which its queues lie; it is sparse. Default: 16 GiB.
     pub arena_bytes: u64,
+    /// Mapped files of registered memory of all contexts; fewer where the kernel gives less (`vm.max_map_count`, of which
+    /// they get five eighths). Regions over the same pages share one. Default: 40,960.
+    pub max_mappings: u32,
+    /// Their bytes. Default: 64 TiB.
+    pub max_mapped_bytes: u64,
     /// What one program can have of it.
     pub per_program: PerProgram,
     /// Bytes that may be on their way to one destination without an acknowledgement, shared by the queue pairs. More
@@ -110,6 +115,12 @@ pub struct PerProgram {
     pub max_pd: u32,
     /// Default: 131,072.
     pub max_mr: u32,
+    /// Pieces of which its memory regions consist: stretches with one place in a file. Default: 262,144.
+    pub max_mr_pieces: u32,
+    /// Mapped files of registered memory. Default: 32,768.
+    pub max_mappings: u32,
+    /// Their bytes. Default: 16 TiB.
+    pub max_mapped_bytes: u64,
     /// Default: 131,072.
     pub max_mw: u32,
     /// Completion queues; as many completion channels. Default: 16,384.
@@ -141,6 +152,8 @@ impl Default for Limits {
             max_dm_bytes: 1 << 20,
             max_rd_atomic: 128,
             arena_bytes: 16 << 30,
+            max_mappings: 40_960,
+            max_mapped_bytes: 64 << 40,
             per_program: PerProgram::default(),
             window_bytes: 2 << 20,
             socket_buffer_bytes: 32 << 20,
@@ -154,6 +167,9 @@ impl Default for PerProgram {
             max_contexts: 256,
             max_pd: 16_384,
             max_mr: 131_072,
+            max_mr_pieces: 1 << 18,
+            max_mappings: 32_768,
+            max_mapped_bytes: 16 << 40,
             max_mw: 131_072,
             max_cq: 16_384,
             max_cqes: 4 << 20,

@@ -37,6 +37,8 @@ pub struct Context {
     pub srqs: HashSet<u32>,
     pub ahs: HashSet<u32>,
     pub regions: HashSet<u32>,
+    /// Pieces of all its regions.
+    pub pieces: usize,
     /// Windows by number, the upper 24 bits of their keys.
     pub windows: HashSet<u32>,
     /// Queue pairs by doorbell.
@@ -46,9 +48,14 @@ pub struct Context {
 }
 
 impl Context {
-    pub fn new(name: String, arena_bytes: u64, credentials: Credentials) -> Result<Self, Refused> {
+    pub fn new(
+        name: String,
+        arena_bytes: u64,
+        mappings: Mappings,
+        credentials: Credentials,
+    ) -> Result<Self, Refused> {
         let owner = Rc::new(Owner::default());
-        owner.set(credentials.pid)?;
+        owner.set(credentials);
         let eventfd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| Refused::os("eventfd", errno))?;
         let arena = Arena::new(arena_bytes)?;
@@ -59,7 +66,7 @@ impl Context {
             eventfd,
             credentials,
             owner,
-            mappings: Mappings::default(),
+            mappings,
             events: None,
             parked: false,
             pds: HashSet::new(),
@@ -69,6 +76,7 @@ impl Context {
             srqs: HashSet::new(),
             ahs: HashSet::new(),
             regions: HashSet::new(),
+            pieces: 0,
             windows: HashSet::new(),
             slots: Vec::new(),
             free_slots: Vec::new(),
@@ -77,10 +85,9 @@ impl Context {
     }
 
     /// Another process has taken it over.
-    pub fn set_owner(&mut self, credentials: Credentials) -> Result<(), Refused> {
-        self.owner.set(credentials.pid)?;
+    pub fn set_owner(&mut self, credentials: Credentials) {
+        self.owner.set(credentials);
         self.credentials = credentials;
-        Ok(())
     }
 
     /// How many queue pairs it has.

@@ -2,16 +2,16 @@
 //!
 //! ```text
 //!  key ─► Regions ─► Region ─► Piece ─┬─► FileMapping   adopted memory: a memcpy           (mapping.rs, sigbus.rs)
-//!                                     └─► Owner         any other: process_vm_readv/writev (process.rs)
+//!                                     └─► Owner         any other: /proc/PID/mem (process.rs)
 //! ```
 //!
 //! Every access names a key, a protection domain, a range and a right, and is checked against all four, each time:
 //! the values come from rings and packets, and the region may be gone since the last one. Nothing outside this folder
 //! touches a program's memory.
 
+mod account;
 #[allow(unsafe_code)]
 mod mapping;
-#[allow(unsafe_code)]
 mod process;
 mod region;
 mod regions;
@@ -19,6 +19,7 @@ mod regions;
 mod sigbus;
 mod windows;
 
+pub use account::Account;
 pub use mapping::Mappings;
 pub use process::Owner;
 pub use region::{Region, Registration};

@@ -2,6 +2,8 @@
 
 mod queues;
 
+use std::rc::Rc;
+
 use verbatim_device::control::CompletionEvent;
 use verbatim_roce::{Counters, Path};
 
@@ -10,7 +12,7 @@ pub use queues::{Cq, News, Srq};
 use crate::budget::Peers;
 use crate::config::Limits;
 use crate::context::Context;
-use crate::memory::Regions;
+use crate::memory::{Account, Regions};
 use crate::multicast::Groups;
 use crate::outbox::Outbox;
 use crate::qp::{QueuePair, Route, Scratch};
@@ -60,6 +62,8 @@ pub struct Objects {
     pub groups: Groups,
     pub peers: Peers,
     pub shared: Shared,
+    /// What all programs' mapped files take.
+    pub mapped: Rc<Account>,
     /// The counters of queue pairs that are gone.
     pub retired: Counters,
 }
@@ -80,6 +84,7 @@ impl Objects {
                 scratch: Scratch::default(),
                 newsworthy: Vec::new(),
             },
+            mapped: Rc::new(Account::of_all(limits.max_mappings, limits.max_mapped_bytes)),
             retired: Counters::default(),
         }
     }

@@ -2,10 +2,12 @@
 
 mod support;
 
+use std::os::fd::{AsFd, BorrowedFd};
+
 use support::objects::av;
 use support::program::{ALL_ACCESS, CAP};
 use support::{Program, Server, Srq};
-use verbatim_device::control::{MwType, QpCap, Reply, Request, SrqAttr, VERSION};
+use verbatim_device::control::{Access, Backing, MwType, QpCap, Reply, Request, Segment, SrqAttr, VERSION};
 use verbatim_seqpacket::Socket;
 
 fn server(last: u8) -> Server {
@@ -20,6 +22,8 @@ fn server(last: u8) -> Server {
         one.max_srq = 3;
         one.max_ah = 3;
         one.max_contexts = 2;
+        one.max_mr_pieces = 10;
+        one.max_mappings = 4;
         config.limits.max_qp = 5;
     })
 }
@@ -137,6 +141,92 @@ fn a_program_has_what_the_device_tells_and_no_more() {
     );
     drop(other);
     support::wait_for("room for another", || ask().ok());
+}
+
+#[test]
+fn connections_that_ask_for_nothing_keep_nobody_out() {
+    let server = Server::start_with([127, 7, 70, 2], |config| {
+        config.limits.max_contexts = 8;
+        config.limits.per_program.max_contexts = 4;
+    });
+    // Each is answered, so that the RNIC has seen it.
+    let request = Request::QueryStatistics { from_qpn: 0 };
+    let connect = || {
+        let socket = Socket::connect(&server.socket()).expect("the RNIC listens");
+        let reply = socket.call::<_, Reply>(&request, &[]).expect("an answer").message;
+        (socket, reply)
+    };
+    let idle: Vec<_> = (0..4).map(|_| connect()).collect();
+    assert!(
+        idle.iter()
+            .all(|(_, reply)| matches!(reply, Reply::Statistics { .. }))
+    );
+    let turned_away = Socket::connect(&server.socket()).expect("the RNIC listens");
+    let reply = turned_away.recv::<Reply>().expect("an answer").message;
+    let Reply::Error { errno, message } = reply else {
+        panic!("{reply:?}")
+    };
+    assert!(
+        errno == libc::ENOMEM && message.contains("4 connections without a context"),
+        "{message}"
+    );
+    drop(idle);
+    support::wait_for("room for another", || {
+        let socket = Socket::connect(&server.socket()).expect("the RNIC listens");
+        let open = Request::OpenContext {
+            version: VERSION,
+            name: "late".into(),
+        };
+        let reply = socket.call::<_, Reply>(&open, &[]).ok()?.message;
+        matches!(reply, Reply::Context { .. }).then_some(())
+    });
+}
+
+#[test]
+fn regions_of_many_pieces_are_paid_for() {
+    const PAGE: u64 = 4096;
+    let server = server(3);
+    let program = Program::connect(&server.socket(), "pieces");
+    let register = |pieces: u64, backing: &dyn Fn(u64) -> Backing, fds: &[BorrowedFd<'_>]| {
+        let segments = (0..pieces).map(|piece| Segment {
+            address: piece * PAGE,
+            length: PAGE,
+            backing: backing(piece),
+        });
+        let request = Request::RegMr {
+            pd: program.pd,
+            address: 0,
+            length: pieces * PAGE,
+            iova: 0,
+            access: Access::LOCAL_WRITE,
+            segments: segments.collect(),
+        };
+        program.ask(&request, fds)
+    };
+    let refused = |reply: Result<Reply, (i32, String)>, what: &str| {
+        let (errno, message) = reply.unwrap_err();
+        assert!(errno == libc::ENOMEM && message.contains(what), "{message}");
+    };
+    let process = |_| Backing::Process;
+    let Ok(Reply::Mr { lkey, .. }) = register(6, &process, &[]) else {
+        panic!("no region")
+    };
+    refused(register(5, &process, &[]), "regions have 6, and may have 10");
+    assert!(register(4, &process, &[]).is_ok());
+    program.call(Request::DeregMr { lkey });
+
+    let file = rustix::fs::memfd_create("pieces", rustix::fs::MemfdFlags::CLOEXEC).expect("a memfd");
+    rustix::fs::ftruncate(&file, 32 * PAGE).expect("a memfd can grow");
+    // Every other page, so that no two are one mapping.
+    let apart = |piece| Backing::File {
+        fd_index: 0,
+        offset: 2 * piece * PAGE,
+    };
+    refused(register(5, &apart, &[file.as_fd()]), "4 mapped files");
+    assert!(
+        register(4, &apart, &[file.as_fd()]).is_ok(),
+        "those that were refused are gone"
+    );
 }
 
 fn qp_request(program: &Program, cq: u32, cap: QpCap) -> Request {

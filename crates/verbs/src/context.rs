@@ -53,6 +53,9 @@ pub struct Context {
     pub(crate) dead: AtomicBool,
     pub(crate) async_queue: AsyncQueue,
     pub(crate) objects: Mutex<Objects>,
+    /// Held by who destroys a queue pair until nobody knows its number any more, and by who has made one. An RNIC may give
+    /// the number again at once: then the completions of the old one must be gone before the new one owns it.
+    pub(crate) numbers: Mutex<()>,
     /// Every local key; used when something has moved.
     pub(crate) lkeys: Arc<KeyTable>,
 }
@@ -97,6 +100,7 @@ impl Context {
             dead: AtomicBool::new(false),
             async_queue: AsyncQueue::new()?,
             objects: Mutex::default(),
+            numbers: Mutex::default(),
             lkeys: Arc::new(KeyTable::new()),
         })
     }

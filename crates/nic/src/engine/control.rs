@@ -66,6 +66,8 @@ struct Client {
     socket: Socket,
     /// It came over the RNIC's own control socket, not over one in an instance's folder.
     over_main_listener: bool,
+    /// The process that connected, as far as this one can see it.
+    pid: i32,
     context: Option<Context>,
 }
 
@@ -103,6 +105,22 @@ impl Clients {
 
     pub fn context(&self, id: u32) -> Option<&Context> {
         self.clients.get(id)?.context.as_ref()
+    }
+
+    /// Whether there may be one more connection of a process: those without a context are as limited as those with one,
+    /// so that nobody keeps all others out without having anything.
+    fn check_room(&self, pid: i32, most: u32) -> Result<(), String> {
+        if !self.clients.has_room() {
+            return Err("the RNIC has as many contexts as it can have".to_owned());
+        }
+        let waiting = |(_, client): &(u32, &Client)| client.pid == pid && client.context.is_none();
+        // Processes that this one cannot see all have number 0.
+        if pid != 0 && self.clients.iter().filter(waiting).count() >= most as usize {
+            return Err(format!(
+                "process {pid} has {most} connections without a context, and may have no more"
+            ));
+        }
+        Ok(())
     }
 
     /// Whether a process may open one more context.
@@ -201,8 +219,11 @@ impl Nic {
         if socket.set_nonblocking(true).is_err() {
             return;
         }
-        if !self.clients.clients.has_room() {
-            let message = "the RNIC has as many contexts as it can have".to_owned();
+        let Ok(Credentials { pid, .. }) = socket.peer() else {
+            return;
+        };
+        let most = self.device.limits.per_program.max_contexts;
+        if let Err(message) = self.clients.check_room(pid, most) {
             // It is turned away, whether it hears why or not.
             let _ = socket.send(
                 &Reply::Error {
@@ -217,6 +238,7 @@ impl Nic {
         let client = Client {
             socket,
             over_main_listener,
+            pid,
             context: None,
         };
         let id = self

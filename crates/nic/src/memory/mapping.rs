@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicU64;
 use rustix::fs::{FileType, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::account::Account;
 use super::sigbus::{self, Truncated};
 use crate::error::Refused;
 
@@ -28,9 +29,21 @@ pub struct FileMapping {
     bytes: u64,
     writable: bool,
     truncated: Rc<Cell<bool>>,
+    /// Of its program, and of the RNIC.
+    accounts: [Rc<Account>; 2],
 }
 
 impl FileMapping {
+    /// Runs an access to a part of the mapping. Once a page of one of its context's files was missing, nothing is accessed
+    /// any more: zeroes that stand in its place are nobody's data, and each page of them costs the RNIC a mapping.
+    #[inline]
+    fn guarded(&self, start: usize, length: usize, access: impl FnOnce()) -> Result<(), Truncated> {
+        if self.truncated.get() {
+            return Err(Truncated);
+        }
+        sigbus::guarded(start, length, access).inspect_err(|_| self.truncated.set(true))
+    }
+
     /// Copies out of the mapping, from `at` on.
     ///
     /// # Panics
@@ -42,7 +55,7 @@ impl FileMapping {
         // SAFETY: the source is mapped, readable memory (checked by `address`); the program may write it meanwhile,
         // which is why it is only copied as bytes. The destination is this process's own, so they do not overlap.
         let copy = || unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), length) };
-        sigbus::guarded(from as usize, length, copy).inspect_err(|_| self.truncated.set(true))
+        self.guarded(from as usize, length, copy)
     }
 
     /// Copies into the mapping, from `at` on. The mapping must be writable.
@@ -58,7 +71,7 @@ impl FileMapping {
         let to = self.address(at, data.len());
         // SAFETY: the destination is mapped, writable memory that holds no Rust object; see `read`.
         let copy = || unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
-        sigbus::guarded(to as usize, data.len(), copy).inspect_err(|_| self.truncated.set(true))
+        self.guarded(to as usize, data.len(), copy)
     }
 
     /// Whether its file could be opened for writing.
@@ -80,12 +93,12 @@ impl FileMapping {
             return None;
         }
         let mut value = 0;
-        let done = sigbus::guarded(to as usize, size_of::<u64>(), || {
+        let done = self.guarded(to as usize, size_of::<u64>(), || {
             // SAFETY: eight bytes of mapped, writable memory (checked by `address`), aligned, which hold no Rust object
             // and which other processes touch by their own atomic instructions.
             value = each(unsafe { AtomicU64::from_ptr(to) });
         });
-        Some(done.map(|()| value).inspect_err(|_| self.truncated.set(true)))
+        Some(done.map(|()| value))
     }
 
     #[inline]
@@ -105,6 +118,7 @@ impl Drop for FileMapping {
         let unmapped =
             unsafe { rustix::mm::munmap(self.base.as_ptr().cast::<c_void>(), self.bytes as usize) };
         debug_assert!(unmapped.is_ok(), "a whole mapping can be unmapped");
+        self.accounts.iter().for_each(|account| account.end(self.bytes));
     }
 }
 
@@ -117,13 +131,23 @@ pub struct MappedPart {
 }
 
 /// The mappings of one context, so that regions over the same pages share them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Mappings {
     by_file: HashMap<(u64, u64), Vec<Weak<FileMapping>>>,
     truncated: Rc<Cell<bool>>,
+    accounts: [Rc<Account>; 2],
 }
 
 impl Mappings {
+    /// Of a program that has this account, on an RNIC that has that one.
+    pub fn new(of_program: Rc<Account>, of_all: Rc<Account>) -> Self {
+        Self {
+            by_file: HashMap::new(),
+            truncated: Rc::default(),
+            accounts: [of_program, of_all],
+        }
+    }
+
     /// Whether an access found a file shorter than it was at registration.
     pub fn truncated(&self) -> bool {
         self.truncated.get()
@@ -169,7 +193,8 @@ impl Mappings {
                 mapping,
             });
         }
-        let mapping = Rc::new(new_mapping(file, offset, bytes, write, &self.truncated)?);
+        let mapping = Rc::new(self.new_mapping(file, offset, bytes, write)?);
+        let known = self.by_file.entry((stat.st_dev, stat.st_ino)).or_default();
         known.push(Rc::downgrade(&mapping));
         // Files come and go; their entries must not stay.
         if self.by_file.len() > 64 {
@@ -178,49 +203,54 @@ impl Mappings {
         }
         Ok(MappedPart { mapping, at: 0 })
     }
-}
 
-fn new_mapping(
-    file: BorrowedFd<'_>,
-    offset: u64,
-    bytes: u64,
-    write: bool,
-    truncated: &Rc<Cell<bool>>,
-) -> Result<FileMapping, Refused> {
-    let flags = rustix::fs::fcntl_getfl(file).map_err(|errno| Refused::os("fcntl", errno))?;
-    let writable = flags & OFlags::ACCMODE == OFlags::RDWR;
-    if write && !writable {
-        return Err(Refused::new(
-            libc::EACCES,
-            "a region with a right to write needs a file opened for reading and writing",
-        ));
-    }
-    let access = if writable {
-        ProtFlags::READ | ProtFlags::WRITE
-    } else {
-        ProtFlags::READ
-    };
-    let bytes = bytes.next_multiple_of(PAGE);
-    // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
-    let base = unsafe {
-        rustix::mm::mmap(
-            std::ptr::null_mut(),
-            bytes as usize,
-            access,
-            MapFlags::SHARED,
-            file,
+    fn new_mapping(
+        &self,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        bytes: u64,
+        write: bool,
+    ) -> Result<FileMapping, Refused> {
+        let flags = rustix::fs::fcntl_getfl(file).map_err(|errno| Refused::os("fcntl", errno))?;
+        let writable = flags & OFlags::ACCMODE == OFlags::RDWR;
+        if write && !writable {
+            return Err(Refused::new(
+                libc::EACCES,
+                "a region with a right to write needs a file opened for reading and writing",
+            ));
+        }
+        let access = if writable {
+            ProtFlags::READ | ProtFlags::WRITE
+        } else {
+            ProtFlags::READ
+        };
+        let bytes = bytes.next_multiple_of(PAGE);
+        self.accounts
+            .iter()
+            .try_for_each(|account| account.check(bytes))?;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                bytes as usize,
+                access,
+                MapFlags::SHARED,
+                file,
+                offset,
+            )
+        }
+        .map_err(|errno| Refused::os("mmap", errno))?;
+        let base = NonNull::new(base.cast()).expect("the kernel maps nothing at address 0 unless asked to");
+        self.accounts.iter().for_each(|account| account.begin(bytes));
+        Ok(FileMapping {
+            base,
             offset,
-        )
+            bytes,
+            writable,
+            truncated: Rc::clone(&self.truncated),
+            accounts: self.accounts.clone(),
+        })
     }
-    .map_err(|errno| Refused::os("mmap", errno))?;
-    let base = NonNull::new(base.cast()).expect("the kernel maps nothing at address 0 unless asked to");
-    Ok(FileMapping {
-        base,
-        offset,
-        bytes,
-        writable,
-        truncated: Rc::clone(truncated),
-    })
 }
 
 #[cfg(test)]
@@ -228,6 +258,11 @@ mod tests {
     use super::*;
     use rustix::fs::MemfdFlags;
     use std::os::fd::{AsFd, OwnedFd};
+
+    fn mappings() -> Mappings {
+        let account = || Rc::new(Account::new("this test", 3, 64 * PAGE));
+        Mappings::new(account(), account())
+    }
 
     fn memfd(pages: u64) -> OwnedFd {
         let memfd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
@@ -238,7 +273,7 @@ mod tests {
     #[test]
     fn regions_over_the_same_pages_share_a_mapping() {
         let file = memfd(8);
-        let mut mappings = Mappings::default();
+        let mut mappings = mappings();
         let all = mappings.map(file.as_fd(), 0, 8 * PAGE, true).unwrap();
         let part = mappings.map(file.as_fd(), 2 * PAGE, PAGE, true).unwrap();
         assert!(Rc::ptr_eq(&all.mapping, &part.mapping));
@@ -256,7 +291,7 @@ mod tests {
     fn a_truncated_file_is_an_error_and_no_crash() {
         sigbus::install();
         let file = memfd(4);
-        let mut mappings = Mappings::default();
+        let mut mappings = mappings();
         let part = mappings.map(file.as_fd(), 0, 4 * PAGE, true).unwrap();
         part.mapping.write(0, &[1; 3 * PAGE as usize]).unwrap();
         assert!(!mappings.truncated());
@@ -267,17 +302,44 @@ mod tests {
         std::hint::black_box(&out);
         assert!(mappings.truncated());
         assert_eq!(part.mapping.write(3 * PAGE, &[1]), Err(Truncated));
-        assert_eq!(
-            part.mapping.read(0, &mut out[..8]),
-            Ok(()),
-            "what is left is readable"
+        let other = mappings.map(memfd(1).as_fd(), 0, PAGE, true).unwrap();
+        for (part, at) in [(&part, PAGE - 8), (&part, 0), (&other, 0)] {
+            let read = part.mapping.read(at, &mut out[..8]);
+            assert_eq!(read, Err(Truncated), "a page of zeroes is not its data");
+        }
+        assert_eq!(part.mapping.atomic(0, |_| 0), Some(Err(Truncated)));
+    }
+
+    #[test]
+    fn one_program_does_not_take_all_mappings() {
+        let file = memfd(100);
+        let mut mappings = mappings();
+        let pages = [1, 3, 5].map(|page| mappings.map(file.as_fd(), page * PAGE, PAGE, true).unwrap());
+        let refused = mappings.map(file.as_fd(), 7 * PAGE, PAGE, true).unwrap_err();
+        assert!(
+            refused.errno == libc::ENOMEM && refused.message.contains("this test has 3 mapped files"),
+            "{}",
+            refused.message
         );
+        assert!(
+            mappings.map(file.as_fd(), 3 * PAGE, PAGE, true).is_ok(),
+            "it is mapped"
+        );
+        drop(pages);
+        let mut errno = |bytes| {
+            mappings
+                .map(file.as_fd(), 0, bytes, true)
+                .err()
+                .map(|refused| refused.errno)
+        };
+        assert_eq!(errno(65 * PAGE), Some(libc::ENOMEM));
+        assert_eq!(errno(64 * PAGE), None);
     }
 
     #[test]
     fn files_that_cannot_be_trusted_are_refused() {
         let file = memfd(2);
-        let mut mappings = Mappings::default();
+        let mut mappings = mappings();
         let mut errno =
             |fd: BorrowedFd<'_>, offset, bytes| mappings.map(fd, offset, bytes, true).unwrap_err().errno;
         assert_eq!(errno(file.as_fd(), PAGE, 2 * PAGE), libc::EINVAL);

@@ -1,44 +1,32 @@
-//! Memory that is not in a file: process_vm_readv(2) and process_vm_writev(2) on the process that owns the context.
+//! Memory that is not in a file: `/proc/PID/mem` (proc_pid_mem(5)) of the process that owns the context.
+//!
+//! The open file stands for the address space that the process had then, not for the process's number. So when the
+//! process ends or calls execve(2) nothing is reached any more: neither whoever gets the number next, nor the program
+//! that is executed, which may have more rights than the one that registered its memory.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::process::{Pid, PidfdFlags};
-
-use crate::error::Refused;
+use rustix::fs::{Mode, OFlags};
+use verbatim_seqpacket::Credentials;
 
 /// The process's memory cannot be reached: it is gone, or the address is not mapped so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unreachable;
 
-#[derive(Debug)]
-struct Process {
-    pid: Pid,
-    /// Says whether the process still lives, since its number may be given to another.
-    pidfd: OwnedFd,
-}
-
 /// The process whose memory a context's regions mean. A context changes hands when its connection is handed over
 /// (`Request::AttachContext`), and its regions follow.
 #[derive(Debug, Default)]
-pub struct Owner(RefCell<Option<Process>>);
+pub struct Owner(RefCell<Option<OwnedFd>>);
 
 impl Owner {
-    /// From now on it is this process, as the kernel named it beside a message.
-    pub fn set(&self, pid: i32) -> Result<(), Refused> {
-        // Number 0 stands for a sender in a PID namespace that this process cannot see. Such a program can register
-        // files, but no other memory.
-        let process = match Pid::from_raw(pid) {
-            None => None,
-            Some(pid) => {
-                let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
-                    .map_err(|errno| Refused::os("pidfd_open", errno))?;
-                Some(Process { pid, pidfd })
-            }
-        };
-        *self.0.borrow_mut() = process;
-        Ok(())
+    /// From now on it is this process, as the kernel named it beside a message. One whose memory this process may not
+    /// reach can register files, but no other memory.
+    pub fn set(&self, process: Credentials) {
+        let memory = open_memory(process).inspect_err(|error| {
+            tracing::debug!(pid = process.pid, %error, "only files of this process can be registered");
+        });
+        *self.0.borrow_mut() = memory.ok();
     }
 
     /// Whether there is a process to read from.
@@ -47,61 +35,57 @@ impl Owner {
     }
 
     pub fn read(&self, address: u64, out: &mut [u8]) -> Result<(), Unreachable> {
-        let local = libc::iovec {
-            iov_base: out.as_mut_ptr().cast(),
-            iov_len: out.len(),
-        };
-        // SAFETY: the local vector is a buffer of this process that may be written; a remote one that is not mapped is
-        // an error, not a fault.
-        self.transfer(address, out.len(), |pid, remote| unsafe {
-            libc::process_vm_readv(pid, &local, 1, remote, 1, 0)
-        })
+        let length = out.len();
+        self.transfer(length, |memory| rustix::io::pread(memory, out, address))
     }
 
     pub fn write(&self, address: u64, data: &[u8]) -> Result<(), Unreachable> {
-        let local = libc::iovec {
-            iov_base: data.as_ptr().cast_mut().cast(),
-            iov_len: data.len(),
-        };
-        // SAFETY: the local vector is only read; see `read`.
-        self.transfer(address, data.len(), |pid, remote| unsafe {
-            libc::process_vm_writev(pid, &local, 1, remote, 1, 0)
-        })
+        self.transfer(data.len(), |memory| rustix::io::pwrite(memory, data, address))
     }
 
     fn transfer(
         &self,
-        address: u64,
         length: usize,
-        call: impl FnOnce(libc::pid_t, *const libc::iovec) -> isize,
+        call: impl FnOnce(&OwnedFd) -> rustix::io::Result<usize>,
     ) -> Result<(), Unreachable> {
-        let process = self.0.borrow();
-        let Some(process) = process.as_ref() else {
-            return Err(Unreachable);
-        };
-        let mut poll = [PollFd::new(&process.pidfd, PollFlags::IN)];
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        match rustix::event::poll(&mut poll, Some(&now)) {
-            Ok(0) => {}
-            _ => return Err(Unreachable),
-        }
-        let remote = libc::iovec {
-            iov_base: address as *mut _,
-            iov_len: length,
-        };
-        match call(process.pid.as_raw_nonzero().get(), &remote) {
-            done if done == length as isize => Ok(()),
+        let memory = self.0.borrow();
+        let memory = memory.as_ref().ok_or(Unreachable)?;
+        match call(memory) {
+            Ok(done) if done == length => Ok(()),
             _ => Err(Unreachable),
         }
+    }
+}
+
+fn open_memory(process: Credentials) -> rustix::io::Result<OwnedFd> {
+    // Number 0 stands for a sender in a PID namespace that this process cannot see.
+    if process.pid <= 0 {
+        return Err(rustix::io::Errno::SRCH);
+    }
+    let folder = format!("/proc/{}", process.pid);
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let memory = rustix::fs::open(format!("{folder}/mem"), flags, Mode::empty())?;
+    // It may have executed a program of another user since it sent the message: the memory would be that program's. Its
+    // folder belongs to the user that it runs as, and to root if it may not be looked into.
+    match rustix::fs::stat(&folder)?.st_uid == process.uid {
+        true => Ok(memory),
+        false => Err(rustix::io::Errno::PERM),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::{Child, Command, Stdio};
+
+    fn credentials(pid: u32) -> Credentials {
+        Credentials {
+            pid: pid as i32,
+            uid: rustix::process::getuid().as_raw(),
+            gid: rustix::process::getgid().as_raw(),
+        }
+    }
 
     #[test]
     fn own_memory_is_read_and_written_and_a_dead_process_is_not() {
@@ -110,16 +94,63 @@ mod tests {
         let address = bytes.as_mut_ptr() as u64;
         let mut out = [0; 6];
         assert_eq!(owner.read(address, &mut out), Err(Unreachable));
-        owner.set(std::process::id() as i32).unwrap();
+        owner.set(credentials(std::process::id()));
         owner.read(address, &mut out).unwrap();
         assert_eq!(&out, b"before");
         owner.write(address, b"after!").unwrap();
         assert_eq!(&std::hint::black_box(bytes), b"after!");
-        assert_eq!(owner.read(8, &mut out), Err(Unreachable));
+        for wrong in [8, u64::MAX, u64::MAX - 8, 1 << 63] {
+            assert_eq!(owner.read(wrong, &mut out), Err(Unreachable));
+        }
 
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        owner.set(child.id() as i32).unwrap();
+        let mut child = Command::new("true").spawn().unwrap();
+        owner.set(credentials(child.id()));
         child.wait().unwrap();
         assert_eq!(owner.read(address, &mut out), Err(Unreachable));
+    }
+
+    /// A shell that waits for a line and then becomes another program, which does the same.
+    fn becomes_another() -> Child {
+        let script = "echo ready; read line; exec sh -c 'echo ready; read line'";
+        let mut shell = Command::new("sh");
+        let piped = shell.args(["-c", script]).stdin(Stdio::piped());
+        piped.stdout(Stdio::piped()).spawn().unwrap()
+    }
+
+    fn stack(pid: u32) -> u64 {
+        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+        let line = maps.lines().find(|line| line.ends_with("[stack]")).unwrap();
+        let end = line.split(['-', ' ']).nth(1).unwrap();
+        u64::from_str_radix(end, 16).unwrap() - 64
+    }
+
+    #[test]
+    fn what_a_process_executes_is_out_of_reach() {
+        let mut child = becomes_another();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut input = child.stdin.take().unwrap();
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        let owner = Owner::default();
+        owner.set(credentials(child.id()));
+        let mut bytes = [0; 8];
+        owner.read(stack(child.id()), &mut bytes).unwrap();
+
+        writeln!(input).unwrap();
+        output.read_line(&mut line).unwrap();
+        let there = stack(child.id());
+        assert_eq!(owner.read(there, &mut bytes), Err(Unreachable));
+        assert_eq!(owner.write(there, &[1; 8]), Err(Unreachable));
+        writeln!(input).unwrap();
+        assert!(child.wait().unwrap().success(), "nothing was written there");
+    }
+
+    #[test]
+    fn a_process_of_another_user_is_not_the_one_that_asked() {
+        let owner = Owner::default();
+        let mut asker = credentials(std::process::id());
+        asker.uid += 1;
+        owner.set(asker);
+        assert!(!owner.is_visible());
     }
 }

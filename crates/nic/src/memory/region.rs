@@ -109,6 +109,11 @@ impl Region {
         })
     }
 
+    /// How many pieces it has.
+    pub fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
     /// Gives the region other rights, which its memory must allow.
     pub fn set_access(&mut self, access: Access) -> Result<(), Refused> {
         check_access(access, self.start)?;
@@ -317,7 +322,7 @@ fn piece(
             if !owner.is_visible() {
                 return Err(Refused::new(
                     libc::EOPNOTSUPP,
-                    "the RNIC cannot see the process whose memory this is: it runs in another PID namespace",
+                    "the RNIC cannot reach the memory of this process: it runs in another PID namespace, or may not be looked into",
                 ));
             }
             Place::Process { address: start }

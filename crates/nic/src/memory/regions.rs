@@ -176,7 +176,7 @@ mod tests {
     use rustix::fs::MemfdFlags;
     use verbatim_device::control::{Backing, Segment};
 
-    use super::super::{Mappings, Owner, Registration};
+    use super::super::{Account, Mappings, Owner, Registration};
     use super::*;
 
     const PAGE: u64 = 4096;
@@ -193,9 +193,10 @@ mod tests {
         fn new() -> Self {
             let file = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
             rustix::fs::ftruncate(&file, 16 * PAGE).unwrap();
+            let account = || Rc::new(Account::new("this test", 64, 1 << 30));
             Self {
                 file: [file],
-                mappings: Mappings::default(),
+                mappings: Mappings::new(account(), account()),
                 owner: Rc::default(),
             }
         }

@@ -1,10 +1,13 @@
 //! Opening a context, and taking over one that was handed over.
 
+use std::rc::Rc;
+
 use verbatim_device::control::{AsyncEvent, Reply, VERSION};
 
 use super::{Asker, Desk};
 use crate::context::Context;
 use crate::error::Refused;
+use crate::memory::{Account, Mappings};
 use crate::outbox::Outbox;
 
 /// Longest name of a context in bytes.
@@ -46,7 +49,10 @@ impl Desk<'_> {
         }
         let arena_bytes = self.device.limits.arena_bytes;
         let events = events(asker)?;
-        let mut context = Context::new(name, arena_bytes, asker.credentials)?;
+        let most = &self.device.limits.per_program;
+        let account = Account::new("this program", most.max_mappings, most.max_mapped_bytes);
+        let mappings = Mappings::new(Rc::new(account), Rc::clone(&self.objects.mapped));
+        let mut context = Context::new(name, arena_bytes, mappings, asker.credentials)?;
         context.events = events;
         tracing::debug!(
             id = asker.id,
@@ -67,7 +73,7 @@ impl Desk<'_> {
         }
         let events = events(asker)?;
         let context = asker.context.as_mut().expect("it was just there");
-        context.set_owner(asker.credentials)?;
+        context.set_owner(asker.credentials);
         if let Some(earlier) = std::mem::replace(&mut context.events, events) {
             self.poller.remove(&earlier);
         }

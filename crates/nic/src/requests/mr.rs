@@ -22,6 +22,7 @@ impl Desk<'_> {
             "memory regions",
         )?;
         let region = Region::new(wanted, &mut context.mappings, &context.owner)?;
+        let pieces = self.pieces_with(&region, 0, context)?;
         let key = self
             .objects
             .shared
@@ -30,6 +31,7 @@ impl Desk<'_> {
             .ok_or_else(|| Refused::new(libc::ENOMEM, "no memory region is left"))?;
         self.use_pd(wanted.pd, wanted.context)?.users += 1;
         context.regions.insert(key);
+        context.pieces = pieces;
         Ok(Reply::Mr { lkey: key, rkey: key })
     }
 
@@ -47,6 +49,7 @@ impl Desk<'_> {
     ) -> Result<Reply, Refused> {
         let region = self.own_region(key, context)?;
         let (earlier_pd, earlier_access) = (region.pd, region.access);
+        let earlier_pieces = region.pieces();
         let new_pd = pd.unwrap_or(earlier_pd);
         self.use_pd(new_pd, id)?;
         let access = access.unwrap_or(earlier_access);
@@ -63,6 +66,7 @@ impl Desk<'_> {
                     fds,
                 };
                 let anew = Region::new(&wanted, &mut context.mappings, &context.owner)?;
+                context.pieces = self.pieces_with(&anew, earlier_pieces, context)?;
                 *self.own_region(key, context)? = anew;
             }
             None => {
@@ -77,10 +81,28 @@ impl Desk<'_> {
     }
 
     pub(super) fn dereg_mr(&mut self, key: u32, context: &mut Context) -> Result<Reply, Refused> {
-        self.own_region(key, context)?;
+        let pieces = self.own_region(key, context)?.pieces();
+        context.pieces -= pieces;
         context.regions.remove(&key);
         self.objects.remove_region(key);
         Ok(Reply::Done)
+    }
+
+    /// How many pieces the context's regions have with that one, in place of one with `earlier` pieces.
+    fn pieces_with(&self, region: &Region, earlier: usize, context: &Context) -> Result<usize, Refused> {
+        let others = context.pieces - earlier;
+        let most = self.device.limits.per_program.max_mr_pieces;
+        let all = others + region.pieces();
+        match all <= most as usize {
+            true => Ok(all),
+            false => Err(Refused::new(
+                libc::ENOMEM,
+                format!(
+                    "{} pieces: this program's memory regions have {others}, and may have {most}",
+                    region.pieces()
+                ),
+            )),
+        }
     }
 
     /// The region, if the context has it and no window is bound to it.

@@ -237,7 +237,7 @@ impl Program {
         }
     }
 
-    /// Memory that the RNIC reaches with process_vm_readv.
+    /// Memory that the RNIC reaches through the process.
     pub fn private(&self, bytes: u64, access: Access) -> Memory {
         let private = vec![0; bytes as usize];
         let address = private.as_ptr() as u64;

@@ -176,6 +176,7 @@ impl Qp {
             });
         }
         let qpn = control.physical_qpn();
+        let numbers = context.numbers.lock();
         context.destroy_physically(|device| device.destroy_qp(qpn))?;
         if let (Some(standby), Ok(device)) = (control.standby.take(), context.device()) {
             standby.destroy(&*device);
@@ -195,6 +196,7 @@ impl Qp {
             queue.purge(self.number());
             queue.remove_owner(qpn);
         }
+        drop(numbers);
         drop(control);
         if context.is_movable() {
             process.registry.lock().qps.remove(&self.number());

@@ -138,6 +138,7 @@ impl Qp {
 
     /// Completions with that physical number are this queue pair's.
     pub(crate) fn own(&self, physical_qpn: u32) {
+        let _numbers = self.context.numbers.lock();
         for cq in self.cqs() {
             cq.queue
                 .lock()

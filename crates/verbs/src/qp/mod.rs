@@ -14,6 +14,8 @@
 mod control;
 mod create;
 mod intercept;
+#[cfg(test)]
+mod number_tests;
 mod recv;
 mod send;
 mod shadow;

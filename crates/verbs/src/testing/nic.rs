@@ -54,6 +54,19 @@ struct State {
     lines: Vec<(u8, OwnedFd)>,
     /// Requests that are refused room although there is: slots that the RNIC frees late.
     late_room: u32,
+    /// Devices whose contexts cannot be moved.
+    immovable: HashSet<u8>,
+    /// Done once the next queue pair is gone at its device, before its destroyer hears of it.
+    on_destroy: Option<Hook>,
+}
+
+/// Something to be done in the middle of something else.
+struct Hook(Box<dyn FnOnce() + Send>);
+
+impl std::fmt::Debug for Hook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hook")
+    }
 }
 
 /// All RNICs.
@@ -249,6 +262,16 @@ impl World {
         self.0.lock().late_room = looks;
     }
 
+    /// From now on, contexts that are opened on the device cannot be moved.
+    pub fn pin(&self, device: u8) {
+        self.0.lock().immovable.insert(device);
+    }
+
+    /// Has something done when the next queue pair is gone at its device, before its destroyer hears of it.
+    pub fn on_destroy(&self, hook: impl FnOnce() + Send + 'static) {
+        self.0.lock().on_destroy = Some(Hook(Box::new(hook)));
+    }
+
     /// Requests that the RNICs have not finished.
     pub fn unfinished(&self) -> usize {
         self.0.lock().qps.values().map(|qp| qp.sends.len()).sum()
@@ -265,6 +288,11 @@ impl Device for FakeDevice {
             connection: None,
             events: Some(self.events.fd()),
         }
+    }
+
+    fn blocker(&self) -> Option<String> {
+        let immovable = self.world.0.lock().immovable.contains(&self.id);
+        immovable.then(|| format!("device {} cannot be moved", self.id))
     }
 
     fn is_gone(&self) -> bool {
@@ -400,8 +428,14 @@ impl Device for FakeDevice {
     }
 
     fn destroy_qp(&self, qpn: u32) -> Result<(), VerbsError> {
-        let gone = self.world.0.lock().qps.remove(&(self.id, qpn));
+        let mut state = self.world.0.lock();
+        let gone = state.qps.remove(&(self.id, qpn));
         assert!(gone.is_some(), "queue pair {qpn} is destroyed once");
+        let hook = state.on_destroy.take();
+        drop(state);
+        if let Some(Hook(hook)) = hook {
+            hook();
+        }
         Ok(())
     }
 
