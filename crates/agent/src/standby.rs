@@ -12,8 +12,8 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use verbatim_channel::{
-    ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, ContextRecord, Endpoint, KeyPair, MrRecord,
-    QpRecord,
+    ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, ClaimedSrq, ContextRecord, Endpoint, KeyPair,
+    MrRecord, QpRecord,
 };
 use verbatim_device::control::{
     self, AddressVector, Backing, QpAttr, QpAttrMask, QpState, Reply, Request, Segment,
@@ -89,6 +89,7 @@ impl StandbyContext {
             pds: Vec::new(),
             mrs: Vec::new(),
             cqs: Vec::new(),
+            srqs: Vec::new(),
             qps: Vec::new(),
         };
         let mut this = Self {
@@ -139,8 +140,32 @@ impl StandbyContext {
                 offset,
             });
         }
+        let mut srqs = HashMap::new();
+        for srq in &record.srqs {
+            let request = Request::CreateSrq {
+                pd: *pds
+                    .get(&srq.pd)
+                    .context("a shared receive queue without its PD")?,
+                attr: srq.attr,
+            };
+            let Reply::Srq {
+                srq: physical_srq,
+                attr,
+                offset,
+            } = this.call(&request, &[])?
+            else {
+                bail!(confused())
+            };
+            srqs.insert(srq.srq, physical_srq);
+            this.claimed.srqs.push(ClaimedSrq {
+                srq: srq.srq,
+                physical_srq,
+                attr,
+                offset,
+            });
+        }
         for qp in &record.qps {
-            this.create_qp(qp, &pds, &cqs)?;
+            this.create_qp(qp, &pds, &cqs, &srqs)?;
         }
         Ok(this)
     }
@@ -204,15 +229,17 @@ impl StandbyContext {
         qp: &QpRecord,
         pds: &HashMap<u32, u32>,
         cqs: &HashMap<u32, u32>,
+        srqs: &HashMap<u32, u32>,
     ) -> anyhow::Result<()> {
-        let missing = "a queue pair without its PD or CQ";
+        let missing = "a queue pair without its PD, CQ or SRQ";
+        let srq = qp.srq.map(|srq| srqs.get(&srq).copied().context(missing));
         let request = Request::CreateQp {
             pd: *pds.get(&qp.pd).context(missing)?,
             send_cq: *cqs.get(&qp.send_cq).context(missing)?,
             recv_cq: *cqs.get(&qp.recv_cq).context(missing)?,
             qp_type: qp.qp_type,
             cap: qp.cap,
-            srq: None,
+            srq: srq.transpose()?,
         };
         let Reply::Qp {
             qpn: physical_qpn,

@@ -1,7 +1,7 @@
 //! What an agent asks of a guest library, and what it answers.
 
 use serde::{Deserialize, Serialize};
-use verbatim_device::control::QpCap;
+use verbatim_device::control::{QpCap, SrqAttr};
 
 /// The first message on a connection.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -108,6 +108,8 @@ pub struct ClaimedContext {
     pub mrs: Vec<ClaimedMr>,
     /// Completion queues.
     pub cqs: Vec<ClaimedCq>,
+    /// Shared receive queues.
+    pub srqs: Vec<ClaimedSrq>,
     /// Queue pairs.
     pub qps: Vec<ClaimedQp>,
 }
@@ -141,6 +143,19 @@ pub struct ClaimedCq {
     pub physical_cq: u32,
     /// How many entries it has.
     pub entries: u32,
+    /// Where in the new arena it is.
+    pub offset: u64,
+}
+
+/// The new shared receive queue.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct ClaimedSrq {
+    /// As in the road map.
+    pub srq: u32,
+    /// The RNIC's number.
+    pub physical_srq: u32,
+    /// Its limits, at least those of the old one.
+    pub attr: SrqAttr,
     /// Where in the new arena it is.
     pub offset: u64,
 }

@@ -3,7 +3,7 @@
 //! Destroyed objects are not in it. All numbers are virtual unless the field says otherwise.
 
 use serde::{Deserialize, Serialize};
-use verbatim_device::control::{Access, QpAttr, QpCap, QpType};
+use verbatim_device::control::{Access, QpAttr, QpCap, QpType, SrqAttr};
 
 use crate::Endpoint;
 
@@ -31,6 +31,8 @@ pub struct ContextRecord {
     pub mrs: Vec<MrRecord>,
     /// Completion queues.
     pub cqs: Vec<CqRecord>,
+    /// Shared receive queues.
+    pub srqs: Vec<SrqRecord>,
     /// Queue pairs.
     pub qps: Vec<QpRecord>,
 }
@@ -83,6 +85,17 @@ pub struct CqRecord {
     pub entries: u32,
 }
 
+/// A shared receive queue.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SrqRecord {
+    /// Its number within the context.
+    pub srq: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// Its limits as the program was given them. The one that is armed is not part of it: whoever claims the queue arms it.
+    pub attr: SrqAttr,
+}
+
 /// A queue pair.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct QpRecord {
@@ -94,6 +107,8 @@ pub struct QpRecord {
     pub send_cq: u32,
     /// Where receive completions go.
     pub recv_cq: u32,
+    /// Where RECVs come from, if not from an own queue.
+    pub srq: Option<u32>,
     /// The transport.
     pub qp_type: QpType,
     /// What the program was given.

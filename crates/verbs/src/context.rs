@@ -185,6 +185,11 @@ impl Context {
         }
     }
 
+    /// Its shared receive queues, by number.
+    pub(crate) fn srqs(&self) -> Vec<Arc<Srq>> {
+        self.objects.lock().srqs.values().cloned().collect()
+    }
+
     /// The keys' translation, if this context has moved.
     pub(crate) fn moved_keys(&self) -> Option<Arc<KeyTable>> {
         self.objects.lock().moved.then(|| self.lkeys.clone())
@@ -308,7 +313,7 @@ impl Context {
             cq.queue.lock().detach();
         }
         for srq in objects.srqs.values() {
-            srq.detach();
+            srq.close();
         }
         for mr in objects.mrs.values() {
             mr.give_pages_back(&self.process);

@@ -3,8 +3,8 @@
 //! The objects are the record; nothing is kept beside them. A version counts every change, so that the agent can see
 //! whether what it was told still holds.
 
-use verbatim_channel::{ContextRecord, CqRecord, PdRecord, QpRecord, RoadMap};
-use verbatim_device::control::{QpState, QpType};
+use verbatim_channel::{ContextRecord, CqRecord, PdRecord, QpRecord, RoadMap, SrqRecord};
+use verbatim_device::control::{QpState, QpType, SrqAttr};
 use verbatim_seqpacket::MAX_FDS;
 
 use crate::context::Context;
@@ -53,6 +53,15 @@ fn describe_context(context: &Context, blockers: &mut Vec<String>) -> Result<Con
         entries: cq.entries(),
     });
     let cqs = cqs.collect();
+    let srqs = objects.srqs.values().map(|srq| SrqRecord {
+        srq: srq.number(),
+        pd: srq.pd().number(),
+        attr: SrqAttr {
+            limit: 0,
+            ..*srq.attr()
+        },
+    });
+    let srqs = srqs.collect();
     let live: Vec<_> = objects.qps.values().cloned().collect();
     drop(objects);
 
@@ -76,6 +85,7 @@ fn describe_context(context: &Context, blockers: &mut Vec<String>) -> Result<Con
         pds,
         mrs,
         cqs,
+        srqs,
         qps,
     })
 }
@@ -97,7 +107,6 @@ fn blockers_of(context: &Context) -> Vec<String> {
     let counts = [
         (of_type(QpType::Uc), "UC queue pairs"),
         (of_type(QpType::Ud), "UD queue pairs"),
-        (objects.srqs.len(), "shared receive queues"),
         (objects.ahs.len(), "address handles"),
         (objects.mws.len(), "memory windows"),
         (objects.dms.len(), "allocations of on-chip memory"),
@@ -116,6 +125,7 @@ fn describe_qp(qp: &Qp) -> Result<QpRecord, VerbsError> {
         pd: qp.pd().number(),
         send_cq: qp.send_cq().number(),
         recv_cq: qp.recv_cq().number(),
+        srq: qp.srq().map(|srq| srq.number()),
         qp_type: qp.qp_type(),
         cap: *qp.cap(),
         attr,

@@ -119,11 +119,13 @@ pub fn road_map() -> RoadMap {
             }],
         }],
         cqs: vec![CqRecord { cq: 1, entries: 16 }],
+        srqs: Vec::new(),
         qps: vec![QpRecord {
             qpn: 17,
             pd: 1,
             send_cq: 1,
             recv_cq: 1,
+            srq: None,
             qp_type: QpType::Rc,
             cap,
             attr: QpAttr::default(),

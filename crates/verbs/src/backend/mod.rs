@@ -218,6 +218,11 @@ pub trait Device: Send + Sync + std::fmt::Debug {
         unsupported("create_srq")
     }
 
+    /// From now on the RNIC takes no packet in, and completes nothing that has not arrived: what can be seen now is all that
+    /// there will be before [`Self::park`].
+    fn deafen(&self) -> Result<(), VerbsError> {
+        Ok(())
+    }
     /// Lets go of everything but the connection that keeps the physical objects alive, and gives that. All ends must
     /// have been dropped.
     fn park(self: Arc<Self>) -> Result<Parked, VerbsError>;

@@ -4,4 +4,4 @@ mod nic;
 mod story;
 
 pub use nic::World;
-pub use story::{Migration, Story, buffer};
+pub use story::{Migration, Shape, Story, buffer};

@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rustix::net::SendFlags;
-use verbatim_device::control::{AsyncEvent, DeviceAttr, Gid, PortAttr, QpAttr, QpAttrMask, QpState, SrqAttr};
+use verbatim_device::control::{
+    AsyncEvent, AsyncEventType, DeviceAttr, Gid, PortAttr, QpAttr, QpAttrMask, QpState, SrqAttr,
+};
 use verbatim_device::layout::{Cqe, SEND_SIGNALED, SEND_SOLICITED, SendWqe, Sge};
 use verbatim_device::ring::{Armed, Body};
 
@@ -39,12 +41,18 @@ struct FakeQp {
 }
 
 #[derive(Debug, Default)]
+struct FakeSrq {
+    recvs: VecDeque<u64>,
+    attr: SrqAttr,
+}
+
+#[derive(Debug, Default)]
 struct State {
     qps: BTreeMap<Name, FakeQp>,
     cqs: HashMap<Name, VecDeque<Cqe>>,
     keys: HashSet<Name>,
     next: HashMap<u8, u32>,
-    srqs: HashMap<Name, VecDeque<u64>>,
+    srqs: HashMap<Name, FakeSrq>,
     /// Armed completion queues, and whether for any completion.
     armed: HashMap<Name, bool>,
     channels: HashMap<Name, Arc<SoftChannel>>,
@@ -96,14 +104,12 @@ impl State {
                 return false;
             }
             let recv_cq = peer_qp.recv_cq;
-            let recvs = match peer_qp.srq {
-                None => &mut peer_qp.recvs,
-                Some(srq) => self
-                    .srqs
-                    .get_mut(&srq)
-                    .expect("a queue pair's shared receive queue"),
+            let srq = peer_qp.srq;
+            let taken = match srq {
+                None => peer_qp.recvs.pop_front(),
+                Some(srq) => self.pop_shared(srq),
             };
-            let Some(wr_id) = recvs.pop_front() else {
+            let Some(wr_id) = taken else {
                 return false;
             };
             self.complete(
@@ -144,6 +150,31 @@ impl State {
             self.armed.remove(&cq);
             let channel = self.channel_of.get(&cq).and_then(|name| self.channels.get(name));
             channel.expect("the channel of an armed queue").inject(cq.1);
+        }
+    }
+
+    fn pop_shared(&mut self, name: Name) -> Option<u64> {
+        let srq = self
+            .srqs
+            .get_mut(&name)
+            .expect("a queue pair's shared receive queue");
+        let wr_id = srq.recvs.pop_front()?;
+        if (srq.recvs.len() as u32) < srq.attr.limit {
+            srq.attr.limit = 0;
+            let event = AsyncEvent {
+                event: AsyncEventType::SrqLimitReached,
+                object: name.1,
+            };
+            self.tell(name.0, event);
+        }
+        Some(wr_id)
+    }
+
+    fn tell(&self, device: u8, event: AsyncEvent) {
+        let message = postcard::to_stdvec(&event).expect("an event");
+        for (_, line) in self.lines.iter().filter(|(id, _)| *id == device) {
+            // A line that a parked device had is nobody's.
+            let _ = rustix::net::send(line, &message, SendFlags::NOSIGNAL);
         }
     }
 
@@ -237,11 +268,7 @@ impl World {
 
     /// A device tells of an event.
     pub fn tell(&self, device: u8, event: AsyncEvent) {
-        let message = postcard::to_stdvec(&event).expect("an event");
-        let state = self.0.lock();
-        for (_, line) in state.lines.iter().filter(|(id, _)| *id == device) {
-            rustix::net::send(line, &message, SendFlags::NOSIGNAL).expect("someone listens");
-        }
+        self.0.lock().tell(device, event);
     }
 
     /// For the next `looks` looks, send queues say that they have no room.
@@ -296,12 +323,31 @@ impl Device for FakeDevice {
     fn create_srq(&self, _: u32, attr: &SrqAttr) -> Result<SrqPlace, VerbsError> {
         let mut state = self.world.0.lock();
         let srq = state.number(self.id);
-        state.srqs.insert((self.id, srq), VecDeque::new());
+        let made = FakeSrq {
+            recvs: VecDeque::new(),
+            attr: *attr,
+        };
+        state.srqs.insert((self.id, srq), made);
         Ok(SrqPlace {
             srq,
             attr: *attr,
             offset: 0,
         })
+    }
+
+    fn modify_srq(&self, srq: u32, limit: u32) -> Result<(), VerbsError> {
+        let mut state = self.world.0.lock();
+        state
+            .srqs
+            .get_mut(&(self.id, srq))
+            .expect("a live queue")
+            .attr
+            .limit = limit;
+        Ok(())
+    }
+
+    fn query_srq(&self, srq: u32) -> Result<SrqAttr, VerbsError> {
+        Ok(self.world.0.lock().srqs[&(self.id, srq)].attr)
     }
 
     fn destroy_srq(&self, srq: u32) -> Result<(), VerbsError> {
@@ -550,7 +596,7 @@ impl RecvRing for FakeSrqEnd {
         let mut state = self.0.world.0.lock();
         FakeEnd::check_keys(&state, self.0.name, sges);
         let srq = state.srqs.get_mut(&self.0.name).expect("a live queue");
-        srq.push_back(wr_id);
+        srq.recvs.push_back(wr_id);
     }
 
     fn publish(&mut self) -> Result<(), Refused> {

@@ -190,6 +190,7 @@ impl Replacement {
                 }],
                 mrs,
                 cqs,
+                srqs: Vec::new(),
                 qps,
             },
             connection,

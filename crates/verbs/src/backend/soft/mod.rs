@@ -403,6 +403,10 @@ impl Device for SoftDevice {
         Ok(Box::new(SoftRecvs::new(self.arena.clone(), end)))
     }
 
+    fn deafen(&self) -> Result<(), VerbsError> {
+        self.call_done("park_context", &Request::ParkContext)
+    }
+
     fn park(self: Arc<Self>) -> Result<Parked, VerbsError> {
         let held = |object: &str, users: usize| VerbsError::Busy {
             object: object.to_owned(),
@@ -410,7 +414,7 @@ impl Device for SoftDevice {
         };
         let device =
             Arc::try_unwrap(self).map_err(|device| held("the device", Arc::strong_count(&device)))?;
-        device.call_done("park_context", &Request::ParkContext)?;
+        device.deafen()?;
         let Self {
             connection, arena, ..
         } = device;
