@@ -30,11 +30,11 @@ mod road_map;
 pub use gate::Gate;
 pub use message::{recv, send};
 pub use orders::{
-    Answer, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, ClaimedSrq, Endpoint, Greeting,
-    KeyPair, Order, QpCount, Resolved, Scope, StandbyPeer, StandbyQp,
+    Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, ClaimedSrq, Endpoint,
+    Greeting, KeyPair, Order, QpCount, Resolved, Scope, StandbyPeer, StandbyQp,
 };
 pub use road_map::{
-    ContextRecord, CqRecord, MrRecord, PdRecord, QpRecord, RoadMap, SegmentRecord, SrqRecord,
+    ChannelRecord, ContextRecord, CqRecord, MrRecord, PdRecord, QpRecord, RoadMap, SegmentRecord, SrqRecord,
 };
 
 /// The version of this contract; both sides refuse another one.

@@ -106,6 +106,8 @@ pub struct ClaimedContext {
     pub pds: Vec<ClaimedPd>,
     /// Memory regions.
     pub mrs: Vec<ClaimedMr>,
+    /// Completion channels.
+    pub channels: Vec<ClaimedChannel>,
     /// Completion queues.
     pub cqs: Vec<ClaimedCq>,
     /// Shared receive queues.
@@ -132,6 +134,15 @@ pub struct ClaimedMr {
     pub physical_lkey: u32,
     /// The RNIC's remote key.
     pub physical_rkey: u32,
+}
+
+/// The new number of a completion channel.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct ClaimedChannel {
+    /// As in the road map.
+    pub channel: u32,
+    /// The RNIC's.
+    pub physical_channel: u32,
 }
 
 /// The new completion queue.

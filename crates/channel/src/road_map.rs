@@ -29,6 +29,8 @@ pub struct ContextRecord {
     pub pds: Vec<PdRecord>,
     /// Memory regions.
     pub mrs: Vec<MrRecord>,
+    /// Completion channels.
+    pub channels: Vec<ChannelRecord>,
     /// Completion queues.
     pub cqs: Vec<CqRecord>,
     /// Shared receive queues.
@@ -76,6 +78,13 @@ pub struct SegmentRecord {
     pub offset: Option<u64>,
 }
 
+/// A completion channel.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ChannelRecord {
+    /// Its number within the context.
+    pub channel: u32,
+}
+
 /// A completion queue.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CqRecord {
@@ -83,6 +92,8 @@ pub struct CqRecord {
     pub cq: u32,
     /// How many entries it has.
     pub entries: u32,
+    /// Where its events go, if anywhere. They say `cq`.
+    pub channel: Option<u32>,
 }
 
 /// A shared receive queue.

@@ -73,6 +73,7 @@ pub(crate) struct Objects {
     pub channels: BTreeMap<u32, Arc<CompChannel>>,
     next_pd: u32,
     next_cq: u32,
+    pub next_channel: u32,
     pub next_srq: u32,
     /// Keys are translated, since the context has moved.
     pub moved: bool,
@@ -251,20 +252,17 @@ impl Context {
             ));
         }
         let device = self.device()?;
-        let place = device.create_cq(entries, channel.map(|channel| channel.number()))?;
-        let ring = device.cq_end(&place)?;
         let mut objects = self.objects.lock();
         objects.next_cq += 1;
-        let cq = Arc::new(Cq::new(
-            self.clone(),
-            objects.next_cq,
-            place,
-            ring,
-            channel.cloned(),
-        ));
+        let number = objects.next_cq;
+        drop(objects);
+        let place = device.create_cq(entries, channel.map(|channel| (channel.physical(), number)))?;
+        let ring = device.cq_end(&place)?;
+        let cq = Arc::new(Cq::new(self.clone(), number, place, ring, channel.cloned()));
         if let Some(channel) = channel {
-            channel.add(place.cq, &cq);
+            channel.add(&cq);
         }
+        let mut objects = self.objects.lock();
         objects.cqs.insert(cq.number(), cq.clone());
         self.process.changed();
         Ok(cq)
@@ -278,16 +276,15 @@ impl Context {
         let removed = objects.cqs.remove(&cq.number());
         let removed = removed.ok_or_else(|| VerbsError::Gone { object: object() })?;
         drop(objects);
-        // First: the RNIC may give the next queue the same number.
         if let Some(channel) = cq.channel() {
-            channel.remove(cq.physical());
+            channel.remove(cq);
         }
         let outcome = self.destroy_physically(|device| device.destroy_cq(cq.physical()));
         match outcome {
-            Ok(()) => cq.queue.lock().detach(),
+            Ok(()) => _ = cq.queue.lock().detach(),
             Err(_) => {
                 if let Some(channel) = cq.channel() {
-                    channel.add(cq.physical(), &removed);
+                    channel.add(&removed);
                 }
                 self.objects.lock().cqs.insert(cq.number(), removed);
             }
@@ -310,7 +307,7 @@ impl Context {
             qp.detach();
         }
         for cq in objects.cqs.values() {
-            cq.queue.lock().detach();
+            _ = cq.queue.lock().detach();
         }
         for srq in objects.srqs.values() {
             srq.close();

@@ -3,7 +3,7 @@
 //! The objects are the record; nothing is kept beside them. A version counts every change, so that the agent can see
 //! whether what it was told still holds.
 
-use verbatim_channel::{ContextRecord, CqRecord, PdRecord, QpRecord, RoadMap, SrqRecord};
+use verbatim_channel::{ChannelRecord, ContextRecord, CqRecord, PdRecord, QpRecord, RoadMap, SrqRecord};
 use verbatim_device::control::{QpState, QpType, SrqAttr};
 use verbatim_seqpacket::MAX_FDS;
 
@@ -48,9 +48,14 @@ fn describe_context(context: &Context, blockers: &mut Vec<String>) -> Result<Con
     let objects = context.objects.lock();
     let pds = objects.pds.keys().map(|pd| PdRecord { pd: *pd }).collect();
     let mrs = objects.mrs.values().map(|mr| mr.describe()).collect();
+    let channels = objects.channels.keys();
+    let channels = channels
+        .map(|channel| ChannelRecord { channel: *channel })
+        .collect();
     let cqs = objects.cqs.values().map(|cq| CqRecord {
         cq: cq.number(),
         entries: cq.entries(),
+        channel: cq.channel().map(|channel| channel.number()),
     });
     let cqs = cqs.collect();
     let srqs = objects.srqs.values().map(|srq| SrqRecord {
@@ -84,6 +89,7 @@ fn describe_context(context: &Context, blockers: &mut Vec<String>) -> Result<Con
         id: context.id(),
         pds,
         mrs,
+        channels,
         cqs,
         srqs,
         qps,
@@ -110,7 +116,6 @@ fn blockers_of(context: &Context) -> Vec<String> {
         (objects.ahs.len(), "address handles"),
         (objects.mws.len(), "memory windows"),
         (objects.dms.len(), "allocations of on-chip memory"),
-        (objects.channels.len(), "completion channels"),
     ];
     let used = counts.into_iter().filter(|(count, _)| *count > 0);
     let used = used.map(|(count, what)| format!("{what} cannot be moved yet; the program has {count}"));

@@ -118,7 +118,12 @@ pub fn road_map() -> RoadMap {
                 offset: Some(0),
             }],
         }],
-        cqs: vec![CqRecord { cq: 1, entries: 16 }],
+        cqs: vec![CqRecord {
+            cq: 1,
+            entries: 16,
+            channel: None,
+        }],
+        channels: Vec::new(),
         srqs: Vec::new(),
         qps: vec![QpRecord {
             qpn: 17,

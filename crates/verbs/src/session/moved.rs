@@ -165,7 +165,7 @@ fn let_go(context: &Context) -> Result<Parked, VerbsError> {
 fn detach(context: &Context) {
     let objects = context.objects.lock();
     for cq in objects.cqs.values() {
-        cq.queue.lock().detach();
+        cq.lose_ring();
     }
     for qp in objects.qps.values() {
         qp.detach();
@@ -256,6 +256,14 @@ fn renumber(
     let missing = |what: &str, number: u32| SessionError::Claim(format!("nothing for {what} {number:#x}"));
     let mut objects = context.objects.lock();
     objects.moved = true;
+    for channel in objects.channels.values() {
+        let found = replacement
+            .channels
+            .iter()
+            .find(|claimed| claimed.channel == channel.number());
+        let found = found.ok_or_else(|| missing("completion channel", channel.number()))?;
+        channel.attach(&*context.device()?, found.physical_channel)?;
+    }
     for pd in objects.pds.values() {
         let found = replacement.pds.iter().find(|claimed| claimed.pd == pd.number());
         let found = found.ok_or_else(|| missing("protection domain", pd.number()))?;
@@ -304,11 +312,10 @@ fn renumber(
 fn put_in(ends: NewEnds, moved: bool) {
     for (cq, place, ring) in ends.cqs {
         *cq.place.lock() = place;
-        let mut queue = cq.queue.lock();
         if moved {
-            queue.clear_owners();
+            cq.queue.lock().clear_owners();
         }
-        queue.attach(ring);
+        cq.take_ring(ring);
     }
     for (qp, place, QpEnds { send, recv }) in ends.qps {
         qp.control.lock().place = place;

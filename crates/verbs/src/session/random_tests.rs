@@ -213,7 +213,7 @@ proptest! {
     #[test]
     fn each_request_completes_once_and_in_order(srq: bool, acts in prop::collection::vec(act(), 1..120)) {
         let mut run = Run {
-            story: Story::with(Shape { srq }),
+            story: Story::with(Shape { srq, channel: false }),
             logs: Default::default(),
             migration: None,
             next: 0,

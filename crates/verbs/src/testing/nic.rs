@@ -9,7 +9,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rustix::net::SendFlags;
 use verbatim_device::control::{
-    AsyncEvent, AsyncEventType, DeviceAttr, Gid, PortAttr, QpAttr, QpAttrMask, QpState, SrqAttr,
+    AsyncEvent, AsyncEventType, CompletionEvent, DeviceAttr, Gid, PortAttr, QpAttr, QpAttrMask, QpState,
+    SrqAttr,
 };
 use verbatim_device::layout::{Cqe, SEND_SIGNALED, SEND_SOLICITED, SendWqe, Sge};
 use verbatim_device::ring::{Armed, Body};
@@ -55,9 +56,10 @@ struct State {
     srqs: HashMap<Name, FakeSrq>,
     /// Armed completion queues, and whether for any completion.
     armed: HashMap<Name, bool>,
-    channels: HashMap<Name, Arc<SoftChannel>>,
-    /// Which channel a completion queue's events go to.
-    channel_of: HashMap<Name, Name>,
+    /// What is told of events.
+    channels: HashMap<Name, OwnedFd>,
+    /// Which channel a completion queue's events go to, and what they say.
+    channel_of: HashMap<Name, (Name, u32)>,
     /// What the RNICs hold of each opened device: while it is there, so are they.
     lines: Vec<(u8, OwnedFd)>,
     /// Requests that are refused room although there is: slots that the RNIC frees late.
@@ -148,8 +150,10 @@ impl State {
         let wanted = |any: &bool| *any || cqe.solicited != 0 || cqe.status != 0;
         if self.armed.get(&cq).is_some_and(wanted) {
             self.armed.remove(&cq);
-            let channel = self.channel_of.get(&cq).and_then(|name| self.channels.get(name));
-            channel.expect("the channel of an armed queue").inject(cq.1);
+            let (channel, event) = self.channel_of[&cq];
+            let message = postcard::to_stdvec(&CompletionEvent { cq: event }).expect("an event");
+            rustix::net::send(&self.channels[&channel], &message, SendFlags::NOSIGNAL)
+                .expect("there is room");
         }
     }
 
@@ -310,9 +314,19 @@ impl Device for FakeDevice {
         let mut state = self.world.0.lock();
         let number = state.number(self.id);
         let (ours, theirs) = SoftChannel::pair()?;
-        let channel = Arc::new(SoftChannel::new(number, ours, theirs));
-        state.channels.insert((self.id, number), channel.clone());
-        Ok(channel)
+        let line = theirs.try_clone().expect("a descriptor");
+        state.channels.insert((self.id, number), line);
+        Ok(Arc::new(SoftChannel::new(number, ours, theirs)))
+    }
+
+    fn attach_comp_channel(&self, number: u32, channel: &dyn EventChannel) -> Result<(), VerbsError> {
+        let line = channel.line().expect("a socket").try_clone_to_owned();
+        let mut state = self.world.0.lock();
+        let earlier = state
+            .channels
+            .insert((self.id, number), line.expect("a descriptor"));
+        assert!(earlier.is_some(), "a live channel");
+        Ok(())
     }
 
     fn destroy_comp_channel(&self, channel: u32) -> Result<(), VerbsError> {
@@ -382,11 +396,13 @@ impl Device for FakeDevice {
         Ok(())
     }
 
-    fn create_cq(&self, entries: u32, channel: Option<u32>) -> Result<CqPlace, VerbsError> {
+    fn create_cq(&self, entries: u32, channel: Option<(u32, u32)>) -> Result<CqPlace, VerbsError> {
         let mut state = self.world.0.lock();
         let cq = state.number(self.id);
-        if let Some(channel) = channel {
-            state.channel_of.insert((self.id, cq), (self.id, channel));
+        if let Some((channel, event)) = channel {
+            state
+                .channel_of
+                .insert((self.id, cq), ((self.id, channel), event));
         }
         state.cqs.insert((self.id, cq), VecDeque::new());
         Ok(CqPlace {

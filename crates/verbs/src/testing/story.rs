@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use verbatim_channel::{
-    Answer, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, ClaimedSrq, Endpoint, KeyPair, Order,
-    QpCount, RoadMap, Scope, StandbyPeer, StandbyQp,
+    Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, ClaimedSrq, Endpoint,
+    KeyPair, Order, QpCount, RoadMap, Scope, StandbyPeer, StandbyQp,
 };
 use verbatim_device::control::{Access, QpAttr, QpAttrMask, QpCap, QpState, QpType, SrqAttr};
 use verbatim_device::layout::Sge;
@@ -37,6 +37,8 @@ pub const SRQ: SrqAttr = SrqAttr {
 pub struct Shape {
     /// Their queue pairs take RECVs from a shared receive queue.
     pub srq: bool,
+    /// Their completion queues have a channel, whose descriptor is non-blocking.
+    pub channel: bool,
 }
 
 /// Memory to be registered: read-only, so that it is never adopted.
@@ -66,7 +68,11 @@ impl End {
         let context = process.open_on(|| Ok(world.device(device))).unwrap();
         let pd = context.alloc_pd().unwrap();
         let mr = pd.reg_mr(buffer(), 64, buffer(), Access::LOCAL_WRITE).unwrap();
-        let cq = context.create_cq(64, None).unwrap();
+        let channel = shape.channel.then(|| context.create_comp_channel().unwrap());
+        if let Some(channel) = &channel {
+            rustix::io::ioctl_fionbio(channel.fd(), true).unwrap();
+        }
+        let cq = context.create_cq(64, channel.as_ref()).unwrap();
         let init = QpInit {
             send_cq: cq.clone(),
             recv_cq: cq.clone(),
@@ -418,11 +424,21 @@ fn make_again(
         }
     });
     let mrs = mrs.collect();
+    let channels = context.channels.iter().map(|channel| ClaimedChannel {
+        channel: channel.channel,
+        physical_channel: device.create_comp_channel().unwrap().number(),
+    });
+    let channels: Vec<ClaimedChannel> = channels.collect();
+    let physical_channel = |number| {
+        let found = channels.iter().find(|claimed| claimed.channel == number);
+        found.unwrap().physical_channel
+    };
     let cqs: Vec<ClaimedCq> = context
         .cqs
         .iter()
         .map(|cq| {
-            let place = device.create_cq(cq.entries, None).unwrap();
+            let channel = cq.channel.map(|channel| (physical_channel(channel), cq.cq));
+            let place = device.create_cq(cq.entries, channel).unwrap();
             ClaimedCq {
                 cq: cq.cq,
                 physical_cq: place.cq,
@@ -484,6 +500,7 @@ fn make_again(
             physical_pd,
         }],
         mrs,
+        channels,
         cqs,
         srqs,
         qps,
