@@ -11,9 +11,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use verbatim_channel::{
-    ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, ContextRecord, Endpoint, KeyPair, MrRecord,
-    QpRecord,
+    ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, ClaimedSrq, ContextRecord,
+    Endpoint, KeyPair, MrRecord, QpRecord,
 };
 use verbatim_device::control::{
     self, AddressVector, Backing, QpAttr, QpAttrMask, QpState, Reply, Request, Segment,
@@ -88,7 +89,9 @@ impl StandbyContext {
             id: record.id,
             pds: Vec::new(),
             mrs: Vec::new(),
+            channels: Vec::new(),
             cqs: Vec::new(),
+            srqs: Vec::new(),
             qps: Vec::new(),
         };
         let mut this = Self {
@@ -115,8 +118,28 @@ impl StandbyContext {
                 memory,
             )?;
         }
+        let mut channels = HashMap::new();
+        for channel in &record.channels {
+            // Nobody is told of anything until the program gives the channel's own end.
+            let (end, _) = socket_pair()?;
+            let Reply::CompChannel {
+                channel: physical_channel,
+            } = this.call(&Request::CreateCompChannel, &[end.as_fd()])?
+            else {
+                bail!(confused())
+            };
+            channels.insert(channel.channel, physical_channel);
+            this.claimed.channels.push(ClaimedChannel {
+                channel: channel.channel,
+                physical_channel,
+            });
+        }
         let mut cqs = HashMap::new();
         for cq in &record.cqs {
+            let missing = "a completion queue without its channel";
+            let channel = cq
+                .channel
+                .map(|channel| channels.get(&channel).copied().context(missing));
             let Reply::Cq {
                 cq: physical_cq,
                 entries,
@@ -124,7 +147,8 @@ impl StandbyContext {
             } = this.call(
                 &Request::CreateCq {
                     entries: cq.entries,
-                    channel: None,
+                    channel: channel.transpose()?,
+                    event: Some(cq.cq),
                 },
                 &[],
             )?
@@ -139,8 +163,32 @@ impl StandbyContext {
                 offset,
             });
         }
+        let mut srqs = HashMap::new();
+        for srq in &record.srqs {
+            let request = Request::CreateSrq {
+                pd: *pds
+                    .get(&srq.pd)
+                    .context("a shared receive queue without its PD")?,
+                attr: srq.attr,
+            };
+            let Reply::Srq {
+                srq: physical_srq,
+                attr,
+                offset,
+            } = this.call(&request, &[])?
+            else {
+                bail!(confused())
+            };
+            srqs.insert(srq.srq, physical_srq);
+            this.claimed.srqs.push(ClaimedSrq {
+                srq: srq.srq,
+                physical_srq,
+                attr,
+                offset,
+            });
+        }
         for qp in &record.qps {
-            this.create_qp(qp, &pds, &cqs)?;
+            this.create_qp(qp, &pds, &cqs, &srqs)?;
         }
         Ok(this)
     }
@@ -204,15 +252,17 @@ impl StandbyContext {
         qp: &QpRecord,
         pds: &HashMap<u32, u32>,
         cqs: &HashMap<u32, u32>,
+        srqs: &HashMap<u32, u32>,
     ) -> anyhow::Result<()> {
-        let missing = "a queue pair without its PD or CQ";
+        let missing = "a queue pair without its PD, CQ or SRQ";
+        let srq = qp.srq.map(|srq| srqs.get(&srq).copied().context(missing));
         let request = Request::CreateQp {
             pd: *pds.get(&qp.pd).context(missing)?,
             send_cq: *cqs.get(&qp.send_cq).context(missing)?,
             recv_cq: *cqs.get(&qp.recv_cq).context(missing)?,
             qp_type: qp.qp_type,
             cap: qp.cap,
-            srq: None,
+            srq: srq.transpose()?,
         };
         let Reply::Qp {
             qpn: physical_qpn,
@@ -331,6 +381,11 @@ impl StandbyContext {
 /// Whether a queue pair has another end that must be connected again.
 pub fn is_connected(qp: &QpRecord) -> bool {
     qp.remote.is_some() && matches!(qp.attr.state, QpState::Rtr | QpState::Rts)
+}
+
+fn socket_pair() -> anyhow::Result<(OwnedFd, OwnedFd)> {
+    let (family, flags) = (AddressFamily::UNIX, SocketFlags::CLOEXEC);
+    rustix::net::socketpair(family, SocketType::SEQPACKET, flags, None).context("socketpair")
 }
 
 fn confused() -> &'static str {

@@ -30,13 +30,15 @@ mod road_map;
 pub use gate::Gate;
 pub use message::{recv, send};
 pub use orders::{
-    Answer, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, Endpoint, Greeting, KeyPair, Order,
-    QpCount, Resolved, Scope, StandbyPeer, StandbyQp,
+    Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, ClaimedSrq, Endpoint,
+    Greeting, KeyPair, Order, QpCount, Resolved, Scope, StandbyPeer, StandbyQp,
 };
-pub use road_map::{ContextRecord, CqRecord, MrRecord, PdRecord, QpRecord, RoadMap, SegmentRecord};
+pub use road_map::{
+    ChannelRecord, ContextRecord, CqRecord, MrRecord, PdRecord, QpRecord, RoadMap, SegmentRecord, SrqRecord,
+};
 
 /// The version of this contract; both sides refuse another one.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The runtime folder as a program in a container sees it.
 pub const RUNTIME_DIR: &str = "/run/verbatim";

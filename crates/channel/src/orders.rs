@@ -1,7 +1,7 @@
 //! What an agent asks of a guest library, and what it answers.
 
 use serde::{Deserialize, Serialize};
-use verbatim_device::control::QpCap;
+use verbatim_device::control::{QpCap, SrqAttr};
 
 /// The first message on a connection.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -106,8 +106,12 @@ pub struct ClaimedContext {
     pub pds: Vec<ClaimedPd>,
     /// Memory regions.
     pub mrs: Vec<ClaimedMr>,
+    /// Completion channels.
+    pub channels: Vec<ClaimedChannel>,
     /// Completion queues.
     pub cqs: Vec<ClaimedCq>,
+    /// Shared receive queues.
+    pub srqs: Vec<ClaimedSrq>,
     /// Queue pairs.
     pub qps: Vec<ClaimedQp>,
 }
@@ -132,6 +136,15 @@ pub struct ClaimedMr {
     pub physical_rkey: u32,
 }
 
+/// The new number of a completion channel.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct ClaimedChannel {
+    /// As in the road map.
+    pub channel: u32,
+    /// The RNIC's.
+    pub physical_channel: u32,
+}
+
 /// The new completion queue.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct ClaimedCq {
@@ -141,6 +154,19 @@ pub struct ClaimedCq {
     pub physical_cq: u32,
     /// How many entries it has.
     pub entries: u32,
+    /// Where in the new arena it is.
+    pub offset: u64,
+}
+
+/// The new shared receive queue.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct ClaimedSrq {
+    /// As in the road map.
+    pub srq: u32,
+    /// The RNIC's number.
+    pub physical_srq: u32,
+    /// Its limits, at least those of the old one.
+    pub attr: SrqAttr,
     /// Where in the new arena it is.
     pub offset: u64,
 }

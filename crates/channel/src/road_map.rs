@@ -3,7 +3,7 @@
 //! Destroyed objects are not in it. All numbers are virtual unless the field says otherwise.
 
 use serde::{Deserialize, Serialize};
-use verbatim_device::control::{Access, QpAttr, QpCap, QpType};
+use verbatim_device::control::{Access, QpAttr, QpCap, QpType, SrqAttr};
 
 use crate::Endpoint;
 
@@ -29,8 +29,12 @@ pub struct ContextRecord {
     pub pds: Vec<PdRecord>,
     /// Memory regions.
     pub mrs: Vec<MrRecord>,
+    /// Completion channels.
+    pub channels: Vec<ChannelRecord>,
     /// Completion queues.
     pub cqs: Vec<CqRecord>,
+    /// Shared receive queues.
+    pub srqs: Vec<SrqRecord>,
     /// Queue pairs.
     pub qps: Vec<QpRecord>,
 }
@@ -74,6 +78,13 @@ pub struct SegmentRecord {
     pub offset: Option<u64>,
 }
 
+/// A completion channel.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ChannelRecord {
+    /// Its number within the context.
+    pub channel: u32,
+}
+
 /// A completion queue.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct CqRecord {
@@ -81,6 +92,19 @@ pub struct CqRecord {
     pub cq: u32,
     /// How many entries it has.
     pub entries: u32,
+    /// Where its events go, if anywhere. They say `cq`.
+    pub channel: Option<u32>,
+}
+
+/// A shared receive queue.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SrqRecord {
+    /// Its number within the context.
+    pub srq: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// Its limits as the program was given them. The one that is armed is not part of it: whoever claims the queue arms it.
+    pub attr: SrqAttr,
 }
 
 /// A queue pair.
@@ -94,6 +118,8 @@ pub struct QpRecord {
     pub send_cq: u32,
     /// Where receive completions go.
     pub recv_cq: u32,
+    /// Where RECVs come from, if not from an own queue.
+    pub srq: Option<u32>,
     /// The transport.
     pub qp_type: QpType,
     /// What the program was given.

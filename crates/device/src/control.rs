@@ -7,7 +7,7 @@ use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
 
 /// The version of this contract; both sides refuse another one.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The control socket's name in a runtime folder.
 pub const SOCKET_NAME: &str = "nic.sock";
@@ -166,7 +166,7 @@ pub struct AsyncEvent {
 /// What the RNIC sends on the descriptor that came with [`Request::CreateCompChannel`], one message per event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CompletionEvent {
-    /// Which completion queue has new entries.
+    /// Which completion queue has new entries: its [`Request::CreateCq::event`].
     pub cq: u32,
 }
 
@@ -449,6 +449,12 @@ pub enum Request {
     /// Comes with one descriptor: a `SOCK_SEQPACKET` Unix socket on which the RNIC sends [`CompletionEvent`]s; it never
     /// waits for room: what does not fit it sends later. Answered by [`Reply::CompChannel`].
     CreateCompChannel,
+    /// On a connection that was handed over: from now on the channel's events go to the descriptor that comes with it. Answered
+    /// by [`Reply::Done`].
+    AttachCompChannel {
+        /// Which.
+        channel: u32,
+    },
     /// Answered by [`Reply::Done`]; `EBUSY` while a CQ uses it.
     DestroyCompChannel {
         /// Which.
@@ -460,6 +466,9 @@ pub enum Request {
         entries: u32,
         /// Where its events go, if it is ever armed ([`crate::layout::CqHeader::armed`]).
         channel: Option<u32>,
+        /// What its events say in the place of its number: the program's own, which it keeps when the queue is made again
+        /// elsewhere.
+        event: Option<u32>,
     },
     /// Answered by [`Reply::Cq`] with a new place, where the entries that nobody has read are, in order, from counter 0
     /// on. The caller reads nothing from the queue meanwhile. `EINVAL` if the entries would not fit.

@@ -137,7 +137,7 @@ impl Objects {
         };
         if let Some(channel) = queue.channel.and_then(|channel| self.channels.get_mut(channel)) {
             channel.users -= 1;
-            channel.outbox.forget(|event| event.cq == cq);
+            channel.outbox.forget(|event| event.cq == queue.event);
         }
     }
 

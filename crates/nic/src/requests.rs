@@ -104,8 +104,13 @@ impl Desk<'_> {
             Request::AllocMw { pd, mw_type } => self.alloc_mw(id, pd, mw_type, context),
             Request::DeallocMw { rkey } => self.dealloc_mw(rkey, context),
             Request::CreateCompChannel => self.create_channel(&mut asker.fds, context),
+            Request::AttachCompChannel { channel } => self.attach_channel(channel, &mut asker.fds, context),
             Request::DestroyCompChannel { channel } => self.destroy_channel(channel, context),
-            Request::CreateCq { entries, channel } => self.create_cq(id, entries, channel, context),
+            Request::CreateCq {
+                entries,
+                channel,
+                event,
+            } => self.create_cq(id, entries, channel, event, context),
             Request::ResizeCq { cq, entries } => self.resize_cq(id, cq, entries, context),
             Request::DestroyCq { cq } => self.destroy_cq(cq, context),
             Request::CreateQp {

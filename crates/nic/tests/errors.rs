@@ -246,6 +246,7 @@ fn requests_that_make_no_sense_are_refused_with_the_right_errno() {
             Request::CreateCq {
                 entries: 0,
                 channel: None,
+                event: None,
             },
             libc::EINVAL,
         ),
@@ -253,6 +254,7 @@ fn requests_that_make_no_sense_are_refused_with_the_right_errno() {
             Request::CreateCq {
                 entries: u32::MAX,
                 channel: None,
+                event: None,
             },
             libc::EINVAL,
         ),

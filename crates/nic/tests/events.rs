@@ -49,6 +49,7 @@ fn an_armed_queue_gives_one_event_however_many_completions_come() {
     let unknown = Request::CreateCq {
         entries: 8,
         channel: Some(channel.channel),
+        event: None,
     };
     assert_eq!(left.program.errno(unknown), libc::EINVAL);
     assert_eq!(

@@ -96,6 +96,7 @@ fn any_request(rng: &mut StdRng, qpn: u32) -> Request {
         7 => Request::CreateCq {
             entries: id,
             channel: None,
+            event: None,
         },
         8 => Request::DestroyCq { cq: id },
         9 => Request::CreateQp {

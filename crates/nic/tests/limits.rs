@@ -60,6 +60,7 @@ fn a_program_has_what_the_device_tells_and_no_more() {
     full(Request::CreateCq {
         entries: 64,
         channel: None,
+        event: None,
     });
     full(Request::ResizeCq {
         cq: queue.cq,
@@ -69,11 +70,13 @@ fn a_program_has_what_the_device_tells_and_no_more() {
     full(Request::CreateCq {
         entries: 1,
         channel: None,
+        event: None,
     });
     assert_eq!(
         program.errno(Request::CreateCq {
             entries: 101,
-            channel: None
+            channel: None,
+            event: None,
         }),
         libc::EINVAL
     );

@@ -83,7 +83,13 @@ impl AsyncQueue {
     /// Waits for the next, unless the descriptor is non-blocking.
     pub fn next(&self) -> Result<AsyncEvent, VerbsError> {
         loop {
-            rustix::io::read(&self.ready, &mut [0; 8]).map_err(|errno| VerbsError::os("read", errno))?;
+            let mut count = [0; 8];
+            rustix::io::read(&self.ready, &mut count).map_err(|errno| VerbsError::os("read", errno))?;
+            // One at a time, also where the kernel's counter was made again without that flag.
+            let more = u64::from_ne_bytes(count).saturating_sub(1);
+            if more > 0 {
+                let _ = rustix::io::write(&self.ready, &more.to_ne_bytes());
+            }
             let event = self.events.lock().pop_front();
             // What was destroyed meanwhile has no events.
             if let Some(event) = event.filter(|event| event.object.note()) {

@@ -5,13 +5,13 @@
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use crate::backend::EventChannel;
+use crate::backend::{Device, EventChannel};
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::error::VerbsError;
@@ -20,8 +20,12 @@ use crate::error::VerbsError;
 #[derive(Debug)]
 pub struct CompChannel {
     context: Arc<Context>,
+    /// Its number within the context.
+    number: u32,
+    /// The RNIC's.
+    physical: AtomicU32,
     end: Arc<dyn EventChannel>,
-    /// Completion queues that use it, by physical number.
+    /// Completion queues that use it, by number: what their events say, on every RNIC.
     cqs: Mutex<HashMap<u32, Weak<Cq>>>,
     cookie: AtomicUsize,
 }
@@ -31,23 +35,36 @@ impl CompChannel {
         let process = context.process().clone();
         let _pass = process.control.enter();
         let end = context.device()?.create_comp_channel()?;
+        let mut objects = context.objects.lock();
+        objects.next_channel += 1;
         let channel = Arc::new(Self {
             context: context.clone(),
+            number: objects.next_channel,
+            physical: AtomicU32::new(end.number()),
             end,
             cqs: Mutex::default(),
             cookie: AtomicUsize::new(0),
         });
-        context
-            .objects
-            .lock()
-            .channels
-            .insert(channel.number(), channel.clone());
+        objects.channels.insert(channel.number, channel.clone());
+        drop(objects);
         process.changed();
         Ok(channel)
     }
 
     pub(crate) fn number(&self) -> u32 {
-        self.end.number()
+        self.number
+    }
+
+    /// The RNIC's number.
+    pub(crate) fn physical(&self) -> u32 {
+        self.physical.load(SeqCst)
+    }
+
+    /// Goes on with what an agent has made at another RNIC: the program's descriptor, and the events in it, stay.
+    pub(crate) fn attach(&self, device: &dyn Device, physical: u32) -> Result<(), VerbsError> {
+        device.attach_comp_channel(physical, &*self.end)?;
+        self.physical.store(physical, SeqCst);
+        Ok(())
     }
 
     /// Its device.
@@ -83,17 +100,17 @@ impl CompChannel {
         }
     }
 
-    pub(crate) fn add(&self, physical_cq: u32, cq: &Arc<Cq>) {
-        self.cqs.lock().insert(physical_cq, Arc::downgrade(cq));
+    pub(crate) fn add(&self, cq: &Arc<Cq>) {
+        self.cqs.lock().insert(cq.number(), Arc::downgrade(cq));
     }
 
-    pub(crate) fn remove(&self, physical_cq: u32) {
-        self.cqs.lock().remove(&physical_cq);
+    pub(crate) fn remove(&self, cq: &Cq) {
+        self.cqs.lock().remove(&cq.number());
     }
 
-    /// Makes an event as if the RNIC had.
-    pub(crate) fn inject(&self, physical_cq: u32) {
-        self.end.inject(physical_cq);
+    /// Makes an event of a queue as if the RNIC had.
+    pub(crate) fn inject(&self, cq: &Cq) {
+        self.end.inject(cq.number());
     }
 
     /// Destroys it; `EBUSY` while a completion queue uses it.
@@ -112,7 +129,7 @@ impl CompChannel {
         let removed = removed.ok_or_else(|| VerbsError::Gone { object: object() })?;
         let outcome = self
             .context
-            .destroy_physically(|device| device.destroy_comp_channel(self.number()));
+            .destroy_physically(|device| device.destroy_comp_channel(self.physical()));
         if outcome.is_err() {
             self.context
                 .objects

@@ -76,6 +76,7 @@ pub(crate) struct Objects {
     pub channels: BTreeMap<u32, Arc<CompChannel>>,
     next_pd: u32,
     next_cq: u32,
+    pub next_channel: u32,
     pub next_srq: u32,
     /// Keys are translated, since the context has moved.
     pub moved: bool,
@@ -189,6 +190,11 @@ impl Context {
         }
     }
 
+    /// Its shared receive queues, by number.
+    pub(crate) fn srqs(&self) -> Vec<Arc<Srq>> {
+        self.objects.lock().srqs.values().cloned().collect()
+    }
+
     /// The keys' translation, if this context has moved.
     pub(crate) fn moved_keys(&self) -> Option<Arc<KeyTable>> {
         self.objects.lock().moved.then(|| self.lkeys.clone())
@@ -250,20 +256,17 @@ impl Context {
             ));
         }
         let device = self.device()?;
-        let place = device.create_cq(entries, channel.map(|channel| channel.number()))?;
-        let ring = device.cq_end(&place)?;
         let mut objects = self.objects.lock();
         objects.next_cq += 1;
-        let cq = Arc::new(Cq::new(
-            self.clone(),
-            objects.next_cq,
-            place,
-            ring,
-            channel.cloned(),
-        ));
+        let number = objects.next_cq;
+        drop(objects);
+        let place = device.create_cq(entries, channel.map(|channel| (channel.physical(), number)))?;
+        let ring = device.cq_end(&place)?;
+        let cq = Arc::new(Cq::new(self.clone(), number, place, ring, channel.cloned()));
         if let Some(channel) = channel {
-            channel.add(place.cq, &cq);
+            channel.add(&cq);
         }
+        let mut objects = self.objects.lock();
         objects.cqs.insert(cq.number(), cq.clone());
         self.process.changed();
         Ok(cq)
@@ -277,16 +280,15 @@ impl Context {
         let removed = objects.cqs.remove(&cq.number());
         let removed = removed.ok_or_else(|| VerbsError::Gone { object: object() })?;
         drop(objects);
-        // First: the RNIC may give the next queue the same number.
         if let Some(channel) = cq.channel() {
-            channel.remove(cq.physical());
+            channel.remove(cq);
         }
         let outcome = self.destroy_physically(|device| device.destroy_cq(cq.physical()));
         match outcome {
-            Ok(()) => cq.queue.lock().detach(),
+            Ok(()) => _ = cq.queue.lock().detach(),
             Err(_) => {
                 if let Some(channel) = cq.channel() {
-                    channel.add(cq.physical(), &removed);
+                    channel.add(&removed);
                 }
                 self.objects.lock().cqs.insert(cq.number(), removed);
             }
@@ -309,10 +311,10 @@ impl Context {
             qp.detach();
         }
         for cq in objects.cqs.values() {
-            cq.queue.lock().detach();
+            _ = cq.queue.lock().detach();
         }
         for srq in objects.srqs.values() {
-            srq.detach();
+            srq.close();
         }
         for mr in objects.mrs.values() {
             mr.give_pages_back(&self.process);

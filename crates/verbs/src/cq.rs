@@ -135,18 +135,25 @@ impl CompletionQueue {
         self.owners = Radix24::new();
     }
 
-    /// Goes on with another ring, or the same again.
-    pub fn attach(&mut self, mut ring: Box<dyn CompletionRing>) {
-        if let Some(armed) = self.armed.take() {
-            ring.arm(armed == Armed::Solicited);
-        }
+    /// Goes on with another ring, or the same again. True: the program waits for an event, and nobody else will make it.
+    #[must_use]
+    pub fn attach(&mut self, mut ring: Box<dyn CompletionRing>) -> bool {
+        let armed = self.armed.take();
+        let missed = armed.is_some_and(|armed| ring.arm(armed == Armed::Solicited));
         self.ring = Some(ring);
+        missed
     }
 
-    /// Lets go of the ring after taking everything out of it.
-    pub fn detach(&mut self) {
+    /// Lets go of the ring after taking everything out of it; what the program waits for is kept. True: it has come, and
+    /// the RNIC has not told of it.
+    #[must_use]
+    pub fn detach(&mut self) -> bool {
+        let armed = self.disarm();
         self.sweep();
         self.ring = None;
+        let fires = armed.is_some_and(|armed| self.fake.iter().any(|completion| fires(completion, armed)));
+        self.armed = armed.filter(|_| !fires);
+        fires
     }
 
     fn backlogged(&self) -> Vec<Arc<Mutex<SendQueue>>> {
@@ -321,7 +328,7 @@ impl Cq {
             Armed::Any
         };
         if self.queue.lock().arm(wanted) {
-            channel.inject(self.physical());
+            channel.inject(self);
         }
     }
 
@@ -351,7 +358,6 @@ impl Cq {
             self.entries.store(new.entries, Relaxed);
         }
         queue.ring = Some(device.cq_end(&place)?);
-        let cq = place.cq;
         drop(place);
         // What came while nobody was asked for an event gets one: one too many does no harm.
         let missed = armed.is_some_and(|armed| {
@@ -361,9 +367,7 @@ impl Cq {
             ring.arm(armed == Armed::Solicited)
         });
         drop(queue);
-        if let Some(channel) = self.channel.as_ref().filter(|_| missed) {
-            channel.inject(cq);
-        }
+        self.tell(missed);
         process.changed();
         resized.map(|_| ())
     }
@@ -381,23 +385,27 @@ impl Cq {
         // All of them are errors, which every armed queue waits for.
         let fires = queue.fake.len() > before && queue.disarm().is_some();
         drop(queue);
+        self.tell(fires);
+    }
+
+    /// It is between two RNICs, or its RNIC is gone: what that has written is taken, and armings are kept here.
+    pub(crate) fn lose_ring(&self) {
+        // The RNIC may have written a completion and not told of it.
+        let fires = self.queue.lock().detach();
+        self.tell(fires);
+    }
+
+    /// Makes the event that the program waits for, if `fires`.
+    fn tell(&self, fires: bool) {
         if let Some(channel) = self.channel.as_ref().filter(|_| fires) {
-            channel.inject(self.physical());
+            channel.inject(self);
         }
     }
 
-    /// Its RNIC is gone: what it has written is taken, and armings are kept here.
-    pub(crate) fn lose_ring(&self) {
-        let mut queue = self.queue.lock();
-        let armed = queue.disarm();
-        queue.detach();
-        // The RNIC may have written a completion and not told of it.
-        let fires = armed.is_some_and(|armed| queue.fake.iter().any(|completion| fires(completion, armed)));
-        queue.armed = armed.filter(|_| !fires);
-        drop(queue);
-        if let Some(channel) = self.channel.as_ref().filter(|_| fires) {
-            channel.inject(self.physical());
-        }
+    /// Goes on with another ring, or the same again.
+    pub(crate) fn take_ring(&self, ring: Box<dyn CompletionRing>) {
+        let missed = self.queue.lock().attach(ring);
+        self.tell(missed);
     }
 
     /// Destroys it; `EBUSY` while a queue pair uses it. Waits until its events are acknowledged.

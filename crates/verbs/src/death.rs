@@ -36,7 +36,7 @@ impl Context {
     }
 
     /// Puts an event where the program finds it, if it concerns an object that the program has.
-    fn deliver(&self, physical: PhysicalEvent) {
+    pub(crate) fn deliver(&self, physical: PhysicalEvent) {
         let event = physical.event;
         let object = match event {
             AsyncEventType::CqErr => {
@@ -104,7 +104,7 @@ impl Context {
             qp.recv.lock().lose_ring();
         }
         for srq in srqs {
-            srq.detach();
+            srq.close();
         }
         self.process().changed();
         self.async_queue.push(AsyncEvent {

@@ -169,8 +169,8 @@ fn a_queue_lives_until_its_events_are_acknowledged_and_later_ones_are_nobodys() 
     let ring = Ring::new(None);
     assert_eq!(ring.channel.destroy().unwrap_err().errno(), libc::EBUSY);
     let other = ring.context.create_cq(4, Some(&ring.channel)).unwrap();
-    ring.channel.inject(other.physical());
-    ring.channel.inject(other.physical());
+    ring.channel.inject(&other);
+    ring.channel.inject(&other);
     ring.channel.get_event().unwrap();
     std::thread::scope(|scope| {
         let destroyer = scope.spawn(|| other.destroy());

@@ -17,6 +17,7 @@ use crate::control_gate::ControlGate;
 use crate::error::VerbsError;
 use crate::helper;
 use crate::qp::Qp;
+use crate::srq::Srq;
 use crate::tables::key_slot;
 use crate::watch::{HungUp, Watch};
 
@@ -215,6 +216,11 @@ impl Process {
         let mut qps: Vec<_> = self.registry.lock().qps.values().cloned().collect();
         qps.sort_by_key(|qp| qp.number());
         qps
+    }
+
+    /// All shared receive queues.
+    pub(crate) fn srqs(&self) -> impl Iterator<Item = Arc<Srq>> {
+        self.contexts().into_iter().flat_map(|context| context.srqs())
     }
 
     /// All contexts, by id.

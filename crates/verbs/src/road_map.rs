@@ -3,8 +3,8 @@
 //! The objects are the record; nothing is kept beside them. A version counts every change, so that the agent can see
 //! whether what it was told still holds.
 
-use verbatim_channel::{ContextRecord, CqRecord, PdRecord, QpRecord, RoadMap};
-use verbatim_device::control::{QpState, QpType};
+use verbatim_channel::{ChannelRecord, ContextRecord, CqRecord, PdRecord, QpRecord, RoadMap, SrqRecord};
+use verbatim_device::control::{QpState, QpType, SrqAttr};
 use verbatim_seqpacket::MAX_FDS;
 
 use crate::context::Context;
@@ -48,11 +48,25 @@ fn describe_context(context: &Context, blockers: &mut Vec<String>) -> Result<Con
     let objects = context.objects.lock();
     let pds = objects.pds.keys().map(|pd| PdRecord { pd: *pd }).collect();
     let mrs = objects.mrs.values().map(|mr| mr.describe()).collect();
+    let channels = objects.channels.keys();
+    let channels = channels
+        .map(|channel| ChannelRecord { channel: *channel })
+        .collect();
     let cqs = objects.cqs.values().map(|cq| CqRecord {
         cq: cq.number(),
         entries: cq.entries(),
+        channel: cq.channel().map(|channel| channel.number()),
     });
     let cqs = cqs.collect();
+    let srqs = objects.srqs.values().map(|srq| SrqRecord {
+        srq: srq.number(),
+        pd: srq.pd().number(),
+        attr: SrqAttr {
+            limit: 0,
+            ..*srq.attr()
+        },
+    });
+    let srqs = srqs.collect();
     let live: Vec<_> = objects.qps.values().cloned().collect();
     drop(objects);
 
@@ -75,7 +89,9 @@ fn describe_context(context: &Context, blockers: &mut Vec<String>) -> Result<Con
         id: context.id(),
         pds,
         mrs,
+        channels,
         cqs,
+        srqs,
         qps,
     })
 }
@@ -97,11 +113,9 @@ fn blockers_of(context: &Context) -> Vec<String> {
     let counts = [
         (of_type(QpType::Uc), "UC queue pairs"),
         (of_type(QpType::Ud), "UD queue pairs"),
-        (objects.srqs.len(), "shared receive queues"),
         (objects.ahs.len(), "address handles"),
         (objects.mws.len(), "memory windows"),
         (objects.dms.len(), "allocations of on-chip memory"),
-        (objects.channels.len(), "completion channels"),
     ];
     let used = counts.into_iter().filter(|(count, _)| *count > 0);
     let used = used.map(|(count, what)| format!("{what} cannot be moved yet; the program has {count}"));
@@ -116,6 +130,7 @@ fn describe_qp(qp: &Qp) -> Result<QpRecord, VerbsError> {
         pd: qp.pd().number(),
         send_cq: qp.send_cq().number(),
         recv_cq: qp.recv_cq().number(),
+        srq: qp.srq().map(|srq| srq.number()),
         qp_type: qp.qp_type(),
         cap: *qp.cap(),
         attr,

@@ -33,6 +33,14 @@ pub fn tests() -> Vec<Test> {
         Test::new("migration::towards_the_partner", HOSTS, towards_the_partner),
         Test::new("migration::moves_in_a_row", FOUR_HOSTS, moves_in_a_row),
     ];
+    for (name, argv) in PERFTEST {
+        for side in [Side::Client, Side::Server] {
+            let name = format!("migration::{name}_{}", side.name());
+            tests.push(Test::new(name, HOSTS, move |lab| {
+                perftest_by_turns(lab, argv, side)
+            }));
+        }
+    }
     for operation in ["send", "write", "write-imm", "read", "mix"] {
         for side in [Side::Client, Side::Server] {
             let name = format!("migration::vcheck_{operation}_{}", side.name());
@@ -41,6 +49,20 @@ pub fn tests() -> Vec<Test> {
     }
     tests
 }
+
+/// Perftest in ways that each need another object to move.
+const PERFTEST: &[(&str, &[&str])] = &[
+    ("send_bw_events", &["ib_send_bw", "-e", "-q", "4", "-s", "65536"]),
+    (
+        "send_bw_srq",
+        &["ib_send_bw", "--use-srq", "-q", "4", "-s", "65536"],
+    ),
+    (
+        "send_bw_srq_events",
+        &["ib_send_bw", "--use-srq", "-e", "-q", "4", "-s", "4096"],
+    ),
+    ("atomic_bw", &["ib_atomic_bw", "-q", "4"]),
+];
 
 /// Which end of a connection moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -181,6 +203,39 @@ fn perftest(lab: &TestLab, side: Side) -> anyhow::Result<()> {
         rows.len() == 1 && rows[0].bytes == 65536 && rows[0].average_mib_s > 1.0,
         "{rows:?}"
     );
+    Ok(())
+}
+
+/// Perftest in one of its ways; one side of it moves there and back.
+fn perftest_by_turns(lab: &TestLab, argv: &[&str], side: Side) -> anyhow::Result<()> {
+    /// Of small messages it is a lot.
+    const BYTES: u64 = 1 << 16;
+    let argv = [argv, &["-F", "-D", "8"]].concat();
+    let server = lab.instance("peer", "server", &argv)?;
+    server.listens(PERFTEST_PORT)?;
+    let address = server.address()?;
+    let client = lab.instance("src", "client", &[&argv[..], &[&address]].concat())?;
+    let words = || {
+        let words = |instance: &Instance| instance.output().unwrap_or_else(|error| format!("{error:#}"));
+        format!(
+            "the client wrote {:?}, the server {:?}",
+            words(&client),
+            words(&server)
+        )
+    };
+    Traffic::of(lab, "src")?.flows(BYTES, LIMIT).with_context(words)?;
+    let (moved, home) = match side {
+        Side::Client => (&client, "src"),
+        Side::Server => (&server, "peer"),
+    };
+    for to in ["dst", home] {
+        moved.moves(to).with_context(words)?;
+        Traffic::of(lab, to)?.flows(BYTES, LIMIT).with_context(words)?;
+    }
+    let result = client.succeed(LIMIT).with_context(words)?;
+    server.succeed(LIMIT).with_context(words)?;
+    let rows = BandwidthRow::parse(&result)?;
+    ensure!(rows.len() == 1 && rows[0].average_mib_s > 0.0, "{rows:?}");
     Ok(())
 }
 

@@ -24,7 +24,7 @@ impl Nic {
             else {
                 continue;
             };
-            channel.outbox.send(CompletionEvent { cq: number });
+            channel.outbox.send(CompletionEvent { cq: queue.event });
             poller.follow(&mut channel.outbox, Token::Channel(id));
         }
         for (id, event) in self.effects.events.drain(..) {

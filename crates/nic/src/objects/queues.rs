@@ -23,6 +23,8 @@ pub struct Cq {
     pub overrun: bool,
     /// Where its events go.
     pub channel: Option<u32>,
+    /// What they say.
+    pub event: u32,
     pub news: News,
     /// Entries that were asked for, for the account of its context.
     pub entries: u32,

@@ -31,6 +31,19 @@ impl Desk<'_> {
         Ok(Reply::CompChannel { channel })
     }
 
+    pub(super) fn attach_channel(
+        &mut self,
+        channel: u32,
+        fds: &mut Vec<OwnedFd>,
+        context: &mut Context,
+    ) -> Result<Reply, Refused> {
+        let outbox = Outbox::new(fds)?;
+        let channel = self.own_channel(channel, context)?;
+        let earlier = std::mem::replace(&mut channel.outbox, outbox);
+        self.poller.remove(&earlier);
+        Ok(Reply::Done)
+    }
+
     pub(super) fn destroy_channel(&mut self, channel: u32, context: &mut Context) -> Result<Reply, Refused> {
         if self.own_channel(channel, context)?.users > 0 {
             return Err(Refused::new(
@@ -78,6 +91,7 @@ impl Desk<'_> {
         id: u32,
         entries: u32,
         channel: Option<u32>,
+        event: Option<u32>,
         context: &mut Context,
     ) -> Result<Reply, Refused> {
         let layout = self.check_entries(entries, context.cqes)?;
@@ -91,7 +105,8 @@ impl Desk<'_> {
         }
         let ring = CqEnd::new(&context.arena, &layout)?;
         let offset = ring.offset();
-        let queue = Cq {
+        let make = |number, _| Cq {
+            event: event.unwrap_or(number),
             context: id,
             users: 0,
             ring,
@@ -101,7 +116,7 @@ impl Desk<'_> {
             entries: layout.entries,
         };
         let cqs = &mut self.objects.shared.cqs;
-        let cq = cqs.insert_with(|_, _| queue).expect("there was room");
+        let cq = cqs.insert_with(make).expect("there was room");
         context.cqs.insert(cq);
         context.cqes += u64::from(layout.entries);
         if let Some(channel) = channel {

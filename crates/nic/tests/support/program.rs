@@ -286,7 +286,11 @@ impl Program {
     }
 
     pub fn cq_with(&self, entries: u32, channel: Option<u32>) -> Queue {
-        self.queue_of(self.call(Request::CreateCq { entries, channel }))
+        self.queue_of(self.call(Request::CreateCq {
+            entries,
+            channel,
+            event: None,
+        }))
     }
 
     /// The same queue with another number of entries.

@@ -316,6 +316,7 @@ impl<'a> Vandal<'a> {
         let create = Request::CreateCq {
             entries: 16,
             channel: None,
+            event: None,
         };
         let Some(Reply::Cq {
             cq, offset: place, ..

@@ -166,10 +166,15 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     fn create_comp_channel(&self) -> Result<Arc<dyn EventChannel>, VerbsError> {
         unsupported("create_comp_channel")
     }
+    /// From now on the events of channel `number`, which somebody else has made here, go to `channel`.
+    fn attach_comp_channel(&self, _number: u32, _channel: &dyn EventChannel) -> Result<(), VerbsError> {
+        unsupported("attach_comp_channel")
+    }
     fn destroy_comp_channel(&self, _channel: u32) -> Result<(), VerbsError> {
         unsupported("destroy_comp_channel")
     }
-    fn create_cq(&self, entries: u32, channel: Option<u32>) -> Result<CqPlace, VerbsError>;
+    /// `channel`: its number, and what the queue's events there say.
+    fn create_cq(&self, entries: u32, channel: Option<(u32, u32)>) -> Result<CqPlace, VerbsError>;
     /// Called with the queue's lock held, after its end was dropped. What nobody has read is in the new one.
     fn resize_cq(&self, _cq: u32, _entries: u32) -> Result<CqPlace, VerbsError> {
         unsupported("resize_cq")
@@ -218,6 +223,11 @@ pub trait Device: Send + Sync + std::fmt::Debug {
         unsupported("create_srq")
     }
 
+    /// From now on the RNIC takes no packet in, and completes nothing that has not arrived: what can be seen now is all that
+    /// there will be before [`Self::park`].
+    fn deafen(&self) -> Result<(), VerbsError> {
+        Ok(())
+    }
     /// Lets go of everything but the connection that keeps the physical objects alive, and gives that. All ends must
     /// have been dropped.
     fn park(self: Arc<Self>) -> Result<Parked, VerbsError>;
@@ -236,15 +246,19 @@ pub struct Parked {
 
 /// Where the events of completion queues come out.
 pub trait EventChannel: Send + Sync + std::fmt::Debug {
-    /// The physical number, for [`Device::create_cq`].
+    /// The physical number that it was made with.
     fn number(&self) -> u32;
     /// What the program waits on.
     fn fd(&self) -> BorrowedFd<'_>;
-    /// The next event: a completion queue's physical number. Waits, unless the descriptor is non-blocking; a signal
+    /// The next event: what [`Device::create_cq`] was told that a queue's events say. Waits, unless the descriptor is non-blocking; a signal
     /// that is handled ends the wait (`EINTR`).
     fn next(&self) -> Result<u32, VerbsError>;
     /// Makes an event as if the RNIC had.
-    fn inject(&self, cq: u32);
+    fn inject(&self, event: u32);
+    /// What RNICs write to, to be given to another one.
+    fn line(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// The program's ends of a queue pair.

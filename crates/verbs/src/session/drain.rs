@@ -61,6 +61,9 @@ impl Sessions {
         for qp in &qps {
             qp.recv.lock().hold();
         }
+        if self.find(session)?.all {
+            self.process.srqs().for_each(|srq| srq.queue.lock().hold());
+        }
         cqs.iter().for_each(|cq| _ = cq.queue.lock().sweep());
         self.find(session)?.phase = Phase::Drained;
         Ok(Answer::Drained)

@@ -255,6 +255,9 @@ impl Sessions {
             for qp in &ended.qps {
                 qp.recv.lock().release();
             }
+            if ended.all {
+                self.process.srqs().for_each(|srq| _ = srq.queue.lock().release());
+            }
         }
         if ended.phase != Phase::Prepared {
             self.end(&ended);

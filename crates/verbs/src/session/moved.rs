@@ -10,16 +10,19 @@ use verbatim_device::control::{QpAttr, QpAttrMask, QpState};
 use verbatim_seqpacket::MAX_FDS;
 
 use super::{Phase, SessionError, Sessions};
-use crate::backend::{CompletionRing, CqPlace, Device, QpEnds, QpPlace};
+use crate::backend::{CompletionRing, CqPlace, Device, Parked, QpEnds, QpPlace, RecvRing, SrqPlace};
 use crate::context::Context;
 use crate::cq::Cq;
+use crate::error::VerbsError;
 use crate::qp::{Qp, key_table};
 use crate::road_map;
+use crate::srq::Srq;
 use crate::tables::KeyTable;
 
 /// The new ends of a context's queues, all of them made before any is put in.
 struct NewEnds {
     cqs: Vec<(Arc<Cq>, CqPlace, Box<dyn CompletionRing>)>,
+    srqs: Vec<(Arc<Srq>, SrqPlace, Box<dyn RecvRing>)>,
     qps: Vec<(Arc<Qp>, QpPlace, QpEnds)>,
 }
 
@@ -56,11 +59,7 @@ impl Sessions {
         let mut reopen = Vec::with_capacity(contexts.len());
         let mut failure = None;
         for context in &contexts {
-            detach(context);
-            let Some(device) = context.take_device() else {
-                continue;
-            };
-            match device.park() {
+            match let_go(context) {
                 Ok(parked) => {
                     connections.push(parked.connection);
                     reopen.push(parked.reopen);
@@ -128,7 +127,15 @@ impl Sessions {
                 fail_if_failed(qp)?;
             }
         }
-        let replayed_receives = record.qps.iter().map(|qp| qp.recv.lock().release()).sum();
+        let mut replayed_receives = record.qps.iter().map(|qp| qp.recv.lock().release()).sum();
+        for srq in contexts.iter().flat_map(|context| context.srqs()) {
+            replayed_receives += srq.queue.lock().release();
+            if !claimed.is_empty() {
+                // After its RECVs, of which there may have been fewer than the limit for a moment.
+                let device = srq.context().device()?;
+                device.modify_srq(srq.physical(), *srq.limit.lock())?;
+            }
+        }
         record.phase = Phase::Replaced;
         record.reopen.clear();
         self.process.changed();
@@ -136,14 +143,35 @@ impl Sessions {
     }
 }
 
+/// Lets go of a context's RNIC. What that has said until then is taken.
+fn let_go(context: &Context) -> Result<Parked, VerbsError> {
+    let device = context.device()?;
+    device.deafen()?;
+    while let Some(event) = device.next_async_event() {
+        context.deliver(event);
+    }
+    for srq in context.srqs() {
+        *srq.limit.lock() = srq.armed_limit()?;
+    }
+    drop(device);
+    detach(context);
+    let device = context.take_device().ok_or_else(|| VerbsError::Gone {
+        object: format!("context {}", context.id()),
+    })?;
+    device.park()
+}
+
 /// Drops every ring end of a context.
 fn detach(context: &Context) {
     let objects = context.objects.lock();
     for cq in objects.cqs.values() {
-        cq.queue.lock().detach();
+        cq.lose_ring();
     }
     for qp in objects.qps.values() {
         qp.detach();
+    }
+    for srq in objects.srqs.values() {
+        srq.queue.lock().detach();
     }
 }
 
@@ -160,6 +188,7 @@ fn new_ends(
     let missing = |what: &str, number| SessionError::Claim(format!("nothing for {what} {number}"));
     let mut ends = NewEnds {
         cqs: Vec::with_capacity(cqs.len()),
+        srqs: Vec::new(),
         qps: Vec::with_capacity(qps.len()),
     };
     for cq in cqs {
@@ -177,6 +206,22 @@ fn new_ends(
         };
         let end = device.cq_end(&place)?;
         ends.cqs.push((cq, place, end));
+    }
+    for srq in context.srqs() {
+        let place = match replacement {
+            None => *srq.place.lock(),
+            Some(new) => {
+                let found = new.srqs.iter().find(|claimed| claimed.srq == srq.number());
+                let found = found.ok_or_else(|| missing("shared receive queue", srq.number()))?;
+                SrqPlace {
+                    srq: found.physical_srq,
+                    attr: found.attr,
+                    offset: found.offset,
+                }
+            }
+        };
+        let end = device.srq_end(&place)?;
+        ends.srqs.push((srq, place, end));
     }
     let by_number: HashMap<u32, _> = replacement
         .iter()
@@ -211,6 +256,14 @@ fn renumber(
     let missing = |what: &str, number: u32| SessionError::Claim(format!("nothing for {what} {number:#x}"));
     let mut objects = context.objects.lock();
     objects.moved = true;
+    for channel in objects.channels.values() {
+        let found = replacement
+            .channels
+            .iter()
+            .find(|claimed| claimed.channel == channel.number());
+        let found = found.ok_or_else(|| missing("completion channel", channel.number()))?;
+        channel.attach(&*context.device()?, found.physical_channel)?;
+    }
     for pd in objects.pds.values() {
         let found = replacement.pds.iter().find(|claimed| claimed.pd == pd.number());
         let found = found.ok_or_else(|| missing("protection domain", pd.number()))?;
@@ -229,6 +282,9 @@ fn renumber(
         context.lkeys.set(mr.lkey(), found.physical_lkey);
     }
     let qps: Vec<_> = objects.qps.values().cloned().collect();
+    for srq in objects.srqs.values() {
+        srq.queue.lock().set_local_keys(context.lkeys.clone());
+    }
     drop(objects);
     let claims: HashMap<u32, _> = replacement
         .qps
@@ -256,11 +312,10 @@ fn renumber(
 fn put_in(ends: NewEnds, moved: bool) {
     for (cq, place, ring) in ends.cqs {
         *cq.place.lock() = place;
-        let mut queue = cq.queue.lock();
         if moved {
-            queue.clear_owners();
+            cq.queue.lock().clear_owners();
         }
-        queue.attach(ring);
+        cq.take_ring(ring);
     }
     for (qp, place, QpEnds { send, recv }) in ends.qps {
         qp.control.lock().place = place;
@@ -268,11 +323,23 @@ fn put_in(ends: NewEnds, moved: bool) {
             qp.own(place.qpn);
         }
         qp.send.lock().attach(send);
+        if qp.srq().is_some() {
+            continue;
+        }
         let mut queue = qp.recv.lock();
         if moved {
             queue.attach_new(recv);
         } else {
             queue.attach_again(recv);
+        }
+    }
+    for (srq, place, ring) in ends.srqs {
+        *srq.place.lock() = place;
+        let mut queue = srq.queue.lock();
+        if moved {
+            queue.attach_new(ring);
+        } else {
+            queue.attach_again(ring);
         }
     }
 }

@@ -109,7 +109,9 @@ impl Sessions {
             qp.disown(old.qpn);
             qp.own(standby.place.qpn);
             qp.send.lock().attach(ends.send);
-            qp.recv.lock().attach_new(ends.recv);
+            if qp.srq().is_none() {
+                qp.recv.lock().attach_new(ends.recv);
+            }
             record.replaced.push((qp, old));
         }
         for (qpn, table) in tables {

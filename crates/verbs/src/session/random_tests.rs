@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use crate::testing::{Migration, Story};
+use crate::testing::{Migration, Shape, Story};
 use crate::{SendOpcode, Wc};
 
 #[derive(Debug, Clone)]
@@ -211,9 +211,9 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn each_request_completes_once_and_in_order(acts in prop::collection::vec(act(), 1..120)) {
+    fn each_request_completes_once_and_in_order(srq: bool, acts in prop::collection::vec(act(), 1..120)) {
         let mut run = Run {
-            story: Story::new(),
+            story: Story::with(Shape { srq, channel: false }),
             logs: Default::default(),
             migration: None,
             next: 0,

@@ -1,12 +1,21 @@
 //! Suspension, drain, replay and switch, one thing at a time.
 
 use verbatim_channel::{Answer, Order, Scope};
-use verbatim_device::control::{Access, QpAttrMask, QpState};
+use verbatim_device::control::{Access, AsyncEventType, QpAttrMask, QpState};
 
-use crate::testing::{Story, buffer};
+use crate::testing::{Shape, Story, buffer};
 use crate::{PostError, QpAttr, SendOpcode, UdAddress, WC_WR_FLUSH_ERR};
 
 const SEND: SendOpcode = SendOpcode::SendWithImm;
+
+const SHARED: Shape = Shape {
+    srq: true,
+    channel: false,
+};
+const WITH_EVENTS: Shape = Shape {
+    srq: false,
+    channel: true,
+};
 
 fn wr_ids(completions: &[crate::Wc]) -> Vec<u64> {
     completions.iter().map(|wc| wc.wr_id).collect()
@@ -154,6 +163,178 @@ fn receives_posted_while_drained_are_posted_once_also_after_a_rollback() {
     story.ends[1].send(5, SEND, true, false).unwrap();
     story.settle();
     assert_eq!(story.world.unfinished(), 1, "no RECV was posted twice");
+}
+
+#[test]
+fn a_shared_receive_queue_moves_with_what_nothing_has_consumed() {
+    let mut story = Story::with(SHARED);
+    for wr_id in 0..4 {
+        story.ends[0].recv(wr_id).unwrap();
+    }
+    story.ends[1].send(0, SEND, false, false).unwrap();
+    let mut migration = story.pre_setup(0);
+    story.suspend(&mut migration);
+    story.ends[0].recv(4).unwrap();
+    assert!(story.drain(&migration, 1000));
+    story.ends[0].recv(5).unwrap();
+    story.quiesce(&mut migration);
+    story.ends[0].recv(6).unwrap();
+    assert_eq!(wr_ids(&story.ends[0].poll()), [0]);
+    story.ends[0].recv(7).unwrap();
+    story.ends[0].recv(8).unwrap();
+    assert_eq!(story.ends[0].recv(9), Err(PostError::Full));
+    assert_eq!(story.claim(&migration), 8, "each of them once");
+    story.switch(&migration);
+    story.resume(&migration);
+    for message in 1..9 {
+        story.ends[1]
+            .send(message, SEND, message % 4 == 0, false)
+            .unwrap();
+        story.settle();
+        story.ends[1].poll();
+    }
+    assert_eq!(wr_ids(&story.ends[0].poll()), [1, 2, 3, 4, 5, 6, 7, 8]);
+    story.ends[0].recv(10).unwrap();
+    // The partner's queue stays where it is, below two queue pairs for a while.
+    story.ends[1].recv(20).unwrap();
+    story.migrate(0);
+    story.ends[0].send(9, SEND, true, false).unwrap();
+    story.settle();
+    assert_eq!(wr_ids(&story.ends[1].poll()), [20]);
+}
+
+#[test]
+fn the_limit_of_a_shared_receive_queue_is_armed_where_it_goes_and_fires_once() {
+    let mut story = Story::with(SHARED);
+    let srq = story.ends[0].srq.clone().unwrap();
+    for wr_id in 0..3 {
+        story.ends[0].recv(wr_id).unwrap();
+    }
+    srq.modify_limit(2).unwrap();
+    let mut migration = story.pre_setup(0);
+    story.suspend(&mut migration);
+    assert!(story.drain(&migration, 1000));
+    story.quiesce(&mut migration);
+    story.claim(&migration);
+    story.switch(&migration);
+    story.resume(&migration);
+    assert_eq!(srq.query().unwrap().limit, 2);
+    let event = |story: &Story| {
+        let context = &story.ends[0].context;
+        context.process().look_after_devices();
+        rustix::io::ioctl_fionbio(context.async_fd(), true).unwrap();
+        context.get_async_event().map(|event| event.event)
+    };
+    for message in 0..2 {
+        story.ends[1].send(message, SEND, true, false).unwrap();
+        story.settle();
+    }
+    // It has fired before the process is quiesced, and the helper thread has not looked yet.
+    story.migrate(0);
+    assert_eq!(event(&story).unwrap(), AsyncEventType::SrqLimitReached);
+    srq.ack_async_event();
+    assert_eq!(srq.query().unwrap().limit, 0);
+    assert_eq!(event(&story).unwrap_err().errno(), libc::EAGAIN);
+}
+
+/// Whether there is an event of an end's completion queue; it is acknowledged.
+fn event(story: &Story, end: usize) -> bool {
+    let cq = &story.ends[end].cq;
+    match cq.channel().unwrap().get_event() {
+        Ok(told) => {
+            assert!(std::sync::Arc::ptr_eq(&told, cq));
+            cq.ack_events(1);
+            true
+        }
+        Err(error) => {
+            assert_eq!(error.errno(), libc::EAGAIN);
+            false
+        }
+    }
+}
+
+#[test]
+fn an_armed_queue_is_armed_where_it_goes() {
+    for solicited_only in [false, true] {
+        let mut story = Story::with(WITH_EVENTS);
+        for end in 0..2 {
+            story.ends[end].cq.arm(solicited_only);
+            story.ends[end].recv(end as u64).unwrap();
+        }
+        story.migrate(0);
+        story.migrate(1);
+        assert!(!event(&story, 0) && !event(&story, 1));
+        story.ends[1].send(7, SEND, false, false).unwrap();
+        story.settle();
+        assert_eq!(event(&story, 0), !solicited_only);
+        assert!(!event(&story, 1));
+        assert_eq!(wr_ids(&story.ends[0].poll()), [0]);
+    }
+}
+
+#[test]
+fn events_that_nobody_has_read_and_completions_that_nobody_was_told_of_come_after_the_move() {
+    let mut story = Story::with(WITH_EVENTS);
+    story.ends[0].recv(0).unwrap();
+    story.ends[0].cq.arm(false);
+    story.ends[1].send(0, SEND, true, false).unwrap();
+    story.settle();
+    // The event lies in the channel while it moves, twice.
+    story.migrate(0);
+    story.migrate(0);
+    assert!(event(&story, 0) && !event(&story, 0));
+    story.ends[0].recv(1).unwrap();
+    story.ends[1].send(1, SEND, true, false).unwrap();
+    story.settle();
+    let mut migration = story.pre_setup(0);
+    story.suspend(&mut migration);
+    assert!(story.drain(&migration, 1000));
+    story.quiesce(&mut migration);
+    // Without an RNIC: what has come already fires at once, what is still to come when there is one again.
+    story.ends[0].cq.arm(false);
+    assert!(event(&story, 0) && !event(&story, 0));
+    assert_eq!(wr_ids(&story.ends[0].poll()), [0, 1]);
+    story.ends[0].cq.arm(false);
+    assert!(!event(&story, 0));
+    story.claim(&migration);
+    story.switch(&migration);
+    story.resume(&migration);
+    assert!(!event(&story, 0));
+    story.ends[0].recv(2).unwrap();
+    story.ends[1].send(2, SEND, true, false).unwrap();
+    story.settle();
+    assert!(event(&story, 0) && !event(&story, 0));
+}
+
+#[test]
+fn who_waits_for_an_event_while_it_is_moved_gets_it() {
+    let mut story = Story::with(WITH_EVENTS);
+    story.ends[0].recv(0).unwrap();
+    let (cq, context) = (story.ends[0].cq.clone(), story.ends[0].context.clone());
+    let channel = cq.channel().unwrap().clone();
+    rustix::io::ioctl_fionbio(channel.fd(), false).unwrap();
+    cq.arm(false);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| channel.get_event().map(|_| ()));
+        let other = scope.spawn(|| context.get_async_event().map(|event| event.event));
+        story.migrate(0);
+        story.migrate(0);
+        assert!(!waiter.is_finished() && !other.is_finished());
+        story.ends[1].send(0, SEND, true, false).unwrap();
+        story.settle();
+        waiter.join().unwrap().unwrap();
+        let physical = story.ends[0].endpoint().qpn;
+        let device = story.ends[0].device;
+        let event = verbatim_device::control::AsyncEvent {
+            event: AsyncEventType::SqDrained,
+            object: physical,
+        };
+        story.world.tell(device, event);
+        context.process().look_after_devices();
+        assert_eq!(other.join().unwrap().unwrap(), AsyncEventType::SqDrained);
+    });
+    cq.ack_events(1);
+    story.ends[0].qp.ack_async_event();
 }
 
 #[test]

@@ -4,4 +4,4 @@ mod nic;
 mod story;
 
 pub use nic::World;
-pub use story::{CAP, Migration, Story, buffer};
+pub use story::{CAP, Migration, Shape, Story, buffer};

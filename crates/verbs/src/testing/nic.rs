@@ -8,7 +8,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use rustix::net::SendFlags;
-use verbatim_device::control::{AsyncEvent, DeviceAttr, Gid, PortAttr, QpAttr, QpAttrMask, QpState, SrqAttr};
+use verbatim_device::control::{
+    AsyncEvent, AsyncEventType, CompletionEvent, DeviceAttr, Gid, PortAttr, QpAttr, QpAttrMask, QpState,
+    SrqAttr,
+};
 use verbatim_device::layout::{Cqe, SEND_SIGNALED, SEND_SOLICITED, SendWqe, Sge};
 use verbatim_device::ring::{Armed, Body};
 
@@ -39,17 +42,24 @@ struct FakeQp {
 }
 
 #[derive(Debug, Default)]
+struct FakeSrq {
+    recvs: VecDeque<u64>,
+    attr: SrqAttr,
+}
+
+#[derive(Debug, Default)]
 struct State {
     qps: BTreeMap<Name, FakeQp>,
     cqs: HashMap<Name, VecDeque<Cqe>>,
     keys: HashSet<Name>,
     next: HashMap<u8, u32>,
-    srqs: HashMap<Name, VecDeque<u64>>,
+    srqs: HashMap<Name, FakeSrq>,
     /// Armed completion queues, and whether for any completion.
     armed: HashMap<Name, bool>,
-    channels: HashMap<Name, Arc<SoftChannel>>,
-    /// Which channel a completion queue's events go to.
-    channel_of: HashMap<Name, Name>,
+    /// What is told of events.
+    channels: HashMap<Name, OwnedFd>,
+    /// Which channel a completion queue's events go to, and what they say.
+    channel_of: HashMap<Name, (Name, u32)>,
     /// What the RNICs hold of each opened device: while it is there, so are they.
     lines: Vec<(u8, OwnedFd)>,
     /// Requests that are refused room although there is: slots that the RNIC frees late.
@@ -109,14 +119,12 @@ impl State {
                 return false;
             }
             let recv_cq = peer_qp.recv_cq;
-            let recvs = match peer_qp.srq {
-                None => &mut peer_qp.recvs,
-                Some(srq) => self
-                    .srqs
-                    .get_mut(&srq)
-                    .expect("a queue pair's shared receive queue"),
+            let srq = peer_qp.srq;
+            let taken = match srq {
+                None => peer_qp.recvs.pop_front(),
+                Some(srq) => self.pop_shared(srq),
             };
-            let Some(wr_id) = recvs.pop_front() else {
+            let Some(wr_id) = taken else {
                 return false;
             };
             self.complete(
@@ -155,8 +163,35 @@ impl State {
         let wanted = |any: &bool| *any || cqe.solicited != 0 || cqe.status != 0;
         if self.armed.get(&cq).is_some_and(wanted) {
             self.armed.remove(&cq);
-            let channel = self.channel_of.get(&cq).and_then(|name| self.channels.get(name));
-            channel.expect("the channel of an armed queue").inject(cq.1);
+            let (channel, event) = self.channel_of[&cq];
+            let message = postcard::to_stdvec(&CompletionEvent { cq: event }).expect("an event");
+            rustix::net::send(&self.channels[&channel], &message, SendFlags::NOSIGNAL)
+                .expect("there is room");
+        }
+    }
+
+    fn pop_shared(&mut self, name: Name) -> Option<u64> {
+        let srq = self
+            .srqs
+            .get_mut(&name)
+            .expect("a queue pair's shared receive queue");
+        let wr_id = srq.recvs.pop_front()?;
+        if (srq.recvs.len() as u32) < srq.attr.limit {
+            srq.attr.limit = 0;
+            let event = AsyncEvent {
+                event: AsyncEventType::SrqLimitReached,
+                object: name.1,
+            };
+            self.tell(name.0, event);
+        }
+        Some(wr_id)
+    }
+
+    fn tell(&self, device: u8, event: AsyncEvent) {
+        let message = postcard::to_stdvec(&event).expect("an event");
+        for (_, line) in self.lines.iter().filter(|(id, _)| *id == device) {
+            // A line that a parked device had is nobody's.
+            let _ = rustix::net::send(line, &message, SendFlags::NOSIGNAL);
         }
     }
 
@@ -250,11 +285,7 @@ impl World {
 
     /// A device tells of an event.
     pub fn tell(&self, device: u8, event: AsyncEvent) {
-        let message = postcard::to_stdvec(&event).expect("an event");
-        let state = self.0.lock();
-        for (_, line) in state.lines.iter().filter(|(id, _)| *id == device) {
-            rustix::net::send(line, &message, SendFlags::NOSIGNAL).expect("someone listens");
-        }
+        self.0.lock().tell(device, event);
     }
 
     /// For the next `looks` looks, send queues say that they have no room.
@@ -311,9 +342,19 @@ impl Device for FakeDevice {
         let mut state = self.world.0.lock();
         let number = state.number(self.id);
         let (ours, theirs) = SoftChannel::pair()?;
-        let channel = Arc::new(SoftChannel::new(number, ours, theirs));
-        state.channels.insert((self.id, number), channel.clone());
-        Ok(channel)
+        let line = theirs.try_clone().expect("a descriptor");
+        state.channels.insert((self.id, number), line);
+        Ok(Arc::new(SoftChannel::new(number, ours, theirs)))
+    }
+
+    fn attach_comp_channel(&self, number: u32, channel: &dyn EventChannel) -> Result<(), VerbsError> {
+        let line = channel.line().expect("a socket").try_clone_to_owned();
+        let mut state = self.world.0.lock();
+        let earlier = state
+            .channels
+            .insert((self.id, number), line.expect("a descriptor"));
+        assert!(earlier.is_some(), "a live channel");
+        Ok(())
     }
 
     fn destroy_comp_channel(&self, channel: u32) -> Result<(), VerbsError> {
@@ -324,12 +365,31 @@ impl Device for FakeDevice {
     fn create_srq(&self, _: u32, attr: &SrqAttr) -> Result<SrqPlace, VerbsError> {
         let mut state = self.world.0.lock();
         let srq = state.number(self.id);
-        state.srqs.insert((self.id, srq), VecDeque::new());
+        let made = FakeSrq {
+            recvs: VecDeque::new(),
+            attr: *attr,
+        };
+        state.srqs.insert((self.id, srq), made);
         Ok(SrqPlace {
             srq,
             attr: *attr,
             offset: 0,
         })
+    }
+
+    fn modify_srq(&self, srq: u32, limit: u32) -> Result<(), VerbsError> {
+        let mut state = self.world.0.lock();
+        state
+            .srqs
+            .get_mut(&(self.id, srq))
+            .expect("a live queue")
+            .attr
+            .limit = limit;
+        Ok(())
+    }
+
+    fn query_srq(&self, srq: u32) -> Result<SrqAttr, VerbsError> {
+        Ok(self.world.0.lock().srqs[&(self.id, srq)].attr)
     }
 
     fn destroy_srq(&self, srq: u32) -> Result<(), VerbsError> {
@@ -364,11 +424,13 @@ impl Device for FakeDevice {
         Ok(())
     }
 
-    fn create_cq(&self, entries: u32, channel: Option<u32>) -> Result<CqPlace, VerbsError> {
+    fn create_cq(&self, entries: u32, channel: Option<(u32, u32)>) -> Result<CqPlace, VerbsError> {
         let mut state = self.world.0.lock();
         let cq = state.number(self.id);
-        if let Some(channel) = channel {
-            state.channel_of.insert((self.id, cq), (self.id, channel));
+        if let Some((channel, event)) = channel {
+            state
+                .channel_of
+                .insert((self.id, cq), ((self.id, channel), event));
         }
         state.cqs.insert((self.id, cq), VecDeque::new());
         Ok(CqPlace {
@@ -584,7 +646,7 @@ impl RecvRing for FakeSrqEnd {
         let mut state = self.0.world.0.lock();
         FakeEnd::check_keys(&state, self.0.name, sges);
         let srq = state.srqs.get_mut(&self.0.name).expect("a live queue");
-        srq.push_back(wr_id);
+        srq.recvs.push_back(wr_id);
     }
 
     fn publish(&mut self) -> Result<(), Refused> {

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use verbatim_channel::{
-    Answer, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, Endpoint, KeyPair, Order, QpCount,
-    RoadMap, Scope, StandbyPeer, StandbyQp,
+    Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, ClaimedSrq, Endpoint,
+    KeyPair, Order, QpCount, RoadMap, Scope, StandbyPeer, StandbyQp,
 };
-use verbatim_device::control::{Access, QpAttr, QpAttrMask, QpCap, QpState, QpType};
+use verbatim_device::control::{Access, QpAttr, QpAttrMask, QpCap, QpState, QpType, SrqAttr};
 use verbatim_device::layout::Sge;
 
 use super::World;
@@ -15,7 +15,7 @@ use super::nic::connection;
 use crate::backend::{Device, PhysicalMemory, PhysicalMrInit, PhysicalQpInit};
 use crate::session::Sessions;
 use crate::{
-    Body, Context, Cq, Mr, Pd, PostError, Process, Qp, QpInit, RecvWr, SendOpcode, SendWr, UdAddress,
+    Body, Context, Cq, Mr, Pd, PostError, Process, Qp, QpInit, RecvWr, SendOpcode, SendWr, Srq, UdAddress,
 };
 
 pub const CAP: QpCap = QpCap {
@@ -25,6 +25,21 @@ pub const CAP: QpCap = QpCap {
     max_recv_sge: 2,
     max_inline_data: 16,
 };
+
+pub const SRQ: SrqAttr = SrqAttr {
+    max_wr: 8,
+    max_sge: 2,
+    limit: 0,
+};
+
+/// What the ends of a story have beside the least.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Shape {
+    /// Their queue pairs take RECVs from a shared receive queue.
+    pub srq: bool,
+    /// Their completion queues have a channel, whose descriptor is non-blocking.
+    pub channel: bool,
+}
 
 /// Memory to be registered: read-only, so that it is never adopted.
 pub fn buffer() -> u64 {
@@ -39,26 +54,32 @@ pub struct End {
     pub pd: Arc<Pd>,
     pub mr: Arc<Mr>,
     pub cq: Arc<Cq>,
+    /// What the queue pair takes its RECVs from, if not from an own queue.
+    pub srq: Option<Arc<Srq>>,
     pub qp: Arc<Qp>,
     /// The device that it is on.
     pub device: u8,
 }
 
 impl End {
-    fn new(world: &World, device: u8) -> Self {
+    fn new(world: &World, device: u8, shape: Shape) -> Self {
         // There is no agent.
         let process = Process::new(Path::new("/proc/none"));
         let context = process.open_on(|| Ok(world.device(device))).unwrap();
         let pd = context.alloc_pd().unwrap();
         let mr = pd.reg_mr(buffer(), 64, buffer(), Access::LOCAL_WRITE).unwrap();
-        let cq = context.create_cq(64, None).unwrap();
+        let channel = shape.channel.then(|| context.create_comp_channel().unwrap());
+        if let Some(channel) = &channel {
+            rustix::io::ioctl_fionbio(channel.fd(), true).unwrap();
+        }
+        let cq = context.create_cq(64, channel.as_ref()).unwrap();
         let init = QpInit {
             send_cq: cq.clone(),
             recv_cq: cq.clone(),
             qp_type: QpType::Rc,
             cap: CAP,
             signal_all: false,
-            srq: None,
+            srq: shape.srq.then(|| pd.create_srq(&SRQ).unwrap()),
         };
         let qp = pd.create_qp(&init).unwrap();
         Self {
@@ -67,6 +88,7 @@ impl End {
             pd,
             mr,
             cq,
+            srq: init.srq,
             qp,
             device,
         }
@@ -135,7 +157,11 @@ impl End {
     pub fn recv(&self, wr_id: u64) -> Result<(), PostError> {
         let sges = [self.sge()];
         let request = RecvWr { wr_id, sges: &sges };
-        self.qp.post_recv([request]).map_err(|(_, error)| error)
+        let posted = match &self.srq {
+            Some(srq) => srq.post_recv([request]),
+            None => self.qp.post_recv([request]),
+        };
+        posted.map_err(|(_, error)| error)
     }
 
     /// Takes all completions that there are now: (`wr_id`, opcode, immediate data, status).
@@ -189,8 +215,12 @@ pub struct Migration {
 
 impl Story {
     pub fn new() -> Self {
+        Self::with(Shape::default())
+    }
+
+    pub fn with(shape: Shape) -> Self {
         let world = World::default();
-        let ends = [End::new(&world, 1), End::new(&world, 2)];
+        let ends = [End::new(&world, 1, shape), End::new(&world, 2, shape)];
         ends[0].connect(ends[1].endpoint());
         ends[1].connect(ends[0].endpoint());
         Self {
@@ -394,11 +424,21 @@ fn make_again(
         }
     });
     let mrs = mrs.collect();
+    let channels = context.channels.iter().map(|channel| ClaimedChannel {
+        channel: channel.channel,
+        physical_channel: device.create_comp_channel().unwrap().number(),
+    });
+    let channels: Vec<ClaimedChannel> = channels.collect();
+    let physical_channel = |number| {
+        let found = channels.iter().find(|claimed| claimed.channel == number);
+        found.unwrap().physical_channel
+    };
     let cqs: Vec<ClaimedCq> = context
         .cqs
         .iter()
         .map(|cq| {
-            let place = device.create_cq(cq.entries, None).unwrap();
+            let channel = cq.channel.map(|channel| (physical_channel(channel), cq.cq));
+            let place = device.create_cq(cq.entries, channel).unwrap();
             ClaimedCq {
                 cq: cq.cq,
                 physical_cq: place.cq,
@@ -408,12 +448,29 @@ fn make_again(
         })
         .collect();
     let physical_cq = |cq| cqs.iter().find(|claimed| claimed.cq == cq).unwrap().physical_cq;
+    let srqs = context.srqs.iter().map(|srq| {
+        assert_eq!(srq.pd, pd.pd);
+        let place = device.create_srq(physical_pd, &srq.attr).unwrap();
+        ClaimedSrq {
+            srq: srq.srq,
+            physical_srq: place.srq,
+            attr: place.attr,
+            offset: place.offset,
+        }
+    });
+    let srqs: Vec<ClaimedSrq> = srqs.collect();
+    let physical_srq = |srq| {
+        srqs.iter()
+            .find(|claimed| claimed.srq == srq)
+            .unwrap()
+            .physical_srq
+    };
     let qps = context.qps.iter().rev().map(|qp| {
         let init = PhysicalQpInit {
             pd: physical_pd,
             send_cq: physical_cq(qp.send_cq),
             recv_cq: physical_cq(qp.recv_cq),
-            srq: None,
+            srq: qp.srq.map(physical_srq),
             qp_type: qp.qp_type,
             cap: qp.cap,
         };
@@ -443,7 +500,9 @@ fn make_again(
             physical_pd,
         }],
         mrs,
+        channels,
         cqs,
+        srqs,
         qps,
     }]
 }

@@ -131,6 +131,7 @@ impl Replacement {
             let request = Request::CreateCq {
                 entries: cq.entries,
                 channel: None,
+                event: None,
             };
             let reply = call(&connection, &request, None);
             let Reply::Cq {
@@ -190,6 +191,8 @@ impl Replacement {
                 }],
                 mrs,
                 cqs,
+                channels: Vec::new(),
+                srqs: Vec::new(),
                 qps,
             },
             connection,

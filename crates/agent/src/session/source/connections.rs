@@ -150,6 +150,7 @@ mod tests {
             pd: 1,
             send_cq: 1,
             recv_cq: 1,
+            srq: None,
             qp_type: QpType::Rc,
             cap: QpCap::default(),
             attr: QpAttr {

@@ -45,8 +45,8 @@ impl Armed {
 pub struct Channel {
     live: Live<ibv_comp_channel>,
     number: u32,
-    /// Those that send their events here, by number.
-    cqs: Mutex<HashMap<u32, Arc<Armed>>>,
+    /// Those that send their events here, by number, and what these say.
+    cqs: Mutex<HashMap<u32, (u32, Arc<Armed>)>>,
     /// Events that no RNIC made. Who asks for an event finds them; the descriptor does not tell of them, since it is the
     /// kernel's. They are made for an RNIC that is gone, whose descriptor is readable for ever, and for a queue with
     /// completions in it, which a program that has armed it looks at before it waits.
@@ -69,8 +69,8 @@ impl Channel {
         held.as_ptr()
     }
 
-    pub fn add(&self, cq: u32, armed: Arc<Armed>) {
-        self.cqs.lock().insert(cq, armed);
+    pub fn add(&self, cq: u32, event: u32, armed: Arc<Armed>) {
+        self.cqs.lock().insert(cq, (event, armed));
     }
 
     pub fn remove(&self, cq: u32) {
@@ -110,13 +110,15 @@ impl EventChannel for Channel {
             (functions.ibv_ack_cq_events)(cq, 1);
             number as usize as u32
         };
-        if let Some(armed) = self.cqs.lock().get(&number) {
+        // Of a queue that is gone, nobody knows what it says: neither do the objects above.
+        let cqs = self.cqs.lock();
+        Ok(cqs.get(&number).map_or(0, |(event, armed)| {
             armed.take();
-        }
-        Ok(number)
+            *event
+        }))
     }
 
-    fn inject(&self, cq: u32) {
-        self.injected.lock().push_back(cq);
+    fn inject(&self, event: u32) {
+        self.injected.lock().push_back(event);
     }
 }

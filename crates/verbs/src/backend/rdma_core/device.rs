@@ -158,7 +158,7 @@ impl Device for RdmaCoreDevice {
         Ok(())
     }
 
-    fn create_cq(&self, entries: u32, channel: Option<u32>) -> Result<CqPlace, VerbsError> {
+    fn create_cq(&self, entries: u32, channel: Option<(u32, u32)>) -> Result<CqPlace, VerbsError> {
         self.make_cq(entries, channel)
     }
 

@@ -17,8 +17,10 @@ use crate::error::VerbsError;
 use crate::tables::Radix24;
 
 impl RdmaCoreDevice {
-    pub fn make_cq(&self, entries: u32, channel: Option<u32>) -> Result<CqPlace, VerbsError> {
+    pub fn make_cq(&self, entries: u32, channel: Option<(u32, u32)>) -> Result<CqPlace, VerbsError> {
         let functions = self.functions();
+        let (channel, event) = channel.unzip();
+        let event = event.unwrap_or(0);
         let channel = channel
             .map(|channel| self.objects.channels.get(channel))
             .transpose()?;
@@ -47,7 +49,7 @@ impl RdmaCoreDevice {
             channel,
         };
         if let Some(channel) = &cq.channel {
-            channel.add(number, cq.armed.clone());
+            channel.add(number, event, cq.armed.clone());
         }
         self.objects.cqs.insert(number, cq);
         Ok(CqPlace {

@@ -125,7 +125,7 @@ impl Device for Bare {
     fn dereg_mr(&self, _: u32) -> Result<(), VerbsError> {
         Ok(())
     }
-    fn create_cq(&self, _: u32, _: Option<u32>) -> Result<CqPlace, VerbsError> {
+    fn create_cq(&self, _: u32, _: Option<(u32, u32)>) -> Result<CqPlace, VerbsError> {
         Ok(CqPlace {
             cq: 1,
             entries: CQ_ENTRIES,

@@ -121,10 +121,14 @@ impl EventChannel for SoftChannel {
         Ok(event.cq)
     }
 
-    fn inject(&self, cq: u32) {
+    fn inject(&self, event: u32) {
         let mut waiting = self.waiting.lock();
-        waiting.push_back(cq);
+        waiting.push_back(event);
         self.flush(&mut waiting);
+    }
+
+    fn line(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.theirs.as_fd())
     }
 }
 

@@ -277,12 +277,27 @@ impl Device for SoftDevice {
         }
     }
 
+    fn attach_comp_channel(&self, number: u32, channel: &dyn EventChannel) -> Result<(), VerbsError> {
+        const VERB: &str = "attach_comp_channel";
+        let line: Vec<_> = channel.line().into_iter().collect();
+        match self.call_with(VERB, &Request::AttachCompChannel { channel: number }, &line)? {
+            Reply::Done => Ok(()),
+            reply => wrong(VERB, reply),
+        }
+    }
+
     fn destroy_comp_channel(&self, channel: u32) -> Result<(), VerbsError> {
         self.call_done("destroy_comp_channel", &Request::DestroyCompChannel { channel })
     }
 
-    fn create_cq(&self, entries: u32, channel: Option<u32>) -> Result<CqPlace, VerbsError> {
-        match self.call("create_cq", &Request::CreateCq { entries, channel })? {
+    fn create_cq(&self, entries: u32, channel: Option<(u32, u32)>) -> Result<CqPlace, VerbsError> {
+        let (channel, event) = channel.unzip();
+        let request = Request::CreateCq {
+            entries,
+            channel,
+            event,
+        };
+        match self.call("create_cq", &request)? {
             Reply::Cq { cq, entries, offset } => Ok(CqPlace { cq, entries, offset }),
             reply => wrong("create_cq", reply),
         }
@@ -403,6 +418,10 @@ impl Device for SoftDevice {
         Ok(Box::new(SoftRecvs::new(self.arena.clone(), end)))
     }
 
+    fn deafen(&self) -> Result<(), VerbsError> {
+        self.call_done("park_context", &Request::ParkContext)
+    }
+
     fn park(self: Arc<Self>) -> Result<Parked, VerbsError> {
         let held = |object: &str, users: usize| VerbsError::Busy {
             object: object.to_owned(),
@@ -410,7 +429,7 @@ impl Device for SoftDevice {
         };
         let device =
             Arc::try_unwrap(self).map_err(|device| held("the device", Arc::strong_count(&device)))?;
-        device.call_done("park_context", &Request::ParkContext)?;
+        device.deafen()?;
         let Self {
             connection, arena, ..
         } = device;

@@ -163,10 +163,15 @@ const CAP: QpCap = QpCap {
     max_inline_data: 64,
 };
 
+/// What a completion queue's events say.
+const EVENT: u32 = 4711;
+
 /// A protection domain, a completion queue and a queue pair.
 fn queue_pair(device: &dyn Device, qp_type: QpType, channel: Option<u32>) -> (u32, CqPlace, QpPlace) {
     let pd = device.alloc_pd().unwrap();
-    let cq = device.create_cq(100, channel).unwrap();
+    let cq = device
+        .create_cq(100, channel.map(|channel| (channel, EVENT)))
+        .unwrap();
     let init = PhysicalQpInit {
         pd,
         send_cq: cq.cq,
