@@ -15,6 +15,7 @@
 
 mod agent;
 mod api;
+mod caller;
 pub mod client;
 mod config;
 mod directory;

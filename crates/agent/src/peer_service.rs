@@ -9,6 +9,8 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::PROTOCOL;
 use crate::agent::{Shared, status};
+use crate::caller;
+use crate::directory::HostEntry;
 use crate::instances::record::Record;
 use crate::journal::{Event, Role};
 use crate::proto::peer_server::Peer;
@@ -58,6 +60,14 @@ impl PeerService {
         self.0.partners.get(session).map_err(|error| status(&error))
     }
 
+    /// A session's first request: does it come from the host that it names as its source?
+    #[allow(clippy::result_large_err, reason = "tonic's own type")]
+    fn source<T>(&self, request: &Request<T>, source: &str) -> Result<&HostEntry, Status> {
+        let caller = caller::identify(request, self.0.peers.directory())?;
+        caller::is_source(caller, source)?;
+        Ok(caller)
+    }
+
     async fn abort_session(agent: &Shared, session: u64) -> anyhow::Result<()> {
         Destinations::abort(agent, session).await;
         Partners::abort(agent, session).await
@@ -83,6 +93,7 @@ impl Peer for PeerService {
     }
 
     async fn resolve(&self, request: Request<ResolveRequest>) -> Reply<ResolveReply> {
+        caller::identify(&request, self.0.peers.directory())?;
         let endpoint = request.into_inner().endpoint;
         let forward = endpoint.and_then(|endpoint| self.0.forwarding.get(endpoint.qpn));
         Ok(Response::new(match forward {
@@ -124,6 +135,7 @@ impl Peer for PeerService {
     }
 
     async fn check_instance(&self, request: Request<OpenRequest>) -> Reply<CheckInstanceReply> {
+        self.source(&request, &request.get_ref().source)?;
         let request = request.into_inner();
         let record: Record = serde_json::from_str(&request.instance)
             .map_err(|error| Status::invalid_argument(format!("a malformed instance record: {error}")))?;
@@ -132,6 +144,7 @@ impl Peer for PeerService {
     }
 
     async fn open(&self, request: Request<OpenRequest>) -> Reply<Done> {
+        self.source(&request, &request.get_ref().source)?;
         let (agent, request) = (self.0.clone(), request.into_inner());
         done(step(async move { Destinations::open(&agent, &request).await }).await)
     }
@@ -208,6 +221,8 @@ impl Peer for PeerService {
     }
 
     async fn partner_prepare(&self, request: Request<PartnerPrepareRequest>) -> Reply<PartnerPrepareReply> {
+        let source = self.source(&request, &request.get_ref().source)?;
+        caller::owns(source, &request.get_ref().connections)?;
         let (agent, request) = (self.0.clone(), request.into_inner());
         let prepared = step(async move { Partners::prepare(&agent, request).await }).await;
         reply(prepared.map(|standbys| PartnerPrepareReply { standbys }))

@@ -1,0 +1,135 @@
+//! Which host a request comes from.
+//!
+//! TLS lets in whoever holds a certificate of our authority. What a host may ask for depends on which one it is, and that is
+//! what its certificate says, not what its messages do: a host moves only instances of its own, and touches only connections
+//! that lead to it.
+
+use tonic::transport::CertificateDer;
+use tonic::{Request, Status};
+use verbatim_channel::Endpoint;
+
+use crate::directory::{Directory, HostEntry};
+use crate::proto::PartnerConnection;
+
+/// The host whose certificate the caller has presented.
+#[allow(clippy::result_large_err, reason = "tonic's own type")]
+pub fn identify<'d, T>(request: &Request<T>, directory: &'d Directory) -> Result<&'d HostEntry, Status> {
+    let certificates = request
+        .peer_certs()
+        .ok_or_else(|| Status::unauthenticated("the connection has no certificate"))?;
+    let own = certificates
+        .first()
+        .ok_or_else(|| Status::unauthenticated("the connection has no certificate"))?;
+    of_certificate(own, directory)
+}
+
+#[allow(clippy::result_large_err, reason = "tonic's own type")]
+fn of_certificate<'d>(
+    certificate: &CertificateDer<'_>,
+    directory: &'d Directory,
+) -> Result<&'d HostEntry, Status> {
+    let certificate = webpki::EndEntityCert::try_from(certificate)
+        .map_err(|error| Status::unauthenticated(format!("the certificate cannot be read: {error}")))?;
+    let names: Vec<_> = certificate.valid_dns_names().collect();
+    names.iter().find_map(|name| directory.host(name)).ok_or_else(|| {
+        Status::permission_denied(format!(
+            "the certificate is for {}, and the hosts known here are {}; add it to hosts.json",
+            names.join(", "),
+            directory.names()
+        ))
+    })
+}
+
+/// It says that it is the source of the session: is it?
+#[allow(clippy::result_large_err, reason = "tonic's own type")]
+pub fn is_source(caller: &HostEntry, source: &str) -> Result<(), Status> {
+    match caller.name == source {
+        true => Ok(()),
+        false => Err(Status::permission_denied(format!(
+            "{} asks in the name of {source}",
+            caller.name
+        ))),
+    }
+}
+
+/// Do the moving ends of all connections lie on the caller's host?
+#[allow(clippy::result_large_err, reason = "tonic's own type")]
+pub fn owns(caller: &HostEntry, connections: &[PartnerConnection]) -> Result<(), Status> {
+    let gid = caller.gid();
+    for connection in connections {
+        let moving = connection.moving.clone().map(Endpoint::try_from);
+        match moving {
+            Some(Ok(moving)) if moving.gid == gid => {}
+            _ => {
+                return Err(Status::permission_denied(format!(
+                    "{} asks to move a connection that does not lead to it",
+                    caller.name
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto;
+    use rcgen::{CertificateParams, KeyPair};
+
+    fn directory() -> Directory {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hosts.json");
+        let hosts = r#"[{"name": "a", "address": "10.0.0.1"}, {"name": "b", "address": "10.0.0.2"}]"#;
+        std::fs::write(&path, hosts).unwrap();
+        Directory::load(&path, "a").unwrap()
+    }
+
+    fn certificate(names: &[&str]) -> CertificateDer<'static> {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let params = CertificateParams::new(names).unwrap();
+        let key = KeyPair::generate().unwrap();
+        params.self_signed(&key).unwrap().der().clone()
+    }
+
+    #[test]
+    fn a_certificate_names_its_host() {
+        let directory = directory();
+        let caller = of_certificate(&certificate(&["b", "10.0.0.2"]), &directory).unwrap();
+        assert_eq!(caller.name, "b");
+        let error = of_certificate(&certificate(&["c"]), &directory).unwrap_err();
+        assert!(error.message().contains("for c") && error.message().contains("a, b"));
+        let garbage = CertificateDer::from(vec![1, 2, 3]);
+        assert!(of_certificate(&garbage, &directory).is_err());
+    }
+
+    #[test]
+    fn a_request_without_a_certificate_comes_from_nobody() {
+        let error = identify(&Request::new(()), &directory()).unwrap_err();
+        assert_eq!(error.code(), tonic::Code::Unauthenticated);
+    }
+
+    #[test]
+    fn a_host_speaks_for_itself_and_its_connections_only() {
+        let directory = directory();
+        let (a, b) = (directory.host("a").unwrap(), directory.host("b").unwrap());
+        assert!(is_source(a, "a").is_ok());
+        assert!(is_source(b, "a").is_err());
+        let at = |host: &HostEntry| PartnerConnection {
+            connection: 0,
+            moving: Some(proto::Endpoint {
+                gid: host.gid().to_vec(),
+                qpn: 17,
+            }),
+            partner: None,
+        };
+        assert!(owns(b, &[]).is_ok());
+        assert!(owns(b, &[at(b), at(b)]).is_ok());
+        assert!(owns(b, &[at(b), at(a)]).is_err());
+        let nowhere = PartnerConnection {
+            moving: None,
+            ..at(b)
+        };
+        assert!(owns(b, &[nowhere]).is_err());
+    }
+}
