@@ -201,6 +201,10 @@ impl Sessions {
         };
         let record = self.open.entry(session).or_insert_with(Session::new);
         let prepared: HashSet<u32> = record.prepared.iter().map(|qp| qp.number()).collect();
+        // What has failed will not come: the other end would wait for it. A program that does not poll has not seen it.
+        for cq in drain::cqs_of(&qps) {
+            cq.queue.lock().sweep();
+        }
         let mut sent = Vec::new();
         for qp in &qps {
             let connected = matches!(qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
