@@ -14,6 +14,10 @@
 //! time; the program's threads see it only as a suspended queue or a completion that comes from the fake queue.
 
 mod drain;
+#[cfg(test)]
+mod every_step;
+#[cfg(test)]
+mod every_step_tests;
 mod moved;
 mod partner;
 #[cfg(test)]
