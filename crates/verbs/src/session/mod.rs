@@ -14,6 +14,10 @@
 //! time; the program's threads see it only as a suspended queue or a completion that comes from the fake queue.
 
 mod drain;
+#[cfg(test)]
+mod every_step;
+#[cfg(test)]
+mod every_step_tests;
 mod moved;
 mod partner;
 #[cfg(test)]
@@ -201,6 +205,10 @@ impl Sessions {
         };
         let record = self.open.entry(session).or_insert_with(Session::new);
         let prepared: HashSet<u32> = record.prepared.iter().map(|qp| qp.number()).collect();
+        // What has failed will not come: the other end would wait for it. A program that does not poll has not seen it.
+        for cq in drain::cqs_of(&qps) {
+            cq.queue.lock().sweep();
+        }
         let mut sent = Vec::new();
         for qp in &qps {
             let connected = matches!(qp.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);

@@ -2,6 +2,7 @@
 
 mod nic;
 mod story;
+pub mod wire;
 
 pub use nic::World;
 pub use story::{CAP, Migration, Shape, Story, buffer};

@@ -1,0 +1,468 @@
+//! Scenarios of every kind of request, moved at each of their steps.
+
+use proptest::prelude::*;
+
+use crate::testing::wire::Outcome;
+
+use super::every_step::{At, Call, How, Plan, RECV, Request, Run, Trace, Who};
+use crate::SendOpcode::{
+    self, CompareSwap, FetchAdd, Read, Send as PlainSend, SendWithImm, Write, WriteWithImm,
+};
+use crate::{SEND_FENCE, SEND_SIGNALED};
+
+/// Three packets.
+const LONG: u32 = 700;
+const WAYS: [How; 6] = [
+    How::AtOnce,
+    How::StepByStep,
+    How::TakenBack(0),
+    How::TakenBack(1),
+    How::TakenBack(3),
+    How::TakenBack(5),
+];
+
+fn post(wr_id: u64, opcode: SendOpcode, length: u32) -> Request {
+    Request {
+        end: 0,
+        wr_id,
+        opcode,
+        flags: SEND_SIGNALED,
+        inline: false,
+        local: At(wr_id as usize * 8, length),
+        remote: 1024 + wr_id as usize * 16,
+        bad_lkey: false,
+        bad_rkey: false,
+    }
+}
+
+impl Request {
+    fn unsignaled(mut self) -> Self {
+        self.flags &= !SEND_SIGNALED;
+        self
+    }
+
+    fn fenced(mut self) -> Self {
+        self.flags |= SEND_FENCE;
+        self
+    }
+}
+
+fn recv(end: usize, number: u64, length: u32) -> Call {
+    Call::Recv {
+        end,
+        wr_id: RECV + number,
+        local: At(2048 + number as usize * 160, length),
+    }
+}
+
+fn wait(end: usize, count: usize) -> Call {
+    Call::Await { end, count }
+}
+
+fn run(calls: &[Call], rnr_retry: u8, plans: &[Plan], losses: &[bool]) -> (Trace, Run) {
+    let run = Run::new(rnr_retry, plans);
+    run.pair.wire.lose(losses.iter().copied());
+    run.run(calls)
+}
+
+/// What a drain may have to wait for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Waits {
+    /// What is on its way.
+    ForTheNetwork,
+    /// Something that the program does later, or a message that failed after the program was suspended: then the move is
+    /// taken back, and can be tried again.
+    ForTheProgram,
+}
+
+/// Moved at each step, by whom and however. So many completions of it are errors.
+fn every_step(errors: usize, rnr_retry: u8, waits: Waits, calls: &[Call]) {
+    let (plain, run_plainly) = run(calls, rnr_retry, &[], &[]);
+    let seen = || plain.completions.iter().flatten().flatten();
+    assert_eq!(seen().filter(|wc| wc.status != 0).count(), errors, "{plain:?}");
+    assert!(
+        seen().count() > 0,
+        "a scenario in which nothing is seen proves nothing"
+    );
+    let (mut moves, mut stuck) = (0, Vec::new());
+    for step in 0..run_plainly.steps {
+        for who in [Who::One(0), Who::One(1), Who::Both] {
+            for how in WAYS {
+                let plan = Plan { step, who, how };
+                let (moved, done) = run(calls, rnr_retry, &[plan], &[]);
+                assert_eq!(moved, plain, "{plan:?}");
+                let went_back = done.taken_back > 0;
+                if went_back && how == How::AtOnce {
+                    stuck.push(plan);
+                }
+                assert!(done.moves > 0 || went_back, "{plan:?}: nothing has moved");
+                moves += done.moves;
+            }
+        }
+    }
+    assert!(waits == Waits::ForTheProgram || stuck.is_empty(), "{stuck:?}");
+    assert!(
+        moves > run_plainly.steps,
+        "{moves} moves in {} steps",
+        run_plainly.steps
+    );
+}
+
+#[test]
+fn sends() {
+    every_step(
+        0,
+        7,
+        Waits::ForTheNetwork,
+        &[
+            recv(1, 0, LONG),
+            recv(1, 1, LONG),
+            recv(1, 2, 64),
+            Call::Send(post(1, SendWithImm, LONG)),
+            Call::Send(post(2, PlainSend, LONG)),
+            wait(1, 1),
+            Call::Send(post(3, SendWithImm, 0)),
+            wait(0, 3),
+            wait(1, 3),
+        ],
+    );
+}
+
+#[test]
+fn sends_both_ways() {
+    every_step(
+        0,
+        7,
+        Waits::ForTheNetwork,
+        &[
+            recv(1, 0, 64),
+            recv(0, 0, LONG),
+            recv(0, 1, 64),
+            Call::Send(post(1, SendWithImm, 64)),
+            Call::Send(Request {
+                end: 1,
+                ..post(1, SendWithImm, LONG)
+            }),
+            recv(1, 1, LONG),
+            Call::Send(post(2, SendWithImm, LONG)),
+            Call::Send(Request {
+                end: 1,
+                ..post(2, SendWithImm, 8)
+            }),
+            wait(0, 4),
+            wait(1, 4),
+        ],
+    );
+}
+
+#[test]
+fn writes() {
+    every_step(
+        0,
+        7,
+        Waits::ForTheProgram,
+        &[
+            recv(1, 0, 8),
+            Call::Send(post(1, Write, LONG)),
+            Call::Send(post(2, WriteWithImm, LONG)),
+            Call::Send(post(3, Write, 8)),
+            Call::Send(post(4, WriteWithImm, 0)),
+            recv(1, 1, 8),
+            wait(1, 2),
+            wait(0, 4),
+        ],
+    );
+}
+
+#[test]
+fn reads_and_atomics() {
+    every_step(
+        0,
+        7,
+        Waits::ForTheNetwork,
+        &[
+            Call::Send(post(1, Read, LONG)),
+            Call::Send(post(2, FetchAdd, 8)),
+            Call::Send(post(3, Read, 64)),
+            Call::Send(post(4, CompareSwap, 8)),
+            Call::Send(post(5, FetchAdd, 8)),
+            wait(0, 2),
+            Call::Send(post(2, FetchAdd, 8)),
+            Call::Send(post(2, FetchAdd, 8)),
+            wait(0, 7),
+        ],
+    );
+}
+
+#[test]
+fn unsignaled_and_fenced() {
+    every_step(
+        0,
+        7,
+        Waits::ForTheNetwork,
+        &[
+            recv(1, 0, LONG),
+            Call::Send(post(1, Write, LONG).unsignaled()),
+            Call::Send(post(2, Read, LONG).unsignaled()),
+            Call::Send(post(3, SendWithImm, 64).fenced()),
+            Call::Send(post(4, Write, 64).fenced().unsignaled()),
+            Call::Send(post(5, FetchAdd, 8).unsignaled()),
+            wait(0, 1),
+            Call::Send(post(6, Write, 8).fenced()),
+            wait(0, 2),
+            wait(1, 1),
+        ],
+    );
+}
+
+#[test]
+fn inline_data_are_those_of_the_call() {
+    let fill = |value| Call::Fill { end: 0, at: 0, value };
+    every_step(
+        0,
+        7,
+        Waits::ForTheNetwork,
+        &[
+            recv(1, 0, 64),
+            Call::Send(Request {
+                inline: true,
+                ..post(1, Write, 64)
+            }),
+            fill(1),
+            Call::Send(Request {
+                inline: true,
+                ..post(2, Write, 16)
+            }),
+            fill(2),
+            Call::Send(Request {
+                inline: true,
+                ..post(3, PlainSend, 24)
+            }),
+            fill(3),
+            wait(0, 3),
+            wait(1, 1),
+        ],
+    );
+}
+
+#[test]
+fn receiver_not_ready() {
+    every_step(
+        0,
+        7,
+        Waits::ForTheProgram,
+        &[
+            Call::Send(post(1, SendWithImm, LONG)),
+            Call::Send(post(2, WriteWithImm, 8)),
+            recv(1, 0, LONG),
+            wait(0, 1),
+            Call::Send(post(3, Read, 64)),
+            recv(1, 1, 8),
+            wait(0, 3),
+            wait(1, 2),
+        ],
+    );
+}
+
+#[test]
+fn receiver_not_ready_too_often() {
+    every_step(
+        3,
+        0,
+        Waits::ForTheProgram,
+        &[
+            Call::Send(post(1, Write, 8)),
+            Call::Send(post(2, SendWithImm, 8)),
+            Call::Send(post(3, Write, 8).unsignaled()),
+            wait(0, 3),
+            Call::Send(post(4, Write, 8)),
+            wait(0, 4),
+        ],
+    );
+}
+
+#[test]
+fn refused_by_the_other_end() {
+    every_step(
+        6,
+        7,
+        Waits::ForTheNetwork,
+        &[
+            recv(1, 0, 64),
+            recv(1, 1, 64),
+            Call::Send(post(1, SendWithImm, 8)),
+            Call::Send(Request {
+                bad_rkey: true,
+                ..post(2, Write, LONG)
+            }),
+            Call::Send(post(3, SendWithImm, 8)),
+            Call::Send(post(4, Write, 8).unsignaled()),
+            wait(0, 4),
+            wait(1, 2),
+            Call::Send(post(5, Read, 8)),
+            recv(1, 2, 64),
+            wait(0, 5),
+            wait(1, 3),
+        ],
+    );
+}
+
+#[test]
+fn refused_here() {
+    every_step(
+        4,
+        7,
+        Waits::ForTheNetwork,
+        &[
+            Call::Send(post(1, Write, LONG)),
+            Call::Send(Request {
+                bad_lkey: true,
+                ..post(2, Write, LONG)
+            }),
+            Call::Send(post(3, Write, 8)),
+            wait(0, 3),
+            recv(0, 0, 8),
+            Call::Send(post(4, Write, 8)),
+            wait(0, 5),
+        ],
+    );
+}
+
+#[test]
+fn longer_than_its_receive() {
+    every_step(
+        4,
+        7,
+        Waits::ForTheNetwork,
+        &[
+            recv(1, 0, 8),
+            recv(1, 1, 64),
+            Call::Send(post(1, SendWithImm, LONG)),
+            Call::Send(post(2, Write, 8)),
+            wait(0, 2),
+            wait(1, 2),
+        ],
+    );
+}
+
+#[test]
+fn flushed_by_the_program() {
+    every_step(
+        5,
+        7,
+        Waits::ForTheNetwork,
+        &[
+            recv(0, 0, 8),
+            recv(0, 1, 8),
+            Call::Send(post(1, Write, 64)),
+            wait(0, 1),
+            Call::Fail { end: 0 },
+            Call::Send(post(2, Write, 8)),
+            Call::Send(post(3, Write, 8).unsignaled()),
+            recv(0, 2, 8),
+            wait(0, 6),
+        ],
+    );
+}
+
+/// An end that has not polled does not know that its connection is broken, and its partner does not wait for what was never
+/// delivered.
+#[test]
+fn what_has_failed_is_not_waited_for() {
+    let mut run = Run::new(0, &[]);
+    run.call(&Call::Send(post(1, SendWithImm, 8)));
+    while run.pair.wire.step() {}
+    let mut one = run.pair.begin(0);
+    while !one.is_drained() {
+        one = match run.pair.advance(one) {
+            Outcome::Under(one) => one,
+            other => panic!("{other:?}"),
+        };
+    }
+    run.pair.abort(one);
+}
+
+/// A program for which losses and moves are no reason to fail or to wait.
+fn random_program() -> impl Strategy<Value = Vec<Call>> {
+    let opcode = prop::sample::select(vec![
+        PlainSend,
+        SendWithImm,
+        Write,
+        WriteWithImm,
+        Read,
+        FetchAdd,
+        CompareSwap,
+    ]);
+    let request = (0usize..2, opcode, any::<[bool; 3]>(), 0u32..LONG, 0usize..4);
+    prop::collection::vec(request, 1..20).prop_map(|requests| {
+        let mut calls = Vec::new();
+        let (mut counts, mut sent, mut received) = ([0; 2], [0; 2], [0; 2]);
+        for (end, opcode, [signaled, is_fenced, is_inline], length, pause) in requests {
+            let other = 1 - end;
+            let two_sided = matches!(opcode, PlainSend | SendWithImm | WriteWithImm);
+            if two_sided {
+                calls.push(recv(other, received[other] % 8, LONG));
+                (received[other], counts[other]) = (received[other] + 1, counts[other] + 1);
+            }
+            let takes_data = matches!(opcode, Read | FetchAdd | CompareSwap);
+            let length = match opcode {
+                FetchAdd | CompareSwap => 8,
+                _ if is_inline && !takes_data => length % 64,
+                _ => length,
+            };
+            sent[end] += 1;
+            let mut request = Request {
+                end,
+                inline: is_inline && !takes_data,
+                ..post(sent[end], opcode, length)
+            };
+            if is_fenced {
+                request = request.fenced();
+            }
+            if signaled {
+                counts[end] += 1;
+            } else {
+                request = request.unsignaled();
+            }
+            calls.push(Call::Send(request));
+            if pause == 0 {
+                calls.push(wait(0, counts[0]));
+                calls.push(wait(1, counts[1]));
+            }
+        }
+        // One that is signaled at the end of each queue says that those before it are complete.
+        for end in 0..2 {
+            let last = post(sent[end] + 1, Read, 8);
+            calls.push(Call::Send(Request { end, ..last }));
+            counts[end] += 1;
+        }
+        calls.extend([wait(0, counts[0]), wait(1, counts[1])]);
+        calls
+    })
+}
+
+fn plan() -> impl Strategy<Value = Plan> {
+    let who = prop::sample::select(vec![Who::One(0), Who::One(1), Who::Both]);
+    (0usize..150, who, prop::sample::select(WAYS.to_vec())).prop_map(|(step, who, how)| Plan {
+        step,
+        who,
+        how,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// Several moves of a random program, over a network that loses packets. Memory is compared too: the two ends write to
+    /// places of their own, in the order of their requests.
+    #[test]
+    fn a_random_program_sees_no_move_and_no_loss(
+        calls in random_program(),
+        plans in prop::collection::vec(plan(), 1..4),
+        losses in prop::collection::vec(prop::bool::weighted(0.1), 0..200),
+    ) {
+        let (plain, _) = run(&calls, 7, &[], &[]);
+        let (moved, _) = run(&calls, 7, &plans, &losses);
+        prop_assert_eq!(moved.completions, plain.completions);
+    }
+}

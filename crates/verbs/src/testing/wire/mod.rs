@@ -1,0 +1,279 @@
+//! RNICs that carry data: the transport of the software RNIC between queues in memory, one packet at a time.
+//!
+//! Memory of the programs is simulated too: what is registered are addresses of [`memory`], whose bytes lie here. Time
+//! stands still until there is nothing else to do, and then goes to the next timeout.
+
+mod device;
+mod host;
+mod pair;
+mod rings;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use verbatim_device::control::{Access, QpCap};
+use verbatim_device::layout::{Cqe, SendWqe};
+use verbatim_roce::{
+    Flow, Packet, Qp, QpConfig, QpType, Qpn, ReceiveRequest, SendData, Time, Transmit, TxBatch, UDP_PORT,
+};
+
+use self::host::Surroundings;
+pub use self::pair::{Move, Outcome, Pair};
+use crate::backend::Device;
+
+/// Bytes of each end's memory.
+pub const MEMORY: usize = 4096;
+
+/// What the ends register: read-only, so that it is never adopted, and never touched.
+static ADDRESSES: Addresses = Addresses([0; 2 * MEMORY]);
+
+#[repr(align(4096))]
+struct Addresses([u8; 2 * MEMORY]);
+
+/// Where the memory of an end starts.
+pub fn memory(end: usize) -> u64 {
+    (&raw const ADDRESSES.0) as u64 + (end * MEMORY) as u64
+}
+
+/// Packets that a queue pair sends before the next one has its turn.
+const PACKETS_PER_TURN: usize = 2;
+
+#[derive(Debug)]
+struct Region {
+    address: u64,
+    length: u64,
+    access: Access,
+}
+
+/// A request in a send queue.
+#[derive(Debug, Clone)]
+struct Posted {
+    wqe: SendWqe,
+    data: SendData,
+}
+
+#[derive(Debug)]
+struct Queues {
+    qpn: u32,
+    send_cq: u32,
+    recv_cq: u32,
+    cap: QpCap,
+    /// Pushed and not published.
+    pushed: Vec<Posted>,
+    sends: VecDeque<Posted>,
+    /// Published and not retired.
+    unfinished: u32,
+    pushed_recvs: Vec<ReceiveRequest>,
+    recvs: VecDeque<ReceiveRequest>,
+}
+
+#[derive(Debug)]
+struct WireQp {
+    transport: Qp,
+    queues: Queues,
+    /// The device at the other end.
+    remote: u8,
+    attr: verbatim_device::control::QpAttr,
+}
+
+#[derive(Debug, Default)]
+struct Rnic {
+    next: u32,
+    qps: BTreeMap<u32, WireQp>,
+    cqs: BTreeMap<u32, VecDeque<Cqe>>,
+    regions: BTreeMap<u32, Region>,
+    /// Its context is parked: no packet is taken in.
+    parked: bool,
+}
+
+#[derive(Debug)]
+struct InFlight {
+    from: u8,
+    to: u8,
+    bytes: Vec<u8>,
+}
+
+#[derive(Debug)]
+struct State {
+    now: Time,
+    rnics: BTreeMap<u8, Rnic>,
+    packets: VecDeque<InFlight>,
+    ram: Vec<u8>,
+    /// Taken out while it is filled.
+    batch: Option<TxBatch>,
+    /// Completions made.
+    completions: u64,
+    /// Says for the next packets whether they are lost; none is when it is empty.
+    losses: VecDeque<bool>,
+}
+
+/// All RNICs.
+#[derive(Debug, Clone)]
+pub struct Wire(Arc<Mutex<State>>);
+
+fn flow(from: u8, to: u8) -> Flow {
+    let end = |id| SocketAddr::from(([10, 0, 0, id], UDP_PORT));
+    Flow::new(end(from), end(to)).expect("both are of one family")
+}
+
+impl Wire {
+    pub fn new() -> Self {
+        Self(Arc::new(Mutex::new(State {
+            now: Time::ZERO,
+            rnics: BTreeMap::new(),
+            packets: VecDeque::new(),
+            ram: vec![0; 2 * MEMORY],
+            batch: Some(TxBatch::new(flow(1, 2))),
+            completions: 0,
+            losses: VecDeque::new(),
+        })))
+    }
+
+    /// A device.
+    pub fn device(&self, id: u8) -> Arc<dyn Device> {
+        self.0.lock().rnics.entry(id).or_default();
+        device::open(self, id)
+    }
+
+    /// A device of which no packet is taken in until it is taken up.
+    pub fn parked_device(&self, id: u8) -> Arc<dyn Device> {
+        let device = self.device(id);
+        self.park(id, true);
+        device
+    }
+
+    fn park(&self, id: u8, parked: bool) {
+        self.0.lock().rnics.entry(id).or_default().parked = parked;
+    }
+
+    /// The next packets to arrive: `true` is lost.
+    pub fn lose(&self, losses: impl IntoIterator<Item = bool>) {
+        self.0.lock().losses.extend(losses);
+    }
+
+    /// What an end's program finds in its memory.
+    pub fn ram(&self, end: usize) -> Vec<u8> {
+        self.0.lock().ram[end * MEMORY..][..MEMORY].to_vec()
+    }
+
+    /// What an end's program writes into its memory.
+    pub fn fill(&self, end: usize, at: usize, bytes: &[u8]) {
+        self.0.lock().ram[end * MEMORY + at..][..bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Lets one packet arrive; if there is none, lets all send; if they do not, lets time pass. Says whether there was
+    /// anything to do.
+    pub fn step(&self) -> bool {
+        let mut state = self.0.lock();
+        let state = &mut *state;
+        if let Some(packet) = state.packets.pop_front() {
+            if !state.losses.pop_front().unwrap_or_default() {
+                state.deliver(&packet);
+            }
+            return true;
+        }
+        state.transmit() || state.pass_time()
+    }
+}
+
+impl State {
+    /// Splits off a queue pair and its surroundings.
+    fn with_qp<T>(
+        &mut self,
+        device: u8,
+        qpn: u32,
+        run: impl FnOnce(&mut Qp, &mut Surroundings<'_>) -> T,
+    ) -> Option<T> {
+        let Rnic {
+            qps, cqs, regions, ..
+        } = self.rnics.get_mut(&device)?;
+        let qp = qps.get_mut(&qpn)?;
+        let mut surroundings = Surroundings {
+            queues: &mut qp.queues,
+            cqs,
+            regions,
+            ram: &mut self.ram,
+            completions: &mut self.completions,
+        };
+        Some(run(&mut qp.transport, &mut surroundings))
+    }
+
+    fn deliver(&mut self, packet: &InFlight) {
+        let parsed = Packet::parse(&packet.bytes).expect("what a transport has made");
+        let qpn = parsed.bth.dest_qpn.get();
+        let rnic = self.rnics.get(&packet.to).filter(|rnic| !rnic.parked);
+        let expected = rnic
+            .and_then(|rnic| rnic.qps.get(&qpn))
+            .is_some_and(|qp| qp.remote == packet.from);
+        if expected {
+            let now = self.now;
+            self.with_qp(packet.to, qpn, |qp, host| qp.handle_packet(now, &parsed, host));
+        }
+    }
+
+    fn names(&self) -> Vec<(u8, u32)> {
+        let of_rnic = |(id, rnic): (&u8, &Rnic)| rnic.qps.keys().map(|qpn| (*id, *qpn)).collect::<Vec<_>>();
+        self.rnics.iter().flat_map(of_rnic).collect()
+    }
+
+    fn transmit(&mut self) -> bool {
+        let before = self.completions;
+        let mut batch = self.batch.take().expect("it was put back");
+        for (id, qpn) in self.names() {
+            let remote = self.rnics[&id].qps[&qpn].remote;
+            let now = self.now;
+            loop {
+                batch.restart(flow(id, remote));
+                let outcome = self.with_qp(id, qpn, |qp, host| {
+                    qp.poll_transmit(now, host, &mut batch, PACKETS_PER_TURN)
+                });
+                let packets = batch.packets().map(|bytes| InFlight {
+                    from: id,
+                    to: remote,
+                    bytes: bytes.to_vec(),
+                });
+                self.packets.extend(packets);
+                if outcome != Some(Transmit::Full) {
+                    break;
+                }
+            }
+        }
+        self.batch = Some(batch);
+        !self.packets.is_empty() || self.completions > before
+    }
+
+    fn pass_time(&mut self) -> bool {
+        let names = self.names();
+        let deadline = |(id, qpn): &(u8, u32)| self.rnics[id].qps[qpn].transport.next_timeout();
+        let Some(next) = names.iter().filter_map(deadline).min() else {
+            return false;
+        };
+        self.now = self.now.max(next);
+        let now = self.now;
+        for (id, qpn) in names {
+            self.with_qp(id, qpn, |qp, host| qp.handle_timeout(now, host));
+        }
+        true
+    }
+}
+
+fn new_qp(qpn: u32, cap: QpCap, send_cq: u32, recv_cq: u32) -> WireQp {
+    WireQp {
+        transport: Qp::new(QpType::Rc, Qpn::new(qpn), QpConfig::default()),
+        queues: Queues {
+            qpn,
+            send_cq,
+            recv_cq,
+            cap,
+            pushed: Vec::new(),
+            sends: VecDeque::new(),
+            unfinished: 0,
+            pushed_recvs: Vec::new(),
+            recvs: VecDeque::new(),
+        },
+        remote: 0,
+        attr: verbatim_device::control::QpAttr::default(),
+    }
+}

@@ -1,0 +1,489 @@
+//! Two connected processes on RNICs that carry data, and moves of one or both, step by step.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use verbatim_channel::{
+    Answer, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, Endpoint, KeyPair, Order, QpCount,
+    RoadMap, Scope, StandbyPeer, StandbyQp,
+};
+use verbatim_device::control::{Access, AddressVector, QpAttr, QpAttrMask, QpCap, QpState, QpType};
+
+use super::{MEMORY, Wire, memory};
+use crate::backend::{Device, PhysicalMemory, PhysicalMrInit, PhysicalQpInit};
+use crate::session::Sessions;
+use crate::testing::nic::connection;
+use crate::{Context, Cq, Mr, Pd, Process, Qp, QpInit, Wc};
+
+const CAP: QpCap = QpCap {
+    max_send_wr: 16,
+    max_recv_wr: 16,
+    max_send_sge: 2,
+    max_recv_sge: 2,
+    max_inline_data: 64,
+};
+
+/// So often a drain is looked at before it is given up: the program may be the one that has to do something.
+const DRAIN_LOOKS: usize = 200;
+
+/// Which attributes a queue pair of a connection gets on its way to a state.
+pub fn connect_mask(state: QpState) -> QpAttrMask {
+    use QpAttrMask as M;
+    M::STATE
+        | match state {
+            QpState::Init => M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS,
+            QpState::Rtr => {
+                M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER
+            }
+            QpState::Rts => M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC,
+            _ => M::empty(),
+        }
+}
+
+const REMOTE: Access = Access::REMOTE_READ
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_ATOMIC);
+
+fn attributes(rnr_retry: u8) -> QpAttr {
+    QpAttr {
+        path_mtu: 1,
+        access: REMOTE,
+        av: AddressVector {
+            port_num: 1,
+            ..AddressVector::default()
+        },
+        port_num: 1,
+        max_rd_atomic: 2,
+        max_dest_rd_atomic: 2,
+        min_rnr_timer: 1,
+        timeout: 14,
+        retry_cnt: 7,
+        rnr_retry,
+        ..QpAttr::default()
+    }
+}
+
+/// One end of the connection: a process with one of everything.
+pub struct End {
+    sessions: Sessions,
+    process: Arc<Process>,
+    context: Arc<Context>,
+    _pd: Arc<Pd>,
+    pub mr: Arc<Mr>,
+    cq: Arc<Cq>,
+    pub qp: Arc<Qp>,
+    /// The device that it is on.
+    device: u8,
+}
+
+impl End {
+    fn new(wire: &Wire, end: usize) -> Self {
+        let device = end as u8 + 1;
+        // There is no agent.
+        let process = Process::new(Path::new("/proc/none"));
+        let context = process.open_on(|| Ok(wire.device(device))).unwrap();
+        let pd = context.alloc_pd().unwrap();
+        let start = memory(end);
+        let mr = pd
+            .reg_mr(start, MEMORY as u64, start, Access::LOCAL_WRITE | REMOTE)
+            .unwrap();
+        let cq = context.create_cq(64, None).unwrap();
+        let init = QpInit {
+            send_cq: cq.clone(),
+            recv_cq: cq.clone(),
+            qp_type: QpType::Rc,
+            cap: CAP,
+            signal_all: false,
+            srq: None,
+        };
+        let qp = pd.create_qp(&init).unwrap();
+        Self {
+            sessions: Sessions::new(process.clone()),
+            process,
+            context,
+            _pd: pd,
+            mr,
+            cq,
+            qp,
+            device,
+        }
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        let mut gid = [0; 16];
+        gid[15] = self.device;
+        Endpoint {
+            gid,
+            qpn: self.qp.control.lock().physical_qpn(),
+        }
+    }
+
+    fn connect(&self, to: Endpoint, psn: [u32; 2], rnr_retry: u8) {
+        let mut attr = attributes(rnr_retry);
+        attr.av.dgid = to.gid;
+        attr.dest_qpn = to.qpn;
+        [attr.sq_psn, attr.rq_psn] = psn;
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            let attr = QpAttr { state, ..attr };
+            self.qp.modify(connect_mask(state), &attr).unwrap();
+        }
+    }
+
+    /// Takes one completion.
+    pub fn poll(&self) -> Option<Wc> {
+        self.cq.poll_one().map(|completion| completion.wc)
+    }
+
+    fn ask(&mut self, order: Order) -> Result<Answer, String> {
+        match self.sessions.handle(order, Vec::new()) {
+            Answer::Error { message } => Err(message),
+            answer => Ok(answer),
+        }
+    }
+
+    /// Gives an order that must be carried out.
+    fn order(&mut self, order: Order) -> Answer {
+        self.ask(order).unwrap_or_else(|message| panic!("{message}"))
+    }
+
+    fn suspend(&mut self, session: u64, scope: Scope) -> Vec<QpCount> {
+        match self.order(Order::Suspend { session, scope }) {
+            Answer::Suspended { sent, .. } => sent,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // There are thousands of them in a test.
+        self.context.close().expect("a device in use");
+        if let Some(helper) = &*self.process.helper.lock() {
+            helper.stop(&self.process);
+        }
+    }
+}
+
+/// How far a move is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Prepared,
+    Suspended,
+    Drained,
+    Quiesced,
+    Claimed,
+    Switched,
+}
+
+/// A move of one end to another device; what the agents know of it.
+#[derive(Debug)]
+pub struct Move {
+    session: u64,
+    mover: usize,
+    target: u8,
+    step: Step,
+    claimed: Vec<ClaimedContext>,
+    sent: [Vec<QpCount>; 2],
+    parked: Vec<std::os::fd::OwnedFd>,
+    looks: usize,
+}
+
+impl Move {
+    /// Whether nothing is in flight, and nothing has been let go.
+    pub fn is_drained(&self) -> bool {
+        self.step == Step::Drained
+    }
+
+    /// Whether it can still be taken back.
+    pub fn can_be_taken_back(&self) -> bool {
+        !matches!(self.step, Step::Claimed | Step::Switched)
+    }
+}
+
+/// What a step of a move has led to.
+#[derive(Debug)]
+pub enum Outcome {
+    Under(Move),
+    Done,
+    /// Taken back, since the drain did not end.
+    TakenBack,
+}
+
+/// Two ends.
+pub struct Pair {
+    pub wire: Wire,
+    pub ends: [End; 2],
+    next_device: u8,
+    next_session: u64,
+}
+
+impl Pair {
+    /// Connected, with PSNs that wrap soon.
+    pub fn new(rnr_retry: u8) -> Self {
+        let wire = Wire::new();
+        let ends = [End::new(&wire, 0), End::new(&wire, 1)];
+        let psn = [0xff_fffd, 0xff_ffff];
+        ends[0].connect(ends[1].endpoint(), psn, rnr_retry);
+        ends[1].connect(ends[0].endpoint(), [psn[1], psn[0]], rnr_retry);
+        Self {
+            wire,
+            ends,
+            next_device: 3,
+            next_session: 1,
+        }
+    }
+
+    /// Steps 1 to 3 of `DESIGN.md` §3.5.
+    pub fn begin(&mut self, mover: usize) -> Move {
+        let (session, target) = (self.next_session, self.next_device);
+        self.next_session += 1;
+        self.next_device += 1;
+        let Answer::Described(map) = self.ends[mover].order(Order::Describe) else {
+            panic!("no road map")
+        };
+        let partner = &mut self.ends[1 - mover];
+        let qpn = partner.qp.number();
+        let prepare = Order::PrepareStandby {
+            session,
+            qpns: vec![qpn],
+        };
+        let Answer::StandbyPrepared(standby) = partner.order(prepare) else {
+            panic!("no standby")
+        };
+        let partner_gid = partner.endpoint().gid;
+        let device = self.wire.parked_device(target);
+        let sq_psn = 0x1000 * session as u32;
+        let claimed = make_again(&*device, &map, partner_gid, &standby[0], sq_psn);
+        let mut gid = [0; 16];
+        gid[15] = target;
+        let remote = Endpoint {
+            gid,
+            qpn: claimed[0].qps[0].physical_qpn,
+        };
+        let peers = vec![StandbyPeer {
+            qpn,
+            remote,
+            rq_psn: sq_psn,
+        }];
+        partner.order(Order::ConnectStandby { session, peers });
+        Move {
+            session,
+            mover,
+            target,
+            step: Step::Prepared,
+            claimed,
+            sent: Default::default(),
+            parked: Vec::new(),
+            looks: 0,
+        }
+    }
+
+    /// The next step.
+    pub fn advance(&mut self, mut one: Move) -> Outcome {
+        one.step = match one.step {
+            Step::Prepared => {
+                self.suspend(&mut one);
+                Step::Suspended
+            }
+            Step::Suspended if self.drain(&one) => Step::Drained,
+            Step::Suspended if one.looks >= DRAIN_LOOKS => {
+                self.abort(one);
+                return Outcome::TakenBack;
+            }
+            Step::Suspended => {
+                one.looks += 1;
+                Step::Suspended
+            }
+            Step::Drained => {
+                let mover = &mut self.ends[one.mover];
+                one.parked = mover.sessions.quiesce(one.session).unwrap();
+                Step::Quiesced
+            }
+            Step::Quiesced => {
+                self.claim(&one);
+                Step::Claimed
+            }
+            Step::Claimed => {
+                self.switch(&one);
+                Step::Switched
+            }
+            Step::Switched => {
+                for end in &mut self.ends {
+                    end.order(Order::Resume { session: one.session });
+                }
+                return Outcome::Done;
+            }
+        };
+        Outcome::Under(one)
+    }
+
+    fn suspend(&mut self, one: &mut Move) {
+        let partner = self.ends[1 - one.mover].qp.number();
+        one.sent[one.mover] = self.ends[one.mover].suspend(one.session, Scope::All);
+        let scope = Scope::Qps(vec![partner]);
+        one.sent[1 - one.mover] = self.ends[1 - one.mover].suspend(one.session, scope);
+    }
+
+    /// One look at each end that is not drained.
+    fn drain(&mut self, one: &Move) -> bool {
+        (0..2).all(|end| {
+            let expected = one.sent[1 - end].iter().map(|count| QpCount {
+                qpn: self.ends[end].qp.number(),
+                ..*count
+            });
+            let order = Order::Drain {
+                session: one.session,
+                expected: expected.collect(),
+                timeout_ms: 0,
+            };
+            match self.ends[end].ask(order) {
+                Ok(answer) => matches!(answer, Answer::Drained),
+                // It was drained at an earlier look.
+                Err(message) => message.contains("is Drained"),
+            }
+        })
+    }
+
+    /// Takes it back before it has quiesced.
+    pub fn abort(&mut self, one: Move) {
+        let Move { session, step, .. } = one;
+        assert!(matches!(step, Step::Prepared | Step::Suspended | Step::Drained));
+        for end in &mut self.ends {
+            end.order(Order::Abort { session });
+        }
+    }
+
+    /// Takes it back as far as it is; not after the other end was taken up.
+    pub fn take_back(&mut self, one: Move) {
+        if one.step != Step::Quiesced {
+            return self.abort(one);
+        }
+        let session = one.session;
+        let claim = Order::Claim {
+            session,
+            contexts: Vec::new(),
+            key_tables: Vec::new(),
+        };
+        let mover = &mut self.ends[one.mover];
+        let answer = mover.sessions.handle(claim, one.parked);
+        assert!(matches!(answer, Answer::Claimed { .. }), "{answer:?}");
+        self.ends[1 - one.mover].order(Order::Abort { session });
+        self.ends[one.mover].order(Order::Resume { session });
+    }
+
+    fn claim(&mut self, one: &Move) {
+        let mover = &mut self.ends[one.mover];
+        let claim = Order::Claim {
+            session: one.session,
+            contexts: one.claimed.clone(),
+            key_tables: Vec::new(),
+        };
+        mover.device = one.target;
+        let answer = mover.sessions.handle(claim, vec![connection(one.target)]);
+        assert!(matches!(answer, Answer::Claimed { .. }), "{answer:?}");
+    }
+
+    fn switch(&mut self, one: &Move) {
+        let mover = &self.ends[one.mover];
+        let keys = vec![KeyPair {
+            virtual_key: mover.mr.rkey(),
+            physical_key: one.claimed[0].mrs[0].physical_rkey,
+        }];
+        let partner = &mut self.ends[1 - one.mover];
+        partner.order(Order::Switch {
+            session: one.session,
+            key_tables: vec![keys],
+            tables: vec![(partner.qp.number(), 0)],
+        });
+    }
+}
+
+/// Makes the objects of a road map on another device, and connects the queue pair.
+fn make_again(
+    device: &dyn Device,
+    map: &RoadMap,
+    partner_gid: [u8; 16],
+    standby: &StandbyQp,
+    sq_psn: u32,
+) -> Vec<ClaimedContext> {
+    let [context] = &map.contexts[..] else {
+        panic!("one context")
+    };
+    let ([pd], [mr], [cq], [qp]) = (
+        &context.pds[..],
+        &context.mrs[..],
+        &context.cqs[..],
+        &context.qps[..],
+    ) else {
+        panic!("one of everything")
+    };
+    let physical_pd = device.alloc_pd().unwrap();
+    let init = PhysicalMrInit {
+        pd: physical_pd,
+        access: mr.access,
+        memory: PhysicalMemory {
+            address: mr.address,
+            length: mr.length,
+            iova: mr.iova,
+            segments: &mr.segments,
+            file: None,
+        },
+    };
+    let (physical_lkey, physical_rkey) = device.reg_mr(&init).unwrap();
+    let place = device.create_cq(cq.entries, None).unwrap();
+    let claimed_cq = ClaimedCq {
+        cq: cq.cq,
+        physical_cq: place.cq,
+        entries: place.entries,
+        offset: place.offset,
+    };
+    let init = PhysicalQpInit {
+        pd: physical_pd,
+        send_cq: place.cq,
+        recv_cq: place.cq,
+        srq: None,
+        qp_type: qp.qp_type,
+        cap: qp.cap,
+    };
+    let place = device.create_qp(&init).unwrap();
+    let mut attr = qp.attr;
+    attr.av.dgid = partner_gid;
+    attr.dest_qpn = standby.physical_qpn;
+    (attr.rq_psn, attr.sq_psn) = (standby.sq_psn, sq_psn);
+    let steps: &[QpState] = match qp.attr.state {
+        QpState::Rts => &[QpState::Init, QpState::Rtr, QpState::Rts],
+        _ => &[],
+    };
+    for state in steps {
+        let attr = QpAttr {
+            state: *state,
+            ..attr
+        };
+        device.modify_qp(place.qpn, connect_mask(*state), &attr).unwrap();
+    }
+    vec![ClaimedContext {
+        id: context.id,
+        pds: vec![ClaimedPd {
+            pd: pd.pd,
+            physical_pd,
+        }],
+        mrs: vec![ClaimedMr {
+            lkey: mr.lkey,
+            physical_lkey,
+            physical_rkey,
+        }],
+        cqs: vec![claimed_cq],
+        qps: vec![ClaimedQp {
+            qpn: qp.qpn,
+            physical_qpn: place.qpn,
+            cap: place.cap,
+            slot: place.slot,
+            offset: place.offset,
+            remote: Some(Endpoint {
+                gid: partner_gid,
+                qpn: standby.physical_qpn,
+            }),
+            key_table: None,
+        }],
+    }]
+}
