@@ -19,18 +19,18 @@ macro_rules! fields {
             totals.into_iter().chain(named).map(|(name, value)| (name.to_owned(), value)).collect()
         }
 
-        /// Adds a queue pair's counters to a sum.
-        pub fn add(total: &mut Counters, counters: &Counters) {
-            $(total.$field += counters.$field;)*
-            total.sent_requests += counters.sent_requests;
-            total.sent_responses += counters.sent_responses;
-            total.sent_acks += counters.sent_acks;
-            total.rcvd_requests += counters.rcvd_requests;
-            total.rcvd_responses += counters.rcvd_responses;
-            total.sent_request_bytes += counters.sent_request_bytes;
-            total.sent_response_bytes += counters.sent_response_bytes;
-            total.rcvd_request_bytes += counters.rcvd_request_bytes;
-            total.rcvd_response_bytes += counters.rcvd_response_bytes;
+        /// Adds what a queue pair has counted since `before` to a sum.
+        pub fn add(total: &mut Counters, counters: &Counters, before: &Counters) {
+            $(total.$field += counters.$field - before.$field;)*
+            total.sent_requests += counters.sent_requests - before.sent_requests;
+            total.sent_responses += counters.sent_responses - before.sent_responses;
+            total.sent_acks += counters.sent_acks - before.sent_acks;
+            total.rcvd_requests += counters.rcvd_requests - before.rcvd_requests;
+            total.rcvd_responses += counters.rcvd_responses - before.rcvd_responses;
+            total.sent_request_bytes += counters.sent_request_bytes - before.sent_request_bytes;
+            total.sent_response_bytes += counters.sent_response_bytes - before.sent_response_bytes;
+            total.rcvd_request_bytes += counters.rcvd_request_bytes - before.rcvd_request_bytes;
+            total.rcvd_response_bytes += counters.rcvd_response_bytes - before.rcvd_response_bytes;
         }
 
         fn named(counters: &Counters) -> impl Iterator<Item = (&'static str, u64)> {
@@ -127,14 +127,18 @@ mod tests {
             ..Counters::default()
         };
         let one = all;
-        add(&mut all, &one);
+        let before = Counters {
+            sent_requests: 1,
+            ..Counters::default()
+        };
+        add(&mut all, &one, &before);
         let value = |list: &[(String, u64)], name: &str| {
             let found: Vec<_> = list.iter().filter(|(known, _)| known == name).collect();
             assert_eq!(found.len(), 1, "{name}");
             found[0].1
         };
         let named = qp_counters(&all);
-        assert_eq!((value(&named, "sent_pkts"), value(&named, "bad_qkey")), (6, 2));
+        assert_eq!((value(&named, "sent_pkts"), value(&named, "bad_qkey")), (5, 2));
         let nic = NicCounters {
             tx_packets: 9,
             ..NicCounters::default()

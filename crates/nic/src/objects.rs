@@ -64,8 +64,8 @@ pub struct Objects {
     pub shared: Shared,
     /// What all programs' mapped files take.
     pub mapped: Rc<Account>,
-    /// The counters of queue pairs that are gone.
-    pub retired: Counters,
+    /// The counters of all queue pairs, also of those that are gone, as of the end of the last turn.
+    pub counted: Counters,
 }
 
 impl Objects {
@@ -85,7 +85,7 @@ impl Objects {
                 newsworthy: Vec::new(),
             },
             mapped: Rc::new(Account::of_all(limits.max_mappings, limits.max_mapped_bytes)),
-            retired: Counters::default(),
+            counted: Counters::default(),
         }
     }
 
@@ -101,7 +101,7 @@ impl Objects {
             srq.users -= 1;
         }
         self.end_route(&qp);
-        crate::names::add(&mut self.retired, qp.transport.counters());
+        crate::names::add(&mut self.counted, qp.transport.counters(), &qp.counted);
         if qp.groups > 0 {
             self.groups.detach_all(qpn);
         }

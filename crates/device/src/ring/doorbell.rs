@@ -1,7 +1,7 @@
 //! "Queue pair at slot s has new send requests", for up to 65,536 of them.
 
 use std::ptr::NonNull;
-use std::sync::atomic::Ordering::{Acquire, SeqCst};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 use crate::layout::{ContextPage, MAX_QP_SLOTS};
 
@@ -29,9 +29,12 @@ impl Doorbell {
         // SAFETY: the contract of `new`.
         let page = unsafe { self.0.as_ref() };
         let word = slot as usize / 64;
-        let before = page.doorbells[word].fetch_or(1 << (slot % 64), SeqCst);
-        if before == 0 {
-            page.summary[word / 64].fetch_or(1 << (word % 64), SeqCst);
+        page.doorbells[word].fetch_or(1 << (slot % 64), SeqCst);
+        // Not only by who finds the word empty: that thread may lose its core before it comes to say so here. The swap of the
+        // word, if it was before ours, orders this load behind the summary's.
+        let summary = &page.summary[word / 64];
+        if summary.load(Relaxed) & 1 << (word % 64) == 0 {
+            summary.fetch_or(1 << (word % 64), SeqCst);
         }
         page.nic_sleeping.load(SeqCst) != 0
     }
@@ -92,7 +95,7 @@ impl DoorbellReader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+    use std::sync::atomic::AtomicU64;
 
     fn page() -> Box<ContextPage> {
         // SAFETY: a ContextPage is atomics and padding; zero is a value of each.
@@ -115,6 +118,21 @@ mod tests {
         reader.set_sleeping(true);
         assert!(bell.ring(5));
         assert!(reader.is_rung());
+    }
+
+    #[test]
+    fn a_ring_is_seen_though_another_thread_has_stopped_in_the_middle_of_one() {
+        let mut page = page();
+        // It has set its bit in the word, and not yet that of the word.
+        page.doorbells[0].store(1, Relaxed);
+        let pointer = NonNull::from(&mut *page);
+        // SAFETY: the box outlives both ends.
+        let (bell, mut reader) = unsafe { (Doorbell::new(pointer), DoorbellReader::new(pointer)) };
+        assert!(!bell.ring(1));
+        assert!(reader.is_rung());
+        let mut seen = Vec::new();
+        reader.drain(|slot| seen.push(slot));
+        assert_eq!(seen, [0, 1]);
     }
 
     #[test]

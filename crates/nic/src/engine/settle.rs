@@ -114,6 +114,7 @@ impl Nic {
                 false => FLUSH_INTERVAL,
             };
             count(&mut self.counters, &current, &qp.counted);
+            crate::names::add(&mut self.objects.counted, &current, &qp.counted);
             qp.counted = current;
         }
     }

@@ -15,10 +15,6 @@ const QPS_PER_ANSWER: usize = 48;
 impl Nic {
     /// Counters of the device, and of the queue pairs from a number on that the asker may see.
     pub(super) fn query_statistics(&self, from_qpn: u32, asker: Credentials) -> Reply {
-        let mut all = self.objects.retired;
-        for (_, qp) in self.objects.qps.iter() {
-            crate::names::add(&mut all, qp.transport.counters());
-        }
         let mut visible = self.objects.qps.iter().filter(|(qpn, qp)| {
             *qpn >= from_qpn
                 && (asker.uid == 0
@@ -33,7 +29,7 @@ impl Nic {
             .map(|(qpn, qp)| self.qp_statistics(qpn, qp))
             .collect();
         Reply::Statistics {
-            device: device_counters(&self.counters, &all),
+            device: device_counters(&self.counters, &self.objects.counted),
             qps,
             next: visible.next().map(|(qpn, _)| qpn),
         }
