@@ -5,6 +5,7 @@
 
 mod latency;
 mod loss;
+mod many_to_one;
 mod page;
 mod plot;
 mod setup;
@@ -32,6 +33,7 @@ pub struct Report {
     setup: Vec<setup::Setup>,
     regions: setup::Regions,
     loss: Vec<loss::Goodput>,
+    many_to_one: Vec<many_to_one::Overload>,
 }
 
 /// Measures, prints, and writes the JSON file; with `docs` also the page and the plots there.
@@ -46,6 +48,7 @@ pub fn run(tools: &Tools, seconds: u32, out: &Path, docs: Option<&Path>) -> anyh
         setup: setup::measure(&lab)?,
         regions: setup::measure_regions(&lab)?,
         loss: loss::measure(&lab, seconds)?,
+        many_to_one: many_to_one::measure(tools, seconds)?,
     };
     lab.down()?;
     std::fs::write(out, serde_json::to_vec_pretty(&report)?)?;

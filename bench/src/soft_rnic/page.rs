@@ -214,6 +214,19 @@ fn page(report: &Report) -> Result<String, std::fmt::Error> {
         "\nBatches are cut into single packets before the link here, so that each is lost by itself; that alone costs most of \
          the bandwidth above."
     )?;
+    writeln!(
+        text,
+        "\n## Many to one\n\n64 KiB WRITEs from several hosts to one at the same time, 16 QPs each; all RNICs share the \
+         machine's processors.\n\n| senders | all, Gbit/s | the slowest |"
+    )?;
+    writeln!(text, "|--:|--:|--:|")?;
+    for overload in &report.many_to_one {
+        writeln!(
+            text,
+            "| {} | {:.2} | {:.2} |",
+            overload.senders, overload.gbit_s, overload.least_gbit_s
+        )?;
+    }
     Ok(text)
 }
 
