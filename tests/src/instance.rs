@@ -94,9 +94,14 @@ impl<'a> Instance<'a> {
 
     /// Moves it; whatever the outcome, it is told.
     pub fn migrate(&self, to: &str) -> anyhow::Result<Migration> {
+        self.migrate_with(to, &[])
+    }
+
+    /// The same with more options.
+    pub fn migrate_with(&self, to: &str, options: &[&str]) -> anyhow::Result<Migration> {
         let finished = self
             .lab
-            .verbatim(&["migrate", &self.name, "--to", to, "--json"])?
+            .verbatim(&[&["migrate", &self.name, "--to", to, "--json"], options].concat())?
             .wait(MIGRATION_LIMIT)?;
         Migration::parse(&finished)
     }

@@ -50,6 +50,8 @@ pub struct Migration {
     pub total_ms: f64,
     /// What was sent.
     pub bytes: Bytes,
+    /// How memory was sent ahead.
+    pub pre_copy: PreCopy,
     /// Queue pairs that moved.
     pub connections: u64,
     /// Requests that were posted while the connections were suspended.
@@ -66,6 +68,30 @@ pub struct Bytes {
     pub pre_copy: u64,
     /// In the blackout.
     pub stop_and_copy: u64,
+}
+
+/// How memory was sent ahead.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PreCopy {
+    /// In these rounds.
+    pub rounds: Vec<Round>,
+    /// More would have gained nothing, and the limit of the blackout was kept.
+    pub converged: bool,
+    /// By prediction, in milliseconds.
+    pub predicted_blackout_ms: f64,
+    /// What was not sent ahead.
+    pub private_bytes: u64,
+}
+
+/// A round of pre-copy.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Round {
+    /// What it sent.
+    pub bytes: u64,
+    /// How long it took.
+    pub ms: f64,
 }
 
 impl Migration {

@@ -18,6 +18,7 @@ use crate::agent::{Shared, status};
 use crate::instances::home::Home;
 use crate::instances::record::{Record, parse_address};
 use crate::instances::{Instance as HostInstance, State};
+use crate::memory::convergence::Limits;
 use crate::proto::control_server::Control;
 use crate::proto::migrate_event::Event;
 use crate::proto::*;
@@ -263,9 +264,16 @@ impl Control for ControlService {
             0 => DRAIN_TIMEOUT,
             limit => Duration::from_millis(limit.into()),
         };
+        let given = |ms: u32| (ms > 0).then(|| Duration::from_millis(ms.into()));
+        let limits = Limits {
+            max_blackout: given(request.max_blackout_ms),
+            max_time: given(request.max_pre_copy_ms).unwrap_or(Limits::default().max_time),
+            strict: request.strict,
+        };
         let what = source::Request {
             destination: request.destination,
             drain_timeout,
+            limits,
         };
         let (events, receiver) = mpsc::channel(64);
         let (progress, mut steps) = mpsc::channel(64);
@@ -279,6 +287,7 @@ impl Control for ControlService {
                             let event = match step {
                                 Progress::Phase(phase) => Event::Phase(phase.name().to_owned()),
                                 Progress::Note(note) => Event::Note(note),
+                                Progress::PreCopy(round) => Event::PreCopy(round),
                             };
                             let _ = events.send(Ok(MigrateEvent { event: Some(event) })).await;
                         }

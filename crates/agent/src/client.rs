@@ -11,8 +11,8 @@ use crate::peers::reason;
 use crate::proto::control_client::ControlClient;
 use crate::proto::migrate_event::Event;
 use crate::proto::{
-    CheckRequest, Instance, ListRequest, LogsRequest, MigrateRequest, RemoveRequest, RunRequest,
-    VersionReply, VersionRequest, WaitReply, WaitRequest,
+    CheckRequest, Instance, ListRequest, LogsRequest, MigrateRequest, PreCopyRound, RemoveRequest,
+    RunRequest, VersionReply, VersionRequest, WaitReply, WaitRequest,
 };
 
 /// A connection to one agent.
@@ -29,6 +29,8 @@ pub enum MigrationEvent {
     Phase(String),
     /// Something else worth telling.
     Note(String),
+    /// How a round of pre-copy goes.
+    PreCopy(PreCopyRound),
     /// The report, [`crate::report::Migration`] as JSON; the last event.
     Report(String),
 }
@@ -162,6 +164,7 @@ impl Client {
             match event.event {
                 Some(Event::Phase(phase)) => watch(MigrationEvent::Phase(phase)),
                 Some(Event::Note(note)) => watch(MigrationEvent::Note(note)),
+                Some(Event::PreCopy(round)) => watch(MigrationEvent::PreCopy(round)),
                 Some(Event::Report(report)) => {
                     watch(MigrationEvent::Report(report.clone()));
                     return Ok(report);

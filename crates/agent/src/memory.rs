@@ -1,13 +1,19 @@
 //! The files of an instance's runtime folder, adopted memory above all: what must be sent, and how it is put in place.
 //!
 //! - [`tracker`]: which pages of a file differ from what was last sent;
+//! - [`fingerprint`]: what tells two contents of a page apart;
 //! - [`beneath`]: how files are opened that a program can replace;
 //! - [`tree`]: which files of a folder are there, changed or gone;
 //! - [`send`]: both together, as a stream of parts;
-//! - [`place`]: the other end of that stream.
+//! - [`place`]: the other end of that stream;
+//! - [`convergence`]: when further rounds are of no use;
+//! - [`private`]: how much memory is in no file, and so in no round.
 
 pub mod beneath;
+pub mod convergence;
+pub mod fingerprint;
 pub mod place;
+pub mod private;
 pub mod send;
 pub mod tracker;
 pub mod tree;

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
+use crate::memory::convergence::Round;
+
 /// The phases, by the names of the paper (MigrRDMA §5.2) where it has one.
 ///
 /// All but the first two are parts of the communication blackout; the service blackout begins with `DumpOthers` and ends
@@ -20,9 +22,9 @@ pub enum Phase {
     WaitBeforeStop,
     /// The guest library lets go of its RNIC.
     DumpRDMA,
-    /// CRIU freezes the tasks and writes its images.
+    /// CRIU freezes the tasks and writes its images; meanwhile the last changes of adopted memory go to the destination.
     DumpOthers,
-    /// What changed last, and the images, go to the destination.
+    /// The images go to the destination.
     Transfer,
     /// The restored processes take their new contexts.
     RestoreRDMA,
@@ -107,6 +109,19 @@ pub struct Bytes {
     pub stop_and_copy: u64,
 }
 
+/// How pre-copy went.
+#[derive(Debug, Clone, Serialize)]
+pub struct PreCopy {
+    /// Its rounds, those of the phases between pre-copy and suspension among them.
+    pub rounds: Vec<Round>,
+    /// Whether further rounds would have gained nothing, and the limit of the blackout was kept.
+    pub converged: bool,
+    /// The service blackout as predicted before the connections were suspended.
+    pub predicted_blackout_ms: f64,
+    /// Memory that was not sent ahead since it is the processes' own, in bytes.
+    pub private_bytes: u64,
+}
+
 /// The report of a migration. Times in milliseconds, all by the source's clock.
 #[derive(Debug, Clone, Serialize)]
 pub struct Migration {
@@ -131,6 +146,8 @@ pub struct Migration {
     pub total_ms: f64,
     /// What was sent.
     pub bytes: Bytes,
+    /// How much of it in which round, and whether that converged.
+    pub pre_copy: PreCopy,
     /// Queue pairs that were connected.
     pub connections: usize,
     /// Send requests that were intercepted, on both sides.
@@ -235,6 +252,15 @@ mod tests {
             communication_blackout_ms: 0.0,
             total_ms: 1.0,
             bytes: Bytes::default(),
+            pre_copy: PreCopy {
+                rounds: vec![Round {
+                    bytes: 5,
+                    time: Duration::from_micros(1_250),
+                }],
+                converged: true,
+                predicted_blackout_ms: 51.25,
+                private_bytes: 0,
+            },
             connections: 0,
             intercepted_wrs: 0,
             replayed_wrs: 0,
@@ -244,5 +270,7 @@ mod tests {
         assert_eq!(json["phases_ms"].as_object().unwrap().len(), 9);
         assert_eq!(json["phases_ms"]["DumpRDMA"], 1.5);
         assert_eq!(json["phases_ms"]["Replay"], 0.0);
+        assert_eq!(json["pre_copy"]["rounds"][0]["bytes"], 5);
+        assert_eq!(json["pre_copy"]["rounds"][0]["ms"], 1.25);
     }
 }

@@ -1,9 +1,10 @@
 //! Starting and stopping an agent.
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use tokio::net::{TcpListener, UnixListener};
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tonic::transport::Server;
@@ -36,11 +37,26 @@ pub fn raise_priority() {
     }
 }
 
+/// Images, registered memory and the journal lie in the runtime folder: on a disk they would be slow, and stay there.
+fn must_lie_in_memory(folder: &Path) -> anyhow::Result<()> {
+    /// `f_type` of tmpfs and ramfs (statfs(2)).
+    const IN_MEMORY: [i64; 2] = [0x0102_1994, 0x8584_58f6];
+    let found = rustix::fs::statfs(folder).with_context(|| format!("cannot look at {}", folder.display()))?;
+    if !IN_MEMORY.contains(&found.f_type) {
+        bail!(
+            "{} is not in memory; mount a tmpfs there, or name another folder with --runtime-dir",
+            folder.display()
+        );
+    }
+    Ok(())
+}
+
 /// Runs an agent until it is told to stop (SIGTERM or SIGINT). Instances go on without it.
 pub async fn run(config: Config) -> anyhow::Result<()> {
     // Containers outlive the runc that started them, and become our children.
     rustix::process::set_child_subreaper(rustix::process::Pid::from_raw(1))
         .context("cannot become a subreaper")?;
+    must_lie_in_memory(&config.runtime_dir)?;
     let directory = Directory::load(&config.hosts, &config.name)?;
     let credentials = Credentials::load(&config.tls)?;
     let address = directory.own().socket_address();
@@ -103,5 +119,18 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         result = api => result.context("serving the command line"),
         _ = terminate.recv() => Ok(()),
         _ = tokio::signal::ctrl_c() => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_on_a_disk_is_refused_with_the_way_out() {
+        assert!(must_lie_in_memory(Path::new("/dev/shm")).is_ok());
+        let error = must_lie_in_memory(Path::new("/proc")).unwrap_err().to_string();
+        assert!(error.contains("/proc is not in memory; mount a tmpfs"), "{error}");
+        assert!(must_lie_in_memory(Path::new("/nonexistent")).is_err());
     }
 }

@@ -82,7 +82,8 @@ pub enum Command {
     },
     /// Move an instance to another host while it runs.
     #[command(
-        after_help = "Example:\n  verbatim migrate web --to dst --json\n\nCtrl-C before the commit cancels: the \
+        after_help = "Examples:\n  verbatim migrate web --to dst --json\n  verbatim migrate web --to dst --max-blackout 200 \
+                      --strict\n\nCtrl-C before the commit cancels: the \
                       instance goes on where it is.\nExit status: 0 committed, 1 rolled back or failed."
     )]
     Migrate(MigrateArguments),
@@ -181,8 +182,21 @@ pub struct MigrateArguments {
     #[arg(long, value_name = "HOST")]
     pub to: String,
     /// The report in JSON instead of a table.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "json_lines")]
     pub json: bool,
+    /// Everything that happens as a line of JSON with an "event": "phase", "note", "pre_copy", and "report" at the end.
+    #[arg(long)]
+    pub json_lines: bool,
+    /// The longest service blackout, in milliseconds: memory is sent ahead in rounds until the prediction is within it.
+    /// If the program writes too fast for that, the migration goes on all the same, and says so.
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_blackout: Option<u32>,
+    /// Roll back rather than exceed --max-blackout.
+    #[arg(long, requires = "max_blackout")]
+    pub strict: bool,
+    /// How long memory is sent ahead, in seconds; the round that runs then is the last.
+    #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = seconds)]
+    pub max_precopy_time: Duration,
     /// How long what is in flight may take before the migration is rolled back, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     pub drain_timeout: Duration,

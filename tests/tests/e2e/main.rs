@@ -13,6 +13,7 @@
 
 mod conformance;
 mod migration;
+mod pre_copy;
 mod programs;
 mod robustness;
 mod rollback;
@@ -80,6 +81,7 @@ fn main() -> ExitCode {
     let tests = [
         programs::tests(),
         migration::tests(),
+        pre_copy::tests(),
         rollback::tests(),
         robustness::tests(),
         conformance::tests(),

@@ -2,6 +2,7 @@
 
 use crate::agent::Shared;
 use crate::instances::State;
+use crate::memory::private;
 use crate::peers::reason;
 use crate::proto::OpenRequest;
 use crate::session::source;
@@ -40,6 +41,9 @@ pub async fn blockers(agent: &Shared, name: &str, destination: &str) -> anyhow::
         Err(error) => blockers.push(format!("the container's processes cannot be looked at: {error}")),
     }
 
+    let private_bytes = private::bytes_of_tree(init);
+    blockers.extend(private::lack_of_room(&agent.config.runtime_dir, private_bytes));
+
     // There: the agent, its version, the name, the address, room. CRIU is checked when an agent starts.
     match agent.peers.connect(destination).await {
         Ok(mut peer) => {
@@ -47,7 +51,7 @@ pub async fn blockers(agent: &Shared, name: &str, destination: &str) -> anyhow::
                 session: 0,
                 source: agent.name().to_owned(),
                 instance: serde_json::to_string(&instance.home.record)?,
-                memory_bytes: adopted_bytes(agent, name).await,
+                memory_bytes: adopted_bytes(agent, name).await + private_bytes,
             };
             match peer.check_instance(request).await {
                 Ok(reply) => blockers.extend(reply.into_inner().blockers),

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context;
 use rustix::fs::OFlags;
@@ -31,6 +33,10 @@ pub struct Sender {
     /// Files below this folder are never written through a mapping, so that their times show every change. All others
     /// are compared in every round: a store to a mapped page of tmpfs changes no time.
     trusted: Option<PathBuf>,
+    /// What the round that runs has sent, in bytes.
+    sent: Arc<AtomicU64>,
+    /// How many read.
+    threads: usize,
 }
 
 impl Sender {
@@ -43,12 +49,27 @@ impl Sender {
             tree: Tree::default(),
             trackers: HashMap::new(),
             trusted,
+            sent: Arc::default(),
+            threads: 1,
         }
+    }
+
+    /// What the round that runs has sent so far, in bytes; may be looked at while it runs.
+    pub fn sent(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.sent)
+    }
+
+    /// From now on files are read by all processors but one, which CRIU keeps busy: the instance is frozen and does not need
+    /// them.
+    pub fn hurry(&mut self) {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        self.threads = processors.saturating_sub(1).max(1);
     }
 
     /// Sends everything that the destination does not have, and says how many bytes of content that were.
     pub async fn round(&mut self, destination: &mut PeerClient<Channel>) -> anyhow::Result<u64> {
         let (parts, receiver) = mpsc::channel(QUEUE_PARTS);
+        self.sent.store(0, Ordering::Relaxed);
         let mut this = std::mem::replace(self, Self::new(self.session, self.folder, PathBuf::new(), None));
         let reader = tokio::task::spawn_blocking(move || {
             let result = this.read(&parts);
@@ -134,7 +155,9 @@ impl Sender {
             ..self.part(path, PartKind::File)
         };
         let tracker = self.trackers.entry(path.to_owned()).or_default();
-        tracker.round(&file, |offset, data| {
+        let sent = &self.sent;
+        tracker.round(&file, self.threads, |offset, data| {
+            sent.fetch_add(data.len() as u64, Ordering::Relaxed);
             put(
                 parts,
                 FilePart {

@@ -1,14 +1,22 @@
 //! Which pages of a file differ from what was last sent.
 //!
 //! A page is dirty if its content is not the one that was sent. That holds whoever wrote it: the program's threads, the
-//! RNIC through its own mapping, the kernel on behalf of a system call. The fingerprint is taken of the very bytes that
-//! are sent, so that a write between reading and sending cannot be missed: it makes another fingerprint next time.
+//! RNIC through its own mapping, the kernel on behalf of a system call or a device. The fingerprint is taken of the very
+//! bytes that are sent, so that a write between reading and sending cannot be missed: it makes another fingerprint next
+//! time.
 //!
-//! The price is that every round reads all that is not a hole: about 1 ms per 2 MiB.
+//! The price is that every round reads all that is not a hole: `cargo test
+//! --release -p verbatim-agent how_long -- --ignored --nocapture` says how long that takes. Dirty tracking by the kernel (`PAGEMAP_SCAN`, soft-dirty) would be faster and is not used: it
+//! sees what goes through a page table, and neither what a device or the kernel writes to pages that it has pinned
+//! (`O_DIRECT`, registered io_uring buffers) nor what other mappings of the file write.
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, PoisonError};
+
+use super::fingerprint::{Fingerprint, Key};
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
@@ -16,75 +24,68 @@ pub const PAGE_BYTES: usize = 4096;
 /// The longest run that is given out at once.
 pub const RUN_BYTES: usize = 256 * 1024;
 
-/// 128 bits of BLAKE3: two different pages of one migration have the same with a chance of less than 2⁻⁸⁰, also when
-/// the program chooses them.
-type Fingerprint = [u8; 16];
-
-fn fingerprint(page: &[u8]) -> Fingerprint {
-    *blake3::hash(page)
-        .as_bytes()
-        .first_chunk()
-        .expect("a hash of 32 bytes")
-}
+/// What one thread looks at before it takes the next, in pages.
+const PIECE_PAGES: usize = 1024;
 
 /// What the other side has of one file.
 #[derive(Debug)]
 pub struct Tracker {
+    key: Key,
     /// Of each page, as last sent.
     sent: Vec<Fingerprint>,
     zero: Fingerprint,
-    buffer: Vec<u8>,
 }
 
 impl Default for Tracker {
     fn default() -> Self {
+        let key = Key::new();
         Self {
             sent: Vec::new(),
-            zero: fingerprint(&[0; PAGE_BYTES]),
-            buffer: vec![0; RUN_BYTES],
+            zero: key.fingerprint(&[0; PAGE_BYTES]),
+            key,
         }
     }
 }
 
+/// Takes an offset and what is there now.
+pub trait Emit: Fn(u64, &[u8]) -> io::Result<()> + Sync {}
+impl<F: Fn(u64, &[u8]) -> io::Result<()> + Sync> Emit for F {}
+
+/// A part of the file that one thread looks at.
+struct Piece<'a> {
+    offset: u64,
+    length: usize,
+    sent: &'a mut [Fingerprint],
+}
+
 impl Tracker {
     /// Gives every run of pages that the other side does not have to `emit`, as offset and bytes, and takes them for
-    /// sent. A file that the other side does not have yet reads as zeroes there.
-    pub fn round(
-        &mut self,
-        file: &File,
-        mut emit: impl FnMut(u64, &[u8]) -> io::Result<()>,
-    ) -> io::Result<u64> {
+    /// sent; runs come in any order, from as many threads as it is allowed to use. A file that the other side does not have
+    /// yet reads as zeroes there.
+    pub fn round(&mut self, file: &File, threads: usize, emit: impl Emit) -> io::Result<u64> {
         let length = file.metadata()?.len();
         let pages = length.div_ceil(PAGE_BYTES as u64) as usize;
         self.sent.resize(pages, self.zero);
+        let data = data_of(file, length)?;
         let mut emitted = 0;
         let mut position = 0;
-        while position < length {
-            let data = seek(file, position, Seek::Data)?.unwrap_or(length).min(length);
-            emitted += self.hole(position, data, length, &mut emit)?;
-            if data == length {
-                break;
-            }
-            let end = seek(file, data, Seek::Hole)?.unwrap_or(length).min(length);
-            emitted += self.data(file, data, end, &mut emit)?;
-            position = end;
+        for run in &data {
+            emitted += self.hole(position..run.start, length, &emit)?;
+            position = run.end;
         }
-        Ok(emitted)
+        emitted += self.hole(position..length, length, &emit)?;
+        let pieces = pieces(&data, &mut self.sent);
+        Ok(emitted + look(&self.key, file, pieces, threads, &emit)?)
     }
 
     /// Pages that are zero now, since nothing is stored there.
-    fn hole(
-        &mut self,
-        from: u64,
-        to: u64,
-        length: u64,
-        emit: &mut impl FnMut(u64, &[u8]) -> io::Result<()>,
-    ) -> io::Result<u64> {
+    fn hole(&mut self, range: Range<u64>, length: u64, emit: &impl Emit) -> io::Result<u64> {
+        let page_of = |offset: u64| offset.div_ceil(PAGE_BYTES as u64) as usize;
         let mut emitted = 0;
-        for page in from.div_ceil(PAGE_BYTES as u64)..to.div_ceil(PAGE_BYTES as u64) {
-            let sent = &mut self.sent[page as usize];
+        for page in page_of(range.start)..page_of(range.end) {
+            let sent = &mut self.sent[page];
             if *sent != self.zero {
-                let offset = page * PAGE_BYTES as u64;
+                let offset = (page * PAGE_BYTES) as u64;
                 let bytes = (length - offset).min(PAGE_BYTES as u64);
                 emit(offset, &[0; PAGE_BYTES][..bytes as usize])?;
                 *sent = self.zero;
@@ -93,51 +94,111 @@ impl Tracker {
         }
         Ok(emitted)
     }
+}
 
-    fn data(
-        &mut self,
-        file: &File,
-        from: u64,
-        to: u64,
-        emit: &mut impl FnMut(u64, &[u8]) -> io::Result<()>,
-    ) -> io::Result<u64> {
+/// The parts of a file that are no holes, as whole pages.
+fn data_of(file: &File, length: u64) -> io::Result<Vec<Range<u64>>> {
+    let page = PAGE_BYTES as u64;
+    let mut parts: Vec<Range<u64>> = Vec::new();
+    let mut position = 0;
+    while position < length {
+        let Some(data) = seek(file, position, Seek::Data)?.filter(|data| *data < length) else {
+            break;
+        };
+        let end = seek(file, data, Seek::Hole)?.unwrap_or(length).min(length);
+        let part = data / page * page..end.next_multiple_of(page).min(length);
+        match parts.last_mut() {
+            Some(last) if last.end >= part.start => last.end = part.end,
+            _ => parts.push(part),
+        }
+        position = end;
+    }
+    Ok(parts)
+}
+
+/// Divides the data among threads, each piece with its own part of the fingerprints.
+fn pieces<'a>(data: &[Range<u64>], sent: &'a mut [Fingerprint]) -> Vec<Piece<'a>> {
+    let mut pieces = Vec::new();
+    let (mut rest, mut first_page) = (sent, 0);
+    for run in data {
+        let mut offset = run.start;
+        while offset < run.end {
+            let length = (run.end - offset).min((PIECE_PAGES * PAGE_BYTES) as u64) as usize;
+            let page = (offset / PAGE_BYTES as u64) as usize;
+            let (_, from_here) = std::mem::take(&mut rest).split_at_mut(page - first_page);
+            let (own, after) = from_here.split_at_mut(length.div_ceil(PAGE_BYTES));
+            (rest, first_page) = (after, page + length.div_ceil(PAGE_BYTES));
+            pieces.push(Piece {
+                offset,
+                length,
+                sent: own,
+            });
+            offset += length as u64;
+        }
+    }
+    pieces
+}
+
+fn look(key: &Key, file: &File, pieces: Vec<Piece<'_>>, threads: usize, emit: &impl Emit) -> io::Result<u64> {
+    let threads = threads.clamp(1, pieces.len().max(1));
+    let waiting = Mutex::new(pieces.into_iter());
+    let work = || {
+        let mut buffer = vec![0; RUN_BYTES];
         let mut emitted = 0;
-        let mut position = from / PAGE_BYTES as u64 * PAGE_BYTES as u64;
-        while position < to {
-            let wanted = (to - position).min(RUN_BYTES as u64) as usize;
-            let read = read_full(file, &mut self.buffer[..wanted], position)?;
-            if read == 0 {
-                // Cut off meanwhile; the next round sees the new length.
-                break;
-            }
-            let first = (position / PAGE_BYTES as u64) as usize;
-            // Dirty pages that follow each other leave as one run.
+        loop {
+            let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(piece) = next else {
+                return Ok(emitted);
+            };
+            emitted += piece.look(key, file, &mut buffer, emit)?;
+        }
+    };
+    std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let own = work();
+        let others = others.into_iter().map(|other| {
+            other
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        others.fold(own, |sum: io::Result<u64>, other| Ok(sum? + other?))
+    })
+}
+
+impl Piece<'_> {
+    fn look(self, key: &Key, file: &File, buffer: &mut [u8], emit: &impl Emit) -> io::Result<u64> {
+        let mut emitted = 0;
+        for (index, sent) in self.sent.chunks_mut(RUN_BYTES / PAGE_BYTES).enumerate() {
+            let skipped = index * RUN_BYTES;
+            let offset = self.offset + skipped as u64;
+            let wanted = (self.length - skipped).min(RUN_BYTES);
+            let read = read_full(file, &mut buffer[..wanted], offset)?;
+            // Dirty pages that follow each other leave as one run. What is missing was cut off meanwhile; the next round sees
+            // the new length.
             let mut run: Option<usize> = None;
-            for (index, page) in self.buffer[..read].chunks(PAGE_BYTES).enumerate() {
-                let now = if page.len() == PAGE_BYTES {
-                    fingerprint(page)
-                } else {
-                    let mut whole = [0; PAGE_BYTES];
-                    whole[..page.len()].copy_from_slice(page);
-                    fingerprint(&whole)
-                };
-                let dirty = std::mem::replace(&mut self.sent[first + index], now) != now;
-                let at = index * PAGE_BYTES;
-                match (dirty, run) {
-                    (true, None) => run = Some(at),
-                    (false, Some(start)) => {
-                        emit(position + start as u64, &self.buffer[start..at])?;
-                        emitted += (at - start) as u64;
-                        run = None;
+            let mut leave = |run: &mut Option<usize>, end: usize| match run.take() {
+                Some(start) => {
+                    emitted += (end - start) as u64;
+                    emit(offset + start as u64, &buffer[start..end])
+                }
+                None => Ok(()),
+            };
+            for (index, page) in buffer[..read].chunks(PAGE_BYTES).enumerate() {
+                let now = match page.try_into() {
+                    Ok(page) => key.fingerprint(page),
+                    Err(_) => {
+                        let mut whole = [0; PAGE_BYTES];
+                        whole[..page.len()].copy_from_slice(page);
+                        key.fingerprint(&whole)
                     }
-                    _ => {}
+                };
+                if std::mem::replace(&mut sent[index], now) != now {
+                    run.get_or_insert(index * PAGE_BYTES);
+                } else {
+                    leave(&mut run, index * PAGE_BYTES)?;
                 }
             }
-            if let Some(start) = run {
-                emit(position + start as u64, &self.buffer[start..read])?;
-                emitted += (read - start) as u64;
-            }
-            position += wanted as u64;
+            leave(&mut run, read)?;
         }
         Ok(emitted)
     }
@@ -181,10 +242,15 @@ mod tests {
 
     /// Applies one round to `copy`.
     fn send(tracker: &mut Tracker, file: &File, copy: &mut Vec<u8>) -> u64 {
+        send_by(tracker, 1, file, copy)
+    }
+
+    fn send_by(tracker: &mut Tracker, threads: usize, file: &File, copy: &mut Vec<u8>) -> u64 {
         copy.resize(file.metadata().unwrap().len() as usize, 0);
+        let copy = Mutex::new(copy);
         tracker
-            .round(file, |offset, bytes| {
-                copy[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+            .round(file, threads, |offset, bytes| {
+                copy.lock().unwrap()[offset as usize..][..bytes.len()].copy_from_slice(bytes);
                 Ok(())
             })
             .unwrap()
@@ -217,6 +283,52 @@ mod tests {
         assert_eq!(copy[10 * PAGE_BYTES], 0);
     }
 
+    #[test]
+    fn several_threads_share_the_work() {
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        let pages = 5 * PIECE_PAGES + 7;
+        let content: Vec<u8> = (0..pages * PAGE_BYTES - 100)
+            .map(|byte| (byte / PAGE_BYTES + byte % 251) as u8)
+            .collect();
+        file.write_all_at(&content, 0).unwrap();
+        let (mut tracker, mut copy) = (Tracker::default(), Vec::new());
+        assert_eq!(send_by(&mut tracker, 4, &file, &mut copy), content.len() as u64);
+        assert!(copy == content);
+        assert_eq!(send_by(&mut tracker, 3, &file, &mut copy), 0);
+        let failed = std::io::ErrorKind::BrokenPipe;
+        file.write_all_at(&[0xFF; 8], 4 * (PIECE_PAGES * PAGE_BYTES) as u64)
+            .unwrap();
+        let result = tracker.round(&file, 4, |_, _| Err(failed.into()));
+        assert_eq!(result.unwrap_err().kind(), failed);
+    }
+
+    #[test]
+    #[ignore = "a measurement, for a quiet machine"]
+    fn how_long_rounds_take() {
+        let mebibytes = 1024;
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        let content: Vec<u8> = (0..1 << 20).map(|byte: u32| (byte / 4096 + byte) as u8).collect();
+        for index in 0..mebibytes {
+            file.write_all_at(&content, index << 20).unwrap();
+        }
+        for threads in [1, 2] {
+            let mut tracker = Tracker::default();
+            for dirty in [0, 0, 100] {
+                for page in 0..dirty {
+                    file.write_all_at(&rand::random::<[u8; 8]>(), page * 97 * PAGE_BYTES as u64)
+                        .unwrap();
+                }
+                let begun = std::time::Instant::now();
+                let found = tracker.round(&file, threads, |_, _| Ok(())).unwrap();
+                println!(
+                    "{threads} threads: {} pages to send found in 1 GiB in {:.0} ms",
+                    found / PAGE_BYTES as u64,
+                    begun.elapsed().as_secs_f64() * 1e3
+                );
+            }
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
@@ -231,7 +343,7 @@ mod tests {
                 for (offset, bytes, value) in writes {
                     file.write_all_at(&vec![value; bytes], offset as u64).unwrap();
                 }
-                send(&mut tracker, &file, &mut copy);
+                send_by(&mut tracker, 1 + length % 3, &file, &mut copy);
                 let mut whole = vec![0; file.metadata().unwrap().len() as usize];
                 file.read_exact_at(&mut whole, 0).unwrap();
                 prop_assert_eq!(&copy, &whole);

@@ -1,10 +1,11 @@
 //! The source's part of a session: it drives.
 //!
 //! [`migrate`] is the whole story. What an attempt has done, and would have to undo, is kept in [`Source`]; its steps are
-//! in [`prepare`], [`stop`] and [`commit`], the way back in [`undo`].
+//! in [`pre_copy`], [`prepare`], [`stop`] and [`commit`], the way back in [`undo`].
 
 mod commit;
 mod connections;
+mod pre_copy;
 mod prepare;
 mod stop;
 mod undo;
@@ -25,11 +26,12 @@ use crate::instances::home::LIBRARY_DIR;
 use crate::instances::record::Record;
 use crate::instances::{Instance, Reservation};
 use crate::journal::{Event, Role};
+use crate::memory::convergence::{Convergence, Limits};
 use crate::memory::send::Sender;
 use crate::peers::reason;
 use crate::proto::peer_client::PeerClient;
-use crate::proto::{NewQp, SessionId};
-use crate::report::{Bytes, Migration, Outcome, Phase, Timeline, milliseconds};
+use crate::proto::{NewQp, PreCopyRound, SessionId};
+use crate::report::{Bytes, Migration, Outcome, Phase, PreCopy, Timeline, milliseconds};
 use crate::session::ProcessKeys;
 
 use connections::Connection;
@@ -45,6 +47,8 @@ pub struct Request {
     pub destination: String,
     /// The limit of wait-before-stop.
     pub drain_timeout: Duration,
+    /// Those of pre-copy.
+    pub limits: Limits,
 }
 
 /// What a watcher is told while it runs.
@@ -54,6 +58,8 @@ pub enum Progress {
     Phase(Phase),
     /// Something else worth telling.
     Note(String),
+    /// How a round of pre-copy goes.
+    PreCopy(PreCopyRound),
 }
 
 /// Why an attempt failed.
@@ -94,6 +100,8 @@ struct Source {
     progress: mpsc::Sender<Progress>,
     timeline: Timeline,
     bytes: Bytes,
+    convergence: Convergence,
+    converged: bool,
     intercepted: u64,
     replayed: u64,
 
@@ -170,6 +178,8 @@ impl Source {
             progress: progress.clone(),
             timeline: Timeline::default(),
             bytes: Bytes::default(),
+            convergence: Convergence::default(),
+            converged: false,
             intercepted: 0,
             replayed: 0,
             processes: Vec::new(),
@@ -331,6 +341,14 @@ impl Source {
             communication_blackout_ms: milliseconds(communication),
             total_ms: milliseconds(total),
             bytes: self.bytes,
+            pre_copy: PreCopy {
+                rounds: self.convergence.rounds().to_vec(),
+                converged: self.converged,
+                predicted_blackout_ms: milliseconds(
+                    self.convergence.predicted_blackout().unwrap_or_default(),
+                ),
+                private_bytes: self.convergence.private_bytes(),
+            },
             connections: self.connections.len(),
             intercepted_wrs: self.intercepted,
             replayed_wrs: self.replayed,

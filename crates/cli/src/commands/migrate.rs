@@ -3,9 +3,10 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{BinaryBytes, ProgressBar, ProgressStyle};
+use serde_json::json;
 use verbatim_agent::client::MigrationEvent;
-use verbatim_agent::proto::MigrateRequest;
+use verbatim_agent::proto::{MigrateRequest, PreCopyRound};
 use verbatim_agent::report::Phase;
 
 use crate::args::MigrateArguments;
@@ -20,6 +21,9 @@ pub async fn run(lab: &str, arguments: MigrateArguments) -> anyhow::Result<ExitC
         name: arguments.name,
         destination: arguments.to.clone(),
         drain_timeout_ms: arguments.drain_timeout.as_millis() as u32,
+        max_blackout_ms: arguments.max_blackout.unwrap_or(0),
+        max_pre_copy_ms: u32::try_from(arguments.max_precopy_time.as_millis()).unwrap_or(u32::MAX),
+        strict: arguments.strict,
     };
     // Shows itself on a terminal only.
     let spinner = ProgressBar::new_spinner()
@@ -28,10 +32,21 @@ pub async fn run(lab: &str, arguments: MigrateArguments) -> anyhow::Result<ExitC
     spinner.enable_steady_tick(Duration::from_millis(100));
     // Dropping the request cancels it at the agent, as long as nothing is committed.
     let report = tokio::select! {
-        report = host.migrate(request, |event| match event {
-            MigrationEvent::Phase(phase) => spinner.set_message(phase),
-            MigrationEvent::Note(note) => spinner.println(format!("  {note}")),
-            MigrationEvent::Report(_) => {}
+        report = host.migrate(request, |event| {
+            if arguments.json_lines {
+                println!("{}", line(&event));
+            }
+            match event {
+                MigrationEvent::Phase(phase) => spinner.set_message(phase),
+                MigrationEvent::Note(note) => spinner.println(format!("  {note}")),
+                MigrationEvent::PreCopy(round) => {
+                    if round.complete {
+                        spinner.println(format!("  {}", round_in_words(&round)));
+                    }
+                    spinner.set_message(format!("PreCopy, {}", round_in_words(&round)));
+                }
+                MigrationEvent::Report(_) => {}
+            }
         }) => report,
         _ = tokio::signal::ctrl_c() => {
             spinner.finish_and_clear();
@@ -43,7 +58,7 @@ pub async fn run(lab: &str, arguments: MigrateArguments) -> anyhow::Result<ExitC
     let value: serde_json::Value = serde_json::from_str(&report)?;
     if arguments.json {
         println!("{report}");
-    } else {
+    } else if !arguments.json_lines {
         print!("{}", readable(&value));
     }
     let committed = value["outcome"] == "committed" && value["error"].is_null();
@@ -52,6 +67,47 @@ pub async fn run(lab: &str, arguments: MigrateArguments) -> anyhow::Result<ExitC
     } else {
         ExitCode::from(1)
     })
+}
+
+/// An event as `--json-lines` shows it.
+fn line(event: &MigrationEvent) -> serde_json::Value {
+    match event {
+        MigrationEvent::Phase(phase) => json!({"event": "phase", "phase": phase}),
+        MigrationEvent::Note(text) => json!({"event": "note", "text": text}),
+        MigrationEvent::PreCopy(round) => json!({
+            "event": "pre_copy",
+            "round": round.round,
+            "sent_bytes": round.sent_bytes,
+            "dirty_bytes": round.dirty_bytes,
+            "bytes_per_second": round.bytes_per_second,
+            "predicted_blackout_ms": round.predicted_blackout_ms,
+            "complete": round.complete,
+        }),
+        MigrationEvent::Report(report) => {
+            let report: serde_json::Value = serde_json::from_str(report).unwrap_or_default();
+            json!({"event": "report", "report": report})
+        }
+    }
+}
+
+/// A round of pre-copy in one line.
+fn round_in_words(round: &PreCopyRound) -> String {
+    let mut text = format!(
+        "round {}: {} sent, {}/s",
+        round.round,
+        BinaryBytes(round.sent_bytes),
+        BinaryBytes(round.bytes_per_second)
+    );
+    if !round.complete && round.round > 1 {
+        text += &format!(
+            ", {} written during the round before",
+            BinaryBytes(round.dirty_bytes)
+        );
+    }
+    if let Some(blackout) = round.predicted_blackout_ms {
+        text += &format!(", blackout about {blackout} ms");
+    }
+    text
 }
 
 fn readable(report: &serde_json::Value) -> String {
@@ -95,6 +151,17 @@ fn readable(report: &serde_json::Value) -> String {
                 report["bytes"]["stop_and_copy"].as_u64().unwrap_or(0) / 1024
             ),
         ),
+        (
+            "rounds ahead",
+            format!(
+                "{:>10}{}",
+                report["pre_copy"]["rounds"].as_array().map_or(0, Vec::len),
+                match report["pre_copy"]["converged"].as_bool() {
+                    Some(false) => ", did not converge",
+                    _ => "",
+                }
+            ),
+        ),
         ("connections", format!("{:>10}", report["connections"])),
         (
             "requests intercepted",
@@ -122,5 +189,29 @@ mod tests {
         assert!(text.contains("web stays on a\nbecause: b is down"));
         assert!(text.contains("PreCopy"));
         assert!(text.contains("4 KiB"));
+        assert!(!text.contains("converge"));
+    }
+
+    #[test]
+    fn rounds_are_told_in_words_and_as_lines() {
+        let round = PreCopyRound {
+            round: 2,
+            sent_bytes: 3 << 20,
+            dirty_bytes: 8 << 20,
+            bytes_per_second: 1 << 30,
+            predicted_blackout_ms: Some(70),
+            complete: false,
+        };
+        assert_eq!(
+            round_in_words(&round),
+            "round 2: 3.00 MiB sent, 1.00 GiB/s, 8.00 MiB written during the round before, blackout about 70 ms"
+        );
+        let value = line(&MigrationEvent::PreCopy(round));
+        assert_eq!(
+            (&value["event"], &value["dirty_bytes"]),
+            (&json!("pre_copy"), &json!(8 << 20))
+        );
+        let value = line(&MigrationEvent::Report("{\"outcome\": \"committed\"}".into()));
+        assert_eq!(value["report"]["outcome"], "committed");
     }
 }

@@ -1,4 +1,4 @@
-//! What happens while the instance runs undisturbed: session, pre-copy, pre-setup.
+//! What happens while the instance runs undisturbed, beside the pre-copy: session, pre-setup.
 
 use std::collections::HashMap;
 
@@ -10,14 +10,9 @@ use verbatim_container::{Checkpoint, CheckpointConfig};
 use super::connections::{OtherEnd, connections, describe, memory_bytes};
 use super::{Failure, PartnerHost, Process, Source, told};
 use crate::journal::Event;
+use crate::memory::private;
 use crate::proto;
 use crate::session::{decode, encode};
-
-/// A round of pre-copy that sends less than this is the last one.
-const SMALL_ROUND_BYTES: u64 = 1 << 20;
-
-/// The most rounds of pre-copy.
-const MAX_ROUNDS: u32 = 5;
 
 impl Source {
     /// Learns what is to be moved and opens the session at the destination.
@@ -30,11 +25,17 @@ impl Source {
         let mut destination = self.agent.peers.connect(&to).await?;
         self.journal(Event::Opened);
         self.describe().await?;
-        let memory_bytes = self
+        let registered_bytes: u64 = self
             .processes
             .iter()
             .map(|process| memory_bytes(&process.road_map))
             .sum();
+        // CRIU's images lie in memory on both hosts.
+        let private_bytes = private::bytes_of_tree(self.instance.init_pid());
+        if let Some(lack) = private::lack_of_room(&self.agent.config.runtime_dir, private_bytes) {
+            bail!("{lack}");
+        }
+        let memory_bytes = registered_bytes + private_bytes;
         let request = proto::OpenRequest {
             session: self.session,
             source: self.agent.name().to_owned(),
@@ -64,28 +65,11 @@ impl Source {
         Ok(())
     }
 
-    /// Sends the runtime folder ahead, adopted memory included, in rounds until little is left.
-    pub(super) async fn pre_copy(&mut self) -> anyhow::Result<()> {
-        let mut destination = self.destination();
-        let mut last = u64::MAX;
-        for round in 1..=MAX_ROUNDS {
-            let bytes = self.files.round(&mut destination).await?;
-            self.bytes.pre_copy += bytes;
-            self.note(&format!("round {round}: {} KiB sent ahead", bytes / 1024));
-            // A program that writes faster than we send gains nothing from more rounds.
-            if bytes < SMALL_ROUND_BYTES || bytes > last / 2 {
-                break;
-            }
-            last = bytes;
-        }
-        Ok(())
-    }
-
     /// Makes the new contexts and connections while the old ones still work, and lets runc and CRIU get ready.
     pub(super) async fn pre_setup(&mut self) -> Result<(), Failure> {
         // What was made during the pre-copy is part of it, too, and its memory must be there before it is registered.
         self.describe().await?;
-        self.bytes.pre_copy += self.files.round(&mut self.destination()).await?;
+        self.round().await?;
         self.find_partners().await?;
         let to = self.request.destination.clone();
         let road_maps: Vec<_> = self

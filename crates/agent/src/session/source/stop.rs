@@ -19,8 +19,8 @@ impl Source {
     /// Intercepts requests on both sides and waits until nothing is in flight (MigrRDMA §3.4).
     pub(super) async fn wait_before_stop(&mut self) -> Result<(), Failure> {
         // What the program wrote since the last round would otherwise have to be sent while it is frozen.
-        let bytes = self.files.round(&mut self.destination()).await?;
-        self.bytes.pre_copy += bytes;
+        self.round().await?;
+        self.keeps_the_limit()?;
 
         self.enter(Phase::WaitBeforeStop);
         self.timeline.suspended();
@@ -189,7 +189,7 @@ impl Source {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Freezes the instance and writes its images.
+    /// Freezes the instance and writes its images; meanwhile the last changes of its files are sent.
     pub(super) async fn freeze(&mut self) -> anyhow::Result<()> {
         let checkpoint = self
             .checkpoint
@@ -198,17 +198,37 @@ impl Source {
         self.timeline.frozen();
         self.detached = true;
         let home = &self.instance.home;
-        self.dumped = Some(checkpoint.freeze_and_dump_with(|| home.detach()).await?);
+        let (frozen, when_frozen) = tokio::sync::oneshot::channel();
+        let dump = checkpoint.freeze_and_dump_with(|| {
+            let detached = home.detach();
+            // The tasks do not run, and the RNIC's contexts are parked: nothing writes to the files any more.
+            let _ = frozen.send(());
+            detached
+        });
+        let (files, mut destination) = (&mut self.files, self.destination.clone());
+        let last_round = async {
+            match (when_frozen.await, &mut destination) {
+                (Ok(()), Some(destination)) => {
+                    files.hurry();
+                    files.round(destination).await
+                }
+                // The dump has failed, and says why.
+                _ => Ok(0),
+            }
+        };
+        let (dumped, sent) = tokio::join!(dump, last_round);
+        // Kept before the other's error is looked at, so that it is undone in order.
+        self.dumped = Some(dumped?);
+        self.bytes.stop_and_copy += sent?;
         Ok(())
     }
 
-    /// Sends the last changes and the images.
+    /// Sends the images.
     pub(super) async fn stop_and_copy(&mut self) -> anyhow::Result<()> {
         let images = self.instance.home.paths.images.clone();
         let mut images = Sender::new(self.session, Folder::Images, images, None);
-        let (mut to_files, mut to_images) = (self.destination(), self.destination());
-        let (files, images) = tokio::join!(self.files.round(&mut to_files), images.round(&mut to_images));
-        self.bytes.stop_and_copy += files? + images?;
+        images.hurry();
+        self.bytes.stop_and_copy += images.round(&mut self.destination()).await?;
         Ok(())
     }
 

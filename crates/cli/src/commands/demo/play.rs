@@ -219,7 +219,7 @@ impl Run<'_> {
                     .now(&format!("moving {name} from {source} to {destination}: {phase}"));
             }
             MigrationEvent::Note(note) => self.progress.step(&format!("    {note}")),
-            MigrationEvent::Report(_) => {}
+            MigrationEvent::PreCopy(_) | MigrationEvent::Report(_) => {}
         });
         let report = timeout(MIGRATION_LIMIT, migration)
             .await

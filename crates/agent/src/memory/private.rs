@@ -1,0 +1,93 @@
+//! How much memory of an instance is its processes' own: no round sends it, CRIU takes it while they are frozen.
+
+use std::collections::VecDeque;
+use std::path::Path;
+
+/// Anonymous memory, resident or swapped out, of a process and all that descend from it, in bytes. What ends meanwhile counts 0.
+/// Registered memory is not part of it: it lies in files.
+pub fn bytes_of_tree(root: i32) -> u64 {
+    let mut waiting = VecDeque::from([root]);
+    let mut bytes = 0;
+    while let Some(pid) = waiting.pop_front() {
+        let process = Path::new("/proc").join(pid.to_string());
+        let status = std::fs::read_to_string(process.join("status")).unwrap_or_default();
+        bytes += anonymous_bytes(&status);
+        let tasks = std::fs::read_dir(process.join("task"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        for task in tasks {
+            let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+            waiting.extend(
+                children
+                    .split_ascii_whitespace()
+                    .filter_map(|pid| pid.parse::<i32>().ok()),
+            );
+        }
+    }
+    bytes
+}
+
+/// Why the images of that much memory do not fit into the folder's file system, if they do not: better known before the
+/// instance is frozen than from CRIU's log.
+pub fn lack_of_room(folder: &Path, bytes: u64) -> Option<String> {
+    let folder_name = folder.display();
+    match rustix::fs::statvfs(folder) {
+        Ok(space) => {
+            let free = space.f_bavail * space.f_frsize;
+            (free < bytes).then(|| {
+                format!(
+                    "{folder_name} here has {} MiB free, and the images of the program's own memory take {} MiB; enlarge \
+                     that tmpfs",
+                    free >> 20,
+                    bytes >> 20
+                )
+            })
+        }
+        Err(errno) => Some(format!("the free memory of {folder_name} is unknown: {errno}")),
+    }
+}
+
+/// `RssAnon` and `VmSwap` of proc_pid_status(5).
+fn anonymous_bytes(status: &str) -> u64 {
+    let kib = status.lines().filter_map(|line| {
+        let value = line
+            .strip_prefix("RssAnon:")
+            .or_else(|| line.strip_prefix("VmSwap:"))?;
+        value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    });
+    kib.sum::<u64>() * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn anonymous_memory_of_a_process_and_its_children_counts() {
+        let text =
+            "Name:\tx\nVmRSS:\t  900 kB\nRssAnon:\t     100 kB\nRssFile:\t 800 kB\nVmSwap:\t      5 kB\n";
+        assert_eq!(anonymous_bytes(text), 105 * 1024);
+        let own = std::process::id().cast_signed();
+        let before = bytes_of_tree(own);
+        assert!(before > 0);
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let alone = anonymous_bytes(&std::fs::read_to_string("/proc/self/status").unwrap());
+        let all = bytes_of_tree(own);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(all > alone, "{all} {alone}");
+        assert_eq!(bytes_of_tree(i32::MAX), 0);
+    }
+
+    #[test]
+    fn images_that_do_not_fit_are_told_of_in_advance() {
+        let folder = Path::new("/dev/shm");
+        assert_eq!(lack_of_room(folder, 4096), None);
+        let lack = lack_of_room(folder, u64::MAX).unwrap();
+        assert!(
+            lack.starts_with("/dev/shm here has ") && lack.ends_with("enlarge that tmpfs"),
+            "{lack}"
+        );
+    }
+}

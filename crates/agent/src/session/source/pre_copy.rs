@@ -1,0 +1,112 @@
+//! Pre-copy: the runtime folder, adopted memory included, is sent in rounds while the program runs.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+
+use super::{Progress, Source};
+use crate::memory::convergence::{Round, Verdict};
+use crate::memory::private;
+use crate::proto::PreCopyRound;
+
+/// How often a round that takes long is told of.
+const TELL_EVERY: Duration = Duration::from_millis(200);
+
+impl Source {
+    /// Sends rounds until more of them gain nothing, or the limits are reached.
+    pub(super) async fn pre_copy(&mut self) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let limits = self.request.limits;
+        loop {
+            self.round().await?;
+            match self.convergence.verdict(&limits, begun.elapsed()) {
+                Verdict::Again => {}
+                Verdict::Converged => {
+                    self.converged = true;
+                    return Ok(());
+                }
+                Verdict::DoesNotConverge => break,
+            }
+        }
+        self.keeps_the_limit()?;
+        self.note(&format!(
+            "pre-copy does not converge: {}; going on all the same",
+            self.state_of_pre_copy()
+        ));
+        Ok(())
+    }
+
+    /// An error if it was asked for not to go on with a longer blackout than the limit.
+    pub(super) fn keeps_the_limit(&self) -> anyhow::Result<()> {
+        let limits = &self.request.limits;
+        if let Some(max) = limits.max_blackout.filter(|_| limits.strict)
+            && self.convergence.exceeds(limits).is_some()
+        {
+            bail!(
+                "the blackout would be longer than {} ms: {}; allow a longer one, or try again when the program writes \
+                 less",
+                max.as_millis(),
+                self.state_of_pre_copy()
+            );
+        }
+        Ok(())
+    }
+
+    fn state_of_pre_copy(&self) -> String {
+        let convergence = &self.convergence;
+        format!(
+            "{} KiB were written during the last of {} rounds, {} KiB are private memory, {:.0} MiB/s are sent, and the \
+             predicted blackout is {} ms",
+            convergence.dirty_bytes() >> 10,
+            convergence.rounds().len(),
+            convergence.private_bytes() >> 10,
+            convergence.bytes_per_second() / f64::from(1 << 20),
+            convergence.predicted_blackout().unwrap_or_default().as_millis()
+        )
+    }
+
+    /// One round; told of while it runs and when it has ended.
+    pub(super) async fn round(&mut self) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let number = self.convergence.rounds().len() as u32 + 1;
+        let (mut destination, progress) = (self.destination(), self.progress.clone());
+        let (sent, before) = (self.files.sent(), self.convergence.clone());
+        let mut ticks = tokio::time::interval_at((begun + TELL_EVERY).into(), TELL_EVERY);
+        let round = self.files.round(&mut destination);
+        tokio::pin!(round);
+        let bytes = loop {
+            tokio::select! {
+                bytes = &mut round => break bytes?,
+                _ = ticks.tick() => {
+                    let sent = sent.load(Ordering::Relaxed);
+                    let _ = progress.try_send(Progress::PreCopy(PreCopyRound {
+                        round: number,
+                        sent_bytes: sent,
+                        dirty_bytes: before.dirty_bytes(),
+                        bytes_per_second: (sent as f64 / begun.elapsed().as_secs_f64()) as u64,
+                        predicted_blackout_ms: before.predicted_blackout().map(in_milliseconds),
+                        complete: false,
+                    }));
+                }
+            }
+        };
+        let time = begun.elapsed();
+        let private_bytes = private::bytes_of_tree(self.instance.init_pid());
+        self.bytes.pre_copy += bytes;
+        self.convergence.note(Round { bytes, time }, private_bytes);
+        let _ = self.progress.try_send(Progress::PreCopy(PreCopyRound {
+            round: number,
+            sent_bytes: bytes,
+            dirty_bytes: bytes,
+            bytes_per_second: (bytes as f64 / time.as_secs_f64().max(1e-6)) as u64,
+            predicted_blackout_ms: self.convergence.predicted_blackout().map(in_milliseconds),
+            complete: true,
+        }));
+        Ok(())
+    }
+}
+
+fn in_milliseconds(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+}
