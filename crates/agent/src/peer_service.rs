@@ -253,7 +253,8 @@ impl Peer for PeerService {
     }
 
     async fn check_partner(&self, request: Request<PartnerPrepareRequest>) -> Reply<CheckInstanceReply> {
-        caller::identify(&request, self.0.peers.directory())?;
+        let source = self.source(&request, &request.get_ref().source)?;
+        caller::owns(source, &request.get_ref().connections)?;
         let found = Partners::check(&self.0, request.into_inner()).await;
         let blockers = found.err().map(|error| format!("{error:#}"));
         Ok(Response::new(CheckInstanceReply {
