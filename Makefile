@@ -5,7 +5,7 @@ cargo := PATH="$$(./setup.sh --path)" cargo
 release := $(or $(CARGO_TARGET_DIR),target)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test conformance lint fuzz sanitize bench clean
+.PHONY: help setup build demo test faults conformance lint fuzz sanitize bench clean
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -24,6 +24,9 @@ demo: build ## move a running RDMA program between two hosts on this machine
 test: build ## all tests, from units to end to end
 	$(cargo) test --release --locked --workspace
 	$(MAKE) -C vcheck test
+
+faults: build ## a failure at every step of a migration, in every way (docs/failures.md)
+	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored faults::
 
 conformance: build ## rdma-core's own tests, and perftest in all its ways (docs/conformance.md)
 	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored conformance::

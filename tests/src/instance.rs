@@ -57,6 +57,10 @@ impl<'a> Instance<'a> {
         let rows: Vec<Row> =
             serde_json::from_str(&listed.stdout).context("`verbatim ps --json` prints no JSON")?;
         let mut mine: Vec<_> = rows.into_iter().filter(|row| row.name == self.name).collect();
+        // A frozen copy is in doubt until the other host says whether the instance runs there.
+        if mine.len() > 1 {
+            mine.retain(|row| row.state != "in doubt");
+        }
         match (mine.pop(), mine.pop()) {
             (Some(row), None) => Ok(row),
             (None, _) => bail!("`verbatim ps` does not show {}", self.name),
@@ -103,7 +107,7 @@ impl<'a> Instance<'a> {
             .lab
             .verbatim(&[&["migrate", &self.name, "--to", to, "--json"], options].concat())?
             .wait(MIGRATION_LIMIT)?;
-        Migration::parse(&finished)
+        Migration::of(&finished)
     }
 
     /// Moves it, and fails if that does.

@@ -95,7 +95,8 @@ pub struct Round {
 }
 
 impl Migration {
-    pub(crate) fn parse(finished: &Finished) -> anyhow::Result<Self> {
+    /// That of a `verbatim migrate --json` that has ended.
+    pub fn of(finished: &Finished) -> anyhow::Result<Self> {
         let report: Self = serde_json::from_str(&finished.stdout)
             .with_context(|| format!("`{}` prints no report{}", finished.what, finished.output()))?;
         let phases: Vec<_> = report.phases_ms.keys().map(String::as_str).collect();

@@ -66,6 +66,11 @@ impl Running {
         Ok(read_all(&self.stdout)?)
     }
 
+    /// What it has written to standard error so far.
+    pub fn stderr(&self) -> anyhow::Result<String> {
+        Ok(read_all(&self.stderr)?)
+    }
+
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         pidfd_send_signal(&self.pidfd, signal)

@@ -14,6 +14,7 @@ use crate::instances::Instances;
 use crate::journal::Journal;
 use crate::peers::Peers;
 use crate::proto;
+use crate::session::control::Controls;
 use crate::session::destination::Destinations;
 use crate::session::partner::Partners;
 
@@ -34,6 +35,8 @@ pub struct Agent {
     pub tools: Host,
     /// The instances.
     pub instances: Instances,
+    /// Migrations that this host drives.
+    pub controls: Controls,
     /// Sessions in which this host is the destination.
     pub destinations: Destinations,
     /// Sessions in which this host is a partner's.

@@ -2,9 +2,11 @@
 
 mod checks;
 mod logs;
+mod sessions;
 
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::bail;
@@ -22,6 +24,7 @@ use crate::memory::convergence::Limits;
 use crate::proto::control_server::Control;
 use crate::proto::migrate_event::Event;
 use crate::proto::*;
+use crate::session::control::Stage;
 use crate::session::source::{self, Progress};
 use crate::standby::is_connected;
 
@@ -127,6 +130,11 @@ impl ControlService {
         }
     }
 
+    fn is_in_doubt(&self, name: &str) -> bool {
+        let control = self.0.controls.of_instance(name);
+        control.is_some_and(|control| control.stage() == Stage::InDoubt)
+    }
+
     async fn describe(&self, instance: &HostInstance) -> Instance {
         let record = &instance.home.record;
         let state = instance.state();
@@ -146,6 +154,8 @@ impl ControlService {
             address: format!("{}/{}", record.address, record.prefix),
             state: match &state {
                 State::Running => "running".to_owned(),
+                // It is frozen, and may run at its destination.
+                State::Moving if self.is_in_doubt(instance.name()) => "in doubt".to_owned(),
                 State::Moving => "moving".to_owned(),
                 State::Exited(_) => "exited".to_owned(),
                 State::MovedTo(host) => format!("moved to {host}"),
@@ -278,7 +288,9 @@ impl Control for ControlService {
         let (events, receiver) = mpsc::channel(64);
         let (progress, mut steps) = mpsc::channel(64);
         let agent = self.0.clone();
-        let migration = tokio::spawn(source::migrate(agent, instance, what, progress));
+        let driven = source::begin(&agent, &instance, &what).map_err(|error| status(&error))?;
+        let control = Arc::clone(&driven.control);
+        let migration = tokio::spawn(source::migrate(agent, instance, what, driven, progress));
         tokio::spawn(async move {
             loop {
                 tokio::select! {
@@ -293,16 +305,18 @@ impl Control for ControlService {
                         }
                         None => break,
                     },
-                    // The command line is gone: dropping `steps` cancels.
-                    () = events.closed() => break,
+                    // The command line is gone; if that is too late, it is too late.
+                    () = events.closed() => {
+                        let _ = control.cancel();
+                        break;
+                    }
                 }
             }
             drop(steps);
             let end = match migration.await {
-                Ok(Ok(report)) => Ok(MigrateEvent {
+                Ok(report) => Ok(MigrateEvent {
                     event: Some(Event::Report(serde_json::to_string(&report).expect("plain data"))),
                 }),
-                Ok(Err(error)) => Err(status(&error)),
                 Err(error) => Err(Status::internal(format!("the migration panicked: {error}"))),
             };
             let _ = events.send(end).await;
@@ -317,6 +331,21 @@ impl Control for ControlService {
                 .await
                 .map(|blockers| CheckReply { blockers }),
         )
+    }
+
+    async fn cancel(&self, request: Request<CancelRequest>) -> Reply<CancelReply> {
+        reply(sessions::cancel(&self.0, &request.into_inner().name).await)
+    }
+
+    async fn sessions(&self, _: Request<SessionsRequest>) -> Reply<SessionsReply> {
+        Ok(Response::new(SessionsReply {
+            sessions: sessions::all(&self.0),
+        }))
+    }
+
+    async fn resolve(&self, request: Request<ResolveSessionRequest>) -> Reply<ResolveSessionReply> {
+        let text = sessions::resolve(&self.0, request.into_inner()).await;
+        reply(text.map(|text| ResolveSessionReply { text }))
     }
 
     async fn version(&self, _: Request<VersionRequest>) -> Reply<VersionReply> {

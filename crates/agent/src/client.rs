@@ -11,8 +11,9 @@ use crate::peers::reason;
 use crate::proto::control_client::ControlClient;
 use crate::proto::migrate_event::Event;
 use crate::proto::{
-    CheckRequest, Instance, ListRequest, LogsRequest, MigrateRequest, PreCopyRound, RemoveRequest,
-    RunRequest, VersionReply, VersionRequest, WaitReply, WaitRequest,
+    CancelRequest, CheckRequest, Instance, ListRequest, LogsRequest, MigrateRequest, PreCopyRound,
+    RemoveRequest, ResolveSessionRequest, RunRequest, Session, SessionsRequest, VersionReply, VersionRequest,
+    WaitReply, WaitRequest,
 };
 
 /// A connection to one agent.
@@ -147,6 +148,24 @@ impl Client {
             destination: destination.to_owned(),
         };
         Ok(told(self.inner.clone().check(request).await)?.blockers)
+    }
+
+    /// Rolls the migration of an instance back; returns where it runs on.
+    pub async fn cancel(&self, name: &str) -> anyhow::Result<String> {
+        let request = CancelRequest {
+            name: name.to_owned(),
+        };
+        Ok(told(self.inner.clone().cancel(request).await)?.host)
+    }
+
+    /// The migrations in which the host takes or took part.
+    pub async fn sessions(&self) -> anyhow::Result<Vec<Session>> {
+        Ok(told(self.inner.clone().sessions(SessionsRequest {}).await)?.sessions)
+    }
+
+    /// Decides a session in the place of its hosts; returns what came of it.
+    pub async fn resolve(&self, request: ResolveSessionRequest) -> anyhow::Result<String> {
+        Ok(told(self.inner.clone().resolve(request).await)?.text)
     }
 
     /// Moves an instance and returns the report as JSON. Dropping the future before the commit cancels.

@@ -1,73 +1,245 @@
 //! Failures that a test orders: named points, and what happens there.
 //!
 //! The file `faults` in the runtime folder has one `POINT ACTION` per line; it is read at each point, and missing on any
-//! host that is not under test. Whoever can write there is root on this host.
+//! host that is not under test. What happened is appended to `faults.reached`. Whoever can write there is root on this
+//! host. `verbatim agent --list-faults` prints the points.
 
+use std::io::Write;
 use std::path::PathBuf;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use tokio::io::unix::AsyncFd;
+use verbatim_seqpacket::Socket;
 
-/// Where failures can be ordered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Point {
-    /// The destination is about to make the standby contexts.
-    DestinationPreSetup,
-    /// The destination has all images and is about to restore.
-    DestinationRestore,
-    /// The destination is about to let the tasks run.
-    DestinationCommit,
-    /// A partner is about to make its standby queue pairs.
-    PartnerPrepare,
-    /// A partner is about to suspend.
-    PartnerSuspend,
-    /// A partner is about to wait until nothing is in flight.
-    PartnerDrain,
+macro_rules! points {
+    ($($(#[doc = $doc:literal])+ $name:ident = $text:literal, $time:ident;)+) => {
+        /// Where failures can be ordered.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Point {
+            $($(#[doc = $doc])+ $name,)+
+        }
+
+        impl Point {
+            /// All of them, in the order in which a migration passes them, host by host.
+            pub const ALL: &[Self] = &[$(Self::$name,)+];
+
+            /// Its name in the file.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$name => $text,)+
+                }
+            }
+
+            /// Before the decision, or after it.
+            pub fn time(self) -> Time {
+                match self {
+                    $(Self::$name => Time::$time,)+
+                }
+            }
+        }
+    };
 }
 
-impl Point {
-    /// Its name in the file.
+/// When a point is passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Time {
+    /// A failure there rolls the migration back.
+    BeforeCommit,
+    /// The decision is under way: who can say what became of it is the destination, and nothing can be refused.
+    AtCommit,
+    /// The instance is the destination's, and what fails is tried again.
+    AfterCommit,
+}
+
+impl Time {
+    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
-            Self::DestinationPreSetup => "destination-pre-setup",
-            Self::DestinationRestore => "destination-restore",
-            Self::DestinationCommit => "destination-commit",
-            Self::PartnerPrepare => "partner-prepare",
-            Self::PartnerSuspend => "partner-suspend",
-            Self::PartnerDrain => "partner-drain",
+            Self::BeforeCommit => "before-commit",
+            Self::AtCommit => "at-commit",
+            Self::AfterCommit => "after-commit",
         }
     }
+}
+
+points! {
+    /// Another agent greets this one; damaged, the answer is that of an older version.
+    Hello = "hello", BeforeCommit;
+    /// The source is about to open the session.
+    SourceOpen = "source-open", BeforeCommit;
+    /// The source is about to send memory ahead.
+    SourcePreCopy = "source-pre-copy", BeforeCommit;
+    /// The source is about to have the new connections made.
+    SourcePreSetup = "source-pre-setup", BeforeCommit;
+    /// The source is about to suspend all connections.
+    SourceSuspend = "source-suspend", BeforeCommit;
+    /// The source has suspended them and is about to wait until nothing is in flight.
+    SourceDrain = "source-drain", BeforeCommit;
+    /// The source is about to let the processes give up their RNIC.
+    SourceQuiesce = "source-quiesce", BeforeCommit;
+    /// The source has the processes' RNIC connections and is about to freeze them.
+    SourceFreeze = "source-freeze", BeforeCommit;
+    /// The instance is frozen, and its last pages are about to be sent.
+    SourceTransfer = "source-transfer", BeforeCommit;
+    /// The source is about to have the instance restored.
+    SourceRestore = "source-restore", BeforeCommit;
+    /// The source is about to write its decision down.
+    SourceCommit = "source-commit", BeforeCommit;
+    /// The source has written it down, and has not asked the destination yet.
+    SourceAsk = "source-ask", AtCommit;
+    /// The source has the destination's answer.
+    SourceCommitted = "source-committed", AtCommit;
+    /// The source is about to let everybody take the new connections.
+    SourceSwitch = "source-switch", AfterCommit;
+    /// The source is about to let the requests flow.
+    SourceResume = "source-resume", AfterCommit;
+    /// The source is about to clear the old place.
+    SourceReclaim = "source-reclaim", AfterCommit;
+    /// The destination is about to make the instance's place.
+    DestinationOpen = "destination-open", BeforeCommit;
+    /// Files for the destination are coming.
+    DestinationPlace = "destination-place", BeforeCommit;
+    /// The destination is about to make the standby contexts.
+    DestinationPreSetup = "destination-pre-setup", BeforeCommit;
+    /// The destination is about to connect them.
+    DestinationConnect = "destination-connect", BeforeCommit;
+    /// The destination is about to start runc and CRIU.
+    DestinationPrepareRestore = "destination-prepare-restore", BeforeCommit;
+    /// The destination has all images and is about to restore.
+    DestinationRestore = "destination-restore", BeforeCommit;
+    /// The destination is about to write its decision down.
+    DestinationCommit = "destination-commit", BeforeCommit;
+    /// The destination has written it down; the tasks do not run yet.
+    DestinationCommitted = "destination-committed", BeforeCommit;
+    /// The tasks run, and the source has not been told.
+    DestinationRunning = "destination-running", AtCommit;
+    /// The destination is about to give the processes their contexts.
+    DestinationClaim = "destination-claim", AfterCommit;
+    /// The destination is about to let their requests flow.
+    DestinationResume = "destination-resume", AfterCommit;
+    /// A partner is about to make its standby queue pairs.
+    PartnerPrepare = "partner-prepare", BeforeCommit;
+    /// A partner is about to connect them.
+    PartnerConnect = "partner-connect", BeforeCommit;
+    /// A partner is about to suspend.
+    PartnerSuspend = "partner-suspend", BeforeCommit;
+    /// A partner is about to wait until nothing is in flight.
+    PartnerDrain = "partner-drain", BeforeCommit;
+    /// Nothing is in flight at a partner, and the source has not been told.
+    PartnerDrained = "partner-drained", BeforeCommit;
+    /// A partner is about to put the standby queue pairs in place.
+    PartnerSwitch = "partner-switch", AfterCommit;
+    /// A partner is about to let its requests flow.
+    PartnerResume = "partner-resume", AfterCommit;
+}
+
+/// What can happen at a point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Action {
+    /// The step fails.
+    Fail,
+    /// The agent dies, as by SIGKILL.
+    Exit,
+    /// The step waits until the file says something else, and then does that.
+    Hang,
+    /// The host's RNIC dies; the step goes on.
+    KillNic,
+    /// The caller damages what it works with.
+    Damage,
 }
 
 /// The failures ordered on this host.
 #[derive(Debug)]
 pub struct Faults {
     file: PathBuf,
+    nic: PathBuf,
 }
 
 impl Faults {
-    /// Those in `file`, now and later.
-    pub fn new(file: PathBuf) -> Self {
-        Self { file }
+    /// Those in `file`, now and later; `nic` is the RNIC's socket.
+    pub fn new(file: PathBuf, nic: PathBuf) -> Self {
+        Self { file, nic }
     }
 
-    fn action(&self, point: Point) -> Option<String> {
-        let text = std::fs::read_to_string(&self.file).ok()?;
-        text.lines()
-            .find_map(|line| Some(line.strip_prefix(point.name())?.trim().to_owned()))
+    fn action(&self, point: Point) -> anyhow::Result<Option<Action>> {
+        let Ok(text) = std::fs::read_to_string(&self.file) else {
+            return Ok(None);
+        };
+        let ordered = text
+            .lines()
+            .filter_map(|line| line.split_once(' '))
+            .find_map(|(name, action)| (name == point.name()).then_some(action.trim()));
+        Ok(Some(match ordered {
+            None => return Ok(None),
+            Some("fail") => Action::Fail,
+            Some("exit") => Action::Exit,
+            Some("hang") => Action::Hang,
+            Some("kill-nic") => Action::KillNic,
+            Some("damage") => Action::Damage,
+            Some(other) => bail!("{} orders {other:?}, which is no action", self.file.display()),
+        }))
     }
 
-    /// Passes a point: goes on, fails, or ends this process (`exit`). `damage` is the caller's to carry out; true tells
-    /// it to.
-    pub fn pass(&self, point: Point) -> anyhow::Result<bool> {
-        match self.action(point).as_deref() {
-            None => Ok(false),
-            Some("damage") => Ok(true),
-            Some("exit") => {
-                tracing::error!(point = point.name(), "ordered to exit");
-                std::process::exit(70)
+    /// Passes a point: goes on, fails, waits, or ends this process. `Damage` is the caller's to carry out; true tells
+    /// it to. Where nothing can be refused any more ([`Time::AtCommit`]) a failure is none.
+    pub async fn pass(&self, point: Point) -> anyhow::Result<bool> {
+        let mut told_to_hang = false;
+        loop {
+            let Some(action) = self.action(point)? else {
+                return Ok(false);
+            };
+            if action != Action::Hang || !told_to_hang {
+                self.note(point, action)?;
             }
-            Some(_) => bail!("refused at {}, as ordered", point.name()),
+            match action {
+                Action::Fail if point.time() == Time::AtCommit => return Ok(false),
+                Action::Fail => bail!("refused at {}, as ordered", point.name()),
+                Action::Exit => {
+                    tracing::error!(point = point.name(), "ordered to die");
+                    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)?;
+                    std::future::pending().await
+                }
+                Action::Damage => return Ok(true),
+                Action::KillNic => {
+                    let pid = Socket::connect(&self.nic)?.peer()?.pid;
+                    let pid = rustix::process::Pid::from_raw(pid).context("no RNIC")?;
+                    rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
+                    return Ok(false);
+                }
+                Action::Hang => {
+                    told_to_hang = true;
+                    self.changed(point).await?;
+                }
+            }
         }
+    }
+
+    /// Waits until the file no longer orders to hang at `point`.
+    async fn changed(&self, point: Point) -> anyhow::Result<()> {
+        let folder = self.file.parent().context("the file has a folder")?;
+        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        let flags = WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO | WatchFlags::DELETE;
+        // Before the file is read, so that no change is missed.
+        inotify::add_watch(&inotify, folder, flags)?;
+        // SAFETY: an owned descriptor stays open and the same until the registration, which is dropped first, is gone.
+        let watched = unsafe { AsyncFd::register(inotify) }?;
+        while self.action(point)? == Some(Action::Hang) {
+            let mut ready = watched.readable().await?;
+            let mut events = [0; 4096];
+            while rustix::io::read(watched.get_ref(), &mut events).is_ok_and(|length| length > 0) {}
+            ready.clear_ready();
+        }
+        Ok(())
+    }
+
+    fn note(&self, point: Point, action: Action) -> anyhow::Result<()> {
+        let mut file = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.file.with_extension("reached"))?;
+        writeln!(file, "{} {action:?}", point.name())?;
+        Ok(())
     }
 }
 
@@ -75,17 +247,53 @@ impl Faults {
 mod tests {
     use super::*;
 
-    #[test]
-    fn only_the_named_point_fails_and_only_while_it_is_ordered() {
+    fn faults(folder: &std::path::Path) -> (PathBuf, Faults) {
+        let file = folder.join("faults");
+        (file.clone(), Faults::new(file, folder.join("nic.sock")))
+    }
+
+    #[tokio::test]
+    async fn only_the_named_point_fails_and_only_while_it_is_ordered() {
         let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("faults");
-        let faults = Faults::new(file.clone());
-        assert!(!faults.pass(Point::PartnerPrepare).unwrap());
+        let (file, faults) = faults(folder.path());
+        assert!(!faults.pass(Point::PartnerPrepare).await.unwrap());
         std::fs::write(&file, "partner-prepare fail\ndestination-restore damage\n").unwrap();
-        assert!(faults.pass(Point::PartnerPrepare).is_err());
-        assert!(!faults.pass(Point::PartnerDrain).unwrap());
-        assert!(faults.pass(Point::DestinationRestore).unwrap());
+        assert!(faults.pass(Point::PartnerPrepare).await.is_err());
+        // Its name is the beginning of no other's.
+        assert!(!faults.pass(Point::PartnerDrain).await.unwrap());
+        assert!(faults.pass(Point::DestinationRestore).await.unwrap());
+        std::fs::write(&file, "partner-prepare explode\n").unwrap();
+        let error = faults.pass(Point::PartnerPrepare).await.unwrap_err().to_string();
+        assert!(error.contains("explode"), "{error}");
         std::fs::remove_file(&file).unwrap();
-        assert!(!faults.pass(Point::PartnerPrepare).unwrap());
+        assert!(!faults.pass(Point::PartnerPrepare).await.unwrap());
+        let reached = std::fs::read_to_string(folder.path().join("faults.reached")).unwrap();
+        assert_eq!(reached, "partner-prepare Fail\ndestination-restore Damage\n");
+    }
+
+    #[tokio::test]
+    async fn who_hangs_goes_on_when_told_and_does_what_he_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, faults) = faults(folder.path());
+        for (then, fails) in [("", false), ("source-freeze fail\n", true)] {
+            std::fs::write(&file, "source-freeze hang\n").unwrap();
+            let hanging = faults.pass(Point::SourceFreeze);
+            tokio::pin!(hanging);
+            tokio::select! {
+                biased;
+                _ = &mut hanging => panic!("it went on by itself"),
+                () = tokio::task::yield_now() => {}
+            }
+            std::fs::write(&file, then).unwrap();
+            assert_eq!(hanging.await.is_err(), fails);
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<_> = Point::ALL.iter().map(|point| point.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Point::ALL.len());
     }
 }

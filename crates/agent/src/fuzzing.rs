@@ -5,7 +5,7 @@ use std::path::Path;
 use verbatim_channel::{KeyPair, RoadMap};
 
 use crate::instances::record::{self, Record};
-use crate::journal::{Event, Journal, Role};
+use crate::journal::{Event, Journal, Role, Told};
 use crate::memory::place::Placer;
 use crate::proto::FilePart;
 use crate::session::{ProcessKeys, decode, encode};
@@ -15,7 +15,12 @@ pub fn journal(path: &Path) {
     let journal = Journal::open(path).expect("damaged lines are passed over");
     let open = journal.with_last(Role::Source, Event::Opened);
     journal
-        .write(7, Role::Destination, Event::Committed, "web", "b")
+        .write(
+            7,
+            Role::Destination,
+            Event::Committed,
+            Told::parties("web", "a", "b"),
+        )
         .expect("it can be written");
     let again = Journal::open(path).expect("as before");
     assert_eq!(again.last(7, Role::Destination), Some(Event::Committed));

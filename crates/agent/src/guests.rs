@@ -3,10 +3,11 @@
 //! Each process that opened a device keeps one connection (see [`verbatim_channel`]); it is served by a task of its own,
 //! which passes orders on one at a time. [`Guests`] knows them all.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tokio::io::unix::AsyncFd;
@@ -16,6 +17,9 @@ use verbatim_seqpacket::{Error as SocketError, Listener, Socket};
 
 /// What comes back for an order.
 type Reply = anyhow::Result<(Answer, Vec<OwnedFd>)>;
+
+/// A guest library that was refused comes back at least this often; one that does not has ended.
+const KNOCKS: Duration = Duration::from_secs(5);
 
 struct Call {
     order: Order,
@@ -85,6 +89,10 @@ pub struct Guests {
     known: Arc<Mutex<HashMap<u64, Guest>>>,
     changed: watch::Sender<()>,
     next_id: Arc<AtomicU64>,
+    /// Programs whose guest library speaks another version, by instance and PID: what they are called.
+    strangers: Arc<Mutex<BTreeMap<(Option<String>, u32), (Instant, String)>>>,
+    /// Sessions that were undone while a process may not have heard of it.
+    undone: Arc<Mutex<BTreeSet<u64>>>,
 }
 
 impl Default for Guests {
@@ -93,6 +101,8 @@ impl Default for Guests {
             known: Arc::default(),
             changed: watch::Sender::new(()),
             next_id: Arc::default(),
+            strangers: Arc::default(),
+            undone: Arc::default(),
         }
     }
 }
@@ -121,13 +131,21 @@ impl Guests {
 
     /// Waits until the process `pid` of `instance` has come back from the gate.
     pub async fn returned(&self, instance: &str, pid: u32) -> Guest {
+        self.found(|guest| guest.instance.as_deref() == Some(instance) && guest.pid == pid && guest.quiesced)
+            .await
+    }
+
+    /// Waits until the process `pid` of `instance`, or outside of any, is connected.
+    pub async fn present(&self, instance: Option<&str>, pid: u32) -> Guest {
+        self.found(|guest| guest.instance.as_deref() == instance && guest.pid == pid)
+            .await
+    }
+
+    async fn found(&self, wanted: impl Fn(&Guest) -> bool) -> Guest {
         let mut changed = self.changed.subscribe();
         loop {
             changed.mark_unchanged();
-            let found = self
-                .of_instance(instance)
-                .into_iter()
-                .find(|guest| guest.pid == pid && guest.quiesced);
+            let found = self.lock().values().find(|guest| wanted(guest)).cloned();
             if let Some(guest) = found {
                 return guest;
             }
@@ -145,6 +163,32 @@ impl Guests {
         } {
             // The sender is part of self.
             let _ = changed.changed().await;
+        }
+    }
+
+    /// Whether a process is still connected.
+    pub fn is_here(&self, guest: &Guest) -> bool {
+        self.lock().contains_key(&guest.id)
+    }
+
+    /// Processes of an instance whose guest library this agent does not understand, in words.
+    pub fn refused(&self, instance: &str) -> Vec<String> {
+        let strangers = self.strangers.lock().expect("no panic under this lock");
+        let of_it = strangers
+            .iter()
+            .filter(|((owner, _), (seen, _))| owner.as_deref() == Some(instance) && seen.elapsed() < KNOCKS);
+        of_it.map(|(_, (_, what))| what.clone()).collect()
+    }
+
+    /// A session of an earlier agent is undone: every process that is here or comes back hears of it. For one that had
+    /// no part in it that is nothing.
+    pub fn undo(&self, session: u64) {
+        self.undone
+            .lock()
+            .expect("no panic under this lock")
+            .insert(session);
+        for guest in self.all() {
+            tokio::spawn(abort(guest, vec![session]));
         }
     }
 
@@ -212,27 +256,50 @@ impl Guests {
                 generation: _,
                 quiesced,
             } => {
-                check_version(version)?;
+                if let Err(error) = check_version(version) {
+                    let what = format!("{program} (process {pid}): {error}; end it and start it again");
+                    let mut strangers = self.strangers.lock().expect("no panic under this lock");
+                    strangers.insert((instance, pid), (Instant::now(), what));
+                    return Err(error);
+                }
                 let id = self.next_id.fetch_add(1, Ordering::Relaxed);
                 let (calls, orders) = mpsc::channel(8);
                 tracing::debug!(?instance, pid, program, quiesced, "a guest library connected");
-                self.lock().insert(
+                let guest = Guest {
                     id,
-                    Guest {
-                        id,
-                        instance,
-                        pid,
-                        program,
-                        quiesced,
-                        calls,
-                    },
-                );
+                    instance,
+                    pid,
+                    program,
+                    quiesced,
+                    calls,
+                };
+                self.lock().insert(id, guest.clone());
+                let undone: Vec<_> = self
+                    .undone
+                    .lock()
+                    .expect("no panic under this lock")
+                    .iter()
+                    .copied()
+                    .collect();
+                if !undone.is_empty() {
+                    tokio::spawn(abort(guest, undone));
+                }
                 self.changed.send_replace(());
                 let result = pass_on(&socket, orders).await;
                 self.lock().remove(&id);
                 self.changed.send_replace(());
                 result
             }
+        }
+    }
+}
+
+/// Tells a process that sessions are undone. One that waits at the gate, or has its new queues, refuses: for it there is
+/// more to do.
+async fn abort(guest: Guest, sessions: Vec<u64>) {
+    for session in sessions {
+        if let Err(error) = guest.order(Order::Abort { session }, Vec::new()).await {
+            tracing::debug!(pid = guest.pid, error = format!("{error:#}"), "not aborted");
         }
     }
 }

@@ -50,11 +50,28 @@ impl Instance {
         init: impl Future<Output = anyhow::Result<Init>> + Send + 'static,
         arriving: bool,
     ) -> Arc<Self> {
-        if let Err(error) = home.keep_record(init_pid, false) {
+        let instance = Self::take_over(home, init_pid, init, arriving);
+        instance.keep_record();
+        instance
+    }
+
+    /// It is an agent's that comes after this one.
+    fn keep_record(&self) {
+        let (home, init_pid) = (&self.home, self.init_pid);
+        if let Err(error) = home.keep_record(init_pid, None) {
             tracing::warn!(instance = %home.record.name, error = format!("{error:#}"), "an agent that comes after \
                            this one will not know it");
         }
-        let state = watch::Sender::new(if arriving { State::Moving } else { State::Running });
+    }
+
+    /// The same for one that an earlier agent has written down already; `moving` as `arriving` above.
+    pub fn take_over(
+        home: Home,
+        init_pid: i32,
+        init: impl Future<Output = anyhow::Result<Init>> + Send + 'static,
+        moving: bool,
+    ) -> Arc<Self> {
+        let state = watch::Sender::new(if moving { State::Moving } else { State::Running });
         let settled = watch::Sender::new(false);
         let instance = Arc::new(Self {
             home,

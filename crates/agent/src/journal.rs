@@ -1,13 +1,22 @@
-//! What this agent decided, one JSON object per line, on disk before anyone is told.
+//! What this agent did and decided, one JSON object per line. Decisions are on disk before anyone is told.
+//!
+//! ```text
+//!  source:       opened ─ step… ─► committed (asked) ─► running (answered) ─► closed
+//!  destination:  opened ─ step… ─► committed ─► running (its tasks run) ─────► closed
+//!  partner:      opened ─ step… ─► committed (switching) ────────────────────► closed
+//!                   └──────────────────┴─────────────────────────────────────► rolled-back
+//! ```
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+
+use crate::report::Bytes;
 
 /// What is worth writing down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,9 +24,11 @@ use serde::{Deserialize, Serialize};
 pub enum Event {
     /// A session began here.
     Opened,
-    /// From now on the instance is the destination's.
+    /// It has come to a step, or something about it became known. Decides nothing.
+    Step,
+    /// From now on the instance is the destination's, unless that says that it could not take it.
     Committed,
-    /// At the destination: its tasks run.
+    /// The instance's tasks run at the destination.
     Running,
     /// The instance is the source's.
     RolledBack,
@@ -26,13 +37,72 @@ pub enum Event {
 }
 
 /// This host's part in a session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
     /// The instance was here.
     Source,
     /// The instance comes here.
     Destination,
+    /// Programs with connections to the instance are here.
+    Partner,
+}
+
+impl Role {
+    /// Its name, as in the journal.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Source => "source",
+            Self::Destination => "destination",
+            Self::Partner => "partner",
+        }
+    }
+}
+
+/// What a line says beside its event.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Told {
+    /// The instance.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<String>,
+    /// The host that it leaves.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// The host that it goes to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub destination: Option<String>,
+    /// The partners' hosts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partners: Option<Vec<String>>,
+    /// The step that began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<String>,
+    /// What went wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// What was sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<Bytes>,
+}
+
+impl Told {
+    /// Who takes part in a session, as its first line says.
+    pub fn parties(instance: &str, source: &str, destination: &str) -> Self {
+        Self {
+            instance: Some(instance.to_owned()),
+            source: Some(source.to_owned()),
+            destination: Some(destination.to_owned()),
+            ..Self::default()
+        }
+    }
+
+    /// Something went wrong.
+    pub fn error(error: &anyhow::Error) -> Self {
+        Self {
+            error: Some(format!("{error:#}")),
+            ..Self::default()
+        }
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -41,8 +111,62 @@ struct Line {
     session: String,
     role: Role,
     event: Event,
-    instance: String,
-    other_host: String,
+    #[serde(flatten)]
+    told: Told,
+}
+
+/// What is known of this host's part in a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Known {
+    /// The session.
+    pub session: u64,
+    /// This host's part.
+    pub role: Role,
+    /// The last word on it.
+    pub last: Event,
+    /// All that the lines say; of each the latest.
+    pub told: Told,
+    /// The steps and when they began, in milliseconds since 1970.
+    pub steps: Vec<(u64, String)>,
+}
+
+impl Known {
+    /// Whether it has come to its end.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.last, Event::Closed | Event::RolledBack)
+    }
+
+    fn add(&mut self, unix_ms: u64, event: Event, told: Told) {
+        let name = match (event, &told.step) {
+            (Event::Step, step) => step.clone(),
+            (Event::Opened, _) => Some("Open".to_owned()),
+            (Event::Committed, _) => Some("Commit".to_owned()),
+            (Event::Running, _) => Some("Running".to_owned()),
+            (Event::RolledBack, _) => Some("RolledBack".to_owned()),
+            (Event::Closed, _) => Some("Closed".to_owned()),
+        };
+        self.steps.extend(name.map(|name| (unix_ms, name)));
+        if event != Event::Step {
+            self.last = event;
+        }
+        let Told {
+            instance,
+            source,
+            destination,
+            partners,
+            step,
+            error,
+            bytes,
+        } = told;
+        let own = &mut self.told;
+        own.instance = instance.or(own.instance.take());
+        own.source = source.or(own.source.take());
+        own.destination = destination.or(own.destination.take());
+        own.partners = partners.or(own.partners.take());
+        own.step = step.or(own.step.take());
+        own.error = error.or(own.error.take());
+        own.bytes = bytes.or(own.bytes);
+    }
 }
 
 /// The journal.
@@ -52,7 +176,20 @@ pub struct Journal(Mutex<Inner>);
 #[derive(Debug)]
 struct Inner {
     file: File,
-    last: HashMap<(u64, Role), (Event, String)>,
+    known: BTreeMap<(u64, Role), Known>,
+}
+
+impl Inner {
+    fn add(&mut self, session: u64, role: Role, unix_ms: u64, event: Event, told: Told) {
+        let known = self.known.entry((session, role)).or_insert_with(|| Known {
+            session,
+            role,
+            last: Event::Opened,
+            told: Told::default(),
+            steps: Vec::new(),
+        });
+        known.add(unix_ms, event, told);
+    }
 }
 
 impl Journal {
@@ -65,8 +202,14 @@ impl Journal {
             .open(path)?;
         let mut text = Vec::new();
         file.read_to_end(&mut text)?;
-        let text = String::from_utf8_lossy(&text);
-        let mut last = HashMap::new();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        if !text.is_empty() && !text.ends_with('\n') {
+            file.write_all(b"\n")?;
+        }
+        let mut inner = Inner {
+            file,
+            known: BTreeMap::new(),
+        };
         for line in text.lines() {
             let Ok(line) = serde_json::from_str::<Line>(line) else {
                 continue;
@@ -74,23 +217,17 @@ impl Journal {
             let Ok(session) = u64::from_str_radix(&line.session, 16) else {
                 continue;
             };
-            last.insert((session, line.role), (line.event, line.instance));
+            inner.add(session, line.role, line.unix_ms, line.event, line.told);
         }
-        if !text.is_empty() && !text.ends_with('\n') {
-            file.write_all(b"\n")?;
-        }
-        Ok(Self(Mutex::new(Inner { file, last })))
+        Ok(Self(Mutex::new(inner)))
     }
 
-    /// Writes a line; it is on disk when this returns.
-    pub fn write(
-        &self,
-        session: u64,
-        role: Role,
-        event: Event,
-        instance: &str,
-        other_host: &str,
-    ) -> io::Result<()> {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().expect("no panic under this lock")
+    }
+
+    /// Writes a line; it is on disk when this returns, unless it is a mere step.
+    pub fn write(&self, session: u64, role: Role, event: Event, told: Told) -> io::Result<()> {
         let unix_ms = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default()
@@ -100,33 +237,63 @@ impl Journal {
             session: format!("{session:016x}"),
             role,
             event,
-            instance: instance.to_owned(),
-            other_host: other_host.to_owned(),
+            told,
         };
         let mut text = serde_json::to_vec(&line)?;
         text.push(b'\n');
-        let mut inner = self.0.lock().expect("no panic under this lock");
+        let mut inner = self.lock();
         inner.file.write_all(&text)?;
-        inner.file.sync_data()?;
-        inner.last.insert((session, role), (event, line.instance));
+        if event != Event::Step {
+            inner.file.sync_data()?;
+        }
+        inner.add(session, role, unix_ms, event, line.told);
         Ok(())
+    }
+
+    /// Notes a step. What only explains may be missing: a journal that cannot be written fails at the next decision.
+    pub fn step(&self, session: u64, role: Role, name: &str) {
+        let told = Told {
+            step: Some(name.to_owned()),
+            ..Told::default()
+        };
+        self.note(session, role, told);
+    }
+
+    /// Notes something about a session, as [`Self::step`] does.
+    pub fn note(&self, session: u64, role: Role, told: Told) {
+        if let Err(error) = self.write(session, role, Event::Step, told) {
+            tracing::warn!(%error, "the journal cannot be written");
+        }
     }
 
     /// The last word on this host's part in a session.
     pub fn last(&self, session: u64, role: Role) -> Option<Event> {
-        let inner = self.0.lock().expect("no panic under this lock");
-        inner.last.get(&(session, role)).map(|(event, _)| *event)
+        self.lock().known.get(&(session, role)).map(|known| known.last)
+    }
+
+    /// All that is known, by session and role.
+    pub fn sessions(&self) -> Vec<Known> {
+        self.lock().known.values().cloned().collect()
+    }
+
+    /// What is known of this host's parts in one session.
+    pub fn parts(&self, session: u64) -> Vec<Known> {
+        let inner = self.lock();
+        let parts = inner
+            .known
+            .range((session, Role::Source)..=(session, Role::Partner));
+        parts.map(|(_, known)| known.clone()).collect()
     }
 
     /// Sessions of which this is the last word, with their instances.
     pub fn with_last(&self, role: Role, event: Event) -> Vec<(u64, String)> {
-        let inner = self.0.lock().expect("no panic under this lock");
+        let inner = self.lock();
         let matching = inner
-            .last
-            .iter()
-            .filter(|((_, its), (last, _))| *its == role && *last == event);
+            .known
+            .values()
+            .filter(|known| known.role == role && known.last == event);
         matching
-            .map(|((session, _), (_, instance))| (*session, instance.clone()))
+            .map(|known| (known.session, known.told.instance.clone().unwrap_or_default()))
             .collect()
     }
 }
@@ -135,14 +302,18 @@ impl Journal {
 mod tests {
     use super::*;
 
+    fn parties() -> Told {
+        Told::parties("web", "a", "b")
+    }
+
     #[test]
     fn lines_are_appended_across_restarts() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("journal");
-        for event in [Event::Opened, Event::RolledBack] {
+        for (event, told) in [(Event::Opened, parties()), (Event::RolledBack, Told::default())] {
             Journal::open(&path)
                 .unwrap()
-                .write(7, Role::Source, event, "web", "b")
+                .write(7, Role::Source, event, told)
                 .unwrap();
         }
         let text = std::fs::read_to_string(&path).unwrap();
@@ -157,12 +328,40 @@ mod tests {
         assert_eq!(journal.last(7, Role::Source), Some(Event::RolledBack));
         assert_eq!(journal.last(7, Role::Destination), None);
         journal
-            .write(8, Role::Destination, Event::Committed, "web", "b")
+            .write(8, Role::Destination, Event::Committed, parties())
             .unwrap();
         let journal = Journal::open(&path).unwrap();
         assert_eq!(
             journal.with_last(Role::Destination, Event::Committed),
             [(8, "web".to_owned())]
         );
+    }
+
+    #[test]
+    fn steps_are_kept_in_order_and_decide_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let journal = Journal::open(&path).unwrap();
+        journal.write(1, Role::Source, Event::Opened, parties()).unwrap();
+        journal.step(1, Role::Source, "PreCopy");
+        let partners = Told {
+            partners: Some(vec!["c".to_owned()]),
+            ..Told::default()
+        };
+        journal.note(1, Role::Source, partners);
+        journal
+            .write(1, Role::Source, Event::Committed, Told::default())
+            .unwrap();
+        journal.step(1, Role::Source, "Replay");
+        for journal in [journal, Journal::open(&path).unwrap()] {
+            let [known] = &journal.parts(1)[..] else {
+                panic!("one part")
+            };
+            assert_eq!(known.last, Event::Committed);
+            let names: Vec<_> = known.steps.iter().map(|(_, name)| name.as_str()).collect();
+            assert_eq!(names, ["Open", "PreCopy", "Commit", "Replay"]);
+            assert_eq!(known.told.instance.as_deref(), Some("web"));
+            assert_eq!(known.told.partners.as_deref(), Some(&["c".to_owned()][..]));
+        }
     }
 }

@@ -19,13 +19,14 @@ mod caller;
 pub mod client;
 mod config;
 mod directory;
-mod faults;
+pub mod faults;
 mod forwarding;
 #[doc(hidden)]
 pub mod fuzzing;
 mod guests;
 mod instances;
 mod journal;
+pub mod keeper;
 mod memory;
 mod peer_service;
 mod peers;

@@ -11,13 +11,14 @@ use crate::PROTOCOL;
 use crate::agent::{Shared, status};
 use crate::caller;
 use crate::directory::HostEntry;
+use crate::faults::Point;
 use crate::instances::record::Record;
 use crate::journal::{Event, Role};
 use crate::proto::peer_server::Peer;
 use crate::proto::*;
 use crate::session::destination::{self, Destination, Destinations};
-use crate::session::encode;
 use crate::session::partner::{Partner, Partners};
+use crate::session::{self, encode};
 
 /// The service of one agent.
 pub struct PeerService(pub Shared);
@@ -68,6 +69,11 @@ impl PeerService {
         Ok(caller)
     }
 
+    /// Whether this host's part in a session has come to its good end: whoever asks again has lost the answer.
+    fn is_over(&self, session: u64, role: Role) -> bool {
+        self.0.journal.last(session, role) == Some(Event::Closed)
+    }
+
     async fn abort_session(agent: &Shared, session: u64) -> anyhow::Result<()> {
         Destinations::abort(agent, session).await;
         Partners::abort(agent, session).await
@@ -85,8 +91,10 @@ impl Peer for PeerService {
                 "an agent speaks another protocol"
             );
         }
+        let older = self.0.faults.pass(Point::Hello).await;
+        let older = older.map_err(|error| status(&error))?;
         Ok(Response::new(HelloReply {
-            protocol: PROTOCOL,
+            protocol: if older { PROTOCOL - 1 } else { PROTOCOL },
             host: self.0.name().to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
         }))
@@ -117,14 +125,13 @@ impl Peer for PeerService {
         tokio::spawn(async move {
             // The source's end closes when its session is over, and when it dies.
             sender.closed().await;
-            if let Err(error) = Self::abort_session(&agent, session).await {
+            Destinations::abort(&agent, session).await;
+            if let Err(error) = Partners::source_is_lost(&agent, session).await {
                 tracing::warn!(
                     error = format!("{error:#}"),
                     "undoing the session of a source that is gone"
                 );
             }
-            agent.destinations.close(session);
-            agent.partners.close(session);
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
@@ -132,6 +139,14 @@ impl Peer for PeerService {
     async fn abort(&self, request: Request<SessionId>) -> Reply<Done> {
         let (agent, session) = (self.0.clone(), request.into_inner().session);
         done(step(async move { Self::abort_session(&agent, session).await }).await)
+    }
+
+    async fn outcome(&self, request: Request<SessionId>) -> Reply<OutcomeReply> {
+        caller::identify(&request, self.0.peers.directory())?;
+        let session = request.into_inner().session;
+        Ok(Response::new(OutcomeReply {
+            outcome: session::outcome(&self.0.journal.parts(session)).into(),
+        }))
     }
 
     async fn check_instance(&self, request: Request<OpenRequest>) -> Reply<CheckInstanceReply> {
@@ -150,6 +165,8 @@ impl Peer for PeerService {
     }
 
     async fn place(&self, request: Request<Streaming<FilePart>>) -> Reply<PlaceReply> {
+        let passed = self.0.faults.pass(Point::DestinationPlace).await;
+        passed.map_err(|error| status(&error))?;
         let mut parts = request.into_inner();
         let mut bytes = 0;
         let mut session = None;
@@ -201,9 +218,16 @@ impl Peer for PeerService {
         let Ok(session) = self.0.destinations.get(id) else {
             // The source asks again after it, or this agent, lost the answer.
             return match self.0.journal.last(id, Role::Destination) {
-                Some(Event::Committed | Event::Running) => Ok(Response::new(Done {})),
-                _ => Err(Status::failed_precondition(
+                Some(Event::Committed | Event::Running | Event::Closed) => Ok(Response::new(Done {})),
+                Some(Event::RolledBack) => Err(Status::failed_precondition(
                     "the session was undone here before it was committed",
+                )),
+                // Whoever asks must not take that for a refusal.
+                Some(Event::Opened | Event::Step) => {
+                    Err(Status::unavailable("the session is being undone here"))
+                }
+                None => Err(Status::not_found(
+                    "the journal here does not know the session; was it lost with a restart of the machine?",
                 )),
             };
         };
@@ -211,13 +235,31 @@ impl Peer for PeerService {
     }
 
     async fn claim(&self, request: Request<SessionId>) -> Reply<CountReply> {
-        let session = self.destination(request.into_inner().session)?;
+        let id = request.into_inner().session;
+        if self.is_over(id, Role::Destination) {
+            return count(Ok(0));
+        }
+        let session = self.destination(id)?;
         count(step(async move { session.lock().await.claim().await }).await)
     }
 
     async fn resume(&self, request: Request<SessionId>) -> Reply<CountReply> {
-        let session = self.destination(request.into_inner().session)?;
+        let id = request.into_inner().session;
+        if self.is_over(id, Role::Destination) {
+            return count(Ok(0));
+        }
+        let session = self.destination(id)?;
         count(step(async move { session.lock().await.resume().await }).await)
+    }
+
+    async fn check_partner(&self, request: Request<PartnerPrepareRequest>) -> Reply<CheckInstanceReply> {
+        let source = self.source(&request, &request.get_ref().source)?;
+        caller::owns(source, &request.get_ref().connections)?;
+        let found = Partners::check(&self.0, request.into_inner()).await;
+        let blockers = found.err().map(|error| format!("{error:#}"));
+        Ok(Response::new(CheckInstanceReply {
+            blockers: blockers.into_iter().collect(),
+        }))
     }
 
     async fn partner_prepare(&self, request: Request<PartnerPrepareRequest>) -> Reply<PartnerPrepareReply> {
@@ -235,25 +277,32 @@ impl Peer for PeerService {
     }
 
     async fn partner_suspend(&self, request: Request<SessionId>) -> Reply<Counts> {
-        let (agent, session) = (self.0.clone(), self.partner(request.into_inner().session)?);
-        let counts = step(async move { session.lock().await.suspend(&agent).await }).await;
+        let session = self.partner(request.into_inner().session)?;
+        let counts = step(async move { session.lock().await.suspend().await }).await;
         reply(counts.map(|counts| Counts { counts }))
     }
 
     async fn partner_drain(&self, request: Request<DrainRequest>) -> Reply<Done> {
         let request = request.into_inner();
-        let (agent, session) = (self.0.clone(), self.partner(request.session)?);
-        done(step(async move { session.lock().await.drain(&agent, request).await }).await)
+        let session = self.partner(request.session)?;
+        done(step(async move { session.lock().await.drain(request).await }).await)
     }
 
-    async fn partner_switch(&self, request: Request<PartnerSwitchRequest>) -> Reply<CountReply> {
-        let request = request.into_inner();
-        let session = self.partner(request.session)?;
-        count(step(async move { session.lock().await.switch(request).await }).await)
+    async fn partner_switch(&self, request: Request<SessionId>) -> Reply<CountReply> {
+        let id = request.into_inner().session;
+        if self.is_over(id, Role::Partner) {
+            return count(Ok(0));
+        }
+        let session = self.partner(id)?;
+        count(step(async move { session.lock().await.switch().await }).await)
     }
 
     async fn partner_resume(&self, request: Request<SessionId>) -> Reply<CountReply> {
-        let session = self.partner(request.into_inner().session)?;
+        let id = request.into_inner().session;
+        if self.is_over(id, Role::Partner) {
+            return count(Ok(0));
+        }
+        let session = self.partner(id)?;
         count(step(async move { session.lock().await.resume().await }).await)
     }
 }

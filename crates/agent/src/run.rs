@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use anyhow::{Context, bail};
 use tokio::net::{TcpListener, UnixListener};
@@ -17,6 +18,7 @@ use crate::api::ControlService;
 use crate::config::Config;
 use crate::directory::Directory;
 use crate::faults::Faults;
+use crate::forwarding::Forwarding;
 use crate::guests::Guests;
 use crate::instances::Instances;
 use crate::instances::recovery::recover;
@@ -67,28 +69,31 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     })
     .await?;
     let journal = config.runtime_dir.join("journal");
+    let forwarding = config.runtime_dir.join("forwarding");
     let agent = Arc::new(Agent {
         peers: Peers::new(directory, credentials),
         guests: Guests::default(),
-        forwarding: Default::default(),
+        forwarding: Forwarding::open(&forwarding, SystemTime::now())
+            .with_context(|| format!("cannot write {}", forwarding.display()))?,
         tools,
         instances: Instances::default(),
+        controls: Default::default(),
         destinations: Default::default(),
         partners: Default::default(),
         journal: Journal::open(&journal).with_context(|| format!("cannot write {}", journal.display()))?,
-        faults: Faults::new(config.runtime_dir.join("faults")),
+        faults: Faults::new(config.runtime_dir.join("faults"), config.nic_socket()),
         config,
     });
+
+    recover(&agent)
+        .await
+        .context("taking over from an earlier agent")?;
 
     // Programs outside of any instance.
     let socket = agent.config.runtime_dir.join(SOCKET_NAME);
     let guests = Listener::bind(&socket)?;
     std::fs::set_permissions(&socket, PermissionsExt::from_mode(0o666))?;
     agent.guests.serve(guests, None, Arc::clone(&agent))?;
-
-    recover(&agent)
-        .await
-        .context("taking over from an earlier agent")?;
 
     let tcp = TcpListener::bind(address)
         .await

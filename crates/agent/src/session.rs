@@ -17,19 +17,53 @@
 //!  reclaim, forwarding entry
 //! ```
 
+pub mod control;
 pub mod destination;
+pub mod driver;
 pub mod partner;
+pub mod recovery;
 pub mod source;
 
 use std::time::Duration;
 
 use verbatim_channel::KeyPair;
 
+use crate::journal::{Event, Known, Role};
+use crate::peers::reason;
+use crate::proto::outcome_reply::Outcome;
+
 /// The remote keys of each process of an instance, by PID.
 pub type ProcessKeys = Vec<(u32, Vec<KeyPair>)>;
 
 /// How long a guest library may take for an order that waits for nothing.
 const ORDER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A call's failure in words, with whom it concerned.
+pub fn told<T>(
+    who: &str,
+    what: &str,
+    result: Result<tonic::Response<T>, tonic::Status>,
+) -> anyhow::Result<T> {
+    match result {
+        Ok(response) => Ok(response.into_inner()),
+        Err(status) => anyhow::bail!("{who} could not {what}: {}", reason(&status)),
+    }
+}
+
+/// What a host's journal says of the decision: the destination's word is the decision, and the source writes down what
+/// it has heard.
+pub fn outcome(parts: &[Known]) -> Outcome {
+    let mut outcome = Outcome::Unknown;
+    for part in parts {
+        match (part.role, part.last) {
+            (Role::Source | Role::Destination, Event::RolledBack) => return Outcome::RolledBack,
+            (Role::Source | Role::Destination, Event::Running | Event::Closed) => return Outcome::Committed,
+            (Role::Source | Role::Destination, _) => outcome = Outcome::Undecided,
+            (Role::Partner, _) => {}
+        }
+    }
+    outcome
+}
 
 /// Waits for an order's answer within [`ORDER_TIMEOUT`].
 async fn in_time<T>(what: &str, order: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {

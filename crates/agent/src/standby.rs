@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use anyhow::{Context, bail};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use verbatim_channel::{
     ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, ClaimedSrq, ContextRecord,
@@ -372,9 +373,35 @@ impl StandbyContext {
         &self.keys
     }
 
-    /// Gives the context away: its connection, and how its objects are to be found.
-    pub fn hand_over(self) -> (OwnedFd, ClaimedContext) {
-        (self.socket.into_fd(), self.claimed)
+    /// A copy of what the process needs: the connection, and how its objects are to be found. The context lives as long
+    /// as any of the copies.
+    pub fn hand_over(&self) -> anyhow::Result<(OwnedFd, ClaimedContext)> {
+        Ok((self.socket.as_fd().try_clone_to_owned()?, self.claimed.clone()))
+    }
+
+    /// What [`Self::hand_over`] has given.
+    pub fn take_over(connection: OwnedFd, claimed: ClaimedContext) -> Self {
+        Self {
+            socket: Socket::from_fd(connection),
+            claimed,
+            qps: Vec::new(),
+            keys: Vec::new(),
+        }
+    }
+
+    /// Whether its RNIC is still there.
+    pub fn is_alive(&self) -> bool {
+        let mut ends = [PollFd::new(&self.socket, PollFlags::empty())];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        matches!(rustix::event::poll(&mut ends, Some(&now)), Ok(0))
+    }
+
+    /// The physical numbers of its queue pairs.
+    pub fn physical_qpns(&self) -> impl Iterator<Item = u32> {
+        self.claimed.qps.iter().map(|qp| qp.physical_qpn)
     }
 }
 

@@ -1,11 +1,14 @@
 //! What can be typed.
 
 mod nic;
+mod sessions;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+
+pub use sessions::{Keep, ResolveArguments, SessionCommand};
 
 pub use nic::{CaptureArguments, NicArguments, NicCommand, NicRunArguments, StatArguments};
 
@@ -84,9 +87,37 @@ pub enum Command {
     #[command(
         after_help = "Examples:\n  verbatim migrate web --to dst --json\n  verbatim migrate web --to dst --max-blackout 200 \
                       --strict\n\nCtrl-C before the commit cancels: the \
-                      instance goes on where it is.\nExit status: 0 committed, 1 rolled back or failed."
+                      instance goes on where it is. A second one leaves the command, not the migration.\nExit status: 0 committed, 1 rolled back or failed."
     )]
     Migrate(MigrateArguments),
+    /// Roll back a migration that is under way, if it is not decided yet.
+    #[command(
+        after_help = "Example:\n  verbatim cancel web\n\nExit status: 0 the instance goes on where it was, 1 it is too late, or it is not \
+                      being moved."
+    )]
+    Cancel {
+        /// The instance.
+        name: String,
+        /// {"instance": ..., "host": ...} instead of a line.
+        #[arg(long)]
+        json: bool,
+    },
+    /// List the migrations that are under way, as each host that takes part sees them.
+    #[command(after_help = "Example:\n  verbatim sessions --all --json")]
+    Sessions {
+        /// Also those that have ended.
+        #[arg(long)]
+        all: bool,
+        /// A JSON array instead of a table.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Look into one migration, or decide one whose hosts lost each other.
+    #[command(after_help = "Example:\n  verbatim session show 3f2a")]
+    Session {
+        #[command(subcommand)]
+        command: SessionCommand,
+    },
     /// Name everything that would stop a migration, before anything is touched.
     #[command(
         after_help = "Example:\n  verbatim check web --to dst\n\nExit status: 0 nothing stands in the way, 1 something does."
@@ -232,6 +263,9 @@ pub struct AgentArguments {
     /// The guest library; the one beside this program if not given.
     #[arg(long)]
     pub library: Option<PathBuf>,
+    /// Print the points at which failures can be ordered, for tests, and when each is passed.
+    #[arg(long, hide = true)]
+    pub list_faults: bool,
     /// The parent of the instances' cgroups.
     #[arg(long, default_value = "/verbatim", env = "VERBATIM_CGROUP_PARENT")]
     pub cgroup_parent: PathBuf,

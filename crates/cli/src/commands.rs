@@ -7,6 +7,7 @@ mod instances;
 pub mod lab;
 mod migrate;
 mod nic;
+mod sessions;
 
 use std::process::ExitCode;
 
@@ -28,6 +29,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
                 Command::Wait { name } => instances::wait(&lab, &name).await,
                 Command::Stop { name } => instances::stop(&lab, &name).await,
                 Command::Migrate(arguments) => migrate::run(&lab, arguments).await,
+                Command::Cancel { name, json } => sessions::cancel(&lab, &name, json).await,
+                Command::Sessions { all, json } => sessions::list(&lab, all, json).await,
+                Command::Session { command } => sessions::one(&lab, command).await,
                 Command::Check { name, to, json } => check::run(&lab, &name, &to, json).await,
                 Command::Lab { .. } | Command::Nic(_) | Command::Agent(_) | Command::Demo(_) => {
                     unreachable!("dealt with above")

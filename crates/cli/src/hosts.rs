@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use verbatim_agent::client::Client;
-use verbatim_agent::proto::Instance;
+use verbatim_agent::proto::{Instance, Session};
 use verbatim_lab::Lab;
 
 /// The agent's socket on a host.
@@ -71,8 +71,35 @@ impl Hosts {
         for client in &self.clients {
             instances.extend(client.list().await?);
         }
-        instances.sort_by(|a, b| a.name.cmp(&b.name));
+        // One that is in doubt may run elsewhere, and then that is the one that is meant.
+        instances.sort_by_key(|instance| (instance.name.clone(), instance.state == "in doubt"));
         Ok(instances)
+    }
+
+    /// The migrations in which these hosts take or took part, the latest first.
+    pub async fn sessions(&self) -> anyhow::Result<Vec<Session>> {
+        let mut sessions = Vec::new();
+        for client in &self.clients {
+            sessions.extend(client.sessions().await?);
+        }
+        let begun = |session: &Session| session.steps.first().map_or(0, |step| step.unix_ms);
+        // The parts of one session together, its source first.
+        let mut first = std::collections::HashMap::new();
+        for session in &sessions {
+            let begun = begun(session);
+            let earliest: &mut u64 = first.entry(session.id.clone()).or_insert(begun);
+            *earliest = begun.min(*earliest);
+        }
+        let role = |session: &Session| match session.role.as_str() {
+            "source" => 0,
+            "destination" => 1,
+            _ => 2,
+        };
+        sessions.sort_by_key(|session| {
+            let begun = std::cmp::Reverse(first[&session.id]);
+            (begun, session.id.clone(), role(session), session.host.clone())
+        });
+        Ok(sessions)
     }
 
     /// The agent of the host on which the instance `name` is.

@@ -1,7 +1,7 @@
 //! The `verbatim` command: everything of Verbatim but the guest library, in one binary.
 //!
-//! Besides what is typed, it takes roles in which it starts itself again: CRIU's proxy under the name `criu`, and the
-//! processes of a lab.
+//! Besides what is typed, it takes roles in which it starts itself again: CRIU's proxy under the name `criu`, the keeper
+//! of a session's RNIC connections, and the processes of a lab.
 
 mod args;
 mod commands;
@@ -17,6 +17,9 @@ fn main() -> ExitCode {
     let name = std::env::args_os().next().unwrap_or_default();
     if Path::new(&name).file_name().is_some_and(|name| name == "criu") {
         verbatim_container::criu_proxy_main();
+    }
+    if name == verbatim_agent::keeper::PROGRAM_NAME {
+        verbatim_agent::keeper::keeper_main();
     }
     // Before any thread is started.
     verbatim_lab::run_role();

@@ -79,6 +79,21 @@ impl Dumped {
         self.0.timings()
     }
 
+    /// Takes over from an agent that died while it held the tasks: `held` is what its [`Dumped::held_path`] said.
+    pub async fn take_over(
+        host: &Host,
+        config: CheckpointConfig,
+        held: &std::path::Path,
+    ) -> Result<Self, Error> {
+        let CheckpointConfig { name, work, .. } = config;
+        Ok(Self(Operation::take_over(host, name, &work, held).await?))
+    }
+
+    /// Where an agent that comes after this one can take over, once the tasks are held.
+    pub fn held_path(&self) -> PathBuf {
+        self.0.held_path()
+    }
+
     /// The decision is about to be made elsewhere: from now on only [`Dumped::commit`] or [`Dumped::abort`] ends the
     /// freeze; dropping this, or the end of this process, leaves the tasks frozen.
     pub async fn hold(&mut self) -> Result<(), Error> {

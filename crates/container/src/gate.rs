@@ -6,12 +6,14 @@
 //!  proxy ── Reached ────► agent      one for each notification of CRIU; at a stop it waits for an order
 //!  proxy ◄── Go ───────── agent      go on: the network is cut off, or connected again
 //!  proxy ◄── Hold ─────── agent      the decision is being made elsewhere: wait for it, whatever happens to the agent
+//!  proxy ── Held ───────► agent      another agent has come to where the proxy can be found ([`held_path`])
 //!  proxy ◄── Commit ───── agent      the decision is made   (Abort, or a lost gate: the notification is refused)
 //!  proxy ── Finished ───► agent      CRIU's last word
 //! ```
 //!
 //! It is a `SOCK_SEQPACKET` Unix socket at the path in [`GATE_VARIABLE`], one connection for each operation.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -103,6 +105,11 @@ pub(crate) enum Report {
         /// Whether the proxy waits, and for what.
         stop: Option<Stop>,
     },
+    /// To an agent that comes after the one that said [`Order::Hold`]: the decision is still waited for.
+    Held {
+        /// runc, in the proxy's PID namespace.
+        runc: i32,
+    },
     /// CRIU is done, or gone.
     Finished {
         /// Whether it did what was asked.
@@ -125,6 +132,13 @@ pub(crate) enum Order {
     Commit,
     /// Give up.
     Abort,
+}
+
+/// Where a proxy that holds frozen tasks waits for another agent, when the one that started it with `gate` is gone.
+pub(crate) fn held_path(gate: &Path) -> PathBuf {
+    let mut path = gate.as_os_str().to_owned();
+    path.push(".held");
+    path.into()
 }
 
 /// `CLOCK_MONOTONIC` now.

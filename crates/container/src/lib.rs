@@ -58,6 +58,7 @@ pub use host::{Host, HostConfig};
 pub use init::{Exit, Init};
 pub use name::{BadName, ContainerName};
 pub use network::{Link, Network, NetworkConfig, NetworkError, mac_of};
+pub use operation::outlast;
 pub use proxy::criu_proxy_main;
 pub use restore::{Restore, RestoreConfig, Restored, Resumed};
 pub use runc::{Runc, State, Status};

@@ -2,11 +2,13 @@
 
 use std::fmt::Display;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::unix::AsyncFd;
 use tokio::process::{Child, Command};
 use verbatim_seqpacket::{Listener, Socket};
@@ -27,7 +29,8 @@ pub(crate) struct Operation {
     work: PathBuf,
     runc: Runc,
     gate: Option<AsyncFd<Raw<Socket>>>,
-    child: Option<Child>,
+    gate_path: PathBuf,
+    child: Option<Runner>,
     timings: Timings,
     /// The restored container's first process.
     pub pid: Option<i32>,
@@ -39,8 +42,27 @@ pub(crate) struct Settling {
     kind: Kind,
     name: ContainerName,
     work: PathBuf,
-    child: Child,
+    child: Runner,
     stage: String,
+}
+
+/// runc, while it works.
+#[derive(Debug)]
+enum Runner {
+    /// We have started it.
+    Child(Child),
+    /// An agent before us has; nobody tells us its exit status.
+    Other(AsyncFd<Raw<OwnedFd>>),
+}
+
+impl Runner {
+    /// Waits for its end, and says how it ended if that is known.
+    async fn wait(&mut self) -> io::Result<Option<ExitStatus>> {
+        match self {
+            Self::Child(child) => child.wait().await.map(Some),
+            Self::Other(pidfd) => pidfd.readable().await.map(|_| None),
+        }
+    }
 }
 
 /// One moment, as the proxy reported it.
@@ -82,19 +104,54 @@ impl Operation {
         let child = command
             .spawn()
             .map_err(|source| host.runc().start_error(source))?;
+        if let Some(pid) = child.id() {
+            note_runc(work, kind, pid);
+        }
         let mut operation = Self {
             kind,
             name,
             work: work.to_owned(),
             runc: host.runc().clone(),
             gate: None,
-            child: Some(child),
+            gate_path: path.clone(),
+            child: Some(Runner::Child(child)),
             timings: Timings::default(),
             pid: None,
         };
         operation.accept(listener).await?;
         match operation.next_report().await? {
             Report::Requested { kind: requested } if requested == kind => Ok(operation),
+            other => Err(operation.fail(&format!("the proxy opened with {other:?}")).await),
+        }
+    }
+
+    /// Takes over a checkpoint that an earlier agent has held ([`Self::hold`]); `held` is its [`Self::held_path`].
+    pub async fn take_over(
+        host: &Host,
+        name: ContainerName,
+        work: &Path,
+        held: &Path,
+    ) -> Result<Self, Error> {
+        let socket = Socket::connect(held)?;
+        socket.set_nonblocking(true)?;
+        let watched = |source| Error::file("watch", work, source);
+        let mut operation = Self {
+            kind: Kind::Dump,
+            name,
+            work: work.to_owned(),
+            runc: host.runc().clone(),
+            gate: Some(watch(socket).map_err(watched)?),
+            gate_path: held.to_owned(),
+            child: None,
+            timings: Timings::default(),
+            pid: None,
+        };
+        match operation.next_report().await? {
+            Report::Held { runc } => {
+                let pidfd = open_process(runc).map_err(watched)?;
+                operation.child = Some(Runner::Other(watch(pidfd).map_err(watched)?));
+                Ok(operation)
+            }
             other => Err(operation.fail(&format!("the proxy opened with {other:?}")).await),
         }
     }
@@ -106,7 +163,11 @@ impl Operation {
         let accepted = tokio::select! {
             ready = listener.readable() => ready.map(|_| ()),
             status = child.wait() => {
-                let status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+                let status = match status {
+                    Ok(Some(status)) => status.to_string(),
+                    Ok(None) => "how is not known".to_owned(),
+                    Err(error) => error.to_string(),
+                };
                 return Err(self.fail(&format!("runc ended ({status}) before it asked CRIU")).await);
             }
         };
@@ -143,6 +204,11 @@ impl Operation {
                 Moment { .. } => {}
             }
         }
+    }
+
+    /// Where an agent that comes after this one finds the operation, once it is held.
+    pub fn held_path(&self) -> PathBuf {
+        crate::gate::held_path(&self.gate_path)
     }
 
     /// From now on neither dropping this nor the end of this process lets the frozen tasks go on.
@@ -237,7 +303,9 @@ impl Operation {
                 finished: true,
             },
             Report::Finished { reason, .. } => return Err(self.fail(&reason).await),
-            Report::Requested { .. } => return Err(self.fail("the proxy repeated its request").await),
+            Report::Requested { .. } | Report::Held { .. } => {
+                return Err(self.fail("the proxy repeated its request").await);
+            }
         };
         self.timings.push(&moment.name, moment.at);
         Ok(moment)
@@ -336,8 +404,9 @@ impl Settling {
     pub async fn settled(mut self) -> Result<(), Error> {
         let status = self.child.wait().await;
         match status {
-            Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(self.failed(&format!("runc ended with {status}"))),
+            Ok(None) => Ok(()),
+            Ok(Some(status)) if status.success() => Ok(()),
+            Ok(Some(status)) => Err(self.failed(&format!("runc ended with {status}"))),
             Err(error) => Err(self.failed(&format!("runc cannot be waited for: {error}"))),
         }
     }
@@ -348,8 +417,8 @@ impl Settling {
 }
 
 /// After an abort: waits for runc and removes what a restore may have left.
-async fn clean_up(runc: &Runc, kind: Kind, name: &ContainerName, child: &mut Child) -> Result<(), Error> {
-    let _: ExitStatus = child.wait().await.map_err(|source| runc.start_error(source))?;
+async fn clean_up(runc: &Runc, kind: Kind, name: &ContainerName, child: &mut Runner) -> Result<(), Error> {
+    child.wait().await.map_err(|source| runc.start_error(source))?;
     match kind {
         Kind::Dump => Ok(()),
         Kind::Restore => runc.delete(name, true).await,
@@ -370,6 +439,54 @@ fn failure(kind: Kind, name: &ContainerName, work: &Path, stage: String, reason:
         reason,
         criu_log,
     }
+}
+
+/// Where the process of runc is noted, for [`outlast`].
+fn runc_note(work: &Path, kind: Kind) -> PathBuf {
+    work.join(format!("runc-{}.process", kind.subcommand()))
+}
+
+/// Notes which process runc is. Best effort: it only spares an agent that comes after this one a race.
+fn note_runc(work: &Path, kind: Kind, pid: u32) {
+    let Some(started) = started_at(pid) else { return };
+    if let Err(error) = std::fs::write(runc_note(work, kind), format!("{pid} {started}")) {
+        tracing::warn!(work = %work.display(), %error, "runc's process cannot be noted");
+    }
+}
+
+/// When a process was started, in clock ticks since the machine was: field 22 of proc_pid_stat(5). With it a number
+/// cannot come to mean another process.
+fn started_at(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // Field 2 may hold spaces and parentheses.
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
+}
+
+fn open_process(pid: i32) -> io::Result<OwnedFd> {
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(pidfd_open(pid, PidfdFlags::NONBLOCK)?)
+}
+
+/// Waits until runc, which an earlier agent may have started for a checkpoint or restore in `work`, is gone. Without its
+/// agent it aborts, unless the decision was taken, or is held.
+pub async fn outlast(work: &Path) -> io::Result<()> {
+    for kind in [Kind::Dump, Kind::Restore] {
+        let Ok(note) = std::fs::read_to_string(runc_note(work, kind)) else {
+            continue;
+        };
+        let mut numbers = note.split(' ').map(str::parse::<u64>);
+        let (Some(Ok(pid)), Some(Ok(started))) = (numbers.next(), numbers.next()) else {
+            continue;
+        };
+        let Ok(pid) = i32::try_from(pid) else { continue };
+        // Opened before it is looked at: what is looked at is what is waited for.
+        let Ok(pidfd) = open_process(pid) else { continue };
+        if started_at(pid.unsigned_abs()) == Some(started) {
+            let _gone = watch(pidfd)?.readable().await?;
+        }
+    }
+    Ok(())
 }
 
 /// The last errors in a log of CRIU, or else its last warnings.

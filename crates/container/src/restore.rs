@@ -103,6 +103,11 @@ impl Restored {
         self.0.timings()
     }
 
+    /// Its first process, which does not run yet.
+    pub fn pid(&self) -> Option<i32> {
+        self.0.pid
+    }
+
     /// Lets the tasks run; returns when they do.
     ///
     /// `connect` is called when there is no way back and before the sockets work again: it should attach the

@@ -12,6 +12,8 @@
 //! | `VERBATIM_SOAK_MOVES` | how many moves in a row `migration::moves_in_a_row` makes; default 6 |
 
 mod conformance;
+mod failures;
+mod faults;
 mod migration;
 mod pre_copy;
 mod programs;
@@ -83,6 +85,8 @@ fn main() -> ExitCode {
         migration::tests(),
         pre_copy::tests(),
         rollback::tests(),
+        failures::tests(),
+        faults::tests(),
         robustness::tests(),
         conformance::tests(),
     ];

@@ -198,7 +198,8 @@ fn errors_say_what_to_do(lab: &TestLab) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn blockers(lab: &TestLab, name: &str, to: &str) -> anyhow::Result<Vec<String>> {
+/// What `verbatim check` says.
+pub fn blockers(lab: &TestLab, name: &str, to: &str) -> anyhow::Result<Vec<String>> {
     #[derive(serde::Deserialize)]
     struct Reply {
         blockers: Vec<String>,

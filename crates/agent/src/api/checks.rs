@@ -24,15 +24,8 @@ pub async fn blockers(agent: &Shared, name: &str, destination: &str) -> anyhow::
     }
 
     // Here: what the program uses, and what CRIU will refuse.
-    match source::partners_of(agent, name).await {
-        Ok((partners, found)) => {
-            blockers.extend(found);
-            for host in partners {
-                if let Err(error) = agent.peers.connect(&host).await {
-                    blockers.push(format!("a partner is out of reach: {error:#}"));
-                }
-            }
-        }
+    match source::blockers(agent, name, destination).await {
+        Ok(found) => blockers.extend(found),
         Err(error) => blockers.push(format!("the program's verbs objects are unknown: {error:#}")),
     }
     let init = instance.init_pid();

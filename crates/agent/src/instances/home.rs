@@ -28,6 +28,7 @@ use verbatim_seqpacket::Listener;
 
 use super::record::Record;
 use crate::config::Config;
+use crate::forwarding::Forward;
 use crate::guests::{Guests, Resolver};
 use crate::standby;
 
@@ -55,6 +56,8 @@ pub struct Paths {
     pub work: PathBuf,
     /// What an agent that comes after this one must know.
     pub record: PathBuf,
+    /// The folder of that.
+    records: PathBuf,
 }
 
 /// What is kept of a running instance in case its agent dies.
@@ -65,7 +68,21 @@ pub struct Kept {
     /// Its first process, in the host's PID namespace.
     pub init_pid: i32,
     /// It is frozen, and another host may be running it.
-    pub undecided: bool,
+    #[serde(default)]
+    pub undecided: Option<Undecided>,
+}
+
+/// A decision that is not known yet.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Undecided {
+    /// The session.
+    pub session: u64,
+    /// Who was asked.
+    pub destination: String,
+    /// Where the proxy is found that holds the frozen tasks.
+    pub held: PathBuf,
+    /// Forwarding entries that are right if it runs there: by the number of the queue pair here.
+    pub forward: Vec<(u32, Forward)>,
 }
 
 impl Paths {
@@ -78,6 +95,7 @@ impl Paths {
             images: runtime_dir.join("images").join(name),
             work: runtime_dir.join("criu").join(name),
             record: runtime_dir.join("records").join(name),
+            records: runtime_dir.join("records"),
         }
     }
 }
@@ -164,14 +182,17 @@ impl Home {
     /// Writes down that the instance lives here, for an agent that may come after this one.
     ///
     /// `undecided`: another host may be running it; what is here stays frozen until that is known.
-    pub fn keep_record(&self, init_pid: i32, undecided: bool) -> anyhow::Result<()> {
+    pub fn keep_record(&self, init_pid: i32, undecided: Option<Undecided>) -> anyhow::Result<()> {
         let kept = Kept {
             record: self.record.clone(),
             init_pid,
             undecided,
         };
-        std::fs::create_dir_all(self.paths.record.parent().expect("it has a folder"))?;
-        std::fs::write(&self.paths.record, serde_json::to_vec(&kept)?)
+        std::fs::create_dir_all(&self.paths.records)?;
+        // In one piece or not at all: an agent that dies meanwhile must not lose the instance.
+        let written = self.paths.records.join(format!(".{}", self.record.name));
+        std::fs::write(&written, serde_json::to_vec(&kept)?)
+            .and_then(|()| std::fs::rename(&written, &self.paths.record))
             .with_context(|| format!("cannot write {}", self.paths.record.display()))
     }
 

@@ -1,7 +1,8 @@
 //! What an agent finds that comes after one that died.
 //!
-//! Instances that run are taken over. Everything else that lies about is what a migration to this host, or an instance
-//! that has ended since, left behind, and is removed.
+//! Instances that run are taken over, and migrations of theirs are brought to an end ([`crate::session::recovery`]).
+//! Everything else that lies about is what a migration to this host, or an instance that has ended since, left behind,
+//! and is removed.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,9 +11,16 @@ use anyhow::{Context, bail};
 use verbatim_container::{ContainerName, Init, Status};
 
 use super::Instance;
-use super::home::{Home, Kept, Paths};
+use super::home::{Home, Kept, Paths, Undecided};
 use crate::agent::Shared;
-use crate::journal::{Event, Role};
+use crate::journal::Role;
+use crate::session::recovery;
+
+/// An instance that was found.
+struct Found {
+    instance: Arc<Instance>,
+    undecided: Option<Undecided>,
+}
 
 /// Takes over what runs and removes the rest.
 pub async fn recover(agent: &Shared) -> anyhow::Result<()> {
@@ -28,16 +36,13 @@ pub async fn recover(agent: &Shared) -> anyhow::Result<()> {
         );
     }
     names.extend(agent.tools.runc().list()?.iter().map(ToString::to_string));
-    for (session, name) in agent.journal.with_last(Role::Destination, Event::Committed) {
-        // The decision came, but not the word that the tasks ran: with the agent that restored them they are gone.
-        agent
-            .journal
-            .write(session, Role::Destination, Event::RolledBack, &name, "")?;
-    }
     for name in names {
         match take_over(agent, &name).await {
-            Ok(true) => tracing::info!(instance = name, "taken over"),
-            Ok(false) => {
+            Ok(Some(Found { instance, undecided })) => {
+                tracing::info!(instance = name, "taken over");
+                recovery::take_up(agent, instance, undecided);
+            }
+            Ok(None) => {
                 tracing::info!(instance = name, "leftovers are removed");
                 clear(agent, &name)
                     .await
@@ -52,40 +57,50 @@ pub async fn recover(agent: &Shared) -> anyhow::Result<()> {
             }
         }
     }
-    Ok(())
+    recovery::close_the_rest(agent)
 }
 
-/// Whether the instance runs; if so it is this agent's from now on.
-async fn take_over(agent: &Shared, name: &str) -> anyhow::Result<bool> {
-    let path = Paths::new(&agent.config.runtime_dir, name).record;
-    let Ok(text) = std::fs::read(&path) else {
-        return Ok(false);
+/// The instance, if it lives here; it is this agent's from now on.
+async fn take_over(agent: &Shared, name: &str) -> anyhow::Result<Option<Found>> {
+    let paths = Paths::new(&agent.config.runtime_dir, name);
+    let Ok(text) = std::fs::read(&paths.record) else {
+        verbatim_container::outlast(&paths.work).await?;
+        return Ok(None);
     };
     let Kept {
         record,
         init_pid,
         undecided,
-    } = serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))?;
-    if undecided {
-        bail!(
-            "it was being moved when the agent died, and may run at its destination: it stays frozen here. Look there \
-             with `verbatim ps`; if it runs there, kill the process `criu` that holds it here, then end it with \
-             `runc delete --force`, and restart the agent"
-        );
+    } = serde_json::from_slice(&text).with_context(|| format!("{} is damaged", paths.record.display()))?;
+    if undecided.is_none() {
+        // A checkpoint is being aborted by its proxy, or a restore is being ended, one way or the other.
+        verbatim_container::outlast(&paths.work).await?;
     }
     let state = agent.tools.runc().state(&record.name).await?;
-    if !state.is_some_and(|state| state.status == Status::Running && state.pid == init_pid) {
-        return Ok(false);
+    let alive = state.is_some_and(|state| {
+        let runs = state.status == Status::Running || undecided.is_some() && state.status != Status::Stopped;
+        runs && state.pid == init_pid
+    });
+    if !alive {
+        // If it was undecided: the tasks are gone, so there is nothing that could run twice.
+        return Ok(None);
     }
     let init = Init::open(init_pid)?;
     let home = Home::open(&agent.config, record, &agent.guests, agent)?;
-    agent.instances.insert(Instance::start(
-        home,
-        init_pid,
-        std::future::ready(Ok(init)),
-        false,
-    ));
-    Ok(true)
+    let moving = agent.journal.sessions().iter().any(|known| {
+        !known.has_ended()
+            && known.role != Role::Partner
+            && known.told.instance.as_deref() == Some(home.record.name.as_str())
+    });
+    if undecided.is_some() && !moving {
+        bail!(
+            "the journal does not know the migration that it was frozen for; see `verbatim sessions --all`"
+        );
+    }
+    let init = std::future::ready(Ok(init));
+    let instance = Instance::take_over(home, init_pid, init, moving);
+    agent.instances.insert(Arc::clone(&instance));
+    Ok(Some(Found { instance, undecided }))
 }
 
 async fn clear(agent: &Shared, name: &str) -> anyhow::Result<()> {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -9,9 +10,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use futures_util::future::join_all;
 use rustix::fs::OFlags;
-use verbatim_channel::{Answer, MEMORY_DIR, Order, RoadMap};
+use serde::{Deserialize, Serialize};
+use verbatim_channel::{Answer, ClaimedContext, MEMORY_DIR, Order, RoadMap};
 use verbatim_container::{Link, Restore, RestoreConfig, Restored};
 
+use super::driver::Driver;
 use super::{ProcessKeys, decode, encode, in_time};
 use crate::agent::Shared;
 use crate::faults::Point;
@@ -19,7 +22,8 @@ use crate::guests::{Guest, unexpected};
 use crate::instances::home::{Home, Paths};
 use crate::instances::record::Record;
 use crate::instances::{Instance, Reservation};
-use crate::journal::{Event, Role};
+use crate::journal::{Event, Role, Told};
+use crate::keeper::Keeper;
 use crate::memory::beneath;
 use crate::memory::place::Placer;
 use crate::proto::file_part::Folder;
@@ -54,6 +58,7 @@ impl Destinations {
         if let Some(blocker) = blockers(agent, &record, request.memory_bytes).into_iter().next() {
             bail!(blocker);
         }
+        agent.faults.pass(Point::DestinationOpen).await?;
         let reservation = agent.instances.reserve(record.name.as_str())?;
         if let Some(gone) = agent.instances.get(record.name.as_str()) {
             // It was here before and left; its name is free again.
@@ -63,25 +68,27 @@ impl Destinations {
             request.session,
             Role::Destination,
             Event::Opened,
-            record.name.as_str(),
-            &request.source,
+            Told::parties(record.name.as_str(), &request.source, agent.name()),
         )?;
         let paths = Paths::new(&agent.config.runtime_dir, record.name.as_str());
         let destination = Arc::new(tokio::sync::Mutex::new(Destination {
             agent: Arc::clone(agent),
             session: request.session,
-            source: request.source.clone(),
             runtime: Placer::new(paths.folder),
             images: Placer::new(paths.images),
             home: None,
-            _reservation: reservation,
+            _reservation: Some(reservation),
             contexts: Vec::new(),
             keys: Vec::new(),
+            partners: Vec::new(),
+            keeper: None,
             restore: None,
             restored: None,
             instance: None,
             guests: Vec::new(),
+            lost: Vec::new(),
             resumed: false,
+            driven: false,
         }));
         // Known before anything is made, so that whoever undoes the session meanwhile waits for it and then undoes it.
         let mut opening = destination.lock().await;
@@ -105,18 +112,76 @@ impl Destinations {
             }
             Err(error) => {
                 agent.destinations.close(request.session);
+                let told = Told::error(&error);
+                let session = request.session;
+                agent
+                    .journal
+                    .write(session, Role::Destination, Event::RolledBack, told)?;
                 Err(error)
             }
         }
     }
 
-    /// Undoes a session that was not committed, and forgets it.
+    /// The source is gone, or wants no more of a session. One that was not committed is undone and forgotten; of one
+    /// that was, what is left to do is done, which is not waited for.
     pub async fn abort(agent: &Shared, session: u64) {
         let Some(destination) = agent.destinations.lock().get(&session).cloned() else {
             return;
         };
-        destination.lock().await.abort().await;
+        let mut destination = destination.lock().await;
+        if destination.instance.is_none() {
+            destination.abort().await;
+        } else if !destination.resumed {
+            destination.drive();
+            return;
+        }
         agent.destinations.lock().remove(&session);
+    }
+
+    /// Takes up a session in which an earlier agent let the instance run here and did not come to the end.
+    pub fn take_up(agent: &Shared, session: u64, instance: Arc<Instance>) -> anyhow::Result<()> {
+        let keeper = Keeper::find(&agent.config, session).context(
+            "nobody has kept the instance's RNIC connections; it runs, but its connections are lost",
+        )?;
+        let mut destination = Destination {
+            agent: Arc::clone(agent),
+            session,
+            runtime: Placer::new(instance.home.paths.folder.clone()),
+            images: Placer::new(instance.home.paths.images.clone()),
+            home: None,
+            _reservation: None,
+            contexts: Vec::new(),
+            keys: Vec::new(),
+            partners: Vec::new(),
+            keeper: None,
+            restore: None,
+            restored: None,
+            instance: Some(instance),
+            guests: Vec::new(),
+            lost: Vec::new(),
+            resumed: false,
+            driven: false,
+        };
+        for (label, fds) in keeper.take::<Kept>()? {
+            match (label, fds.into_iter().next()) {
+                (Kept::Context { pid, claimed }, Some(connection)) => {
+                    let context = StandbyContext::take_over(connection, claimed);
+                    destination.contexts.push((pid, context));
+                }
+                (Kept::Context { .. }, None) => bail!("a connection is missing at the keeper"),
+                (Kept::Session { keys, partners }, _) => {
+                    (destination.keys, destination.partners) = (keys, partners);
+                }
+            }
+        }
+        destination.keeper = Some(keeper);
+        let destination = Arc::new(tokio::sync::Mutex::new(destination));
+        agent
+            .destinations
+            .lock()
+            .insert(session, Arc::clone(&destination));
+        tokio::spawn(async move { destination.lock().await.drive() });
+        Ok(())
     }
 
     /// Forgets a session that has come to its end.
@@ -153,26 +218,46 @@ pub fn blockers(agent: &Shared, record: &Record, memory_bytes: u64) -> Vec<Strin
     blockers
 }
 
+/// What a keeper has of a session at its destination.
+#[derive(Serialize, Deserialize)]
+enum Kept {
+    /// A standby context, with its connection.
+    Context { pid: u32, claimed: ClaimedContext },
+    /// The rest.
+    Session {
+        keys: ProcessKeys,
+        partners: Vec<String>,
+    },
+}
+
 /// One session, at its destination.
 pub struct Destination {
     agent: Shared,
     session: u64,
-    source: String,
     home: Option<Home>,
-    _reservation: Reservation,
+    /// Of the name; an instance that has arrived needs none.
+    _reservation: Option<Reservation>,
     runtime: Placer,
     images: Placer,
     /// By process, in the order of its contexts.
     contexts: Vec<(u32, StandbyContext)>,
     keys: ProcessKeys,
+    /// The partners' hosts.
+    partners: Vec<String>,
+    /// It has copies of the contexts' connections until they are claimed.
+    keeper: Option<Keeper>,
     restore: Option<Restore>,
     restored: Option<Restored>,
     /// Set by the commit.
     instance: Option<Arc<Instance>>,
     /// Those that have claimed their contexts.
     guests: Vec<Guest>,
+    /// Processes that did not come.
+    lost: Vec<u32>,
     /// Their requests reach the RNIC.
     resumed: bool,
+    /// The source is gone, and this host does what is left to do.
+    driven: bool,
 }
 
 impl Destination {
@@ -196,7 +281,7 @@ impl Destination {
 
     /// Makes the standby contexts.
     pub async fn pre_setup(&mut self, request: &PreSetupRequest) -> anyhow::Result<PreSetupReply> {
-        self.agent.faults.pass(Point::DestinationPreSetup)?;
+        self.begin("PreSetup", Point::DestinationPreSetup).await?;
         let road_maps: Vec<RoadMap> = decode(&request.road_maps)?;
         let home = self.home()?;
         let (nic, name) = (self.agent.config.nic_socket(), home.record.name.to_string());
@@ -239,6 +324,8 @@ impl Destination {
 
     /// Connects the standby queue pairs.
     pub async fn connect(&mut self, request: ConnectRequest) -> anyhow::Result<()> {
+        self.begin("Connect", Point::DestinationConnect).await?;
+        self.partners = request.partners.clone();
         let own_gid = self.agent.gid();
         let mut contexts = std::mem::take(&mut self.contexts);
         let owners: HashMap<u32, u32> = contexts
@@ -281,11 +368,35 @@ impl Destination {
             .await
             .context("connecting standby queue pairs panicked")?;
         self.contexts = contexts;
-        result
+        result?;
+        self.keep().await
+    }
+
+    /// Gives copies of the contexts to a keeper: from the commit on the instance needs them, whatever happens to this
+    /// agent.
+    async fn keep(&mut self) -> anyhow::Result<()> {
+        let (config, session) = (self.agent.config.clone(), self.session);
+        let keeper = tokio::task::spawn_blocking(move || Keeper::start(&config, session));
+        let keeper = self
+            .keeper
+            .insert(keeper.await.context("starting a keeper panicked")??);
+        let session = Kept::Session {
+            keys: self.keys.clone(),
+            partners: self.partners.clone(),
+        };
+        keeper.keep(&session, &[])?;
+        for (pid, context) in &self.contexts {
+            let (connection, claimed) = context.hand_over()?;
+            let pid = *pid;
+            keeper.keep(&Kept::Context { pid, claimed }, &[connection.as_fd()])?;
+        }
+        Ok(())
     }
 
     /// Makes the bundle and starts runc and CRIU, which wait for the images.
     pub async fn prepare_restore(&mut self) -> anyhow::Result<()> {
+        self.begin("PrepareRestore", Point::DestinationPrepareRestore)
+            .await?;
         let config = self.agent.config.clone();
         let home = self
             .home
@@ -312,7 +423,7 @@ impl Destination {
     /// Restores the tasks, which do not run yet; says how many milliseconds that took.
     pub async fn restore(&mut self) -> anyhow::Result<f64> {
         let begun = Instant::now();
-        if self.agent.faults.pass(Point::DestinationRestore)? {
+        if self.begin("FullRestore", Point::DestinationRestore).await? {
             let inventory: PathBuf = self.home()?.paths.images.join("inventory.img");
             File::options().write(true).open(&inventory)?.set_len(3)?;
         }
@@ -327,12 +438,23 @@ impl Destination {
             // The answer to an earlier request was lost.
             return Ok(());
         }
-        self.agent.faults.pass(Point::DestinationCommit)?;
+        self.agent.faults.pass(Point::DestinationCommit).await?;
+        if !self.contexts.iter().all(|(_, context)| context.is_alive()) {
+            bail!("the software RNIC there was restarted, and what was prepared at it is lost; try again");
+        }
         let restored = self.restored.take().context("nothing was restored")?;
         let home = self.home()?;
         let gate = home.gate()?;
-        // Before CRIU is told, so that whoever asks again gets the right answer, whatever happens to this agent.
+        // Before CRIU is told, so that whoever asks again gets the right answer, whatever happens to this agent: one that
+        // comes after it finds the tasks if they run.
+        let pid = restored.pid().context("CRIU did not name the first process")?;
+        home.keep_record(pid, None)?;
         self.write(Event::Committed)?;
+        if let Err(error) = self.agent.faults.pass(Point::DestinationCommitted).await {
+            restored.abort().await?;
+            self.write(Event::RolledBack)?;
+            return Err(error);
+        }
         let mut attached = Ok(());
         let resumed = match restored.resume_with(|| attached = home.attach()).await {
             Ok(resumed) => resumed,
@@ -351,60 +473,78 @@ impl Destination {
             );
         }
         let home = self.home.take().context("the session was undone")?;
-        for qp in self.contexts.iter().flat_map(|(_, context)| context.qps()) {
+        for qpn in self
+            .contexts
+            .iter()
+            .flat_map(|(_, context)| context.physical_qpns())
+        {
             // A number that an earlier queue pair took along when it left is this one's now.
-            self.agent.forwarding.remove(qp.physical_qpn);
+            self.agent.forwarding.remove(qpn);
         }
         let init_pid = resumed.init.pid();
         let init = async { Ok(resumed.settled().await?) };
         let instance = Instance::start(home, init_pid, init, true);
         self.agent.instances.insert(Arc::clone(&instance));
         self.instance = Some(instance);
+        if let Err(error) = self.agent.faults.pass(Point::DestinationRunning).await {
+            tracing::warn!("{error:#}");
+        }
         Ok(())
     }
 
+    /// A step begins that may be refused.
+    async fn begin(&self, step: &str, point: Point) -> anyhow::Result<bool> {
+        self.agent.journal.step(self.session, Role::Destination, step);
+        self.agent.faults.pass(point).await
+    }
+
     fn write(&self, event: Event) -> anyhow::Result<()> {
-        let name = self.home()?.record.name.as_str();
-        let written = self
-            .agent
-            .journal
-            .write(self.session, Role::Destination, event, name, &self.source);
+        let journal = &self.agent.journal;
+        let written = journal.write(self.session, Role::Destination, event, Told::default());
         written.context("the journal cannot be written")
     }
 
-    /// Gives the processes their contexts; says how many RECVs were posted again.
+    /// Gives the processes their contexts; says how many RECVs were posted again. Those that have theirs are passed over.
     pub async fn claim(&mut self) -> anyhow::Result<u64> {
+        self.begin("RestoreRDMA", Point::DestinationClaim).await?;
         let instance = self.instance.as_ref().context("the session is not committed")?;
-        let mut by_process: HashMap<u32, Vec<StandbyContext>> = HashMap::new();
-        for (pid, context) in std::mem::take(&mut self.contexts) {
-            by_process.entry(pid).or_default().push(context);
+        let mut by_process: BTreeMap<u32, Vec<_>> = BTreeMap::new();
+        for (pid, context) in &self.contexts {
+            let handed = context.hand_over()?;
+            by_process.entry(*pid).or_default().push(handed);
         }
-        for (pid, _) in &self.keys {
+        for (pid, _) in self.keys.iter().filter(|(pid, _)| !self.lost.contains(pid)) {
             by_process.entry(*pid).or_default();
         }
         let key_tables: Vec<_> = self.keys.iter().map(|(_, keys)| keys.clone()).collect();
         let (agent, session) = (&self.agent, self.session);
         let claims = by_process.into_iter().map(|(pid, contexts)| {
-            let (fds, contexts): (Vec<_>, Vec<_>) =
-                contexts.into_iter().map(StandbyContext::hand_over).unzip();
+            let (fds, contexts): (Vec<_>, Vec<_>) = contexts.into_iter().unzip();
             let key_tables = key_tables.clone();
             async move {
-                let guest = tokio::time::timeout(RETURN_TIMEOUT, agent.guests.returned(instance.name(), pid))
-                    .await
-                    .with_context(|| {
-                        format!("process {pid} has not come for its contexts in {RETURN_TIMEOUT:?}")
-                    })?;
+                let came = agent.guests.present(Some(instance.name()), pid);
+                let Ok(guest) = tokio::time::timeout(RETURN_TIMEOUT, came).await else {
+                    let error =
+                        anyhow::anyhow!("process {pid} has not come for its contexts in {RETURN_TIMEOUT:?}");
+                    return Err((Some(pid), error));
+                };
+                if !guest.quiesced {
+                    return Ok((guest, 0));
+                }
                 let order = Order::Claim {
                     session,
                     contexts,
                     key_tables,
                 };
-                let answer = in_time("claiming contexts", guest.order(order, fds)).await?.0;
-                let Answer::Claimed { replayed_receives } = answer else {
-                    return Err(unexpected(&answer, "Claimed"));
+                let claimed = async {
+                    match in_time("claiming contexts", guest.order(order, fds)).await?.0 {
+                        Answer::Claimed { replayed_receives } => Ok(replayed_receives),
+                        other => Err(unexpected(&other, "Claimed")),
+                    }
                 };
+                let replayed_receives = claimed.await.map_err(|error| (None, error))?;
                 agent.guests.claimed(&guest);
-                anyhow::Ok((guest, replayed_receives))
+                Ok((guest, replayed_receives))
             }
         });
         let mut replayed = 0;
@@ -416,7 +556,12 @@ impl Destination {
                     replayed += receives;
                     guests.push(guest);
                 }
-                Err(error) => failed = Some(error),
+                Err((lost, error)) => {
+                    // Whoever asks again does not wait for a process that is gone.
+                    self.contexts.retain(|(pid, _)| Some(*pid) != lost);
+                    self.lost.extend(lost);
+                    failed = Some(error);
+                }
             }
         }
         // Those that have their contexts are resumed, whatever became of the others.
@@ -429,6 +574,10 @@ impl Destination {
 
     /// Lets the processes' requests reach the RNIC; says how many had been intercepted.
     pub async fn resume(&mut self) -> anyhow::Result<u64> {
+        self.begin("Replay", Point::DestinationResume).await?;
+        if self.resumed {
+            return Ok(0);
+        }
         let session = self.session;
         let resumed = self.guests.iter().map(|guest| async move {
             let answer = in_time("resuming", guest.order(Order::Resume { session }, Vec::new()))
@@ -443,19 +592,22 @@ impl Destination {
         for resumed in join_all(resumed).await {
             intercepted += resumed?;
         }
-        self.resumed = true;
         if let Some(instance) = &self.instance {
             instance.settled().await;
             instance.end_move();
         }
+        // The processes have them.
+        self.contexts.clear();
+        if let Some(keeper) = self.keeper.take() {
+            keeper.end();
+        }
+        self.write(Event::Closed)?;
+        self.resumed = true;
         Ok(intercepted)
     }
 
-    /// Undoes everything. If it is committed there is no way back: then what is left to do for it is done.
+    /// Undoes everything, which is possible up to the commit.
     async fn abort(&mut self) {
-        if self.instance.is_some() {
-            return self.finish_alone().await;
-        }
         if let Some(restored) = self.restored.take()
             && let Err(error) = restored.abort().await
         {
@@ -473,38 +625,28 @@ impl Destination {
             );
         }
         self.contexts.clear();
+        if let Some(keeper) = self.keeper.take() {
+            keeper.end();
+        }
         if let Some(home) = self.home.take() {
-            let name = home.record.name.to_string();
             let _ = tokio::task::spawn_blocking(move || home.remove()).await;
-            let written = self.agent.journal.write(
-                self.session,
-                Role::Destination,
-                Event::RolledBack,
-                &name,
-                &self.source,
-            );
-            if let Err(error) = written {
-                tracing::warn!(%error, "the journal cannot be written");
+            if let Err(error) = self.write(Event::RolledBack) {
+                tracing::warn!("{error:#}");
             }
         }
     }
 
-    /// The source is gone after its decision.
-    async fn finish_alone(&mut self) {
-        if self.resumed {
+    /// The source is gone after its decision: this host does in its place what is left to do.
+    fn drive(&mut self) {
+        if self.resumed || std::mem::replace(&mut self.driven, true) {
             return;
         }
-        if let Err(error) = self.claim().await {
-            tracing::error!(
-                error = format!("{error:#}"),
-                "the arrived processes do not have their queues"
-            );
-        }
-        if let Err(error) = self.resume().await {
-            tracing::error!(
-                error = format!("{error:#}"),
-                "the arrived processes' requests stay intercepted"
-            );
-        }
+        let (agent, session) = (Arc::clone(&self.agent), self.session);
+        let partners = self.partners.iter().map(|name| (name.clone(), None));
+        let driver = Driver::new(&agent, session, (agent.name().to_owned(), None), partners);
+        tokio::spawn(async move {
+            driver.finish().await;
+            agent.destinations.close(session);
+        });
     }
 }

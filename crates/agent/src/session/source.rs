@@ -13,7 +13,6 @@ mod undo;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::bail;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
@@ -21,24 +20,30 @@ use verbatim_channel::RoadMap;
 use verbatim_container::{Checkpoint, Dumped};
 
 use crate::agent::Shared;
+use crate::faults::Point;
 use crate::guests::Guest;
 use crate::instances::home::LIBRARY_DIR;
 use crate::instances::record::Record;
 use crate::instances::{Instance, Reservation};
-use crate::journal::{Event, Role};
+use crate::journal::{Event, Role, Told};
+use crate::keeper::Keeper;
 use crate::memory::convergence::{Convergence, Limits};
 use crate::memory::send::Sender;
-use crate::peers::reason;
 use crate::proto::peer_client::PeerClient;
 use crate::proto::{NewQp, PreCopyRound, SessionId};
 use crate::report::{Bytes, Migration, Outcome, Phase, PreCopy, Timeline, milliseconds};
-use crate::session::ProcessKeys;
+use crate::session::control::{Control, Driven, Stage};
+use crate::session::driver::{Driver, Step};
+use crate::session::{ProcessKeys, told};
 
 use connections::Connection;
-pub use connections::{describe, memory_bytes, partners_of};
+pub use connections::{blockers, describe, memory_bytes};
 
 /// How often a migration starts anew because the program changed its objects meanwhile.
 const ATTEMPTS: u32 = 3;
+
+/// How long each of the two steps after the decision may take before the rest goes on without those who do not answer.
+const FINISH_LIMIT: Duration = Duration::from_secs(20);
 
 /// What is asked for.
 #[derive(Debug, Clone)]
@@ -97,6 +102,7 @@ struct Source {
     instance: Arc<Instance>,
     request: Request,
     session: u64,
+    control: Arc<Control>,
     progress: mpsc::Sender<Progress>,
     timeline: Timeline,
     bytes: Bytes,
@@ -119,6 +125,8 @@ struct Source {
     checkpoint: Option<Checkpoint>,
     /// The RNIC connections of processes that wait at the gate.
     quiesced: Vec<(u32, Vec<std::os::fd::OwnedFd>)>,
+    /// It has copies of them.
+    keeper: Option<Keeper>,
     gate_closed: bool,
     detached: bool,
     dumped: Option<Dumped>,
@@ -126,23 +134,35 @@ struct Source {
     reservation: Option<Reservation>,
     /// The instance is the destination's.
     committed: bool,
+    /// What is still to be done then, if something is.
+    unfinished: Option<Driver>,
 }
 
-/// Moves an instance. Whoever drops the receiver of `progress` cancels, up to the commit.
+/// Begins a migration; [`migrate`] carries it out. What is returned cancels it.
+pub fn begin(agent: &Shared, instance: &Instance, request: &Request) -> anyhow::Result<Driven> {
+    instance.begin_move()?;
+    Ok(agent
+        .controls
+        .begin(instance.name(), &request.destination, Stage::Open))
+}
+
+/// Moves an instance.
 pub async fn migrate(
     agent: Shared,
     instance: Arc<Instance>,
     request: Request,
+    driven: Driven,
     progress: mpsc::Sender<Progress>,
-) -> anyhow::Result<Migration> {
-    instance.begin_move()?;
+) -> Migration {
     let mut attempt = 1;
     loop {
-        let mut source = Source::new(&agent, &instance, &request, &progress);
+        let mut source = Source::new(&agent, &instance, &request, &driven.control, &progress);
         let result = source.attempt().await;
         match result {
             Err(Failure::Changed) if attempt < ATTEMPTS => {
                 source.undo().await;
+                let changed = anyhow::anyhow!("the program changed its verbs objects meanwhile");
+                source.journal(Event::RolledBack, Told::error(&changed));
                 source.note("the program changed its verbs objects meanwhile; starting again");
                 attempt += 1;
             }
@@ -154,7 +174,7 @@ pub async fn migrate(
                     )),
                     Err(Failure::Error(error)) => Some(format!("{error:#}")),
                 };
-                return Ok(source.finish(error).await);
+                return source.finish(error).await;
             }
         }
     }
@@ -165,9 +185,11 @@ impl Source {
         agent: &Shared,
         instance: &Arc<Instance>,
         request: &Request,
+        control: &Arc<Control>,
         progress: &mpsc::Sender<Progress>,
     ) -> Self {
         let session = rand::random();
+        control.set_session(session);
         let folder = instance.home.paths.folder.clone();
         let trusted = std::path::PathBuf::from(LIBRARY_DIR);
         Self {
@@ -175,6 +197,7 @@ impl Source {
             instance: Arc::clone(instance),
             request: request.clone(),
             session,
+            control: Arc::clone(control),
             progress: progress.clone(),
             timeline: Timeline::default(),
             bytes: Bytes::default(),
@@ -198,11 +221,13 @@ impl Source {
             suspended: false,
             checkpoint: None,
             quiesced: Vec::new(),
+            keeper: None,
             gate_closed: false,
             detached: false,
             dumped: None,
             reservation: None,
             committed: false,
+            unfinished: None,
         }
     }
 
@@ -233,36 +258,39 @@ impl Source {
 
     fn enter(&mut self, phase: Phase) {
         self.timeline.enter(phase);
+        self.step(phase.name());
         // Telling must not make the blackout longer: whoever does not read in time misses it.
         let _ = self.progress.try_send(Progress::Phase(phase));
+    }
+
+    fn step(&self, name: &str) {
+        self.agent.journal.step(self.session, Role::Source, name);
     }
 
     fn note(&self, text: &str) {
         let _ = self.progress.try_send(Progress::Note(text.to_owned()));
     }
 
-    fn journal(&self, event: Event) {
-        let written = self.agent.journal.write(
-            self.session,
-            Role::Source,
-            event,
-            self.record().name.as_str(),
-            &self.request.destination,
-        );
-        if let Err(error) = written {
+    /// Writes down what decides nothing, or what others have decided already.
+    fn journal(&self, event: Event, told: Told) {
+        if let Err(error) = self.agent.journal.write(self.session, Role::Source, event, told) {
             tracing::warn!(%error, "the journal cannot be written");
         }
     }
 
+    async fn pass(&self, point: Point) -> anyhow::Result<bool> {
+        self.agent.faults.pass(point).await
+    }
+
     /// The whole attempt.
     async fn attempt(&mut self) -> Result<(), Failure> {
-        let progress = self.progress.clone();
+        let control = Arc::clone(&self.control);
         tokio::select! {
             // When the operator turns away, the rest is dropped at an await; what was done is noted in `self`.
             result = self.until_suspended() => result?,
-            () = progress.closed() => return Err(cancelled().into()),
+            () = control.cancelled() => return Err(cancelled().into()),
         }
-        // From here on a step that was begun is not cut off: what it is given back must not be lost.
+        // From here on a step is cut off only where nothing is given back that must not be lost.
         self.until_commit().await?;
         self.commit().await?;
         Ok(self.after_commit().await?)
@@ -270,46 +298,85 @@ impl Source {
 
     /// Everything up to where nothing is in flight any more.
     async fn until_suspended(&mut self) -> Result<(), Failure> {
+        self.pass(Point::SourceOpen).await?;
         self.open().await?;
         self.enter(Phase::PreCopy);
+        self.pass(Point::SourcePreCopy).await?;
         self.pre_copy().await?;
         self.enter(Phase::PreSetup);
+        self.pass(Point::SourcePreSetup).await?;
         self.pre_setup().await?;
         self.wait_before_stop().await
     }
 
     /// The rest of what can be undone.
     async fn until_commit(&mut self) -> anyhow::Result<()> {
+        let control = Arc::clone(&self.control);
         self.enter(Phase::DumpRDMA);
+        self.unless_cancelled(Point::SourceQuiesce).await?;
         self.quiesce().await?;
-        self.still_wanted()?;
         self.enter(Phase::DumpOthers);
+        if self.unless_cancelled(Point::SourceFreeze).await? {
+            std::fs::remove_dir_all(&self.instance.home.paths.images)?;
+        }
         self.freeze().await?;
-        self.still_wanted()?;
-        self.enter(Phase::Transfer);
-        self.stop_and_copy().await?;
-        self.still_wanted()?;
-        self.enter(Phase::FullRestore);
-        self.restore().await?;
-        self.still_wanted()
+        let there = async {
+            self.enter(Phase::Transfer);
+            self.pass(Point::SourceTransfer).await?;
+            self.stop_and_copy().await?;
+            self.enter(Phase::FullRestore);
+            self.pass(Point::SourceRestore).await?;
+            self.restore().await?;
+            self.pass(Point::SourceCommit).await.map(drop)
+        };
+        tokio::select! {
+            result = there => result,
+            () = control.cancelled() => Err(cancelled()),
+        }
     }
 
-    fn still_wanted(&self) -> anyhow::Result<()> {
-        if self.progress.is_closed() {
-            return Err(cancelled());
+    /// Passes a point before a step that is not cut off.
+    async fn unless_cancelled(&self, point: Point) -> anyhow::Result<bool> {
+        tokio::select! {
+            biased;
+            () = self.control.cancelled() => Err(cancelled()),
+            passed = self.pass(point) => passed,
         }
-        Ok(())
     }
 
     /// What is left to do when the instance is the destination's.
     async fn after_commit(&mut self) -> anyhow::Result<()> {
+        let partners = self
+            .partners
+            .iter()
+            .map(|partner| (partner.host.clone(), Some(partner.client.clone())));
+        let to = (self.request.destination.clone(), self.destination.clone());
+        let driver = Driver::new(&self.agent, self.session, to, partners);
         self.enter(Phase::RestoreRDMA);
-        let claimed = self.claim_and_switch().await;
+        let switched = async {
+            self.pass(Point::SourceSwitch).await?;
+            driver.take(Step::Switch, Some(FINISH_LIMIT)).await
+        };
+        let switched = switched.await;
         self.enter(Phase::Replay);
-        let resumed = self.resume().await;
+        let resumed = async {
+            self.pass(Point::SourceResume).await?;
+            driver.take(Step::Resume, Some(FINISH_LIMIT)).await
+        };
+        let resumed = resumed.await;
+        self.timeline.resumed();
         self.timeline.leave();
+        self.replayed += switched.as_ref().unwrap_or(&0) + resumed.as_ref().unwrap_or(&0);
+        self.intercepted += resumed.as_ref().unwrap_or(&0);
+        self.step("Reclaim");
         self.reclaim().await;
-        claimed.and(resumed)
+        if let Err(error) = switched.and(resumed) {
+            self.unfinished = Some(driver);
+            return Err(error.context(
+                "the instance has moved, but not all of its connections work yet; this goes on, see `verbatim sessions`",
+            ));
+        }
+        Ok(())
     }
 
     /// Undoes what must be undone and writes the report.
@@ -318,14 +385,42 @@ impl Source {
             Outcome::Committed
         } else {
             self.undo().await;
+            if self.reservation.take().is_some()
+                && let Err(error) = self.instance.home.keep_record(self.instance.init_pid(), None)
+            {
+                tracing::error!(
+                    error = format!("{error:#}"),
+                    "an agent that comes after this one is misled"
+                );
+            }
             self.instance.end_move();
             Outcome::RolledBack
         };
-        self.journal(if self.committed {
-            Event::Closed
-        } else {
-            Event::RolledBack
-        });
+        let told = Told {
+            error: error.clone(),
+            bytes: Some(self.bytes),
+            ..Told::default()
+        };
+        match (outcome, self.unfinished.take()) {
+            (Outcome::RolledBack, _) => self.journal(Event::RolledBack, told),
+            (Outcome::Committed, None) => self.journal(Event::Closed, told),
+            (Outcome::Committed, Some(driver)) => {
+                self.journal(Event::Step, told);
+                let (agent, session) = (Arc::clone(&self.agent), self.session);
+                let watches = std::mem::take(&mut self.watches);
+                tokio::spawn(async move {
+                    driver.finish().await;
+                    if let Err(error) =
+                        agent
+                            .journal
+                            .write(session, Role::Source, Event::Closed, Told::default())
+                    {
+                        tracing::warn!(%error, "the journal cannot be written");
+                    }
+                    watches.iter().for_each(JoinHandle::abort);
+                });
+            }
+        }
         for watch in self.watches.drain(..) {
             watch.abort();
         }
@@ -353,14 +448,6 @@ impl Source {
             intercepted_wrs: self.intercepted,
             replayed_wrs: self.replayed,
         }
-    }
-}
-
-/// A call's failure in words, with whom it concerned.
-fn told<T>(who: &str, what: &str, result: Result<tonic::Response<T>, tonic::Status>) -> anyhow::Result<T> {
-    match result {
-        Ok(response) => Ok(response.into_inner()),
-        Err(status) => bail!("{who} could not {what}: {}", reason(&status)),
     }
 }
 

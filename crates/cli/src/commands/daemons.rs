@@ -3,11 +3,18 @@
 use std::process::ExitCode;
 
 use anyhow::Context;
+use verbatim_agent::faults::Point;
 
 use crate::args::AgentArguments;
 
 /// Runs the agent until it is told to stop.
 pub fn agent(arguments: AgentArguments) -> anyhow::Result<ExitCode> {
+    if arguments.list_faults {
+        for point in Point::ALL {
+            println!("{} {}", point.name(), point.time().name());
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
     let name = match arguments.name {
         Some(name) => name,
         None => std::fs::read_to_string("/proc/sys/kernel/hostname")

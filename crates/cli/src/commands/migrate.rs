@@ -18,7 +18,7 @@ pub async fn run(lab: &str, arguments: MigrateArguments) -> anyhow::Result<ExitC
     let hosts = Hosts::connect(lab).await?;
     let (host, instance) = hosts.of_instance(&arguments.name).await?;
     let request = MigrateRequest {
-        name: arguments.name,
+        name: arguments.name.clone(),
         destination: arguments.to.clone(),
         drain_timeout_ms: arguments.drain_timeout.as_millis() as u32,
         max_blackout_ms: arguments.max_blackout.unwrap_or(0),
@@ -30,28 +30,38 @@ pub async fn run(lab: &str, arguments: MigrateArguments) -> anyhow::Result<ExitC
         .with_style(ProgressStyle::with_template("{spinner} {prefix}: {msg}").expect("a valid template"))
         .with_prefix(format!("{}  {} → {}", instance.name, instance.host, arguments.to));
     spinner.enable_steady_tick(Duration::from_millis(100));
-    // Dropping the request cancels it at the agent, as long as nothing is committed.
-    let report = tokio::select! {
-        report = host.migrate(request, |event| {
-            if arguments.json_lines {
-                println!("{}", line(&event));
-            }
-            match event {
-                MigrationEvent::Phase(phase) => spinner.set_message(phase),
-                MigrationEvent::Note(note) => spinner.println(format!("  {note}")),
-                MigrationEvent::PreCopy(round) => {
-                    if round.complete {
-                        spinner.println(format!("  {}", round_in_words(&round)));
-                    }
-                    spinner.set_message(format!("PreCopy, {}", round_in_words(&round)));
-                }
-                MigrationEvent::Report(_) => {}
-            }
-        }) => report,
-        _ = tokio::signal::ctrl_c() => {
-            spinner.finish_and_clear();
-            anyhow::bail!("cancelled; `verbatim ps` shows where the instance is");
+    let name = instance.name.clone();
+    let migration = host.migrate(request, |event| {
+        if arguments.json_lines {
+            println!("{}", line(&event));
         }
+        match event {
+            MigrationEvent::Phase(phase) => spinner.set_message(phase),
+            MigrationEvent::Note(note) => spinner.println(format!("  {note}")),
+            MigrationEvent::PreCopy(round) => {
+                if round.complete {
+                    spinner.println(format!("  {}", round_in_words(&round)));
+                }
+                spinner.set_message(format!("PreCopy, {}", round_in_words(&round)));
+            }
+            MigrationEvent::Report(_) => {}
+        }
+    });
+    // What has been begun is heard to its end: also a rollback has a report.
+    let interrupted = async {
+        interrupt().await?;
+        eprintln!(
+            "cancelling; Ctrl-C again leaves, and the migration goes on to its end without this command"
+        );
+        if let Err(error) = host.cancel(&name).await {
+            eprintln!("{error:#}");
+        }
+        interrupt().await?;
+        anyhow::bail!("left; `verbatim sessions` shows how it goes on, `verbatim ps` where the instance is")
+    };
+    let report = tokio::select! {
+        report = migration => report,
+        left = interrupted => left,
     };
     spinner.finish_and_clear();
     let report = report?;
@@ -108,6 +118,10 @@ fn round_in_words(round: &PreCopyRound) -> String {
         text += &format!(", blackout about {blackout} ms");
     }
     text
+}
+
+async fn interrupt() -> anyhow::Result<()> {
+    Ok(tokio::signal::ctrl_c().await?)
 }
 
 fn readable(report: &serde_json::Value) -> String {

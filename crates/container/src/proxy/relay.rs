@@ -1,17 +1,17 @@
 //! The conversation between runc and CRIU, with the gate's two stops in it.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Child;
 
 use anyhow::Context;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::RecvFlags;
-use verbatim_seqpacket::{Error, Socket};
+use verbatim_seqpacket::{Error, Listener, Socket};
 
 use super::request::{self, Response};
-use crate::gate::{Kind, Order, Report, Stop, monotonic_now};
+use crate::gate::{Kind, Order, Report, Stop, held_path, monotonic_now};
 
 /// Whoever is at the other end of `runc` and of the gate, until CRIU is done. Returns the exit status.
 pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
@@ -21,6 +21,7 @@ pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
         return super::become_criu(runc);
     };
     let request = runc.recv_bytes().context("runc's request")?.message;
+    let held_at = held_path(gate);
     let gate = Socket::connect(gate).with_context(|| format!("the gate at {}", gate.display()))?;
     let runc_pid = runc.peer()?.pid;
     let adapted = request::adapt(&request, runc_pid)?;
@@ -29,9 +30,12 @@ pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
         kind,
         runc,
         criu,
-        gate,
+        gate: RefCell::new(gate),
         child,
+        runc_pid,
+        held_at,
         held: Cell::new(false),
+        listener: RefCell::new(None),
     };
     super::hurry::hurry(&relay.child);
     relay
@@ -41,6 +45,7 @@ pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
     relay.criu.recv_bytes().context("CRIU did not start")?;
     relay
         .gate
+        .borrow()
         .send(&Report::Requested { kind }, &[])
         .context("the gate")?;
     match relay.wait_for_order() {
@@ -58,10 +63,23 @@ struct Relay {
     kind: Kind,
     runc: Socket,
     criu: Socket,
-    gate: Socket,
+    gate: RefCell<Socket>,
     child: Child,
+    runc_pid: i32,
+    /// Where another agent finds us after [`Order::Hold`].
+    held_at: PathBuf,
     /// The agent has said [`Order::Hold`].
     held: Cell<bool>,
+    /// Then another one may come here.
+    listener: RefCell<Option<Listener>>,
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        if self.listener.get_mut().is_some() {
+            let _ = std::fs::remove_file(&self.held_at);
+        }
+    }
 }
 
 impl Relay {
@@ -150,34 +168,50 @@ impl Relay {
     }
 
     /// The agent's next order. A lost agent, runc or CRIU is an abort; after [`Order::Hold`] only a lost CRIU is, with
-    /// which nothing is left to hold.
+    /// which nothing is left to hold, and another agent may come.
     fn wait_for_order(&self) -> Order {
+        let lost = PollFlags::HUP | PollFlags::ERR;
+        let [next, end] = [PollFlags::IN, PollFlags::empty()];
         let mut gate_is_lost = false;
         loop {
-            if gate_is_lost {
-                let mut criu = [PollFd::new(&self.criu, PollFlags::empty())];
-                if let Err(rustix::io::Errno::INTR) = poll(&mut criu, None) {
-                    continue;
-                }
-                return Order::Abort;
+            let mut gate = self.gate.borrow_mut();
+            let listener = self.listener.borrow();
+            let mut watched = vec![PollFd::new(&self.criu, end)];
+            if !self.held.get() {
+                watched.push(PollFd::new(&self.runc, end));
             }
-            let mut watched = [
-                PollFd::new(&self.gate, PollFlags::IN),
-                PollFd::new(&self.runc, PollFlags::empty()),
-                PollFd::new(&self.criu, PollFlags::empty()),
-            ];
+            let ends = watched.len();
+            match (&*listener, gate_is_lost) {
+                (_, false) => watched.push(PollFd::new(&*gate, next)),
+                (Some(listener), true) => watched.push(PollFd::new(listener, next)),
+                (None, true) => {}
+            }
             match poll(&mut watched, None) {
                 Err(rustix::io::Errno::INTR) => continue,
                 Err(_) => return Order::Abort,
                 Ok(_) => {}
             }
-            let lost = PollFlags::HUP | PollFlags::ERR;
-            let ends = if self.held.get() { 2 } else { 1 };
-            if watched[ends..].iter().any(|end| end.revents().intersects(lost)) {
+            if watched[..ends].iter().any(|end| end.revents().intersects(lost)) {
                 return Order::Abort;
             }
-            match self.gate.recv::<Order>() {
-                Ok(received) if received.message == Order::Hold => self.held.set(true),
+            drop(watched);
+            if let (Some(listener), true) = (&*listener, gate_is_lost) {
+                let runc = self.runc_pid;
+                if let Ok(other) = listener.accept()
+                    && other.send(&Report::Held { runc }, &[]).is_ok()
+                {
+                    *gate = other;
+                    gate_is_lost = false;
+                }
+                continue;
+            }
+            drop(listener);
+            match gate.recv::<Order>() {
+                Ok(received) if received.message == Order::Hold => {
+                    self.held.set(true);
+                    // Without it the tasks stay frozen all the same; then only a person can let them go.
+                    *self.listener.borrow_mut() = Listener::bind(&self.held_at).ok();
+                }
                 Ok(received) => return received.message,
                 Err(Error::WouldBlock) => {}
                 Err(_) if self.held.get() => gate_is_lost = true,
@@ -191,8 +225,8 @@ impl Relay {
         let _ = self
             .runc
             .send_bytes(&request::failure(self.kind, libc::ECANCELED), &[]);
-        // CRIU ends when its socket does.
-        drop(self.criu);
+        // CRIU ends when its socket does: its other end is in nobody's hands.
+        rustix::net::shutdown(&self.criu, rustix::net::Shutdown::Both)?;
         self.child.wait()?;
         Ok(1)
     }
@@ -207,7 +241,7 @@ impl Relay {
 
     /// Tells the agent. If it is gone, the next wait for an order notices.
     fn report(&self, report: &Report) {
-        let _ = self.gate.send(report, &[]);
+        let _ = self.gate.borrow().send(report, &[]);
     }
 }
 

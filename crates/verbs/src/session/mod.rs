@@ -233,6 +233,10 @@ impl Sessions {
     }
 
     fn resume(&mut self, session: u64) -> Result<Answer, SessionError> {
+        if !self.open.contains_key(&session) {
+            // It was resumed, and an agent that has died meanwhile could not say so.
+            return Ok(Answer::Resumed { intercepted: 0 });
+        }
         self.find_in(session, Phase::Replaced, "Resume")?;
         let ended = self.open.remove(&session).ok_or(SessionError::Unknown(session))?;
         let intercepted = self.end(&ended);
@@ -291,15 +295,17 @@ impl Sessions {
         self.open.values().any(|session| session.phase == Phase::Quiesced)
     }
 
-    /// The agent is gone. Sessions that cannot go on without it are aborted: at once those that are not drained, after
-    /// a grace also those. What was replaced waits for it: only `Resume` may follow.
+    /// The agent is gone. Sessions that cannot go on without it are aborted: at once those that are not drained; after
+    /// a grace also a drained process that was to move, since nobody else moves it. A drained partner waits: the other
+    /// end may have been moved, and then the old queue pairs lead nowhere; an agent that comes back finds out. What was
+    /// replaced waits, too: only `Resume` may follow.
     pub fn agent_is_gone(&mut self, grace_is_over: bool) {
         let hopeless: Vec<u64> = self
             .open
             .iter()
             .filter(|(_, session)| match session.phase {
                 Phase::Prepared | Phase::Suspended => true,
-                Phase::Drained => grace_is_over,
+                Phase::Drained => grace_is_over && session.all,
                 Phase::Quiesced | Phase::Replaced => false,
             })
             .map(|(id, _)| *id)

@@ -75,6 +75,10 @@ impl Sessions {
         key_tables: &[Vec<KeyPair>],
         tables: &[(u32, u32)],
     ) -> Result<Answer, SessionError> {
+        if self.find(session)?.phase == Phase::Replaced {
+            // It was switched, and an agent that has died meanwhile could not say so.
+            return Ok(Answer::Claimed { replayed_receives: 0 });
+        }
         let record = self.find_in(session, Phase::Drained, "Switch")?;
         let built: Vec<_> = key_tables.iter().map(|keys| Arc::new(key_table(keys))).collect();
         if let Some((qpn, table)) = tables.iter().find(|(_, table)| *table as usize >= built.len()) {

@@ -506,9 +506,29 @@ fn an_agent_that_dies_leaves_nobody_suspended() {
     story.settle();
     assert!(
         story.ends[1].poll().is_empty(),
-        "drained: the agent has a while to come back"
+        "drained: the other end may have moved"
     );
     story.ends[1].sessions.agent_is_gone(true);
+    story.settle();
+    assert!(story.ends[1].poll().is_empty(), "however long it takes");
+    story.ends[0].send(0, SendOpcode::Write, true, false).unwrap();
+    story.ends[0].sessions.agent_is_gone(false);
+    story.settle();
+    assert!(
+        story.ends[0].poll().is_empty(),
+        "drained: the agent has a while to come back"
+    );
+    // Nobody else moves it.
+    story.ends[0].sessions.agent_is_gone(true);
+    story.settle();
+    assert_eq!(wr_ids(&story.ends[0].poll()), [0]);
+    let session = migration.session;
+    assert!(matches!(
+        story.ends[1]
+            .sessions
+            .handle(Order::Abort { session }, Vec::new()),
+        Answer::Done
+    ));
     story.settle();
     assert_eq!(wr_ids(&story.ends[1].poll()), [1]);
 }
@@ -524,12 +544,12 @@ fn orders_out_of_turn_are_refused() {
             .sessions
             .handle(Order::Resume { session }, Vec::new())
     ));
+    story.suspend(&mut migration);
     assert!(refused(
         story.ends[0]
             .sessions
             .handle(Order::Resume { session }, Vec::new())
     ));
-    story.suspend(&mut migration);
     assert!(story.ends[0].sessions.quiesce(session).is_err());
     assert!(story.drain(&migration, 1000));
     story.quiesce(&mut migration);

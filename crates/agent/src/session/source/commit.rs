@@ -1,18 +1,19 @@
 //! The decision, and what is left to do after it.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 use verbatim_channel::Endpoint;
 
-use super::{Source, told};
-use crate::journal::{Event, Role};
+use super::{Source, cancelled};
+use crate::faults::Point;
+use crate::forwarding::Forward;
+use crate::instances::home::Undecided;
+use crate::journal::{Event, Role, Told};
 use crate::peers::reason;
-use crate::proto;
-use crate::session::encode;
+use crate::session::control::{Keep, Stage};
 
 /// How long one question to the destination may take before it is asked again.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -30,146 +31,118 @@ impl Source {
             // A host that lost sight of this one has undone its part, or will.
             bail!("another host lost this one, and with it the session; try again");
         }
+        if !self.control.decide() {
+            return Err(cancelled());
+        }
         let (to, name) = (self.request.destination.clone(), self.instance.name().to_owned());
         self.agent
             .journal
-            .write(self.session, Role::Source, Event::Committed, &name, &to)?;
+            .write(self.session, Role::Source, Event::Committed, Told::default())?;
         // Until the old place is cleared no new one may be made under its name.
         self.reservation = Some(self.agent.instances.reserve(&name)?);
         let (home, init_pid) = (&self.instance.home, self.instance.init_pid());
-        home.keep_record(init_pid, true)?;
-        self.dumped
-            .as_mut()
-            .context("the instance is not frozen")?
-            .hold()
-            .await?;
+        let forward = self.forwarding();
+        let dumped = self.dumped.as_mut().context("the instance is not frozen")?;
+        let undecided = Undecided {
+            session: self.session,
+            destination: to.clone(),
+            held: dumped.held_path(),
+            forward: forward.clone(),
+        };
+        home.keep_record(init_pid, Some(undecided))?;
+        dumped.hold().await?;
+        self.pass(Point::SourceAsk).await?;
+        self.ask().await?;
+        self.committed = true;
+        self.control.committed();
+        // There is no way back any more: nothing that fails from here on may look like one.
+        if let Err(error) = self.pass(Point::SourceCommitted).await {
+            tracing::warn!("{error:#}");
+        }
+        self.journal(Event::Running, Told::default());
+        self.timeline.running();
+        self.instance.moved(&to);
+        // Connections that ask for the instance here are sent on.
+        for (qpn, forward) in forward {
+            self.agent.forwarding.insert(qpn, forward);
+        }
+        Ok(())
+    }
+
+    /// Asks the destination until it answers, or an operator decides. An error means that the instance is the source's.
+    async fn ask(&self) -> anyhow::Result<()> {
+        let (to, control) = (&self.request.destination, Arc::clone(&self.control));
         loop {
-            match tokio::time::timeout(COMMIT_TIMEOUT, self.destination().commit(self.id())).await {
-                Ok(Ok(_)) => break,
+            let asked =
+                async { tokio::time::timeout(COMMIT_TIMEOUT, self.destination().commit(self.id())).await };
+            let answer = tokio::select! {
+                answer = asked => answer,
+                keep = control.resolved() => return resolved(keep),
+            };
+            match answer {
+                Ok(Ok(_)) => return Ok(()),
                 Ok(Err(status)) if status.code() == tonic::Code::FailedPrecondition => {
                     // The destination's own word that the tasks have not run, and will not.
-                    home.keep_record(init_pid, false)?;
                     bail!("{to} could not let the instance run: {}", reason(&status));
                 }
                 unknown => {
                     tracing::error!(
-                        instance = name,
+                        instance = self.instance.name(),
                         ?unknown,
                         "frozen until {to} says whether the instance runs there"
                     );
-                    self.note(&format!(
-                        "{to} is out of reach at the commit; the instance is frozen until it is known"
-                    ));
-                    tokio::time::sleep(COMMIT_PAUSE).await;
+                    let doubt = format!(
+                        "{to} is out of reach at the commit; the instance is frozen until it is known what {to} did"
+                    );
+                    if control.stage() != Stage::InDoubt {
+                        self.note(&doubt);
+                        let told = Told::error(&anyhow::anyhow!("{doubt}"));
+                        self.agent.journal.note(self.session, Role::Source, told);
+                    }
+                    control.doubt();
+                    tokio::select! {
+                        () = tokio::time::sleep(COMMIT_PAUSE) => {}
+                        keep = control.resolved() => return resolved(keep),
+                    }
                 }
             }
         }
-        self.committed = true;
-        self.timeline.running();
-        self.instance.moved(&to);
-        Ok(())
     }
 
-    /// Both sides take the new queues; RECVs that nothing has consumed are posted.
-    pub(super) async fn claim_and_switch(&mut self) -> anyhow::Result<()> {
-        self.forward();
-        let tables: HashMap<u32, u32> = self
-            .keys
-            .iter()
-            .enumerate()
-            .map(|(index, (pid, _))| (*pid, index as u32))
-            .collect();
-        let keys = encode(&self.keys.iter().map(|(_, keys)| keys).collect::<Vec<_>>());
-        let switched = self.partners.iter().map(|partner| {
-            let mut client = partner.client.clone();
-            let tables = partner.connections.iter().filter_map(|index| {
-                let table = *tables.get(&self.connections[*index].pid)?;
-                Some(proto::PartnerTable {
-                    connection: *index as u32,
-                    table,
-                })
-            });
-            let request = proto::PartnerSwitchRequest {
-                session: self.session,
-                keys: keys.clone(),
-                tables: tables.collect(),
-            };
-            async move {
-                let reply = client.partner_switch(request).await;
-                anyhow::Ok(told(&partner.host, "switch to the new connections", reply)?.count)
-            }
-        });
-        let mut destination = self.destination();
-        let claimed = destination.claim(self.id());
-        let (switched, claimed) = tokio::join!(join_all(switched), claimed);
-        let claimed = told(
-            &self.request.destination,
-            "give the processes their queues",
-            claimed,
-        );
-        for count in switched.into_iter().chain([claimed.map(|reply| reply.count)]) {
-            self.replayed += count?;
-        }
-        Ok(())
-    }
-
-    /// Connections that ask for the instance here are sent on.
-    fn forward(&self) {
+    /// Where the instance's queue pairs are found if it moves: by their numbers here.
+    fn forwarding(&self) -> Vec<(u32, Forward)> {
         let Some(destination) = self.agent.peers.directory().host(&self.request.destination) else {
-            return;
+            return Vec::new();
         };
         let gid = destination.gid();
+        let mut entries = Vec::new();
         for process in &self.processes {
             let pid = process.guest.pid;
-            let keys = self
-                .keys
-                .iter()
-                .find(|(owner, _)| *owner == pid)
-                .map(|(_, keys)| keys.clone());
+            let keys = self.keys.iter().find(|(owner, _)| *owner == pid);
+            let keys = keys.map(|(_, keys)| keys.clone()).unwrap_or_default();
             for qp in process.road_map.contexts.iter().flat_map(|context| &context.qps) {
                 if let Some(new) = self.new_qp(pid, qp.qpn) {
                     let endpoint = Endpoint {
                         gid,
                         qpn: new.physical_qpn,
                     };
-                    let keys = keys.clone().unwrap_or_default();
-                    self.agent
-                        .forwarding
-                        .insert(qp.physical_qpn, crate::forwarding::Forward { endpoint, keys });
+                    let keys = keys.clone();
+                    entries.push((qp.physical_qpn, Forward { endpoint, keys }));
                 }
             }
         }
-    }
-
-    /// Lets the requests of both sides reach their RNICs.
-    pub(super) async fn resume(&mut self) -> anyhow::Result<()> {
-        let resumed = self.partners.iter().map(|partner| {
-            let (mut client, id) = (partner.client.clone(), self.id());
-            async move {
-                let reply = client.partner_resume(id).await;
-                anyhow::Ok(told(&partner.host, "resume its connections", reply)?.count)
-            }
-        });
-        let mut destination = self.destination();
-        let own = destination.resume(self.id());
-        let (resumed, own) = tokio::join!(join_all(resumed), own);
-        let own = told(
-            &self.request.destination,
-            "resume the instance's connections",
-            own,
-        );
-        self.timeline.resumed();
-        for count in resumed.into_iter().chain([own.map(|reply| reply.count)]) {
-            let count = count?;
-            self.intercepted += count;
-            self.replayed += count;
-        }
-        Ok(())
+        entries
     }
 
     /// Removes what is left here: the frozen tasks, the old contexts, the place.
     pub(super) async fn reclaim(&mut self) {
+        if let Err(error) = self.pass(Point::SourceReclaim).await {
+            tracing::warn!("{error:#}");
+        }
         // Closing the connections destroys the contexts.
+        if let Some(keeper) = self.keeper.take() {
+            keeper.end();
+        }
         self.quiesced.clear();
         if let Some(dumped) = self.dumped.take()
             && let Err(error) = dumped.commit().await
@@ -179,8 +152,16 @@ impl Source {
                 "removing the moved container"
             );
         }
-        let instance = std::sync::Arc::clone(&self.instance);
+        let instance = Arc::clone(&self.instance);
         let _ = tokio::task::spawn_blocking(move || instance.home.remove()).await;
         self.reservation = None;
+    }
+}
+
+/// What an operator decided in the place of the hosts.
+fn resolved(keep: Keep) -> anyhow::Result<()> {
+    match keep {
+        Keep::Destination => Ok(()),
+        Keep::Source => bail!("an operator decided that the instance stays"),
     }
 }

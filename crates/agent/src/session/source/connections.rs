@@ -1,6 +1,6 @@
 //! The connections of an instance, read from its processes' road maps.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use futures_util::future::try_join_all;
 use verbatim_channel::{Endpoint, RoadMap};
@@ -8,7 +8,8 @@ use verbatim_channel::{Endpoint, RoadMap};
 use crate::agent::{Agent, Shared};
 use crate::directory::Directory;
 use crate::guests::Guest;
-use crate::session::in_time;
+use crate::proto;
+use crate::session::{in_time, told};
 use crate::standby::is_connected;
 
 /// One connection of the instance.
@@ -92,22 +93,42 @@ pub fn connections(directory: &Directory, road_maps: &[&RoadMap]) -> (Vec<Connec
     (found, blockers)
 }
 
-/// The hosts of an instance's partners, and what speaks against moving it.
-pub async fn partners_of(agent: &Shared, instance: &str) -> anyhow::Result<(Vec<String>, Vec<String>)> {
+/// What speaks against moving an instance as far as its connections and their other ends go. Nothing is touched.
+pub async fn blockers(agent: &Shared, instance: &str, destination: &str) -> anyhow::Result<Vec<String>> {
     let described = describe(agent, instance).await?;
     let road_maps: Vec<_> = described.iter().map(|(_, road_map)| road_map).collect();
     let (connections, mut blockers) = connections(agent.peers.directory(), &road_maps);
     blockers.extend(road_maps.iter().flat_map(|road_map| road_map.blockers.clone()));
-    let mut hosts: Vec<String> = connections
-        .into_iter()
-        .filter_map(|connection| match connection.other_end {
-            OtherEnd::Host(host) => Some(host),
-            OtherEnd::Own(_) => None,
-        })
-        .collect();
-    hosts.sort();
-    hosts.dedup();
-    Ok((hosts, blockers))
+    blockers.extend(agent.guests.refused(instance));
+    let mut by_host: BTreeMap<String, Vec<proto::PartnerConnection>> = BTreeMap::new();
+    for (index, connection) in connections.into_iter().enumerate() {
+        if let OtherEnd::Host(host) = connection.other_end {
+            let connection = proto::PartnerConnection {
+                connection: index as u32,
+                moving: Some(connection.moving.into()),
+                partner: Some(connection.partner.into()),
+            };
+            by_host.entry(host).or_default().push(connection);
+        }
+    }
+    for (host, connections) in by_host {
+        let request = proto::PartnerPrepareRequest {
+            session: 0,
+            source: agent.name().to_owned(),
+            instance: instance.to_owned(),
+            destination: destination.to_owned(),
+            connections,
+        };
+        let checked = async {
+            let mut client = agent.peers.connect(&host).await?;
+            told(&host, "look at its programs", client.check_partner(request).await)
+        };
+        match checked.await {
+            Ok(reply) => blockers.extend(reply.blockers),
+            Err(error) => blockers.push(format!("a partner is out of reach: {error:#}")),
+        }
+    }
+    Ok(blockers)
 }
 
 /// Bytes of adopted memory in a road map.

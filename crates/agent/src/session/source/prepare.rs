@@ -9,7 +9,8 @@ use verbatim_container::{Checkpoint, CheckpointConfig};
 
 use super::connections::{OtherEnd, connections, describe, memory_bytes};
 use super::{Failure, PartnerHost, Process, Source, told};
-use crate::journal::Event;
+use crate::journal::{Event, Role, Told};
+use crate::keeper::Keeper;
 use crate::memory::private;
 use crate::proto;
 use crate::session::{decode, encode};
@@ -23,7 +24,11 @@ impl Source {
         }
         self.instance.settled().await;
         let mut destination = self.agent.peers.connect(&to).await?;
-        self.journal(Event::Opened);
+        let parties = Told::parties(self.instance.name(), self.agent.name(), &to);
+        self.agent
+            .journal
+            .write(self.session, Role::Source, Event::Opened, parties)
+            .context("the journal cannot be written")?;
         self.describe().await?;
         let registered_bytes: u64 = self
             .processes
@@ -58,6 +63,7 @@ impl Source {
         let road_maps: Vec<_> = self.processes.iter().map(|process| &process.road_map).collect();
         let (connections, mut blockers) = connections(self.agent.peers.directory(), &road_maps);
         blockers.extend(road_maps.iter().flat_map(|road_map| road_map.blockers.clone()));
+        blockers.extend(self.agent.guests.refused(self.instance.name()));
         if let Some(blocker) = blockers.first() {
             bail!("{blocker}");
         }
@@ -92,6 +98,9 @@ impl Source {
         let standbys = self.prepare_partners().await?;
         self.connect(&standbys).await?;
 
+        let (config, session) = (self.agent.config.clone(), self.session);
+        let keeper = tokio::task::spawn_blocking(move || Keeper::start(&config, session));
+        self.keeper = Some(keeper.await.context("starting a keeper panicked")??);
         let images = self.instance.home.paths.images.clone();
         let checkpoint = CheckpointConfig {
             name: self.record().name.clone(),
@@ -116,6 +125,11 @@ impl Source {
                 by_host.entry(host.clone()).or_default().push(index);
             }
         }
+        let partners = Told {
+            partners: Some(by_host.keys().cloned().collect()),
+            ..Told::default()
+        };
+        self.agent.journal.note(self.session, Role::Source, partners);
         for (host, connections) in by_host {
             let client = self
                 .agent
@@ -149,6 +163,7 @@ impl Source {
                 session: self.session,
                 source: self.agent.name().to_owned(),
                 instance: self.instance.name().to_owned(),
+                destination: self.request.destination.clone(),
                 connections: connections.collect(),
             };
             async move {
@@ -220,6 +235,7 @@ impl Source {
         let request = proto::ConnectRequest {
             session: self.session,
             peers: at_destination,
+            partners: self.partners.iter().map(|partner| partner.host.clone()).collect(),
         };
         let to = self.request.destination.clone();
         told(
@@ -227,6 +243,13 @@ impl Source {
             "connect the new queue pairs",
             self.destination().connect_standby(request).await,
         )?;
+        let tables: HashMap<u32, u32> = self
+            .keys
+            .iter()
+            .enumerate()
+            .map(|(index, (pid, _))| (*pid, index as u32))
+            .collect();
+        let keys = encode(&self.keys.iter().map(|(_, keys)| keys).collect::<Vec<_>>());
         let connected = self.partners.iter().map(|partner| {
             let mut client = partner.client.clone();
             let peers = partner
@@ -234,9 +257,18 @@ impl Source {
                 .iter()
                 .filter_map(|index| at_partners.get(index).cloned())
                 .collect();
+            let tables = partner.connections.iter().filter_map(|index| {
+                let table = *tables.get(&self.connections[*index].pid)?;
+                Some(proto::PartnerTable {
+                    connection: *index as u32,
+                    table,
+                })
+            });
             let request = proto::PartnerConnectRequest {
                 session: self.session,
                 peers,
+                keys: keys.clone(),
+                tables: tables.collect(),
             };
             async move {
                 told(

@@ -1,6 +1,7 @@
 //! What happens while the instance's connections are suspended: wait-before-stop, quiesce, freeze, stop-and-copy, restore.
 
 use std::collections::HashMap;
+use std::os::fd::AsFd;
 
 use anyhow::{Context, bail};
 use futures_util::future::{join_all, try_join_all};
@@ -8,6 +9,7 @@ use verbatim_channel::{Answer, Order, QpCount, Scope};
 
 use super::connections::{Connection, OtherEnd};
 use super::{Failure, Source, told};
+use crate::faults::Point;
 use crate::guests::unexpected;
 use crate::memory::send::Sender;
 use crate::proto;
@@ -23,6 +25,7 @@ impl Source {
         self.keeps_the_limit()?;
 
         self.enter(Phase::WaitBeforeStop);
+        self.pass(Point::SourceSuspend).await?;
         self.timeline.suspended();
         self.suspended = true;
         let session = self.session;
@@ -67,6 +70,7 @@ impl Source {
             .flatten()
             .map(|count| (count.connection as usize, count.messages))
             .collect();
+        self.pass(Point::SourceDrain).await?;
         self.drain(&own_sent, &partner_sent).await?;
         Ok(())
     }
@@ -182,7 +186,14 @@ impl Source {
         let mut failed = None;
         for result in join_all(orders).await {
             match result {
-                Ok(quiesced) => self.quiesced.push(quiesced),
+                Ok((pid, fds)) => {
+                    // From here on they do not depend on this agent's life.
+                    let copies: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+                    let keeper = self.keeper.as_ref().context("the keeper was not started");
+                    let kept = keeper.and_then(|keeper| keeper.keep(&pid, &copies));
+                    failed = kept.err().or(failed);
+                    self.quiesced.push((pid, fds));
+                }
                 Err(error) => failed = Some(error),
             }
         }

@@ -34,6 +34,7 @@ impl Source {
             }
         }
         self.timeline.running();
+        let keeper = self.keeper.take();
         let returned = if std::mem::take(&mut self.gate_closed) {
             self.give_back().await
         } else {
@@ -42,6 +43,9 @@ impl Source {
         self.abort_partners().await;
         if std::mem::take(&mut self.suspended) {
             self.resume_own(&returned).await;
+        }
+        if let Some(keeper) = keeper {
+            keeper.end();
         }
         self.timeline.resumed();
         if let Some(checkpoint) = self.checkpoint.take()

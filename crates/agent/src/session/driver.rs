@@ -1,0 +1,130 @@
+//! What is left to do after the decision, whoever does it: the source, or the destination when the source is gone.
+//!
+//! First all ends take their new queues, then all let their requests flow: a message that arrives before its RECV would
+//! be refused with an RNR NAK, and those may be counted. There is no way back, so a host that is out of reach is asked
+//! again until it is there; every host takes what it is asked twice for done.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep, timeout_at};
+use tonic::transport::Channel;
+
+use super::told;
+use crate::agent::Shared;
+use crate::proto::SessionId;
+use crate::proto::peer_client::PeerClient;
+
+/// The pause before a host is asked again.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// How long one question may take: longer than a process has to come for its contexts.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// One of the two things to do, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Take the new queues; post RECVs that nothing has consumed.
+    Switch,
+    /// Let the requests flow.
+    Resume,
+}
+
+/// A host that takes part.
+#[derive(Clone)]
+struct Host {
+    name: String,
+    is_destination: bool,
+    /// A connection that has worked before.
+    client: Option<PeerClient<Channel>>,
+}
+
+/// One session after its decision.
+#[derive(Clone)]
+pub struct Driver {
+    agent: Shared,
+    session: u64,
+    hosts: Vec<Host>,
+}
+
+impl Driver {
+    /// Of a session that these hosts take part in; connections to them, if there are any, spare a greeting.
+    pub fn new(
+        agent: &Shared,
+        session: u64,
+        destination: (String, Option<PeerClient<Channel>>),
+        partners: impl IntoIterator<Item = (String, Option<PeerClient<Channel>>)>,
+    ) -> Self {
+        let host = |(name, client), is_destination| Host {
+            name,
+            is_destination,
+            client,
+        };
+        let mut hosts: Vec<_> = partners.into_iter().map(|partner| host(partner, false)).collect();
+        hosts.push(host(destination, true));
+        Self {
+            agent: agent.clone(),
+            session,
+            hosts,
+        }
+    }
+
+    /// Takes a step at all hosts; says how many requests were posted. After `limit` it gives up with what is in the way;
+    /// without one it never does.
+    pub async fn take(&self, step: Step, limit: Option<Duration>) -> anyhow::Result<u64> {
+        let deadline = limit.map(|limit| Instant::now() + limit);
+        let counts = join_all(self.hosts.iter().map(|host| self.insist(host, step, deadline)));
+        counts.await.into_iter().sum()
+    }
+
+    /// Takes both steps, however long that takes.
+    pub async fn finish(&self) {
+        for step in [Step::Switch, Step::Resume] {
+            // Without a limit it does not fail.
+            let _ = self.take(step, None).await;
+        }
+    }
+
+    async fn insist(&self, host: &Host, step: Step, deadline: Option<Instant>) -> anyhow::Result<u64> {
+        let mut known = host.client.clone();
+        let mut told = false;
+        loop {
+            let answer_by = Instant::now() + ANSWER_TIMEOUT;
+            let by = deadline.map_or(answer_by, |deadline| deadline.min(answer_by));
+            let asked = timeout_at(by, self.ask(host, known.take(), step)).await;
+            let error = match asked {
+                Ok(Ok(count)) => return Ok(count),
+                Ok(Err(error)) => error,
+                Err(_) => anyhow::anyhow!("{} takes too long", host.name),
+            };
+            if !std::mem::replace(&mut told, true) {
+                tracing::warn!(
+                    session = format!("{:016x}", self.session),
+                    error = format!("{error:#}"),
+                    "asked again until it is done"
+                );
+            }
+            if deadline.is_some_and(|deadline| Instant::now() + PAUSE >= deadline) {
+                return Err(error);
+            }
+            sleep(PAUSE).await;
+        }
+    }
+
+    async fn ask(&self, host: &Host, known: Option<PeerClient<Channel>>, step: Step) -> anyhow::Result<u64> {
+        let mut client = match known {
+            Some(client) => client,
+            None => self.agent.peers.connect(&host.name).await?,
+        };
+        let id = SessionId {
+            session: self.session,
+        };
+        let (what, reply) = match (host.is_destination, step) {
+            (true, Step::Switch) => ("give the processes their queues", client.claim(id).await),
+            (true, Step::Resume) => ("resume the instance's connections", client.resume(id).await),
+            (false, Step::Switch) => ("switch to the new connections", client.partner_switch(id).await),
+            (false, Step::Resume) => ("resume its connections", client.partner_resume(id).await),
+        };
+        Ok(told(&host.name, what, reply)?.count)
+    }
+}

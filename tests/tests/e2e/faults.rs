@@ -1,0 +1,346 @@
+//! Every failure at every step: each named point of a migration (`verbatim agent --list-faults`) with each action that
+//! makes sense there, in one lab and under one check that runs all the time.
+//!
+//! After each case the instance runs on exactly one host, its connections work, nothing is left on the other host, no
+//! session is open, and a second attempt succeeds. At the end the check has found nothing lost, repeated or reordered.
+//!
+//! `make test` runs [`SHORT`]; `make faults` runs the whole table, host by host.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use verbatim_e2e::{MOVED, Migration, ROLLED_BACK, Running, TestLab, Traffic, eventually, left_behind};
+use verbatim_lab::ServiceState;
+
+use crate::Test;
+use crate::migration::Check;
+
+const HOSTS: &[&str] = &["src", "dst", "peer"];
+const LIMIT: Duration = Duration::from_secs(60);
+const PARTNER: &str = "peer";
+
+/// The check that runs meanwhile.
+const OPTIONS: &[&str] = &[
+    "--op",
+    "mix",
+    "-q",
+    "4",
+    "-s",
+    "16384",
+    "--random-size",
+    "--bidirectional",
+    // 2 s: on a busy machine an RNIC may not have its turn for a while, and that is not what is tested here.
+    "--ack-timeout",
+    "19",
+];
+
+/// What is ordered at a point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Action {
+    /// The step fails.
+    Fail,
+    /// The agent is killed, and started again.
+    Exit,
+    /// The step hangs; the operator cancels, and it is let go.
+    Hang,
+    /// The host's RNIC is killed, and started again.
+    KillNic,
+}
+
+impl Action {
+    const ALL: [Self; 4] = [Self::Fail, Self::Exit, Self::Hang, Self::KillNic];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Fail => "fail",
+            Self::Exit => "exit",
+            Self::Hang => "hang",
+            Self::KillNic => "kill-nic",
+        }
+    }
+
+    /// Whether it makes sense at a point.
+    fn is_for(self, point: &Point) -> bool {
+        match self {
+            Self::Exit | Self::Hang => true,
+            // Where nothing can be refused.
+            Self::Fail => point.time != "at-commit",
+            // On the other hosts, and after the commit on this one, the programs would lose their own connections.
+            Self::KillNic => point.role == "destination" && point.time == "before-commit",
+        }
+    }
+}
+
+/// A line of `verbatim agent --list-faults`.
+#[derive(Debug, Clone)]
+struct Point {
+    name: String,
+    role: String,
+    time: String,
+}
+
+/// The selection for every day: of each host something before, at and after the commit.
+const SHORT: &[(&str, Action)] = &[
+    ("source-transfer", Action::Exit),
+    ("source-ask", Action::Exit),
+    ("source-committed", Action::Exit),
+    ("source-switch", Action::Hang),
+    ("destination-pre-setup", Action::KillNic),
+    ("destination-committed", Action::Exit),
+    ("destination-running", Action::Exit),
+    ("destination-claim", Action::Fail),
+    ("partner-drained", Action::Exit),
+    ("partner-switch", Action::Exit),
+];
+
+/// All of them.
+pub fn tests() -> Vec<Test> {
+    let mut tests = vec![Test::new("faults::short", HOSTS, |lab| {
+        let points = points(lab)?;
+        let cases = SHORT.iter().map(|(name, action)| {
+            let point = points.iter().find(|point| point.name == *name);
+            Ok((
+                point.with_context(|| format!("there is no point {name}"))?,
+                *action,
+            ))
+        });
+        drive(lab, &cases.collect::<anyhow::Result<Vec<_>>>()?)
+    })];
+    for role in ["source", "destination", "partner"] {
+        let every = Test::new(format!("faults::every_{role}"), HOSTS, move |lab| {
+            let points = points(lab)?;
+            let cases = points
+                .iter()
+                .filter(|point| point.role == role)
+                .flat_map(|point| Action::ALL.map(|action| (point, action)));
+            let cases: Vec<_> = cases.filter(|(point, action)| action.is_for(point)).collect();
+            ensure!(cases.len() > 10, "only {} cases of a {role}", cases.len());
+            drive(lab, &cases)
+        });
+        tests.push(every.only_on_demand(true));
+    }
+    tests
+}
+
+/// All points that there are.
+fn points(lab: &TestLab) -> anyhow::Result<Vec<Point>> {
+    let listed = lab.ask(&["agent", "--list-faults"])?.stdout;
+    let points = listed.lines().map(|line| {
+        let (name, time) = line.split_once(' ').context("a point without its time")?;
+        let role = name.split('-').next().unwrap_or_default();
+        Ok(Point {
+            name: name.to_owned(),
+            role: role.to_owned(),
+            time: time.to_owned(),
+        })
+    });
+    let points: anyhow::Result<Vec<_>> = points.collect();
+    // What is about the greeting is tested with `verbatim check`.
+    let points: Vec<_> = points?
+        .into_iter()
+        .filter(|point| point.role != "hello")
+        .collect();
+    for point in &points {
+        ensure!(
+            ["source", "destination", "partner"].contains(&point.role.as_str()),
+            "no case for {point:?}"
+        );
+    }
+    Ok(points)
+}
+
+fn drive(lab: &TestLab, cases: &[(&Point, Action)]) -> anyhow::Result<()> {
+    let check = Check::start(lab, OPTIONS)?;
+    let mut site = Site::new(lab, check)?;
+    for (point, action) in cases {
+        let begun = std::time::Instant::now();
+        site.case(point, *action)
+            .with_context(|| format!("{} {}", point.name, action.name()))?;
+        eprintln!("{} {}: {:.1?}", point.name, action.name(), begun.elapsed());
+    }
+    site.check.end()?;
+    Ok(())
+}
+
+/// The lab, the check, and where the moved instance is.
+struct Site<'a> {
+    lab: &'a TestLab,
+    check: Check<'a>,
+    here: &'static str,
+    there: &'static str,
+    /// What programs have at an RNIC that only the moved instance uses, while it is there.
+    objects: [u64; 5],
+}
+
+impl<'a> Site<'a> {
+    fn new(lab: &'a TestLab, check: Check<'a>) -> anyhow::Result<Self> {
+        let objects = Traffic::of(lab, "src")?.objects();
+        Ok(Self {
+            lab,
+            check,
+            here: "src",
+            there: "dst",
+            objects,
+        })
+    }
+
+    fn host_of(&self, point: &Point) -> &'static str {
+        match point.role.as_str() {
+            "source" => self.here,
+            "destination" => self.there,
+            _ => PARTNER,
+        }
+    }
+
+    fn case(&mut self, point: &Point, action: Action) -> anyhow::Result<()> {
+        let host = self.host_of(point);
+        let reached = self.lab.path(host, "/run/verbatim/faults.reached")?;
+        let _ = std::fs::remove_file(&reached);
+        self.lab
+            .order_faults(host, &format!("{} {}\n", point.name, action.name()))?;
+        let migrate = self.migrate()?;
+        eventually("the point", LIMIT, || {
+            let text = std::fs::read_to_string(&reached).unwrap_or_default();
+            Ok(text.contains(&point.name).then_some(()))
+        })?;
+        let before = point.time == "before-commit";
+        match action {
+            Action::Fail if before => {}
+            Action::Fail => self.lab.order_faults(host, "")?,
+            Action::Exit => {
+                self.lab.order_faults(host, "")?;
+                self.start_again(host, "agent")?;
+            }
+            Action::Hang => {
+                if before {
+                    // While it hangs: that no host's help is needed is what is tested.
+                    self.lab.ask(&["cancel", "client"])?;
+                } else {
+                    let late = self.lab.refused(&["cancel", "client"])?;
+                    ensure!(late.contains("too late"), "{late}");
+                }
+                self.lab.order_faults(host, "")?;
+            }
+            Action::KillNic => {
+                self.lab.order_faults(host, "")?;
+                self.start_again(host, "nic")?;
+            }
+        }
+        let finished = migrate.wait(LIMIT)?;
+        self.lab.order_faults(host, "")?;
+
+        // A source's agent that died before the destination was asked rolls back; asked, the destination's word counts.
+        let moved = match point.time.as_str() {
+            "before-commit" => false,
+            "at-commit" => !(point.name == "source-ask" && action == Action::Exit),
+            _ => true,
+        };
+        if point.role == "source" && action == Action::Exit {
+            ensure!(
+                finished.code == 1,
+                "the command noticed nothing{}",
+                finished.output()
+            );
+        } else {
+            let report = Migration::of(&finished)?;
+            let outcome = if moved { MOVED } else { ROLLED_BACK };
+            ensure!(report.outcome == outcome, "{report:?}");
+            ensure!(report.error.is_some() != moved, "{report:?}");
+            if action == Action::Fail && before {
+                let error = report.error.unwrap_or_default();
+                ensure!(error.contains(&point.name), "{error}");
+            }
+        }
+        if moved {
+            std::mem::swap(&mut self.here, &mut self.there);
+        }
+        self.settled().context("after the failure")?;
+
+        self.check
+            .client
+            .moves(self.there)
+            .context("the second attempt")?;
+        std::mem::swap(&mut self.here, &mut self.there);
+        self.settled().context("after the second attempt")
+    }
+
+    fn migrate(&self) -> anyhow::Result<Running> {
+        let name = self.check.client.name();
+        self.lab
+            .verbatim(&["migrate", name, "--to", self.there, "--json"])
+    }
+
+    /// Starts a service again that has died.
+    fn start_again(&self, host: &str, service: &str) -> anyhow::Result<()> {
+        eventually("the death that was ordered", LIMIT, || {
+            let status = self.lab.lab().status()?;
+            let state = status.host(host).and_then(|host| host.service(service));
+            let state = state.map(|service| &service.state);
+            Ok(matches!(state, Some(ServiceState::Exited { .. })).then_some(()))
+        })?;
+        Ok(self.lab.lab().start(host, service)?)
+    }
+
+    /// The instance runs where it should and nowhere else, its data flow, and nothing is left of what was tried.
+    fn settled(&self) -> anyhow::Result<()> {
+        eventually("an instance that runs", LIMIT, || {
+            let rows = self.lab.ask(&["ps", "--json"])?.stdout;
+            let rows: Vec<serde_json::Value> = serde_json::from_str(&rows)?;
+            // A frozen copy is in doubt until the other host says whether the instance runs there.
+            let runs = |row: &&serde_json::Value| row["name"] == "client" && row["state"] != "in doubt";
+            let mine: Vec<_> = rows.iter().filter(runs).collect();
+            ensure!(mine.len() <= 1, "the instance is there twice: {rows:?}");
+            let Some(row) = mine.first() else { return Ok(None) };
+            if row["state"] != "running" || row["connections"] != 4 {
+                return Ok(None);
+            }
+            if row["host"] != self.here {
+                bail!("the instance is on {} and not on {}", row["host"], self.here);
+            }
+            Ok(Some(()))
+        })?;
+        for host in [self.here, PARTNER] {
+            self.check.flows(host)?;
+        }
+        let mut left = Vec::new();
+        eventually("hosts without leftovers", LIMIT, || {
+            left = self.leftovers()?;
+            Ok(left.is_empty().then_some(()))
+        })
+        .with_context(|| format!("left behind: {left:?}"))
+    }
+
+    fn leftovers(&self) -> anyhow::Result<Vec<String>> {
+        let mut left = left_behind(self.lab, self.there, "client")?;
+        if self
+            .lab
+            .path(self.there, "/run/verbatim/records/client")?
+            .exists()
+        {
+            left.push("a record".to_owned());
+        }
+        for host in HOSTS {
+            for folder in ["keepers", "partners"] {
+                let path = self.lab.path(host, &format!("/run/verbatim/{folder}"))?;
+                let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+                left.extend(entries.map(|entry| format!("{host}: {folder}/{:?}", entry.file_name())));
+            }
+        }
+        let there = Traffic::of(self.lab, self.there)?.objects();
+        if there != [0; 5] {
+            left.push(format!("at the RNIC of {}: {there:?}", self.there));
+        }
+        let here = Traffic::of(self.lab, self.here)?.objects();
+        if here != self.objects {
+            left.push(format!(
+                "at the RNIC of {}: {here:?}, not {:?}",
+                self.here, self.objects
+            ));
+        }
+        let sessions = self.lab.ask(&["sessions", "--json"])?.stdout;
+        if sessions.trim() != "[]" {
+            left.push(sessions);
+        }
+        Ok(left)
+    }
+}
