@@ -96,6 +96,9 @@ pub struct Limits {
     pub max_mappings: u32,
     /// Their bytes. Default: 64 TiB.
     pub max_mapped_bytes: u64,
+    /// Bytes of packets that came before one that is missing, of all queue pairs. Beyond it they are dropped, and their
+    /// sender sends them again. Default: 128 MiB.
+    pub max_held_bytes: usize,
     /// What one program can have of it.
     pub per_program: PerProgram,
     /// Bytes that may be on their way to one destination without an acknowledgement, shared by the queue pairs. More
@@ -154,6 +157,7 @@ impl Default for Limits {
             arena_bytes: 16 << 30,
             max_mappings: 40_960,
             max_mapped_bytes: 64 << 40,
+            max_held_bytes: 128 << 20,
             per_program: PerProgram::default(),
             window_bytes: 2 << 20,
             socket_buffer_bytes: 32 << 20,

@@ -5,7 +5,7 @@ mod queues;
 use std::rc::Rc;
 
 use verbatim_device::control::CompletionEvent;
-use verbatim_roce::{Counters, Path};
+use verbatim_roce::{Counters, HoldBudget, Path};
 
 pub use queues::{Cq, News, Srq};
 
@@ -49,6 +49,8 @@ pub struct Shared {
     pub ahs: Table<Ah>,
     pub regions: Regions,
     pub scratch: Scratch,
+    /// For packets that came too early.
+    pub hold_budget: HoldBudget,
     /// Completion queues with a channel that got completions in this turn, each once.
     pub newsworthy: Vec<u32>,
 }
@@ -82,6 +84,7 @@ impl Objects {
                 ahs: Table::new(1, limits.max_ah, 0),
                 regions: Regions::new(limits.max_mr + limits.max_mw),
                 scratch: Scratch::default(),
+                hold_budget: HoldBudget::new(limits.max_held_bytes),
                 newsworthy: Vec::new(),
             },
             mapped: Rc::new(Account::of_all(limits.max_mappings, limits.max_mapped_bytes)),

@@ -6,12 +6,42 @@
 //! that were late. A partner that knows it can repair the gap with one packet (see the requester's `repair`). The
 //! requester keeps early answers likewise, and asks again for those alone that are missing.
 //!
-//! The memory for it is bounded by [`crate::QpConfig::hold_bytes`], and gone when the gap is.
+//! The memory for it is bounded by [`crate::QpConfig::hold_bytes`] for each queue pair and by a [`HoldBudget`] for all of
+//! them, and gone when the gap is. What does not fit is dropped, as the standard has it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::{Packet, Psn};
 
 /// What one packet counts for beside its payload.
 const PACKET_BYTES: usize = 256;
+
+/// Memory for packets that came too early, shared by queue pairs: a partner of many could make each of them hold some.
+#[derive(Clone, Debug)]
+pub struct HoldBudget(Arc<AtomicUsize>);
+
+impl HoldBudget {
+    /// So many bytes.
+    pub fn new(bytes: usize) -> HoldBudget {
+        HoldBudget(Arc::new(AtomicUsize::new(bytes)))
+    }
+
+    /// Bytes that are left.
+    pub fn left_bytes(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+
+    fn take(&self, bytes: usize) -> bool {
+        let less = |left: usize| left.checked_sub(bytes);
+        self.0.fetch_update(Relaxed, Relaxed, less).is_ok()
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.0.fetch_add(bytes, Relaxed);
+    }
+}
 
 #[derive(Debug)]
 struct HeldPacket {
@@ -24,6 +54,16 @@ struct HeldPacket {
 pub(crate) struct Held {
     packets: Vec<HeldPacket>,
     bytes: usize,
+    /// Where the bytes were taken from.
+    budget: Option<HoldBudget>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(budget) = &self.budget {
+            budget.give_back(self.bytes);
+        }
+    }
 }
 
 /// A packet that waits no more.
@@ -44,8 +84,14 @@ impl Held {
         self.packets.is_empty()
     }
 
-    /// Keeps a packet behind `expected`, if there is room.
-    pub fn keep(&mut self, packet: &Packet<'_>, expected: Psn, most_bytes: usize) {
+    /// Keeps a packet behind `expected`, if there is room. The budget is the same each time.
+    pub fn keep(
+        &mut self,
+        packet: &Packet<'_>,
+        expected: Psn,
+        most_bytes: usize,
+        budget: Option<&HoldBudget>,
+    ) {
         let bytes = PACKET_BYTES + packet.payload.len();
         if self.bytes + bytes > most_bytes {
             return;
@@ -57,6 +103,12 @@ impl Held {
         let at = self.packets.partition_point(|held| offset(held) > distance);
         if self.packets.get(at).is_some_and(|held| offset(held) == distance) {
             return;
+        }
+        if !budget.is_none_or(|budget| budget.take(bytes)) {
+            return;
+        }
+        if self.budget.is_none() {
+            self.budget = budget.cloned();
         }
         let head = Packet {
             bth: packet.bth,
@@ -78,16 +130,19 @@ impl Held {
 
     /// Takes the packet with this PSN; those before it are not needed any more.
     pub fn release(&mut self, expected: Psn) -> Option<Released> {
-        while let Some(held) = self.packets.pop() {
-            self.bytes -= PACKET_BYTES + held.payload.len();
+        while let Some(held) = self.packets.last() {
             let distance = held.head.bth.psn.distance_from(expected);
+            if distance > 0 {
+                return None;
+            }
+            let held = self.packets.pop().expect("it was just looked at");
+            let bytes = PACKET_BYTES + held.payload.len();
+            self.bytes -= bytes;
+            if let Some(budget) = &self.budget {
+                budget.give_back(bytes);
+            }
             if distance == 0 {
                 return Some(Released(held));
-            }
-            if distance > 0 {
-                self.bytes += PACKET_BYTES + held.payload.len();
-                self.packets.push(held);
-                return None;
             }
         }
         // Nothing is missing: neither is the memory.

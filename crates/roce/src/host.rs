@@ -1,6 +1,6 @@
 //! What a queue pair sees of its surroundings.
 
-use crate::{AtomicOp, BadRequest, Bind, Completion, Lkey, ReceiveRequest, Rkey, SendRequest};
+use crate::{AtomicOp, BadRequest, Bind, Completion, HoldBudget, Lkey, ReceiveRequest, Rkey, SendRequest};
 
 /// The key by which memory is reached: which of the two decides which rights are needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +115,11 @@ pub trait Host {
     fn bind(&mut self, bind: &Bind) -> Result<(), AccessError> {
         let _ = bind;
         Err(AccessError)
+    }
+
+    /// What all queue pairs together may take for packets that came too early, always the same; `None` is without limit.
+    fn hold_budget(&self) -> Option<&HoldBudget> {
+        None
     }
 
     /// Takes the next request off the send ring; called only when the queue pair can start on it, or flush it.

@@ -41,6 +41,7 @@ pub mod wire;
 
 pub use config::QpConfig;
 pub use counters::Counters;
+pub use held::HoldBudget;
 pub use host::{AccessError, Event, Host, Key, LocalAccess, RemoteAccess};
 pub use num::{InvalidMtu, Lkey, Mtu, Pd, Psn, Qpn, Rkey};
 pub use qp::{

@@ -4,7 +4,9 @@ mod pair;
 
 use pair::{Bottleneck, Faults, Pair, SEND, Setup, Side, read, sge, write};
 use verbatim_roce::wire::opcode::{Kind, Opcode};
-use verbatim_roce::{Mtu, Packet, Queue, WcStatus};
+use verbatim_roce::{
+    AccessFlags, Bind, HoldBudget, Lkey, Mtu, Operation, Packet, QpAttributes, QpState, Queue, Rkey, WcStatus,
+};
 
 const LEN: u32 = 20_000;
 
@@ -89,6 +91,73 @@ fn lost_acknowledgement_leads_to_a_duplicate_that_is_not_executed() {
     assert_eq!(pair.b.qp.counters().duplicate_request, 1);
     assert_eq!(pair.b.host.outcomes(Queue::Receive), [(0, WcStatus::Success)]);
     assert_eq!(pair.b.host.receives.len(), 1);
+}
+
+#[test]
+fn what_waits_for_a_missing_packet_is_paid_for_and_given_back() {
+    const BYTES: usize = 6000;
+    for fails in [false, true] {
+        let mut pair = pair();
+        let budget = HoldBudget::new(BYTES);
+        pair.b.host.hold_budget = Some(budget.clone());
+        lose(&mut pair, Side::B, 1, |packet| packet.bth.psn.get() == 100);
+        pair.a.host.post(0, write(0x20000, 2), &[sge(1, 0x10000, LEN)]);
+        while budget.left_bytes() > BYTES / 4 {
+            assert!(pair.step(), "packets of more than that come early");
+        }
+        if fails {
+            let to_error = QpAttributes {
+                state: Some(QpState::Err),
+                ..QpAttributes::default()
+            };
+            pair.b.qp.modify(&to_error, &mut pair.b.host).unwrap();
+        } else {
+            succeed(&mut pair, 1);
+            let sent = &pair.a.host.bytes(1)[..LEN as usize];
+            assert!(pair.b.host.bytes(2).starts_with(sent));
+        }
+        assert_eq!(budget.left_bytes(), BYTES);
+    }
+}
+
+/// The answer to what was sent before a timeout comes late, and what goes on is not what stands behind a failed request.
+#[test]
+fn nothing_is_sent_behind_a_request_that_failed_here() {
+    let mut pair = pair();
+    lose(&mut pair, Side::A, u32::MAX, |_| true);
+    for wr_id in 0..4 {
+        pair.a
+            .host
+            .post(wr_id, write(0x20000, 2), &[sge(1, 0x10000, 100)]);
+    }
+    let bind = Bind {
+        window: Rkey(0x900),
+        rkey: Rkey(0x901),
+        lkey: Lkey(77),
+        addr: 0,
+        len: 8,
+        access: AccessFlags::empty(),
+    };
+    pair.a.host.post(4, Operation::Bind(bind), &[]);
+    pair.a.host.post(5, write(0x28000, 2), &[sge(1, 0x10000, 100)]);
+    // Timeouts that only ask, and one that begins again.
+    while pair.a.qp.counters().local_ack_timeout_err == 0 && pair.a.qp.counters().early_retransmits < 3 {
+        assert!(pair.step());
+    }
+    // Everything up to PSN 101: the second of four.
+    let mut late = [0; 20];
+    late[..12].copy_from_slice(&[0x11, 0x40, 0xff, 0xff, 0, 0, 0, 0x11, 0, 0, 0, 101]);
+    late[12..16].copy_from_slice(&[0x1f, 0, 0, 2]);
+    let late = Packet::parse(&late).unwrap();
+    pair.a.qp.handle_packet(pair.now, &late, &mut pair.a.host);
+    assert_eq!(pair.a.qp.counters().spurious_retransmits, 1);
+    pair.link.filter = None;
+    pair.transmit(Side::A);
+    pair.run();
+    let outcomes = pair.a.host.outcomes(Queue::Send);
+    let failed = [(4, WcStatus::MwBindErr), (5, WcStatus::WrFlushErr)];
+    assert_eq!(outcomes[4..], failed, "{outcomes:?}");
+    assert!(pair.b.host.bytes(2)[0x8000..].iter().all(|byte| *byte == 0xbb));
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use verbatim_device::control::{Access, AsyncEventType, QpType};
 use verbatim_device::layout::Cqe;
 use verbatim_roce::{
-    AccessError, AtomicOp, BadRequest, Bind, Completion, Event, Host, Key, Lkey, LocalAccess, Queue,
-    ReceiveRequest, RemoteAccess, Rkey, SendRequest, Time, WcStatus,
+    AccessError, AtomicOp, BadRequest, Bind, Completion, Event, HoldBudget, Host, Key, Lkey, LocalAccess,
+    Queue, ReceiveRequest, RemoteAccess, Rkey, SendRequest, Time, WcStatus,
 };
 
 use super::{Effects, Rings};
@@ -179,6 +179,10 @@ impl Host for Surroundings<'_> {
         };
         let done = self.shared.regions.bind(self.domain, &wanted);
         done.map_err(|denied| self.denied(denied, bind.window.0))
+    }
+
+    fn hold_budget(&self) -> Option<&HoldBudget> {
+        Some(&self.shared.hold_budget)
     }
 
     fn next_send(&mut self) -> Option<Result<SendRequest, BadRequest>> {

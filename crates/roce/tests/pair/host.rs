@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use verbatim_roce::{
-    AccessError, AccessFlags, AtomicOp, BadRequest, Bind, Completion, Event, Host, Immediate, Key, Lkey,
-    LocalAccess, Operation, Queue, ReceiveRequest, RemoteAccess, Rkey, SendData, SendRequest, Sge, SgeList,
-    WcStatus,
+    AccessError, AccessFlags, AtomicOp, BadRequest, Bind, Completion, Event, HoldBudget, Host, Immediate,
+    Key, Lkey, LocalAccess, Operation, Queue, ReceiveRequest, RemoteAccess, Rkey, SendData, SendRequest, Sge,
+    SgeList, WcStatus,
 };
 
 /// A memory region; lkey and rkey are the same number.
@@ -36,6 +36,7 @@ pub struct TestHost {
     /// Every key that was invalidated, and by whom.
     pub invalidated: Vec<(Rkey, By)>,
     pub binds: Vec<Bind>,
+    pub hold_budget: Option<HoldBudget>,
     /// Ranges that were checked for remote access, and found good.
     granted: Vec<(Rkey, u64, u64, RemoteAccess)>,
 }
@@ -243,6 +244,10 @@ impl Host for TestHost {
     }
 
     /// A window is a region of its own here, with the bytes that it was bound to as they were then.
+    fn hold_budget(&self) -> Option<&HoldBudget> {
+        self.hold_budget.as_ref()
+    }
+
     fn bind(&mut self, bind: &Bind) -> Result<(), AccessError> {
         let bytes = self
             .find(bind.lkey.0, bind.addr, bind.len as usize, AccessFlags::empty())?

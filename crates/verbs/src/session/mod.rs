@@ -16,8 +16,6 @@
 mod drain;
 #[cfg(test)]
 mod every_step;
-#[cfg(test)]
-mod every_step_tests;
 mod moved;
 mod partner;
 #[cfg(test)]

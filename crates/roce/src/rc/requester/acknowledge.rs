@@ -146,7 +146,8 @@ impl Requester {
         counters: &mut Counters,
     ) {
         if self.acknowledge(packet.bth.psn, host, counters).is_err() {
-            self.held.keep(packet, self.ack, self.config.hold_bytes as usize);
+            let most_bytes = self.config.hold_bytes as usize;
+            self.held.keep(packet, self.ack, most_bytes, host.hold_budget());
             return self.implied_nak(now, counters);
         }
         self.take_data(packet, link, host, counters);

@@ -201,7 +201,9 @@ impl Requester {
                 true => wqe.executed,
                 false => self.high.distance_from(wqe.first) > 0,
             };
-            let finished = begun && (wqe.is_local() || self.high.distance_from(wqe.end()) >= 0);
+            let passed = wqe.is_local() || self.high.distance_from(wqe.end()) >= 0;
+            // Nothing goes on behind a request that failed here.
+            let finished = begun && wqe.failure.is_none() && passed;
             if !finished {
                 self.cursor = self.cursor.min(index);
             }

@@ -81,7 +81,8 @@ impl Responder {
                     self.early_count = 0;
                 }
                 self.early = Some(psn);
-                self.held.keep(packet, self.expected, self.hold_bytes);
+                self.held
+                    .keep(packet, self.expected, self.hold_bytes, host.hold_budget());
                 self.give_nak(Syndrome::Nak(NakCode::PsnSequenceError));
             }
         }

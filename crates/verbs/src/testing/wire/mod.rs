@@ -3,6 +3,7 @@
 //! Memory of the programs is simulated too: what is registered are addresses of [`memory`], whose bytes lie here. Time
 //! stands still until there is nothing else to do, and then goes to the next timeout.
 
+mod again;
 mod device;
 mod host;
 mod pair;

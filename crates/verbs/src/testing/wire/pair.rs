@@ -3,14 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use verbatim_channel::{
-    Answer, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, Endpoint, KeyPair, Order, QpCount,
-    RoadMap, Scope, StandbyPeer, StandbyQp,
-};
-use verbatim_device::control::{Access, AddressVector, QpAttr, QpAttrMask, QpCap, QpState, QpType};
+use verbatim_channel::{Answer, ClaimedContext, Endpoint, KeyPair, Order, QpCount, Scope, StandbyPeer};
+use verbatim_device::control::{Access, AddressVector, QpAttr, QpCap, QpState, QpType};
 
+use super::again::{connect_mask, make_again};
 use super::{MEMORY, Wire, memory};
-use crate::backend::{Device, PhysicalMemory, PhysicalMrInit, PhysicalQpInit};
 use crate::session::Sessions;
 use crate::testing::nic::connection;
 use crate::{Context, Cq, Mr, Pd, Process, Qp, QpInit, Wc};
@@ -25,20 +22,6 @@ const CAP: QpCap = QpCap {
 
 /// So often a drain is looked at before it is given up: the program may be the one that has to do something.
 const DRAIN_LOOKS: usize = 200;
-
-/// Which attributes a queue pair of a connection gets on its way to a state.
-pub fn connect_mask(state: QpState) -> QpAttrMask {
-    use QpAttrMask as M;
-    M::STATE
-        | match state {
-            QpState::Init => M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS,
-            QpState::Rtr => {
-                M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER
-            }
-            QpState::Rts => M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC,
-            _ => M::empty(),
-        }
-}
 
 const REMOTE: Access = Access::REMOTE_READ
     .union(Access::REMOTE_WRITE)
@@ -396,94 +379,4 @@ impl Pair {
             tables: vec![(partner.qp.number(), 0)],
         });
     }
-}
-
-/// Makes the objects of a road map on another device, and connects the queue pair.
-fn make_again(
-    device: &dyn Device,
-    map: &RoadMap,
-    partner_gid: [u8; 16],
-    standby: &StandbyQp,
-    sq_psn: u32,
-) -> Vec<ClaimedContext> {
-    let [context] = &map.contexts[..] else {
-        panic!("one context")
-    };
-    let ([pd], [mr], [cq], [qp]) = (
-        &context.pds[..],
-        &context.mrs[..],
-        &context.cqs[..],
-        &context.qps[..],
-    ) else {
-        panic!("one of everything")
-    };
-    let physical_pd = device.alloc_pd().unwrap();
-    let init = PhysicalMrInit {
-        pd: physical_pd,
-        access: mr.access,
-        memory: PhysicalMemory {
-            address: mr.address,
-            length: mr.length,
-            iova: mr.iova,
-            segments: &mr.segments,
-            file: None,
-        },
-    };
-    let (physical_lkey, physical_rkey) = device.reg_mr(&init).unwrap();
-    let place = device.create_cq(cq.entries, None).unwrap();
-    let claimed_cq = ClaimedCq {
-        cq: cq.cq,
-        physical_cq: place.cq,
-        entries: place.entries,
-        offset: place.offset,
-    };
-    let init = PhysicalQpInit {
-        pd: physical_pd,
-        send_cq: place.cq,
-        recv_cq: place.cq,
-        srq: None,
-        qp_type: qp.qp_type,
-        cap: qp.cap,
-    };
-    let place = device.create_qp(&init).unwrap();
-    let mut attr = qp.attr;
-    attr.av.dgid = partner_gid;
-    attr.dest_qpn = standby.physical_qpn;
-    (attr.rq_psn, attr.sq_psn) = (standby.sq_psn, sq_psn);
-    let steps: &[QpState] = match qp.attr.state {
-        QpState::Rts => &[QpState::Init, QpState::Rtr, QpState::Rts],
-        _ => &[],
-    };
-    for state in steps {
-        let attr = QpAttr {
-            state: *state,
-            ..attr
-        };
-        device.modify_qp(place.qpn, connect_mask(*state), &attr).unwrap();
-    }
-    vec![ClaimedContext {
-        id: context.id,
-        pds: vec![ClaimedPd {
-            pd: pd.pd,
-            physical_pd,
-        }],
-        mrs: vec![ClaimedMr {
-            lkey: mr.lkey,
-            physical_lkey,
-            physical_rkey,
-        }],
-        cqs: vec![claimed_cq],
-        qps: vec![ClaimedQp {
-            qpn: qp.qpn,
-            physical_qpn: place.qpn,
-            cap: place.cap,
-            slot: place.slot,
-            offset: place.offset,
-            remote: Some(Endpoint {
-                gid: partner_gid,
-                qpn: standby.physical_qpn,
-            }),
-            key_table: None,
-        }],
-    }]
 }

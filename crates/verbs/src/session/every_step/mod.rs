@@ -1,64 +1,21 @@
 //! A program on both ends of a connection, run call by call and packet by packet, with a move at one of its steps: what
 //! the program sees must be what it sees without (MigrRDMA §5 moves at a few points; here it is at each).
 
+mod calls;
+mod random_tests;
+mod tests;
+
+pub use self::calls::{At, Call, How, Plan, RECV, Request, Who};
 use crate::testing::wire::{MEMORY, Move, Outcome, Pair, memory};
-use crate::{Body, QpAttr, RecvWr, SendOpcode, SendWr, UdAddress, Wc};
+use crate::{Body, QpAttr, RecvWr, SendWr, UdAddress, Wc};
 use verbatim_device::control::{QpAttrMask, QpState};
 use verbatim_device::layout::Sge;
-
-/// `wr_id`s from here on are of RECVs.
-pub const RECV: u64 = 1000;
 
 /// A run that takes more steps does not end.
 const MOST_STEPS: usize = 20_000;
 
-/// A stretch of an end's memory.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct At(pub usize, pub u32);
-
 /// A key that no region has.
 const BAD_KEY: u32 = 0xdead_be00;
-
-/// A send request.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Request {
-    pub end: usize,
-    pub wr_id: u64,
-    pub opcode: SendOpcode,
-    pub flags: u32,
-    pub inline: bool,
-    pub local: At,
-    /// Offset in the other end's memory.
-    pub remote: usize,
-    pub bad_lkey: bool,
-    pub bad_rkey: bool,
-}
-
-/// A call of the program.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Call {
-    Send(Request),
-    Recv {
-        end: usize,
-        wr_id: u64,
-        local: At,
-    },
-    /// Polls until an end has had so many completions in all.
-    Await {
-        end: usize,
-        count: usize,
-    },
-    /// Takes the queue pair to ERR.
-    Fail {
-        end: usize,
-    },
-    /// Changes the bytes, as a program may with a buffer whose request is complete or was inline.
-    Fill {
-        end: usize,
-        at: usize,
-        value: u8,
-    },
-}
 
 /// What a program sees.
 #[derive(Debug, Clone, PartialEq)]
@@ -67,33 +24,6 @@ pub struct Trace {
     pub completions: [[Vec<Wc>; 2]; 2],
     /// What is in its memory afterwards.
     pub memory: [Vec<u8>; 2],
-}
-
-/// Who moves.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Who {
-    One(usize),
-    /// Both begin, and one has to wait for the other.
-    Both,
-}
-
-/// How.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum How {
-    /// All of it between two steps of the program.
-    AtOnce,
-    /// One step of the move after each step of the program.
-    StepByStep,
-    /// That too, and taken back after so many steps, if it is not too late then.
-    TakenBack(usize),
-}
-
-/// A move that is to be made.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Plan {
-    pub step: usize,
-    pub who: Who,
-    pub how: How,
 }
 
 #[derive(Debug, Default)]
@@ -354,4 +284,11 @@ impl Run {
         }
         self.completions[end][usize::from(wc.wr_id >= RECV)].push(wc);
     }
+}
+
+/// Runs the calls over a network that loses some of the first packets.
+pub fn run(calls: &[Call], rnr_retry: u8, plans: &[Plan], losses: &[bool]) -> (Trace, Run) {
+    let run = Run::new(rnr_retry, plans);
+    run.pair.wire.lose(losses.iter().copied());
+    run.run(calls)
 }

@@ -1,69 +1,9 @@
 //! Scenarios of every kind of request, moved at each of their steps.
 
-use proptest::prelude::*;
-
+use super::calls::{LONG, post, recv, wait};
+use super::{Call, How, Plan, Request, Run, Who, run};
+use crate::SendOpcode::{CompareSwap, FetchAdd, Read, Send as PlainSend, SendWithImm, Write, WriteWithImm};
 use crate::testing::wire::Outcome;
-
-use super::every_step::{At, Call, How, Plan, RECV, Request, Run, Trace, Who};
-use crate::SendOpcode::{
-    self, CompareSwap, FetchAdd, Read, Send as PlainSend, SendWithImm, Write, WriteWithImm,
-};
-use crate::{SEND_FENCE, SEND_SIGNALED};
-
-/// Three packets.
-const LONG: u32 = 700;
-const WAYS: [How; 6] = [
-    How::AtOnce,
-    How::StepByStep,
-    How::TakenBack(0),
-    How::TakenBack(1),
-    How::TakenBack(3),
-    How::TakenBack(5),
-];
-
-fn post(wr_id: u64, opcode: SendOpcode, length: u32) -> Request {
-    Request {
-        end: 0,
-        wr_id,
-        opcode,
-        flags: SEND_SIGNALED,
-        inline: false,
-        local: At(wr_id as usize * 8, length),
-        remote: 1024 + wr_id as usize * 16,
-        bad_lkey: false,
-        bad_rkey: false,
-    }
-}
-
-impl Request {
-    fn unsignaled(mut self) -> Self {
-        self.flags &= !SEND_SIGNALED;
-        self
-    }
-
-    fn fenced(mut self) -> Self {
-        self.flags |= SEND_FENCE;
-        self
-    }
-}
-
-fn recv(end: usize, number: u64, length: u32) -> Call {
-    Call::Recv {
-        end,
-        wr_id: RECV + number,
-        local: At(2048 + number as usize * 160, length),
-    }
-}
-
-fn wait(end: usize, count: usize) -> Call {
-    Call::Await { end, count }
-}
-
-fn run(calls: &[Call], rnr_retry: u8, plans: &[Plan], losses: &[bool]) -> (Trace, Run) {
-    let run = Run::new(rnr_retry, plans);
-    run.pair.wire.lose(losses.iter().copied());
-    run.run(calls)
-}
 
 /// What a drain may have to wait for.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -87,7 +27,7 @@ fn every_step(errors: usize, rnr_retry: u8, waits: Waits, calls: &[Call]) {
     let (mut moves, mut stuck) = (0, Vec::new());
     for step in 0..run_plainly.steps {
         for who in [Who::One(0), Who::One(1), Who::Both] {
-            for how in WAYS {
+            for how in How::ALL {
                 let plan = Plan { step, who, how };
                 let (moved, done) = run(calls, rnr_retry, &[plan], &[]);
                 assert_eq!(moved, plain, "{plan:?}");
@@ -380,89 +320,4 @@ fn what_has_failed_is_not_waited_for() {
         };
     }
     run.pair.abort(one);
-}
-
-/// A program for which losses and moves are no reason to fail or to wait.
-fn random_program() -> impl Strategy<Value = Vec<Call>> {
-    let opcode = prop::sample::select(vec![
-        PlainSend,
-        SendWithImm,
-        Write,
-        WriteWithImm,
-        Read,
-        FetchAdd,
-        CompareSwap,
-    ]);
-    let request = (0usize..2, opcode, any::<[bool; 3]>(), 0u32..LONG, 0usize..4);
-    prop::collection::vec(request, 1..20).prop_map(|requests| {
-        let mut calls = Vec::new();
-        let (mut counts, mut sent, mut received) = ([0; 2], [0; 2], [0; 2]);
-        for (end, opcode, [signaled, is_fenced, is_inline], length, pause) in requests {
-            let other = 1 - end;
-            let two_sided = matches!(opcode, PlainSend | SendWithImm | WriteWithImm);
-            if two_sided {
-                calls.push(recv(other, received[other] % 8, LONG));
-                (received[other], counts[other]) = (received[other] + 1, counts[other] + 1);
-            }
-            let takes_data = matches!(opcode, Read | FetchAdd | CompareSwap);
-            let length = match opcode {
-                FetchAdd | CompareSwap => 8,
-                _ if is_inline && !takes_data => length % 64,
-                _ => length,
-            };
-            sent[end] += 1;
-            let mut request = Request {
-                end,
-                inline: is_inline && !takes_data,
-                ..post(sent[end], opcode, length)
-            };
-            if is_fenced {
-                request = request.fenced();
-            }
-            if signaled {
-                counts[end] += 1;
-            } else {
-                request = request.unsignaled();
-            }
-            calls.push(Call::Send(request));
-            if pause == 0 {
-                calls.push(wait(0, counts[0]));
-                calls.push(wait(1, counts[1]));
-            }
-        }
-        // One that is signaled at the end of each queue says that those before it are complete.
-        for end in 0..2 {
-            let last = post(sent[end] + 1, Read, 8);
-            calls.push(Call::Send(Request { end, ..last }));
-            counts[end] += 1;
-        }
-        calls.extend([wait(0, counts[0]), wait(1, counts[1])]);
-        calls
-    })
-}
-
-fn plan() -> impl Strategy<Value = Plan> {
-    let who = prop::sample::select(vec![Who::One(0), Who::One(1), Who::Both]);
-    (0usize..150, who, prop::sample::select(WAYS.to_vec())).prop_map(|(step, who, how)| Plan {
-        step,
-        who,
-        how,
-    })
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
-
-    /// Several moves of a random program, over a network that loses packets. Memory is compared too: the two ends write to
-    /// places of their own, in the order of their requests.
-    #[test]
-    fn a_random_program_sees_no_move_and_no_loss(
-        calls in random_program(),
-        plans in prop::collection::vec(plan(), 1..4),
-        losses in prop::collection::vec(prop::bool::weighted(0.1), 0..200),
-    ) {
-        let (plain, _) = run(&calls, 7, &[], &[]);
-        let (moved, _) = run(&calls, 7, &plans, &losses);
-        prop_assert_eq!(moved.completions, plain.completions);
-    }
 }
