@@ -95,6 +95,8 @@ pub fn make_again(
             physical_lkey,
             physical_rkey,
         }],
+        channels: Vec::new(),
+        srqs: Vec::new(),
         cqs: vec![claimed_cq],
         qps: vec![ClaimedQp {
             qpn: qp.qpn,

@@ -97,7 +97,7 @@ impl Device for WireDevice {
         Ok(())
     }
 
-    fn create_cq(&self, entries: u32, _: Option<u32>) -> Result<CqPlace, VerbsError> {
+    fn create_cq(&self, entries: u32, _: Option<(u32, u32)>) -> Result<CqPlace, VerbsError> {
         let cq = self.number();
         self.with(|rnic| rnic.cqs.insert(cq, Default::default()));
         Ok(CqPlace {
