@@ -153,7 +153,8 @@ mod tests {
     async fn the_status_of_anothers_child_is_told_when_it_is_reaped() {
         use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
         for (ends, expected) in [("exit 7", Exit::Code(7)), ("kill -9 $$", Exit::Signal(9))] {
-            let script = format!("sh -c 'read x; {ends}' <&0 & echo $!; wait");
+            // What runs in the background has nothing on standard input, unless by another number.
+            let script = format!("exec 3<&0; sh -c 'read x; {ends}' <&3 & echo $!; wait");
             let mut shell = tokio::process::Command::new("sh")
                 .args(["-c", &script])
                 .stdin(std::process::Stdio::piped())
