@@ -288,6 +288,8 @@ async fn decide(agent: Shared, instance: Arc<Instance>, known: Known, undecided:
             roll_back(agent, instance, known, driven).await;
         }
         Keep::Destination => {
+            // Until the old place is cleared no new one may be made under its name.
+            let _reservation = agent.instances.reserve(instance.name());
             driven.control.committed();
             instance.moved(&destination);
             for (qpn, forward) in forward {
