@@ -6,7 +6,7 @@
 mod latency;
 mod loss;
 mod page;
-mod plot;
+pub(crate) mod plot;
 mod setup;
 mod throughput;
 pub mod udp;
