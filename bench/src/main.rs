@@ -1,11 +1,13 @@
 //! Measures what the papers measured, between hosts of a lab on this machine, and writes it to `out/bench/`.
 //!
-//! One module per subject: [`bandwidth`], [`soft_rnic`] and [`blackout`]. Each prints a table for people and writes a JSON file for
+//! One module per subject: [`bandwidth`], [`soft_rnic`], [`cost`], [`blackout`], and [`migrrdma`] for the paper's figures. Each prints a table for people and writes a JSON file for
 //! programs, with every single measurement and what it was measured on.
 
 mod bandwidth;
 mod blackout;
 mod context;
+mod cost;
+mod migrrdma;
 mod soft_rnic;
 mod summary;
 
@@ -32,6 +34,12 @@ struct Arguments {
     /// Moves of the sender, and as many of the receiver.
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(1..))]
     moves: u32,
+    /// Moves, or repeats, for each point of the paper's figures.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    repeats: u32,
+    /// The most queue pairs.
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+    most: u32,
     /// The folder for the JSON files.
     #[arg(long, default_value = "out/bench")]
     out: PathBuf,
@@ -48,6 +56,16 @@ enum Bench {
     SoftRnic,
     /// Moves of `ib_write_bw` with 16 queue pairs.
     Blackout,
+    /// What virtualisation costs per operation (MigrRDMA, table 4).
+    Cost,
+    /// The blackout by phase against the number of queue pairs (MigrRDMA, figure 3).
+    Connections,
+    /// Wait-before-stop against queue pairs, message size and partners (MigrRDMA, figure 4).
+    Drain,
+    /// The partner's throughput around a move (MigrRDMA, figure 5).
+    Timeline,
+    /// A program over UCX, moved or killed and started again (MigrRDMA, figure 6).
+    Application,
 }
 
 fn main() -> ExitCode {
@@ -56,6 +74,7 @@ fn main() -> ExitCode {
     let outcome = match arguments.get(1).map(String::as_str) {
         Some("udp-echo") => soft_rnic::udp::echo(),
         Some("udp-ping") => soft_rnic::udp::ping(&arguments[2..]),
+        Some("cost-batches") => cost::batches(&arguments[2..]),
         _ => run(&Arguments::parse()),
     };
     match outcome {
@@ -90,8 +109,29 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
             arguments.docs.as_deref(),
         )?;
     }
+    if wanted(Bench::Cost) {
+        cost::run(&arguments.out.join("cost.json"))?;
+    }
     if wanted(Bench::Blackout) {
         blackout::run(&tools, arguments.moves, &arguments.out.join("blackout.json"))?;
+    }
+    let (repeats, most) = (arguments.repeats, arguments.most);
+    if wanted(Bench::Connections) {
+        migrrdma::connections::run(&tools, repeats, most, &arguments.out.join("connections.json"))?;
+    }
+    if wanted(Bench::Drain) {
+        migrrdma::drain::run(&tools, repeats, most, &arguments.out.join("drain.json"))?;
+    }
+    if wanted(Bench::Timeline) {
+        migrrdma::timeline::run(&tools, repeats, &arguments.out.join("timeline.json"))?;
+    }
+    if wanted(Bench::Application) {
+        migrrdma::application::run(
+            &tools,
+            repeats,
+            arguments.seconds,
+            &arguments.out.join("application.json"),
+        )?;
     }
     Ok(())
 }

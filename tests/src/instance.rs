@@ -123,12 +123,21 @@ impl<'a> Instance<'a> {
 
     /// Asks its program to end (SIGINT).
     pub fn interrupt(&self) -> anyhow::Result<()> {
+        self.signal("INT")
+    }
+
+    fn signal(&self, signal: &str) -> anyhow::Result<()> {
         let row = self.row()?;
         let pid = row.pid.with_context(|| format!("{} has ended", self.name))?;
         self.lab
-            .start_plain(&row.host, &["kill", "-INT", &pid.to_string()])?
+            .start_plain(&row.host, &["kill", &format!("-{signal}"), &pid.to_string()])?
             .succeed(Duration::from_secs(10))?;
         Ok(())
+    }
+
+    /// Kills its program.
+    pub fn kill(&self) -> anyhow::Result<()> {
+        self.signal("KILL")
     }
 
     /// What its program has written.

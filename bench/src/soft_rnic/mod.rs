@@ -7,7 +7,7 @@ mod latency;
 mod loss;
 mod many_to_one;
 mod page;
-mod plot;
+pub(crate) mod plot;
 mod setup;
 mod throughput;
 pub mod udp;

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use super::Report;
-use super::plot::{Axes, Line, draw, size};
+use super::plot::{Axes, Line, Scale, draw, size};
 
 /// Writes `performance.md` and its plots into the folder.
 pub fn write(report: &Report, docs: &Path) -> anyhow::Result<()> {
@@ -51,7 +51,7 @@ fn plots(report: &Report, figures: &Path) -> anyhow::Result<()> {
         title: "Bandwidth of the software RNIC",
         x: "message size",
         y: "Gbit/s",
-        sizes: true,
+        scale: Scale::Sizes,
     };
     draw(&figures.join("throughput.svg"), &axes, &lines)?;
 
@@ -83,7 +83,7 @@ fn plots(report: &Report, figures: &Path) -> anyhow::Result<()> {
         title: "Latency: half a round trip (READ: a whole one)",
         x: "message size",
         y: "µs, median",
-        sizes: true,
+        scale: Scale::Sizes,
     };
     draw(&figures.join("latency.svg"), &axes, &lines)?;
 
@@ -101,7 +101,7 @@ fn plots(report: &Report, figures: &Path) -> anyhow::Result<()> {
         title: "Goodput against random loss of packets",
         x: "packets lost in each direction, %",
         y: "Gbit/s",
-        sizes: false,
+        scale: Scale::Linear,
     };
     draw(&figures.join("loss.svg"), &axes, &[line])
 }

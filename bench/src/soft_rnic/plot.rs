@@ -18,8 +18,17 @@ pub struct Axes<'a> {
     pub title: &'a str,
     pub x: &'a str,
     pub y: &'a str,
-    /// The values of x are message sizes: powers of two at equal distances.
-    pub sizes: bool,
+    pub scale: Scale,
+}
+
+/// What the values of x are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scale {
+    Linear,
+    /// Message sizes: powers of two at equal distances.
+    Sizes,
+    /// Counts: likewise.
+    Counts,
 }
 
 const COLOURS: [RGBColor; 6] = [
@@ -34,7 +43,7 @@ const PEER: RGBColor = RGBColor(0x80, 0x80, 0x80);
 
 /// Draws the lines into a file.
 pub fn draw(path: &Path, axes: &Axes<'_>, lines: &[Line]) -> anyhow::Result<()> {
-    let place = |x: f64| if axes.sizes { x.log2() } else { x };
+    let place = |x: f64| if axes.scale == Scale::Linear { x } else { x.log2() };
     let points = || lines.iter().flat_map(|line| &line.points);
     let (least, most) = points().fold((f64::MAX, f64::MIN), |(least, most), (x, _)| {
         (least.min(place(*x)), most.max(place(*x)))
@@ -51,12 +60,10 @@ pub fn draw(path: &Path, axes: &Axes<'_>, lines: &[Line]) -> anyhow::Result<()> 
         .y_label_area_size(60)
         .build_cartesian_2d(least..most, 0.0..top)
         .map_err(|error| failed(&error))?;
-    let label = |x: &f64| {
-        if axes.sizes {
-            size(x.exp2())
-        } else {
-            format!("{x:.1}")
-        }
+    let label = |x: &f64| match axes.scale {
+        Scale::Linear => format!("{x:.1}"),
+        Scale::Sizes => size(x.exp2()),
+        Scale::Counts => format!("{:.0}", x.exp2()),
     };
     chart
         .configure_mesh()
@@ -116,7 +123,7 @@ mod tests {
             title: "a title",
             x: "size",
             y: "Gbit/s",
-            sizes: true,
+            scale: Scale::Sizes,
         };
         let line = Line {
             name: "a line".to_owned(),

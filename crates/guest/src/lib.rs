@@ -20,5 +20,7 @@ pub mod abi;
 pub mod data;
 pub mod ffi;
 mod log;
+#[cfg(feature = "measure")]
+pub mod measure;
 mod process;
 pub mod verbs;

@@ -1,20 +1,22 @@
 //! Completion queues: the fake one first, then the RNIC's (MigrRDMA §3.4).
 
+mod owners;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 
-use parking_lot::Mutex;
 use verbatim_device::layout::Cqe;
 use verbatim_device::ring::Armed;
 
-use crate::backend::{CompletionRing, CqPlace};
+use self::owners::Owners;
+use crate::backend::{CompletionRing, Completions, CqPlace};
 use crate::channel::CompChannel;
 use crate::context::Context;
 use crate::error::VerbsError;
+use crate::lock::{Mutex, MutexGuard};
 use crate::qp::{CompletionSide, RECV_BIT, SendQueue};
-use crate::tables::Radix24;
 use crate::unacked::Unacked;
 use crate::work::{Completion, WC_SUCCESS, Wc};
 
@@ -43,18 +45,21 @@ pub struct Cq {
 }
 
 /// Who a physical number's completions belong to.
-type Owner = (Arc<CompletionSide>, Arc<Mutex<SendQueue>>);
+#[derive(Debug)]
+struct Owner {
+    side: Arc<CompletionSide>,
+    send: Arc<Mutex<SendQueue>>,
+}
 
 /// What the queue's lock protects.
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
-    ring: Option<Box<dyn CompletionRing>>,
+    ring: Option<Completions>,
     /// Completions that were taken from a ring before the program asked for them, or that no RNIC made.
     fake: VecDeque<Completion>,
     /// The program asks for an event, and there is no ring that could be told.
     armed: Option<Armed>,
-    /// By physical number.
-    owners: Radix24<Option<Owner>>,
+    owners: Owners<Owner>,
     idle_polls: u32,
 }
 
@@ -64,24 +69,19 @@ fn fires(completion: &Completion, armed: Armed) -> bool {
 }
 
 impl CompletionQueue {
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<Completion> {
-        if !self.fake.is_empty() {
-            return self.fake.pop_front();
+        match self.fake.is_empty() {
+            true => self.next_real(),
+            false => self.fake.pop_front(),
         }
-        self.next_real()
     }
 
-    #[inline]
+    #[inline(always)]
     fn next_real(&mut self) -> Option<Completion> {
-        let ring = self.ring.as_mut()?;
-        loop {
-            let cqe = ring.pop()?;
-            // A number that nobody has belonged to a queue pair that was destroyed.
-            let owner = self.owners.get(cqe.qpn).and_then(Option::as_ref);
-            if let Some(completion) = owner.and_then(|(side, _)| complete(side, &cqe)) {
-                return Some(completion);
-            }
+        match self.ring.as_mut()? {
+            Completions::Soft(ring) => next_of(ring, &mut self.owners),
+            Completions::Other(ring) => next_of_other(&mut **ring, &mut self.owners),
         }
     }
 
@@ -123,16 +123,16 @@ impl CompletionQueue {
     }
 
     pub fn add_owner(&mut self, physical_qpn: u32, side: Arc<CompletionSide>, send: Arc<Mutex<SendQueue>>) {
-        *self.owners.at_mut(physical_qpn) = Some((side, send));
+        self.owners.add(physical_qpn, Owner { side, send });
     }
 
     pub fn remove_owner(&mut self, physical_qpn: u32) {
-        *self.owners.at_mut(physical_qpn) = None;
+        self.owners.remove(physical_qpn);
     }
 
     /// Forgets all physical numbers, before those of another RNIC come.
     pub fn clear_owners(&mut self) {
-        self.owners = Radix24::new();
+        self.owners = Owners::default();
     }
 
     /// Goes on with another ring, or the same again. True: the program waits for an event, and nobody else will make it.
@@ -140,7 +140,7 @@ impl CompletionQueue {
     pub fn attach(&mut self, mut ring: Box<dyn CompletionRing>) -> bool {
         let armed = self.armed.take();
         let missed = armed.is_some_and(|armed| ring.arm(armed == Armed::Solicited));
-        self.ring = Some(ring);
+        self.ring = Some(ring.into());
         missed
     }
 
@@ -159,15 +159,32 @@ impl CompletionQueue {
     fn backlogged(&self) -> Vec<Arc<Mutex<SendQueue>>> {
         self.owners
             .iter()
-            .flatten()
-            .filter(|(side, _)| side.backlog.load(Relaxed))
-            .map(|(_, send)| send.clone())
+            .filter(|owner| owner.side.backlog.load(Relaxed))
+            .map(|owner| owner.send.clone())
             .collect()
     }
 }
 
+#[inline(always)]
+fn next_of(ring: &mut (impl CompletionRing + ?Sized), owners: &mut Owners<Owner>) -> Option<Completion> {
+    loop {
+        let cqe = ring.pop()?;
+        // A number that nobody has belonged to a queue pair that was destroyed.
+        let owner = owners.get(cqe.qpn);
+        if let Some(completion) = owner.and_then(|owner| complete(&owner.side, &cqe)) {
+            return Some(completion);
+        }
+    }
+}
+
+/// Apart, so that each of the two is laid out for its ring.
+#[inline(never)]
+fn next_of_other(ring: &mut dyn CompletionRing, owners: &mut Owners<Owner>) -> Option<Completion> {
+    next_of(ring, owners)
+}
+
 /// Translates a completion and retires its request.
-#[inline]
+#[inline(always)]
 fn complete(side: &CompletionSide, cqe: &Cqe) -> Option<Completion> {
     let is_recv = cqe.wr_id & RECV_BIT != 0;
     let position = cqe.wr_id & !RECV_BIT;
@@ -181,7 +198,7 @@ fn complete(side: &CompletionSide, cqe: &Cqe) -> Option<Completion> {
     if cqe.status != WC_SUCCESS {
         side.failed.store(true, Relaxed);
     } else if is_recv {
-        side.received.fetch_add(1, Relaxed);
+        side.count_received();
     }
     Some(Completion {
         wc: Wc {
@@ -223,10 +240,10 @@ impl Cq {
             users: AtomicUsize::new(0),
             place: Mutex::new(place),
             queue: Mutex::new(CompletionQueue {
-                ring: Some(ring),
+                ring: Some(ring.into()),
                 fake: VecDeque::new(),
                 armed: None,
-                owners: Radix24::new(),
+                owners: Owners::default(),
                 idle_polls: 0,
             }),
             backlog: Arc::new(AtomicBool::new(false)),
@@ -291,17 +308,24 @@ impl Cq {
     }
 
     #[inline]
-    fn after_poll(&self, mut queue: parking_lot::MutexGuard<'_, CompletionQueue>, found: bool) {
-        let backlogged = if self.backlog.load(Relaxed) {
-            self.take_backlog(&queue)
-        } else {
-            Vec::new()
-        };
+    fn after_poll(&self, mut queue: MutexGuard<'_, CompletionQueue>, found: bool) {
         queue.idle_polls = if found { 0 } else { queue.idle_polls + 1 };
+        if queue.idle_polls >= IDLE_POLLS || self.backlog.load(Relaxed) {
+            self.pump_or_yield(queue);
+        }
+    }
+
+    #[cold]
+    fn pump_or_yield(&self, mut queue: MutexGuard<'_, CompletionQueue>) {
         let idle = queue.idle_polls >= IDLE_POLLS;
         if idle {
             queue.idle_polls = 0;
         }
+        // Cleared first: who has still no room sets it again.
+        let backlogged = match self.backlog.swap(false, Relaxed) {
+            true => queue.backlogged(),
+            false => Vec::new(),
+        };
         drop(queue);
         for send in backlogged {
             send.lock().pump();
@@ -309,13 +333,6 @@ impl Cq {
         if idle {
             crate::sys::yield_now();
         }
-    }
-
-    #[cold]
-    fn take_backlog(&self, queue: &CompletionQueue) -> Vec<Arc<Mutex<SendQueue>>> {
-        // Cleared first: who has still no room sets it again.
-        self.backlog.store(false, Relaxed);
-        queue.backlogged()
     }
 
     /// Asks for one event, at the next completion, or at the next that is solicited or an error (ibv_req_notify_cq(3)).
@@ -357,7 +374,7 @@ impl Cq {
             *place = *new;
             self.entries.store(new.entries, Relaxed);
         }
-        queue.ring = Some(device.cq_end(&place)?);
+        queue.ring = Some(device.cq_end(&place)?.into());
         drop(place);
         // What came while nobody was asked for an event gets one: one too many does no harm.
         let missed = armed.is_some_and(|armed| {

@@ -41,6 +41,7 @@ mod fork;
 mod helper;
 #[cfg(test)]
 mod helper_tests;
+mod lock;
 mod mr;
 mod mw;
 mod nap;
@@ -60,6 +61,8 @@ mod work;
 
 pub use ah::Ah;
 pub use async_events::{AsyncEvent, AsyncObject};
+#[cfg(feature = "measure")]
+pub use backend::soft::measure;
 pub use channel::CompChannel;
 pub use context::{Context, DeviceInfo, devices};
 pub use cq::Cq;

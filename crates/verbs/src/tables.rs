@@ -4,9 +4,15 @@
 //! first RNIC gave (identity first), so the array is a tree of three levels of 256: what a process uses lies close
 //! together, a look-up is three loads, and the memory is what is used. RNICs keep the index of a key in its upper 24 bits and
 //! a tag in the lower 8, as the verbs API expects (`ibv_inc_rkey`); queue pair numbers have 24 bits.
+//!
+//! A queue uses the same key again and again, so it remembers the last one ([`RecentKey`]); a table counts its changes so
+//! that a queue knows what to forget.
 
+use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 const FAN: usize = 256;
 
@@ -48,14 +54,6 @@ impl<T: Default> Radix24<T> {
         &mut leaf.expect("`at` has just made it")[low]
     }
 
-    /// All elements near one that was ever asked for.
-    pub fn iter(&self) -> impl Iterator<Item = &T> {
-        let middles = self.0.iter().filter_map(OnceLock::get);
-        middles
-            .flat_map(|node| node.iter().filter_map(OnceLock::get))
-            .flat_map(|leaf| leaf.iter())
-    }
-
     #[inline]
     fn split(index: u32) -> [usize; 3] {
         [
@@ -71,33 +69,96 @@ pub fn key_slot(key: u32) -> u32 {
     key >> 8
 }
 
+/// What tells physical keys from virtual ones.
+pub trait Keys {
+    /// What the RNIC knows as `virtual_key`.
+    fn physical(&self, virtual_key: u32) -> Option<u32>;
+}
+
 /// Virtual to physical keys. 0 is no key.
 #[derive(Debug)]
-pub struct KeyTable(Radix24<AtomicU64>);
+pub struct KeyTable {
+    keys: Radix24<AtomicU64>,
+    /// Goes up after each change.
+    changes: AtomicU32,
+}
 
 impl KeyTable {
     pub fn new() -> Self {
-        Self(Radix24::new())
+        Self {
+            keys: Radix24::new(),
+            changes: AtomicU32::new(0),
+        }
     }
 
     /// Adds or replaces the translation of `virtual_key`.
     pub fn set(&self, virtual_key: u32, physical_key: u32) {
         let both = u64::from(virtual_key) << 32 | u64::from(physical_key);
-        self.0.at(key_slot(virtual_key)).store(both, Relaxed);
+        self.keys.at(key_slot(virtual_key)).store(both, Relaxed);
+        self.changes.fetch_add(1, Release);
     }
 
     /// Forgets `virtual_key`.
     pub fn remove(&self, virtual_key: u32) {
-        if let Some(slot) = self.0.get(key_slot(virtual_key)) {
+        if let Some(slot) = self.keys.get(key_slot(virtual_key)) {
             slot.store(0, Relaxed);
+            self.changes.fetch_add(1, Release);
         }
     }
 
     /// What the RNIC knows as `virtual_key`.
     #[inline]
     pub fn physical(&self, virtual_key: u32) -> Option<u32> {
-        let both = self.0.get(key_slot(virtual_key))?.load(Relaxed);
+        let both = self.keys.get(key_slot(virtual_key))?.load(Relaxed);
         (both != 0 && (both >> 32) as u32 == virtual_key).then_some(both as u32)
+    }
+}
+
+impl Keys for KeyTable {
+    #[inline]
+    fn physical(&self, virtual_key: u32) -> Option<u32> {
+        self.physical(virtual_key)
+    }
+}
+
+/// A table, and the last translation that one queue took from it.
+#[derive(Debug, Clone)]
+pub struct RecentKey {
+    table: Arc<KeyTable>,
+    /// Virtual and physical; 0 for none.
+    last: Cell<(u32, u32)>,
+    /// [`KeyTable::changes`] before it was looked up.
+    changes: Cell<u32>,
+}
+
+impl RecentKey {
+    pub fn new(table: Arc<KeyTable>) -> Self {
+        Self {
+            table,
+            last: Cell::new((0, 0)),
+            changes: Cell::new(0),
+        }
+    }
+
+    #[cold]
+    fn look_up(&self, virtual_key: u32, changes: u32) -> Option<u32> {
+        let physical = self.table.physical(virtual_key)?;
+        self.last.set((virtual_key, physical));
+        self.changes.set(changes);
+        Some(physical)
+    }
+}
+
+impl Keys for RecentKey {
+    #[inline]
+    fn physical(&self, virtual_key: u32) -> Option<u32> {
+        // Before the look-up: what changes meanwhile is seen next time.
+        let changes = self.table.changes.load(Acquire);
+        let (last, physical) = self.last.get();
+        if last == virtual_key && self.changes.get() == changes && physical != 0 {
+            return Some(physical);
+        }
+        self.look_up(virtual_key, changes)
     }
 }
 
@@ -116,6 +177,33 @@ mod tests {
         assert_eq!(table.physical(0), None);
         table.remove(0x1234_5601);
         assert_eq!(table.physical(0x1234_5601), None);
+    }
+
+    #[test]
+    fn what_a_queue_remembers_is_what_the_table_says() {
+        let table = Arc::new(KeyTable::new());
+        let recent = RecentKey::new(table.clone());
+        assert_eq!(recent.physical(0), None);
+        assert_eq!(
+            recent.physical(0x100),
+            None,
+            "what is not there is not remembered"
+        );
+        table.set(0x100, 7);
+        assert_eq!(
+            (recent.physical(0x100), recent.physical(0x100)),
+            (Some(7), Some(7))
+        );
+        table.set(0x100, 8);
+        assert_eq!(recent.physical(0x100), Some(8));
+        table.set(0x200, 9);
+        assert_eq!(
+            (recent.physical(0x200), recent.physical(0x100)),
+            (Some(9), Some(8))
+        );
+        table.remove(0x100);
+        assert_eq!(recent.physical(0x100), None, "deregistered");
+        assert_eq!(recent.physical(0x200), Some(9));
     }
 
     proptest! {

@@ -6,9 +6,11 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use crate::layout::{CQ_ARMED, CQ_ARMED_SOLICITED, CQE_STRIDE, CqHeader, CqLayout, Cqe};
 use crate::shared::{self, fence};
 
+#[inline]
 fn slot(base: NonNull<u8>, entries: u32, index: u32) -> NonNull<Cqe> {
-    let offset = size_of::<CqHeader>() as u64 + u64::from(index % entries) * CQE_STRIDE;
-    // SAFETY: the index is taken modulo the number of entries, and the contract of `new` covers them all.
+    // The number of entries is a power of two.
+    let offset = size_of::<CqHeader>() as u64 + u64::from(index & (entries - 1)) * CQE_STRIDE;
+    // SAFETY: the index is less than the number of entries, and the contract of `new` covers them all.
     unsafe { base.add(offset as usize).cast() }
 }
 
@@ -122,13 +124,14 @@ impl CqConsumer {
         consumer
     }
 
+    #[inline]
     fn header(&self) -> &CqHeader {
         // SAFETY: the contract of `new`; all fields are atomics.
         unsafe { self.base.cast().as_ref() }
     }
 
     /// Takes the next completion. A queue that the RNIC has destroyed reads as zeroes, and as empty.
-    #[inline]
+    #[inline(always)]
     pub fn pop(&mut self) -> Option<Cqe> {
         let available = self.header().producer.load(Acquire).wrapping_sub(self.consumed);
         if available == 0 || available > self.entries {

@@ -24,6 +24,7 @@ impl Doorbell {
     /// Rings for `slot`, after its producer index was stored. True: the RNIC sleeps, and the caller must write the
     /// eventfd.
     #[must_use]
+    #[inline]
     pub fn ring(&self, slot: u32) -> bool {
         debug_assert!(slot < MAX_QP_SLOTS, "the RNIC gives no such slot");
         // SAFETY: the contract of `new`.

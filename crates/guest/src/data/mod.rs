@@ -18,6 +18,8 @@ pub use poll::{poll_cq, req_notify_cq};
 pub use poll_ex::{Poller, extended_cq};
 pub use recv::{post_recv, post_srq_recv};
 pub use send::post_send;
+#[cfg(feature = "measure")]
+pub(crate) use {recv::each, send::with_send};
 
 use std::ffi::c_int;
 

@@ -52,7 +52,7 @@ pub unsafe extern "C" fn post_srq_recv(
 }
 
 /// A list of the program's as the core takes it.
-struct List {
+pub(crate) struct List {
     next: *mut ibv_recv_wr,
     /// Where it stopped, and why.
     malformed: Option<Errno>,
@@ -88,7 +88,7 @@ impl Iterator for &mut List {
 /// # Safety
 /// As for [`post_recv`]; `post` keeps nothing of what it is shown.
 #[inline]
-unsafe fn each(
+pub(crate) unsafe fn each(
     first: *mut ibv_recv_wr,
     post: impl FnOnce(&mut List) -> Result<(), (usize, PostError)>,
 ) -> Result<(), (*mut ibv_recv_wr, Errno)> {

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 
-use verbatim_verbs::{Body, SendBatch, SendOpcode, SendWr, UdAddress};
+use verbatim_verbs::{Body, SendBatch, SendOpcode, SendWr, Sge, UdAddress};
 
 use super::bind::bind;
 use super::{MAX_PIECES, address, pieces, posted, sges};
@@ -70,7 +70,7 @@ unsafe fn complete(
 /// # Safety
 /// What the request points to is valid.
 #[inline]
-unsafe fn with_send(
+pub(crate) unsafe fn with_send(
     request: &ibv_send_wr,
     datagram: bool,
     post: impl FnOnce(SendWr<'_>) -> Result<(), Errno>,
@@ -79,7 +79,7 @@ unsafe fn with_send(
     let opcode = SendOpcode::from_raw(request.opcode).ok_or(Errno::NOT_SUPPORTED)?;
     // SAFETY: the caller's contract. Any bytes are numbers; a SEND does not use them.
     let (list, target) = unsafe { (sges(request.sg_list, count)?, request.wr.rdma) };
-    let mut wr = SendWr {
+    let wr = SendWr {
         wr_id: request.wr_id,
         opcode,
         flags: request.send_flags,
@@ -91,14 +91,34 @@ unsafe fn with_send(
         ud: UdAddress::default(),
         body: Body::Sges(list),
     };
-    if datagram || !is_plain(opcode) {
+    // Apart, so that the usual requests are never laid out in memory.
+    let is_inline = request.send_flags & IBV_SEND_INLINE != 0;
+    if !datagram && is_plain(opcode) && !is_inline {
+        return post(wr);
+    }
+    // SAFETY: the caller's contract.
+    unsafe { post_unusual(request, datagram, wr, list, post) }
+}
+
+/// What has more to it than `wr.rdma`, or data to be copied.
+///
+/// # Safety
+/// What the request points to is valid.
+unsafe fn post_unusual(
+    request: &ibv_send_wr,
+    datagram: bool,
+    mut wr: SendWr<'_>,
+    list: &[Sge],
+    post: impl FnOnce(SendWr<'_>) -> Result<(), Errno>,
+) -> Result<(), Errno> {
+    if datagram || !is_plain(wr.opcode) {
         // SAFETY: the caller's contract.
         unsafe { special(request, datagram, &mut wr) }?;
     }
     if request.send_flags & IBV_SEND_INLINE == 0 {
         return post(wr);
     }
-    if !carries_data(opcode) {
+    if !carries_data(wr.opcode) {
         return Err(Errno::INVALID);
     }
     let mut space = [&[][..]; MAX_PIECES];

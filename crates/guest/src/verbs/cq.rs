@@ -224,3 +224,25 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> Code {
         Ok(())
     })
 }
+
+/// A C object of a completion queue that no program made.
+#[cfg(feature = "measure")]
+pub(crate) fn handle_of(cq: Arc<Cq>) -> NonNull<ibv_cq> {
+    let c = data::extended_cq(ibv_cq {
+        context: null_mut(),
+        channel: null_mut(),
+        cq_context: null_mut(),
+        handle: cq.number(),
+        cqe: entries(&cq),
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        comp_events_completed: 0,
+        async_events_completed: 0,
+    });
+    let core = CqCore {
+        cq,
+        poller: Poller::new(false),
+        _domain: None,
+    };
+    CqHandle::give(c, core).cast()
+}

@@ -29,6 +29,8 @@ pub(crate) use mw::MwHandle;
 pub(crate) use qp::QpHandle;
 pub use refused::REFUSED;
 pub(crate) use srq::SrqHandle;
+#[cfg(feature = "measure")]
+pub(crate) use {cq::handle_of as cq_handle_of, qp::handle_of as qp_handle_of};
 
 use std::error::Error;
 

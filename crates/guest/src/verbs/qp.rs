@@ -285,3 +285,31 @@ pub unsafe extern "C" fn ibv_query_ece(qp: *mut ibv_qp, ece: *mut ibv_ece) -> Co
         }
     })
 }
+
+/// A C object of a queue pair that no program made.
+#[cfg(feature = "measure")]
+pub(crate) fn handle_of(qp: Arc<Qp>) -> NonNull<ibv_qp> {
+    let c = data::extended_qp(ibv_qp {
+        context: null_mut(),
+        qp_context: null_mut(),
+        pd: null_mut(),
+        send_cq: null_mut(),
+        recv_cq: null_mut(),
+        srq: null_mut(),
+        handle: qp.number(),
+        qp_num: qp.number(),
+        state: qp.state() as c_uint,
+        qp_type: 0,
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    });
+    let core = QpCore {
+        qp,
+        datagram: false,
+        extended: false,
+        builder: Builder::default(),
+        _pd: super::users::Users::default().add(),
+    };
+    QpHandle::give(c, core).cast()
+}

@@ -8,9 +8,11 @@
 //! A backend is a [`Provider`]; [`providers`] lists them.
 
 mod choice;
+mod ends;
 mod rdma_core;
 pub(crate) mod soft;
 
+use std::any::Any;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
@@ -22,6 +24,7 @@ use verbatim_device::layout::{Cqe, SendWqe, Sge};
 use verbatim_device::ring::{Armed, Body};
 
 pub use choice::providers;
+pub use ends::{Completions, Recvs, Sends};
 
 use crate::context::DeviceInfo;
 use crate::error::VerbsError;
@@ -279,11 +282,20 @@ pub struct Refused {
 }
 
 /// The program's end of a send queue.
-pub trait SendRing: Send + std::fmt::Debug {
+pub trait SendRing: Any + Send + std::fmt::Debug {
     /// How many more requests fit.
     fn room(&self) -> u32;
     /// Writes one, for which there is room, not yet visible to the RNIC.
     fn push(&mut self, wqe: &SendWqe, body: Body<'_>);
+    /// As [`Self::push`], if there is room; false if there is none.
+    #[inline]
+    fn try_push(&mut self, wqe: &SendWqe, body: Body<'_>) -> bool {
+        let fits = self.room() > 0;
+        if fits {
+            self.push(wqe, body);
+        }
+        fits
+    }
     /// Takes back the last `count` that were pushed and are not visible yet.
     fn unpush(&mut self, count: u32);
     /// Makes what was pushed visible and tells the RNIC. What is refused is forgotten.
@@ -296,7 +308,7 @@ pub trait SendRing: Send + std::fmt::Debug {
 }
 
 /// The program's end of a receive queue, a queue pair's own or a shared one.
-pub trait RecvRing: Send + std::fmt::Debug {
+pub trait RecvRing: Any + Send + std::fmt::Debug {
     /// How many more requests fit.
     fn room(&self) -> u32;
     /// Writes one, for which there is room, not yet visible to the RNIC.
@@ -308,7 +320,7 @@ pub trait RecvRing: Send + std::fmt::Debug {
 }
 
 /// The program's end of a completion queue.
-pub trait CompletionRing: Send + std::fmt::Debug {
+pub trait CompletionRing: Any + Send + std::fmt::Debug {
     /// Takes the next completion.
     fn pop(&mut self) -> Option<Cqe>;
     /// Asks for one event on the queue's channel, at the next completion, or at the next that is solicited or an error.

@@ -13,6 +13,7 @@ use super::{MAX_SGE, Qp, RecvQueue, SendQueue};
 use crate::backend::{Device, PhysicalQpInit, QpPlace};
 use crate::cq::Cq;
 use crate::error::VerbsError;
+use crate::lock;
 use crate::pd::Pd;
 use crate::process::Process;
 use crate::srq::Srq;
@@ -114,8 +115,8 @@ impl Qp {
             cap,
             side,
             control: Mutex::new(Control::new(place, QpAttr::default())),
-            send: Arc::new(Mutex::new(send)),
-            recv: Mutex::new(recv),
+            send: Arc::new(lock::Mutex::new(send)),
+            recv: lock::Mutex::new(recv),
             async_events: Unacked::default(),
             cookie: AtomicUsize::new(0),
         });

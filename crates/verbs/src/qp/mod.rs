@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
-use parking_lot::{ArcMutexGuard, Mutex, MutexGuard, RawMutex};
+use parking_lot::Mutex;
 use verbatim_device::control::{QpCap, QpState, QpType};
 use verbatim_device::layout::Sge;
 
@@ -41,9 +41,10 @@ use crate::backend::Refused;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::error::PostError;
+use crate::lock::{self, ArcMutexGuard, MutexGuard};
 use crate::pd::Pd;
 use crate::srq::Srq;
-use crate::tables::KeyTable;
+use crate::tables::Keys;
 use crate::unacked::Unacked;
 use crate::work::{RecvWr, SendWr};
 
@@ -64,8 +65,8 @@ pub struct Qp {
     cap: QpCap,
     pub(crate) side: Arc<CompletionSide>,
     pub(crate) control: Mutex<Control>,
-    pub(crate) send: Arc<Mutex<SendQueue>>,
-    pub(crate) recv: Mutex<RecvQueue>,
+    pub(crate) send: Arc<lock::Mutex<SendQueue>>,
+    pub(crate) recv: lock::Mutex<RecvQueue>,
     pub(crate) async_events: Unacked,
     cookie: AtomicUsize,
 }
@@ -137,6 +138,7 @@ impl Qp {
     }
 
     /// Posts send requests, in order, up to the first that is refused: its index and why. Those before it are posted.
+    #[inline]
     pub fn post_send<'a>(
         &self,
         requests: impl IntoIterator<Item = SendWr<'a>>,
@@ -156,6 +158,7 @@ impl Qp {
     }
 
     /// Posts receive requests, as [`Self::post_send`].
+    #[inline]
     pub fn post_recv<'a>(
         &self,
         requests: impl IntoIterator<Item = RecvWr<'a>>,
@@ -179,6 +182,7 @@ impl Qp {
 
     /// Starts a batch of send requests that become visible together, or not at all (`ibv_wr_start`). Other threads that
     /// post to this queue pair wait until the batch is over.
+    #[inline]
     pub fn batch(&self) -> SendBatch<'_> {
         Batch::new(self.send.lock())
     }
@@ -206,7 +210,7 @@ impl Refused {
 pub type SendBatch<'a> = Batch<MutexGuard<'a, SendQueue>>;
 
 /// A batch that keeps its queue alive.
-pub type OwnedSendBatch = Batch<ArcMutexGuard<RawMutex, SendQueue>>;
+pub type OwnedSendBatch = Batch<ArcMutexGuard<SendQueue>>;
 
 /// Send requests that become visible together. Dropping it without [`Batch::complete`] takes them back.
 #[derive(Debug)]
@@ -252,24 +256,28 @@ impl<G: DerefMut<Target = SendQueue>> Drop for Batch<G> {
 /// Gives `take` the entries with the keys that the RNIC knows. An unknown key becomes one that no region has, so that it
 /// fails as an unknown key does and cannot be another region's by chance.
 #[inline]
-pub(crate) fn with_local_keys(keys: Option<&KeyTable>, sges: &[Sge], take: impl FnOnce(&[Sge])) {
-    /// Most requests have no more; clearing room for [`MAX_SGE`] would cost as much as the rest.
-    const FEW: usize = 2;
-    match keys {
-        None => take(sges),
-        Some(keys) if sges.len() <= FEW => take(translate(keys, sges, &mut [Sge::default(); FEW])),
-        Some(keys) => take(translate(keys, sges, &mut [Sge::default(); MAX_SGE])),
+pub(crate) fn with_local_keys<R>(
+    keys: Option<&impl Keys>,
+    sges: &[Sge],
+    take: impl FnOnce(&[Sge]) -> R,
+) -> R {
+    let Some(keys) = keys else { return take(sges) };
+    // Most requests have one; clearing room for `MAX_SGE` would cost as much as the rest.
+    if let [sge] = sges {
+        return take(&[translate(keys, sge)]);
     }
+    let mut space = [Sge::default(); MAX_SGE];
+    let translated = &mut space[..sges.len()];
+    for (to, from) in translated.iter_mut().zip(sges) {
+        *to = translate(keys, from);
+    }
+    take(translated)
 }
 
 #[inline]
-fn translate<'a>(keys: &KeyTable, sges: &[Sge], space: &'a mut [Sge]) -> &'a [Sge] {
-    let translated = &mut space[..sges.len()];
-    for (to, from) in translated.iter_mut().zip(sges) {
-        *to = Sge {
-            lkey: keys.physical(from.lkey).unwrap_or(0),
-            ..*from
-        };
+fn translate(keys: &impl Keys, sge: &Sge) -> Sge {
+    Sge {
+        lkey: keys.physical(sge.lkey).unwrap_or(0),
+        ..*sge
     }
-    translated
 }

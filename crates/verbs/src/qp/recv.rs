@@ -11,16 +11,16 @@ use verbatim_device::layout::Sge;
 
 use super::shadow::{CompletionSide, RECV_BIT};
 use super::with_local_keys;
-use crate::backend::{RecvRing, Refused};
+use crate::backend::{RecvRing, Recvs, Refused};
 use crate::cq::Cq;
 use crate::error::PostError;
-use crate::tables::KeyTable;
+use crate::tables::{KeyTable, RecentKey};
 use crate::work::{RecvWr, Wc};
 
 /// A receive queue.
 #[derive(Debug)]
 pub struct RecvQueue {
-    ring: Option<Box<dyn RecvRing>>,
+    ring: Option<Recvs>,
     /// The RNIC is gone: what is posted completes at once, with an error.
     dead: bool,
     side: Arc<CompletionSide>,
@@ -33,7 +33,7 @@ pub struct RecvQueue {
     given: u64,
     /// How many sessions have drained this queue pair: RECVs go to the shadow only.
     holds: u32,
-    lkeys: Option<Arc<KeyTable>>,
+    lkeys: Option<RecentKey>,
     /// Scatter entries by slot, `max_recv_sge` each, virtual keys.
     sges: Box<[Sge]>,
     /// How many of them count.
@@ -53,7 +53,7 @@ impl RecvQueue {
             posted: 0,
             given: 0,
             holds: 0,
-            lkeys,
+            lkeys: lkeys.map(RecentKey::new),
             sges: vec![Sge::default(); slots * cap.max_recv_sge as usize].into(),
             counts: vec![0; slots].into(),
         }
@@ -73,7 +73,11 @@ impl RecvQueue {
         }
         let slot = self.slot(self.posted);
         let first = slot * self.cap.max_recv_sge as usize;
-        self.sges[first..first + wr.sges.len()].copy_from_slice(wr.sges);
+        match wr.sges {
+            // The most common, without the call that copies any number.
+            [sge] => self.sges[first] = *sge,
+            sges => self.sges[first..first + sges.len()].copy_from_slice(sges),
+        }
         self.counts[slot] = wr.sges.len() as u16;
         self.side.recv.note(self.posted, wr.wr_id);
         self.posted += 1;
@@ -81,6 +85,7 @@ impl RecvQueue {
         Ok(())
     }
 
+    #[inline]
     fn slot(&self, position: u64) -> usize {
         position as usize & (self.counts.len() - 1)
     }
@@ -97,7 +102,7 @@ impl RecvQueue {
             let first = slot * self.cap.max_recv_sge as usize;
             let sges = &self.sges[first..first + usize::from(self.counts[slot])];
             let wr_id = self.given | RECV_BIT;
-            with_local_keys(self.lkeys.as_deref(), sges, |sges| ring.push(wr_id, sges));
+            with_local_keys(self.lkeys.as_ref(), sges, |sges| ring.push(wr_id, sges));
             self.given += 1;
         }
         self.given - before
@@ -160,12 +165,12 @@ impl RecvQueue {
     /// Goes on with a ring that has none of the RECVs: all that no message has consumed are posted.
     pub fn attach_new(&mut self, ring: Box<dyn RecvRing>) {
         self.given = self.side.recv.retired();
-        self.ring = Some(ring);
+        self.ring = Some(ring.into());
     }
 
     /// Goes on with the ring that was detached.
     pub fn attach_again(&mut self, ring: Box<dyn RecvRing>) {
-        self.ring = Some(ring);
+        self.ring = Some(ring.into());
     }
 
     /// Lets go of the ring.
@@ -175,7 +180,7 @@ impl RecvQueue {
 
     /// From now on keys are translated.
     pub fn set_local_keys(&mut self, lkeys: Arc<KeyTable>) {
-        self.lkeys = Some(lkeys);
+        self.lkeys = Some(RecentKey::new(lkeys));
     }
 
     /// The program has taken the queue pair to `state`.

@@ -11,10 +11,10 @@ use verbatim_device::ring::Body;
 use super::intercept::Intercepted;
 use super::shadow::CompletionSide;
 use super::with_local_keys;
-use crate::backend::{Refused, SendRing};
+use crate::backend::{Refused, SendRing, Sends};
 use crate::cq::Cq;
 use crate::error::PostError;
-use crate::tables::KeyTable;
+use crate::tables::{KeyTable, Keys as _, RecentKey};
 use crate::work::{self, SendOpcode, SendWr, WC_LOC_QP_OP_ERR, Wc};
 
 /// How often a full ring is looked at again before a request is put aside. An RNIC may write the completion first and
@@ -24,7 +24,7 @@ const ROOM_LOOKS: u32 = 200;
 /// A send queue.
 #[derive(Debug)]
 pub struct SendQueue {
-    ring: Option<Box<dyn SendRing>>,
+    ring: Option<Sends>,
     /// The RNIC is gone: what is posted completes at once, with an error.
     dead: bool,
     side: Arc<CompletionSide>,
@@ -47,8 +47,8 @@ pub struct SendQueue {
     /// How many sessions suspend this queue pair.
     holds: u32,
     intercepted: Intercepted,
-    lkeys: Option<Arc<KeyTable>>,
-    rkeys: Option<Arc<KeyTable>>,
+    lkeys: Option<RecentKey>,
+    rkeys: Option<RecentKey>,
 }
 
 /// Where a batch started.
@@ -83,7 +83,7 @@ impl SendQueue {
             messages: 0,
             holds: 0,
             intercepted: Intercepted::default(),
-            lkeys,
+            lkeys: lkeys.map(RecentKey::new),
             rkeys: None,
         }
     }
@@ -138,33 +138,23 @@ impl SendQueue {
             ah: wr.ud.ah,
             reserved: 0,
         };
-        if self.direct && self.has_room() {
-            self.give(&wqe, wr.body);
-        } else {
-            self.put_aside(&wqe, wr.body);
+        if !(self.direct && self.give(&wqe, wr.body)) {
+            self.retry_or_put_aside(wqe, wr.body);
         }
         Ok(())
     }
 
     #[inline]
     fn device_flags(&self, wr: &SendWr<'_>) -> u8 {
-        let mut flags = 0;
-        if wr.flags & work::SEND_SIGNALED != 0 || self.signal_all {
-            flags |= layout::SEND_SIGNALED;
-        }
-        if wr.flags & work::SEND_SOLICITED != 0 {
-            flags |= layout::SEND_SOLICITED;
-        }
-        if wr.flags & work::SEND_FENCE != 0 {
-            flags |= layout::SEND_FENCE;
-        }
-        if matches!(wr.body, Body::Inline(_)) {
-            flags |= layout::SEND_INLINE;
-        }
-        flags
+        let bit = |set: bool, flag: u8| if set { flag } else { 0 };
+        bit(
+            wr.flags & work::SEND_SIGNALED != 0 || self.signal_all,
+            layout::SEND_SIGNALED,
+        ) | bit(wr.flags & work::SEND_SOLICITED != 0, layout::SEND_SOLICITED)
+            | bit(wr.flags & work::SEND_FENCE != 0, layout::SEND_FENCE)
+            | bit(matches!(wr.body, Body::Inline(_)), layout::SEND_INLINE)
     }
 
-    #[inline]
     fn has_room(&self) -> bool {
         let Some(ring) = &self.ring else { return false };
         ring.room() > 0 || self.look_again()
@@ -172,16 +162,20 @@ impl SendQueue {
 
     #[cold]
     fn look_again(&self) -> bool {
-        let ring = self.ring.as_ref().expect("`has_room` has looked");
+        let ring = self.ring.as_ref().expect("the caller has looked");
         (0..ROOM_LOOKS).any(|_| {
             crate::sys::yield_now();
             ring.room() > 0
         })
     }
 
+    /// The ring had no room, or does not take requests as they come.
     #[cold]
-    fn put_aside(&mut self, wqe: &SendWqe, body: Body<'_>) {
-        self.intercepted.push(wqe, body);
+    fn retry_or_put_aside(&mut self, wqe: SendWqe, body: Body<'_>) {
+        if self.direct && self.look_again() && self.give(&wqe, body) {
+            return;
+        }
+        self.intercepted.push(&wqe, body);
         if self.ring.is_some() && self.holds == 0 {
             self.side.backlog.store(true, Relaxed);
             self.cq_backlog.store(true, Relaxed);
@@ -189,29 +183,36 @@ impl SendQueue {
         self.derive();
     }
 
-    /// Gives a request to the ring, which has room.
-    #[inline]
-    fn give(&mut self, wqe: &SendWqe, body: Body<'_>) {
-        let ring = self.ring.as_mut().expect("the caller has seen room in it");
-        self.side.send.note(self.posted, wqe.wr_id);
-        let wqe = SendWqe {
-            wr_id: self.posted,
-            ..*wqe
+    /// Gives a request to the ring; false if that has no room.
+    #[inline(always)]
+    fn give(&mut self, wqe: &SendWqe, body: Body<'_>) -> bool {
+        let Some(ring) = self.ring.as_mut() else {
+            return false;
         };
-        if self.translates {
-            let wqe = translate_head(wqe, self.lkeys.as_deref(), self.rkeys.as_deref());
-            match body {
-                Body::Sges(sges) => with_local_keys(self.lkeys.as_deref(), sges, |sges| {
-                    ring.push(&wqe, Body::Sges(sges));
-                }),
-                inline => ring.push(&wqe, inline),
-            }
+        let given = if self.translates {
+            push_translated(
+                ring,
+                self.posted,
+                wqe,
+                body,
+                self.lkeys.as_ref(),
+                self.rkeys.as_ref(),
+            )
         } else {
-            ring.push(&wqe, body);
+            let wqe = SendWqe {
+                wr_id: self.posted,
+                ..*wqe
+            };
+            ring.try_push(&wqe, body)
+        };
+        if given {
+            // The RNIC sees the request later, when it is published.
+            self.side.send.note(self.posted, wqe.wr_id);
+            self.unpublished = true;
+            self.posted += 1;
+            self.messages += counts(wqe.opcode);
         }
-        self.unpublished = true;
-        self.posted += 1;
-        self.messages += u64::from(counts(wqe.opcode));
+        given
     }
 
     /// Makes what was pushed visible to the RNIC. What its library refuses was never posted.
@@ -295,7 +296,13 @@ impl SendQueue {
         let mut given = 0;
         while self.holds == 0 && !self.intercepted.is_empty() && self.has_room() {
             let mut intercepted = std::mem::take(&mut self.intercepted);
-            intercepted.pop(|wqe, body| self.give(wqe, body));
+            intercepted.pop(|wqe, body| {
+                let given = self.give(wqe, body);
+                assert!(
+                    given,
+                    "there was room a moment ago, and who takes room holds the lock"
+                );
+            });
             self.intercepted = intercepted;
             given += 1;
         }
@@ -334,7 +341,7 @@ impl SendQueue {
     /// Goes on with another ring, or the same again. Nothing is in flight: what was not signaled is done.
     pub fn attach(&mut self, ring: Box<dyn SendRing>) {
         self.side.send.settle(self.posted);
-        self.ring = Some(ring);
+        self.ring = Some(ring.into());
         self.derive();
     }
 
@@ -346,13 +353,13 @@ impl SendQueue {
 
     /// From now on keys are translated.
     pub fn set_local_keys(&mut self, lkeys: Arc<KeyTable>) {
-        self.lkeys = Some(lkeys);
+        self.lkeys = Some(RecentKey::new(lkeys));
         self.derive();
     }
 
     /// From now on remote keys are translated by this table; those that it does not know are as they are.
     pub fn set_remote_keys(&mut self, rkeys: Option<Arc<KeyTable>>) {
-        self.rkeys = rkeys;
+        self.rkeys = rkeys.map(RecentKey::new);
         self.derive();
     }
 
@@ -373,14 +380,44 @@ impl SendQueue {
     }
 }
 
-fn counts(opcode: u8) -> bool {
-    SendOpcode::from_raw(opcode.into()).is_some_and(SendOpcode::is_two_sided)
+/// 1 if it consumes a RECV of the other end, else 0.
+#[inline]
+fn counts(opcode: u8) -> u64 {
+    use SendOpcode::*;
+    const TWO_SIDED: u64 =
+        1 << Send as u8 | 1 << SendWithImm as u8 | 1 << SendWithInvalidate as u8 | 1 << WriteWithImm as u8;
+    TWO_SIDED >> (opcode & 63) & 1
+}
+
+/// Gives a request to the ring with the keys that the RNICs know.
+#[inline(always)]
+fn push_translated(
+    ring: &mut Sends,
+    position: u64,
+    wqe: &SendWqe,
+    body: Body<'_>,
+    lkeys: Option<&RecentKey>,
+    rkeys: Option<&RecentKey>,
+) -> bool {
+    let mut wqe = SendWqe {
+        wr_id: position,
+        ..*wqe
+    };
+    translate_head(&mut wqe, lkeys, rkeys);
+    match body {
+        Body::Sges(sges) => with_local_keys(lkeys, sges, |sges| ring.try_push(&wqe, Body::Sges(sges))),
+        inline => ring.try_push(&wqe, inline),
+    }
 }
 
 /// Puts in the keys that the RNICs know. Remote keys are the other end's, but for binds and local invalidation, which name
 /// this process's own.
-fn translate_head(mut wqe: SendWqe, lkeys: Option<&KeyTable>, rkeys: Option<&KeyTable>) -> SendWqe {
+#[inline]
+fn translate_head(wqe: &mut SendWqe, lkeys: Option<&RecentKey>, rkeys: Option<&RecentKey>) {
     const LOW: u64 = 0xffff_ffff;
+    const SEND: u8 = SendOpcode::Send as u8;
+    const SEND_WITH_IMM: u8 = SendOpcode::SendWithImm as u8;
+    const SEND_WITH_INVALIDATE: u8 = SendOpcode::SendWithInvalidate as u8;
     match (wqe.opcode, lkeys, rkeys) {
         (WR_LOCAL_INV, ..) => {}
         (WR_BIND_MW, Some(table), _) => {
@@ -388,13 +425,10 @@ fn translate_head(mut wqe: SendWqe, lkeys: Option<&KeyTable>, rkeys: Option<&Key
             wqe.swap = wqe.swap & !LOW | u64::from(lkey);
         }
         (WR_BIND_MW, None, _) => {}
-        (opcode, _, Some(table)) => {
-            wqe.rkey = table.physical(wqe.rkey).unwrap_or(wqe.rkey);
-            if opcode == SendOpcode::SendWithInvalidate as u8 {
-                wqe.imm = table.physical(wqe.imm).unwrap_or(wqe.imm);
-            }
-        }
+        // They name no remote memory.
+        (SEND | SEND_WITH_IMM, ..) => {}
+        (SEND_WITH_INVALIDATE, _, Some(table)) => wqe.imm = table.physical(wqe.imm).unwrap_or(wqe.imm),
+        (_, _, Some(table)) => wqe.rkey = table.physical(wqe.rkey).unwrap_or(wqe.rkey),
         (_, _, None) => {}
     }
-    wqe
 }

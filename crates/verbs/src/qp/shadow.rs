@@ -95,3 +95,11 @@ pub struct CompletionSide {
     /// Requests wait for room in the ring.
     pub backlog: AtomicBool,
 }
+
+impl CompletionSide {
+    /// One more message was received. Who polls holds the lock of the queue that all RECVs of this queue pair complete to.
+    #[inline]
+    pub fn count_received(&self) {
+        self.received.store(self.received.load(Relaxed) + 1, Relaxed);
+    }
+}

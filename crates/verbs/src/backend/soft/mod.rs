@@ -1,10 +1,10 @@
 //! The software RNIC: a connection for the control path, an arena of shared memory for the queues, a socket for
 //! asynchronous events and one for each completion channel.
 
-#[cfg(test)]
-mod cost;
 pub(crate) mod events;
 mod map;
+#[cfg(any(test, feature = "measure"))]
+pub mod measure;
 mod rings;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,7 +22,7 @@ use verbatim_seqpacket::{Received, Socket};
 
 use self::events::{Events, SoftChannel};
 use self::map::Arena;
-use self::rings::{SoftCompletions, SoftRecvs, SoftSends};
+pub(super) use self::rings::{SoftCompletions, SoftRecvs, SoftSends};
 use super::{
     CompletionRing, CqPlace, Device, EventChannel, Parked, PhysicalMemory, PhysicalMrChange, PhysicalMrInit,
     PhysicalQpInit, Provider, QpEnds, QpPlace, RecvRing, SrqPlace, Watched,

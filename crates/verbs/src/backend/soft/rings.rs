@@ -29,9 +29,18 @@ impl SendRing for SoftSends {
         self.end.room()
     }
 
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, wqe: &SendWqe, body: Body<'_>) {
         self.end.push(wqe, body);
+    }
+
+    #[inline(always)]
+    fn try_push(&mut self, wqe: &SendWqe, body: Body<'_>) -> bool {
+        let fits = self.end.room() > 0;
+        if fits {
+            self.end.push(wqe, body);
+        }
+        fits
     }
 
     fn unpush(&mut self, count: u32) {
@@ -101,7 +110,7 @@ impl SoftCompletions {
 }
 
 impl CompletionRing for SoftCompletions {
-    #[inline]
+    #[inline(always)]
     fn pop(&mut self) -> Option<Cqe> {
         self.end.pop()
     }

@@ -1,0 +1,212 @@
+//! The partner's throughput around a move, in samples of 5 ms (MigrRDMA §5.5.2, figure 5): `ib_write_bw`, 16 queue pairs,
+//! 2 MiB messages, sender and receiver moved. The paper's blackout there is about 150 ms.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::anyhow;
+use serde::Serialize;
+use verbatim_e2e::{Migration, TestLab, Tools, Traffic};
+
+use super::pair::{self, Moved};
+use super::write;
+use crate::context::Context;
+use crate::soft_rnic::plot::{Axes, Line, Scale, draw};
+use crate::summary::Summary;
+
+const SAMPLE: Duration = Duration::from_millis(5);
+/// Before the move is asked for, and after its end.
+const AROUND: Duration = Duration::from_millis(500);
+const PAPER_BLACKOUT_MS: f64 = 150.0;
+/// A sample below this part of the mean before the move belongs to the blackout.
+const SILENT: f64 = 0.05;
+
+#[derive(Debug, Serialize)]
+struct Report {
+    context: Context,
+    program: String,
+    sample_ms: f64,
+    paper_blackout_ms: f64,
+    /// The first run of each side is the one that is drawn.
+    runs: Vec<Run>,
+    silence: Vec<(Moved, Summary)>,
+}
+
+#[derive(Debug, Serialize)]
+struct Run {
+    moved: Moved,
+    /// Milliseconds since the move was asked for, and Gbit/s since the sample before.
+    samples: Vec<(f64, f64)>,
+    /// When the command that moves it had ended.
+    end_ms: f64,
+    /// The longest time without data that the partner saw.
+    silence_ms: f64,
+    /// Gbit/s, the mean of the samples before.
+    before: f64,
+    migration: Migration,
+}
+
+/// Measures, prints and writes.
+pub fn run(tools: &Tools, repeats: u32, out: &Path) -> anyhow::Result<()> {
+    let context = Context::now();
+    // Two requests each are enough to keep the link busy; perftest's 128 would be 4 GiB to drain.
+    let program = "ib_write_bw -F -q 16 -s 2097152 -t 2 -Q 1 -D 3600";
+    println!("throughput of the partner in samples of 5 ms, {program}");
+    println!(
+        "{:9} {:>12} {:>12} {:>12}",
+        "moved", "before Gb/s", "silence ms", "blackout ms"
+    );
+    let argv: Vec<_> = program.split(' ').collect();
+    let mut runs = Vec::new();
+    for _ in 0..repeats {
+        for moved in Moved::BOTH {
+            let run = measure(tools, &argv, moved)?;
+            println!(
+                "{:9} {:>12.1} {:>12.1} {:>12.1}",
+                moved.name(),
+                run.before,
+                run.silence_ms,
+                run.migration.communication_blackout_ms
+            );
+            runs.push(run);
+        }
+    }
+    plot(&runs, &out.with_extension("svg"))?;
+    let silence = Moved::BOTH.map(|moved| {
+        let mine = runs.iter().filter(|run| run.moved == moved);
+        (moved, Summary::of(mine.map(|run| run.silence_ms)))
+    });
+    let report = Report {
+        context,
+        program: program.to_owned(),
+        sample_ms: SAMPLE.as_secs_f64() * 1000.0,
+        paper_blackout_ms: PAPER_BLACKOUT_MS,
+        silence: silence.to_vec(),
+        runs,
+    };
+    write(&report, out)
+}
+
+fn measure(tools: &Tools, argv: &[&str], moved: Moved) -> anyhow::Result<Run> {
+    let lab = TestLab::up(tools, &["one", "other", "peer"])?;
+    let run = pair::with_pair(&lab, argv, moved, |lab, instance| {
+        pair::flows(lab)?;
+        let traffic = Traffic::of(lab, "peer")?;
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let sampler = scope.spawn(|| sample(&traffic, &stop));
+            std::thread::sleep(AROUND);
+            let start = Instant::now();
+            let migration = instance.moves("other");
+            let end = Instant::now();
+            std::thread::sleep(AROUND);
+            stop.store(true, Ordering::Relaxed);
+            let counts = sampler.join().map_err(|_| anyhow!("the sampler has panicked"))?;
+            Ok(summarise(moved, &counts, start, end, migration?))
+        })
+    })?;
+    lab.down()?;
+    Ok(run)
+}
+
+/// Payload bytes so far, every 5 ms by the clock, however late the thread is woken.
+fn sample(traffic: &Traffic, stop: &AtomicBool) -> Vec<(Instant, u64)> {
+    let mut counts = Vec::new();
+    let mut next = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        counts.push((Instant::now(), traffic.payload_bytes()));
+        next += SAMPLE;
+        std::thread::sleep(next.saturating_duration_since(Instant::now()));
+    }
+    counts
+}
+
+fn summarise(
+    moved: Moved,
+    counts: &[(Instant, u64)],
+    start: Instant,
+    end: Instant,
+    migration: Migration,
+) -> Run {
+    let since = |time: Instant| match time.checked_duration_since(start) {
+        Some(after) => after.as_secs_f64() * 1000.0,
+        None => -(start - time).as_secs_f64() * 1000.0,
+    };
+    let samples: Vec<(f64, f64)> = counts
+        .windows(2)
+        .map(|pair| {
+            let seconds = (pair[1].0 - pair[0].0).as_secs_f64();
+            let bits = 8.0 * (pair[1].1 - pair[0].1) as f64;
+            (since(pair[1].0), bits / seconds / 1e9)
+        })
+        .collect();
+    // The mean: on a busy machine most samples of so short a time may be empty.
+    let rates: Vec<f64> = samples
+        .iter()
+        .filter(|(at, _)| *at < 0.0)
+        .map(|(_, rate)| *rate)
+        .collect();
+    let before = rates.iter().sum::<f64>() / rates.len().max(1) as f64;
+    Run {
+        moved,
+        silence_ms: longest_silence(&samples, SILENT * before),
+        samples,
+        end_ms: since(end),
+        before,
+        migration,
+    }
+}
+
+/// The longest time in a row whose samples are at most `most`.
+fn longest_silence(samples: &[(f64, f64)], most: f64) -> f64 {
+    let mut longest = 0.0f64;
+    let mut loud = samples.first().map_or(0.0, |(at, _)| *at);
+    for (at, rate) in samples {
+        if *rate > most {
+            loud = *at;
+        }
+        longest = longest.max(at - loud);
+    }
+    longest
+}
+
+fn plot(runs: &[Run], path: &Path) -> anyhow::Result<()> {
+    let axes = Axes {
+        title: "throughput of the partner while the other side is moved",
+        x: "ms since the move was asked for",
+        y: "Gbit/s",
+        scale: Scale::Linear,
+    };
+    let lines: Vec<_> = Moved::BOTH
+        .into_iter()
+        .filter_map(|moved| runs.iter().find(|run| run.moved == moved))
+        .map(|run| Line {
+            name: format!("{} moved", run.moved.name()),
+            points: run.samples.clone(),
+            peer: false,
+        })
+        .collect();
+    draw(path, &axes, &lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_silence_is_between_two_loud_samples() {
+        let samples = [
+            (0.0, 9.0),
+            (5.0, 0.0),
+            (10.0, 9.0),
+            (15.0, 0.1),
+            (20.0, 0.0),
+            (26.0, 0.0),
+            (30.0, 8.0),
+        ];
+        assert_eq!(longest_silence(&samples, 0.5), 16.0);
+        assert_eq!(longest_silence(&samples[..1], 0.5), 0.0);
+        assert_eq!(longest_silence(&[], 0.5), 0.0);
+    }
+}
