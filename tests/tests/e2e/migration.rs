@@ -210,7 +210,12 @@ fn perftest(lab: &TestLab, side: Side) -> anyhow::Result<()> {
 fn perftest_by_turns(lab: &TestLab, argv: &[&str], side: Side) -> anyhow::Result<()> {
     /// Of small messages it is a lot.
     const BYTES: u64 = 1 << 16;
-    let argv = [argv, &["-F", "-D", "8"]].concat();
+    // Perftest counts messages or time; with events it can only count messages.
+    let length: &[&str] = match argv.contains(&"-e") {
+        true => &["-F", "-n", "100000"],
+        false => &["-F", "-D", "20"],
+    };
+    let argv = [argv, length].concat();
     let server = lab.instance("peer", "server", &argv)?;
     server.listens(PERFTEST_PORT)?;
     let address = server.address()?;
