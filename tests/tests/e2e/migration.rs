@@ -211,9 +211,10 @@ fn perftest_by_turns(lab: &TestLab, argv: &[&str], side: Side) -> anyhow::Result
     /// Of small messages it is a lot.
     const BYTES: u64 = 1 << 16;
     // Perftest counts messages or time; with events it can only count messages.
-    let length: &[&str] = match argv.contains(&"-e") {
-        true => &["-F", "-n", "100000"],
-        false => &["-F", "-D", "20"],
+    let length: &[&str] = match (argv.contains(&"-e"), argv.contains(&"4096")) {
+        (true, true) => &["-F", "-n", "1000000"],
+        (true, false) => &["-F", "-n", "100000"],
+        (false, _) => &["-F", "-D", "20"],
     };
     let argv = [argv, length].concat();
     let server = lab.instance("peer", "server", &argv)?;
