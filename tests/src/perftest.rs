@@ -29,8 +29,9 @@ pub struct LatencyRow {
     pub typical_us: f64,
 }
 
-/// The numbers of the lines between perftest's two last rulers that begin with a number.
-fn rows(finished: &Finished, columns: usize) -> anyhow::Result<Vec<Vec<f64>>> {
+/// The numbers of the lines between perftest's two last rulers that begin with a number. Those in the columns that are
+/// `used` are finite; perftest's standard deviation may be the root of something below 0.
+fn rows(finished: &Finished, columns: usize, used: &[usize]) -> anyhow::Result<Vec<Vec<f64>>> {
     let mut rows = Vec::new();
     let mut in_table = false;
     for line in finished.stdout.lines() {
@@ -46,7 +47,7 @@ fn rows(finished: &Finished, columns: usize) -> anyhow::Result<Vec<Vec<f64>>> {
                 .map(str::parse)
                 .collect::<Result<_, _>>()
                 .with_context(|| format!("not a line of perftest's table: {line:?}"))?;
-            if numbers.len() < columns || numbers.iter().any(|number| !number.is_finite()) {
+            if numbers.len() < columns || used.iter().any(|column| !numbers[*column].is_finite()) {
                 bail!("perftest printed {line:?}");
             }
             rows.push(numbers);
@@ -62,7 +63,7 @@ impl BandwidthRow {
     /// The table that a program has written.
     pub fn parse(finished: &Finished) -> anyhow::Result<Vec<Self>> {
         // #bytes #iterations BW-peak BW-average MsgRate
-        let rows = rows(finished, 5)?;
+        let rows = rows(finished, 5, &[0, 1, 3])?;
         Ok(rows
             .iter()
             .map(|row| Self {
@@ -78,7 +79,7 @@ impl LatencyRow {
     /// The table that a program has written.
     pub fn parse(finished: &Finished) -> anyhow::Result<Vec<Self>> {
         // #bytes #iterations t_min t_max t_typical t_avg t_stdev 99% 99.9%
-        let rows = rows(finished, 9)?;
+        let rows = rows(finished, 9, &[0, 1, 4])?;
         Ok(rows
             .iter()
             .map(|row| Self {
@@ -126,5 +127,13 @@ mod tests {
         );
         assert!(BandwidthRow::parse(&printed(" #bytes\n")).is_err(), "no result");
         assert!(LatencyRow::parse(&printed(text)).is_err(), "too few columns");
+    }
+
+    #[test]
+    fn a_deviation_that_is_no_number_does_not_matter_and_a_median_does() {
+        let text = "#bytes\n 1000 100 1996.36 221720.55 10019.45 14008.80 -nan 221720.55 221720.55";
+        assert_eq!(LatencyRow::parse(&printed(text)).unwrap()[0].typical_us, 10019.45);
+        let text = text.replace("10019.45", "nan");
+        assert!(LatencyRow::parse(&printed(&text)).is_err());
     }
 }
