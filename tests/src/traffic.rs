@@ -44,6 +44,20 @@ impl Traffic {
         )
     }
 
+    /// Waits until `packets` more have passed than now: atomics have no message whose bytes would count.
+    pub fn packets_flow(&self, packets: u64, limit: Duration) -> anyhow::Result<()> {
+        let packets_now = || {
+            let counters = self.counters();
+            counters.tx_packets + counters.rx_packets
+        };
+        let before = packets_now();
+        eventually(
+            &format!("{packets} packets through the RNIC of {}", self.host),
+            limit,
+            || Ok((packets_now() >= before + packets).then_some(())),
+        )
+    }
+
     /// The objects that programs have at the RNIC: contexts, protection domains, regions, completion queues, queue
     /// pairs.
     pub fn objects(&self) -> [u64; 5] {

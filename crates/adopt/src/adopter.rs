@@ -151,6 +151,12 @@ impl Adopter {
             .transpose()
     }
 
+    /// Closes the userfaultfds that are kept for the next adoption. A look at the process's descriptors cannot tell them from
+    /// the program's own, which no dump can write down.
+    pub fn close_userfaultfds(&self) {
+        self.locked().userfaultfds.clear();
+    }
+
     /// Before a dump: returns when no adoption is under way, with every descriptor closed (but that of a file without a
     /// name). Whatever is called later opens the file by its path again, which is the same after a restore on another
     /// host.

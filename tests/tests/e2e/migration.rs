@@ -208,8 +208,7 @@ fn perftest(lab: &TestLab, side: Side) -> anyhow::Result<()> {
 
 /// Perftest in one of its ways; one side of it moves there and back.
 fn perftest_by_turns(lab: &TestLab, argv: &[&str], side: Side) -> anyhow::Result<()> {
-    /// Of small messages it is a lot.
-    const BYTES: u64 = 1 << 16;
+    const PACKETS: u64 = 1000;
     // Perftest counts messages or time; with events it can only count messages.
     let length: &[&str] = match (argv.contains(&"-e"), argv.contains(&"4096")) {
         (true, true) => &["-F", "-n", "1000000"],
@@ -229,14 +228,18 @@ fn perftest_by_turns(lab: &TestLab, argv: &[&str], side: Side) -> anyhow::Result
             words(&server)
         )
     };
-    Traffic::of(lab, "src")?.flows(BYTES, LIMIT).with_context(words)?;
+    Traffic::of(lab, "src")?
+        .packets_flow(PACKETS, LIMIT)
+        .with_context(words)?;
     let (moved, home) = match side {
         Side::Client => (&client, "src"),
         Side::Server => (&server, "peer"),
     };
     for to in ["dst", home] {
         moved.moves(to).with_context(words)?;
-        Traffic::of(lab, to)?.flows(BYTES, LIMIT).with_context(words)?;
+        Traffic::of(lab, to)?
+            .packets_flow(PACKETS, LIMIT)
+            .with_context(words)?;
     }
     let result = client.succeed(LIMIT).with_context(words)?;
     server.succeed(LIMIT).with_context(words)?;

@@ -127,7 +127,13 @@ impl Sessions {
 
     fn carry_out(&mut self, order: Order, fds: Vec<OwnedFd>) -> Result<Answer, SessionError> {
         match order {
-            Order::Describe => Ok(Answer::Described(road_map::describe(&self.process)?)),
+            Order::Describe => {
+                // Whoever asks looks next at what speaks against a dump.
+                if let Some(adopter) = self.process.adopter_in_use() {
+                    adopter.close_userfaultfds();
+                }
+                Ok(Answer::Described(road_map::describe(&self.process)?))
+            }
             Order::PrepareStandby { session, qpns } => self.prepare(session, &qpns),
             Order::ConnectStandby { session, peers } => self.connect(session, &peers),
             Order::Suspend { session, scope } => self.suspend(session, &scope),
