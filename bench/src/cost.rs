@@ -226,7 +226,7 @@ impl Subject {
     /// A batch, of which only the operation itself is measured: cycles.
     fn batch(&mut self) -> u64 {
         std::hint::black_box(&mut self.sge);
-        let cycles = match self.operation {
+        match self.operation {
             Operation::Recv => {
                 let cycles = measured(self, Self::post_recvs);
                 self.measured.complete();
@@ -244,8 +244,7 @@ impl Subject {
                 self.polls();
                 cycles
             }
-        };
-        cycles
+        }
     }
 
     #[inline(always)]

@@ -83,6 +83,8 @@ pub trait Resolver: Send + Sync + 'static {
     fn resolve(&self, endpoint: Endpoint) -> impl Future<Output = Resolved> + Send;
 }
 
+type Strangers = BTreeMap<(Option<String>, u32), (Instant, String)>;
+
 /// All guests of this host.
 #[derive(Clone)]
 pub struct Guests {
@@ -90,7 +92,7 @@ pub struct Guests {
     changed: watch::Sender<()>,
     next_id: Arc<AtomicU64>,
     /// Programs whose guest library speaks another version, by instance and PID: what they are called.
-    strangers: Arc<Mutex<BTreeMap<(Option<String>, u32), (Instant, String)>>>,
+    strangers: Arc<Mutex<Strangers>>,
     /// Sessions that were undone while a process may not have heard of it.
     undone: Arc<Mutex<BTreeSet<u64>>>,
 }

@@ -59,9 +59,10 @@ impl Measured {
     #[inline]
     pub unsafe fn post_send(&self, layer: Layer, wr: *mut ibv_send_wr) -> c_int {
         let mut bad = null_mut();
-        // SAFETY: the object lives as long as the process; the caller's contract.
         match layer {
+            // SAFETY: the object lives as long as the process; the caller's contract.
             Layer::Guest => unsafe { data::post_send(self.qp.as_ptr(), wr, &raw mut bad) },
+            // SAFETY: the caller's contract.
             Layer::Provider => unsafe { provider_post_send(&self.rig.provider, wr, &raw mut bad) },
         }
     }
@@ -73,9 +74,10 @@ impl Measured {
     #[inline]
     pub unsafe fn post_recv(&self, layer: Layer, wr: *mut ibv_recv_wr) -> c_int {
         let mut bad = null_mut();
-        // SAFETY: as above.
         match layer {
+            // SAFETY: the object lives as long as the process; the caller's contract.
             Layer::Guest => unsafe { data::post_recv(self.qp.as_ptr(), wr, &raw mut bad) },
+            // SAFETY: the caller's contract.
             Layer::Provider => unsafe { provider_post_recv(&self.rig.provider, wr, &raw mut bad) },
         }
     }
@@ -83,9 +85,10 @@ impl Measured {
     /// `ibv_poll_cq`(3) for one completion.
     #[inline]
     pub fn poll(&self, layer: Layer, wc: &mut ibv_wc) -> c_int {
-        // SAFETY: the object lives as long as the process; there is room for one.
         match layer {
+            // SAFETY: the object lives as long as the process; there is room for one.
             Layer::Guest => unsafe { data::poll_cq(self.cq.as_ptr(), 1, wc) },
+            // SAFETY: there is room for one.
             Layer::Provider => unsafe { provider_poll_cq(&self.rig.provider, wc) },
         }
     }

@@ -106,11 +106,11 @@ impl Process {
 
     /// Opens a device and starts the helper thread.
     pub fn open(self: &Arc<Self>, name: &str) -> Result<Arc<Context>, VerbsError> {
-        let has = |provider: &&Box<dyn Provider>| provider.devices().iter().any(|device| device.name == name);
+        let has = |provider: &dyn Provider| provider.devices().iter().any(|device| device.name == name);
         let provider = self
             .providers
             .iter()
-            .find(has)
+            .find(|provider| has(provider.as_ref()))
             .ok_or_else(|| VerbsError::NoDevice {
                 name: name.to_owned(),
                 runtime: self.runtime.display().to_string(),

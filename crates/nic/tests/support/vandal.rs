@@ -502,7 +502,7 @@ impl<'a> Vandal<'a> {
 }
 
 fn gid(server: &Server) -> [u8; 16] {
-    match std::net::IpAddr::from(server.address) {
+    match server.address {
         std::net::IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
         std::net::IpAddr::V6(address) => address.octets(),
     }
