@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use anyhow::Context;
-use verbatim_channel::{Endpoint, Resolved};
+use verbatim_channel::{Endpoint, MovedEndpoint, Resolved};
 use verbatim_container::Host;
 
 use crate::config::Config;
+use crate::datagrams::Datagrams;
 use crate::faults::Faults;
 use crate::forwarding::Forwarding;
 use crate::guests::{Guests, Resolver};
@@ -30,6 +31,8 @@ pub struct Agent {
     pub guests: Guests,
     /// Connections that left this host.
     pub forwarding: Forwarding,
+    /// Datagram queue pairs that have moved, of all hosts.
+    pub datagrams: Datagrams,
     /// runc and CRIU.
     pub tools: Host,
     /// The instances.
@@ -86,6 +89,10 @@ impl Agent {
 }
 
 impl Resolver for Agent {
+    fn ways(&self, gid: [u8; 16]) -> Vec<MovedEndpoint> {
+        self.datagrams.under(gid)
+    }
+
     async fn resolve(&self, endpoint: Endpoint) -> Resolved {
         let mut resolved = Resolved {
             endpoint,

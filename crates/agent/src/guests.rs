@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Context, bail};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
-use verbatim_channel::{Answer, Endpoint, Greeting, Order, Resolved, RoadMap};
+use verbatim_channel::{Answer, Endpoint, Greeting, MovedEndpoint, Order, Resolved, RoadMap};
 use verbatim_seqpacket::{Error as SocketError, Listener, Socket};
 
 /// What comes back for an order.
@@ -77,6 +77,8 @@ pub fn unexpected(answer: &Answer, due: &str) -> anyhow::Error {
 pub trait Resolver: Send + Sync + 'static {
     /// The same endpoint and no keys if it never moved, or nobody knows.
     fn resolve(&self, endpoint: Endpoint) -> impl Future<Output = Resolved> + Send;
+    /// The datagram queue pairs that programs know under this GID and that are elsewhere.
+    fn ways(&self, gid: [u8; 16]) -> Vec<MovedEndpoint>;
 }
 
 /// All guests of this host.
@@ -204,6 +206,10 @@ impl Guests {
             Greeting::Resolve { version, endpoint } => {
                 check_version(version)?;
                 socket.send(&resolver.resolve(endpoint).await, &[]).await
+            }
+            Greeting::Ways { version, gid } => {
+                check_version(version)?;
+                socket.send(&resolver.ways(gid), &[]).await
             }
             Greeting::Process {
                 version,

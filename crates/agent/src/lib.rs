@@ -17,6 +17,7 @@ mod agent;
 mod api;
 pub mod client;
 mod config;
+mod datagrams;
 mod directory;
 mod faults;
 mod forwarding;
@@ -47,7 +48,7 @@ pub use config::Config;
 pub use run::{raise_priority, run};
 
 /// The version of the protocol between agents, and between command line and agent. Both sides refuse another one.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// The TCP port on which agents listen for each other.
 pub const PORT: u16 = 4793;

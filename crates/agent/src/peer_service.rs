@@ -14,8 +14,8 @@ use crate::journal::{Event, Role};
 use crate::proto::peer_server::Peer;
 use crate::proto::*;
 use crate::session::destination::{self, Destination, Destinations};
-use crate::session::encode;
 use crate::session::partner::{Partner, Partners};
+use crate::session::{decode, encode};
 
 /// The service of one agent.
 pub struct PeerService(pub Shared);
@@ -95,6 +95,13 @@ impl Peer for PeerService {
                 keys: Vec::new(),
             },
         }))
+    }
+
+    async fn moved(&self, request: Request<MovedRequest>) -> Reply<Done> {
+        let agent = self.0.clone();
+        let endpoints = decode(&request.into_inner().endpoints).map_err(|error| status(&error))?;
+        agent.datagrams_moved(endpoints).await;
+        Ok(Response::new(Done {}))
     }
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<Alive, Status>> + Send>>;

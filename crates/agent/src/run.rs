@@ -55,6 +55,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         peers: Peers::new(directory, credentials),
         guests: Guests::default(),
         forwarding: Default::default(),
+        datagrams: Default::default(),
         tools,
         instances: Instances::default(),
         destinations: Default::default(),

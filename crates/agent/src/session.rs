@@ -32,7 +32,7 @@ pub type ProcessKeys = Vec<(u32, Vec<KeyPair>)>;
 const ORDER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Waits for an order's answer within [`ORDER_TIMEOUT`].
-async fn in_time<T>(what: &str, order: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+pub async fn in_time<T>(what: &str, order: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     tokio::time::timeout(ORDER_TIMEOUT, order)
         .await
         .unwrap_or_else(|_| Err(anyhow::anyhow!("{what} took longer than {ORDER_TIMEOUT:?}")))

@@ -19,6 +19,7 @@ use verbatim_channel::{
 use verbatim_device::control::{
     self, AddressVector, Backing, QpAttr, QpAttrMask, QpState, Reply, Request, Segment,
 };
+use verbatim_device::transitions::steps;
 use verbatim_seqpacket::Socket;
 
 /// Makes the RNIC accept programs at a listening socket of an instance, too.
@@ -43,7 +44,7 @@ fn connect(nic: &Path) -> anyhow::Result<Socket> {
 }
 
 /// A queue pair that stands ready.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct StandbyQp {
     /// Its virtual number.
     pub qpn: u32,
@@ -51,6 +52,8 @@ pub struct StandbyQp {
     pub physical_qpn: u32,
     /// The PSN with which it starts to send.
     pub sq_psn: u32,
+    /// The steps to its state that are left, from the one that connects it on.
+    rest: Vec<(QpState, QpAttrMask)>,
     attr: QpAttr,
 }
 
@@ -190,6 +193,8 @@ impl StandbyContext {
         for qp in &record.qps {
             this.create_qp(qp, &pds, &cqs, &srqs)?;
         }
+        // Nothing arrives before somebody looks after it: datagrams of a group would.
+        this.call(&Request::ParkContext, &[])?;
         Ok(this)
     }
 
@@ -274,18 +279,23 @@ impl StandbyContext {
             bail!(confused())
         };
         let attr = &qp.attr;
-        match attr.state {
-            QpState::Reset => {}
-            QpState::Init | QpState::Rtr | QpState::Rts => {
-                self.modify(physical_qpn, INIT, attr, QpState::Init)?
-            }
-            QpState::Err => self.modify(physical_qpn, QpAttrMask::STATE, attr, QpState::Err)?,
-            state @ (QpState::Sqd | QpState::Sqe) => {
-                bail!(
-                    "queue pair {:#x} is in state {state:?}, which cannot be moved yet",
-                    qp.qpn
-                )
-            }
+        let whole = steps(qp.qp_type, attr.state).with_context(|| {
+            format!(
+                "queue pair {:#x} is in SQE after a failed request; it can be moved when the program has taken it back to RTS",
+                qp.qpn
+            )
+        })?;
+        // The rest of the way needs the other end.
+        let alone = match is_connected(qp) {
+            true => 1,
+            false => whole.len(),
+        };
+        for (state, mask) in &whole[..alone] {
+            self.modify(physical_qpn, *mask, attr, *state)?;
+        }
+        for gid in &qp.groups {
+            let qpn = physical_qpn;
+            self.call(&Request::AttachMcast { qpn, gid: *gid }, &[])?;
         }
         self.claimed.qps.push(ClaimedQp {
             qpn: qp.qpn,
@@ -300,6 +310,7 @@ impl StandbyContext {
             qpn: qp.qpn,
             physical_qpn,
             sq_psn: rand::random::<u32>() & 0xff_ffff,
+            rest: whole[alone..].to_vec(),
             attr: *attr,
         });
         Ok(())
@@ -320,7 +331,7 @@ impl StandbyContext {
     /// Connects one of the queue pairs to `remote`, which starts to send with `rq_psn`.
     pub fn connect(&mut self, physical_qpn: u32, remote: Endpoint, rq_psn: u32) -> anyhow::Result<()> {
         let unknown = "no such standby queue pair";
-        let qp = *self
+        let qp = self
             .qps
             .iter()
             .find(|qp| qp.physical_qpn == physical_qpn)
@@ -336,9 +347,8 @@ impl StandbyContext {
             sq_psn: qp.sq_psn,
             ..qp.attr
         };
-        self.modify(physical_qpn, RTR, &attr, QpState::Rtr)?;
-        if qp.attr.state == QpState::Rts {
-            self.modify(physical_qpn, RTS, &attr, QpState::Rts)?;
+        for (state, mask) in &qp.rest {
+            self.modify(physical_qpn, *mask, &attr, *state)?;
         }
         let claimed = self
             .claimed
@@ -380,7 +390,7 @@ impl StandbyContext {
 
 /// Whether a queue pair has another end that must be connected again.
 pub fn is_connected(qp: &QpRecord) -> bool {
-    qp.remote.is_some() && matches!(qp.attr.state, QpState::Rtr | QpState::Rts)
+    qp.remote.is_some() && matches!(qp.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd)
 }
 
 fn socket_pair() -> anyhow::Result<(OwnedFd, OwnedFd)> {
@@ -391,23 +401,3 @@ fn socket_pair() -> anyhow::Result<(OwnedFd, OwnedFd)> {
 fn confused() -> &'static str {
     "the RNIC answers something else than was asked; are agent and RNIC of the same version?"
 }
-
-const INIT: QpAttrMask = QpAttrMask::STATE
-    .union(QpAttrMask::PKEY_INDEX)
-    .union(QpAttrMask::PORT)
-    .union(QpAttrMask::ACCESS_FLAGS);
-
-const RTR: QpAttrMask = QpAttrMask::STATE
-    .union(QpAttrMask::AV)
-    .union(QpAttrMask::PATH_MTU)
-    .union(QpAttrMask::DEST_QPN)
-    .union(QpAttrMask::RQ_PSN)
-    .union(QpAttrMask::MAX_DEST_RD_ATOMIC)
-    .union(QpAttrMask::MIN_RNR_TIMER);
-
-const RTS: QpAttrMask = QpAttrMask::STATE
-    .union(QpAttrMask::TIMEOUT)
-    .union(QpAttrMask::RETRY_CNT)
-    .union(QpAttrMask::RNR_RETRY)
-    .union(QpAttrMask::SQ_PSN)
-    .union(QpAttrMask::MAX_QP_RD_ATOMIC);

@@ -31,7 +31,7 @@ pub use gate::Gate;
 pub use message::{recv, send};
 pub use orders::{
     Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, ClaimedSrq, Endpoint,
-    Greeting, KeyPair, Order, QpCount, Resolved, Scope, StandbyPeer, StandbyQp,
+    Greeting, KeyPair, MovedEndpoint, Order, QpCount, Resolved, Scope, StandbyPeer, StandbyQp,
 };
 pub use road_map::{
     ChannelRecord, ContextRecord, CqRecord, MrRecord, PdRecord, QpRecord, RoadMap, SegmentRecord, SrqRecord,

@@ -27,6 +27,14 @@ pub enum Greeting {
         /// As the program knows it.
         endpoint: Endpoint,
     },
+    /// From an application thread about to make an address handle: which datagram queue pairs that programs know under
+    /// this GID are elsewhere? Answered by a `Vec` of [`MovedEndpoint`].
+    Ways {
+        /// [`crate::VERSION`] of the guest library.
+        version: u32,
+        /// In network byte order.
+        gid: [u8; 16],
+    },
 }
 
 /// One end of a connection.
@@ -36,6 +44,17 @@ pub struct Endpoint {
     pub gid: [u8; 16],
     /// Queue pair number.
     pub qpn: u32,
+}
+
+/// A datagram queue pair that is elsewhere now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MovedEndpoint {
+    /// By what programs know it.
+    pub known: Endpoint,
+    /// Where it is.
+    pub now: Endpoint,
+    /// How often it has moved: of two such, the one with more is the newer.
+    pub moves: u32,
 }
 
 /// A remote key as a program knows it, and as the RNIC does.
@@ -228,6 +247,15 @@ pub enum Order {
         expected: Vec<QpCount>,
         /// The limit in milliseconds.
         timeout_ms: u32,
+        /// Only until the own send requests are finished; the rest will be asked for when those of the other ends are, too.
+        /// Unreliable connections need that: nothing tells how much of what was sent is still to come.
+        sends_only: bool,
+    },
+    /// These datagram queue pairs of other programs, or of its own, are elsewhere now: send there, and show what comes from
+    /// there under the numbers that programs know. Answer: [`Answer::Done`].
+    Moved {
+        /// Which, and where they are.
+        endpoints: Vec<MovedEndpoint>,
     },
     /// Give the RNIC connections away, let go of everything that is not the process's own, answer, close this
     /// connection and wait at the gate. Answer: [`Answer::Quiesced`] with one descriptor per context, in the order of

@@ -25,6 +25,10 @@ pub struct RoadMap {
 pub struct ContextRecord {
     /// Its number within the process.
     pub id: u32,
+    /// Its first GID as the program knows it: that of the host where it was opened.
+    pub gid: [u8; 16],
+    /// How often it has moved.
+    pub moves: u32,
     /// Protection domains.
     pub pds: Vec<PdRecord>,
     /// Memory regions.
@@ -126,6 +130,8 @@ pub struct QpRecord {
     pub cap: QpCap,
     /// Attributes as the program set them, state included.
     pub attr: QpAttr,
+    /// Multicast groups that it is attached to.
+    pub groups: Vec<[u8; 16]>,
     /// The physical number today.
     pub physical_qpn: u32,
     /// The physical other end today, of a connected queue pair.

@@ -14,6 +14,7 @@ use crate::async_events::{AsyncEvent, AsyncQueue};
 use crate::backend::Device;
 use crate::channel::CompChannel;
 use crate::cq::Cq;
+use crate::datagrams::Datagrams;
 use crate::dm::Dm;
 use crate::error::VerbsError;
 use crate::mr::Mr;
@@ -53,6 +54,10 @@ pub struct Context {
     pub(crate) dead: AtomicBool,
     pub(crate) async_queue: AsyncQueue,
     pub(crate) objects: Mutex<Objects>,
+    /// Where datagrams go and come from.
+    pub(crate) datagrams: Arc<Datagrams>,
+    /// How often it has moved.
+    pub(crate) moves: AtomicU32,
     /// Every local key; used when something has moved.
     pub(crate) lkeys: Arc<KeyTable>,
 }
@@ -98,6 +103,8 @@ impl Context {
             dead: AtomicBool::new(false),
             async_queue: AsyncQueue::new()?,
             objects: Mutex::default(),
+            datagrams: Arc::default(),
+            moves: AtomicU32::new(0),
             lkeys: Arc::new(KeyTable::new()),
         })
     }
@@ -184,6 +191,13 @@ impl Context {
             Err(error) if error.is_loss_of_device() => Ok(()),
             outcome => outcome,
         }
+    }
+
+    /// Makes address handles for where datagram queue pairs have moved to, while there is an RNIC.
+    pub(crate) fn make_ways(&self) {
+        let Ok(device) = self.device() else { return };
+        let ahs: Vec<_> = self.objects.lock().ahs.values().cloned().collect();
+        ahs.iter().for_each(|ah| ah.make_ways(&*device));
     }
 
     /// Its shared receive queues, by number.

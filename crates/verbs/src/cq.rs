@@ -171,6 +171,15 @@ impl CompletionQueue {
 fn complete(side: &CompletionSide, cqe: &Cqe) -> Option<Completion> {
     let is_recv = cqe.wr_id & RECV_BIT != 0;
     let position = cqe.wr_id & !RECV_BIT;
+    let front = side
+        .datagrams
+        .as_deref()
+        .filter(|ways| is_recv && ways.translates());
+    // Before its slot may be another's.
+    let front = front.map(|ways| match &side.shared {
+        Some(shared) => (ways, shared.front(position)),
+        None => (ways, side.recv.front(position)),
+    });
     let wr_id = if !is_recv {
         side.send.retire(position)?
     } else if let Some(shared) = &side.shared {
@@ -183,22 +192,26 @@ fn complete(side: &CompletionSide, cqe: &Cqe) -> Option<Completion> {
     } else if is_recv {
         side.received.fetch_add(1, Relaxed);
     }
+    let mut wc = Wc {
+        wr_id,
+        status: cqe.status,
+        opcode: cqe.opcode,
+        vendor_err: cqe.vendor_err,
+        byte_len: cqe.byte_len,
+        imm: cqe.imm,
+        qp_num: side.qpn,
+        src_qp: cqe.src_qpn,
+        wc_flags: cqe.wc_flags,
+        pkey_index: 0,
+        slid: 0,
+        sl: cqe.sl as u8,
+        dlid_path_bits: 0,
+    };
+    if let Some((ways, front)) = front {
+        ways.show(&mut wc, front);
+    }
     Some(Completion {
-        wc: Wc {
-            wr_id,
-            status: cqe.status,
-            opcode: cqe.opcode,
-            vendor_err: cqe.vendor_err,
-            byte_len: cqe.byte_len,
-            imm: cqe.imm,
-            qp_num: side.qpn,
-            src_qp: cqe.src_qpn,
-            wc_flags: cqe.wc_flags,
-            pkey_index: 0,
-            slid: 0,
-            sl: cqe.sl as u8,
-            dlid_path_bits: 0,
-        },
+        wc,
         timestamp_ns: cqe.timestamp_ns,
         solicited: cqe.solicited != 0,
     })

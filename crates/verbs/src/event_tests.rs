@@ -8,7 +8,7 @@ use verbatim_device::control::AsyncEvent as PhysicalEvent;
 
 use crate::testing::{Story, World, buffer};
 use crate::{
-    Access, AsyncEventType, AsyncObject, CompChannel, Context, Cq, PostError, Process, Qp, QpAttr,
+    Access, AsyncEventType, AsyncObject, CompChannel, Context, Cq, MwType, PostError, Process, Qp, QpAttr,
     QpAttrMask, QpCap, QpInit, QpState, QpType, RecvWr, SendOpcode, SendWr, Sge, SrqAttr, WC_SUCCESS,
     WC_WR_FLUSH_ERR, Wc,
 };
@@ -350,10 +350,10 @@ fn what_cannot_be_moved_is_said_and_not_quiesced() {
         other => panic!("{other:?}"),
     };
     assert_eq!(blockers(&mut story), [""; 0]);
-    let dm = story.ends[0].context.alloc_dm(4096, 12).unwrap();
+    let mw = story.ends[0].pd.alloc_mw(MwType::Two).unwrap();
     let found = blockers(&mut story);
     assert!(
-        found.len() == 1 && found[0].contains("on-chip memory"),
+        found.len() == 1 && found[0].contains("memory windows"),
         "{found:?}"
     );
     let session = 9;
@@ -363,12 +363,13 @@ fn what_cannot_be_moved_is_said_and_not_quiesced() {
         session,
         expected: Vec::new(),
         timeout_ms: 1000,
+        sends_only: false,
     };
     story.ends[0].order(drain);
     let refused = story.ends[0].sessions.quiesce(session).unwrap_err();
-    assert!(refused.to_string().contains("on-chip memory"), "{refused}");
+    assert!(refused.to_string().contains("memory windows"), "{refused}");
     story.ends[0].order(Order::Abort { session });
-    dm.free().unwrap();
+    mw.dealloc().unwrap();
     assert_eq!(blockers(&mut story), [""; 0]);
 }
 

@@ -180,6 +180,7 @@ impl Scene {
                 session,
                 expected: vec![QpCount { qpn, messages }],
                 timeout_ms: 10_000,
+                sends_only: false,
             };
             assert!(matches!(agent.order(&order), Answer::Drained));
         };

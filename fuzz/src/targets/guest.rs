@@ -103,6 +103,8 @@ pub fn road_map() -> RoadMap {
     };
     let context = ContextRecord {
         id: 1,
+        gid: [1; 16],
+        moves: 0,
         pds: vec![PdRecord { pd: 1 }],
         mrs: vec![MrRecord {
             lkey: 7,
@@ -134,6 +136,7 @@ pub fn road_map() -> RoadMap {
             qp_type: QpType::Rc,
             cap,
             attr: QpAttr::default(),
+            groups: Vec::new(),
             physical_qpn: 17,
             remote: Some(Endpoint { gid: [1; 16], qpn: 9 }),
         }],
@@ -161,6 +164,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
             session: 9,
             expected: vec![QpCount { qpn: 17, messages: 4 }],
             timeout_ms: 100,
+            sends_only: false,
         }),
         encoded(&Resolved {
             endpoint: Endpoint { gid: [1; 16], qpn: 9 },

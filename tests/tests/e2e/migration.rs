@@ -62,6 +62,16 @@ const PERFTEST: &[(&str, &[&str])] = &[
         &["ib_send_bw", "--use-srq", "-e", "-q", "4", "-s", "4096"],
     ),
     ("atomic_bw", &["ib_atomic_bw", "-q", "4"]),
+    ("send_bw_ud", &["ib_send_bw", "-c", "UD", "-s", "4096"]),
+    (
+        "send_bw_ud_events",
+        &["ib_send_bw", "-c", "UD", "-e", "-s", "4096"],
+    ),
+    ("send_bw_uc", &["ib_send_bw", "-c", "UC", "-s", "4096"]),
+    (
+        "write_bw_uc",
+        &["ib_write_bw", "-c", "UC", "-q", "4", "-s", "65536"],
+    ),
 ];
 
 /// Which end of a connection moves.

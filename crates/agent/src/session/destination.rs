@@ -404,6 +404,12 @@ impl Destination {
                     return Err(unexpected(&answer, "Claimed"));
                 };
                 agent.guests.claimed(&guest);
+                // What it has missed while it was away, and what was known here before it came.
+                let endpoints = agent.datagrams.all();
+                if !endpoints.is_empty() {
+                    let order = Order::Moved { endpoints };
+                    in_time("telling where datagrams go", guest.order(order, Vec::new())).await?;
+                }
                 anyhow::Ok((guest, replayed_receives))
             }
         });

@@ -255,12 +255,13 @@ impl Partner {
                     })
                 })
                 .collect();
-            let timeout_ms = request.timeout_ms;
+            let (timeout_ms, sends_only) = (request.timeout_ms, request.sends_only);
             async move {
                 let order = Order::Drain {
                     session,
                     expected,
                     timeout_ms,
+                    sends_only,
                 };
                 let limit = Duration::from_millis(timeout_ms.into()) + super::ORDER_TIMEOUT;
                 let answer = tokio::time::timeout(limit, member.guest.order(order, Vec::new()));

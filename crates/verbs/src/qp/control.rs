@@ -27,7 +27,7 @@ pub struct Control {
     /// When it was drained, it was in ERR: so must its successor be.
     pub was_failed: bool,
     /// Multicast groups that it is in.
-    mcast: Vec<[u8; 16]>,
+    pub mcast: Vec<[u8; 16]>,
 }
 
 impl Control {
@@ -137,6 +137,7 @@ impl Qp {
                 .device()?
                 .attach_mcast(control.physical_qpn(), gid)?;
             control.mcast.push(gid);
+            process.changed();
         }
         Ok(())
     }
@@ -158,6 +159,7 @@ impl Qp {
         self.context()
             .destroy_physically(|device| device.detach_mcast(qpn, gid))?;
         control.mcast.swap_remove(joined);
+        self.context().process().changed();
         Ok(())
     }
 

@@ -89,8 +89,12 @@ impl Qp {
         let side = Arc::new(CompletionSide {
             qpn: place.qpn,
             send: Shadow::new(cap.max_send_wr),
-            recv: Shadow::new(cap.max_recv_wr),
+            recv: match init.qp_type {
+                QpType::Ud => Shadow::with_fronts(cap.max_recv_wr),
+                QpType::Rc | QpType::Uc => Shadow::new(cap.max_recv_wr),
+            },
             shared: init.srq.as_ref().map(|srq| srq.slots.clone()),
+            datagrams: (init.qp_type == QpType::Ud).then(|| context.datagrams.clone()),
             received: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             backlog: AtomicBool::new(false),

@@ -32,7 +32,7 @@ pub(crate) use control::{Control, key_table};
 pub use create::QpInit;
 pub(crate) use recv::RecvQueue;
 pub(crate) use send::SendQueue;
-pub(crate) use shadow::{CompletionSide, RECV_BIT};
+pub(crate) use shadow::{CompletionSide, Fronts, RECV_BIT};
 pub(crate) use standby::Standby;
 
 use crate::backend::Refused;

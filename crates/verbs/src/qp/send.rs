@@ -13,9 +13,10 @@ use super::shadow::CompletionSide;
 use super::with_local_keys;
 use crate::backend::{Refused, SendRing};
 use crate::cq::Cq;
+use crate::datagrams::Datagrams;
 use crate::error::PostError;
 use crate::tables::KeyTable;
-use crate::work::{self, SendOpcode, SendWr, WC_LOC_QP_OP_ERR, Wc};
+use crate::work::{self, SendOpcode, SendWr, UdAddress, WC_LOC_QP_OP_ERR, Wc};
 
 /// How often a full ring is looked at again before a request is put aside. An RNIC may write the completion first and
 /// free the slot after it, so a program that is quick can see the one without the other for a moment.
@@ -49,6 +50,8 @@ pub struct SendQueue {
     intercepted: Intercepted,
     lkeys: Option<Arc<KeyTable>>,
     rkeys: Option<Arc<KeyTable>>,
+    /// Of a datagram queue pair.
+    datagrams: Option<Arc<Datagrams>>,
 }
 
 /// Where a batch started.
@@ -70,6 +73,7 @@ impl SendQueue {
         Self {
             ring: None,
             dead: false,
+            datagrams: side.datagrams.clone(),
             side,
             cq: Arc::downgrade(cq),
             cq_backlog: cq.backlog.clone(),
@@ -88,8 +92,13 @@ impl SendQueue {
         }
     }
 
+    /// Whether the ring may get requests. In SQD it takes none off the ring, and from there none could be moved.
+    fn flows(&self) -> bool {
+        self.holds == 0 && self.state != QpState::Sqd
+    }
+
     fn derive(&mut self) {
-        self.direct = self.ring.is_some() && self.holds == 0 && self.intercepted.is_empty();
+        self.direct = self.ring.is_some() && self.flows() && self.intercepted.is_empty();
         self.translates = self.lkeys.is_some() || self.rkeys.is_some();
     }
 
@@ -182,7 +191,7 @@ impl SendQueue {
     #[cold]
     fn put_aside(&mut self, wqe: &SendWqe, body: Body<'_>) {
         self.intercepted.push(wqe, body);
-        if self.ring.is_some() && self.holds == 0 {
+        if self.ring.is_some() && self.flows() {
             self.side.backlog.store(true, Relaxed);
             self.cq_backlog.store(true, Relaxed);
         }
@@ -194,10 +203,18 @@ impl SendQueue {
     fn give(&mut self, wqe: &SendWqe, body: Body<'_>) {
         let ring = self.ring.as_mut().expect("the caller has seen room in it");
         self.side.send.note(self.posted, wqe.wr_id);
-        let wqe = SendWqe {
+        let mut wqe = SendWqe {
             wr_id: self.posted,
             ..*wqe
         };
+        if let Some(ways) = self.datagrams.as_deref().filter(|ways| ways.translates()) {
+            let there = ways.to_physical(UdAddress {
+                ah: wqe.ah,
+                remote_qpn: wqe.remote_qpn,
+                remote_qkey: wqe.remote_qkey,
+            });
+            (wqe.ah, wqe.remote_qpn) = (there.ah, there.remote_qpn);
+        }
         if self.translates {
             let wqe = translate_head(wqe, self.lkeys.as_deref(), self.rkeys.as_deref());
             match body {
@@ -293,7 +310,7 @@ impl SendQueue {
     /// Gives intercepted requests to the ring, in order, as far as there is room and no session holds them. How many.
     pub fn pump(&mut self) -> u64 {
         let mut given = 0;
-        while self.holds == 0 && !self.intercepted.is_empty() && self.has_room() {
+        while self.flows() && !self.intercepted.is_empty() && self.has_room() {
             let mut intercepted = std::mem::take(&mut self.intercepted);
             intercepted.pop(|wqe, body| self.give(wqe, body));
             self.intercepted = intercepted;
@@ -302,7 +319,7 @@ impl SendQueue {
         if given > 0 {
             self.publish_late();
         }
-        let backlog = self.ring.is_some() && self.holds == 0 && !self.intercepted.is_empty();
+        let backlog = self.ring.is_some() && self.flows() && !self.intercepted.is_empty();
         self.side.backlog.store(backlog, Relaxed);
         self.cq_backlog.fetch_or(backlog, Relaxed);
         self.derive();
@@ -360,6 +377,7 @@ impl SendQueue {
     pub fn set_state(&mut self, state: QpState) {
         self.state = state;
         if state != QpState::Reset {
+            self.pump();
             return;
         }
         self.intercepted.truncate(0);

@@ -36,7 +36,7 @@ use crate::process::Process;
 use crate::qp::Qp;
 use crate::road_map;
 
-pub(crate) use resolve::resolve;
+pub(crate) use resolve::{resolve, ways};
 
 /// Why an order was not carried out; what it had begun is undone.
 #[derive(Debug, thiserror::Error)]
@@ -133,7 +133,8 @@ impl Sessions {
                 session,
                 expected,
                 timeout_ms,
-            } => self.drain(session, &expected, timeout_ms),
+                sends_only,
+            } => self.drain(session, &expected, timeout_ms, sends_only),
             Order::Quiesce { session } => Err(SessionError::Phase {
                 session,
                 phase: self.find(session)?.phase,
@@ -149,6 +150,13 @@ impl Sessions {
                 key_tables,
                 tables,
             } => self.switch(session, &key_tables, &tables),
+            Order::Moved { endpoints } => {
+                for context in self.process.contexts() {
+                    context.datagrams.learn(&endpoints);
+                    context.make_ways();
+                }
+                Ok(Answer::Done)
+            }
             Order::Resume { session } => self.resume(session),
             Order::Abort { session } => self.abort(session),
         }

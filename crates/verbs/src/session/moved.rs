@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use verbatim_channel::{Answer, ClaimedContext, KeyPair};
-use verbatim_device::control::{QpAttr, QpAttrMask, QpState};
+use verbatim_channel::{Answer, ClaimedContext, Endpoint, KeyPair, MovedEndpoint};
+use verbatim_device::control::{QpAttr, QpAttrMask, QpState, QpType};
 use verbatim_seqpacket::MAX_FDS;
 
 use super::{Phase, SessionError, Sessions};
@@ -119,6 +119,7 @@ impl Sessions {
             context.set_device(device);
             if let Some(replacement) = replacement {
                 renumber(context, replacement, &built)?;
+                find_ways(context, replacement)?;
             }
             put_in(ends, replacement.is_some());
         }
@@ -305,6 +306,49 @@ fn renumber(
         drop(send);
         qp.recv.lock().set_local_keys(context.lkeys.clone());
         qp.control.lock().remote = claimed.remote;
+    }
+    Ok(())
+}
+
+/// Makes a moved context's address handles anew. Its own datagram queue pairs are elsewhere for itself, too.
+fn find_ways(context: &Context, replacement: &ClaimedContext) -> Result<(), SessionError> {
+    let device = context.device()?;
+    let moves = context.moves.fetch_add(1, SeqCst) + 1;
+    let (_, port) = device.attributes();
+    let known = &context.port_attr().gids;
+    let own = port
+        .gids
+        .iter()
+        .zip(known)
+        .map(|(now, known)| (now.gid, known.gid));
+    let own: Vec<_> = own.collect();
+    let objects = context.objects.lock();
+    let ahs: Vec<_> = objects.ahs.values().cloned().collect();
+    let datagram = |qpn| {
+        let found = objects.qps.get(qpn);
+        found.is_some_and(|qp| qp.qp_type() == QpType::Ud)
+    };
+    let qps = replacement.qps.iter().filter(|claimed| datagram(&claimed.qpn));
+    let moved: Vec<_> = qps
+        .flat_map(|claimed| {
+            own.iter().map(|(now, known)| MovedEndpoint {
+                known: Endpoint {
+                    gid: *known,
+                    qpn: claimed.qpn,
+                },
+                now: Endpoint {
+                    gid: *now,
+                    qpn: claimed.physical_qpn,
+                },
+                moves,
+            })
+        })
+        .collect();
+    drop(objects);
+    context.datagrams.arrive(own);
+    context.datagrams.learn(&moved);
+    for ah in ahs {
+        ah.make_again(&*device)?;
     }
     Ok(())
 }

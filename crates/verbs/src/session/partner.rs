@@ -63,7 +63,7 @@ impl Sessions {
                 .as_mut()
                 .filter(|standby| standby.session == session)
             {
-                standby.connect(&*device, &attr, peer)?;
+                standby.connect(&*device, qp.qp_type(), &attr, peer)?;
             }
         }
         Ok(Answer::Done)

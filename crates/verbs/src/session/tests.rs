@@ -8,13 +8,20 @@ use crate::{PostError, QpAttr, SendOpcode, UdAddress, WC_WR_FLUSH_ERR};
 
 const SEND: SendOpcode = SendOpcode::SendWithImm;
 
-const SHARED: Shape = Shape {
-    srq: true,
-    channel: false,
-};
-const WITH_EVENTS: Shape = Shape {
+const PLAIN: Shape = Shape {
     srq: false,
+    channel: false,
+    unreliable: false,
+    datagrams: false,
+};
+const SHARED: Shape = Shape { srq: true, ..PLAIN };
+const WITH_EVENTS: Shape = Shape {
     channel: true,
+    ..PLAIN
+};
+const DATAGRAMS: Shape = Shape {
+    datagrams: true,
+    ..PLAIN
 };
 
 fn wr_ids(completions: &[crate::Wc]) -> Vec<u64> {
@@ -338,6 +345,77 @@ fn who_waits_for_an_event_while_it_is_moved_gets_it() {
 }
 
 #[test]
+fn datagrams_find_who_has_moved_by_the_handles_of_before_and_of_after() {
+    let mut story = Story::with(DATAGRAMS);
+    let handles = [0, 1].map(|end| story.ends[end].handle_to(&story.ends[1 - end]));
+    for end in 0..2 {
+        (0..8).for_each(|wr_id| story.ends[end].recv(wr_id).unwrap());
+    }
+    let both = |story: &Story, number: u32, handles: &[std::sync::Arc<crate::Ah>; 2]| {
+        for end in 0..2 {
+            story.ends[end].send_datagram(number, &handles[end], &story.ends[1 - end]);
+        }
+        story.settle();
+        for end in 0..2 {
+            let done = story.ends[end].poll();
+            let received: Vec<u32> = done
+                .iter()
+                .filter(|wc| wc.opcode == 128)
+                .map(|wc| wc.imm)
+                .collect();
+            assert_eq!(
+                (received.as_slice(), done.len()),
+                (&[number][..], 2),
+                "at end {end}"
+            );
+        }
+    };
+    both(&story, 0, &handles);
+    for (number, mover) in [(1, 0), (2, 1), (3, 0)] {
+        story.migrate_datagrams(mover);
+        both(&story, number, &handles);
+    }
+    let later = [0, 1].map(|end| story.ends[end].handle_to(&story.ends[1 - end]));
+    both(&story, 4, &later);
+    // A request that is held back while the other end moves goes to where that is then.
+    let session = 99;
+    let scope = Scope::Qps(vec![story.ends[1].qp.number()]);
+    story.ends[1].order(Order::Suspend { session, scope });
+    story.ends[1].send_datagram(5, &handles[1], &story.ends[0]);
+    story.migrate_datagrams(0);
+    story.ends[1].order(Order::Abort { session });
+    story.settle();
+    assert_eq!(wr_ids(&story.ends[0].poll()), [5]);
+    for handle in handles.iter().chain(&later) {
+        handle.destroy().unwrap();
+    }
+}
+
+#[test]
+fn requests_that_were_posted_in_sqd_wait_there_and_move() {
+    let mut story = Story::new();
+    let set = |story: &Story, state| {
+        let attr = QpAttr {
+            state,
+            ..QpAttr::default()
+        };
+        story.ends[0].qp.modify(QpAttrMask::STATE, &attr).unwrap();
+    };
+    set(&story, QpState::Sqd);
+    story.ends[0].send(0, SendOpcode::Write, true, false).unwrap();
+    story.ends[0].send(1, SendOpcode::Write, true, true).unwrap();
+    story.settle();
+    assert!(story.ends[0].poll().is_empty());
+    story.migrate(0);
+    story.settle();
+    assert!(story.ends[0].poll().is_empty(), "still in SQD");
+    assert_eq!(story.ends[0].qp.query().unwrap().0.state, QpState::Sqd);
+    set(&story, QpState::Rts);
+    story.settle();
+    assert_eq!(wr_ids(&story.ends[0].poll()), [0, 1]);
+}
+
+#[test]
 fn a_drain_that_cannot_end_is_told_and_taken_back() {
     let mut story = Story::new();
     story.ends[0].send(0, SEND, true, false).unwrap();
@@ -347,6 +425,7 @@ fn a_drain_that_cannot_end_is_told_and_taken_back() {
         session: migration.session,
         expected: Vec::new(),
         timeout_ms: 2,
+        sends_only: false,
     };
     let Answer::Error { message } = story.ends[0].sessions.handle(order, Vec::new()) else {
         panic!("drained")

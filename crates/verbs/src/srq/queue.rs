@@ -79,7 +79,7 @@ impl SrqQueue {
         self.sges[first..first + wr.sges.len()].copy_from_slice(wr.sges);
         self.counts[slot as usize] = wr.sges.len() as u16;
         self.posted += 1;
-        self.slots.note(slot, wr.wr_id, self.posted);
+        self.slots.note(slot, wr, self.posted);
         self.waiting.push_back(slot);
         self.give();
         Ok(())

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rustix::net::SendFlags;
 use verbatim_device::control::{
-    AsyncEvent, AsyncEventType, CompletionEvent, DeviceAttr, Gid, PortAttr, QpAttr, QpAttrMask, QpState,
-    SrqAttr,
+    AddressVector, AsyncEvent, AsyncEventType, CompletionEvent, DeviceAttr, Gid, MwType, PortAttr, QpAttr,
+    QpAttrMask, QpState, QpType, SrqAttr,
 };
 use verbatim_device::layout::{Cqe, SEND_SIGNALED, SEND_SOLICITED, SendWqe, Sge};
 use verbatim_device::ring::{Armed, Body};
@@ -29,6 +29,7 @@ type Name = (u8, u32);
 #[derive(Debug)]
 struct FakeQp {
     attr: QpAttr,
+    qp_type: QpType,
     send_cq: Name,
     recv_cq: Name,
     srq: Option<Name>,
@@ -54,6 +55,8 @@ struct State {
     keys: HashSet<Name>,
     next: HashMap<u8, u32>,
     srqs: HashMap<Name, FakeSrq>,
+    /// Where address handles lead.
+    ahs: HashMap<Name, AddressVector>,
     /// Armed completion queues, and whether for any completion.
     armed: HashMap<Name, bool>,
     /// What is told of events.
@@ -96,13 +99,20 @@ impl State {
         };
         let (send_cq, failed) = (qp.send_cq, qp.attr.state == QpState::Err);
         let two_sided = SendOpcode::from_raw(wqe.opcode.into()).is_some_and(SendOpcode::is_two_sided);
-        if !failed && two_sided {
-            let peer = (qp.attr.av.dgid[15], qp.attr.dest_qpn);
+        let datagram = qp.qp_type == QpType::Ud;
+        let peer = match datagram {
+            true => (self.ahs[&(name.0, wqe.ah)].dgid[15], wqe.remote_qpn),
+            false => (qp.attr.av.dgid[15], qp.attr.dest_qpn),
+        };
+        // A datagram that nobody takes is lost.
+        let takes = |peer: &FakeQp| peer.srq.is_none() && !peer.recvs.is_empty();
+        let lost = datagram && !self.qps.get(&peer).is_some_and(takes);
+        if !failed && two_sided && !lost {
             let Some(peer_qp) = self.qps.get_mut(&peer) else {
                 return false;
             };
             let connected_back = (peer_qp.attr.av.dgid[15], peer_qp.attr.dest_qpn) == name;
-            if !connected_back || peer_qp.attr.state == QpState::Err {
+            if !(connected_back || datagram) || peer_qp.attr.state == QpState::Err {
                 return false;
             }
             let recv_cq = peer_qp.recv_cq;
@@ -121,6 +131,7 @@ impl State {
                     opcode: 128,
                     imm: wqe.imm,
                     qpn: peer.1,
+                    src_qpn: name.1,
                     solicited: u32::from(wqe.flags & SEND_SOLICITED != 0),
                     ..Cqe::default()
                 },
@@ -376,6 +387,19 @@ impl Device for FakeDevice {
         })))
     }
 
+    fn create_ah(&self, _: u32, av: &AddressVector) -> Result<u32, VerbsError> {
+        let mut state = self.world.0.lock();
+        let number = state.number(self.id);
+        state.ahs.insert((self.id, number), *av);
+        Ok(number)
+    }
+
+    fn destroy_ah(&self, ah: u32) -> Result<(), VerbsError> {
+        let gone = self.world.0.lock().ahs.remove(&(self.id, ah));
+        assert!(gone.is_some(), "address handle {ah} is destroyed once");
+        Ok(())
+    }
+
     fn dealloc_pd(&self, _: u32) -> Result<(), VerbsError> {
         Ok(())
     }
@@ -389,6 +413,14 @@ impl Device for FakeDevice {
         let key = key.expect("a free key");
         state.keys.insert((self.id, key));
         Ok((key, key))
+    }
+
+    fn alloc_mw(&self, _: u32, _: MwType) -> Result<u32, VerbsError> {
+        Ok(self.world.0.lock().number(self.id) << 20)
+    }
+
+    fn dealloc_mw(&self, _: u32) -> Result<(), VerbsError> {
+        Ok(())
     }
 
     fn dereg_mr(&self, lkey: u32) -> Result<(), VerbsError> {
@@ -423,6 +455,7 @@ impl Device for FakeDevice {
         let qpn = free.expect("a free number");
         let qp = FakeQp {
             attr: QpAttr::default(),
+            qp_type: init.qp_type,
             send_cq: (self.id, init.send_cq),
             recv_cq: (self.id, init.recv_cq),
             srq: init.srq.map(|srq| (self.id, srq)),

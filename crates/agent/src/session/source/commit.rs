@@ -6,7 +6,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use futures_util::future::join_all;
 use tokio::task::JoinHandle;
-use verbatim_channel::Endpoint;
+use verbatim_channel::{Endpoint, MovedEndpoint};
+use verbatim_device::control::QpType;
 
 use super::{Source, told};
 use crate::journal::{Event, Role};
@@ -19,6 +20,9 @@ const COMMIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The pause before it is asked again.
 const COMMIT_PAUSE: Duration = Duration::from_millis(200);
+
+/// How long the pause may be for those who send datagrams to the instance.
+const DATAGRAMS_TIMEOUT: Duration = Duration::from_millis(200);
 
 impl Source {
     /// The decision. Returns when it is known: an error means that the instance is the source's.
@@ -73,6 +77,7 @@ impl Source {
     /// Both sides take the new queues; RECVs that nothing has consumed are posted.
     pub(super) async fn claim_and_switch(&mut self) -> anyhow::Result<()> {
         self.forward();
+        let datagrams = crate::datagrams::tell_all(&self.agent, &self.moved_datagrams());
         let tables: HashMap<u32, u32> = self
             .keys
             .iter()
@@ -102,6 +107,8 @@ impl Source {
         let mut destination = self.destination();
         let claimed = destination.claim(self.id());
         let (switched, claimed) = tokio::join!(join_all(switched), claimed);
+        // Who is slow to hear of it loses datagrams, and no more.
+        let _ = tokio::time::timeout(DATAGRAMS_TIMEOUT, join_all(datagrams)).await;
         let claimed = told(
             &self.request.destination,
             "give the processes their queues",
@@ -111,6 +118,35 @@ impl Source {
             self.replayed += count?;
         }
         Ok(())
+    }
+
+    /// The instance's datagram queue pairs, which anybody may send to.
+    fn moved_datagrams(&self) -> Vec<MovedEndpoint> {
+        let destination = self.agent.peers.directory().host(&self.request.destination);
+        let Some(gid) = destination.map(|host| host.gid()) else {
+            return Vec::new();
+        };
+        let mut moved = Vec::new();
+        for process in &self.processes {
+            for context in &process.road_map.contexts {
+                let datagram = context.qps.iter().filter(|qp| qp.qp_type == QpType::Ud);
+                moved.extend(datagram.filter_map(|qp| {
+                    let new = self.new_qp(process.guest.pid, qp.qpn)?;
+                    Some(MovedEndpoint {
+                        known: Endpoint {
+                            gid: context.gid,
+                            qpn: qp.qpn,
+                        },
+                        now: Endpoint {
+                            gid,
+                            qpn: new.physical_qpn,
+                        },
+                        moves: context.moves + 1,
+                    })
+                }));
+            }
+        }
+        moved
     }
 
     /// Connections that ask for the instance here are sent on.

@@ -158,6 +158,7 @@ mod tests {
                 ..QpAttr::default()
             },
             // It has moved before: what the program knows and what the RNIC knows differ.
+            groups: Vec::new(),
             physical_qpn: qpn + 100,
             remote,
         }

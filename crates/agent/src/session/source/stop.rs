@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use anyhow::{Context, bail};
 use futures_util::future::{join_all, try_join_all};
 use verbatim_channel::{Answer, Order, QpCount, Scope};
+use verbatim_device::control::QpType;
 
 use super::connections::{Connection, OtherEnd};
 use super::{Failure, Source, told};
@@ -67,7 +68,14 @@ impl Source {
             .flatten()
             .map(|count| (count.connection as usize, count.messages))
             .collect();
-        self.drain(&own_sent, &partner_sent).await?;
+        let unreliable = self.processes.iter().any(|process| {
+            let qps = process.road_map.contexts.iter().flat_map(|context| &context.qps);
+            qps.into_iter().any(|qp| qp.qp_type == QpType::Uc)
+        });
+        if unreliable {
+            self.drain(&own_sent, &partner_sent, true).await?;
+        }
+        self.drain(&own_sent, &partner_sent, false).await?;
         Ok(())
     }
 
@@ -75,6 +83,7 @@ impl Source {
         &self,
         own_sent: &HashMap<(u32, u32), u64>,
         partner_sent: &HashMap<usize, u64>,
+        sends_only: bool,
     ) -> anyhow::Result<()> {
         let session = self.session;
         let timeout_ms = self
@@ -107,6 +116,7 @@ impl Source {
                     session,
                     expected,
                     timeout_ms,
+                    sends_only,
                 };
                 match process.guest.order(order, Vec::new()).await?.0 {
                     Answer::Drained => Ok(()),
@@ -131,6 +141,7 @@ impl Source {
                     session,
                     expected: counts,
                     timeout_ms,
+                    sends_only,
                 },
             ));
         }
