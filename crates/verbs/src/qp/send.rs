@@ -119,29 +119,72 @@ impl SendQueue {
         if outstanding >= u64::from(self.cap.max_send_wr) {
             return Err(PostError::Full);
         }
-        let wqe = SendWqe {
-            wr_id: wr.wr_id,
+        if !(self.direct && self.push_direct(wr, inline_bytes)) {
+            let virtual_wqe = self.wqe(wr, wr.wr_id, RemoteKeys::of(wr), inline_bytes);
+            self.retry_or_put_aside(&virtual_wqe, wr.body);
+        }
+        Ok(())
+    }
+
+    /// The request as an RNIC reads it.
+    #[inline(always)]
+    fn wqe(&self, wr: &SendWr<'_>, wr_id: u64, keys: RemoteKeys, inline_bytes: u32) -> SendWqe {
+        SendWqe {
+            wr_id,
             opcode: wr.opcode as u8,
             flags: self.device_flags(wr),
             num_sge: match wr.body {
                 Body::Sges(sges) => sges.len() as u16,
                 Body::Inline(_) => 0,
             },
-            imm: wr.imm,
+            imm: keys.imm,
             remote_address: wr.remote_address,
-            rkey: wr.rkey,
+            rkey: keys.rkey,
             inline_bytes,
             compare_add: wr.compare_add,
-            swap: wr.swap,
+            swap: keys.swap,
             remote_qpn: wr.ud.remote_qpn,
             remote_qkey: wr.ud.remote_qkey,
             ah: wr.ud.ah,
             reserved: 0,
-        };
-        if !(self.direct && self.give(&wqe, wr.body)) {
-            self.retry_or_put_aside(wqe, wr.body);
         }
-        Ok(())
+    }
+
+    /// Gives a request to the ring as it comes; false if that has no room. As [`Self::give`], but the request is never laid
+    /// out anywhere else: what is written in small parts and soon read in larger ones stalls the processor.
+    #[inline(always)]
+    fn push_direct(&mut self, wr: &SendWr<'_>, inline_bytes: u32) -> bool {
+        let mut keys = RemoteKeys::of(wr);
+        let lkeys = match self.translates {
+            true => {
+                keys = keys.physical(wr.opcode as u8, self.lkeys.as_ref(), self.rkeys.as_ref());
+                self.lkeys.as_ref()
+            }
+            false => None,
+        };
+        let wqe = self.wqe(wr, self.posted, keys, inline_bytes);
+        let Some(ring) = self.ring.as_mut() else {
+            return false;
+        };
+        let given = match (wr.body, lkeys) {
+            (Body::Sges(sges), Some(lkeys)) => {
+                with_local_keys(Some(lkeys), sges, |sges| ring.try_push(&wqe, Body::Sges(sges)))
+            }
+            (body, _) => ring.try_push(&wqe, body),
+        };
+        if given {
+            self.note_given(wr.wr_id, wr.opcode as u8);
+        }
+        given
+    }
+
+    /// The ring has got the request at the current position, and shows it to the RNIC later, when it is published.
+    #[inline]
+    fn note_given(&mut self, wr_id: u64, opcode: u8) {
+        self.side.send.note(self.posted, wr_id);
+        self.unpublished = true;
+        self.posted += 1;
+        self.messages += counts(opcode);
     }
 
     #[inline]
@@ -171,11 +214,11 @@ impl SendQueue {
 
     /// The ring had no room, or does not take requests as they come.
     #[cold]
-    fn retry_or_put_aside(&mut self, wqe: SendWqe, body: Body<'_>) {
-        if self.direct && self.look_again() && self.give(&wqe, body) {
+    fn retry_or_put_aside(&mut self, wqe: &SendWqe, body: Body<'_>) {
+        if self.direct && self.look_again() && self.give(wqe, body) {
             return;
         }
-        self.intercepted.push(&wqe, body);
+        self.intercepted.push(wqe, body);
         if self.ring.is_some() && self.holds == 0 {
             self.side.backlog.store(true, Relaxed);
             self.cq_backlog.store(true, Relaxed);
@@ -183,34 +226,33 @@ impl SendQueue {
         self.derive();
     }
 
-    /// Gives a request to the ring; false if that has no room.
-    #[inline(always)]
+    /// Gives a request that was put aside to the ring; false if that has no room.
     fn give(&mut self, wqe: &SendWqe, body: Body<'_>) -> bool {
         let Some(ring) = self.ring.as_mut() else {
             return false;
         };
-        let given = if self.translates {
-            push_translated(
-                ring,
-                self.posted,
-                wqe,
-                body,
-                self.lkeys.as_ref(),
-                self.rkeys.as_ref(),
-            )
-        } else {
-            let wqe = SendWqe {
-                wr_id: self.posted,
-                ..*wqe
-            };
-            ring.try_push(&wqe, body)
+        let (lkeys, rkeys) = (self.lkeys.as_ref(), self.rkeys.as_ref());
+        let RemoteKeys { rkey, imm, swap } = RemoteKeys {
+            rkey: wqe.rkey,
+            imm: wqe.imm,
+            swap: wqe.swap,
+        }
+        .physical(wqe.opcode, lkeys, rkeys);
+        let physical = SendWqe {
+            wr_id: self.posted,
+            rkey,
+            imm,
+            swap,
+            ..*wqe
+        };
+        let given = match body {
+            Body::Sges(sges) => {
+                with_local_keys(lkeys, sges, |sges| ring.try_push(&physical, Body::Sges(sges)))
+            }
+            inline => ring.try_push(&physical, inline),
         };
         if given {
-            // The RNIC sees the request later, when it is published.
-            self.side.send.note(self.posted, wqe.wr_id);
-            self.unpublished = true;
-            self.posted += 1;
-            self.messages += counts(wqe.opcode);
+            self.note_given(wqe.wr_id, wqe.opcode);
         }
         given
     }
@@ -389,46 +431,46 @@ fn counts(opcode: u8) -> u64 {
     TWO_SIDED >> (opcode & 63) & 1
 }
 
-/// Gives a request to the ring with the keys that the RNICs know.
-#[inline(always)]
-fn push_translated(
-    ring: &mut Sends,
-    position: u64,
-    wqe: &SendWqe,
-    body: Body<'_>,
-    lkeys: Option<&RecentKey>,
-    rkeys: Option<&RecentKey>,
-) -> bool {
-    let mut wqe = SendWqe {
-        wr_id: position,
-        ..*wqe
-    };
-    translate_head(&mut wqe, lkeys, rkeys);
-    match body {
-        Body::Sges(sges) => with_local_keys(lkeys, sges, |sges| ring.try_push(&wqe, Body::Sges(sges))),
-        inline => ring.try_push(&wqe, inline),
-    }
+/// The words of a request that may hold keys besides those of its entries.
+#[derive(Debug, Clone, Copy)]
+struct RemoteKeys {
+    rkey: u32,
+    imm: u32,
+    swap: u64,
 }
 
-/// Puts in the keys that the RNICs know. Remote keys are the other end's, but for binds and local invalidation, which name
-/// this process's own.
-#[inline]
-fn translate_head(wqe: &mut SendWqe, lkeys: Option<&RecentKey>, rkeys: Option<&RecentKey>) {
-    const LOW: u64 = 0xffff_ffff;
-    const SEND: u8 = SendOpcode::Send as u8;
-    const SEND_WITH_IMM: u8 = SendOpcode::SendWithImm as u8;
-    const SEND_WITH_INVALIDATE: u8 = SendOpcode::SendWithInvalidate as u8;
-    match (wqe.opcode, lkeys, rkeys) {
-        (WR_LOCAL_INV, ..) => {}
-        (WR_BIND_MW, Some(table), _) => {
-            let lkey = table.physical(wqe.swap as u32).unwrap_or(0);
-            wqe.swap = wqe.swap & !LOW | u64::from(lkey);
+impl RemoteKeys {
+    /// As the program knows them.
+    #[inline]
+    fn of(wr: &SendWr<'_>) -> Self {
+        Self {
+            rkey: wr.rkey,
+            imm: wr.imm,
+            swap: wr.swap,
         }
-        (WR_BIND_MW, None, _) => {}
-        // They name no remote memory.
-        (SEND | SEND_WITH_IMM, ..) => {}
-        (SEND_WITH_INVALIDATE, _, Some(table)) => wqe.imm = table.physical(wqe.imm).unwrap_or(wqe.imm),
-        (_, _, Some(table)) => wqe.rkey = table.physical(wqe.rkey).unwrap_or(wqe.rkey),
-        (_, _, None) => {}
+    }
+
+    /// As the RNICs know them. Remote keys are the other end's, but for binds and local invalidation, which name this
+    /// process's own.
+    #[inline]
+    fn physical(mut self, opcode: u8, lkeys: Option<&RecentKey>, rkeys: Option<&RecentKey>) -> Self {
+        const LOW: u64 = 0xffff_ffff;
+        const SEND: u8 = SendOpcode::Send as u8;
+        const SEND_WITH_IMM: u8 = SendOpcode::SendWithImm as u8;
+        const SEND_WITH_INVALIDATE: u8 = SendOpcode::SendWithInvalidate as u8;
+        match (opcode, lkeys, rkeys) {
+            (WR_LOCAL_INV, ..) => {}
+            (WR_BIND_MW, Some(table), _) => {
+                let lkey = table.physical(self.swap as u32).unwrap_or(0);
+                self.swap = self.swap & !LOW | u64::from(lkey);
+            }
+            (WR_BIND_MW, None, _) => {}
+            // They name no remote memory.
+            (SEND | SEND_WITH_IMM, ..) => {}
+            (SEND_WITH_INVALIDATE, _, Some(table)) => self.imm = table.physical(self.imm).unwrap_or(self.imm),
+            (_, _, Some(table)) => self.rkey = table.physical(self.rkey).unwrap_or(self.rkey),
+            (_, _, None) => {}
+        }
+        self
     }
 }
