@@ -64,8 +64,6 @@ enum Bench {
     Drain,
     /// The partner's throughput around a move (MigrRDMA, figure 5).
     Timeline,
-    /// A program over UCX, moved or killed and started again (MigrRDMA, figure 6).
-    Application,
 }
 
 fn main() -> ExitCode {
@@ -124,14 +122,6 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     if wanted(Bench::Timeline) {
         migrrdma::timeline::run(&tools, repeats, &arguments.out.join("timeline.json"))?;
-    }
-    if wanted(Bench::Application) {
-        migrrdma::application::run(
-            &tools,
-            repeats,
-            arguments.seconds,
-            &arguments.out.join("application.json"),
-        )?;
     }
     Ok(())
 }
