@@ -14,7 +14,7 @@
 #include "report.h"
 
 /* Changes whenever what the sides tell each other does. */
-#define EXCHANGE_VERSION 0x76636865636b0001ull	/* "vcheck", 1 */
+#define EXCHANGE_VERSION 0x76636865636b0002ull	/* "vcheck", 2 */
 
 struct exchange {
 	int fd;

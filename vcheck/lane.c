@@ -22,11 +22,6 @@ uint64_t lane_recv_entries(const struct workload *load)
 	return load->depth + CONTROL_ROOM;
 }
 
-static bool may_be(const struct workload *load, enum op op)
-{
-	return load->op == op || load->op == OP_MIX;
-}
-
 static char *carve(char *base, size_t *used, size_t size)
 {
 	char *part = base + *used;
@@ -45,10 +40,12 @@ static size_t lay_out(struct lane *lane, char *base)
 
 	if (lane->tx.active)
 		memory->send_slots = carve(base, &used, ring);
-	if (lane->rx.active && (may_be(load, OP_WRITE) || may_be(load, OP_WRITE_IMM)))
+	if (lane->rx.active && (plan_has(load, OP_WRITE) || plan_has(load, OP_WRITE_IMM)))
 		memory->write_slots = carve(base, &used, ring);
-	if (lane->rx.active && may_be(load, OP_READ))
+	if (lane->rx.active && plan_has(load, OP_READ))
 		memory->read_slots = carve(base, &used, ring);
+	if (lane->rx.active && plan_has(load, OP_ATOMIC))
+		memory->counter = (uint64_t *)carve(base, &used, sizeof(*memory->counter));
 	memory->recv_slots = carve(base, &used, lane->recvq.capacity * memory->recv_slot_size);
 	memory->controls = carve(base, &used, lane->sendq.capacity * (size_t)CONTROL_LEN);
 	return used;
@@ -60,6 +57,13 @@ static void set_guards(char *slots, uint64_t count, size_t size)
 		guard_fill(slots + i * size, size);
 }
 
+static unsigned access_flags(const struct workload *load)
+{
+	unsigned flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+
+	return plan_has(load, OP_ATOMIC) ? flags | IBV_ACCESS_REMOTE_ATOMIC : flags;
+}
+
 static bool create_memory(struct lane *lane, struct device *device)
 {
 	struct memory *memory = &lane->memory;
@@ -67,7 +71,7 @@ static bool create_memory(struct lane *lane, struct device *device)
 	void *base;
 
 	memory->slot_size = slot_size(load->size);
-	memory->recv_slot_size = lane->rx.active && may_be(load, OP_SEND) && load->size > CONTROL_LEN ?
+	memory->recv_slot_size = lane->rx.active && plan_has(load, OP_SEND) && load->size > CONTROL_LEN ?
 				 memory->slot_size : slot_size(CONTROL_LEN);
 	memory->size = lay_out(lane, NULL);
 	base = mmap(NULL, memory->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -77,7 +81,7 @@ static bool create_memory(struct lane *lane, struct device *device)
 	memory->base = base;
 	lay_out(lane, memory->base);
 	memory->mr = ibv_reg_mr(device->pd, memory->base, memory->size,
-				IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
+				access_flags(load));
 	if (!memory->mr)
 		return report_setup_error(lane->report, "ibv_reg_mr of %zu bytes for qp %u: %s: raise ulimit -l, or lower "
 					  "-q, --depth or -s", memory->size, lane->index, strerror(errno));
@@ -105,7 +109,7 @@ static bool create_qp(struct lane *lane, struct device *device)
 	struct ibv_qp_attr attributes = {
 		.qp_state = IBV_QPS_INIT,
 		.port_num = PORT_NUMBER,
-		.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
+		.qp_access_flags = access_flags(lane->load),
 	};
 	int error;
 
@@ -183,6 +187,7 @@ struct lane_address lane_address(const struct lane *lane, const struct device *d
 		.rkey = lane->memory.mr->rkey,
 		.write_slots = (uintptr_t)lane->memory.write_slots,
 		.read_slots = (uintptr_t)lane->memory.read_slots,
+		.counter = (uintptr_t)lane->memory.counter,
 	};
 }
 

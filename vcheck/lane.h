@@ -26,7 +26,7 @@ struct lane_address {
 	uint64_t qpn, psn, lid, mtu, read_atomic;
 	uint64_t gid_high, gid_low;
 	uint64_t rkey;
-	uint64_t write_slots, read_slots;	/* virtual addresses */
+	uint64_t write_slots, read_slots, counter;	/* virtual addresses */
 };
 
 struct memory {
@@ -36,6 +36,7 @@ struct memory {
 	char *send_slots;	/* depth: content of outgoing messages, and where READs arrive */
 	char *write_slots;	/* depth: the other side WRITEs here */
 	char *read_slots;	/* depth: the other side READs here */
+	uint64_t *counter;	/* how many ATOMICs the other side has had executed */
 	char *recv_slots;	/* recvq.capacity, of recv_slot_size */
 	char *controls;		/* sendq.capacity, of CONTROL_LEN */
 	size_t slot_size, recv_slot_size;
@@ -43,6 +44,7 @@ struct memory {
 
 struct send_entry {
 	uint64_t seq;
+	uint64_t atomics;	/* of an ATOMIC: how many its stream has before it */
 	struct message message;
 	bool control, signaled;
 };
@@ -72,6 +74,8 @@ struct requester {
 	struct control noticed;	/* the last NOTICE */
 	bool unnoticed_write, unnoticed_read;
 	bool fin_posted;
+	uint64_t atomics;	/* ATOMICs posted */
+	bool atomics_wrong;	/* one was not executed once: of those after it nothing can be said */
 };
 
 struct responder {
@@ -81,6 +85,7 @@ struct responder {
 	uint64_t seen;		/* every message below was posted before something that arrived */
 	uint64_t verified_writes;	/* WRITEs below were looked at */
 	uint64_t reads_done;	/* READs below have completed at the requester */
+	uint64_t atomics;	/* ATOMICs among those that were seen */
 	uint64_t done, credited;
 	bool fin, fin_credited;
 	uint64_t final;		/* with fin: the number of messages of the stream */

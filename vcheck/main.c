@@ -24,7 +24,7 @@ struct hello {
 /* What came over TCP is believed no more than a command line. */
 static bool workload_is_possible(const struct workload *load)
 {
-	return load->op <= OP_MIX && load->size >= MESSAGE_MIN && load->size <= MAX_SIZE && load->qps >= 1 &&
+	return load->op <= OP_ALL && load->size >= MESSAGE_MIN && load->size <= MAX_SIZE && load->qps >= 1 &&
 	       load->qps <= MAX_QPS && load->depth >= 1 && load->depth <= MAX_DEPTH && load->count <= MAX_COUNT &&
 	       load->seconds <= MAX_SECONDS && (load->count || load->seconds);
 }

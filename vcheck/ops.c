@@ -8,6 +8,9 @@
 /* Messages per pump: the completion queues are looked at in between. */
 enum { PUMP_BATCH = 16 };
 
+/* What lies where an ATOMIC is to write what it found. */
+#define NOTHING_FOUND UINT64_MAX
+
 static char *send_slot(const struct lane *lane, uint64_t seq)
 {
 	return lane->memory.send_slots + seq % lane->load->depth * lane->memory.slot_size;
@@ -17,7 +20,8 @@ static struct ibv_send_wr plan_request(const struct lane *lane, uint64_t seq, co
 				       struct ibv_sge *sge)
 {
 	uint64_t offset = seq % lane->load->depth * lane->memory.slot_size;
-	bool inlined = message->op != OP_READ && message->want_inline && message->length <= lane->sendq.max_inline;
+	bool inlined = message->op != OP_READ && message->op != OP_ATOMIC && message->want_inline &&
+		       message->length <= lane->sendq.max_inline;
 	struct ibv_send_wr request = {
 		.sg_list = sge,
 		.num_sge = 1,
@@ -32,6 +36,14 @@ static struct ibv_send_wr plan_request(const struct lane *lane, uint64_t seq, co
 	switch (message->op) {
 	case OP_SEND:
 		request.opcode = IBV_WR_SEND;
+		return request;
+	case OP_ATOMIC:
+		/* Either way the counter is one more: executed once, each finds the number of those before it. */
+		request.opcode = message->want_inline ? IBV_WR_ATOMIC_CMP_AND_SWP : IBV_WR_ATOMIC_FETCH_AND_ADD;
+		request.wr.atomic.rkey = lane->peer.rkey;
+		request.wr.atomic.remote_addr = lane->peer.counter;
+		request.wr.atomic.compare_add = message->want_inline ? lane->tx.atomics : 1;
+		request.wr.atomic.swap = lane->tx.atomics + 1;
 		return request;
 	case OP_WRITE:
 		request.opcode = IBV_WR_RDMA_WRITE;
@@ -65,23 +77,28 @@ static bool post_next(struct lane *lane)
 	struct message message = plan_message(lane->load, tx->stream, seq);
 	struct ibv_sge sge;
 	struct ibv_send_wr request = plan_request(lane, seq, &message, &sge);
+	uint64_t nothing = NOTHING_FOUND;
+	struct send_entry entry = { .seq = seq, .atomics = tx->atomics, .message = message };
 
-	if (message.op != OP_READ)
+	if (message.op == OP_ATOMIC)
+		memcpy(send_slot(lane, seq), &nothing, sizeof(nothing));
+	else if (message.op != OP_READ)
 		message_fill(send_slot(lane, seq), &(struct message_id){ KIND_DATA, lane->load->seed, tx->stream, seq,
 									 message.length });
-	if (!sendq_post(lane, &request, &(struct send_entry){ .seq = seq, .message = message }, message.want_signal))
+	if (!sendq_post(lane, &request, &entry, message.want_signal))
 		return false;
 	/* An inline request has taken its data: the buffer is ours again, and another content must not show. */
 	if (request.send_flags & IBV_SEND_INLINE)
 		memset(send_slot(lane, seq), 0xee, message.length);
-	tx->unnoticed_write |= message.op == OP_WRITE;
+	tx->unnoticed_write |= message.op == OP_WRITE || message.op == OP_ATOMIC;
+	tx->atomics += message.op == OP_ATOMIC;
 	tx->unnoticed_read |= message.op == OP_READ;
 	tx->posted++;
 	lane->report->totals.posted[message.op]++;
 	return true;
 }
 
-/* Without NOTICEs the responder knows nothing of WRITEs and READs. */
+/* Without NOTICEs the responder knows nothing of WRITEs, READs and ATOMICs. */
 static bool notice_is_due(const struct lane *lane)
 {
 	const struct requester *tx = &lane->tx;
@@ -160,6 +177,25 @@ static void verify_read(struct lane *lane, const struct send_entry *entry)
 	totals->received[OP_READ]++;
 }
 
+static void verify_atomic(struct lane *lane, const struct send_entry *entry)
+{
+	struct totals *totals = &lane->report->totals;
+	uint64_t *counter = &totals->duplicated;
+	uint64_t found;
+
+	memcpy(&found, send_slot(lane, entry->seq), sizeof(found));
+	/* What it found is no header of a message: the next one that brings nothing here shall find none. */
+	memset(send_slot(lane, entry->seq), 0, sizeof(found));
+	totals->received[OP_ATOMIC]++;
+	if (found == entry->atomics || lane->tx.atomics_wrong)
+		return;
+	lane->tx.atomics_wrong = true;
+	if (found < entry->atomics || found == NOTHING_FOUND)
+		counter = &totals->lost;
+	report_defect(lane->report, counter, "qp %u: ATOMIC %llu found %llu, and %llu were posted before it", lane->index,
+		      (unsigned long long)entry->seq, (unsigned long long)found, (unsigned long long)entry->atomics);
+}
+
 void requester_retire(struct lane *lane, const struct send_entry *entry)
 {
 	struct totals *totals = &lane->report->totals;
@@ -168,6 +204,8 @@ void requester_retire(struct lane *lane, const struct send_entry *entry)
 		return;
 	if (entry->message.op == OP_READ)
 		verify_read(lane, entry);
+	if (entry->message.op == OP_ATOMIC)
+		verify_atomic(lane, entry);
 	lane->tx.completed = entry->seq + 1;
 	totals->completed[entry->message.op]++;
 	totals->bytes += entry->message.length;

@@ -49,7 +49,8 @@ static void print_help(void)
 	     "      --ack-timeout N    RC acknowledge timeout, 4.096 us * 2^N (default 16: 268 ms, seven retries)\n"
 	     "      --stall-timeout S  fail when nothing completes for S seconds (default 30)\n"
 	     "workload (the client's counts):\n"
-	     "      --op OP            send, write, write-imm, read or mix (default send)\n"
+	     "      --op OP            send, write, write-imm, read, atomic, mix (all of these but atomic) or all\n"
+	     "                         (default send)\n"
 	     "  -q, --qps N            queue pairs (default 1)\n"
 	     "  -s, --size BYTES       message size, 32 to 16 MiB (default 4096)\n"
 	     "      --random-size      seeded lengths from 32 bytes up to --size\n"
@@ -61,8 +62,8 @@ static void print_help(void)
 	     "\n"
 	     "      --verbose          progress and each defect on stderr\n"
 	     "\n"
-	     "One JSON line on stdout per side: what this side posted, saw completed, received and found. A READ counts as\n"
-	     "received where it was posted, so the two sides' \"received\" add up to their \"posted\". longest_gap_ms is the\n"
+	     "One JSON line on stdout per side: what this side posted, saw completed, received and found. READs and ATOMICs count\n"
+	     "as received where they were posted, so the two sides' \"received\" add up to their \"posted\". longest_gap_ms is the\n"
 	     "longest time between two completions (CLOCK_MONOTONIC).\n"
 	     "\n"
 	     "exit status: 0 all right; 1 a defect, on either side; 2 wrong usage or the setup failed\n"
@@ -88,10 +89,10 @@ static bool parse_number(const char *option, const char *text, uint64_t low, uin
 
 static bool parse_op(const char *text, uint64_t *op)
 {
-	for (*op = 0; *op <= OP_MIX; ++*op)
+	for (*op = 0; *op <= OP_ALL; ++*op)
 		if (!strcmp(text, op_name(*op)))
 			return true;
-	fprintf(stderr, "vcheck: --op %s: give one of send, write, write-imm, read, mix\n", text);
+	fprintf(stderr, "vcheck: --op %s: give one of send, write, write-imm, read, atomic, mix, all\n", text);
 	return false;
 }
 

@@ -10,14 +10,20 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum op { OP_SEND, OP_WRITE, OP_WRITE_IMM, OP_READ, OP_COUNT, OP_MIX = OP_COUNT };
+enum op {
+	OP_SEND, OP_WRITE, OP_WRITE_IMM, OP_READ, OP_ATOMIC, OP_COUNT,
+	OP_MIX = OP_COUNT,	/* all but ATOMICs, which not every device has */
+	OP_ALL,
+};
+
+enum { ATOMIC_LEN = 8 };
 
 /*
  * What the client asks for and the server adopts. Only uint64_t members: it crosses the TCP connection as an array of
  * them in network byte order (exchange.h).
  */
 struct workload {
-	uint64_t op;		/* enum op, OP_MIX included */
+	uint64_t op;		/* enum op, OP_MIX and OP_ALL included */
 	uint64_t size;		/* bytes; the largest message when random_size */
 	uint64_t random_size;
 	uint64_t seed;
@@ -32,7 +38,7 @@ struct message {
 	enum op op;
 	uint32_t length;
 	bool want_signal;	/* a few are signaled although nothing forces it */
-	bool want_inline;	/* if it fits */
+	bool want_inline;	/* if it fits; of an ATOMIC: compare and swap, not fetch and add */
 };
 
 /* A stream is one direction of one QP: its messages are numbered from 0. */
@@ -40,6 +46,9 @@ static inline uint64_t stream_id(uint64_t qp_index, bool from_server)
 {
 	return qp_index * 2 + from_server;
 }
+
+/* Whether a run of this workload has messages of an operation. */
+bool plan_has(const struct workload *load, enum op op);
 
 struct message plan_message(const struct workload *load, uint64_t stream, uint64_t seq);
 

@@ -129,6 +129,8 @@ static enum ibv_wc_opcode expected_opcode(const struct send_entry *entry)
 	switch (entry->message.op) {
 	case OP_READ:
 		return IBV_WC_RDMA_READ;
+	case OP_ATOMIC:
+		return entry->message.want_inline ? IBV_WC_COMP_SWAP : IBV_WC_FETCH_ADD;
 	case OP_WRITE:
 	case OP_WRITE_IMM:
 		return IBV_WC_RDMA_WRITE;

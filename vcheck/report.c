@@ -86,7 +86,7 @@ void report_compare(struct report *report, const struct totals *peer)
 	uint64_t posted[OP_COUNT];
 
 	for (int op = 0; op < OP_COUNT; op++)
-		posted[op] = op == OP_READ ? mine->posted[op] : peer->posted[op];
+		posted[op] = op == OP_READ || op == OP_ATOMIC ? mine->posted[op] : peer->posted[op];
 	compare_arrivals(report, posted);
 	if (any_defect(peer))
 		report_defect(report, NULL,

@@ -18,7 +18,7 @@
 struct totals {
 	uint64_t posted[OP_COUNT];
 	uint64_t completed[OP_COUNT];
-	uint64_t received[OP_COUNT];	/* content verified here; READs: where they were posted */
+	uint64_t received[OP_COUNT];	/* content verified here; READs, ATOMICs: where they were posted */
 	uint64_t bytes;			/* of completed and of received messages */
 	uint64_t lost, duplicated, out_of_order, corrupted;
 	uint64_t lost_messages, duplicated_messages;

@@ -76,16 +76,31 @@ static void seen_up_to(struct lane *lane, uint64_t seq)
 
 	if (seq > rx->seen)
 		rx->seen = seq;
-	if (lane->load->op != OP_WRITE && lane->load->op != OP_MIX)
+	if (!plan_has(lane->load, OP_WRITE) && !plan_has(lane->load, OP_ATOMIC))
 		return;
 	for (; rx->verified_writes < rx->seen; rx->verified_writes++) {
 		struct message message = planned(lane, rx->verified_writes);
 
+		rx->atomics += message.op == OP_ATOMIC;
 		if (message.op == OP_WRITE)
 			verify_content(lane, rx->verified_writes, &message,
 				       slot_of(lane, lane->memory.write_slots, rx->verified_writes),
 				       lane->memory.slot_size);
 	}
+}
+
+/* The stream is over: its ATOMICs were executed before its last message, each once. */
+static void verify_counter(struct lane *lane)
+{
+	uint64_t counted, expected = lane->rx.atomics;
+
+	if (!lane->memory.counter)
+		return;
+	counted = __atomic_load_n(lane->memory.counter, __ATOMIC_ACQUIRE);
+	if (counted != expected)
+		report_defect(lane->report, counted < expected ? &totals_of(lane)->lost : &totals_of(lane)->duplicated,
+			      "qp %u: %llu ATOMICs were executed, %llu were posted", lane->index,
+			      (unsigned long long)counted, (unsigned long long)expected);
 }
 
 /* Moves done over what is verified and READ, and renews the slots that are READ one depth further on. */
@@ -131,6 +146,7 @@ static void take_notice(struct lane *lane, const struct control *notice)
 	if (notice->kind == KIND_FIN) {
 		rx->fin = true;
 		rx->final = notice->posted;
+		verify_counter(lane);
 	}
 }
 

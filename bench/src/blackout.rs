@@ -1,4 +1,4 @@
-//! Blackouts of `ib_write_bw` with 16 queue pairs (MigrRDMA §5.2, figure "blackout time"), sender and receiver moved.
+//! Blackouts of `ib_write_bw` with 16 queue pairs and messages of 2 MiB (MigrRDMA §5.2, figure "blackout time"), sender and receiver moved.
 //!
 //! One run per side: it is moved to and fro between two hosts while its partner stays, at full speed all the time.
 
@@ -39,7 +39,9 @@ pub fn run(tools: &Tools, moves: u32, out: &Path) -> anyhow::Result<()> {
     let context = Context::now();
     // It ends with the lab, long before its time is over.
     let seconds = (moves * 20 + 60).to_string();
-    let argv = ["ib_write_bw", "-F", "-q", "16", "-s", "65536", "-D", &seconds];
+    // Two requests each keep the link busy; perftest's 128 would be 4 GiB to drain.
+    let all = format!("ib_write_bw -F -q 16 -s 2097152 -t 2 -Q 1 -D {seconds}");
+    let argv: Vec<_> = all.split(' ').collect();
     let mut sides = Vec::new();
     for moved in ["sender", "receiver"] {
         let migrations = measure(tools, &argv, moved, moves)?;

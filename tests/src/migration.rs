@@ -58,6 +58,10 @@ pub struct Migration {
     pub intercepted_wrs: u64,
     /// Requests that were posted again.
     pub replayed_wrs: u64,
+    /// Not complete at the limit of the drain, and posted again.
+    pub unfinished_replayed_wrs: u64,
+    /// Not complete either, but executed.
+    pub unfinished_completed_wrs: u64,
 }
 
 /// Bytes that were sent.

@@ -68,12 +68,12 @@ static void read_environment(void)
 {
 	static const char *const ops[] = {
 		[IBV_WR_SEND] = "send", [IBV_WR_RDMA_WRITE] = "write", [IBV_WR_RDMA_WRITE_WITH_IMM] = "write-imm",
-		[IBV_WR_RDMA_READ] = "read",
+		[IBV_WR_RDMA_READ] = "read", [IBV_WR_ATOMIC_FETCH_AND_ADD] = "atomic",
 	};
 	const char *text = getenv("FAKEVERBS_INJECT"), *op = getenv("FAKEVERBS_OP");
 	char name[32];
 
-	for (int i = 0; op && i <= IBV_WR_RDMA_READ; i++)
+	for (int i = 0; op && i <= IBV_WR_ATOMIC_FETCH_AND_ADD; i++)
 		if (ops[i] && !strcmp(ops[i], op))
 			inject.opcode = i;
 	if (!text || sscanf(text, "%31[^:]:%lu:%lu", name, &inject.at, &inject.argument) < 2)
@@ -246,6 +246,11 @@ static void transmit_injected(struct fake_qp *qp, struct send_request *request, 
 		enqueue(qp, released);
 }
 
+static bool is_atomic(uint32_t opcode)
+{
+	return opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || opcode == IBV_WR_ATOMIC_CMP_AND_SWP;
+}
+
 static void transmit(struct fake_qp *qp)
 {
 	int queued = 0;
@@ -255,15 +260,17 @@ static void transmit(struct fake_qp *qp)
 	for (; qp->send_next < qp->send_tail && queued < OUTBOX_LIMIT; qp->send_next++, queued++) {
 		struct send_request *request = &qp->sends[qp->send_next % qp->cap.max_send_wr];
 		bool inlined = request->wr.send_flags & IBV_SEND_INLINE;
-		bool read = request->wr.opcode == IBV_WR_RDMA_READ;
+		bool read = request->wr.opcode == IBV_WR_RDMA_READ, atomic = is_atomic(request->wr.opcode);
+		uint64_t operands[2] = { request->wr.wr.atomic.compare_add, request->wr.wr.atomic.swap };
 		const void *from = inlined ? request->inlined : (void *)(uintptr_t)request->sge.addr;
-		struct packet *packet = new_packet(request->wr.opcode, request->sge.length, read ? NULL : from);
+		struct packet *packet = atomic ? new_packet(request->wr.opcode, sizeof(operands), operands) :
+					new_packet(request->wr.opcode, request->sge.length, read ? NULL : from);
 
 		packet->imm = request->wr.imm_data;
-		packet->rkey = request->wr.wr.rdma.rkey;
-		packet->remote_addr = request->wr.wr.rdma.remote_addr;
+		packet->rkey = atomic ? request->wr.wr.atomic.rkey : request->wr.wr.rdma.rkey;
+		packet->remote_addr = atomic ? request->wr.wr.atomic.remote_addr : request->wr.wr.rdma.remote_addr;
 		packet->request = qp->send_next;
-		packet->completes = !read;
+		packet->completes = !read && !atomic;
 		transmit_injected(qp, request, packet);
 	}
 }
@@ -336,6 +343,23 @@ static bool receive(struct fake_qp *qp, const struct packet *packet)
 		enqueue(qp, response);
 		return true;
 	}
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+	case IBV_WR_ATOMIC_CMP_AND_SWP: {
+		uint64_t operands[2], found, *target = (uint64_t *)(uintptr_t)packet->remote_addr;
+		struct packet *response;
+
+		fake_check_memory(packet->rkey, packet->remote_addr, sizeof(found));
+		memcpy(operands, packet->payload, sizeof(operands));
+		found = *target;
+		if (packet->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
+			*target += operands[0];
+		else if (found == operands[0])
+			*target = operands[1];
+		response = new_packet(OPCODE_READ_RESPONSE, sizeof(found), &found);
+		response->request = packet->request;
+		enqueue(qp, response);
+		return true;
+	}
 	default: {
 		struct send_request *request = &qp->sends[packet->request % qp->cap.max_send_wr];
 
@@ -374,7 +398,18 @@ static void receive_some(struct fake_qp *qp)
 
 static enum ibv_wc_opcode wc_opcode(enum ibv_wr_opcode opcode)
 {
-	return opcode == IBV_WR_SEND ? IBV_WC_SEND : opcode == IBV_WR_RDMA_READ ? IBV_WC_RDMA_READ : IBV_WC_RDMA_WRITE;
+	switch (opcode) {
+	case IBV_WR_SEND:
+		return IBV_WC_SEND;
+	case IBV_WR_RDMA_READ:
+		return IBV_WC_RDMA_READ;
+	case IBV_WR_ATOMIC_FETCH_AND_ADD:
+		return IBV_WC_FETCH_ADD;
+	case IBV_WR_ATOMIC_CMP_AND_SWP:
+		return IBV_WC_COMP_SWAP;
+	default:
+		return IBV_WC_RDMA_WRITE;
+	}
 }
 
 static void complete(struct fake_qp *qp)

@@ -135,7 +135,7 @@ usage_error() { # EXPECTED-TEXT COMMAND...
 
 "$units" || failed=$((failed + 1))
 
-for op in send write write-imm read mix; do
+for op in send write write-imm read atomic mix all; do
     clean "clean $op" --op $op -n 3000
     clean "clean $op, random sizes, 3 QPs" --op $op -n 1000 -q 3 -s 65536 --random-size --seed 42
     clean "clean $op, both ways" --op $op -n 1000 -q 2 --bidirectional --random-size
@@ -172,6 +172,11 @@ defect client drop:500          read      "1 0 0 0"     "0 0 0 0"   --op read
 defect client corrupt:500       read      "0 0 0 1"     "0 0 0 0"   --op read
 defect client corrupt-header:500 read     "0 0 0 1"     "0 0 0 0"   --op read
 defect client drop:700          read      "1 0 0 0"     "0 0 0 0"   --op mix -n 4000
+defect client drop:500          atomic    "1 0 0 0"     "1 0 0 0"   --op atomic -n 2000
+defect client duplicate:500     atomic    "0 1 0 0"     "0 * 0 0"   --op atomic -n 2000
+defect client drop:300          atomic    "1 0 0 0"     "1 0 0 0"   --op all -n 4000
+# One that fails to compare after it makes up for it in the count, not in what the client sees.
+defect client duplicate:300     atomic    "0 1 0 0"     "0 * 0 0"   --op all -n 4000
 defect client wrong-imm:500     write-imm "0 0 0 0"     "1 0 0 1"   --op write-imm
 defect client truncate:500      write     "0 0 0 0"     "0 0 0 1"   --op write
 defect client overrun:500       write     "0 0 0 0"     "0 0 0 1"   --op write

@@ -157,9 +157,19 @@ static void test_plan(void)
 		if (message.length < MESSAGE_MIN || message.length > load.size)
 			CHECK(!"length within its limits");
 	}
-	for (int op = 0; op < OP_COUNT; op++)
+	for (int op = 0; op < OP_ATOMIC; op++)
 		CHECK(seen[op] > 2000);
+	CHECK(seen[OP_ATOMIC] == 0);
 	CHECK(shorter > 500);
+	load.op = OP_ALL;
+	for (uint64_t seq = 0; seq < 10000; seq++) {
+		struct message message = plan_message(&load, 1, seq);
+
+		seen[message.op]++;
+		CHECK(message.op != OP_ATOMIC || message.length == ATOMIC_LEN);
+	}
+	for (int op = 0; op < OP_COUNT; op++)
+		CHECK(seen[op] > 1500 && plan_has(&load, op));
 }
 
 static struct report counted(uint64_t posted, uint64_t completed)

@@ -73,7 +73,14 @@ pub fn with_pair<T>(
         Moved::Sender => &sender,
         Moved::Receiver => &receiver,
     };
-    what(lab, instance).with_context(|| sender.output().unwrap_or_default())
+    what(lab, instance).with_context(|| last_lines(&sender.output().unwrap_or_default()))
+}
+
+/// perftest prints two lines for each queue pair before it says what is wrong.
+fn last_lines(output: &str) -> String {
+    const LINES: usize = 10;
+    let lines: Vec<_> = output.lines().collect();
+    lines[lines.len().saturating_sub(LINES)..].join("\n")
 }
 
 fn to_and_fro(lab: &TestLab, instance: &Instance<'_>, count: u32) -> anyhow::Result<Vec<Move>> {

@@ -3,20 +3,25 @@
 use std::sync::Arc;
 
 use anyhow::Context;
-use verbatim_channel::{Endpoint, Resolved};
+use verbatim_channel::{Endpoint, KeyPair, MovedEndpoint, Resolved};
 use verbatim_container::Host;
 
 use crate::config::Config;
+use crate::datagrams::{self, Datagrams};
 use crate::faults::Faults;
-use crate::forwarding::Forwarding;
+use crate::forwarding::{Forward, Forwarding};
 use crate::guests::{Guests, Resolver};
+use crate::held::Held;
 use crate::instances::Instances;
 use crate::journal::Journal;
 use crate::peers::Peers;
 use crate::proto;
 use crate::session::control::Controls;
 use crate::session::destination::Destinations;
+use crate::session::encode;
 use crate::session::partner::Partners;
+use crate::session::watched::Watched;
+use crate::turns::Turns;
 
 /// How often an endpoint is followed from host to host before it is taken for lost.
 const MAX_HOPS: usize = 32;
@@ -31,6 +36,10 @@ pub struct Agent {
     pub guests: Guests,
     /// Connections that left this host.
     pub forwarding: Forwarding,
+    /// Datagram queue pairs that have moved, of all hosts.
+    pub datagrams: Datagrams,
+    /// Queue pairs whose whereabouts are about to change.
+    pub held: Held,
     /// runc and CRIU.
     pub tools: Host,
     /// The instances.
@@ -41,6 +50,10 @@ pub struct Agent {
     pub destinations: Destinations,
     /// Sessions in which this host is a partner's.
     pub partners: Partners,
+    /// Sessions whose source is there.
+    pub watched: Watched,
+    /// Sessions that would meet at a connection.
+    pub turns: Turns,
     /// What was decided.
     pub journal: Journal,
     /// Failures to order, for tests.
@@ -59,8 +72,14 @@ impl Agent {
     }
 
     /// One step of an endpoint's way: where `host` says that it is.
-    async fn hop(&self, host: &str, endpoint: Endpoint) -> anyhow::Result<Option<Resolved>> {
+    async fn hop(
+        &self,
+        host: &str,
+        endpoint: Endpoint,
+        asker: Option<&str>,
+    ) -> anyhow::Result<Option<Resolved>> {
         if host == self.name() {
+            self.held.released(endpoint.qpn, asker).await;
             let forward = self.forwarding.get(endpoint.qpn);
             return Ok(forward.map(|forward| Resolved {
                 endpoint: forward.endpoint,
@@ -89,7 +108,48 @@ impl Agent {
 }
 
 impl Resolver for Agent {
-    async fn resolve(&self, endpoint: Endpoint) -> Resolved {
+    fn ways(&self, gid: [u8; 16]) -> Vec<MovedEndpoint> {
+        self.datagrams.under(gid)
+    }
+
+    async fn publish(
+        &self,
+        gid: [u8; 16],
+        qpn: u32,
+        keys: Vec<KeyPair>,
+        datagram: Option<u32>,
+    ) -> Option<u32> {
+        let host = self.peers.directory().by_gid(&gid)?;
+        let now = Endpoint { gid: self.gid(), qpn };
+        let published = async {
+            if host.name == self.name() {
+                let endpoint = now;
+                let number = self.forwarding.publish(Forward { endpoint, keys });
+                return number.context("no number is left");
+            }
+            let request = proto::PublishRequest {
+                now: Some(now.into()),
+                keys: encode(&keys),
+            };
+            let reply = self.peers.connect(&host.name).await?.publish(request).await?;
+            anyhow::Ok(reply.into_inner().qpn)
+        };
+        let published = published.await.inspect_err(|error| {
+            tracing::warn!(
+                host = host.name,
+                error = format!("{error:#}"),
+                "a new queue pair is not found under the number that its program will tell"
+            );
+        });
+        let number = published.ok()?;
+        if let Some(moves) = datagram {
+            let known = Endpoint { gid, qpn: number };
+            datagrams::tell(self, &[MovedEndpoint { known, now, moves }]).await;
+        }
+        Some(number)
+    }
+
+    async fn resolve(&self, endpoint: Endpoint, asker: Option<&str>) -> Resolved {
         let mut resolved = Resolved {
             endpoint,
             keys: Vec::new(),
@@ -98,9 +158,15 @@ impl Resolver for Agent {
             let Some(host) = self.peers.directory().by_gid(&resolved.endpoint.gid) else {
                 break;
             };
-            match self.hop(&host.name, resolved.endpoint).await {
-                // Keys are those that the program published, on every hop: the last host's are the ones that count.
-                Ok(Some(next)) => resolved = next,
+            match self.hop(&host.name, resolved.endpoint, asker).await {
+                // Keys are those that the program published, on every hop: the last host's are the ones that count. Where only
+                // the number has changed, there are none.
+                Ok(Some(next)) => {
+                    resolved.endpoint = next.endpoint;
+                    if !next.keys.is_empty() {
+                        resolved.keys = next.keys;
+                    }
+                }
                 Ok(None) => break,
                 Err(error) => {
                     let error = format!("{error:#}");
@@ -142,8 +208,19 @@ impl TryFrom<proto::Endpoint> for Endpoint {
     }
 }
 
+/// A program has changed its objects since they were looked at: another attempt may succeed.
+#[derive(Debug, thiserror::Error)]
+#[error("process {pid} has changed a connection meanwhile; try again")]
+pub struct Changed {
+    /// The process.
+    pub pid: u32,
+}
+
 /// An error as another agent, or the command line, should see it.
 pub fn status(error: &anyhow::Error) -> tonic::Status {
+    if error.is::<Changed>() {
+        return tonic::Status::aborted(format!("{error:#}"));
+    }
     tonic::Status::failed_precondition(format!("{error:#}"))
 }
 

@@ -66,6 +66,7 @@ impl ControlService {
             workload,
             address,
             prefix,
+            visited: Default::default(),
         };
         match self.0.instances.conflict(&record) {
             Some(conflict) => bail!("{conflict}; choose another one"),
@@ -270,10 +271,9 @@ impl Control for ControlService {
             .instances
             .find(&request.name)
             .map_err(|error| status(&error))?;
-        let drain_timeout = match request.drain_timeout_ms {
-            0 => DRAIN_TIMEOUT,
-            limit => Duration::from_millis(limit.into()),
-        };
+        let drain_timeout = request
+            .drain_timeout_ms
+            .map_or(DRAIN_TIMEOUT, |limit| Duration::from_millis(limit.into()));
         let given = |ms: u32| (ms > 0).then(|| Duration::from_millis(ms.into()));
         let limits = Limits {
             max_blackout: given(request.max_blackout_ms),

@@ -71,6 +71,19 @@ pub fn owns(caller: &HostEntry, connections: &[PartnerConnection]) -> Result<(),
     Ok(())
 }
 
+/// Do all of these ends lie on the caller's host?
+#[allow(clippy::result_large_err, reason = "tonic's own type")]
+pub fn owns_ends(caller: &HostEntry, ends: &[Endpoint]) -> Result<(), Status> {
+    let gid = caller.gid();
+    match ends.iter().all(|end| end.gid == gid) {
+        true => Ok(()),
+        false => Err(Status::permission_denied(format!(
+            "{} speaks of queue pairs that are not its own",
+            caller.name
+        ))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,6 +135,7 @@ mod tests {
                 qpn: 17,
             }),
             partner: None,
+            late: false,
         };
         assert!(owns(b, &[]).is_ok());
         assert!(owns(b, &[at(b), at(b)]).is_ok());

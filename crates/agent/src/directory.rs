@@ -64,6 +64,11 @@ impl Directory {
         self.hosts.iter().find(|host| host.address == address)
     }
 
+    /// All of them.
+    pub fn all(&self) -> &[HostEntry] {
+        &self.hosts
+    }
+
     /// All names, for messages.
     pub fn names(&self) -> String {
         self.hosts

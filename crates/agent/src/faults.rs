@@ -76,6 +76,8 @@ points! {
     SourceSuspend = "source-suspend", BeforeCommit;
     /// The source has suspended them and is about to wait until nothing is in flight.
     SourceDrain = "source-drain", BeforeCommit;
+    /// The drain has come to its limit, and the source is about to stop connections in the middle of their requests.
+    SourceStop = "source-stop", BeforeCommit;
     /// The source is about to let the processes give up their RNIC.
     SourceQuiesce = "source-quiesce", BeforeCommit;
     /// The source has the processes' RNIC connections and is about to freeze them.
@@ -128,6 +130,10 @@ points! {
     PartnerDrain = "partner-drain", BeforeCommit;
     /// Nothing is in flight at a partner, and the source has not been told.
     PartnerDrained = "partner-drained", BeforeCommit;
+    /// A partner is about to stop connections in the middle of their requests.
+    PartnerStop = "partner-stop", BeforeCommit;
+    /// They are stopped, and a partner is about to find out what was executed.
+    PartnerSettle = "partner-settle", BeforeCommit;
     /// A partner is about to put the standby queue pairs in place.
     PartnerSwitch = "partner-switch", AfterCommit;
     /// A partner is about to let its requests flow.
@@ -202,9 +208,11 @@ impl Faults {
                 }
                 Action::Damage => return Ok(true),
                 Action::KillNic => {
-                    let pid = Socket::connect(&self.nic)?.peer()?.pid;
-                    let pid = rustix::process::Pid::from_raw(pid).context("no RNIC")?;
+                    let socket = Socket::connect(&self.nic)?;
+                    let pid = rustix::process::Pid::from_raw(socket.peer()?.pid).context("no RNIC")?;
                     rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
+                    // It is dead when its end is closed.
+                    let _ = tokio::task::spawn_blocking(move || socket.recv_bytes()).await;
                     return Ok(false);
                 }
                 Action::Hang => {

@@ -10,15 +10,34 @@
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
+use anyhow::Context;
+use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use verbatim_channel::{Endpoint, KeyPair};
+use verbatim_device::control::FIRST_PUBLISHED_QPN;
+
+use crate::agent::Agent;
+use crate::proto::{RetargetRequest, retarget_request};
+use crate::session;
 
 /// How long an entry is kept after the instance left.
 pub const LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The file is written anew when it is longer than this, and most of it is over.
+const COMPACT_BYTES: u64 = 1 << 20;
+
+/// How long another host may take to note where a queue pair is now.
+const TELL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Queue pair numbers have 24 bits; the last is that of multicast groups.
+const QPNS: u32 = (1 << 24) - 1;
+
+/// So many entries at most are added for what programs make elsewhere.
+const MAX_ENTRIES: usize = 1 << 20;
 
 /// Where an endpoint is now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +46,79 @@ pub struct Forward {
     pub endpoint: Endpoint,
     /// The process's remote keys there.
     pub keys: Vec<KeyPair>,
+}
+
+/// A queue pair that has moved once more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Moved {
+    /// Where it was.
+    pub from: Endpoint,
+    /// Where it is.
+    pub to: Endpoint,
+    /// The process's remote keys there; `None` if they have not changed.
+    pub keys: Option<Vec<KeyPair>>,
+}
+
+/// What the host with the GID `from` says of queue pairs that have left it.
+pub fn decode(request: RetargetRequest, from: [u8; 16]) -> anyhow::Result<Vec<Moved>> {
+    let tables: Vec<Vec<KeyPair>> = session::decode(&request.keys)?;
+    let moved = request.moved.into_iter().map(|moved| {
+        let keys = moved
+            .keys
+            .map(|table| tables.get(table as usize).context("a key table is missing"));
+        Ok(Moved {
+            from: Endpoint {
+                gid: from,
+                qpn: moved.qpn,
+            },
+            to: moved.to.context("a queue pair that went nowhere")?.try_into()?,
+            keys: keys.transpose()?.cloned(),
+        })
+    });
+    moved.collect()
+}
+
+/// The same as a message. `moved` are of one host.
+pub fn encode(moved: &[Moved]) -> RetargetRequest {
+    let mut tables: Vec<&Vec<KeyPair>> = Vec::new();
+    let moved = moved.iter().map(|moved| {
+        // The queue pairs of a process follow each other and have the same keys.
+        if let Some(keys) = &moved.keys
+            && tables.last() != Some(&keys)
+        {
+            tables.push(keys);
+        }
+        retarget_request::Moved {
+            qpn: moved.from.qpn,
+            to: Some(moved.to.into()),
+            keys: moved.keys.as_ref().map(|_| tables.len() as u32 - 1),
+        }
+    });
+    RetargetRequest {
+        moved: moved.collect(),
+        keys: session::encode(&tables),
+    }
+}
+
+/// Tells hosts that queue pairs have left this one, or have other numbers here. Whether all have noted it.
+pub async fn tell(agent: &Agent, hosts: impl Iterator<Item = &str>, moved: &[Moved]) -> bool {
+    agent.forwarding.retarget(moved);
+    let others = hosts.filter(|host| *host != agent.name() && agent.peers.directory().host(host).is_some());
+    let told = others.map(|host| {
+        let request = encode(moved);
+        async move {
+            let told = async {
+                let mut client = agent.peers.connect(host).await?;
+                anyhow::Ok(client.retarget(request).await?)
+            };
+            let told = tokio::time::timeout(TELL_TIMEOUT, told).await;
+            if !matches!(told, Ok(Ok(_))) {
+                tracing::warn!(host, ?told, "asks this host where queue pairs are, from now on");
+            }
+            matches!(told, Ok(Ok(_)))
+        }
+    });
+    join_all(told).await.into_iter().all(|told| told)
 }
 
 /// A line of the file: an entry, or that there is none any more.
@@ -43,8 +135,14 @@ pub struct Forwarding(Mutex<Inner>);
 
 #[derive(Debug)]
 struct Inner {
+    path: PathBuf,
     file: File,
+    /// Its length, and what that was when nothing in it was over.
+    bytes: u64,
+    bytes_compact: u64,
     entries: HashMap<u32, (Forward, SystemTime)>,
+    /// The next number for a queue pair that was never here.
+    next: u32,
 }
 
 fn is_fresh(made: SystemTime, now: SystemTime) -> bool {
@@ -53,10 +151,47 @@ fn is_fresh(made: SystemTime, now: SystemTime) -> bool {
 }
 
 impl Inner {
-    fn append(&mut self, line: &Line) -> io::Result<()> {
-        let mut text = serde_json::to_vec(line)?;
-        text.push(b'\n');
-        self.file.write_all(&text)
+    fn append(&mut self, lines: &[Line]) -> io::Result<()> {
+        let mut text = Vec::new();
+        for line in lines {
+            serde_json::to_writer(&mut text, line)?;
+            text.push(b'\n');
+        }
+        self.bytes += text.len() as u64;
+        self.file.write_all(&text)?;
+        if self.bytes > COMPACT_BYTES && self.bytes > 2 * self.bytes_compact {
+            self.compact()?;
+        }
+        Ok(())
+    }
+
+    /// Writes the file anew, without what is over.
+    fn compact(&mut self) -> io::Result<()> {
+        // Beside the old one, which is whole until the new one is.
+        let fresh = self.path.with_extension("new");
+        let mut text = Vec::new();
+        for (qpn, (forward, made)) in &self.entries {
+            let line = Line {
+                qpn: *qpn,
+                forward: Some(forward.clone()),
+                made: *made,
+            };
+            serde_json::to_writer(&mut text, &line)?;
+            text.push(b'\n');
+        }
+        let options = OpenOptions::new()
+            .create(true)
+            .write(true)
+            .truncate(true)
+            .open(&fresh);
+        let mut file = options?;
+        file.write_all(&text)?;
+        file.sync_data()?;
+        std::fs::rename(&fresh, &self.path)?;
+        self.file = file;
+        self.bytes = text.len() as u64;
+        self.bytes_compact = self.bytes;
+        Ok(())
     }
 }
 
@@ -82,27 +217,15 @@ impl Forwarding {
                 }
             }
         }
-        // Written anew beside the old one, which is whole until the new one is.
-        let fresh = path.with_extension("new");
-        let file = OpenOptions::new()
-            .create(true)
-            .write(true)
-            .truncate(true)
-            .open(&fresh)?;
         let mut inner = Inner {
-            file,
-            entries: HashMap::new(),
+            path: path.to_owned(),
+            file: OpenOptions::new().create(true).append(true).open(path)?,
+            bytes: 0,
+            bytes_compact: 0,
+            entries,
+            next: rand::random_range(FIRST_PUBLISHED_QPN..QPNS),
         };
-        for (qpn, (forward, made)) in &entries {
-            inner.append(&Line {
-                qpn: *qpn,
-                forward: Some(forward.clone()),
-                made: *made,
-            })?;
-        }
-        inner.file.sync_data()?;
-        std::fs::rename(&fresh, path)?;
-        inner.entries = entries;
+        inner.compact()?;
         Ok(Self(Mutex::new(inner)))
     }
 
@@ -110,19 +233,47 @@ impl Forwarding {
         self.0.lock().expect("no panic under this lock")
     }
 
-    /// From now on, the queue pair that was `qpn` on this host is found at `forward`.
-    pub fn insert(&self, qpn: u32, forward: Forward) {
+    /// From now on, the queue pairs that were these on this host are found there.
+    pub fn insert(&self, left: impl IntoIterator<Item = (u32, Forward)>) {
         let made = SystemTime::now();
+        let lines: Vec<_> = left
+            .into_iter()
+            .map(|(qpn, forward)| Line {
+                qpn,
+                forward: Some(forward),
+                made,
+            })
+            .collect();
+        let entries = lines
+            .iter()
+            .filter_map(|line| Some((line.qpn, (line.forward.clone()?, made))));
         let mut inner = self.lock();
-        inner.entries.insert(qpn, (forward.clone(), made));
-        let line = Line {
-            qpn,
-            forward: Some(forward),
-            made,
-        };
-        if let Err(error) = inner.append(&line) {
-            tracing::warn!(%error, "a forwarding entry will not outlive this agent");
+        inner.entries.extend(entries);
+        if let Err(error) = inner.append(&lines) {
+            tracing::warn!(%error, "forwarding entries will not outlive this agent");
         }
+    }
+
+    /// A number of this host, which its RNIC does not give, for a queue pair that is at `forward`; none if there are too many.
+    pub fn publish(&self, forward: Forward) -> Option<u32> {
+        let qpn = {
+            let mut inner = self.lock();
+            if inner.entries.len() >= MAX_ENTRIES {
+                return None;
+            }
+            loop {
+                let qpn = inner.next;
+                inner.next = match qpn + 1 {
+                    QPNS => FIRST_PUBLISHED_QPN,
+                    next => next,
+                };
+                if !inner.entries.contains_key(&qpn) {
+                    break qpn;
+                }
+            }
+        };
+        self.insert([(qpn, forward)]);
+        Some(qpn)
     }
 
     /// The queue pair `qpn` lives on this host (again): there is nothing to forward.
@@ -136,9 +287,46 @@ impl Forwarding {
             forward: None,
             made: SystemTime::now(),
         };
-        if let Err(error) = inner.append(&line) {
+        if let Err(error) = inner.append(&[line]) {
             tracing::warn!(%error, "a forwarding entry may come back with another agent");
         }
+    }
+
+    /// Entries that lead to where queue pairs were lead to where they are. How many did.
+    pub fn retarget(&self, moved: &[Moved]) -> u64 {
+        let by_place: HashMap<Endpoint, &Moved> = moved.iter().map(|moved| (moved.from, moved)).collect();
+        let mut inner = self.lock();
+        let mut lines = Vec::new();
+        for (qpn, (forward, made)) in &mut inner.entries {
+            if let Some(moved) = by_place.get(&forward.endpoint) {
+                // It has left once more, so that it may be asked for as long as after it left first.
+                *made = SystemTime::now();
+                forward.endpoint = moved.to;
+                if let Some(keys) = &moved.keys {
+                    forward.keys.clone_from(keys);
+                }
+                lines.push(Line {
+                    qpn: *qpn,
+                    forward: Some(forward.clone()),
+                    made: *made,
+                });
+            }
+        }
+        if let Err(error) = inner.append(&lines) {
+            tracing::warn!(%error, "forwarding entries will lead astray after this agent");
+        }
+        lines.len() as u64
+    }
+
+    /// Removes entries that nobody asks for any more: of those that lead to the same endpoint, all but the ones from the
+    /// numbers that are named.
+    pub fn prune(&self, keep: &HashMap<Endpoint, [u32; 2]>) {
+        let superfluous = |(qpn, (forward, _)): (&u32, &(Forward, SystemTime))| {
+            let keep = keep.get(&forward.endpoint)?;
+            (!keep.contains(qpn)).then_some(*qpn)
+        };
+        let superfluous: Vec<u32> = self.lock().entries.iter().filter_map(superfluous).collect();
+        superfluous.into_iter().for_each(|qpn| self.remove(qpn));
     }
 
     /// Where the queue pair that was `qpn` on this host is now.
@@ -167,8 +355,24 @@ mod tests {
             keys: vec![KeyPair {
                 virtual_key: 1,
                 physical_key: 2,
+                any_tag: false,
             }],
         }
+    }
+
+    #[test]
+    fn published_numbers_are_new_and_not_those_of_the_rnic() {
+        let folder = tempfile::tempdir().unwrap();
+        let forwarding = Forwarding::open(&folder.path().join("forwarding"), SystemTime::now()).unwrap();
+        forwarding.lock().next = QPNS - 2;
+        forwarding.insert([(FIRST_PUBLISHED_QPN, forward(9))]);
+        let given: Vec<_> = (0..4)
+            .map(|qpn| forwarding.publish(forward(qpn)).unwrap())
+            .collect();
+        let first = FIRST_PUBLISHED_QPN;
+        assert_eq!(given, [QPNS - 2, QPNS - 1, first + 1, first + 2]);
+        assert_eq!(forwarding.get(first), Some(forward(9)));
+        assert_eq!(forwarding.get(first + 1), Some(forward(2)));
     }
 
     #[test]
@@ -177,11 +381,9 @@ mod tests {
         let path = folder.path().join("forwarding");
         let now = SystemTime::now();
         let forwarding = Forwarding::open(&path, now).unwrap();
-        for qpn in [1, 2, 3] {
-            forwarding.insert(qpn, forward(qpn + 10));
-        }
+        forwarding.insert([1, 2, 3].map(|qpn| (qpn, forward(qpn + 10))));
         forwarding.remove(2);
-        forwarding.insert(3, forward(33));
+        forwarding.insert([(3, forward(33))]);
         drop(forwarding);
         // A line that a crash has cut off.
         let mut file = OpenOptions::new().append(true).open(&path).unwrap();
@@ -202,5 +404,84 @@ mod tests {
             b"",
             "what has expired is forgotten"
         );
+    }
+
+    fn at(host: u8, qpn: u32) -> Endpoint {
+        Endpoint { gid: [host; 16], qpn }
+    }
+
+    /// An instance with one queue pair moves to and fro among hosts; its program published number 1 of host 0.
+    #[test]
+    fn to_and_fro_leaves_no_chain_and_no_growth() {
+        const HOSTS: u8 = 3;
+        let folder = tempfile::tempdir().unwrap();
+        let path = |host: u8| folder.path().join(host.to_string());
+        let now = SystemTime::now();
+        let open = |host| Forwarding::open(&path(host), now).unwrap();
+        let hosts: Vec<_> = (0..HOSTS).map(open).collect();
+        let mut place = at(0, 1);
+        for step in 1..500u32 {
+            let there = at((place.gid[0] + 1 + (step % 2) as u8) % HOSTS, 100 + step);
+            let moved = [Moved {
+                from: place,
+                to: there,
+                keys: (step % 3 == 0).then(Vec::new),
+            }];
+            let request = encode(&moved);
+            assert_eq!(decode(request, place.gid).unwrap(), moved);
+            let source = &hosts[usize::from(place.gid[0])];
+            let forward = Forward {
+                endpoint: there,
+                keys: Vec::new(),
+            };
+            source.insert([(place.qpn, forward)]);
+            for host in &hosts {
+                host.retarget(&moved);
+            }
+            source.prune(&HashMap::from([(there, [1, place.qpn])]));
+            place = there;
+            assert_eq!(
+                hosts[0].get(1).unwrap().endpoint,
+                place,
+                "one hop from where it was published"
+            );
+            for host in &hosts {
+                let entries = host.lock().entries.len();
+                assert!(entries <= 2, "{entries} entries after {step} moves");
+            }
+        }
+        drop(hosts);
+        assert_eq!(open(0).get(1).unwrap().endpoint, place);
+    }
+
+    #[test]
+    fn only_the_host_that_an_entry_leads_to_says_where_it_leads_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let forwarding = Forwarding::open(&folder.path().join("forwarding"), SystemTime::now()).unwrap();
+        forwarding.insert([(1, forward(11))]);
+        let moved = |from| Moved {
+            from,
+            to: at(7, 99),
+            keys: None,
+        };
+        // Another host, and another queue pair of the right one.
+        assert_eq!(forwarding.retarget(&[moved(at(8, 11)), moved(at(7, 12))]), 0);
+        assert_eq!(forwarding.get(1), Some(forward(11)));
+        assert_eq!(forwarding.retarget(&[moved(at(7, 11))]), 1);
+        assert_eq!(forwarding.get(1), Some(forward(99)));
+    }
+
+    #[test]
+    fn the_file_does_not_grow_for_ever() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("forwarding");
+        let forwarding = Forwarding::open(&path, SystemTime::now()).unwrap();
+        for _ in 0..40_000 {
+            forwarding.insert([(1, forward(11))]);
+        }
+        assert!(std::fs::metadata(&path).unwrap().len() <= COMPACT_BYTES);
+        drop(forwarding);
+        let forwarding = Forwarding::open(&path, SystemTime::now()).unwrap();
+        assert_eq!(forwarding.get(1), Some(forward(11)));
     }
 }

@@ -12,8 +12,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
-use verbatim_channel::{Answer, Endpoint, Greeting, Order, Resolved, RoadMap};
-use verbatim_seqpacket::{Error as SocketError, Listener, Socket};
+use verbatim_channel::{Answer, Endpoint, Greeting, KeyPair, MovedEndpoint, Order, Resolved, RoadMap};
+use verbatim_seqpacket::{Error as SocketError, Listener, Process, Socket};
+
+use crate::identity;
 
 /// What comes back for an order.
 type Reply = anyhow::Result<(Answer, Vec<OwnedFd>)>;
@@ -35,6 +37,8 @@ pub struct Guest {
     pub instance: Option<String>,
     /// Its PID in its own PID namespace.
     pub pid: u32,
+    /// The process that made the channel, by the kernel's word.
+    process: Arc<Process>,
     /// The program's name.
     pub program: String,
     /// It waited at the gate and has not been given its queues back yet.
@@ -63,6 +67,11 @@ impl Guest {
         }
     }
 
+    /// Its number in this process's PID namespace; `None` if it has ended, whoever holds its channel.
+    pub fn host_pid(&self) -> Option<i32> {
+        self.process.pid()
+    }
+
     /// Its road map.
     pub async fn describe(&self) -> anyhow::Result<RoadMap> {
         match self.order(Order::Describe, Vec::new()).await?.0 {
@@ -79,8 +88,19 @@ pub fn unexpected(answer: &Answer, due: &str) -> anyhow::Error {
 
 /// Answers the question where an endpoint is today.
 pub trait Resolver: Send + Sync + 'static {
-    /// The same endpoint and no keys if it never moved, or nobody knows.
-    fn resolve(&self, endpoint: Endpoint) -> impl Future<Output = Resolved> + Send;
+    /// The same endpoint and no keys if it never moved, or nobody knows. `asker` is the instance that asks.
+    fn resolve(&self, endpoint: Endpoint, asker: Option<&str>) -> impl Future<Output = Resolved> + Send;
+    /// A number of the host with `gid` under which this host's queue pair is found; of a datagram queue pair, how often its
+    /// context has moved.
+    fn publish(
+        &self,
+        gid: [u8; 16],
+        qpn: u32,
+        keys: Vec<KeyPair>,
+        datagram: Option<u32>,
+    ) -> impl Future<Output = Option<u32>> + Send;
+    /// The datagram queue pairs that programs know under this GID and that are elsewhere.
+    fn ways(&self, gid: [u8; 16]) -> Vec<MovedEndpoint>;
 }
 
 type Strangers = BTreeMap<(Option<String>, u32), (Instant, String)>;
@@ -128,6 +148,13 @@ impl Guests {
             .cloned()
             .collect();
         guests.sort_by_key(|guest| guest.pid);
+        guests
+    }
+
+    /// Those of one process of this host.
+    pub fn of_process(&self, host_pid: i32) -> Vec<Guest> {
+        let mut guests = self.all();
+        guests.retain(|guest| guest.host_pid() == Some(host_pid));
         guests
     }
 
@@ -245,11 +272,28 @@ impl Guests {
         instance: Option<String>,
         resolver: &impl Resolver,
     ) -> anyhow::Result<()> {
+        let process = socket.peer_process()?;
         let socket = Channel::new(socket)?;
         match socket.recv::<Greeting>().await?.0 {
             Greeting::Resolve { version, endpoint } => {
                 check_version(version)?;
-                socket.send(&resolver.resolve(endpoint).await, &[]).await
+                let resolved = resolver.resolve(endpoint, instance.as_deref()).await;
+                socket.send(&resolved, &[]).await
+            }
+            Greeting::Publish {
+                version,
+                gid,
+                qpn,
+                keys,
+                datagram,
+            } => {
+                check_version(version)?;
+                let number = resolver.publish(gid, qpn, keys, datagram).await;
+                socket.send(&number, &[]).await
+            }
+            Greeting::Ways { version, gid } => {
+                check_version(version)?;
+                socket.send(&resolver.ways(gid), &[]).await
             }
             Greeting::Process {
                 version,
@@ -258,9 +302,20 @@ impl Guests {
                 generation: _,
                 quiesced,
             } => {
+                // It says what it is called inside; who says what another is called speaks in its name.
+                if !process.pid().is_some_and(|known| identity::is_called(known, pid)) {
+                    tracing::warn!(
+                        ?instance,
+                        pid,
+                        by = process.number(),
+                        "a guest library greets in another's name"
+                    );
+                    bail!("process {} greets as process {pid}", process.number());
+                }
                 if let Err(error) = check_version(version) {
                     let what = format!("{program} (process {pid}): {error}; end it and start it again");
                     let mut strangers = self.strangers.lock().expect("no panic under this lock");
+                    strangers.retain(|_, (seen, _)| seen.elapsed() < KNOCKS);
                     strangers.insert((instance, pid), (Instant::now(), what));
                     return Err(error);
                 }
@@ -271,6 +326,7 @@ impl Guests {
                     id,
                     instance,
                     pid,
+                    process: Arc::new(process),
                     program,
                     quiesced,
                     calls,

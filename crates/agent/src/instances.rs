@@ -174,22 +174,20 @@ impl Instance {
 pub struct Instances {
     known: Mutex<BTreeMap<String, Arc<Instance>>>,
     /// Names whose places are being made or cleared.
-    reserved: Arc<Mutex<BTreeSet<String>>>,
+    reserved: watch::Sender<BTreeSet<String>>,
 }
 
 /// A name, and with it the place of an instance, that is one session's or one request's until this is dropped.
 #[derive(Debug)]
 pub struct Reservation {
     name: String,
-    reserved: Arc<Mutex<BTreeSet<String>>>,
+    reserved: watch::Sender<BTreeSet<String>>,
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.reserved
-            .lock()
-            .expect("no panic under this lock")
-            .remove(&self.name);
+            .send_modify(|reserved| _ = reserved.remove(&self.name));
     }
 }
 
@@ -200,28 +198,31 @@ impl Instances {
 
     /// Reserves a name for somebody who makes or clears its place.
     pub fn reserve(&self, name: &str) -> anyhow::Result<Reservation> {
-        if !self
-            .reserved
-            .lock()
-            .expect("no panic under this lock")
-            .insert(name.to_owned())
-        {
+        let new = |reserved: &mut BTreeSet<String>| reserved.insert(name.to_owned());
+        if !self.reserved.send_if_modified(new) {
             bail!(
                 "an instance {name} is being made or cleared there right now; try again when that has ended"
             );
         }
         Ok(Reservation {
             name: name.to_owned(),
-            reserved: Arc::clone(&self.reserved),
+            reserved: self.reserved.clone(),
         })
     }
 
     /// Whether a name is reserved.
     pub fn is_reserved(&self, name: &str) -> bool {
-        self.reserved
-            .lock()
-            .expect("no panic under this lock")
-            .contains(name)
+        self.reserved.borrow().contains(name)
+    }
+
+    /// Waits until a name is not reserved.
+    pub async fn unreserved(&self, name: &str) {
+        // The sender is part of self.
+        let _ = self
+            .reserved
+            .subscribe()
+            .wait_for(|reserved| !reserved.contains(name))
+            .await;
     }
 
     /// All of them, by name.

@@ -1,5 +1,7 @@
 //! What this agent did and decided, one JSON object per line. Decisions are on disk before anyone is told.
 //!
+//! It does not grow for ever: of sessions that ended long ago only their end is kept, and of those before them nothing.
+//!
 //! ```text
 //!  source:       opened ─ step… ─► committed (asked) ─► running (answered) ─► closed
 //!  destination:  opened ─ step… ─► committed ─► running (its tasks run) ─────► closed
@@ -7,16 +9,25 @@
 //!                   └──────────────────┴─────────────────────────────────────► rolled-back
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
 use crate::report::Bytes;
+
+/// How many ended sessions are kept with all that happened in them.
+const KEPT_WHOLE: usize = 256;
+
+/// How many are kept with their end, which another host that lost an answer may still ask for.
+const KEPT: usize = 16_384;
+
+/// The file is written anew when it is longer than this, and most of it is over.
+const COMPACT_BYTES: u64 = 2 << 20;
 
 /// What is worth writing down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,6 +147,59 @@ impl Known {
         matches!(self.last, Event::Closed | Event::RolledBack)
     }
 
+    /// Keeps nothing but how it ended.
+    fn forget(&mut self) {
+        self.steps = Vec::new();
+        let Told {
+            instance,
+            source,
+            destination,
+            ..
+        } = std::mem::take(&mut self.told);
+        self.told = Told {
+            instance,
+            source,
+            destination,
+            ..Told::default()
+        };
+    }
+
+    /// Lines that say all that is known.
+    fn lines(&self) -> Vec<Line> {
+        let line = |unix_ms, event, told| Line {
+            unix_ms,
+            session: format!("{:016x}", self.session),
+            role: self.role,
+            event,
+            told,
+        };
+        let told = Told {
+            step: None,
+            ..self.told.clone()
+        };
+        let begun = self.steps.first().map_or(0, |(begun, _)| *begun);
+        let mut lines = vec![line(begun, Event::Opened, told)];
+        for (unix_ms, name) in &self.steps {
+            let (event, step) = match name.as_str() {
+                "Open" => continue,
+                "Commit" => (Event::Committed, None),
+                "Running" => (Event::Running, None),
+                "RolledBack" => (Event::RolledBack, None),
+                "Closed" => (Event::Closed, None),
+                step => (Event::Step, Some(step.to_owned())),
+            };
+            let told = Told {
+                step,
+                ..Told::default()
+            };
+            lines.push(line(*unix_ms, event, told));
+        }
+        if self.steps.is_empty() {
+            lines.push(line(0, self.last, Told::default()));
+        }
+        lines
+    }
+
     fn add(&mut self, unix_ms: u64, event: Event, told: Told) {
         let name = match (event, &told.step) {
             (Event::Step, step) => step.clone(),
@@ -175,8 +239,14 @@ pub struct Journal(Mutex<Inner>);
 
 #[derive(Debug)]
 struct Inner {
+    path: PathBuf,
     file: File,
+    /// Its length, and what that was when nothing in it was over.
+    bytes: u64,
+    bytes_compact: u64,
     known: BTreeMap<(u64, Role), Known>,
+    /// Those that have ended, in that order.
+    ended: VecDeque<(u64, Role)>,
 }
 
 impl Inner {
@@ -188,7 +258,59 @@ impl Inner {
             told: Told::default(),
             steps: Vec::new(),
         });
+        let had_ended = known.has_ended();
         known.add(unix_ms, event, told);
+        if had_ended || !known.has_ended() {
+            return;
+        }
+        self.ended.push_back((session, role));
+        if let Some(index) = self.ended.len().checked_sub(KEPT_WHOLE + 1)
+            && let Some(old) = self.known.get_mut(&self.ended[index])
+        {
+            old.forget();
+        }
+        if self.ended.len() > KEPT
+            && let Some(oldest) = self.ended.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+    }
+
+    /// Appends lines, which are on disk when this returns if `sync` is wanted.
+    fn append(&mut self, text: &[u8], sync: bool) -> io::Result<()> {
+        self.file.write_all(text)?;
+        if sync {
+            self.file.sync_data()?;
+        }
+        self.bytes += text.len() as u64;
+        Ok(())
+    }
+
+    /// Writes the file anew if most of it is over: beside the old one, which is whole until the new one is.
+    fn compact(&mut self) -> io::Result<()> {
+        if self.bytes <= COMPACT_BYTES || self.bytes <= 2 * self.bytes_compact {
+            return Ok(());
+        }
+        let mut text = Vec::new();
+        let open = self.known.values().filter(|known| !known.has_ended());
+        let ended = self.ended.iter().filter_map(|key| self.known.get(key));
+        for line in ended.chain(open).flat_map(Known::lines) {
+            serde_json::to_writer(&mut text, &line)?;
+            text.push(b'\n');
+        }
+        let fresh = self.path.with_extension("new");
+        let mut file = OpenOptions::new()
+            .create(true)
+            .write(true)
+            .truncate(true)
+            .open(&fresh)?;
+        file.write_all(&text)?;
+        file.sync_data()?;
+        std::fs::rename(&fresh, &self.path)?;
+        self.file = file;
+        self.bytes = text.len() as u64;
+        self.bytes_compact = self.bytes;
+        Ok(())
     }
 }
 
@@ -207,8 +329,12 @@ impl Journal {
             file.write_all(b"\n")?;
         }
         let mut inner = Inner {
+            path: path.to_owned(),
             file,
+            bytes: text.len() as u64,
+            bytes_compact: 0,
             known: BTreeMap::new(),
+            ended: VecDeque::new(),
         };
         for line in text.lines() {
             let Ok(line) = serde_json::from_str::<Line>(line) else {
@@ -242,11 +368,14 @@ impl Journal {
         let mut text = serde_json::to_vec(&line)?;
         text.push(b'\n');
         let mut inner = self.lock();
-        inner.file.write_all(&text)?;
-        if event != Event::Step {
-            inner.file.sync_data()?;
-        }
+        inner.append(&text, event != Event::Step)?;
         inner.add(session, role, unix_ms, event, line.told);
+        // Never while an instance is frozen.
+        if event == Event::Opened
+            && let Err(error) = inner.compact()
+        {
+            tracing::warn!(%error, "the journal cannot be written anew, and grows");
+        }
         Ok(())
     }
 
@@ -363,5 +492,60 @@ mod tests {
             assert_eq!(known.told.instance.as_deref(), Some("web"));
             assert_eq!(known.told.partners.as_deref(), Some(&["c".to_owned()][..]));
         }
+    }
+
+    #[test]
+    fn what_is_long_over_is_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let journal = Journal::open(&path).unwrap();
+        let undecided = 1 << 40;
+        journal
+            .write(undecided, Role::Destination, Event::Opened, parties())
+            .unwrap();
+        journal.step(undecided, Role::Destination, "PreSetup");
+        journal
+            .write(undecided, Role::Destination, Event::Committed, Told::default())
+            .unwrap();
+        let many = KEPT as u64 + 100;
+        for session in 0..many {
+            // Without the disk, which decisions otherwise wait for.
+            let mut inner = journal.lock();
+            for (event, step) in [
+                (Event::Opened, None),
+                (Event::Step, Some("Drain")),
+                (Event::Closed, None),
+            ] {
+                let told = Told {
+                    step: step.map(str::to_owned),
+                    ..parties()
+                };
+                inner.add(session, Role::Partner, session, event, told);
+            }
+            inner.bytes += 400;
+        }
+        journal
+            .write(many, Role::Partner, Event::Opened, parties())
+            .unwrap();
+        assert!(std::fs::metadata(&path).unwrap().len() < 2 * 180 * many);
+        drop(journal);
+        let journal = Journal::open(&path).unwrap();
+        assert_eq!(journal.last(0, Role::Partner), None, "forgotten");
+        assert_eq!(journal.last(200, Role::Partner), Some(Event::Closed));
+        let steps = |session, role| {
+            let parts = journal.parts(session);
+            let part = parts.iter().find(|part| part.role == role).unwrap();
+            part.steps
+                .iter()
+                .map(|(_, name)| name.clone())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(steps(many - 1, Role::Partner), ["Open", "Drain", "Closed"]);
+        assert_eq!(
+            steps(undecided, Role::Destination),
+            ["Open", "PreSetup", "Commit"]
+        );
+        assert_eq!(journal.last(undecided, Role::Destination), Some(Event::Committed));
+        assert_eq!(journal.parts(many)[0].told.instance.as_deref(), Some("web"));
     }
 }

@@ -88,9 +88,10 @@ impl Keeper {
     }
 
     fn call(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> anyhow::Result<(Answer, Vec<OwnedFd>)> {
-        let received = self.socket.call::<_, Answer>(order, fds);
-        let received = received.context("the keeper of the session does not answer")?;
-        Ok((received.message, received.fds))
+        // Labels are as long as the connections are many.
+        let answer = verbatim_channel::send(&self.socket, order, fds)
+            .and_then(|()| verbatim_channel::recv::<Answer>(&self.socket));
+        answer.context("the keeper of the session does not answer")
     }
 
     /// Keeps copies of `fds` under `label`.
@@ -159,22 +160,22 @@ fn keep_on(listener: &Listener) -> i32 {
     let mut kept: Vec<Kept<Vec<u8>>> = Vec::new();
     loop {
         let Ok(agent) = listener.accept() else { return 1 };
-        while let Ok(received) = agent.recv::<Order>() {
-            let answered = match received.message {
+        while let Ok((order, fds)) = verbatim_channel::recv::<Order>(&agent) {
+            let answered = match order {
                 Order::Keep(label) => {
-                    kept.push((label, received.fds));
-                    agent.send(&Answer::Done, &[])
+                    kept.push((label, fds));
+                    verbatim_channel::send(&agent, &Answer::Done, &[])
                 }
                 Order::Take(index) => match kept.get(index as usize) {
                     Some((label, fds)) => {
                         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-                        agent.send(&Answer::Kept(label.clone()), &fds)
+                        verbatim_channel::send(&agent, &Answer::Kept(label.clone()), &fds)
                     }
-                    None => agent.send(&Answer::Nothing, &[]),
+                    None => verbatim_channel::send(&agent, &Answer::Nothing, &[]),
                 },
                 Order::End => {
                     kept.clear();
-                    let _ = agent.send(&Answer::Done, &[]);
+                    let _ = verbatim_channel::send(&agent, &Answer::Done, &[]);
                     return 0;
                 }
             };

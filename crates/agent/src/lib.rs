@@ -18,12 +18,15 @@ mod api;
 mod caller;
 pub mod client;
 mod config;
+mod datagrams;
 mod directory;
 pub mod faults;
 mod forwarding;
 #[doc(hidden)]
 pub mod fuzzing;
 mod guests;
+mod held;
+mod identity;
 mod instances;
 mod journal;
 pub mod keeper;
@@ -34,6 +37,7 @@ pub mod report;
 mod run;
 mod session;
 mod standby;
+mod turns;
 
 /// The gRPC messages and services.
 #[allow(
@@ -49,7 +53,7 @@ pub use config::Config;
 pub use run::{raise_priority, run};
 
 /// The version of the protocol between agents, and between command line and agent. Both sides refuse another one.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 4;
 
 /// The TCP port on which agents listen for each other.
 pub const PORT: u16 = 4793;

@@ -6,19 +6,24 @@ use std::sync::Arc;
 use tokio::sync::Mutex;
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
+use verbatim_channel::{Endpoint, MovedEndpoint, QpProgress};
 
 use crate::PROTOCOL;
 use crate::agent::{Shared, status};
 use crate::caller;
 use crate::directory::HostEntry;
 use crate::faults::Point;
+use crate::forwarding::{self, Forward};
 use crate::instances::record::Record;
 use crate::journal::{Event, Role};
 use crate::proto::peer_server::Peer;
 use crate::proto::*;
 use crate::session::destination::{self, Destination, Destinations};
 use crate::session::partner::{Partner, Partners};
-use crate::session::{self, encode};
+use crate::session::{self, decode, encode};
+
+/// How long a question when an instance is let go is left open before it is to be asked again.
+const LET_GO_PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
 
 /// The service of one agent.
 pub struct PeerService(pub Shared);
@@ -75,6 +80,7 @@ impl PeerService {
     }
 
     async fn abort_session(agent: &Shared, session: u64) -> anyhow::Result<()> {
+        agent.watched.end(session);
         Destinations::abort(agent, session).await;
         Partners::abort(agent, session).await
     }
@@ -103,6 +109,9 @@ impl Peer for PeerService {
     async fn resolve(&self, request: Request<ResolveRequest>) -> Reply<ResolveReply> {
         caller::identify(&request, self.0.peers.directory())?;
         let endpoint = request.into_inner().endpoint;
+        if let Some(endpoint) = &endpoint {
+            self.0.held.released(endpoint.qpn, None).await;
+        }
         let forward = endpoint.and_then(|endpoint| self.0.forwarding.get(endpoint.qpn));
         Ok(Response::new(match forward {
             Some(forward) => ResolveReply {
@@ -116,15 +125,41 @@ impl Peer for PeerService {
         }))
     }
 
+    async fn publish(&self, request: Request<PublishRequest>) -> Reply<PublishReply> {
+        let caller = caller::identify(&request, self.0.peers.directory())?.clone();
+        let request = request.into_inner();
+        let now = request.now.map(Endpoint::try_from).transpose();
+        let now = now.map_err(|error| status(&error))?;
+        let endpoint = now.ok_or_else(|| Status::invalid_argument("a queue pair without its number"))?;
+        caller::owns_ends(&caller, &[endpoint])?;
+        let keys = decode(&request.keys).map_err(|error| status(&error))?;
+        let published = self.0.forwarding.publish(Forward { endpoint, keys });
+        let qpn = published.ok_or_else(|| Status::resource_exhausted("no number is left"))?;
+        Ok(Response::new(PublishReply { qpn }))
+    }
+
+    async fn moved(&self, request: Request<MovedRequest>) -> Reply<Done> {
+        let agent = self.0.clone();
+        let caller = caller::identify(&request, agent.peers.directory())?.clone();
+        let endpoints: Vec<MovedEndpoint> =
+            decode(&request.into_inner().endpoints).map_err(|error| status(&error))?;
+        let now: Vec<_> = endpoints.iter().map(|moved| moved.now).collect();
+        caller::owns_ends(&caller, &now)?;
+        agent.datagrams_moved(endpoints).await;
+        Ok(Response::new(Done {}))
+    }
+
     type WatchStream = Pin<Box<dyn Stream<Item = Result<Alive, Status>> + Send>>;
 
     async fn watch(&self, request: Request<SessionId>) -> Reply<Self::WatchStream> {
         let session = request.into_inner().session;
         let (sender, receiver) = tokio::sync::mpsc::channel::<Result<Alive, Status>>(1);
         let agent = self.0.clone();
+        agent.watched.begin(session);
         tokio::spawn(async move {
             // The source's end closes when its session is over, and when it dies.
             sender.closed().await;
+            agent.watched.end(session);
             Destinations::abort(&agent, session).await;
             if let Err(error) = Partners::source_is_lost(&agent, session).await {
                 tracing::warn!(
@@ -262,12 +297,49 @@ impl Peer for PeerService {
         }))
     }
 
+    async fn partner_join(&self, request: Request<PartnerPrepareRequest>) -> Reply<JoinReply> {
+        let source = self.source(&request, &request.get_ref().source)?;
+        caller::owns(source, &request.get_ref().connections)?;
+        let (agent, request) = (self.0.clone(), request.into_inner());
+        let joined = step(async move { Partners::join(&agent, request).await }).await;
+        reply(joined.map(|moving| JoinReply {
+            moving: moving.unwrap_or_default(),
+        }))
+    }
+
+    async fn partner_leave(&self, request: Request<SessionId>) -> Reply<Done> {
+        caller::identify(&request, self.0.peers.directory())?;
+        self.0.turns.leave(request.into_inner().session);
+        Ok(Response::new(Done {}))
+    }
+
+    async fn let_go(&self, request: Request<LetGoRequest>) -> Reply<Done> {
+        caller::identify(&request, self.0.peers.directory())?;
+        let instance = request.into_inner().instance;
+        let let_go = self.0.turns.let_go(&instance);
+        let _ = tokio::time::timeout(LET_GO_PATIENCE, let_go).await;
+        Ok(Response::new(Done {}))
+    }
+
     async fn partner_prepare(&self, request: Request<PartnerPrepareRequest>) -> Reply<PartnerPrepareReply> {
         let source = self.source(&request, &request.get_ref().source)?;
         caller::owns(source, &request.get_ref().connections)?;
         let (agent, request) = (self.0.clone(), request.into_inner());
-        let prepared = step(async move { Partners::prepare(&agent, request).await }).await;
-        reply(prepared.map(|standbys| PartnerPrepareReply { standbys }))
+        reply(step(async move { Partners::prepare(&agent, request).await }).await)
+    }
+
+    async fn find_partners(&self, request: Request<FindPartnersRequest>) -> Reply<FindPartnersReply> {
+        let caller = caller::identify(&request, self.0.peers.directory())?.clone();
+        let ends = request.into_inner().ends.into_iter().map(Endpoint::try_from);
+        let ends: Vec<_> = ends
+            .collect::<anyhow::Result<_>>()
+            .map_err(|error| status(&error))?;
+        caller::owns_ends(&caller, &ends)?;
+        reply(
+            Partners::find(&self.0, &ends)
+                .await
+                .map(|found| FindPartnersReply { found }),
+        )
     }
 
     async fn partner_connect(&self, request: Request<PartnerConnectRequest>) -> Reply<Done> {
@@ -282,10 +354,29 @@ impl Peer for PeerService {
         reply(counts.map(|counts| Counts { counts }))
     }
 
-    async fn partner_drain(&self, request: Request<DrainRequest>) -> Reply<Done> {
+    async fn partner_drain(&self, request: Request<DrainRequest>) -> Reply<DrainReply> {
         let request = request.into_inner();
         let session = self.partner(request.session)?;
-        done(step(async move { session.lock().await.drain(request).await }).await)
+        reply(step(async move { session.lock().await.drain(request).await }).await)
+    }
+
+    async fn partner_stop(&self, request: Request<StopRequest>) -> Reply<StopReply> {
+        let request = request.into_inner();
+        let session = self.partner(request.session)?;
+        let stopped = step(async move { session.lock().await.stop(&request.connections).await }).await;
+        reply(stopped.map(|progress| StopReply {
+            progress: encode(&progress),
+        }))
+    }
+
+    async fn partner_settle(&self, request: Request<SettleRequest>) -> Reply<SettleReply> {
+        let request = request.into_inner();
+        let session = self.partner(request.session)?;
+        let settled = async move {
+            let peers: Vec<(u32, QpProgress)> = decode(&request.progress)?;
+            session.lock().await.settle(&peers).await
+        };
+        reply(step(settled).await)
     }
 
     async fn partner_switch(&self, request: Request<SessionId>) -> Reply<CountReply> {
@@ -304,5 +395,11 @@ impl Peer for PeerService {
         }
         let session = self.partner(id)?;
         count(step(async move { session.lock().await.resume().await }).await)
+    }
+
+    async fn retarget(&self, request: Request<RetargetRequest>) -> Reply<CountReply> {
+        let from = caller::identify(&request, self.0.peers.directory())?.gid();
+        let moved = forwarding::decode(request.into_inner(), from);
+        count(moved.map(|moved| self.0.forwarding.retarget(&moved)))
     }
 }

@@ -154,6 +154,11 @@ pub struct Migration {
     pub intercepted_wrs: u64,
     /// Requests that were posted to the new queues: RECVs that nothing had consumed, and the intercepted ones.
     pub replayed_wrs: u64,
+    /// Send requests that were not complete at the limit of wait-before-stop and had not been executed, or were READs without
+    /// their data: posted again to the new queues.
+    pub unfinished_replayed_wrs: u64,
+    /// Those that had been executed: only completed.
+    pub unfinished_completed_wrs: u64,
 }
 
 /// Milliseconds with three decimals.
@@ -264,6 +269,8 @@ mod tests {
             connections: 0,
             intercepted_wrs: 0,
             replayed_wrs: 0,
+            unfinished_replayed_wrs: 0,
+            unfinished_completed_wrs: 0,
         };
         let json = serde_json::to_value(&migration).unwrap();
         assert_eq!(json["outcome"], "rolled-back");

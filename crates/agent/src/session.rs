@@ -9,6 +9,7 @@
 //!  pre-copy ─────────────────────► files
 //!  pre-setup ────────────────────► standby contexts, runc+CRIU      standby QPs
 //!  suspend, drain                                                   suspend, drain
+//!  (past its limit: stop, settle                                    stop, settle)
 //!  quiesce, freeze, dump
 //!  last pages, images ───────────► files; restore
 //!  ── commit ────────────────────► resume, attach, gate             
@@ -23,6 +24,7 @@ pub mod driver;
 pub mod partner;
 pub mod recovery;
 pub mod source;
+pub mod watched;
 
 use std::time::Duration;
 
@@ -37,6 +39,9 @@ pub type ProcessKeys = Vec<(u32, Vec<KeyPair>)>;
 
 /// How long a guest library may take for an order that waits for nothing.
 const ORDER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The pause before another host is asked again.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// A call's failure in words, with whom it concerned.
 pub fn told<T>(
@@ -66,7 +71,7 @@ pub fn outcome(parts: &[Known]) -> Outcome {
 }
 
 /// Waits for an order's answer within [`ORDER_TIMEOUT`].
-async fn in_time<T>(what: &str, order: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+pub async fn in_time<T>(what: &str, order: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     tokio::time::timeout(ORDER_TIMEOUT, order)
         .await
         .unwrap_or_else(|_| Err(anyhow::anyhow!("{what} took longer than {ORDER_TIMEOUT:?}")))

@@ -14,12 +14,13 @@ use anyhow::{Context, bail};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use verbatim_channel::{
-    ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, ClaimedSrq, ContextRecord,
-    Endpoint, KeyPair, MrRecord, QpRecord,
+    ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedMw, ClaimedPd, ClaimedQp, ClaimedSrq,
+    ContextRecord, Endpoint, KeyPair, MrRecord, QpRecord,
 };
 use verbatim_device::control::{
-    self, AddressVector, Backing, QpAttr, QpAttrMask, QpState, Reply, Request, Segment,
+    self, AddressVector, Backing, QpAttr, QpAttrMask, QpState, QpType, Reply, Request, Segment,
 };
+use verbatim_device::transitions::steps;
 use verbatim_seqpacket::Socket;
 
 /// Makes the RNIC accept programs at a listening socket of an instance, too.
@@ -34,7 +35,8 @@ pub fn add_listener(nic: &Path, listener: BorrowedFd<'_>) -> anyhow::Result<()> 
     }
 }
 
-fn connect(nic: &Path) -> anyhow::Result<Socket> {
+/// A connection to the RNIC.
+pub fn connect(nic: &Path) -> anyhow::Result<Socket> {
     Socket::connect(nic).with_context(|| {
         format!(
             "cannot reach the software RNIC at {}; is `verbatim nic` running?",
@@ -44,7 +46,7 @@ fn connect(nic: &Path) -> anyhow::Result<Socket> {
 }
 
 /// A queue pair that stands ready.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct StandbyQp {
     /// Its virtual number.
     pub qpn: u32,
@@ -52,6 +54,8 @@ pub struct StandbyQp {
     pub physical_qpn: u32,
     /// The PSN with which it starts to send.
     pub sq_psn: u32,
+    /// The steps to its state that are left, from the one that connects it on.
+    rest: Vec<(QpState, QpAttrMask)>,
     attr: QpAttr,
 }
 
@@ -90,6 +94,7 @@ impl StandbyContext {
             id: record.id,
             pds: Vec::new(),
             mrs: Vec::new(),
+            mws: Vec::new(),
             channels: Vec::new(),
             cqs: Vec::new(),
             srqs: Vec::new(),
@@ -118,6 +123,24 @@ impl StandbyContext {
                 *pds.get(&mr.pd).context("a memory region without its PD")?,
                 memory,
             )?;
+        }
+        for mw in &record.mws {
+            let request = Request::AllocMw {
+                pd: *pds.get(&mw.pd).context("a memory window without its PD")?,
+                mw_type: mw.mw_type,
+            };
+            let Reply::Mw { rkey: physical_rkey } = this.call(&request, &[])? else {
+                bail!(confused())
+            };
+            this.claimed.mws.push(ClaimedMw {
+                rkey: mw.rkey,
+                physical_rkey,
+            });
+            this.keys.push(KeyPair {
+                virtual_key: mw.rkey,
+                physical_key: physical_rkey,
+                any_tag: true,
+            });
         }
         let mut channels = HashMap::new();
         for channel in &record.channels {
@@ -191,6 +214,8 @@ impl StandbyContext {
         for qp in &record.qps {
             this.create_qp(qp, &pds, &cqs, &srqs)?;
         }
+        // Nothing arrives before somebody looks after it: datagrams of a group would.
+        this.call(&Request::ParkContext, &[])?;
         Ok(this)
     }
 
@@ -244,6 +269,7 @@ impl StandbyContext {
         self.keys.push(KeyPair {
             virtual_key: mr.rkey,
             physical_key: rkey,
+            any_tag: false,
         });
         Ok(())
     }
@@ -275,18 +301,23 @@ impl StandbyContext {
             bail!(confused())
         };
         let attr = &qp.attr;
-        match attr.state {
-            QpState::Reset => {}
-            QpState::Init | QpState::Rtr | QpState::Rts => {
-                self.modify(physical_qpn, INIT, attr, QpState::Init)?
-            }
-            QpState::Err => self.modify(physical_qpn, QpAttrMask::STATE, attr, QpState::Err)?,
-            state @ (QpState::Sqd | QpState::Sqe) => {
-                bail!(
-                    "queue pair {:#x} is in state {state:?}, which cannot be moved yet",
-                    qp.qpn
-                )
-            }
+        let whole = steps(qp.qp_type, attr.state).with_context(|| {
+            format!(
+                "queue pair {:#x} is in SQE after a failed request; it can be moved when the program has taken it back to RTS",
+                qp.qpn
+            )
+        })?;
+        // The rest of the way needs the other end.
+        let alone = match is_connected(qp) {
+            true => 1,
+            false => whole.len(),
+        };
+        for (state, mask) in &whole[..alone] {
+            self.modify(physical_qpn, *mask, attr, *state)?;
+        }
+        for gid in &qp.groups {
+            let qpn = physical_qpn;
+            self.call(&Request::AttachMcast { qpn, gid: *gid }, &[])?;
         }
         self.claimed.qps.push(ClaimedQp {
             qpn: qp.qpn,
@@ -301,6 +332,7 @@ impl StandbyContext {
             qpn: qp.qpn,
             physical_qpn,
             sq_psn: rand::random::<u32>() & 0xff_ffff,
+            rest: whole[alone..].to_vec(),
             attr: *attr,
         });
         Ok(())
@@ -318,10 +350,15 @@ impl StandbyContext {
         Ok(())
     }
 
-    /// Connects one of the queue pairs to `remote`, which starts to send with `rq_psn`.
-    pub fn connect(&mut self, physical_qpn: u32, remote: Endpoint, rq_psn: u32) -> anyhow::Result<()> {
+    /// Connects one of the queue pairs to `remote`, which starts to send with `rq_psn`, or as the programs have agreed.
+    pub fn connect(
+        &mut self,
+        physical_qpn: u32,
+        remote: Endpoint,
+        rq_psn: Option<u32>,
+    ) -> anyhow::Result<()> {
         let unknown = "no such standby queue pair";
-        let qp = *self
+        let qp = self
             .qps
             .iter()
             .find(|qp| qp.physical_qpn == physical_qpn)
@@ -330,16 +367,16 @@ impl StandbyContext {
             dgid: remote.gid,
             ..qp.attr.av
         };
-        let attr = QpAttr {
+        let mut attr = QpAttr {
             av,
             dest_qpn: remote.qpn,
-            rq_psn,
-            sq_psn: qp.sq_psn,
             ..qp.attr
         };
-        self.modify(physical_qpn, RTR, &attr, QpState::Rtr)?;
-        if qp.attr.state == QpState::Rts {
-            self.modify(physical_qpn, RTS, &attr, QpState::Rts)?;
+        if let Some(rq_psn) = rq_psn {
+            (attr.rq_psn, attr.sq_psn) = (rq_psn, qp.sq_psn);
+        }
+        for (state, mask) in &qp.rest {
+            self.modify(physical_qpn, *mask, &attr, *state)?;
         }
         let claimed = self
             .claimed
@@ -405,9 +442,19 @@ impl StandbyContext {
     }
 }
 
+/// Whether a queue pair of a connection may still be connected, by either end.
+pub fn is_unconnected(qp: &QpRecord) -> bool {
+    qp.qp_type != QpType::Ud && matches!(qp.attr.state, QpState::Reset | QpState::Init)
+}
+
+/// Whether a queue pair may have sent something.
+pub fn sends(qp: &QpRecord) -> bool {
+    matches!(qp.attr.state, QpState::Rts | QpState::Sqd)
+}
+
 /// Whether a queue pair has another end that must be connected again.
 pub fn is_connected(qp: &QpRecord) -> bool {
-    qp.remote.is_some() && matches!(qp.attr.state, QpState::Rtr | QpState::Rts)
+    qp.remote.is_some() && matches!(qp.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd)
 }
 
 fn socket_pair() -> anyhow::Result<(OwnedFd, OwnedFd)> {
@@ -418,23 +465,3 @@ fn socket_pair() -> anyhow::Result<(OwnedFd, OwnedFd)> {
 fn confused() -> &'static str {
     "the RNIC answers something else than was asked; are agent and RNIC of the same version?"
 }
-
-const INIT: QpAttrMask = QpAttrMask::STATE
-    .union(QpAttrMask::PKEY_INDEX)
-    .union(QpAttrMask::PORT)
-    .union(QpAttrMask::ACCESS_FLAGS);
-
-const RTR: QpAttrMask = QpAttrMask::STATE
-    .union(QpAttrMask::AV)
-    .union(QpAttrMask::PATH_MTU)
-    .union(QpAttrMask::DEST_QPN)
-    .union(QpAttrMask::RQ_PSN)
-    .union(QpAttrMask::MAX_DEST_RD_ATOMIC)
-    .union(QpAttrMask::MIN_RNR_TIMER);
-
-const RTS: QpAttrMask = QpAttrMask::STATE
-    .union(QpAttrMask::TIMEOUT)
-    .union(QpAttrMask::RETRY_CNT)
-    .union(QpAttrMask::RNR_RETRY)
-    .union(QpAttrMask::SQ_PSN)
-    .union(QpAttrMask::MAX_QP_RD_ATOMIC);

@@ -11,6 +11,7 @@
 //!                                    ├── (agents) ─────────────────► PrepareStandby, ConnectStandby ─►
 //!   Suspend   ◄──────────────────────┤                             Suspend ─►      n_sent each way
 //!   Drain     ◄──────────────────────┤                             Drain ─►        n_recv = n_sent
+//!  (Stop, Settle ◄───────────────────┤                             Stop, Settle ─► past the limit of the drain)
 //!   Quiesce   ◄──────────────────────┤      gives its RNIC connections, closes its sockets, waits at the gate
 //!   ── frozen, dumped, restored; the destination's agent opens the gate ──
 //!   Greeting, Claim ◄── destination's agent                        Switch ─►       RECVs replayed on both sides
@@ -30,15 +31,17 @@ mod road_map;
 pub use gate::Gate;
 pub use message::{recv, send};
 pub use orders::{
-    Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, ClaimedSrq, Endpoint,
-    Greeting, KeyPair, Order, QpCount, Resolved, Scope, StandbyPeer, StandbyQp,
+    Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedMw, ClaimedPd, ClaimedQp,
+    ClaimedSrq, Endpoint, Greeting, KeyPair, MovedEndpoint, Order, QpCount, QpProgress, Resolved, Scope,
+    StandbyPeer, StandbyQp,
 };
 pub use road_map::{
-    ChannelRecord, ContextRecord, CqRecord, MrRecord, PdRecord, QpRecord, RoadMap, SegmentRecord, SrqRecord,
+    ChannelRecord, ContextRecord, CqRecord, MrRecord, MwRecord, PdRecord, QpRecord, RoadMap, SegmentRecord,
+    SrqRecord,
 };
 
 /// The version of this contract; both sides refuse another one.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 4;
 
 /// The runtime folder as a program in a container sees it.
 pub const RUNTIME_DIR: &str = "/run/verbatim";

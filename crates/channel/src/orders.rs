@@ -27,6 +27,29 @@ pub enum Greeting {
         /// As the program knows it.
         endpoint: Endpoint,
     },
+    /// From an application thread about to make an address handle: which datagram queue pairs that programs know under
+    /// this GID are elsewhere? Answered by a `Vec` of [`MovedEndpoint`].
+    Ways {
+        /// [`crate::VERSION`] of the guest library.
+        version: u32,
+        /// In network byte order.
+        gid: [u8; 16],
+    },
+    /// From an application thread that has made a queue pair after its context has moved: the program will tell others its
+    /// number, under the GID of another host, where they will look for it. Answered by an `Option<u32>`: the number under
+    /// which it is found there; none if that host is out of reach.
+    Publish {
+        /// [`crate::VERSION`] of the guest library.
+        version: u32,
+        /// Under which it is to be found, in network byte order.
+        gid: [u8; 16],
+        /// Its physical number on this host.
+        qpn: u32,
+        /// The process's remote keys, as far as they differ.
+        keys: Vec<KeyPair>,
+        /// Of a datagram queue pair: how often its context has moved.
+        datagram: Option<u32>,
+    },
 }
 
 /// One end of a connection.
@@ -38,6 +61,17 @@ pub struct Endpoint {
     pub qpn: u32,
 }
 
+/// A datagram queue pair that is elsewhere now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MovedEndpoint {
+    /// By what programs know it.
+    pub known: Endpoint,
+    /// Where it is.
+    pub now: Endpoint,
+    /// How often it has moved: of two such, the one with more is the newer.
+    pub moves: u32,
+}
+
 /// A remote key as a program knows it, and as the RNIC does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyPair {
@@ -45,6 +79,9 @@ pub struct KeyPair {
     pub virtual_key: u32,
     /// What the RNIC knows.
     pub physical_key: u32,
+    /// It is a memory window's: each bind gives it another tag, which both keys have.
+    #[serde(default)]
+    pub any_tag: bool,
 }
 
 /// Where an endpoint is today; the same as asked for if it never moved.
@@ -83,8 +120,9 @@ pub struct StandbyPeer {
     pub qpn: u32,
     /// The physical other end.
     pub remote: Endpoint,
-    /// The PSN with which the other end starts to send.
-    pub rq_psn: u32,
+    /// The PSN with which the other end starts to send; `None`: both PSNs are those that the programs have agreed on, since
+    /// one of the two cannot have sent yet, and its program may still name its own.
+    pub rq_psn: Option<u32>,
 }
 
 /// How many messages that consume a RECV a queue pair has sent since it was made or reset: SENDs and WRITEs with
@@ -97,6 +135,23 @@ pub struct QpCount {
     pub messages: u64,
 }
 
+/// Where a stopped queue pair stands, as far as its other end must know it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QpProgress {
+    /// The virtual number.
+    pub qpn: u32,
+    /// It is in ERR: it executes nothing any more, and neither will its successor.
+    pub failed: bool,
+    /// Messages that it was given and that consume a RECV of the other end, as [`QpCount::messages`].
+    pub sent: u64,
+    /// Messages of the other end that have consumed a RECV here, and completed it (`n_recv`).
+    pub received: u64,
+    /// The PSN that would have to come next from the other end: all before it is executed, and nothing else is.
+    pub expected_psn: u32,
+    /// The other end's latest ATOMICs: PSN, and what was in memory before; nothing is said of that for an ATOMIC WRITE.
+    pub atomics: Vec<(u32, Option<u64>)>,
+}
+
 /// A context on another RNIC that replaces one of the process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ClaimedContext {
@@ -106,6 +161,8 @@ pub struct ClaimedContext {
     pub pds: Vec<ClaimedPd>,
     /// Memory regions.
     pub mrs: Vec<ClaimedMr>,
+    /// Memory windows.
+    pub mws: Vec<ClaimedMw>,
     /// Completion channels.
     pub channels: Vec<ClaimedChannel>,
     /// Completion queues.
@@ -133,6 +190,15 @@ pub struct ClaimedMr {
     /// The RNIC's local key.
     pub physical_lkey: u32,
     /// The RNIC's remote key.
+    pub physical_rkey: u32,
+}
+
+/// The new key of a memory window, which is not bound yet.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct ClaimedMw {
+    /// The virtual key, of which only the index counts.
+    pub rkey: u32,
+    /// The RNIC's, likewise.
     pub physical_rkey: u32,
 }
 
@@ -220,7 +286,7 @@ pub enum Order {
     },
     /// Wait until every send request of the suspended queue pairs has completed and they have received as many
     /// messages as their other ends sent. RECVs that the program posts meanwhile still go to the RNIC: what is in
-    /// flight may need them. Answer: [`Answer::Drained`], or an error after the time limit.
+    /// flight may need them. Answer: [`Answer::Drained`], or [`Answer::Undrained`] after the time limit.
     Drain {
         /// The migration.
         session: u64,
@@ -228,6 +294,33 @@ pub enum Order {
         expected: Vec<QpCount>,
         /// The limit in milliseconds.
         timeout_ms: u32,
+        /// Only until the own send requests are finished; the rest will be asked for when those of the other ends are, too.
+        /// Unreliable connections need that: nothing tells how much of what was sent is still to come.
+        sends_only: bool,
+    },
+    /// These datagram queue pairs of other programs, or of its own, are elsewhere now: send there, and show what comes from
+    /// there under the numbers that programs know. Answer: [`Answer::Done`].
+    Moved {
+        /// Which, and where they are.
+        endpoints: Vec<MovedEndpoint>,
+    },
+    /// After a drain that came to its limit, at either end: stop these queue pairs, which are all that are not drained
+    /// here, and those whose other ends are not. They neither send nor take packets until the session ends, or for ever
+    /// if it replaces them. RECVs are not given to the RNIC any more. Answer: [`Answer::Stopped`].
+    Stop {
+        /// The migration.
+        session: u64,
+        /// Virtual numbers.
+        qpns: Vec<u32>,
+    },
+    /// When both ends of all stopped connections are: find out which of the requests that are not complete were executed.
+    /// Those are completed, in their turn, and the others posted again when the new queue pairs are in use. Answer:
+    /// [`Answer::Settled`], or an error if it is not certain.
+    Settle {
+        /// The migration.
+        session: u64,
+        /// Where the other ends stand; each `qpn` is that of the end here.
+        peers: Vec<QpProgress>,
     },
     /// Give the RNIC connections away, let go of everything that is not the process's own, answer, close this
     /// connection and wait at the gate. Answer: [`Answer::Quiesced`] with one descriptor per context, in the order of
@@ -268,6 +361,11 @@ pub enum Order {
         /// The migration.
         session: u64,
     },
+    /// Let control verbs wait from now on until the session ends: the road map stays as it is. Answer: [`Answer::Done`].
+    Hold {
+        /// The migration.
+        session: u64,
+    },
 }
 
 /// A guest library's answer.
@@ -293,6 +391,22 @@ pub enum Answer {
     },
     /// Nothing is in flight.
     Drained,
+    /// These queue pairs are not drained after the time limit; everything is as before.
+    Undrained {
+        /// Virtual numbers.
+        qpns: Vec<u32>,
+        /// What is left, for an operator.
+        left: String,
+    },
+    /// The queue pairs are stopped, in the order asked for.
+    Stopped(Vec<QpProgress>),
+    /// What becomes of the requests of stopped queue pairs.
+    Settled {
+        /// They were not executed, or are READs without their data: they will be posted again.
+        replayed: u64,
+        /// They were executed, and only their completions will be made.
+        completed: u64,
+    },
     /// Everything was let go.
     Quiesced,
     /// The new queues are in use.

@@ -3,7 +3,7 @@
 //! Destroyed objects are not in it. All numbers are virtual unless the field says otherwise.
 
 use serde::{Deserialize, Serialize};
-use verbatim_device::control::{Access, QpAttr, QpCap, QpType, SrqAttr};
+use verbatim_device::control::{Access, MwType, QpAttr, QpCap, QpType, SrqAttr};
 
 use crate::Endpoint;
 
@@ -25,10 +25,16 @@ pub struct RoadMap {
 pub struct ContextRecord {
     /// Its number within the process.
     pub id: u32,
+    /// Its first GID as the program knows it: that of the host where it was opened.
+    pub gid: [u8; 16],
+    /// How often it has moved.
+    pub moves: u32,
     /// Protection domains.
     pub pds: Vec<PdRecord>,
     /// Memory regions.
     pub mrs: Vec<MrRecord>,
+    /// Memory windows.
+    pub mws: Vec<MwRecord>,
     /// Completion channels.
     pub channels: Vec<ChannelRecord>,
     /// Completion queues.
@@ -65,6 +71,17 @@ pub struct MrRecord {
     pub access: Access,
     /// Where the bytes are.
     pub segments: Vec<SegmentRecord>,
+}
+
+/// A memory window. What it is bound to changes by work requests, and is told when none are in flight any more.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct MwRecord {
+    /// Remote key, of which only the index stays.
+    pub rkey: u32,
+    /// Protection domain.
+    pub pd: u32,
+    /// Its type.
+    pub mw_type: MwType,
 }
 
 /// A stretch of a memory region.
@@ -126,6 +143,8 @@ pub struct QpRecord {
     pub cap: QpCap,
     /// Attributes as the program set them, state included.
     pub attr: QpAttr,
+    /// Multicast groups that it is attached to.
+    pub groups: Vec<[u8; 16]>,
     /// The physical number today.
     pub physical_qpn: u32,
     /// The physical other end today, of a connected queue pair.

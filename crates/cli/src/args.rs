@@ -228,8 +228,10 @@ pub struct MigrateArguments {
     /// How long memory is sent ahead, in seconds; the round that runs then is the last.
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = seconds)]
     pub max_precopy_time: Duration,
-    /// How long what is in flight may take before the migration is rolled back, in seconds.
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    /// How long to wait for what is in flight, in seconds. After that, connections are stopped in the middle of their
+    /// requests, and what was not executed is posted again at the destination; only if that is not certain, the migration
+    /// is rolled back. 0 waits for nothing.
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds_or_none)]
     pub drain_timeout: Duration,
 }
 
@@ -279,6 +281,13 @@ fn seconds(text: &str) -> Result<Duration, String> {
         return Err(format!("{seconds} s is not between 0.001 and 86400"));
     }
     Ok(Duration::from_secs_f64(seconds))
+}
+
+fn seconds_or_none(text: &str) -> Result<Duration, String> {
+    match text.parse() {
+        Ok(0.0) => Ok(Duration::ZERO),
+        _ => seconds(text),
+    }
 }
 
 #[cfg(test)]

@@ -27,16 +27,10 @@ const GHOST_LIMIT_BYTES: u64 = 1 << 20;
 
 /// What stands in the way of a checkpoint of the container with this first process, in words for an operator.
 pub fn blockers(init_pid: i32) -> io::Result<Vec<String>> {
-    let mut found = Vec::new();
     let processes = processes_of(init_pid)?;
-    let tree = descendants(init_pid, &processes);
+    let mut found = added_to(init_pid, &processes);
     for (pid, process) in &processes {
         let who = format!("process {pid} ({})", process.command);
-        if !tree.contains(pid) {
-            found.push(format!(
-                "{who} was started from outside (runc exec); CRIU would leave it behind, so end it first"
-            ));
-        }
         if process.tracer != 0 {
             found.push(format!(
                 "{who} is traced by process {}; detach the debugger first",
@@ -55,6 +49,24 @@ pub fn blockers(init_pid: i32) -> io::Result<Vec<String>> {
         }
     }
     Ok(found)
+}
+
+/// Processes of the container that do not descend from its first one, in words for an operator. CRIU takes a tree, so
+/// that these would be left behind, and killed with what is left.
+pub fn added(init_pid: i32) -> io::Result<Vec<String>> {
+    Ok(added_to(init_pid, &processes_of(init_pid)?))
+}
+
+fn added_to(init_pid: i32, processes: &BTreeMap<i32, Process>) -> Vec<String> {
+    let tree = descendants(init_pid, processes);
+    let added = processes.iter().filter(|(pid, _)| !tree.contains(pid));
+    let words = added.map(|(pid, process)| {
+        format!(
+            "process {pid} ({}) was started from outside (runc exec); CRIU would leave it behind, so end it first",
+            process.command
+        )
+    });
+    words.collect()
 }
 
 struct Process {

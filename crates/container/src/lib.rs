@@ -50,7 +50,7 @@ pub mod fuzzing {
 
 pub use bundle::{Bind, Bundle, BundleConfig, Workload};
 pub use cgroup::remove_cgroup_parent;
-pub use check::blockers;
+pub use check::{added, blockers};
 pub use checkpoint::{Checkpoint, CheckpointConfig, Dumped};
 pub use criu::{Criu, CriuError, Version};
 pub use error::Error;

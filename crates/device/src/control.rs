@@ -7,7 +7,11 @@ use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
 
 /// The version of this contract; both sides refuse another one.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 5;
+
+/// From here on queue pair numbers are not the RNIC's to give: they are for queue pairs that programs which have moved away
+/// make elsewhere, under the GID of this host.
+pub const FIRST_PUBLISHED_QPN: u32 = 1 << 23;
 
 /// The control socket's name in a runtime folder.
 pub const SOCKET_NAME: &str = "nic.sock";
@@ -129,6 +133,30 @@ pub enum MwType {
     One = 1,
     /// `IBV_MW_TYPE_2`, as type 2B: belongs to the queue pair that bound it (IBA Vol 1 §10.6.7.2.3).
     Two = 2,
+}
+
+/// How a memory window is: what a bind has made of it, or an invalidation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MwState {
+    /// Its remote key, with the tag of the last bind.
+    pub rkey: u32,
+    /// What it opens; `None`: nothing.
+    pub bound: Option<MwBound>,
+}
+
+/// What a bound window opens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MwBound {
+    /// The region behind it.
+    pub lkey: u32,
+    /// Start, in the terms of the region.
+    pub address: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// What partners may do, and [`Access::ZERO_BASED`] if their addresses are offsets.
+    pub access: Access,
+    /// Of type 2: the only queue pair that it lets in.
+    pub qpn: Option<u32>,
 }
 
 /// `enum ibv_event_type`, those that the RNIC reports.
@@ -446,6 +474,17 @@ pub enum Request {
         /// The window's remote key; its low eight bits do not count, since the last bind may have failed or not.
         rkey: u32,
     },
+    /// Answered by [`Reply::MwState`].
+    QueryMw {
+        /// The window's remote key; its low eight bits do not count.
+        rkey: u32,
+    },
+    /// Makes a window what another one was, whatever it is now; for a program that has moved. All that a bind is refused for
+    /// this is refused for. Answered by [`Reply::Done`].
+    RestoreMw {
+        /// With the window's index and the other's tag in its key.
+        state: MwState,
+    },
     /// Comes with one descriptor: a `SOCK_SEQPACKET` Unix socket on which the RNIC sends [`CompletionEvent`]s; it never
     /// waits for room: what does not fit it sends later. Answered by [`Reply::CompChannel`].
     CreateCompChannel,
@@ -577,11 +616,43 @@ pub enum Request {
         /// Which.
         qpn: u32,
     },
+    /// From now on, until `RestartQp`, a reliable connection neither sends nor takes packets, and completes nothing: what
+    /// comes for it is lost, as on any link. One in ERR stays as it is. Answered by [`Reply::QpStopped`]; asked again, it
+    /// answers the same. `EINVAL` for other transports.
+    StopQp {
+        /// Which.
+        qpn: u32,
+    },
+    /// Goes on after `StopQp`, as if what was under way then had been lost. Answered by [`Reply::Done`].
+    RestartQp {
+        /// Which.
+        qpn: u32,
+    },
     /// Answered by [`Reply::Done`]. Its completions that are still in the ring stay there.
     DestroyQp {
         /// Which.
         qpn: u32,
     },
+    /// From root only, as the first and only request on a connection to the RNIC's own control socket: whose queue pairs
+    /// are these? Answered by [`Reply::Owners`].
+    QueryOwners {
+        /// At most [`MAX_OWNERS`].
+        qpns: Vec<u32>,
+    },
+}
+
+/// How many queue pairs one [`Request::QueryOwners`] can name.
+pub const MAX_OWNERS: usize = 8192;
+
+/// Whose a queue pair is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum QpOwner {
+    /// There is no such queue pair.
+    None,
+    /// The process that opened or attached its context has ended, or cannot be seen by the RNIC.
+    Unknown,
+    /// This process, in the RNIC's PID namespace. It runs.
+    Process(i32),
 }
 
 /// An answer of the RNIC.
@@ -656,6 +727,8 @@ pub enum Reply {
         /// Its remote key, which allows nothing before the window is bound.
         rkey: u32,
     },
+    /// How a memory window is.
+    MwState(MwState),
     /// A completion channel.
     CompChannel {
         /// Its number.
@@ -677,6 +750,45 @@ pub enum Reply {
         /// Its limits.
         cap: QpCap,
     },
+    /// Whose the queue pairs are, in the order asked for.
+    Owners(Vec<QpOwner>),
+    /// Where a queue pair stands.
+    QpStopped(QpPosition),
+}
+
+/// Where a reliable connection stands at one end, to the packet. Of one in RESET, INIT or ERR only what it says of the
+/// partner's requests counts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QpPosition {
+    /// Its state.
+    pub state: QpState,
+    /// The oldest PSN without an answer.
+    pub acknowledged_psn: u32,
+    /// The first PSN that was never sent.
+    pub sent_psn: u32,
+    /// The requests that the RNIC has taken off the ring and not completed, oldest first. Those behind them in the ring
+    /// were never looked at.
+    pub requests: Vec<OutstandingRequest>,
+    /// The PSN that must come next from the partner: all before it is executed, and nothing else is.
+    pub expected_psn: u32,
+    /// The partner's latest atomics, as many as may be outstanding: PSN, and what was in memory before; nothing is said
+    /// of that for an atomic WRITE.
+    pub atomics: Vec<(u32, Option<u64>)>,
+    /// The `wr_id` of the RECV that was taken for a message of which only a part has come.
+    pub receive: Option<u64>,
+}
+
+/// A request that is not complete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OutstandingRequest {
+    /// [`crate::layout::SendWqe::wr_id`].
+    pub wr_id: u64,
+    /// Its first PSN.
+    pub first_psn: u32,
+    /// How many PSNs it has; of a READ, those of its answer; none if it happens here.
+    pub packets: u32,
+    /// It happens here, and has happened.
+    pub executed: bool,
 }
 
 /// The device: what `ibv_query_device` tells, as far as it is not a constant of the guest library.

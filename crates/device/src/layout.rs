@@ -96,6 +96,11 @@ pub const SEND_INLINE: u8 = 4;
 /// [`SendWqe::flags`]: start after all earlier READs and ATOMICs are done.
 pub const SEND_FENCE: u8 = 8;
 
+/// [`SendWqe::flags`]: an earlier queue pair of the connection has executed the request, and not completed it. It
+/// completes here, in its turn, and nothing else happens, but that the original value of an ATOMIC, which is in
+/// `compare_add`, goes to its entries. Reliable connections only.
+pub const SEND_EXECUTED: u8 = 16;
+
 /// [`SendWqe::opcode`]: `IBV_WR_LOCAL_INV`.
 pub const WR_LOCAL_INV: u8 = 7;
 /// [`SendWqe::opcode`]: `IBV_WR_BIND_MW`, see [`SendWqe`].

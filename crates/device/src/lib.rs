@@ -15,3 +15,4 @@ pub mod control;
 pub mod layout;
 pub mod ring;
 mod shared;
+pub mod transitions;

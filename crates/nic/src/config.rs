@@ -136,6 +136,8 @@ pub struct PerProgram {
     pub max_srq: u32,
     /// Default: 32,768.
     pub max_ah: u32,
+    /// Memberships in multicast groups, each of one queue pair in one group. Default: 256.
+    pub max_mcast_attach: u32,
 }
 
 impl Default for Limits {
@@ -180,6 +182,7 @@ impl Default for PerProgram {
             max_qp: 16_384,
             max_srq: 16_384,
             max_ah: 32_768,
+            max_mcast_attach: 256,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use rustix::event::EventfdFlags;
 use verbatim_device::control::AsyncEvent;
 use verbatim_device::layout::MAX_QP_SLOTS;
-use verbatim_seqpacket::Credentials;
+use verbatim_seqpacket::{Credentials, Process};
 
 use crate::arena::Arena;
 use crate::ends::Doorbells;
@@ -53,9 +53,10 @@ impl Context {
         arena_bytes: u64,
         mappings: Mappings,
         credentials: Credentials,
+        process: Process,
     ) -> Result<Self, Refused> {
         let owner = Rc::new(Owner::default());
-        owner.set(credentials);
+        owner.set(credentials, process);
         let eventfd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| Refused::os("eventfd", errno))?;
         let arena = Arena::new(arena_bytes)?;
@@ -85,8 +86,8 @@ impl Context {
     }
 
     /// Another process has taken it over.
-    pub fn set_owner(&mut self, credentials: Credentials) {
-        self.owner.set(credentials);
+    pub fn set_owner(&mut self, credentials: Credentials, process: Process) {
+        self.owner.set(credentials, process);
         self.credentials = credentials;
     }
 

@@ -49,8 +49,8 @@ impl Device {
                 max_srq_sge: MAX_SGE as u32,
                 max_ah: one.max_ah.min(limits.max_ah),
                 max_mw: one.max_mw.min(limits.max_mw),
-                max_mcast_grp: limits.max_mcast_grp,
-                max_mcast_qp_attach: one.max_qp.min(limits.max_qp),
+                max_mcast_grp: one.max_mcast_attach.min(limits.max_mcast_grp),
+                max_mcast_qp_attach: one.max_mcast_attach.min(one.max_qp).min(limits.max_qp),
                 max_dm_size: limits.max_dm_bytes,
             },
             port: PortAttr {

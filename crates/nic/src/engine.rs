@@ -257,7 +257,7 @@ impl Nic {
             let Some(qp) = qps.get_mut(qpn) else {
                 continue;
             };
-            if !qp.alarm.rings(entry) {
+            if !qp.alarm.rings(entry) || qp.stopped {
                 continue;
             }
             touched.add(qpn, qp);

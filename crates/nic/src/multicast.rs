@@ -56,6 +56,15 @@ impl Groups {
             .map(|(number, _)| number)
     }
 
+    /// Whether a queue pair is attached to a group.
+    pub fn is_attached(&self, qpn: u32, address: IpAddr) -> bool {
+        let group = self
+            .numbers
+            .get(&address)
+            .and_then(|number| self.groups.get(*number));
+        group.is_some_and(|group| group.members.contains(&qpn))
+    }
+
     /// Attaches a queue pair; says whether it was not attached already. `open` makes the socket of a new group, of which
     /// it gets the number.
     pub fn attach(

@@ -4,7 +4,7 @@ mod queues;
 
 use std::rc::Rc;
 
-use verbatim_device::control::CompletionEvent;
+use verbatim_device::control::{CompletionEvent, FIRST_PUBLISHED_QPN};
 use verbatim_roce::{Counters, HoldBudget, Path};
 
 pub use queues::{Cq, News, Srq};
@@ -74,7 +74,7 @@ impl Objects {
     pub fn new(limits: &Limits) -> Self {
         Self {
             pds: Table::new(1, limits.max_pd, 0),
-            qps: Table::random(limits.max_qp),
+            qps: Table::random_below(limits.max_qp, FIRST_PUBLISHED_QPN),
             channels: Table::new(1, limits.max_cq, 0),
             groups: Groups::new(limits.max_mcast_grp),
             peers: Peers::default(),

@@ -50,6 +50,10 @@ pub struct QueuePair {
     pub groups: u32,
     /// Its context is parked: no packet is taken in.
     pub parked: bool,
+    /// It was stopped: no packet is taken in, none is sent, and no time passes.
+    pub stopped: bool,
+    /// Something that concerns several queue pairs has broken it while it was stopped: it goes to ERR when it goes on.
+    pub doomed: bool,
     /// It waits for its turn to transmit.
     pub queued: bool,
     /// It is in the list of those whose counters may have changed.

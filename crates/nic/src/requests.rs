@@ -13,12 +13,13 @@ mod path;
 mod pd;
 mod qp;
 mod srq;
+mod stop;
 
 use std::os::fd::OwnedFd;
 
 use verbatim_device::control::{Reply, Request};
 use verbatim_roce::Time;
-use verbatim_seqpacket::Credentials;
+use verbatim_seqpacket::{Credentials, Process};
 
 use crate::context::Context;
 use crate::device::Device;
@@ -47,8 +48,21 @@ pub struct Asker<'a> {
     pub context: &'a mut Option<Context>,
     /// The kernel's word on the process that sent the request.
     pub credentials: Credentials,
+    /// The process that made the connection, if it has no context yet.
+    pub connected_by: &'a mut Option<Process>,
     /// The descriptors that came with it.
     pub fds: Vec<OwnedFd>,
+}
+
+impl Asker<'_> {
+    /// The process that sent the request. Who sent it over a connection of its own may have ended since, and its number may
+    /// be another's; that cannot be told of a connection that was handed over, unless the number has nobody now.
+    pub fn process(&mut self) -> Process {
+        match self.connected_by.take() {
+            Some(process) if process.number() == self.credentials.pid => process,
+            _ => Process::open(self.credentials),
+        }
+    }
 }
 
 impl Desk<'_> {
@@ -103,6 +117,8 @@ impl Desk<'_> {
             Request::DeregMr { lkey } => self.dereg_mr(lkey, context),
             Request::AllocMw { pd, mw_type } => self.alloc_mw(id, pd, mw_type, context),
             Request::DeallocMw { rkey } => self.dealloc_mw(rkey, context),
+            Request::QueryMw { rkey } => self.query_mw(rkey, context),
+            Request::RestoreMw { state } => self.restore_mw(id, &state, context),
             Request::CreateCompChannel => self.create_channel(&mut asker.fds, context),
             Request::AttachCompChannel { channel } => self.attach_channel(channel, &mut asker.fds, context),
             Request::DestroyCompChannel { channel } => self.destroy_channel(channel, context),
@@ -133,6 +149,8 @@ impl Desk<'_> {
             }
             Request::ModifyQp { qpn, mask, attr } => self.modify_qp(id, qpn, mask, &attr),
             Request::QueryQp { qpn } => self.query_qp(id, qpn),
+            Request::StopQp { qpn } => self.stop_qp(id, qpn),
+            Request::RestartQp { qpn } => self.restart_qp(id, qpn),
             Request::DestroyQp { qpn } => self.destroy_qp(id, qpn, context),
             Request::CreateSrq { pd, attr } => self.create_srq(id, pd, &attr, context),
             Request::ModifySrq { srq, limit } => self.modify_srq(id, srq, limit),
@@ -140,13 +158,13 @@ impl Desk<'_> {
             Request::DestroySrq { srq } => self.destroy_srq(id, srq, context),
             Request::CreateAh { pd, av } => self.create_ah(id, pd, &av, context),
             Request::DestroyAh { ah } => self.destroy_ah(ah, context),
-            Request::AttachMcast { qpn, gid } => self.attach_mcast(id, qpn, gid),
+            Request::AttachMcast { qpn, gid } => self.attach_mcast(id, qpn, gid, context),
             Request::DetachMcast { qpn, gid } => self.detach_mcast(id, qpn, gid),
             Request::OpenContext { .. } | Request::AttachContext { .. } => unreachable!("answered above"),
             Request::QueryStatistics { .. } => unreachable!("answered without a context"),
-            Request::AddListener | Request::StartCapture { .. } => Err(Refused::invalid(
-                "such a request is the only one of its connection",
-            )),
+            Request::AddListener | Request::StartCapture { .. } | Request::QueryOwners { .. } => Err(
+                Refused::invalid("such a request is the only one of its connection"),
+            ),
         }
     }
 }

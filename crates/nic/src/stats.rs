@@ -115,7 +115,7 @@ counters! {
     rx_wrong_source,
     /// Packets that the state of their queue pair did not let in.
     rx_dropped,
-    /// Packets for a context that is parked.
+    /// Packets for a context that is parked, or a queue pair that is stopped.
     rx_parked,
     /// Receives that the kernel refused.
     rx_errors,

@@ -38,8 +38,13 @@ impl<T> Table<T> {
 
     /// As [`Table::new`], starting at a random 24-bit number with a random generation.
     pub fn random(max: u32) -> Self {
-        assert!(max < 1 << 23, "the numbers must fit 24 bits");
-        let start = rand::random_range(0x100..(1 << 24) - 1 - max);
+        Self::random_below(max, (1 << 24) - 1)
+    }
+
+    /// As [`Table::random`], with all numbers below `end`.
+    pub fn random_below(max: u32, end: u32) -> Self {
+        assert!(max < end / 2 && end < 1 << 24, "the numbers must fit 24 bits");
+        let start = rand::random_range(0x100..end - max);
         Self::new(start, max, rand::random())
     }
 

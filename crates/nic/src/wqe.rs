@@ -2,8 +2,8 @@
 
 use verbatim_device::control::{QpCap, QpType};
 use verbatim_device::layout::{
-    self, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SendWqe, WR_ATOMIC_WRITE, WR_BIND_MW,
-    WR_LOCAL_INV,
+    self, SEND_EXECUTED, SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED, SendWqe, WR_ATOMIC_WRITE,
+    WR_BIND_MW, WR_LOCAL_INV,
 };
 use verbatim_device::ring::SentWqe;
 use verbatim_roce::{
@@ -50,7 +50,11 @@ pub struct Sender<'a> {
 /// What the program wrote into the slot, in the transport's terms.
 pub fn send_request(wqe: &SentWqe, sender: &Sender<'_>) -> Result<SendRequest, BadRequest> {
     let head = &wqe.head;
-    let (operation, opcode) = operation(head);
+    let (asked_for, opcode) = operation(head);
+    let operation = match asked_for {
+        Some(operation) if head.flags & SEND_EXECUTED != 0 => executed(&operation, head),
+        asked_for => asked_for,
+    };
     let bad = BadRequest {
         wr_id: head.wr_id,
         opcode,
@@ -69,6 +73,7 @@ pub fn send_request(wqe: &SentWqe, sender: &Sender<'_>) -> Result<SendRequest, B
                 | Operation::SendInvalidate { .. }
                 | Operation::Write { .. }
                 | Operation::AtomicWrite { .. }
+                | Operation::Executed { value: None, .. }
         );
         let fits = wqe.inline.len() <= sender.cap.max_inline_data as usize && carried;
         fits.then(|| SendData::inline(&wqe.inline)).flatten()
@@ -103,7 +108,8 @@ fn has(qp_type: QpType, operation: &Operation) -> bool {
         Operation::Read { .. }
         | Operation::Atomic { .. }
         | Operation::AtomicWrite { .. }
-        | Operation::SendInvalidate { .. } => qp_type == QpType::Rc,
+        | Operation::SendInvalidate { .. }
+        | Operation::Executed { .. } => qp_type == QpType::Rc,
     }
 }
 
@@ -115,6 +121,14 @@ fn destination(head: &SendWqe, sender: &Sender<'_>) -> Option<Destination> {
         qpn: Qpn::new(head.remote_qpn),
         qkey: head.remote_qkey,
     })
+}
+
+/// What is left of a request that an earlier queue pair has executed. Of a READ, the data would be missing.
+fn executed(operation: &Operation, head: &SendWqe) -> Option<Operation> {
+    let value = matches!(operation, Operation::Atomic { .. }).then_some(head.compare_add);
+    let opcode = operation.wc_opcode();
+    let is_read = matches!(operation, Operation::Read { .. });
+    (!is_read).then_some(Operation::Executed { opcode, value })
 }
 
 fn operation(head: &SendWqe) -> (Option<Operation>, WcOpcode) {
@@ -245,6 +259,26 @@ mod tests {
         assert_eq!(known(QpType::Rc).collect::<Vec<_>>(), (0..=9).collect::<Vec<_>>());
         assert_eq!(known(QpType::Uc).collect::<Vec<_>>(), [0, 1, 2, 3, 7, 8]);
         assert_eq!(known(QpType::Ud).collect::<Vec<_>>(), [2, 3]);
+    }
+
+    #[test]
+    fn what_was_executed_earlier_is_only_to_be_completed() {
+        let executed = |opcode, qp_type| {
+            let mut wqe = wqe(opcode, 1);
+            wqe.head.flags = SEND_EXECUTED;
+            wqe.head.compare_add = 70;
+            ask(&wqe, qp_type).map(|request| request.operation).ok()
+        };
+        let done = |opcode, value| Some(Operation::Executed { opcode, value });
+        assert_eq!(executed(wr_opcode::SEND, QpType::Rc), done(WcOpcode::Send, None));
+        assert_eq!(
+            executed(wr_opcode::ATOMIC_CMP_AND_SWP, QpType::Rc),
+            done(WcOpcode::CompSwap, Some(70))
+        );
+        assert_eq!(executed(WR_BIND_MW, QpType::Rc), done(WcOpcode::BindMw, None));
+        assert!(executed(wr_opcode::RDMA_READ, QpType::Rc).is_none());
+        assert!(executed(wr_opcode::SEND, QpType::Uc).is_none());
+        assert!(executed(wr_opcode::SEND, QpType::Ud).is_none());
     }
 
     fn with_ah(opcode: u8, ah: u32) -> SentWqe {

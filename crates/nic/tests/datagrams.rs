@@ -363,3 +363,39 @@ fn ipv6_carries_everything() {
     );
     assert_eq!(server.stats.read().rx_icrc_errors, 0);
 }
+
+#[test]
+fn a_program_is_a_member_of_so_many_groups_and_no_more() {
+    let server = Server::start_with([127, 7, 49, 1], |config| {
+        config.limits.per_program.max_mcast_attach = 3;
+    });
+    let (one, other) = (Ud::new(&server, CAP), Ud::new(&server, CAP));
+    assert_eq!(
+        (
+            one.program.device.max_mcast_grp,
+            one.program.device.max_mcast_qp_attach
+        ),
+        (3, 3)
+    );
+    let attach = |last, qpn| Request::AttachMcast {
+        qpn,
+        gid: gid([239, 7, 49, last].into()),
+    };
+    for last in 1..=3 {
+        one.program.call(attach(last, one.qp.qpn));
+    }
+    // What it has already takes nothing; another queue pair of its own in the same group does.
+    one.program.call(attach(3, one.qp.qpn));
+    let second = one.program.qp_with(&one.queue, CAP, QpType::Ud, None).qpn;
+    for (last, qpn) in [(4, one.qp.qpn), (1, second)] {
+        assert_eq!(one.program.errno(attach(last, qpn)), libc::ENOMEM);
+    }
+    other.program.call(attach(4, other.qp.qpn));
+    one.program.call(Request::DetachMcast {
+        qpn: one.qp.qpn,
+        gid: gid([239, 7, 49, 2].into()),
+    });
+    one.program.call(attach(1, second));
+    one.program.call(Request::DestroyQp { qpn: one.qp.qpn });
+    one.program.call(attach(4, second));
+}

@@ -143,6 +143,7 @@ fn doomed_part(socket: &Path) {
     }
 }
 
+#[derive(Debug)]
 struct Footprint {
     descriptors: usize,
     shared_mappings: usize,
@@ -218,10 +219,10 @@ fn a_killed_program_leaves_nothing_behind() {
             (0, 0, 0, 0, 0)
         );
         let after = Footprint::of(nic.child.id());
-        assert_eq!(
-            (after.descriptors, after.shared_mappings),
-            (before.descriptors, before.shared_mappings),
-            "descriptors and shared mappings of the RNIC"
+        // Fewer is right, too: a connection of before may have been on its way out then.
+        assert!(
+            after.descriptors <= before.descriptors && after.shared_mappings <= before.shared_mappings,
+            "descriptors and shared mappings of the RNIC: {after:?}, before {before:?}"
         );
     }
     let pid = rustix::process::Pid::from_child(&nic.child);

@@ -24,6 +24,7 @@ fn server(last: u8) -> Server {
         one.max_contexts = 2;
         one.max_mr_pieces = 10;
         one.max_mappings = 4;
+        one.max_mcast_attach = 3;
         config.limits.max_qp = 5;
     })
 }

@@ -4,7 +4,9 @@ mod support;
 
 use support::program::{ALL_ACCESS, send, write};
 use support::{End, Server, pair, wait_for};
-use verbatim_device::control::{Captured, QpState, QpStatistics, QpType, Reply, Request};
+use verbatim_device::control::{
+    Captured, MAX_OWNERS, QpOwner, QpState, QpStatistics, QpType, Reply, Request,
+};
 use verbatim_roce::wire::opcode::Opcode;
 use verbatim_roce::{Flow, Packet};
 use verbatim_seqpacket::Socket;
@@ -205,4 +207,43 @@ fn a_capture_that_nobody_reads_misses_packets_and_stops_nothing() {
     wait_for("the end of the capture", || {
         (Socket::connect(&a.socket()).is_ok() && a.stats.read().contexts == 1).then_some(())
     });
+}
+
+#[test]
+fn owners_are_told_to_root_over_the_main_socket() {
+    let server = Server::start([127, 7, 64, 1]);
+    let end = End::new(&server);
+    let ask = |qpns: Vec<u32>| {
+        let socket = Socket::connect(&server.socket()).expect("the RNIC listens");
+        let reply = socket.call::<_, Reply>(&Request::QueryOwners { qpns }, &[]);
+        reply.expect("an answer").message
+    };
+    let here = QpOwner::Process(std::process::id() as i32);
+    let qpn = end.qp.qpn;
+    match ask(vec![qpn ^ 1, qpn]) {
+        Reply::Owners(owners) => assert_eq!(owners, [QpOwner::None, here]),
+        // The tests do not run as root.
+        Reply::Error {
+            errno: libc::EPERM, ..
+        } => return,
+        reply => panic!("unexpected answer {reply:?}"),
+    }
+    let too_many = ask(vec![qpn; MAX_OWNERS + 1]);
+    assert!(
+        matches!(
+            too_many,
+            Reply::Error {
+                errno: libc::EINVAL,
+                ..
+            }
+        ),
+        "{too_many:?}"
+    );
+    // As many as allowed, of large numbers, fit into a message both ways.
+    match ask(vec![0x00ff_ffff; MAX_OWNERS]) {
+        Reply::Owners(owners) => assert_eq!(owners.len(), MAX_OWNERS),
+        reply => panic!("unexpected answer {reply:?}"),
+    }
+    let asked = end.program.errno(Request::QueryOwners { qpns: vec![qpn] });
+    assert_eq!(asked, libc::EINVAL, "a connection with a context is a program's");
 }

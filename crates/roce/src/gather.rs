@@ -5,7 +5,7 @@ use crate::wire::opcode::{Opcode, Service};
 use crate::wire::reth::Reth;
 use crate::{
     AccessError, AtomicOp, Completion, Host, Key, LocalAccess, MAX_MESSAGE, Operation, Queue, SendData,
-    SendRequest, WcOpcode, WcStatus,
+    SendRequest, SgeList, WcOpcode, WcStatus,
 };
 
 /// Fills a payload with the bytes from `offset` of the message.
@@ -55,7 +55,7 @@ pub(crate) fn opcode(service: Service, operation: &Operation, starts: bool, ends
             AtomicOp::FetchAdd { .. } => Opcode::RC_FETCH_ADD,
         },
         (Operation::AtomicWrite { .. }, ..) => Opcode::RC_ATOMIC_WRITE,
-        (Operation::LocalInvalidate { .. } | Operation::Bind(_), ..) => {
+        (Operation::LocalInvalidate { .. } | Operation::Bind(_) | Operation::Executed { .. }, ..) => {
             unreachable!("what happens here has no packets")
         }
     };
@@ -115,12 +115,35 @@ pub(crate) fn check_data(request: &SendRequest, host: &mut impl Host) -> Result<
 }
 
 /// Executes a request that happens here, without a packet.
-pub(crate) fn execute_local(operation: &Operation, host: &mut impl Host) -> Result<(), WcStatus> {
-    match operation {
+pub(crate) fn execute_local(request: &SendRequest, host: &mut impl Host) -> Result<(), WcStatus> {
+    match &request.operation {
+        Operation::Executed {
+            value: Some(value), ..
+        } => match &request.data {
+            SendData::Sges(list) => scatter(list, 0, &value.to_ne_bytes(), host),
+            SendData::Inline { .. } => Err(AccessError),
+        }
+        .map_err(|_| WcStatus::LocProtErr),
         Operation::LocalInvalidate { rkey } => host.local_invalidate(*rkey).map_err(|_| WcStatus::LocQpOpErr),
         Operation::Bind(bind) => host.bind(bind).map_err(|_| WcStatus::MwBindErr),
         _ => Ok(()),
     }
+}
+
+/// Puts data that has come into local memory, from `offset` of the message on.
+pub(crate) fn scatter(
+    list: &SgeList,
+    offset: u32,
+    data: &[u8],
+    host: &mut impl Host,
+) -> Result<(), AccessError> {
+    list.for_range(offset, data.len() as u32, |part, at| {
+        host.write(
+            Key::Local(part.lkey),
+            part.addr,
+            &data[at..at + part.len as usize],
+        )
+    })
 }
 
 /// Gives a request's slot back, and its completion where one is due.

@@ -48,7 +48,7 @@ pub use qp::{
     AccessFlags, AddressVector, AttrMask, ModifyError, QpAttributes, QpState, QpType, Transition, transition,
 };
 pub use queue_pair::Qp;
-pub use rc::RcQp;
+pub use rc::{Outstanding, Position, RcQp};
 pub use time::Time;
 pub use tx::{Transmit, TxBatch};
 pub use uc::UcQp;

@@ -1,8 +1,8 @@
 //! A queue pair of any type.
 
 use crate::{
-    Counters, Host, ModifyError, Packet, QpAttributes, QpConfig, QpState, QpType, Qpn, RcQp, Time, Transmit,
-    TxBatch, UcQp, UdQp,
+    Counters, Host, ModifyError, Packet, Position, QpAttributes, QpConfig, QpState, QpType, Qpn, RcQp, Time,
+    Transmit, TxBatch, UcQp, UdQp,
 };
 
 /// A queue pair. What each method does is told at [`RcQp`]; where the other types differ, at [`UcQp`] and [`UdQp`].
@@ -114,6 +114,21 @@ impl Qp {
     pub fn handle_timeout(&mut self, now: Time, host: &mut impl Host) {
         if let Qp::Rc(qp) = self {
             qp.handle_timeout(now, host);
+        }
+    }
+
+    /// Where it stands, for whoever stops it there ([`RcQp::stop`]); `None` for a type that has no acknowledgements.
+    pub fn stop(&mut self, host: &mut impl Host) -> Option<Position> {
+        match self {
+            Qp::Rc(qp) => Some(qp.stop(host)),
+            Qp::Uc(_) | Qp::Ud(_) => None,
+        }
+    }
+
+    /// Goes on after [`Qp::stop`].
+    pub fn restart(&mut self, now: Time) {
+        if let Qp::Rc(qp) = self {
+            qp.restart(now);
         }
     }
 

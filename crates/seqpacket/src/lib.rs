@@ -7,8 +7,10 @@
 //!
 //! The crate knows no message of its own, starts no thread and keeps no clock. Start at [`Socket`].
 
+mod process;
 mod socket;
 
+pub use process::Process;
 pub use socket::{Credentials, Error, Listener, Received, Socket};
 
 /// The longest message in bytes; a longer one is refused by the sender.

@@ -12,7 +12,7 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{MAX_FDS, MAX_MESSAGE_BYTES};
+use crate::{MAX_FDS, MAX_MESSAGE_BYTES, Process};
 
 /// What can go wrong on a channel.
 #[derive(Debug, thiserror::Error)]
@@ -283,6 +283,11 @@ impl Socket {
             uid: ucred.uid.as_raw(),
             gid: ucred.gid.as_raw(),
         })
+    }
+
+    /// The same process, held so that its number cannot become another's unnoticed (`SO_PEERPIDFD`).
+    pub fn peer_process(&self) -> Result<Process, Error> {
+        Ok(Process::of_peer(self.0.as_fd(), self.peer()?))
     }
 }
 

@@ -5,8 +5,10 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use verbatim_device::control::AddressVector;
 
+use crate::backend::Device;
 use crate::error::VerbsError;
 use crate::pd::Pd;
+use crate::session;
 
 /// An address handle.
 #[derive(Debug)]
@@ -20,18 +22,55 @@ impl Ah {
     pub(crate) fn create(pd: &Arc<Pd>, attr: &AddressVector) -> Result<Arc<Self>, VerbsError> {
         let process = pd.context.process();
         let _pass = process.control.enter();
-        let number = pd.context.device()?.create_ah(pd.physical.load(SeqCst), attr)?;
+        let context = &pd.context;
+        if context.is_movable() {
+            let ways = session::ways(process, attr.dgid)?;
+            context.datagrams.learn(&ways);
+        }
+        let device = context.device()?;
+        let physical = device.create_ah(pd.physical.load(SeqCst), attr)?;
+        let mut objects = context.objects.lock();
+        // The RNIC's number, unless it is that of a handle that has moved: then the last that is free.
+        let free = (0..=physical).rev().chain((0..u32::MAX).rev());
+        let number = free.into_iter().find(|number| !objects.ahs.contains_key(number));
+        let number = number.expect("there are not so many");
         let ah = Arc::new(Self {
             pd: pd.clone(),
             number,
             attr: *attr,
         });
-        let mut objects = pd.context.objects.lock();
         objects.ahs.insert(number, ah.clone());
         pd.users.fetch_add(1, SeqCst);
         drop(objects);
-        process.changed();
+        context.datagrams.add_handle(number, attr.dgid, physical);
+        ah.make_ways(&*device);
         Ok(ah)
+    }
+
+    /// Makes the same way to the hosts where queue pairs behind it have moved to.
+    pub(crate) fn make_ways(&self, device: &dyn Device) {
+        let datagrams = &self.pd.context.datagrams;
+        for gid in datagrams.wanted(self.number) {
+            let there = AddressVector {
+                dgid: gid,
+                ..self.attr
+            };
+            // Without it, datagrams go where nobody is any more: they may be lost.
+            if let Ok(physical) = device.create_ah(self.pd.physical.load(SeqCst), &there)
+                && !datagrams.add_way(self.number, gid, physical)
+            {
+                let _ = device.destroy_ah(physical);
+            }
+        }
+    }
+
+    /// Makes it anew at the RNIC to which its context has moved.
+    pub(crate) fn make_again(&self, device: &dyn Device) -> Result<(), VerbsError> {
+        let physical = device.create_ah(self.pd.physical.load(SeqCst), &self.attr)?;
+        let datagrams = &self.pd.context.datagrams;
+        datagrams.add_handle(self.number, self.attr.dgid, physical);
+        self.make_ways(device);
+        Ok(())
     }
 
     /// Its number, for [`crate::UdAddress::ah`].
@@ -57,12 +96,13 @@ impl Ah {
         let removed = removed.ok_or_else(|| VerbsError::Gone {
             object: format!("address handle {}", self.number),
         })?;
-        let outcome = context.destroy_physically(|device| device.destroy_ah(self.number));
-        match outcome {
-            Ok(()) => _ = self.pd.users.fetch_sub(1, SeqCst),
-            Err(_) => _ = context.objects.lock().ahs.insert(self.number, removed),
+        drop(removed);
+        let mut outcome = Ok(());
+        for physical in context.datagrams.remove_handle(self.number) {
+            let destroyed = context.destroy_physically(|device| device.destroy_ah(physical));
+            outcome = outcome.and(destroyed);
         }
-        context.process().changed();
+        self.pd.users.fetch_sub(1, SeqCst);
         outcome
     }
 }

@@ -14,10 +14,11 @@ use crate::async_events::{AsyncEvent, AsyncQueue};
 use crate::backend::Device;
 use crate::channel::CompChannel;
 use crate::cq::Cq;
+use crate::datagrams::Datagrams;
 use crate::dm::Dm;
 use crate::error::VerbsError;
 use crate::mr::Mr;
-use crate::mw::Mw;
+use crate::mw::{Mw, Windows};
 use crate::pd::Pd;
 use crate::process::Process;
 use crate::qp::Qp;
@@ -56,6 +57,12 @@ pub struct Context {
     /// Held by who destroys a queue pair until nobody knows its number any more, and by who has made one. An RNIC may give
     /// the number again at once: then the completions of the old one must be gone before the new one owns it.
     pub(crate) numbers: Mutex<()>,
+    /// Where datagrams go and come from.
+    pub(crate) datagrams: Arc<Datagrams>,
+    /// How often it has moved.
+    pub(crate) moves: AtomicU32,
+    /// The keys of its windows, of use when it has moved.
+    pub(crate) windows: Arc<Windows>,
     /// Every local key; used when something has moved.
     pub(crate) lkeys: Arc<KeyTable>,
 }
@@ -102,6 +109,9 @@ impl Context {
             async_queue: AsyncQueue::new()?,
             objects: Mutex::default(),
             numbers: Mutex::default(),
+            datagrams: Arc::default(),
+            moves: AtomicU32::new(0),
+            windows: Arc::default(),
             lkeys: Arc::new(KeyTable::new()),
         })
     }
@@ -188,6 +198,18 @@ impl Context {
             Err(error) if error.is_loss_of_device() => Ok(()),
             outcome => outcome,
         }
+    }
+
+    /// Makes address handles for where datagram queue pairs have moved to, while there is an RNIC.
+    pub(crate) fn make_ways(&self) {
+        let Ok(device) = self.device() else { return };
+        let ahs: Vec<_> = self.objects.lock().ahs.values().cloned().collect();
+        ahs.iter().for_each(|ah| ah.make_ways(&*device));
+    }
+
+    /// Its memory windows.
+    pub(crate) fn mws(&self) -> Vec<Arc<Mw>> {
+        self.objects.lock().mws.values().cloned().collect()
     }
 
     /// Its shared receive queues, by number.

@@ -18,7 +18,7 @@ use crate::error::VerbsError;
 use crate::lock::{Mutex, MutexGuard};
 use crate::qp::{CompletionSide, RECV_BIT, SendQueue};
 use crate::unacked::Unacked;
-use crate::work::{Completion, WC_SUCCESS, Wc};
+use crate::work::{Completion, WC_SUCCESS, WC_WITH_INV, Wc};
 
 /// After so many polls in a row that found nothing, a poll lets others run: where RNICs are software, they may need
 /// this very CPU to make the completion.
@@ -188,6 +188,15 @@ fn next_of_other(ring: &mut dyn CompletionRing, owners: &mut Owners<Owner>) -> O
 fn complete(side: &CompletionSide, cqe: &Cqe) -> Option<Completion> {
     let is_recv = cqe.wr_id & RECV_BIT != 0;
     let position = cqe.wr_id & !RECV_BIT;
+    let front = side
+        .datagrams
+        .as_deref()
+        .filter(|ways| is_recv && ways.translates());
+    // Before its slot may be another's.
+    let front = front.map(|ways| match &side.shared {
+        Some(shared) => (ways, shared.front(position)),
+        None => (ways, side.recv.front(position)),
+    });
     let wr_id = if !is_recv {
         side.send.retire(position)?
     } else if let Some(shared) = &side.shared {
@@ -200,22 +209,29 @@ fn complete(side: &CompletionSide, cqe: &Cqe) -> Option<Completion> {
     } else if is_recv {
         side.count_received();
     }
+    let mut wc = Wc {
+        wr_id,
+        status: cqe.status,
+        opcode: cqe.opcode,
+        vendor_err: cqe.vendor_err,
+        byte_len: cqe.byte_len,
+        imm: cqe.imm,
+        qp_num: side.qpn,
+        src_qp: cqe.src_qpn,
+        wc_flags: cqe.wc_flags,
+        pkey_index: 0,
+        slid: 0,
+        sl: cqe.sl as u8,
+        dlid_path_bits: 0,
+    };
+    if cqe.wc_flags & WC_WITH_INV != 0 {
+        wc.imm = side.windows.known(wc.imm);
+    }
+    if let Some((ways, front)) = front {
+        ways.show(&mut wc, front);
+    }
     Some(Completion {
-        wc: Wc {
-            wr_id,
-            status: cqe.status,
-            opcode: cqe.opcode,
-            vendor_err: cqe.vendor_err,
-            byte_len: cqe.byte_len,
-            imm: cqe.imm,
-            qp_num: side.qpn,
-            src_qp: cqe.src_qpn,
-            wc_flags: cqe.wc_flags,
-            pkey_index: 0,
-            slid: 0,
-            sl: cqe.sl as u8,
-            dlid_path_bits: 0,
-        },
+        wc,
         timestamp_ns: cqe.timestamp_ns,
         solicited: cqe.solicited != 0,
     })

@@ -1,20 +1,18 @@
 //! On-chip memory (ibv_alloc_dm(3)): memory that is the RNIC's, which the program reaches by copies only.
 //!
-//! With an RNIC of software it is a file in memory that the process maps, and the RNIC too once it is registered.
+//! With an RNIC of software it is memory of the process like any other, which is adopted when it is registered: so it moves as
+//! all memory does.
 
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::context::{Context, busy};
 use crate::error::VerbsError;
-use crate::fork;
 
 /// Allocations are page aligned, as their mappings are.
 const MAX_LOG_ALIGN: u32 = 12;
@@ -26,14 +24,11 @@ pub struct Dm {
     memory: NonNull<u8>,
     length: u64,
     mapped: usize,
-    file: OwnedFd,
     /// Regions in it; changed under the context's lock.
     pub(crate) users: AtomicUsize,
-    /// A child of this process shall have neither. Forgotten before they go.
-    held: Option<[fork::Held; 2]>,
 }
 
-// SAFETY: the memory is shared with the RNIC in any case; it is only ever copied to and from, as plain bytes.
+// SAFETY: the RNIC reads and writes it in any case; it is only ever copied to and from, as plain bytes.
 unsafe impl Send for Dm {}
 // SAFETY: as above.
 unsafe impl Sync for Dm {}
@@ -73,20 +68,14 @@ impl Dm {
 
     fn map(context: &Arc<Context>, length: u64) -> Result<Self, VerbsError> {
         let page = rustix::param::page_size() as u64;
-        let file = rustix::fs::memfd_create("verbatim-dm", MemfdFlags::CLOEXEC)
-            .map_err(|errno| VerbsError::os("memfd_create", errno))?;
-        let bytes = length.next_multiple_of(page);
-        rustix::fs::ftruncate(&file, bytes).map_err(|errno| VerbsError::os("ftruncate", errno))?;
-        let mapped = bytes as usize;
-        // SAFETY: a new mapping of a file that is as long as that, at an address that the kernel chooses.
+        let mapped = length.next_multiple_of(page) as usize;
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let memory = unsafe {
-            rustix::mm::mmap(
+            rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
                 mapped,
                 ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                &file,
-                0,
+                MapFlags::PRIVATE,
             )
         };
         let memory = memory.map_err(|errno| VerbsError::os("mmap", errno))?;
@@ -96,11 +85,6 @@ impl Dm {
             memory,
             length,
             mapped,
-            held: Some([
-                fork::hold_fd(file.as_fd()),
-                fork::hold_mapping(memory.as_ptr() as usize, mapped),
-            ]),
-            file,
             users: AtomicUsize::new(0),
         })
     }
@@ -118,15 +102,6 @@ impl Dm {
     /// Where this process has it mapped.
     pub(crate) fn address(&self) -> u64 {
         self.memory.as_ptr() as u64
-    }
-
-    /// Bytes that are mapped, a multiple of the page's.
-    pub(crate) fn mapped(&self) -> u64 {
-        self.mapped as u64
-    }
-
-    pub(crate) fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
     }
 
     pub(crate) fn check(&self, offset: u64, length: u64) -> Result<(), VerbsError> {
@@ -182,7 +157,6 @@ impl Dm {
 
 impl Drop for Dm {
     fn drop(&mut self) {
-        self.held = None;
         // SAFETY: mapped by `map` with this length; nobody else has a pointer into it.
         let _ = unsafe { rustix::mm::munmap(self.memory.as_ptr().cast(), self.mapped) };
     }

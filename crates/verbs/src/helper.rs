@@ -173,8 +173,10 @@ impl Helper {
                     Err(error) => verbatim_channel::send(&socket, &error_answer(&error), &[])?,
                 },
                 order => {
-                    let answer = self.sessions.handle(order, fds);
-                    verbatim_channel::send(&socket, &answer, &[])?;
+                    let answer = self.sessions.answer(order, fds);
+                    let sent = verbatim_channel::send(&socket, &answer, &[]);
+                    self.sessions.clear();
+                    sent?;
                 }
             }
         }

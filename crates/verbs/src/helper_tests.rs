@@ -62,6 +62,7 @@ impl Agent {
             session,
             expected: Vec::new(),
             timeout_ms: 1000,
+            sends_only: false,
         };
         assert!(matches!(order(socket, &drain).0, Answer::Drained));
         let (answer, connections) = order(socket, &Order::Quiesce { session });
@@ -155,6 +156,7 @@ fn an_agent_that_dies_at_the_hand_over_leaves_the_process_running() {
             session,
             expected,
             timeout_ms: 1000,
+            sends_only: false,
         },
     );
     // As if it died before it could take the answer.

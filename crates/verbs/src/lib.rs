@@ -32,12 +32,14 @@ mod channel;
 mod context;
 mod control_gate;
 mod cq;
+mod datagrams;
 mod death;
 mod dm;
 mod error;
 #[cfg(test)]
 mod event_tests;
 mod fork;
+mod grh;
 mod helper;
 #[cfg(test)]
 mod helper_tests;

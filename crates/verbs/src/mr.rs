@@ -11,6 +11,7 @@ use verbatim_channel::{MrRecord, SegmentRecord};
 use verbatim_device::control::Access;
 
 use crate::backend::{Device, PhysicalMemory, PhysicalMrChange, PhysicalMrInit};
+use crate::context::Context;
 use crate::dm::Dm;
 use crate::error::VerbsError;
 use crate::nap;
@@ -28,6 +29,8 @@ pub struct Mr {
     rkey: u32,
     /// The RNIC's local key.
     pub(crate) physical_lkey: AtomicU32,
+    /// Its remote key.
+    pub(crate) physical_rkey: AtomicU32,
     /// What re-registering can change.
     now: Mutex<Now>,
 }
@@ -48,7 +51,7 @@ struct Memory {
     segments: Vec<SegmentRecord>,
     /// The claim on the pages in the memory file; taken when the region goes.
     token: Option<Token>,
-    /// On-chip memory in place of the process's.
+    /// It is on-chip memory.
     dm: Option<Arc<Dm>>,
 }
 
@@ -141,18 +144,9 @@ impl Mr {
         }
         dm.check(offset, length)?;
         let device = pd.context.device()?;
-        let segment = SegmentRecord {
-            address: dm.address(),
-            length: dm.mapped(),
-            offset: Some(0),
-        };
         let memory = Memory {
-            address: dm.address() + offset,
-            length,
-            iova: 0,
-            segments: vec![segment],
-            token: None,
             dm: Some(dm.clone()),
+            ..Memory::of_process(process, &*device, dm.address() + offset, length, 0)?
         };
         dm.users.fetch_add(1, SeqCst);
         Self::make(pd, &*device, access - Access::ZERO_BASED, memory)
@@ -176,6 +170,7 @@ impl Mr {
             lkey,
             rkey,
             physical_lkey: AtomicU32::new(lkey),
+            physical_rkey: AtomicU32::new(rkey),
             now: Mutex::new(Now {
                 pd: pd.clone(),
                 access,
@@ -183,12 +178,20 @@ impl Mr {
             }),
         });
         pd.context.lkeys.set(lkey, lkey);
+        mr.tell_shift(&pd.context);
         let mut objects = pd.context.objects.lock();
         objects.mrs.insert(lkey, mr.clone());
         pd.users.fetch_add(1, SeqCst);
         drop(objects);
         process.changed();
         Ok(mr)
+    }
+
+    /// For who looks at what has arrived in it.
+    fn tell_shift(&self, context: &Context) {
+        let now = self.now.lock();
+        let shift = now.memory.address.wrapping_sub(now.memory.iova);
+        context.datagrams.set_shift(self.lkey, shift);
     }
 
     /// Changes it under its keys (ibv_rereg_mr(3)). If that fails, it is as it was.
@@ -243,6 +246,8 @@ impl Mr {
             now.pd.users.fetch_sub(1, SeqCst);
             now.pd = pd.clone();
         }
+        drop(now);
+        self.tell_shift(&context);
         process.changed();
         Ok(())
     }
@@ -263,6 +268,7 @@ impl Mr {
             return Err(error);
         }
         context.lkeys.remove(self.lkey);
+        context.datagrams.set_shift(self.lkey, 0);
         if context.is_movable() {
             let mut registry = process.registry.lock();
             registry.lkey_slots.remove(&key_slot(self.lkey));
@@ -372,13 +378,12 @@ fn with_physical<T>(
         Some(adopter) => adopter.open_file().map_err(VerbsError::Memory)?,
         None => None,
     };
-    let file = adopted.as_ref().map(AsFd::as_fd);
     take(Some(PhysicalMemory {
         address: memory.address,
         length: memory.length,
         iova: memory.iova,
         segments: &memory.segments,
-        file: file.or(memory.dm.as_deref().map(Dm::file)),
+        file: adopted.as_ref().map(AsFd::as_fd),
     }))
 }
 

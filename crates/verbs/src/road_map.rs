@@ -3,8 +3,12 @@
 //! The objects are the record; nothing is kept beside them. A version counts every change, so that the agent can see
 //! whether what it was told still holds.
 
-use verbatim_channel::{ChannelRecord, ContextRecord, CqRecord, PdRecord, QpRecord, RoadMap, SrqRecord};
-use verbatim_device::control::{QpState, QpType, SrqAttr};
+use std::sync::atomic::Ordering::SeqCst;
+
+use verbatim_channel::{
+    ChannelRecord, ContextRecord, CqRecord, MwRecord, PdRecord, QpRecord, RoadMap, SrqRecord,
+};
+use verbatim_device::control::SrqAttr;
 use verbatim_seqpacket::MAX_FDS;
 
 use crate::context::Context;
@@ -48,6 +52,12 @@ fn describe_context(context: &Context, blockers: &mut Vec<String>) -> Result<Con
     let objects = context.objects.lock();
     let pds = objects.pds.keys().map(|pd| PdRecord { pd: *pd }).collect();
     let mrs = objects.mrs.values().map(|mr| mr.describe()).collect();
+    let mws = objects.mws.values().map(|mw| MwRecord {
+        rkey: mw.rkey(),
+        pd: mw.pd().number(),
+        mw_type: mw.mw_type(),
+    });
+    let mws = mws.collect();
     let channels = objects.channels.keys();
     let channels = channels
         .map(|channel| ChannelRecord { channel: *channel })
@@ -79,16 +89,13 @@ fn describe_context(context: &Context, blockers: &mut Vec<String>) -> Result<Con
             Err(error) => return Err(error),
         }
     }
-    for qp in qps.iter().filter(|qp| qp.attr.state == QpState::Sqd) {
-        blockers.push(format!(
-            "queue pair {} is in SQD, where requests wait that cannot be drained",
-            qp.qpn
-        ));
-    }
     Ok(ContextRecord {
         id: context.id(),
+        gid: context.gid(0).unwrap_or_default(),
+        moves: context.moves.load(SeqCst),
         pds,
         mrs,
+        mws,
         channels,
         cqs,
         srqs,
@@ -108,18 +115,7 @@ fn blockers_of(context: &Context) -> Vec<String> {
         return vec![format!("the RNIC of opened device {} is gone", context.id())];
     }
     let device = context.device().ok().and_then(|device| device.blocker());
-    let objects = context.objects.lock();
-    let of_type = |qp_type| objects.qps.values().filter(|qp| qp.qp_type() == qp_type).count();
-    let counts = [
-        (of_type(QpType::Uc), "UC queue pairs"),
-        (of_type(QpType::Ud), "UD queue pairs"),
-        (objects.ahs.len(), "address handles"),
-        (objects.mws.len(), "memory windows"),
-        (objects.dms.len(), "allocations of on-chip memory"),
-    ];
-    let used = counts.into_iter().filter(|(count, _)| *count > 0);
-    let used = used.map(|(count, what)| format!("{what} cannot be moved yet; the program has {count}"));
-    device.into_iter().chain(used).collect()
+    device.into_iter().collect()
 }
 
 fn describe_qp(qp: &Qp) -> Result<QpRecord, VerbsError> {
@@ -134,6 +130,7 @@ fn describe_qp(qp: &Qp) -> Result<QpRecord, VerbsError> {
         qp_type: qp.qp_type(),
         cap: *qp.cap(),
         attr,
+        groups: control.mcast.clone(),
         physical_qpn: control.physical_qpn(),
         remote: control.remote,
     })

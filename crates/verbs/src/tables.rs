@@ -9,6 +9,7 @@
 //! that a queue knows what to forget.
 
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -54,6 +55,13 @@ impl<T: Default> Radix24<T> {
         &mut leaf.expect("`at` has just made it")[low]
     }
 
+    /// All elements near those that were ever asked for with [`Self::at`].
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        let middles = self.0.iter().filter_map(OnceLock::get);
+        let leaves = middles.flat_map(|middle| middle.iter().filter_map(OnceLock::get));
+        leaves.flat_map(|leaf| leaf.iter())
+    }
+
     #[inline]
     fn split(index: u32) -> [usize; 3] {
         [
@@ -73,6 +81,12 @@ pub fn key_slot(key: u32) -> u32 {
 pub trait Keys {
     /// What the RNIC knows as `virtual_key`.
     fn physical(&self, virtual_key: u32) -> Option<u32>;
+}
+
+/// Where an entry has the upper half of a key: that the tag does not count, as with memory windows. No key of the slot is
+/// like this.
+fn any_tag(slot: u32) -> u32 {
+    !(slot << 8)
 }
 
 /// Virtual to physical keys. 0 is no key.
@@ -98,6 +112,14 @@ impl KeyTable {
         self.changes.fetch_add(1, Release);
     }
 
+    /// The same for all keys with the index of `virtual_key`: the physical ones have the other index and the same tag.
+    pub fn set_any_tag(&self, virtual_key: u32, physical_key: u32) {
+        let slot = key_slot(virtual_key);
+        let both = u64::from(any_tag(slot)) << 32 | u64::from(physical_key & !0xff);
+        self.keys.at(slot).store(both, Relaxed);
+        self.changes.fetch_add(1, Release);
+    }
+
     /// Forgets `virtual_key`.
     pub fn remove(&self, virtual_key: u32) {
         if let Some(slot) = self.keys.get(key_slot(virtual_key)) {
@@ -106,11 +128,24 @@ impl KeyTable {
         }
     }
 
+    /// The way back: physical to virtual keys.
+    pub fn reversed(&self) -> HashMap<u32, u32> {
+        let both = self.keys.iter().map(|slot| slot.load(Relaxed));
+        both.filter(|both| *both != 0)
+            .map(|both| (both as u32, (both >> 32) as u32))
+            .collect()
+    }
+
     /// What the RNIC knows as `virtual_key`.
     #[inline]
     pub fn physical(&self, virtual_key: u32) -> Option<u32> {
         let both = self.keys.get(key_slot(virtual_key))?.load(Relaxed);
-        (both != 0 && (both >> 32) as u32 == virtual_key).then_some(both as u32)
+        match (both >> 32) as u32 {
+            _ if both == 0 => None,
+            key if key == virtual_key => Some(both as u32),
+            key if key == any_tag(key_slot(virtual_key)) => Some(both as u32 | virtual_key & 0xff),
+            _ => None,
+        }
     }
 }
 
@@ -140,6 +175,11 @@ impl RecentKey {
         }
     }
 
+    /// As [`KeyTable::reversed`].
+    pub fn reversed(&self) -> HashMap<u32, u32> {
+        self.table.reversed()
+    }
+
     #[cold]
     fn look_up(&self, virtual_key: u32, changes: u32) -> Option<u32> {
         let physical = self.table.physical(virtual_key)?;
@@ -166,7 +206,6 @@ impl Keys for RecentKey {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::HashMap;
 
     #[test]
     fn a_key_with_another_tag_is_another_key() {
@@ -177,6 +216,19 @@ mod tests {
         assert_eq!(table.physical(0), None);
         table.remove(0x1234_5601);
         assert_eq!(table.physical(0x1234_5601), None);
+    }
+
+    #[test]
+    fn a_window_is_found_whatever_its_tag() {
+        let table = KeyTable::new();
+        for slot in [0, 0x12_3456, 0xff_ffff] {
+            table.set_any_tag(slot << 8 | 5, 0xabcd_ef07);
+            for tag in [0, 5, 0xff] {
+                assert_eq!(table.physical(slot << 8 | tag), Some(0xabcd_ef00 | tag));
+            }
+            table.remove(slot << 8);
+            assert_eq!(table.physical(slot << 8 | 5), None);
+        }
     }
 
     #[test]

@@ -170,6 +170,12 @@ pub struct RecvWr<'a> {
     pub sges: &'a [Sge],
 }
 
+/// `IBV_WC_GRH`: 40 bytes are in front of the data.
+pub const WC_GRH: u32 = 1;
+
+/// `IBV_WC_WITH_INV`: a remote key of this process was invalidated.
+pub const WC_WITH_INV: u32 = 8;
+
 /// `IBV_WC_SUCCESS`
 pub const WC_SUCCESS: u32 = 0;
 /// `IBV_WC_LOC_QP_OP_ERR`

@@ -163,7 +163,7 @@ impl Scene {
                 gid: nics[2].gid(),
                 qpn: replacement.claimed.qps[0].physical_qpn,
             },
-            rq_psn: sq_psn,
+            rq_psn: Some(sq_psn),
         }];
         partner.order(&Order::ConnectStandby { session, peers });
         replacement.connect(&map, &nics[1], &standby[0], sq_psn);
@@ -180,6 +180,7 @@ impl Scene {
                 session,
                 expected: vec![QpCount { qpn, messages }],
                 timeout_ms: 10_000,
+                sends_only: false,
             };
             assert!(matches!(agent.order(&order), Answer::Drained));
         };
@@ -211,6 +212,7 @@ impl Scene {
         let keys = vec![KeyPair {
             virtual_key: map.contexts[0].mrs[0].rkey,
             physical_key: claimed.mrs[0].physical_rkey,
+            any_tag: false,
         }];
         let claim = Order::Claim {
             session,

@@ -7,10 +7,10 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::MemfdFlags;
 use verbatim_channel::{
-    Answer, ContextRecord, CqRecord, Endpoint, Gate, Greeting, MrRecord, Order, PdRecord, QpCount, QpRecord,
-    Resolved, RoadMap, SegmentRecord,
+    Answer, ContextRecord, CqRecord, Endpoint, Gate, Greeting, MrRecord, MwRecord, Order, PdRecord, QpCount,
+    QpRecord, Resolved, RoadMap, SegmentRecord,
 };
-use verbatim_device::control::{Access, QpAttr, QpCap, QpType};
+use verbatim_device::control::{Access, MwType, QpAttr, QpCap, QpType};
 use verbatim_seqpacket::Socket;
 
 use super::{encoded, folder, round_trip};
@@ -103,7 +103,14 @@ pub fn road_map() -> RoadMap {
     };
     let context = ContextRecord {
         id: 1,
+        gid: [1; 16],
+        moves: 0,
         pds: vec![PdRecord { pd: 1 }],
+        mws: vec![MwRecord {
+            rkey: 0x700,
+            pd: 1,
+            mw_type: MwType::Two,
+        }],
         mrs: vec![MrRecord {
             lkey: 7,
             rkey: 7,
@@ -134,6 +141,7 @@ pub fn road_map() -> RoadMap {
             qp_type: QpType::Rc,
             cap,
             attr: QpAttr::default(),
+            groups: Vec::new(),
             physical_qpn: 17,
             remote: Some(Endpoint { gid: [1; 16], qpn: 9 }),
         }],
@@ -161,6 +169,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
             session: 9,
             expected: vec![QpCount { qpn: 17, messages: 4 }],
             timeout_ms: 100,
+            sends_only: false,
         }),
         encoded(&Resolved {
             endpoint: Endpoint { gid: [1; 16], qpn: 9 },

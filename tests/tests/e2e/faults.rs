@@ -9,10 +9,13 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use verbatim_e2e::{MOVED, Migration, ROLLED_BACK, Running, TestLab, Traffic, eventually, left_behind};
+use verbatim_e2e::{
+    MOVED, Migration, ROLLED_BACK, Running, TestLab, Tools, Traffic, eventually, left_behind,
+};
 use verbatim_lab::ServiceState;
 
 use crate::Test;
+use crate::drain::Loss;
 use crate::migration::Check;
 
 const HOSTS: &[&str] = &["src", "dst", "peer"];
@@ -65,8 +68,13 @@ impl Action {
             Self::Exit | Self::Hang => true,
             // Where nothing can be refused.
             Self::Fail => point.time != "at-commit",
-            // On the other hosts, and after the commit on this one, the programs would lose their own connections.
-            Self::KillNic => point.role == "destination" && point.time == "before-commit",
+            // On the other hosts, and after the commit on this one, the programs would lose their own connections; and while
+            // files come, nothing needs it yet.
+            Self::KillNic => {
+                point.role == "destination"
+                    && point.time == "before-commit"
+                    && point.name != "destination-place"
+            }
         }
     }
 }
@@ -107,15 +115,9 @@ pub fn tests() -> Vec<Test> {
         drive(lab, &cases.collect::<anyhow::Result<Vec<_>>>()?)
     })];
     for role in ["source", "destination", "partner"] {
-        let every = Test::new(format!("faults::every_{role}"), HOSTS, move |lab| {
+        let every = Test::new(format!("faults::every_{role}"), &["src"], move |lab| {
             let points = points(lab)?;
-            let cases = points
-                .iter()
-                .filter(|point| point.role == role)
-                .flat_map(|point| Action::ALL.map(|action| (point, action)));
-            let cases: Vec<_> = cases.filter(|(point, action)| action.is_for(point)).collect();
-            ensure!(cases.len() > 10, "only {} cases of a {role}", cases.len());
-            drive(lab, &cases)
+            every(points.iter().filter(|point| point.role == role))
         });
         tests.push(every.only_on_demand(true));
     }
@@ -147,6 +149,31 @@ fn points(lab: &TestLab) -> anyhow::Result<Vec<Point>> {
         );
     }
     Ok(points)
+}
+
+/// Each point in a lab of its own, so that one that fails hides no other.
+fn every<'p>(points: impl Iterator<Item = &'p Point>) -> anyhow::Result<()> {
+    let tools = Tools::find()?;
+    let (mut driven, mut failed) = (0, Vec::new());
+    for point in points {
+        let actions = Action::ALL.into_iter().filter(|action| action.is_for(point));
+        let cases: Vec<_> = actions.map(|action| (point, action)).collect();
+        driven += cases.len();
+        let lab = TestLab::up(&tools, HOSTS)?;
+        if let Err(error) = drive(&lab, &cases) {
+            eprintln!("FAILED: {error:#}{}", lab.logs());
+            failed.push(format!("{error:#}"));
+        }
+        lab.down()?;
+    }
+    ensure!(
+        failed.is_empty(),
+        "{} of {driven} cases: {}",
+        failed.len(),
+        failed.join("\n")
+    );
+    ensure!(driven > 10, "only {driven} cases");
+    Ok(())
 }
 
 fn drive(lab: &TestLab, cases: &[(&Point, Action)]) -> anyhow::Result<()> {
@@ -198,12 +225,18 @@ impl<'a> Site<'a> {
         let _ = std::fs::remove_file(&reached);
         self.lab
             .order_faults(host, &format!("{} {}\n", point.name, action.name()))?;
-        let migrate = self.migrate()?;
+        // Such steps come only when a drain does not end, and is not waited for.
+        let stops = point.name.ends_with("-stop") || point.name.ends_with("-settle");
+        let loss = stops.then(|| Loss::of(self.lab, PARTNER, &["in", "out"], 100));
+        let loss = loss.transpose()?;
+        let migrate = self.migrate(if stops { &["--drain-timeout", "0"] } else { &[] })?;
         eventually("the point", LIMIT, || {
             let text = std::fs::read_to_string(&reached).unwrap_or_default();
             Ok(text.contains(&point.name).then_some(()))
         })?;
-        let before = point.time == "before-commit";
+        // The destination has been asked to commit: what it does now counts, and it goes on when it is let go.
+        let asked = ["destination-commit", "destination-committed"].contains(&point.name.as_str());
+        let before = point.time == "before-commit" && !(asked && action == Action::Hang);
         match action {
             Action::Fail if before => {}
             Action::Fail => self.lab.order_faults(host, "")?,
@@ -217,7 +250,9 @@ impl<'a> Site<'a> {
                     self.lab.ask(&["cancel", "client"])?;
                 } else {
                     let late = self.lab.refused(&["cancel", "client"])?;
-                    ensure!(late.contains("too late"), "{late}");
+                    // Once the destination has finished its part, only the source still knows of a migration.
+                    let refused = ["too late", "is not being moved"];
+                    ensure!(refused.iter().any(|text| late.contains(text)), "{late}");
                 }
                 self.lab.order_faults(host, "")?;
             }
@@ -227,11 +262,12 @@ impl<'a> Site<'a> {
             }
         }
         let finished = migrate.wait(LIMIT)?;
+        drop(loss);
         self.lab.order_faults(host, "")?;
 
         // A source's agent that died before the destination was asked rolls back; asked, the destination's word counts.
         let moved = match point.time.as_str() {
-            "before-commit" => false,
+            "before-commit" => !before,
             "at-commit" => !(point.name == "source-ask" && action == Action::Exit),
             _ => true,
         };
@@ -264,10 +300,10 @@ impl<'a> Site<'a> {
         self.settled().context("after the second attempt")
     }
 
-    fn migrate(&self) -> anyhow::Result<Running> {
+    fn migrate(&self, options: &[&str]) -> anyhow::Result<Running> {
         let name = self.check.client.name();
-        self.lab
-            .verbatim(&["migrate", name, "--to", self.there, "--json"])
+        let arguments = ["migrate", name, "--to", self.there, "--json"];
+        self.lab.verbatim(&[&arguments[..], options].concat())
     }
 
     /// Starts a service again that has died.

@@ -9,16 +9,21 @@
 //!
 //! | variable | |
 //! | --- | --- |
-//! | `VERBATIM_SOAK_MOVES` | how many moves in a row `migration::moves_in_a_row` makes; default 6 |
+//! | `VERBATIM_SOAK_MOVES` | how many moves in a row `soak::lossy` makes; default 200 |
 
 mod conformance;
+mod drain;
 mod failures;
 mod faults;
+mod identity;
+mod many;
 mod migration;
+mod objects;
 mod pre_copy;
 mod programs;
 mod robustness;
 mod rollback;
+mod soak;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -76,6 +81,10 @@ impl Test {
 }
 
 fn main() -> ExitCode {
+    // A program of these tests that is no test: it says that other programs' queue pairs are its own.
+    if std::env::args().nth(1).as_deref() == Some(identity::PRETENDER) {
+        return identity::pretend();
+    }
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(1);
     let obstacle = Tools::obstacle();
@@ -83,11 +92,16 @@ fn main() -> ExitCode {
     let tests = [
         programs::tests(),
         migration::tests(),
+        objects::tests(),
         pre_copy::tests(),
         rollback::tests(),
+        drain::tests(),
         failures::tests(),
         faults::tests(),
         robustness::tests(),
+        identity::tests(),
+        many::tests(),
+        soak::tests(),
         conformance::tests(),
     ];
     let trials = tests.into_iter().flatten().map(|test| {

@@ -1,5 +1,6 @@
 //! What an instance is, wherever it is.
 
+use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
 use anyhow::{Context, bail};
@@ -17,6 +18,9 @@ pub struct Record {
     pub address: Ipv4Addr,
     /// The length of the prefix of its network.
     pub prefix: u8,
+    /// Hosts that it has been on: somebody may ask for it there.
+    #[serde(default)]
+    pub visited: BTreeSet<String>,
 }
 
 impl Record {

@@ -11,12 +11,16 @@ use anyhow::{Context, bail};
 use futures_util::future::join_all;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
-use verbatim_channel::{Answer, ClaimedContext, MEMORY_DIR, Order, RoadMap};
+use verbatim_channel::{
+    Answer, ClaimedContext, ContextRecord, Endpoint, MEMORY_DIR, MovedEndpoint, Order, RoadMap,
+};
 use verbatim_container::{Link, Restore, RestoreConfig, Restored};
+use verbatim_device::control::QpType;
 
 use super::driver::Driver;
 use super::{ProcessKeys, decode, encode, in_time};
 use crate::agent::Shared;
+use crate::datagrams;
 use crate::faults::Point;
 use crate::guests::{Guest, unexpected};
 use crate::instances::home::{Home, Paths};
@@ -30,9 +34,15 @@ use crate::proto::file_part::Folder;
 use crate::proto::{ConnectRequest, FilePart, NewQp, OpenRequest, PreSetupReply, PreSetupRequest};
 use crate::report::milliseconds;
 use crate::standby::StandbyContext;
+use crate::turns::Turn;
 
 /// How long the restored processes may take to come for their contexts.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long the place that the instance had here before may take to be cleared.
+const CLEAR_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the pause may be for those who send datagrams to the instance: who is slow to hear of the move loses some.
+const TELLING_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// Sessions in which this host is the destination.
 #[derive(Default)]
@@ -55,14 +65,14 @@ impl Destinations {
     pub async fn open(agent: &Shared, request: &OpenRequest) -> anyhow::Result<()> {
         let record: Record =
             serde_json::from_str(&request.instance).context("a malformed instance record")?;
+        // It may have left a moment ago, and its old place is still being cleared.
+        let cleared = agent.instances.unreserved(record.name.as_str());
+        let _ = tokio::time::timeout(CLEAR_TIMEOUT, cleared).await;
         if let Some(blocker) = blockers(agent, &record, request.memory_bytes).into_iter().next() {
             bail!(blocker);
         }
-        agent.faults.pass(Point::DestinationOpen).await?;
-        let reservation = agent.instances.reserve(record.name.as_str())?;
-        if let Some(gone) = agent.instances.get(record.name.as_str()) {
-            // It was here before and left; its name is free again.
-            agent.instances.remove(&gone);
+        if agent.destinations.get(request.session).is_ok() {
+            bail!("the session is open here already");
         }
         agent.journal.write(
             request.session,
@@ -70,21 +80,40 @@ impl Destinations {
             Event::Opened,
             Told::parties(record.name.as_str(), &request.source, agent.name()),
         )?;
+        let opened = Self::make(agent, request.session, record).await;
+        if let Err(error) = &opened {
+            let told = Told::error(error);
+            agent
+                .journal
+                .write(request.session, Role::Destination, Event::RolledBack, told)?;
+        }
+        opened
+    }
+
+    async fn make(agent: &Shared, session: u64, record: Record) -> anyhow::Result<()> {
+        agent.faults.pass(Point::DestinationOpen).await?;
+        let reservation = agent.instances.reserve(record.name.as_str())?;
+        if let Some(gone) = agent.instances.get(record.name.as_str()) {
+            // It was here before and left; its name is free again.
+            agent.instances.remove(&gone);
+        }
         let paths = Paths::new(&agent.config.runtime_dir, record.name.as_str());
         let destination = Arc::new(tokio::sync::Mutex::new(Destination {
             agent: Arc::clone(agent),
-            session: request.session,
+            session,
             runtime: Placer::new(paths.folder),
             images: Placer::new(paths.images),
             home: None,
             _reservation: Some(reservation),
             contexts: Vec::new(),
             keys: Vec::new(),
+            moved: Vec::new(),
             partners: Vec::new(),
             keeper: None,
             restore: None,
             restored: None,
             instance: None,
+            turn: None,
             guests: Vec::new(),
             lost: Vec::new(),
             resumed: false,
@@ -92,10 +121,11 @@ impl Destinations {
         }));
         // Known before anything is made, so that whoever undoes the session meanwhile waits for it and then undoes it.
         let mut opening = destination.lock().await;
-        agent
-            .destinations
-            .lock()
-            .insert(request.session, Arc::clone(&destination));
+        {
+            let mut destinations = agent.destinations.lock();
+            agent.watched.ensure(session)?;
+            destinations.insert(session, Arc::clone(&destination));
+        }
         let maker = Arc::clone(agent);
         let made = tokio::task::spawn_blocking(move || {
             let runtime = tokio::runtime::Handle::current();
@@ -105,21 +135,11 @@ impl Destinations {
         .await
         .context("making the instance's place panicked")
         .and_then(|made| made);
-        match made {
-            Ok(home) => {
-                opening.home = Some(home);
-                Ok(())
-            }
-            Err(error) => {
-                agent.destinations.close(request.session);
-                let told = Told::error(&error);
-                let session = request.session;
-                agent
-                    .journal
-                    .write(session, Role::Destination, Event::RolledBack, told)?;
-                Err(error)
-            }
+        if made.is_err() {
+            agent.destinations.close(session);
         }
+        opening.home = Some(made?);
+        Ok(())
     }
 
     /// The source is gone, or wants no more of a session. One that was not committed is undone and forgotten; of one
@@ -152,10 +172,12 @@ impl Destinations {
             _reservation: None,
             contexts: Vec::new(),
             keys: Vec::new(),
+            moved: Vec::new(),
             partners: Vec::new(),
             keeper: None,
             restore: None,
             restored: None,
+            turn: Some(agent.turns.have(instance.name(), session)),
             instance: Some(instance),
             guests: Vec::new(),
             lost: Vec::new(),
@@ -169,8 +191,16 @@ impl Destinations {
                     destination.contexts.push((pid, context));
                 }
                 (Kept::Context { .. }, None) => bail!("a connection is missing at the keeper"),
-                (Kept::Session { keys, partners }, _) => {
-                    (destination.keys, destination.partners) = (keys, partners);
+                (
+                    Kept::Session {
+                        keys,
+                        moved,
+                        partners,
+                    },
+                    _,
+                ) => {
+                    (destination.keys, destination.moved) = (keys, moved);
+                    destination.partners = partners;
                 }
             }
         }
@@ -226,6 +256,7 @@ enum Kept {
     /// The rest.
     Session {
         keys: ProcessKeys,
+        moved: Vec<MovedEndpoint>,
         partners: Vec<String>,
     },
 }
@@ -242,6 +273,8 @@ pub struct Destination {
     /// By process, in the order of its contexts.
     contexts: Vec<(u32, StandbyContext)>,
     keys: ProcessKeys,
+    /// Queue pairs of datagrams, which anybody may send to.
+    moved: Vec<MovedEndpoint>,
     /// The partners' hosts.
     partners: Vec<String>,
     /// It has copies of the contexts' connections until they are claimed.
@@ -250,6 +283,8 @@ pub struct Destination {
     restored: Option<Restored>,
     /// Set by the commit.
     instance: Option<Arc<Instance>>,
+    /// Its connections are this session's until they work.
+    turn: Option<Turn>,
     /// Those that have claimed their contexts.
     guests: Vec<Guest>,
     /// Processes that did not come.
@@ -285,26 +320,24 @@ impl Destination {
         let road_maps: Vec<RoadMap> = decode(&request.road_maps)?;
         let home = self.home()?;
         let (nic, name) = (self.agent.config.nic_socket(), home.record.name.to_string());
-        let folder = home.paths.folder.clone();
+        let (folder, gid) = (home.paths.folder.clone(), self.agent.gid());
         // Also a process without any context waits at the gate, and is to be claimed.
         let mut keys: BTreeMap<u32, Vec<_>> = road_maps.iter().map(|map| (map.pid, Vec::new())).collect();
-        self.contexts = tokio::task::spawn_blocking(move || {
-            let mut contexts = Vec::new();
+        let built = tokio::task::spawn_blocking(move || {
+            let (mut contexts, mut moved) = (Vec::new(), Vec::new());
             for road_map in &road_maps {
                 let path = Path::new(MEMORY_DIR).join(road_map.pid.to_string());
                 // Missing is right if nothing is adopted; if something is, the RNIC's request fails and says so.
                 let memory = beneath::open(&folder, &path, OFlags::RDWR)?;
                 for record in &road_map.contexts {
-                    contexts.push((
-                        road_map.pid,
-                        StandbyContext::build(&nic, &name, record, memory.as_ref())?,
-                    ));
+                    let context = StandbyContext::build(&nic, &name, record, memory.as_ref())?;
+                    moved.extend(moved_datagrams(record, &context, gid));
+                    contexts.push((road_map.pid, context));
                 }
             }
-            anyhow::Ok(contexts)
-        })
-        .await
-        .context("making standby contexts panicked")??;
+            anyhow::Ok((contexts, moved))
+        });
+        (self.contexts, self.moved) = built.await.context("making standby contexts panicked")??;
         let mut qps = Vec::new();
         for (pid, context) in &self.contexts {
             keys.entry(*pid).or_default().extend_from_slice(context.keys());
@@ -382,6 +415,7 @@ impl Destination {
             .insert(keeper.await.context("starting a keeper panicked")??);
         let session = Kept::Session {
             keys: self.keys.clone(),
+            moved: self.moved.clone(),
             partners: self.partners.clone(),
         };
         keeper.keep(&session, &[])?;
@@ -439,9 +473,7 @@ impl Destination {
             return Ok(());
         }
         self.agent.faults.pass(Point::DestinationCommit).await?;
-        if !self.contexts.iter().all(|(_, context)| context.is_alive()) {
-            bail!("the software RNIC there was restarted, and what was prepared at it is lost; try again");
-        }
+        self.contexts_are_alive()?;
         let restored = self.restored.take().context("nothing was restored")?;
         let home = self.home()?;
         let gate = home.gate()?;
@@ -450,7 +482,8 @@ impl Destination {
         let pid = restored.pid().context("CRIU did not name the first process")?;
         home.keep_record(pid, None)?;
         self.write(Event::Committed)?;
-        if let Err(error) = self.agent.faults.pass(Point::DestinationCommitted).await {
+        let passed = self.agent.faults.pass(Point::DestinationCommitted).await;
+        if let Err(error) = passed.and_then(|_| self.contexts_are_alive()) {
             restored.abort().await?;
             self.write(Event::RolledBack)?;
             return Err(error);
@@ -481,6 +514,7 @@ impl Destination {
             // A number that an earlier queue pair took along when it left is this one's now.
             self.agent.forwarding.remove(qpn);
         }
+        self.turn = Some(self.agent.turns.have(home.record.name.as_str(), self.session));
         let init_pid = resumed.init.pid();
         let init = async { Ok(resumed.settled().await?) };
         let instance = Instance::start(home, init_pid, init, true);
@@ -488,6 +522,13 @@ impl Destination {
         self.instance = Some(instance);
         if let Err(error) = self.agent.faults.pass(Point::DestinationRunning).await {
             tracing::warn!("{error:#}");
+        }
+        Ok(())
+    }
+
+    fn contexts_are_alive(&self) -> anyhow::Result<()> {
+        if !self.contexts.iter().all(|(_, context)| context.is_alive()) {
+            bail!("the software RNIC there was restarted, and what was prepared at it is lost; try again");
         }
         Ok(())
     }
@@ -518,6 +559,7 @@ impl Destination {
         }
         let key_tables: Vec<_> = self.keys.iter().map(|(_, keys)| keys.clone()).collect();
         let (agent, session) = (&self.agent, self.session);
+        let telling = join_all(datagrams::tell_all(agent, &self.moved));
         let claims = by_process.into_iter().map(|(pid, contexts)| {
             let (fds, contexts): (Vec<_>, Vec<_>) = contexts.into_iter().unzip();
             let key_tables = key_tables.clone();
@@ -544,6 +586,13 @@ impl Destination {
                 };
                 let replayed_receives = claimed.await.map_err(|error| (None, error))?;
                 agent.guests.claimed(&guest);
+                // What it has missed while it was away, and what was known here before it came.
+                let endpoints = agent.datagrams.all();
+                if !endpoints.is_empty() {
+                    let order = Order::Moved { endpoints };
+                    let told = in_time("telling where datagrams go", guest.order(order, Vec::new()));
+                    told.await.map_err(|error| (None, error))?;
+                }
                 Ok((guest, replayed_receives))
             }
         });
@@ -566,6 +615,7 @@ impl Destination {
         }
         // Those that have their contexts are resumed, whatever became of the others.
         self.guests = guests;
+        let _ = tokio::time::timeout(TELLING_TIMEOUT, telling).await;
         if let Some(error) = failed {
             return Err(error);
         }
@@ -603,6 +653,7 @@ impl Destination {
         }
         self.write(Event::Closed)?;
         self.resumed = true;
+        self.turn = None;
         Ok(intercepted)
     }
 
@@ -649,4 +700,25 @@ impl Destination {
             agent.destinations.close(session);
         });
     }
+}
+
+/// The datagram queue pairs of a context, whose standby one is on the host with `gid`.
+fn moved_datagrams(record: &ContextRecord, standby: &StandbyContext, gid: [u8; 16]) -> Vec<MovedEndpoint> {
+    let datagram = |qpn| {
+        let found = record.qps.iter().find(|qp| qp.qpn == qpn);
+        found.is_some_and(|qp| qp.qp_type == QpType::Ud)
+    };
+    let qps = standby.qps().iter().filter(|qp| datagram(qp.qpn));
+    let moved = qps.map(|qp| MovedEndpoint {
+        known: Endpoint {
+            gid: record.gid,
+            qpn: qp.qpn,
+        },
+        now: Endpoint {
+            gid,
+            qpn: qp.physical_qpn,
+        },
+        moves: record.moves + 1,
+    });
+    moved.collect()
 }

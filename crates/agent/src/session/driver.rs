@@ -10,13 +10,10 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::transport::Channel;
 
-use super::told;
+use super::{PAUSE, told};
 use crate::agent::Shared;
 use crate::proto::SessionId;
 use crate::proto::peer_client::PeerClient;
-
-/// The pause before a host is asked again.
-const PAUSE: Duration = Duration::from_millis(200);
 
 /// How long one question may take: longer than a process has to come for its contexts.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -37,6 +34,8 @@ struct Host {
     is_destination: bool,
     /// A connection that has worked before.
     client: Option<PeerClient<Channel>>,
+    /// It did not take a step in time: the next one is not for it yet.
+    behind: bool,
 }
 
 /// One session after its decision.
@@ -59,6 +58,7 @@ impl Driver {
             name,
             is_destination,
             client,
+            behind: false,
         };
         let mut hosts: Vec<_> = partners.into_iter().map(|partner| host(partner, false)).collect();
         hosts.push(host(destination, true));
@@ -69,19 +69,37 @@ impl Driver {
         }
     }
 
-    /// Takes a step at all hosts; says how many requests were posted. After `limit` it gives up with what is in the way;
-    /// without one it never does.
-    pub async fn take(&self, step: Step, limit: Option<Duration>) -> anyhow::Result<u64> {
-        let deadline = limit.map(|limit| Instant::now() + limit);
-        let counts = join_all(self.hosts.iter().map(|host| self.insist(host, step, deadline)));
-        counts.await.into_iter().sum()
+    /// Takes a step at all hosts that are not behind. Those that have not taken it after `limit` are from then on, and
+    /// are the error. Also says how many requests the others posted.
+    pub async fn take(&mut self, step: Step, limit: Duration) -> (u64, anyhow::Result<()>) {
+        let deadline = Some(Instant::now() + limit);
+        let asked: Vec<_> = (0..self.hosts.len())
+            .filter(|index| !self.hosts[*index].behind)
+            .collect();
+        let answers = join_all(
+            asked
+                .iter()
+                .map(|index| self.insist(&self.hosts[*index], step, deadline)),
+        )
+        .await;
+        let (mut posted, mut outcome) = (0, Ok(()));
+        for (index, answer) in asked.into_iter().zip(answers) {
+            match answer {
+                Ok(count) => posted += count,
+                Err(error) => {
+                    self.hosts[index].behind = true;
+                    outcome = Err(error);
+                }
+            }
+        }
+        (posted, outcome)
     }
 
-    /// Takes both steps, however long that takes.
+    /// Takes both steps at all hosts, however long that takes.
     pub async fn finish(&self) {
         for step in [Step::Switch, Step::Resume] {
             // Without a limit it does not fail.
-            let _ = self.take(step, None).await;
+            join_all(self.hosts.iter().map(|host| self.insist(host, step, None))).await;
         }
     }
 

@@ -1,112 +1,57 @@
 //! The part of a partner's host in a session.
 
-use std::collections::HashMap;
+mod members;
+mod stopped;
+mod suspended;
+
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
-use verbatim_channel::{Answer, Endpoint, KeyPair, Order, QpCount, Scope, StandbyPeer};
+use verbatim_channel::{Answer, Endpoint, KeyPair, Order, StandbyPeer};
 
-use super::{decode, in_time};
+use super::{PAUSE, decode, in_time};
 use crate::agent::Shared;
 use crate::faults::Point;
-use crate::guests::{Guest, unexpected};
+use crate::forwarding::{self, Forward, Moved};
+use crate::guests::unexpected;
 use crate::journal::{Event, Role, Told};
 use crate::proto::outcome_reply::Outcome;
-use crate::proto::{Count, DrainRequest, PartnerConnectRequest, PartnerPrepareRequest, SessionId, Standby};
+use crate::proto::{
+    PartnerConnectRequest, PartnerConnection, PartnerPrepareReply, PartnerPrepareRequest, SessionId, Standby,
+};
+use crate::turns::Joined;
 
-/// How long a process may take to come back after its agent was started.
-const RETURN_TIMEOUT: Duration = Duration::from_secs(10);
+use members::{Found, KeptMember, Member, connected_to, find_members, instances_of};
 
 /// How long another host may take to say what was decided.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The pause before it is asked again.
-const PAUSE: Duration = Duration::from_millis(200);
+/// How long the end of an earlier move of the same instance may take here.
+const EARLIER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What is wrong with an answer that names another queue pair.
+const NOT_ASKED_FOR: &str = "a queue pair that is not part of the session";
 
 /// Sessions in which this host is a partner's.
 #[derive(Default)]
 pub struct Partners(Mutex<HashMap<u64, Arc<tokio::sync::Mutex<Partner>>>>);
 
-/// A process with connections to the moving instance.
-struct Member {
-    /// Unset if an earlier agent has begun the session, and the process has not been asked for yet.
-    guest: Option<Guest>,
-    kept: KeptMember,
-}
-
-/// A process, as an agent that comes after this one finds it.
-#[derive(Clone, Serialize, Deserialize)]
-struct KeptMember {
-    /// The instance that it belongs to, if any.
-    instance: Option<String>,
-    /// Its PID in its own PID namespace.
-    pid: u32,
-    /// The session's number of the connection, and the virtual number of this end.
-    connections: Vec<(u32, u32)>,
-}
-
 /// What is kept of a session for an agent that comes after this one: `partners/SESSION` in the runtime folder.
 #[derive(Serialize, Deserialize)]
 struct Kept {
     members: Vec<KeptMember>,
+    #[serde(default)]
+    late: BTreeSet<u32>,
+    #[serde(default)]
+    numbers: HashMap<u32, (u32, u32)>,
     key_tables: Vec<Vec<KeyPair>>,
     /// Per connection, the index of its key table.
     tables: HashMap<u32, u32>,
-}
-
-impl Member {
-    fn qpns(&self) -> Vec<u32> {
-        self.kept.connections.iter().map(|(_, qpn)| *qpn).collect()
-    }
-
-    fn connection(&self, qpn: u32) -> anyhow::Result<u32> {
-        let found = self.kept.connections.iter().find(|(_, known)| *known == qpn);
-        Ok(found.context("a queue pair that is not part of the session")?.0)
-    }
-
-    fn qpn(&self, connection: u32) -> Option<u32> {
-        self.kept
-            .connections
-            .iter()
-            .find(|(known, _)| *known == connection)
-            .map(|(_, qpn)| *qpn)
-    }
-
-    /// The process. One that an earlier agent knew is waited for a while; `None` if it does not come: it has ended.
-    async fn guest(&self, agent: &Shared) -> Option<Guest> {
-        let came = agent.guests.present(self.kept.instance.as_deref(), self.kept.pid);
-        match &self.guest {
-            Some(guest) => Some(guest.clone()),
-            None => tokio::time::timeout(RETURN_TIMEOUT, came).await.ok(),
-        }
-    }
-
-    async fn order(&self, agent: &Shared, what: &str, order: Order) -> anyhow::Result<Answer> {
-        let guest = self.guest(agent).await;
-        let guest = guest.with_context(|| format!("process {} is gone", self.kept.pid))?;
-        Ok(in_time(what, guest.order(order, Vec::new())).await?.0)
-    }
-
-    /// Gives an order after the decision; `None` if the process has ended, and its connections with it.
-    async fn order_if_alive(
-        &self,
-        agent: &Shared,
-        what: &str,
-        order: Order,
-    ) -> anyhow::Result<Option<Answer>> {
-        let Some(guest) = self.guest(agent).await else {
-            return Ok(None);
-        };
-        match in_time(what, guest.order(order, Vec::new())).await {
-            Ok((answer, _)) => Ok(Some(answer)),
-            Err(_) if !agent.guests.is_here(&guest) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
 }
 
 /// One session, at a partner's host.
@@ -116,8 +61,12 @@ pub struct Partner {
     source: String,
     destination: String,
     members: Vec<Member>,
+    /// Connections whose moving end is not connected yet: its program knows this end's number as it is now.
+    late: BTreeSet<u32>,
     key_tables: Vec<Vec<KeyPair>>,
     tables: HashMap<u32, u32>,
+    /// The physical numbers of the queue pairs by connection: as they were, and as they will be.
+    numbers: HashMap<u32, (u32, u32)>,
     /// Nothing is in flight, and the source may have decided: only its word, or the destination's, ends the wait.
     drained: bool,
     switched: bool,
@@ -142,8 +91,30 @@ impl Partners {
         find_members(agent, request).await.map(drop)
     }
 
+    /// Joins the instances at the other ends for a session, so that nobody moves them meanwhile. Which of them another
+    /// session moves, if one does.
+    pub async fn join(agent: &Shared, request: PartnerPrepareRequest) -> anyhow::Result<Option<String>> {
+        let (session, moving) = (request.session, request.instance.clone());
+        let earlier = agent.turns.earlier_ended(session, &moving);
+        tokio::time::timeout(EARLIER_TIMEOUT, earlier)
+            .await
+            .with_context(|| format!("an earlier move of {moving} has not ended on {}", agent.name()))?;
+        let instances = match instances_of(agent, &request).await {
+            Ok(instances) => instances,
+            // Processes that wait at the gate, or are about to come, are not here: whoever moves them brings them back.
+            Err(error) => return agent.turns.anyone(session).map(Some).ok_or(error),
+        };
+        match agent.turns.join(&agent.watched, session, &moving, instances)? {
+            Joined::Yes => Ok(None),
+            Joined::Moving(other) => Ok(Some(other)),
+        }
+    }
+
     /// Opens a session: finds the processes and has their standby queue pairs made.
-    pub async fn prepare(agent: &Shared, request: PartnerPrepareRequest) -> anyhow::Result<Vec<Standby>> {
+    pub async fn prepare(
+        agent: &Shared,
+        request: PartnerPrepareRequest,
+    ) -> anyhow::Result<PartnerPrepareReply> {
         let session = request.session;
         let parties = Told::parties(&request.instance, &request.source, &request.destination);
         agent
@@ -157,27 +128,62 @@ impl Partners {
         prepared
     }
 
-    async fn prepare_members(agent: &Shared, request: PartnerPrepareRequest) -> anyhow::Result<Vec<Standby>> {
+    async fn prepare_members(
+        agent: &Shared,
+        request: PartnerPrepareRequest,
+    ) -> anyhow::Result<PartnerPrepareReply> {
         agent.faults.pass(Point::PartnerPrepare).await?;
         let session = request.session;
         let (source, destination) = (request.source.clone(), request.destination.clone());
-        let members = find_members(agent, request).await?;
+        let connections = request.connections.iter();
+        let late = connections.filter(|connection| connection.late);
+        let late = late.map(|connection| connection.connection).collect();
+        let old = request.connections.iter().filter_map(|connection| {
+            let qpn = connection.partner.as_ref()?.qpn;
+            Some((connection.connection, (qpn, qpn)))
+        });
+        let numbers = old.collect();
+        let Found {
+            members,
+            senders,
+            unconnected,
+        } = find_members(agent, request).await?;
         let partner = Partner {
             agent: Arc::clone(agent),
             session,
             source,
             destination,
             members,
+            late,
             key_tables: Vec::new(),
             tables: HashMap::new(),
+            numbers,
             drained: false,
             switched: false,
             resumed: false,
         };
-        partner.keep()?;
         let partner = Arc::new(tokio::sync::Mutex::new(partner));
-        agent.partners.lock().insert(session, Arc::clone(&partner));
-        partner.lock().await.prepare().await
+        // Whoever undoes the session from here on waits for what is begun below.
+        let mut prepared = partner.lock().await;
+        {
+            let mut partners = agent.partners.lock();
+            agent.watched.ensure(session)?;
+            partners.insert(session, Arc::clone(&partner));
+        }
+        prepared.keep()?;
+        let mut standbys = prepared.prepare().await?;
+        for standby in &mut standbys {
+            standby.sends = senders.contains(&standby.connection);
+        }
+        Ok(PartnerPrepareReply {
+            standbys,
+            unconnected,
+        })
+    }
+
+    /// Connections of this host's programs that lead to one of `ends`.
+    pub async fn find(agent: &Shared, ends: &[Endpoint]) -> anyhow::Result<Vec<PartnerConnection>> {
+        connected_to(agent, ends).await
     }
 
     /// Undoes a session, unless its queue pairs are switched, and forgets it.
@@ -199,6 +205,7 @@ impl Partners {
     }
 
     fn undone(agent: &Shared, session: u64) -> anyhow::Result<()> {
+        agent.turns.leave(session);
         if agent.journal.last(session, Role::Partner) == Some(Event::Opened) {
             agent
                 .journal
@@ -213,6 +220,7 @@ impl Partners {
     /// destination, is asked what it did.
     pub async fn source_is_lost(agent: &Shared, session: u64) -> anyhow::Result<()> {
         let Ok(partner) = agent.partners.get(session) else {
+            agent.turns.leave(session);
             return Ok(());
         };
         let (drained, resumed) = {
@@ -271,10 +279,18 @@ impl Partners {
             };
             let Kept {
                 members,
+                late,
+                numbers,
                 key_tables,
                 tables,
             } = serde_json::from_slice(&text)
                 .with_context(|| format!("session {session:016x} is damaged"))?;
+            let joined: BTreeSet<String> = members
+                .iter()
+                .filter_map(|member| member.instance.clone())
+                .collect();
+            let moving = known.told.instance.as_deref().unwrap_or_default();
+            agent.turns.join_again(session, moving, joined);
             let partner = Partner {
                 agent: Arc::clone(agent),
                 session,
@@ -284,8 +300,10 @@ impl Partners {
                     .into_iter()
                     .map(|kept| Member { guest: None, kept })
                     .collect(),
+                late,
                 key_tables,
                 tables,
+                numbers,
                 drained: true,
                 switched: known.last == Event::Committed,
                 resumed: false,
@@ -331,65 +349,8 @@ fn forget(agent: &Shared, session: u64) {
     }
 }
 
-/// Which process has which of the connections.
-async fn find_members(agent: &Shared, request: PartnerPrepareRequest) -> anyhow::Result<Vec<Member>> {
-    let mut wanted: HashMap<(Endpoint, Endpoint), u32> = HashMap::new();
-    for connection in request.connections {
-        let moving = connection
-            .moving
-            .context("a connection without its moving end")?
-            .try_into()?;
-        let partner = connection
-            .partner
-            .context("a connection without its partner's end")?
-            .try_into()?;
-        wanted.insert((partner, moving), connection.connection);
-    }
-    let gid = agent.gid();
-    let mut members = Vec::new();
-    for guest in agent.guests.all() {
-        // A process that ends while we ask has no connections.
-        let Ok(road_map) = in_time("describing", guest.describe()).await else {
-            continue;
-        };
-        let mut connections = Vec::new();
-        for qp in road_map.contexts.iter().flat_map(|context| &context.qps) {
-            let Some(remote) = qp.remote else { continue };
-            let own = Endpoint {
-                gid,
-                qpn: qp.physical_qpn,
-            };
-            if let Some(connection) = wanted.remove(&(own, remote)) {
-                connections.push((connection, qp.qpn));
-            }
-        }
-        if !connections.is_empty() {
-            let kept = KeptMember {
-                instance: guest.instance.clone(),
-                pid: guest.pid,
-                connections,
-            };
-            members.push(Member {
-                guest: Some(guest),
-                kept,
-            });
-        }
-    }
-    if let Some(((partner, _), _)) = wanted.iter().next() {
-        bail!(
-            "{} connection(s) of {} lead to programs on {} that do not use the guest library or are not connected \
-             back (queue pair {:#x}, for one); run them with LD_PRELOAD=libverbatim.so",
-            wanted.len(),
-            request.instance,
-            agent.name(),
-            partner.qpn
-        );
-    }
-    Ok(members)
-}
-
 impl Partner {
-    async fn prepare(&self) -> anyhow::Result<Vec<Standby>> {
+    async fn prepare(&mut self) -> anyhow::Result<Vec<Standby>> {
         let session = self.session;
         let agent = &self.agent;
         let prepared = self.members.iter().map(|member| async move {
@@ -398,21 +359,30 @@ impl Partner {
                 qpns: member.qpns(),
             };
             match member.order(agent, "making standby queue pairs", order).await? {
-                Answer::StandbyPrepared(standbys) => standbys
-                    .iter()
-                    .map(|standby| {
+                Answer::StandbyPrepared(standbys) => {
+                    let connections = member.by_qpn();
+                    let standbys = standbys.iter().map(|standby| {
                         Ok(Standby {
-                            connection: member.connection(standby.qpn)?,
+                            connection: *connections.get(&standby.qpn).context(NOT_ASKED_FOR)?,
                             physical_qpn: standby.physical_qpn,
                             sq_psn: standby.sq_psn,
+                            sends: false,
                         })
-                    })
-                    .collect::<anyhow::Result<Vec<_>>>(),
+                    });
+                    standbys.collect::<anyhow::Result<Vec<_>>>()
+                }
                 other => Err(unexpected(&other, "StandbyPrepared")),
             }
         });
         let standbys: anyhow::Result<Vec<_>> = join_all(prepared).await.into_iter().collect();
-        Ok(standbys?.concat())
+        let standbys = standbys?.concat();
+        members::must_own(agent, &self.members, &standbys).await?;
+        for standby in &standbys {
+            if let Some((_, new)) = self.numbers.get_mut(&standby.connection) {
+                *new = standby.physical_qpn;
+            }
+        }
+        Ok(standbys)
     }
 
     /// Connects the standby queue pairs.
@@ -460,82 +430,6 @@ impl Partner {
         join_all(connected).await.into_iter().collect()
     }
 
-    /// Suspends the connections; says how many messages each has sent.
-    pub async fn suspend(&self) -> anyhow::Result<Vec<Count>> {
-        self.begin("WaitBeforeStop", Point::PartnerSuspend).await?;
-        let session = self.session;
-        let agent = &self.agent;
-        let suspended = self.members.iter().map(|member| async move {
-            let order = Order::Suspend {
-                session,
-                scope: Scope::Qps(member.qpns()),
-            };
-            match member.order(agent, "suspending", order).await? {
-                Answer::Suspended { sent, .. } if sent.len() == member.kept.connections.len() => sent
-                    .iter()
-                    .map(|count| {
-                        Ok(Count {
-                            connection: member.connection(count.qpn)?,
-                            messages: count.messages,
-                        })
-                    })
-                    .collect::<anyhow::Result<Vec<_>>>(),
-                Answer::Suspended { .. } => {
-                    bail!(
-                        "process {} closed a connection meanwhile; try again",
-                        member.kept.pid
-                    )
-                }
-                other => Err(unexpected(&other, "Suspended")),
-            }
-        });
-        let counts: anyhow::Result<Vec<_>> = join_all(suspended).await.into_iter().collect();
-        Ok(counts?.concat())
-    }
-
-    /// Waits until nothing is in flight.
-    pub async fn drain(&mut self, request: DrainRequest) -> anyhow::Result<()> {
-        self.begin("Drain", Point::PartnerDrain).await?;
-        let session = self.session;
-        let agent = &self.agent;
-        let drained = self.members.iter().map(|member| {
-            let expected = request
-                .expected
-                .iter()
-                .filter_map(|count| {
-                    Some(QpCount {
-                        qpn: member.qpn(count.connection)?,
-                        messages: count.messages,
-                    })
-                })
-                .collect();
-            let timeout_ms = request.timeout_ms;
-            async move {
-                let order = Order::Drain {
-                    session,
-                    expected,
-                    timeout_ms,
-                };
-                let limit = Duration::from_millis(timeout_ms.into()) + super::ORDER_TIMEOUT;
-                let guest = member.guest(agent).await.context("a process has ended")?;
-                let answer = tokio::time::timeout(limit, guest.order(order, Vec::new()));
-                match answer
-                    .await
-                    .context("waiting for what is in flight took too long")??
-                    .0
-                {
-                    Answer::Drained => Ok(()),
-                    other => Err(unexpected(&other, "Drained")),
-                }
-            }
-        });
-        // Before the source hears of it, and also if one of several processes is not: the others are.
-        let drained = join_all(drained).await;
-        self.drained = true;
-        drained.into_iter().collect::<anyhow::Result<()>>()?;
-        self.begin("Drained", Point::PartnerDrained).await
-    }
-
     /// Puts the standby queue pairs in place; says how many RECVs were posted again.
     pub async fn switch(&mut self) -> anyhow::Result<u64> {
         self.begin("RestoreRDMA", Point::PartnerSwitch).await?;
@@ -545,6 +439,17 @@ impl Partner {
         }
         let session = self.session;
         let agent = &self.agent;
+        let late = self.late.iter().filter_map(|connection| {
+            let (old, new) = *self.numbers.get(connection)?;
+            let endpoint = Endpoint {
+                gid: agent.gid(),
+                qpn: new,
+            };
+            // Its keys are what they were.
+            let keys = Vec::new();
+            (old != new).then_some((old, Forward { endpoint, keys }))
+        });
+        agent.forwarding.insert(late);
         let switched = self.members.iter().map(|member| {
             let connections = member.kept.connections.iter();
             let tables = connections
@@ -586,7 +491,33 @@ impl Partner {
         self.write(Event::Closed)?;
         self.resumed = true;
         forget(&self.agent, session);
+        self.tell_numbers();
         Ok(intercepted)
+    }
+
+    /// Hosts where the partners were before learn the new numbers of their queue pairs; then they may be moved.
+    fn tell_numbers(&self) {
+        let gid = self.agent.gid();
+        let new = self.numbers.values().filter(|(old, new)| old != new);
+        let moved = new.map(|(old, new)| Moved {
+            from: Endpoint { gid, qpn: *old },
+            to: Endpoint { gid, qpn: *new },
+            keys: None,
+        });
+        let moved: Vec<_> = moved.collect();
+        let instances = self
+            .members
+            .iter()
+            .filter_map(|member| member.kept.instance.as_deref());
+        let instances = instances.filter_map(|name| self.agent.instances.get(name));
+        let visited: BTreeSet<String> = instances
+            .flat_map(|instance| instance.home.record.visited.clone())
+            .collect();
+        let (agent, session) = (Arc::clone(&self.agent), self.session);
+        tokio::spawn(async move {
+            forwarding::tell(&agent, visited.iter().map(String::as_str), &moved).await;
+            agent.turns.leave(session);
+        });
     }
 
     /// Writes down what an agent that comes after this one must know.
@@ -594,6 +525,8 @@ impl Partner {
         let path = kept_path(&self.agent, self.session);
         let kept = Kept {
             members: self.members.iter().map(|member| member.kept.clone()).collect(),
+            late: self.late.clone(),
+            numbers: self.numbers.clone(),
             key_tables: self.key_tables.clone(),
             tables: self.tables.clone(),
         };

@@ -20,8 +20,8 @@ use verbatim_container::{CheckpointConfig, Dumped};
 
 use super::control::{Driven, Keep, Stage};
 use super::destination::Destinations;
-use super::in_time;
 use super::partner::Partners;
+use super::{PAUSE, in_time};
 use crate::agent::Shared;
 use crate::guests::{Guest, unexpected};
 use crate::instances::Instance;
@@ -30,9 +30,6 @@ use crate::journal::{Event, Known, Role, Told};
 use crate::keeper::{self, Keeper};
 use crate::proto::SessionId;
 use crate::proto::outcome_reply::Outcome;
-
-/// The pause before a host is asked again.
-const PAUSE: Duration = Duration::from_millis(200);
 
 /// How long another host may take for an answer, or to undo its part.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -131,6 +128,7 @@ fn arrived(agent: &Shared, instance: Arc<Instance>, known: &Known) -> anyhow::Re
 /// The source's agent died before anybody was asked to commit: the instance goes on here, with its connections.
 async fn roll_back(agent: Shared, instance: Arc<Instance>, known: Known, driven: Driven) {
     let session = known.session;
+    let _turn = agent.turns.have(instance.name(), session);
     if let Err(error) = instance.home.attach() {
         tracing::error!(
             error = format!("{error:#}"),
@@ -246,6 +244,7 @@ async fn decide(agent: Shared, instance: Arc<Instance>, known: Known, undecided:
     };
     let driven = agent.controls.begin(instance.name(), &destination, stage);
     driven.control.set_session(session);
+    let _turn = agent.turns.have(instance.name(), session);
     let keep = if is_known {
         instance.moved(&destination);
         Keep::Destination
@@ -292,9 +291,7 @@ async fn decide(agent: Shared, instance: Arc<Instance>, known: Known, undecided:
             let _reservation = agent.instances.reserve(instance.name());
             driven.control.committed();
             instance.moved(&destination);
-            for (qpn, forward) in forward {
-                agent.forwarding.insert(qpn, forward);
-            }
+            agent.forwarding.insert(forward);
             if let Some(keeper) = Keeper::find(&agent.config, session) {
                 keeper.end();
             }

@@ -1,15 +1,18 @@
 //! The source's part of a session: it drives.
 //!
 //! [`migrate`] is the whole story. What an attempt has done, and would have to undo, is kept in [`Source`]; its steps are
-//! in [`pre_copy`], [`prepare`], [`stop`] and [`commit`], the way back in [`undo`].
+//! in [`pre_copy`], [`turn`], [`prepare`], [`stop`], [`settle`] and [`commit`], the way back in [`undo`].
 
 mod commit;
 mod connections;
 mod pre_copy;
 mod prepare;
+mod settle;
 mod stop;
+mod turn;
 mod undo;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +25,7 @@ use verbatim_container::{Checkpoint, Dumped};
 use crate::agent::Shared;
 use crate::faults::Point;
 use crate::guests::Guest;
+use crate::held::Hold;
 use crate::instances::home::LIBRARY_DIR;
 use crate::instances::record::Record;
 use crate::instances::{Instance, Reservation};
@@ -34,10 +38,12 @@ use crate::proto::{NewQp, PreCopyRound, SessionId};
 use crate::report::{Bytes, Migration, Outcome, Phase, PreCopy, Timeline, milliseconds};
 use crate::session::control::{Control, Driven, Stage};
 use crate::session::driver::{Driver, Step};
-use crate::session::{ProcessKeys, told};
+use crate::session::{PAUSE, ProcessKeys, told};
+use crate::turns::Turn;
 
 use connections::Connection;
 pub use connections::{blockers, describe, memory_bytes};
+use settle::Settled;
 
 /// How often a migration starts anew because the program changed its objects meanwhile.
 const ATTEMPTS: u32 = 3;
@@ -110,17 +116,25 @@ struct Source {
     converged: bool,
     intercepted: u64,
     replayed: u64,
+    settled: Settled,
 
     processes: Vec<Process>,
     connections: Vec<Connection>,
     destination: Option<PeerClient<Channel>>,
     partners: Vec<PartnerHost>,
-    /// Their ends tell the other agents that this one is gone.
-    watches: Vec<JoinHandle<()>>,
+    /// By host; their ends tell the other agents that this one is gone.
+    watches: HashMap<String, JoinHandle<()>>,
+    /// The instance's connections are this session's.
+    turn: Option<Turn>,
     files: Sender,
-    new_qps: Vec<NewQp>,
+    /// What is made for each of the instance's queue pairs, by process and virtual number.
+    new_qps: HashMap<(u32, u32), NewQp>,
     keys: ProcessKeys,
 
+    /// Nobody is told where its queue pairs are that are not connected yet.
+    hold: Option<Hold>,
+    /// The program's control verbs wait from the pre-setup on.
+    holds: bool,
     suspended: bool,
     checkpoint: Option<Checkpoint>,
     /// The RNIC connections of processes that wait at the gate.
@@ -157,6 +171,8 @@ pub async fn migrate(
     let mut attempt = 1;
     loop {
         let mut source = Source::new(&agent, &instance, &request, &driven.control, &progress);
+        // A program that changes its objects all the time is let wait with that.
+        source.holds = attempt > 1;
         let result = source.attempt().await;
         match result {
             Err(Failure::Changed) if attempt < ATTEMPTS => {
@@ -205,19 +221,23 @@ impl Source {
             converged: false,
             intercepted: 0,
             replayed: 0,
+            settled: Settled::default(),
             processes: Vec::new(),
             connections: Vec::new(),
             destination: None,
             partners: Vec::new(),
-            watches: Vec::new(),
+            watches: HashMap::new(),
+            turn: None,
             files: Sender::new(
                 session,
                 crate::proto::file_part::Folder::Runtime,
                 folder,
                 Some(trusted),
             ),
-            new_qps: Vec::new(),
+            new_qps: HashMap::new(),
             keys: Vec::new(),
+            hold: None,
+            holds: false,
             suspended: false,
             checkpoint: None,
             quiesced: Vec::new(),
@@ -239,10 +259,12 @@ impl Source {
 
     /// The other side undoes the session when this call ends; it ends with this agent or with `watches`.
     async fn watch(&mut self, host: &str, mut client: PeerClient<Channel>) -> anyhow::Result<()> {
+        if self.watches.contains_key(host) {
+            return Ok(());
+        }
         let mut alive = told(host, "watch the session", client.watch(self.id()).await)?;
-        self.watches.push(tokio::spawn(async move {
-            while let Ok(Some(_)) = alive.message().await {}
-        }));
+        let watch = tokio::spawn(async move { while let Ok(Some(_)) = alive.message().await {} });
+        self.watches.insert(host.to_owned(), watch);
         Ok(())
     }
 
@@ -305,7 +327,14 @@ impl Source {
         self.pre_copy().await?;
         self.enter(Phase::PreSetup);
         self.pass(Point::SourcePreSetup).await?;
-        self.pre_setup().await?;
+        if let Err(failure) = self.pre_setup().await {
+            let is_too_early = matches!(&failure, Failure::Error(error) if error.is::<turn::StillMoved>());
+            // What is described may be gone by the time it is made again.
+            return Err(match !is_too_early && self.has_changed().await {
+                true => Failure::Changed,
+                false => failure,
+            });
+        }
         self.wait_before_stop().await
     }
 
@@ -335,6 +364,14 @@ impl Source {
         }
     }
 
+    /// Passes a point after the decision, where a failure is no way back: what fails is tried again.
+    async fn pass_at_last(&self, point: Point) {
+        while let Err(error) = self.pass(point).await {
+            tracing::warn!("{error:#}");
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
     /// Passes a point before a step that is not cut off.
     async fn unless_cancelled(&self, point: Point) -> anyhow::Result<bool> {
         tokio::select! {
@@ -351,26 +388,20 @@ impl Source {
             .iter()
             .map(|partner| (partner.host.clone(), Some(partner.client.clone())));
         let to = (self.request.destination.clone(), self.destination.clone());
-        let driver = Driver::new(&self.agent, self.session, to, partners);
+        let mut driver = Driver::new(&self.agent, self.session, to, partners);
         self.enter(Phase::RestoreRDMA);
-        let switched = async {
-            self.pass(Point::SourceSwitch).await?;
-            driver.take(Step::Switch, Some(FINISH_LIMIT)).await
-        };
-        let switched = switched.await;
+        self.pass_at_last(Point::SourceSwitch).await;
+        let (switched, all_switched) = driver.take(Step::Switch, FINISH_LIMIT).await;
         self.enter(Phase::Replay);
-        let resumed = async {
-            self.pass(Point::SourceResume).await?;
-            driver.take(Step::Resume, Some(FINISH_LIMIT)).await
-        };
-        let resumed = resumed.await;
+        self.pass_at_last(Point::SourceResume).await;
+        let (resumed, all_resumed) = driver.take(Step::Resume, FINISH_LIMIT).await;
         self.timeline.resumed();
         self.timeline.leave();
-        self.replayed += switched.as_ref().unwrap_or(&0) + resumed.as_ref().unwrap_or(&0);
-        self.intercepted += resumed.as_ref().unwrap_or(&0);
+        self.replayed += switched + resumed;
+        self.intercepted += resumed;
         self.step("Reclaim");
         self.reclaim().await;
-        if let Err(error) = switched.and(resumed) {
+        if let Err(error) = all_switched.and(all_resumed) {
             self.unfinished = Some(driver);
             return Err(error.context(
                 "the instance has moved, but not all of its connections work yet; this goes on, see `verbatim sessions`",
@@ -385,6 +416,8 @@ impl Source {
             Outcome::Committed
         } else {
             self.undo().await;
+            // Cut off, and let go on.
+            self.settled = Settled::default();
             if self.reservation.take().is_some()
                 && let Err(error) = self.instance.home.keep_record(self.instance.init_pid(), None)
             {
@@ -417,11 +450,11 @@ impl Source {
                     {
                         tracing::warn!(%error, "the journal cannot be written");
                     }
-                    watches.iter().for_each(JoinHandle::abort);
+                    watches.values().for_each(JoinHandle::abort);
                 });
             }
         }
-        for watch in self.watches.drain(..) {
+        for (_, watch) in self.watches.drain() {
             watch.abort();
         }
         let (phases_ms, service, communication, total) = self.timeline.totals();
@@ -447,6 +480,8 @@ impl Source {
             connections: self.connections.len(),
             intercepted_wrs: self.intercepted,
             replayed_wrs: self.replayed,
+            unfinished_replayed_wrs: self.settled.replayed,
+            unfinished_completed_wrs: self.settled.completed,
         }
     }
 }

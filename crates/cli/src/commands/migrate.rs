@@ -20,7 +20,7 @@ pub async fn run(lab: &str, arguments: MigrateArguments) -> anyhow::Result<ExitC
     let request = MigrateRequest {
         name: arguments.name.clone(),
         destination: arguments.to.clone(),
-        drain_timeout_ms: arguments.drain_timeout.as_millis() as u32,
+        drain_timeout_ms: Some(u32::try_from(arguments.drain_timeout.as_millis()).unwrap_or(u32::MAX)),
         max_blackout_ms: arguments.max_blackout.unwrap_or(0),
         max_pre_copy_ms: u32::try_from(arguments.max_precopy_time.as_millis()).unwrap_or(u32::MAX),
         strict: arguments.strict,
@@ -185,6 +185,15 @@ fn readable(report: &serde_json::Value) -> String {
     ] {
         rows.push(vec![name.to_owned(), value]);
     }
+    let unfinished = |key: &str| report[key].as_u64().unwrap_or(0);
+    let (again, executed) = (
+        unfinished("unfinished_replayed_wrs"),
+        unfinished("unfinished_completed_wrs"),
+    );
+    if again + executed > 0 {
+        let value = format!("{again:>10} replayed, {executed} had been executed");
+        rows.push(vec!["not drained in time".to_owned(), value]);
+    }
     out + &table(&["", ""], &rows)
 }
 
@@ -203,7 +212,7 @@ mod tests {
         assert!(text.contains("web stays on a\nbecause: b is down"));
         assert!(text.contains("PreCopy"));
         assert!(text.contains("4 KiB"));
-        assert!(!text.contains("converge"));
+        assert!(!text.contains("converge") && !text.contains("drained"));
     }
 
     #[test]

@@ -70,8 +70,14 @@ impl Slots {
     /// The slot of the current count.
     #[inline]
     fn slot(&self) -> NonNull<u8> {
+        self.slot_of(self.count)
+    }
+
+    /// The slot of any count.
+    #[inline]
+    fn slot_of(&self, count: u32) -> NonNull<u8> {
         // The number of slots is a power of two.
-        let index = self.count & (self.slots - 1);
+        let index = count & (self.slots - 1);
         // SAFETY: less than the number of slots, all of which the contract of `new` covers.
         unsafe { self.first.add(index as usize * self.stride) }
     }
@@ -106,6 +112,11 @@ impl Slots {
     /// # Panics
     /// Never: the count is limited by the slot's length.
     fn read_sges(&self, head_bytes: usize, claimed: u32, out: &mut Vec<Sge>) -> bool {
+        self.read_sges_of(self.slot(), head_bytes, claimed, out)
+    }
+
+    /// As [`Self::read_sges`], of any slot of this queue.
+    fn read_sges_of(&self, slot: NonNull<u8>, head_bytes: usize, claimed: u32, out: &mut Vec<Sge>) -> bool {
         let most = (self.stride - head_bytes) / size_of::<Sge>();
         out.clear();
         if claimed as usize > most {
@@ -113,9 +124,7 @@ impl Slots {
         }
         for index in 0..claimed as usize {
             // SAFETY: inside the slot, see `most`; any bytes are a valid Sge.
-            out.push(unsafe {
-                shared::read_once(self.slot().add(head_bytes + index * size_of::<Sge>()).cast())
-            });
+            out.push(unsafe { shared::read_once(slot.add(head_bytes + index * size_of::<Sge>()).cast()) });
         }
         true
     }
@@ -215,6 +224,34 @@ impl SendProducer {
     #[inline]
     pub fn publish(&mut self) {
         self.slots.header().sq_producer.store(self.slots.count, Release);
+    }
+
+    /// Gives `take` the requests that were posted and are not finished, oldest first, as they lie in their slots. The RNIC
+    /// shall not be finishing any meanwhile. Nothing, if it claims to have finished what was never posted.
+    pub fn for_each_unfinished(&self, mut take: impl FnMut(&SendWqe, Body<'_>)) {
+        let posted = self.slots.header().sq_producer.load(Relaxed);
+        let unfinished = posted.wrapping_sub(self.completed());
+        if unfinished > self.slots.limit {
+            return;
+        }
+        let (mut sges, mut inline) = (Vec::new(), Vec::new());
+        let head_bytes = size_of::<SendWqe>();
+        for count in (0..unfinished).rev() {
+            let slot = self.slots.slot_of(posted.wrapping_sub(count).wrapping_sub(1));
+            // SAFETY: the slot is inside the queue; any bytes are a valid SendWqe.
+            let head: SendWqe = unsafe { shared::read_once(slot.cast()) };
+            if head.flags & SEND_INLINE != 0 {
+                let most = self.slots.stride - head_bytes;
+                inline.resize((head.inline_bytes as usize).min(most), 0);
+                // SAFETY: the length was limited to the slot's.
+                unsafe { shared::read_bytes_once(slot.add(head_bytes), &mut inline) };
+                take(&head, Body::Inline(&[&inline]));
+            } else {
+                self.slots
+                    .read_sges_of(slot, head_bytes, head.num_sge.into(), &mut sges);
+                take(&head, Body::Sges(&sges));
+            }
+        }
     }
 
     /// Starts from zero, as the RNIC does when the queue pair goes to RESET. The RNIC's own counter is the RNIC's to
@@ -444,145 +481,5 @@ impl RecvConsumer {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::testing::Memory;
-    use super::*;
-    use crate::control::QpCap;
-
-    const CAP: QpCap = QpCap {
-        max_send_wr: 4,
-        max_recv_wr: 4,
-        max_send_sge: 2,
-        max_recv_sge: 2,
-        max_inline_data: 100,
-    };
-
-    #[test]
-    fn requests_arrive_in_order_with_their_bodies_and_room_is_bounded() {
-        let layout = QpLayout::new(&CAP);
-        let memory = Memory::zeroed(layout.bytes);
-        // SAFETY: the memory outlives both ends and is theirs alone.
-        let (mut producer, mut consumer) = unsafe {
-            (
-                SendProducer::new(memory.base(), &layout),
-                SendConsumer::new(memory.base(), &layout),
-            )
-        };
-        let mut out = SentWqe::default();
-        for round in 0..10u64 {
-            for n in 0..4u64 {
-                let sge = Sge {
-                    address: n,
-                    length: 8,
-                    lkey: 3,
-                };
-                let head = SendWqe {
-                    wr_id: round * 4 + n,
-                    num_sge: 1,
-                    ..SendWqe::default()
-                };
-                if n % 2 == 0 {
-                    producer.push(&head, Body::Sges(&[sge]));
-                } else {
-                    let head = SendWqe {
-                        flags: SEND_INLINE,
-                        inline_bytes: 5,
-                        num_sge: 0,
-                        ..head
-                    };
-                    producer.push(&head, Body::Inline(&[b"he", b"llo"]));
-                }
-            }
-            assert_eq!(producer.room(), 0);
-            assert!(!consumer.pop(&mut out).unwrap(), "nothing was published yet");
-            producer.publish();
-            for n in 0..4u64 {
-                assert!(consumer.pop(&mut out).unwrap());
-                assert_eq!(out.head.wr_id, round * 4 + n);
-                match n % 2 {
-                    0 => assert_eq!(out.sges[0].address, n),
-                    _ => assert_eq!(out.inline, b"hello"),
-                }
-            }
-            assert!(!consumer.pop(&mut out).unwrap());
-            assert_eq!(producer.room(), 0, "taken is not completed");
-            consumer.complete(4);
-            assert_eq!(producer.room(), 4);
-        }
-    }
-
-    #[test]
-    fn receives_arrive_in_order() {
-        let layout = QpLayout::new(&CAP);
-        let memory = Memory::zeroed(layout.bytes);
-        // SAFETY: as above.
-        let (mut producer, mut consumer) = unsafe {
-            (
-                RecvProducer::new(memory.base(), &layout.recv),
-                RecvConsumer::new(memory.base(), &layout.recv),
-            )
-        };
-        let mut sges = Vec::new();
-        for n in 0..20u64 {
-            assert!(producer.room() > 0, "what was there before was taken");
-            producer.push(
-                n,
-                &[Sge {
-                    address: n,
-                    length: 1,
-                    lkey: 2,
-                }; 2],
-            );
-            assert_eq!(consumer.pop(&mut sges).unwrap(), None);
-            producer.publish();
-            assert_eq!(consumer.pop(&mut sges).unwrap(), Some(Some(n)));
-            assert_eq!(sges.len(), 2);
-        }
-    }
-
-    #[test]
-    fn hostile_counters_and_lengths_are_refused() {
-        let layout = QpLayout::new(&CAP);
-        let memory = Memory::zeroed(layout.bytes);
-        // SAFETY: as above.
-        let (mut producer, mut send, mut recv) = unsafe {
-            (
-                SendProducer::new(memory.base(), &layout),
-                SendConsumer::new(memory.base(), &layout),
-                RecvConsumer::new(memory.base(), &layout.recv),
-            )
-        };
-        let head = SendWqe {
-            flags: SEND_INLINE,
-            inline_bytes: u32::MAX,
-            ..SendWqe::default()
-        };
-        producer.push(&head, Body::Sges(&[]));
-        producer.push(
-            &SendWqe {
-                num_sge: u16::MAX,
-                ..SendWqe::default()
-            },
-            Body::Sges(&[]),
-        );
-        producer.publish();
-        let mut out = SentWqe::default();
-        assert!(send.pop(&mut out).unwrap() && out.overlong);
-        assert!(send.pop(&mut out).unwrap() && out.overlong);
-
-        // SAFETY: the header lies at the start of the memory.
-        let header = unsafe { memory.base().cast::<QpHeader>().as_ref() };
-        header.sq_producer.store(5, Relaxed);
-        assert_eq!(
-            send.pop(&mut out),
-            Err(BadIndex {
-                claimed: 5,
-                seen: 0,
-                slots: 4
-            })
-        );
-        header.rq_producer.store(u32::MAX, Relaxed);
-        assert!(recv.pop(&mut Vec::new()).is_err());
-        assert!(memory.guard_is_intact());
-    }
-}
+#[path = "work_tests.rs"]
+mod tests;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use verbatim_device::control::{Reply, Request, SOCKET_NAME};
 use verbatim_roce::Time;
-use verbatim_seqpacket::{Credentials, Error, Listener, Received, Socket};
+use verbatim_seqpacket::{Credentials, Error, Listener, Process, Received, Socket};
 
 use super::{Nic, Token};
 use crate::context::Context;
@@ -68,6 +68,8 @@ struct Client {
     over_main_listener: bool,
     /// The process that connected, as far as this one can see it.
     pid: i32,
+    /// The same, until it opens a context.
+    process: Option<Process>,
     context: Option<Context>,
 }
 
@@ -235,10 +237,12 @@ impl Nic {
             return;
         }
         let over_main_listener = token == Token::MainListener;
+        let socket_process = socket.peer_process().ok();
         let client = Client {
             socket,
             over_main_listener,
             pid,
+            process: socket_process,
             context: None,
         };
         let id = self
@@ -326,6 +330,10 @@ impl Nic {
             Request::QueryStatistics { from_qpn } => {
                 return Ok(self.query_statistics(from_qpn, credentials));
             }
+            Request::QueryOwners { qpns } if client.context.is_none() => {
+                let privileged = client.over_main_listener && credentials.uid == 0;
+                return self.query_owners(privileged, &qpns);
+            }
             Request::StartCapture { snap_bytes, qpn } if client.context.is_none() => {
                 return self.start_capture(id, snap_bytes, qpn, credentials.uid == 0);
             }
@@ -347,6 +355,7 @@ impl Nic {
                 id,
                 context: &mut client.context,
                 credentials,
+                connected_by: &mut client.process,
                 fds,
             },
         );

@@ -227,7 +227,7 @@ impl Intake<'_> {
             self.counters.rx_wrong_source += 1;
             return;
         }
-        if qp.parked {
+        if qp.parked || qp.stopped {
             self.counters.rx_parked += 1;
             return;
         }

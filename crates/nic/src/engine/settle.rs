@@ -76,6 +76,11 @@ impl Nic {
                 let Some(qp) = qps.get_mut(qpn) else {
                     continue;
                 };
+                if qp.stopped {
+                    // Nothing of it may change before it goes on.
+                    qp.doomed = true;
+                    continue;
+                }
                 touched.add(qpn, qp);
                 let context = qp.context;
                 let (transport, mut host) = qp.split(shared, effects, now);
@@ -97,12 +102,13 @@ impl Nic {
             };
             qp.touched = false;
             let deadline = match qp.transport.state() {
+                _ if qp.stopped => None,
                 QpState::Err => Some(now + qp.flush_interval),
                 _ => qp.transport.next_timeout(),
             };
             self.timers.set(qpn, &mut qp.alarm, deadline);
             if let Some(route) = &qp.route {
-                let active = qp.queued || qp.transport.in_flight_bytes() > 0;
+                let active = !qp.stopped && (qp.queued || qp.transport.in_flight_bytes() > 0);
                 if active != qp.active {
                     qp.active = active;
                     self.objects.peers.set_active(route.peer, active);

@@ -1,11 +1,12 @@
-//! The counters for people: `Request::QueryStatistics`.
+//! The counters for people: `Request::QueryStatistics`; and whose queue pairs are, for the agent: `Request::QueryOwners`.
 
-use verbatim_device::control::{QpState, QpStatistics, Reply};
+use verbatim_device::control::{MAX_OWNERS, QpOwner, QpState, QpStatistics, Reply};
 use verbatim_roce::Counters;
 use verbatim_seqpacket::Credentials;
 
 use super::Nic;
 use crate::device::gid;
+use crate::error::Refused;
 use crate::names::{device_counters, qp_counters};
 use crate::qp::QueuePair;
 
@@ -33,6 +34,28 @@ impl Nic {
             qps,
             next: visible.next().map(|(qpn, _)| qpn),
         }
+    }
+
+    /// Whose queue pairs these are.
+    pub(super) fn query_owners(&self, privileged: bool, qpns: &[u32]) -> Result<Reply, Refused> {
+        if !privileged {
+            let message = "only root may ask for owners, and only over the RNIC's own control socket";
+            return Err(Refused::new(libc::EPERM, message));
+        }
+        if qpns.len() > MAX_OWNERS {
+            return Err(Refused::invalid(format!(
+                "one question names at most {MAX_OWNERS} queue pairs"
+            )));
+        }
+        let owner = |qpn: &u32| match self.objects.qps.get(*qpn) {
+            None => QpOwner::None,
+            Some(qp) => {
+                let context = self.clients.context(qp.context);
+                let pid = context.and_then(|context| context.owner.pid());
+                pid.map_or(QpOwner::Unknown, QpOwner::Process)
+            }
+        };
+        Ok(Reply::Owners(qpns.iter().map(owner).collect()))
     }
 
     fn qp_statistics(&self, qpn: u32, qp: &QueuePair) -> QpStatistics {

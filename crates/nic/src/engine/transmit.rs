@@ -68,6 +68,10 @@ impl Nic {
         let Some(qp) = self.objects.qps.get_mut(qpn) else {
             return Ok(true);
         };
+        if qp.stopped {
+            qp.queued = false;
+            return Ok(true);
+        }
         // A datagram queue pair starts the batch for each of its destinations by itself.
         if let Some(route) = &qp.route {
             let window = self

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{Mode, OFlags};
-use verbatim_seqpacket::Credentials;
+use verbatim_seqpacket::{Credentials, Process};
 
 /// The process's memory cannot be reached: it is gone, or the address is not mapped so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,21 +17,30 @@ pub struct Unreachable;
 /// The process whose memory a context's regions mean. A context changes hands when its connection is handed over
 /// (`Request::AttachContext`), and its regions follow.
 #[derive(Debug, Default)]
-pub struct Owner(RefCell<Option<OwnedFd>>);
+pub struct Owner {
+    memory: RefCell<Option<OwnedFd>>,
+    process: RefCell<Option<Process>>,
+}
 
 impl Owner {
     /// From now on it is this process, as the kernel named it beside a message. One whose memory this process may not
     /// reach can register files, but no other memory.
-    pub fn set(&self, process: Credentials) {
-        let memory = open_memory(process).inspect_err(|error| {
-            tracing::debug!(pid = process.pid, %error, "only files of this process can be registered");
+    pub fn set(&self, credentials: Credentials, process: Process) {
+        let memory = open_memory(credentials, &process).inspect_err(|error| {
+            tracing::debug!(pid = credentials.pid, %error, "only files of this process can be registered");
         });
-        *self.0.borrow_mut() = memory.ok();
+        *self.memory.borrow_mut() = memory.ok();
+        *self.process.borrow_mut() = Some(process);
+    }
+
+    /// The process's number, if it can be seen and has not ended.
+    pub fn pid(&self) -> Option<i32> {
+        self.process.borrow().as_ref()?.pid()
     }
 
     /// Whether there is a process to read from.
     pub fn is_visible(&self) -> bool {
-        self.0.borrow().is_some()
+        self.memory.borrow().is_some()
     }
 
     pub fn read(&self, address: u64, out: &mut [u8]) -> Result<(), Unreachable> {
@@ -48,7 +57,7 @@ impl Owner {
         length: usize,
         call: impl FnOnce(&OwnedFd) -> rustix::io::Result<usize>,
     ) -> Result<(), Unreachable> {
-        let memory = self.0.borrow();
+        let memory = self.memory.borrow();
         let memory = memory.as_ref().ok_or(Unreachable)?;
         match call(memory) {
             Ok(done) if done == length => Ok(()),
@@ -57,19 +66,23 @@ impl Owner {
     }
 }
 
-fn open_memory(process: Credentials) -> rustix::io::Result<OwnedFd> {
+fn open_memory(credentials: Credentials, process: &Process) -> rustix::io::Result<OwnedFd> {
     // Number 0 stands for a sender in a PID namespace that this process cannot see.
-    if process.pid <= 0 {
+    if credentials.pid <= 0 {
         return Err(rustix::io::Errno::SRCH);
     }
-    let folder = format!("/proc/{}", process.pid);
+    let folder = format!("/proc/{}", credentials.pid);
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let memory = rustix::fs::open(format!("{folder}/mem"), flags, Mode::empty())?;
     // It may have executed a program of another user since it sent the message: the memory would be that program's. Its
     // folder belongs to the user that it runs as, and to root if it may not be looked into.
-    match rustix::fs::stat(&folder)?.st_uid == process.uid {
-        true => Ok(memory),
-        false => Err(rustix::io::Errno::PERM),
+    if rustix::fs::stat(&folder)?.st_uid != credentials.uid {
+        return Err(rustix::io::Errno::PERM);
+    }
+    // As long as the process has not ended, what was opened under its number is its own.
+    match process.pid() {
+        Some(_) => Ok(memory),
+        None => Err(rustix::io::Errno::SRCH),
     }
 }
 
@@ -87,6 +100,10 @@ mod tests {
         }
     }
 
+    fn set(owner: &Owner, process: Credentials) {
+        owner.set(process, Process::open(process));
+    }
+
     #[test]
     fn own_memory_is_read_and_written_and_a_dead_process_is_not() {
         let owner = Owner::default();
@@ -94,9 +111,10 @@ mod tests {
         let address = bytes.as_mut_ptr() as u64;
         let mut out = [0; 6];
         assert_eq!(owner.read(address, &mut out), Err(Unreachable));
-        owner.set(credentials(std::process::id()));
+        set(&owner, credentials(std::process::id()));
         owner.read(address, &mut out).unwrap();
         assert_eq!(&out, b"before");
+        assert_eq!(owner.pid(), Some(std::process::id() as i32));
         owner.write(address, b"after!").unwrap();
         assert_eq!(&std::hint::black_box(bytes), b"after!");
         for wrong in [8, u64::MAX, u64::MAX - 8, 1 << 63] {
@@ -104,9 +122,22 @@ mod tests {
         }
 
         let mut child = Command::new("true").spawn().unwrap();
-        owner.set(credentials(child.id()));
+        set(&owner, credentials(child.id()));
         child.wait().unwrap();
         assert_eq!(owner.read(address, &mut out), Err(Unreachable));
+        assert_eq!(owner.pid(), None);
+    }
+
+    #[test]
+    fn a_number_that_has_become_anothers_opens_nothing() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let ended = Process::open(credentials(child.id()));
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        // As if the kernel had given the number to this process.
+        let owner = Owner::default();
+        owner.set(credentials(std::process::id()), ended);
+        assert!(!owner.is_visible() && owner.pid().is_none());
     }
 
     /// A shell that waits for a line and then becomes another program, which does the same.
@@ -132,7 +163,7 @@ mod tests {
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
         let owner = Owner::default();
-        owner.set(credentials(child.id()));
+        set(&owner, credentials(child.id()));
         let mut bytes = [0; 8];
         owner.read(stack(child.id()), &mut bytes).unwrap();
 
@@ -150,7 +181,7 @@ mod tests {
         let owner = Owner::default();
         let mut asker = credentials(std::process::id());
         asker.uid += 1;
-        owner.set(asker);
+        set(&owner, asker);
         assert!(!owner.is_visible());
     }
 }

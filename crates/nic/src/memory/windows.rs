@@ -7,7 +7,7 @@
 //! | lets in | every queue pair of its protection domain | the queue pair that bound it |
 //! | ends | by another bind | by a local or remote invalidation, or with its queue pair |
 
-use verbatim_device::control::{Access, MwType};
+use verbatim_device::control::{Access, MwBound, MwState, MwType};
 
 use super::regions::{Denied, Domain, Entry, Regions};
 
@@ -101,6 +101,34 @@ impl Regions {
         match self.numbered(number)? {
             (_, Entry::Window(window)) => Some(window),
             (_, Entry::Region(_)) => None,
+        }
+    }
+
+    /// How a window is.
+    pub fn window_state(&self, number: u32) -> Option<MwState> {
+        let (variant, entry) = self.numbered(number)?;
+        let Entry::Window(window) = entry else { return None };
+        let bound = window.bound.map(|bound| MwBound {
+            lkey: bound.region,
+            address: bound.start,
+            length: bound.length,
+            access: match bound.zero_based {
+                true => bound.access | Access::ZERO_BASED,
+                false => bound.access,
+            },
+            qpn: bound.qpn,
+        });
+        Some(MwState {
+            rkey: number << 8 | u32::from(*variant),
+            bound,
+        })
+    }
+
+    /// Ends what a window opens, and gives it this key.
+    pub fn set_unbound(&mut self, rkey: u32) {
+        self.unbind(rkey >> 8);
+        if let Some((variant, Entry::Window(_))) = self.numbered_mut(rkey >> 8) {
+            *variant = rkey as u8;
         }
     }
 

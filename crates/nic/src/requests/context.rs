@@ -52,7 +52,7 @@ impl Desk<'_> {
         let most = &self.device.limits.per_program;
         let account = Account::new("this program", most.max_mappings, most.max_mapped_bytes);
         let mappings = Mappings::new(Rc::new(account), Rc::clone(&self.objects.mapped));
-        let mut context = Context::new(name, arena_bytes, mappings, asker.credentials)?;
+        let mut context = Context::new(name, arena_bytes, mappings, asker.credentials, asker.process())?;
         context.events = events;
         tracing::debug!(
             id = asker.id,
@@ -72,8 +72,9 @@ impl Desk<'_> {
             ));
         }
         let events = events(asker)?;
+        let process = asker.process();
         let context = asker.context.as_mut().expect("it was just there");
-        context.set_owner(asker.credentials);
+        context.set_owner(asker.credentials, process);
         if let Some(earlier) = std::mem::replace(&mut context.events, events) {
             self.poller.remove(&earlier);
         }

@@ -3,7 +3,8 @@
 use verbatim_device::control::{QpType, Reply};
 use verbatim_roce::UDP_PORT;
 
-use super::Desk;
+use super::{Desk, within};
+use crate::context::Context;
 use crate::engine::Token;
 use crate::error::Refused;
 use crate::multicast::group_address;
@@ -17,12 +18,24 @@ fn group(gid: [u8; 16]) -> Result<std::net::IpAddr, Refused> {
 }
 
 impl Desk<'_> {
-    pub(super) fn attach_mcast(&mut self, id: u32, qpn: u32, gid: [u8; 16]) -> Result<Reply, Refused> {
+    pub(super) fn attach_mcast(
+        &mut self,
+        id: u32,
+        qpn: u32,
+        gid: [u8; 16],
+        context: &Context,
+    ) -> Result<Reply, Refused> {
         let address = group(gid)?;
         if self.own_qp(qpn, id)?.qp_type != QpType::Ud {
             return Err(Refused::invalid(
                 "only datagram queue pairs can be attached to a group",
             ));
+        }
+        if !self.objects.groups.is_attached(qpn, address) {
+            let groups = |qpn| self.objects.qps.get(qpn).map_or(0, |qp| qp.groups as usize);
+            let have = context.qps().map(groups).sum();
+            let most = self.device.limits.per_program.max_mcast_attach;
+            within(have, most, "memberships in multicast groups")?;
         }
         let (interface, buffer_bytes) = (&self.device.interface, self.device.limits.socket_buffer_bytes);
         let over = interface

@@ -21,7 +21,10 @@ impl Desk<'_> {
         mask: QpAttrMask,
         attr: &QpAttr,
     ) -> Result<Reply, Refused> {
-        self.own_qp(qpn, id)?;
+        if self.own_qp(qpn, id)?.stopped {
+            let message = "a queue pair that is stopped stays as it is until it goes on";
+            return Err(Refused::new(libc::EBUSY, message));
+        }
         let change = translate(self.device, mask, attr)?;
         // The way is resolved before anything changes.
         let path = change

@@ -67,6 +67,8 @@ impl Desk<'_> {
             route: None,
             groups: 0,
             parked: context.parked,
+            stopped: false,
+            doomed: false,
             queued: false,
             touched: false,
             active: false,

@@ -11,8 +11,10 @@
 //! The halves share nothing but the [`crate::link::Link`]; [`queue_pair`] holds the state that rules over both.
 
 mod dialogue;
+mod position;
 mod queue_pair;
 mod requester;
 mod responder;
 
+pub use position::{Outstanding, Position};
 pub use queue_pair::RcQp;

@@ -1,6 +1,7 @@
 //! The queue pair: its state, which rules over requester and responder.
 
 use super::dialogue::Dialogue;
+use super::position::Position;
 use super::requester::Requester;
 use super::responder::Responder;
 use crate::link::Outlet;
@@ -78,6 +79,22 @@ impl RcQp {
     /// Bytes under way: sent and not acknowledged, or asked for by READ and not arrived.
     pub fn in_flight_bytes(&self) -> u64 {
         self.requester.in_flight_bytes()
+    }
+
+    /// Where it stands. For a NIC that from now on neither gives it packets or time nor asks it for packets, until
+    /// [`RcQp::restart`]. A connection that is at its end is taken to ERR: the NAK that says so is lost, as on any link.
+    pub fn stop(&mut self, host: &mut impl Host) -> Position {
+        self.ack_deadline = None;
+        let position = Position::of(&self.requester, &self.responder);
+        if self.responder.is_ending() {
+            self.enter_error(self.shell.state, host);
+        }
+        position
+    }
+
+    /// Goes on after [`RcQp::stop`], as if all that was under way then had been lost.
+    pub fn restart(&mut self, now: Time) {
+        self.requester.restart(now);
     }
 
     /// Changes the most bytes that may be under way, from now on; what is under way stays. For a NIC that shares what a

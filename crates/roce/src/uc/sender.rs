@@ -103,12 +103,13 @@ impl Sender {
         };
         let checked = match request.operation {
             Operation::Send { .. } | Operation::Write { .. } => check_data(&request, host),
-            Operation::LocalInvalidate { .. } | Operation::Bind(_) => execute_local(&request.operation, host),
+            Operation::LocalInvalidate { .. } | Operation::Bind(_) => execute_local(&request, host),
             // Not operations of UC (IBA §9.8.1).
             Operation::SendInvalidate { .. }
             | Operation::Read { .. }
             | Operation::Atomic { .. }
-            | Operation::AtomicWrite { .. } => Err(WcStatus::LocQpOpErr),
+            | Operation::AtomicWrite { .. }
+            | Operation::Executed { .. } => Err(WcStatus::LocQpOpErr),
         };
         let is_local = request.operation.is_local();
         let len = match checked {

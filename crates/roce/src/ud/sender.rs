@@ -121,9 +121,7 @@ impl Sender {
             Operation::Send { imm: None } => Opcode::UD_SEND_ONLY,
             Operation::Send { imm: Some(_) } => Opcode::UD_SEND_ONLY_IMM,
             Operation::LocalInvalidate { .. } | Operation::Bind(_) => {
-                return execute_local(&request.operation, host)
-                    .map(|()| 0)
-                    .map_err(Unsent::Failed);
+                return execute_local(request, host).map(|()| 0).map_err(Unsent::Failed);
             }
             _ => return Err(Unsent::Failed(WcStatus::LocQpOpErr)),
         };

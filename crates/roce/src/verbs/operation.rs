@@ -100,6 +100,14 @@ pub enum Operation {
     },
     /// `IBV_WR_BIND_MW`.
     Bind(Bind),
+    /// What an earlier queue pair of the connection has executed, and not completed: it completes here, in its turn, and
+    /// nothing else happens.
+    Executed {
+        /// The opcode of the completion.
+        opcode: WcOpcode,
+        /// Of an atomic operation, what was there before it: goes to the local memory.
+        value: Option<u64>,
+    },
 }
 
 impl Operation {
@@ -120,6 +128,7 @@ impl Operation {
             Operation::AtomicWrite { .. } => WcOpcode::AtomicWrite,
             Operation::LocalInvalidate { .. } => WcOpcode::LocalInv,
             Operation::Bind(_) => WcOpcode::BindMw,
+            Operation::Executed { opcode, .. } => *opcode,
         }
     }
 
@@ -137,7 +146,10 @@ impl Operation {
 
     /// Happens here, without a packet.
     pub(crate) fn is_local(&self) -> bool {
-        matches!(self, Operation::LocalInvalidate { .. } | Operation::Bind(_))
+        matches!(
+            self,
+            Operation::LocalInvalidate { .. } | Operation::Bind(_) | Operation::Executed { .. }
+        )
     }
 
     pub(crate) fn imm(&self) -> Option<Immediate> {

@@ -95,6 +95,11 @@ impl Link {
         }
     }
 
+    /// Loses what is on its way.
+    pub fn lose_all(&mut self) {
+        self.in_flight.clear();
+    }
+
     fn happens(&mut self, percent: u32) -> bool {
         percent > 0 && self.rng.random_range(0..100) < percent
     }

@@ -101,6 +101,10 @@ impl SendRing for Sends {
         either!(self, ring => ring.publish())
     }
 
+    fn for_each_unfinished(&self, take: &mut dyn FnMut(&SendWqe, Body<'_>)) {
+        either!(self, ring => ring.for_each_unfinished(take));
+    }
+
     fn unfinished(&self) -> u32 {
         either!(self, ring => ring.unfinished())
     }

@@ -17,8 +17,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use verbatim_device::control::{
-    Access, AddressVector, AsyncEvent, DeviceAttr, MwType, PortAttr, QpAttr, QpAttrMask, QpCap, QpType,
-    SrqAttr,
+    Access, AddressVector, AsyncEvent, DeviceAttr, MwState, MwType, PortAttr, QpAttr, QpAttrMask, QpCap,
+    QpPosition, QpState, QpType, SrqAttr,
 };
 use verbatim_device::layout::{Cqe, SendWqe, Sge};
 use verbatim_device::ring::{Armed, Body};
@@ -165,6 +165,14 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     fn dealloc_mw(&self, _rkey: u32) -> Result<(), VerbsError> {
         unsupported("dealloc_mw")
     }
+    /// How a window is; the low eight bits of `rkey` do not count.
+    fn query_mw(&self, _rkey: u32) -> Result<MwState, VerbsError> {
+        unsupported("query_mw")
+    }
+    /// Makes a window what another one was.
+    fn restore_mw(&self, _state: &MwState) -> Result<(), VerbsError> {
+        unsupported("restore_mw")
+    }
 
     fn create_comp_channel(&self) -> Result<Arc<dyn EventChannel>, VerbsError> {
         unsupported("create_comp_channel")
@@ -188,6 +196,23 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     fn modify_qp(&self, qpn: u32, mask: QpAttrMask, attr: &QpAttr) -> Result<(), VerbsError>;
     fn query_qp(&self, qpn: u32) -> Result<QpAttr, VerbsError>;
     fn destroy_qp(&self, qpn: u32) -> Result<(), VerbsError>;
+    /// The states of many, in their order.
+    fn qp_states(&self, qpns: &[u32]) -> Result<Vec<QpState>, VerbsError> {
+        qpns.iter().map(|qpn| Ok(self.query_qp(*qpn)?.state)).collect()
+    }
+    /// Destroys many; an error is the first one's, and the others are destroyed.
+    fn destroy_qps(&self, qpns: &[u32]) -> Result<(), VerbsError> {
+        let destroyed: Vec<_> = qpns.iter().map(|qpn| self.destroy_qp(*qpn)).collect();
+        destroyed.into_iter().collect()
+    }
+    /// From now on a reliable connection neither sends nor takes packets; where it stands. One in ERR stays as it is.
+    fn stop_qp(&self, _qpn: u32) -> Result<QpPosition, VerbsError> {
+        unsupported("way to stop a queue pair in the middle of its requests")
+    }
+    /// It goes on, as if what was under way when it was stopped had been lost.
+    fn restart_qp(&self, _qpn: u32) -> Result<(), VerbsError> {
+        unsupported("way to stop a queue pair in the middle of its requests")
+    }
     fn attach_mcast(&self, _qpn: u32, _gid: [u8; 16]) -> Result<(), VerbsError> {
         unsupported("attach_mcast")
     }
@@ -300,6 +325,9 @@ pub trait SendRing: Any + Send + std::fmt::Debug {
     fn unpush(&mut self, count: u32);
     /// Makes what was pushed visible and tells the RNIC. What is refused is forgotten.
     fn publish(&mut self) -> Result<(), Refused>;
+    /// Gives `take` the requests that the RNIC has not finished, oldest first, as they were pushed. Only of a queue pair that
+    /// [`Device::stop_qp`] has stopped; a device that stops none has nothing to give.
+    fn for_each_unfinished(&self, _take: &mut dyn FnMut(&SendWqe, Body<'_>)) {}
     /// Requests that the RNIC has not finished. Completions of the others are visible at the latest when it has answered
     /// a control verb that was called after this.
     fn unfinished(&self) -> u32;

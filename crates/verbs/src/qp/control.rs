@@ -26,8 +26,10 @@ pub struct Control {
     pub standby: Option<Standby>,
     /// When it was drained, it was in ERR: so must its successor be.
     pub was_failed: bool,
+    /// How many sessions have stopped the physical queue pair.
+    pub stops: u32,
     /// Multicast groups that it is in.
-    mcast: Vec<[u8; 16]>,
+    pub mcast: Vec<[u8; 16]>,
 }
 
 impl Control {
@@ -38,6 +40,7 @@ impl Control {
             remote: None,
             standby: None,
             was_failed: false,
+            stops: 0,
             mcast: Vec::new(),
         }
     }
@@ -137,6 +140,7 @@ impl Qp {
                 .device()?
                 .attach_mcast(control.physical_qpn(), gid)?;
             control.mcast.push(gid);
+            process.changed();
         }
         Ok(())
     }
@@ -158,6 +162,7 @@ impl Qp {
         self.context()
             .destroy_physically(|device| device.detach_mcast(qpn, gid))?;
         control.mcast.swap_remove(joined);
+        self.context().process().changed();
         Ok(())
     }
 
@@ -234,7 +239,10 @@ fn is_group(gid: [u8; 16]) -> bool {
 pub(crate) fn key_table(keys: &[verbatim_channel::KeyPair]) -> KeyTable {
     let table = KeyTable::new();
     for pair in keys {
-        table.set(pair.virtual_key, pair.physical_key);
+        match pair.any_tag {
+            true => table.set_any_tag(pair.virtual_key, pair.physical_key),
+            false => table.set(pair.virtual_key, pair.physical_key),
+        }
     }
     table
 }

@@ -16,6 +16,7 @@ use crate::error::VerbsError;
 use crate::lock;
 use crate::pd::Pd;
 use crate::process::Process;
+use crate::session;
 use crate::srq::Srq;
 use crate::unacked::Unacked;
 
@@ -82,23 +83,32 @@ impl Qp {
         let device = context.device()?;
         let place = create_physically(&process, context.is_movable(), &*device, &init.physical(pd))?;
         let ends = device.qp_ends(&place)?;
+        let number = match context.moves.load(SeqCst) {
+            0 => place.qpn,
+            _ => session::publish(&context, place.qpn, init.qp_type),
+        };
         let mut cap = place.cap;
         if init.srq.is_some() {
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }
 
         let side = Arc::new(CompletionSide {
-            qpn: place.qpn,
+            qpn: number,
             send: Shadow::new(cap.max_send_wr),
-            recv: Shadow::new(cap.max_recv_wr),
+            recv: match init.qp_type {
+                QpType::Ud => Shadow::with_fronts(cap.max_recv_wr),
+                QpType::Rc | QpType::Uc => Shadow::new(cap.max_recv_wr),
+            },
             shared: init.srq.as_ref().map(|srq| srq.slots.clone()),
+            datagrams: (init.qp_type == QpType::Ud).then(|| context.datagrams.clone()),
+            windows: context.windows.clone(),
             received: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             backlog: AtomicBool::new(false),
         });
         let lkeys = context.moved_keys();
         let mut send = SendQueue::new(side.clone(), &init.send_cq, cap, init.signal_all, lkeys.clone());
-        send.attach(ends.send);
+        send.attach_again(ends.send);
         let mut recv = RecvQueue::new(side.clone(), &init.recv_cq, cap, lkeys);
         if init.srq.is_none() {
             recv.attach_new(ends.recv);
@@ -108,7 +118,7 @@ impl Qp {
             pd: pd.clone(),
             send_cq: init.send_cq.clone(),
             recv_cq: init.recv_cq.clone(),
-            number: place.qpn,
+            number,
             srq: init.srq.clone(),
             qp_type: init.qp_type,
             signal_all: init.signal_all,

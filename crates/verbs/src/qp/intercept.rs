@@ -6,17 +6,35 @@ use verbatim_device::layout::{SendWqe, Sge};
 use verbatim_device::ring::Body;
 
 /// A copy of a request, keys and `wr_id` as the program knows them.
-#[derive(Debug)]
-struct Copied {
-    wqe: SendWqe,
+#[derive(Debug, Clone)]
+pub struct Copied {
+    pub wqe: SendWqe,
     body: CopiedBody,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum CopiedBody {
     Sges(Box<[Sge]>),
     /// Inline data are the RNIC's from the moment of posting: the program may use the buffer again.
     Inline(Box<[u8]>),
+}
+
+impl Copied {
+    pub fn new(wqe: &SendWqe, body: Body<'_>) -> Self {
+        let body = match body {
+            Body::Sges(sges) => CopiedBody::Sges(sges.into()),
+            Body::Inline(pieces) => CopiedBody::Inline(pieces.concat().into()),
+        };
+        Self { wqe: *wqe, body }
+    }
+
+    /// Its scatter/gather entries; none if the data are inline.
+    pub fn sges_mut(&mut self) -> &mut [Sge] {
+        match &mut self.body {
+            CopiedBody::Sges(sges) => sges,
+            CopiedBody::Inline(_) => &mut [],
+        }
+    }
 }
 
 /// The interception buffer of one queue pair: first in, first out.
@@ -33,11 +51,15 @@ impl Intercepted {
     }
 
     pub fn push(&mut self, wqe: &SendWqe, body: Body<'_>) {
-        let body = match body {
-            Body::Sges(sges) => CopiedBody::Sges(sges.into()),
-            Body::Inline(pieces) => CopiedBody::Inline(pieces.concat().into()),
-        };
-        self.0.push_back(Copied { wqe: *wqe, body });
+        self.0.push_back(Copied::new(wqe, body));
+    }
+
+    /// Puts requests in front of all others, in their order.
+    pub fn put_first(&mut self, requests: Vec<Copied>) {
+        requests
+            .into_iter()
+            .rev()
+            .for_each(|request| self.0.push_front(request));
     }
 
     /// Takes back what was pushed after there were `len`.

@@ -14,6 +14,7 @@
 mod control;
 mod create;
 mod intercept;
+mod keys;
 #[cfg(test)]
 mod number_tests;
 mod recv;
@@ -32,9 +33,10 @@ use verbatim_device::layout::Sge;
 
 pub(crate) use control::{Control, key_table};
 pub use create::QpInit;
+pub(crate) use intercept::Copied;
 pub(crate) use recv::RecvQueue;
 pub(crate) use send::SendQueue;
-pub(crate) use shadow::{CompletionSide, RECV_BIT};
+pub(crate) use shadow::{CompletionSide, Fronts, RECV_BIT};
 pub(crate) use standby::Standby;
 
 use crate::backend::Refused;

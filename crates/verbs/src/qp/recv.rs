@@ -80,6 +80,7 @@ impl RecvQueue {
         }
         self.counts[slot] = wr.sges.len() as u16;
         self.side.recv.note(self.posted, wr.wr_id);
+        self.side.recv.note_front(self.posted, wr.sges);
         self.posted += 1;
         self.give();
         Ok(())

@@ -5,17 +5,20 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 
 use verbatim_device::control::{QpCap, QpState};
-use verbatim_device::layout::{self, SendWqe, WR_BIND_MW, WR_LOCAL_INV};
+use verbatim_device::layout::{self, SendWqe};
 use verbatim_device::ring::Body;
 
-use super::intercept::Intercepted;
+use super::intercept::{Copied, Intercepted};
+use super::keys::{VirtualKeys, translate_head};
 use super::shadow::CompletionSide;
 use super::with_local_keys;
 use crate::backend::{Refused, SendRing, Sends};
 use crate::cq::Cq;
+use crate::datagrams::Datagrams;
 use crate::error::PostError;
-use crate::tables::{KeyTable, Keys as _, RecentKey};
-use crate::work::{self, SendOpcode, SendWr, WC_LOC_QP_OP_ERR, Wc};
+use crate::mw::Windows;
+use crate::tables::{KeyTable, RecentKey};
+use crate::work::{self, SendOpcode, SendWr, UdAddress, WC_LOC_QP_OP_ERR, Wc};
 
 /// How often a full ring is looked at again before a request is put aside. An RNIC may write the completion first and
 /// free the slot after it, so a program that is quick can see the one without the other for a moment.
@@ -38,7 +41,7 @@ pub struct SendQueue {
     direct: bool,
     /// Something was pushed and is not visible yet.
     unpublished: bool,
-    /// Keys must be translated; derived from the tables.
+    /// Keys must be translated, or addresses may have to be; derived from the tables.
     translates: bool,
     /// The position of the next request.
     posted: u64,
@@ -49,6 +52,8 @@ pub struct SendQueue {
     intercepted: Intercepted,
     lkeys: Option<RecentKey>,
     rkeys: Option<RecentKey>,
+    /// Of a datagram queue pair.
+    datagrams: Option<Arc<Datagrams>>,
 }
 
 /// Where a batch started.
@@ -67,6 +72,7 @@ impl SendQueue {
         signal_all: bool,
         lkeys: Option<Arc<KeyTable>>,
     ) -> Self {
+        let datagrams = side.datagrams.clone();
         Self {
             ring: None,
             dead: false,
@@ -78,19 +84,25 @@ impl SendQueue {
             signal_all,
             direct: false,
             unpublished: false,
-            translates: lkeys.is_some(),
+            translates: lkeys.is_some() || datagrams.is_some(),
             posted: 0,
             messages: 0,
             holds: 0,
             intercepted: Intercepted::default(),
             lkeys: lkeys.map(RecentKey::new),
             rkeys: None,
+            datagrams,
         }
     }
 
+    /// Whether the ring may get requests. In SQD it takes none off the ring, and from there none could be moved.
+    fn flows(&self) -> bool {
+        self.holds == 0 && self.state != QpState::Sqd
+    }
+
     fn derive(&mut self) {
-        self.direct = self.ring.is_some() && self.holds == 0 && self.intercepted.is_empty();
-        self.translates = self.lkeys.is_some() || self.rkeys.is_some();
+        self.direct = self.ring.is_some() && self.flows() && self.intercepted.is_empty();
+        self.translates = self.lkeys.is_some() || self.rkeys.is_some() || self.datagrams.is_some();
     }
 
     /// Takes one request; visible to the RNIC after [`Self::publish`].
@@ -176,7 +188,7 @@ impl SendQueue {
             return;
         }
         self.intercepted.push(&wqe, body);
-        if self.ring.is_some() && self.holds == 0 {
+        if self.ring.is_some() && self.flows() {
             self.side.backlog.store(true, Relaxed);
             self.cq_backlog.store(true, Relaxed);
         }
@@ -190,14 +202,13 @@ impl SendQueue {
             return false;
         };
         let given = if self.translates {
-            push_translated(
-                ring,
-                self.posted,
-                wqe,
-                body,
-                self.lkeys.as_ref(),
-                self.rkeys.as_ref(),
-            )
+            let physical = Physical {
+                ways: self.datagrams.as_deref().filter(|ways| ways.translates()),
+                windows: &self.side.windows,
+                lkeys: self.lkeys.as_ref(),
+                rkeys: self.rkeys.as_ref(),
+            };
+            physical.push(ring, self.posted, wqe, body)
         } else {
             let wqe = SendWqe {
                 wr_id: self.posted,
@@ -294,7 +305,7 @@ impl SendQueue {
     /// Gives intercepted requests to the ring, in order, as far as there is room and no session holds them. How many.
     pub fn pump(&mut self) -> u64 {
         let mut given = 0;
-        while self.holds == 0 && !self.intercepted.is_empty() && self.has_room() {
+        while self.flows() && !self.intercepted.is_empty() && self.has_room() {
             let mut intercepted = std::mem::take(&mut self.intercepted);
             intercepted.pop(|wqe, body| {
                 let given = self.give(wqe, body);
@@ -302,6 +313,10 @@ impl SendQueue {
                     given,
                     "there was room a moment ago, and who takes room holds the lock"
                 );
+                if is_executed(wqe) {
+                    // It was counted when it was sent.
+                    self.messages -= counts(wqe.opcode);
+                }
             });
             self.intercepted = intercepted;
             given += 1;
@@ -309,7 +324,7 @@ impl SendQueue {
         if given > 0 {
             self.publish_late();
         }
-        let backlog = self.ring.is_some() && self.holds == 0 && !self.intercepted.is_empty();
+        let backlog = self.ring.is_some() && self.flows() && !self.intercepted.is_empty();
         self.side.backlog.store(backlog, Relaxed);
         self.cq_backlog.fetch_or(backlog, Relaxed);
         self.derive();
@@ -338,11 +353,44 @@ impl SendQueue {
         self.messages
     }
 
-    /// Goes on with another ring, or the same again. Nothing is in flight: what was not signaled is done.
-    pub fn attach(&mut self, ring: Box<dyn SendRing>) {
+    /// Goes on with another ring. Of what the old one had, these are to be posted again, before all others; the rest is
+    /// done, signaled or not.
+    pub fn attach_new(&mut self, ring: Box<dyn SendRing>, again: Vec<Copied>) {
+        self.posted -= again.len() as u64;
+        let unsent = again.iter().filter(|request| !is_executed(&request.wqe));
+        self.messages -= unsent.map(|request| counts(request.wqe.opcode)).sum::<u64>();
         self.side.send.settle(self.posted);
+        self.intercepted.put_first(again);
         self.ring = Some(ring.into());
         self.derive();
+    }
+
+    /// Goes on with the ring that was detached.
+    pub fn attach_again(&mut self, ring: Box<dyn SendRing>) {
+        self.ring = Some(ring.into());
+        self.derive();
+    }
+
+    /// What the RNIC has not finished, oldest first, as the program posted it. Of a queue pair that is stopped.
+    ///
+    /// `None` if the ring does not hold what was given to it.
+    pub fn unfinished(&self) -> Option<Vec<Copied>> {
+        let ring = self.ring.as_ref()?;
+        let mut requests = Vec::new();
+        ring.for_each_unfinished(&mut |wqe, body| requests.push(Copied::new(wqe, body)));
+        if requests.len() as u64 != u64::from(ring.unfinished()) {
+            return None;
+        }
+        let first = self.posted.checked_sub(requests.len() as u64)?;
+        let keys = VirtualKeys::new(&self.side.windows, self.lkeys.as_ref(), self.rkeys.as_ref());
+        for (position, request) in (first..).zip(&mut requests) {
+            if request.wqe.wr_id != position {
+                return None;
+            }
+            request.wqe.wr_id = self.side.send.wr_id(position);
+            keys.put_into(request);
+        }
+        Some(requests)
     }
 
     /// Lets go of the ring.
@@ -367,6 +415,7 @@ impl SendQueue {
     pub fn set_state(&mut self, state: QpState) {
         self.state = state;
         if state != QpState::Reset {
+            self.pump();
             return;
         }
         self.intercepted.truncate(0);
@@ -380,6 +429,11 @@ impl SendQueue {
     }
 }
 
+/// Whether an earlier queue pair has executed it, and it is only to be completed.
+fn is_executed(wqe: &SendWqe) -> bool {
+    wqe.flags & layout::SEND_EXECUTED != 0
+}
+
 /// 1 if it consumes a RECV of the other end, else 0.
 #[inline]
 fn counts(opcode: u8) -> u64 {
@@ -389,46 +443,36 @@ fn counts(opcode: u8) -> u64 {
     TWO_SIDED >> (opcode & 63) & 1
 }
 
-/// Gives a request to the ring with the keys that the RNICs know.
-#[inline(always)]
-fn push_translated(
-    ring: &mut Sends,
-    position: u64,
-    wqe: &SendWqe,
-    body: Body<'_>,
-    lkeys: Option<&RecentKey>,
-    rkeys: Option<&RecentKey>,
-) -> bool {
-    let mut wqe = SendWqe {
-        wr_id: position,
-        ..*wqe
-    };
-    translate_head(&mut wqe, lkeys, rkeys);
-    match body {
-        Body::Sges(sges) => with_local_keys(lkeys, sges, |sges| ring.try_push(&wqe, Body::Sges(sges))),
-        inline => ring.try_push(&wqe, inline),
-    }
+/// The addresses and the keys that the RNICs know.
+struct Physical<'a> {
+    ways: Option<&'a Datagrams>,
+    windows: &'a Windows,
+    lkeys: Option<&'a RecentKey>,
+    rkeys: Option<&'a RecentKey>,
 }
 
-/// Puts in the keys that the RNICs know. Remote keys are the other end's, but for binds and local invalidation, which name
-/// this process's own.
-#[inline]
-fn translate_head(wqe: &mut SendWqe, lkeys: Option<&RecentKey>, rkeys: Option<&RecentKey>) {
-    const LOW: u64 = 0xffff_ffff;
-    const SEND: u8 = SendOpcode::Send as u8;
-    const SEND_WITH_IMM: u8 = SendOpcode::SendWithImm as u8;
-    const SEND_WITH_INVALIDATE: u8 = SendOpcode::SendWithInvalidate as u8;
-    match (wqe.opcode, lkeys, rkeys) {
-        (WR_LOCAL_INV, ..) => {}
-        (WR_BIND_MW, Some(table), _) => {
-            let lkey = table.physical(wqe.swap as u32).unwrap_or(0);
-            wqe.swap = wqe.swap & !LOW | u64::from(lkey);
+impl Physical<'_> {
+    /// Gives a request with them to the ring.
+    #[inline(always)]
+    fn push(&self, ring: &mut Sends, position: u64, wqe: &SendWqe, body: Body<'_>) -> bool {
+        let mut wqe = SendWqe {
+            wr_id: position,
+            ..*wqe
+        };
+        if let Some(ways) = self.ways {
+            let there = ways.to_physical(UdAddress {
+                ah: wqe.ah,
+                remote_qpn: wqe.remote_qpn,
+                remote_qkey: wqe.remote_qkey,
+            });
+            (wqe.ah, wqe.remote_qpn) = (there.ah, there.remote_qpn);
         }
-        (WR_BIND_MW, None, _) => {}
-        // They name no remote memory.
-        (SEND | SEND_WITH_IMM, ..) => {}
-        (SEND_WITH_INVALIDATE, _, Some(table)) => wqe.imm = table.physical(wqe.imm).unwrap_or(wqe.imm),
-        (_, _, Some(table)) => wqe.rkey = table.physical(wqe.rkey).unwrap_or(wqe.rkey),
-        (_, _, None) => {}
+        translate_head(&mut wqe, self.windows, self.lkeys, self.rkeys);
+        match body {
+            Body::Sges(sges) => {
+                with_local_keys(self.lkeys, sges, |sges| ring.try_push(&wqe, Body::Sges(sges)))
+            }
+            inline => ring.try_push(&wqe, inline),
+        }
     }
 }

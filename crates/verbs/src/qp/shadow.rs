@@ -8,15 +8,51 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
+use verbatim_device::layout::Sge;
+
+use crate::datagrams::{Datagrams, Front};
+use crate::mw::Windows;
 use crate::srq::Slots;
 
 /// In the `wr_id` that an RNIC sees: a RECV. An RNIC need not tell in a failed completion what failed.
 pub const RECV_BIT: u64 = 1 << 63;
 
+/// Where the first entries of RECVs are, by slot; as [`Shadow`], written by who posts and read by who polls.
+#[derive(Debug, Default)]
+pub struct Fronts(Box<[[AtomicU64; 2]]>);
+
+impl Fronts {
+    pub fn new(slots: usize) -> Self {
+        Self((0..slots).map(|_| Default::default()).collect())
+    }
+
+    #[inline]
+    pub fn note(&self, slot: usize, sges: &[Sge]) {
+        if let Some([address, rest]) = self.0.get(slot) {
+            let first = sges.first().copied().unwrap_or_default();
+            address.store(first.address, Relaxed);
+            rest.store(u64::from(first.lkey) << 32 | u64::from(first.length), Relaxed);
+        }
+    }
+
+    pub fn get(&self, slot: usize) -> Front {
+        self.0.get(slot).map_or_else(Front::default, |[address, rest]| {
+            let rest = rest.load(Relaxed);
+            Front {
+                address: address.load(Relaxed),
+                lkey: (rest >> 32) as u32,
+                length: rest as u32,
+            }
+        })
+    }
+}
+
 /// The `wr_id`s of one queue, by position.
 #[derive(Debug)]
 pub struct Shadow {
     wr_ids: Box<[AtomicU64]>,
+    /// Of datagram RECVs: where the first entry is.
+    fronts: Fronts,
     /// All before this position have completed.
     retired: AtomicU64,
     /// Positions before this one belong to the time before a RESET: their completions are nobody's.
@@ -28,9 +64,31 @@ impl Shadow {
         let slots = capacity.max(1).next_power_of_two();
         Self {
             wr_ids: (0..slots).map(|_| AtomicU64::new(0)).collect(),
+            fronts: Fronts::default(),
             retired: AtomicU64::new(0),
             floor: AtomicU64::new(0),
         }
+    }
+
+    /// As [`Self::new`], for the RECVs of a datagram queue pair.
+    pub fn with_fronts(capacity: u32) -> Self {
+        let shadow = Self::new(capacity);
+        Self {
+            fronts: Fronts::new(shadow.wr_ids.len()),
+            ..shadow
+        }
+    }
+
+    /// Notes where the first entry of the RECV at `position` is, if that counts here.
+    #[inline]
+    pub fn note_front(&self, position: u64, sges: &[Sge]) {
+        self.fronts
+            .note(position as usize & (self.wr_ids.len() - 1), sges);
+    }
+
+    /// What was noted for the RECV at `position`, which is not retired yet.
+    pub fn front(&self, position: u64) -> Front {
+        self.fronts.get(position as usize & (self.wr_ids.len() - 1))
     }
 
     #[inline]
@@ -88,6 +146,10 @@ pub struct CompletionSide {
     pub recv: Shadow,
     /// In the place of `recv`, of a queue pair with a shared receive queue.
     pub shared: Option<Arc<Slots>>,
+    /// Of a datagram queue pair: the ways of its context.
+    pub datagrams: Option<Arc<Datagrams>>,
+    /// The keys of its context's windows.
+    pub windows: Arc<Windows>,
     /// Messages received since creation or RESET (`n_recv`).
     pub received: AtomicU64,
     /// A request has failed: the RNIC has taken the queue pair to ERR.

@@ -1,29 +1,12 @@
 //! A partner's physical queue pair that stands ready to take the place of the one in use (MigrRDMA §3.2).
 
 use verbatim_channel::{Endpoint, StandbyPeer, StandbyQp};
-use verbatim_device::control::{QpAttr, QpAttrMask, QpState};
+use verbatim_device::control::{QpAttr, QpState, QpType};
+use verbatim_device::transitions::steps;
 
 use super::Qp;
 use crate::backend::{Device, QpPlace};
 use crate::error::VerbsError;
-
-const TO_INIT: QpAttrMask = QpAttrMask::STATE
-    .union(QpAttrMask::PKEY_INDEX)
-    .union(QpAttrMask::PORT)
-    .union(QpAttrMask::ACCESS_FLAGS);
-const TO_RTR: QpAttrMask = QpAttrMask::STATE
-    .union(QpAttrMask::AV)
-    .union(QpAttrMask::PATH_MTU)
-    .union(QpAttrMask::DEST_QPN)
-    .union(QpAttrMask::RQ_PSN)
-    .union(QpAttrMask::MAX_DEST_RD_ATOMIC)
-    .union(QpAttrMask::MIN_RNR_TIMER);
-const TO_RTS: QpAttrMask = QpAttrMask::STATE
-    .union(QpAttrMask::TIMEOUT)
-    .union(QpAttrMask::RETRY_CNT)
-    .union(QpAttrMask::RNR_RETRY)
-    .union(QpAttrMask::SQ_PSN)
-    .union(QpAttrMask::MAX_QP_RD_ATOMIC);
 
 /// A standby queue pair.
 #[derive(Debug, Clone, Copy)]
@@ -64,30 +47,30 @@ impl Standby {
     pub fn connect(
         &mut self,
         device: &dyn Device,
+        qp_type: QpType,
         attr: &QpAttr,
         peer: &StandbyPeer,
     ) -> Result<(), VerbsError> {
         let mut wanted = *attr;
         wanted.av.dgid = peer.remote.gid;
         wanted.dest_qpn = peer.remote.qpn;
-        wanted.rq_psn = peer.rq_psn;
-        wanted.sq_psn = self.sq_psn;
-        let steps: &[(QpState, QpAttrMask)] = match attr.state {
-            QpState::Reset | QpState::Err | QpState::Sqe => &[],
-            QpState::Init => &[(QpState::Init, TO_INIT)],
-            QpState::Rtr => &[(QpState::Init, TO_INIT), (QpState::Rtr, TO_RTR)],
-            QpState::Rts | QpState::Sqd => &[
-                (QpState::Init, TO_INIT),
-                (QpState::Rtr, TO_RTR),
-                (QpState::Rts, TO_RTS),
-            ],
+        if let Some(rq_psn) = peer.rq_psn {
+            wanted.rq_psn = rq_psn;
+            wanted.sq_psn = self.sq_psn;
+        }
+        // One that has failed is not switched to.
+        let steps = match attr.state {
+            QpState::Err => Vec::new(),
+            state => steps(qp_type, state).ok_or_else(|| {
+                VerbsError::Invalid(format!(
+                    "queue pair {} is in SQE after a failed request; a peer of it can be moved when the program has taken it back to RTS",
+                    peer.qpn
+                ))
+            })?,
         };
         for (state, mask) in steps {
-            let step = QpAttr {
-                state: *state,
-                ..wanted
-            };
-            device.modify_qp(self.place.qpn, *mask, &step)?;
+            let step = QpAttr { state, ..wanted };
+            device.modify_qp(self.place.qpn, mask, &step)?;
         }
         self.remote = Some(peer.remote);
         Ok(())

@@ -5,16 +5,20 @@
 //! as the other end sent. An RNIC may count a request as finished a moment before its completion is visible; after all
 //! were seen idle each queue pair's state is asked for, and an answer comes after the completions of all that was
 //! finished before ([`crate::backend::SendRing::unfinished`]). The queues are swept once more after it.
+//!
+//! A network that is too bad for that, or a program that has to do something first, is not waited for beyond a limit:
+//! [`super::stopped`] then goes on.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use verbatim_channel::{Answer, QpCount};
-use verbatim_device::control::QpState;
+use verbatim_device::control::{QpState, QpType};
 
 use super::{Phase, SessionError, Sessions};
+use crate::context::Context;
 use crate::cq::Cq;
 use crate::qp::Qp;
 
@@ -29,18 +33,29 @@ impl Sessions {
         session: u64,
         expected: &[QpCount],
         timeout_ms: u32,
+        sends_only: bool,
     ) -> Result<Answer, SessionError> {
         let qps = self.find_in(session, Phase::Suspended, "Drain")?.qps.clone();
-        let expected: HashMap<u32, u64> = expected.iter().map(|count| (count.qpn, count.messages)).collect();
+        let counted = expected.iter().filter(|_| !sends_only);
+        let expected: HashMap<u32, u64> = counted.map(|count| (count.qpn, count.messages)).collect();
+        let uc: HashSet<u32> = qps
+            .iter()
+            .filter(|qp| qp.qp_type() == QpType::Uc)
+            .map(|qp| qp.number())
+            .collect();
+        let (unreliable, reliable) = expected
+            .iter()
+            .partition::<HashMap<u32, u64>, _>(|(qpn, _)| uc.contains(qpn));
         let cqs = cqs_of(&qps);
         let deadline = Instant::now() + Duration::from_millis(timeout_ms.into());
         let mut looks = 0;
-        while !look(&qps, &cqs, &expected) {
+        while !look(&qps, &cqs, &reliable) {
             if Instant::now() >= deadline {
-                return Err(SessionError::DrainTimeout {
-                    milliseconds: timeout_ms,
-                    left: describe_left(&qps, &expected),
-                });
+                match undrained(&qps, &reliable) {
+                    // Drained since the look.
+                    (qpns, _) if qpns.is_empty() => break,
+                    (qpns, left) => return Ok(Answer::Undrained { qpns, left }),
+                }
             }
             looks += 1;
             if looks % YIELDS == 0 {
@@ -53,20 +68,66 @@ impl Sessions {
                 std::thread::sleep(PAUSE);
             }
         }
-        for qp in &qps {
-            // A queue pair may have failed without a completion of ours to tell it.
-            let failed = qp.current_attr()?.state == QpState::Err;
-            qp.control.lock().was_failed = failed;
+        if sends_only {
+            return Ok(Answer::Drained);
+        }
+        if !unreliable.is_empty() {
+            wait_for_the_wire(&qps, &cqs, &unreliable);
+        }
+        self.finish_drain(session)?;
+        Ok(Answer::Drained)
+    }
+
+    /// Nothing is in flight any more, but for queue pairs that are stopped: RECVs stay here from now on.
+    pub(super) fn finish_drain(&mut self, session: u64) -> Result<(), SessionError> {
+        let (qps, all) = {
+            let record = self.find(session)?;
+            (record.qps.clone(), record.all)
+        };
+        // A queue pair may have failed without a completion of ours to tell it.
+        for (context, qps) in by_context(&qps) {
+            let numbers: Vec<_> = qps.iter().map(|qp| qp.control.lock().physical_qpn()).collect();
+            let states = context.device()?.qp_states(&numbers)?;
+            for (qp, state) in qps.iter().zip(states) {
+                qp.control.lock().was_failed = state == QpState::Err;
+            }
         }
         for qp in &qps {
             qp.recv.lock().hold();
         }
-        if self.find(session)?.all {
+        if all {
             self.process.srqs().for_each(|srq| srq.queue.lock().hold());
         }
-        cqs.iter().for_each(|cq| _ = cq.queue.lock().sweep());
+        cqs_of(&qps).iter().for_each(|cq| _ = cq.queue.lock().sweep());
         self.find(session)?.phase = Phase::Drained;
-        Ok(Answer::Drained)
+        Ok(())
+    }
+}
+
+/// Of an unreliable connection nothing tells what has arrived: a count that is too low is loss, for which there is no
+/// second try, and of WRITEs there is no count. When the other ends have sent all, what the wire still holds comes within
+/// the least of these times; while messages are missing, until none has come for so long.
+fn wait_for_the_wire(qps: &[Arc<Qp>], cqs: &[Arc<Cq>], expected: &HashMap<u32, u64>) {
+    const LEAST: Duration = Duration::from_millis(5);
+    const SILENCE: Duration = Duration::from_millis(20);
+    let received = || {
+        let of = |qp: &Arc<Qp>| qp.side.received.load(Relaxed);
+        let counted = qps.iter().filter(|qp| expected.contains_key(&qp.number()));
+        counted.map(of).sum::<u64>()
+    };
+    let begun = Instant::now();
+    let (mut seen, mut since) = (received(), begun);
+    loop {
+        cqs.iter().for_each(|cq| _ = cq.queue.lock().sweep());
+        let now = Instant::now();
+        if received() != seen {
+            (seen, since) = (received(), now);
+        }
+        let all = qps.iter().all(|qp| has_received(qp, expected));
+        if now - begun >= LEAST && (all || now - since >= SILENCE) {
+            return;
+        }
+        std::thread::sleep(PAUSE);
     }
 }
 
@@ -82,22 +143,42 @@ fn has_received(qp: &Qp, expected: &HashMap<u32, u64>) -> bool {
     qp.side.received.load(Relaxed) >= expected || qp.side.failed.load(Relaxed)
 }
 
-fn describe_left(qps: &[Arc<Qp>], expected: &HashMap<u32, u64>) -> String {
-    let left = qps.iter().filter_map(|qp| {
+/// Which are not drained, and what is left of them.
+fn undrained(qps: &[Arc<Qp>], expected: &HashMap<u32, u64>) -> (Vec<u32>, String) {
+    /// So many are described.
+    const DESCRIBED: usize = 8;
+    let (mut qpns, mut left) = (Vec::new(), Vec::new());
+    for qp in qps {
         let number = qp.number();
-        if !qp.send.lock().is_idle() {
-            Some(format!("queue pair {number} has unfinished send requests"))
+        let what = if !qp.send.lock().is_idle() {
+            "has unfinished send requests".to_owned()
         } else if !has_received(qp, expected) {
             let received = qp.side.received.load(Relaxed);
-            Some(format!(
-                "queue pair {number} has received {received} of {} messages",
-                expected[&number]
-            ))
+            format!("has received {received} of {} messages", expected[&number])
         } else {
-            None
+            continue;
+        };
+        qpns.push(number);
+        if left.len() < DESCRIBED {
+            left.push(format!("queue pair {number} {what}"));
         }
-    });
-    left.take(8).collect::<Vec<_>>().join(", ")
+    }
+    (qpns, left.join(", "))
+}
+
+/// The queue pairs of each context.
+fn by_context(qps: &[Arc<Qp>]) -> Vec<(&Arc<Context>, Vec<&Arc<Qp>>)> {
+    let mut found: Vec<(&Arc<Context>, Vec<&Arc<Qp>>)> = Vec::new();
+    for qp in qps {
+        match found
+            .iter_mut()
+            .find(|(known, _)| Arc::ptr_eq(known, qp.context()))
+        {
+            Some((_, of_it)) => of_it.push(qp),
+            None => found.push((qp.context(), vec![qp])),
+        }
+    }
+    found
 }
 
 /// Their completion queues, each once.

@@ -5,14 +5,18 @@
 //!   (none) ─────────────────────────────────► Prepared
 //!      │ Suspend                                 │ Suspend
 //!      └──────────────► Suspended ◄──────────────┘
-//!                           │ Drain
+//!                           │ Drain (past its limit: Stop ─► Stopped, Settle)
 //!                        Drained ── Switch (partner) ──────────────► Replaced ── Resume ──► (none)
 //!                           │ Quiesce (instance)                        ▲
 //!                        Quiesced ── gate, Claim ───────────────────────┘
 //! ```
-//! `Abort` leads from Prepared, Suspended and Drained back to (none). All is done by the helper thread, one order at a
-//! time; the program's threads see it only as a suspended queue or a completion that comes from the fake queue.
+//! `Hold` leads to Prepared, too. `Abort` leads from Prepared, Suspended, Stopped and Drained back to (none). All is done by
+//! the helper thread, one order at a time; the program's threads see it only as a suspended queue or a completion that comes
+//! from the fake queue.
 
+mod decision;
+#[cfg(test)]
+mod decision_tests;
 mod drain;
 #[cfg(test)]
 mod every_step;
@@ -21,6 +25,7 @@ mod partner;
 #[cfg(test)]
 mod random_tests;
 mod resolve;
+mod stopped;
 #[cfg(test)]
 mod tests;
 
@@ -33,12 +38,15 @@ use verbatim_channel::{Answer, Order, QpCount, Scope};
 use verbatim_device::control::QpState;
 
 use crate::backend::{QpPlace, Reopen};
+use crate::context::Context;
 use crate::error::VerbsError;
 use crate::process::Process;
 use crate::qp::Qp;
 use crate::road_map;
 
-pub(crate) use resolve::resolve;
+use decision::Uncertain;
+pub(crate) use resolve::{publish, resolve, ways};
+use stopped::Stopped;
 
 /// Why an order was not carried out; what it had begun is undone.
 #[derive(Debug, thiserror::Error)]
@@ -55,8 +63,18 @@ pub(crate) enum SessionError {
     NoQp { qpn: u32 },
     #[error("queue pair {qpn} has a standby of session {other:#x} already; wait until that one is over")]
     StandbyTaken { qpn: u32, other: u64 },
-    #[error("not drained after {milliseconds} ms: {left}")]
-    DrainTimeout { milliseconds: u32, left: String },
+    #[error("queue pair {qpn} cannot be stopped in the middle of its requests")]
+    Stop {
+        qpn: u32,
+        #[source]
+        source: VerbsError,
+    },
+    #[error("it is not certain which requests of queue pair {qpn} were executed")]
+    Uncertain {
+        qpn: u32,
+        #[source]
+        source: Uncertain,
+    },
     #[error("the agent's claim does not fit: {0}")]
     Claim(String),
     #[error("{0}")]
@@ -72,6 +90,7 @@ pub(crate) enum SessionError {
 pub(crate) enum Phase {
     Prepared,
     Suspended,
+    Stopped,
     Drained,
     Quiesced,
     Replaced,
@@ -82,12 +101,18 @@ struct Session {
     phase: Phase,
     /// The whole process is suspended.
     all: bool,
+    /// Control verbs of the whole process wait.
+    held: bool,
     /// Those that are suspended.
     qps: Vec<Arc<Qp>>,
     /// Those for which a standby was made.
     prepared: Vec<Arc<Qp>>,
     /// Physical queue pairs that are no longer used.
     replaced: Vec<(Arc<Qp>, QpPlace)>,
+    /// Those that were stopped before they were drained, as long as they are in use.
+    stopped: Vec<Stopped>,
+    /// Send requests of such that are posted, or will be, to the queue pairs that have taken their places.
+    replayed_sends: u64,
     /// Per context, the way back to its device.
     reopen: Vec<Reopen>,
 }
@@ -97,9 +122,12 @@ impl Session {
         Self {
             phase: Phase::Prepared,
             all: false,
+            held: false,
             qps: Vec::new(),
             prepared: Vec::new(),
             replaced: Vec::new(),
+            stopped: Vec::new(),
+            replayed_sends: 0,
             reopen: Vec::new(),
         }
     }
@@ -109,6 +137,8 @@ impl Session {
 pub(crate) struct Sessions {
     process: Arc<Process>,
     open: BTreeMap<u64, Session>,
+    /// Old queue pairs of sessions that have ended.
+    unused: Vec<(Arc<Qp>, QpPlace)>,
 }
 
 impl Sessions {
@@ -116,13 +146,41 @@ impl Sessions {
         Self {
             process,
             open: BTreeMap::new(),
+            unused: Vec::new(),
         }
     }
 
     /// Carries out any order but `Quiesce`, which [`Self::quiesce`] does.
     pub fn handle(&mut self, order: Order, fds: Vec<OwnedFd>) -> Answer {
+        let answer = self.answer(order, fds);
+        self.clear();
+        answer
+    }
+
+    /// As [`Self::handle`], but for what nobody waits for: [`Self::clear`] is for after the answer.
+    pub fn answer(&mut self, order: Order, fds: Vec<OwnedFd>) -> Answer {
         self.carry_out(order, fds)
             .unwrap_or_else(|error| error_answer(&error))
+    }
+
+    /// Destroys queue pairs that nobody uses any more.
+    pub fn clear(&mut self) {
+        let mut unused: Vec<(Arc<Context>, Vec<u32>)> = Vec::new();
+        for (qp, place) in self.unused.drain(..) {
+            let known = unused
+                .iter_mut()
+                .find(|(context, _)| Arc::ptr_eq(context, qp.context()));
+            match known {
+                Some((_, numbers)) => numbers.push(place.qpn),
+                None => unused.push((qp.context().clone(), vec![place.qpn])),
+            }
+        }
+        for (context, qpns) in unused {
+            // Those that the RNIC will not destroy go with the context.
+            if let Ok(device) = context.device() {
+                let _ = device.destroy_qps(&qpns);
+            }
+        }
     }
 
     fn carry_out(&mut self, order: Order, fds: Vec<OwnedFd>) -> Result<Answer, SessionError> {
@@ -136,12 +194,16 @@ impl Sessions {
             }
             Order::PrepareStandby { session, qpns } => self.prepare(session, &qpns),
             Order::ConnectStandby { session, peers } => self.connect(session, &peers),
+            Order::Hold { session } => self.hold(session),
             Order::Suspend { session, scope } => self.suspend(session, &scope),
             Order::Drain {
                 session,
                 expected,
                 timeout_ms,
-            } => self.drain(session, &expected, timeout_ms),
+                sends_only,
+            } => self.drain(session, &expected, timeout_ms, sends_only),
+            Order::Stop { session, qpns } => self.stop(session, &qpns),
+            Order::Settle { session, peers } => self.settle(session, &peers),
             Order::Quiesce { session } => Err(SessionError::Phase {
                 session,
                 phase: self.find(session)?.phase,
@@ -157,6 +219,13 @@ impl Sessions {
                 key_tables,
                 tables,
             } => self.switch(session, &key_tables, &tables),
+            Order::Moved { endpoints } => {
+                for context in self.process.contexts() {
+                    context.datagrams.learn(&endpoints);
+                    context.make_ways();
+                }
+                Ok(Answer::Done)
+            }
             Order::Resume { session } => self.resume(session),
             Order::Abort { session } => self.abort(session),
         }
@@ -183,6 +252,17 @@ impl Sessions {
         })
     }
 
+    fn hold(&mut self, session: u64) -> Result<Answer, SessionError> {
+        if self.open.contains_key(&session) {
+            self.find_in(session, Phase::Prepared, "Hold")?;
+        }
+        let record = self.open.entry(session).or_insert_with(Session::new);
+        if !std::mem::replace(&mut record.held, true) {
+            self.process.control.close();
+        }
+        Ok(Answer::Done)
+    }
+
     fn suspend(&mut self, session: u64, scope: &Scope) -> Result<Answer, SessionError> {
         if self.open.contains_key(&session) {
             self.find_in(session, Phase::Prepared, "Suspend")?;
@@ -191,7 +271,7 @@ impl Sessions {
         let all = *scope == Scope::All;
         let qps = match scope {
             Scope::All => {
-                process.control.close();
+                self.hold(session)?;
                 process.qps()
             }
             Scope::Qps(qpns) => {
@@ -244,12 +324,7 @@ impl Sessions {
         self.find_in(session, Phase::Replaced, "Resume")?;
         let ended = self.open.remove(&session).ok_or(SessionError::Unknown(session))?;
         let intercepted = self.end(&ended);
-        for (qp, place) in &ended.replaced {
-            // Nobody uses it; if the RNIC will not destroy it, it goes with the context.
-            if let Ok(device) = qp.context().device() {
-                let _ = device.destroy_qp(place.qpn);
-            }
-        }
+        self.unused.extend(ended.replaced);
         Ok(Answer::Resumed { intercepted })
     }
 
@@ -267,7 +342,7 @@ impl Sessions {
         }
         let ended = self.open.remove(&session).ok_or(SessionError::Unknown(session))?;
         destroy_standbys(session, &ended.prepared);
-        if ended.phase == Phase::Drained {
+        if matches!(ended.phase, Phase::Stopped | Phase::Drained) {
             for qp in &ended.qps {
                 qp.recv.lock().release();
             }
@@ -275,18 +350,19 @@ impl Sessions {
                 self.process.srqs().for_each(|srq| _ = srq.queue.lock().release());
             }
         }
-        if ended.phase != Phase::Prepared {
-            self.end(&ended);
-        }
+        self.end(&ended);
         Ok(Answer::Done)
     }
 
     /// Lets the program's requests and control verbs go on. How many requests were intercepted.
     fn end(&self, ended: &Session) -> u64 {
-        let intercepted = ended.qps.iter().map(|qp| qp.send.lock().release()).sum();
-        if ended.all {
+        ended.stopped.iter().for_each(Stopped::restart);
+        let given: u64 = ended.qps.iter().map(|qp| qp.send.lock().release()).sum();
+        let intercepted = given.saturating_sub(ended.replayed_sends);
+        if ended.held {
             self.process.control.open();
-        } else {
+        }
+        if !ended.all {
             for qp in &ended.qps {
                 self.process.control.open_qp(qp.number());
             }
@@ -308,7 +384,7 @@ impl Sessions {
             .open
             .iter()
             .filter(|(_, session)| match session.phase {
-                Phase::Prepared | Phase::Suspended => true,
+                Phase::Prepared | Phase::Suspended | Phase::Stopped => true,
                 Phase::Drained => grace_is_over && session.all,
                 Phase::Quiesced | Phase::Replaced => false,
             })

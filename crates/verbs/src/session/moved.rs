@@ -5,10 +5,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use verbatim_channel::{Answer, ClaimedContext, KeyPair};
-use verbatim_device::control::{QpAttr, QpAttrMask, QpState};
+use verbatim_channel::{Answer, ClaimedContext, ClaimedMw, Endpoint, KeyPair, MovedEndpoint};
+use verbatim_device::control::{QpAttr, QpAttrMask, QpState, QpType};
 use verbatim_seqpacket::MAX_FDS;
 
+use super::stopped::{Stopped, take_stopped};
 use super::{Phase, SessionError, Sessions};
 use crate::backend::{CompletionRing, CqPlace, Device, Parked, QpEnds, QpPlace, RecvRing, SrqPlace};
 use crate::context::Context;
@@ -17,7 +18,7 @@ use crate::error::VerbsError;
 use crate::qp::{Qp, key_table};
 use crate::road_map;
 use crate::srq::Srq;
-use crate::tables::KeyTable;
+use crate::tables::{KeyTable, key_slot};
 
 /// The new ends of a context's queues, all of them made before any is put in.
 struct NewEnds {
@@ -119,8 +120,13 @@ impl Sessions {
             context.set_device(device);
             if let Some(replacement) = replacement {
                 renumber(context, replacement, &built)?;
+                find_ways(context, replacement)?;
             }
-            put_in(ends, replacement.is_some());
+            let again = put_in(ends, replacement.is_some().then_some(&mut record.stopped));
+            record.replayed_sends += again;
+            if let Some(replacement) = replacement {
+                open_windows(context, replacement)?;
+            }
         }
         if !claimed.is_empty() {
             for qp in &record.qps {
@@ -152,6 +158,9 @@ fn let_go(context: &Context) -> Result<Parked, VerbsError> {
     }
     for srq in context.srqs() {
         *srq.limit.lock() = srq.armed_limit()?;
+    }
+    for mw in context.mws() {
+        mw.park(&*device)?;
     }
     drop(device);
     detach(context);
@@ -279,6 +288,7 @@ fn renumber(
             .get(&mr.lkey())
             .ok_or_else(|| missing("memory region", mr.lkey()))?;
         mr.physical_lkey.store(found.physical_lkey, SeqCst);
+        mr.physical_rkey.store(found.physical_rkey, SeqCst);
         context.lkeys.set(mr.lkey(), found.physical_lkey);
     }
     let qps: Vec<_> = objects.qps.values().cloned().collect();
@@ -309,7 +319,66 @@ fn renumber(
     Ok(())
 }
 
-fn put_in(ends: NewEnds, moved: bool) {
+/// Makes a moved context's address handles anew. Its own datagram queue pairs are elsewhere for itself, too.
+fn find_ways(context: &Context, replacement: &ClaimedContext) -> Result<(), SessionError> {
+    let device = context.device()?;
+    let moves = context.moves.fetch_add(1, SeqCst) + 1;
+    let (_, port) = device.attributes();
+    let known = &context.port_attr().gids;
+    let own = port
+        .gids
+        .iter()
+        .zip(known)
+        .map(|(now, known)| (now.gid, known.gid));
+    let own: Vec<_> = own.collect();
+    let objects = context.objects.lock();
+    let ahs: Vec<_> = objects.ahs.values().cloned().collect();
+    let datagram = |qpn| {
+        let found = objects.qps.get(qpn);
+        found.is_some_and(|qp| qp.qp_type() == QpType::Ud)
+    };
+    let qps = replacement.qps.iter().filter(|claimed| datagram(&claimed.qpn));
+    let moved: Vec<_> = qps
+        .flat_map(|claimed| {
+            own.iter().map(|(now, known)| MovedEndpoint {
+                known: Endpoint {
+                    gid: *known,
+                    qpn: claimed.qpn,
+                },
+                now: Endpoint {
+                    gid: *now,
+                    qpn: claimed.physical_qpn,
+                },
+                moves,
+            })
+        })
+        .collect();
+    drop(objects);
+    context.datagrams.arrive(own);
+    context.datagrams.learn(&moved);
+    for ah in ahs {
+        ah.make_again(&*device)?;
+    }
+    Ok(())
+}
+
+/// Binds a moved context's windows as they were.
+fn open_windows(context: &Context, replacement: &ClaimedContext) -> Result<(), SessionError> {
+    let device = context.device()?;
+    for mw in context.mws() {
+        let same = |claimed: &&ClaimedMw| key_slot(claimed.rkey) == key_slot(mw.rkey());
+        let found = replacement.mws.iter().find(same);
+        let found = found
+            .ok_or_else(|| SessionError::Claim(format!("nothing for memory window {:#x}", mw.rkey())))?;
+        mw.restore(&*device, found.physical_rkey)?;
+    }
+    Ok(())
+}
+
+/// Puts the new ends in. With what was stopped, of a context that has moved: how many send requests are to be posted again.
+fn put_in(ends: NewEnds, mut stopped: Option<&mut Vec<Stopped>>) -> u64 {
+    let moved = stopped.is_some();
+    let mut replayed = 0;
     for (cq, place, ring) in ends.cqs {
         *cq.place.lock() = place;
         if moved {
@@ -318,11 +387,19 @@ fn put_in(ends: NewEnds, moved: bool) {
         cq.take_ring(ring);
     }
     for (qp, place, QpEnds { send, recv }) in ends.qps {
-        qp.control.lock().place = place;
-        if moved {
+        let mut control = qp.control.lock();
+        control.place = place;
+        if let Some(stopped) = &mut stopped {
+            control.stops = 0;
+            drop(control);
             qp.own(place.qpn);
+            let (again, _) = take_stopped(stopped, &qp);
+            replayed += again.len() as u64;
+            qp.send.lock().attach_new(send, again);
+        } else {
+            drop(control);
+            qp.send.lock().attach_again(send);
         }
-        qp.send.lock().attach(send);
         if qp.srq().is_some() {
             continue;
         }
@@ -342,6 +419,7 @@ fn put_in(ends: NewEnds, moved: bool) {
             queue.attach_again(ring);
         }
     }
+    replayed
 }
 
 /// A queue pair that was in ERR is so on its new RNIC, too, whatever the road map said when that was prepared.

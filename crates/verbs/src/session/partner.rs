@@ -1,9 +1,11 @@
 //! The partner's side of a migration: standby queue pairs, and the switch to them.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use verbatim_channel::{Answer, KeyPair, StandbyPeer};
 
+use super::stopped::take_stopped;
 use super::{Phase, Session, SessionError, Sessions, destroy_standbys};
 use crate::qp::{Qp, Standby, key_table};
 
@@ -63,7 +65,7 @@ impl Sessions {
                 .as_mut()
                 .filter(|standby| standby.session == session)
             {
-                standby.connect(&*device, &attr, peer)?;
+                standby.connect(&*device, qp.qp_type(), &attr, peer)?;
             }
         }
         Ok(Answer::Done)
@@ -79,6 +81,7 @@ impl Sessions {
             // It was switched, and an agent that has died meanwhile could not say so.
             return Ok(Answer::Claimed { replayed_receives: 0 });
         }
+        let contexts = self.process.contexts();
         let record = self.find_in(session, Phase::Drained, "Switch")?;
         let built: Vec<_> = key_tables.iter().map(|keys| Arc::new(key_table(keys))).collect();
         if let Some((qpn, table)) = tables.iter().find(|(_, table)| *table as usize >= built.len()) {
@@ -108,18 +111,34 @@ impl Sessions {
             let mut control = qp.control.lock();
             control.standby = None;
             control.remote = standby.remote;
+            control.stops = 0;
             let old = std::mem::replace(&mut control.place, standby.place);
             drop(control);
             qp.disown(old.qpn);
             qp.own(standby.place.qpn);
-            qp.send.lock().attach(ends.send);
-            if qp.srq().is_none() {
-                qp.recv.lock().attach_new(ends.recv);
+            let (again, receive) = take_stopped(&mut record.stopped, &qp);
+            record.replayed_sends += again.len() as u64;
+            qp.send.lock().attach_new(ends.send, again);
+            match (qp.srq(), receive) {
+                (None, _) => qp.recv.lock().attach_new(ends.recv),
+                // Taken for a message that will come whole.
+                (Some(srq), Some(slot)) => srq.queue.lock().post_again(slot),
+                (Some(_), None) => {}
             }
             record.replaced.push((qp, old));
         }
+        for context in contexts {
+            let of_it = record
+                .replaced
+                .iter()
+                .filter(|(qp, _)| Arc::ptr_eq(qp.context(), &context));
+            let numbers = of_it.map(|(qp, old)| (old.qpn, qp.control.lock().physical_qpn()));
+            // Cannot fail but for an RNIC that is gone, which is found out and told elsewhere.
+            let _ = context.rebind_windows(&numbers.collect());
+        }
+        let by_number: HashMap<u32, &Arc<Qp>> = record.qps.iter().map(|qp| (qp.number(), qp)).collect();
         for (qpn, table) in tables {
-            if let Some(qp) = record.qps.iter().find(|qp| qp.number() == *qpn) {
+            if let Some(qp) = by_number.get(qpn) {
                 let table = built[*table as usize].clone();
                 qp.send.lock().set_remote_keys(Some(table));
             }

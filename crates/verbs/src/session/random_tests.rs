@@ -211,9 +211,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn each_request_completes_once_and_in_order(srq: bool, acts in prop::collection::vec(act(), 1..120)) {
+    fn each_request_completes_once_and_in_order(
+        srq: bool,
+        unreliable: bool,
+        acts in prop::collection::vec(act(), 1..120),
+    ) {
         let mut run = Run {
-            story: Story::with(Shape { srq, channel: false }),
+            story: Story::with(Shape { srq, unreliable, ..Shape::default() }),
             logs: Default::default(),
             migration: None,
             next: 0,

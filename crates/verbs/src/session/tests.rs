@@ -1,20 +1,30 @@
 //! Suspension, drain, replay and switch, one thing at a time.
 
+use std::sync::atomic::Ordering::SeqCst;
+
 use verbatim_channel::{Answer, Order, Scope};
 use verbatim_device::control::{Access, AsyncEventType, QpAttrMask, QpState};
 
-use crate::testing::{Shape, Story, buffer};
-use crate::{PostError, QpAttr, SendOpcode, UdAddress, WC_WR_FLUSH_ERR};
+use crate::testing::{End, Shape, Story, buffer};
+use crate::work::MwBind;
+use crate::{MwType, PostError, QpAttr, SEND_SIGNALED, SendOpcode, SendWr, UdAddress, WC_WR_FLUSH_ERR};
 
 const SEND: SendOpcode = SendOpcode::SendWithImm;
 
-const SHARED: Shape = Shape {
-    srq: true,
-    channel: false,
-};
-const WITH_EVENTS: Shape = Shape {
+const PLAIN: Shape = Shape {
     srq: false,
+    channel: false,
+    unreliable: false,
+    datagrams: false,
+};
+const SHARED: Shape = Shape { srq: true, ..PLAIN };
+const WITH_EVENTS: Shape = Shape {
     channel: true,
+    ..PLAIN
+};
+const DATAGRAMS: Shape = Shape {
+    datagrams: true,
+    ..PLAIN
 };
 
 fn wr_ids(completions: &[crate::Wc]) -> Vec<u64> {
@@ -338,6 +348,149 @@ fn who_waits_for_an_event_while_it_is_moved_gets_it() {
 }
 
 #[test]
+fn datagrams_find_who_has_moved_by_the_handles_of_before_and_of_after() {
+    let mut story = Story::with(DATAGRAMS);
+    let handles = [0, 1].map(|end| story.ends[end].handle_to(&story.ends[1 - end]));
+    for end in 0..2 {
+        (0..8).for_each(|wr_id| story.ends[end].recv(wr_id).unwrap());
+    }
+    let both = |story: &Story, number: u32, handles: &[std::sync::Arc<crate::Ah>; 2]| {
+        for end in 0..2 {
+            story.ends[end].send_datagram(number, &handles[end], &story.ends[1 - end]);
+        }
+        story.settle();
+        for end in 0..2 {
+            let done = story.ends[end].poll();
+            let received: Vec<u32> = done
+                .iter()
+                .filter(|wc| wc.opcode == 128)
+                .map(|wc| wc.imm)
+                .collect();
+            assert_eq!(
+                (received.as_slice(), done.len()),
+                (&[number][..], 2),
+                "at end {end}"
+            );
+        }
+    };
+    both(&story, 0, &handles);
+    for (number, mover) in [(1, 0), (2, 1), (3, 0)] {
+        story.migrate_datagrams(mover);
+        both(&story, number, &handles);
+    }
+    let later = [0, 1].map(|end| story.ends[end].handle_to(&story.ends[1 - end]));
+    both(&story, 4, &later);
+    // A request that is held back while the other end moves goes to where that is then.
+    let session = 99;
+    let scope = Scope::Qps(vec![story.ends[1].qp.number()]);
+    story.ends[1].order(Order::Suspend { session, scope });
+    story.ends[1].send_datagram(5, &handles[1], &story.ends[0]);
+    story.migrate_datagrams(0);
+    story.ends[1].order(Order::Abort { session });
+    story.settle();
+    assert_eq!(wr_ids(&story.ends[0].poll()), [5]);
+    for handle in handles.iter().chain(&later) {
+        handle.destroy().unwrap();
+    }
+}
+
+#[test]
+fn windows_are_bound_where_they_go_as_they_were_and_their_keys_stay() {
+    let mut story = Story::new();
+    let bind = |story: &Story, end: usize, mw: &crate::Mw, new_rkey: u32| {
+        let End { mr, qp, .. } = &story.ends[end];
+        let bind = MwBind {
+            mw_rkey: mw.rkey(),
+            new_rkey,
+            lkey: mr.lkey(),
+            address: 4096,
+            length: 512,
+            access: Access::REMOTE_READ,
+        };
+        qp.post_send([SendWr::bind(0, 0, &bind)]).unwrap();
+    };
+    // How the RNIC has it, and whether that is where it was bound to, in the RNIC's numbers.
+    let state = |story: &Story, end: usize, mw: &crate::Mw| {
+        let context = &story.ends[end].context;
+        let physical = context.windows.physical(mw.rkey());
+        let state = context.device().unwrap().query_mw(physical).unwrap();
+        let rkey = context.windows.known(state.rkey);
+        let bound = state.bound.map(|bound| {
+            let own = &story.ends[end];
+            assert_eq!(bound.lkey, own.mr.physical_lkey.load(SeqCst));
+            assert_eq!((bound.address, bound.length), (4096, 512));
+            assert_eq!(bound.access, Access::REMOTE_READ);
+            if mw.mw_type() == MwType::Two {
+                assert_eq!(bound.qpn, Some(own.endpoint().qpn));
+            }
+        });
+        (rkey, bound.is_some())
+    };
+    let one = story.ends[0].pd.alloc_mw(MwType::One).unwrap();
+    let unbound = story.ends[0].pd.alloc_mw(MwType::Two).unwrap();
+    let two = [0, 1].map(|end| story.ends[end].pd.alloc_mw(MwType::Two).unwrap());
+    let key = |mw: &crate::Mw, tag: u32| mw.rkey() & !0xff | tag;
+    bind(&story, 0, &one, key(&one, 9));
+    for end in 0..2 {
+        bind(&story, end, &two[end], key(&two[end], 5));
+    }
+    story.settle();
+    for (tag, mover) in [(5, 0), (6, 1), (7, 0)] {
+        story.migrate(mover);
+        assert_eq!(state(&story, 0, &one), (key(&one, 9), true));
+        assert_eq!(state(&story, 0, &unbound), (unbound.rkey(), false));
+        for end in 0..2 {
+            // Whose peer has moved, and whose own: the other end ends it, and it is bound again under another key.
+            assert_eq!(state(&story, end, &two[end]), (key(&two[end], tag), true));
+            story.ends[end].recv(70).unwrap();
+            let mut request = SendWr::local_invalidate(71, SEND_SIGNALED, key(&two[end], tag));
+            request.opcode = SendOpcode::SendWithInvalidate;
+            story.ends[1 - end].qp.post_send([request]).unwrap();
+            story.settle();
+            assert_eq!(wr_ids(&story.ends[1 - end].poll()), [71]);
+            let received = story.ends[end].poll();
+            assert_eq!((received[0].wr_id, received[0].imm), (70, key(&two[end], tag)));
+            assert_eq!(state(&story, end, &two[end]), (key(&two[end], tag), false));
+            bind(&story, end, &two[end], key(&two[end], tag + 1));
+        }
+        story.settle();
+    }
+    // By itself, too.
+    let request = SendWr::local_invalidate(72, SEND_SIGNALED, key(&two[0], 8));
+    story.ends[0].qp.post_send([request]).unwrap();
+    story.settle();
+    assert_eq!(wr_ids(&story.ends[0].poll()), [72]);
+    assert_eq!(state(&story, 0, &two[0]), (key(&two[0], 8), false));
+    for mw in two.iter().chain([&one, &unbound]) {
+        mw.dealloc().unwrap();
+    }
+}
+
+#[test]
+fn requests_that_were_posted_in_sqd_wait_there_and_move() {
+    let mut story = Story::new();
+    let set = |story: &Story, state| {
+        let attr = QpAttr {
+            state,
+            ..QpAttr::default()
+        };
+        story.ends[0].qp.modify(QpAttrMask::STATE, &attr).unwrap();
+    };
+    set(&story, QpState::Sqd);
+    story.ends[0].send(0, SendOpcode::Write, true, false).unwrap();
+    story.ends[0].send(1, SendOpcode::Write, true, true).unwrap();
+    story.settle();
+    assert!(story.ends[0].poll().is_empty());
+    story.migrate(0);
+    story.settle();
+    assert!(story.ends[0].poll().is_empty(), "still in SQD");
+    assert_eq!(story.ends[0].qp.query().unwrap().0.state, QpState::Sqd);
+    set(&story, QpState::Rts);
+    story.settle();
+    assert_eq!(wr_ids(&story.ends[0].poll()), [0, 1]);
+}
+
+#[test]
 fn a_drain_that_cannot_end_is_told_and_taken_back() {
     let mut story = Story::new();
     story.ends[0].send(0, SEND, true, false).unwrap();
@@ -347,11 +500,25 @@ fn a_drain_that_cannot_end_is_told_and_taken_back() {
         session: migration.session,
         expected: Vec::new(),
         timeout_ms: 2,
+        sends_only: false,
     };
-    let Answer::Error { message } = story.ends[0].sessions.handle(order, Vec::new()) else {
+    let Answer::Undrained { qpns, left } = story.ends[0].sessions.handle(order, Vec::new()) else {
         panic!("drained")
     };
-    assert!(message.contains("unfinished send requests"), "{message}");
+    assert!(left.contains("unfinished send requests"), "{left}");
+    // This device cannot stop it in the middle of its requests.
+    let stop = Order::Stop {
+        session: migration.session,
+        qpns,
+    };
+    let Answer::Error { message } = story.ends[0].sessions.handle(stop, Vec::new()) else {
+        panic!("stopped")
+    };
+    let number = story.ends[0].qp.number();
+    assert!(
+        message.contains(&format!("queue pair {number} cannot be stopped")),
+        "{message}"
+    );
     story.abort(&migration);
     assert_eq!(story.world.qpns(2).len(), 1, "the standby is gone");
     story.ends[1].recv(50).unwrap();

@@ -79,7 +79,7 @@ impl SrqQueue {
         self.sges[first..first + wr.sges.len()].copy_from_slice(wr.sges);
         self.counts[slot as usize] = wr.sges.len() as u16;
         self.posted += 1;
-        self.slots.note(slot, wr.wr_id, self.posted);
+        self.slots.note(slot, wr, self.posted);
         self.waiting.push_back(slot);
         self.give();
         Ok(())
@@ -136,6 +136,14 @@ impl SrqQueue {
         given
     }
 
+    /// The RNIC has taken this RECV out of the ring, and no message will consume it there: it is posted again.
+    pub fn post_again(&mut self, wr_id: u64) {
+        self.waiting.push_back((wr_id & !RECV_BIT) as u32);
+        self.give();
+        // As in `release`.
+        let _ = self.publish();
+    }
+
     /// Goes on with a ring that has none of the RECVs: all that no message has consumed are posted, in order.
     pub fn attach_new(&mut self, ring: Box<dyn RecvRing>) {
         self.waiting = self.slots.outstanding().into();
@@ -161,5 +169,49 @@ impl SrqQueue {
     /// From now on keys are translated.
     pub fn set_local_keys(&mut self, lkeys: Arc<KeyTable>) {
         self.lkeys = Some(lkeys);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::backend::Refused;
+
+    /// What was pushed.
+    #[derive(Debug, Default, Clone)]
+    struct Ring(Arc<Mutex<Vec<u64>>>);
+
+    impl RecvRing for Ring {
+        fn room(&self) -> u32 {
+            8
+        }
+
+        fn push(&mut self, wr_id: u64, _: &[Sge]) {
+            self.0.lock().push(wr_id);
+        }
+
+        fn publish(&mut self) -> Result<(), Refused> {
+            Ok(())
+        }
+
+        fn reset(&mut self) {}
+    }
+
+    #[test]
+    fn a_recv_that_half_a_message_has_taken_is_posted_again() {
+        let slots = Arc::new(Slots::new(4));
+        let ring = Ring::default();
+        let mut queue = SrqQueue::new(slots.clone(), 4, 1, Box::new(ring.clone()), None);
+        for wr_id in [10, 11] {
+            queue.push(&RecvWr { wr_id, sges: &[] }).unwrap();
+            queue.publish().unwrap();
+        }
+        let pushed = ring.0.lock().clone();
+        queue.post_again(pushed[0]);
+        assert_eq!(*ring.0.lock(), [pushed[0], pushed[1], pushed[0]]);
+        let retire = |wr_id: u64| slots.retire(wr_id & !RECV_BIT);
+        assert_eq!([retire(pushed[1]), retire(pushed[0])], [Some(11), Some(10)]);
     }
 }

@@ -3,6 +3,10 @@
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use crate::datagrams::Front;
+use crate::qp::Fronts;
+use crate::work::RecvWr;
+
 /// No slot.
 pub(super) const NONE: u32 = u32::MAX;
 
@@ -15,6 +19,8 @@ pub struct Slots {
     pub(super) wr_ids: Box<[AtomicU64]>,
     /// In which place the slot's RECV was posted, from 1 on; 0: the slot has none.
     places: Box<[AtomicU64]>,
+    /// Where the first entries are, for datagrams.
+    fronts: Fronts,
     /// The next free slot, of one that is free.
     next: Box<[AtomicU32]>,
     /// The slot that was given back last.
@@ -25,6 +31,7 @@ impl Slots {
     pub(super) fn new(capacity: u32) -> Self {
         Self {
             wr_ids: (0..capacity).map(|_| AtomicU64::new(0)).collect(),
+            fronts: Fronts::new(capacity as usize),
             places: (0..capacity).map(|_| AtomicU64::new(0)).collect(),
             next: (1..capacity).chain([NONE]).map(AtomicU32::new).collect(),
             given_back: AtomicU32::new(if capacity == 0 { NONE } else { 0 }),
@@ -42,9 +49,16 @@ impl Slots {
 
     /// Notes the RECV that is about to be given to the RNIC, in which place of all.
     #[inline]
-    pub(super) fn note(&self, slot: u32, wr_id: u64, place: u64) {
+    pub(super) fn note(&self, slot: u32, wr: &RecvWr<'_>, place: u64) {
+        let wr_id = wr.wr_id;
+        self.fronts.note(slot as usize, wr.sges);
         self.wr_ids[slot as usize].store(wr_id, Relaxed);
         self.places[slot as usize].store(place, Relaxed);
+    }
+
+    /// Where the first entry of the RECV in `slot` is.
+    pub fn front(&self, slot: u64) -> Front {
+        self.fronts.get(slot as usize)
     }
 
     /// The slots of all RECVs that have not completed, in the order in which they were posted.
@@ -90,6 +104,10 @@ mod tests {
 
     use super::*;
 
+    fn request(wr_id: u64) -> RecvWr<'static> {
+        RecvWr { wr_id, sges: &[] }
+    }
+
     #[test]
     fn slots_come_back_in_any_order_and_are_never_given_twice() {
         let slots = Slots::new(4);
@@ -98,7 +116,7 @@ mod tests {
         assert_eq!(taken, [0, 1, 2, 3]);
         assert_eq!(slots.take(&mut free), None);
         for slot in [2, 0] {
-            slots.note(slot, 70 + u64::from(slot), 1);
+            slots.note(slot, &request(70 + u64::from(slot)), 1);
             assert_eq!(slots.retire(slot.into()), Some(70 + u64::from(slot)));
         }
         assert_eq!(slots.retire(4), None);
@@ -113,7 +131,7 @@ mod tests {
         let mut free = NONE;
         while slots.take(&mut free).is_some() {}
         for (place, slot) in [(1, 3), (2, 0), (3, 2), (4, 1)] {
-            slots.note(slot, 7, place);
+            slots.note(slot, &request(7), place);
         }
         slots.retire(0).unwrap();
         assert_eq!(slots.outstanding(), [3, 2, 1]);

@@ -5,4 +5,4 @@ mod story;
 pub mod wire;
 
 pub use nic::World;
-pub use story::{CAP, Migration, Shape, Story, buffer};
+pub use story::{CAP, End, Migration, Shape, Story, buffer};

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rustix::net::SendFlags;
 use verbatim_device::control::{
-    AsyncEvent, AsyncEventType, CompletionEvent, DeviceAttr, Gid, PortAttr, QpAttr, QpAttrMask, QpState,
-    SrqAttr,
+    Access, AddressVector, AsyncEvent, AsyncEventType, CompletionEvent, DeviceAttr, Gid, MwBound, MwState,
+    MwType, PortAttr, QpAttr, QpAttrMask, QpState, QpType, SrqAttr,
 };
 use verbatim_device::layout::{Cqe, SEND_SIGNALED, SEND_SOLICITED, SendWqe, Sge};
 use verbatim_device::ring::{Armed, Body};
@@ -21,7 +21,7 @@ use crate::backend::{
     RecvRing, Refused, SendRing, SrqPlace, Watched,
 };
 use crate::error::VerbsError;
-use crate::work::{SendOpcode, WC_WR_FLUSH_ERR};
+use crate::work::{SendOpcode, WC_WITH_INV, WC_WR_FLUSH_ERR};
 
 /// (device, number).
 type Name = (u8, u32);
@@ -29,6 +29,7 @@ type Name = (u8, u32);
 #[derive(Debug)]
 struct FakeQp {
     attr: QpAttr,
+    qp_type: QpType,
     send_cq: Name,
     recv_cq: Name,
     srq: Option<Name>,
@@ -54,6 +55,10 @@ struct State {
     keys: HashSet<Name>,
     next: HashMap<u8, u32>,
     srqs: HashMap<Name, FakeSrq>,
+    /// Memory windows, by the index of their key.
+    mws: HashMap<Name, (MwType, MwState)>,
+    /// Where address handles lead.
+    ahs: HashMap<Name, AddressVector>,
     /// Armed completion queues, and whether for any completion.
     armed: HashMap<Name, bool>,
     /// What is told of events.
@@ -109,13 +114,20 @@ impl State {
         };
         let (send_cq, failed) = (qp.send_cq, qp.attr.state == QpState::Err);
         let two_sided = SendOpcode::from_raw(wqe.opcode.into()).is_some_and(SendOpcode::is_two_sided);
-        if !failed && two_sided {
-            let peer = (qp.attr.av.dgid[15], qp.attr.dest_qpn);
+        let datagram = qp.qp_type == QpType::Ud;
+        let peer = match datagram {
+            true => (self.ahs[&(name.0, wqe.ah)].dgid[15], wqe.remote_qpn),
+            false => (qp.attr.av.dgid[15], qp.attr.dest_qpn),
+        };
+        // A datagram that nobody takes is lost.
+        let takes = |peer: &FakeQp| peer.srq.is_none() && !peer.recvs.is_empty();
+        let lost = datagram && !self.qps.get(&peer).is_some_and(takes);
+        if !failed && two_sided && !lost {
             let Some(peer_qp) = self.qps.get_mut(&peer) else {
                 return false;
             };
             let connected_back = (peer_qp.attr.av.dgid[15], peer_qp.attr.dest_qpn) == name;
-            if !connected_back || peer_qp.attr.state == QpState::Err {
+            if !(connected_back || datagram) || peer_qp.attr.state == QpState::Err {
                 return false;
             }
             let recv_cq = peer_qp.recv_cq;
@@ -134,10 +146,18 @@ impl State {
                     opcode: 128,
                     imm: wqe.imm,
                     qpn: peer.1,
+                    src_qpn: name.1,
                     solicited: u32::from(wqe.flags & SEND_SOLICITED != 0),
+                    wc_flags: match wqe.opcode == SendOpcode::SendWithInvalidate as u8 {
+                        true => WC_WITH_INV,
+                        false => 0,
+                    },
                     ..Cqe::default()
                 },
             );
+        }
+        if !failed {
+            self.work_on_windows(name, peer.0, &wqe);
         }
         if failed || wqe.flags & SEND_SIGNALED != 0 {
             self.complete(
@@ -153,6 +173,33 @@ impl State {
         let qp = self.qps.get_mut(&name).expect("found above");
         qp.sends.pop_front();
         true
+    }
+
+    /// What a request of the queue pair `name`, whose peer is at `peer_device`, does to windows.
+    fn work_on_windows(&mut self, name: Name, peer_device: u8, wqe: &SendWqe) {
+        let end = |state: &mut Self, device: u8, rkey: u32| {
+            let (_, window) = state.mws.get_mut(&(device, rkey >> 8)).expect("a live window");
+            assert_eq!(window.rkey, rkey, "the key of the last bind");
+            window.bound = None;
+        };
+        match SendOpcode::from_raw(wqe.opcode.into()) {
+            Some(SendOpcode::BindMw) => {
+                let (mw_type, window) = self.mws.get_mut(&(name.0, wqe.rkey >> 8)).expect("a live window");
+                let lkey = wqe.swap as u32;
+                assert!(self.keys.contains(&(name.0, lkey)), "a live region");
+                window.rkey = wqe.imm;
+                window.bound = Some(MwBound {
+                    lkey,
+                    address: wqe.remote_address,
+                    length: wqe.compare_add,
+                    access: Access::from_bits_truncate((wqe.swap >> 32) as u32),
+                    qpn: (*mw_type == MwType::Two).then_some(name.1),
+                });
+            }
+            Some(SendOpcode::LocalInvalidate) => end(self, name.0, wqe.imm),
+            Some(SendOpcode::SendWithInvalidate) => end(self, peer_device, wqe.imm),
+            _ => {}
+        }
     }
 
     fn complete(&mut self, cq: Name, cqe: Cqe) {
@@ -404,6 +451,19 @@ impl Device for FakeDevice {
         })))
     }
 
+    fn create_ah(&self, _: u32, av: &AddressVector) -> Result<u32, VerbsError> {
+        let mut state = self.world.0.lock();
+        let number = state.number(self.id);
+        state.ahs.insert((self.id, number), *av);
+        Ok(number)
+    }
+
+    fn destroy_ah(&self, ah: u32) -> Result<(), VerbsError> {
+        let gone = self.world.0.lock().ahs.remove(&(self.id, ah));
+        assert!(gone.is_some(), "address handle {ah} is destroyed once");
+        Ok(())
+    }
+
     fn dealloc_pd(&self, _: u32) -> Result<(), VerbsError> {
         Ok(())
     }
@@ -417,6 +477,43 @@ impl Device for FakeDevice {
         let key = key.expect("a free key");
         state.keys.insert((self.id, key));
         Ok((key, key))
+    }
+
+    fn alloc_mw(&self, _: u32, mw_type: MwType) -> Result<u32, VerbsError> {
+        let mut state = self.world.0.lock();
+        let rkey = state.number(self.id) << 20 | 3;
+        let unbound = MwState { rkey, bound: None };
+        state.mws.insert((self.id, rkey >> 8), (mw_type, unbound));
+        Ok(rkey)
+    }
+
+    fn dealloc_mw(&self, rkey: u32) -> Result<(), VerbsError> {
+        let gone = self.world.0.lock().mws.remove(&(self.id, rkey >> 8));
+        assert!(gone.is_some(), "a live window");
+        Ok(())
+    }
+
+    fn query_mw(&self, rkey: u32) -> Result<MwState, VerbsError> {
+        Ok(self.world.0.lock().mws[&(self.id, rkey >> 8)].1)
+    }
+
+    fn restore_mw(&self, state: &MwState) -> Result<(), VerbsError> {
+        let mut world = self.world.0.lock();
+        if let Some(bound) = state.bound {
+            assert!(world.keys.contains(&(self.id, bound.lkey)), "a live region");
+            assert!(
+                bound
+                    .qpn
+                    .is_none_or(|qpn| world.qps.contains_key(&(self.id, qpn))),
+                "a live queue pair"
+            );
+        }
+        let (_, window) = world
+            .mws
+            .get_mut(&(self.id, state.rkey >> 8))
+            .expect("a live window");
+        *window = *state;
+        Ok(())
     }
 
     fn dereg_mr(&self, lkey: u32) -> Result<(), VerbsError> {
@@ -451,6 +548,7 @@ impl Device for FakeDevice {
         let qpn = free.expect("a free number");
         let qp = FakeQp {
             attr: QpAttr::default(),
+            qp_type: init.qp_type,
             send_cq: (self.id, init.send_cq),
             recv_cq: (self.id, init.recv_cq),
             srq: init.srq.map(|srq| (self.id, srq)),

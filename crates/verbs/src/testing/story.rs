@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use verbatim_channel::{
-    Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, ClaimedSrq, Endpoint,
-    KeyPair, Order, QpCount, RoadMap, Scope, StandbyPeer, StandbyQp,
+    Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedMw, ClaimedPd, ClaimedQp,
+    ClaimedSrq, Endpoint, KeyPair, MovedEndpoint, Order, QpCount, RoadMap, Scope, StandbyPeer, StandbyQp,
 };
-use verbatim_device::control::{Access, QpAttr, QpAttrMask, QpCap, QpState, QpType, SrqAttr};
+use verbatim_device::control::{Access, AddressVector, QpAttr, QpAttrMask, QpCap, QpState, QpType, SrqAttr};
 use verbatim_device::layout::Sge;
 
 use super::World;
@@ -15,7 +15,7 @@ use super::nic::connection;
 use crate::backend::{Device, PhysicalMemory, PhysicalMrInit, PhysicalQpInit};
 use crate::session::Sessions;
 use crate::{
-    Body, Context, Cq, Mr, Pd, PostError, Process, Qp, QpInit, RecvWr, SendOpcode, SendWr, Srq, UdAddress,
+    Ah, Body, Context, Cq, Mr, Pd, PostError, Process, Qp, QpInit, RecvWr, SendOpcode, SendWr, Srq, UdAddress,
 };
 
 pub const CAP: QpCap = QpCap {
@@ -39,6 +39,10 @@ pub struct Shape {
     pub srq: bool,
     /// Their completion queues have a channel, whose descriptor is non-blocking.
     pub channel: bool,
+    /// Their connection is unreliable.
+    pub unreliable: bool,
+    /// Their queue pairs are of datagrams.
+    pub datagrams: bool,
 }
 
 /// Memory to be registered: read-only, so that it is never adopted.
@@ -76,7 +80,11 @@ impl End {
         let init = QpInit {
             send_cq: cq.clone(),
             recv_cq: cq.clone(),
-            qp_type: QpType::Rc,
+            qp_type: match shape {
+                Shape { datagrams: true, .. } => QpType::Ud,
+                Shape { unreliable: true, .. } => QpType::Uc,
+                _ => QpType::Rc,
+            },
             cap: CAP,
             signal_all: false,
             srq: shape.srq.then(|| pd.create_srq(&SRQ).unwrap()),
@@ -112,7 +120,10 @@ impl End {
         attr.av.dgid = to.gid;
         self.qp.modify(QpAttrMask::STATE, &attr).unwrap();
         attr.state = QpState::Rtr;
-        let mask = QpAttrMask::STATE | QpAttrMask::AV | QpAttrMask::DEST_QPN;
+        let mask = match self.qp.qp_type() {
+            QpType::Ud => QpAttrMask::STATE,
+            QpType::Rc | QpType::Uc => QpAttrMask::STATE | QpAttrMask::AV | QpAttrMask::DEST_QPN,
+        };
         self.qp.modify(mask, &attr).unwrap();
         attr.state = QpState::Rts;
         self.qp.modify(QpAttrMask::STATE, &attr).unwrap();
@@ -124,6 +135,29 @@ impl End {
             length: 8,
             lkey: self.mr.lkey(),
         }
+    }
+
+    /// An address handle of the host that `other` was opened on.
+    pub fn handle_to(&self, other: &End) -> Arc<Ah> {
+        let way = AddressVector {
+            dgid: other.context.gid(0).unwrap(),
+            ..AddressVector::default()
+        };
+        self.pd.create_ah(&way).unwrap()
+    }
+
+    /// Sends a datagram of that number to where `other` was when it was opened.
+    pub fn send_datagram(&self, message: u32, ah: &Ah, other: &End) {
+        let sges = [self.sge()];
+        let mut request = SendWr::local_invalidate(message.into(), crate::SEND_SIGNALED, message);
+        request.opcode = SendOpcode::SendWithImm;
+        request.ud = UdAddress {
+            ah: ah.number(),
+            remote_qpn: other.qp.number(),
+            remote_qkey: 0,
+        };
+        request.body = Body::Sges(&sges);
+        self.qp.post_send([request]).unwrap();
     }
 
     /// Posts a message of that number, with the number as `wr_id`.
@@ -260,7 +294,7 @@ impl Story {
         let peers = vec![StandbyPeer {
             qpn,
             remote,
-            rq_psn: 0,
+            rq_psn: Some(0),
         }];
         partner.order(Order::ConnectStandby { session, peers });
         Migration {
@@ -280,19 +314,22 @@ impl Story {
         migration.sent[1 - mover] = self.ends[1 - mover].suspend(session, Scope::Qps(vec![partner_qp]));
     }
 
-    /// Whether both ends were drained within the time.
+    /// Whether both ends were drained within the time: first all that they send is sent, then all that was sent has come.
     pub fn drain(&mut self, migration: &Migration, timeout_ms: u32) -> bool {
-        (0..2).all(|end| {
-            let expected = migration.sent[1 - end].iter().map(|count| QpCount {
-                qpn: self.ends[end].qp.number(),
-                ..*count
-            });
-            let order = Order::Drain {
-                session: migration.session,
-                expected: expected.collect(),
-                timeout_ms,
-            };
-            matches!(self.ends[end].sessions.handle(order, Vec::new()), Answer::Drained)
+        [true, false].into_iter().all(|sends_only| {
+            (0..2).all(|end| {
+                let expected = migration.sent[1 - end].iter().map(|count| QpCount {
+                    qpn: self.ends[end].qp.number(),
+                    ..*count
+                });
+                let order = Order::Drain {
+                    session: migration.session,
+                    expected: expected.collect(),
+                    timeout_ms,
+                    sends_only,
+                };
+                matches!(self.ends[end].sessions.handle(order, Vec::new()), Answer::Drained)
+            })
         })
     }
 
@@ -345,10 +382,16 @@ impl Story {
     /// The partner switches. How many RECVs were posted again.
     pub fn switch(&mut self, migration: &Migration) -> u64 {
         let mover = &self.ends[migration.mover];
-        let keys = vec![KeyPair {
+        let mut keys = vec![KeyPair {
             virtual_key: mover.mr.rkey(),
             physical_key: migration.claimed[0].mrs[0].physical_rkey,
+            any_tag: false,
         }];
+        keys.extend(migration.claimed[0].mws.iter().map(|mw| KeyPair {
+            virtual_key: mw.rkey,
+            physical_key: mw.physical_rkey,
+            any_tag: true,
+        }));
         let partner = &mut self.ends[1 - migration.mover];
         let order = Order::Switch {
             session: migration.session,
@@ -379,6 +422,53 @@ impl Story {
         self.claim(&migration);
         self.switch(&migration);
         self.resume(&migration);
+    }
+
+    /// Moves an end whose queue pair is of datagrams: nobody is connected to it.
+    pub fn migrate_datagrams(&mut self, mover: usize) {
+        let (session, target) = (self.next_session, self.next_device);
+        self.next_session += 1;
+        self.next_device += 1;
+        let known = Endpoint {
+            gid: self.ends[mover].context.gid(0).unwrap(),
+            qpn: self.ends[mover].qp.number(),
+        };
+        let Answer::Described(map) = self.ends[mover].order(Order::Describe) else {
+            panic!("no road map")
+        };
+        assert_eq!(map.contexts[0].gid, known.gid);
+        let device = self.world.device(target);
+        let nobody = StandbyQp {
+            qpn: 0,
+            physical_qpn: 0,
+            sq_psn: 0,
+        };
+        let claimed = make_again(&*device, &map, [0; 16], &nobody);
+        let mut migration = Migration {
+            session,
+            mover,
+            target,
+            claimed,
+            sent: Default::default(),
+            parked: Vec::new(),
+        };
+        let end = &mut self.ends[mover];
+        end.suspend(session, Scope::All);
+        end.order(Order::Drain {
+            session,
+            expected: Vec::new(),
+            timeout_ms: 1000,
+            sends_only: false,
+        });
+        self.quiesce(&mut migration);
+        self.claim(&migration);
+        let endpoints = vec![MovedEndpoint {
+            known,
+            now: self.ends[mover].endpoint(),
+            moves: map.contexts[0].moves + 1,
+        }];
+        self.ends[1 - mover].order(Order::Moved { endpoints });
+        self.ends[mover].order(Order::Resume { session });
     }
 
     /// Lets the RNICs work until they have nothing to do.
@@ -424,6 +514,11 @@ fn make_again(
         }
     });
     let mrs = mrs.collect();
+    let mws = context.mws.iter().map(|mw| ClaimedMw {
+        rkey: mw.rkey,
+        physical_rkey: device.alloc_mw(physical_pd, mw.mw_type).unwrap(),
+    });
+    let mws = mws.collect();
     let channels = context.channels.iter().map(|channel| ClaimedChannel {
         channel: channel.channel,
         physical_channel: device.create_comp_channel().unwrap().number(),
@@ -500,6 +595,7 @@ fn make_again(
             physical_pd,
         }],
         mrs,
+        mws,
         channels,
         cqs,
         srqs,

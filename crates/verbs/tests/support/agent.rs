@@ -191,6 +191,7 @@ impl Replacement {
                 }],
                 mrs,
                 cqs,
+                mws: Vec::new(),
                 channels: Vec::new(),
                 srqs: Vec::new(),
                 qps,

@@ -1,5 +1,6 @@
 //! The decision, and what is left to do after it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use verbatim_channel::Endpoint;
 
 use super::{Source, cancelled};
 use crate::faults::Point;
-use crate::forwarding::Forward;
+use crate::forwarding::{self, Forward, Moved};
 use crate::instances::home::Undecided;
 use crate::journal::{Event, Role, Told};
 use crate::peers::reason;
@@ -27,7 +28,7 @@ impl Source {
     /// While the destination is out of reach the instance stays frozen here, also if this agent dies; the destination
     /// knows from its journal what became of the question, so that it can be asked again at any time.
     pub(super) async fn commit(&mut self) -> anyhow::Result<()> {
-        if self.watches.iter().any(JoinHandle::is_finished) {
+        if self.watches.values().any(JoinHandle::is_finished) {
             // A host that lost sight of this one has undone its part, or will.
             bail!("another host lost this one, and with it the session; try again");
         }
@@ -63,9 +64,8 @@ impl Source {
         self.timeline.running();
         self.instance.moved(&to);
         // Connections that ask for the instance here are sent on.
-        for (qpn, forward) in forward {
-            self.agent.forwarding.insert(qpn, forward);
-        }
+        self.agent.forwarding.insert(forward);
+        self.hold = None;
         Ok(())
     }
 
@@ -134,11 +134,47 @@ impl Source {
         entries
     }
 
+    /// Entries on other hosts that led to the instance here lead to where it is now, so that who asks for it asks once,
+    /// however often it has moved.
+    async fn retarget(&self) {
+        let gid = self.agent.gid();
+        let left = self.forwarding();
+        let moved = left.into_iter().map(|(qpn, forward)| Moved {
+            from: Endpoint { gid, qpn },
+            to: forward.endpoint,
+            keys: Some(forward.keys),
+        });
+        let moved: Vec<_> = moved.collect();
+        let visited = self.record().visited.iter().map(String::as_str);
+        if forwarding::tell(&self.agent, visited, &moved).await {
+            // Nothing leads here but what was told a moment ago: older numbers of this host are not asked for.
+            let keep = self.processes.iter().flat_map(|process| {
+                let pid = process.guest.pid;
+                let qps = process.road_map.contexts.iter().flat_map(|context| &context.qps);
+                qps.map(move |qp| ((pid, qp.qpn), [qp.qpn, qp.physical_qpn]))
+            });
+            let keep: HashMap<_, _> = keep.collect();
+            let by_place = self.new_qps.values().filter_map(|new| {
+                let keep = keep.get(&(new.pid, new.qpn))?;
+                let gid = self
+                    .agent
+                    .peers
+                    .directory()
+                    .host(&self.request.destination)?
+                    .gid();
+                let qpn = new.physical_qpn;
+                Some((Endpoint { gid, qpn }, *keep))
+            });
+            self.agent.forwarding.prune(&by_place.collect());
+        }
+    }
+
     /// Removes what is left here: the frozen tasks, the old contexts, the place.
     pub(super) async fn reclaim(&mut self) {
         if let Err(error) = self.pass(Point::SourceReclaim).await {
             tracing::warn!("{error:#}");
         }
+        self.retarget().await;
         // Closing the connections destroys the contexts.
         if let Some(keeper) = self.keeper.take() {
             keeper.end();

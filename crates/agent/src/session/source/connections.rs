@@ -2,15 +2,17 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use anyhow::bail;
 use futures_util::future::try_join_all;
 use verbatim_channel::{Endpoint, RoadMap};
 
 use crate::agent::{Agent, Shared};
 use crate::directory::Directory;
 use crate::guests::Guest;
+use crate::identity;
 use crate::proto;
 use crate::session::{in_time, told};
-use crate::standby::is_connected;
+use crate::standby::{is_connected, is_unconnected, sends};
 
 /// One connection of the instance.
 #[derive(Debug, Clone)]
@@ -25,6 +27,21 @@ pub struct Connection {
     pub partner: Endpoint,
     /// Where the other end is.
     pub other_end: OtherEnd,
+    /// Which of the two ends are connected to the other.
+    pub connected: Connected,
+    /// The moving end may have sent something.
+    pub sends: bool,
+}
+
+/// Which ends of a connection are connected to the other. A program sets up one after the other, and may be moved in between.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Connected {
+    /// Both, as far as is known.
+    Both,
+    /// The moving one only.
+    Moving,
+    /// The partner's only.
+    Partner,
 }
 
 /// Where the other end of a connection is.
@@ -34,6 +51,48 @@ pub enum OtherEnd {
     Host(String),
     /// Within the instance: another of its connections.
     Own(usize),
+    /// Within the instance: a queue pair that is not connected yet.
+    OwnUnconnected {
+        /// The process.
+        pid: u32,
+        /// The virtual number.
+        qpn: u32,
+    },
+}
+
+/// A queue pair that is not connected yet: to it, somebody else may be.
+#[derive(Debug, Clone, Copy)]
+pub struct Unconnected {
+    /// The process.
+    pub pid: u32,
+    /// The virtual number.
+    pub qpn: u32,
+    /// Where it is now, physical.
+    pub end: Endpoint,
+}
+
+/// All that are in road maps.
+pub fn unconnected(directory: &Directory, road_maps: &[&RoadMap]) -> Vec<Unconnected> {
+    let gid = directory.own().gid();
+    let of_map = |road_map: &&RoadMap| {
+        let pid = road_map.pid;
+        let qps: Vec<_> = road_map
+            .contexts
+            .iter()
+            .flat_map(|context| &context.qps)
+            .filter(|qp| is_unconnected(qp))
+            .map(|qp| Unconnected {
+                pid,
+                qpn: qp.qpn,
+                end: Endpoint {
+                    gid,
+                    qpn: qp.physical_qpn,
+                },
+            })
+            .collect();
+        qps
+    };
+    road_maps.iter().flat_map(of_map).collect()
 }
 
 /// The road maps of an instance's processes.
@@ -44,6 +103,26 @@ pub async fn describe(agent: &Agent, instance: &str) -> anyhow::Result<Vec<(Gues
         anyhow::Ok((guest, road_map))
     });
     try_join_all(described).await
+}
+
+/// The same, with nothing in them that is not the processes' own.
+pub async fn describe_own(agent: &Agent, instance: &str) -> anyhow::Result<Vec<(Guest, RoadMap)>> {
+    let versions = |described: &[(Guest, RoadMap)]| -> Vec<u64> {
+        described.iter().map(|(_, road_map)| road_map.version).collect()
+    };
+    let mut described = describe(agent, instance).await?;
+    loop {
+        let strange = identity::strange(agent, &described).await?;
+        let Some(strange) = strange.into_iter().next() else {
+            return Ok(described);
+        };
+        // The program may have destroyed it since.
+        let again = describe(agent, instance).await?;
+        if versions(&again) == versions(&described) {
+            bail!(strange);
+        }
+        described = again;
+    }
 }
 
 /// The connections in road maps, and where their other ends are.
@@ -77,6 +156,8 @@ pub fn connections(directory: &Directory, road_maps: &[&RoadMap]) -> (Vec<Connec
                 },
                 partner,
                 other_end: OtherEnd::Host(host.name.clone()),
+                connected: Connected::Both,
+                sends: sends(qp),
             });
         }
     }
@@ -85,9 +166,15 @@ pub fn connections(directory: &Directory, road_maps: &[&RoadMap]) -> (Vec<Connec
         .enumerate()
         .map(|(index, connection)| (connection.moving, index))
         .collect();
+    let unconnected = unconnected(directory, road_maps);
+    let unconnected: HashMap<Endpoint, &Unconnected> = unconnected.iter().map(|own| (own.end, own)).collect();
     for connection in &mut found {
         if let Some(own) = by_end.get(&connection.partner) {
             connection.other_end = OtherEnd::Own(*own);
+        } else if let Some(own) = unconnected.get(&connection.partner) {
+            let (pid, qpn) = (own.pid, own.qpn);
+            connection.other_end = OtherEnd::OwnUnconnected { pid, qpn };
+            connection.connected = Connected::Moving;
         }
     }
     (found, blockers)
@@ -95,7 +182,7 @@ pub fn connections(directory: &Directory, road_maps: &[&RoadMap]) -> (Vec<Connec
 
 /// What speaks against moving an instance as far as its connections and their other ends go. Nothing is touched.
 pub async fn blockers(agent: &Shared, instance: &str, destination: &str) -> anyhow::Result<Vec<String>> {
-    let described = describe(agent, instance).await?;
+    let described = describe_own(agent, instance).await?;
     let road_maps: Vec<_> = described.iter().map(|(_, road_map)| road_map).collect();
     let (connections, mut blockers) = connections(agent.peers.directory(), &road_maps);
     blockers.extend(road_maps.iter().flat_map(|road_map| road_map.blockers.clone()));
@@ -107,6 +194,7 @@ pub async fn blockers(agent: &Shared, instance: &str, destination: &str) -> anyh
                 connection: index as u32,
                 moving: Some(connection.moving.into()),
                 partner: Some(connection.partner.into()),
+                late: false,
             };
             by_host.entry(host).or_default().push(connection);
         }
@@ -179,6 +267,7 @@ mod tests {
                 ..QpAttr::default()
             },
             // It has moved before: what the program knows and what the RNIC knows differ.
+            groups: Vec::new(),
             physical_qpn: qpn + 100,
             remote,
         }

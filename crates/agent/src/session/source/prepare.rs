@@ -1,19 +1,27 @@
 //! What happens while the instance runs undisturbed, beside the pre-copy: session, pre-setup.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
-use futures_util::future::try_join_all;
-use verbatim_channel::Endpoint;
+use futures_util::future::{join_all, try_join_all};
+use verbatim_channel::{Answer, Endpoint, Order};
 use verbatim_container::{Checkpoint, CheckpointConfig};
 
-use super::connections::{OtherEnd, connections, describe, memory_bytes};
+use super::connections::{
+    Connected, Connection, OtherEnd, Unconnected, connections, describe_own, memory_bytes, unconnected,
+};
 use super::{Failure, PartnerHost, Process, Source, told};
+use crate::guests::unexpected;
+use crate::held::Hold;
 use crate::journal::{Event, Role, Told};
 use crate::keeper::Keeper;
 use crate::memory::private;
 use crate::proto;
-use crate::session::{decode, encode};
+use crate::session::{decode, encode, in_time};
+
+/// How long another host may take to look for partners.
+const FINDING_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl Source {
     /// Learns what is to be moved and opens the session at the destination.
@@ -29,6 +37,7 @@ impl Source {
             .journal
             .write(self.session, Role::Source, Event::Opened, parties)
             .context("the journal cannot be written")?;
+        self.takes_all().await?;
         self.describe().await?;
         let registered_bytes: u64 = self
             .processes
@@ -41,10 +50,12 @@ impl Source {
             bail!("{lack}");
         }
         let memory_bytes = registered_bytes + private_bytes;
+        let mut record = self.record().clone();
+        record.visited.insert(self.agent.name().to_owned());
         let request = proto::OpenRequest {
             session: self.session,
             source: self.agent.name().to_owned(),
-            instance: serde_json::to_string(self.record())?,
+            instance: serde_json::to_string(&record)?,
             memory_bytes,
         };
         // Before it is asked for anything, so that it undoes whatever it has begun when this agent is gone.
@@ -54,8 +65,21 @@ impl Source {
         Ok(())
     }
 
-    async fn describe(&mut self) -> anyhow::Result<()> {
-        let described = describe(&self.agent, self.instance.name()).await?;
+    /// An error if the instance has processes that would be left behind.
+    pub(super) async fn takes_all(&self) -> anyhow::Result<()> {
+        let init = self.instance.init_pid();
+        let added = tokio::task::spawn_blocking(move || verbatim_container::added(init)).await?;
+        match added
+            .context("the container's processes cannot be looked at")?
+            .first()
+        {
+            Some(added) => bail!("{added}"),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) async fn describe(&mut self) -> anyhow::Result<()> {
+        let described = describe_own(&self.agent, self.instance.name()).await?;
         self.processes = described
             .into_iter()
             .map(|(guest, road_map)| Process { guest, road_map })
@@ -73,10 +97,14 @@ impl Source {
 
     /// Makes the new contexts and connections while the old ones still work, and lets runc and CRIU get ready.
     pub(super) async fn pre_setup(&mut self) -> Result<(), Failure> {
+        self.take_turn().await?;
+        if self.holds {
+            self.hold().await?;
+            // They were not held while others were waited for: what was changed meanwhile is part of it, too.
+            self.take_turn().await?;
+        }
         // What was made during the pre-copy is part of it, too, and its memory must be there before it is registered.
-        self.describe().await?;
         self.round().await?;
-        self.find_partners().await?;
         let to = self.request.destination.clone();
         let road_maps: Vec<_> = self
             .processes
@@ -93,7 +121,8 @@ impl Source {
             "prepare the connections",
             destination.pre_setup(request).await,
         )?;
-        self.new_qps = prepared.qps;
+        let new_qps = prepared.qps.into_iter();
+        self.new_qps = new_qps.map(|new| ((new.pid, new.qpn), new)).collect();
         self.keys = decode(&prepared.keys)?;
         let standbys = self.prepare_partners().await?;
         self.connect(&standbys).await?;
@@ -117,8 +146,33 @@ impl Source {
         Ok(())
     }
 
+    /// From now on the program's control verbs wait.
+    async fn hold(&mut self) -> anyhow::Result<()> {
+        // Whatever becomes of it is taken back as a suspension is.
+        self.suspended = true;
+        let session = self.session;
+        let held = self.processes.iter().map(|process| async move {
+            let order = process.guest.order(Order::Hold { session }, Vec::new());
+            match in_time("holding the control verbs", order).await?.0 {
+                Answer::Done => Ok(()),
+                other => Err(unexpected(&other, "Done")),
+            }
+        });
+        try_join_all(held).await.map(drop)
+    }
+
+    /// Whether the program has changed its objects since they were described.
+    pub(super) async fn has_changed(&self) -> bool {
+        let versions = self.processes.iter().map(|process| async move {
+            let now = in_time("describing a process", process.guest.describe()).await;
+            now.is_ok_and(|now| now.version != process.road_map.version)
+        });
+        join_all(versions).await.contains(&true)
+    }
+
     /// Which hosts the other ends are on.
-    async fn find_partners(&mut self) -> anyhow::Result<()> {
+    pub(super) async fn find_partners(&mut self) -> anyhow::Result<()> {
+        self.find_early_partners().await;
         let mut by_host: HashMap<String, Vec<usize>> = HashMap::new();
         for (index, connection) in self.connections.iter().enumerate() {
             if let OtherEnd::Host(host) = &connection.other_end {
@@ -130,6 +184,7 @@ impl Source {
             ..Told::default()
         };
         self.agent.journal.note(self.session, Role::Source, partners);
+        self.partners.clear();
         for (host, connections) in by_host {
             let client = self
                 .agent
@@ -147,34 +202,127 @@ impl Source {
         Ok(())
     }
 
-    /// The partners' standby queue pairs, by connection.
-    async fn prepare_partners(&self) -> anyhow::Result<HashMap<usize, proto::Standby>> {
-        let prepared = self.partners.iter().map(|partner| {
-            let mut client = partner.client.clone();
-            let connections = partner.connections.iter().map(|index| {
-                let connection = &self.connections[*index];
-                proto::PartnerConnection {
-                    connection: *index as u32,
-                    moving: Some(connection.moving.into()),
-                    partner: Some(connection.partner.into()),
-                }
-            });
-            let request = proto::PartnerPrepareRequest {
-                session: self.session,
-                source: self.agent.name().to_owned(),
-                instance: self.instance.name().to_owned(),
-                destination: self.request.destination.clone(),
-                connections: connections.collect(),
-            };
-            async move {
-                let reply = client.partner_prepare(request).await;
-                anyhow::Ok(told(&partner.host, "prepare its connections", reply)?.standbys)
+    /// Which connections a partner's host has a part in.
+    pub(super) fn partner_request(&self, partner: &PartnerHost) -> proto::PartnerPrepareRequest {
+        let connections = partner.connections.iter().map(|index| {
+            let connection = &self.connections[*index];
+            proto::PartnerConnection {
+                connection: *index as u32,
+                moving: Some(connection.moving.into()),
+                partner: Some(connection.partner.into()),
+                late: connection.connected == Connected::Partner,
             }
         });
-        let standbys = try_join_all(prepared).await?;
-        Ok(standbys
+        proto::PartnerPrepareRequest {
+            session: self.session,
+            source: self.agent.name().to_owned(),
+            instance: self.instance.name().to_owned(),
+            destination: self.request.destination.clone(),
+            connections: connections.collect(),
+        }
+    }
+
+    /// The same for ends that are connected to queue pairs of the instance which are not connected yet. From now on nobody
+    /// is told where those are.
+    async fn find_early_partners(&mut self) {
+        let unconnected = self.unconnected();
+        let qpns = unconnected.iter().map(|own| own.end.qpn).collect();
+        // One after the other: the end of the one before would let go of the same numbers.
+        self.hold = None;
+        self.hold = Some(Hold::new(&self.agent, self.instance.name(), qpns));
+        let found = self.early_partners(&unconnected).await;
+        self.connections.extend(found);
+    }
+
+    fn unconnected(&self) -> Vec<Unconnected> {
+        let road_maps: Vec<_> = self.processes.iter().map(|process| &process.road_map).collect();
+        unconnected(self.agent.peers.directory(), &road_maps)
+    }
+
+    /// Whether somebody had been told before that, and has connected meanwhile.
+    pub(super) async fn has_new_partners(&self) -> bool {
+        !self.early_partners(&self.unconnected()).await.is_empty()
+    }
+
+    /// Who is connected to these, and is not known yet? That may be anybody. A host that is out of reach has no connections
+    /// that work.
+    async fn early_partners(&self, unconnected: &[Unconnected]) -> Vec<Connection> {
+        let (agent, mut early) = (&self.agent, Vec::new());
+        if unconnected.is_empty() {
+            return early;
+        }
+        let ends: Vec<proto::Endpoint> = unconnected.iter().map(|own| own.end.into()).collect();
+        let hosts = agent.peers.directory().all();
+        let asked = hosts.iter().map(|host| {
+            let ends = ends.clone();
+            async move {
+                let found = async {
+                    let mut client = agent.peers.connect(&host.name).await?;
+                    let request = proto::FindPartnersRequest { ends };
+                    let reply = client.find_partners(request).await;
+                    told(&host.name, "look for partners", reply)
+                };
+                match tokio::time::timeout(FINDING_TIMEOUT, found).await {
+                    Ok(Ok(reply)) => reply.found,
+                    failed => {
+                        let host = &host.name;
+                        tracing::warn!(host, ?failed, "not asked which programs are connected already");
+                        Vec::new()
+                    }
+                }
+            }
+        });
+        // The instance's own are among its connections.
+        let known = self.connections.iter();
+        let known: HashSet<Endpoint> = known.flat_map(|known| [known.moving, known.partner]).collect();
+        let by_end: HashMap<Endpoint, &Unconnected> = unconnected.iter().map(|own| (own.end, own)).collect();
+        for (host, found) in hosts.iter().zip(join_all(asked).await) {
+            for end in found {
+                let ends = (
+                    end.moving.map(Endpoint::try_from),
+                    end.partner.map(Endpoint::try_from),
+                );
+                let (Some(Ok(moving)), Some(Ok(partner))) = ends else {
+                    continue;
+                };
+                if let Some(own) = by_end.get(&moving).filter(|_| !known.contains(&partner)) {
+                    early.push(Connection {
+                        pid: own.pid,
+                        qpn: own.qpn,
+                        moving,
+                        partner,
+                        other_end: OtherEnd::Host(host.name.clone()),
+                        connected: Connected::Partner,
+                        sends: false,
+                    });
+                }
+            }
+        }
+        early
+    }
+
+    /// The partners' standby queue pairs, by connection.
+    async fn prepare_partners(&mut self) -> anyhow::Result<HashMap<usize, proto::Standby>> {
+        let prepared = self.partners.iter().map(|partner| {
+            let mut client = partner.client.clone();
+            let request = self.partner_request(partner);
+            async move {
+                let reply = client.partner_prepare(request).await;
+                told(&partner.host, "prepare its connections", reply)
+            }
+        });
+        let prepared = try_join_all(prepared).await?;
+        for index in prepared.iter().flat_map(|reply| &reply.unconnected) {
+            let connection = self.connections.get_mut(*index as usize);
+            let connection = connection.context("no such connection")?;
+            // One of which neither end is connected any more stays as it is: nothing is done for it.
+            if connection.connected == Connected::Both {
+                connection.connected = Connected::Moving;
+            }
+        }
+        Ok(prepared
             .into_iter()
-            .flatten()
+            .flat_map(|reply| reply.standbys)
             .map(|standby| (standby.connection as usize, standby))
             .collect())
     }
@@ -193,37 +341,44 @@ impl Source {
         let mut at_partners: HashMap<usize, proto::PartnerPeer> = HashMap::new();
         for (index, connection) in self.connections.iter().enumerate() {
             let own = self.new_qp(connection.pid, connection.qpn).context(gone)?;
+            let at_destination_is = |qp: &proto::NewQp| Endpoint {
+                gid: destination_gid,
+                qpn: qp.physical_qpn,
+            };
+            // New PSNs show stray packets; but who cannot have sent yet may still name its own, as the programs have agreed.
             let (remote, rq_psn) = match &connection.other_end {
                 OtherEnd::Own(other) => {
+                    let sends = connection.sends && self.connections[*other].sends;
                     let other = &self.connections[*other];
                     let other = self.new_qp(other.pid, other.qpn).context(gone)?;
-                    (
-                        Endpoint {
-                            gid: destination_gid,
-                            qpn: other.physical_qpn,
-                        },
-                        other.sq_psn,
-                    )
+                    (at_destination_is(other), sends.then_some(other.sq_psn))
+                }
+                OtherEnd::OwnUnconnected { pid, qpn } => {
+                    (at_destination_is(self.new_qp(*pid, *qpn).context(gone)?), None)
+                }
+                OtherEnd::Host(_) if connection.connected == Connected::Moving => (connection.partner, None),
+                OtherEnd::Host(_)
+                    if connection.connected == Connected::Partner && !standbys.contains_key(&index) =>
+                {
+                    continue;
                 }
                 OtherEnd::Host(_) => {
                     let standby = standbys.get(&index).context(gone)?;
-                    let remote = Endpoint {
-                        gid: destination_gid,
-                        qpn: own.physical_qpn,
-                    };
+                    let sends = connection.sends && standby.sends;
                     let peer = proto::PartnerPeer {
                         connection: index as u32,
-                        remote: Some(remote.into()),
-                        rq_psn: own.sq_psn,
+                        remote: Some(at_destination_is(own).into()),
+                        rq_psn: sends.then_some(own.sq_psn),
                     };
                     at_partners.insert(index, peer);
-                    (
-                        Endpoint {
-                            gid: connection.partner.gid,
-                            qpn: standby.physical_qpn,
-                        },
-                        standby.sq_psn,
-                    )
+                    if connection.connected == Connected::Partner {
+                        continue;
+                    }
+                    let remote = Endpoint {
+                        gid: connection.partner.gid,
+                        qpn: standby.physical_qpn,
+                    };
+                    (remote, sends.then_some(standby.sq_psn))
                 }
             };
             at_destination.push(proto::DestinationPeer {
@@ -285,6 +440,6 @@ impl Source {
 
     /// What is made for one of the instance's queue pairs.
     pub(super) fn new_qp(&self, pid: u32, qpn: u32) -> Option<&proto::NewQp> {
-        self.new_qps.iter().find(|qp| qp.pid == pid && qp.qpn == qpn)
+        self.new_qps.get(&(pid, qpn))
     }
 }

@@ -6,8 +6,10 @@ use std::os::fd::AsFd;
 use anyhow::{Context, bail};
 use futures_util::future::{join_all, try_join_all};
 use verbatim_channel::{Answer, Order, QpCount, Scope};
+use verbatim_device::control::QpType;
 
-use super::connections::{Connection, OtherEnd};
+use super::connections::{Connected, Connection, OtherEnd};
+use super::settle::Undrained;
 use super::{Failure, Source, told};
 use crate::faults::Point;
 use crate::guests::unexpected;
@@ -23,6 +25,8 @@ impl Source {
         // What the program wrote since the last round would otherwise have to be sent while it is frozen.
         self.round().await?;
         self.keeps_the_limit()?;
+        // Somebody may have added one meanwhile.
+        self.takes_all().await?;
 
         self.enter(Phase::WaitBeforeStop);
         self.pass(Point::SourceSuspend).await?;
@@ -51,13 +55,18 @@ impl Source {
         let partners = self.partners.iter().map(|partner| {
             let (mut client, id) = (partner.client.clone(), self.id());
             async move {
-                let reply = client.partner_suspend(id).await;
-                anyhow::Ok(told(&partner.host, "suspend its connections", reply)?.counts)
+                match client.partner_suspend(id).await {
+                    Err(status) if status.code() == tonic::Code::Aborted => Err(Failure::Changed),
+                    reply => Ok(told(&partner.host, "suspend its connections", reply)?.counts),
+                }
             }
         });
         let (own, partners) = tokio::join!(try_join_all(own), try_join_all(partners));
         let (own, partners) = (own?, partners?);
         if own.iter().any(|(_, _, unchanged)| !unchanged) {
+            return Err(Failure::Changed);
+        }
+        if self.has_new_partners().await {
             return Err(Failure::Changed);
         }
         // n_sent of every end, by process and queue pair, and by connection.
@@ -70,16 +79,29 @@ impl Source {
             .flatten()
             .map(|count| (count.connection as usize, count.messages))
             .collect();
+        let unreliable = self.processes.iter().any(|process| {
+            let qps = process.road_map.contexts.iter().flat_map(|context| &context.qps);
+            qps.into_iter().any(|qp| qp.qp_type == QpType::Uc)
+        });
         self.pass(Point::SourceDrain).await?;
-        self.drain(&own_sent, &partner_sent).await?;
+        if unreliable {
+            // What is not drained now is found again below.
+            self.drain(&own_sent, &partner_sent, true).await?;
+        }
+        let undrained = self.drain(&own_sent, &partner_sent, false).await?;
+        if !undrained.is_empty() {
+            self.settle(undrained).await?;
+        }
         Ok(())
     }
 
+    /// What is not drained when the limit has come.
     async fn drain(
         &self,
         own_sent: &HashMap<(u32, u32), u64>,
         partner_sent: &HashMap<usize, u64>,
-    ) -> anyhow::Result<()> {
+        sends_only: bool,
+    ) -> anyhow::Result<Undrained> {
         let session = self.session;
         let timeout_ms = self
             .request
@@ -95,6 +117,9 @@ impl Source {
         for (index, connection) in self.connections.iter().enumerate() {
             let messages = match &connection.other_end {
                 OtherEnd::Own(other) => sent_by(&self.connections[*other])?,
+                // From an end that is not connected nothing comes, and to one that is not nothing has come.
+                _ if connection.connected != Connected::Both => continue,
+                OtherEnd::OwnUnconnected { .. } => continue,
                 OtherEnd::Host(host) => *partner_sent
                     .get(&index)
                     .with_context(|| format!("{host} did not tell what it sent on a connection"))?,
@@ -111,9 +136,11 @@ impl Source {
                     session,
                     expected,
                     timeout_ms,
+                    sends_only,
                 };
                 match process.guest.order(order, Vec::new()).await?.0 {
-                    Answer::Drained => Ok(()),
+                    Answer::Drained => Ok(Undrained::default()),
+                    Answer::Undrained { qpns, left } => self.undrained(process.guest.pid, &qpns, left),
                     other => Err(unexpected(&other, "Drained")),
                 }
             }
@@ -123,6 +150,9 @@ impl Source {
         for partner in &self.partners {
             let mut counts = Vec::new();
             for index in &partner.connections {
+                if self.connections[*index].connected != Connected::Both {
+                    continue;
+                }
                 let messages = sent_by(&self.connections[*index])?;
                 counts.push(proto::Count {
                     connection: *index as u32,
@@ -135,6 +165,7 @@ impl Source {
                     session,
                     expected: counts,
                     timeout_ms,
+                    sends_only,
                 },
             ));
         }
@@ -142,15 +173,19 @@ impl Source {
             let mut client = partner.client.clone();
             async move {
                 let reply = client.partner_drain(request).await;
-                told(&partner.host, "finish what is in flight", reply)?;
-                anyhow::Ok(())
+                let reply = told(&partner.host, "finish what is in flight", reply)?;
+                let at = |left| format!("on {}, {left}", partner.host);
+                anyhow::Ok(Undrained {
+                    connections: reply.undrained.iter().map(|index| *index as usize).collect(),
+                    left: reply.left.into_iter().map(at).collect(),
+                })
             }
         }));
         let limit = self.request.drain_timeout + std::time::Duration::from_secs(5);
-        tokio::time::timeout(limit, async { tokio::try_join!(own, partners) })
+        let (own, partners) = tokio::time::timeout(limit, async { tokio::try_join!(own, partners) })
             .await
             .context("waiting for what is in flight took too long")??;
-        Ok(())
+        Ok(own.into_iter().chain(partners).collect())
     }
 
     /// The processes let go of their RNIC and wait at the gate.

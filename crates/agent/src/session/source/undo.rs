@@ -68,7 +68,8 @@ impl Source {
                 ),
             }
         }
-        for watch in self.watches.drain(..) {
+        self.hold = None;
+        for (_, watch) in self.watches.drain() {
             watch.abort();
         }
     }

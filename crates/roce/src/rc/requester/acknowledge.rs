@@ -1,11 +1,11 @@
 //! Answers: they move `ack`, and the requests that it passes are complete (IBA §9.7.5.1.2).
 
 use super::{MOST_IDLE_REQUESTS, Requester};
-use crate::gather::retire;
+use crate::gather::{retire, scatter};
 use crate::link::Link;
 use crate::wire::aeth::{CREDITS_UNLIMITED, NakCode, Syndrome};
 use crate::wire::opcode::Kind;
-use crate::{AccessError, Counters, Host, Key, Operation, Packet, Psn, SendData, SgeList, Time, WcStatus};
+use crate::{Counters, Host, Operation, Packet, Psn, SendData, Time, WcStatus};
 
 /// Data of a READ or atomic before the acknowledged PSN has not come: an implied NAK (IBA §9.7.5.1.2).
 struct DataMissing;
@@ -300,14 +300,4 @@ impl Requester {
             self.reads.shrink_to(MOST_IDLE_REQUESTS);
         }
     }
-}
-
-fn scatter(list: &SgeList, offset: u32, data: &[u8], host: &mut impl Host) -> Result<(), AccessError> {
-    list.for_range(offset, data.len() as u32, |part, at| {
-        host.write(
-            Key::Local(part.lkey),
-            part.addr,
-            &data[at..at + part.len as usize],
-        )
-    })
 }

@@ -42,7 +42,7 @@ use self::window::Window;
 use self::wqe::Wqe;
 use crate::gather::retire;
 use crate::held::Held;
-use crate::{Counters, Host, Mtu, Psn, QpAttributes, QpConfig, Time, WcStatus};
+use crate::{Counters, Host, Mtu, Outstanding, Psn, QpAttributes, QpConfig, Time, WcStatus};
 
 /// Room for requests that a queue pair keeps when it has none under way.
 const MOST_IDLE_REQUESTS: usize = 8;
@@ -190,6 +190,21 @@ impl Requester {
 
     pub fn is_drained(&self) -> bool {
         self.queue.is_empty()
+    }
+
+    /// The oldest PSN without an answer, and the first that was never sent.
+    pub fn progress(&self) -> (Psn, Psn) {
+        (self.ack, self.high)
+    }
+
+    /// What was taken off the ring and is not complete, oldest first.
+    pub fn outstanding(&self) -> impl Iterator<Item = Outstanding> {
+        self.queue.iter().map(|wqe| Outstanding {
+            wr_id: wqe.request.wr_id,
+            first: wqe.first,
+            packets: wqe.packets,
+            executed: wqe.executed,
+        })
     }
 
     pub fn next_timeout(&self) -> Option<Time> {

@@ -71,6 +71,15 @@ impl Requester {
         self.arm_retry(now);
     }
 
+    /// Begins again at the oldest PSN, with all retries, after a time in which nothing could come.
+    pub fn restart(&mut self, now: Time) {
+        self.restore_retries();
+        self.probing = false;
+        self.recovering = None;
+        self.go_back();
+        self.rearm(now);
+    }
+
     fn arm_retry(&mut self, now: Time) {
         let floor = self.config.min_rto;
         let after = match self.backoff.checked_sub(MOST_PROBES) {

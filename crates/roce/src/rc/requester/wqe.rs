@@ -37,7 +37,13 @@ impl Wqe {
                 let failure = check(&request, max_rd_atomic, host).err();
                 let is_local = request.operation.is_local();
                 let len = match request.operation {
-                    _ if failure.is_some() || is_local => 0,
+                    _ if failure.is_some() => 0,
+                    Operation::Executed {
+                        opcode: WcOpcode::CompSwap | WcOpcode::FetchAdd | WcOpcode::AtomicWrite,
+                        ..
+                    } => 8,
+                    Operation::Executed { .. } => request.data.len_bytes() as u32,
+                    _ if is_local => 0,
                     Operation::Atomic { .. } | Operation::AtomicWrite { .. } => 8,
                     _ => request.data.len_bytes() as u32,
                 };

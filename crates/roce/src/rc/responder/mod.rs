@@ -83,16 +83,43 @@ impl Responder {
         self.ending && self.nak.is_none()
     }
 
+    /// Is nothing more executed, whether or not the partner has been told?
+    pub fn is_ending(&self) -> bool {
+        self.ending
+    }
+
+    /// The PSN that must come next.
+    pub fn expected(&self) -> Psn {
+        self.expected
+    }
+
+    /// The latest atomics, and what was there before each.
+    pub fn atomics(&self) -> impl Iterator<Item = (Psn, Option<u64>)> {
+        self.atomics.iter().map(|atomic| (atomic.psn, atomic.value))
+    }
+
+    /// The `wr_id` of the RECV of the message of which some packets have come.
+    pub fn receive(&self) -> Option<u64> {
+        match &self.message {
+            Some(Message::Send { receive, .. }) => Some(receive.wr_id),
+            Some(Message::Write(_)) | None => None,
+        }
+    }
+
     /// Is there nothing to send but an acknowledgement?
     pub fn owes_only_acknowledgement(&self) -> bool {
         self.nak.is_none() && self.answers.is_only_acknowledgement()
     }
 
-    /// Forgets the partner's requests, and flushes the RECV of a message that is not complete.
+    /// Forgets the partner's requests, but not which were executed, and flushes the RECV of a message that is not complete.
     pub fn flush(&mut self, host: &mut impl Host, counters: &mut Counters) {
         if let Some(Message::Send { receive, .. }) = self.message.take() {
             flush_receive(&receive, host, counters);
         }
-        *self = Responder::default();
+        *self = Responder {
+            expected: self.expected,
+            atomics: std::mem::take(&mut self.atomics),
+            ..Responder::default()
+        };
     }
 }

@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use verbatim_channel::SegmentRecord;
 use verbatim_device::control::{
-    AddressVector, AsyncEvent, Backing, DeviceAttr, MwType, PortAttr, QpAttr, QpAttrMask, Reply, Request,
-    SOCKET_NAME, Segment, SrqAttr, Translation, VERSION,
+    AddressVector, AsyncEvent, Backing, DeviceAttr, MwState, MwType, PortAttr, QpAttr, QpAttrMask,
+    QpPosition, QpState, Reply, Request, SOCKET_NAME, Segment, SrqAttr, Translation, VERSION,
 };
 use verbatim_seqpacket::{Received, Socket};
 
@@ -172,6 +172,41 @@ impl SoftDevice {
         Ok(call(&self.connection.lock(), verb, request, fds)?.message)
     }
 
+    /// As [`Self::call`], for many requests, of which some are always under way, so that the RNIC need not be woken for each.
+    /// An error is the first one's; the others are made all the same.
+    fn call_each<T>(
+        &self,
+        verb: &'static str,
+        requests: impl Iterator<Item = Request>,
+        take: impl Fn(Reply) -> Result<T, VerbsError>,
+    ) -> Result<Vec<T>, VerbsError> {
+        /// Their answers fit into the socket, whose other end does not wait for room.
+        const UNDER_WAY: usize = 16;
+        let connection = self.connection.lock();
+        let mut answers = Vec::new();
+        let mut under_way = 0;
+        let answer = |answers: &mut Vec<_>| {
+            let received = connection.recv::<Reply>().map_err(no_answer(verb))?;
+            answers.push(match received.message {
+                Reply::Error { errno, message } => Err(VerbsError::Refused { verb, errno, message }),
+                reply => take(reply),
+            });
+            Ok::<(), VerbsError>(())
+        };
+        for request in requests {
+            if under_way == UNDER_WAY {
+                answer(&mut answers)?;
+                under_way -= 1;
+            }
+            connection.send(&request, &[]).map_err(no_answer(verb))?;
+            under_way += 1;
+        }
+        for _ in 0..under_way {
+            answer(&mut answers)?;
+        }
+        answers.into_iter().collect()
+    }
+
     fn call_done(&self, verb: &'static str, request: &Request) -> Result<(), VerbsError> {
         match self.call(verb, request)? {
             Reply::Done => Ok(()),
@@ -268,6 +303,17 @@ impl Device for SoftDevice {
         self.call_done("dealloc_mw", &Request::DeallocMw { rkey })
     }
 
+    fn query_mw(&self, rkey: u32) -> Result<MwState, VerbsError> {
+        match self.call("query_mw", &Request::QueryMw { rkey })? {
+            Reply::MwState(state) => Ok(state),
+            reply => wrong("query_mw", reply),
+        }
+    }
+
+    fn restore_mw(&self, state: &MwState) -> Result<(), VerbsError> {
+        self.call_done("restore_mw", &Request::RestoreMw { state: *state })
+    }
+
     fn create_comp_channel(&self) -> Result<Arc<dyn EventChannel>, VerbsError> {
         const VERB: &str = "create_comp_channel";
         let (ours, theirs) = SoftChannel::pair()?;
@@ -353,6 +399,34 @@ impl Device for SoftDevice {
             Reply::QpAttr { attr, .. } => Ok(attr),
             reply => wrong("query_qp", reply),
         }
+    }
+
+    fn qp_states(&self, qpns: &[u32]) -> Result<Vec<QpState>, VerbsError> {
+        let requests = qpns.iter().map(|qpn| Request::QueryQp { qpn: *qpn });
+        self.call_each("query_qp", requests, |reply| match reply {
+            Reply::QpAttr { attr, .. } => Ok(attr.state),
+            reply => wrong("query_qp", reply),
+        })
+    }
+
+    fn destroy_qps(&self, qpns: &[u32]) -> Result<(), VerbsError> {
+        let requests = qpns.iter().map(|qpn| Request::DestroyQp { qpn: *qpn });
+        let done = self.call_each("destroy_qp", requests, |reply| match reply {
+            Reply::Done => Ok(()),
+            reply => wrong("destroy_qp", reply),
+        });
+        done.map(drop)
+    }
+
+    fn stop_qp(&self, qpn: u32) -> Result<QpPosition, VerbsError> {
+        match self.call("stop_qp", &Request::StopQp { qpn })? {
+            Reply::QpStopped(position) => Ok(position),
+            reply => wrong("stop_qp", reply),
+        }
+    }
+
+    fn restart_qp(&self, qpn: u32) -> Result<(), VerbsError> {
+        self.call_done("restart_qp", &Request::RestartQp { qpn })
     }
 
     fn destroy_qp(&self, qpn: u32) -> Result<(), VerbsError> {

@@ -54,6 +54,10 @@ impl SendRing for SoftSends {
         Ok(())
     }
 
+    fn for_each_unfinished(&self, take: &mut dyn FnMut(&SendWqe, Body<'_>)) {
+        self.end.for_each_unfinished(take);
+    }
+
     fn unfinished(&self) -> u32 {
         self.end.posted().wrapping_sub(self.end.completed())
     }

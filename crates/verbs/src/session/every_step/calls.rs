@@ -1,5 +1,6 @@
 //! What a program does, and when it is moved.
 
+use crate::testing::wire::Patience;
 use crate::{SEND_FENCE, SEND_SIGNALED, SendOpcode};
 
 /// The length of three packets.
@@ -78,6 +79,7 @@ pub struct Plan {
     pub step: usize,
     pub who: Who,
     pub how: How,
+    pub patience: Patience,
 }
 
 impl How {

@@ -26,6 +26,23 @@ pub struct Trace {
     pub memory: [Vec<u8>; 2],
 }
 
+impl Trace {
+    /// As it is where it does not matter which of the send requests has failed, and why: if the answer that says so is lost,
+    /// the other end's silence says it, also of requests that were executed before.
+    pub fn with_any_failure(mut self) -> Self {
+        for [sends, _] in &mut self.completions {
+            for wc in sends {
+                let wr_id = wc.wr_id;
+                *wc = Wc {
+                    wr_id,
+                    ..Wc::default()
+                };
+            }
+        }
+        self
+    }
+}
+
 #[derive(Debug, Default)]
 enum Moving {
     #[default]
@@ -113,6 +130,7 @@ impl Run {
 
     fn begin(&mut self, plan: Plan) {
         self.finish();
+        self.pair.patience = plan.patience;
         self.moving = match plan.who {
             Who::One(mover) => Moving::One(self.pair.begin(mover), None),
             Who::Both => {

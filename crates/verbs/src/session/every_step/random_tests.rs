@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::calls::{LONG, post, recv, wait};
 use super::{Call, How, Plan, Request, Who, run};
 use crate::SendOpcode::{CompareSwap, FetchAdd, Read, Send as PlainSend, SendWithImm, Write, WriteWithImm};
+use crate::testing::wire::Patience;
 
 /// A program for which losses and moves are no reason to fail or to wait.
 fn random_program() -> impl Strategy<Value = Vec<Call>> {
@@ -67,10 +68,13 @@ fn random_program() -> impl Strategy<Value = Vec<Call>> {
 
 fn plan() -> impl Strategy<Value = Plan> {
     let who = prop::sample::select(vec![Who::One(0), Who::One(1), Who::Both]);
-    (0usize..150, who, prop::sample::select(How::ALL.to_vec())).prop_map(|(step, who, how)| Plan {
+    let how = prop::sample::select(How::ALL.to_vec());
+    let patience = prop::sample::select(vec![Patience::LONG, Patience::Stops]);
+    (0usize..150, who, how, patience).prop_map(|(step, who, how, patience)| Plan {
         step,
         who,
         how,
+        patience,
     })
 }
 

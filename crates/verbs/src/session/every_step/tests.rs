@@ -3,7 +3,7 @@
 use super::calls::{LONG, post, recv, wait};
 use super::{Call, How, Plan, Request, Run, Who, run};
 use crate::SendOpcode::{CompareSwap, FetchAdd, Read, Send as PlainSend, SendWithImm, Write, WriteWithImm};
-use crate::testing::wire::Outcome;
+use crate::testing::wire::{Outcome, Patience};
 
 /// What a drain may have to wait for.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,28 +24,49 @@ fn every_step(errors: usize, rnr_retry: u8, waits: Waits, calls: &[Call]) {
         seen().count() > 0,
         "a scenario in which nothing is seen proves nothing"
     );
-    let (mut moves, mut stuck) = (0, Vec::new());
-    for step in 0..run_plainly.steps {
-        for who in [Who::One(0), Who::One(1), Who::Both] {
-            for how in How::ALL {
-                let plan = Plan { step, who, how };
+    for patience in [Patience::LONG, Patience::Stops] {
+        let (mut moves, mut stuck) = (0, Vec::new());
+        let mut replayed = 0;
+        for step in 0..run_plainly.steps {
+            for (who, how) in ways() {
+                let plan = Plan {
+                    step,
+                    who,
+                    how,
+                    patience,
+                };
                 let (moved, done) = run(calls, rnr_retry, &[plan], &[]);
-                assert_eq!(moved, plain, "{plan:?}");
+                // What is on its way when a connection is stopped is lost, and may have been the reason of a failure.
+                if patience == Patience::Stops && errors > 0 {
+                    let plain = plain.clone().with_any_failure();
+                    assert_eq!(moved.with_any_failure(), plain, "{plan:?}");
+                } else {
+                    assert_eq!(moved, plain, "{plan:?}");
+                }
                 let went_back = done.taken_back > 0;
                 if went_back && how == How::AtOnce {
                     stuck.push(plan);
                 }
                 assert!(done.moves > 0 || went_back, "{plan:?}: nothing has moved");
                 moves += done.moves;
+                replayed += done.pair.replayed.iter().sum::<u64>();
             }
         }
+        // Who stops it need not wait for anybody.
+        let may_wait = waits == Waits::ForTheProgram && patience == Patience::LONG;
+        assert!(may_wait || stuck.is_empty(), "{stuck:?}");
+        assert!(
+            moves > run_plainly.steps,
+            "{moves} moves in {} steps",
+            run_plainly.steps
+        );
+        assert_eq!(replayed > 0, patience == Patience::Stops, "{replayed} replayed");
     }
-    assert!(waits == Waits::ForTheProgram || stuck.is_empty(), "{stuck:?}");
-    assert!(
-        moves > run_plainly.steps,
-        "{moves} moves in {} steps",
-        run_plainly.steps
-    );
+}
+
+fn ways() -> impl Iterator<Item = (Who, How)> {
+    let who = [Who::One(0), Who::One(1), Who::Both];
+    who.into_iter().flat_map(|who| How::ALL.map(|how| (who, how)))
 }
 
 #[test]
@@ -121,9 +142,17 @@ fn reads_and_atomics() {
         7,
         Waits::ForTheNetwork,
         &[
-            Call::Send(post(1, Read, LONG)),
+            // A READ may be executed again, so later requests do not change what it reads (IBA §10.8.3.3: they would need a
+            // fence).
+            Call::Send(Request {
+                remote: 3000,
+                ..post(1, Read, LONG)
+            }),
             Call::Send(post(2, FetchAdd, 8)),
-            Call::Send(post(3, Read, 64)),
+            Call::Send(Request {
+                remote: 3800,
+                ..post(3, Read, 64)
+            }),
             Call::Send(post(4, CompareSwap, 8)),
             Call::Send(post(5, FetchAdd, 8)),
             wait(0, 2),
@@ -320,4 +349,84 @@ fn what_has_failed_is_not_waited_for() {
         };
     }
     run.pair.abort(one);
+}
+
+/// An ATOMIC has been executed, and its answer is lost when the connection is stopped.
+fn an_unanswered_atomic() -> Run {
+    let mut run = Run::new(7, &[]);
+    run.pair.patience = Patience::Stops;
+    let before = run.pair.wire.ram(1);
+    run.call(&Call::Send(post(1, FetchAdd, 8)));
+    while run.pair.wire.ram(1) == before {
+        assert!(run.pair.wire.step());
+    }
+    run.pair.wire.lose([true]);
+    run
+}
+
+/// Takes its only move as far as it goes; says whether it was made.
+fn moves(run: &mut Run, mover: usize) -> bool {
+    let mut one = run.pair.begin(mover);
+    loop {
+        one = match run.pair.advance(one) {
+            Outcome::Under(one) => one,
+            Outcome::Done => return true,
+            Outcome::TakenBack => return false,
+        };
+    }
+}
+
+/// The rest of a run with one ATOMIC: it completes once, and has added once.
+fn completes_once(run: Run, before: [Vec<u8>; 2]) {
+    let (trace, _) = run.run(&[wait(0, 1)]);
+    let [[sends, _], [_, receives]] = &trace.completions;
+    assert_eq!((sends.len(), sends[0].status, receives.len()), (1, 0, 0));
+    let word = |ram: &[u8], at: usize| u64::from_ne_bytes(ram[at..at + 8].try_into().unwrap());
+    let request = post(1, FetchAdd, 8);
+    let old = word(&before[1], request.remote);
+    assert_eq!(word(&trace.memory[1], request.remote), old + 3);
+    assert_eq!(word(&trace.memory[0], request.local.0), old);
+}
+
+#[test]
+fn an_atomic_whose_answer_is_lost_is_completed_with_it() {
+    let before = [0, 1].map(|end| Run::new(7, &[]).pair.wire.ram(end));
+    for mover in 0..2 {
+        let mut run = an_unanswered_atomic();
+        assert!(moves(&mut run, mover), "{:?}", run.pair.refusal);
+        assert_eq!(run.pair.replayed, [0, 1]);
+        completes_once(run, before.clone());
+    }
+}
+
+#[test]
+fn an_atomic_of_which_nobody_can_say_what_was_there_takes_the_move_back() {
+    let before = [0, 1].map(|end| Run::new(7, &[]).pair.wire.ram(end));
+    for mover in 0..2 {
+        let mut run = an_unanswered_atomic();
+        run.pair.wire.forget_atomics();
+        assert!(!moves(&mut run, mover), "it cannot be certain");
+        let refusal = run.pair.refusal.clone().unwrap();
+        let number = run.pair.ends[0].qp.number();
+        assert!(
+            refusal.contains(&format!("queue pair {number}")) && refusal.contains("ATOMIC"),
+            "{refusal}"
+        );
+        completes_once(run, before.clone());
+    }
+}
+
+/// What an end posts only when its own requests complete, those of the other end wait for: no drain ends, but a stop does.
+#[test]
+fn a_drain_that_waits_for_the_program_itself() {
+    let mut run = Run::new(7, &[]);
+    run.pair.patience = Patience::Stops;
+    run.call(&Call::Send(post(1, SendWithImm, LONG)));
+    for _ in 0..20 {
+        run.pair.wire.step();
+    }
+    assert!(moves(&mut run, 1), "{:?}", run.pair.refusal);
+    assert_eq!(run.pair.replayed, [1, 0]);
+    let (trace, _) = run.run(&[recv(1, 0, LONG), wait(0, 1), wait(1, 1)]);
+    assert_eq!(trace.completions[1][1][0].byte_len, LONG);
 }

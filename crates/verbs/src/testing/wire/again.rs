@@ -95,6 +95,7 @@ pub fn make_again(
             physical_lkey,
             physical_rkey,
         }],
+        mws: Vec::new(),
         channels: Vec::new(),
         srqs: Vec::new(),
         cqs: vec![claimed_cq],

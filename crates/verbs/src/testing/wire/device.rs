@@ -4,7 +4,9 @@ use std::fs::File;
 use std::io::{Read, Seek};
 use std::sync::Arc;
 
-use verbatim_device::control::{DeviceAttr, Gid, PortAttr, QpAttr, QpAttrMask, QpState};
+use verbatim_device::control::{
+    DeviceAttr, Gid, OutstandingRequest, PortAttr, QpAttr, QpAttrMask, QpPosition, QpState,
+};
 use verbatim_roce::{AccessFlags, Mtu, Psn, QpAttributes, Qpn};
 
 use super::rings::{CqEnd, QpEnd};
@@ -150,6 +152,45 @@ impl Device for WireDevice {
                 ..qp.attr
             }
         }))
+    }
+
+    fn stop_qp(&self, qpn: u32) -> Result<QpPosition, VerbsError> {
+        let mut state = self.wire.0.lock();
+        let stopped = state.with_qp(self.id, qpn, |qp, host| {
+            let position = qp.stop(host).expect("a reliable connection");
+            (qp.state(), position)
+        });
+        let (now, position) = stopped.expect("a live queue pair");
+        let forgetful = state.forgetful;
+        let rnic = state.rnics.get_mut(&self.id).expect("an RNIC");
+        let qp = rnic.qps.get_mut(&qpn).expect("a live queue pair");
+        qp.stopped = now != verbatim_roce::QpState::Err;
+        let requests = position.requests.iter().map(|request| OutstandingRequest {
+            wr_id: request.wr_id,
+            first_psn: request.first.get(),
+            packets: request.packets,
+            executed: request.executed,
+        });
+        let atomics = position.atomics.iter().map(|(psn, value)| (psn.get(), *value));
+        Ok(QpPosition {
+            state: QpState::from_raw(now as u32).expect("a state"),
+            acknowledged_psn: position.acknowledged.get(),
+            sent_psn: position.sent.get(),
+            requests: requests.collect(),
+            expected_psn: position.expected.get(),
+            atomics: atomics.filter(|_| !forgetful).collect(),
+            receive: position.receive,
+        })
+    }
+
+    fn restart_qp(&self, qpn: u32) -> Result<(), VerbsError> {
+        let mut state = self.wire.0.lock();
+        let now = state.now;
+        state.with_qp(self.id, qpn, |qp, _| qp.restart(now));
+        let rnic = state.rnics.get_mut(&self.id).expect("an RNIC");
+        let qp = rnic.qps.get_mut(&qpn).expect("a live queue pair");
+        assert!(std::mem::take(&mut qp.stopped), "it was stopped");
+        Ok(())
     }
 
     fn destroy_qp(&self, qpn: u32) -> Result<(), VerbsError> {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use verbatim_device::control::Access;
-use verbatim_device::layout::{Cqe, SEND_FENCE, SEND_SIGNALED, SEND_SOLICITED, SendWqe};
+use verbatim_device::layout::{Cqe, SEND_EXECUTED, SEND_FENCE, SEND_SIGNALED, SEND_SOLICITED, SendWqe};
 use verbatim_roce::{
     AccessError, AtomicOp, BadRequest, Completion, Event, Host, Immediate, Key, Lkey, LocalAccess, Operation,
     Queue, ReceiveRequest, RemoteAccess, Rkey, SendRequest,
@@ -34,6 +34,17 @@ impl Surroundings<'_> {
 }
 
 fn operation(wqe: &SendWqe) -> Option<Operation> {
+    let asked_for = asked_for(wqe)?;
+    if wqe.flags & SEND_EXECUTED == 0 {
+        return Some(asked_for);
+    }
+    Some(Operation::Executed {
+        opcode: asked_for.wc_opcode(),
+        value: matches!(asked_for, Operation::Atomic { .. }).then_some(wqe.compare_add),
+    })
+}
+
+fn asked_for(wqe: &SendWqe) -> Option<Operation> {
     let imm = Some(Immediate(wqe.imm.to_ne_bytes()));
     let (remote_addr, rkey) = (wqe.remote_address, Rkey(wqe.rkey));
     let write = |imm| Operation::Write {
@@ -136,7 +147,7 @@ impl Host for Surroundings<'_> {
     }
 
     fn retire_sends(&mut self, count: u32) {
-        self.queues.unfinished -= count;
+        self.queues.unfinished.drain(..count as usize);
     }
 
     fn complete(&mut self, completion: Completion) {

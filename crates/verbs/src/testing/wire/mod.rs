@@ -21,7 +21,7 @@ use verbatim_roce::{
 };
 
 use self::host::Surroundings;
-pub use self::pair::{Move, Outcome, Pair};
+pub use self::pair::{Move, Outcome, Pair, Patience};
 use crate::backend::Device;
 
 /// Bytes of each end's memory.
@@ -63,9 +63,10 @@ struct Queues {
     cap: QpCap,
     /// Pushed and not published.
     pushed: Vec<Posted>,
+    /// Published and not taken.
     sends: VecDeque<Posted>,
     /// Published and not retired.
-    unfinished: u32,
+    unfinished: VecDeque<Posted>,
     pushed_recvs: Vec<ReceiveRequest>,
     recvs: VecDeque<ReceiveRequest>,
 }
@@ -76,6 +77,7 @@ struct WireQp {
     queues: Queues,
     /// The device at the other end.
     remote: u8,
+    stopped: bool,
     attr: verbatim_device::control::QpAttr,
 }
 
@@ -108,6 +110,8 @@ struct State {
     completions: u64,
     /// Says for the next packets whether they are lost; none is when it is empty.
     losses: VecDeque<bool>,
+    /// Nobody knows the original values of atomics for longer than it takes to send them.
+    forgetful: bool,
 }
 
 /// All RNICs.
@@ -129,6 +133,7 @@ impl Wire {
             batch: Some(TxBatch::new(flow(1, 2))),
             completions: 0,
             losses: VecDeque::new(),
+            forgetful: false,
         })))
     }
 
@@ -152,6 +157,11 @@ impl Wire {
     /// The next packets to arrive: `true` is lost.
     pub fn lose(&self, losses: impl IntoIterator<Item = bool>) {
         self.0.lock().losses.extend(losses);
+    }
+
+    /// From now on RNICs do not keep the original values of atomics.
+    pub fn forget_atomics(&self) {
+        self.0.lock().forgetful = true;
     }
 
     /// What an end's program finds in its memory.
@@ -207,15 +217,19 @@ impl State {
         let rnic = self.rnics.get(&packet.to).filter(|rnic| !rnic.parked);
         let expected = rnic
             .and_then(|rnic| rnic.qps.get(&qpn))
-            .is_some_and(|qp| qp.remote == packet.from);
+            .is_some_and(|qp| qp.remote == packet.from && !qp.stopped);
         if expected {
             let now = self.now;
             self.with_qp(packet.to, qpn, |qp, host| qp.handle_packet(now, &parsed, host));
         }
     }
 
+    /// The queue pairs that are not stopped.
     fn names(&self) -> Vec<(u8, u32)> {
-        let of_rnic = |(id, rnic): (&u8, &Rnic)| rnic.qps.keys().map(|qpn| (*id, *qpn)).collect::<Vec<_>>();
+        let of_rnic = |(id, rnic): (&u8, &Rnic)| {
+            let running = rnic.qps.iter().filter(|(_, qp)| !qp.stopped);
+            running.map(|(qpn, _)| (*id, *qpn)).collect::<Vec<_>>()
+        };
         self.rnics.iter().flat_map(of_rnic).collect()
     }
 
@@ -270,11 +284,12 @@ fn new_qp(qpn: u32, cap: QpCap, send_cq: u32, recv_cq: u32) -> WireQp {
             cap,
             pushed: Vec::new(),
             sends: VecDeque::new(),
-            unfinished: 0,
+            unfinished: VecDeque::new(),
             pushed_recvs: Vec::new(),
             recvs: VecDeque::new(),
         },
         remote: 0,
+        stopped: false,
         attr: verbatim_device::control::QpAttr::default(),
     }
 }

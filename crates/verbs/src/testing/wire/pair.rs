@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use verbatim_channel::{Answer, ClaimedContext, Endpoint, KeyPair, Order, QpCount, Scope, StandbyPeer};
+use verbatim_channel::{
+    Answer, ClaimedContext, Endpoint, KeyPair, Order, QpCount, QpProgress, Scope, StandbyPeer,
+};
 use verbatim_device::control::{Access, AddressVector, QpAttr, QpCap, QpState, QpType};
 
 use super::again::{connect_mask, make_again};
@@ -20,8 +22,19 @@ const CAP: QpCap = QpCap {
     max_inline_data: 64,
 };
 
-/// So often a drain is looked at before it is given up: the program may be the one that has to do something.
-const DRAIN_LOOKS: usize = 200;
+/// What is done when a drain does not end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// It is looked at so often, since the program may be the one that has to do something; then the move is taken back.
+    Waits(usize),
+    /// After the first look, the connection is stopped in the middle of its requests.
+    Stops,
+}
+
+impl Patience {
+    /// Enough for whatever is only on its way.
+    pub const LONG: Self = Self::Waits(200);
+}
 
 const REMOTE: Access = Access::REMOTE_READ
     .union(Access::REMOTE_WRITE)
@@ -198,6 +211,11 @@ pub struct Pair {
     pub ends: [End; 2],
     next_device: u8,
     next_session: u64,
+    pub patience: Patience,
+    /// Requests that were posted again because their connection was stopped, and that were only completed.
+    pub replayed: [u64; 2],
+    /// Why the last move was taken back.
+    pub refusal: Option<String>,
 }
 
 impl Pair {
@@ -213,6 +231,9 @@ impl Pair {
             ends,
             next_device: 3,
             next_session: 1,
+            patience: Patience::LONG,
+            replayed: [0; 2],
+            refusal: None,
         }
     }
 
@@ -246,7 +267,7 @@ impl Pair {
         let peers = vec![StandbyPeer {
             qpn,
             remote,
-            rq_psn: sq_psn,
+            rq_psn: Some(sq_psn),
         }];
         partner.order(Order::ConnectStandby { session, peers });
         Move {
@@ -269,14 +290,24 @@ impl Pair {
                 Step::Suspended
             }
             Step::Suspended if self.drain(&one) => Step::Drained,
-            Step::Suspended if one.looks >= DRAIN_LOOKS => {
-                self.abort(one);
-                return Outcome::TakenBack;
-            }
-            Step::Suspended => {
-                one.looks += 1;
-                Step::Suspended
-            }
+            Step::Suspended => match self.patience {
+                Patience::Waits(looks) if one.looks >= looks => {
+                    self.abort(one);
+                    return Outcome::TakenBack;
+                }
+                Patience::Waits(_) => {
+                    one.looks += 1;
+                    Step::Suspended
+                }
+                Patience::Stops => match self.stop(&one) {
+                    Ok(()) => Step::Drained,
+                    Err(refusal) => {
+                        self.refusal = Some(refusal);
+                        self.abort(one);
+                        return Outcome::TakenBack;
+                    }
+                },
+            },
             Step::Drained => {
                 let mover = &mut self.ends[one.mover];
                 one.parked = mover.sessions.quiesce(one.session).unwrap();
@@ -318,6 +349,7 @@ impl Pair {
                 session: one.session,
                 expected: expected.collect(),
                 timeout_ms: 0,
+                sends_only: false,
             };
             match self.ends[end].ask(order) {
                 Ok(answer) => matches!(answer, Answer::Drained),
@@ -325,6 +357,34 @@ impl Pair {
                 Err(message) => message.contains("is Drained"),
             }
         })
+    }
+
+    /// Stops both ends in the middle of their requests, and has them find out what was executed.
+    fn stop(&mut self, one: &Move) -> Result<(), String> {
+        let session = one.session;
+        let mut progress: Vec<QpProgress> = Vec::new();
+        for end in &mut self.ends {
+            let qpns = vec![end.qp.number()];
+            match end.ask(Order::Stop { session, qpns })? {
+                Answer::Stopped(stopped) => progress.extend(stopped),
+                other => panic!("{other:?}"),
+            }
+        }
+        for end in 0..2 {
+            let peer = QpProgress {
+                qpn: self.ends[end].qp.number(),
+                ..progress[1 - end].clone()
+            };
+            let peers = vec![peer];
+            match self.ends[end].ask(Order::Settle { session, peers })? {
+                Answer::Settled { replayed, completed } => {
+                    self.replayed[0] += replayed;
+                    self.replayed[1] += completed;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        Ok(())
     }
 
     /// Takes it back before it has quiesced.
@@ -371,6 +431,7 @@ impl Pair {
         let keys = vec![KeyPair {
             virtual_key: mover.mr.rkey(),
             physical_key: one.claimed[0].mrs[0].physical_rkey,
+            any_tag: false,
         }];
         let partner = &mut self.ends[1 - one.mover];
         partner.order(Order::Switch {

@@ -49,7 +49,7 @@ fn list(sges: &[Sge]) -> SgeList {
 
 impl SendRing for QpEnd {
     fn room(&self) -> u32 {
-        self.with(|queues| queues.cap.max_send_wr - queues.unfinished - queues.pushed.len() as u32)
+        self.with(|queues| queues.cap.max_send_wr - (queues.unfinished.len() + queues.pushed.len()) as u32)
     }
 
     fn push(&mut self, wqe: &SendWqe, body: Body<'_>) {
@@ -67,16 +67,33 @@ impl SendRing for QpEnd {
 
     fn publish(&mut self) -> Result<(), Refused> {
         self.with(|queues| {
-            queues.unfinished += queues.pushed.len() as u32;
+            queues.unfinished.extend(queues.pushed.iter().cloned());
             queues.sends.extend(std::mem::take(&mut queues.pushed));
         });
         Ok(())
     }
 
+    fn for_each_unfinished(&self, take: &mut dyn FnMut(&SendWqe, Body<'_>)) {
+        let unfinished = self.with(|queues| queues.unfinished.clone());
+        for Posted { wqe, data } in unfinished {
+            match data {
+                SendData::Inline { bytes, len } => take(&wqe, Body::Inline(&[&bytes[..usize::from(len)]])),
+                SendData::Sges(list) => {
+                    let sges = list.as_slice().iter().map(|sge| Sge {
+                        address: sge.addr,
+                        length: sge.len,
+                        lkey: sge.lkey.0,
+                    });
+                    take(&wqe, Body::Sges(&sges.collect::<Vec<_>>()));
+                }
+            }
+        }
+    }
+
     fn unfinished(&self) -> u32 {
         // Whoever waits for the RNICs lets them work.
         self.wire.step();
-        self.with(|queues| queues.unfinished)
+        self.with(|queues| queues.unfinished.len() as u32)
     }
 
     fn reset(&mut self) {}

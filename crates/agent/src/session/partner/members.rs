@@ -1,0 +1,320 @@
+//! The processes at the other ends of an instance's connections.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use futures_util::future::join_all;
+use serde::{Deserialize, Serialize};
+use verbatim_channel::{Answer, Endpoint, Order};
+use verbatim_device::control::QpOwner;
+
+use super::in_time;
+use crate::agent::Shared;
+use crate::guests::Guest;
+use crate::identity;
+use crate::proto::{PartnerConnection, PartnerPrepareRequest, Standby};
+use crate::standby::{is_connected, is_unconnected, sends};
+
+/// How long a process may take to come back after its agent was started.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A process with connections to the moving instance.
+pub struct Member {
+    /// Unset if an earlier agent has begun the session, and the process has not been asked for yet.
+    pub guest: Option<Guest>,
+    pub kept: KeptMember,
+}
+
+/// A process, as an agent that comes after this one finds it.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct KeptMember {
+    /// The instance that it belongs to, if any.
+    pub instance: Option<String>,
+    /// Its PID in its own PID namespace.
+    pub pid: u32,
+    /// The session's number of the connection, and the virtual number of this end.
+    pub connections: Vec<(u32, u32)>,
+    /// The same of ends that are not connected yet: they stay so until the session is over.
+    #[serde(default)]
+    pub unconnected: Vec<(u32, u32)>,
+}
+
+impl Member {
+    /// The virtual numbers of its queue pairs.
+    pub fn qpns(&self) -> Vec<u32> {
+        self.kept.connections.iter().map(|(_, qpn)| *qpn).collect()
+    }
+
+    /// The same, and those of ends that are not connected yet: all that are suspended.
+    pub fn all_qpns(&self) -> Vec<u32> {
+        let unconnected = self.kept.unconnected.iter().map(|(_, qpn)| *qpn);
+        self.qpns().into_iter().chain(unconnected).collect()
+    }
+
+    /// The connections of its queue pairs.
+    pub fn by_qpn(&self) -> HashMap<u32, u32> {
+        let connections = self.kept.connections.iter();
+        connections.map(|(connection, qpn)| (*qpn, *connection)).collect()
+    }
+
+    /// The queue pairs of its connections.
+    pub fn by_connection(&self) -> HashMap<u32, u32> {
+        self.kept.connections.iter().copied().collect()
+    }
+
+    /// The process. One that an earlier agent knew is waited for a while; `None` if it does not come: it has ended.
+    pub async fn guest(&self, agent: &Shared) -> Option<Guest> {
+        let came = agent.guests.present(self.kept.instance.as_deref(), self.kept.pid);
+        match &self.guest {
+            Some(guest) => Some(guest.clone()),
+            None => tokio::time::timeout(RETURN_TIMEOUT, came).await.ok(),
+        }
+    }
+
+    /// Gives an order.
+    pub async fn order(&self, agent: &Shared, what: &str, order: Order) -> anyhow::Result<Answer> {
+        let guest = self.guest(agent).await;
+        let guest = guest.with_context(|| format!("process {} is gone", self.kept.pid))?;
+        Ok(in_time(what, guest.order(order, Vec::new())).await?.0)
+    }
+
+    /// Gives an order after the decision; `None` if the process has ended, and its connections with it.
+    pub async fn order_if_alive(
+        &self,
+        agent: &Shared,
+        what: &str,
+        order: Order,
+    ) -> anyhow::Result<Option<Answer>> {
+        let Some(guest) = self.guest(agent).await else {
+            return Ok(None);
+        };
+        match in_time(what, guest.order(order, Vec::new())).await {
+            Ok((answer, _)) => Ok(Some(answer)),
+            Err(_) if !agent.guests.is_here(&guest) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The connections that a request names, by the partner's end: the moving ends that are connected to it, or it to them, with
+/// the connections' numbers.
+type Wanted = HashMap<Endpoint, Vec<(Endpoint, u32)>>;
+
+fn wanted(agent: &Shared, request: &PartnerPrepareRequest) -> anyhow::Result<Wanted> {
+    let mut wanted = Wanted::new();
+    for connection in &request.connections {
+        let moving = connection.moving.clone();
+        let moving = moving
+            .context("a connection without its moving end")?
+            .try_into()?;
+        let partner = connection.partner.clone();
+        let partner: Endpoint = partner
+            .context("a connection without its partner's end")?
+            .try_into()?;
+        if partner.gid != agent.gid() {
+            bail!("a connection's end is not on {}", agent.name());
+        }
+        let ends = wanted.entry(partner).or_default();
+        ends.push((moving, connection.connection));
+    }
+    Ok(wanted)
+}
+
+/// Whose the partner's ends are, by the RNIC's word, and the guest libraries of those processes.
+struct Owners {
+    by_qpn: HashMap<u32, QpOwner>,
+    guests: BTreeMap<i32, Vec<Guest>>,
+}
+
+async fn owners_of(
+    agent: &Shared,
+    request: &PartnerPrepareRequest,
+    wanted: &Wanted,
+) -> anyhow::Result<Owners> {
+    let qpns = wanted.keys().map(|partner| partner.qpn).collect();
+    let by_qpn = identity::owners(agent, qpns).await?;
+    let mut guests = BTreeMap::new();
+    for (qpn, owner) in &by_qpn {
+        let pid = match owner {
+            QpOwner::Process(pid) => Some(*pid),
+            QpOwner::Unknown => None,
+            // The other end is gone, and the program will find out.
+            QpOwner::None => continue,
+        };
+        let of_process = pid.map(|pid| guests.entry(pid).or_insert_with(|| agent.guests.of_process(pid)));
+        if of_process.is_none_or(|guests| guests.is_empty()) {
+            let whose = identity::objection(*owner, None).unwrap_or_default();
+            bail!(stranger(agent, request, wanted.len(), *qpn, &whose));
+        }
+    }
+    Ok(Owners { by_qpn, guests })
+}
+
+fn stranger(agent: &Shared, request: &PartnerPrepareRequest, count: usize, qpn: u32, whose: &str) -> String {
+    format!(
+        "{count} connection(s) of {} lead to programs on {} that do not use the guest library (queue pair {qpn:#x}, for \
+         one, which {whose}); run them with LD_PRELOAD=libverbatim.so",
+        request.instance,
+        agent.name(),
+    )
+}
+
+/// The instances of this host that the connections lead to.
+pub async fn instances_of(
+    agent: &Shared,
+    request: &PartnerPrepareRequest,
+) -> anyhow::Result<BTreeSet<String>> {
+    let wanted = wanted(agent, request)?;
+    let owners = owners_of(agent, request, &wanted).await?;
+    Ok(owners
+        .guests
+        .into_values()
+        .flatten()
+        .filter_map(|guest| guest.instance)
+        .collect())
+}
+
+/// The partners' ends of connections.
+pub struct Found {
+    pub members: Vec<Member>,
+    /// Connections whose end may have sent something.
+    pub senders: HashSet<u32>,
+    /// Connections whose end is not connected, or gone.
+    pub unconnected: Vec<u32>,
+}
+
+/// Which process has which of the connections. Only those are asked that the RNIC knows as the owners.
+pub async fn find_members(agent: &Shared, request: PartnerPrepareRequest) -> anyhow::Result<Found> {
+    let mut wanted = wanted(agent, &request)?;
+    let Owners { by_qpn, guests } = owners_of(agent, &request, &wanted).await?;
+    let described = guests.into_iter().flat_map(|(pid, guests)| {
+        guests
+            .into_iter()
+            .map(move |guest| async move { (pid, in_time("describing", guest.describe()).await, guest) })
+    });
+    let mut found = Found {
+        members: Vec::new(),
+        senders: HashSet::new(),
+        unconnected: Vec::new(),
+    };
+    for (pid, road_map, guest) in join_all(described).await {
+        // A process that ends while we ask has no connections, and its number may be another's by now.
+        let Ok(road_map) = road_map else { continue };
+        if guest.host_pid() != Some(pid) {
+            continue;
+        }
+        let (mut connections, mut unconnected) = (Vec::new(), Vec::new());
+        for qp in road_map.contexts.iter().flat_map(|context| &context.qps) {
+            let own = Endpoint {
+                gid: agent.gid(),
+                qpn: qp.physical_qpn,
+            };
+            // Those of other processes that it may tell are not its own.
+            if by_qpn.get(&own.qpn) != Some(&QpOwner::Process(pid)) {
+                continue;
+            }
+            let mut not_connected = None;
+            for (moving, connection) in wanted.remove(&own).into_iter().flatten() {
+                if qp.remote == Some(moving) {
+                    connections.push((connection, qp.qpn));
+                    found.senders.extend(sends(qp).then_some(connection));
+                } else {
+                    // Not yet, or not any more, or to somebody else: nothing will come from there meanwhile.
+                    found.unconnected.push(connection);
+                    not_connected = is_unconnected(qp).then_some((connection, qp.qpn));
+                }
+            }
+            unconnected.extend(not_connected);
+        }
+        if !connections.is_empty() || !unconnected.is_empty() {
+            let kept = KeptMember {
+                instance: guest.instance.clone(),
+                pid: guest.pid,
+                connections,
+                unconnected,
+            };
+            found.members.push(Member {
+                guest: Some(guest),
+                kept,
+            });
+        }
+    }
+    // Whoever does not tell of them may have destroyed them meanwhile.
+    let left = wanted.keys().map(|partner| partner.qpn).collect();
+    let owners = identity::owners(agent, left).await?;
+    let untold = |(_, owner): &(&u32, &QpOwner)| **owner != QpOwner::None;
+    if let Some((qpn, _)) = owners.iter().find(untold) {
+        let whose = "its process does not tell of";
+        bail!(stranger(agent, &request, wanted.len(), *qpn, whose));
+    }
+    let gone = wanted.into_values().flatten();
+    found.unconnected.extend(gone.map(|(_, connection)| connection));
+    Ok(found)
+}
+
+/// Connections of this host's programs that lead to one of `ends`.
+pub async fn connected_to(agent: &Shared, ends: &[Endpoint]) -> anyhow::Result<Vec<PartnerConnection>> {
+    let ends: HashSet<&Endpoint> = ends.iter().collect();
+    let described = agent
+        .guests
+        .all()
+        .into_iter()
+        .map(|guest| async move { (guest.host_pid(), in_time("describing", guest.describe()).await) });
+    let mut found = Vec::new();
+    for (pid, road_map) in join_all(described).await {
+        // A process that ends while we ask has no connections.
+        let (Some(pid), Ok(road_map)) = (pid, road_map) else {
+            continue;
+        };
+        let qps = road_map.contexts.iter().flat_map(|context| &context.qps);
+        let connected = qps.filter(|qp| is_connected(qp));
+        let leading = connected.filter_map(|qp| Some((qp.physical_qpn, qp.remote?)));
+        let wanted = leading.filter(|(_, remote)| ends.contains(remote));
+        found.extend(wanted.map(|(qpn, remote)| (pid, qpn, remote)));
+    }
+    let owners = identity::owners(agent, found.iter().map(|(_, qpn, _)| *qpn).collect()).await?;
+    // Those of other processes that one may tell are not its own.
+    found.retain(|(pid, qpn, _)| owners.get(qpn) == Some(&QpOwner::Process(*pid)));
+    let gid = agent.gid();
+    let connections = found.into_iter().map(|(_, qpn, remote)| PartnerConnection {
+        connection: 0,
+        moving: Some(remote.into()),
+        partner: Some(Endpoint { gid, qpn }.into()),
+        late: false,
+    });
+    Ok(connections.collect())
+}
+
+/// The queue pairs that members have made for a session are their own: the other ends will be connected to them.
+pub async fn must_own(agent: &Shared, members: &[Member], standbys: &[Standby]) -> anyhow::Result<()> {
+    let qpns = standbys.iter().map(|standby| standby.physical_qpn).collect();
+    let owners = identity::owners(agent, qpns).await?;
+    let of_connection: HashMap<u32, &Member> = members
+        .iter()
+        .flat_map(|member| {
+            member
+                .kept
+                .connections
+                .iter()
+                .map(move |(connection, _)| (*connection, member))
+        })
+        .collect();
+    for standby in standbys {
+        let member = of_connection.get(&standby.connection);
+        let member = member.context("a standby queue pair of no connection")?;
+        let pid = member.guest.as_ref().and_then(Guest::host_pid);
+        let owner = owners
+            .get(&standby.physical_qpn)
+            .copied()
+            .unwrap_or(QpOwner::None);
+        if let Some(whose) = identity::objection(owner, pid) {
+            bail!(
+                "process {} offers queue pair {:#x} for a connection, which {whose}",
+                member.kept.pid,
+                standby.physical_qpn
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,219 @@
+//! One move after the other, under one check, and nothing that grows.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use verbatim_e2e::{TestLab, Traffic, left_behind};
+
+use crate::Test;
+use crate::migration::{Check, plausible};
+
+/// So that both sides can move to and fro without ever being on one host.
+const HOSTS: &[&str] = &["src", "dst", "peer", "spare"];
+const LIMIT: Duration = Duration::from_secs(60);
+/// After so many moves each side has been on both of its hosts, and every agent has spoken with every other.
+const WARM_UP: usize = 4;
+/// Of a hundred packets so many are lost.
+const PERCENT: u32 = 1;
+/// What a process's own memory may grow after the warm-up: what is kept of the sessions, and what the allocators keep.
+const GROWTH_KIB: u64 = 6 << 10;
+const OPTIONS: &[&str] = &[
+    "--op",
+    "all",
+    "-q",
+    "8",
+    "-s",
+    "65536",
+    "--random-size",
+    "--bidirectional",
+];
+
+/// All of them.
+pub fn tests() -> Vec<Test> {
+    vec![
+        Test::new("soak::moves_in_a_row", HOSTS, |lab| soak(lab, 10)),
+        Test::new("soak::lossy", HOSTS, |lab| {
+            let moves = match std::env::var("VERBATIM_SOAK_MOVES") {
+                Ok(text) => text
+                    .parse()
+                    .with_context(|| format!("VERBATIM_SOAK_MOVES={text:?} is not a number"))?,
+                Err(_) => 200,
+            };
+            let _loss = HOSTS
+                .iter()
+                .map(|host| Loss::at(lab, host))
+                .collect::<anyhow::Result<Vec<_>>>()?;
+            soak(lab, moves)
+        })
+        .only_on_demand(true),
+    ]
+}
+
+/// A host that loses packets of RoCEv2 until this is dropped.
+struct Loss<'a> {
+    lab: &'a TestLab,
+    host: &'static str,
+}
+
+impl<'a> Loss<'a> {
+    fn at(lab: &'a TestLab, host: &'static str) -> anyhow::Result<Self> {
+        let run = |argv: &[&str]| lab.start_plain(host, argv)?.succeed(LIMIT);
+        // Each packet meets its fate alone: batches are cut before the link.
+        run(&["ip", "link", "set", "dev", "br0", "gso_max_segs", "1"])?;
+        let rules = format!(
+            "add table inet loss; add chain inet loss in {{ type filter hook prerouting priority -300; }}; \
+             add rule inet loss in udp dport 4791 numgen random mod 100 < {PERCENT} counter drop"
+        );
+        run(&["nft", &rules])?;
+        Ok(Self { lab, host })
+    }
+}
+
+impl Drop for Loss<'_> {
+    fn drop(&mut self) {
+        let listed = self
+            .lab
+            .start_plain(self.host, &["nft", "list", "table", "inet", "loss"])
+            .and_then(|running| running.succeed(LIMIT));
+        match listed {
+            Ok(listed) => {
+                let counted = listed.stdout.lines().find(|line| line.contains("counter"));
+                eprintln!("{}: {}", self.host, counted.unwrap_or_default().trim());
+            }
+            Err(error) => eprintln!("{error:#}"),
+        }
+    }
+}
+
+/// What a host has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Sample {
+    /// Of each service: KiB of memory of its own, descriptors, threads.
+    services: BTreeMap<&'static str, (u64, usize, usize)>,
+    /// Contexts, protection domains, regions, completion queues and queue pairs of the RNIC.
+    objects: [u64; 5],
+    /// Forwarding entries.
+    forwarding: usize,
+    /// Sessions in which it is a partner's host.
+    parts: usize,
+}
+
+impl Sample {
+    fn of(lab: &TestLab, host: &str) -> anyhow::Result<Self> {
+        let mut services = BTreeMap::new();
+        for service in ["agent", "nic"] {
+            let pid = lab.service_pid(host, service)?;
+            let status = std::fs::read_to_string(lab.path(host, &format!("/proc/{pid}/status"))?)?;
+            let field = |name: &str| {
+                let line = status.lines().find_map(|line| line.strip_prefix(name));
+                let number = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+                number.with_context(|| format!("{name} of {service}"))
+            };
+            let fds = std::fs::read_dir(lab.path(host, &format!("/proc/{pid}/fd"))?)?.count();
+            services.insert(service, (field("RssAnon:")?, fds, field("Threads:")? as usize));
+        }
+        let parts = lab.path(host, "/run/verbatim/partners")?;
+        Ok(Self {
+            services,
+            objects: Traffic::of(lab, host)?.objects(),
+            forwarding: forwarding_entries(lab, host)?,
+            parts: std::fs::read_dir(parts).map_or(0, Iterator::count),
+        })
+    }
+}
+
+/// The entries that the file of a host's agent comes to.
+fn forwarding_entries(lab: &TestLab, host: &str) -> anyhow::Result<usize> {
+    #[derive(serde::Deserialize)]
+    struct Line {
+        qpn: u32,
+        forward: Option<serde_json::Value>,
+    }
+    let text = std::fs::read_to_string(lab.path(host, "/run/verbatim/forwarding")?)?;
+    let mut entries = HashMap::new();
+    for line in text.lines() {
+        let Line { qpn, forward } = serde_json::from_str(line)?;
+        match forward {
+            Some(_) => _ = entries.insert(qpn, ()),
+            None => _ = entries.remove(&qpn),
+        }
+    }
+    Ok(entries.len())
+}
+
+/// Samples of all hosts when nothing is on its way any more.
+fn samples(lab: &TestLab) -> anyhow::Result<BTreeMap<&'static str, Sample>> {
+    verbatim_e2e::eventually("sessions that have ended", LIMIT, || {
+        let sampled = HOSTS.iter().map(|host| Ok((*host, Sample::of(lab, host)?)));
+        let samples = sampled.collect::<anyhow::Result<BTreeMap<_, _>>>()?;
+        Ok(samples
+            .values()
+            .all(|sample| sample.parts == 0)
+            .then_some(samples))
+    })
+}
+
+/// Either side by turns, there and back.
+fn soak(lab: &TestLab, moves: usize) -> anyhow::Result<()> {
+    let check = Check::start(lab, OPTIONS)?;
+    let mut warm = None;
+    let mut most: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    for number in 0..moves {
+        // There and back takes two moves of each side.
+        let there = number / 2 % 2 == 0;
+        let (moved, to, left) = match (number % 2 == 0, there) {
+            (true, true) => (&check.client, "dst", "src"),
+            (true, false) => (&check.client, "src", "dst"),
+            (false, true) => (&check.server, "spare", "peer"),
+            (false, false) => (&check.server, "peer", "spare"),
+        };
+        let when = || format!("move {}: {}", number + 1, check.words());
+        plausible(&moved.moves(to).with_context(when)?, 8)?;
+        check.flows(to).with_context(when)?;
+        let behind = left_behind(lab, left, moved.name())?;
+        ensure!(behind.is_empty(), "{left} after move {}: {behind:?}", number + 1);
+        let now = samples(lab)?;
+        let entries: usize = now.values().map(|sample| sample.forwarding).sum();
+        // On each host where a queue pair was, its first number and its latest.
+        ensure!(
+            entries <= 2 * 2 * 2 * 8,
+            "{entries} forwarding entries after move {}",
+            number + 1
+        );
+        let of_programs: [u64; 5] = now.values().fold([0; 5], |sums, sample| {
+            std::array::from_fn(|index| sums[index] + sample.objects[index])
+        });
+        if number + 1 < WARM_UP {
+            continue;
+        }
+        let (before, objects) = warm.get_or_insert_with(|| (now.clone(), of_programs));
+        ensure!(
+            of_programs == *objects,
+            "the RNICs have {of_programs:?}, and had {objects:?}"
+        );
+        for (host, sample) in &now {
+            for (service, (kib, fds, threads)) in &sample.services {
+                let (kib_before, fds_before, threads_before) = before[host].services[service];
+                let grown = kib.saturating_sub(kib_before);
+                let worst = most.entry((*host, *service)).or_default();
+                *worst = (*worst).max(grown);
+                let what = format!("{service} of {host} after move {}", number + 1);
+                ensure!(grown <= GROWTH_KIB, "{what} has {kib} KiB, and had {kib_before}");
+                // Where an instance is, its agent and RNIC have its descriptors; a thread of the runtime may come or go.
+                ensure!(
+                    fds.abs_diff(fds_before) <= 24 && threads.abs_diff(threads_before) <= 24,
+                    "{what} has {fds} descriptors and {threads} threads, and had {fds_before} and {threads_before}"
+                );
+            }
+        }
+    }
+    let (client, server) = check.end()?;
+    eprintln!(
+        "{moves} moves: {} messages, longest gap {:.0} ms at the client, {:.0} ms at the server; grown by KiB: {most:?}",
+        client.posted + server.posted,
+        client.longest_gap_ms,
+        server.longest_gap_ms
+    );
+    Ok(())
+}
