@@ -46,7 +46,7 @@ static void print_help(void)
 	     "  -x, --gid-index N      GID index (default: a RoCEv2 IPv4 GID, else 0)\n"
 	     "      --port N           TCP port of the server (default 18516)\n"
 	     "      --mtu BYTES        256, 512, 1024, 2048 or 4096 (default: the port's, the smaller of both sides)\n"
-	     "      --ack-timeout N    RC acknowledge timeout, 4.096 us * 2^N (default 16: 268 ms, seven retries)\n"
+	     "      --ack-timeout N    RC acknowledge timeout, 4.096 us * 2^N (default 19: 2.1 s, seven retries)\n"
 	     "      --stall-timeout S  fail when nothing completes for S seconds (default 30)\n"
 	     "workload (the client's counts):\n"
 	     "      --op OP            send, write, write-imm, read, atomic, mix (all of these but atomic) or all\n"
@@ -178,7 +178,7 @@ enum options_result options_parse(int argc, char **argv, struct options *options
 		.port = 18516,
 		.gid_index = -1,
 		.stall_seconds = 30,
-		.ack_timeout = 16,
+		.ack_timeout = 19,
 		.load = { .op = OP_SEND, .size = 4096, .seed = 1, .qps = 1, .depth = 64 },
 	};
 	while ((option = getopt_long(argc, argv, "d:x:q:s:D:n:h", long_options, NULL)) != -1) {

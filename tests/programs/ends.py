@@ -140,7 +140,7 @@ class End:
             attr.sq_psn = self.psn
             mask |= e.IBV_QP_SQ_PSN
             if self.kind == 'rc':
-                attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.max_rd_atomic = 18, 7, 7, 4
+                attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.max_rd_atomic = 19, 7, 7, 4
                 mask |= e.IBV_QP_TIMEOUT | e.IBV_QP_RETRY_CNT | e.IBV_QP_RNR_RETRY | e.IBV_QP_MAX_QP_RD_ATOMIC
         self.qp.modify(attr, mask)
         if state == 'init':

@@ -80,17 +80,21 @@ impl<'a> Instance<'a> {
         Ok(address.to_owned())
     }
 
-    /// Waits until it listens on a TCP port.
-    pub fn listens(&self, port: u16) -> anyhow::Result<()> {
-        let row = self.row()?;
-        let pid = row.pid.with_context(|| {
+    fn pid(&self, row: &Row) -> anyhow::Result<i32> {
+        row.pid.with_context(|| {
             format!(
                 "{} has ended with status {:?}: {}",
                 self.name,
                 row.exit_status,
                 self.output().unwrap_or_default()
             )
-        })?;
+        })
+    }
+
+    /// Waits until it listens on a TCP port.
+    pub fn listens(&self, port: u16) -> anyhow::Result<()> {
+        let row = self.row()?;
+        let pid = self.pid(&row)?;
         self.lab
             .listens(&row.host, pid, port)
             .with_context(|| self.output().unwrap_or_default())
@@ -128,7 +132,7 @@ impl<'a> Instance<'a> {
 
     fn signal(&self, signal: &str) -> anyhow::Result<()> {
         let row = self.row()?;
-        let pid = row.pid.with_context(|| format!("{} has ended", self.name))?;
+        let pid = self.pid(&row)?;
         self.lab
             .start_plain(&row.host, &["kill", &format!("-{signal}"), &pid.to_string()])?
             .succeed(Duration::from_secs(10))?;

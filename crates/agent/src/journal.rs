@@ -366,6 +366,10 @@ impl Journal {
             told,
         };
         let mut text = serde_json::to_vec(&line)?;
+        match event {
+            Event::Step => tracing::debug!("{}", String::from_utf8_lossy(&text)),
+            _ => tracing::info!(session = line.session, ?role, "{event:?}"),
+        }
         text.push(b'\n');
         let mut inner = self.lock();
         inner.append(&text, event != Event::Step)?;

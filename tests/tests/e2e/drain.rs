@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use verbatim_e2e::{Instance, Migration, TestLab, Traffic, eventually, left_behind};
+use verbatim_e2e::{Instance, Migration, PATIENCE, TestLab, Traffic, eventually, left_behind};
 
 use crate::Test;
 use crate::migration::Check;
@@ -22,9 +22,6 @@ const OPTIONS: &[&str] = &[
     "65536",
     "--random-size",
     "--bidirectional",
-    // 2 s, seven times: connections outlast what is done to their packets here.
-    "--ack-timeout",
-    "19",
 ];
 
 /// All of them.
@@ -211,6 +208,7 @@ fn with_a_shared_receive_queue(lab: &TestLab) -> anyhow::Result<()> {
         "-D",
         "20",
     ];
+    let argv = [&argv[..], PATIENCE].concat();
     let server = lab.instance("peer", "server", &argv)?;
     server.listens(verbatim_e2e::PERFTEST_PORT)?;
     let address = server.address()?;

@@ -13,17 +13,7 @@ use crate::robustness::blockers;
 
 const HOSTS: &[&str] = &["src", "dst", "peer"];
 const LIMIT: Duration = Duration::from_secs(60);
-const OPTIONS: &[&str] = &[
-    "--op",
-    "mix",
-    "-q",
-    "2",
-    "-s",
-    "16384",
-    "--bidirectional",
-    "--ack-timeout",
-    "19",
-];
+const OPTIONS: &[&str] = &["--op", "mix", "-q", "2", "-s", "16384", "--bidirectional"];
 
 /// All of them.
 pub fn tests() -> Vec<Test> {

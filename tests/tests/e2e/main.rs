@@ -29,7 +29,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use verbatim_e2e::{TestLab, Tools};
+use verbatim_e2e::{Stolen, TestLab, Tools};
 
 /// What a test does in its lab.
 type Body = Box<dyn FnOnce(&TestLab) -> anyhow::Result<()> + Send>;
@@ -65,12 +65,13 @@ impl Test {
     }
 
     fn run(self, tools: &Tools) -> anyhow::Result<()> {
+        let stolen = Stolen::now();
         let lab = TestLab::up(tools, self.hosts)?;
         let body = self.body;
         // A panic must not hide the logs.
         let result = catch_unwind(AssertUnwindSafe(|| body(&lab)));
         if !matches!(result, Ok(Ok(()))) {
-            eprintln!("\nthe logs of {}:{}", self.name, lab.logs());
+            eprintln!("\n{}\nthe logs of {}:{}", stolen.since(), self.name, lab.logs());
         }
         let down = lab.down();
         match result {

@@ -33,11 +33,9 @@ pub fn tests() -> Vec<Test> {
             HOSTS,
             one_end_waits_until_the_other_has_moved,
         ),
-        // One run in five loses a connection: a known gap, see ARCHITECTURE.md.
         Test::new("many::instances_move_at_once", HOSTS, |lab| {
             instances_move_at_once(lab, 2)
-        })
-        .only_on_demand(true),
+        }),
         Test::new("many::more_instances_move_at_once", HOSTS, |lab| {
             instances_move_at_once(lab, 6)
         })

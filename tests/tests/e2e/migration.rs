@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use verbatim_e2e::{
-    BandwidthRow, CheckReport, Instance, Migration, PERFTEST_PORT, TestLab, Traffic, VCHECK_PORT,
+    BandwidthRow, CheckReport, Instance, Migration, PATIENCE, PERFTEST_PORT, TestLab, Traffic, VCHECK_PORT,
 };
 
 use crate::Test;
@@ -99,13 +99,7 @@ impl<'a> Check<'a> {
     /// The same with names that end in `which`.
     pub fn start_as(lab: &'a TestLab, which: &str, options: &[&str]) -> anyhow::Result<Self> {
         let program = lab.tools().vcheck.display().to_string();
-        // The workload is the client's word; how long to wait for an acknowledgement each side's own.
-        let own = options.windows(2).find(|pair| pair[0] == "--ack-timeout");
-        let argv = [
-            &[program.as_str(), "--stall-timeout", "60"],
-            own.unwrap_or_default(),
-        ]
-        .concat();
+        let argv = [program.as_str(), "--stall-timeout", "60"];
         let server = lab.instance("peer", &format!("server{which}"), &argv)?;
         server.listens(VCHECK_PORT)?;
         let address = server.address()?;
@@ -196,7 +190,9 @@ fn without_rdma(lab: &TestLab) -> anyhow::Result<()> {
 }
 
 fn perftest(lab: &TestLab, side: Side) -> anyhow::Result<()> {
-    let argv = ["ib_write_bw", "-F", "-q", "16", "-s", "65536", "-D", "6"];
+    // Long enough for a move on a machine that does something else, too.
+    let argv = ["ib_write_bw", "-F", "-q", "16", "-s", "65536", "-D", "15"];
+    let argv = [&argv[..], PATIENCE].concat();
     let server = lab.instance("peer", "server", &argv)?;
     server.listens(PERFTEST_PORT)?;
     let address = server.address()?;
@@ -210,7 +206,9 @@ fn perftest(lab: &TestLab, side: Side) -> anyhow::Result<()> {
         Side::Server => &server,
     };
     plausible(&moved.moves("dst")?, 16)?;
-    Traffic::of(lab, "dst")?.flows(SOME_BYTES, LIMIT)?;
+    Traffic::of(lab, "dst")?
+        .flows(SOME_BYTES, LIMIT)
+        .with_context(|| client.output().unwrap_or_default())?;
     let result = client.succeed(LIMIT)?;
     server.succeed(LIMIT)?;
     let rows = BandwidthRow::parse(&result)?;
@@ -232,7 +230,7 @@ fn perftest_by_turns(lab: &TestLab, argv: &[&str], side: Side) -> anyhow::Result
         (false, _) if argv.contains(&"-c") => &["-F", "-D", "40"],
         (false, _) => &["-F", "-D", "20"],
     };
-    let argv = [argv, length].concat();
+    let argv = [argv, length, PATIENCE].concat();
     let server = lab.instance("peer", "server", &argv)?;
     server.listens(PERFTEST_PORT)?;
     let address = server.address()?;

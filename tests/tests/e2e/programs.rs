@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{bail, ensure};
 use verbatim_e2e::{
-    BandwidthRow, CheckReport, Finished, LatencyRow, PERFTEST_PORT, Shim, TestLab, VCHECK_PORT,
+    BandwidthRow, CheckReport, Finished, LatencyRow, PATIENCE, PERFTEST_PORT, Shim, TestLab, VCHECK_PORT,
 };
 
 use crate::Test;
@@ -125,12 +125,17 @@ fn ibv_rc_pingpong(lab: &TestLab) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// One of perftest's programs.
+fn perftest(lab: &TestLab, argv: &[&str]) -> anyhow::Result<(Finished, Finished)> {
+    between(lab, &[argv, PATIENCE].concat(), PERFTEST_PORT)
+}
+
 fn bandwidth(lab: &TestLab, program: &str) -> anyhow::Result<()> {
     for (size, queue_pairs, iterations) in [(2, 1, 1000), (4096, 1, 1000), (65536, 1, 1000), (65536, 16, 200)]
     {
         let (bytes, count, pairs) = (size.to_string(), iterations.to_string(), queue_pairs.to_string());
         let argv = [program, "-F", "-s", &bytes, "-n", &count, "-q", &pairs];
-        let (client, _) = between(lab, &argv, PERFTEST_PORT)?;
+        let (client, _) = perftest(lab, &argv)?;
         let rows = BandwidthRow::parse(&client)?;
         let [row] = rows[..] else {
             bail!("{} lines instead of one{}", rows.len(), client.output())
@@ -144,7 +149,7 @@ fn bandwidth(lab: &TestLab, program: &str) -> anyhow::Result<()> {
     }
     // By time, as `make demo` runs it.
     let argv = [program, "-F", "-s", "65536", "-D", "1", "-q", "16"];
-    let (client, _) = between(lab, &argv, PERFTEST_PORT)?;
+    let (client, _) = perftest(lab, &argv)?;
     let rows = BandwidthRow::parse(&client)?;
     ensure!(
         rows.len() == 1 && rows[0].average_mib_s > 1.0,
@@ -154,7 +159,7 @@ fn bandwidth(lab: &TestLab, program: &str) -> anyhow::Result<()> {
 }
 
 fn all_sizes(lab: &TestLab) -> anyhow::Result<()> {
-    let (client, _) = between(lab, &["ib_write_bw", "-F", "-a", "-n", "50"], PERFTEST_PORT)?;
+    let (client, _) = perftest(lab, &["ib_write_bw", "-F", "-a", "-n", "50"])?;
     let sizes: Vec<_> = BandwidthRow::parse(&client)?
         .iter()
         .map(|row| row.bytes)
@@ -168,7 +173,7 @@ fn latency(lab: &TestLab, program: &str) -> anyhow::Result<()> {
     for size in [2, 4096, 65536] {
         let bytes = size.to_string();
         let argv = [program, "-F", "-s", &bytes, "-n", "500"];
-        let (client, _) = between(lab, &argv, PERFTEST_PORT)?;
+        let (client, _) = perftest(lab, &argv)?;
         let rows = LatencyRow::parse(&client)?;
         let [row] = rows[..] else {
             bail!("{} lines instead of one{}", rows.len(), client.output())

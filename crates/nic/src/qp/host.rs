@@ -41,6 +41,16 @@ impl Surroundings<'_> {
     }
 
     #[cold]
+    fn failed(&self, status: WcStatus) {
+        tracing::debug!(
+            qpn = self.domain.qpn,
+            context = self.context,
+            ?status,
+            "a queue pair fails"
+        );
+    }
+
+    #[cold]
     fn break_rings(&mut self, what: &str) {
         tracing::debug!(qpn = self.domain.qpn, what, "the program broke its queue");
         self.rings.broken = true;
@@ -238,6 +248,9 @@ impl Host for Surroundings<'_> {
     }
 
     fn complete(&mut self, completion: Completion) {
+        if !matches!(completion.status, WcStatus::Success | WcStatus::WrFlushErr) {
+            self.failed(completion.status);
+        }
         let number = match completion.queue {
             Queue::Send => self.send_cq,
             Queue::Receive => self.recv_cq,

@@ -6,7 +6,7 @@ mod cases;
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
-use verbatim_e2e::{BandwidthRow, Finished, LatencyRow, PERFTEST_PORT, Shim, TestLab};
+use verbatim_e2e::{BandwidthRow, Finished, LatencyRow, PATIENCE, PERFTEST_PORT, Shim, TestLab};
 
 use self::cases::{FAMILIES, REFUSED, WITH_WR, WITH_WR_FAST};
 use crate::Test;
@@ -72,6 +72,7 @@ fn runs(lab: &TestLab, mut argv: Vec<&'static str>, calls: Calls) -> anyhow::Res
         argv.extend(["-n", if all_sizes { "10" } else { "200" }]);
     }
     argv.push("-F");
+    argv.extend(PATIENCE);
     let shim = match calls {
         Calls::PostSend => None,
         Calls::Wr => Some(Shim::build("known_device")?),
