@@ -1,6 +1,7 @@
 //! Blackouts of `ib_write_bw` with 16 queue pairs and messages of 2 MiB (MigrRDMA §5.2, figure "blackout time"), sender and receiver moved.
 //!
-//! One run per side: it is moved to and fro between two hosts while its partner stays, at full speed all the time.
+//! One run per side: it is moved to and fro between two hosts while its partner stays, at full speed all the time. Once what is in
+//! flight is waited for, as in the paper, and once it is cut off and posted again at the new place.
 
 use std::path::Path;
 use std::time::Duration;
@@ -27,6 +28,8 @@ struct Report {
 #[derive(Debug, Serialize)]
 struct Side {
     moved: &'static str,
+    /// What is in flight is cut off (`--drain-timeout 0`).
+    cut_off: bool,
     service_blackout: Summary,
     communication_blackout: Summary,
     total: Summary,
@@ -43,11 +46,13 @@ pub fn run(tools: &Tools, moves: u32, out: &Path) -> anyhow::Result<()> {
     let all = format!("ib_write_bw -F -q 16 -s 2097152 -t 2 -Q 1 -D {seconds}");
     let argv: Vec<_> = all.split(' ').collect();
     let mut sides = Vec::new();
-    for moved in ["sender", "receiver"] {
-        let migrations = measure(tools, &argv, moved, moves)?;
-        let side = summarise(moved, migrations);
-        print(&side);
-        sides.push(side);
+    for cut_off in [false, true] {
+        for moved in ["sender", "receiver"] {
+            let migrations = measure(tools, &argv, moved, cut_off, moves)?;
+            let side = summarise(moved, cut_off, migrations);
+            print(&side);
+            sides.push(side);
+        }
     }
     let report = Report {
         context,
@@ -61,7 +66,14 @@ pub fn run(tools: &Tools, moves: u32, out: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn measure(tools: &Tools, argv: &[&str], moved: &str, moves: u32) -> anyhow::Result<Vec<Migration>> {
+fn measure(
+    tools: &Tools,
+    argv: &[&str],
+    moved: &str,
+    cut_off: bool,
+    moves: u32,
+) -> anyhow::Result<Vec<Migration>> {
+    let options: &[&str] = if cut_off { &["--drain-timeout", "0"] } else { &[] };
     let lab = TestLab::up(tools, &["one", "other", "peer"])?;
     let (sender_host, receiver_host) = if moved == "sender" {
         ("one", "peer")
@@ -81,7 +93,8 @@ fn measure(tools: &Tools, argv: &[&str], moved: &str, moves: u32) -> anyhow::Res
             .with_context(|| sender.output().unwrap_or_default())?;
         here = if here == "one" { "other" } else { "one" };
         let moved = instance
-            .moves(here)
+            .migrate_with(here, options)
+            .and_then(|moved| moved.must_be_committed().map(|()| moved))
             .with_context(|| format!("move {number}{}", lab.logs()))?;
         migrations.push(moved);
     }
@@ -90,10 +103,11 @@ fn measure(tools: &Tools, argv: &[&str], moved: &str, moves: u32) -> anyhow::Res
     Ok(migrations)
 }
 
-fn summarise(moved: &'static str, migrations: Vec<Migration>) -> Side {
+fn summarise(moved: &'static str, cut_off: bool, migrations: Vec<Migration>) -> Side {
     let of = |get: &dyn Fn(&Migration) -> f64| Summary::of(migrations.iter().map(get));
     Side {
         moved,
+        cut_off,
         service_blackout: of(&|migration| migration.service_blackout_ms),
         communication_blackout: of(&|migration| migration.communication_blackout_ms),
         total: of(&|migration| migration.total_ms),
@@ -105,7 +119,8 @@ fn summarise(moved: &'static str, migrations: Vec<Migration>) -> Side {
 }
 
 fn print(side: &Side) {
-    println!("{} moves of the {}, ms", side.migrations.len(), side.moved);
+    let way = if side.cut_off { "what is in flight is cut off" } else { "drained" };
+    println!("{} moves of the {}, {way}, ms", side.migrations.len(), side.moved);
     println!("{:24} {:>9} {:>9} {:>9}", "", "median", "least", "worst");
     let line = |name: &str, summary: &Summary| {
         println!(

@@ -42,8 +42,10 @@ struct Run {
     end_ms: f64,
     /// The longest time without data that the partner saw.
     silence_ms: f64,
-    /// Gbit/s, the mean of the samples before.
+    /// Gbit/s before the move was asked for.
     before: f64,
+    /// Gbit/s from then on until the silence: what pre-copy and pre-setup leave of it.
+    meanwhile: f64,
     migration: Migration,
 }
 
@@ -54,8 +56,8 @@ pub fn run(tools: &Tools, repeats: u32, out: &Path) -> anyhow::Result<()> {
     let program = "ib_write_bw -F -q 16 -s 2097152 -t 2 -Q 1 -D 3600";
     println!("throughput of the partner in samples of 5 ms, {program}");
     println!(
-        "{:9} {:>12} {:>12} {:>12}",
-        "moved", "before Gb/s", "silence ms", "blackout ms"
+        "{:9} {:>12} {:>12} {:>12} {:>12}",
+        "moved", "before Gb/s", "meanwhile", "silence ms", "blackout ms"
     );
     let argv: Vec<_> = program.split(' ').collect();
     let mut runs = Vec::new();
@@ -63,9 +65,10 @@ pub fn run(tools: &Tools, repeats: u32, out: &Path) -> anyhow::Result<()> {
         for moved in Moved::BOTH {
             let run = measure(tools, &argv, moved)?;
             println!(
-                "{:9} {:>12.1} {:>12.1} {:>12.1}",
+                "{:9} {:>12.1} {:>12.1} {:>12.1} {:>12.1}",
                 moved.name(),
                 run.before,
+                run.meanwhile,
                 run.silence_ms,
                 run.migration.communication_blackout_ms
             );
@@ -141,16 +144,12 @@ fn summarise(
             (since(pair[1].0), bits / seconds / 1e9)
         })
         .collect();
-    // The mean: on a busy machine most samples of so short a time may be empty.
-    let rates: Vec<f64> = samples
-        .iter()
-        .filter(|(at, _)| *at < 0.0)
-        .map(|(_, rate)| *rate)
-        .collect();
-    let before = rates.iter().sum::<f64>() / rates.len().max(1) as f64;
+    let before = mean(&samples, f64::MIN, 0.0);
+    let (silence, silence_ms) = longest_silence(&samples, SILENT * before);
     Run {
         moved,
-        silence_ms: longest_silence(&samples, SILENT * before),
+        silence_ms,
+        meanwhile: mean(&samples, 0.0, silence),
         samples,
         end_ms: since(end),
         before,
@@ -158,15 +157,25 @@ fn summarise(
     }
 }
 
-/// The longest time in a row whose samples are at most `most`.
-fn longest_silence(samples: &[(f64, f64)], most: f64) -> f64 {
-    let mut longest = 0.0f64;
+/// The mean rate of the samples that end after `from` and by `to`. On a busy machine most samples of so short a time may be
+/// empty.
+fn mean(samples: &[(f64, f64)], from: f64, to: f64) -> f64 {
+    let rates = samples.iter().filter(|(at, _)| *at > from && *at <= to);
+    let (sum, count) = rates.fold((0.0, 0u32), |(sum, count), (_, rate)| (sum + rate, count + 1));
+    sum / f64::from(count.max(1))
+}
+
+/// The longest time in a row whose samples are at most `most`: when it begins, and how long it is.
+fn longest_silence(samples: &[(f64, f64)], most: f64) -> (f64, f64) {
+    let mut longest = (0.0, 0.0);
     let mut loud = samples.first().map_or(0.0, |(at, _)| *at);
     for (at, rate) in samples {
         if *rate > most {
             loud = *at;
         }
-        longest = longest.max(at - loud);
+        if at - loud > longest.1 {
+            longest = (loud, at - loud);
+        }
     }
     longest
 }
@@ -205,8 +214,10 @@ mod tests {
             (26.0, 0.0),
             (30.0, 8.0),
         ];
-        assert_eq!(longest_silence(&samples, 0.5), 16.0);
-        assert_eq!(longest_silence(&samples[..1], 0.5), 0.0);
-        assert_eq!(longest_silence(&[], 0.5), 0.0);
+        assert_eq!(longest_silence(&samples, 0.5), (10.0, 16.0));
+        assert_eq!(longest_silence(&samples[..1], 0.5).1, 0.0);
+        assert_eq!(longest_silence(&[], 0.5).1, 0.0);
+        assert_eq!(mean(&samples, 0.0, 10.0), 4.5);
+        assert_eq!(mean(&samples, 30.0, 40.0), 0.0);
     }
 }
