@@ -64,9 +64,27 @@ pub struct Counters {
     pub resp_cqe_error: u64,
     pub resp_cqe_flush_error: u64,
 
+    // Pause and resume: the messages of the migration extension.
+    pub sent_stop_naks: u64,
+    pub rcvd_stop_naks: u64,
+    pub sent_resumes: u64,
+    pub rcvd_resumes: u64,
+    pub sent_resume_acks: u64,
+    pub rcvd_resume_acks: u64,
+    /// Messages that are not the partner's RNIC's, or of another version: ignored.
+    pub migration_forged: u64,
+    /// Messages that came before, or after a later one: ignored.
+    pub migration_replayed: u64,
+    /// Messages of the partner's RNIC with a place or PSNs that cannot be: ignored.
+    pub migration_refused: u64,
+    /// How often the partner was found stopped.
+    pub pauses: u64,
+    /// Connections that have waited too long for a stopped partner.
+    pub pause_limit_exceeded: u64,
+
     /// Packets that the queue pair did not let in: the sum of the next six.
     pub dropped_packets: u64,
-    /// In RESET, INIT and ERR, or an answer in RTR.
+    /// In RESET, INIT and ERR, or stopped; or an answer in RTR, or while the partner is stopped.
     pub dropped_by_state: u64,
     /// The opcode is one of another transport service.
     pub dropped_wrong_service: u64,

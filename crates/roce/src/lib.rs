@@ -22,10 +22,12 @@
 
 mod config;
 mod counters;
+mod forwarding;
 mod gather;
 mod held;
 mod host;
 mod link;
+mod location;
 mod num;
 mod qp;
 mod queue_pair;
@@ -41,22 +43,24 @@ pub mod wire;
 
 pub use config::QpConfig;
 pub use counters::Counters;
+pub use forwarding::{Forwarded, Forwarding};
 pub use held::HoldBudget;
 pub use host::{AccessError, Event, Host, Key, LocalAccess, RemoteAccess};
+pub use location::Location;
 pub use num::{InvalidMtu, Lkey, Mtu, Pd, Psn, Qpn, Rkey};
 pub use qp::{
     AccessFlags, AddressVector, AttrMask, ModifyError, QpAttributes, QpState, QpType, Transition, transition,
 };
 pub use queue_pair::Qp;
-pub use rc::{Outstanding, Position, RcQp};
+pub use rc::{IMAGE_VERSION, ImageError, Outstanding, Position, RcImage, RcQp, Secret, SecretEnd, Standing};
 pub use time::Time;
 pub use tx::{Transmit, TxBatch};
 pub use uc::UcQp;
 pub use ud::UdQp;
 pub use verbs::{
     AtomicOp, BadRequest, Bind, Completion, Destination, Immediate, MAX_INLINE, MAX_MESSAGE, MAX_SGE,
-    Operation, Path, Queue, ReceiveRequest, SendData, SendRequest, Sge, SgeList, Traffic, WcFlags, WcOpcode,
-    WcStatus,
+    Operation, Path, Queue, ReceiveRequest, SendData, SendRequest, Sge, SgeList, Traffic, VENDOR_ERR_PAUSED,
+    VENDOR_ERR_RESUMING, WcFlags, WcOpcode, WcStatus,
 };
 pub use wire::icrc::{self, Flow, Verdict};
 pub use wire::packet::{Packet, ParseError};

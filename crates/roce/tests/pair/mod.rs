@@ -4,6 +4,7 @@
 
 mod host;
 mod link;
+pub mod world;
 
 pub use host::{By, SEND, TestHost, compare_swap, fetch_add, read, send_imm, sge, write, write_imm};
 pub use link::{Bottleneck, Faults, Link};
