@@ -1,7 +1,8 @@
 //! What a queue pair sees of its surroundings.
 
 use crate::{
-    AtomicOp, BadRequest, Bind, Completion, HoldBudget, Lkey, Location, ReceiveRequest, Rkey, SendRequest,
+    AtomicOp, BadRequest, Bind, Completion, HoldBudget, Lkey, Location, MigrationCounters, ReceiveRequest,
+    Rkey, SendRequest,
 };
 
 /// The key by which memory is reached: which of the two decides which rights are needed.
@@ -143,6 +144,11 @@ pub trait Host {
     fn peer_moved(&mut self, to: &Location) -> bool {
         let _ = to;
         false
+    }
+
+    /// So much more has been counted of pause and resume.
+    fn count_migration(&mut self, counted: &MigrationCounters) {
+        let _ = counted;
     }
 
     /// Reports an asynchronous event.

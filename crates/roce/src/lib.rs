@@ -42,7 +42,7 @@ mod verbs;
 pub mod wire;
 
 pub use config::QpConfig;
-pub use counters::Counters;
+pub use counters::{Counters, MigrationCounters};
 pub use forwarding::{Forwarded, Forwarding};
 pub use held::HoldBudget;
 pub use host::{AccessError, Event, Host, Key, LocalAccess, RemoteAccess};

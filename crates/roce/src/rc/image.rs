@@ -187,6 +187,13 @@ impl RcQp {
             "a reliable connection is never in SQE",
         )?;
         ImageError::unless(image.pkey == config.pkey, "the partition is another one")?;
+        let (sends, receives) = match image.state {
+            QpState::Rts | QpState::Sqd => (true, true),
+            QpState::Rtr => (false, true),
+            _ => (false, false),
+        };
+        let fits = (sends || image.requester.is_empty()) && (receives || image.responder.is_idle());
+        ImageError::unless(fits, "there is more than its state allows")?;
         if image.shared_receive_queue != config.shared_receive_queue {
             return Err(ImageError::ReceiveQueue {
                 shared: image.shared_receive_queue,

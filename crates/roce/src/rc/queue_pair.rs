@@ -84,20 +84,28 @@ impl RcQp {
         self.requester.in_flight_bytes()
     }
 
+    /// Where it stands now: exact only while it is stopped.
+    pub fn position(&self) -> Position {
+        Position::of(&self.requester, &self.responder)
+    }
+
     /// Where it stands. For a NIC that from now on neither gives it packets or time nor asks it for packets, until
     /// [`RcQp::restart`]. A connection that is at its end is taken to ERR: the NAK that says so is lost, as on any link.
     pub fn stop(&mut self, host: &mut impl Host) -> Position {
         self.ack_deadline = None;
-        let position = Position::of(&self.requester, &self.responder);
+        let position = self.position();
         if self.responder.is_ending() {
             self.enter_error(self.shell.state, host);
         }
         position
     }
 
-    /// Goes on after [`RcQp::stop`], as if all that was under way then had been lost.
+    /// Goes on after [`RcQp::stop`], as if all that was under way then had been lost. While a partner is waited for, that is
+    /// what happens when it has come.
     pub fn restart(&mut self, now: Time) {
-        self.requester.restart(now);
+        if self.standing() == Standing::Running {
+            self.requester.restart(now);
+        }
     }
 
     /// Changes the most bytes that may be under way, from now on; what is under way stays. For a NIC that shares what a

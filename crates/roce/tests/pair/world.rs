@@ -33,6 +33,9 @@ type InFlight = (Time, u64, IpAddr, IpAddr, Vec<u8>, u16);
 /// Sees each packet that is sent, and may keep it from arriving.
 type Filter = Box<dyn FnMut(Time, &Packet<'_>) -> bool>;
 
+/// Sees each packet that is sent, with where it goes.
+type Capture = Box<dyn FnMut(Time, IpAddr, &[u8])>;
+
 pub struct World {
     pub now: Time,
     pub setup: Setup,
@@ -44,13 +47,14 @@ pub struct World {
     rng: StdRng,
     pub faults: Faults,
     pub filter: Option<Filter>,
+    pub capture: Option<Capture>,
     pub latency: Duration,
 }
 
 /// An end between two places.
 pub struct Moving {
     pub image: Vec<u8>,
-    host: TestHost,
+    pub host: TestHost,
     old: Location,
 }
 
@@ -58,7 +62,7 @@ pub fn address(number: u8) -> IpAddr {
     IpAddr::from([10, 0, 0, number])
 }
 
-fn flow(from: IpAddr, to: IpAddr) -> Flow {
+pub fn flow(from: IpAddr, to: IpAddr) -> Flow {
     let end = |address| SocketAddr::new(address, UDP_PORT);
     Flow::new(end(from), end(to)).expect("all are IPv4")
 }
@@ -89,6 +93,7 @@ impl World {
             rng: StdRng::seed_from_u64(setup.seed),
             faults: setup.faults,
             filter: None,
+            capture: None,
             latency: Duration::from_micros(10),
         };
         for side in [Side::A, Side::B] {
@@ -148,7 +153,7 @@ impl World {
             .peer()
             .map_or(address(1 + side.other() as u8), |peer| peer.address);
         let qp = RcQp::restore(to.qpn, self.setup.config, image).expect("it is one of ours");
-        assert_eq!(qp.standing(), Standing::Stopped);
+        assert!(moving.host.trusting || qp.standing() == Standing::Stopped);
         self.leave(moving.old, to);
         let batch = TxBatch::new(flow(to.address, partner));
         let host = moving.host;
@@ -178,6 +183,9 @@ impl World {
                 return;
             }
         }
+        if let Some(capture) = &mut self.capture {
+            capture(self.now, to, bytes);
+        }
         let copies = 1 + u32::from(self.happens(self.faults.duplication));
         for _ in 0..copies {
             if self.happens(self.faults.loss) {
@@ -202,7 +210,7 @@ impl World {
 
     /// One poll of each queue pair that there is, until one has sent something.
     fn transmit(&mut self) -> bool {
-        let now = self.now;
+        let (now, budget) = (self.now, self.setup.budget);
         let all: Vec<Location> = self
             .places
             .iter()
@@ -221,7 +229,7 @@ impl World {
             if let Some(to) = host.peer.take() {
                 batch.restart(flow(at.address, to.address));
             }
-            let outcome = qp.poll_transmit(now, host, batch, 1);
+            let outcome = qp.poll_transmit(now, host, batch, budget);
             let to = batch.flow().destination().ip();
             let sent: Vec<Vec<u8>> = batch.packets().map(<[u8]>::to_vec).collect();
             batch.clear();

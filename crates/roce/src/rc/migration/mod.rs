@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use self::counter::Counter;
 pub use self::secret::{Secret, SecretEnd};
-use crate::Time;
+use crate::{MigrationCounters, Time};
 
 /// RESUME is said again after this time, and then after twice as long each time, up to the longest.
 const RESUME_INTERVAL: Duration = Duration::from_millis(1);
@@ -69,6 +69,7 @@ pub(super) struct Migration {
     resume_interval: Duration,
     /// Paused and resuming: when that has lasted too long.
     limit: Option<Time>,
+    counters: MigrationCounters,
 }
 
 /// What is saved of it. Where it stands is not: who is restored is stopped, and asks its partner anew.
@@ -118,6 +119,9 @@ impl Migration {
 
     /// The queue pair goes to RESET: the next connection has a secret of its own.
     pub fn forget(&mut self) {
-        *self = Migration::default();
+        *self = Migration {
+            counters: self.counters,
+            ..Migration::default()
+        };
     }
 }

@@ -6,7 +6,7 @@ use crate::link::{Outlet, SendError};
 use crate::rc::RcQp;
 use crate::shell::{Phase, Shell};
 use crate::verbs::{VENDOR_ERR_PAUSED, VENDOR_ERR_RESUMING};
-use crate::{Event, Host, Packet, Psn, QpState, Time, Transmit, TxBatch};
+use crate::{Event, Host, Location, MigrationCounters, Packet, Psn, QpState, Time, Transmit, TxBatch};
 
 impl RcQp {
     /// Sets the secret that this RNIC shares with the partner's, or takes it away. Another one begins its counters anew, so
@@ -26,6 +26,11 @@ impl RcQp {
     /// Does it share a secret with the partner's RNIC?
     pub fn has_secret(&self) -> bool {
         self.migration.secret.is_some()
+    }
+
+    /// Where the partner is, if it has gone on elsewhere: the attributes do not tell.
+    pub fn peer(&self) -> Option<Location> {
+        self.shell.peer
     }
 
     /// Where it is between stop and resume.
@@ -113,49 +118,69 @@ impl RcQp {
         self.shell.state != QpState::Rtr && !self.migration.is_waiting()
     }
 
+    /// What it has counted of pause and resume.
+    pub fn migration_counters(&self) -> &MigrationCounters {
+        &self.migration.counters
+    }
+
+    /// Does something, and tells the host what was counted meanwhile.
+    fn counted<H: Host, T>(&mut self, host: &mut H, act: impl FnOnce(&mut Self, &mut H) -> T) -> T {
+        let before = self.migration.counters;
+        let done = act(self, host);
+        let counted = self.migration.counters.since(&before);
+        if counted != MigrationCounters::default() {
+            host.count_migration(&counted);
+        }
+        done
+    }
+
     /// A message of the extension has come.
     #[cold]
     pub(in crate::rc) fn handle_migration(&mut self, now: Time, packet: &Packet<'_>, host: &mut impl Host) {
+        self.counted(host, |qp, host| qp.take_message(now, packet, host));
+        self.refresh_phase();
+        self.settle(host);
+    }
+
+    fn take_message(&mut self, now: Time, packet: &Packet<'_>, host: &mut impl Host) {
         let received = match self.migration.open(packet) {
             Ok(received) => received,
             Err(Unverified) => {
-                self.shell.counters.migration_forged += 1;
+                self.migration.counters.migration_forged += 1;
                 return;
             }
         };
         if received.counter <= self.migration.accepted {
-            self.shell.counters.migration_replayed += 1;
+            self.migration.counters.migration_replayed += 1;
             return;
         }
         match received.message {
             Message::Stopped => {
                 self.migration.accepted = received.counter;
-                self.shell.counters.rcvd_stop_naks += 1;
+                self.migration.counters.rcvd_stop_naks += 1;
                 if self.migration.standing == Standing::Running {
-                    self.shell.counters.pauses += 1;
+                    self.migration.counters.pauses += 1;
                     self.migration.standing = Standing::Paused;
                     self.wait(now);
                 }
             }
             Message::Resume { acknowledged } => {
                 if self.meet(now, &received, acknowledged, host) {
-                    self.shell.counters.rcvd_resumes += 1;
+                    self.migration.counters.rcvd_resumes += 1;
                     self.migration.acknowledge = Some(received.counter);
                 }
             }
             Message::Resumed { about } => {
                 if !self.migration.awaits(about) {
                     // To a RESUME of an earlier stay.
-                    self.shell.counters.migration_replayed += 1;
+                    self.migration.counters.migration_replayed += 1;
                 } else if self.meet(now, &received, None, host) {
-                    self.shell.counters.rcvd_resume_acks += 1;
+                    self.migration.counters.rcvd_resume_acks += 1;
                     self.migration.run();
                     self.requester.restart(now);
                 }
             }
         }
-        self.refresh_phase();
-        self.settle(host);
     }
 
     /// Takes over where the partner goes on, and what it says of the PSNs, with its first message since it does. Says
@@ -174,7 +199,7 @@ impl RcQp {
             let sent = !begun || self.requester.has_sent(received.expected);
             let plausible = received.source.is_plausible() && executed && sent;
             if !plausible || !host.peer_moved(&received.source) {
-                self.shell.counters.migration_refused += 1;
+                self.migration.counters.migration_refused += 1;
                 return false;
             }
             self.shell.set_peer(received.source);
@@ -202,7 +227,11 @@ impl RcQp {
         if self.migration.limit.is_none_or(|limit| now < limit) {
             return;
         }
-        self.shell.counters.pause_limit_exceeded += 1;
+        self.counted(host, |qp, host| qp.waited_too_long(host));
+    }
+
+    fn waited_too_long(&mut self, host: &mut impl Host) {
+        self.migration.counters.pause_limit_exceeded += 1;
         self.shell.counters.retry_exceeded_err += 1;
         let vendor_err = match self.migration.standing {
             Standing::Resuming => VENDOR_ERR_RESUMING,
@@ -229,7 +258,7 @@ impl RcQp {
         batch: &mut TxBatch,
         budget: usize,
     ) -> Transmit {
-        match self.send_messages(now, batch) {
+        match self.counted(host, |qp, _| qp.send_messages(now, batch)) {
             Ok(()) => {}
             Err(SendError::Full | SendError::Access) => return Transmit::Full,
         }
@@ -261,17 +290,17 @@ impl RcQp {
                 migration.nak_due = true;
                 return Err(full);
             }
-            outlet.counters.sent_stop_naks += 1;
+            migration.counters.sent_stop_naks += 1;
         }
         if let Some(about) = migration.acknowledge {
             migration.send(Message::Resumed { about }, &own, &mut outlet)?;
             migration.acknowledge = None;
-            outlet.counters.sent_resume_acks += 1;
+            migration.counters.sent_resume_acks += 1;
         }
         if migration.standing == Standing::Resuming && migration.resume_at.is_none_or(|at| at <= now) {
             let acknowledged = own.acknowledged;
             migration.send(Message::Resume { acknowledged }, &own, &mut outlet)?;
-            outlet.counters.sent_resumes += 1;
+            migration.counters.sent_resumes += 1;
             migration.resume_at = Some(now + migration.resume_interval);
             migration.resume_interval = (migration.resume_interval * 2).min(LONGEST_RESUME_INTERVAL);
             self.requester.freeze(now, migration.alarm());

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::Requester;
 use super::wqe::Wqe;
 use crate::rc::image::ImageError;
-use crate::{Mtu, Operation, Psn, QpAttributes, QpConfig, SendData};
+use crate::{MAX_MESSAGE, Mtu, Operation, Psn, QpAttributes, QpConfig, SendData};
 
 /// The most requests in an image: more than any RNIC takes off a ring at a time.
 const MOST_REQUESTS: usize = 1 << 16;
@@ -35,6 +35,11 @@ impl RequesterImage {
         self.queue.iter().map(|wqe| wqe.request.wr_id)
     }
 
+    /// Is nothing under way?
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     /// All that the rest of the requester takes for granted.
     fn check(&self, mtu: Mtu) -> Result<(), ImageError> {
         let under_way = self.end.offset_from(self.ack);
@@ -46,17 +51,23 @@ impl RequesterImage {
             .is_none_or(|psn| psn.offset_from(self.ack) < self.high.offset_from(self.ack));
         ImageError::unless(ordered && early, "the requester's PSNs are out of order")?;
         let first = self.queue.front().map_or(self.end, |wqe| wqe.first);
-        let mut at = first;
-        for wqe in &self.queue {
-            ImageError::unless(wqe.first == at, "the requests are not in a row")?;
-            ImageError::unless(check_request(wqe, mtu), "a request is not as one can be")?;
-            at = wqe.end();
-        }
         let begun = self.ack.offset_from(first);
         let oldest = self.queue.front().map_or(0, |wqe| wqe.packets.saturating_sub(1));
+        ImageError::unless(begun <= oldest, "the oldest request is complete")?;
+        let mut packets = 0;
+        for wqe in &self.queue {
+            ImageError::unless(wqe.first == first.add(packets), "the requests are not in a row")?;
+            ImageError::unless(check_request(wqe, mtu), "a request is not as one can be")?;
+            // Nothing is sent behind what happens here before it has happened.
+            let sent = self.high.offset_from(first) > packets;
+            let stops = wqe.is_local() && (!wqe.executed || wqe.failure.is_some());
+            ImageError::unless(!(stops && sent), "a request was overtaken")?;
+            packets += wqe.packets;
+            ImageError::unless(packets <= Psn::MASK >> 1, "the requests have too many packets")?;
+        }
         ImageError::unless(
-            at == self.end && begun <= oldest,
-            "the oldest request is complete",
+            packets == begun + under_way,
+            "the last request does not end at the end",
         )
     }
 }
@@ -64,9 +75,13 @@ impl RequesterImage {
 fn check_request(wqe: &Wqe, mtu: Mtu) -> bool {
     let operation = &wqe.request.operation;
     let packets = if wqe.is_local() { 0 } else { mtu.packets(wqe.len) };
-    let in_place = wqe.packets == packets && wqe.read_piece > 0 && wqe.opcode == operation.wc_opcode();
+    let in_place = wqe.len <= MAX_MESSAGE
+        && wqe.packets == packets
+        && wqe.read_piece > 0
+        && wqe.opcode == operation.wc_opcode();
     if wqe.failure.is_some() || wqe.is_local() {
-        return in_place || wqe.failure.is_some() && wqe.packets == packets && wqe.read_piece > 0;
+        // What makes no sense completes with an opcode that may be another one.
+        return wqe.len <= MAX_MESSAGE && wqe.packets == packets && wqe.read_piece > 0;
     }
     let data = &wqe.request.data;
     let inline = matches!(data, SendData::Inline { .. });

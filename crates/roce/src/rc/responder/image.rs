@@ -40,6 +40,11 @@ impl ResponderImage {
         }
     }
 
+    /// Is nothing under way?
+    pub fn is_idle(&self) -> bool {
+        self.message.is_none() && self.answers.is_empty() && self.nak.is_none() && !self.ending
+    }
+
     fn check(&self, mtu: Mtu) -> Result<(), ImageError> {
         let message = match &self.message {
             None => true,
