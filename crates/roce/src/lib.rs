@@ -12,6 +12,8 @@
 //! - [`Host`] is what a queue pair sees of its surroundings: memory, keys, rings, completion queues.
 //! - [`TxBatch`] collects finished packets, ready for one UDP send with generic segmentation offload (GSO).
 //! - [`Packet::parse`] and [`Flow::verify`] turn a received datagram into something for [`Qp::handle_packet`].
+//! - [`RcQp::halt`], [`RcQp::save`], [`RcQp::restore`] and [`RcQp::resume`]: a connection stops in the middle of its requests and
+//!   goes on elsewhere; [`Forwarding`] passes on what looks for it where it was. On the wire: `docs/wire-extension.md`.
 //! - [`transition`] is the table of queue pair states (IBA §10.3.1), for whoever checks `ibv_modify_qp`.
 //!
 //! What is left out on purpose: automatic path migration and FLUSH (a peer's request is answered with NAK "invalid

@@ -349,6 +349,30 @@ mod tests {
         }
 
         #[test]
+        fn only_what_is_as_long_as_a_migration_header_is_one(
+            code in prop::sample::select(vec![0x0c, 0x11, 0x12, 0x13, 0x14, 0xd0]),
+            bytes in prop_oneof![0usize..100, Just(MIGETH_BYTES / 4)],
+        ) {
+            let opcode = Opcode(code);
+            let mut datagram = vec![0; opcode.info().unwrap().header_bytes() + bytes * 4 + ICRC_BYTES];
+            datagram[0] = code;
+            let migrates = matches!(opcode, Opcode::RC_ACKNOWLEDGE | Opcode::RC_RESUME);
+            match Packet::parse(&datagram) {
+                Ok(packet) if bytes == 0 => prop_assert_eq!(packet.payload.len(), 0),
+                Ok(packet) => {
+                    prop_assert!(migrates && bytes * 4 == MIGETH_BYTES);
+                    prop_assert_eq!(packet.info.kind, crate::wire::opcode::Kind::Migration);
+                    prop_assert_eq!(packet.payload.len(), MIGETH_BYTES);
+                }
+                Err(error) => {
+                    let expected = ParseError::UnexpectedPayload { opcode, bytes: bytes * 4 };
+                    prop_assert_eq!(error, expected);
+                    prop_assert!(!migrates || bytes * 4 != MIGETH_BYTES);
+                }
+            }
+        }
+
+        #[test]
         fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..120)) {
             let _ = Packet::parse(&bytes);
         }

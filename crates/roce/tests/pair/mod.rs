@@ -2,6 +2,7 @@
 //! simulated, and one seed reproduces everything.
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part of it")]
 
+pub mod exchange;
 mod host;
 mod link;
 pub mod world;
