@@ -7,7 +7,7 @@ use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
 
 /// The version of this contract; both sides refuse another one.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 
 /// From here on queue pair numbers are not the RNIC's to give: they are for queue pairs that programs which have moved away
 /// make elsewhere, under the GID of this host.
@@ -628,6 +628,59 @@ pub enum Request {
         /// Which.
         qpn: u32,
     },
+    /// The secret that this RNIC shares with the partner's, for pause and resume: the partner's RNIC is given the same key, and
+    /// the other `first`. Without one nothing of that is sent. It ends with the connection (RESET), and moves with an image.
+    /// Answered by [`Reply::Done`]; `EINVAL` for other transports than the reliable connection.
+    SetQpSecret {
+        /// Which.
+        qpn: u32,
+        /// The secret; `None` takes it away.
+        secret: Option<QpSecret>,
+    },
+    /// From now on, until `ResumeQp`, a reliable connection stands still (MigrOS §3.2): it takes nothing in, completes
+    /// nothing, and tells its partner, if there is a secret, that it is stopped: that one then waits. Unlike `StopQp`, the
+    /// connection may go on at another RNIC. It does so even if the context is parked. Answered by [`Reply::Done`], also if it
+    /// was paused already; `EINVAL` for other transports, and in a state in which nothing can be sent or received.
+    PauseQp {
+        /// Which.
+        qpn: u32,
+    },
+    /// The whole state of a connection that `PauseQp` has stopped. Answered by [`Reply::QpImage`]; `EBUSY` if it runs.
+    DumpQp {
+        /// Which.
+        qpn: u32,
+    },
+    /// Gives a reliable connection in RESET the state of an image. It is then paused, as the one was that the image is of.
+    ///
+    /// Its rings must hold, oldest first, the requests that [`Reply::QpImage`] names (`requests` in the send ring; `receive` in
+    /// its own receive ring) and behind them those that were not taken: the RNIC takes the named ones off, and only looks
+    /// at their `wr_id`s. Answered by [`Reply::Done`]; `EINVAL` for an image that is damaged, or does not fit the queue pair, its
+    /// rings or this RNIC: then nothing has changed.
+    RestoreQp {
+        /// Which.
+        qpn: u32,
+        /// The image.
+        image: Vec<u8>,
+    },
+    /// Goes on after `PauseQp` or `RestoreQp`: with a secret, as soon as the partner has acknowledged where. Answered by
+    /// [`Reply::Done`] at once.
+    ResumeQp {
+        /// Which.
+        qpn: u32,
+    },
+    /// A paused connection goes on at another RNIC: what its partner says of its own new place, if that has moved at the same
+    /// time, is passed on there, also when the queue pair is destroyed. Answered by [`Reply::Done`]; `EBUSY` if it is not
+    /// paused, `ENOMEM` if there are too many such entries.
+    ForwardQp {
+        /// Which.
+        qpn: u32,
+        /// The GID of the other RNIC.
+        to_gid: [u8; 16],
+        /// The number there.
+        to_qpn: u32,
+        /// For how long.
+        seconds: u32,
+    },
     /// Answered by [`Reply::Done`]. Its completions that are still in the ring stay there.
     DestroyQp {
         /// Which.
@@ -754,6 +807,30 @@ pub enum Reply {
     Owners(Vec<QpOwner>),
     /// Where a queue pair stands.
     QpStopped(QpPosition),
+    /// The whole state of a reliable connection at one end.
+    QpImage {
+        /// For `RestoreQp`. It holds the connection's secret.
+        image: Vec<u8>,
+        /// The `wr_id`s of the send requests in it, oldest first: taken off the ring and not complete.
+        requests: Vec<u64>,
+        /// The `wr_id` of the RECV in it: taken for a message of which only a part has come.
+        receive: Option<u64>,
+    },
+}
+
+/// A secret that the RNICs at both ends of a connection share.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QpSecret {
+    /// Random bytes, for this connection alone.
+    pub key: [u8; 32],
+    /// Is this the end that has made it? The other end says no.
+    pub first: bool,
+}
+
+impl std::fmt::Debug for QpSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "QpSecret {{ first: {} }}", self.first)
+    }
 }
 
 /// Where a reliable connection stands at one end, to the packet. Of one in RESET, INIT or ERR only what it says of the

@@ -71,6 +71,9 @@ pub struct Limits {
     pub max_mw: u32,
     /// Completion queues of all contexts; as many completion channels. Default: 65,536.
     pub max_cq: u32,
+    /// How long a connection waits for a partner that is paused, or for its answer after this end has gone on elsewhere. Default:
+    /// 60 s.
+    pub pause_limit: Duration,
     /// Entries of a completion queue. Default: 1,048,576.
     pub max_cqe: u32,
     /// Queue pairs of all contexts. Default: 65,536.
@@ -148,6 +151,7 @@ impl Default for Limits {
             max_mr: 1 << 19,
             max_mw: 1 << 19,
             max_cq: 65_536,
+            pause_limit: Duration::from_secs(60),
             max_cqe: 1 << 20,
             max_qp: 65_536,
             max_qp_wr: 32_768,

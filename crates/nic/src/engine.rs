@@ -309,6 +309,13 @@ impl Nic {
         self.counters.ahs = shared.ahs.len() as u64;
         self.counters.groups = self.objects.groups.len() as u64;
         self.counters.qps = self.objects.qps.len() as u64;
+        let migration = &self.objects.shared.migration;
+        self.counters.pauses = migration.pauses;
+        self.counters.pause_limit_exceeded = migration.pause_limit_exceeded;
+        self.counters.tx_resumes = migration.sent_resumes;
+        self.counters.rx_resumes = migration.rcvd_resumes;
+        self.counters.migration_ignored =
+            migration.migration_forged + migration.migration_replayed + migration.migration_refused;
         self.stats.publish(&self.counters);
     }
 }

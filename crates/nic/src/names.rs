@@ -1,7 +1,7 @@
 //! Counters by the names under which people know them: those of `rdma statistic` (the kernel's `rxe_hw_counters.c` and
 //! the congestion counters of hardware), where there is one.
 
-use verbatim_roce::Counters;
+use verbatim_roce::{Counters, MigrationCounters};
 
 use crate::stats::NicCounters;
 
@@ -73,7 +73,11 @@ fields! {
 }
 
 /// The device's counters: what its sockets saw, the sum over all queue pairs there are and were, and what there is.
-pub fn device_counters(nic: &NicCounters, all: &Counters) -> Vec<(String, u64)> {
+pub fn device_counters(
+    nic: &NicCounters,
+    all: &Counters,
+    migration: &MigrationCounters,
+) -> Vec<(String, u64)> {
     let wire = [
         ("sent_pkts", nic.tx_packets),
         ("rcvd_pkts", nic.rx_packets),
@@ -110,6 +114,8 @@ pub fn device_counters(nic: &NicCounters, all: &Counters) -> Vec<(String, u64)> 
     ];
     wire.into_iter()
         .chain(named(all))
+        .chain(migration.iter())
+        .chain([("resumes_forwarded", nic.resumes_forwarded)])
         .chain(objects)
         .map(|(name, value)| (name.to_owned(), value))
         .collect()
@@ -143,7 +149,7 @@ mod tests {
             tx_packets: 9,
             ..NicCounters::default()
         };
-        let device = device_counters(&nic, &all);
+        let device = device_counters(&nic, &all, &MigrationCounters::default());
         for (name, _) in &device {
             value(&device, name);
         }

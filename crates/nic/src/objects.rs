@@ -2,10 +2,11 @@
 
 mod queues;
 
+use std::net::IpAddr;
 use std::rc::Rc;
 
 use verbatim_device::control::{CompletionEvent, FIRST_PUBLISHED_QPN};
-use verbatim_roce::{Counters, HoldBudget, Path};
+use verbatim_roce::{Counters, Forwarding, HoldBudget, MigrationCounters, Path};
 
 pub use queues::{Cq, News, Srq};
 
@@ -53,6 +54,8 @@ pub struct Shared {
     pub hold_budget: HoldBudget,
     /// Completion queues with a channel that got completions in this turn, each once.
     pub newsworthy: Vec<u32>,
+    /// What all reliable connections have counted of pause and resume.
+    pub migration: MigrationCounters,
 }
 
 /// All objects of all contexts. Who asks for one by its number must also be its owner.
@@ -63,6 +66,8 @@ pub struct Objects {
     pub channels: Table<Channel>,
     pub groups: Groups,
     pub peers: Peers,
+    /// Queue pairs that have gone on elsewhere.
+    pub forwarding: Forwarding,
     pub shared: Shared,
     /// What all programs' mapped files take.
     pub mapped: Rc<Account>,
@@ -78,6 +83,7 @@ impl Objects {
             channels: Table::new(1, limits.max_cq, 0),
             groups: Groups::new(limits.max_mcast_grp),
             peers: Peers::default(),
+            forwarding: Forwarding::new(limits.max_qp as usize),
             shared: Shared {
                 cqs: Table::new(1, limits.max_cq, 0),
                 srqs: Table::new(1, limits.max_srq, 0),
@@ -86,6 +92,7 @@ impl Objects {
                 scratch: Scratch::default(),
                 hold_budget: HoldBudget::new(limits.max_held_bytes),
                 newsworthy: Vec::new(),
+                migration: MigrationCounters::default(),
             },
             mapped: Rc::new(Account::of_all(limits.max_mappings, limits.max_mapped_bytes)),
             counted: Counters::default(),
@@ -130,6 +137,18 @@ impl Objects {
                 self.peers.set_active(earlier.peer, false);
             }
             self.peers.end(earlier.peer, earlier.remote);
+        }
+    }
+
+    /// The partner of a queue pair was at an address, and its way goes to another one now.
+    pub fn share_new_way(&mut self, qpn: u32, from: IpAddr) {
+        let Some(qp) = self.qps.get_mut(qpn) else { return };
+        if let Some(route) = &mut qp.route {
+            if std::mem::take(&mut qp.active) {
+                self.peers.set_active(route.peer, false);
+            }
+            let earlier = std::mem::replace(&mut route.peer, self.peers.begin(route.remote));
+            self.peers.end(earlier, from);
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use verbatim_device::control::{QpCap, QpType};
 use verbatim_roce::icrc::Flow;
-use verbatim_roce::{Counters, Mtu, Qp, QpConfig, Time, Traffic};
+use verbatim_roce::{Counters, Mtu, Qp, QpConfig, Standing, Time, Traffic};
 
 pub use effects::Effects;
 pub use host::Surroundings;
@@ -42,6 +42,8 @@ pub struct QueuePair {
     pub srq: Option<u32>,
     pub qp_type: QpType,
     pub cap: QpCap,
+    /// The transport's settings, as they were given to it.
+    pub config: QpConfig,
     pub transport: Qp,
     pub rings: Rings,
     /// Where its packets go, once it is connected.
@@ -88,8 +90,16 @@ impl QueuePair {
             window_bytes: limits.window_bytes.min(crate::budget::WIDEST_WINDOW_BYTES),
             min_ack_timeout: MIN_ACK_TIMEOUT,
             ack_delay: ACK_DELAY,
+            pause_limit: limits.pause_limit,
             ..QpConfig::default()
         }
+    }
+
+    /// Is its connection paused, to go on here or elsewhere?
+    #[cold]
+    pub fn is_paused(&self) -> bool {
+        let transport = self.transport.as_rc();
+        transport.is_some_and(|transport| transport.standing() == Standing::Stopped)
     }
 
     /// The state machine and its surroundings.
@@ -109,6 +119,7 @@ impl QueuePair {
             recv_cq: self.recv_cq,
             srq: self.srq,
             rings: &mut self.rings,
+            route: &mut self.route,
             shared,
             effects,
             now,

@@ -10,15 +10,17 @@ mod modify;
 mod mr;
 mod mw;
 mod path;
+mod pause;
 mod pd;
 mod qp;
 mod srq;
 mod stop;
 
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use verbatim_device::control::{Reply, Request};
-use verbatim_roce::Time;
+use verbatim_roce::{Location, Qpn, Time};
 use verbatim_seqpacket::{Credentials, Process};
 
 use crate::context::Context;
@@ -151,6 +153,23 @@ impl Desk<'_> {
             Request::QueryQp { qpn } => self.query_qp(id, qpn),
             Request::StopQp { qpn } => self.stop_qp(id, qpn),
             Request::RestartQp { qpn } => self.restart_qp(id, qpn),
+            Request::SetQpSecret { qpn, secret } => self.set_qp_secret(id, qpn, secret),
+            Request::PauseQp { qpn } => self.pause_qp(id, qpn),
+            Request::DumpQp { qpn } => self.dump_qp(id, qpn),
+            Request::RestoreQp { qpn, image } => self.restore_qp(id, qpn, &image),
+            Request::ResumeQp { qpn } => self.resume_qp(id, qpn),
+            Request::ForwardQp {
+                qpn,
+                to_gid,
+                to_qpn,
+                seconds,
+            } => {
+                let to = Location {
+                    address: path::address(to_gid),
+                    qpn: Qpn::new(to_qpn),
+                };
+                self.forward_qp(id, qpn, to, Duration::from_secs(seconds.into()))
+            }
             Request::DestroyQp { qpn } => self.destroy_qp(id, qpn, context),
             Request::CreateSrq { pd, attr } => self.create_srq(id, pd, &attr, context),
             Request::ModifySrq { srq, limit } => self.modify_srq(id, srq, limit),

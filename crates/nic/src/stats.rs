@@ -20,7 +20,7 @@ use crate::error::NicError;
 pub const STATS_NAME: &str = "nic.stats";
 
 /// `NicStats::magic` of this version of the file.
-const MAGIC: u64 = u64::from_be_bytes(*b"VBNICST3");
+const MAGIC: u64 = u64::from_be_bytes(*b"VBNICST4");
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -117,6 +117,18 @@ counters! {
     rx_dropped,
     /// Packets for a context that is parked, or a queue pair that is stopped.
     rx_parked,
+    /// RESUMEs passed on to where their queue pair has gone.
+    resumes_forwarded,
+    /// Connections whose partner was found paused.
+    pauses,
+    /// Connections that failed because their partner was paused for too long.
+    pause_limit_exceeded,
+    /// RESUMEs sent.
+    tx_resumes,
+    /// RESUMEs received.
+    rx_resumes,
+    /// Messages of pause and resume that were forged, replayed, or could not be: ignored.
+    migration_ignored,
     /// Receives that the kernel refused.
     rx_errors,
     /// Times that the socket's buffer was full.

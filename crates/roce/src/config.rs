@@ -34,6 +34,9 @@ pub struct QpConfig {
     /// The most memory for packets that came before one that is missing. None of them is kept if it is 0: then each loss
     /// makes the partner send again what it has sent since. Default 512 KiB.
     pub hold_bytes: u32,
+    /// How long a connection waits for a partner that is stopped, or that is to acknowledge where this end goes on. It then
+    /// fails with [`crate::WcStatus::RetryExcErr`] and a vendor error of its own. Default 60 s.
+    pub pause_limit: Duration,
 }
 
 impl Default for QpConfig {
@@ -50,6 +53,7 @@ impl Default for QpConfig {
             min_rto: Duration::from_millis(1),
             ack_delay: Duration::ZERO,
             hold_bytes: 512 * 1024,
+            pause_limit: Duration::from_secs(60),
         }
     }
 }

@@ -66,7 +66,7 @@ pub struct Counters {
 
     /// Packets that the queue pair did not let in: the sum of the next six.
     pub dropped_packets: u64,
-    /// In RESET, INIT and ERR, or an answer in RTR.
+    /// In RESET, INIT and ERR, or stopped; or an answer in RTR, or while the partner is stopped.
     pub dropped_by_state: u64,
     /// The opcode is one of another transport service.
     pub dropped_wrong_service: u64,
@@ -77,4 +77,58 @@ pub struct Counters {
     pub bad_qkey: u64,
     /// Opcodes that are not defined.
     pub bad_opcode: u64,
+}
+
+macro_rules! migration_counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What a reliable connection counts of pause and resume. Apart from the others, because it hardly ever changes: the NIC
+        /// learns of each change by [`crate::Host::count_migration`], and need not look.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct MigrationCounters {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl MigrationCounters {
+            /// Names and values.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)*].into_iter()
+            }
+
+            /// Adds what another one has counted.
+            pub fn add(&mut self, other: &MigrationCounters) {
+                $(self.$name += other.$name;)*
+            }
+
+            /// What was counted since `before`.
+            #[must_use]
+            pub fn since(&self, before: &MigrationCounters) -> MigrationCounters {
+                MigrationCounters { $($name: self.$name - before.$name,)* }
+            }
+        }
+    };
+}
+
+migration_counters! {
+    /// NAKs "stopped" sent.
+    sent_stop_naks,
+    /// NAKs "stopped" received.
+    rcvd_stop_naks,
+    /// RESUMEs sent, repeated ones included.
+    sent_resumes,
+    /// RESUMEs received, repeated ones included.
+    rcvd_resumes,
+    /// Acknowledgements of RESUME sent.
+    sent_resume_acks,
+    /// Acknowledgements of RESUME received.
+    rcvd_resume_acks,
+    /// How often the partner was found stopped.
+    pauses,
+    /// Connections that have waited too long for their partner.
+    pause_limit_exceeded,
+    /// Messages that are not the partner's RNIC's, or of another version: ignored.
+    migration_forged,
+    /// Messages that came before, or after a later one: ignored.
+    migration_replayed,
+    /// Messages of the partner's RNIC with a place or PSNs that cannot be: ignored.
+    migration_refused,
 }

@@ -146,6 +146,20 @@ pub(crate) fn scatter(
     })
 }
 
+/// Gives the slot of a request back that has failed, and completes it with the reason.
+pub(crate) fn retire_failed(
+    request: &SendRequest,
+    opcode: WcOpcode,
+    (status, vendor_err): (WcStatus, u32),
+    len: u32,
+    host: &mut impl Host,
+) {
+    host.retire_sends(1);
+    let mut completion = Completion::new(Queue::Send, request.wr_id, status, opcode, len);
+    completion.vendor_err = vendor_err;
+    host.complete(completion);
+}
+
 /// Gives a request's slot back, and its completion where one is due.
 pub(crate) fn retire(
     request: &SendRequest,

@@ -1,6 +1,9 @@
 //! What a queue pair sees of its surroundings.
 
-use crate::{AtomicOp, BadRequest, Bind, Completion, HoldBudget, Lkey, ReceiveRequest, Rkey, SendRequest};
+use crate::{
+    AtomicOp, BadRequest, Bind, Completion, HoldBudget, Lkey, Location, MigrationCounters, ReceiveRequest,
+    Rkey, SendRequest,
+};
 
 /// The key by which memory is reached: which of the two decides which rights are needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,6 +138,18 @@ pub trait Host {
 
     /// Adds an entry to a completion queue. Per queue, in the order of posting.
     fn complete(&mut self, completion: Completion);
+
+    /// The partner has proved that it goes on there: from now on, packets go to that address (the number is the queue
+    /// pair's affair), and those that come from there are its own. False: this RNIC has no way there, and nothing changes.
+    fn peer_moved(&mut self, to: &Location) -> bool {
+        let _ = to;
+        false
+    }
+
+    /// So much more has been counted of pause and resume.
+    fn count_migration(&mut self, counted: &MigrationCounters) {
+        let _ = counted;
+    }
 
     /// Reports an asynchronous event.
     fn event(&mut self, event: Event);

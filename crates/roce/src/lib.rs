@@ -12,6 +12,8 @@
 //! - [`Host`] is what a queue pair sees of its surroundings: memory, keys, rings, completion queues.
 //! - [`TxBatch`] collects finished packets, ready for one UDP send with generic segmentation offload (GSO).
 //! - [`Packet::parse`] and [`Flow::verify`] turn a received datagram into something for [`Qp::handle_packet`].
+//! - [`RcQp::halt`], [`RcQp::save`], [`RcQp::restore`] and [`RcQp::resume`]: a connection stops in the middle of its requests and
+//!   goes on elsewhere; [`Forwarding`] passes on what looks for it where it was. On the wire: `docs/wire-extension.md`.
 //! - [`transition`] is the table of queue pair states (IBA §10.3.1), for whoever checks `ibv_modify_qp`.
 //!
 //! What is left out on purpose: automatic path migration and FLUSH (a peer's request is answered with NAK "invalid
@@ -22,10 +24,12 @@
 
 mod config;
 mod counters;
+mod forwarding;
 mod gather;
 mod held;
 mod host;
 mod link;
+mod location;
 mod num;
 mod qp;
 mod queue_pair;
@@ -40,23 +44,25 @@ mod verbs;
 pub mod wire;
 
 pub use config::QpConfig;
-pub use counters::Counters;
+pub use counters::{Counters, MigrationCounters};
+pub use forwarding::{Forwarded, Forwarding};
 pub use held::HoldBudget;
 pub use host::{AccessError, Event, Host, Key, LocalAccess, RemoteAccess};
+pub use location::Location;
 pub use num::{InvalidMtu, Lkey, Mtu, Pd, Psn, Qpn, Rkey};
 pub use qp::{
     AccessFlags, AddressVector, AttrMask, ModifyError, QpAttributes, QpState, QpType, Transition, transition,
 };
 pub use queue_pair::Qp;
-pub use rc::{Outstanding, Position, RcQp};
+pub use rc::{IMAGE_VERSION, ImageError, Outstanding, Position, RcImage, RcQp, Secret, SecretEnd, Standing};
 pub use time::Time;
 pub use tx::{Transmit, TxBatch};
 pub use uc::UcQp;
 pub use ud::UdQp;
 pub use verbs::{
     AtomicOp, BadRequest, Bind, Completion, Destination, Immediate, MAX_INLINE, MAX_MESSAGE, MAX_SGE,
-    Operation, Path, Queue, ReceiveRequest, SendData, SendRequest, Sge, SgeList, Traffic, WcFlags, WcOpcode,
-    WcStatus,
+    Operation, Path, Queue, ReceiveRequest, SendData, SendRequest, Sge, SgeList, Traffic, VENDOR_ERR_PAUSED,
+    VENDOR_ERR_RESUMING, WcFlags, WcOpcode, WcStatus,
 };
 pub use wire::icrc::{self, Flow, Verdict};
 pub use wire::packet::{Packet, ParseError};

@@ -2,8 +2,11 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 /// A packet sequence number: 24 bits, wrapping (IBA §9.7.2).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(from = "u32", into = "u32")]
 pub struct Psn(u32);
 
 impl Psn {
@@ -56,7 +59,8 @@ impl fmt::Display for Psn {
 }
 
 /// A queue pair number: 24 bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(from = "u32", into = "u32")]
 pub struct Qpn(u32);
 
 impl Qpn {
@@ -77,12 +81,38 @@ impl fmt::Display for Qpn {
     }
 }
 
+impl From<u32> for Psn {
+    /// The low 24 bits.
+    fn from(value: u32) -> Psn {
+        Psn::new(value)
+    }
+}
+
+impl From<Psn> for u32 {
+    fn from(psn: Psn) -> u32 {
+        psn.0
+    }
+}
+
+impl From<u32> for Qpn {
+    /// The low 24 bits.
+    fn from(value: u32) -> Qpn {
+        Qpn::new(value)
+    }
+}
+
+impl From<Qpn> for u32 {
+    fn from(qpn: Qpn) -> u32 {
+        qpn.0
+    }
+}
+
 /// Key of a memory region for the program that registered it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Lkey(pub u32);
 
 /// Key of a memory region for its partners.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Rkey(pub u32);
 
 /// Number of a protection domain.
@@ -90,7 +120,7 @@ pub struct Rkey(pub u32);
 pub struct Pd(pub u32);
 
 /// Path MTU: the most payload that a packet carries (IBA §9.2.1). The numbers are those of `enum ibv_mtu`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Mtu {
     /// 256 bytes.

@@ -132,6 +132,22 @@ impl Qp {
         }
     }
 
+    /// What only a reliable connection has: pause and resume, and an image.
+    pub fn as_rc(&self) -> Option<&RcQp> {
+        match self {
+            Qp::Rc(qp) => Some(qp),
+            Qp::Uc(_) | Qp::Ud(_) => None,
+        }
+    }
+
+    /// The same, to be changed.
+    pub fn as_rc_mut(&mut self) -> Option<&mut RcQp> {
+        match self {
+            Qp::Rc(qp) => Some(qp),
+            Qp::Uc(_) | Qp::Ud(_) => None,
+        }
+    }
+
     /// Appends packets to the batch.
     #[inline]
     pub fn poll_transmit(

@@ -1,5 +1,7 @@
 //! The message that is being received, and how it ends in memory: the same for RC and UC.
 
+use serde::{Deserialize, Serialize};
+
 use crate::wire::reth::Reth;
 use crate::{
     AccessError, Completion, Counters, Host, Key, MAX_MESSAGE, Mtu, Packet, Queue, ReceiveRequest,
@@ -7,7 +9,7 @@ use crate::{
 };
 
 /// A message of which some packets have come.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[allow(
     clippy::large_enum_variant,
     reason = "one per queue pair; a box would be an allocation per message"
@@ -25,7 +27,7 @@ pub(crate) enum Message {
 }
 
 /// A WRITE: its memory was checked when the first packet came.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct WriteMessage {
     pub addr: u64,
     pub rkey: Rkey,

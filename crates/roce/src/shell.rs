@@ -4,12 +4,43 @@ use crate::link::Link;
 use crate::receive::flush_receive;
 use crate::wire::opcode::Service;
 use crate::{
-    BadRequest, Completion, Counters, Event, Host, ModifyError, Packet, QpAttributes, QpConfig, QpState,
-    QpType, Qpn, Queue, SendRequest, Transition, Transmit, WcStatus,
+    BadRequest, Completion, Counters, Event, Host, Location, ModifyError, Packet, QpAttributes, QpConfig,
+    QpState, QpType, Qpn, Queue, SendRequest, Transition, Transmit, WcStatus,
 };
 
 /// The destination of multicast datagrams (IBA §10.5.2).
 const MULTICAST_QPN: u32 = 0x00ff_ffff;
+
+/// What a queue pair does: the states that the program sees, and those that it does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Reset,
+    Init,
+    Rtr,
+    Rts,
+    Sqd,
+    Sqe,
+    Err,
+    /// The connection is stopped, and may go on elsewhere.
+    Stopped,
+    /// There is something to be told to a partner that was stopped or has gone on, or to be heard from it.
+    Waiting,
+}
+
+impl Phase {
+    /// What a queue pair does of which nothing else is known than the state.
+    pub fn of(state: QpState) -> Phase {
+        match state {
+            QpState::Reset => Phase::Reset,
+            QpState::Init => Phase::Init,
+            QpState::Rtr => Phase::Rtr,
+            QpState::Rts => Phase::Rts,
+            QpState::Sqd => Phase::Sqd,
+            QpState::Sqe => Phase::Sqe,
+            QpState::Err => Phase::Err,
+        }
+    }
+}
 
 /// The common part of a queue pair.
 #[derive(Debug)]
@@ -17,14 +48,19 @@ pub(crate) struct Shell {
     pub qpn: Qpn,
     pub qp_type: QpType,
     pub config: QpConfig,
+    /// What the program sees.
     pub state: QpState,
+    /// What the queue pair does: the state, but for a connection that is stopped or waits for its partner.
+    pub phase: Phase,
     pub attributes: QpAttributes,
     pub link: Link,
+    /// Where the partner has gone on, if it has.
+    pub peer: Option<Location>,
     pub counters: Counters,
     /// The program wants to know when the send queue is drained.
-    notify_drained: bool,
+    pub notify_drained: bool,
     /// A packet has come since RTR.
-    established: bool,
+    pub established: bool,
 }
 
 impl Shell {
@@ -34,8 +70,10 @@ impl Shell {
             qp_type,
             config,
             state: QpState::Reset,
+            phase: Phase::Reset,
             attributes: QpAttributes::default(),
             link: Link::default(),
+            peer: None,
             counters: Counters::default(),
             notify_drained: false,
             established: false,
@@ -71,6 +109,7 @@ impl Shell {
         }
         self.attributes.merge(change);
         self.state = to;
+        self.phase = Phase::of(to);
         match to {
             QpState::Reset => {
                 *self = Shell {
@@ -80,14 +119,7 @@ impl Shell {
             }
             QpState::Err => {}
             _ => {
-                self.link = Link {
-                    pkey: self.config.pkey,
-                    dest_qpn: self.attributes.dest_qpn.unwrap_or_default(),
-                    mtu: match self.qp_type {
-                        QpType::Ud => self.config.port_mtu,
-                        QpType::Rc | QpType::Uc => self.attributes.path_mtu.unwrap_or_default(),
-                    },
-                };
+                self.refresh_link();
                 if (from, to) == (QpState::Rts, QpState::Sqd) {
                     self.notify_drained = change.en_sqd_async_notify.unwrap_or(false);
                 }
@@ -101,7 +133,11 @@ impl Shell {
         let counters = &mut self.counters;
         let bth = &packet.bth;
         let for_all = self.qp_type == QpType::Ud && bth.dest_qpn.get() == MULTICAST_QPN;
-        let reason = if matches!(self.state, QpState::Reset | QpState::Init | QpState::Err) {
+        let closed = matches!(
+            self.phase,
+            Phase::Reset | Phase::Init | Phase::Err | Phase::Stopped
+        );
+        let reason = if closed {
             &mut counters.dropped_by_state
         } else if !service_fits(packet.info.service, self.qp_type) {
             &mut counters.dropped_wrong_service
@@ -115,6 +151,36 @@ impl Shell {
         *reason += 1;
         counters.dropped_packets += 1;
         false
+    }
+
+    /// Is it one for this queue pair, whatever the state?
+    pub fn is_addressed(&self, packet: &Packet<'_>) -> bool {
+        service_fits(packet.info.service, self.qp_type)
+            && packet.bth.dest_qpn == self.qpn
+            && pkeys_match(packet.bth.pkey, self.config.pkey)
+    }
+
+    /// What packets carry, by the attributes and where the partner has gone.
+    pub fn refresh_link(&mut self) {
+        let dest_qpn = match self.peer {
+            Some(peer) => peer.qpn,
+            None => self.attributes.dest_qpn.unwrap_or_default(),
+        };
+        let mtu = match self.qp_type {
+            QpType::Ud => self.config.port_mtu,
+            QpType::Rc | QpType::Uc => self.attributes.path_mtu.unwrap_or_default(),
+        };
+        self.link = Link {
+            pkey: self.config.pkey,
+            dest_qpn,
+            mtu,
+        };
+    }
+
+    /// The partner goes on there. What the program knows of it stays.
+    pub fn set_peer(&mut self, peer: Location) {
+        self.peer = Some(peer);
+        self.link.dest_qpn = peer.qpn;
     }
 
     /// A request has come: the first one in RTR is an event (IBA §11.6.3.1).
@@ -136,6 +202,7 @@ impl Shell {
     /// Goes to ERR; requester and responder have been flushed.
     pub fn enter_error(&mut self, from: QpState, host: &mut impl Host) {
         self.state = QpState::Err;
+        self.phase = Phase::Err;
         if from != QpState::Err && self.config.shared_receive_queue {
             host.event(Event::LastWqeReached);
         }

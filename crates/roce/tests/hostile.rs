@@ -21,6 +21,9 @@ fn busy_pair(qp_type: QpType, seed: u64) -> Pair {
         ..Setup::default()
     });
     for side in [Side::A, Side::B] {
+        if let Some(connection) = pair.end(side).qp.as_rc_mut() {
+            connection.set_secret(Some(pair::world::secret(side)));
+        }
         let host = &mut pair.end(side).host;
         host.register(1, 0x10000, vec![1; 0x8000]);
         host.register(3, 0x18000, vec![GUARD; 0x8000]);
@@ -59,7 +62,14 @@ fn busy_pair(qp_type: QpType, seed: u64) -> Pair {
 fn plausible() -> impl Strategy<Value = Vec<u8>> {
     let psn = prop_oneof![80u32..300, any::<u32>()];
     (
-        prop_oneof![0u8..0x20, 0x20u8..0x2c, 0x64u8..0x66, Just(0x81), any::<u8>()],
+        prop_oneof![
+            0u8..0x20,
+            0x20u8..0x2c,
+            0x64u8..0x66,
+            Just(0x81),
+            Just(0xd0),
+            any::<u8>()
+        ],
         psn,
         0u8..4,
         any::<bool>(),

@@ -58,6 +58,7 @@ fn send_of_every_length_at_every_mtu() {
                 invalidated: None,
                 source_qpn: Qpn::default(),
                 solicited: false,
+                vendor_err: 0,
             };
             assert_eq!(received, expected, "{mtu:?}");
             let sent = pair.a.host.completions.last().unwrap();

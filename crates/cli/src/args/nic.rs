@@ -51,6 +51,9 @@ pub struct NicRunArguments {
     /// Bytes that may be under way to one destination.
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(4096..=1 << 30))]
     pub window: Option<u32>,
+    /// How long a connection waits for a partner that is paused before it fails. Default: 60.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub pause_limit: Option<u32>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -6,6 +6,7 @@ mod stat;
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use verbatim_device::control::{Reply, Request, SOCKET_NAME};
@@ -41,6 +42,9 @@ fn serve(arguments: NicRunArguments) -> anyhow::Result<ExitCode> {
     one.max_cq = arguments.max_cq.unwrap_or(one.max_cq);
     one.max_cqes = arguments.max_cqe.map_or(one.max_cqes, u64::from);
     one.max_contexts = arguments.max_contexts.unwrap_or(one.max_contexts);
+    if let Some(seconds) = arguments.pause_limit {
+        limits.pause_limit = Duration::from_secs(seconds.into());
+    }
     limits.window_bytes = arguments.window.unwrap_or(limits.window_bytes);
     verbatim_nic::run(config)?;
     Ok(ExitCode::SUCCESS)

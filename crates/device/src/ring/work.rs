@@ -419,6 +419,17 @@ impl SendConsumer {
         Ok(true)
     }
 
+    /// The `wr_id` of the request behind the next `skip`, which stays there; `None` if there is none.
+    pub fn peek(&self, skip: u32) -> Result<Option<u64>, BadIndex> {
+        if self.pending()? <= skip {
+            return Ok(None);
+        }
+        // SAFETY: the slot is inside the queue; any bytes are a valid SendWqe.
+        let head: SendWqe =
+            unsafe { shared::read_once(self.slots.slot_of(self.slots.count.wrapping_add(skip)).cast()) };
+        Ok(Some(head.wr_id))
+    }
+
     /// Gives the oldest `count` taken slots back.
     pub fn complete(&mut self, count: u32) {
         debug_assert!(
@@ -470,6 +481,16 @@ impl RecvConsumer {
         self.0.count = self.0.count.wrapping_add(1);
         self.0.header().rq_consumed.store(self.0.count, Release);
         Ok(Some(fits.then_some(head.wr_id)))
+    }
+
+    /// The `wr_id` of the next request, which stays there; `None` if there is none.
+    pub fn peek(&self) -> Result<Option<u64>, BadIndex> {
+        if self.pending()? == 0 {
+            return Ok(None);
+        }
+        // SAFETY: the slot is inside the queue; any bytes are a valid RecvWqe.
+        let head: RecvWqe = unsafe { shared::read_once(self.0.slot().cast()) };
+        Ok(Some(head.wr_id))
     }
 
     /// Forgets everything, for a queue pair that goes to RESET.

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::wire::grh;
-use verbatim_roce::wire::opcode::Service;
+use verbatim_roce::wire::opcode::{Kind, Service};
 use verbatim_roce::{Packet, ParseError, Time, UDP_PORT};
 
 use super::capture::{Seen, Sink};
@@ -185,6 +185,7 @@ impl Intake<'_> {
                 At::Group(_) => qpn == MULTICAST_QPN,
             };
             if !known {
+                self.forward(&flow, datagram, index as u16, &packet);
                 self.counters.rx_unknown_qp += 1;
                 continue;
             }
@@ -216,18 +217,43 @@ impl Intake<'_> {
         }
     }
 
+    /// A packet for a queue pair that is not here, but may have been: RESUME is passed on.
+    #[cold]
+    fn forward(&mut self, flow: &Flow, datagram: &[u8], index: u16, packet: &Packet<'_>) {
+        if packet.info.kind == Kind::Migration
+            && flow.verify(datagram, index).is_good()
+            && let Some(forwarded) = self.objects.forwarding.forward(self.now, packet)
+        {
+            self.counters.resumes_forwarded += 1;
+            self.effects.forwarded.push((forwarded, flow.destination().ip()));
+        }
+    }
+
     #[inline]
     fn deliver(&mut self, qpn: u32, port: Option<usize>, flow: &Flow, packet: &Packet<'_>) {
-        let Objects { qps, shared, .. } = &mut *self.objects;
+        let Objects {
+            qps,
+            shared,
+            forwarding,
+            ..
+        } = &mut *self.objects;
         let Some(qp) = qps.get_mut(qpn) else { return };
         let expected = qp.route.is_none_or(|route| {
             route.remote == flow.source().ip() && port.is_none_or(|port| port == usize::from(route.port))
         });
         if !expected {
-            self.counters.rx_wrong_source += 1;
-            return;
+            // RESUME comes from where the partner has gone, and perhaps this end is not here any more either.
+            if packet.info.kind != Kind::Migration {
+                self.counters.rx_wrong_source += 1;
+                return;
+            }
+            if let Some(forwarded) = forwarding.forward(self.now, packet) {
+                self.counters.resumes_forwarded += 1;
+                self.effects.forwarded.push((forwarded, flow.destination().ip()));
+                return;
+            }
         }
-        if qp.parked || qp.stopped {
+        if (qp.parked || qp.stopped) && !qp.is_paused() {
             self.counters.rx_parked += 1;
             return;
         }

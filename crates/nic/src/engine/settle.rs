@@ -26,9 +26,13 @@ impl Nic {
                 overrun_cqs,
                 truncated_contexts,
                 broken_qps,
+                moved_peers,
                 ..
             } = std::mem::take(&mut self.effects);
             self.effects.events = events;
+            for (qpn, from) in moved_peers {
+                self.objects.share_new_way(qpn, from);
+            }
             self.counters.cq_overruns += overrun_cqs.len() as u64;
             self.counters.bad_indices += broken_qps.len() as u64;
             let mut doomed = broken_qps;
@@ -76,7 +80,7 @@ impl Nic {
                 let Some(qp) = qps.get_mut(qpn) else {
                     continue;
                 };
-                if qp.stopped {
+                if qp.stopped || qp.is_paused() {
                     // Nothing of it may change before it goes on.
                     qp.doomed = true;
                     continue;

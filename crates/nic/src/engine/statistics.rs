@@ -30,7 +30,11 @@ impl Nic {
             .map(|(qpn, qp)| self.qp_statistics(qpn, qp))
             .collect();
         Reply::Statistics {
-            device: device_counters(&self.counters, &self.objects.counted),
+            device: device_counters(
+                &self.counters,
+                &self.objects.counted,
+                &self.objects.shared.migration,
+            ),
             qps,
             next: visible.next().map(|(qpn, _)| qpn),
         }
@@ -63,6 +67,12 @@ impl Nic {
         let query = qp.transport.query();
         let dest_qpn = query.dest_qpn.map_or(0, |qpn| qpn.get());
         let counters: &Counters = qp.transport.counters();
+        let migration = qp.transport.as_rc().map(|rc| *rc.migration_counters());
+        let migration: Vec<_> = migration
+            .unwrap_or_default()
+            .iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect();
         QpStatistics {
             qpn,
             context: context.map_or_else(String::new, |context| context.name.clone()),
@@ -70,7 +80,7 @@ impl Nic {
             qp_type: qp.qp_type,
             state: QpState::from_raw(qp.transport.state() as u32).unwrap_or(QpState::Reset),
             remote: qp.route.map(|route| (gid(route.remote), dest_qpn)),
-            counters: qp_counters(counters),
+            counters: qp_counters(counters).into_iter().chain(migration).collect(),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use verbatim_roce::icrc::Flow;
 use verbatim_roce::{Time, Transmit, UDP_PORT};
 
 use super::{Nic, Token};
@@ -51,6 +52,9 @@ impl Nic {
         if !self.send_batch(now)? {
             return Ok(());
         }
+        if !self.effects.forwarded.is_empty() {
+            self.pass_on(now)?;
+        }
         let most = self.counters.tx_batches + BATCHES_PER_TURN;
         while self.counters.tx_batches < most {
             let Some(qpn) = self.ready.pop_front() else { break };
@@ -58,6 +62,24 @@ impl Nic {
                 self.ready.push_front(qpn);
                 return Ok(());
             }
+        }
+        self.send_batch(now)?;
+        Ok(())
+    }
+
+    /// Passes RESUMEs on. Those for which there is no room are lost: they come again.
+    #[cold]
+    fn pass_on(&mut self, now: Time) -> Result<(), NicError> {
+        for (forwarded, own) in std::mem::take(&mut self.effects.forwarded) {
+            let end = |address| SocketAddr::new(address, UDP_PORT);
+            let Ok(flow) = Flow::new(end(own), end(forwarded.to.address)) else {
+                continue;
+            };
+            if !self.send_batch(now)? {
+                return Ok(());
+            }
+            self.batch.restart(flow);
+            forwarded.append(&mut self.batch);
         }
         self.send_batch(now)?;
         Ok(())

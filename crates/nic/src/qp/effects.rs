@@ -1,6 +1,9 @@
 //! What happens while a queue pair runs and concerns others too, or the program.
 
+use std::net::IpAddr;
+
 use verbatim_device::control::{AsyncEvent, AsyncEventType};
+use verbatim_roce::Forwarded;
 
 #[derive(Debug, Default)]
 pub struct Effects {
@@ -10,6 +13,10 @@ pub struct Effects {
     pub truncated_contexts: Vec<u32>,
     /// Queue pairs with broken rings: they go to ERR.
     pub broken_qps: Vec<u32>,
+    /// Queue pairs whose partner has gone on elsewhere, and where it was.
+    pub moved_peers: Vec<(u32, IpAddr)>,
+    /// RESUMEs for queue pairs that have left, and the own address that they came to.
+    pub forwarded: Vec<(Forwarded, IpAddr)>,
     /// Asynchronous events, with the contexts to tell.
     pub events: Vec<(u32, AsyncEvent)>,
 }
@@ -20,9 +27,14 @@ impl Effects {
             overrun_cqs,
             truncated_contexts,
             broken_qps,
+            moved_peers,
+            forwarded: _,
             events: _,
         } = self;
-        overrun_cqs.is_empty() && truncated_contexts.is_empty() && broken_qps.is_empty()
+        overrun_cqs.is_empty()
+            && truncated_contexts.is_empty()
+            && broken_qps.is_empty()
+            && moved_peers.is_empty()
     }
 
     /// A program is to be told.

@@ -1,13 +1,17 @@
 //! What a queue pair sees while it runs: the RNIC's side of [`Host`].
 
+use std::net::SocketAddr;
+
 use verbatim_device::control::{Access, AsyncEventType, QpType};
 use verbatim_device::layout::Cqe;
+use verbatim_roce::icrc::Flow;
 use verbatim_roce::{
     AccessError, AtomicOp, BadRequest, Bind, Completion, Event, HoldBudget, Host, Key, Lkey, LocalAccess,
-    Queue, ReceiveRequest, RemoteAccess, Rkey, SendRequest, Time, WcStatus,
+    Location, MigrationCounters, Queue, ReceiveRequest, RemoteAccess, Rkey, SendRequest, Time, UDP_PORT,
+    WcStatus,
 };
 
-use super::{Effects, Rings};
+use super::{Effects, Rings, Route};
 use crate::memory::{BindWanted, Denied, Domain, Region};
 use crate::objects::{News, Shared};
 use crate::wqe::{Sender, send_request, sge_list};
@@ -20,6 +24,7 @@ pub struct Surroundings<'a> {
     pub(super) recv_cq: u32,
     pub(super) srq: Option<u32>,
     pub(super) rings: &'a mut Rings,
+    pub(super) route: &'a mut Option<Route>,
     pub(super) shared: &'a mut Shared,
     pub(super) effects: &'a mut Effects,
     pub(super) now: Time,
@@ -260,7 +265,7 @@ impl Host for Surroundings<'_> {
             timestamp_ns: self.now.as_nanos(),
             status: completion.status as u32,
             opcode: completion.opcode as u32,
-            vendor_err: 0,
+            vendor_err: completion.vendor_err,
             byte_len: completion.byte_len,
             imm: completion.imm_data(),
             qpn: self.domain.qpn,
@@ -285,6 +290,26 @@ impl Host for Surroundings<'_> {
             let news = if solicited { News::Solicited } else { News::Plain };
             queue.news = queue.news.max(news);
         }
+    }
+
+    fn peer_moved(&mut self, to: &Location) -> bool {
+        let Some(route) = self.route.as_mut() else {
+            return false;
+        };
+        let end = SocketAddr::new(to.address, UDP_PORT);
+        let Ok(flow) = Flow::new(route.flow.source(), end) else {
+            return false;
+        };
+        tracing::info!(qpn = self.domain.qpn, from = %route.remote, to = %to.address, "the partner has moved");
+        // Who shares the way is counted at the end of the turn.
+        self.effects.moved_peers.push((self.domain.qpn, route.remote));
+        route.remote = to.address;
+        route.flow = flow;
+        true
+    }
+
+    fn count_migration(&mut self, counted: &MigrationCounters) {
+        self.shared.migration.add(counted);
     }
 
     fn event(&mut self, event: Event) {

@@ -21,7 +21,8 @@ impl Desk<'_> {
         mask: QpAttrMask,
         attr: &QpAttr,
     ) -> Result<Reply, Refused> {
-        if self.own_qp(qpn, id)?.stopped {
+        let qp = self.own_qp(qpn, id)?;
+        if qp.stopped || qp.is_paused() {
             let message = "a queue pair that is stopped stays as it is until it goes on";
             return Err(Refused::new(libc::EBUSY, message));
         }
@@ -57,11 +58,19 @@ impl Desk<'_> {
         }
         if let Some(path) = path {
             let end = |address| SocketAddr::new(address, UDP_PORT);
-            let flow = Flow::new(end(path.source), end(path.destination)).expect("a path has one family");
+            // The program knows the place that its partner has left.
+            let moved = objects
+                .qps
+                .get(qpn)
+                .and_then(|qp| qp.transport.as_rc()?.peer())
+                .map(|peer| peer.address)
+                .filter(|address| address.is_ipv4() == path.source.is_ipv4());
+            let destination = moved.unwrap_or(path.destination);
+            let flow = Flow::new(end(path.source), end(destination)).expect("a path has one family");
             let route = Route {
-                remote: path.destination,
+                remote: destination,
                 port: attr.av.sgid_index,
-                peer: objects.peers.begin(path.destination),
+                peer: objects.peers.begin(destination),
                 flow,
                 traffic: path.traffic,
             };

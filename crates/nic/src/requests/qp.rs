@@ -62,6 +62,7 @@ impl Desk<'_> {
             srq: wanted.srq,
             qp_type: wanted.qp_type,
             cap,
+            config,
             transport: Qp::new(transport_type, Qpn::new(qpn), config),
             rings: Rings::new(ends, cap),
             route: None,
@@ -77,6 +78,7 @@ impl Desk<'_> {
             counted: Counters::default(),
         };
         let qpn = self.objects.qps.insert_with(make).expect("there was room");
+        self.objects.forwarding.remove(Qpn::new(qpn));
         context.assign_slot(slot, Some(qpn));
         self.use_pd(wanted.pd, id)?.users += 1;
         self.own_cq(wanted.send_cq, id)?.users += 1;
@@ -164,6 +166,19 @@ fn grant(wanted: &QpCap, max_wr: u32, shared_recv: bool) -> Result<QpCap, Refuse
     })
 }
 
+/// The address vector in the terms of the contract.
+pub(super) fn address_vector(av: &verbatim_roce::AddressVector) -> AddressVector {
+    AddressVector {
+        dgid: av.dgid,
+        sgid_index: av.sgid_index,
+        hop_limit: av.hop_limit,
+        traffic_class: av.traffic_class,
+        flow_label: av.flow_label,
+        sl: av.sl,
+        port_num: av.port_num,
+    }
+}
+
 fn attributes(query: &QpAttributes) -> QpAttr {
     let state = |state: Option<verbatim_roce::QpState>| {
         state
@@ -181,15 +196,7 @@ fn attributes(query: &QpAttributes) -> QpAttr {
         sq_psn: query.sq_psn.unwrap_or_default().get(),
         dest_qpn: query.dest_qpn.unwrap_or_default().get(),
         access: Access::from_bits_truncate(query.access_flags.unwrap_or_default().bits()),
-        av: AddressVector {
-            dgid: av.dgid,
-            sgid_index: av.sgid_index,
-            hop_limit: av.hop_limit,
-            traffic_class: av.traffic_class,
-            flow_label: av.flow_label,
-            sl: av.sl,
-            port_num: av.port_num,
-        },
+        av: address_vector(&av),
         pkey_index: query.pkey_index.unwrap_or_default(),
         port_num: query.port_num.unwrap_or_default(),
         max_rd_atomic: query.max_rd_atomic.unwrap_or_default(),

@@ -9,7 +9,12 @@ use crate::objects::Objects;
 
 impl Desk<'_> {
     pub(super) fn stop_qp(&mut self, id: u32, qpn: u32) -> Result<Reply, Refused> {
-        self.own_qp(qpn, id)?;
+        if self.own_qp(qpn, id)?.is_paused() {
+            return Err(Refused::new(
+                libc::EBUSY,
+                "the queue pair is paused: let it go on first",
+            ));
+        }
         let Self {
             objects,
             effects,

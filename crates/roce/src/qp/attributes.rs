@@ -1,11 +1,13 @@
 //! The attributes of a queue pair (`struct ibv_qp_attr`).
 
+use serde::{Deserialize, Serialize};
+
 use super::{AccessFlags, AttrMask, ModifyError, QpState};
 use crate::{Mtu, Psn, Qpn};
 
 /// `struct ibv_ah_attr`, as far as RoCEv2 uses it. The transport keeps it for [`crate::RcQp::query`]; who turns it into
 /// addresses and a [`crate::TxBatch`] is the NIC.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddressVector {
     /// The partner's GID: an IPv6 address, or an IPv4 one mapped into it.
     pub dgid: [u8; 16],
@@ -24,7 +26,7 @@ pub struct AddressVector {
 }
 
 /// What a modify sets, or a query gives: the mask follows from what is there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpAttributes {
     /// The state to go to; where it is absent, the state stays (`IBV_QP_STATE`).
     pub state: Option<QpState>,

@@ -2,6 +2,7 @@
 #![allow(missing_docs, reason = "the names are those of verbs.h")]
 
 use bitflags::bitflags;
+use serde::{Deserialize, Serialize};
 
 bitflags! {
     /// `enum ibv_qp_attr_mask`.
@@ -32,7 +33,7 @@ bitflags! {
     }
 
     /// `enum ibv_access_flags`.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
     pub struct AccessFlags: u32 {
         const LOCAL_WRITE = 1 << 0;
         const REMOTE_WRITE = 1 << 1;

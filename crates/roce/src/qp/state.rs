@@ -1,9 +1,11 @@
 //! The states of a queue pair and why a change between them may be refused.
 
+use serde::{Deserialize, Serialize};
+
 use super::AttrMask;
 
 /// `enum ibv_qp_state` (IBA §10.3.1).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum QpState {
     /// Just created, or brought back to that.

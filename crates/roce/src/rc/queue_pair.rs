@@ -1,11 +1,12 @@
 //! The queue pair: its state, which rules over requester and responder.
 
 use super::dialogue::Dialogue;
+use super::migration::{Migration, Standing};
 use super::position::Position;
 use super::requester::Requester;
 use super::responder::Responder;
 use crate::link::Outlet;
-use crate::shell::Shell;
+use crate::shell::{Phase, Shell};
 use crate::wire::opcode::Kind;
 use crate::{
     Counters, Host, ModifyError, Packet, QpAttributes, QpConfig, QpState, QpType, Qpn, Time, Transmit,
@@ -28,9 +29,10 @@ use crate::{
 /// once, atomics included, except for READs, which may be executed again.
 #[derive(Debug)]
 pub struct RcQp {
-    shell: Shell,
-    requester: Requester,
-    responder: Responder,
+    pub(super) shell: Shell,
+    pub(super) requester: Requester,
+    pub(super) responder: Responder,
+    pub(super) migration: Migration,
     /// The last poll had answers that did not fit: they go first in the next one.
     answers_first: bool,
     dialogue: Dialogue,
@@ -45,6 +47,7 @@ impl RcQp {
             shell: Shell::new(QpType::Rc, qpn, config),
             requester: Requester::new(config),
             responder: Responder::default(),
+            migration: Migration::default(),
             answers_first: false,
             dialogue: Dialogue::default(),
             ack_deadline: None,
@@ -81,20 +84,28 @@ impl RcQp {
         self.requester.in_flight_bytes()
     }
 
+    /// Where it stands now: exact only while it is stopped.
+    pub fn position(&self) -> Position {
+        Position::of(&self.requester, &self.responder)
+    }
+
     /// Where it stands. For a NIC that from now on neither gives it packets or time nor asks it for packets, until
     /// [`RcQp::restart`]. A connection that is at its end is taken to ERR: the NAK that says so is lost, as on any link.
     pub fn stop(&mut self, host: &mut impl Host) -> Position {
         self.ack_deadline = None;
-        let position = Position::of(&self.requester, &self.responder);
+        let position = self.position();
         if self.responder.is_ending() {
             self.enter_error(self.shell.state, host);
         }
         position
     }
 
-    /// Goes on after [`RcQp::stop`], as if all that was under way then had been lost.
+    /// Goes on after [`RcQp::stop`], as if all that was under way then had been lost. While a partner is waited for, that is
+    /// what happens when it has come.
     pub fn restart(&mut self, now: Time) {
-        self.requester.restart(now);
+        if self.standing() == Standing::Running {
+            self.requester.restart(now);
+        }
     }
 
     /// Changes the most bytes that may be under way, from now on; what is under way stays. For a NIC that shares what a
@@ -115,6 +126,7 @@ impl RcQp {
                 self.answers_first = false;
                 self.dialogue = Dialogue::default();
                 self.ack_deadline = None;
+                self.migration.forget();
                 return Ok(());
             }
             QpState::Err => {
@@ -131,6 +143,7 @@ impl RcQp {
             (QpState::Rtr, QpState::Rts) => self.requester.start(attributes.sq_psn.unwrap_or_default()),
             _ => {}
         }
+        self.refresh_phase();
         self.settle(host);
         Ok(())
     }
@@ -138,7 +151,7 @@ impl RcQp {
     /// A packet has arrived, and its ICRC was good.
     pub fn handle_packet(&mut self, now: Time, packet: &Packet<'_>, host: &mut impl Host) {
         if !self.shell.admits(packet) {
-            return;
+            return self.turn_away(packet);
         }
         if packet.info.is_request() {
             self.shell.note_request(host);
@@ -149,16 +162,15 @@ impl RcQp {
             }
             return;
         }
-        let Shell {
-            state,
-            link,
-            counters,
-            ..
-        } = &mut self.shell;
-        if packet.info.kind == Kind::Congestion {
+        let passive = matches!(self.shell.phase, Phase::Rtr | Phase::Waiting) && !self.takes_responses();
+        let Shell { link, counters, .. } = &mut self.shell;
+        if matches!(packet.info.kind, Kind::Congestion | Kind::Migration) {
+            if packet.info.kind == Kind::Migration {
+                return self.handle_migration(now, packet, host);
+            }
             counters.rp_cnp_handled += 1;
             self.requester.on_congestion(now);
-        } else if *state == QpState::Rtr {
+        } else if passive {
             counters.dropped_by_state += 1;
             counters.dropped_packets += 1;
         } else {
@@ -188,7 +200,10 @@ impl RcQp {
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Time, host: &mut impl Host) {
-        self.requester.handle_timeout(now, &mut self.shell.counters);
+        match self.shell.phase {
+            Phase::Waiting if self.standing() != Standing::Running => self.waited(now, host),
+            _ => self.requester.handle_timeout(now, &mut self.shell.counters),
+        }
         self.settle(host);
     }
 
@@ -202,11 +217,14 @@ impl RcQp {
         batch: &mut TxBatch,
         budget: usize,
     ) -> Transmit {
-        match self.shell.state {
-            QpState::Reset | QpState::Init | QpState::Sqe => Transmit::Idle,
-            QpState::Err => self.shell.flush_rings(host, budget),
-            QpState::Rtr | QpState::Rts | QpState::Sqd => {
-                let outcome = self.transmit(now, host, batch, budget);
+        match self.shell.phase {
+            Phase::Reset | Phase::Init | Phase::Sqe => Transmit::Idle,
+            Phase::Err => self.shell.flush_rings(host, budget),
+            Phase::Rtr | Phase::Rts | Phase::Sqd | Phase::Stopped | Phase::Waiting => {
+                let outcome = match self.shell.phase {
+                    Phase::Stopped | Phase::Waiting => self.transmit_waiting(now, host, batch, budget),
+                    _ => self.transmit(now, host, batch, budget),
+                };
                 self.settle(host);
                 // Requests that are still in the rings are flushed by the next call.
                 if self.shell.state == QpState::Err {
@@ -220,7 +238,13 @@ impl RcQp {
 
     /// Requests first, then answers: an acknowledgement is shorter than anything else, so it can end a batch but not
     /// begin one. Answers for which that left no room have the first half of the next budget.
-    fn transmit(&mut self, now: Time, host: &mut impl Host, batch: &mut TxBatch, budget: usize) -> Transmit {
+    pub(super) fn transmit(
+        &mut self,
+        now: Time,
+        host: &mut impl Host,
+        batch: &mut TxBatch,
+        budget: usize,
+    ) -> Transmit {
         let Self {
             shell,
             requester,
@@ -276,7 +300,7 @@ impl RcQp {
     }
 
     /// Follows up on what requester and responder came to.
-    fn settle(&mut self, host: &mut impl Host) {
+    pub(super) fn settle(&mut self, host: &mut impl Host) {
         if self.requester.has_failed() || self.responder.has_ended() {
             self.enter_error(self.shell.state, host);
         } else {
@@ -284,10 +308,11 @@ impl RcQp {
         }
     }
 
-    fn enter_error(&mut self, from: QpState, host: &mut impl Host) {
+    pub(super) fn enter_error(&mut self, from: QpState, host: &mut impl Host) {
         self.ack_deadline = None;
         self.requester.flush(host, &mut self.shell.counters);
         self.responder.flush(host, &mut self.shell.counters);
+        self.migration.run();
         self.shell.enter_error(from, host);
     }
 }

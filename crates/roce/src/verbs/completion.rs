@@ -2,6 +2,8 @@
 
 use bitflags::bitflags;
 
+use serde::{Deserialize, Serialize};
+
 use super::Immediate;
 use crate::{Qpn, Rkey};
 
@@ -51,7 +53,15 @@ pub struct Completion {
     pub source_qpn: Qpn,
     /// The sender asked for a solicited event.
     pub solicited: bool,
+    /// Of an error, why exactly; zero where the status says it all.
+    pub vendor_err: u32,
 }
+
+/// With [`WcStatus::RetryExcErr`]: the partner said that it is stopped, and did not go on for [`crate::QpConfig::pause_limit`].
+pub const VENDOR_ERR_PAUSED: u32 = 0x5641_0001;
+/// With [`WcStatus::RetryExcErr`]: this end has gone on at its place, and the partner did not acknowledge that for
+/// [`crate::QpConfig::pause_limit`].
+pub const VENDOR_ERR_RESUMING: u32 = 0x5641_0002;
 
 impl Completion {
     /// A completion that says how a request went and nothing more.
@@ -73,6 +83,7 @@ impl Completion {
             invalidated: None,
             source_qpn: Qpn::default(),
             solicited: false,
+            vendor_err: 0,
         }
     }
 
@@ -86,7 +97,7 @@ impl Completion {
 }
 
 /// `enum ibv_wc_status`, those that are reported (IBA §11.6.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u32)]
 pub enum WcStatus {
     /// Done.
@@ -118,7 +129,7 @@ pub enum WcStatus {
 }
 
 /// `enum ibv_wc_opcode`, those that are reported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u32)]
 pub enum WcOpcode {
     /// A SEND, with or without immediate or invalidation.

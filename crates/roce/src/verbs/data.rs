@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
 use crate::Lkey;
 
 /// The most scatter/gather elements that a request has.
@@ -12,7 +15,7 @@ pub const MAX_INLINE: usize = 256;
 pub const MAX_MESSAGE: u32 = 1 << 31;
 
 /// One piece of local memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sge {
     /// Where it starts.
     pub addr: u64,
@@ -92,6 +95,47 @@ impl SgeList {
     }
 }
 
+/// As a sequence of pieces.
+impl Serialize for SgeList {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.as_slice().serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for SgeList {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<SgeList, D::Error> {
+        let pieces = Vec::<Sge>::deserialize(deserializer)?;
+        SgeList::new(&pieces).ok_or_else(|| D::Error::invalid_length(pieces.len(), &"at most 16 pieces"))
+    }
+}
+
+/// [`SendData`] without the bytes that do not count.
+#[derive(Serialize, Deserialize)]
+enum PlainData {
+    Sges(SgeList),
+    Inline(Vec<u8>),
+}
+
+impl Serialize for SendData {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            SendData::Sges(list) => PlainData::Sges(*list),
+            SendData::Inline { bytes, len } => PlainData::Inline(bytes[..usize::from(*len)].to_vec()),
+        }
+        .serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for SendData {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<SendData, D::Error> {
+        match PlainData::deserialize(deserializer)? {
+            PlainData::Sges(list) => Ok(SendData::Sges(list)),
+            PlainData::Inline(bytes) => SendData::inline(&bytes)
+                .ok_or_else(|| D::Error::invalid_length(bytes.len(), &"at most 256 bytes")),
+        }
+    }
+}
+
 impl fmt::Debug for SgeList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.as_slice().fmt(f)
@@ -99,7 +143,7 @@ impl fmt::Debug for SgeList {
 }
 
 /// Immediate data: four bytes as the program gave them (`__be32 imm_data`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Immediate(pub [u8; 4]);
 
 /// The local side of a send request.

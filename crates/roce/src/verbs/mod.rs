@@ -8,7 +8,9 @@ mod data;
 mod operation;
 mod request;
 
-pub use completion::{Completion, Queue, WcFlags, WcOpcode, WcStatus};
+pub use completion::{
+    Completion, Queue, VENDOR_ERR_PAUSED, VENDOR_ERR_RESUMING, WcFlags, WcOpcode, WcStatus,
+};
 pub use data::{Immediate, MAX_INLINE, MAX_MESSAGE, MAX_SGE, SendData, Sge, SgeList};
 pub use operation::{AtomicOp, Bind, Operation};
 pub use request::{BadRequest, Destination, Path, ReceiveRequest, SendRequest, Traffic};

@@ -1,10 +1,12 @@
 //! What a send request asks for.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Immediate, WcOpcode};
 use crate::{AccessFlags, Lkey, Rkey};
 
 /// An atomic operation on eight bytes of the partner's memory, which are a number in the partner's byte order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AtomicOp {
     /// `IBV_WR_ATOMIC_CMP_AND_SWP`: stores `swap` if `compare` was there.
     CompareSwap {
@@ -32,7 +34,7 @@ impl AtomicOp {
 }
 
 /// What `IBV_WR_BIND_MW` asks for (`struct ibv_mw_bind_info`, and the keys). The NIC checks all of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bind {
     /// The window, by the key that it has now.
     pub window: Rkey,
@@ -49,7 +51,7 @@ pub struct Bind {
 }
 
 /// What a send request asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operation {
     /// `IBV_WR_SEND` or `IBV_WR_SEND_WITH_IMM`.
     Send {

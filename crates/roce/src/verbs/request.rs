@@ -2,6 +2,8 @@
 
 use std::net::IpAddr;
 
+use serde::{Deserialize, Serialize};
+
 use super::{Operation, SendData, SgeList, WcOpcode};
 use crate::Qpn;
 
@@ -51,7 +53,7 @@ pub struct Destination {
 }
 
 /// A send work request, copied out of the ring.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct SendRequest {
     /// The program's name for it.
     pub wr_id: u64,
@@ -66,6 +68,7 @@ pub struct SendRequest {
     /// `IBV_SEND_SOLICITED`: the completion at the receiver is a solicited one.
     pub solicited: bool,
     /// Datagrams only, and needed there: whom it is for.
+    #[serde(skip)]
     pub destination: Option<Destination>,
 }
 
@@ -80,7 +83,7 @@ pub struct BadRequest {
 }
 
 /// A receive work request, copied out of the ring.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct ReceiveRequest {
     /// The program's name for it.
     pub wr_id: u64,

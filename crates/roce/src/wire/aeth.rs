@@ -1,15 +1,21 @@
 //! ACK extended transport header (IBA §9.3.5): syndrome and message sequence number.
 //!
 //! The syndrome's top bits say ACK (000, with end-to-end credits), RNR NAK (001, with a timer code) or NAK (011, with a
-//! code); the other patterns are reserved.
+//! code); the other patterns are reserved. Of the reserved NAK codes one is ours: see `docs/wire-extension.md`.
 
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 /// Size in bytes.
 pub const AETH_BYTES: usize = 4;
 
 /// The credit code for "no end-to-end flow control" (IBA §9.7.7.2).
 pub const CREDITS_UNLIMITED: u8 = 0x1f;
+
+/// The syndrome of our own NAK "stopped": of the NAK codes that the standard reserves (01100101 to 01111111) the last but
+/// three.
+const STOPPED: u8 = 0b011 << 5 | 0x1c;
 
 /// Why a request was refused (IBA §9.7.5.2.8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,7 +34,8 @@ pub enum NakCode {
 }
 
 /// What an acknowledgement says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "u8", into = "u8")]
 pub enum Syndrome {
     /// All is well up to this PSN.
     Ack {
@@ -42,6 +49,9 @@ pub enum Syndrome {
     },
     /// Refused.
     Nak(NakCode),
+    /// Not executed, because the queue pair is stopped and will go on, perhaps elsewhere (MigrOS §3.3). Counts only in a
+    /// packet with a migration header.
+    Stopped,
     /// A reserved pattern.
     Unknown(u8),
 }
@@ -57,6 +67,7 @@ impl From<u8> for Syndrome {
             (0b011, 2) => Syndrome::Nak(NakCode::RemoteAccessError),
             (0b011, 3) => Syndrome::Nak(NakCode::RemoteOperationalError),
             (0b011, 4) => Syndrome::Nak(NakCode::InvalidRdRequest),
+            _ if byte == STOPPED => Syndrome::Stopped,
             _ => Syndrome::Unknown(byte),
         }
     }
@@ -68,6 +79,7 @@ impl From<Syndrome> for u8 {
             Syndrome::Ack { credits } => credits & 0x1f,
             Syndrome::RnrNak { timer } => 0b001 << 5 | timer & 0x1f,
             Syndrome::Nak(code) => 0b011 << 5 | code as u8,
+            Syndrome::Stopped => STOPPED,
             Syndrome::Unknown(byte) => byte,
         }
     }

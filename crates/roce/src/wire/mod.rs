@@ -14,6 +14,7 @@ pub mod deth;
 pub mod grh;
 pub mod icrc;
 pub mod immdt;
+pub mod migeth;
 pub mod opcode;
 pub mod packet;
 pub mod reth;

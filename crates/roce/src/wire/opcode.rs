@@ -45,6 +45,8 @@ pub enum Kind {
     Reserved,
     /// Congestion notification.
     Congestion,
+    /// A message of the migration extension: RESUME, or an acknowledgement with a migration header.
+    Migration,
 }
 
 /// The extension headers after the BTH, in this order.
@@ -184,6 +186,9 @@ impl Opcode {
     pub const UD_SEND_ONLY: Opcode = Opcode(0x64);
     pub const UD_SEND_ONLY_IMM: Opcode = Opcode(0x65);
     pub const CNP: Opcode = Opcode(0x81);
+    /// Not of the specification: one of those that it leaves to manufacturers (IBA §9.2.1: 11000000 to 11111111). "I am
+    /// here now", see `docs/wire-extension.md`.
+    pub const RC_RESUME: Opcode = Opcode(0xd0);
 
     /// Its row of the table; `None` for a reserved opcode, but for those of RC, which want an answer.
     pub fn info(self) -> Option<&'static OpcodeInfo> {
@@ -231,8 +236,8 @@ const TABLE: [Option<OpcodeInfo>; 256] = {
     use At::{First, Last, Middle, Only};
     use Headers as H;
     use Kind::{
-        Acknowledge, Atomic, AtomicAcknowledge, AtomicWrite, Congestion, ReadRequest, ReadResponse, Reserved,
-        Send, Write,
+        Acknowledge, Atomic, AtomicAcknowledge, AtomicWrite, Congestion, Migration, ReadRequest,
+        ReadResponse, Reserved, Send, Write,
     };
     use Service::{Cnp, Rc, Uc, Ud};
     let mut t = [None; 256];
@@ -290,8 +295,20 @@ const TABLE: [Option<OpcodeInfo>; 256] = {
     t[0x65] = Some(row("UD_SEND_ONLY_IMM", Ud, Send, Only, H::DETH.and_immdt()));
 
     t[0x81] = Some(row("CNP", Cnp, Congestion, Only, H::NONE));
+
+    t[0xd0] = Some(row("RC_RESUME", Rc, Migration, Only, H::NONE));
     t
 };
+
+/// The row of an acknowledgement with a migration header behind the ACK header. It has the opcode of the others, so that
+/// no packet pays for it but those that are longer than an acknowledgement.
+pub(crate) static MIGRATION_ACKNOWLEDGE: OpcodeInfo = row(
+    "RC_ACKNOWLEDGE",
+    Service::Rc,
+    Kind::Migration,
+    At::Only,
+    Headers::AETH,
+);
 
 #[cfg(test)]
 mod tests {

@@ -7,7 +7,8 @@ use super::deth::{DETH_BYTES, Deth};
 use super::grh::GRH_BYTES;
 use super::icrc::ICRC_BYTES;
 use super::immdt::IMMDT_BYTES;
-use super::opcode::{Opcode, OpcodeInfo};
+use super::migeth::MIGETH_BYTES;
+use super::opcode::{MIGRATION_ACKNOWLEDGE, Opcode, OpcodeInfo};
 use super::reth::{RETH_BYTES, Reth};
 use crate::{Immediate, Rkey};
 
@@ -66,11 +67,21 @@ pub struct Packet<'a> {
     pub imm: Option<Immediate>,
     /// R_Key to invalidate.
     pub invalidate: Option<Rkey>,
-    /// Payload without padding.
+    /// Payload without padding; of a message of the migration extension, its header.
     pub payload: &'a [u8],
     /// Not part of the datagram: the IP header that it came with, which a datagram queue pair gives to the program. Set
     /// by the NIC, see [`super::grh`]; where it is absent, the program gets zeros.
     pub grh: Option<&'a [u8; GRH_BYTES]>,
+}
+
+/// The row of an opcode whose packet carries a migration header, if there are such.
+#[cold]
+fn migration_row(opcode: Opcode) -> Option<&'static OpcodeInfo> {
+    match opcode {
+        Opcode::RC_ACKNOWLEDGE => Some(&MIGRATION_ACKNOWLEDGE),
+        Opcode::RC_RESUME => opcode.info(),
+        _ => None,
+    }
 }
 
 /// Takes a header off the front, if it is `there`.
@@ -120,6 +131,14 @@ impl<'a> Packet<'a> {
             .get(..rest.len() - usize::from(bth.pad_count))
             .ok_or(truncated)?;
         if !info.has_payload && !payload.is_empty() && bth.opcode != Opcode::CNP {
+            if payload.len() == MIGETH_BYTES
+                && let Some(info) = migration_row(opcode)
+            {
+                return Ok(Packet {
+                    payload,
+                    ..Packet::bare(bth, info, aeth)
+                });
+            }
             return Err(ParseError::UnexpectedPayload {
                 opcode,
                 bytes: payload.len(),
@@ -138,6 +157,23 @@ impl<'a> Packet<'a> {
             payload,
             grh: None,
         })
+    }
+
+    /// A packet with an ACK header at most.
+    fn bare(bth: Bth, info: &'static OpcodeInfo, aeth: Option<Aeth>) -> Packet<'static> {
+        Packet {
+            bth,
+            info,
+            deth: None,
+            reth: None,
+            atomic_eth: None,
+            aeth,
+            atomic_ack: None,
+            imm: None,
+            invalidate: None,
+            payload: &[],
+            grh: None,
+        }
     }
 }
 
@@ -310,6 +346,30 @@ mod tests {
             prop_assert_eq!((packet.reth, packet.aeth, packet.imm), (head.reth, head.aeth, head.imm));
             prop_assert_eq!((packet.deth, packet.atomic_eth), (head.deth, head.atomic_eth));
             prop_assert_eq!((packet.atomic_ack, packet.invalidate), (head.atomic_ack, head.invalidate));
+        }
+
+        #[test]
+        fn only_what_is_as_long_as_a_migration_header_is_one(
+            code in prop::sample::select(vec![0x0c, 0x11, 0x12, 0x13, 0x14, 0xd0]),
+            bytes in prop_oneof![0usize..100, Just(MIGETH_BYTES / 4)],
+        ) {
+            let opcode = Opcode(code);
+            let mut datagram = vec![0; opcode.info().unwrap().header_bytes() + bytes * 4 + ICRC_BYTES];
+            datagram[0] = code;
+            let migrates = matches!(opcode, Opcode::RC_ACKNOWLEDGE | Opcode::RC_RESUME);
+            match Packet::parse(&datagram) {
+                Ok(packet) if bytes == 0 => prop_assert_eq!(packet.payload.len(), 0),
+                Ok(packet) => {
+                    prop_assert!(migrates && bytes * 4 == MIGETH_BYTES);
+                    prop_assert_eq!(packet.info.kind, crate::wire::opcode::Kind::Migration);
+                    prop_assert_eq!(packet.payload.len(), MIGETH_BYTES);
+                }
+                Err(error) => {
+                    let expected = ParseError::UnexpectedPayload { opcode, bytes: bytes * 4 };
+                    prop_assert_eq!(error, expected);
+                    prop_assert!(!migrates || bytes * 4 != MIGETH_BYTES);
+                }
+            }
         }
 
         #[test]

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use verbatim_roce::{
     AccessError, AccessFlags, AtomicOp, BadRequest, Bind, Completion, Event, HoldBudget, Host, Immediate,
-    Key, Lkey, LocalAccess, Operation, Queue, ReceiveRequest, RemoteAccess, Rkey, SendData, SendRequest, Sge,
-    SgeList, WcStatus,
+    Key, Lkey, LocalAccess, Location, Operation, Queue, ReceiveRequest, RemoteAccess, Rkey, SendData,
+    SendRequest, Sge, SgeList, WcStatus,
 };
 
 /// A memory region; lkey and rkey are the same number.
@@ -37,6 +37,12 @@ pub struct TestHost {
     pub invalidated: Vec<(Rkey, By)>,
     pub binds: Vec<Bind>,
     pub hold_budget: Option<HoldBudget>,
+    /// Where the partner has gone on, until the way there is taken.
+    pub peer: Option<Location>,
+    /// What was granted was granted elsewhere, and nobody has told.
+    pub trusting: bool,
+    /// There is no way to any other place.
+    pub no_way: bool,
     /// Ranges that were checked for remote access, and found good.
     granted: Vec<(Rkey, u64, u64, RemoteAccess)>,
 }
@@ -160,7 +166,7 @@ impl TestHost {
             .iter()
             .any(|(key, from, to, right)| (*key, *right) == (rkey, access) && *from <= addr && end <= *to);
         assert!(
-            granted,
+            granted || self.trusting,
             "{access:?} of {addr:#x}..{end:#x} with {rkey:?} was never checked"
         );
     }
@@ -276,6 +282,13 @@ impl Host for TestHost {
 
     fn complete(&mut self, completion: Completion) {
         self.completions.push(completion);
+    }
+
+    fn peer_moved(&mut self, to: &Location) -> bool {
+        if !self.no_way {
+            self.peer = Some(*to);
+        }
+        !self.no_way
     }
 
     fn event(&mut self, event: Event) {

@@ -2,8 +2,10 @@
 //! simulated, and one seed reproduces everything.
 #![allow(dead_code, unused_imports, reason = "each test binary uses a part of it")]
 
+pub mod exchange;
 mod host;
 mod link;
+pub mod world;
 
 pub use host::{By, SEND, TestHost, compare_swap, fetch_add, read, send_imm, sge, write, write_imm};
 pub use link::{Bottleneck, Faults, Link};

@@ -8,7 +8,7 @@ use crate::wire::opcode::Kind;
 use crate::{Counters, Host, Operation, Packet, Psn, SendData, Time, WcStatus};
 
 /// Data of a READ or atomic before the acknowledged PSN has not come: an implied NAK (IBA §9.7.5.1.2).
-struct DataMissing;
+pub(super) struct DataMissing;
 
 impl Requester {
     /// A response has arrived.
@@ -129,7 +129,7 @@ impl Requester {
         }
     }
 
-    fn note_early_acknowledge(&mut self, psn: Psn) {
+    pub(super) fn note_early_acknowledge(&mut self, psn: Psn) {
         let later = |known: Psn| psn.distance_from(known) > 0;
         if self.acknowledged_early.is_none_or(later) {
             self.acknowledged_early = Some(psn);
@@ -237,7 +237,7 @@ impl Requester {
     }
 
     /// Everything before `to` has arrived at the partner. READs and atomics are complete only by their data.
-    fn acknowledge(
+    pub(super) fn acknowledge(
         &mut self,
         to: Psn,
         host: &mut impl Host,

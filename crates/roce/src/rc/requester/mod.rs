@@ -25,6 +25,7 @@
 //! before it still complete as usual.
 
 mod acknowledge;
+mod image;
 mod local;
 mod repair;
 mod retry;
@@ -36,12 +37,14 @@ mod wqe;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+pub(super) use self::image::RequesterImage;
 use self::repair::Repair;
 use self::rtt::Rtt;
 use self::window::Window;
 use self::wqe::Wqe;
-use crate::gather::retire;
+use crate::gather::retire_failed;
 use crate::held::Held;
+use crate::link::Link;
 use crate::{Counters, Host, Mtu, Outstanding, Psn, QpAttributes, QpConfig, Time, WcStatus};
 
 /// Room for requests that a queue pair keeps when it has none under way.
@@ -115,6 +118,10 @@ pub(super) struct Requester {
     /// When the program's ACK timeout is over.
     stall_deadline: Option<Time>,
     rnr_deadline: Option<Time>,
+    /// What was left of it when time stood still.
+    rnr_left: Option<Duration>,
+    /// Why exactly the oldest request has failed.
+    vendor_err: u32,
 }
 
 impl Requester {
@@ -148,6 +155,8 @@ impl Requester {
             retry_deadline: None,
             stall_deadline: None,
             rnr_deadline: None,
+            rnr_left: None,
+            vendor_err: 0,
         }
     }
 
@@ -229,7 +238,8 @@ impl Requester {
                 WcStatus::WrFlushErr => counters.req_cqe_flush_error += 1,
                 _ => counters.req_cqe_error += 1,
             }
-            retire(&wqe.request, wqe.opcode, status, wqe.len, host);
+            let vendor_err = std::mem::take(&mut self.vendor_err);
+            retire_failed(&wqe.request, wqe.opcode, (status, vendor_err), wqe.len, host);
         }
         *self = Requester {
             settings: self.settings,
@@ -243,6 +253,32 @@ impl Requester {
         if let Some(wqe) = self.queue.front_mut() {
             wqe.failure.get_or_insert(status);
         }
+    }
+
+    /// Has this PSN been sent, or is it the next to be: can the partner be there?
+    pub fn has_sent(&self, expected: Psn) -> bool {
+        expected.offset_from(self.ack) <= self.high.offset_from(self.ack)
+    }
+
+    /// The partner says that it has executed everything before `to`. READs and atomics among that are complete by their
+    /// data alone.
+    pub fn note_executed(&mut self, to: Psn, host: &mut impl Host, counters: &mut Counters) {
+        if self.acknowledge(to, host, counters).is_err() {
+            self.note_early_acknowledge(to.sub(1));
+        }
+    }
+
+    /// Fails the oldest request because the partner is stopped for too long; the next one of the ring, if there is none
+    /// and it may be taken. Says whether there was one.
+    pub fn give_up(&mut self, vendor_err: u32, may_start: bool, link: &Link, host: &mut impl Host) -> bool {
+        if self.queue.is_empty() && may_start {
+            self.take_next(link, host);
+        }
+        if !self.has_failed() {
+            self.vendor_err = vendor_err;
+        }
+        self.fail(WcStatus::RetryExcErr);
+        self.has_failed()
     }
 
     fn restore_retries(&mut self) {

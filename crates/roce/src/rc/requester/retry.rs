@@ -71,13 +71,25 @@ impl Requester {
         self.arm_retry(now);
     }
 
-    /// Begins again at the oldest PSN, with all retries, after a time in which nothing could come.
+    /// Begins again at the oldest PSN, with all retries but those after RNR NAK, after a time in which nothing could come.
     pub fn restart(&mut self, now: Time) {
-        self.restore_retries();
+        if let Some(left) = self.rnr_left.take() {
+            self.rnr_deadline = Some(now + left);
+        }
+        self.retries_left = self.settings.retry_cnt;
         self.probing = false;
         self.recovering = None;
         self.go_back();
         self.rearm(now);
+    }
+
+    /// No time passes until [`Requester::restart`]; at `alarm` somebody else wants to know.
+    pub fn freeze(&mut self, now: Time, alarm: Option<Time>) {
+        if let Some(deadline) = self.rnr_deadline.take() {
+            self.rnr_left = Some(deadline.saturating_since(now));
+        }
+        self.stall_deadline = None;
+        self.retry_deadline = alarm;
     }
 
     fn arm_retry(&mut self, now: Time) {

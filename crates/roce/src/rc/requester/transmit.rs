@@ -140,7 +140,7 @@ impl Requester {
     }
 
     /// Takes a request off the ring; says whether there was one.
-    fn take_next(&mut self, link: &Link, host: &mut impl Host) -> bool {
+    pub(super) fn take_next(&mut self, link: &Link, host: &mut impl Host) -> bool {
         if self.queue.len() >= self.config.max_outstanding_sends.max(1) {
             return false;
         }

@@ -1,10 +1,12 @@
 //! A send request with its range of PSNs.
 
+use serde::{Deserialize, Serialize};
+
 use crate::gather::check_data;
 use crate::{BadRequest, Host, Mtu, Operation, Psn, SendData, SendRequest, SgeList, WcOpcode, WcStatus};
 
 /// A request on its way.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Wqe {
     pub request: SendRequest,
     pub opcode: WcOpcode,
@@ -15,7 +17,7 @@ pub(super) struct Wqe {
     /// How many PSNs it has: none if it happens here.
     pub packets: u32,
     /// For a READ: how many packets are asked for at a time.
-    read_piece: u32,
+    pub read_piece: u32,
     /// Happens here, and has happened.
     pub executed: bool,
     /// Why it cannot go on. It then fails the queue pair once it is the oldest.

@@ -2,13 +2,15 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Psn, Rkey};
 
 /// Room for answers that a queue pair keeps when it has none to give.
 const MOST_IDLE_ANSWERS: usize = 8;
 
 /// One answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Answer {
     /// Everything up to this PSN is executed.
     Ack { psn: Psn },
@@ -19,7 +21,7 @@ pub(super) enum Answer {
 }
 
 /// The result of an atomic operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AtomicAnswer {
     pub psn: Psn,
     /// What was there before; nothing is said of it for an atomic WRITE.
@@ -29,7 +31,7 @@ pub(super) struct AtomicAnswer {
 }
 
 /// The data of a READ that is still to be sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ReadAnswer {
     /// PSN of the next packet.
     pub psn: Psn,
@@ -61,7 +63,18 @@ impl Answer {
 #[derive(Debug, Default)]
 pub(super) struct Answers(VecDeque<Answer>);
 
+impl From<VecDeque<Answer>> for Answers {
+    fn from(answers: VecDeque<Answer>) -> Answers {
+        Answers(answers)
+    }
+}
+
 impl Answers {
+    /// All of them, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = &Answer> {
+        self.0.iter()
+    }
+
     pub fn front(&self) -> Option<&Answer> {
         self.0.front()
     }

@@ -11,19 +11,23 @@
 
 mod answers;
 mod duplicate;
+mod image;
 mod request;
 mod respond;
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use self::answers::{Answers, AtomicAnswer};
+pub(super) use self::image::ResponderImage;
 use crate::held::Held;
 use crate::receive::{Message, flush_receive};
 use crate::wire::aeth::Syndrome;
 use crate::{AccessFlags, Counters, Host, Psn, QpAttributes, QpConfig};
 
 /// A negative acknowledgement that waits to be sent.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct PendingNak {
     psn: Psn,
     syndrome: Syndrome,
@@ -86,6 +90,11 @@ impl Responder {
     /// Is nothing more executed, whether or not the partner has been told?
     pub fn is_ending(&self) -> bool {
         self.ending
+    }
+
+    /// Messages completed, modulo 2^24.
+    pub fn msn(&self) -> u32 {
+        self.msn
     }
 
     /// The PSN that must come next.

@@ -1,0 +1,245 @@
+//! Pause and resume: a connection stands still, is dumped, and goes on here or at another RNIC (`docs/wire-extension.md`).
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use verbatim_device::control::{AsyncEventType, QpSecret, Reply};
+use verbatim_roce::icrc::Flow;
+use verbatim_roce::{
+    ImageError, Location, QpAttributes, QpState, Qpn, RcImage, RcQp, Secret, SecretEnd, Standing, UDP_PORT,
+};
+
+use super::{Desk, path};
+use crate::error::Refused;
+use crate::objects::Objects;
+use crate::qp::{QueuePair, Rings, Route, Scratch};
+
+impl Desk<'_> {
+    pub(super) fn set_qp_secret(
+        &mut self,
+        id: u32,
+        qpn: u32,
+        secret: Option<QpSecret>,
+    ) -> Result<Reply, Refused> {
+        let qp = self.own_qp(qpn, id)?;
+        let secret = secret.map(|QpSecret { key, first }| {
+            let end = if first {
+                SecretEnd::First
+            } else {
+                SecretEnd::Second
+            };
+            Secret::new(key, end)
+        });
+        connection(qp)?.set_secret(secret);
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn pause_qp(&mut self, id: u32, qpn: u32) -> Result<Reply, Refused> {
+        let now = self.now;
+        let qp = self.own_qp(qpn, id)?;
+        if qp.stopped {
+            return Err(Refused::new(
+                libc::EBUSY,
+                "the queue pair is stopped: let it go on first",
+            ));
+        }
+        let state = qp.transport.state();
+        let transport = connection(qp)?;
+        if transport.standing() != Standing::Stopped && !transport.halt(now) {
+            return Err(Refused::invalid(format!(
+                "nothing can be paused of a queue pair in {state:?}"
+            )));
+        }
+        self.changed_qps.push(qpn);
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn dump_qp(&mut self, id: u32, qpn: u32) -> Result<Reply, Refused> {
+        let qp = self.own_qp(qpn, id)?;
+        let image = connection(qp)?
+            .save()
+            .ok_or_else(|| Refused::new(libc::EBUSY, "the queue pair runs: pause it first"))?;
+        Ok(Reply::QpImage {
+            image: image.encode(),
+            requests: image.requests().collect(),
+            receive: image.receive(),
+        })
+    }
+
+    pub(super) fn resume_qp(&mut self, id: u32, qpn: u32) -> Result<Reply, Refused> {
+        self.own_qp(qpn, id)?;
+        let Self {
+            objects,
+            effects,
+            changed_qps,
+            now,
+            ..
+        } = self;
+        let Objects {
+            qps,
+            shared,
+            forwarding,
+            ..
+        } = &mut **objects;
+        let qp = qps.get_mut(qpn).expect("its owner was checked");
+        let transport = connection(qp)?;
+        if transport.standing() != Standing::Stopped {
+            return Ok(Reply::Done);
+        }
+        transport.resume(*now);
+        // It has not left after all, if it was to.
+        forwarding.remove(Qpn::new(qpn));
+        if std::mem::take(&mut qp.doomed) {
+            let (transport, mut host) = qp.split(shared, effects, *now);
+            let to_error = QpAttributes {
+                state: Some(QpState::Err),
+                ..QpAttributes::default()
+            };
+            transport
+                .modify(&to_error, &mut host)
+                .expect("there is a way to ERR from every state");
+            effects.tell(id, AsyncEventType::QpFatal, qpn);
+        }
+        changed_qps.push(qpn);
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn forward_qp(
+        &mut self,
+        id: u32,
+        qpn: u32,
+        to: Location,
+        time: Duration,
+    ) -> Result<Reply, Refused> {
+        if !self.own_qp(qpn, id)?.is_paused() {
+            return Err(Refused::new(
+                libc::EBUSY,
+                "the queue pair runs: nothing of it is forwarded",
+            ));
+        }
+        if !to.is_plausible() {
+            return Err(Refused::invalid(format!(
+                "there can be no queue pair {} at {}",
+                to.qpn, to.address
+            )));
+        }
+        let now = self.now;
+        let forwarding = &mut self.objects.forwarding;
+        if !forwarding.insert(now, Qpn::new(qpn), to, now + time) {
+            return Err(Refused::new(
+                libc::ENOMEM,
+                "there are too many forwarding entries",
+            ));
+        }
+        Ok(Reply::Done)
+    }
+
+    pub(super) fn restore_qp(&mut self, id: u32, qpn: u32, image: &[u8]) -> Result<Reply, Refused> {
+        let invalid = |error: ImageError| Refused::invalid(error.to_string());
+        let image = RcImage::decode(image).map_err(invalid)?;
+        let limits = &self.device.limits;
+        let attributes = *image.attributes();
+        let beyond = [attributes.max_rd_atomic, attributes.max_dest_rd_atomic]
+            .iter()
+            .any(|wanted| wanted.unwrap_or(0) > limits.max_rd_atomic);
+        let mtu = attributes.path_mtu.unwrap_or_default() as u8;
+        if beyond || mtu > self.device.port.active_mtu && attributes.path_mtu.is_some() {
+            return Err(Refused::invalid(
+                "the image has attributes that this RNIC cannot give",
+            ));
+        }
+        let way = self.way(&attributes, image.peer())?;
+        let config = {
+            let qp = self.own_qp(qpn, id)?;
+            connection(qp)?;
+            if qp.transport.state() != QpState::Reset {
+                return Err(Refused::new(
+                    libc::EBUSY,
+                    "only a queue pair in RESET can be given another state",
+                ));
+            }
+            qp.config
+        };
+        let (requests, receive): (Vec<u64>, _) = (image.requests().collect(), image.receive());
+        let transport = RcQp::restore(Qpn::new(qpn), config, image).map_err(invalid)?;
+        let Self {
+            objects, changed_qps, ..
+        } = self;
+        let Objects { qps, shared, .. } = &mut **objects;
+        let qp = qps.get_mut(qpn).expect("its owner was checked");
+        let own_receive = receive.filter(|_| qp.srq.is_none());
+        take_posted(&mut qp.rings, &mut shared.scratch, &requests, own_receive)?;
+        qp.transport = verbatim_roce::Qp::Rc(transport);
+        qp.counted = *qp.transport.counters();
+        if let Some((flow, port, traffic)) = way {
+            let remote = flow.destination().ip();
+            let route = Route {
+                remote,
+                port,
+                peer: objects.peers.begin(remote),
+                flow,
+                traffic,
+            };
+            objects.set_route(qpn, Some(route));
+        }
+        changed_qps.push(qpn);
+        Ok(Reply::Done)
+    }
+
+    /// The way to the partner: by the attributes that the program has set, or to where the partner has gone since.
+    fn way(
+        &self,
+        attributes: &QpAttributes,
+        peer: Option<Location>,
+    ) -> Result<Option<(Flow, u8, verbatim_roce::Traffic)>, Refused> {
+        let Some(av) = attributes.av else { return Ok(None) };
+        let path = path::resolve(self.device, &super::qp::address_vector(&av))?;
+        let destination = peer.map_or(path.destination, |peer| peer.address);
+        let end = |address| SocketAddr::new(address, UDP_PORT);
+        let flow = Flow::new(end(path.source), end(destination)).map_err(|_| {
+            Refused::invalid(format!("there is no way from {} to {destination}", path.source))
+        })?;
+        if destination.is_multicast() {
+            return Err(Refused::invalid("a connection has one partner"));
+        }
+        Ok(Some((flow, av.sgid_index, path.traffic)))
+    }
+}
+
+/// Takes off the rings what is in an image, if all of it is there. What the program changes meanwhile is its own affair: the
+/// requests are executed as the image has them.
+fn take_posted(
+    rings: &mut Rings,
+    scratch: &mut Scratch,
+    requests: &[u64],
+    receive: Option<u64>,
+) -> Result<(), Refused> {
+    let missing = || {
+        Refused::invalid("the rings do not begin with the requests that are in the image: post those first")
+    };
+    for (index, wr_id) in (0..).zip(requests) {
+        if rings.ends.send.peek(index) != Ok(Some(*wr_id)) {
+            return Err(missing());
+        }
+    }
+    if receive.is_some() && rings.ends.recv.peek() != Ok(receive) {
+        return Err(missing());
+    }
+    for _ in requests {
+        if rings.ends.send.pop(&mut scratch.wqe) != Ok(true) {
+            rings.broken = true;
+            return Err(missing());
+        }
+    }
+    if receive.is_some() && !matches!(rings.ends.recv.pop(&mut scratch.sges), Ok(Some(_))) {
+        rings.broken = true;
+        return Err(missing());
+    }
+    Ok(())
+}
+
+fn connection(qp: &mut QueuePair) -> Result<&mut RcQp, Refused> {
+    qp.transport
+        .as_rc_mut()
+        .ok_or_else(|| Refused::invalid("only a reliable connection can be paused, and go on elsewhere"))
+}

@@ -1,0 +1,419 @@
+//! Pause and resume: a connection goes on at another queue pair, or at another RNIC, and its partner's RNIC finds it.
+
+mod support;
+
+use std::time::Duration;
+
+use support::program::{ALL_ACCESS, CAP, gid, read, send, write};
+use support::{End, Server, pair, wait_for};
+use verbatim_device::control::{QpAttr, QpAttrMask, QpSecret, QpState, QpType, Reply, Request};
+use verbatim_device::layout::{SEND_INLINE, SEND_SIGNALED, SendWqe};
+use verbatim_device::ring::Body;
+use verbatim_roce::VENDOR_ERR_PAUSED;
+use verbatim_seqpacket::Socket;
+
+const SUCCESS: u32 = 0;
+const WR_FLUSH_ERR: u32 = 5;
+const RETRY_EXC_ERR: u32 = 12;
+const KEY: [u8; 32] = [0x17; 32];
+const MEMORY: u64 = 64 * 4096;
+/// So many messages of eight bytes are sent.
+const MESSAGES: u64 = 100;
+
+fn done(end: &End, request: Request) {
+    let reply = end.program.call(request);
+    assert!(matches!(reply, Reply::Done), "{reply:?}");
+}
+
+fn share_secret(ends: [&End; 2]) {
+    for (end, first) in ends.into_iter().zip([true, false]) {
+        let secret = Some(QpSecret { key: KEY, first });
+        done(
+            end,
+            Request::SetQpSecret {
+                qpn: end.qp.qpn,
+                secret,
+            },
+        );
+    }
+}
+
+fn pause(end: &End) {
+    done(end, Request::PauseQp { qpn: end.qp.qpn });
+}
+
+fn resume(end: &End) {
+    done(end, Request::ResumeQp { qpn: end.qp.qpn });
+}
+
+struct Dump {
+    image: Vec<u8>,
+    requests: Vec<u64>,
+    receive: Option<u64>,
+}
+
+fn dump(end: &End) -> Dump {
+    match end.program.call(Request::DumpQp { qpn: end.qp.qpn }) {
+        Reply::QpImage {
+            image,
+            requests,
+            receive,
+        } => Dump {
+            image,
+            requests,
+            receive,
+        },
+        other => panic!("{other:?}"),
+    }
+}
+
+fn restore(end: &End, image: &[u8]) {
+    let (qpn, image) = (end.qp.qpn, image.to_vec());
+    done(end, Request::RestoreQp { qpn, image });
+}
+
+/// An end of a conversation: it sends its numbers in order, and receives the other's.
+struct Talker {
+    end: End,
+    /// The first message that is not complete.
+    completed: u64,
+    received: Vec<u64>,
+    memory: support::Memory,
+    /// RECVs posted, over all places.
+    receives: u64,
+}
+
+impl Talker {
+    fn new(end: End) -> Self {
+        let memory = end.program.adopted(MEMORY, ALL_ACCESS);
+        let mut talker = Self {
+            end,
+            completed: 0,
+            received: Vec::new(),
+            memory,
+            receives: 0,
+        };
+        while talker.receives < MESSAGES {
+            talker.post_receive(talker.receives);
+            talker.receives += 1;
+        }
+        talker
+    }
+
+    fn post_receive(&mut self, wr_id: u64) {
+        let sge = self.memory.sge(wr_id * 8, 8);
+        self.end.program.post_recv(&mut self.end.qp, wr_id, &[sge]);
+    }
+
+    fn push(&mut self, wr_id: u64) {
+        let wqe = SendWqe {
+            flags: SEND_INLINE | SEND_SIGNALED,
+            inline_bytes: 8,
+            ..send(wr_id)
+        };
+        self.end.qp.send.push(&wqe, Body::Inline(&[&wr_id.to_ne_bytes()]));
+    }
+
+    fn say(&mut self, messages: std::ops::Range<u64>) {
+        for wr_id in messages {
+            self.push(wr_id);
+        }
+        self.end.program.ring(&mut self.end.qp);
+    }
+
+    /// Takes completions, each of which must be the next one of its queue.
+    fn poll(&mut self) {
+        while let Some(cqe) = self.end.queue.poll() {
+            assert_eq!(cqe.status, SUCCESS, "{cqe:?}");
+            if cqe.opcode >= 128 {
+                assert_eq!(cqe.wr_id, self.received.len() as u64);
+                let at = cqe.wr_id as usize * 8;
+                let bytes = self.memory.as_slice()[at..at + 8].try_into().unwrap();
+                self.received.push(u64::from_ne_bytes(bytes));
+            } else {
+                assert_eq!(cqe.wr_id, self.completed);
+                self.completed += 1;
+            }
+        }
+    }
+
+    fn is_done(&mut self) -> bool {
+        self.poll();
+        self.completed == MESSAGES && self.received.len() as u64 == MESSAGES
+    }
+
+    /// Goes on at another RNIC: what its program would be, and what it has received, moves along.
+    fn move_to(&mut self, server: &Server, dump: &Dump, posted: u64) -> End {
+        self.poll();
+        let new = End::new(server);
+        let memory = new.program.adopted(MEMORY, ALL_ACCESS);
+        let old = std::mem::replace(&mut self.end, new);
+        self.memory = memory;
+        let pending: Vec<u64> = (self.completed..posted).collect();
+        assert_eq!(dump.requests, pending[..dump.requests.len()]);
+        assert_eq!(dump.receive, None, "the messages have one packet each");
+        for wr_id in pending {
+            self.push(wr_id);
+        }
+        for wr_id in self.received.len() as u64..MESSAGES {
+            self.post_receive(wr_id);
+        }
+        self.end.program.ring(&mut self.end.qp);
+        restore(&self.end, &dump.image);
+        assert_eq!(self.end.program.state(&self.end.qp), QpState::Rts);
+        old
+    }
+}
+
+fn talkers(a: &Server, b: &Server) -> [Talker; 2] {
+    let (left, right) = pair(a, b);
+    share_secret([&left, &right]);
+    [Talker::new(left), Talker::new(right)]
+}
+
+fn finish(talkers: &mut [Talker; 2]) {
+    wait_for("all messages", || {
+        let all = talkers.each_mut().map(Talker::is_done);
+        (all == [true; 2]).then_some(())
+    });
+    for talker in talkers {
+        assert!(
+            talker.received.iter().copied().eq(0..MESSAGES),
+            "{:?}",
+            talker.received
+        );
+    }
+}
+
+#[test]
+fn one_end_moves_to_another_rnic_in_the_middle() {
+    let [a, b, c] = [1, 2, 3].map(|host| Server::start([127, 7, 80, host]));
+    let [mut left, mut right] = talkers(&a, &b);
+    left.say(0..40);
+    right.say(0..40);
+    pause(&left.end);
+    // Its partner says more, and learns that it has to wait.
+    right.say(40..MESSAGES);
+    b.wait_for("the partner to be paused", |counters| counters.pauses == 1);
+    assert_eq!(right.end.program.state(&right.end.qp), QpState::Rts);
+    let saved = dump(&left.end);
+    let old = left.move_to(&c, &saved, 40);
+    done(
+        &old,
+        Request::ForwardQp {
+            qpn: old.qp.qpn,
+            to_gid: gid(c.address),
+            to_qpn: left.end.qp.qpn,
+            seconds: 60,
+        },
+    );
+    done(&old, Request::DestroyQp { qpn: old.qp.qpn });
+    resume(&left.end);
+    left.say(40..MESSAGES);
+    let mut both = [left, right];
+    finish(&mut both);
+    let counters = b.stats.read();
+    assert_eq!(
+        (counters.rx_resumes, counters.migration_ignored),
+        (1, 0),
+        "{counters:?}"
+    );
+    // And back again, with another number.
+    let [mut left, right] = both;
+    pause(&left.end);
+    let saved = dump(&left.end);
+    assert!(saved.requests.is_empty());
+    let _old = left.move_to(&a, &saved, MESSAGES);
+    resume(&left.end);
+    b.wait_for("the second RESUME", |counters| counters.rx_resumes == 2);
+    c.wait_for("nothing of it", |counters| counters.tx_resumes == 1);
+    drop(right);
+}
+
+#[test]
+fn both_ends_move_at_once_and_find_each_other() {
+    let [a, b, c, d] = [1, 2, 3, 4].map(|host| Server::start([127, 7, 81, host]));
+    let [mut left, mut right] = talkers(&a, &b);
+    left.say(0..50);
+    right.say(0..50);
+    pause(&left.end);
+    pause(&right.end);
+    let saved = [dump(&left.end), dump(&right.end)];
+    let olds = [left.move_to(&c, &saved[0], 50), right.move_to(&d, &saved[1], 50)];
+    // The first of them says where it is before anybody knows where the other one is.
+    resume(&left.end);
+    b.wait_for("RESUME at the old place", |counters| counters.rx_packets > 0);
+    for (old, (new, at)) in olds.iter().zip([(&left, &c), (&right, &d)]) {
+        done(
+            old,
+            Request::ForwardQp {
+                qpn: old.qp.qpn,
+                to_gid: gid(at.address),
+                to_qpn: new.end.qp.qpn,
+                seconds: 60,
+            },
+        );
+    }
+    done(&olds[1], Request::DestroyQp { qpn: olds[1].qp.qpn });
+    drop(olds);
+    resume(&right.end);
+    left.say(50..MESSAGES);
+    right.say(50..MESSAGES);
+    finish(&mut [left, right]);
+    let forwarded = a.stats.read().resumes_forwarded + b.stats.read().resumes_forwarded;
+    assert!(forwarded > 0);
+}
+
+/// Large messages of every kind, within one RNIC, whose keys stay the same: from one queue pair to another one.
+#[test]
+fn messages_of_many_packets_move_from_one_queue_pair_to_another() {
+    let [a, b] = [1, 2].map(|host| Server::start([127, 7, 82, host]));
+    let (mut left, right) = pair(&a, &b);
+    share_secret([&left, &right]);
+    let mut from = left.program.adopted(64 << 20, ALL_ACCESS);
+    from.fill(|at| at as u8 ^ (at >> 13) as u8);
+    let to = right.program.adopted(64 << 20, ALL_ACCESS);
+    let half = 32u32 << 20;
+    left.program
+        .post(&mut left.qp, write(0, &to, 0), &[from.sge(0, half)]);
+    left.program
+        .post(&mut left.qp, read(1, &to, 0), &[from.sge(half.into(), half)]);
+    b.wait_for("the middle of the WRITE", |counters| counters.rx_packets > 100);
+    pause(&left);
+    let saved = dump(&left);
+    assert!(left.queue.poll().is_none(), "it was not in the middle");
+    // The READ is taken off the ring when there is room for its data.
+    assert!(saved.requests == [0] || saved.requests == [0, 1], "{:?}", saved.requests);
+
+    let new = left.program.qp(&left.queue, CAP);
+    let old = std::mem::replace(&mut left.qp, new);
+    // Without the requests it would not know what it has: refused, and nothing is changed by it.
+    let (qpn, image) = (left.qp.qpn, saved.image.clone());
+    let request = Request::RestoreQp { qpn, image };
+    assert_eq!(left.program.errno(request), libc::EINVAL);
+    assert_eq!(left.program.state(&left.qp), QpState::Reset);
+    left.program
+        .post(&mut left.qp, write(0, &to, 0), &[from.sge(0, half)]);
+    left.program
+        .post(&mut left.qp, read(1, &to, 0), &[from.sge(half.into(), half)]);
+    restore(&left, &saved.image);
+    done(&left, Request::DestroyQp { qpn: old.qpn });
+    resume(&left);
+    for wr_id in [0, 1] {
+        let cqe = left.queue.wait();
+        assert_eq!((cqe.wr_id, cqe.status, cqe.qpn), (wr_id, SUCCESS, left.qp.qpn));
+    }
+    let half = half as usize;
+    assert!(to.as_slice()[..half] == from.as_slice()[..half]);
+    assert!(from.as_slice()[..half] == from.as_slice()[half..]);
+    let room: Vec<_> = (0..CAP.max_send_wr).map(|_| left.qp.send.room()).collect();
+    assert_eq!(room[0], CAP.max_send_wr, "all slots are free again");
+}
+
+#[test]
+fn an_operators_pause_is_no_error_and_its_limit_is_one() {
+    let limit = Duration::from_millis(700);
+    let a = Server::start([127, 7, 83, 1]);
+    let b = Server::start_with([127, 7, 83, 2], |config| config.limits.pause_limit = limit);
+    let [left, mut right] = talkers(&a, &b);
+    pause(&left.end);
+    pause(&left.end);
+    right.say(0..10);
+    b.wait_for("the pause", |counters| counters.pauses == 1);
+    let to_error = Request::ModifyQp {
+        qpn: left.end.qp.qpn,
+        mask: QpAttrMask::STATE,
+        attr: QpAttr {
+            state: QpState::Err,
+            ..QpAttr::default()
+        },
+    };
+    assert_eq!(left.end.program.errno(to_error), libc::EBUSY);
+    let qpn = left.end.qp.qpn;
+    assert_eq!(left.end.program.errno(Request::StopQp { qpn }), libc::EBUSY);
+    resume(&left.end);
+    resume(&left.end);
+    wait_for("the answers", || {
+        right.poll();
+        (right.completed == 10).then_some(())
+    });
+    assert_eq!(b.stats.read().ack_timeouts, 0);
+
+    pause(&left.end);
+    right.say(10..12);
+    let failed = right.end.queue.wait();
+    assert_eq!(
+        (failed.wr_id, failed.status, failed.vendor_err),
+        (10, RETRY_EXC_ERR, VENDOR_ERR_PAUSED)
+    );
+    let flushed = right.end.queue.wait();
+    assert_eq!(
+        (flushed.wr_id, flushed.status, flushed.vendor_err),
+        (11, WR_FLUSH_ERR, 0)
+    );
+    assert_eq!(b.stats.read().pause_limit_exceeded, 1);
+    let socket = Socket::connect(&b.socket()).expect("the RNIC listens");
+    let reply = socket.call::<_, Reply>(&Request::QueryStatistics { from_qpn: 0 }, &[]);
+    let Reply::Statistics { device, qps, .. } = reply.expect("an answer").message else {
+        panic!("no statistics")
+    };
+    let value = |list: &[(String, u64)], name: &str| {
+        let found = list.iter().find(|(known, _)| known == name);
+        found.map(|(_, value)| *value)
+    };
+    for list in [&device, &qps[0].counters] {
+        assert_eq!(value(list, "pauses"), Some(2));
+        assert_eq!(value(list, "rcvd_resumes"), Some(1));
+        assert_eq!(value(list, "pause_limit_exceeded"), Some(1));
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let server = Server::start([127, 7, 84, 1]);
+    for qp_type in [QpType::Uc, QpType::Ud] {
+        let end = End::of_type(&server, qp_type);
+        let qpn = end.qp.qpn;
+        for request in [
+            Request::PauseQp { qpn },
+            Request::DumpQp { qpn },
+            Request::SetQpSecret { qpn, secret: None },
+        ] {
+            assert_eq!(end.program.errno(request), libc::EINVAL);
+        }
+    }
+    let end = End::new(&server);
+    let qpn = end.qp.qpn;
+    assert_eq!(
+        end.program.errno(Request::PauseQp { qpn }),
+        libc::EINVAL,
+        "in RESET"
+    );
+    let image = vec![7; 1000];
+    assert_eq!(end.program.errno(Request::RestoreQp { qpn, image }), libc::EINVAL);
+    let (live, _other) = pair(&server, &server);
+    let qpn = live.qp.qpn;
+    assert_eq!(live.program.errno(Request::DumpQp { qpn }), libc::EBUSY);
+    let forward = |to_qpn, address| Request::ForwardQp {
+        qpn,
+        to_gid: gid(address),
+        to_qpn,
+        seconds: 1,
+    };
+    assert_eq!(live.program.errno(forward(5, server.address)), libc::EBUSY);
+    pause(&live);
+    assert_eq!(live.program.errno(forward(0, server.address)), libc::EINVAL);
+    let group = "224.0.0.1".parse().unwrap();
+    assert_eq!(live.program.errno(forward(5, group)), libc::EINVAL);
+    let saved = dump(&live);
+    let image = saved.image.clone();
+    let busy = Request::RestoreQp { qpn, image };
+    assert_eq!(live.program.errno(busy), libc::EBUSY, "not in RESET");
+    // Another program's queue pair is nobody else's to pause.
+    assert_ne!(end.program.errno(Request::PauseQp { qpn }), 0);
+    assert_ne!(end.program.errno(Request::DumpQp { qpn }), 0);
+    let mut damaged = saved.image;
+    damaged[40] ^= 1;
+    let (qpn, image) = (end.qp.qpn, damaged);
+    assert_eq!(end.program.errno(Request::RestoreQp { qpn, image }), libc::EINVAL);
+}
