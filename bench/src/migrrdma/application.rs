@@ -255,12 +255,12 @@ impl Watch {
 
 /// Kills an instance, if it has not ended by itself, and waits for its end.
 fn end(instance: &Instance<'_>) -> anyhow::Result<()> {
-    if instance.row()?.pid.is_some() {
-        instance.kill()?;
-    }
-    eventually(&format!("the end of {}", instance.name()), LIMIT, || {
+    // It may end between the two by itself: each rank does when the other one is gone. What counts is that it has ended.
+    let killed = instance.row()?.pid.map_or(Ok(()), |_| instance.kill());
+    let ended = eventually(&format!("the end of {}", instance.name()), LIMIT, || {
         Ok(instance.row()?.pid.is_none().then_some(()))
-    })
+    });
+    ended.map_err(|error| killed.err().unwrap_or(error))
 }
 
 fn plot(runs: &[Run], path: &Path) -> anyhow::Result<()> {
