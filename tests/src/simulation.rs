@@ -29,6 +29,9 @@ pub const STEPS_PER_LINE: u32 = 10;
 /// 4 atoms in each of 20 × 20 × 20 cells.
 const CELLS: u32 = 20;
 
+/// Writes its first argument to the file that it is named after, and runs that.
+const LISTEN: &str = r#"printf '%s' "$1" >"$0" && chmod 755 "$0" && exec "$0" listen"#;
+
 /// Writes its first two arguments to the two files and runs the others with its own address as their first host.
 const LAUNCH: &str = r#"printf '%s' "$1" >"$SHELL_INSIDE" && chmod 755 "$SHELL_INSIDE" && printf '%s' "$2" >"$INPUT_INSIDE"
 own=$(hostname -I) && worker=$3
@@ -77,7 +80,8 @@ impl<'a> Simulation<'a> {
         let worker = lab.instance(
             worker_host,
             &format!("worker{suffix}"),
-            &["/usr/bin/python3", "-c", SHELL, "listen"],
+            // Its daemon wants the file, too, although it starts nothing.
+            &["/bin/sh", "-c", LISTEN, SHELL_INSIDE, SHELL],
         )?;
         worker.listens(SHELL_PORT)?;
         let address = worker.address()?;
