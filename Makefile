@@ -5,7 +5,7 @@ cargo := PATH="$$(./setup.sh --path)" cargo
 release := $(or $(CARGO_TARGET_DIR),target)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test faults soak conformance lint fuzz sanitize bench clean
+.PHONY: help setup build demo test faults soak application conformance lint fuzz sanitize bench clean
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -32,6 +32,10 @@ soak: build ## MOVES moves in a row (200) with 1 % of the packets lost; nothing 
 	CI=true VERBATIM_SOAK_MOVES=$(or $(MOVES),200) $(cargo) test --release --locked -p verbatim-e2e --test e2e -- \
 		--include-ignored soak::lossy
 	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored many::
+
+application: build ## LAMMPS over MPI and UCX, both ranks moved in the middle of their work
+	@./setup.sh --application
+	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored application::
 
 conformance: build ## rdma-core's own tests, and perftest in all its ways (docs/conformance.md)
 	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored conformance::

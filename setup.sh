@@ -12,8 +12,12 @@ packages=(
     gcc libc6-dev make pkg-config protobuf-compiler ca-certificates # the build
     iproute2 util-linux nftables procps                             # the lab: ip, nsenter, nft, sysctl
     libibverbs-dev ibverbs-utils perftest iperf3 iputils-ping       # programs and headers for tests and benches
+    ucx-utils                                                       # a library over verbs, not ours
     python3 python3-pyverbs tshark                                  # rdma-core's own tests, a look at the wire
 )
+
+# What `--application` adds: a simulation that speaks verbs through MPI and UCX, for figure 6 of docs/migration-figures.md.
+application_packages=(openmpi-bin lammps)
 
 # CRIU 4.1 cannot dump an AF_INET socket on Linux 6.16 or newer, 3.17 does not start there.
 criu_minimum=4.2
@@ -25,7 +29,7 @@ declare -A newer_suites=([debian]="forky sid" [ubuntu]="questing resolute devel"
 
 usage() {
     cat <<'HELP'
-Usage: ./setup.sh [--vm] [--check]
+Usage: ./setup.sh [--vm] [--application] [--check]
        ./setup.sh --path | --help
 
 Installs, where they are missing:
@@ -36,6 +40,8 @@ Installs, where they are missing:
   toolchain   cargo and rustc, as new as Cargo.toml asks (rust-version)
 
   --vm        besides: QEMU and a kernel with the module rdma_rxe in /opt/verbatim/vm/kernel, for `make vm-test`
+  --application
+              besides: LAMMPS and Open MPI (32 MB to download), for `bench/run application` and `make application`
   --check     change nothing, only say what is missing
   --path      change nothing, print PATH with a usable toolchain in it
   --help      this text
@@ -424,6 +430,7 @@ for option; do
     case $option in
         --check) check_only=yes ;;
         --vm) with_vm=yes ;;
+        --application) packages+=("${application_packages[@]}") ;;
         --path)
             rust_usable || fail "no cargo and rustc >= $rust_minimum" "PATH, $cargo_bin, $rust_home/bin" "run ./setup.sh"
             echo "$PATH" && exit 0

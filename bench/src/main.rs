@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
-use verbatim_e2e::Tools;
+use verbatim_e2e::{Simulation, Tools};
 
 /// Measures bandwidth and blackouts between virtual hosts on this machine.
 #[derive(Debug, Parser)]
@@ -64,6 +64,8 @@ enum Bench {
     Drain,
     /// The partner's throughput around a move (MigrRDMA, figure 5).
     Timeline,
+    /// LAMMPS over MPI and UCX, moved, against starting it again (MigrRDMA, figure 6).
+    Application,
 }
 
 fn main() -> ExitCode {
@@ -122,6 +124,13 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     if wanted(Bench::Timeline) {
         migrrdma::timeline::run(&tools, repeats, &arguments.out.join("timeline.json"))?;
+    }
+    if wanted(Bench::Application) {
+        match Simulation::obstacle() {
+            // Of everything this is left out, since it needs more than the others.
+            Some(obstacle) if arguments.what.is_empty() => println!("application: {obstacle}"),
+            _ => migrrdma::application::run(&tools, repeats, &arguments.out.join("application.json"))?,
+        }
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 //!
 //! All of them move Debian's perftest, or another program of Debian's, in containers between hosts of a lab.
 
+pub mod application;
 pub mod connections;
 pub mod drain;
 mod pair;

@@ -75,6 +75,17 @@ fn a_host_has_its_own_view() {
         links.contains("br0") && links.contains("uplink"),
         "/sys shows the links {links:?}"
     );
+    let (status, text) = output(&lab, "dst", &["test", "-c", "/dev/infiniband/uverbs0"]);
+    assert!(status.success(), "the software RNIC's device is missing: {text}");
+    let (status, text) = output(
+        &lab,
+        "dst",
+        &["sh", "-c", "echo >/dev/null; ls -d /dev/fd /dev/pts/ /dev/shm/"],
+    );
+    assert!(
+        status.success(),
+        "the machine's devices are not all there: {text}"
+    );
 
     let hosts: serde_json::Value = serde_json::from_slice(
         &std::fs::read(lab.host_path("src", "/run/verbatim/hosts.json").unwrap()).unwrap(),

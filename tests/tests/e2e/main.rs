@@ -11,6 +11,7 @@
 //! | --- | --- |
 //! | `VERBATIM_SOAK_MOVES` | how many moves in a row `soak::lossy` makes; default 200 |
 
+mod application;
 mod conformance;
 mod drain;
 mod failures;
@@ -103,6 +104,7 @@ fn main() -> ExitCode {
         identity::tests(),
         many::tests(),
         soak::tests(),
+        application::tests(),
         conformance::tests(),
     ];
     let trials = tests.into_iter().flatten().map(|test| {

@@ -8,6 +8,7 @@ use verbatim_e2e::{
 };
 
 use crate::Test;
+use crate::application::UCX_PORT;
 
 const HOSTS: &[&str] = &["src", "peer"];
 const LIMIT: Duration = Duration::from_secs(60);
@@ -32,6 +33,12 @@ pub fn tests() -> Vec<Test> {
     for program in ["ib_write_lat", "ib_read_lat", "ib_send_lat"] {
         tests.push(Test::new(format!("programs::{program}"), HOSTS, move |lab| {
             latency(lab, program)
+        }));
+    }
+    for transports in ["rc_verbs,ud_verbs,self", "ud_verbs,self"] {
+        let name = transports.split(',').next().expect("there is one");
+        tests.push(Test::new(format!("programs::ucx_{name}"), HOSTS, move |lab| {
+            ucx(lab, transports)
         }));
     }
     for operation in ["send", "write", "write-imm", "read", "mix"] {
@@ -83,6 +90,47 @@ fn told(result: anyhow::Result<Finished>) -> String {
         ),
         Err(error) => format!("{error:#}"),
     }
+}
+
+/// A library that is not ours: messages, one-sided operations, atomics and streams of UCX.
+fn ucx(lab: &TestLab, transports: &str) -> anyhow::Result<()> {
+    let transports = format!("UCX_TLS={transports}");
+    for (test, bytes, count) in [
+        ("tag_lat", "1024", "1000"),
+        ("tag_bw", "1048576", "100"),
+        ("ucp_put_lat", "1024", "200"),
+        ("ucp_get", "4096", "200"),
+        ("ucp_fadd", "8", "200"),
+        ("ucp_cswap", "8", "200"),
+        ("stream_bw", "65536", "200"),
+        ("ucp_am_bw", "65536", "200"),
+    ] {
+        let argv = [
+            "env",
+            &transports,
+            "UCX_NET_DEVICES=verbatim0:1",
+            verbatim_e2e::UCX_SETTING,
+            "ucx_perftest",
+            "-f",
+            "-w",
+            "10",
+            "-t",
+            test,
+            "-s",
+            bytes,
+            "-n",
+            count,
+        ];
+        let (client, _) = between(lab, &argv, UCX_PORT)?;
+        // The only line of numbers: how many there were, and how fast.
+        let counted = |line: &str| line.split_ascii_whitespace().next() == Some(count);
+        ensure!(
+            client.stdout.lines().any(counted),
+            "{test} has no result{}",
+            client.output()
+        );
+    }
+    Ok(())
 }
 
 fn ibv_devices(lab: &TestLab) -> anyhow::Result<()> {

@@ -6,6 +6,8 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+
 use crate::proto::FilePart;
 use crate::proto::file_part::Kind;
 
@@ -46,6 +48,14 @@ impl Placer {
                 let to = String::from_utf8_lossy(&part.data).into_owned();
                 std::os::unix::fs::symlink(to, &target)?;
                 std::os::unix::fs::lchown(&target, part.uid, part.gid)?;
+            }
+            Kind::Fifo => {
+                remove(&target)?;
+                let mode = Mode::from_raw_mode(part.mode);
+                mknodat(CWD, &target, FileType::Fifo, mode, 0)?;
+                std::os::unix::fs::lchown(&target, part.uid, part.gid)?;
+                // What the agent's own file creation mask has taken away.
+                std::fs::set_permissions(&target, Permissions::from_mode(part.mode))?;
             }
             Kind::Removed => remove(&target)?,
             Kind::File => unreachable!("placed above"),
@@ -167,6 +177,13 @@ mod tests {
             std::fs::read_link(folder.path().join("l")).unwrap(),
             Path::new("d/f")
         );
+        // Each round sends it anew, as long as it is fresh.
+        for _ in 0..2 {
+            placer.place(&part("p", Kind::Fifo)).unwrap();
+        }
+        let fifo = std::fs::symlink_metadata(folder.path().join("p")).unwrap();
+        assert!(std::os::unix::fs::FileTypeExt::is_fifo(&fifo.file_type()));
+        assert_eq!(fifo.permissions().mode() & 0o7777, 0o640);
         placer.place(&part("d", Kind::Removed)).unwrap();
         assert!(!folder.path().join("d").exists());
     }

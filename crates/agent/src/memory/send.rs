@@ -103,6 +103,7 @@ impl Sender {
             };
             match &entry.kind {
                 Kind::Directory => part.set_kind(PartKind::Directory),
+                Kind::Fifo => part.set_kind(PartKind::Fifo),
                 Kind::Symlink(to) => {
                     part.set_kind(PartKind::Symlink);
                     part.data = to.as_os_str().as_encoded_bytes().to_vec();

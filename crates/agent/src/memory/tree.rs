@@ -19,6 +19,8 @@ pub enum Kind {
     Directory,
     /// A symbolic link, and to what.
     Symlink(PathBuf),
+    /// A FIFO. What is in it is restored with who has it open.
+    Fifo,
 }
 
 /// One file.
@@ -108,13 +110,14 @@ fn walk(root: &Path, folder: &Path, at: Duration, out: &mut BTreeMap<PathBuf, Se
             Kind::Symlink(std::fs::read_link(root.join(&path))?)
         } else if file_type.is_file() {
             Kind::File
+        } else if file_type.is_fifo() {
+            Kind::Fifo
         } else if file_type.is_socket() {
             continue;
         } else {
-            let what = if file_type.is_fifo() { "a FIFO" } else { "a device" };
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
-                format!("{} is {what}, which cannot be moved", path.display()),
+                format!("{} is a device, which cannot be moved", path.display()),
             ));
         };
         let is_directory = kind == Kind::Directory;
@@ -182,15 +185,19 @@ mod tests {
     #[test]
     fn a_file_that_cannot_move_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        rustix::fs::mknodat(
+        let made = rustix::fs::mknodat(
             rustix::fs::CWD,
-            folder.path().join("pipe"),
-            rustix::fs::FileType::Fifo,
+            folder.path().join("full"),
+            rustix::fs::FileType::CharacterDevice,
             rustix::fs::Mode::RWXU,
-            0,
-        )
-        .unwrap();
+            rustix::fs::makedev(1, 7),
+        );
+        // Only root may.
+        if made == Err(rustix::io::Errno::PERM) {
+            return;
+        }
+        made.unwrap();
         let error = Tree::default().look(folder.path()).unwrap_err();
-        assert!(error.to_string().contains("pipe is a FIFO"), "{error}");
+        assert!(error.to_string().contains("full is a device"), "{error}");
     }
 }

@@ -51,6 +51,10 @@ const DEFAULT: [Device; 6] = [
     },
 ];
 
+/// The software RNIC's device, a second `null`: programs that bring their own idea of what an RNIC looks like, UCX among
+/// them, use only RNICs with such a device that they may read and write, although they never open it.
+const UVERBS: &str = "infiniband/uverbs0";
+
 /// Mounts the small tmpfs that holds the nodes: the file system of the bundle may be mounted `nodev`.
 pub(super) fn make_tmpfs(dir: &Path) -> Result<(), Error> {
     let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
@@ -62,16 +66,7 @@ pub(super) fn make_tmpfs(dir: &Path) -> Result<(), Error> {
 pub(super) fn populate(dir: &Path) -> Result<Vec<Device>, Error> {
     let devices: Vec<_> = DEFAULT.into_iter().chain(userfaultfd()).collect();
     for device in &devices {
-        let path = dir.join(device.name);
-        mknodat(
-            CWD,
-            &path,
-            FileType::CharacterDevice,
-            Mode::from_raw_mode(0o666),
-            makedev(device.major, device.minor),
-        )
-        .and_then(|()| rustix::fs::chmod(&path, Mode::from_raw_mode(0o666)))
-        .map_err(|errno| Error::file("make the device", &path, errno.into()))?;
+        make_node(&dir.join(device.name), *device)?;
     }
     for (name, target) in [
         ("fd", "/proc/self/fd"),
@@ -83,7 +78,23 @@ pub(super) fn populate(dir: &Path) -> Result<Vec<Device>, Error> {
         std::os::unix::fs::symlink(target, &path).map_err(|source| Error::file("link", &path, source))?;
     }
     make_dir(&dir.join("shm"))?;
+    make_dir(&dir.join("infiniband"))?;
+    make_node(&dir.join(UVERBS), DEFAULT[0])?;
     Ok(devices)
+}
+
+/// Makes a node of a device that everybody may read and write.
+fn make_node(path: &Path, device: Device) -> Result<(), Error> {
+    let mode = Mode::from_raw_mode(0o666);
+    mknodat(
+        CWD,
+        path,
+        FileType::CharacterDevice,
+        mode,
+        makedev(device.major, device.minor),
+    )
+    .and_then(|()| rustix::fs::chmod(path, mode))
+    .map_err(|errno| Error::file("make the device", path, errno.into()))
 }
 
 /// The host's `/dev/userfaultfd` (Linux 6.1), whose minor number the kernel chooses.

@@ -29,6 +29,9 @@ const CAPABILITIES: [&str; 15] = [
     "CAP_SYS_CHROOT",
 ];
 
+/// Where programs are looked for, the usual places, if the command's environment does not say.
+const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
 /// Runs its arguments with the standard streams opened inside the container. CRIU refuses to dump a descriptor of a
 /// file that is not on one of the container's own mounts, and the file is to move with the runtime folder.
 const OPEN_STREAMS: &str = r#"exec </dev/null >>/run/verbatim/stdout 2>&1
@@ -116,7 +119,7 @@ pub(super) fn for_command(
             "terminal": false,
             "user": {"uid": 0, "gid": 0},
             "args": with_streams(args.iter().map(|arg| arg.as_str().into()).collect()),
-            "env": environment(config, env.iter().map(|variable| variable.as_str().into()).collect()),
+            "env": environment(config, with_path(env)),
             "cwd": cwd,
             "capabilities": capabilities(),
             "rlimits": [memlock()],
@@ -200,6 +203,14 @@ fn with_streams(args: Vec<Value>) -> Vec<Value> {
     let mut wrapped: Vec<Value> = ["/bin/sh", "-c", OPEN_STREAMS, "sh"].map(Value::from).into();
     wrapped.extend(args);
     wrapped
+}
+
+/// A shell finds programs without `PATH`; programs that start others, such as `mpirun`, do not.
+fn with_path(env: &[String]) -> Vec<Value> {
+    let has_path = env.iter().any(|variable| variable.starts_with("PATH="));
+    let default = (!has_path).then(|| PATH.into());
+    let given = env.iter().map(|variable| variable.as_str().into());
+    default.into_iter().chain(given).collect()
 }
 
 fn environment(config: &BundleConfig, mut env: Vec<Value>) -> Vec<Value> {

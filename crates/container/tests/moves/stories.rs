@@ -99,6 +99,9 @@ async fn a_container_runs_and_ends() {
     let state = a.host.runc().state(&name()).await.unwrap().unwrap();
     assert_eq!((state.status, state.pid), (Status::Running, init.pid()));
     assert_eq!(a.host.runc().list().unwrap(), [name()]);
+    let uverbs = format!("/proc/{}/root/dev/infiniband/uverbs0", init.pid());
+    let uverbs = std::fs::metadata(uverbs).unwrap().file_type();
+    assert!(std::os::unix::fs::FileTypeExt::is_char_device(&uverbs));
     a.host.runc().kill(&name(), libc::SIGKILL).await.unwrap();
     assert_eq!(init.wait_exit().await.unwrap(), Exit::Signal(libc::SIGKILL));
     stop(&a, place).await;

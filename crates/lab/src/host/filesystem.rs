@@ -1,4 +1,6 @@
-//! The mounts of a host: all of the machine's files, but with its own `/run`, `/proc`, `/sys` and `/dev/shm`.
+//! The mounts of a host: all of the machine's files, but with its own `/run`, `/proc`, `/sys`, `/dev` and `/dev/shm`.
+
+mod devices;
 
 use super::RUNTIME_DIR;
 use crate::config::LabConfig;
@@ -42,6 +44,7 @@ pub(super) fn prepare(config: &LabConfig, host_dir: &Path) -> Result<()> {
     // No size is set: half of the machine's memory. Instances' registered memory lives here.
     detach(&table, "/run")?;
     mount_new("tmpfs", "/run", plain, Some(c"mode=0755"))?;
+    devices::prepare()?;
     mount_new("tmpfs", "/dev/shm", plain, Some(c"mode=1777"))?;
 
     let fill = || {
