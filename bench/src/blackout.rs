@@ -119,7 +119,11 @@ fn summarise(moved: &'static str, cut_off: bool, migrations: Vec<Migration>) -> 
 }
 
 fn print(side: &Side) {
-    let way = if side.cut_off { "what is in flight is cut off" } else { "drained" };
+    let way = if side.cut_off {
+        "what is in flight is cut off"
+    } else {
+        "drained"
+    };
     println!("{} moves of the {}, {way}, ms", side.migrations.len(), side.moved);
     println!("{:24} {:>9} {:>9} {:>9}", "", "median", "least", "worst");
     let line = |name: &str, summary: &Summary| {

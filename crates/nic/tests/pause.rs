@@ -283,7 +283,11 @@ fn messages_of_many_packets_move_from_one_queue_pair_to_another() {
     let saved = dump(&left);
     assert!(left.queue.poll().is_none(), "it was not in the middle");
     // The READ is taken off the ring when there is room for its data.
-    assert!(saved.requests == [0] || saved.requests == [0, 1], "{:?}", saved.requests);
+    assert!(
+        saved.requests == [0] || saved.requests == [0, 1],
+        "{:?}",
+        saved.requests
+    );
 
     let new = left.program.qp(&left.queue, CAP);
     let old = std::mem::replace(&mut left.qp, new);

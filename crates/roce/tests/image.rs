@@ -149,8 +149,13 @@ fn only_what_stands_still_is_saved() {
 /// An image of the first version of the format, made by the release that had it.
 #[test]
 fn images_of_version_1_are_read() {
-    let bytes = include_bytes!("fixtures/rc-image-v1.bin");
-    let image = RcImage::decode(bytes).expect("it is not damaged");
+    let digits: Vec<u8> = include_str!("fixtures/rc-image-v1.hex")
+        .bytes()
+        .filter(u8::is_ascii_hexdigit)
+        .collect();
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+    let bytes: Vec<u8> = digits.chunks(2).map(byte).collect();
+    let image = RcImage::decode(&bytes).expect("it is not damaged");
     assert_eq!(IMAGE_VERSION, 1);
     assert_eq!(image.encode(), bytes, "and written the same");
     assert_eq!(image.requests().collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
