@@ -347,23 +347,27 @@ mod tests {
     #[test]
     fn a_command_runs_with_its_streams_opened_inside() {
         let args = ["prog".to_owned(), "a b".to_owned()];
-        let spec = for_command(
-            &config(),
-            Path::new("/"),
-            Path::new("/b/dev"),
-            &[],
-            &args,
-            &[],
-            Path::new("/nowhere/x"),
-            &[],
-        )
-        .unwrap();
+        let spec = |env: &[String]| {
+            let (root, dev) = (Path::new("/"), Path::new("/b/dev"));
+            for_command(
+                &config(),
+                root,
+                dev,
+                &[],
+                &args,
+                env,
+                Path::new("/nowhere/x"),
+                &[],
+            )
+            .unwrap()
+        };
+        let with_path = spec(&["A=b".to_owned(), "PATH=/own".to_owned()]);
+        let preload = "VERBATIM_PRELOAD=/run/verbatim/lib/libverbatim.so";
+        assert_eq!(with_path["process"]["env"], json!(["A=b", "PATH=/own", preload]));
+        let spec = spec(&[]);
         let args = spec["process"]["args"].as_array().unwrap();
         assert_eq!(args[args.len() - 2..], [json!("prog"), json!("a b")]);
         assert_eq!(spec["process"]["cwd"], "/");
-        assert_eq!(
-            spec["process"]["env"],
-            json!(["VERBATIM_PRELOAD=/run/verbatim/lib/libverbatim.so"])
-        );
+        assert_eq!(spec["process"]["env"], json!([PATH, preload]));
     }
 }
