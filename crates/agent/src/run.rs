@@ -7,8 +7,9 @@ use std::time::SystemTime;
 
 use anyhow::{Context, bail};
 use tokio::net::{TcpListener, UnixListener};
-use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
 use verbatim_channel::SOCKET_NAME;
 use verbatim_container::{Host, HostConfig};
 use verbatim_seqpacket::Listener;
@@ -104,13 +105,13 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         .with_context(|| format!("cannot listen at {address}"))?;
     let peers = Server::builder()
         .tls_config(server_tls)?
-        .tcp_nodelay(true)
         .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
         .initial_stream_window_size(4 << 20)
         .initial_connection_window_size(16 << 20)
         .add_service(PeerServer::new(PeerService(Arc::clone(&agent))))
-        .serve_with_incoming(TcpListenerStream::new(tcp));
+        // The builder's own setting is for sockets that it makes itself. Without it an answer in two parts takes 40 ms.
+        .serve_with_incoming(TcpIncoming::from(tcp).with_nodelay(Some(true)));
 
     let api_path = agent.config.api_socket();
     let _ = std::fs::remove_file(&api_path);
