@@ -14,6 +14,9 @@ const HOSTS: &[&str] = &["src", "dst", "peer", "spare"];
 const LIMIT: Duration = Duration::from_secs(60);
 /// After so many moves each side has been on both of its hosts, and every agent has spoken with every other.
 const WARM_UP: usize = 4;
+/// In a long run: after so many each thread of an agent has had its part in each step of a move, and the allocator keeps for
+/// each what it has once needed.
+const LONG_WARM_UP: usize = 20;
 /// Of a hundred packets so many are lost.
 const PERCENT: u32 = 1;
 /// What a process's own memory may grow after the warm-up: what is kept of the sessions, and what the allocators keep.
@@ -157,6 +160,10 @@ fn samples(lab: &TestLab) -> anyhow::Result<BTreeMap<&'static str, Sample>> {
 /// Either side by turns, there and back.
 fn soak(lab: &TestLab, moves: usize) -> anyhow::Result<()> {
     let check = Check::start(lab, OPTIONS)?;
+    let warm_up = match moves >= 5 * LONG_WARM_UP {
+        true => LONG_WARM_UP,
+        false => WARM_UP,
+    };
     let mut warm = None;
     let mut most: BTreeMap<(&str, &str), u64> = BTreeMap::new();
     for number in 0..moves {
@@ -184,7 +191,7 @@ fn soak(lab: &TestLab, moves: usize) -> anyhow::Result<()> {
         let of_programs: [u64; 5] = now.values().fold([0; 5], |sums, sample| {
             std::array::from_fn(|index| sums[index] + sample.objects[index])
         });
-        if number + 1 < WARM_UP {
+        if number + 1 < warm_up {
             continue;
         }
         let (before, objects) = warm.get_or_insert_with(|| (now.clone(), of_programs));
