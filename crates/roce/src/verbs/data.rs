@@ -112,14 +112,14 @@ impl<'de> Deserialize<'de> for SgeList {
 /// [`SendData`] without the bytes that do not count.
 #[derive(Serialize, Deserialize)]
 enum PlainData {
-    Sges(SgeList),
+    Sges(Box<SgeList>),
     Inline(Vec<u8>),
 }
 
 impl Serialize for SendData {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            SendData::Sges(list) => PlainData::Sges(*list),
+            SendData::Sges(list) => PlainData::Sges(Box::new(*list)),
             SendData::Inline { bytes, len } => PlainData::Inline(bytes[..usize::from(*len)].to_vec()),
         }
         .serialize(serializer)
@@ -129,7 +129,7 @@ impl Serialize for SendData {
 impl<'de> Deserialize<'de> for SendData {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<SendData, D::Error> {
         match PlainData::deserialize(deserializer)? {
-            PlainData::Sges(list) => Ok(SendData::Sges(list)),
+            PlainData::Sges(list) => Ok(SendData::Sges(*list)),
             PlainData::Inline(bytes) => SendData::inline(&bytes)
                 .ok_or_else(|| D::Error::invalid_length(bytes.len(), &"at most 256 bytes")),
         }

@@ -355,8 +355,8 @@ fn datagrams_find_who_has_moved_by_the_handles_of_before_and_of_after() {
         (0..8).for_each(|wr_id| story.ends[end].recv(wr_id).unwrap());
     }
     let both = |story: &Story, number: u32, handles: &[std::sync::Arc<crate::Ah>; 2]| {
-        for end in 0..2 {
-            story.ends[end].send_datagram(number, &handles[end], &story.ends[1 - end]);
+        for (end, handle) in handles.iter().enumerate() {
+            story.ends[end].send_datagram(number, handle, &story.ends[1 - end]);
         }
         story.settle();
         for end in 0..2 {
@@ -431,27 +431,27 @@ fn windows_are_bound_where_they_go_as_they_were_and_their_keys_stay() {
     let two = [0, 1].map(|end| story.ends[end].pd.alloc_mw(MwType::Two).unwrap());
     let key = |mw: &crate::Mw, tag: u32| mw.rkey() & !0xff | tag;
     bind(&story, 0, &one, key(&one, 9));
-    for end in 0..2 {
-        bind(&story, end, &two[end], key(&two[end], 5));
+    for (end, mw) in two.iter().enumerate() {
+        bind(&story, end, mw, key(mw, 5));
     }
     story.settle();
     for (tag, mover) in [(5, 0), (6, 1), (7, 0)] {
         story.migrate(mover);
         assert_eq!(state(&story, 0, &one), (key(&one, 9), true));
         assert_eq!(state(&story, 0, &unbound), (unbound.rkey(), false));
-        for end in 0..2 {
+        for (end, mw) in two.iter().enumerate() {
             // Whose peer has moved, and whose own: the other end ends it, and it is bound again under another key.
-            assert_eq!(state(&story, end, &two[end]), (key(&two[end], tag), true));
+            assert_eq!(state(&story, end, mw), (key(mw, tag), true));
             story.ends[end].recv(70).unwrap();
-            let mut request = SendWr::local_invalidate(71, SEND_SIGNALED, key(&two[end], tag));
+            let mut request = SendWr::local_invalidate(71, SEND_SIGNALED, key(mw, tag));
             request.opcode = SendOpcode::SendWithInvalidate;
             story.ends[1 - end].qp.post_send([request]).unwrap();
             story.settle();
             assert_eq!(wr_ids(&story.ends[1 - end].poll()), [71]);
             let received = story.ends[end].poll();
-            assert_eq!((received[0].wr_id, received[0].imm), (70, key(&two[end], tag)));
-            assert_eq!(state(&story, end, &two[end]), (key(&two[end], tag), false));
-            bind(&story, end, &two[end], key(&two[end], tag + 1));
+            assert_eq!((received[0].wr_id, received[0].imm), (70, key(mw, tag)));
+            assert_eq!(state(&story, end, mw), (key(mw, tag), false));
+            bind(&story, end, mw, key(mw, tag + 1));
         }
         story.settle();
     }
