@@ -212,12 +212,10 @@ fn one_end_moves_to_another_rnic_in_the_middle() {
     left.say(40..MESSAGES);
     let mut both = [left, right];
     finish(&mut both);
-    let counters = b.stats.read();
-    assert_eq!(
-        (counters.rx_resumes, counters.migration_ignored),
-        (1, 0),
-        "{counters:?}"
-    );
+    let (counters, of_c) = (b.stats.read(), c.stats.read().tx_resumes);
+    // RESUME is repeated after a millisecond without an acknowledgement, which a busy machine may take.
+    assert!(counters.rx_resumes >= 1, "{counters:?}");
+    assert_eq!(counters.migration_ignored, 0, "{counters:?}");
     // And back again, with another number.
     let [mut left, right] = both;
     pause(&left.end);
@@ -225,8 +223,8 @@ fn one_end_moves_to_another_rnic_in_the_middle() {
     assert!(saved.requests.is_empty());
     let _old = left.move_to(&a, &saved, MESSAGES);
     resume(&left.end);
-    b.wait_for("the second RESUME", |counters| counters.rx_resumes == 2);
-    c.wait_for("nothing of it", |counters| counters.tx_resumes == 1);
+    b.wait_for("the second RESUME", |now| now.rx_resumes > counters.rx_resumes);
+    assert_eq!(c.stats.read().tx_resumes, of_c, "it has nothing to do with that");
     drop(right);
 }
 
@@ -368,7 +366,7 @@ fn an_operators_pause_is_no_error_and_its_limit_is_one() {
     };
     for list in [&device, &qps[0].counters] {
         assert_eq!(value(list, "pauses"), Some(2));
-        assert_eq!(value(list, "rcvd_resumes"), Some(1));
+        assert!(value(list, "rcvd_resumes") >= Some(1));
         assert_eq!(value(list, "pause_limit_exceeded"), Some(1));
     }
 }
