@@ -15,6 +15,7 @@ enum {
 	/* After this long without a completion sleep between polls: the software RNICs need the processors. */
 	NAP_AFTER_NS = 10 * 1000 * 1000,
 	NAP_NS = 100 * 1000,
+	PEER_LOOK_NS = 100 * 1000 * 1000,
 	PROGRESS_NS = 1000 * 1000 * 1000,
 };
 
@@ -28,6 +29,7 @@ struct stopwatch {
 	int64_t idle_ns;		/* lived since the last completion */
 	int64_t longest_gap_ns;
 	unsigned empty_polls;
+	int64_t next_peer_look_ns;
 	int64_t next_progress_ns;
 };
 
@@ -151,15 +153,21 @@ static void say_progress(struct run *run, struct stopwatch *watch)
 		totals->bytes / 1e6, watch->longest_gap_ns / 1e6);
 }
 
-static bool keep_waiting(struct run *run, const struct stopwatch *watch)
+static bool keep_waiting(struct run *run, struct stopwatch *watch)
 {
-	if (watch->idle_ns > run->options->stall_seconds * 1000000000ll) {
+	bool stalled = watch->idle_ns > run->options->stall_seconds * 1000000000ll;
+
+	/* A stall whose cause is known goes by that. Looks are timed, not counted: a nap may last much longer than asked. */
+	if (stalled || (watch->idle_ns > NAP_AFTER_NS && watch->now_ns >= watch->next_peer_look_ns)) {
+		watch->next_peer_look_ns = watch->now_ns + PEER_LOOK_NS;
+		if (exchange_peer_gone(run->exchange))
+			return give_up(run, "the other side closed the TCP connection in the middle of the run");
+	}
+	if (stalled) {
 		report_defect(run->report, &run->report->totals.failed, "stalled: nothing completed for %u s "
 			      "(--stall-timeout)", run->options->stall_seconds);
 		return false;
 	}
-	if (watch->idle_ns > NAP_AFTER_NS && watch->empty_polls % 1024 == 0 && exchange_peer_gone(run->exchange))
-		return give_up(run, "the other side closed the TCP connection in the middle of the run");
 	if (interrupted && run->report->server && !run->load->bidirectional)
 		return give_up(run, "interrupted");
 	return true;
