@@ -284,6 +284,7 @@ impl Control for ControlService {
             destination: request.destination,
             drain_timeout,
             limits,
+            method: request.method.parse().map_err(tonic::Status::invalid_argument)?,
         };
         let (events, receiver) = mpsc::channel(64);
         let (progress, mut steps) = mpsc::channel(64);

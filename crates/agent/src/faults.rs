@@ -78,6 +78,8 @@ points! {
     SourceDrain = "source-drain", BeforeCommit;
     /// The drain has come to its limit, and the source is about to stop connections in the middle of their requests.
     SourceStop = "source-stop", BeforeCommit;
+    /// The source is about to pause all connections in the middle of what is under way (pause-resume only).
+    SourcePause = "source-pause", BeforeCommit;
     /// The source is about to let the processes give up their RNIC.
     SourceQuiesce = "source-quiesce", BeforeCommit;
     /// The source has the processes' RNIC connections and is about to freeze them.

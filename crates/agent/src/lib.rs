@@ -31,6 +31,7 @@ mod instances;
 mod journal;
 pub mod keeper;
 mod memory;
+mod method;
 mod peer_service;
 mod peers;
 pub mod report;

@@ -7,6 +7,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::memory::convergence::Round;
+use crate::method::Method;
 
 /// The phases, by the names of the paper (MigrRDMA §5.2) where it has one.
 ///
@@ -20,6 +21,8 @@ pub enum Phase {
     PreSetup,
     /// Requests are intercepted until nothing is in flight.
     WaitBeforeStop,
+    /// In its place: the RNICs pause the connections in the middle of what is under way.
+    Pause,
     /// The guest library lets go of its RNIC.
     DumpRDMA,
     /// CRIU freezes the tasks and writes its images; meanwhile the last changes of adopted memory go to the destination.
@@ -36,10 +39,11 @@ pub enum Phase {
 
 impl Phase {
     /// All of them, in the order of the report.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::PreCopy,
         Self::PreSetup,
         Self::WaitBeforeStop,
+        Self::Pause,
         Self::DumpRDMA,
         Self::DumpOthers,
         Self::Transfer,
@@ -54,6 +58,7 @@ impl Phase {
             Self::PreCopy => "PreCopy",
             Self::PreSetup => "PreSetup",
             Self::WaitBeforeStop => "WaitBeforeStop",
+            Self::Pause => "Pause",
             Self::DumpRDMA => "DumpRDMA",
             Self::DumpOthers => "DumpOthers",
             Self::Transfer => "Transfer",
@@ -159,6 +164,21 @@ pub struct Migration {
     pub unfinished_replayed_wrs: u64,
     /// Those that had been executed: only completed.
     pub unfinished_completed_wrs: u64,
+    /// How the connections were brought to a stop.
+    pub method: Method,
+    /// Why by that.
+    pub method_reason: String,
+    /// What moved of connections as it was.
+    pub paused: Paused,
+}
+
+/// Of connections that were paused and not drained.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Paused {
+    /// Send requests that were under way, or waited for it.
+    pub requests: u64,
+    /// The images of the connections, in bytes.
+    pub image_bytes: u64,
 }
 
 /// Milliseconds with three decimals.
@@ -271,10 +291,14 @@ mod tests {
             replayed_wrs: 0,
             unfinished_replayed_wrs: 0,
             unfinished_completed_wrs: 0,
+            method: Method::PauseResume,
+            method_reason: "asked for".into(),
+            paused: Paused::default(),
         };
         let json = serde_json::to_value(&migration).unwrap();
         assert_eq!(json["outcome"], "rolled-back");
-        assert_eq!(json["phases_ms"].as_object().unwrap().len(), 9);
+        assert_eq!(json["phases_ms"].as_object().unwrap().len(), 10);
+        assert_eq!(json["method"], "pause-resume");
         assert_eq!(json["phases_ms"]["DumpRDMA"], 1.5);
         assert_eq!(json["phases_ms"]["Replay"], 0.0);
         assert_eq!(json["pre_copy"]["rounds"][0]["bytes"], 5);

@@ -45,6 +45,26 @@ pub fn connect(nic: &Path) -> anyhow::Result<Socket> {
     })
 }
 
+/// Which numbers and keys the objects of a standby context have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Numbers {
+    /// Those that the RNIC gives.
+    New,
+    /// Those that they have where they are.
+    Kept,
+}
+
+impl Numbers {
+    fn keep(self, number: u32) -> Option<u32> {
+        (self == Self::Kept).then_some(number)
+    }
+}
+
+/// A number or key that was to be kept is another object's here.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Taken(String);
+
 /// A queue pair that stands ready.
 #[derive(Debug, Clone)]
 pub struct StandbyQp {
@@ -69,12 +89,14 @@ pub struct StandbyContext {
 }
 
 impl StandbyContext {
-    /// Makes the objects of `record` at the RNIC; `memory` is the process's file of adopted memory.
+    /// Makes the objects of `record` at the RNIC; `memory` is the process's file of adopted memory. If asked to, with the
+    /// numbers and keys that they have where they are: connected queue pairs then wait in RESET for their images.
     pub fn build(
         nic: &Path,
         name: &str,
         record: &ContextRecord,
         memory: Option<&File>,
+        numbers: Numbers,
     ) -> anyhow::Result<Self> {
         let socket = connect(nic)?;
         match socket
@@ -122,12 +144,14 @@ impl StandbyContext {
                 mr,
                 *pds.get(&mr.pd).context("a memory region without its PD")?,
                 memory,
+                numbers,
             )?;
         }
         for mw in &record.mws {
             let request = Request::AllocMw {
                 pd: *pds.get(&mw.pd).context("a memory window without its PD")?,
                 mw_type: mw.mw_type,
+                rkey: numbers.keep(mw.physical_rkey),
             };
             let Reply::Mw { rkey: physical_rkey } = this.call(&request, &[])? else {
                 bail!(confused())
@@ -212,7 +236,7 @@ impl StandbyContext {
             });
         }
         for qp in &record.qps {
-            this.create_qp(qp, &pds, &cqs, &srqs)?;
+            this.create_qp(qp, &pds, &cqs, &srqs, numbers)?;
         }
         // Nothing arrives before somebody looks after it: datagrams of a group would.
         this.call(&Request::ParkContext, &[])?;
@@ -222,16 +246,23 @@ impl StandbyContext {
     fn call(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> anyhow::Result<Reply> {
         match self.socket.call::<_, Reply>(request, fds)?.message {
             Reply::Error { errno, message } => {
-                bail!(
-                    "the RNIC refuses: {message} ({})",
-                    std::io::Error::from_raw_os_error(errno)
-                )
+                let os = std::io::Error::from_raw_os_error(errno);
+                match errno {
+                    libc::EEXIST => Err(Taken(message).into()),
+                    _ => bail!("the RNIC refuses: {message} ({os})"),
+                }
             }
             reply => Ok(reply),
         }
     }
 
-    fn register(&mut self, mr: &MrRecord, pd: u32, memory: Option<&File>) -> anyhow::Result<()> {
+    fn register(
+        &mut self,
+        mr: &MrRecord,
+        pd: u32,
+        memory: Option<&File>,
+        numbers: Numbers,
+    ) -> anyhow::Result<()> {
         let segments: Vec<_> = mr
             .segments
             .iter()
@@ -257,6 +288,7 @@ impl StandbyContext {
             iova: mr.iova,
             access: mr.access,
             segments,
+            key: numbers.keep(mr.physical_lkey),
         };
         let Reply::Mr { lkey, rkey } = self.call(&request, &fds)? else {
             bail!(confused())
@@ -280,6 +312,7 @@ impl StandbyContext {
         pds: &HashMap<u32, u32>,
         cqs: &HashMap<u32, u32>,
         srqs: &HashMap<u32, u32>,
+        numbers: Numbers,
     ) -> anyhow::Result<()> {
         let missing = "a queue pair without its PD, CQ or SRQ";
         let srq = qp.srq.map(|srq| srqs.get(&srq).copied().context(missing));
@@ -290,6 +323,7 @@ impl StandbyContext {
             qp_type: qp.qp_type,
             cap: qp.cap,
             srq: srq.transpose()?,
+            qpn: numbers.keep(qp.physical_qpn),
         };
         let Reply::Qp {
             qpn: physical_qpn,
@@ -308,9 +342,10 @@ impl StandbyContext {
             )
         })?;
         // The rest of the way needs the other end.
-        let alone = match is_connected(qp) {
-            true => 1,
-            false => whole.len(),
+        let alone = match (is_connected(qp), numbers) {
+            (true, Numbers::New) => 1,
+            (true, Numbers::Kept) => 0,
+            (false, _) => whole.len(),
         };
         for (state, mask) in &whole[..alone] {
             self.modify(physical_qpn, *mask, attr, *state)?;
@@ -348,6 +383,14 @@ impl StandbyContext {
             &[],
         )?;
         Ok(())
+    }
+
+    /// One of the queue pairs is not connected here, but gets an image of one whose other end is at `remote`.
+    pub fn expect_image(&mut self, physical_qpn: u32, remote: Endpoint) {
+        let mut claimed = self.claimed.qps.iter_mut();
+        if let Some(qp) = claimed.find(|qp| qp.physical_qpn == physical_qpn) {
+            qp.remote = Some(remote);
+        }
     }
 
     /// Connects one of the queue pairs to `remote`, which starts to send with `rq_psn`, or as the programs have agreed.

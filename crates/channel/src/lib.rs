@@ -32,8 +32,8 @@ pub use gate::Gate;
 pub use message::{recv, send};
 pub use orders::{
     Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedMw, ClaimedPd, ClaimedQp,
-    ClaimedSrq, Endpoint, Greeting, KeyPair, MovedEndpoint, Order, QpCount, QpProgress, Resolved, Scope,
-    StandbyPeer, StandbyQp,
+    ClaimedSrq, Endpoint, Greeting, KeyPair, MovedEndpoint, Order, QpCount, QpProgress, Relocated, Resolved, Scope,
+    SharedSecret, StandbyPeer, StandbyQp,
 };
 pub use road_map::{
     ChannelRecord, ContextRecord, CqRecord, MrRecord, MwRecord, PdRecord, QpRecord, RoadMap, SegmentRecord,
@@ -41,7 +41,7 @@ pub use road_map::{
 };
 
 /// The version of this contract; both sides refuse another one.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// The runtime folder as a program in a container sees it.
 pub const RUNTIME_DIR: &str = "/run/verbatim";

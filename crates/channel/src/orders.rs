@@ -1,7 +1,7 @@
 //! What an agent asks of a guest library, and what it answers.
 
 use serde::{Deserialize, Serialize};
-use verbatim_device::control::{QpCap, SrqAttr};
+use verbatim_device::control::{QpCap, QpSecret, SrqAttr};
 
 /// The first message on a connection.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -123,6 +123,24 @@ pub struct StandbyPeer {
     /// The PSN with which the other end starts to send; `None`: both PSNs are those that the programs have agreed on, since
     /// one of the two cannot have sent yet, and its program may still name its own.
     pub rq_psn: Option<u32>,
+}
+
+/// What the RNICs at both ends of a connection are to share.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct SharedSecret {
+    /// The virtual number of the end here.
+    pub qpn: u32,
+    /// The secret.
+    pub secret: QpSecret,
+}
+
+/// Where the other end of a connection is now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Relocated {
+    /// The virtual number of the end here.
+    pub qpn: u32,
+    /// The physical other end.
+    pub remote: Endpoint,
 }
 
 /// How many messages that consume a RECV a queue pair has sent since it was made or reset: SENDs and WRITEs with
@@ -322,6 +340,26 @@ pub enum Order {
         /// Where the other ends stand; each `qpn` is that of the end here.
         peers: Vec<QpProgress>,
     },
+    /// At either end of connections that will pause within the protocol (MigrOS §3.2): the RNIC shares these secrets with the
+    /// other end's. Answer: [`Answer::Done`].
+    ShareSecrets {
+        /// One for each.
+        secrets: Vec<SharedSecret>,
+    },
+    /// In the place of [`Order::Drain`], of a suspended process: its reliable connections stand still in the middle of what is
+    /// under way, and their whole state is taken along. Datagrams are drained. Answer: [`Answer::Paused`].
+    Pause {
+        /// The migration.
+        session: u64,
+        /// The limit for datagrams, in milliseconds.
+        timeout_ms: u32,
+    },
+    /// As a partner: the other ends of these connections are elsewhere now, which the RNICs have found out between
+    /// themselves. Answer: [`Answer::Done`].
+    Relocate {
+        /// Which, and where.
+        peers: Vec<Relocated>,
+    },
     /// Give the RNIC connections away, let go of everything that is not the process's own, answer, close this
     /// connection and wait at the gate. Answer: [`Answer::Quiesced`] with one descriptor per context, in the order of
     /// the road map. Nothing that the program calls may block longer than until the gate opens; data verbs never block.
@@ -400,6 +438,15 @@ pub enum Answer {
     },
     /// The queue pairs are stopped, in the order asked for.
     Stopped(Vec<QpProgress>),
+    /// The connections stand still.
+    Paused {
+        /// How many.
+        connections: u64,
+        /// Requests that are under way, which move as they are.
+        requests: u64,
+        /// Bytes of the connections' images.
+        bytes: u64,
+    },
     /// What becomes of the requests of stopped queue pairs.
     Settled {
         /// They were not executed, or are READs without their data: they will be posted again.

@@ -59,6 +59,10 @@ pub struct MrRecord {
     pub lkey: u32,
     /// Remote key.
     pub rkey: u32,
+    /// The RNIC's local key today.
+    pub physical_lkey: u32,
+    /// The RNIC's remote key today.
+    pub physical_rkey: u32,
     /// Protection domain.
     pub pd: u32,
     /// Start in the program's address space.
@@ -78,6 +82,8 @@ pub struct MrRecord {
 pub struct MwRecord {
     /// Remote key, of which only the index stays.
     pub rkey: u32,
+    /// The RNIC's today, likewise.
+    pub physical_rkey: u32,
     /// Protection domain.
     pub pd: u32,
     /// Its type.

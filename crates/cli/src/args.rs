@@ -228,6 +228,13 @@ pub struct MigrateArguments {
     /// How long memory is sent ahead, in seconds; the round that runs then is the last.
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = seconds)]
     pub max_precopy_time: Duration,
+    /// How connections are brought to a stop. wait-before-stop: requests are intercepted at both ends until nothing is in flight.
+    /// pause-resume: the RNICs of both ends pause the connections in the middle of what is under way, nothing is waited for,
+    /// and the partners' programs are not touched; where that cannot be, it is wait-before-stop after all, and the report
+    /// says why. auto: whichever can be expected to be shorter.
+    #[arg(long, value_name = "METHOD", default_value = "wait-before-stop",
+          value_parser = ["wait-before-stop", "pause-resume", "auto"])]
+    pub method: String,
     /// How long to wait for what is in flight, in seconds. After that, connections are stopped in the middle of their
     /// requests, and what was not executed is posted again at the destination; only if that is not certain, the migration
     /// is rolled back. 0 waits for nothing.

@@ -98,6 +98,8 @@ impl Mr {
         MrRecord {
             lkey: self.lkey,
             rkey: self.rkey,
+            physical_lkey: self.physical_lkey.load(SeqCst),
+            physical_rkey: self.physical_rkey.load(SeqCst),
             pd: now.pd.number(),
             address: now.memory.address,
             length: now.memory.length,

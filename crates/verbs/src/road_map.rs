@@ -54,6 +54,7 @@ fn describe_context(context: &Context, blockers: &mut Vec<String>) -> Result<Con
     let mrs = objects.mrs.values().map(|mr| mr.describe()).collect();
     let mws = objects.mws.values().map(|mw| MwRecord {
         rkey: mw.rkey(),
+        physical_rkey: context.windows.physical(mw.rkey()),
         pd: mw.pd().number(),
         mw_type: mw.mw_type(),
     });

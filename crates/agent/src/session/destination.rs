@@ -33,7 +33,7 @@ use crate::memory::place::Placer;
 use crate::proto::file_part::Folder;
 use crate::proto::{ConnectRequest, FilePart, NewQp, OpenRequest, PreSetupReply, PreSetupRequest};
 use crate::report::milliseconds;
-use crate::standby::StandbyContext;
+use crate::standby::{Numbers, StandbyContext, Taken};
 use crate::turns::Turn;
 
 /// How long the restored processes may take to come for their contexts.
@@ -323,6 +323,10 @@ impl Destination {
         let (folder, gid) = (home.paths.folder.clone(), self.agent.gid());
         // Also a process without any context waits at the gate, and is to be claimed.
         let mut keys: BTreeMap<u32, Vec<_>> = road_maps.iter().map(|map| (map.pid, Vec::new())).collect();
+        let numbers = match request.keep_numbers {
+            true => Numbers::Kept,
+            false => Numbers::New,
+        };
         let built = tokio::task::spawn_blocking(move || {
             let (mut contexts, mut moved) = (Vec::new(), Vec::new());
             for road_map in &road_maps {
@@ -330,14 +334,23 @@ impl Destination {
                 // Missing is right if nothing is adopted; if something is, the RNIC's request fails and says so.
                 let memory = beneath::open(&folder, &path, OFlags::RDWR)?;
                 for record in &road_map.contexts {
-                    let context = StandbyContext::build(&nic, &name, record, memory.as_ref())?;
+                    let context = StandbyContext::build(&nic, &name, record, memory.as_ref(), numbers)?;
                     moved.extend(moved_datagrams(record, &context, gid));
                     contexts.push((road_map.pid, context));
                 }
             }
             anyhow::Ok((contexts, moved))
         });
-        (self.contexts, self.moved) = built.await.context("making standby contexts panicked")??;
+        let built = built.await.context("making standby contexts panicked")?;
+        (self.contexts, self.moved) = match built {
+            Err(error) if error.is::<Taken>() => {
+                return Ok(PreSetupReply {
+                    taken: format!("on {}, {error}", self.agent.name()),
+                    ..PreSetupReply::default()
+                });
+            }
+            built => built?,
+        };
         let mut qps = Vec::new();
         for (pid, context) in &self.contexts {
             keys.entry(*pid).or_default().extend_from_slice(context.keys());
@@ -352,6 +365,7 @@ impl Destination {
         Ok(PreSetupReply {
             qps,
             keys: encode(&self.keys),
+            taken: String::new(),
         })
     }
 
@@ -385,7 +399,10 @@ impl Destination {
                                 .any(|qp| qp.physical_qpn == peer.physical_qpn)
                         })
                         .context("no such standby queue pair")?;
-                    context.connect(peer.physical_qpn, remote, peer.rq_psn)?;
+                    match peer.paused {
+                        true => context.expect_image(peer.physical_qpn, remote),
+                        false => context.connect(peer.physical_qpn, remote, peer.rq_psn)?,
+                    }
                     // Both ends are in the instance: the other one's keys are new, too.
                     let owner = owners.get(&remote.qpn).filter(|_| remote.gid == own_gid);
                     if let Some(table) = owner.and_then(|pid| tables.get(pid)) {

@@ -1,6 +1,7 @@
 //! The part of a partner's host in a session.
 
 mod members;
+mod paused;
 mod stopped;
 mod suspended;
 
@@ -49,6 +50,12 @@ struct Kept {
     late: BTreeSet<u32>,
     #[serde(default)]
     numbers: HashMap<u32, (u32, u32)>,
+    /// The connections pause.
+    #[serde(default)]
+    pauses: bool,
+    /// Where their other ends will be.
+    #[serde(default)]
+    moved_to: HashMap<u32, Endpoint>,
     key_tables: Vec<Vec<KeyPair>>,
     /// Per connection, the index of its key table.
     tables: HashMap<u32, u32>,
@@ -67,6 +74,10 @@ pub struct Partner {
     tables: HashMap<u32, u32>,
     /// The physical numbers of the queue pairs by connection: as they were, and as they will be.
     numbers: HashMap<u32, (u32, u32)>,
+    /// The connections pause: nothing is made for them here, and their programs go on.
+    pauses: bool,
+    /// By connection, where the other end of one that pauses will be.
+    moved_to: HashMap<u32, Endpoint>,
     /// Nothing is in flight, and the source may have decided: only its word, or the destination's, ends the wait.
     drained: bool,
     switched: bool,
@@ -143,6 +154,7 @@ impl Partners {
             Some((connection.connection, (qpn, qpn)))
         });
         let numbers = old.collect();
+        let (pauses, secrets) = (request.pauses, paused::secrets(&request)?);
         let Found {
             members,
             senders,
@@ -158,6 +170,8 @@ impl Partners {
             key_tables: Vec::new(),
             tables: HashMap::new(),
             numbers,
+            pauses,
+            moved_to: HashMap::new(),
             drained: false,
             switched: false,
             resumed: false,
@@ -171,6 +185,14 @@ impl Partners {
             partners.insert(session, Arc::clone(&partner));
         }
         prepared.keep()?;
+        if pauses {
+            let cannot_pause = prepared.share_secrets(&secrets).await?;
+            return Ok(PartnerPrepareReply {
+                standbys: Vec::new(),
+                unconnected,
+                cannot_pause,
+            });
+        }
         let mut standbys = prepared.prepare().await?;
         for standby in &mut standbys {
             standby.sends = senders.contains(&standby.connection);
@@ -178,6 +200,7 @@ impl Partners {
         Ok(PartnerPrepareReply {
             standbys,
             unconnected,
+            cannot_pause: String::new(),
         })
     }
 
@@ -281,6 +304,8 @@ impl Partners {
                 members,
                 late,
                 numbers,
+                pauses,
+                moved_to,
                 key_tables,
                 tables,
             } = serde_json::from_slice(&text)
@@ -304,6 +329,8 @@ impl Partners {
                 key_tables,
                 tables,
                 numbers,
+                pauses,
+                moved_to,
                 drained: true,
                 switched: known.last == Event::Committed,
                 resumed: false,
@@ -391,12 +418,17 @@ impl Partner {
         self.key_tables = decode(&request.keys)?;
         let tables = request.tables.iter();
         self.tables = tables.map(|table| (table.connection, table.table)).collect();
-        self.keep()?;
         let mut peers = HashMap::new();
         for peer in request.peers {
             let remote: Endpoint = peer.remote.context("a peer without address")?.try_into()?;
             peers.insert(peer.connection, (remote, peer.rq_psn));
         }
+        if self.pauses {
+            let moved_to = peers.iter().map(|(connection, (remote, _))| (*connection, *remote));
+            self.moved_to = moved_to.collect();
+            return self.keep();
+        }
+        self.keep()?;
         let session = self.session;
         let agent = &self.agent;
         let connected = self.members.iter().map(|member| {
@@ -436,6 +468,9 @@ impl Partner {
         if !self.switched {
             self.write(Event::Committed)?;
             self.switched = true;
+        }
+        if self.pauses {
+            return self.relocate().await;
         }
         let session = self.session;
         let agent = &self.agent;
@@ -479,6 +514,7 @@ impl Partner {
         }
         let session = self.session;
         let agent = &self.agent;
+        // Of those that paused, nothing was suspended: the order is without effect for a session that a process does not know.
         let resumed = self.members.iter().map(|member| async move {
             let order = Order::Resume { session };
             match member.order_if_alive(agent, "resuming", order).await? {
@@ -527,6 +563,8 @@ impl Partner {
             members: self.members.iter().map(|member| member.kept.clone()).collect(),
             late: self.late.clone(),
             numbers: self.numbers.clone(),
+            pauses: self.pauses,
+            moved_to: self.moved_to.clone(),
             key_tables: self.key_tables.clone(),
             tables: self.tables.clone(),
         };

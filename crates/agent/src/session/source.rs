@@ -1,10 +1,11 @@
 //! The source's part of a session: it drives.
 //!
 //! [`migrate`] is the whole story. What an attempt has done, and would have to undo, is kept in [`Source`]; its steps are
-//! in [`pre_copy`], [`turn`], [`prepare`], [`stop`], [`settle`] and [`commit`], the way back in [`undo`].
+//! in [`pre_copy`], [`turn`], [`prepare`], [`stop`] with [`settle`] or [`pause`], and [`commit`], the way back in [`undo`].
 
 mod commit;
 mod connections;
+mod pause;
 mod pre_copy;
 mod prepare;
 mod settle;
@@ -33,9 +34,10 @@ use crate::journal::{Event, Role, Told};
 use crate::keeper::Keeper;
 use crate::memory::convergence::{Convergence, Limits};
 use crate::memory::send::Sender;
+use crate::method::{Choice, Wanted};
 use crate::proto::peer_client::PeerClient;
 use crate::proto::{NewQp, PreCopyRound, SessionId};
-use crate::report::{Bytes, Migration, Outcome, Phase, PreCopy, Timeline, milliseconds};
+use crate::report::{Bytes, Migration, Outcome, Paused, Phase, PreCopy, Timeline, milliseconds};
 use crate::session::control::{Control, Driven, Stage};
 use crate::session::driver::{Driver, Step};
 use crate::session::{PAUSE, ProcessKeys, told};
@@ -43,6 +45,7 @@ use crate::turns::Turn;
 
 use connections::Connection;
 pub use connections::{blockers, describe, memory_bytes};
+use pause::Secrets;
 use settle::Settled;
 
 /// How often a migration starts anew because the program changed its objects meanwhile.
@@ -60,6 +63,8 @@ pub struct Request {
     pub drain_timeout: Duration,
     /// Those of pre-copy.
     pub limits: Limits,
+    /// How connections are brought to a stop.
+    pub method: Wanted,
 }
 
 /// What a watcher is told while it runs.
@@ -78,6 +83,8 @@ pub enum Progress {
 enum Failure {
     /// The program made, changed or destroyed objects after the pre-setup: worth another attempt.
     Changed,
+    /// The connections cannot be paused, for this reason: worth another attempt by the other method.
+    CannotPause(String),
     /// Anything else.
     Error(anyhow::Error),
 }
@@ -117,6 +124,9 @@ struct Source {
     intercepted: u64,
     replayed: u64,
     settled: Settled,
+    choice: Choice,
+    paused: Paused,
+    secrets: Secrets,
 
     processes: Vec<Process>,
     connections: Vec<Connection>,
@@ -169,8 +179,10 @@ pub async fn migrate(
     progress: mpsc::Sender<Progress>,
 ) -> Migration {
     let mut attempt = 1;
+    let mut choice = Choice::first(request.method);
     loop {
         let mut source = Source::new(&agent, &instance, &request, &driven.control, &progress);
+        source.choice = choice.clone();
         // A program that changes its objects all the time is let wait with that.
         source.holds = attempt > 1;
         let result = source.attempt().await;
@@ -182,6 +194,13 @@ pub async fn migrate(
                 source.note("the program changed its verbs objects meanwhile; starting again");
                 attempt += 1;
             }
+            Err(Failure::CannotPause(why)) => {
+                source.undo().await;
+                let error = anyhow::anyhow!("the connections cannot be paused: {why}");
+                source.journal(Event::RolledBack, Told::error(&error));
+                source.note(&format!("{error:#}; going on with wait-before-stop"));
+                choice = Choice::instead(&why);
+            }
             result => {
                 let error = match result {
                     Ok(()) => None,
@@ -189,6 +208,7 @@ pub async fn migrate(
                         "the program changed its verbs objects during each of {ATTEMPTS} attempts; try again later"
                     )),
                     Err(Failure::Error(error)) => Some(format!("{error:#}")),
+                    Err(Failure::CannotPause(_)) => unreachable!("another attempt was made"),
                 };
                 return source.finish(error).await;
             }
@@ -222,6 +242,9 @@ impl Source {
             intercepted: 0,
             replayed: 0,
             settled: Settled::default(),
+            choice: Choice::first(Wanted::default()),
+            paused: Paused::default(),
+            secrets: Secrets::new(),
             processes: Vec::new(),
             connections: Vec::new(),
             destination: None,
@@ -328,14 +351,21 @@ impl Source {
         self.enter(Phase::PreSetup);
         self.pass(Point::SourcePreSetup).await?;
         if let Err(failure) = self.pre_setup().await {
-            let is_too_early = matches!(&failure, Failure::Error(error) if error.is::<turn::StillMoved>());
+            let is_known = match &failure {
+                Failure::Error(error) => error.is::<turn::StillMoved>(),
+                Failure::CannotPause(_) => true,
+                Failure::Changed => false,
+            };
             // What is described may be gone by the time it is made again.
-            return Err(match !is_too_early && self.has_changed().await {
+            return Err(match !is_known && self.has_changed().await {
                 true => Failure::Changed,
                 false => failure,
             });
         }
-        self.wait_before_stop().await
+        match self.pauses() {
+            true => self.pause().await,
+            false => self.wait_before_stop().await,
+        }
     }
 
     /// The rest of what can be undone.
@@ -418,6 +448,7 @@ impl Source {
             self.undo().await;
             // Cut off, and let go on.
             self.settled = Settled::default();
+            self.paused = Paused::default();
             if self.reservation.take().is_some()
                 && let Err(error) = self.instance.home.keep_record(self.instance.init_pid(), None)
             {
@@ -482,6 +513,9 @@ impl Source {
             replayed_wrs: self.replayed,
             unfinished_replayed_wrs: self.settled.replayed,
             unfinished_completed_wrs: self.settled.completed,
+            method: self.choice.method,
+            method_reason: self.choice.reason,
+            paused: self.paused,
         }
     }
 }

@@ -24,6 +24,7 @@ pub async fn run(lab: &str, arguments: MigrateArguments) -> anyhow::Result<ExitC
         max_blackout_ms: arguments.max_blackout.unwrap_or(0),
         max_pre_copy_ms: u32::try_from(arguments.max_precopy_time.as_millis()).unwrap_or(u32::MAX),
         strict: arguments.strict,
+        method: arguments.method.clone(),
     };
     // Shows itself on a terminal only.
     let spinner = ProgressBar::new_spinner()

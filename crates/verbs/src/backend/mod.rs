@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use verbatim_device::control::{
     Access, AddressVector, AsyncEvent, DeviceAttr, MwState, MwType, PortAttr, QpAttr, QpAttrMask, QpCap,
-    QpPosition, QpState, QpType, SrqAttr,
+    QpPosition, QpSecret, QpState, QpType, SrqAttr,
 };
 use verbatim_device::layout::{Cqe, SendWqe, Sge};
 use verbatim_device::ring::{Armed, Body};
@@ -213,6 +213,26 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     fn restart_qp(&self, _qpn: u32) -> Result<(), VerbsError> {
         unsupported("way to stop a queue pair in the middle of its requests")
     }
+    /// What the RNICs at both ends of a reliable connection share, to pause and resume between themselves.
+    fn share_secret(&self, _qpn: u32, _secret: QpSecret) -> Result<(), VerbsError> {
+        unsupported("way to pause a connection")
+    }
+    /// A reliable connection stands still, and its partner waits, until [`Self::resume_qp`], here or at another RNIC.
+    fn pause_qp(&self, _qpn: u32) -> Result<(), VerbsError> {
+        unsupported("way to pause a connection")
+    }
+    /// The whole state of one that is paused.
+    fn dump_qp(&self, _qpn: u32) -> Result<QpImage, VerbsError> {
+        unsupported("way to pause a connection")
+    }
+    /// Gives a queue pair in RESET, whose rings hold what the image names, the state of the image: it is paused.
+    fn restore_qp(&self, _qpn: u32, _image: &[u8]) -> Result<(), VerbsError> {
+        unsupported("way to pause a connection")
+    }
+    /// It goes on.
+    fn resume_qp(&self, _qpn: u32) -> Result<(), VerbsError> {
+        unsupported("way to pause a connection")
+    }
     fn attach_mcast(&self, _qpn: u32, _gid: [u8; 16]) -> Result<(), VerbsError> {
         unsupported("attach_mcast")
     }
@@ -294,6 +314,17 @@ pub trait EventChannel: Send + Sync + std::fmt::Debug {
 pub struct QpEnds {
     pub send: Box<dyn SendRing>,
     pub recv: Box<dyn RecvRing>,
+}
+
+/// The whole state of a connection that is paused.
+#[derive(Debug, Clone)]
+pub struct QpImage {
+    /// For [`Device::restore_qp`]. It holds the connection's secret.
+    pub bytes: Vec<u8>,
+    /// The `wr_id`s of the send requests in it, oldest first: they are to be the first in the new ring.
+    pub requests: Vec<u64>,
+    /// The `wr_id` of the RECV in it; of a queue pair's own receive queue it is to be the first in the new ring.
+    pub receive: Option<u64>,
 }
 
 /// Requests that an RNIC's library did not take when they were to be published: the last `count`.

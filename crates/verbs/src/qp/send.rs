@@ -371,7 +371,13 @@ impl SendQueue {
         self.derive();
     }
 
-    /// What the RNIC has not finished, oldest first, as the program posted it. Of a queue pair that is stopped.
+    /// The position of the oldest request that the RNIC has not finished; of the next one if it has finished all.
+    pub fn first_unfinished(&self) -> Option<u64> {
+        let unfinished = self.ring.as_ref()?.unfinished();
+        self.posted.checked_sub(unfinished.into())
+    }
+
+    /// What the RNIC has not finished, oldest first, as the program posted it. Of a queue pair that is stopped, or paused.
     ///
     /// `None` if the ring does not hold what was given to it.
     pub fn unfinished(&self) -> Option<Vec<Copied>> {

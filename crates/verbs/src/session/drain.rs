@@ -167,7 +167,7 @@ fn undrained(qps: &[Arc<Qp>], expected: &HashMap<u32, u64>) -> (Vec<u32>, String
 }
 
 /// The queue pairs of each context.
-fn by_context(qps: &[Arc<Qp>]) -> Vec<(&Arc<Context>, Vec<&Arc<Qp>>)> {
+pub(super) fn by_context(qps: &[Arc<Qp>]) -> Vec<(&Arc<Context>, Vec<&Arc<Qp>>)> {
     let mut found: Vec<(&Arc<Context>, Vec<&Arc<Qp>>)> = Vec::new();
     for qp in qps {
         match found

@@ -5,7 +5,7 @@
 //!   (none) ─────────────────────────────────► Prepared
 //!      │ Suspend                                 │ Suspend
 //!      └──────────────► Suspended ◄──────────────┘
-//!                           │ Drain (past its limit: Stop ─► Stopped, Settle)
+//!                           │ Drain (past its limit: Stop ─► Stopped, Settle), or Pause (instance)
 //!                        Drained ── Switch (partner) ──────────────► Replaced ── Resume ──► (none)
 //!                           │ Quiesce (instance)                        ▲
 //!                        Quiesced ── gate, Claim ───────────────────────┘
@@ -22,6 +22,7 @@ mod drain;
 mod every_step;
 mod moved;
 mod partner;
+mod paused;
 #[cfg(test)]
 mod random_tests;
 mod resolve;
@@ -46,6 +47,7 @@ use crate::road_map;
 
 use decision::Uncertain;
 pub(crate) use resolve::{publish, resolve, ways};
+use paused::Paused;
 use stopped::Stopped;
 
 /// Why an order was not carried out; what it had begun is undone.
@@ -75,6 +77,14 @@ pub(crate) enum SessionError {
         #[source]
         source: Uncertain,
     },
+    #[error("queue pair {qpn} cannot be paused")]
+    Pause {
+        qpn: u32,
+        #[source]
+        source: VerbsError,
+    },
+    #[error("the image of queue pair {qpn} has not the requests that it was given")]
+    Image { qpn: u32 },
     #[error("the agent's claim does not fit: {0}")]
     Claim(String),
     #[error("{0}")]
@@ -111,6 +121,8 @@ struct Session {
     replaced: Vec<(Arc<Qp>, QpPlace)>,
     /// Those that were stopped before they were drained, as long as they are in use.
     stopped: Vec<Stopped>,
+    /// Those that stand still within the protocol.
+    paused: Vec<Paused>,
     /// Send requests of such that are posted, or will be, to the queue pairs that have taken their places.
     replayed_sends: u64,
     /// Per context, the way back to its device.
@@ -127,6 +139,7 @@ impl Session {
             prepared: Vec::new(),
             replaced: Vec::new(),
             stopped: Vec::new(),
+            paused: Vec::new(),
             replayed_sends: 0,
             reopen: Vec::new(),
         }
@@ -204,6 +217,9 @@ impl Sessions {
             } => self.drain(session, &expected, timeout_ms, sends_only),
             Order::Stop { session, qpns } => self.stop(session, &qpns),
             Order::Settle { session, peers } => self.settle(session, &peers),
+            Order::ShareSecrets { secrets } => self.share_secrets(&secrets),
+            Order::Pause { session, timeout_ms } => self.pause(session, timeout_ms),
+            Order::Relocate { peers } => self.relocate(&peers),
             Order::Quiesce { session } => Err(SessionError::Phase {
                 session,
                 phase: self.find(session)?.phase,
@@ -359,6 +375,8 @@ impl Sessions {
         ended.stopped.iter().for_each(Stopped::restart);
         let given: u64 = ended.qps.iter().map(|qp| qp.send.lock().release()).sum();
         let intercepted = given.saturating_sub(ended.replayed_sends);
+        // Their rings have all that the images name.
+        ended.paused.iter().for_each(Paused::go_on);
         if ended.held {
             self.process.control.open();
         }

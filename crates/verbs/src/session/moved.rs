@@ -9,13 +9,14 @@ use verbatim_channel::{Answer, ClaimedContext, ClaimedMw, Endpoint, KeyPair, Mov
 use verbatim_device::control::{QpAttr, QpAttrMask, QpState, QpType};
 use verbatim_seqpacket::MAX_FDS;
 
-use super::stopped::{Stopped, take_stopped};
+use super::paused::{keep_taken, take_paused};
+use super::stopped::take_stopped;
 use super::{Phase, SessionError, Sessions};
 use crate::backend::{CompletionRing, CqPlace, Device, Parked, QpEnds, QpPlace, RecvRing, SrqPlace};
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::error::VerbsError;
-use crate::qp::{Qp, key_table};
+use crate::qp::{Copied, Qp, key_table};
 use crate::road_map;
 use crate::srq::Srq;
 use crate::tables::{KeyTable, key_slot};
@@ -122,8 +123,14 @@ impl Sessions {
                 renumber(context, replacement, &built)?;
                 find_ways(context, replacement)?;
             }
-            let again = put_in(ends, replacement.is_some().then_some(&mut record.stopped));
-            record.replayed_sends += again;
+            let (stopped, paused) = (&mut record.stopped, &mut record.paused);
+            let mut again = |qp: &Arc<Qp>| {
+                let (mut again, _) = take_stopped(stopped, qp);
+                again.append(&mut take_paused(paused, qp));
+                again
+            };
+            record.replayed_sends += put_in(ends, replacement.is_some().then_some(&mut again));
+            keep_taken(&record.paused);
             if let Some(replacement) = replacement {
                 open_windows(context, replacement)?;
             }
@@ -375,9 +382,10 @@ fn open_windows(context: &Context, replacement: &ClaimedContext) -> Result<(), S
     Ok(())
 }
 
-/// Puts the new ends in. With what was stopped, of a context that has moved: how many send requests are to be posted again.
-fn put_in(ends: NewEnds, mut stopped: Option<&mut Vec<Stopped>>) -> u64 {
-    let moved = stopped.is_some();
+/// Puts the new ends in. Of a context that has moved, with the requests of each queue pair that are to be posted again: how
+/// many those are.
+fn put_in(ends: NewEnds, mut again: Option<&mut dyn FnMut(&Arc<Qp>) -> Vec<Copied>>) -> u64 {
+    let moved = again.is_some();
     let mut replayed = 0;
     for (cq, place, ring) in ends.cqs {
         *cq.place.lock() = place;
@@ -389,11 +397,11 @@ fn put_in(ends: NewEnds, mut stopped: Option<&mut Vec<Stopped>>) -> u64 {
     for (qp, place, QpEnds { send, recv }) in ends.qps {
         let mut control = qp.control.lock();
         control.place = place;
-        if let Some(stopped) = &mut stopped {
+        if let Some(again) = &mut again {
             control.stops = 0;
             drop(control);
             qp.own(place.qpn);
-            let (again, _) = take_stopped(stopped, &qp);
+            let again = again(&qp);
             replayed += again.len() as u64;
             qp.send.lock().attach_new(send, again);
         } else {

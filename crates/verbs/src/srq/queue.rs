@@ -144,6 +144,12 @@ impl SrqQueue {
         let _ = self.publish();
     }
 
+    /// The RNIC has this RECV already, in the image of a queue pair that goes on there: it is not posted to the new ring.
+    pub fn is_taken(&mut self, wr_id: u64) {
+        let taken = (wr_id & !RECV_BIT) as u32;
+        self.waiting.retain(|slot| *slot != taken);
+    }
+
     /// Goes on with a ring that has none of the RECVs: all that no message has consumed are posted, in order.
     pub fn attach_new(&mut self, ring: Box<dyn RecvRing>) {
         self.waiting = self.slots.outstanding().into();

@@ -14,9 +14,13 @@ use crate::proto::{Count, DrainReply, DrainRequest};
 use crate::session::ORDER_TIMEOUT;
 
 impl Partner {
-    /// Suspends the connections; says how many messages each has sent.
-    pub async fn suspend(&self) -> anyhow::Result<Vec<Count>> {
+    /// Suspends the connections; says how many messages each has sent. Those that pause go on.
+    pub async fn suspend(&mut self) -> anyhow::Result<Vec<Count>> {
         self.begin("WaitBeforeStop", Point::PartnerSuspend).await?;
+        if self.pauses {
+            self.drained = true;
+            return Ok(Vec::new());
+        }
         let session = self.session;
         let agent = &self.agent;
         let suspended = self.members.iter().map(|member| async move {

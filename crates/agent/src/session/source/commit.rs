@@ -32,6 +32,9 @@ impl Source {
             // A host that lost sight of this one has undone its part, or will.
             bail!("another host lost this one, and with it the session; try again");
         }
+        if self.pauses() {
+            self.forward_own().await?;
+        }
         if !self.control.decide() {
             return Err(cancelled());
         }

@@ -195,6 +195,7 @@ pub async fn blockers(agent: &Shared, instance: &str, destination: &str) -> anyh
                 moving: Some(connection.moving.into()),
                 partner: Some(connection.partner.into()),
                 late: false,
+                secret: Vec::new(),
             };
             by_host.entry(host).or_default().push(connection);
         }
@@ -206,6 +207,7 @@ pub async fn blockers(agent: &Shared, instance: &str, destination: &str) -> anyh
             instance: instance.to_owned(),
             destination: destination.to_owned(),
             connections,
+            pauses: false,
         };
         let checked = async {
             let mut client = agent.peers.connect(&host).await?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use futures_util::future::{join_all, try_join_all};
-use verbatim_channel::{Answer, Endpoint, Order};
+use verbatim_channel::{Answer, Endpoint, KeyPair, Order};
 use verbatim_container::{Checkpoint, CheckpointConfig};
 
 use super::connections::{
@@ -105,6 +105,9 @@ impl Source {
         }
         // What was made during the pre-copy is part of it, too, and its memory must be there before it is registered.
         self.round().await?;
+        if self.pauses() {
+            self.make_secrets()?;
+        }
         let to = self.request.destination.clone();
         let road_maps: Vec<_> = self
             .processes
@@ -114,6 +117,7 @@ impl Source {
         let request = proto::PreSetupRequest {
             session: self.session,
             road_maps: encode(&road_maps),
+            keep_numbers: self.pauses(),
         };
         let mut destination = self.destination();
         let prepared = told(
@@ -121,11 +125,17 @@ impl Source {
             "prepare the connections",
             destination.pre_setup(request).await,
         )?;
+        if !prepared.taken.is_empty() {
+            return Err(Failure::CannotPause(prepared.taken));
+        }
         let new_qps = prepared.qps.into_iter();
         self.new_qps = new_qps.map(|new| ((new.pid, new.qpn), new)).collect();
         self.keys = decode(&prepared.keys)?;
         let standbys = self.prepare_partners().await?;
-        self.connect(&standbys).await?;
+        match self.pauses() {
+            true => self.agree_to_pause().await?,
+            false => self.connect(&standbys).await?,
+        }
 
         let (config, session) = (self.agent.config.clone(), self.session);
         let keeper = tokio::task::spawn_blocking(move || Keeper::start(&config, session));
@@ -211,6 +221,10 @@ impl Source {
                 moving: Some(connection.moving.into()),
                 partner: Some(connection.partner.into()),
                 late: connection.connected == Connected::Partner,
+                secret: match self.secrets.get(index) {
+                    Some(secret) => secret.key.to_vec(),
+                    None => Vec::new(),
+                },
             }
         });
         proto::PartnerPrepareRequest {
@@ -219,6 +233,7 @@ impl Source {
             instance: self.instance.name().to_owned(),
             destination: self.request.destination.clone(),
             connections: connections.collect(),
+            pauses: self.pauses(),
         }
     }
 
@@ -302,7 +317,7 @@ impl Source {
     }
 
     /// The partners' standby queue pairs, by connection.
-    async fn prepare_partners(&mut self) -> anyhow::Result<HashMap<usize, proto::Standby>> {
+    async fn prepare_partners(&mut self) -> Result<HashMap<usize, proto::Standby>, Failure> {
         let prepared = self.partners.iter().map(|partner| {
             let mut client = partner.client.clone();
             let request = self.partner_request(partner);
@@ -312,6 +327,9 @@ impl Source {
             }
         });
         let prepared = try_join_all(prepared).await?;
+        if let Some(cannot) = prepared.iter().find(|reply| !reply.cannot_pause.is_empty()) {
+            return Err(Failure::CannotPause(cannot.cannot_pause.clone()));
+        }
         for index in prepared.iter().flat_map(|reply| &reply.unconnected) {
             let connection = self.connections.get_mut(*index as usize);
             let connection = connection.context("no such connection")?;
@@ -385,11 +403,18 @@ impl Source {
                 physical_qpn: own.physical_qpn,
                 remote: Some(remote.into()),
                 rq_psn,
+                paused: false,
             });
         }
+        self.connect_destination(at_destination).await?;
+        self.connect_partners(&at_partners, &self.keys).await
+    }
+
+    /// What the destination's standby queue pairs are to be connected with.
+    pub(super) async fn connect_destination(&self, peers: Vec<proto::DestinationPeer>) -> anyhow::Result<()> {
         let request = proto::ConnectRequest {
             session: self.session,
-            peers: at_destination,
+            peers,
             partners: self.partners.iter().map(|partner| partner.host.clone()).collect(),
         };
         let to = self.request.destination.clone();
@@ -398,13 +423,21 @@ impl Source {
             "connect the new queue pairs",
             self.destination().connect_standby(request).await,
         )?;
-        let tables: HashMap<u32, u32> = self
-            .keys
+        Ok(())
+    }
+
+    /// The same for the partners', and the remote keys that they will meet there.
+    pub(super) async fn connect_partners(
+        &self,
+        at_partners: &HashMap<usize, proto::PartnerPeer>,
+        keys: &[(u32, Vec<KeyPair>)],
+    ) -> anyhow::Result<()> {
+        let tables: HashMap<u32, u32> = keys
             .iter()
             .enumerate()
             .map(|(index, (pid, _))| (*pid, index as u32))
             .collect();
-        let keys = encode(&self.keys.iter().map(|(_, keys)| keys).collect::<Vec<_>>());
+        let keys = encode(&keys.iter().map(|(_, keys)| keys).collect::<Vec<_>>());
         let connected = self.partners.iter().map(|partner| {
             let mut client = partner.client.clone();
             let peers = partner

@@ -20,18 +20,18 @@ use crate::report::Phase;
 use crate::session::in_time;
 
 impl Source {
-    /// Intercepts requests on both sides and waits until nothing is in flight (MigrRDMA §3.4).
-    pub(super) async fn wait_before_stop(&mut self) -> Result<(), Failure> {
+    /// The last round before the connections stop.
+    pub(super) async fn before_the_stop(&mut self) -> Result<(), Failure> {
         // What the program wrote since the last round would otherwise have to be sent while it is frozen.
         self.round().await?;
         self.keeps_the_limit()?;
         // Somebody may have added one meanwhile.
         self.takes_all().await?;
+        Ok(())
+    }
 
-        self.enter(Phase::WaitBeforeStop);
-        self.pass(Point::SourceSuspend).await?;
-        self.timeline.suspended();
-        self.suspended = true;
+    /// Intercepts the instance's requests: how many messages each queue pair has sent, by process.
+    pub(super) async fn suspend_own(&self) -> Result<Vec<(u32, Vec<QpCount>)>, Failure> {
         let session = self.session;
         let own = self.processes.iter().map(|process| async move {
             let order = Order::Suspend {
@@ -45,13 +45,21 @@ impl Source {
                 Answer::Suspended {
                     sent,
                     road_map_version,
-                } => {
-                    let unchanged = road_map_version == process.road_map.version;
-                    Ok((process.guest.pid, sent, unchanged))
-                }
-                other => Err(unexpected(&other, "Suspended")),
+                } if road_map_version == process.road_map.version => Ok((process.guest.pid, sent)),
+                Answer::Suspended { .. } => Err(Failure::Changed),
+                other => Err(unexpected(&other, "Suspended").into()),
             }
         });
+        try_join_all(own).await
+    }
+
+    /// Intercepts requests on both sides and waits until nothing is in flight (MigrRDMA §3.4).
+    pub(super) async fn wait_before_stop(&mut self) -> Result<(), Failure> {
+        self.before_the_stop().await?;
+        self.enter(Phase::WaitBeforeStop);
+        self.pass(Point::SourceSuspend).await?;
+        self.timeline.suspended();
+        self.suspended = true;
         let partners = self.partners.iter().map(|partner| {
             let (mut client, id) = (partner.client.clone(), self.id());
             async move {
@@ -61,18 +69,15 @@ impl Source {
                 }
             }
         });
-        let (own, partners) = tokio::join!(try_join_all(own), try_join_all(partners));
+        let (own, partners) = tokio::join!(self.suspend_own(), try_join_all(partners));
         let (own, partners) = (own?, partners?);
-        if own.iter().any(|(_, _, unchanged)| !unchanged) {
-            return Err(Failure::Changed);
-        }
         if self.has_new_partners().await {
             return Err(Failure::Changed);
         }
         // n_sent of every end, by process and queue pair, and by connection.
         let own_sent: HashMap<(u32, u32), u64> = own
             .iter()
-            .flat_map(|(pid, sent, _)| sent.iter().map(|count| ((*pid, count.qpn), count.messages)))
+            .flat_map(|(pid, sent)| sent.iter().map(|count| ((*pid, count.qpn), count.messages)))
             .collect();
         let partner_sent: HashMap<usize, u64> = partners
             .into_iter()

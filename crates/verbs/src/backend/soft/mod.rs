@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use verbatim_channel::SegmentRecord;
 use verbatim_device::control::{
     AddressVector, AsyncEvent, Backing, DeviceAttr, MwState, MwType, PortAttr, QpAttr, QpAttrMask,
-    QpPosition, QpState, Reply, Request, SOCKET_NAME, Segment, SrqAttr, Translation, VERSION,
+    QpPosition, QpSecret, QpState, Reply, Request, SOCKET_NAME, Segment, SrqAttr, Translation, VERSION,
 };
 use verbatim_seqpacket::{Received, Socket};
 
@@ -25,7 +25,7 @@ use self::map::Arena;
 pub(super) use self::rings::{SoftCompletions, SoftRecvs, SoftSends};
 use super::{
     CompletionRing, CqPlace, Device, EventChannel, Parked, PhysicalMemory, PhysicalMrChange, PhysicalMrInit,
-    PhysicalQpInit, Provider, QpEnds, QpPlace, RecvRing, SrqPlace, Watched,
+    PhysicalQpInit, Provider, QpEnds, QpImage, QpPlace, RecvRing, SrqPlace, Watched,
 };
 use crate::context::DeviceInfo;
 use crate::error::VerbsError;
@@ -427,6 +427,39 @@ impl Device for SoftDevice {
 
     fn restart_qp(&self, qpn: u32) -> Result<(), VerbsError> {
         self.call_done("restart_qp", &Request::RestartQp { qpn })
+    }
+
+    fn share_secret(&self, qpn: u32, secret: QpSecret) -> Result<(), VerbsError> {
+        let secret = Some(secret);
+        self.call_done("share_secret", &Request::SetQpSecret { qpn, secret })
+    }
+
+    fn pause_qp(&self, qpn: u32) -> Result<(), VerbsError> {
+        self.call_done("pause_qp", &Request::PauseQp { qpn })
+    }
+
+    fn dump_qp(&self, qpn: u32) -> Result<QpImage, VerbsError> {
+        match self.call("dump_qp", &Request::DumpQp { qpn })? {
+            Reply::QpImage {
+                image,
+                requests,
+                receive,
+            } => Ok(QpImage {
+                bytes: image,
+                requests,
+                receive,
+            }),
+            reply => wrong("dump_qp", reply),
+        }
+    }
+
+    fn restore_qp(&self, qpn: u32, image: &[u8]) -> Result<(), VerbsError> {
+        let image = image.to_vec();
+        self.call_done("restore_qp", &Request::RestoreQp { qpn, image })
+    }
+
+    fn resume_qp(&self, qpn: u32) -> Result<(), VerbsError> {
+        self.call_done("resume_qp", &Request::ResumeQp { qpn })
     }
 
     fn destroy_qp(&self, qpn: u32) -> Result<(), VerbsError> {
