@@ -33,7 +33,7 @@ impl Source {
             bail!("another host lost this one, and with it the session; try again");
         }
         if self.pauses() {
-            self.forward_own().await?;
+            self.forward_resumes().await?;
         }
         if !self.control.decide() {
             return Err(cancelled());

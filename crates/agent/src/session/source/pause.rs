@@ -21,8 +21,9 @@ use crate::method::Method;
 use crate::proto;
 use crate::report::Phase;
 use crate::session::in_time;
+use crate::standby::is_connected;
 
-/// For so long the old place passes on what the other end of a connection within the instance says of its new one, in seconds.
+/// For so long the old place passes RESUMEs on, in seconds.
 const FORWARD_SECONDS: u32 = 60;
 
 /// The secrets of connections that will pause, by connection.
@@ -170,8 +171,9 @@ impl Source {
         Ok(())
     }
 
-    /// Each end of a connection within the instance looks for the other one where that was.
-    pub(super) async fn forward_own(&self) -> anyhow::Result<()> {
+    /// The old place passes on what the other ends say of new places of their own: those that move at the same time, or before
+    /// they have heard of this one, look for the instance's ends there.
+    pub(super) async fn forward_resumes(&self) -> anyhow::Result<()> {
         let gid = self.destination_gid()?;
         let mut forwards: Vec<(OwnedFd, Vec<Request>)> = Vec::new();
         for process in &self.processes {
@@ -179,14 +181,7 @@ impl Source {
             let fds = self.quiesced.iter().find(|(owner, _)| *owner == pid);
             let Some((_, fds)) = fds else { continue };
             for (context, fd) in process.road_map.contexts.iter().zip(fds) {
-                let within = |qpn| {
-                    let mut own = self.connections.iter();
-                    own.any(|own| {
-                        own.pid == pid && own.qpn == qpn && matches!(own.other_end, OtherEnd::Own(_))
-                    })
-                };
-                let qps = context.qps.iter().filter(|qp| within(qp.qpn));
-                let requests = qps.filter_map(|qp| {
+                let requests = context.qps.iter().filter(|qp| is_connected(qp)).filter_map(|qp| {
                     Some(Request::ForwardQp {
                         qpn: qp.physical_qpn,
                         to_gid: gid,
@@ -194,10 +189,7 @@ impl Source {
                         seconds: FORWARD_SECONDS,
                     })
                 });
-                let requests: Vec<_> = requests.collect();
-                if !requests.is_empty() {
-                    forwards.push((fd.as_fd().try_clone_to_owned()?, requests));
-                }
+                forwards.push((fd.as_fd().try_clone_to_owned()?, requests.collect()));
             }
         }
         let forwarded = tokio::task::spawn_blocking(move || {

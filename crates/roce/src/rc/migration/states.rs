@@ -1,5 +1,6 @@
 //! Stopping, waiting and going on.
 
+use super::counter::Counter;
 use super::messages::{Message, Own, Received, Unverified};
 use super::{LONGEST_RESUME_INTERVAL, Migration, RESUME_INTERVAL, Secret, Standing};
 use crate::link::{Outlet, SendError};
@@ -13,7 +14,11 @@ impl RcQp {
     /// both ends change it together. It ends with the connection (RESET).
     pub fn set_secret(&mut self, secret: Option<Secret>) {
         if self.migration.secret != secret {
-            let (sent, accepted) = Default::default();
+            let (mut sent, accepted): (Counter, Counter) = Default::default();
+            if self.migration.standing == Standing::Resuming {
+                // The partner does not know yet where this end is: what it hears under this secret says so first.
+                sent = sent.next_epoch().unwrap_or(sent);
+            }
             self.migration = Migration {
                 secret,
                 sent,

@@ -69,7 +69,7 @@ fn random_program() -> impl Strategy<Value = Vec<Call>> {
 fn plan() -> impl Strategy<Value = Plan> {
     let who = prop::sample::select(vec![Who::One(0), Who::One(1), Who::Both]);
     let how = prop::sample::select(How::ALL.to_vec());
-    let patience = prop::sample::select(vec![Patience::LONG, Patience::Stops]);
+    let patience = prop::sample::select(vec![Patience::LONG, Patience::Stops, Patience::Pauses]);
     (0usize..150, who, how, patience).prop_map(|(step, who, how, patience)| Plan {
         step,
         who,

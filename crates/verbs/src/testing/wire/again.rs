@@ -21,14 +21,16 @@ pub fn connect_mask(state: QpState) -> QpAttrMask {
         }
 }
 
-/// Makes the objects of a road map on another device, and connects the queue pair.
-pub fn make_again(
-    device: &dyn Device,
-    map: &RoadMap,
-    partner_gid: [u8; 16],
-    standby: &StandbyQp,
-    sq_psn: u32,
-) -> Vec<ClaimedContext> {
+/// With what a queue pair that is made again is connected.
+pub struct NewPeer<'a> {
+    pub gid: [u8; 16],
+    pub standby: &'a StandbyQp,
+    pub sq_psn: u32,
+}
+
+/// Makes the objects of a road map on another device, and connects the queue pair, if it is to be: one that gets an image is
+/// not.
+pub fn make_again(device: &dyn Device, map: &RoadMap, peer: Option<&NewPeer<'_>>) -> Vec<ClaimedContext> {
     let [context] = &map.contexts[..] else {
         panic!("one context")
     };
@@ -70,11 +72,18 @@ pub fn make_again(
     };
     let place = device.create_qp(&init).unwrap();
     let mut attr = qp.attr;
-    attr.av.dgid = partner_gid;
-    attr.dest_qpn = standby.physical_qpn;
-    (attr.rq_psn, attr.sq_psn) = (standby.sq_psn, sq_psn);
-    let steps: &[QpState] = match qp.attr.state {
-        QpState::Rts => &[QpState::Init, QpState::Rtr, QpState::Rts],
+    let mut remote = qp.remote;
+    if let Some(NewPeer { gid, standby, sq_psn }) = peer {
+        attr.av.dgid = *gid;
+        attr.dest_qpn = standby.physical_qpn;
+        (attr.rq_psn, attr.sq_psn) = (standby.sq_psn, *sq_psn);
+        remote = Some(Endpoint {
+            gid: *gid,
+            qpn: standby.physical_qpn,
+        });
+    }
+    let steps: &[QpState] = match (qp.attr.state, peer) {
+        (QpState::Rts, Some(_)) => &[QpState::Init, QpState::Rtr, QpState::Rts],
         _ => &[],
     };
     for state in steps {
@@ -105,10 +114,7 @@ pub fn make_again(
             cap: place.cap,
             slot: place.slot,
             offset: place.offset,
-            remote: Some(Endpoint {
-                gid: partner_gid,
-                qpn: standby.physical_qpn,
-            }),
+            remote,
             key_table: None,
         }],
     }]

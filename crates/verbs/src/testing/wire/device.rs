@@ -2,17 +2,18 @@
 
 use std::fs::File;
 use std::io::{Read, Seek};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use verbatim_device::control::{
-    DeviceAttr, Gid, OutstandingRequest, PortAttr, QpAttr, QpAttrMask, QpPosition, QpState,
+    DeviceAttr, Gid, OutstandingRequest, PortAttr, QpAttr, QpAttrMask, QpPosition, QpSecret, QpState,
 };
-use verbatim_roce::{AccessFlags, Mtu, Psn, QpAttributes, Qpn};
+use verbatim_roce::{AccessFlags, Mtu, Psn, Qp, QpAttributes, Qpn, RcImage, RcQp, Secret, SecretEnd};
 
 use super::rings::{CqEnd, QpEnd};
-use super::{Region, Rnic, Wire, new_qp};
+use super::{Region, Rnic, Wire, WireQp, new_qp};
 use crate::backend::{
-    CompletionRing, CqPlace, Device, Parked, PhysicalMrInit, PhysicalQpInit, QpEnds, QpPlace,
+    CompletionRing, CqPlace, Device, Parked, PhysicalMrInit, PhysicalQpInit, QpEnds, QpImage, QpPlace,
 };
 use crate::error::VerbsError;
 use crate::testing::nic::connection;
@@ -59,6 +60,10 @@ pub fn open(wire: &Wire, id: u8) -> Arc<dyn Device> {
 impl WireDevice {
     fn with<T>(&self, run: impl FnOnce(&mut Rnic) -> T) -> T {
         run(self.wire.0.lock().rnics.get_mut(&self.id).expect("an RNIC"))
+    }
+
+    fn with_qp<T>(&self, qpn: u32, run: impl FnOnce(&mut WireQp) -> T) -> T {
+        self.with(|rnic| run(rnic.qps.get_mut(&qpn).expect("a live queue pair")))
     }
 
     /// A number that differs between devices, as a key or a queue pair's number would.
@@ -193,6 +198,60 @@ impl Device for WireDevice {
         Ok(())
     }
 
+    fn share_secret(&self, qpn: u32, secret: QpSecret) -> Result<(), VerbsError> {
+        let end = match secret.first {
+            true => SecretEnd::First,
+            false => SecretEnd::Second,
+        };
+        let secret = Secret::new(secret.key, end);
+        self.with_qp(qpn, |qp| qp.connection().set_secret(Some(secret)));
+        Ok(())
+    }
+
+    fn pause_qp(&self, qpn: u32) -> Result<(), VerbsError> {
+        let now = self.wire.0.lock().now;
+        let halted = self.with_qp(qpn, |qp| qp.connection().halt(now));
+        assert!(halted, "it was in a state in which something is sent or received");
+        Ok(())
+    }
+
+    fn dump_qp(&self, qpn: u32) -> Result<QpImage, VerbsError> {
+        let image = self.with_qp(qpn, |qp| qp.connection().save());
+        let image = image.expect("it is paused");
+        Ok(QpImage {
+            bytes: image.encode(),
+            requests: image.requests().collect(),
+            receive: image.receive(),
+        })
+    }
+
+    fn restore_qp(&self, qpn: u32, image: &[u8]) -> Result<(), VerbsError> {
+        let image = RcImage::decode(image).expect("an image");
+        self.with_qp(qpn, |qp| {
+            let sends = qp.queues.sends.drain(..image.requests().count());
+            let taken: Vec<u64> = sends.map(|posted| posted.wqe.wr_id).collect();
+            assert!(taken.into_iter().eq(image.requests()), "the ring begins with the requests of the image");
+            if let Some(receive) = image.receive() {
+                let first = qp.queues.recvs.pop_front();
+                assert_eq!(first.map(|first| first.wr_id), Some(receive));
+            }
+            qp.remote = match image.peer().map(|peer| peer.address) {
+                Some(IpAddr::V4(address)) => address.octets()[3],
+                Some(IpAddr::V6(_)) => panic!("there is no other family here"),
+                None => image.attributes().av.expect("it was connected").dgid[15],
+            };
+            let restored = RcQp::restore(Qpn::new(qpn), super::config(), image);
+            qp.transport = Qp::Rc(restored.expect("an image that fits"));
+        });
+        Ok(())
+    }
+
+    fn resume_qp(&self, qpn: u32) -> Result<(), VerbsError> {
+        let now = self.wire.0.lock().now;
+        self.with_qp(qpn, |qp| qp.connection().resume(now));
+        Ok(())
+    }
+
     fn destroy_qp(&self, qpn: u32) -> Result<(), VerbsError> {
         let gone = self.with(|rnic| rnic.qps.remove(&qpn));
         assert!(gone.is_some(), "queue pair {qpn} is destroyed once");
@@ -247,7 +306,15 @@ fn translate(mask: QpAttrMask, attr: &QpAttr) -> QpAttributes {
         access_flags: given(M::ACCESS_FLAGS).then(|| AccessFlags::from_bits_truncate(attr.access.bits())),
         pkey_index: given(M::PKEY_INDEX).then_some(0),
         port_num: pick(M::PORT, 1),
-        av: given(M::AV).then(Default::default),
+        av: given(M::AV).then(|| {
+            let IpAddr::V4(there) = super::address(attr.av.dgid[15]) else {
+                unreachable!("there is no other family here")
+            };
+            verbatim_roce::AddressVector {
+                dgid: there.to_ipv6_mapped().octets(),
+                ..Default::default()
+            }
+        }),
         path_mtu: given(M::PATH_MTU).then(|| Mtu::try_from(attr.path_mtu).expect("an mtu")),
         timeout: pick(M::TIMEOUT, attr.timeout),
         retry_cnt: pick(M::RETRY_CNT, attr.retry_cnt),

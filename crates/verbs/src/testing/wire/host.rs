@@ -1,11 +1,13 @@
 //! What a transport sees of its RNIC.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 
 use verbatim_device::control::Access;
 use verbatim_device::layout::{Cqe, SEND_EXECUTED, SEND_FENCE, SEND_SIGNALED, SEND_SOLICITED, SendWqe};
 use verbatim_roce::{
-    AccessError, AtomicOp, BadRequest, Completion, Event, Host, Immediate, Key, Lkey, LocalAccess, Operation,
+    AccessError, AtomicOp, BadRequest, Completion, Event, Host, Immediate, Key, Lkey, LocalAccess,
+    Location, Operation,
     Queue, ReceiveRequest, RemoteAccess, Rkey, SendRequest,
 };
 
@@ -17,6 +19,8 @@ pub struct Surroundings<'a> {
     pub(super) cqs: &'a mut BTreeMap<u32, VecDeque<Cqe>>,
     pub(super) regions: &'a BTreeMap<u32, Region>,
     pub(super) ram: &'a mut [u8],
+    /// The device at the other end.
+    pub(super) remote: &'a mut u8,
     pub(super) completions: &'a mut u64,
 }
 
@@ -171,6 +175,14 @@ impl Host for Surroundings<'_> {
             .get_mut(&cq)
             .expect("a completion queue in use")
             .push_back(entry);
+    }
+
+    fn peer_moved(&mut self, to: &Location) -> bool {
+        let IpAddr::V4(address) = to.address else {
+            return false;
+        };
+        *self.remote = address.octets()[3];
+        true
     }
 
     fn event(&mut self, _: Event) {}

@@ -10,14 +10,17 @@ mod pair;
 mod rings;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use verbatim_device::control::{Access, QpCap};
 use verbatim_device::layout::{Cqe, SendWqe};
+use verbatim_roce::wire::opcode::Kind;
 use verbatim_roce::{
-    Flow, Packet, Qp, QpConfig, QpType, Qpn, ReceiveRequest, SendData, Time, Transmit, TxBatch, UDP_PORT,
+    Flow, Forwarding, Location, Packet, Qp, QpConfig, QpType, Qpn, RcQp, ReceiveRequest, SendData, Standing, Time, Transmit,
+    TxBatch, UDP_PORT,
 };
 
 use self::host::Surroundings;
@@ -40,6 +43,12 @@ pub fn memory(end: usize) -> u64 {
 
 /// Packets that a queue pair sends before the next one has its turn.
 const PACKETS_PER_TURN: usize = 2;
+
+/// So long RESUMEs are passed on.
+const FORWARDED_FOR: Duration = Duration::from_secs(60);
+
+/// Longer than anything else takes.
+const PAUSE_LIMIT: Duration = Duration::from_secs(1_000_000);
 
 #[derive(Debug)]
 struct Region {
@@ -81,12 +90,25 @@ struct WireQp {
     attr: verbatim_device::control::QpAttr,
 }
 
+impl WireQp {
+    fn connection(&mut self) -> &mut RcQp {
+        self.transport.as_rc_mut().expect("a reliable connection")
+    }
+
+    fn is_paused(&self) -> bool {
+        let connection = self.transport.as_rc().expect("a reliable connection");
+        connection.standing() == Standing::Stopped
+    }
+}
+
 #[derive(Debug, Default)]
 struct Rnic {
     next: u32,
     qps: BTreeMap<u32, WireQp>,
     cqs: BTreeMap<u32, VecDeque<Cqe>>,
     regions: BTreeMap<u32, Region>,
+    /// Queue pairs that have left.
+    left: Option<Forwarding>,
     /// Its context is parked: no packet is taken in.
     parked: bool,
 }
@@ -118,8 +140,13 @@ struct State {
 #[derive(Debug, Clone)]
 pub struct Wire(Arc<Mutex<State>>);
 
+/// Where a device is.
+fn address(id: u8) -> IpAddr {
+    [10, 0, 0, id].into()
+}
+
 fn flow(from: u8, to: u8) -> Flow {
-    let end = |id| SocketAddr::from(([10, 0, 0, id], UDP_PORT));
+    let end = |id| SocketAddr::new(address(id), UDP_PORT);
     Flow::new(end(from), end(to)).expect("both are of one family")
 }
 
@@ -152,6 +179,27 @@ impl Wire {
 
     fn park(&self, id: u8, parked: bool) {
         self.0.lock().rnics.entry(id).or_default().parked = parked;
+    }
+
+    /// A queue pair has left: RESUMEs for it go on to where it is.
+    fn forward(&self, left: (u8, u32), to: (u8, u32)) {
+        let mut state = self.0.lock();
+        let now = state.now;
+        let rnic = state.rnics.get_mut(&left.0).expect("an RNIC");
+        let entries = rnic.left.get_or_insert_with(|| Forwarding::new(16));
+        let to = Location {
+            address: address(to.0),
+            qpn: Qpn::new(to.1),
+        };
+        assert!(entries.insert(now, Qpn::new(left.1), to, now + FORWARDED_FOR));
+    }
+
+    /// A region of a device has the key that it had elsewhere.
+    fn rekey(&self, id: u8, from: u32, to: u32) {
+        let mut state = self.0.lock();
+        let regions = &mut state.rnics.get_mut(&id).expect("an RNIC").regions;
+        let region = regions.remove(&from).expect("a region");
+        regions.insert(to, region);
     }
 
     /// The next packets to arrive: `true` is lost.
@@ -206,6 +254,7 @@ impl State {
             cqs,
             regions,
             ram: &mut self.ram,
+            remote: &mut qp.remote,
             completions: &mut self.completions,
         };
         Some(run(&mut qp.transport, &mut surroundings))
@@ -214,14 +263,40 @@ impl State {
     fn deliver(&mut self, packet: &InFlight) {
         let parsed = Packet::parse(&packet.bytes).expect("what a transport has made");
         let qpn = parsed.bth.dest_qpn.get();
-        let rnic = self.rnics.get(&packet.to).filter(|rnic| !rnic.parked);
-        let expected = rnic
-            .and_then(|rnic| rnic.qps.get(&qpn))
-            .is_some_and(|qp| qp.remote == packet.from && !qp.stopped);
+        if self.pass_on(packet.to, &parsed) {
+            return;
+        }
+        let rnic = self.rnics.get(&packet.to);
+        let qp = rnic.and_then(|rnic| Some((rnic, rnic.qps.get(&qpn)?)));
+        let expected = qp.is_some_and(|(rnic, qp)| {
+            // RESUME comes from where the partner has gone.
+            let from = qp.remote == packet.from || parsed.info.kind == Kind::Migration;
+            from && !qp.stopped && (!rnic.parked || qp.is_paused())
+        });
         if expected {
             let now = self.now;
             self.with_qp(packet.to, qpn, |qp, host| qp.handle_packet(now, &parsed, host));
         }
+    }
+
+    /// Passes on what is for a queue pair that has left this device.
+    fn pass_on(&mut self, id: u8, packet: &Packet<'_>) -> bool {
+        let left = self.rnics.get_mut(&id).and_then(|rnic| rnic.left.as_mut());
+        let Some(forwarded) = left.and_then(|left| left.forward(self.now, packet)) else {
+            return false;
+        };
+        let IpAddr::V4(to) = forwarded.to.address else {
+            panic!("there is no other family here")
+        };
+        let to = to.octets()[3];
+        let mut batch = TxBatch::new(flow(id, to));
+        assert!(forwarded.append(&mut batch), "it fits an empty batch");
+        self.packets.extend(batch.packets().map(|bytes| InFlight {
+            from: id,
+            to,
+            bytes: bytes.to_vec(),
+        }));
+        true
     }
 
     /// The queue pairs that are not stopped.
@@ -262,7 +337,10 @@ impl State {
     fn pass_time(&mut self) -> bool {
         let names = self.names();
         let deadline = |(id, qpn): &(u8, u32)| self.rnics[id].qps[qpn].transport.next_timeout();
-        let Some(next) = names.iter().filter_map(deadline).min() else {
+        // Whoever pauses waits for a move to go on, and not for the limit.
+        let soon = self.now + PAUSE_LIMIT / 2;
+        let deadlines = names.iter().filter_map(deadline);
+        let Some(next) = deadlines.filter(|deadline| *deadline < soon).min() else {
             return false;
         };
         self.now = self.now.max(next);
@@ -274,9 +352,16 @@ impl State {
     }
 }
 
+fn config() -> QpConfig {
+    QpConfig {
+        pause_limit: PAUSE_LIMIT,
+        ..QpConfig::default()
+    }
+}
+
 fn new_qp(qpn: u32, cap: QpCap, send_cq: u32, recv_cq: u32) -> WireQp {
     WireQp {
-        transport: Qp::new(QpType::Rc, Qpn::new(qpn), QpConfig::default()),
+        transport: Qp::new(QpType::Rc, Qpn::new(qpn), config()),
         queues: Queues {
             qpn,
             send_cq,

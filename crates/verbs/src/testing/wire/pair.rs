@@ -4,11 +4,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use verbatim_channel::{
-    Answer, ClaimedContext, Endpoint, KeyPair, Order, QpCount, QpProgress, Scope, StandbyPeer,
+    Answer, ClaimedContext, Endpoint, KeyPair, Order, QpCount, QpProgress, Relocated, RoadMap, Scope,
+    SharedSecret, StandbyPeer,
 };
-use verbatim_device::control::{Access, AddressVector, QpAttr, QpCap, QpState, QpType};
+use verbatim_device::control::{Access, AddressVector, QpAttr, QpCap, QpSecret, QpState, QpType};
 
-use super::again::{connect_mask, make_again};
+use super::again::{NewPeer, connect_mask, make_again};
 use super::{MEMORY, Wire, memory};
 use crate::session::Sessions;
 use crate::testing::nic::connection;
@@ -29,6 +30,8 @@ pub enum Patience {
     Waits(usize),
     /// After the first look, the connection is stopped in the middle of its requests.
     Stops,
+    /// There is no drain: the RNICs pause the connection between themselves.
+    Pauses,
 }
 
 impl Patience {
@@ -178,6 +181,8 @@ pub struct Move {
     mover: usize,
     target: u8,
     step: Step,
+    /// The RNICs pause the connection.
+    pauses: bool,
     claimed: Vec<ClaimedContext>,
     sent: [Vec<QpCount>; 2],
     parked: Vec<std::os::fd::OwnedFd>,
@@ -245,6 +250,9 @@ impl Pair {
         let Answer::Described(map) = self.ends[mover].order(Order::Describe) else {
             panic!("no road map")
         };
+        if self.patience == Patience::Pauses {
+            return self.begin_to_pause(mover, session, target, &map);
+        }
         let partner = &mut self.ends[1 - mover];
         let qpn = partner.qp.number();
         let prepare = Order::PrepareStandby {
@@ -257,7 +265,12 @@ impl Pair {
         let partner_gid = partner.endpoint().gid;
         let device = self.wire.parked_device(target);
         let sq_psn = 0x1000 * session as u32;
-        let claimed = make_again(&*device, &map, partner_gid, &standby[0], sq_psn);
+        let peer = NewPeer {
+            gid: partner_gid,
+            standby: &standby[0],
+            sq_psn,
+        };
+        let claimed = make_again(&*device, &map, Some(&peer));
         let mut gid = [0; 16];
         gid[15] = target;
         let remote = Endpoint {
@@ -275,6 +288,38 @@ impl Pair {
             mover,
             target,
             step: Step::Prepared,
+            pauses: false,
+            claimed,
+            sent: Default::default(),
+            parked: Vec::new(),
+            looks: 0,
+        }
+    }
+
+    /// The same where nothing is made for the partner: the two RNICs get a secret, and the new objects have the old keys.
+    fn begin_to_pause(&mut self, mover: usize, session: u64, target: u8, map: &RoadMap) -> Move {
+        for (end, first) in [(mover, true), (1 - mover, false)] {
+            let secret = SharedSecret {
+                qpn: self.ends[end].qp.number(),
+                secret: QpSecret {
+                    key: [session as u8; 32],
+                    first,
+                },
+            };
+            let secrets = vec![secret];
+            self.ends[end].order(Order::ShareSecrets { secrets });
+        }
+        let device = self.wire.parked_device(target);
+        let mut claimed = make_again(&*device, map, None);
+        let (new, old) = (&mut claimed[0].mrs[0], &map.contexts[0].mrs[0]);
+        self.wire.rekey(target, new.physical_lkey, old.physical_lkey);
+        (new.physical_lkey, new.physical_rkey) = (old.physical_lkey, old.physical_rkey);
+        Move {
+            session,
+            mover,
+            target,
+            step: Step::Prepared,
+            pauses: true,
             claimed,
             sent: Default::default(),
             parked: Vec::new(),
@@ -289,6 +334,15 @@ impl Pair {
                 self.suspend(&mut one);
                 Step::Suspended
             }
+            Step::Suspended if one.pauses => {
+                let session = one.session;
+                let pause = Order::Pause { session, timeout_ms: 0 };
+                match self.ends[one.mover].order(pause) {
+                    Answer::Paused { requests, .. } => self.replayed[0] += requests,
+                    other => panic!("{other:?}"),
+                }
+                Step::Drained
+            }
             Step::Suspended if self.drain(&one) => Step::Drained,
             Step::Suspended => match self.patience {
                 Patience::Waits(looks) if one.looks >= looks => {
@@ -299,6 +353,7 @@ impl Pair {
                     one.looks += 1;
                     Step::Suspended
                 }
+                Patience::Pauses => unreachable!("it does not look whether it is drained"),
                 Patience::Stops => match self.stop(&one) {
                     Ok(()) => Step::Drained,
                     Err(refusal) => {
@@ -322,6 +377,7 @@ impl Pair {
                 Step::Switched
             }
             Step::Switched => {
+                // Of what pauses, the partner has suspended nothing: without effect.
                 for end in &mut self.ends {
                     end.order(Order::Resume { session: one.session });
                 }
@@ -334,6 +390,9 @@ impl Pair {
     fn suspend(&mut self, one: &mut Move) {
         let partner = self.ends[1 - one.mover].qp.number();
         one.sent[one.mover] = self.ends[one.mover].suspend(one.session, Scope::All);
+        if one.pauses {
+            return;
+        }
         let scope = Scope::Qps(vec![partner]);
         one.sent[1 - one.mover] = self.ends[1 - one.mover].suspend(one.session, scope);
     }
@@ -421,6 +480,11 @@ impl Pair {
             contexts: one.claimed.clone(),
             key_tables: Vec::new(),
         };
+        if one.pauses {
+            let left = (mover.device, mover.qp.control.lock().physical_qpn());
+            let to = (one.target, one.claimed[0].qps[0].physical_qpn);
+            self.wire.forward(left, to);
+        }
         mover.device = one.target;
         let answer = mover.sessions.handle(claim, vec![connection(one.target)]);
         assert!(matches!(answer, Answer::Claimed { .. }), "{answer:?}");
@@ -428,6 +492,13 @@ impl Pair {
 
     fn switch(&mut self, one: &Move) {
         let mover = &self.ends[one.mover];
+        if one.pauses {
+            let remote = mover.endpoint();
+            let qpn = self.ends[1 - one.mover].qp.number();
+            let peers = vec![Relocated { qpn, remote }];
+            self.ends[1 - one.mover].order(Order::Relocate { peers });
+            return;
+        }
         let keys = vec![KeyPair {
             virtual_key: mover.mr.rkey(),
             physical_key: one.claimed[0].mrs[0].physical_rkey,
