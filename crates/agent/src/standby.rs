@@ -128,6 +128,7 @@ impl StandbyContext {
             let request = Request::AllocMw {
                 pd: *pds.get(&mw.pd).context("a memory window without its PD")?,
                 mw_type: mw.mw_type,
+                rkey: None,
             };
             let Reply::Mw { rkey: physical_rkey } = this.call(&request, &[])? else {
                 bail!(confused())
@@ -257,6 +258,7 @@ impl StandbyContext {
             iova: mr.iova,
             access: mr.access,
             segments,
+            key: None,
         };
         let Reply::Mr { lkey, rkey } = self.call(&request, &fds)? else {
             bail!(confused())
@@ -290,6 +292,7 @@ impl StandbyContext {
             qp_type: qp.qp_type,
             cap: qp.cap,
             srq: srq.transpose()?,
+            qpn: None,
         };
         let Reply::Qp {
             qpn: physical_qpn,
