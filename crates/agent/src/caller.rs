@@ -136,6 +136,7 @@ mod tests {
             }),
             partner: None,
             late: false,
+            secret: Vec::new(),
         };
         assert!(owns(b, &[]).is_ok());
         assert!(owns(b, &[at(b), at(b)]).is_ok());

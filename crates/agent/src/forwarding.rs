@@ -254,7 +254,7 @@ impl Forwarding {
         }
     }
 
-    /// A number of this host, which its RNIC does not give, for a queue pair that is at `forward`; none if there are too many.
+    /// A number of this host, which its RNIC does not give, asked for or not ([`FIRST_PUBLISHED_QPN`]), for a queue pair that is at `forward`; none if there are too many.
     pub fn publish(&self, forward: Forward) -> Option<u32> {
         let qpn = {
             let mut inner = self.lock();

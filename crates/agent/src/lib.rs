@@ -51,10 +51,10 @@ pub mod proto {
 }
 
 pub use config::Config;
-pub use run::{raise_priority, run};
+pub use run::{raise_priority, run, share_freed_memory};
 
 /// The version of the protocol between agents, and between command line and agent. Both sides refuse another one.
-pub const PROTOCOL: u32 = 5;
+pub const PROTOCOL: u32 = 6;
 
 /// The TCP port on which agents listen for each other.
 pub const PORT: u16 = 4793;

@@ -7,11 +7,28 @@ use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
 
 /// The version of this contract; both sides refuse another one.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
-/// From here on queue pair numbers are not the RNIC's to give: they are for queue pairs that programs which have moved away
-/// make elsewhere, under the GID of this host.
+/// From here on queue pair numbers are not the RNIC's to give, asked for or not: they are for queue pairs that programs which
+/// have moved away make elsewhere, under the GID of this host.
 pub const FIRST_PUBLISHED_QPN: u32 = 1 << 23;
+
+/// Hosts have numbers from 0 to one less than this. What an RNIC gives unasked begins in the part of its host, so that an
+/// object which goes to another RNIC with its number and keys rarely finds them taken there:
+///
+/// | | part of host N begins at | the RNIC begins at a random place in the first half | can be asked for |
+/// | --- | --- | --- | --- |
+/// | queue pair number | N × [`QPNS_PER_HOST`] | of 65,536 | 2 to [`FIRST_PUBLISHED_QPN`] - 1 |
+/// | memory key (its upper 24 bits) | N × [`KEYS_PER_HOST`] | of 131,072 | all but 0 |
+///
+/// An RNIC with more objects than the other half has room for goes on into the parts behind: limits do not depend on this.
+pub const HOST_NUMBERS: u8 = 120;
+
+/// See [`HOST_NUMBERS`].
+pub const QPNS_PER_HOST: u32 = 1 << 16;
+
+/// See [`HOST_NUMBERS`].
+pub const KEYS_PER_HOST: u32 = 1 << 17;
 
 /// The control socket's name in a runtime folder.
 pub const SOCKET_NAME: &str = "nic.sock";
@@ -397,6 +414,11 @@ pub struct QpStatistics {
 
 /// A request to the RNIC. Handles are the RNIC's numbers, unique within the context for PDs and CQs, within the RNIC
 /// for QPs and memory keys.
+///
+/// Queue pair numbers and memory keys, which peers know, can be asked for: by root, over the RNIC's own control socket, until
+/// the context is attached to (an agent makes objects for a program that comes). Otherwise it is refused with `EPERM`; with
+/// `EEXIST` if another object has the number or a key with the same upper 24 bits, with `EINVAL` if none can have it. What
+/// was destroyed can be asked for at once, though it is not given unasked for long.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Request {
     /// The first request on a connection: makes a context. Answered by [`Reply::Context`] with two descriptors: the
@@ -444,6 +466,8 @@ pub enum Request {
         access: Access,
         /// Where the bytes are.
         segments: Vec<Segment>,
+        /// The key that is asked for, local and remote.
+        key: Option<u32>,
     },
     /// Answered by [`Reply::Done`].
     DeregMr {
@@ -468,6 +492,8 @@ pub enum Request {
         pd: u32,
         /// Its type.
         mw_type: MwType,
+        /// The remote key that is asked for; its low eight bits change with each bind.
+        rkey: Option<u32>,
     },
     /// Answered by [`Reply::Done`], bound or not.
     DeallocMw {
@@ -536,6 +562,8 @@ pub enum Request {
         cap: QpCap,
         /// The shared receive queue in place of an own one; `cap.max_recv_wr` and `cap.max_recv_sge` do not count.
         srq: Option<u32>,
+        /// The number that is asked for.
+        qpn: Option<u32>,
     },
     /// Answered by [`Reply::Srq`].
     CreateSrq {

@@ -1,8 +1,11 @@
 //! What an operator can set.
 
 use std::net::IpAddr;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
+
+use verbatim_device::control::HOST_NUMBERS;
 
 /// Which of the host's addresses is the port of the RNIC.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -11,6 +14,40 @@ pub enum Port {
     Interface(String),
     /// This address; its interface gives the MTU.
     Address(IpAddr),
+}
+
+/// A host's number among those that objects move between: 0 to [`HOST_NUMBERS`] - 1, see there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HostNumber(u8);
+
+impl HostNumber {
+    /// `None` if there is no such number.
+    pub fn new(number: u8) -> Option<Self> {
+        (number < HOST_NUMBERS).then_some(Self(number))
+    }
+
+    /// The number of a host whose RNIC has this address, if nothing else is said: its last 32 bits, as one big-endian number,
+    /// modulo [`HOST_NUMBERS`]. So hosts with neighbouring addresses have different ones. Two with the same one may move
+    /// objects as well; it only happens more often, and still rarely, that a number is taken.
+    pub fn of(address: IpAddr) -> Self {
+        let low = match address {
+            IpAddr::V4(address) => address.to_bits(),
+            IpAddr::V6(address) => address.to_bits() as u32,
+        };
+        Self((low % u32::from(HOST_NUMBERS)) as u8)
+    }
+
+    /// The number.
+    pub fn get(self) -> u8 {
+        self.0
+    }
+
+    /// Where what the RNIC gives can begin, with so many numbers for each host: in the first half of its own. Never in the
+    /// first few of all, so that a number that is small by mistake is nobody's.
+    pub(crate) fn first_of(self, per_host: u32) -> Range<u32> {
+        let first = u32::from(self.0) * per_host;
+        first.max(0x100)..first + per_host / 2
+    }
 }
 
 /// The software RNIC's settings.
@@ -31,6 +68,9 @@ pub struct NicConfig {
     pub spin: Duration,
     /// The core to keep to; see [`crate::run`]. Default: none, the scheduler chooses.
     pub core: Option<usize>,
+    /// Which part of the queue pair numbers and memory keys it gives. Best another one on each host: what moves between them
+    /// with its numbers then finds them free. Default: made of the port's address, see [`HostNumber::of`].
+    pub host_number: Option<HostNumber>,
     /// What one RNIC and one program can have.
     pub limits: Limits,
 }
@@ -45,6 +85,7 @@ impl NicConfig {
             name: "verbatim0".to_owned(),
             spin: default_spin(),
             core: None,
+            host_number: None,
             limits: Limits::default(),
         }
     }
@@ -188,5 +229,29 @@ impl Default for PerProgram {
             max_ah: 32_768,
             max_mcast_attach: 256,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use verbatim_device::control::{FIRST_PUBLISHED_QPN, KEYS_PER_HOST, QPNS_PER_HOST};
+
+    use super::*;
+
+    #[test]
+    fn neighbours_have_different_host_numbers_and_all_parts_have_room() {
+        let of = |address: &str| HostNumber::of(address.parse().unwrap()).get();
+        let numbers: Vec<_> = (1..=120).map(|last| of(&format!("10.77.0.{last}"))).collect();
+        let mut sorted = numbers.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..HOST_NUMBERS).collect::<Vec<_>>(), "{numbers:?}");
+        assert_ne!(of("fd00::1"), of("fd00::2"));
+        assert_eq!(HostNumber::new(HOST_NUMBERS), None);
+
+        let limits = Limits::default();
+        let last = HostNumber::new(HOST_NUMBERS - 1).unwrap();
+        let end = |per_host, max| last.first_of(per_host).end + max;
+        assert!(end(QPNS_PER_HOST, limits.max_qp) <= FIRST_PUBLISHED_QPN);
+        assert!(end(KEYS_PER_HOST, limits.max_mr + limits.max_mw) <= 1 << 24);
     }
 }

@@ -27,6 +27,8 @@ pub struct Context {
     pub mappings: Mappings,
     /// Where its asynchronous events go, if somebody wants to know.
     pub events: Option<Outbox<AsyncEvent>>,
+    /// Root has opened it over the RNIC's own socket, and nobody has attached to it since: it may ask for numbers and keys.
+    pub may_ask: bool,
     /// No packet is taken in.
     pub parked: bool,
     pub pds: HashSet<u32>,
@@ -69,6 +71,7 @@ impl Context {
             owner,
             mappings,
             events: None,
+            may_ask: false,
             parked: false,
             pds: HashSet::new(),
             cqs: HashSet::new(),
@@ -89,6 +92,21 @@ impl Context {
     pub fn set_owner(&mut self, credentials: Credentials, process: Process) {
         self.owner.set(credentials, process);
         self.credentials = credentials;
+        self.may_ask = false;
+    }
+
+    /// A number or key that a request asks for, if whoever sent it may.
+    pub fn asked(&self, number: Option<u32>, sender: Credentials) -> Result<Option<u32>, Refused> {
+        match number {
+            Some(number) if !self.may_ask || sender.uid != 0 => Err(Refused::new(
+                libc::EPERM,
+                format!(
+                    "{number:#x} is asked for: only root may, over the RNIC's own control socket, before the context is \
+                     handed over"
+                ),
+            )),
+            number => Ok(number),
+        }
     }
 
     /// How many queue pairs it has.

@@ -36,7 +36,7 @@ use verbatim_roce::{Time, TxBatch, UDP_PORT};
 
 use self::attention::Attention;
 use self::control::{Clients, Endpoint};
-use crate::config::NicConfig;
+use crate::config::{HostNumber, NicConfig};
 use crate::device::Device;
 use crate::error::NicError;
 use crate::interface::Interface;
@@ -118,6 +118,7 @@ impl Nic {
         install_sigbus_handler();
         let interface = Interface::find(&config)?;
         let address = interface.address();
+        let host_number = config.host_number.unwrap_or_else(|| HostNumber::of(address));
         let ports = bind_ports(&interface, config.limits.socket_buffer_bytes)?;
         let gids: Vec<_> = ports.iter().map(|port| port.socket.address()).collect();
         let device = Device::new(&config, interface, &gids);
@@ -137,12 +138,13 @@ impl Nic {
             interface = device.interface.name,
             mtu = device.interface.mtu,
             gids = gids.len(),
+            host_number = host_number.get(),
             socket = %main_listener.path().display(),
             "the software RNIC is ready"
         );
         Ok(Self {
             clients: Clients::new(device.limits.max_contexts),
-            objects: Objects::new(&device.limits),
+            objects: Objects::new(&device.limits, host_number),
             device,
             spin: config.spin,
             runtime_dir: config.runtime_dir,

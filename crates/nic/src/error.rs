@@ -4,6 +4,8 @@ use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use crate::table::Unavailable;
+
 /// Why the RNIC cannot start or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum NicError {
@@ -109,6 +111,19 @@ impl Refused {
 
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(libc::EINVAL, message)
+    }
+
+    /// There is no object with the number or key that is asked for, or none at all.
+    pub fn number(what: &str, asked: Option<u32>, why: Unavailable) -> Self {
+        let asked = asked.unwrap_or_default();
+        match why {
+            Unavailable::Full => Self::new(libc::ENOMEM, format!("no {what} is left")),
+            Unavailable::Taken => Self::new(
+                libc::EEXIST,
+                format!("a {what} is to be {asked:#x}, and that is taken"),
+            ),
+            Unavailable::Impossible => Self::invalid(format!("no {what} can be {asked:#x}")),
+        }
     }
 
     pub fn no_such(what: &str, id: u32) -> Self {

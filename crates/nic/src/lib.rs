@@ -59,7 +59,7 @@ mod table;
 mod timers;
 mod wqe;
 
-pub use config::{Limits, NicConfig, PerProgram, Port};
+pub use config::{HostNumber, Limits, NicConfig, PerProgram, Port};
 pub use engine::Nic;
 pub use error::NicError;
 pub use stats::{NicCounters, NicStats, STATS_NAME, StatsReader};

@@ -3,15 +3,16 @@
 mod queues;
 
 use std::net::IpAddr;
+use std::ops::Range;
 use std::rc::Rc;
 
-use verbatim_device::control::{CompletionEvent, FIRST_PUBLISHED_QPN};
+use verbatim_device::control::{CompletionEvent, FIRST_PUBLISHED_QPN, QPNS_PER_HOST};
 use verbatim_roce::{Counters, Forwarding, HoldBudget, MigrationCounters, Path};
 
 pub use queues::{Cq, News, Srq};
 
 use crate::budget::Peers;
-use crate::config::Limits;
+use crate::config::{HostNumber, Limits};
 use crate::context::Context;
 use crate::memory::{Account, Regions};
 use crate::multicast::Groups;
@@ -75,11 +76,14 @@ pub struct Objects {
     pub counted: Counters,
 }
 
+/// Queue pairs 0 and 1 are for management (IBA Vol 1 §10.2.4); the agents have the upper half.
+const QPNS: Range<u32> = 2..FIRST_PUBLISHED_QPN;
+
 impl Objects {
-    pub fn new(limits: &Limits) -> Self {
+    pub fn new(limits: &Limits, host: HostNumber) -> Self {
         Self {
             pds: Table::new(1, limits.max_pd, 0),
-            qps: Table::random_below(limits.max_qp, FIRST_PUBLISHED_QPN),
+            qps: Table::random(limits.max_qp, host.first_of(QPNS_PER_HOST), QPNS),
             channels: Table::new(1, limits.max_cq, 0),
             groups: Groups::new(limits.max_mcast_grp),
             peers: Peers::default(),
@@ -88,7 +92,7 @@ impl Objects {
                 cqs: Table::new(1, limits.max_cq, 0),
                 srqs: Table::new(1, limits.max_srq, 0),
                 ahs: Table::new(1, limits.max_ah, 0),
-                regions: Regions::new(limits.max_mr + limits.max_mw),
+                regions: Regions::new(limits.max_mr + limits.max_mw, host),
                 scratch: Scratch::default(),
                 hold_budget: HoldBudget::new(limits.max_held_bytes),
                 newsworthy: Vec::new(),

@@ -52,6 +52,8 @@ pub struct Asker<'a> {
     pub credentials: Credentials,
     /// The process that made the connection, if it has no context yet.
     pub connected_by: &'a mut Option<Process>,
+    /// The connection came over the RNIC's own control socket, not over one in an instance's folder.
+    pub over_main_listener: bool,
     /// The descriptors that came with it.
     pub fds: Vec<OwnedFd>,
 }
@@ -97,6 +99,7 @@ impl Desk<'_> {
                 iova,
                 access,
                 segments,
+                key,
             } => {
                 let wanted = Registration {
                     context: id,
@@ -108,7 +111,7 @@ impl Desk<'_> {
                     segments: &segments,
                     fds: &asker.fds,
                 };
-                self.reg_mr(&wanted, context)
+                self.reg_mr(&wanted, context.asked(key, asker.credentials)?, context)
             }
             Request::ReregMr {
                 lkey,
@@ -117,7 +120,10 @@ impl Desk<'_> {
                 translation,
             } => self.rereg_mr(id, lkey, pd, access, translation.as_ref(), &asker.fds, context),
             Request::DeregMr { lkey } => self.dereg_mr(lkey, context),
-            Request::AllocMw { pd, mw_type } => self.alloc_mw(id, pd, mw_type, context),
+            Request::AllocMw { pd, mw_type, rkey } => {
+                let rkey = context.asked(rkey, asker.credentials)?;
+                self.alloc_mw(id, pd, mw_type, rkey, context)
+            }
             Request::DeallocMw { rkey } => self.dealloc_mw(rkey, context),
             Request::QueryMw { rkey } => self.query_mw(rkey, context),
             Request::RestoreMw { state } => self.restore_mw(id, &state, context),
@@ -138,6 +144,7 @@ impl Desk<'_> {
                 qp_type,
                 cap,
                 srq,
+                qpn,
             } => {
                 let wanted = qp::Wanted {
                     pd,
@@ -146,6 +153,7 @@ impl Desk<'_> {
                     qp_type,
                     cap,
                     srq,
+                    qpn: context.asked(qpn, asker.credentials)?,
                 };
                 self.create_qp(id, wanted, context)
             }

@@ -218,6 +218,7 @@ fn requests_that_make_no_sense_are_refused_with_the_right_errno() {
         iova: 0,
         access,
         segments: segments.to_vec(),
+        key: None,
     };
     let qp = |pd, cq, cap| Request::CreateQp {
         pd,
@@ -226,6 +227,7 @@ fn requests_that_make_no_sense_are_refused_with_the_right_errno() {
         qp_type: QpType::Rc,
         cap,
         srq: None,
+        qpn: None,
     };
     let modify = |mask, attr| Request::ModifyQp { qpn, mask, attr };
     let attr = QpAttr {

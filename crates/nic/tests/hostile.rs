@@ -91,6 +91,7 @@ fn any_request(rng: &mut StdRng, qpn: u32) -> Request {
             iova: rng.random(),
             access: Access::from_bits_retain(any(rng)),
             segments: (0..rng.random_range(0..5)).map(|_| any_segment(rng)).collect(),
+            key: rng.random_bool(0.5).then(|| any(rng)),
         },
         6 => Request::DeregMr { lkey: id },
         7 => Request::CreateCq {
@@ -112,6 +113,7 @@ fn any_request(rng: &mut StdRng, qpn: u32) -> Request {
                 max_inline_data: any(rng),
             },
             srq: None,
+            qpn: rng.random_bool(0.5).then(|| any(rng)),
         },
         10 => Request::ModifyQp {
             qpn,

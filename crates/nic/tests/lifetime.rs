@@ -278,7 +278,7 @@ fn process_memory_follows_the_owner() {
     // This process, as an agent would, registers memory that only the heir will have.
     let key = right
         .program
-        .register(AGREED_ADDRESS, PAGES, ALL_ACCESS, Backing::Process, &[]);
+        .register(AGREED_ADDRESS, PAGES, ALL_ACCESS, Backing::Process, &[], None);
     let mut from = left.program.adopted(PAGES, ALL_ACCESS);
     from.fill(|_| 0x5a);
     let connection = rustix::io::dup(right.program.socket.as_fd()).expect("a descriptor");
@@ -325,6 +325,7 @@ fn a_truncated_file_costs_its_own_context() {
         qp_type: verbatim_device::control::QpType::Rc,
         cap: CAP,
         srq: None,
+        qpn: None,
     };
     assert_eq!(right.program.errno(again), libc::EIO);
     bystander

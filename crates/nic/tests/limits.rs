@@ -93,6 +93,7 @@ fn a_program_has_what_the_device_tells_and_no_more() {
         program.call(Request::AllocMw {
             pd,
             mw_type: MwType::One,
+            rkey: None,
         });
         program.call(Request::CreateAh {
             pd,
@@ -103,6 +104,7 @@ fn a_program_has_what_the_device_tells_and_no_more() {
     full(Request::AllocMw {
         pd,
         mw_type: MwType::Two,
+        rkey: None,
     });
     full(Request::CreateAh {
         pd,
@@ -204,6 +206,7 @@ fn regions_of_many_pieces_are_paid_for() {
             iova: 0,
             access: Access::LOCAL_WRITE,
             segments: segments.collect(),
+            key: None,
         };
         program.ask(&request, fds)
     };
@@ -241,5 +244,6 @@ fn qp_request(program: &Program, cq: u32, cap: QpCap) -> Request {
         qp_type: verbatim_device::control::QpType::Rc,
         cap,
         srq: None,
+        qpn: None,
     }
 }

@@ -67,6 +67,7 @@ fn window(program: &Program, mw_type: MwType) -> u32 {
     let Reply::Mw { rkey } = program.call(Request::AllocMw {
         pd: program.pd,
         mw_type,
+        rkey: None,
     }) else {
         panic!("no window")
     };

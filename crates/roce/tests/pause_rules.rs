@@ -10,7 +10,7 @@ use pair::{SEND, Setup, Side, sge, write};
 use verbatim_roce::wire::aeth::Syndrome;
 use verbatim_roce::wire::opcode::{Kind, Opcode};
 use verbatim_roce::{
-    Event, Flow, Location, Packet, QpState, Qpn, Queue, Standing, Time, VENDOR_ERR_PAUSED,
+    Event, Flow, Location, Packet, QpState, Qpn, Queue, Secret, SecretEnd, Standing, Time, VENDOR_ERR_PAUSED,
     VENDOR_ERR_RESUMING, WcStatus,
 };
 
@@ -165,6 +165,25 @@ fn resume_is_repeated_ever_more_rarely_until_it_is_acknowledged() {
     let gaps: Vec<u128> = seen.windows(2).map(|two| (two[1] - two[0]).as_millis()).collect();
     assert_eq!(gaps, [1, 2, 4, 8, 16, 32, 64, 64, 64], "the tenth was the last");
     assert_eq!(world.end(Side::A).qp.migration_counters().rcvd_resume_acks, 1);
+}
+
+/// The next migration begins, with a secret of its own, before the partner has heard of the last one.
+#[test]
+fn a_secret_that_changes_while_it_says_where_it_is() {
+    let plain = finish(busy(small_steps()));
+    let mut world = busy(small_steps());
+    let moving = world.take_out(Side::A);
+    world.filter = Some(Box::new(|_, packet| packet.bth.opcode != Opcode::RC_RESUME));
+    world.run_for(SHORT);
+    world.put_in(Side::A, moving, elsewhere(Side::A, 0, 0x11));
+    world.run_for(Duration::from_millis(50));
+    assert_eq!(world.end(Side::A).qp.standing(), Standing::Resuming);
+    for (side, end) in [(Side::A, SecretEnd::Second), (Side::B, SecretEnd::First)] {
+        let secret = Secret::new([0x99; 32], end);
+        world.end(side).qp.set_secret(Some(secret));
+    }
+    world.filter = None;
+    assert!(finish(world) == plain);
 }
 
 #[test]

@@ -58,6 +58,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
             iova: 0x7000_0000,
             access: Access::all(),
             segments: vec![segment(file), segment(Backing::Process)],
+            key: None,
         }),
         encoded(&Request::CreateQp {
             pd: 1,
@@ -72,6 +73,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
                 max_inline_data: 64,
             },
             srq: Some(4),
+            qpn: None,
         }),
         encoded(&Request::ModifyQp {
             qpn: 17,

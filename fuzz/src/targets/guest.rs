@@ -108,12 +108,15 @@ pub fn road_map() -> RoadMap {
         pds: vec![PdRecord { pd: 1 }],
         mws: vec![MwRecord {
             rkey: 0x700,
+            physical_rkey: 0x700,
             pd: 1,
             mw_type: MwType::Two,
         }],
         mrs: vec![MrRecord {
             lkey: 7,
             rkey: 7,
+            physical_lkey: 7,
+            physical_rkey: 7,
             pd: 1,
             address: 0x7000,
             length: 100,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use verbatim_device::control::HOST_NUMBERS;
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -33,6 +34,11 @@ pub struct NicRunArguments {
     /// The core to keep to: for a machine with several RNICs, or with a core to spare.
     #[arg(long, value_name = "NUMBER", env = "VERBATIM_NIC_CPU")]
     pub cpu: Option<usize>,
+    /// Which part of the queue pair numbers and memory keys this RNIC gives: another one on each host, so that what moves here
+    /// with its numbers finds them free. Default: made of the port's address.
+    #[arg(long, value_name = "NUMBER", env = "VERBATIM_HOST_NUMBER",
+          value_parser = clap::value_parser!(u8).range(..i64::from(HOST_NUMBERS)))]
+    pub host_number: Option<u8>,
     /// Queue pairs that one program can have.
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub max_qp: Option<u32>,
@@ -150,6 +156,7 @@ mod tests {
         ));
         assert!(nic(&["--interface", "eth0", "stat"]).is_err());
         assert!(nic(&["stat", "--json", "--watch"]).is_err());
+        assert!(nic(&["--host-number", "119"]).is_ok() && nic(&["--host-number", "120"]).is_err());
         assert!(nic(&["--max-qp", "0"]).is_err() && nic(&["capture"]).is_err());
     }
 

@@ -38,6 +38,7 @@ pub fn agent(arguments: AgentArguments) -> anyhow::Result<ExitCode> {
         cgroup_parent: arguments.cgroup_parent,
     };
     verbatim_agent::raise_priority();
+    verbatim_agent::share_freed_memory();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

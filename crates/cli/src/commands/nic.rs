@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use verbatim_device::control::{Reply, Request, SOCKET_NAME};
-use verbatim_nic::{NicConfig, Port};
+use verbatim_nic::{HostNumber, NicConfig, Port};
 use verbatim_seqpacket::Socket;
 
 use crate::args::{NicArguments, NicCommand, NicRunArguments};
@@ -35,6 +35,7 @@ fn serve(arguments: NicRunArguments) -> anyhow::Result<ExitCode> {
     };
     config.all_addresses = !arguments.only_address;
     config.core = arguments.cpu;
+    config.host_number = arguments.host_number.and_then(HostNumber::new);
     let limits = &mut config.limits;
     let one = &mut limits.per_program;
     one.max_qp = arguments.max_qp.unwrap_or(one.max_qp);

@@ -81,8 +81,11 @@ fn run(dir: &StateDir, index: usize, supervisor: &UnixStream) -> Result<()> {
     .serve()
 }
 
+/// How many numbers an RNIC can be given for its host (`verbatim nic --host-number`).
+const HOST_NUMBERS: usize = 120;
+
 /// What the environment of everything in a host tells about it.
-pub(crate) type Environment = [(&'static str, String); 5];
+pub(crate) type Environment = [(&'static str, String); 6];
 
 /// The environment of the host at `index`.
 pub(crate) fn environment(config: &LabConfig, index: usize) -> Environment {
@@ -96,6 +99,7 @@ pub(crate) fn environment(config: &LabConfig, index: usize) -> Environment {
             "VERBATIM_NIC_CPU",
             cores::of_host(index, config.hosts.len()).to_string(),
         ),
+        ("VERBATIM_HOST_NUMBER", (index % HOST_NUMBERS).to_string()),
     ]
 }
 

@@ -356,6 +356,7 @@ impl Nic {
                 context: &mut client.context,
                 credentials,
                 connected_by: &mut client.process,
+                over_main_listener: client.over_main_listener,
                 fds,
             },
         );

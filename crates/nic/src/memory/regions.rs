@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use verbatim_device::control::Access;
+use verbatim_device::control::{Access, KEYS_PER_HOST};
 
 use super::region::Region;
 use super::windows::Window;
-use crate::table::Table;
+use crate::config::HostNumber;
+use crate::table::{Table, Unavailable};
 
 /// Why an access is not allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,8 +43,8 @@ pub(super) enum Entry {
 }
 
 /// All regions and windows of the RNIC. A key is a 24-bit number and an 8-bit variant: of a region the generation of its
-/// number, the same for local and remote use, as on the hardware that we know; of a window what its program chose at
-/// the last bind.
+/// number (or what was asked for), the same for local and remote use, as on the hardware that we know; of a window what its
+/// program chose at the last bind.
 #[derive(Debug)]
 pub struct Regions {
     entries: Table<(u8, Entry)>,
@@ -53,10 +54,10 @@ pub struct Regions {
 }
 
 impl Regions {
-    /// Room for so many regions and windows together.
-    pub fn new(max: u32) -> Self {
+    /// Room for so many regions and windows together, with keys of this host.
+    pub fn new(max: u32, host: HostNumber) -> Self {
         Self {
-            entries: Table::random(max),
+            entries: Table::random(max, host.first_of(KEYS_PER_HOST), 1..1 << 24),
             windows: 0,
             by_qp: BTreeSet::new(),
         }
@@ -72,18 +73,28 @@ impl Regions {
         self.windows
     }
 
-    /// Adds a region and gives its key; `None` if there are too many.
-    pub fn insert(&mut self, region: Region) -> Option<u32> {
-        self.insert_entry(Entry::Region(region))
+    /// Whether one more fits, with this key if one is asked for.
+    pub fn check(&self, key: Option<u32>) -> Result<(), Unavailable> {
+        self.entries.check(key.map(|key| key >> 8))
     }
 
-    pub(super) fn insert_entry(&mut self, entry: Entry) -> Option<u32> {
+    /// Adds a region and gives its key, the one that is asked for if one is.
+    pub fn insert(&mut self, region: Region, key: Option<u32>) -> Result<u32, Unavailable> {
+        self.insert_entry(Entry::Region(region), key)
+    }
+
+    pub(super) fn insert_entry(&mut self, entry: Entry, key: Option<u32>) -> Result<u32, Unavailable> {
+        if let Some(key) = key {
+            let variant = key as u8;
+            self.entries.insert_at(key >> 8, variant, || (variant, entry))?;
+            return Ok(key);
+        }
         let mut key = 0;
-        self.entries.insert_with(|number, generation| {
+        let added = self.entries.insert_with(|number, generation| {
             key = number << 8 | u32::from(generation);
             (generation, entry)
-        })?;
-        Some(key)
+        });
+        added.map(|_| key).ok_or(Unavailable::Full)
     }
 
     #[inline]
@@ -239,8 +250,8 @@ mod tests {
         // Three pages of which the middle one lies elsewhere in the file; the region starts and ends inside of pages.
         let segments = [segment(0, 1, 4), segment(1, 1, 9), segment(2, 1, 5)];
         let region = world.register(BASE + 100, 2 * PAGE + 200, RW, &segments).unwrap();
-        let mut regions = Regions::new(16);
-        let key = regions.insert(region).unwrap();
+        let mut regions = Regions::new(16, HostNumber::default());
+        let key = regions.insert(region, None).unwrap();
         let domain = Domain { pd: 5, qpn: 1 };
         let data: Vec<u8> = (0..2 * PAGE + 200).map(|n| (n % 251) as u8).collect();
         let region = regions

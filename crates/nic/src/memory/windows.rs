@@ -10,6 +10,7 @@
 use verbatim_device::control::{Access, MwBound, MwState, MwType};
 
 use super::regions::{Denied, Domain, Entry, Regions};
+use crate::table::Unavailable;
 
 /// Rights that a window can give.
 const GIVEN: Access = Access::REMOTE_READ
@@ -89,11 +90,11 @@ impl Window {
 }
 
 impl Regions {
-    /// Adds a window and gives its first key; `None` if there are too many.
-    pub fn insert_window(&mut self, window: Window) -> Option<u32> {
-        let key = self.insert_entry(Entry::Window(window))?;
+    /// Adds a window and gives its first key, the one that is asked for if one is.
+    pub fn insert_window(&mut self, window: Window, key: Option<u32>) -> Result<u32, Unavailable> {
+        let key = self.insert_entry(Entry::Window(window), key)?;
         self.windows += 1;
-        Some(key)
+        Ok(key)
     }
 
     /// The window with this number, whatever the low eight bits of its key are.

@@ -13,6 +13,7 @@ impl Desk<'_> {
     pub(super) fn reg_mr(
         &mut self,
         wanted: &Registration<'_>,
+        key: Option<u32>,
         context: &mut Context,
     ) -> Result<Reply, Refused> {
         self.use_pd(wanted.pd, wanted.context)?;
@@ -21,14 +22,11 @@ impl Desk<'_> {
             self.device.limits.per_program.max_mr,
             "memory regions",
         )?;
+        let refused = |why| Refused::number("memory region", key, why);
+        self.objects.shared.regions.check(key).map_err(refused)?;
         let region = Region::new(wanted, &mut context.mappings, &context.owner)?;
         let pieces = self.pieces_with(&region, 0, context)?;
-        let key = self
-            .objects
-            .shared
-            .regions
-            .insert(region)
-            .ok_or_else(|| Refused::new(libc::ENOMEM, "no memory region is left"))?;
+        let key = self.objects.shared.regions.insert(region, key).map_err(refused)?;
         self.use_pd(wanted.pd, wanted.context)?.users += 1;
         context.regions.insert(key);
         context.pieces = pieces;

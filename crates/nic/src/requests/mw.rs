@@ -13,6 +13,7 @@ impl Desk<'_> {
         id: u32,
         pd: u32,
         mw_type: MwType,
+        rkey: Option<u32>,
         context: &mut Context,
     ) -> Result<Reply, Refused> {
         self.use_pd(pd, id)?;
@@ -23,8 +24,8 @@ impl Desk<'_> {
         )?;
         let regions = &mut self.objects.shared.regions;
         let rkey = regions
-            .insert_window(Window::new(pd, mw_type))
-            .ok_or_else(|| Refused::new(libc::ENOMEM, "no memory window is left"))?;
+            .insert_window(Window::new(pd, mw_type), rkey)
+            .map_err(|why| Refused::number("memory window", rkey, why))?;
         context.windows.insert(rkey >> 8);
         self.use_pd(pd, id)?.users += 1;
         Ok(Reply::Mw { rkey })

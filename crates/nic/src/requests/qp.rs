@@ -22,6 +22,7 @@ pub(super) struct Wanted {
     pub qp_type: QpType,
     pub cap: QpCap,
     pub srq: Option<u32>,
+    pub qpn: Option<u32>,
 }
 
 impl Desk<'_> {
@@ -40,9 +41,9 @@ impl Desk<'_> {
         let limits = &self.device.limits;
         let cap = grant(&wanted.cap, limits.max_qp_wr, wanted.srq.is_some())?;
         within(context.qp_count(), limits.per_program.max_qp, "queue pairs")?;
-        if !self.objects.qps.has_room() {
-            return Err(Refused::new(libc::ENOMEM, "no queue pair is left"));
-        }
+        let qps = &self.objects.qps;
+        qps.check(wanted.qpn)
+            .map_err(|why| Refused::number("queue pair", wanted.qpn, why))?;
         let ends = QpEnds::new(&context.arena, &cap)?;
         let offset = ends.offset();
         let slot = context.free_slot()?;
@@ -53,7 +54,7 @@ impl Desk<'_> {
             QpType::Uc => verbatim_roce::QpType::Uc,
             QpType::Ud => verbatim_roce::QpType::Ud,
         };
-        let make = |qpn: u32, _| QueuePair {
+        let make = |qpn: u32| QueuePair {
             context: id,
             slot,
             pd: wanted.pd,
@@ -77,7 +78,12 @@ impl Desk<'_> {
             flush_interval: FLUSH_INTERVAL,
             counted: Counters::default(),
         };
-        let qpn = self.objects.qps.insert_with(make).expect("there was room");
+        let qps = &mut self.objects.qps;
+        let qpn = match wanted.qpn {
+            Some(qpn) => qps.insert_at(qpn, 0, || make(qpn)).map(|()| qpn).ok(),
+            None => qps.insert_with(|qpn, _| make(qpn)),
+        };
+        let qpn = qpn.expect("there was room");
         self.objects.forwarding.remove(Qpn::new(qpn));
         context.assign_slot(slot, Some(qpn));
         self.use_pd(wanted.pd, id)?.users += 1;

@@ -218,6 +218,11 @@ impl Program {
 
     /// Adopted memory: pages of a memfd.
     pub fn adopted(&self, bytes: u64, access: Access) -> Memory {
+        self.adopted_as(None, bytes, access)
+    }
+
+    /// The same, with a key that is asked for.
+    pub fn adopted_as(&self, key: Option<u32>, bytes: u64, access: Access) -> Memory {
         let file = rustix::fs::memfd_create("adopted", MemfdFlags::CLOEXEC).expect("a memfd");
         rustix::fs::ftruncate(&file, bytes).expect("its length can be set");
         let mapping = Mapping::new(&file, bytes as usize);
@@ -226,7 +231,7 @@ impl Program {
             fd_index: 0,
             offset: 0,
         };
-        let key = self.register(address, bytes, access, backing, &[file.as_fd()]);
+        let key = self.register(address, bytes, access, backing, &[file.as_fd()], key);
         Memory {
             address,
             bytes,
@@ -241,7 +246,7 @@ impl Program {
     pub fn private(&self, bytes: u64, access: Access) -> Memory {
         let private = vec![0; bytes as usize];
         let address = private.as_ptr() as u64;
-        let key = self.register(address, bytes, access, Backing::Process, &[]);
+        let key = self.register(address, bytes, access, Backing::Process, &[], None);
         Memory {
             address,
             bytes,
@@ -259,6 +264,7 @@ impl Program {
         access: Access,
         backing: Backing,
         fds: &[BorrowedFd<'_>],
+        key: Option<u32>,
     ) -> u32 {
         let segments = vec![Segment {
             address,
@@ -272,6 +278,7 @@ impl Program {
             iova: address,
             access,
             segments,
+            key,
         };
         let reply = self.ask(&request, fds).expect("the memory can be registered");
         let Reply::Mr { lkey, rkey } = reply else {
@@ -323,14 +330,19 @@ impl Program {
     }
 
     pub fn qp_with(&self, queue: &Queue, cap: QpCap, qp_type: QpType, srq: Option<u32>) -> Qp {
-        let wanted = Request::CreateQp {
+        self.make_qp(Request::CreateQp {
             pd: self.pd,
             send_cq: queue.cq,
             recv_cq: queue.cq,
             qp_type,
             cap,
             srq,
-        };
+            qpn: None,
+        })
+    }
+
+    /// The queue pair of a request.
+    pub fn make_qp(&self, wanted: Request) -> Qp {
         let Reply::Qp {
             qpn,
             cap,

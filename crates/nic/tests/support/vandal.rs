@@ -190,6 +190,7 @@ impl<'a> Vandal<'a> {
                     offset: 0,
                 },
             }],
+            key: None,
         });
         if let (Some(context), Some(Reply::Mr { lkey, .. })) = (&mut self.context, registered) {
             (context.key, context.pd) = (lkey, pd);
@@ -331,6 +332,7 @@ impl<'a> Vandal<'a> {
             qp_type,
             cap,
             srq: None,
+            qpn: None,
         };
         let Some(Reply::Qp {
             qpn,

@@ -114,6 +114,7 @@ impl Replacement {
                 iova: mr.iova,
                 access: mr.access,
                 segments: segments.collect(),
+                key: None,
             };
             // Twice, so that the keys are not the old ones.
             call(&connection, &request, file.as_ref());
@@ -159,6 +160,7 @@ impl Replacement {
                 qp_type: qp.qp_type,
                 cap: qp.cap,
                 srq: None,
+                qpn: None,
             };
             call(&connection, &request, None);
             let reply = call(&connection, &request, None);

@@ -260,6 +260,7 @@ impl Device for SoftDevice {
             iova: memory.iova,
             access: init.access,
             segments: segments(memory),
+            key: None,
         };
         let file: Vec<_> = memory.file.into_iter().collect();
         match self.call_with("reg_mr", &request, &file)? {
@@ -293,7 +294,12 @@ impl Device for SoftDevice {
     }
 
     fn alloc_mw(&self, pd: u32, mw_type: MwType) -> Result<u32, VerbsError> {
-        match self.call("alloc_mw", &Request::AllocMw { pd, mw_type })? {
+        let request = Request::AllocMw {
+            pd,
+            mw_type,
+            rkey: None,
+        };
+        match self.call("alloc_mw", &request)? {
             Reply::Mw { rkey } => Ok(rkey),
             reply => wrong("alloc_mw", reply),
         }
@@ -368,6 +374,7 @@ impl Device for SoftDevice {
             qp_type: init.qp_type,
             cap: init.cap,
             srq: init.srq,
+            qpn: None,
         };
         match self.call("create_qp", &request)? {
             Reply::Qp {
