@@ -31,10 +31,12 @@ mod instances;
 mod journal;
 pub mod keeper;
 mod memory;
+mod pause;
 mod peer_service;
 mod peers;
 pub mod report;
 mod run;
+mod secrets;
 mod session;
 mod standby;
 mod turns;
@@ -53,7 +55,7 @@ pub use config::Config;
 pub use run::{raise_priority, run};
 
 /// The version of the protocol between agents, and between command line and agent. Both sides refuse another one.
-pub const PROTOCOL: u32 = 5;
+pub const PROTOCOL: u32 = 6;
 
 /// The TCP port on which agents listen for each other.
 pub const PORT: u16 = 4793;

@@ -1,7 +1,7 @@
 //! What an agent asks of a guest library, and what it answers.
 
 use serde::{Deserialize, Serialize};
-use verbatim_device::control::{QpCap, SrqAttr};
+use verbatim_device::control::{QpCap, QpSecret, SrqAttr};
 
 /// The first message on a connection.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -365,6 +365,24 @@ pub enum Order {
     Hold {
         /// The migration.
         session: u64,
+    },
+    /// Give the RNIC secrets that the other ends' RNICs share, for pause and resume. Answer: [`Answer::Done`].
+    Share {
+        /// Virtual numbers of reliable connections, and their secrets.
+        secrets: Vec<(u32, QpSecret)>,
+    },
+    /// An operator's pause: let the RNIC stop these reliable connections, which stay in use. Again for what is paused already:
+    /// with a new limit. Refused for what a migration has; and what is paused no migration gets. Answer: [`Answer::Done`].
+    Pause {
+        /// Virtual numbers.
+        qpns: Vec<u32>,
+        /// After so many seconds they go on by themselves.
+        limit_s: u32,
+    },
+    /// Let what is paused of these go on. Answer: [`Answer::Done`].
+    Unpause {
+        /// Virtual numbers.
+        qpns: Vec<u32>,
     },
 }
 

@@ -1,6 +1,6 @@
 //! The part of a partner's host in a session.
 
-mod members;
+pub mod members;
 mod stopped;
 mod suspended;
 

@@ -42,7 +42,7 @@ use crate::session::{PAUSE, ProcessKeys, told};
 use crate::turns::Turn;
 
 use connections::Connection;
-pub use connections::{blockers, describe, memory_bytes};
+pub use connections::{blockers, describe, describe_own, memory_bytes};
 use settle::Settled;
 
 /// How often a migration starts anew because the program changed its objects meanwhile.

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use verbatim_device::control::{
     Access, AddressVector, AsyncEvent, DeviceAttr, MwState, MwType, PortAttr, QpAttr, QpAttrMask, QpCap,
-    QpPosition, QpState, QpType, SrqAttr,
+    QpPosition, QpSecret, QpState, QpType, SrqAttr,
 };
 use verbatim_device::layout::{Cqe, SendWqe, Sge};
 use verbatim_device::ring::{Armed, Body};
@@ -212,6 +212,22 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// It goes on, as if what was under way when it was stopped had been lost.
     fn restart_qp(&self, _qpn: u32) -> Result<(), VerbsError> {
         unsupported("way to stop a queue pair in the middle of its requests")
+    }
+    /// The secret that a reliable connection's RNIC shares with that of the other end, for pause and resume.
+    fn set_qp_secret(&self, _qpn: u32, _secret: Option<QpSecret>) -> Result<(), VerbsError> {
+        unsupported("way to pause a queue pair")
+    }
+    /// From now on a reliable connection stands still, until [`Device::resume_qp`], or for so many seconds.
+    fn pause_qp(&self, _qpn: u32, _limit_s: Option<u32>) -> Result<(), VerbsError> {
+        unsupported("way to pause a queue pair")
+    }
+    /// It goes on.
+    fn resume_qp(&self, _qpn: u32) -> Result<(), VerbsError> {
+        unsupported("way to pause a queue pair")
+    }
+    /// Whether it stands still.
+    fn is_paused(&self, _qpn: u32) -> Result<bool, VerbsError> {
+        Ok(false)
     }
     fn attach_mcast(&self, _qpn: u32, _gid: [u8; 16]) -> Result<(), VerbsError> {
         unsupported("attach_mcast")

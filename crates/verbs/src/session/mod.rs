@@ -22,6 +22,7 @@ mod drain;
 mod every_step;
 mod moved;
 mod partner;
+mod pause;
 #[cfg(test)]
 mod random_tests;
 mod resolve;
@@ -45,6 +46,7 @@ use crate::qp::Qp;
 use crate::road_map;
 
 use decision::Uncertain;
+pub(crate) use pause::blocker as paused;
 pub(crate) use resolve::{publish, resolve, ways};
 use stopped::Stopped;
 
@@ -184,6 +186,7 @@ impl Sessions {
     }
 
     fn carry_out(&mut self, order: Order, fds: Vec<OwnedFd>) -> Result<Answer, SessionError> {
+        self.check_paused(&order)?;
         match order {
             Order::Describe => {
                 // Whoever asks looks next at what speaks against a dump.
@@ -228,6 +231,9 @@ impl Sessions {
             }
             Order::Resume { session } => self.resume(session),
             Order::Abort { session } => self.abort(session),
+            Order::Share { secrets } => self.share(&secrets),
+            Order::Pause { qpns, limit_s } => self.pause(&qpns, limit_s),
+            Order::Unpause { qpns } => self.unpause(&qpns),
         }
     }
 

@@ -269,6 +269,7 @@ mod tests {
             // It has moved before: what the program knows and what the RNIC knows differ.
             groups: Vec::new(),
             physical_qpn: qpn + 100,
+            paused: false,
             remote,
         }
     }

@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use verbatim_channel::SegmentRecord;
 use verbatim_device::control::{
     AddressVector, AsyncEvent, Backing, DeviceAttr, MwState, MwType, PortAttr, QpAttr, QpAttrMask,
-    QpPosition, QpState, Reply, Request, SOCKET_NAME, Segment, SrqAttr, Translation, VERSION,
+    QpPosition, QpSecret, QpState, Reply, Request, SOCKET_NAME, Segment, SrqAttr, Translation, VERSION,
 };
 use verbatim_seqpacket::{Received, Socket};
 
@@ -434,6 +434,25 @@ impl Device for SoftDevice {
 
     fn restart_qp(&self, qpn: u32) -> Result<(), VerbsError> {
         self.call_done("restart_qp", &Request::RestartQp { qpn })
+    }
+
+    fn set_qp_secret(&self, qpn: u32, secret: Option<QpSecret>) -> Result<(), VerbsError> {
+        self.call_done("set_qp_secret", &Request::SetQpSecret { qpn, secret })
+    }
+
+    fn pause_qp(&self, qpn: u32, limit_s: Option<u32>) -> Result<(), VerbsError> {
+        self.call_done("pause_qp", &Request::PauseQp { qpn, limit_s })
+    }
+
+    fn resume_qp(&self, qpn: u32) -> Result<(), VerbsError> {
+        self.call_done("resume_qp", &Request::ResumeQp { qpn })
+    }
+
+    fn is_paused(&self, qpn: u32) -> Result<bool, VerbsError> {
+        match self.call("query_qp", &Request::QueryQp { qpn })? {
+            Reply::QpAttr { paused, .. } => Ok(paused),
+            reply => wrong("query_qp", reply),
+        }
     }
 
     fn destroy_qp(&self, qpn: u32) -> Result<(), VerbsError> {
