@@ -35,6 +35,8 @@ pub struct Row {
     pub exit_status: Option<i32>,
     /// Connected queue pairs.
     pub connections: u32,
+    /// Of them, those that an operator has paused.
+    pub paused: u32,
 }
 
 impl<'a> Instance<'a> {

@@ -21,6 +21,7 @@ use crate::instances::home::Home;
 use crate::instances::record::{Record, parse_address};
 use crate::instances::{Instance as HostInstance, State};
 use crate::memory::convergence::Limits;
+use crate::pause;
 use crate::proto::control_server::Control;
 use crate::proto::migrate_event::Event;
 use crate::proto::*;
@@ -139,15 +140,16 @@ impl ControlService {
     async fn describe(&self, instance: &HostInstance) -> Instance {
         let record = &instance.home.record;
         let state = instance.state();
-        let mut connections = 0;
+        let (mut connections, mut paused) = (0, 0);
         if state == State::Running
             && let Ok(described) = source::describe(&self.0, instance.name()).await
         {
-            let qps = described
-                .iter()
-                .flat_map(|(_, road_map)| &road_map.contexts)
-                .flat_map(|context| &context.qps);
-            connections = qps.filter(|qp| is_connected(qp)).count() as u32;
+            let contexts = described.iter().flat_map(|(_, road_map)| &road_map.contexts);
+            let qps = contexts.flat_map(|context| &context.qps);
+            for qp in qps.filter(|qp| is_connected(qp)) {
+                connections += 1;
+                paused += u32::from(qp.paused);
+            }
         }
         Instance {
             name: instance.name().to_owned(),
@@ -172,6 +174,7 @@ impl ControlService {
             },
             command: record.command(),
             connections,
+            paused,
         }
     }
 
@@ -347,6 +350,24 @@ impl Control for ControlService {
     async fn resolve(&self, request: Request<ResolveSessionRequest>) -> Reply<ResolveSessionReply> {
         let text = sessions::resolve(&self.0, request.into_inner()).await;
         reply(text.map(|text| ResolveSessionReply { text }))
+    }
+
+    async fn pause(&self, request: Request<PauseRequest>) -> Reply<PauseReply> {
+        let (agent, request) = (self.0.clone(), request.into_inner());
+        let limit = Duration::from_secs(request.limit_s.into());
+        // Not cut off in the middle when the command line goes away.
+        let paused =
+            tokio::spawn(async move { pause::pause(&agent, &request.name, request.qpn, limit).await });
+        reply(paused.await.unwrap_or_else(|error| Err(error.into())))
+    }
+
+    async fn resume_paused(&self, request: Request<ResumePausedRequest>) -> Reply<PauseReply> {
+        let (agent, request) = (self.0.clone(), request.into_inner());
+        let resumed =
+            tokio::spawn(
+                async move { pause::resume(&agent, &request.name, request.qpn, request.force).await },
+            );
+        reply(resumed.await.unwrap_or_else(|error| Err(error.into())))
     }
 
     async fn version(&self, _: Request<VersionRequest>) -> Reply<VersionReply> {

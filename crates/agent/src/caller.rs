@@ -9,7 +9,7 @@ use tonic::{Request, Status};
 use verbatim_channel::Endpoint;
 
 use crate::directory::{Directory, HostEntry};
-use crate::proto::PartnerConnection;
+use crate::proto::{PartnerConnection, links_request};
 
 /// The host whose certificate the caller has presented.
 #[allow(clippy::result_large_err, reason = "tonic's own type")]
@@ -84,6 +84,17 @@ pub fn owns_ends(caller: &HostEntry, ends: &[Endpoint]) -> Result<(), Status> {
     }
 }
 
+/// Do the askers' ends of all links lie on the caller's host?
+#[allow(clippy::result_large_err, reason = "tonic's own type")]
+pub fn owns_links(caller: &HostEntry, links: &[links_request::Link]) -> Result<(), Status> {
+    let ends = links.iter().map(|link| link.asker.clone());
+    let ends = ends.map(|end| Endpoint::try_from(end.unwrap_or_default()));
+    match ends.collect::<Result<Vec<_>, _>>() {
+        Ok(ends) => owns_ends(caller, &ends),
+        Err(error) => Err(Status::invalid_argument(error.to_string())),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,7 +147,6 @@ mod tests {
             }),
             partner: None,
             late: false,
-            secret: Vec::new(),
         };
         assert!(owns(b, &[]).is_ok());
         assert!(owns(b, &[at(b), at(b)]).is_ok());

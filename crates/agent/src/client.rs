@@ -11,9 +11,9 @@ use crate::peers::reason;
 use crate::proto::control_client::ControlClient;
 use crate::proto::migrate_event::Event;
 use crate::proto::{
-    CancelRequest, CheckRequest, Instance, ListRequest, LogsRequest, MigrateRequest, PreCopyRound,
-    RemoveRequest, ResolveSessionRequest, RunRequest, Session, SessionsRequest, VersionReply, VersionRequest,
-    WaitReply, WaitRequest,
+    CancelRequest, CheckRequest, Instance, ListRequest, LogsRequest, MigrateRequest, PauseReply,
+    PauseRequest, PreCopyRound, RemoveRequest, ResolveSessionRequest, ResumePausedRequest, RunRequest,
+    Session, SessionsRequest, VersionReply, VersionRequest, WaitReply, WaitRequest,
 };
 
 /// A connection to one agent.
@@ -156,6 +156,26 @@ impl Client {
             name: name.to_owned(),
         };
         Ok(told(self.inner.clone().cancel(request).await)?.host)
+    }
+
+    /// Pauses connections of an instance, or the one of this queue pair.
+    pub async fn pause(&self, name: &str, qpn: Option<u32>, limit_s: u32) -> anyhow::Result<PauseReply> {
+        let request = PauseRequest {
+            name: name.to_owned(),
+            qpn,
+            limit_s,
+        };
+        told(self.inner.clone().pause(request).await)
+    }
+
+    /// Lets them go on.
+    pub async fn resume(&self, name: &str, qpn: Option<u32>, force: bool) -> anyhow::Result<PauseReply> {
+        let request = ResumePausedRequest {
+            name: name.to_owned(),
+            qpn,
+            force,
+        };
+        told(self.inner.clone().resume_paused(request).await)
     }
 
     /// The migrations in which the host takes or took part.

@@ -67,6 +67,11 @@ impl Guest {
         }
     }
 
+    /// Its channel's number, which no other has or will have.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
     /// Its number in this process's PID namespace; `None` if it has ended, whoever holds its channel.
     pub fn host_pid(&self) -> Option<i32> {
         self.process.pid()

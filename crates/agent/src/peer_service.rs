@@ -16,8 +16,10 @@ use crate::faults::Point;
 use crate::forwarding::{self, Forward};
 use crate::instances::record::Record;
 use crate::journal::{Event, Role};
+use crate::pause;
 use crate::proto::peer_server::Peer;
 use crate::proto::*;
+use crate::secrets;
 use crate::session::destination::{self, Destination, Destinations};
 use crate::session::partner::{Partner, Partners};
 use crate::session::{self, decode, encode};
@@ -72,6 +74,14 @@ impl PeerService {
         let caller = caller::identify(request, self.0.peers.directory())?;
         caller::is_source(caller, source)?;
         Ok(caller)
+    }
+
+    /// A request about links: do they lead to the caller's host?
+    #[allow(clippy::result_large_err, reason = "tonic's own type")]
+    fn links(&self, request: Request<LinksRequest>) -> Result<LinksRequest, Status> {
+        let caller = caller::identify(&request, self.0.peers.directory())?;
+        caller::owns_links(caller, &request.get_ref().links)?;
+        Ok(request.into_inner())
     }
 
     /// Whether this host's part in a session has come to its good end: whoever asks again has lost the answer.
@@ -395,6 +405,24 @@ impl Peer for PeerService {
         }
         let session = self.partner(id)?;
         count(step(async move { session.lock().await.resume().await }).await)
+    }
+
+    async fn share_secrets(&self, request: Request<LinksRequest>) -> Reply<Done> {
+        let (agent, request) = (self.0.clone(), self.links(request)?);
+        done(step(async move { secrets::accept(&agent, request).await }).await)
+    }
+
+    async fn pause_ends(&self, request: Request<LinksRequest>) -> Reply<Done> {
+        let (agent, request) = (self.0.clone(), self.links(request)?);
+        done(step(async move { pause::stop_ends(&agent, request).await }).await)
+    }
+
+    async fn resume_ends(&self, request: Request<LinksRequest>) -> Reply<ResumeEndsReply> {
+        let (agent, request) = (self.0.clone(), self.links(request)?);
+        let gone = step(async move { pause::resume_ends(&agent, request).await }).await;
+        reply(gone.map(|gone| ResumeEndsReply {
+            gone: gone.into_iter().map(Into::into).collect(),
+        }))
     }
 
     async fn retarget(&self, request: Request<RetargetRequest>) -> Reply<CountReply> {

@@ -33,7 +33,7 @@ pub use message::{recv, send};
 pub use orders::{
     Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedMw, ClaimedPd, ClaimedQp,
     ClaimedSrq, Endpoint, Greeting, KeyPair, MovedEndpoint, Order, QpCount, QpProgress, Relocated, Resolved, Scope,
-    SharedSecret, StandbyPeer, StandbyQp,
+    StandbyPeer, StandbyQp,
 };
 pub use road_map::{
     ChannelRecord, ContextRecord, CqRecord, MrRecord, MwRecord, PdRecord, QpRecord, RoadMap, SegmentRecord,

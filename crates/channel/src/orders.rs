@@ -125,15 +125,6 @@ pub struct StandbyPeer {
     pub rq_psn: Option<u32>,
 }
 
-/// What the RNICs at both ends of a connection are to share.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct SharedSecret {
-    /// The virtual number of the end here.
-    pub qpn: u32,
-    /// The secret.
-    pub secret: QpSecret,
-}
-
 /// Where the other end of a connection is now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Relocated {
@@ -340,15 +331,9 @@ pub enum Order {
         /// Where the other ends stand; each `qpn` is that of the end here.
         peers: Vec<QpProgress>,
     },
-    /// At either end of connections that will pause within the protocol (MigrOS §3.2): the RNIC shares these secrets with the
-    /// other end's. Answer: [`Answer::Done`].
-    ShareSecrets {
-        /// One for each.
-        secrets: Vec<SharedSecret>,
-    },
     /// In the place of [`Order::Drain`], of a suspended process: its reliable connections stand still in the middle of what is
-    /// under way, and their whole state is taken along. Datagrams are drained. Answer: [`Answer::Paused`].
-    Pause {
+    /// under way, and their whole state is taken along (MigrOS §3.3, "stop" and "dump"). Datagrams are drained. Answer: [`Answer::Dumped`].
+    StopAndDump {
         /// The migration.
         session: u64,
         /// The limit for datagrams, in milliseconds.
@@ -404,6 +389,24 @@ pub enum Order {
         /// The migration.
         session: u64,
     },
+    /// Give the RNIC secrets that the other ends' RNICs share, for pause and resume. Answer: [`Answer::Done`].
+    Share {
+        /// Virtual numbers of reliable connections, and their secrets.
+        secrets: Vec<(u32, QpSecret)>,
+    },
+    /// An operator's pause: let the RNIC stop these reliable connections, which stay in use. Again for what is paused already:
+    /// with a new limit. Refused for what a migration has; and what is paused no migration gets. Answer: [`Answer::Done`].
+    Pause {
+        /// Virtual numbers.
+        qpns: Vec<u32>,
+        /// After so many seconds they go on by themselves.
+        limit_s: u32,
+    },
+    /// Let what is paused of these go on. Answer: [`Answer::Done`].
+    Unpause {
+        /// Virtual numbers.
+        qpns: Vec<u32>,
+    },
 }
 
 /// A guest library's answer.
@@ -438,8 +441,8 @@ pub enum Answer {
     },
     /// The queue pairs are stopped, in the order asked for.
     Stopped(Vec<QpProgress>),
-    /// The connections stand still.
-    Paused {
+    /// The connections stand still, and the process has their images.
+    Dumped {
         /// How many.
         connections: u64,
         /// Requests that are under way, which move as they are.

@@ -155,4 +155,6 @@ pub struct QpRecord {
     pub physical_qpn: u32,
     /// The physical other end today, of a connected queue pair.
     pub remote: Option<Endpoint>,
+    /// An operator has paused it.
+    pub paused: bool,
 }

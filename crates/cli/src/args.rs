@@ -1,6 +1,7 @@
 //! What can be typed.
 
 mod nic;
+mod pause;
 mod sessions;
 
 use std::path::PathBuf;
@@ -9,6 +10,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 
 pub use sessions::{Keep, ResolveArguments, SessionCommand};
+
+pub use pause::{PauseArguments, PauseTarget, ResumeArguments};
 
 pub use nic::{CaptureArguments, NicArguments, NicCommand, NicRunArguments, StatArguments};
 
@@ -102,6 +105,20 @@ pub enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Hold reliable connections of an instance still, at both ends and without an error, while a link or a firewall is changed.
+    #[command(
+        after_help = "Examples:\n  verbatim pause web\n  verbatim pause web/0x11a2b --limit 1800\n  verbatim resume web\n\nA connection is \
+                      named by the number of its queue pair: `verbatim nic stat` on the instance's host lists them. The program \
+                      runs on; its requests wait. Pausing again sets a new limit. `verbatim ps` shows what is paused.\n\
+                      Exit status: 0 all are paused, 1 none is."
+    )]
+    Pause(PauseArguments),
+    /// Let paused connections go on.
+    #[command(
+        after_help = "Examples:\n  verbatim resume web\n  verbatim resume web/0x11a2b --json\n\nThe link must be there again: the ends \
+                      look for each other for a minute.\nExit status: 0 they go on, or none was paused; 1 they stay paused."
+    )]
+    Resume(ResumeArguments),
     /// List the migrations that are under way, as each host that takes part sees them.
     #[command(after_help = "Example:\n  verbatim sessions --all --json")]
     Sessions {

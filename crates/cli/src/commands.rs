@@ -7,6 +7,7 @@ mod instances;
 pub mod lab;
 mod migrate;
 mod nic;
+mod pause;
 mod sessions;
 
 use std::process::ExitCode;
@@ -30,6 +31,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
                 Command::Stop { name } => instances::stop(&lab, &name).await,
                 Command::Migrate(arguments) => migrate::run(&lab, arguments).await,
                 Command::Cancel { name, json } => sessions::cancel(&lab, &name, json).await,
+                Command::Pause(arguments) => pause::pause(&lab, arguments).await,
+                Command::Resume(arguments) => pause::resume(&lab, arguments).await,
                 Command::Sessions { all, json } => sessions::list(&lab, all, json).await,
                 Command::Session { command } => sessions::one(&lab, command).await,
                 Command::Check { name, to, json } => check::run(&lab, &name, &to, json).await,

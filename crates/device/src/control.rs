@@ -672,6 +672,8 @@ pub enum Request {
     PauseQp {
         /// Which.
         qpn: u32,
+        /// After so many seconds from now it goes on by itself, as by `ResumeQp`. The latest request counts.
+        limit_s: Option<u32>,
     },
     /// The whole state of a connection that `PauseQp` has stopped. Answered by [`Reply::QpImage`]; `EBUSY` if it runs.
     DumpQp {
@@ -830,6 +832,8 @@ pub enum Reply {
         attr: QpAttr,
         /// Its limits.
         cap: QpCap,
+        /// [`Request::PauseQp`] has stopped it.
+        paused: bool,
     },
     /// Whose the queue pairs are, in the order asked for.
     Owners(Vec<QpOwner>),

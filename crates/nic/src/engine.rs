@@ -263,8 +263,12 @@ impl Nic {
                 continue;
             }
             touched.add(qpn, qp);
+            let was_paused = qp.is_paused();
             let (transport, mut host) = qp.split(shared, effects, now);
             transport.handle_timeout(now, &mut host);
+            if was_paused && !qp.is_paused() {
+                objects.went_on(qpn, effects, now);
+            }
         }
     }
 

@@ -162,7 +162,10 @@ impl Desk<'_> {
             Request::StopQp { qpn } => self.stop_qp(id, qpn),
             Request::RestartQp { qpn } => self.restart_qp(id, qpn),
             Request::SetQpSecret { qpn, secret } => self.set_qp_secret(id, qpn, secret),
-            Request::PauseQp { qpn } => self.pause_qp(id, qpn),
+            Request::PauseQp { qpn, limit_s } => {
+                let limit = limit_s.map(|seconds| Duration::from_secs(seconds.into()));
+                self.pause_qp(id, qpn, limit)
+            }
             Request::DumpQp { qpn } => self.dump_qp(id, qpn),
             Request::RestoreQp { qpn, image } => self.restore_qp(id, qpn, &image),
             Request::ResumeQp { qpn } => self.resume_qp(id, qpn),

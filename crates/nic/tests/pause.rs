@@ -39,7 +39,13 @@ fn share_secret(ends: [&End; 2]) {
 }
 
 fn pause(end: &End) {
-    done(end, Request::PauseQp { qpn: end.qp.qpn });
+    done(
+        end,
+        Request::PauseQp {
+            qpn: end.qp.qpn,
+            limit_s: None,
+        },
+    );
 }
 
 fn resume(end: &End) {
@@ -371,6 +377,35 @@ fn an_operators_pause_is_no_error_and_its_limit_is_one() {
     }
 }
 
+/// Both ends, as an operator's pause stops them: no time passes at either, and after their limit they find each other again.
+#[test]
+fn a_pause_with_a_limit_ends_by_itself_at_both_ends() {
+    let (a, b) = (Server::start([127, 7, 85, 1]), Server::start([127, 7, 85, 2]));
+    let [left, mut right] = talkers(&a, &b);
+    let is_paused = |end: &End| match end.program.call(Request::QueryQp { qpn: end.qp.qpn }) {
+        Reply::QpAttr { paused, .. } => paused,
+        reply => panic!("{reply:?}"),
+    };
+    for end in [&left.end, &right.end] {
+        assert!(!is_paused(end));
+        for limit_s in [None, Some(3600), Some(1)] {
+            let qpn = end.qp.qpn;
+            done(end, Request::PauseQp { qpn, limit_s });
+            assert!(is_paused(end));
+        }
+    }
+    right.say(0..10);
+    wait_for("the answers", || {
+        right.poll();
+        (right.completed == 10).then_some(())
+    });
+    assert!(!is_paused(&left.end) && !is_paused(&right.end));
+    for server in [&a, &b] {
+        let counted = server.stats.read();
+        assert_eq!((counted.ack_timeouts, counted.pause_limit_exceeded), (0, 0));
+    }
+}
+
 #[test]
 fn what_cannot_be_is_refused() {
     let server = Server::start([127, 7, 84, 1]);
@@ -378,7 +413,7 @@ fn what_cannot_be_is_refused() {
         let end = End::of_type(&server, qp_type);
         let qpn = end.qp.qpn;
         for request in [
-            Request::PauseQp { qpn },
+            Request::PauseQp { qpn, limit_s: None },
             Request::DumpQp { qpn },
             Request::SetQpSecret { qpn, secret: None },
         ] {
@@ -388,7 +423,7 @@ fn what_cannot_be_is_refused() {
     let end = End::new(&server);
     let qpn = end.qp.qpn;
     assert_eq!(
-        end.program.errno(Request::PauseQp { qpn }),
+        end.program.errno(Request::PauseQp { qpn, limit_s: None }),
         libc::EINVAL,
         "in RESET"
     );
@@ -413,7 +448,7 @@ fn what_cannot_be_is_refused() {
     let busy = Request::RestoreQp { qpn, image };
     assert_eq!(live.program.errno(busy), libc::EBUSY, "not in RESET");
     // Another program's queue pair is nobody else's to pause.
-    assert_ne!(end.program.errno(Request::PauseQp { qpn }), 0);
+    assert_ne!(end.program.errno(Request::PauseQp { qpn, limit_s: None }), 0);
     assert_ne!(end.program.errno(Request::DumpQp { qpn }), 0);
     let mut damaged = saved.image;
     damaged[40] ^= 1;

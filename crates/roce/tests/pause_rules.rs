@@ -423,3 +423,32 @@ fn a_refusal_moves() {
         assert_eq!(world.end(side).qp.state(), QpState::Err);
     }
 }
+
+/// An operator's pause: both ends are stopped, for longer than all their retries last, and nobody says that they shall go on.
+#[test]
+fn what_is_stopped_for_a_time_goes_on_by_itself() {
+    let plain = finish(busy(small_steps()));
+    let time = Duration::from_secs(600);
+    for steps in [0, 7, 20, 60] {
+        let mut world = busy(small_steps());
+        for _ in 0..steps {
+            world.step();
+        }
+        let now = world.now;
+        for side in [Side::A, Side::B] {
+            let qp = &mut world.end(side).qp;
+            qp.limit_halt(now, Some(now));
+            assert!(qp.halt(now), "what is not stopped has no limit");
+            // The latest counts.
+            qp.limit_halt(now, Some(now + SHORT));
+            qp.limit_halt(now, Some(now + time));
+        }
+        world.run_for(time - SHORT);
+        for side in [Side::A, Side::B] {
+            assert_eq!(world.end(side).qp.standing(), Standing::Stopped);
+        }
+        world.run();
+        assert_eq!(trace(&mut world), plain, "after {steps} steps");
+        assert!(world.now >= now + time);
+    }
+}

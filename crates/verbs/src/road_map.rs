@@ -15,6 +15,7 @@ use crate::context::Context;
 use crate::error::VerbsError;
 use crate::process::Process;
 use crate::qp::Qp;
+use crate::session;
 
 /// Everything that `process` has made.
 pub fn describe(process: &Process) -> Result<RoadMap, VerbsError> {
@@ -90,6 +91,11 @@ fn describe_context(context: &Context, blockers: &mut Vec<String>) -> Result<Con
             Err(error) => return Err(error),
         }
     }
+    blockers.extend(
+        qps.iter()
+            .find(|qp| qp.paused)
+            .map(|qp| session::paused(qp.physical_qpn)),
+    );
     Ok(ContextRecord {
         id: context.id(),
         gid: context.gid(0).unwrap_or_default(),
@@ -121,6 +127,7 @@ fn blockers_of(context: &Context) -> Vec<String> {
 
 fn describe_qp(qp: &Qp) -> Result<QpRecord, VerbsError> {
     let attr = qp.current_attr()?;
+    let paused = qp.is_paused();
     let control = qp.control.lock();
     Ok(QpRecord {
         qpn: qp.number(),
@@ -134,5 +141,6 @@ fn describe_qp(qp: &Qp) -> Result<QpRecord, VerbsError> {
         groups: control.mcast.clone(),
         physical_qpn: control.physical_qpn(),
         remote: control.remote,
+        paused,
     })
 }

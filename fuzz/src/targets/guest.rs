@@ -146,6 +146,7 @@ pub fn road_map() -> RoadMap {
             attr: QpAttr::default(),
             groups: Vec::new(),
             physical_qpn: 17,
+            paused: false,
             remote: Some(Endpoint { gid: [1; 16], qpn: 9 }),
         }],
     };

@@ -119,6 +119,7 @@ fn claimed(qpn: u32, remote: Endpoint) -> QpRecord {
         physical_qpn: qpn,
         remote: Some(remote),
         groups: Vec::new(),
+        paused: false,
     }
 }
 

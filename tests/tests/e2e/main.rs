@@ -20,6 +20,7 @@ mod identity;
 mod many;
 mod migration;
 mod objects;
+mod pause;
 mod pre_copy;
 mod programs;
 mod robustness;
@@ -98,6 +99,7 @@ fn main() -> ExitCode {
         pre_copy::tests(),
         rollback::tests(),
         drain::tests(),
+        pause::tests(),
         failures::tests(),
         faults::tests(),
         robustness::tests(),

@@ -1,7 +1,7 @@
 //! The part of a partner's host in a session.
 
-mod members;
-mod paused;
+pub mod members;
+mod relocated;
 mod stopped;
 mod suspended;
 
@@ -154,7 +154,7 @@ impl Partners {
             Some((connection.connection, (qpn, qpn)))
         });
         let numbers = old.collect();
-        let (pauses, secrets) = (request.pauses, paused::secrets(&request)?);
+        let pauses = request.pauses;
         let Found {
             members,
             senders,
@@ -186,11 +186,9 @@ impl Partners {
         }
         prepared.keep()?;
         if pauses {
-            let cannot_pause = prepared.share_secrets(&secrets).await?;
             return Ok(PartnerPrepareReply {
                 standbys: Vec::new(),
                 unconnected,
-                cannot_pause,
             });
         }
         let mut standbys = prepared.prepare().await?;
@@ -200,7 +198,6 @@ impl Partners {
         Ok(PartnerPrepareReply {
             standbys,
             unconnected,
-            cannot_pause: String::new(),
         })
     }
 

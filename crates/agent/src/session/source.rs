@@ -44,8 +44,7 @@ use crate::session::{PAUSE, ProcessKeys, told};
 use crate::turns::Turn;
 
 use connections::Connection;
-pub use connections::{blockers, describe, memory_bytes};
-use pause::Secrets;
+pub use connections::{blockers, describe, describe_own, memory_bytes};
 use settle::Settled;
 
 /// How often a migration starts anew because the program changed its objects meanwhile.
@@ -126,7 +125,6 @@ struct Source {
     settled: Settled,
     choice: Choice,
     paused: Paused,
-    secrets: Secrets,
 
     processes: Vec<Process>,
     connections: Vec<Connection>,
@@ -244,7 +242,6 @@ impl Source {
             settled: Settled::default(),
             choice: Choice::first(Wanted::default()),
             paused: Paused::default(),
-            secrets: Secrets::new(),
             processes: Vec::new(),
             connections: Vec::new(),
             destination: None,

@@ -118,7 +118,8 @@ pub struct CaptureArguments {
     pub snap: u32,
 }
 
-fn qpn(text: &str) -> Result<u32, String> {
+/// A queue pair number, decimal or hexadecimal.
+pub fn qpn(text: &str) -> Result<u32, String> {
     let number = match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16),
         None => text.parse(),

@@ -21,6 +21,7 @@ struct Row<'a> {
     pid: Option<i32>,
     exit_status: Option<i32>,
     connections: u32,
+    paused: u32,
     command: &'a [String],
 }
 
@@ -34,6 +35,7 @@ impl<'a> From<&'a Instance> for Row<'a> {
             pid: Some(instance.pid).filter(|pid| *pid != 0),
             exit_status: instance.exit_status,
             connections: instance.connections,
+            paused: instance.paused,
             command: &instance.command,
         }
     }
@@ -101,7 +103,10 @@ pub async fn ps(lab: &str, json: bool) -> anyhow::Result<ExitCode> {
                 instance.state.clone(),
                 dash(Some(instance.pid).filter(|pid| *pid != 0)),
                 dash(instance.exit_status),
-                instance.connections.to_string(),
+                match instance.paused {
+                    0 => instance.connections.to_string(),
+                    paused => format!("{} ({paused} paused)", instance.connections),
+                },
                 instance.command.join(" "),
             ]
         })

@@ -6,13 +6,14 @@ use std::time::Duration;
 use verbatim_device::control::{AsyncEventType, QpSecret, Reply};
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::{
-    ImageError, Location, QpAttributes, QpState, Qpn, RcImage, RcQp, Secret, SecretEnd, Standing, UDP_PORT,
+    ImageError, Location, QpAttributes, QpState, Qpn, RcImage, RcQp, Secret, SecretEnd, Standing, Time,
+    UDP_PORT,
 };
 
 use super::{Desk, path};
 use crate::error::Refused;
 use crate::objects::Objects;
-use crate::qp::{QueuePair, Rings, Route, Scratch};
+use crate::qp::{Effects, QueuePair, Rings, Route, Scratch};
 
 impl Desk<'_> {
     pub(super) fn set_qp_secret(
@@ -34,7 +35,7 @@ impl Desk<'_> {
         Ok(Reply::Done)
     }
 
-    pub(super) fn pause_qp(&mut self, id: u32, qpn: u32) -> Result<Reply, Refused> {
+    pub(super) fn pause_qp(&mut self, id: u32, qpn: u32, limit: Option<Duration>) -> Result<Reply, Refused> {
         let now = self.now;
         let qp = self.own_qp(qpn, id)?;
         if qp.stopped {
@@ -50,6 +51,7 @@ impl Desk<'_> {
                 "nothing can be paused of a queue pair in {state:?}"
             )));
         }
+        transport.limit_halt(now, limit.map(|limit| now + limit));
         self.changed_qps.push(qpn);
         Ok(Reply::Done)
     }
@@ -67,40 +69,14 @@ impl Desk<'_> {
     }
 
     pub(super) fn resume_qp(&mut self, id: u32, qpn: u32) -> Result<Reply, Refused> {
-        self.own_qp(qpn, id)?;
-        let Self {
-            objects,
-            effects,
-            changed_qps,
-            now,
-            ..
-        } = self;
-        let Objects {
-            qps,
-            shared,
-            forwarding,
-            ..
-        } = &mut **objects;
-        let qp = qps.get_mut(qpn).expect("its owner was checked");
-        let transport = connection(qp)?;
+        let now = self.now;
+        let transport = connection(self.own_qp(qpn, id)?)?;
         if transport.standing() != Standing::Stopped {
             return Ok(Reply::Done);
         }
-        transport.resume(*now);
-        // It has not left after all, if it was to.
-        forwarding.remove(Qpn::new(qpn));
-        if std::mem::take(&mut qp.doomed) {
-            let (transport, mut host) = qp.split(shared, effects, *now);
-            let to_error = QpAttributes {
-                state: Some(QpState::Err),
-                ..QpAttributes::default()
-            };
-            transport
-                .modify(&to_error, &mut host)
-                .expect("there is a way to ERR from every state");
-            effects.tell(id, AsyncEventType::QpFatal, qpn);
-        }
-        changed_qps.push(qpn);
+        transport.resume(now);
+        self.objects.went_on(qpn, self.effects, now);
+        self.changed_qps.push(qpn);
         Ok(Reply::Done)
     }
 
@@ -203,6 +179,27 @@ impl Desk<'_> {
             return Err(Refused::invalid("a connection has one partner"));
         }
         Ok(Some((flow, av.sgid_index, path.traffic)))
+    }
+}
+
+impl Objects {
+    /// A queue pair that was paused goes on, since it was told to or its limit has passed.
+    pub fn went_on(&mut self, qpn: u32, effects: &mut Effects, now: Time) {
+        // It has not left after all, if it was to.
+        self.forwarding.remove(Qpn::new(qpn));
+        let Some(qp) = self.qps.get_mut(qpn) else { return };
+        if std::mem::take(&mut qp.doomed) {
+            let context = qp.context;
+            let (transport, mut host) = qp.split(&mut self.shared, effects, now);
+            let to_error = QpAttributes {
+                state: Some(QpState::Err),
+                ..QpAttributes::default()
+            };
+            transport
+                .modify(&to_error, &mut host)
+                .expect("there is a way to ERR from every state");
+            effects.tell(context, AsyncEventType::QpFatal, qpn);
+        }
     }
 }
 

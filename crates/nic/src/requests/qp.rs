@@ -105,6 +105,7 @@ impl Desk<'_> {
         Ok(Reply::QpAttr {
             attr: attributes(&qp.transport.query()),
             cap: qp.cap,
+            paused: qp.is_paused(),
         })
     }
 

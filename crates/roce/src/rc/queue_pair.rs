@@ -202,6 +202,7 @@ impl RcQp {
     pub fn handle_timeout(&mut self, now: Time, host: &mut impl Host) {
         match self.shell.phase {
             Phase::Waiting if self.standing() != Standing::Running => self.waited(now, host),
+            Phase::Stopped => self.halted(now),
             _ => self.requester.handle_timeout(now, &mut self.shell.counters),
         }
         self.settle(host);

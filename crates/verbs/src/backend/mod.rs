@@ -213,25 +213,29 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     fn restart_qp(&self, _qpn: u32) -> Result<(), VerbsError> {
         unsupported("way to stop a queue pair in the middle of its requests")
     }
-    /// What the RNICs at both ends of a reliable connection share, to pause and resume between themselves.
-    fn share_secret(&self, _qpn: u32, _secret: QpSecret) -> Result<(), VerbsError> {
-        unsupported("way to pause a connection")
+    /// The secret that a reliable connection's RNIC shares with that of the other end, for pause and resume.
+    fn set_qp_secret(&self, _qpn: u32, _secret: Option<QpSecret>) -> Result<(), VerbsError> {
+        unsupported("way to pause a queue pair")
     }
-    /// A reliable connection stands still, and its partner waits, until [`Self::resume_qp`], here or at another RNIC.
-    fn pause_qp(&self, _qpn: u32) -> Result<(), VerbsError> {
-        unsupported("way to pause a connection")
-    }
-    /// The whole state of one that is paused.
-    fn dump_qp(&self, _qpn: u32) -> Result<QpImage, VerbsError> {
-        unsupported("way to pause a connection")
-    }
-    /// Gives a queue pair in RESET, whose rings hold what the image names, the state of the image: it is paused.
-    fn restore_qp(&self, _qpn: u32, _image: &[u8]) -> Result<(), VerbsError> {
-        unsupported("way to pause a connection")
+    /// From now on a reliable connection stands still, until [`Device::resume_qp`], or for so many seconds.
+    fn pause_qp(&self, _qpn: u32, _limit_s: Option<u32>) -> Result<(), VerbsError> {
+        unsupported("way to pause a queue pair")
     }
     /// It goes on.
     fn resume_qp(&self, _qpn: u32) -> Result<(), VerbsError> {
-        unsupported("way to pause a connection")
+        unsupported("way to pause a queue pair")
+    }
+    /// Whether it stands still.
+    fn is_paused(&self, _qpn: u32) -> Result<bool, VerbsError> {
+        Ok(false)
+    }
+    /// The whole state of one that is paused.
+    fn dump_qp(&self, _qpn: u32) -> Result<QpImage, VerbsError> {
+        unsupported("way to pause a queue pair")
+    }
+    /// Gives a queue pair in RESET, whose rings hold what the image names, the state of the image: it is paused.
+    fn restore_qp(&self, _qpn: u32, _image: &[u8]) -> Result<(), VerbsError> {
+        unsupported("way to pause a queue pair")
     }
     fn attach_mcast(&self, _qpn: u32, _gid: [u8; 16]) -> Result<(), VerbsError> {
         unsupported("attach_mcast")

@@ -28,6 +28,8 @@ pub struct Control {
     pub was_failed: bool,
     /// How many sessions have stopped the physical queue pair.
     pub stops: u32,
+    /// An operator has paused it: ask [`Qp::is_paused`].
+    pub paused: bool,
     /// Multicast groups that it is in.
     pub mcast: Vec<[u8; 16]>,
 }
@@ -41,6 +43,7 @@ impl Control {
             standby: None,
             was_failed: false,
             stops: 0,
+            paused: false,
             mcast: Vec::new(),
         }
     }
@@ -75,6 +78,11 @@ impl Qp {
         }
 
         let mut control = self.control.lock();
+        let ends = mask.contains(QpAttrMask::STATE) && matches!(attr.state, QpState::Reset | QpState::Err);
+        if ends && std::mem::take(&mut control.paused) {
+            // The connection's end is the pause's.
+            device.resume_qp(control.physical_qpn())?;
+        }
         device.modify_qp(control.physical_qpn(), mask, &physical)?;
         if let Some(standby) = control.standby.take() {
             // Its state would no longer be that of the one that it stands for.

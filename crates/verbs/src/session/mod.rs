@@ -5,7 +5,7 @@
 //!   (none) ─────────────────────────────────► Prepared
 //!      │ Suspend                                 │ Suspend
 //!      └──────────────► Suspended ◄──────────────┘
-//!                           │ Drain (past its limit: Stop ─► Stopped, Settle), or Pause (instance)
+//!                           │ Drain (past its limit: Stop ─► Stopped, Settle), or StopAndDump (instance)
 //!                        Drained ── Switch (partner) ──────────────► Replaced ── Resume ──► (none)
 //!                           │ Quiesce (instance)                        ▲
 //!                        Quiesced ── gate, Claim ───────────────────────┘
@@ -18,11 +18,12 @@ mod decision;
 #[cfg(test)]
 mod decision_tests;
 mod drain;
+mod dumped;
 #[cfg(test)]
 mod every_step;
 mod moved;
 mod partner;
-mod paused;
+mod pause;
 #[cfg(test)]
 mod random_tests;
 mod resolve;
@@ -46,8 +47,9 @@ use crate::qp::Qp;
 use crate::road_map;
 
 use decision::Uncertain;
+use dumped::Dumped;
+pub(crate) use pause::blocker as paused;
 pub(crate) use resolve::{publish, resolve, ways};
-use paused::Paused;
 use stopped::Stopped;
 
 /// Why an order was not carried out; what it had begun is undone.
@@ -121,8 +123,8 @@ struct Session {
     replaced: Vec<(Arc<Qp>, QpPlace)>,
     /// Those that were stopped before they were drained, as long as they are in use.
     stopped: Vec<Stopped>,
-    /// Those that stand still within the protocol.
-    paused: Vec<Paused>,
+    /// Those that stand still within the protocol, with their images.
+    dumped: Vec<Dumped>,
     /// Send requests of such that are posted, or will be, to the queue pairs that have taken their places.
     replayed_sends: u64,
     /// Per context, the way back to its device.
@@ -139,7 +141,7 @@ impl Session {
             prepared: Vec::new(),
             replaced: Vec::new(),
             stopped: Vec::new(),
-            paused: Vec::new(),
+            dumped: Vec::new(),
             replayed_sends: 0,
             reopen: Vec::new(),
         }
@@ -197,6 +199,7 @@ impl Sessions {
     }
 
     fn carry_out(&mut self, order: Order, fds: Vec<OwnedFd>) -> Result<Answer, SessionError> {
+        self.check_paused(&order)?;
         match order {
             Order::Describe => {
                 // Whoever asks looks next at what speaks against a dump.
@@ -217,8 +220,7 @@ impl Sessions {
             } => self.drain(session, &expected, timeout_ms, sends_only),
             Order::Stop { session, qpns } => self.stop(session, &qpns),
             Order::Settle { session, peers } => self.settle(session, &peers),
-            Order::ShareSecrets { secrets } => self.share_secrets(&secrets),
-            Order::Pause { session, timeout_ms } => self.pause(session, timeout_ms),
+            Order::StopAndDump { session, timeout_ms } => self.stop_and_dump(session, timeout_ms),
             Order::Relocate { peers } => self.relocate(&peers),
             Order::Quiesce { session } => Err(SessionError::Phase {
                 session,
@@ -244,6 +246,9 @@ impl Sessions {
             }
             Order::Resume { session } => self.resume(session),
             Order::Abort { session } => self.abort(session),
+            Order::Share { secrets } => self.share(&secrets),
+            Order::Pause { qpns, limit_s } => self.pause(&qpns, limit_s),
+            Order::Unpause { qpns } => self.unpause(&qpns),
         }
     }
 
@@ -376,7 +381,7 @@ impl Sessions {
         let given: u64 = ended.qps.iter().map(|qp| qp.send.lock().release()).sum();
         let intercepted = given.saturating_sub(ended.replayed_sends);
         // Their rings have all that the images name.
-        ended.paused.iter().for_each(Paused::go_on);
+        ended.dumped.iter().for_each(Dumped::go_on);
         if ended.held {
             self.process.control.open();
         }

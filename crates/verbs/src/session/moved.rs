@@ -9,7 +9,7 @@ use verbatim_channel::{Answer, ClaimedContext, ClaimedMw, Endpoint, KeyPair, Mov
 use verbatim_device::control::{QpAttr, QpAttrMask, QpState, QpType};
 use verbatim_seqpacket::MAX_FDS;
 
-use super::paused::{keep_taken, take_paused};
+use super::dumped::{keep_taken, take_dumped};
 use super::stopped::take_stopped;
 use super::{Phase, SessionError, Sessions};
 use crate::backend::{CompletionRing, CqPlace, Device, Parked, QpEnds, QpPlace, RecvRing, SrqPlace};
@@ -123,14 +123,14 @@ impl Sessions {
                 renumber(context, replacement, &built)?;
                 find_ways(context, replacement)?;
             }
-            let (stopped, paused) = (&mut record.stopped, &mut record.paused);
+            let (stopped, dumped) = (&mut record.stopped, &mut record.dumped);
             let mut again = |qp: &Arc<Qp>| {
                 let (mut again, _) = take_stopped(stopped, qp);
-                again.append(&mut take_paused(paused, qp));
+                again.append(&mut take_dumped(dumped, qp));
                 again
             };
             record.replayed_sends += put_in(ends, replacement.is_some().then_some(&mut again));
-            keep_taken(&record.paused);
+            keep_taken(&record.dumped);
             if let Some(replacement) = replacement {
                 open_windows(context, replacement)?;
             }

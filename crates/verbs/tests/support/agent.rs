@@ -57,6 +57,16 @@ impl Agent {
         self.order_with(order, &[]).0
     }
 
+    /// Gives an order that is refused; why it is.
+    pub fn refused(&self, order: &Order) -> String {
+        let socket = self.socket.as_ref().unwrap();
+        verbatim_channel::send(socket, order, &[]).unwrap();
+        match verbatim_channel::recv(socket).unwrap().0 {
+            Answer::Error { message } => message,
+            answer => panic!("{order:?}: {answer:?}"),
+        }
+    }
+
     pub fn order_with(&self, order: &Order, fds: &[OwnedFd]) -> (Answer, Vec<OwnedFd>) {
         let socket = self.socket.as_ref().unwrap();
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();

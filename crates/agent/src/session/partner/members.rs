@@ -282,7 +282,6 @@ pub async fn connected_to(agent: &Shared, ends: &[Endpoint]) -> anyhow::Result<V
         moving: Some(remote.into()),
         partner: Some(Endpoint { gid, qpn }.into()),
         late: false,
-        secret: Vec::new(),
     });
     Ok(connections.collect())
 }

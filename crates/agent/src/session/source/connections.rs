@@ -195,7 +195,6 @@ pub async fn blockers(agent: &Shared, instance: &str, destination: &str) -> anyh
                 moving: Some(connection.moving.into()),
                 partner: Some(connection.partner.into()),
                 late: false,
-                secret: Vec::new(),
             };
             by_host.entry(host).or_default().push(connection);
         }
@@ -271,6 +270,7 @@ mod tests {
             // It has moved before: what the program knows and what the RNIC knows differ.
             groups: Vec::new(),
             physical_qpn: qpn + 100,
+            paused: false,
             remote,
         }
     }

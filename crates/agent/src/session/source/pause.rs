@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use anyhow::{Context, bail};
 use futures_util::future::try_join_all;
-use verbatim_channel::{Answer, Endpoint, Order, SharedSecret};
-use verbatim_device::control::{QpSecret, QpType, Reply, Request};
+use verbatim_channel::{Answer, Endpoint, Order};
+use verbatim_device::control::{QpType, Reply, Request};
 use verbatim_seqpacket::Socket;
 
 use super::connections::{Connected, Connection, OtherEnd};
@@ -20,33 +20,19 @@ use crate::guests::unexpected;
 use crate::method::Method;
 use crate::proto;
 use crate::report::Phase;
-use crate::session::in_time;
+use crate::secrets::{self, Link};
 use crate::standby::is_connected;
 
 /// For so long the old place passes RESUMEs on, in seconds.
 const FORWARD_SECONDS: u32 = 60;
 
-/// The secrets of connections that will pause, by connection.
-pub(super) type Secrets = HashMap<usize, QpSecret>;
-
-/// New secrets for connections. Of one within the instance, both ends are connections of it.
-fn secrets(connections: &[Connection]) -> Secrets {
-    let mut secrets = Secrets::new();
-    for (index, connection) in connections.iter().enumerate() {
-        let secret = match &connection.other_end {
-            OtherEnd::Own(other) => secrets.get(other).map(|other: &QpSecret| QpSecret {
-                first: false,
-                ..*other
-            }),
-            OtherEnd::Host(_) | OtherEnd::OwnUnconnected { .. } => None,
-        };
-        let new = || QpSecret {
-            key: rand::random(),
-            first: true,
-        };
-        secrets.insert(index, secret.unwrap_or_else(new));
-    }
-    secrets
+/// Each connection once, by the connection that stands for it: of one within the instance, both ends are connections.
+fn links(connections: &[Connection]) -> impl Iterator<Item = &Connection> {
+    let indexed = connections.iter().enumerate();
+    indexed.filter_map(|(index, connection)| match connection.other_end {
+        OtherEnd::Own(other) if other < index => None,
+        _ => Some(connection),
+    })
 }
 
 impl Source {
@@ -54,23 +40,22 @@ impl Source {
         self.choice.method == Method::PauseResume
     }
 
-    /// Makes the secrets, if the instance's ends can pause.
-    pub(super) fn make_secrets(&mut self) -> Result<(), Failure> {
+    /// Whether the instance's ends can pause.
+    pub(super) fn can_pause(&self) -> Result<(), Failure> {
         let contexts = self.processes.iter().flat_map(|process| &process.road_map.contexts);
         let unreliable = contexts
             .flat_map(|context| &context.qps)
             .find(|qp| qp.qp_type == QpType::Uc);
-        if let Some(qp) = unreliable {
-            return Err(Failure::CannotPause(format!(
+        match unreliable {
+            None => Ok(()),
+            Some(qp) => Err(Failure::CannotPause(format!(
                 "queue pair {:#x} is an unreliable connection",
                 qp.qpn
-            )));
+            ))),
         }
-        self.secrets = secrets(&self.connections);
-        Ok(())
     }
 
-    /// Connects nothing, but says who will be where; the instance's RNIC learns the secrets.
+    /// Connects nothing, but says who will be where; the RNICs learn the secrets.
     pub(super) async fn agree_to_pause(&mut self) -> Result<(), Failure> {
         let half = self
             .connections
@@ -115,27 +100,28 @@ impl Source {
         self.connect_destination(at_destination).await?;
         // Keys stay what they are, everywhere.
         self.connect_partners(&at_partners, &[]).await?;
-        let secrets = self.processes.iter().map(|process| {
-            let of_process = self.connections.iter().enumerate();
-            let secrets = of_process.filter(|(_, connection)| connection.pid == process.guest.pid);
-            let secrets: Vec<_> = secrets
-                .filter_map(|(index, connection)| {
-                    Some(SharedSecret {
-                        qpn: connection.qpn,
-                        secret: *self.secrets.get(&index)?,
-                    })
-                })
-                .collect();
-            async move {
-                let order = process.guest.order(Order::ShareSecrets { secrets }, Vec::new());
-                match in_time("sharing secrets", order).await?.0 {
-                    Answer::Done => Ok(()),
-                    other => Err(unexpected(&other, "Done")),
-                }
-            }
+        let shared = self.share_secrets().await;
+        shared.map_err(|error| Failure::CannotPause(format!("{error:#}")))
+    }
+
+    async fn share_secrets(&self) -> anyhow::Result<()> {
+        let links = links(&self.connections).map(|connection| {
+            let mut processes = self.processes.iter();
+            let process = processes.find(|process| process.guest.pid == connection.pid);
+            let host = match &connection.other_end {
+                OtherEnd::Host(host) => host.clone(),
+                OtherEnd::Own(_) | OtherEnd::OwnUnconnected { .. } => self.agent.name().to_owned(),
+            };
+            Ok(Link {
+                guest: process.context("a connection without its process")?.guest.clone(),
+                qpn: connection.qpn,
+                own: connection.moving,
+                partner: connection.partner,
+                host,
+            })
         });
-        try_join_all(secrets).await?;
-        Ok(())
+        let links: Vec<Link> = links.collect::<anyhow::Result<_>>()?;
+        secrets::share(&self.agent, self.instance.name(), &links).await
     }
 
     /// The instance's connections stand still in the middle of what is under way.
@@ -156,12 +142,12 @@ impl Source {
         let paused = self.processes.iter().map(|process| async move {
             let order = process
                 .guest
-                .order(Order::Pause { session, timeout_ms }, Vec::new());
+                .order(Order::StopAndDump { session, timeout_ms }, Vec::new());
             let answer = tokio::time::timeout(limit + std::time::Duration::from_secs(5), order);
             match answer.await.context("pausing took too long")??.0 {
-                Answer::Paused { requests, bytes, .. } => Ok((requests, bytes)),
+                Answer::Dumped { requests, bytes, .. } => Ok((requests, bytes)),
                 Answer::Undrained { left, .. } => bail!("not drained after {limit:?}: {left}"),
-                other => Err(unexpected(&other, "Paused")),
+                other => Err(unexpected(&other, "Dumped")),
             }
         });
         for (requests, bytes) in try_join_all(paused).await? {
@@ -246,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_two_ends_of_a_connection_within_the_instance_share_a_secret() {
+    fn a_connection_within_the_instance_is_one_link() {
         let host = || OtherEnd::Host("b".into());
         let connections = [
             connection(1, host()),
@@ -254,10 +240,7 @@ mod tests {
             connection(3, host()),
             connection(4, OtherEnd::Own(1)),
         ];
-        let secrets = secrets(&connections);
-        assert_eq!(secrets[&1].key, secrets[&3].key);
-        assert_eq!([1, 3].map(|index| secrets[&index].first), [true, false]);
-        assert_ne!(secrets[&0].key, secrets[&2].key);
-        assert!(secrets[&0].first && secrets[&2].first);
+        let qpns: Vec<u32> = links(&connections).map(|connection| connection.qpn).collect();
+        assert_eq!(qpns, [1, 2, 3]);
     }
 }

@@ -106,7 +106,7 @@ impl Source {
         // What was made during the pre-copy is part of it, too, and its memory must be there before it is registered.
         self.round().await?;
         if self.pauses() {
-            self.make_secrets()?;
+            self.can_pause()?;
         }
         let to = self.request.destination.clone();
         let road_maps: Vec<_> = self
@@ -221,10 +221,6 @@ impl Source {
                 moving: Some(connection.moving.into()),
                 partner: Some(connection.partner.into()),
                 late: connection.connected == Connected::Partner,
-                secret: match self.secrets.get(index) {
-                    Some(secret) => secret.key.to_vec(),
-                    None => Vec::new(),
-                },
             }
         });
         proto::PartnerPrepareRequest {
@@ -317,7 +313,7 @@ impl Source {
     }
 
     /// The partners' standby queue pairs, by connection.
-    async fn prepare_partners(&mut self) -> Result<HashMap<usize, proto::Standby>, Failure> {
+    async fn prepare_partners(&mut self) -> anyhow::Result<HashMap<usize, proto::Standby>> {
         let prepared = self.partners.iter().map(|partner| {
             let mut client = partner.client.clone();
             let request = self.partner_request(partner);
@@ -327,9 +323,6 @@ impl Source {
             }
         });
         let prepared = try_join_all(prepared).await?;
-        if let Some(cannot) = prepared.iter().find(|reply| !reply.cannot_pause.is_empty()) {
-            return Err(Failure::CannotPause(cannot.cannot_pause.clone()));
-        }
         for index in prepared.iter().flat_map(|reply| &reply.unconnected) {
             let connection = self.connections.get_mut(*index as usize);
             let connection = connection.context("no such connection")?;

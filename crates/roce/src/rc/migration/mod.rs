@@ -67,7 +67,7 @@ pub(super) struct Migration {
     /// Resuming: when to say it (again), and after how long once more.
     resume_at: Option<Time>,
     resume_interval: Duration,
-    /// Paused and resuming: when that has lasted too long.
+    /// Paused and resuming: when that has lasted too long. Stopped: when it goes on by itself.
     limit: Option<Time>,
     counters: MigrationCounters,
 }

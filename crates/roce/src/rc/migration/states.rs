@@ -60,6 +60,23 @@ impl RcQp {
         true
     }
 
+    /// Once it is stopped: at that time it goes on by itself, as by [`RcQp::resume`]; with `None` it does not. An image says
+    /// nothing of it.
+    pub fn limit_halt(&mut self, now: Time, limit: Option<Time>) {
+        if self.migration.standing == Standing::Stopped {
+            self.migration.limit = limit;
+            self.requester.freeze(now, self.migration.alarm());
+        }
+    }
+
+    /// Time has passed while it is stopped.
+    #[cold]
+    pub(in crate::rc) fn halted(&mut self, now: Time) {
+        if self.migration.limit.is_some_and(|limit| limit <= now) {
+            self.resume(now);
+        }
+    }
+
     /// A queue pair that was restored is stopped, if it is live at all.
     pub(in crate::rc) fn stand_still(&mut self) {
         if matches!(self.shell.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {

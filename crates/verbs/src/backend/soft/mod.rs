@@ -436,13 +436,12 @@ impl Device for SoftDevice {
         self.call_done("restart_qp", &Request::RestartQp { qpn })
     }
 
-    fn share_secret(&self, qpn: u32, secret: QpSecret) -> Result<(), VerbsError> {
-        let secret = Some(secret);
-        self.call_done("share_secret", &Request::SetQpSecret { qpn, secret })
+    fn set_qp_secret(&self, qpn: u32, secret: Option<QpSecret>) -> Result<(), VerbsError> {
+        self.call_done("set_qp_secret", &Request::SetQpSecret { qpn, secret })
     }
 
-    fn pause_qp(&self, qpn: u32) -> Result<(), VerbsError> {
-        self.call_done("pause_qp", &Request::PauseQp { qpn })
+    fn pause_qp(&self, qpn: u32, limit_s: Option<u32>) -> Result<(), VerbsError> {
+        self.call_done("pause_qp", &Request::PauseQp { qpn, limit_s })
     }
 
     fn dump_qp(&self, qpn: u32) -> Result<QpImage, VerbsError> {
@@ -467,6 +466,13 @@ impl Device for SoftDevice {
 
     fn resume_qp(&self, qpn: u32) -> Result<(), VerbsError> {
         self.call_done("resume_qp", &Request::ResumeQp { qpn })
+    }
+
+    fn is_paused(&self, qpn: u32) -> Result<bool, VerbsError> {
+        match self.call("query_qp", &Request::QueryQp { qpn })? {
+            Reply::QpAttr { paused, .. } => Ok(paused),
+            reply => wrong("query_qp", reply),
+        }
     }
 
     fn destroy_qp(&self, qpn: u32) -> Result<(), VerbsError> {

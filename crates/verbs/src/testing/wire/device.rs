@@ -198,17 +198,19 @@ impl Device for WireDevice {
         Ok(())
     }
 
-    fn share_secret(&self, qpn: u32, secret: QpSecret) -> Result<(), VerbsError> {
-        let end = match secret.first {
-            true => SecretEnd::First,
-            false => SecretEnd::Second,
-        };
-        let secret = Secret::new(secret.key, end);
-        self.with_qp(qpn, |qp| qp.connection().set_secret(Some(secret)));
+    fn set_qp_secret(&self, qpn: u32, secret: Option<QpSecret>) -> Result<(), VerbsError> {
+        let secret = secret.map(|secret| {
+            let end = match secret.first {
+                true => SecretEnd::First,
+                false => SecretEnd::Second,
+            };
+            Secret::new(secret.key, end)
+        });
+        self.with_qp(qpn, |qp| qp.connection().set_secret(secret));
         Ok(())
     }
 
-    fn pause_qp(&self, qpn: u32) -> Result<(), VerbsError> {
+    fn pause_qp(&self, qpn: u32, _: Option<u32>) -> Result<(), VerbsError> {
         let now = self.wire.0.lock().now;
         let halted = self.with_qp(qpn, |qp| qp.connection().halt(now));
         assert!(halted, "it was in a state in which something is sent or received");

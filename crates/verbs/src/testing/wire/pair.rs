@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use verbatim_channel::{
     Answer, ClaimedContext, Endpoint, KeyPair, Order, QpCount, QpProgress, Relocated, RoadMap, Scope,
-    SharedSecret, StandbyPeer,
+    StandbyPeer,
 };
 use verbatim_device::control::{Access, AddressVector, QpAttr, QpCap, QpSecret, QpState, QpType};
 
@@ -299,15 +299,9 @@ impl Pair {
     /// The same where nothing is made for the partner: the two RNICs get a secret, and the new objects have the old keys.
     fn begin_to_pause(&mut self, mover: usize, session: u64, target: u8, map: &RoadMap) -> Move {
         for (end, first) in [(mover, true), (1 - mover, false)] {
-            let secret = SharedSecret {
-                qpn: self.ends[end].qp.number(),
-                secret: QpSecret {
-                    key: [session as u8; 32],
-                    first,
-                },
-            };
-            let secrets = vec![secret];
-            self.ends[end].order(Order::ShareSecrets { secrets });
+            let key = [session as u8; 32];
+            let secrets = vec![(self.ends[end].qp.number(), QpSecret { key, first })];
+            self.ends[end].order(Order::Share { secrets });
         }
         let device = self.wire.parked_device(target);
         let mut claimed = make_again(&*device, map, None);
@@ -336,9 +330,9 @@ impl Pair {
             }
             Step::Suspended if one.pauses => {
                 let session = one.session;
-                let pause = Order::Pause { session, timeout_ms: 0 };
-                match self.ends[one.mover].order(pause) {
-                    Answer::Paused { requests, .. } => self.replayed[0] += requests,
+                let dump = Order::StopAndDump { session, timeout_ms: 0 };
+                match self.ends[one.mover].order(dump) {
+                    Answer::Dumped { requests, .. } => self.replayed[0] += requests,
                     other => panic!("{other:?}"),
                 }
                 Step::Drained

@@ -16,7 +16,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use verbatim_channel::{Answer, Relocated, SharedSecret};
+use verbatim_channel::{Answer, Relocated};
 use verbatim_device::control::{QpAttr, QpAttrMask, QpState, QpType};
 
 use super::drain::{by_context, cqs_of};
@@ -29,7 +29,7 @@ use crate::qp::{Copied, Qp};
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// A connection that stands still.
-pub(super) struct Paused {
+pub(super) struct Dumped {
     qp: Arc<Qp>,
     image: QpImage,
     /// What is posted to its successor, oldest first.
@@ -38,12 +38,12 @@ pub(super) struct Paused {
     has_moved: bool,
 }
 
-impl Paused {
-    fn pause(qp: &Arc<Qp>) -> Result<Self, SessionError> {
+impl Dumped {
+    fn dump(qp: &Arc<Qp>) -> Result<Self, SessionError> {
         let image = || -> Result<QpImage, VerbsError> {
             let device = qp.context().device()?;
             let qpn = qp.control.lock().physical_qpn();
-            device.pause_qp(qpn)?;
+            device.pause_qp(qpn, None)?;
             device.dump_qp(qpn).inspect_err(|_| _ = device.resume_qp(qpn))
         };
         let image = image().map_err(|source| SessionError::Pause {
@@ -93,8 +93,8 @@ impl Paused {
 }
 
 /// What the successor of a paused queue pair is given before its image; nothing if it was not paused.
-pub(super) fn take_paused(paused: &mut [Paused], qp: &Arc<Qp>) -> Vec<Copied> {
-    let found = paused.iter_mut().find(|one| Arc::ptr_eq(&one.qp, qp));
+pub(super) fn take_dumped(dumped: &mut [Dumped], qp: &Arc<Qp>) -> Vec<Copied> {
+    let found = dumped.iter_mut().find(|one| Arc::ptr_eq(&one.qp, qp));
     found.map_or_else(Vec::new, |one| {
         one.has_moved = true;
         std::mem::take(&mut one.again)
@@ -102,8 +102,8 @@ pub(super) fn take_paused(paused: &mut [Paused], qp: &Arc<Qp>) -> Vec<Copied> {
 }
 
 /// RECVs of shared receive queues that are in images: they are not posted to the new queue.
-pub(super) fn keep_taken(paused: &[Paused]) {
-    for one in paused.iter().filter(|one| one.has_moved) {
+pub(super) fn keep_taken(dumped: &[Dumped]) {
+    for one in dumped.iter().filter(|one| one.has_moved) {
         if let (Some(srq), Some(receive)) = (one.qp.srq(), one.image.receive) {
             srq.queue.lock().is_taken(receive);
         }
@@ -111,15 +111,6 @@ pub(super) fn keep_taken(paused: &[Paused]) {
 }
 
 impl Sessions {
-    pub(super) fn share_secrets(&self, secrets: &[SharedSecret]) -> Result<Answer, SessionError> {
-        for SharedSecret { qpn, secret } in secrets {
-            let qp = self.process.qp(*qpn).ok_or(SessionError::NoQp { qpn: *qpn })?;
-            let physical = qp.control.lock().physical_qpn();
-            qp.context().device()?.share_secret(physical, *secret)?;
-        }
-        Ok(Answer::Done)
-    }
-
     pub(super) fn relocate(&self, peers: &[Relocated]) -> Result<Answer, SessionError> {
         for Relocated { qpn, remote } in peers {
             // Destroyed by the program meanwhile: nothing to note.
@@ -134,8 +125,8 @@ impl Sessions {
         Ok(Answer::Done)
     }
 
-    pub(super) fn pause(&mut self, session: u64, timeout_ms: u32) -> Result<Answer, SessionError> {
-        let record = self.find_in(session, Phase::Suspended, "Pause")?;
+    pub(super) fn stop_and_dump(&mut self, session: u64, timeout_ms: u32) -> Result<Answer, SessionError> {
+        let record = self.find_in(session, Phase::Suspended, "StopAndDump")?;
         let all = record.all;
         let qps = record.qps.clone();
         if !all {
@@ -175,11 +166,11 @@ impl Sessions {
             cqs_of(&others).iter().for_each(|cq| _ = cq.queue.lock().sweep());
             std::thread::sleep(PAUSE);
         }
-        let mut paused = Vec::with_capacity(live.len());
+        let mut dumped = Vec::with_capacity(live.len());
         let mut result = Ok(());
         for qp in &live {
-            match Paused::pause(qp) {
-                Ok(one) => paused.push(one),
+            match Dumped::dump(qp) {
+                Ok(one) => dumped.push(one),
                 Err(error) => {
                     result = Err(error);
                     break;
@@ -187,22 +178,22 @@ impl Sessions {
             }
         }
         let noted = result.and_then(|()| self.finish_drain(session)).and_then(|()| {
-            let mut paused = paused.iter_mut();
-            paused.try_for_each(Paused::note_requests)
+            let mut dumped = dumped.iter_mut();
+            dumped.try_for_each(Dumped::note_requests)
         });
         // From here on whoever ends the session lets them go on.
         let record = self.find(session)?;
-        record.paused = paused;
+        record.dumped = dumped;
         if let Err(error) = noted {
-            for one in std::mem::take(&mut record.paused) {
+            for one in std::mem::take(&mut record.dumped) {
                 one.go_on();
             }
             return Err(error);
         }
-        Ok(Answer::Paused {
-            connections: record.paused.len() as u64,
-            requests: record.paused.iter().map(|one| one.again.len() as u64).sum(),
-            bytes: record.paused.iter().map(|one| one.image.bytes.len() as u64).sum(),
+        Ok(Answer::Dumped {
+            connections: record.dumped.len() as u64,
+            requests: record.dumped.iter().map(|one| one.again.len() as u64).sum(),
+            bytes: record.dumped.iter().map(|one| one.image.bytes.len() as u64).sum(),
         })
     }
 }
