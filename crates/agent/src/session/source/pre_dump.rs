@@ -15,6 +15,7 @@ use tokio::task::JoinHandle;
 use verbatim_container::{Dumped, PreDumpConfig, PreDumped};
 
 use super::{Progress, Source};
+use crate::instances::home::Paths;
 use crate::memory::convergence::Verdict;
 use crate::memory::moves::Moves;
 use crate::memory::pre_dump::{Chain, PreDump, WORTH_BYTES};
@@ -114,13 +115,13 @@ impl Ahead {
     }
 
     /// Waits for one that has begun, and removes all images here.
-    pub(super) async fn clear(&mut self, images: &Path) {
+    pub(super) async fn clear(&mut self, paths: &Paths) {
         if let Some(running) = self.running.take() {
             let _ = running.await;
         }
         self.moves = None;
-        let images = images.to_owned();
-        let cleared = tokio::task::spawn_blocking(move || empty(&images)).await;
+        let paths = paths.clone();
+        let cleared = tokio::task::spawn_blocking(move || paths.clear_images()).await;
         if let Ok(Err(error)) = cleared {
             tracing::warn!(%error, "images are left behind");
         }
@@ -130,9 +131,9 @@ impl Ahead {
 impl Source {
     /// Pre-dumps until more of them gain nothing, or the limits are reached. An error is one of the migration.
     pub(super) async fn pre_dump_rounds(&mut self, begun: Instant) -> anyhow::Result<()> {
-        let images = self.instance.home.paths.images.clone();
+        let paths = self.instance.home.paths.clone();
         // Those of an earlier attempt, or of the instance's arrival: CRIU and the destination must not take them for new ones.
-        tokio::task::spawn_blocking(move || empty(&images))
+        tokio::task::spawn_blocking(move || paths.clear_images())
             .await
             .context("removing images panicked")?
             .context("old images cannot be removed")?;
@@ -277,30 +278,13 @@ impl Source {
         let why_not = format!("{error:#}");
         self.note(&format!("private memory goes in one piece: {why_not}"));
         self.ahead.why_not = Some(why_not);
-        self.ahead.clear(&self.instance.home.paths.images).await;
+        self.ahead.clear(&self.instance.home.paths).await;
         let (mut destination, folder) = (self.destination(), Path::new(PRE_DUMPS));
         let removed = Sender::remove(self.session, Folder::Images, folder, &mut destination);
         if let Err(error) = removed.await {
             tracing::warn!(error = format!("{error:#}"), "pre-dumps are left at the destination");
         }
     }
-}
-
-/// Removes all images. A link to images before would be taken for the next dump's.
-fn empty(images: &Path) -> std::io::Result<()> {
-    let entries = match std::fs::read_dir(images) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        entries => entries?,
-    };
-    for entry in entries {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            std::fs::remove_dir_all(entry.path())?;
-        } else {
-            std::fs::remove_file(entry.path())?;
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -342,17 +326,5 @@ mod tests {
         let mut ahead = Ahead::in_one_piece("the kernel".into());
         ahead.chain.note(one());
         assert!(ahead.judge(&failed).is_ok() && !ahead.is_to_blame());
-    }
-
-    #[test]
-    fn nothing_of_old_images_is_left() {
-        let folder = tempfile::tempdir().unwrap();
-        let images = folder.path().join("images");
-        empty(&images).unwrap();
-        std::fs::create_dir_all(images.join("pre-dump/1")).unwrap();
-        std::fs::write(images.join("pre-dump/1/pages-1.img"), "x").unwrap();
-        std::os::unix::fs::symlink("pre-dump/1", images.join("parent")).unwrap();
-        empty(&images).unwrap();
-        assert_eq!(std::fs::read_dir(&images).unwrap().count(), 0);
     }
 }
