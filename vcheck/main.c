@@ -95,6 +95,7 @@ static void destroy(struct run *run)
 	free(run->lanes);
 	device_close(run->device);
 	exchange_close(run->exchange);
+	private_destroy(run->private_memory);
 }
 
 int main(int argc, char **argv)
@@ -103,11 +104,13 @@ int main(int argc, char **argv)
 	struct report report = { 0 };
 	struct device device = { 0 };
 	struct exchange exchange = { .fd = -1 };
+	struct private_memory private_memory = { 0 };
 	struct run run = {
 		.options = &options,
 		.load = &report.load,
 		.device = &device,
 		.exchange = &exchange,
+		.private_memory = &private_memory,
 		.report = &report,
 	};
 
@@ -122,7 +125,8 @@ int main(int argc, char **argv)
 	report.server = !options.host;
 	report.load = options.load;
 	report.verbose = options.verbose;
-	if (device_open(&device, &options, &report) && exchange_open(&exchange, &options, &report) &&
+	if (private_create(&private_memory, options.private_mebibytes, options.load.seed, &report) &&
+	    device_open(&device, &options, &report) && exchange_open(&exchange, &options, &report) &&
 	    agree_on_workload(&run) && create_lanes(&run) && connect_lanes(&run)) {
 		run_lanes(&run);
 		compare_totals(&run);

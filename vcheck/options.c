@@ -10,7 +10,7 @@
 
 enum {
 	OPT_OP = 256, OPT_SEED, OPT_DEPTH, OPT_MTU, OPT_PORT, OPT_RANDOM, OPT_BIDIRECTIONAL, OPT_STALL, OPT_ACK_TIMEOUT,
-	OPT_VERBOSE, OPT_HELP,
+	OPT_PRIVATE, OPT_VERBOSE, OPT_HELP,
 };
 
 static const struct option long_options[] = {
@@ -29,6 +29,7 @@ static const struct option long_options[] = {
 	{ "bidirectional", no_argument, NULL, OPT_BIDIRECTIONAL },
 	{ "stall-timeout", required_argument, NULL, OPT_STALL },
 	{ "ack-timeout", required_argument, NULL, OPT_ACK_TIMEOUT },
+	{ "private", required_argument, NULL, OPT_PRIVATE },
 	{ "verbose", no_argument, NULL, OPT_VERBOSE },
 	{ "help", no_argument, NULL, OPT_HELP },
 	{ 0 },
@@ -60,6 +61,7 @@ static void print_help(void)
 	     "      --seed N           seed of operations, lengths and content (default 1)\n"
 	     "      --bidirectional    the server sends too\n"
 	     "\n"
+	     "      --private MIB      hold so much private memory, change 1/64 of it all the time, and verify it\n"
 	     "      --verbose          progress and each defect on stderr\n"
 	     "\n"
 	     "One JSON line on stdout per side: what this side posted, saw completed, received and found. READs and ATOMICs count\n"
@@ -161,6 +163,8 @@ static bool parse_option(int option, const char *text, struct options *options)
 			return false;
 		options->ack_timeout = number;
 		return true;
+	case OPT_PRIVATE:
+		return parse_number("--private", text, 1, MAX_PRIVATE_MEBIBYTES, &options->private_mebibytes);
 	case OPT_VERBOSE:
 		options->verbose = true;
 		return true;

@@ -8,7 +8,7 @@
 
 /* wr_id has room for this many (queues.h). */
 enum { MAX_QPS = 1024, MAX_DEPTH = 8192 };
-enum { MAX_SIZE = 16 << 20, MAX_SECONDS = 1000000 };
+enum { MAX_SIZE = 16 << 20, MAX_SECONDS = 1000000, MAX_PRIVATE_MEBIBYTES = 1 << 20 };
 #define MAX_COUNT (1ull << 35)
 
 struct options {
@@ -19,6 +19,7 @@ struct options {
 	unsigned mtu;		/* bytes; 0: what the port has */
 	unsigned stall_seconds;
 	unsigned ack_timeout;	/* IBA Vol 1 11.2.5.2: 4.096 us * 2^ack_timeout */
+	uint64_t private_mebibytes;	/* held and verified beside; 0: none */
 	bool verbose;
 	struct workload load;	/* the client's counts, the server adopts it */
 };

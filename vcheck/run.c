@@ -184,6 +184,7 @@ static void run_loop(struct run *run, struct stopwatch *watch)
 		    !poll_queue(run, run->device->send_cq, false, &any))
 			return;
 		tick(watch, any);
+		private_step(run->private_memory, watch->now_ns, run->report);
 		if (!any) {
 			if (!keep_waiting(run, watch))
 				return;
@@ -207,4 +208,5 @@ void run_lanes(struct run *run)
 	run->report->longest_gap_ms = watch.longest_gap_ns / 1e6;
 	for (uint64_t i = 0; i < run->load->qps; i++)
 		lane_finish(&run->lanes[i]);
+	private_verify(run->private_memory, run->report);
 }

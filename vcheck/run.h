@@ -8,6 +8,7 @@
 #include "exchange.h"
 #include "lane.h"
 #include "options.h"
+#include "private.h"
 
 struct run {
 	const struct options *options;
@@ -15,6 +16,7 @@ struct run {
 	struct device *device;
 	struct exchange *exchange;
 	struct lane *lanes;
+	struct private_memory *private_memory;
 	struct report *report;
 };
 

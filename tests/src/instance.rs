@@ -8,6 +8,7 @@ use serde::Deserialize;
 use crate::lab::TestLab;
 use crate::migration::Migration;
 use crate::running::Finished;
+use crate::wait::patience;
 
 /// How long a migration may take on a slow machine, all retries and timeouts included.
 const MIGRATION_LIMIT: Duration = Duration::from_secs(60);
@@ -112,7 +113,7 @@ impl<'a> Instance<'a> {
         let finished = self
             .lab
             .verbatim(&[&["migrate", &self.name, "--to", to, "--json"], options].concat())?
-            .wait(MIGRATION_LIMIT)?;
+            .wait(patience(MIGRATION_LIMIT))?;
         Migration::of(&finished)
     }
 

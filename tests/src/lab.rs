@@ -14,10 +14,13 @@ use crate::instance::Instance;
 use crate::running::{Finished, Running};
 use crate::shim::Shim;
 use crate::tools::Tools;
-use crate::wait::eventually;
+use crate::wait::{eventually, patience};
 
 /// A command that does nothing but ask or order takes no longer than this.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+
+/// How long the hosts may take to be ready.
+const READY_LIMIT: Duration = Duration::from_secs(20);
 
 /// How long a program may take until it listens.
 const LISTEN_LIMIT: Duration = Duration::from_secs(20);
@@ -47,8 +50,9 @@ impl TestLab {
             lab: None,
             keeper: Some(keeper),
         };
-        lab.verbatim(&["lab", "up", "--hosts", &hosts.join(",")])?
-            .succeed(COMMAND_LIMIT)?;
+        let (hosts, ready) = (hosts.join(","), patience(READY_LIMIT).as_secs().to_string());
+        lab.verbatim(&["lab", "up", "--hosts", &hosts, "--ready-timeout", &ready])?
+            .succeed(patience(COMMAND_LIMIT))?;
         lab.lab = Some(Lab::open(&lab.name)?);
         Ok(lab)
     }
@@ -82,12 +86,12 @@ impl TestLab {
 
     /// Runs `verbatim` with these arguments, and fails if it does.
     pub fn ask(&self, arguments: &[&str]) -> anyhow::Result<Finished> {
-        self.verbatim(arguments)?.succeed(COMMAND_LIMIT)
+        self.verbatim(arguments)?.succeed(patience(COMMAND_LIMIT))
     }
 
     /// Runs `verbatim` with these arguments, which must fail with status 1; what it wrote to standard error.
     pub fn refused(&self, arguments: &[&str]) -> anyhow::Result<String> {
-        let finished = self.verbatim(arguments)?.wait(COMMAND_LIMIT)?;
+        let finished = self.verbatim(arguments)?.wait(patience(COMMAND_LIMIT))?;
         if finished.code != 1 {
             bail!(
                 "`{}` ended with status {} instead of 1{}",
@@ -162,7 +166,7 @@ impl TestLab {
         let tables = tables.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
         eventually(
             &format!("a program on {host} that listens on port {port}"),
-            LISTEN_LIMIT,
+            patience(LISTEN_LIMIT),
             || {
                 let listening = tables.iter().any(|table| {
                     std::fs::read_to_string(table).is_ok_and(|table| has_listener(&table, port))

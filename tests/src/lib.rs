@@ -43,4 +43,4 @@ pub use stolen::Stolen;
 pub use tools::Tools;
 pub use traffic::Traffic;
 pub use verdict::{Counts, Expected, Outcome, SuiteReport, SuiteTest, Table, Verdict, table};
-pub use wait::eventually;
+pub use wait::{eventually, patience};

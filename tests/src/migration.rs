@@ -86,6 +86,22 @@ pub struct PreCopy {
     pub predicted_blackout_ms: f64,
     /// What was not sent ahead.
     pub private_bytes: u64,
+    /// What was sent ahead of private memory.
+    pub pre_dumps: Vec<PreDump>,
+    /// Why all of that went in the blackout, if it did.
+    pub private_in_one_piece: Option<String>,
+}
+
+/// A pre-dump of private memory.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PreDump {
+    /// What it had.
+    pub bytes: u64,
+    /// How long it took.
+    pub ms: f64,
+    /// How long the program stood still for it.
+    pub frozen_ms: Option<f64>,
 }
 
 /// A round of pre-copy.

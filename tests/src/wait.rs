@@ -7,6 +7,15 @@ use anyhow::bail;
 /// How often a condition is looked at. Looking is cheap, and two cores have better things to do.
 const INTERVAL: Duration = Duration::from_millis(5);
 
+/// Names how much more time everything takes here than on an ordinary machine: a number, for an emulated one.
+const PATIENCE_VARIABLE: &str = "VERBATIM_TEST_PATIENCE";
+
+/// What is `limit` on an ordinary machine, here.
+pub fn patience(limit: Duration) -> Duration {
+    let times = std::env::var(PATIENCE_VARIABLE).ok().and_then(|text| text.parse().ok());
+    limit * times.unwrap_or(1)
+}
+
 /// Looks until `look` finds something. After `limit` it fails and says that `what` has not come.
 pub fn eventually<T>(
     what: &str,

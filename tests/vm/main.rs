@@ -8,6 +8,7 @@
 //! `make vm-test` runs them.
 
 mod cases;
+mod private;
 mod run;
 mod site;
 mod tool;
@@ -22,6 +23,12 @@ type Body = Box<dyn FnOnce(&Site) -> anyhow::Result<Completion> + Send>;
 
 fn main() -> ExitCode {
     verbatim_testbed::run_role();
+    let mut given = std::env::args().skip(1);
+    if let (Some(part), Some(story)) = (given.next(), given.next())
+        && part == private::INSIDE
+    {
+        return private::inside(&story);
+    }
     let mut arguments = Arguments::from_args();
     // One machine, two cores; and the thread that boots it must live as long as it does.
     arguments.test_threads = Some(1);
@@ -35,7 +42,7 @@ fn main() -> ExitCode {
         };
         Trial::ignorable_test(name, run).with_ignored_flag(true)
     };
-    let tool = tool::ALL.iter().map(|&(name, body)| {
+    let tool = tool::ALL.iter().chain(private::ALL).map(|&(name, body)| {
         trial(
             name.to_owned(),
             Box::new(move |site| body(site).map(|()| Completion::Completed)),

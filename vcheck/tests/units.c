@@ -6,6 +6,7 @@
 #include "control.h"
 #include "pattern.h"
 #include "plan.h"
+#include "private.h"
 #include "report.h"
 #include "track.h"
 
@@ -219,6 +220,32 @@ static void test_compare(void)
 	CHECK(strstr(report.error, "the other side") && !report.totals.corrupted);
 }
 
+static void test_private(void)
+{
+	struct private_memory memory = { 0 };
+	struct report report = { 0 };
+	int64_t now_ns = 1;
+
+	private_step(&memory, now_ns, &report);
+	private_verify(&memory, &report);
+	CHECK(private_create(&memory, 2, 7, &report) && memory.pages == 512 && memory.changing == 8);
+	for (int step = 0; step < 20; step++, now_ns += 1000000000)
+		private_step(&memory, now_ns, &report);
+	/* Too early. */
+	private_step(&memory, memory.next_ns - 1, &report);
+	private_verify(&memory, &report);
+	CHECK(memory.writes == 20 && !report.totals.corrupted && !report.error[0]);
+	/* A page as it was, one too many, and one that is another's. */
+	memory.writes++;
+	private_verify(&memory, &report);
+	CHECK(report.totals.corrupted == 1 && strstr(report.error, "page 4 "));
+	memory.writes--;
+	memcpy(memory.bytes + 300 * 4096, memory.bytes + 301 * 4096, 4096);
+	private_verify(&memory, &report);
+	CHECK(report.totals.corrupted == 2);
+	private_destroy(&memory);
+}
+
 int main(void)
 {
 	test_track();
@@ -226,6 +253,7 @@ int main(void)
 	test_control();
 	test_plan();
 	test_compare();
+	test_private();
 	printf("units: %u passed, %u failed\n", passed, failed);
 	return failed > 0;
 }

@@ -7,12 +7,16 @@
 //! - [`send`]: both together, as a stream of parts;
 //! - [`place`]: the other end of that stream;
 //! - [`convergence`]: when further rounds are of no use;
-//! - [`private`]: how much memory is in no file, and so in no round.
+//! - [`private`]: how much memory is in no file, and so in no round;
+//! - [`moves`]: whether a program has moved pages, which pre-dumps do not see;
+//! - [`pre_dump`]: when that is worth sending ahead, too, as images of CRIU.
 
 pub mod beneath;
 pub mod convergence;
 pub mod fingerprint;
+pub mod moves;
 pub mod place;
+pub mod pre_dump;
 pub mod private;
 pub mod send;
 pub mod tracker;

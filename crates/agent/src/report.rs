@@ -7,6 +7,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::memory::convergence::Round;
+use crate::memory::pre_dump::PreDump;
 use crate::method::Method;
 
 /// The phases, by the names of the paper (MigrRDMA §5.2) where it has one.
@@ -15,7 +16,7 @@ use crate::method::Method;
 /// with `FullRestore`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Phase {
-    /// Files and adopted memory are sent ahead.
+    /// Private memory, files and adopted memory are sent ahead.
     PreCopy,
     /// The new contexts and connections are made.
     PreSetup,
@@ -123,8 +124,12 @@ pub struct PreCopy {
     pub converged: bool,
     /// The service blackout as predicted before the connections were suspended.
     pub predicted_blackout_ms: f64,
-    /// Memory that was not sent ahead since it is the processes' own, in bytes.
+    /// Memory that is the processes' own and was expected to be left for the blackout, in bytes.
     pub private_bytes: u64,
+    /// What was sent ahead of it.
+    pub pre_dumps: Vec<PreDump>,
+    /// Why all of it went in the blackout, in one piece; `None` if it did not.
+    pub private_in_one_piece: Option<String>,
 }
 
 /// The report of a migration. Times in milliseconds, all by the source's clock.
@@ -285,6 +290,8 @@ mod tests {
                 converged: true,
                 predicted_blackout_ms: 51.25,
                 private_bytes: 0,
+                pre_dumps: Vec::new(),
+                private_in_one_piece: Some("the kernel".into()),
             },
             connections: 0,
             intercepted_wrs: 0,
@@ -303,5 +310,6 @@ mod tests {
         assert_eq!(json["phases_ms"]["Replay"], 0.0);
         assert_eq!(json["pre_copy"]["rounds"][0]["bytes"], 5);
         assert_eq!(json["pre_copy"]["rounds"][0]["ms"], 1.25);
+        assert_eq!(json["pre_copy"]["private_in_one_piece"], "the kernel");
     }
 }

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::commands::lab::READY_TIMEOUT;
+
 pub use sessions::{Keep, ResolveArguments, SessionCommand};
 
 pub use pause::{PauseArguments, PauseTarget, ResumeArguments};
@@ -170,6 +172,9 @@ pub enum LabCommand {
         /// The hosts' names.
         #[arg(long, value_delimiter = ',', default_value = "src,dst,peer")]
         hosts: Vec<String>,
+        /// How long all of them may take to be ready, in seconds; an emulated machine needs longer.
+        #[arg(long, value_name = "SECONDS", default_value_t = READY_TIMEOUT.as_secs())]
+        ready_timeout: u64,
     },
     /// Take a lab down, with everything in it.
     #[command(after_help = "Example:\n  verbatim lab down")]

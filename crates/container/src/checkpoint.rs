@@ -25,6 +25,9 @@ pub struct CheckpointConfig {
     pub images: PathBuf,
     /// Where CRIU writes its log (`dump.log`); made if missing.
     pub work: PathBuf,
+    /// The images of the last [`pre_dump`](crate::pre_dump()), relative to `images`: only what was written since is
+    /// written down. They must be at the same place, relative to the images, where the container is restored.
+    pub parent: Option<PathBuf>,
 }
 
 /// A checkpoint that is ready to freeze: runc and CRIU are started and everything that can be probed is.
@@ -39,8 +42,13 @@ pub struct Dumped(Operation);
 impl Checkpoint {
     /// Starts runc and CRIU and waits until only the freeze is left to do. Takes about 0.2 s.
     pub async fn prepare(host: &Host, config: CheckpointConfig) -> Result<Self, Error> {
-        let CheckpointConfig { name, images, work } = config;
-        let command = host.runc().checkpoint(&name, &images, &work);
+        let CheckpointConfig {
+            name,
+            images,
+            work,
+            parent,
+        } = config;
+        let command = host.runc().checkpoint(&name, &images, &work, parent.as_deref());
         Ok(Self(
             Operation::prepare(host, Kind::Dump, name, command, &images, &work).await?,
         ))

@@ -9,6 +9,9 @@ use std::process::{Command, Output, Stdio};
 /// The variable that names the CRIU to use; the proxy's child is found by it too.
 pub(crate) const CRIU_VARIABLE: &str = "VERBATIM_CRIU";
 
+/// CRIU's name for soft-dirty tracking (`criu/cr-check.c`).
+const TRACKING: &str = "mem_dirty_track";
+
 /// Where `setup.sh` puts a CRIU that is newer than the distribution's.
 const INSTALLED: &str = "/opt/verbatim/criu/bin/criu";
 
@@ -103,7 +106,7 @@ impl Criu {
 
     /// Takes the CRIU at `path`, if it is new enough.
     pub fn open(path: &Path) -> Result<Self, CriuError> {
-        let output = run(path, "--version")?;
+        let output = run(path, &["--version"])?;
         let text = String::from_utf8_lossy(&output.stdout);
         let Some(version) = parse_version(&text) else {
             let output = printed(&output);
@@ -129,7 +132,7 @@ impl Criu {
     /// CRIU probes the kernel for some 75 ms unless it finds its results of an earlier run in `/run/criu.kdat`, which
     /// it writes only where `/run` is tmpfs. So this has to be called before the first blackout.
     pub fn warm(&self) -> Result<(), CriuError> {
-        let output = run(&self.path, "check")?;
+        let output = run(&self.path, &["check"])?;
         if output.status.success() {
             Ok(())
         } else {
@@ -138,6 +141,17 @@ impl Criu {
                 output: printed(&output),
             })
         }
+    }
+
+    /// Whether the kernel tells CRIU which pages were written since a pre-dump (soft-dirty), tried by CRIU itself; if not,
+    /// what it says. Takes about 0.1 s.
+    pub fn tracks_memory(&self) -> Result<Result<(), String>, CriuError> {
+        let output = run(&self.path, &["check", "--feature", TRACKING])?;
+        Ok(if output.status.success() {
+            Ok(())
+        } else {
+            Err(last_words(&printed(&output)))
+        })
     }
 
     /// The program.
@@ -170,9 +184,9 @@ fn is_executable(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
-fn run(path: &Path, argument: &str) -> Result<Output, CriuError> {
+fn run(path: &Path, arguments: &[&str]) -> Result<Output, CriuError> {
     Command::new(path)
-        .arg(argument)
+        .args(arguments)
         .stdin(Stdio::null())
         .output()
         .map_err(|source| CriuError::Start {
@@ -188,6 +202,11 @@ fn printed(output: &Output) -> String {
         .map(str::trim)
         .collect::<Vec<_>>()
         .join(" / ")
+}
+
+/// What was printed last, of lines that [`printed`] has joined.
+fn last_words(printed: &str) -> String {
+    printed.rsplit(" / ").next().unwrap_or_default().to_owned()
 }
 
 /// Reads `Version: 4.2.1` (`criu/crtools.c`, `print_version`).

@@ -38,10 +38,10 @@ pub enum Error {
         /// What it printed, shortened to its end.
         output: String,
     },
-    /// CRIU or runc gave up on a checkpoint or restore. The container is as it was before.
+    /// CRIU or runc gave up on a checkpoint, pre-dump or restore. The container is as it was before.
     #[error("{operation} of {container} failed at {stage}: {reason}{}", tail(.criu_log))]
     Operation {
-        /// `checkpoint` or `restore`.
+        /// `checkpoint`, `pre-dump` or `restore`.
         operation: &'static str,
         /// The container.
         container: String,

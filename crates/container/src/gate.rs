@@ -11,6 +11,8 @@
 //!  proxy ── Finished ───► agent      CRIU's last word
 //! ```
 //!
+//! A pre-dump has no stop after `Go`, and goes on to its end whatever happens to the agent.
+//!
 //! It is a `SOCK_SEQPACKET` Unix socket at the path in [`GATE_VARIABLE`], one connection for each operation.
 
 use std::path::{Path, PathBuf};
@@ -26,34 +28,38 @@ pub(crate) const GATE_VARIABLE: &str = "VERBATIM_CRIU_GATE";
 pub(crate) enum Kind {
     /// Write a container down.
     Dump,
+    /// Write its memory down as it is now, while it runs on (`criu/cr-dump.c`, `cr_pre_dump_tasks`).
+    PreDump,
     /// Make it from its images.
     Restore,
 }
 
 impl Kind {
     /// The notification at which both ways are still open (`criu/cr-dump.c`, `cr_dump_finish`; `criu/cr-restore.c`,
-    /// `restore_root_task`).
-    pub fn decision(self) -> &'static str {
+    /// `restore_root_task`); of a pre-dump there is nothing to decide.
+    pub fn decision(self) -> Option<&'static str> {
         match self {
-            Self::Dump => "post-dump",
-            Self::Restore => "post-restore",
+            Self::Dump => Some("post-dump"),
+            Self::PreDump => None,
+            Self::Restore => Some("post-restore"),
         }
     }
 
     /// The notification at which the network changes hands. For a dump: the tasks are frozen and their sockets are not
     /// written down yet. For a restore: the decision is made and the sockets are about to work again.
-    pub fn network_stop(self) -> &'static str {
+    pub fn network_stop(self) -> Option<&'static str> {
         match self {
-            Self::Dump => "network-lock",
-            Self::Restore => "network-unlock",
+            Self::Dump => Some("network-lock"),
+            Self::PreDump => None,
+            Self::Restore => Some("network-unlock"),
         }
     }
 
     /// What the notification called `script` is to the agent.
     pub fn stop_at(self, script: &str) -> Option<Stop> {
-        if script == self.decision() {
+        if self.decision() == Some(script) {
             Some(Stop::Decision)
-        } else if script == self.network_stop() {
+        } else if self.network_stop() == Some(script) {
             Some(Stop::Network)
         } else {
             None
@@ -64,6 +70,7 @@ impl Kind {
     pub fn subcommand(self) -> &'static str {
         match self {
             Self::Dump => "checkpoint",
+            Self::PreDump => "pre-dump",
             Self::Restore => "restore",
         }
     }
@@ -71,7 +78,7 @@ impl Kind {
     /// The log that runc lets CRIU write into its work directory.
     pub fn log_file(self) -> &'static str {
         match self {
-            Self::Dump => "dump.log",
+            Self::Dump | Self::PreDump => "dump.log",
             Self::Restore => "restore.log",
         }
     }

@@ -1,6 +1,7 @@
 //! The tools of one host, found and checked once.
 
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use crate::criu::Criu;
 use crate::error::Error;
@@ -23,6 +24,8 @@ pub struct Host {
     runc: Runc,
     criu: Criu,
     state: PathBuf,
+    /// What [`Self::tracks_memory`] has found.
+    tracks_memory: Arc<OnceLock<Result<(), String>>>,
 }
 
 impl Host {
@@ -43,7 +46,12 @@ impl Host {
                 .map_err(|source| Error::file("link", &fresh, source))?;
             std::fs::rename(&fresh, &link).map_err(|source| Error::file("rename", &link, source))?;
             let runc = Runc::find(state.join("runc"), link, criu.path().to_owned())?;
-            Ok(Self { runc, criu, state })
+            Ok(Self {
+                runc,
+                criu,
+                state,
+                tracks_memory: Arc::default(),
+            })
         })
         .await
         .expect("finding tools does not panic")
@@ -57,6 +65,18 @@ impl Host {
     /// CRIU, as this host uses it.
     pub fn criu(&self) -> &Criu {
         &self.criu
+    }
+
+    /// Whether memory can be written down ahead here ([`pre_dump`](crate::pre_dump())); if not, why. CRIU is asked once,
+    /// which takes about 0.1 s.
+    pub async fn tracks_memory(&self) -> Result<(), String> {
+        let (known, criu) = (Arc::clone(&self.tracks_memory), self.criu.clone());
+        let asked = tokio::task::spawn_blocking(move || {
+            known
+                .get_or_init(|| criu.tracks_memory().unwrap_or_else(|error| Err(error.to_string())))
+                .clone()
+        });
+        asked.await.expect("asking CRIU does not panic")
     }
 
     /// The directory of this host's containers' state.

@@ -11,6 +11,8 @@
 //!                                                                  … images … post-dump (held)
 //!        ── Dumped::commit / Dumped::abort ───────────► proxy ──► criu: kill the tasks / let them go on
 //!
+//!  agent ── pre_dump ──────────► runc checkpoint --pre-dump ─► proxy ──► criu: freeze … thaw … images
+//!
 //!  agent ── Restore::prepare ─────► runc restore ─────► proxy (holds RESTORE; the images may still be missing)
 //!        ── Restore::restore ─────────────────────────► proxy ──► criu: tasks made … post-restore (held)
 //!        ── Restored::resume_with / Restored::abort ──► proxy ──► criu: … network-unlock (network is connected)
@@ -35,6 +37,7 @@ mod name;
 mod netlink;
 mod network;
 mod operation;
+mod pre_dump;
 mod proxy;
 mod restore;
 mod runc;
@@ -59,6 +62,7 @@ pub use init::{Exit, Init};
 pub use name::{BadName, ContainerName};
 pub use network::{Link, Network, NetworkConfig, NetworkError, mac_of};
 pub use operation::outlast;
+pub use pre_dump::{PreDumpConfig, PreDumped, drop_pages, pre_dump};
 pub use proxy::criu_proxy_main;
 pub use restore::{Restore, RestoreConfig, Restored, Resumed};
 pub use runc::{Runc, State, Status};

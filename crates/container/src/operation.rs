@@ -206,6 +206,22 @@ impl Operation {
         }
     }
 
+    /// Lets the request through and waits until CRIU and runc are done. For an operation without a decision.
+    pub async fn run(mut self) -> Result<Timings, Error> {
+        self.timings.push("go", crate::gate::monotonic_now());
+        self.send(Order::Go).await?;
+        while !self.next_moment().await?.finished {}
+        let mut child = self.child.take().expect("runc is waited for once");
+        let status = child.wait().await.map_err(|source| self.runc.start_error(source))?;
+        match status {
+            Some(status) if !status.success() => {
+                let reason = format!("runc ended with {status}");
+                Err(failure(self.kind, &self.name, &self.work, self.stage(), &reason))
+            }
+            _ => Ok(std::mem::take(&mut self.timings)),
+        }
+    }
+
     /// Where an agent that comes after this one finds the operation, once it is held.
     pub fn held_path(&self) -> PathBuf {
         crate::gate::held_path(&self.gate_path)
@@ -420,7 +436,7 @@ impl Settling {
 async fn clean_up(runc: &Runc, kind: Kind, name: &ContainerName, child: &mut Runner) -> Result<(), Error> {
     child.wait().await.map_err(|source| runc.start_error(source))?;
     match kind {
-        Kind::Dump => Ok(()),
+        Kind::Dump | Kind::PreDump => Ok(()),
         Kind::Restore => runc.delete(name, true).await,
     }
 }
@@ -471,7 +487,7 @@ fn open_process(pid: i32) -> io::Result<OwnedFd> {
 /// Waits until runc, which an earlier agent may have started for a checkpoint or restore in `work`, is gone. Without its
 /// agent it aborts, unless the decision was taken, or is held.
 pub async fn outlast(work: &Path) -> io::Result<()> {
-    for kind in [Kind::Dump, Kind::Restore] {
+    for kind in [Kind::PreDump, Kind::Dump, Kind::Restore] {
         let Ok(note) = std::fs::read_to_string(runc_note(work, kind)) else {
             continue;
         };

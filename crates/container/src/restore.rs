@@ -119,7 +119,7 @@ impl Restored {
         let lost = move |reason: String| Error::Operation {
             operation: Kind::Restore.subcommand(),
             container: name.to_string(),
-            stage: Kind::Restore.decision().to_owned(),
+            stage: Kind::Restore.decision().unwrap_or_default().to_owned(),
             reason,
             criu_log: Vec::new(),
         };

@@ -178,13 +178,48 @@ impl Runc {
         command.status().await.map_err(|source| self.start_error(source))
     }
 
-    /// `runc checkpoint`, ready to be spawned.
-    pub(crate) fn checkpoint(&self, name: &ContainerName, images: &Path, work: &Path) -> Command {
+    /// `runc checkpoint`, ready to be spawned. `parent`: the images of the last pre-dump, relative to `images`.
+    pub(crate) fn checkpoint(
+        &self,
+        name: &ContainerName,
+        images: &Path,
+        work: &Path,
+        parent: Option<&Path>,
+    ) -> Command {
+        self.dump(&[], name, images, work, parent)
+    }
+
+    /// `runc checkpoint --pre-dump`, ready to be spawned.
+    pub(crate) fn pre_dump(
+        &self,
+        name: &ContainerName,
+        images: &Path,
+        work: &Path,
+        parent: Option<&Path>,
+    ) -> Command {
+        self.dump(&["--pre-dump"], name, images, work, parent)
+    }
+
+    fn dump(
+        &self,
+        options: &[&str],
+        name: &ContainerName,
+        images: &Path,
+        work: &Path,
+        parent: Option<&Path>,
+    ) -> Command {
         let mut command = self.command();
         command
-            .args(["checkpoint", "--tcp-established", "--file-locks", "--image-path"])
-            .arg(images);
-        command.arg("--work-path").arg(work).arg(name.as_str());
+            .args(["checkpoint", "--tcp-established", "--file-locks"])
+            .args(options)
+            .arg("--image-path")
+            .arg(images)
+            .arg("--work-path")
+            .arg(work);
+        if let Some(parent) = parent {
+            command.arg("--parent-path").arg(parent);
+        }
+        command.arg(name.as_str());
         command
     }
 

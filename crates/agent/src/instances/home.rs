@@ -98,6 +98,23 @@ impl Paths {
             records: runtime_dir.join("records"),
         }
     }
+
+    /// Removes all images, and keeps their folder. A link among them to images before would be taken for the next dump's.
+    pub fn clear_images(&self) -> io::Result<()> {
+        let entries = match std::fs::read_dir(&self.images) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                std::fs::remove_dir_all(entry.path())?;
+            } else {
+                std::fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The place of an instance on this host, with or without the running container.
@@ -359,5 +376,23 @@ fn remove_tree(path: &Path) -> io::Result<()> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_image_is_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = Paths::new(folder.path(), "web");
+        paths.clear_images().unwrap();
+        std::fs::create_dir_all(paths.images.join("pre-dump/1")).unwrap();
+        std::fs::write(paths.images.join("pre-dump/1/pages-1.img"), "x").unwrap();
+        std::fs::write(paths.images.join("core-1.img"), "x").unwrap();
+        std::os::unix::fs::symlink("pre-dump/1", paths.images.join("parent")).unwrap();
+        paths.clear_images().unwrap();
+        assert_eq!(std::fs::read_dir(&paths.images).unwrap().count(), 0);
     }
 }

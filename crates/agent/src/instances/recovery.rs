@@ -85,6 +85,12 @@ async fn take_over(agent: &Shared, name: &str) -> anyhow::Result<Option<Found>> 
         // If it was undecided: the tasks are gone, so there is nothing that could run twice.
         return Ok(None);
     }
+    // Those of a move that came to nothing, or of the arrival here.
+    if undecided.is_none()
+        && let Err(error) = paths.clear_images()
+    {
+        tracing::warn!(%error, "images are left behind");
+    }
     let init = Init::open(init_pid)?;
     let home = Home::open(&agent.config, record, &agent.guests, agent)?;
     let moving = agent.journal.sessions().iter().any(|known| {

@@ -75,12 +75,12 @@ pub enum Verdict {
 #[derive(Debug, Clone, Default)]
 pub struct Convergence {
     rounds: Vec<Round>,
-    /// What is not sent ahead.
+    /// Private memory that is left for the blackout.
     private_bytes: u64,
 }
 
 impl Convergence {
-    /// One more round, and how much private memory the instance has now.
+    /// One more round, and how much private memory is left for the blackout now.
     pub fn note(&mut self, round: Round, private_bytes: u64) {
         self.rounds.push(round);
         self.private_bytes = private_bytes;
@@ -91,7 +91,7 @@ impl Convergence {
         &self.rounds
     }
 
-    /// Memory that goes with CRIU, in bytes.
+    /// Memory that goes with CRIU's dump, in bytes.
     pub fn private_bytes(&self) -> u64 {
         self.private_bytes
     }

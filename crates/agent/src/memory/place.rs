@@ -34,6 +34,10 @@ impl Placer {
             return self.place_data(&target, part);
         }
         self.open.remove(&part.path);
+        if part.kind() == Kind::Removed {
+            // What is open keeps its room, also below a folder that is gone.
+            self.open.retain(|path, _| !Path::new(path).starts_with(&part.path));
+        }
         match part.kind() {
             Kind::Directory => {
                 match std::fs::create_dir(&target) {
@@ -186,6 +190,7 @@ mod tests {
         assert_eq!(fifo.permissions().mode() & 0o7777, 0o640);
         placer.place(&part("d", Kind::Removed)).unwrap();
         assert!(!folder.path().join("d").exists());
+        assert!(placer.open.is_empty(), "what is removed keeps no room");
     }
 
     #[test]

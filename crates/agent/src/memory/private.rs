@@ -1,17 +1,38 @@
-//! How much memory of an instance is its processes' own: no round sends it, CRIU takes it while they are frozen.
+//! How much memory of an instance is its processes' own: no round sends it, CRIU takes it.
 
 use std::collections::VecDeque;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Anonymous memory, resident or swapped out, of a process and all that descend from it, in bytes. What ends meanwhile counts 0.
 /// Registered memory is not part of it: it lies in files.
 pub fn bytes_of_tree(root: i32) -> u64 {
+    let statuses = tree(root).into_iter().map(|process| {
+        let status = std::fs::read_to_string(process.join("status"));
+        anonymous_bytes(&status.unwrap_or_default())
+    });
+    statuses.sum()
+}
+
+/// Why the kernel does not see everything that is written to the private memory of a process and all that descend from it, in
+/// words for an operator; `None` if it does. What asynchronous reads bring goes to pages that are pinned.
+pub fn untracked(root: i32) -> Option<&'static str> {
+    let maps = tree(root).into_iter().map(|process| std::fs::read_to_string(process.join("maps")));
+    let rings = maps.into_iter().any(|maps| has_rings(&maps.unwrap_or_default()));
+    rings.then_some("a process has asynchronous reads and writes (io_setup), which the kernel does not track")
+}
+
+/// Whether a proc_pid_maps(5) has the rings of io_setup(2).
+fn has_rings(maps: &str) -> bool {
+    maps.lines()
+        .any(|line| line.ends_with(" /[aio]") || line.ends_with(" /[aio] (deleted)"))
+}
+
+/// The folders in `/proc` of a process and all that descend from it, parents first.
+fn tree(root: i32) -> Vec<PathBuf> {
     let mut waiting = VecDeque::from([root]);
-    let mut bytes = 0;
+    let mut found = Vec::new();
     while let Some(pid) = waiting.pop_front() {
         let process = Path::new("/proc").join(pid.to_string());
-        let status = std::fs::read_to_string(process.join("status")).unwrap_or_default();
-        bytes += anonymous_bytes(&status);
         let tasks = std::fs::read_dir(process.join("task"))
             .into_iter()
             .flatten()
@@ -24,8 +45,9 @@ pub fn bytes_of_tree(root: i32) -> u64 {
                     .filter_map(|pid| pid.parse::<i32>().ok()),
             );
         }
+        found.push(process);
     }
-    bytes
+    found
 }
 
 /// Why the images of that much memory do not fit into the folder's file system, if they do not: better known before the
@@ -78,6 +100,14 @@ mod tests {
         child.wait().unwrap();
         assert!(all > alone, "{all} {alone}");
         assert_eq!(bytes_of_tree(i32::MAX), 0);
+    }
+
+    #[test]
+    fn the_rings_of_asynchronous_input_are_seen() {
+        let ordinary = "7f00-7f01 rw-p 0 00:00 0 \n7f01-7f02 rw-s 0 00:01 99 /memfd:verbatim-arena (deleted)\n";
+        assert!(!has_rings(ordinary));
+        assert!(has_rings(&format!("{ordinary}7f02-7f03 rw-s 0 00:0f 17 /[aio] (deleted)\n")));
+        assert_eq!(untracked(std::process::id().cast_signed()), None);
     }
 
     #[test]

@@ -37,6 +37,28 @@ pub struct Sender {
     sent: Arc<AtomicU64>,
     /// How many read.
     threads: usize,
+    scope: Scope,
+}
+
+/// Which part of its folder a sender looks at; paths are relative to the folder.
+#[derive(Debug, Clone, Default)]
+enum Scope {
+    #[default]
+    All,
+    /// This folder, and those that it is in.
+    Only(PathBuf),
+    /// All but this folder.
+    Without(PathBuf),
+}
+
+impl Scope {
+    fn has(&self, path: &Path) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(folder) => path.starts_with(folder) || folder.starts_with(path),
+            Self::Without(folder) => !path.starts_with(folder),
+        }
+    }
 }
 
 impl Sender {
@@ -51,7 +73,33 @@ impl Sender {
             trusted,
             sent: Arc::default(),
             threads: 1,
+            scope: Scope::default(),
         }
+    }
+
+    /// It sends what is below this folder, and nothing else.
+    pub fn only(mut self, folder: &Path) -> Self {
+        self.scope = Scope::Only(folder.to_owned());
+        self
+    }
+
+    /// It does not send what is below this folder.
+    pub fn without(mut self, folder: &Path) -> Self {
+        self.scope = Scope::Without(folder.to_owned());
+        self
+    }
+
+    /// Has something removed at the destination, which may have none of it.
+    pub async fn remove(
+        session: u64,
+        folder: Folder,
+        path: &Path,
+        destination: &mut PeerClient<Channel>,
+    ) -> anyhow::Result<()> {
+        let part = Self::new(session, folder, PathBuf::new(), None).part(path, PartKind::Removed);
+        let placed = destination.place(tokio_stream::once(part)).await;
+        placed.map_err(|status| anyhow::anyhow!("{}", crate::peers::reason(&status)))?;
+        Ok(())
     }
 
     /// What the round that runs has sent so far, in bytes; may be looked at while it runs.
@@ -87,7 +135,9 @@ impl Sender {
     }
 
     fn read(&mut self, parts: &mpsc::Sender<FilePart>) -> io::Result<u64> {
-        let changes = self.tree.look(&self.root)?;
+        let mut changes = self.tree.look(&self.root)?;
+        changes.touched.retain(|entry| self.scope.has(&entry.path));
+        changes.removed.retain(|path| self.scope.has(path));
         let mut bytes = 0;
         for path in &changes.removed {
             self.trackers.remove(path);
@@ -185,4 +235,21 @@ fn put(parts: &mpsc::Sender<FilePart>, part: FilePart) -> io::Result<()> {
     parts
         .blocking_send(part)
         .map_err(|_| io::Error::new(io::ErrorKind::BrokenPipe, "the destination takes no more parts"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sender_looks_at_its_part_of_the_folder() {
+        let has = |scope: &Scope, path: &str| scope.has(Path::new(path));
+        let only = Scope::Only("pre-dump/2".into());
+        assert!(has(&only, "pre-dump") && has(&only, "pre-dump/2") && has(&only, "pre-dump/2/pages-1.img"));
+        assert!(!has(&only, "pre-dump/21") && !has(&only, "pre-dump/1") && !has(&only, "core-1.img"));
+        let without = Scope::Without("pre-dump".into());
+        assert!(has(&without, "core-1.img") && has(&without, "parent"));
+        assert!(!has(&without, "pre-dump") && !has(&without, "pre-dump/1/pages-1.img"));
+        assert!(has(&Scope::All, "pre-dump"));
+    }
 }

@@ -258,6 +258,7 @@ async fn decide(agent: Shared, instance: Arc<Instance>, known: Known, undecided:
         name: instance.home.record.name.clone(),
         images: instance.home.paths.images.clone(),
         work: instance.home.paths.work.clone(),
+        parent: None,
     };
     let dumped = Dumped::take_over(&agent.tools, checkpoint, &held).await;
     if dumped.is_err()

@@ -1,12 +1,14 @@
 //! The source's part of a session: it drives.
 //!
 //! [`migrate`] is the whole story. What an attempt has done, and would have to undo, is kept in [`Source`]; its steps are
-//! in [`pre_copy`], [`turn`], [`prepare`], [`stop`] with [`settle`] or [`pause`], and [`commit`], the way back in [`undo`].
+//! in [`pre_copy`], [`pre_dump`], [`turn`], [`prepare`], [`stop`] with [`settle`] or [`pause`], and [`commit`], the way back
+//! in [`undo`].
 
 mod commit;
 mod connections;
 mod pause;
 mod pre_copy;
+mod pre_dump;
 mod prepare;
 mod settle;
 mod stop;
@@ -45,6 +47,7 @@ use crate::turns::Turn;
 
 use connections::Connection;
 pub use connections::{blockers, describe, describe_own, memory_bytes};
+use pre_dump::Ahead;
 use settle::Settled;
 
 /// How often a migration starts anew because the program changed its objects meanwhile.
@@ -135,6 +138,8 @@ struct Source {
     /// The instance's connections are this session's.
     turn: Option<Turn>,
     files: Sender,
+    /// Private memory that was sent ahead.
+    ahead: Ahead,
     /// What is made for each of the instance's queue pairs, by process and virtual number.
     new_qps: HashMap<(u32, u32), NewQp>,
     keys: ProcessKeys,
@@ -178,11 +183,13 @@ pub async fn migrate(
 ) -> Migration {
     let mut attempt = 1;
     let mut choice = Choice::first(request.method);
+    let mut ahead = Ahead::default();
     loop {
         let mut source = Source::new(&agent, &instance, &request, &driven.control, &progress);
         source.choice = choice.clone();
         // A program that changes its objects all the time is let wait with that.
         source.holds = attempt > 1;
+        source.ahead = ahead;
         let result = source.attempt().await;
         match result {
             Err(Failure::Changed) if attempt < ATTEMPTS => {
@@ -190,6 +197,7 @@ pub async fn migrate(
                 let changed = anyhow::anyhow!("the program changed its verbs objects meanwhile");
                 source.journal(Event::RolledBack, Told::error(&changed));
                 source.note("the program changed its verbs objects meanwhile; starting again");
+                ahead = source.ahead.again();
                 attempt += 1;
             }
             Err(Failure::CannotPause(why)) => {
@@ -198,6 +206,13 @@ pub async fn migrate(
                 source.journal(Event::RolledBack, Told::error(&error));
                 source.note(&format!("{error:#}; going on with wait-before-stop"));
                 choice = Choice::instead(&why);
+                ahead = source.ahead.again();
+            }
+            Err(Failure::Error(error)) if source.ahead.is_to_blame() => {
+                source.undo().await;
+                source.journal(Event::RolledBack, Told::error(&error));
+                source.note(&format!("{error:#}; starting again, with private memory in one piece"));
+                ahead = Ahead::in_one_piece(format!("a dump that relied on pre-dumps failed: {error:#}"));
             }
             result => {
                 let error = match result {
@@ -254,6 +269,7 @@ impl Source {
                 folder,
                 Some(trusted),
             ),
+            ahead: Ahead::default(),
             new_qps: HashMap::new(),
             keys: Vec::new(),
             hold: None,
@@ -343,7 +359,7 @@ impl Source {
         self.pass(Point::SourceOpen).await?;
         self.open().await?;
         self.enter(Phase::PreCopy);
-        self.pass(Point::SourcePreCopy).await?;
+        self.ahead.damaged = self.pass(Point::SourcePreCopy).await?;
         self.pre_copy().await?;
         self.enter(Phase::PreSetup);
         self.pass(Point::SourcePreSetup).await?;
@@ -504,6 +520,8 @@ impl Source {
                     self.convergence.predicted_blackout().unwrap_or_default(),
                 ),
                 private_bytes: self.convergence.private_bytes(),
+                pre_dumps: self.ahead.pre_dumps().to_vec(),
+                private_in_one_piece: self.ahead.why_not().map(str::to_owned),
             },
             connections: self.connections.len(),
             intercepted_wrs: self.intercepted,

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use verbatim_lab::{Lab, LabConfig, Service, ServiceState};
@@ -15,8 +16,8 @@ const LIBRARY: &str = "libverbatim.so";
 /// Does a lab command.
 pub fn run(name: &str, command: LabCommand) -> anyhow::Result<ExitCode> {
     match command {
-        LabCommand::Up { hosts } => {
-            let lab = up(name, hosts)?;
+        LabCommand::Up { hosts, ready_timeout } => {
+            let lab = up(name, hosts, Duration::from_secs(ready_timeout))?;
             eprintln!(
                 "lab {} is up: {}",
                 lab.name(),
@@ -33,8 +34,11 @@ pub fn run(name: &str, command: LabCommand) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// How long a lab's hosts may take to be ready on an ordinary machine.
+pub const READY_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// Brings up a lab whose hosts have a software RNIC and an agent each.
-pub fn up(name: &str, hosts: Vec<String>) -> anyhow::Result<Lab> {
+pub fn up(name: &str, hosts: Vec<String>, ready_timeout: Duration) -> anyhow::Result<Lab> {
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     let nic = Service::new("nic", &program, ["-v", "nic"]).socket("/run/verbatim/nic.sock");
     let library = library()?.display().to_string();
@@ -44,9 +48,11 @@ pub fn up(name: &str, hosts: Vec<String>) -> anyhow::Result<Lab> {
         ["-v", "agent", "--mtu", "9000", "--library", &library],
     )
     .socket("/run/verbatim/api.sock");
-    Ok(Lab::up(
-        LabConfig::new(name, vec![nic, agent])?.with_hosts(hosts),
-    )?)
+    let config = LabConfig {
+        ready_timeout,
+        ..LabConfig::new(name, vec![nic, agent])?
+    };
+    Ok(Lab::up(config.with_hosts(hosts))?)
 }
 
 /// The guest library beside this program.

@@ -93,6 +93,7 @@ fn line(event: &MigrationEvent) -> serde_json::Value {
             "bytes_per_second": round.bytes_per_second,
             "predicted_blackout_ms": round.predicted_blackout_ms,
             "complete": round.complete,
+            "private": round.private,
         }),
         MigrationEvent::Report(report) => {
             let report: serde_json::Value = serde_json::from_str(report).unwrap_or_default();
@@ -104,7 +105,8 @@ fn line(event: &MigrationEvent) -> serde_json::Value {
 /// A round of pre-copy in one line.
 fn round_in_words(round: &PreCopyRound) -> String {
     let mut text = format!(
-        "round {}: {} sent, {}/s",
+        "{} {}: {} sent, {}/s",
+        if round.private { "pre-dump" } else { "round" },
         round.round,
         BinaryBytes(round.sent_bytes),
         BinaryBytes(round.bytes_per_second)
@@ -177,6 +179,7 @@ fn readable(report: &serde_json::Value) -> String {
                 }
             ),
         ),
+        ("private memory", private_memory(&report["pre_copy"])),
         ("connections", format!("{:>10}", report["connections"])),
         (
             "requests intercepted",
@@ -198,6 +201,15 @@ fn readable(report: &serde_json::Value) -> String {
     out + &table(&["", ""], &rows)
 }
 
+/// How it went: the count of pre-dumps, or why there was none.
+fn private_memory(pre_copy: &serde_json::Value) -> String {
+    let pre_dumps = pre_copy["pre_dumps"].as_array().map_or(0, Vec::len);
+    match pre_copy["private_in_one_piece"].as_str() {
+        Some(why) => format!("{:>10}, in one piece: {why}", 0),
+        None => format!("{pre_dumps:>10} pre-dumps"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -213,6 +225,10 @@ mod tests {
         assert!(text.contains("web stays on a\nbecause: b is down"));
         assert!(text.contains("PreCopy"));
         assert!(text.contains("4 KiB"));
+        assert!(text.contains("0 pre-dumps"));
+        let why = "the kernel does not say";
+        let one_piece = private_memory(&json!({"pre_dumps": [], "private_in_one_piece": why}));
+        assert_eq!(one_piece.trim_start(), "0, in one piece: the kernel does not say");
         assert!(!text.contains("converge") && !text.contains("drained"));
     }
 
@@ -225,11 +241,15 @@ mod tests {
             bytes_per_second: 1 << 30,
             predicted_blackout_ms: Some(70),
             complete: false,
+            private: false,
         };
         assert_eq!(
             round_in_words(&round),
             "round 2: 3.00 MiB sent, 1.00 GiB/s, 8.00 MiB written during the round before, blackout about 70 ms"
         );
+        let private = PreCopyRound { private: true, ..round };
+        assert!(round_in_words(&private).starts_with("pre-dump 2: 3.00 MiB sent"));
+        assert_eq!(line(&MigrationEvent::PreCopy(private))["private"], true);
         let value = line(&MigrationEvent::PreCopy(round));
         assert_eq!(
             (&value["event"], &value["dirty_bytes"]),

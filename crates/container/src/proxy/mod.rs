@@ -2,8 +2,8 @@
 //!
 //! runc starts `criu swrk 3`, whose third descriptor is a `SOCK_SEQPACKET` socket that speaks CRIU's RPC
 //! (`images/rpc.proto`; one packet is one message). The proxy starts the real CRIU in the same way, passes the
-//! messages on, and stops at two points until the agent decides (see [`gate`](crate::gate)): before a DUMP or RESTORE
-//! request reaches CRIU, and at the notification after which there is no way back. So everything that is slow and does
+//! messages on, and stops at two points until the agent decides (see [`gate`](crate::gate)): before a DUMP, PRE_DUMP or
+//! RESTORE request reaches CRIU, and at the notification after which there is no way back. So everything that is slow and does
 //! not need a frozen container (starting runc twice, its versions and mounts, starting CRIU) happens before the freeze.
 //!
 //! ```text
@@ -24,7 +24,7 @@ pub(crate) mod fuzzing;
 mod hurry;
 mod relay;
 mod request;
-mod wire;
+pub(crate) mod wire;
 
 use std::ffi::OsString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

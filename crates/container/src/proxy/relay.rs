@@ -123,6 +123,13 @@ impl Relay {
                     self.report_end(success, reason);
                     // A runc that was killed must not keep CRIU's end from being waited for.
                     let _ = self.runc.send_bytes(&message.message, &fds);
+                    if self.kind == Kind::PreDump {
+                        // CRIU would take another pre-dump, or the dump (`criu/cr-service.c`, `pre_dump_loop`); runc
+                        // makes each with a CRIU of its own. Its exit status tells that it was not asked.
+                        rustix::net::shutdown(&self.criu, rustix::net::Shutdown::Both)?;
+                        self.child.wait()?;
+                        return Ok(if success { 0 } else { 1 });
+                    }
                     let status = self.child.wait()?;
                     return Ok(if success && status.success() { 0 } else { 1 });
                 }
@@ -134,7 +141,7 @@ impl Relay {
     fn decide(&mut self, notification: &[u8]) -> anyhow::Result<Vec<u8>> {
         match self.kind {
             // runc marks the container as checkpointed: only if it is.
-            Kind::Dump => match self.wait_for_order() {
+            Kind::Dump | Kind::PreDump => match self.wait_for_order() {
                 Order::Commit => self.ask_runc(notification),
                 Order::Go | Order::Hold | Order::Abort => Ok(request::refusal()),
             },
@@ -158,7 +165,7 @@ impl Relay {
         match self.kind {
             Kind::Dump if order != Order::Go => Ok(request::refusal()),
             // After the decision a lost agent changes nothing: the next one connects the network.
-            Kind::Dump | Kind::Restore => self.ask_runc(notification),
+            Kind::Dump | Kind::PreDump | Kind::Restore => self.ask_runc(notification),
         }
     }
 

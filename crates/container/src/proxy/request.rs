@@ -47,6 +47,7 @@ mod opts {
 mod kind {
     pub const DUMP: u64 = 1;
     pub const RESTORE: u64 = 2;
+    pub const PRE_DUMP: u64 = 4;
     pub const NOTIFY: u64 = 6;
     pub const VERSION: u64 = 10;
 }
@@ -64,6 +65,7 @@ const LOG_LEVEL_VARIABLE: &str = "VERBATIM_CRIU_LOG_LEVEL";
 pub(super) fn operation(request: &[u8]) -> Result<Option<Kind>, Malformed> {
     Ok(match wire::find_varint(request, req::TYPE)? {
         Some(kind::DUMP) => Some(Kind::Dump),
+        Some(kind::PRE_DUMP) => Some(Kind::PreDump),
         Some(kind::RESTORE) => Some(Kind::Restore),
         _ => None,
     })
@@ -113,6 +115,7 @@ pub(super) fn failure(operation: Kind, errno: i32) -> Vec<u8> {
     let mut message = Vec::new();
     let kind = match operation {
         Kind::Dump => kind::DUMP,
+        Kind::PreDump => kind::PRE_DUMP,
         Kind::Restore => kind::RESTORE,
     };
     wire::put_varint(&mut message, resp::TYPE, kind);
@@ -212,6 +215,10 @@ mod tests {
 
     /// A request as runc makes one.
     fn dump(images: i32) -> Vec<u8> {
+        request(kind::DUMP, images)
+    }
+
+    fn request(asked: u64, images: i32) -> Vec<u8> {
         let mut options = Vec::new();
         wire::put_varint(&mut options, opts::IMAGES_DIR_FD, images as u64);
         wire::put_varint(&mut options, 2, 4711);
@@ -219,7 +226,7 @@ mod tests {
         wire::put_bytes(&mut options, opts::FREEZE_CGROUP, b"/sys/fs/cgroup/freezer/x");
         wire::put_bytes(&mut options, 999, b"a field of the future");
         let mut message = Vec::new();
-        wire::put_varint(&mut message, req::TYPE, kind::DUMP);
+        wire::put_varint(&mut message, req::TYPE, asked);
         wire::put_bytes(&mut message, req::OPTS, &options);
         message
     }
@@ -256,6 +263,27 @@ mod tests {
                 .count(),
             1
         );
+    }
+
+    #[test]
+    fn a_pre_dump_keeps_its_parent() {
+        let directory = File::open("/").unwrap();
+        let request = {
+            let plain = request(kind::PRE_DUMP, directory.as_raw_fd());
+            let mut options = wire::find_bytes(&plain, req::OPTS).unwrap().unwrap().to_vec();
+            // parent_img and track_mem of `criu_opts`.
+            wire::put_bytes(&mut options, 14, b"../1");
+            wire::put_varint(&mut options, 15, 1);
+            let mut message = wire::without(&plain, |number| number == req::OPTS).unwrap();
+            wire::put_bytes(&mut message, req::OPTS, &options);
+            message
+        };
+        assert_eq!(operation(&request), Ok(Some(Kind::PreDump)));
+        let adapted = adapt(&request, std::process::id() as i32).unwrap();
+        assert_eq!(operation(&adapted.message), Ok(Some(Kind::PreDump)));
+        let options = wire::find_bytes(&adapted.message, req::OPTS).unwrap().unwrap();
+        assert_eq!(wire::find_bytes(options, 14), Ok(Some(&b"../1"[..])));
+        assert_eq!(wire::find_varint(options, 15), Ok(Some(1)));
     }
 
     #[test]

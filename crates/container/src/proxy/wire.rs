@@ -4,11 +4,11 @@
 //! adds. The format is described at <https://protobuf.dev/programming-guides/encoding/>.
 
 /// A field's number.
-pub(super) type Number = u64;
+pub(crate) type Number = u64;
 
 /// One field's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Value<'a> {
+pub(crate) enum Value<'a> {
     /// An integer, a flag or an enumeration.
     Varint(u64),
     /// A string, bytes or an embedded message.
@@ -19,7 +19,7 @@ pub(super) enum Value<'a> {
 
 /// One field: its number, its value, and all of its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Field<'a> {
+pub(crate) struct Field<'a> {
     pub number: Number,
     pub value: Value<'a>,
     pub raw: &'a [u8],
@@ -28,10 +28,10 @@ pub(super) struct Field<'a> {
 /// The bytes are no message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a malformed message in CRIU's protocol")]
-pub(super) struct Malformed;
+pub(crate) struct Malformed;
 
 /// The fields of a message, in order; ends after the first error.
-pub(super) fn fields(message: &[u8]) -> impl Iterator<Item = Result<Field<'_>, Malformed>> {
+pub(crate) fn fields(message: &[u8]) -> impl Iterator<Item = Result<Field<'_>, Malformed>> {
     let mut rest = message;
     std::iter::from_fn(move || {
         if rest.is_empty() {
@@ -44,7 +44,7 @@ pub(super) fn fields(message: &[u8]) -> impl Iterator<Item = Result<Field<'_>, M
 }
 
 /// The last value of field `number`, which is the one that counts.
-pub(super) fn find(message: &[u8], number: Number) -> Result<Option<Value<'_>>, Malformed> {
+pub(crate) fn find(message: &[u8], number: Number) -> Result<Option<Value<'_>>, Malformed> {
     let mut found = None;
     for field in fields(message) {
         let field = field?;
@@ -56,7 +56,7 @@ pub(super) fn find(message: &[u8], number: Number) -> Result<Option<Value<'_>>, 
 }
 
 /// Field `number` as an integer.
-pub(super) fn find_varint(message: &[u8], number: Number) -> Result<Option<u64>, Malformed> {
+pub(crate) fn find_varint(message: &[u8], number: Number) -> Result<Option<u64>, Malformed> {
     match find(message, number)? {
         Some(Value::Varint(value)) => Ok(Some(value)),
         Some(_) => Err(Malformed),
@@ -65,7 +65,7 @@ pub(super) fn find_varint(message: &[u8], number: Number) -> Result<Option<u64>,
 }
 
 /// Field `number` as bytes.
-pub(super) fn find_bytes(message: &[u8], number: Number) -> Result<Option<&[u8]>, Malformed> {
+pub(crate) fn find_bytes(message: &[u8], number: Number) -> Result<Option<&[u8]>, Malformed> {
     match find(message, number)? {
         Some(Value::Bytes(value)) => Ok(Some(value)),
         Some(_) => Err(Malformed),
@@ -74,7 +74,7 @@ pub(super) fn find_bytes(message: &[u8], number: Number) -> Result<Option<&[u8]>
 }
 
 /// The message without the fields that `drop` names.
-pub(super) fn without(message: &[u8], drop: impl Fn(Number) -> bool) -> Result<Vec<u8>, Malformed> {
+pub(crate) fn without(message: &[u8], drop: impl Fn(Number) -> bool) -> Result<Vec<u8>, Malformed> {
     let mut kept = Vec::with_capacity(message.len() + 64);
     for field in fields(message) {
         let field = field?;
@@ -86,13 +86,13 @@ pub(super) fn without(message: &[u8], drop: impl Fn(Number) -> bool) -> Result<V
 }
 
 /// Appends an integer field.
-pub(super) fn put_varint(message: &mut Vec<u8>, number: Number, value: u64) {
+pub(crate) fn put_varint(message: &mut Vec<u8>, number: Number, value: u64) {
     push_varint(message, number << 3);
     push_varint(message, value);
 }
 
 /// Appends a field of bytes.
-pub(super) fn put_bytes(message: &mut Vec<u8>, number: Number, value: &[u8]) {
+pub(crate) fn put_bytes(message: &mut Vec<u8>, number: Number, value: &[u8]) {
     push_varint(message, number << 3 | 2);
     push_varint(message, value.len() as u64);
     message.extend_from_slice(value);

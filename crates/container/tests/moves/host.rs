@@ -151,6 +151,7 @@ impl TestHost {
             name: name.clone(),
             images,
             work,
+            parent: None,
         };
         Checkpoint::prepare(&self.host, config).await.unwrap()
     }

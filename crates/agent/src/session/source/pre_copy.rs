@@ -1,4 +1,5 @@
-//! Pre-copy: the runtime folder, adopted memory included, is sent in rounds while the program runs.
+//! Pre-copy: private memory ([`super::pre_dump`]), then the runtime folder, adopted memory included, is sent in rounds while
+//! the program runs.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -18,6 +19,7 @@ impl Source {
     pub(super) async fn pre_copy(&mut self) -> anyhow::Result<()> {
         let begun = Instant::now();
         let limits = self.request.limits;
+        self.pre_dump_rounds(begun).await?;
         loop {
             self.round().await?;
             match self.convergence.verdict(&limits, begun.elapsed()) {
@@ -56,7 +58,7 @@ impl Source {
     fn state_of_pre_copy(&self) -> String {
         let convergence = &self.convergence;
         format!(
-            "{} KiB were written during the last of {} rounds, {} KiB are private memory, {:.0} MiB/s are sent, and the \
+            "{} KiB were written during the last of {} rounds, {} KiB of private memory are left, {:.0} MiB/s are sent, and the \
              predicted blackout is {} ms",
             convergence.dirty_bytes() >> 10,
             convergence.rounds().len(),
@@ -87,12 +89,13 @@ impl Source {
                         bytes_per_second: (sent as f64 / begun.elapsed().as_secs_f64()) as u64,
                         predicted_blackout_ms: before.predicted_blackout().map(in_milliseconds),
                         complete: false,
+                        private: false,
                     }));
                 }
             }
         };
         let time = begun.elapsed();
-        let private_bytes = private::bytes_of_tree(self.instance.init_pid());
+        let private_bytes = self.ahead.left(private::bytes_of_tree(self.instance.init_pid()));
         self.bytes.pre_copy += bytes;
         self.convergence.note(Round { bytes, time }, private_bytes);
         let _ = self.progress.try_send(Progress::PreCopy(PreCopyRound {
@@ -102,6 +105,7 @@ impl Source {
             bytes_per_second: (bytes as f64 / time.as_secs_f64().max(1e-6)) as u64,
             predicted_blackout_ms: self.convergence.predicted_blackout().map(in_milliseconds),
             complete: true,
+            private: false,
         }));
         Ok(())
     }

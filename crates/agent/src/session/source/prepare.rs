@@ -137,6 +137,7 @@ impl Source {
             false => self.connect(&standbys).await?,
         }
 
+        self.pre_dump_again().await;
         let (config, session) = (self.agent.config.clone(), self.session);
         let keeper = tokio::task::spawn_blocking(move || Keeper::start(&config, session));
         self.keeper = Some(keeper.await.context("starting a keeper panicked")??);
@@ -145,6 +146,7 @@ impl Source {
             name: self.record().name.clone(),
             images,
             work: self.instance.home.paths.work.clone(),
+            parent: self.ahead.parent(),
         };
         let (dump, restore) = tokio::join!(
             Checkpoint::prepare(&self.agent.tools, checkpoint),

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
+use std::path::Path;
 
 use anyhow::{Context, bail};
 use futures_util::future::{join_all, try_join_all};
@@ -9,6 +10,7 @@ use verbatim_channel::{Answer, Order, QpCount, Scope};
 use verbatim_device::control::QpType;
 
 use super::connections::{Connected, Connection, OtherEnd};
+use super::pre_dump::PRE_DUMPS;
 use super::settle::Undrained;
 use super::{Failure, Source, told};
 use crate::faults::Point;
@@ -269,7 +271,9 @@ impl Source {
         };
         let (dumped, sent) = tokio::join!(dump, last_round);
         // Kept before the other's error is looked at, so that it is undone in order.
+        let judged = self.ahead.judge(&dumped);
         self.dumped = Some(dumped?);
+        judged?;
         self.bytes.stop_and_copy += sent?;
         Ok(())
     }
@@ -277,7 +281,8 @@ impl Source {
     /// Sends the images.
     pub(super) async fn stop_and_copy(&mut self) -> anyhow::Result<()> {
         let images = self.instance.home.paths.images.clone();
-        let mut images = Sender::new(self.session, Folder::Images, images, None);
+        // Pre-dumps are there already.
+        let mut images = Sender::new(self.session, Folder::Images, images, None).without(Path::new(PRE_DUMPS));
         images.hurry();
         self.bytes.stop_and_copy += images.round(&mut self.destination()).await?;
         Ok(())

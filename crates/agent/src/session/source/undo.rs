@@ -56,6 +56,7 @@ impl Source {
                 "cancelling the checkpoint"
             );
         }
+        self.ahead.clear(&self.instance.home.paths).await;
         if let Some(mut destination) = self.destination.take() {
             let abort = destination.abort(SessionId {
                 session: self.session,

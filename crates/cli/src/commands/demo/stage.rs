@@ -5,6 +5,7 @@ use verbatim_agent::client::Client;
 use verbatim_lab::Lab;
 use verbatim_nic::StatsReader;
 
+use super::super::lab;
 use super::progress::Progress;
 
 const HOSTS: [&str; 3] = ["src", "dst", "peer"];
@@ -25,7 +26,7 @@ impl Stage {
         // A guard within: should nobody wait for it any more, what it brought up goes down at once.
         let up = tokio::task::spawn_blocking(move || {
             let hosts = HOSTS.map(str::to_owned).to_vec();
-            crate::commands::lab::up(&name, hosts).map(|lab| Guard(Some(lab)))
+            lab::up(&name, hosts, lab::READY_TIMEOUT).map(|lab| Guard(Some(lab)))
         });
         let lab = up
             .await?

@@ -1,0 +1,330 @@
+//! Private memory goes ahead: CRIU writes it down while the program runs, in rounds, and the dump in the blackout has what was
+//! written since the last of them.
+//!
+//! It is never needed: whatever stands in its way, all private memory goes in the dump, in one piece, and the report says why.
+//!
+//! Images lie in `pre-dump/N` below the instance's images, on both hosts, each with a link to the one before.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use tokio::task::JoinHandle;
+use verbatim_container::{Dumped, PreDumpConfig, PreDumped};
+
+use super::{Progress, Source};
+use crate::instances::home::Paths;
+use crate::memory::convergence::Verdict;
+use crate::memory::moves::Moves;
+use crate::memory::pre_dump::{Chain, PreDump, WORTH_BYTES};
+use crate::memory::private;
+use crate::memory::send::Sender;
+use crate::proto::PreCopyRound;
+use crate::proto::file_part::Folder;
+
+/// Where they are, in the folder of images.
+pub(super) const PRE_DUMPS: &str = "pre-dump";
+
+/// How often a pre-dump that takes long to send is told of.
+const TELL_EVERY: Duration = Duration::from_millis(200);
+
+/// Private memory that was sent ahead, in one attempt.
+#[derive(Debug, Default)]
+pub(super) struct Ahead {
+    chain: Chain,
+    /// When the last one was complete.
+    last: Option<Instant>,
+    /// Why private memory goes in one piece, if it does.
+    why_not: Option<String>,
+    /// What makes it useless.
+    moves: Option<Moves>,
+    /// One that has begun and is not cut off.
+    running: Option<JoinHandle<Result<PreDumped, verbatim_container::Error>>>,
+    /// A dump that relied on them failed.
+    to_blame: bool,
+    /// A test has ordered that they fail.
+    pub(super) damaged: bool,
+}
+
+impl Ahead {
+    /// Nothing is to be sent ahead.
+    pub(super) fn in_one_piece(why: String) -> Self {
+        Self {
+            why_not: Some(why),
+            ..Self::default()
+        }
+    }
+
+    /// For another attempt.
+    pub(super) fn again(&self) -> Self {
+        Self {
+            why_not: self.why_not.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// How much of `private_bytes` is left for the dump, by prediction.
+    pub(super) fn left(&self, private_bytes: u64) -> u64 {
+        match self.why_not {
+            None => self.chain.left(private_bytes),
+            Some(_) => private_bytes,
+        }
+    }
+
+    /// The images that a dump relies on, relative to its own.
+    pub(super) fn parent(&self) -> Option<PathBuf> {
+        let usable = self.why_not.is_none() && !self.chain.all().is_empty();
+        usable.then(|| Path::new(PRE_DUMPS).join(self.chain.all().len().to_string()))
+    }
+
+    /// All of them.
+    pub(super) fn pre_dumps(&self) -> &[PreDump] {
+        self.chain.all()
+    }
+
+    /// Why private memory goes in one piece, if it does.
+    pub(super) fn why_not(&self) -> Option<&str> {
+        self.why_not.as_deref()
+    }
+
+    /// Whether the attempt failed because of them, and one without them is worth it.
+    pub(super) fn is_to_blame(&self) -> bool {
+        self.to_blame
+    }
+
+    /// The instance is frozen and written down, or that failed: whether what was sent ahead is still right.
+    pub(super) fn judge<E>(&mut self, dumped: &Result<Dumped, E>) -> anyhow::Result<()> {
+        if self.parent().is_none() {
+            return Ok(());
+        }
+        self.to_blame = dumped.is_err();
+        self.nothing_has_moved().inspect_err(|_| self.to_blame = true)
+    }
+
+    /// An error if the program has moved pages since the first one.
+    fn nothing_has_moved(&self) -> anyhow::Result<()> {
+        let moves = self.moves.as_ref().context("nobody has watched for moves")?;
+        let count = moves.count().context("the kernel does not tell the moves")?;
+        ensure!(
+            count == 0,
+            "the program has moved memory ({count} × mremap), which the kernel does not track"
+        );
+        Ok(())
+    }
+
+    /// Waits for one that has begun, and removes all images here.
+    pub(super) async fn clear(&mut self, paths: &Paths) {
+        if let Some(running) = self.running.take() {
+            let _ = running.await;
+        }
+        self.moves = None;
+        let paths = paths.clone();
+        let cleared = tokio::task::spawn_blocking(move || paths.clear_images()).await;
+        if let Ok(Err(error)) = cleared {
+            tracing::warn!(%error, "images are left behind");
+        }
+    }
+}
+
+impl Source {
+    /// Pre-dumps until more of them gain nothing, or the limits are reached. An error is one of the migration.
+    pub(super) async fn pre_dump_rounds(&mut self, begun: Instant) -> anyhow::Result<()> {
+        let paths = self.instance.home.paths.clone();
+        // Those of an earlier attempt, or of the instance's arrival: CRIU and the destination must not take them for new ones.
+        tokio::task::spawn_blocking(move || paths.clear_images())
+            .await
+            .context("removing images panicked")?
+            .context("old images cannot be removed")?;
+        if self.ahead.why_not.is_some() {
+            return Ok(());
+        }
+        match self.may_pre_dump().await {
+            Ok(moves) => self.ahead.moves = Some(moves),
+            Err(why_not) => {
+                self.ahead.why_not = Some(why_not);
+                return Ok(());
+            }
+        }
+        loop {
+            if !self.pre_dump().await {
+                return Ok(());
+            }
+            match self.ahead.chain.verdict(&self.request.limits, begun.elapsed()) {
+                Verdict::Again => {}
+                Verdict::Converged | Verdict::DoesNotConverge => return Ok(()),
+            }
+        }
+    }
+
+    /// One more, where much may have been written since the last: the dump is about to be prepared.
+    pub(super) async fn pre_dump_again(&mut self) {
+        let Some(last) = self.ahead.last.filter(|_| self.ahead.parent().is_some()) else {
+            return;
+        };
+        if let Err(error) = self.ahead.nothing_has_moved() {
+            self.go_in_one_piece(&error).await;
+        } else if self.ahead.chain.is_stale(last.elapsed()) {
+            self.pre_dump().await;
+        }
+    }
+
+    /// Why private memory goes in one piece, or else what to watch.
+    async fn may_pre_dump(&self) -> Result<Moves, String> {
+        if let Err(said) = self.agent.tools.tracks_memory().await {
+            return Err(format!("{} does not tell what is written to memory: {said}", self.agent.name()));
+        }
+        let init = self.instance.init_pid();
+        let bytes = private::bytes_of_tree(init);
+        if bytes < WORTH_BYTES {
+            return Err(format!(
+                "it is {} KiB, and less than {} KiB are not worth a pre-dump",
+                bytes >> 10,
+                WORTH_BYTES >> 10
+            ));
+        }
+        if let Some(why_not) = private::untracked(init) {
+            return Err(why_not.to_owned());
+        }
+        Moves::watch(init).map_err(|error| {
+            format!("{} cannot tell whether memory is moved (mremap): {error}", self.agent.name())
+        })
+    }
+
+    /// One pre-dump, sent. False if that failed, and private memory goes in one piece.
+    async fn pre_dump(&mut self) -> bool {
+        match self.try_pre_dump().await {
+            Ok(()) => true,
+            Err(error) => {
+                self.go_in_one_piece(&error).await;
+                false
+            }
+        }
+    }
+
+    async fn try_pre_dump(&mut self) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let paths = &self.instance.home.paths;
+        let before = self.ahead.chain.all().len();
+        let folder = Path::new(PRE_DUMPS).join((before + 1).to_string());
+        let config = PreDumpConfig {
+            name: self.record().name.clone(),
+            images: paths.images.join(&folder),
+            work: paths.work.clone(),
+            parent: (before > 0).then(|| Path::new("..").join(before.to_string())),
+        };
+        if self.ahead.damaged {
+            std::fs::write(paths.images.join(PRE_DUMPS), b"a file where a folder should be")?;
+        }
+        let (agent, images) = (Arc::clone(&self.agent), config.images.clone());
+        // By itself: when this attempt is cut off it goes on, since CRIU must not be stopped in the middle of it.
+        let pre_dump = async move { verbatim_container::pre_dump(&agent.tools, config).await };
+        let running = self.ahead.running.insert(tokio::spawn(pre_dump));
+        let dumped = running.await;
+        self.ahead.running = None;
+        let PreDumped { bytes, frozen } = dumped.context("a pre-dump panicked")??;
+        self.ahead.nothing_has_moved()?;
+        self.send_ahead(&folder).await?;
+        // The destination has them, and the room is needed for the next.
+        verbatim_container::drop_pages(&images).context("the room of a pre-dump is not given back")?;
+        let time = begun.elapsed();
+        self.ahead.last = Some(Instant::now());
+        self.ahead.chain.note(PreDump { bytes, time, frozen });
+        Ok(())
+    }
+
+    /// Sends a pre-dump; told of while it is sent and when it is there.
+    async fn send_ahead(&mut self, folder: &Path) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let (round, dirty_bytes) = {
+            let all = self.ahead.chain.all();
+            (all.len() as u32 + 1, all.last().map_or(0, |last| last.bytes))
+        };
+        let told = |sent_bytes: u64, dirty_bytes: u64, complete: bool| {
+            Progress::PreCopy(PreCopyRound {
+                round,
+                sent_bytes,
+                dirty_bytes,
+                bytes_per_second: (sent_bytes as f64 / begun.elapsed().as_secs_f64().max(1e-6)) as u64,
+                predicted_blackout_ms: None,
+                complete,
+                private: true,
+            })
+        };
+        let images = self.instance.home.paths.images.clone();
+        // Nobody writes to them any more: what the files' times say is enough.
+        let trusted = Some(PathBuf::new());
+        let mut sender = Sender::new(self.session, Folder::Images, images, trusted).only(folder);
+        let (mut destination, sent) = (self.destination(), sender.sent());
+        let mut ticks = tokio::time::interval_at((begun + TELL_EVERY).into(), TELL_EVERY);
+        let sending = sender.round(&mut destination);
+        tokio::pin!(sending);
+        let bytes = loop {
+            tokio::select! {
+                bytes = &mut sending => break bytes?,
+                _ = ticks.tick() => {
+                    let _ = self.progress.try_send(told(sent.load(Ordering::Relaxed), dirty_bytes, false));
+                }
+            }
+        };
+        self.bytes.pre_copy += bytes;
+        let _ = self.progress.try_send(told(bytes, bytes, true));
+        Ok(())
+    }
+
+    /// What was sent ahead is of no use: it is removed here and at the destination.
+    async fn go_in_one_piece(&mut self, error: &anyhow::Error) {
+        let why_not = format!("{error:#}");
+        self.note(&format!("private memory goes in one piece: {why_not}"));
+        self.ahead.why_not = Some(why_not);
+        self.ahead.clear(&self.instance.home.paths).await;
+        let (mut destination, folder) = (self.destination(), Path::new(PRE_DUMPS));
+        let removed = Sender::remove(self.session, Folder::Images, folder, &mut destination);
+        if let Err(error) = removed.await {
+            tracing::warn!(error = format!("{error:#}"), "pre-dumps are left at the destination");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one() -> PreDump {
+        PreDump {
+            bytes: 4096,
+            time: Duration::from_millis(100),
+            frozen: None,
+        }
+    }
+
+    #[test]
+    fn a_dump_relies_on_the_last_one_unless_something_stood_in_the_way() {
+        let mut ahead = Ahead::default();
+        assert_eq!(ahead.parent(), None);
+        assert_eq!(ahead.left(1 << 20), 1 << 20);
+        ahead.chain.note(one());
+        ahead.chain.note(one());
+        assert_eq!(ahead.parent(), Some("pre-dump/2".into()));
+        assert_eq!(ahead.left(1 << 20), 4096);
+        ahead.why_not = Some("x".into());
+        assert_eq!((ahead.parent(), ahead.left(1 << 20)), (None, 1 << 20));
+        assert_eq!(ahead.pre_dumps().len(), 2, "what was done is reported all the same");
+        let again = ahead.again();
+        assert_eq!((again.why_not(), again.pre_dumps().len()), (Some("x"), 0));
+    }
+
+    #[test]
+    fn only_a_failure_on_top_of_pre_dumps_is_theirs() {
+        let failed: Result<Dumped, &str> = Err("no");
+        let mut ahead = Ahead::default();
+        assert!(ahead.judge(&failed).is_ok() && !ahead.is_to_blame());
+        ahead.chain.note(one());
+        // What nobody has watched is not relied on.
+        assert!(ahead.judge(&failed).is_err() && ahead.is_to_blame());
+        let mut ahead = Ahead::in_one_piece("the kernel".into());
+        ahead.chain.note(one());
+        assert!(ahead.judge(&failed).is_ok() && !ahead.is_to_blame());
+    }
+}
