@@ -14,10 +14,11 @@ pub const MOVED: &str = "committed";
 pub const ROLLED_BACK: &str = "rolled-back";
 
 /// The phases of a migration, in the order of the report.
-pub const PHASES: [&str; 9] = [
+pub const PHASES: [&str; 10] = [
     "PreCopy",
     "PreSetup",
     "WaitBeforeStop",
+    "Pause",
     "DumpRDMA",
     "DumpOthers",
     "Transfer",
@@ -62,6 +63,22 @@ pub struct Migration {
     pub unfinished_replayed_wrs: u64,
     /// Not complete either, but executed.
     pub unfinished_completed_wrs: u64,
+    /// By which method.
+    pub method: String,
+    /// Why by that.
+    pub method_reason: String,
+    /// What moved of connections as it was.
+    pub paused: Paused,
+}
+
+/// Of connections that paused and were not drained.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Paused {
+    /// Send requests that were under way, or waited for it.
+    pub requests: u64,
+    /// The images of the connections, in bytes.
+    pub image_bytes: u64,
 }
 
 /// Bytes that were sent.

@@ -21,6 +21,7 @@ mod many;
 mod migration;
 mod objects;
 mod pause;
+mod pause_resume;
 mod pre_copy;
 mod programs;
 mod robustness;
@@ -100,6 +101,7 @@ fn main() -> ExitCode {
         rollback::tests(),
         drain::tests(),
         pause::tests(),
+        pause_resume::tests(),
         failures::tests(),
         faults::tests(),
         robustness::tests(),

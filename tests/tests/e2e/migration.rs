@@ -27,7 +27,9 @@ pub fn tests() -> Vec<Test> {
             perftest(lab, Side::Server)
         }),
         Test::new("migration::partner_outside_of_instances", HOSTS, partner_outside),
-        Test::new("migration::both_in_one_instance", HOSTS, both_in_one_instance),
+        Test::new("migration::both_in_one_instance", HOSTS, |lab| {
+            both_in_one_instance(lab, &[])
+        }),
         Test::new("migration::towards_the_partner", HOSTS, towards_the_partner),
     ];
     for (name, argv) in PERFTEST {
@@ -309,7 +311,7 @@ fn partner_outside(lab: &TestLab) -> anyhow::Result<()> {
 }
 
 /// Both ends of the connections are processes of one instance, which moves as a whole.
-fn both_in_one_instance(lab: &TestLab) -> anyhow::Result<()> {
+pub fn both_in_one_instance(lab: &TestLab, how: &[&str]) -> anyhow::Result<()> {
     let program = lab.tools().vcheck.display().to_string();
     // The server's status is the instance's if the client's is good.
     let script = format!(
@@ -321,8 +323,9 @@ fn both_in_one_instance(lab: &TestLab) -> anyhow::Result<()> {
     Traffic::of(lab, "src")?
         .flows(SOME_BYTES, LIMIT)
         .with_context(|| instance.output().unwrap_or_default())?;
-    let migration = instance
-        .moves("dst")
+    let migration = instance.migrate_with("dst", how)?;
+    migration
+        .must_be_committed()
         .with_context(|| instance.output().unwrap_or_default())?;
     plausible(&migration, 4)?;
     Traffic::of(lab, "dst")?

@@ -21,6 +21,7 @@ const LONG_WARM_UP: usize = 20;
 const PERCENT: u32 = 1;
 /// What a process's own memory may grow after the warm-up: what is kept of the sessions, and what the allocators keep.
 const GROWTH_KIB: u64 = 6 << 10;
+const PAUSE_RESUME: &[&str] = &["--method", "pause-resume"];
 const OPTIONS: &[&str] = &[
     "--op",
     "all",
@@ -35,22 +36,25 @@ const OPTIONS: &[&str] = &[
 /// All of them.
 pub fn tests() -> Vec<Test> {
     vec![
-        Test::new("soak::moves_in_a_row", HOSTS, |lab| soak(lab, 10)),
-        Test::new("soak::lossy", HOSTS, |lab| {
-            let moves = match std::env::var("VERBATIM_SOAK_MOVES") {
-                Ok(text) => text
-                    .parse()
-                    .with_context(|| format!("VERBATIM_SOAK_MOVES={text:?} is not a number"))?,
-                Err(_) => 200,
-            };
-            let _loss = HOSTS
-                .iter()
-                .map(|host| Loss::at(lab, host))
-                .collect::<anyhow::Result<Vec<_>>>()?;
-            soak(lab, moves)
-        })
-        .only_on_demand(true),
+        Test::new("soak::moves_in_a_row", HOSTS, |lab| soak(lab, 10, &[])),
+        Test::new("soak::pause_resume", HOSTS, |lab| soak(lab, 10, PAUSE_RESUME)),
+        Test::new("soak::lossy", HOSTS, |lab| lossy(lab, &[])).only_on_demand(true),
+        Test::new("soak::pause_resume_lossy", HOSTS, |lab| lossy(lab, PAUSE_RESUME)).only_on_demand(true),
     ]
+}
+
+fn lossy(lab: &TestLab, how: &[&str]) -> anyhow::Result<()> {
+    let moves = match std::env::var("VERBATIM_SOAK_MOVES") {
+        Ok(text) => text
+            .parse()
+            .with_context(|| format!("VERBATIM_SOAK_MOVES={text:?} is not a number"))?,
+        Err(_) => 200,
+    };
+    let _loss = HOSTS
+        .iter()
+        .map(|host| Loss::at(lab, host))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    soak(lab, moves, how)
 }
 
 /// A host that loses packets of RoCEv2 until this is dropped.
@@ -158,7 +162,7 @@ fn samples(lab: &TestLab) -> anyhow::Result<BTreeMap<&'static str, Sample>> {
 }
 
 /// Either side by turns, there and back.
-fn soak(lab: &TestLab, moves: usize) -> anyhow::Result<()> {
+fn soak(lab: &TestLab, moves: usize, how: &[&str]) -> anyhow::Result<()> {
     let check = Check::start(lab, OPTIONS)?;
     let warm_up = match moves >= 5 * LONG_WARM_UP {
         true => LONG_WARM_UP,
@@ -176,7 +180,10 @@ fn soak(lab: &TestLab, moves: usize) -> anyhow::Result<()> {
             (false, false) => (&check.server, "peer", "spare"),
         };
         let when = || format!("move {}: {}", number + 1, check.words());
-        plausible(&moved.moves(to).with_context(when)?, 8)?;
+        let migration = moved.migrate_with(to, how).with_context(when)?;
+        migration.must_be_committed().with_context(when)?;
+        ensure!(how.is_empty() || how.contains(&migration.method.as_str()), "{migration:?}");
+        plausible(&migration, 8)?;
         check.flows(to).with_context(when)?;
         let behind = left_behind(lab, left, moved.name())?;
         ensure!(behind.is_empty(), "{left} after move {}: {behind:?}", number + 1);

@@ -249,22 +249,28 @@ impl RcQp {
         if self.migration.limit.is_none_or(|limit| now < limit) {
             return;
         }
-        self.counted(host, |qp, host| qp.waited_too_long(host));
+        self.counted(host, |qp, host| qp.waited_too_long(now, host));
     }
 
-    fn waited_too_long(&mut self, host: &mut impl Host) {
+    fn waited_too_long(&mut self, now: Time, host: &mut impl Host) {
         self.migration.counters.pause_limit_exceeded += 1;
-        self.shell.counters.retry_exceeded_err += 1;
-        let vendor_err = match self.migration.standing {
-            Standing::Resuming => VENDOR_ERR_RESUMING,
-            _ => VENDOR_ERR_PAUSED,
+        let resuming = self.migration.standing == Standing::Resuming;
+        let vendor_err = match resuming {
+            true => VENDOR_ERR_RESUMING,
+            false => VENDOR_ERR_PAUSED,
         };
         let may_send = self.shell.state == QpState::Rts;
-        if !self
-            .requester
-            .give_up(vendor_err, may_send, &self.shell.link, host)
-        {
+        let link = &self.shell.link;
+        if self.requester.give_up(vendor_err, may_send, link, host) {
+            self.shell.counters.retry_exceeded_err += 1;
+        } else if resuming {
+            // The partner may have failed, or be gone, for long: who has nothing to say to it need not know, moved or not.
+            self.migration.run();
+            self.requester.restart(now);
+            self.refresh_phase();
+        } else {
             // There is no request that could tell.
+            self.shell.counters.retry_exceeded_err += 1;
             host.event(Event::Fatal);
             self.enter_error(self.shell.state, host);
         }

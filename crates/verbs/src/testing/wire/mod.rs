@@ -48,7 +48,7 @@ const PACKETS_PER_TURN: usize = 2;
 const FORWARDED_FOR: Duration = Duration::from_secs(60);
 
 /// Longer than anything else takes.
-const PAUSE_LIMIT: Duration = Duration::from_secs(1_000_000);
+const PAUSE_LIMIT: Duration = Duration::from_secs(100);
 
 #[derive(Debug)]
 struct Region {
@@ -132,6 +132,8 @@ struct State {
     completions: u64,
     /// Says for the next packets whether they are lost; none is when it is empty.
     losses: VecDeque<bool>,
+    /// So many moves are under way.
+    moves: u32,
     /// Nobody knows the original values of atomics for longer than it takes to send them.
     forgetful: bool,
 }
@@ -160,6 +162,7 @@ impl Wire {
             batch: Some(TxBatch::new(flow(1, 2))),
             completions: 0,
             losses: VecDeque::new(),
+            moves: 0,
             forgetful: false,
         })))
     }
@@ -179,6 +182,12 @@ impl Wire {
 
     fn park(&self, id: u8, parked: bool) {
         self.0.lock().rnics.entry(id).or_default().parked = parked;
+    }
+
+    /// A move begins, or is over.
+    fn count_move(&self, begins: bool) {
+        let moves = &mut self.0.lock().moves;
+        *moves = if begins { *moves + 1 } else { *moves - 1 };
     }
 
     /// A queue pair has left: RESUMEs for it go on to where it is.
@@ -337,10 +346,10 @@ impl State {
     fn pass_time(&mut self) -> bool {
         let names = self.names();
         let deadline = |(id, qpn): &(u8, u32)| self.rnics[id].qps[qpn].transport.next_timeout();
-        // Whoever pauses waits for a move to go on, and not for the limit.
+        // While somebody moves, whoever pauses waits for that, and not for the limit.
         let soon = self.now + PAUSE_LIMIT / 2;
-        let deadlines = names.iter().filter_map(deadline);
-        let Some(next) = deadlines.filter(|deadline| *deadline < soon).min() else {
+        let counts = |deadline: &Time| self.moves == 0 || *deadline < soon;
+        let Some(next) = names.iter().filter_map(deadline).filter(counts).min() else {
             return false;
         };
         self.now = self.now.max(next);

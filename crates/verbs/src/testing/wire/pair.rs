@@ -244,6 +244,7 @@ impl Pair {
 
     /// Steps 1 to 3 of `DESIGN.md` §3.5.
     pub fn begin(&mut self, mover: usize) -> Move {
+        self.wire.count_move(true);
         let (session, target) = (self.next_session, self.next_device);
         self.next_session += 1;
         self.next_device += 1;
@@ -375,6 +376,7 @@ impl Pair {
                 for end in &mut self.ends {
                     end.order(Order::Resume { session: one.session });
                 }
+                self.wire.count_move(false);
                 return Outcome::Done;
             }
         };
@@ -443,6 +445,7 @@ impl Pair {
     /// Takes it back before it has quiesced.
     pub fn abort(&mut self, one: Move) {
         let Move { session, step, .. } = one;
+        self.wire.count_move(false);
         assert!(matches!(step, Step::Prepared | Step::Suspended | Step::Drained));
         for end in &mut self.ends {
             end.order(Order::Abort { session });
@@ -454,6 +457,7 @@ impl Pair {
         if one.step != Step::Quiesced {
             return self.abort(one);
         }
+        self.wire.count_move(false);
         let session = one.session;
         let claim = Order::Claim {
             session,

@@ -1,0 +1,192 @@
+//! Migrations by the other method: connections pause within the protocol, in the middle of what is under way.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use verbatim_e2e::{BandwidthRow, Instance, Migration, PATIENCE, PERFTEST_PORT, TestLab, Traffic, eventually, left_behind};
+
+use crate::Test;
+use crate::migration::{Check, both_in_one_instance, plausible};
+
+const HOSTS: &[&str] = &["src", "dst", "peer"];
+const FOUR_HOSTS: &[&str] = &["src", "dst", "peer", "spare"];
+const LIMIT: Duration = Duration::from_secs(60);
+const SOME_BYTES: u64 = 8 << 20;
+const PACKETS: u64 = 1000;
+const PAUSE_RESUME: &[&str] = &["--method", "pause-resume"];
+const OPTIONS: &[&str] = &[
+    "--op",
+    "all",
+    "-q",
+    "4",
+    "-s",
+    "65536",
+    "--random-size",
+    "--bidirectional",
+];
+
+/// All of them.
+pub fn tests() -> Vec<Test> {
+    let mut tests = vec![
+        Test::new("pause_resume::client", HOSTS, |lab| there_and_back(lab, false)),
+        Test::new("pause_resume::server", HOSTS, |lab| there_and_back(lab, true)),
+        Test::new("pause_resume::by_turns_with_the_other_method", FOUR_HOSTS, by_turns),
+        Test::new("pause_resume::both_in_one_instance", HOSTS, |lab| {
+            both_in_one_instance(lab, PAUSE_RESUME)
+        }),
+        Test::new("pause_resume::both_ends_move_at_once", FOUR_HOSTS, both_ends),
+        Test::new("pause_resume::unreliable_connections_do_not", HOSTS, unreliable),
+    ];
+    for options in [&["ib_write_bw"][..], &["ib_send_bw", "--use-srq"], &["ib_atomic_bw"]] {
+        let name = format!("pause_resume::{}", options.concat().replace("--", "_").replace('-', "_"));
+        tests.push(Test::new(name, HOSTS, move |lab| perftest(lab, options)));
+    }
+    for order in ["source-pause fail", "source-freeze fail", "partner-suspend fail"] {
+        let name = format!("pause_resume::{}", order.replace([' ', '-'], "_"));
+        tests.push(Test::new(name, HOSTS, move |lab| rolls_back(lab, order)));
+    }
+    tests
+}
+
+/// Moves it by this method.
+fn moves(instance: &Instance<'_>, to: &str) -> anyhow::Result<Migration> {
+    let migration = instance.migrate_with(to, PAUSE_RESUME)?;
+    migration.must_be_committed()?;
+    ensure!(migration.method == "pause-resume", "{migration:?}");
+    ensure!(
+        migration.phases_ms["WaitBeforeStop"] == 0.0 && migration.phases_ms["Pause"] > 0.0,
+        "{migration:?}"
+    );
+    Ok(migration)
+}
+
+fn there_and_back(lab: &TestLab, server: bool) -> anyhow::Result<()> {
+    let check = Check::start(lab, OPTIONS)?;
+    let (moved, home) = match server {
+        false => (&check.client, "src"),
+        true => (&check.server, "peer"),
+    };
+    let mut under_way = 0;
+    for to in ["dst", home, "dst", home] {
+        let migration = moves(moved, to).with_context(|| check.words())?;
+        plausible(&migration, 4)?;
+        ensure!(migration.paused.image_bytes > 0, "{migration:?}");
+        under_way += migration.paused.requests;
+        check.flows(to)?;
+    }
+    ensure!(under_way > 0, "nothing was under way in any of the moves");
+    check.end()?;
+    Ok(())
+}
+
+/// What one method leaves the other takes up, at either end.
+fn by_turns(lab: &TestLab) -> anyhow::Result<()> {
+    let check = Check::start(lab, OPTIONS)?;
+    let (client, server) = (&check.client, &check.server);
+    for (moved, to, pauses) in [
+        (client, "dst", true),
+        (client, "src", false),
+        (server, "spare", true),
+        (client, "dst", true),
+        (server, "peer", false),
+        (client, "src", true),
+        (server, "spare", true),
+    ] {
+        if pauses {
+            moves(moved, to).with_context(|| check.words())?;
+        } else {
+            let migration = moved.moves(to).with_context(|| check.words())?;
+            ensure!(migration.method == "wait-before-stop", "{migration:?}");
+        }
+        check.flows(to)?;
+    }
+    check.end()?;
+    Ok(())
+}
+
+fn both_ends(lab: &TestLab) -> anyhow::Result<()> {
+    let check = Check::start(lab, OPTIONS)?;
+    for (client_to, server_to) in [("dst", "spare"), ("src", "peer")] {
+        let start = |instance: &Instance<'_>, to| {
+            let argv = ["migrate", instance.name(), "--to", to, "--json"];
+            lab.verbatim(&[&argv[..], PAUSE_RESUME].concat())
+        };
+        let moving = [
+            start(&check.client, client_to)?,
+            start(&check.server, server_to)?,
+        ];
+        for moving in moving {
+            let migration = Migration::of(&moving.wait(LIMIT)?)?;
+            migration.must_be_committed().with_context(|| check.words())?;
+            ensure!(migration.method == "pause-resume", "{migration:?}");
+        }
+        check.flows(client_to)?;
+        check.flows(server_to)?;
+    }
+    check.end()?;
+    Ok(())
+}
+
+/// The migration goes on with the other method, and says why.
+fn unreliable(lab: &TestLab) -> anyhow::Result<()> {
+    let argv = ["ib_write_bw", "-F", "-c", "UC", "-D", "15"];
+    let argv = [&argv[..], PATIENCE].concat();
+    let server = lab.instance("peer", "server", &argv)?;
+    server.listens(PERFTEST_PORT)?;
+    let address = server.address()?;
+    let client = lab.instance("src", "client", &[&argv[..], &[&address]].concat())?;
+    Traffic::of(lab, "src")?.flows(SOME_BYTES, LIMIT)?;
+    let migration = client.migrate_with("dst", &["--method", "auto"])?;
+    migration.must_be_committed()?;
+    ensure!(
+        migration.method == "wait-before-stop" && migration.method_reason.contains("unreliable connection"),
+        "{migration:?}"
+    );
+    client.succeed(LIMIT)?;
+    server.succeed(LIMIT)?;
+    Ok(())
+}
+
+/// Perftest with much in flight; one side moves there and back.
+fn perftest(lab: &TestLab, program: &[&str]) -> anyhow::Result<()> {
+    let argv = [program, &["-F", "-q", "4", "-D", "15"], PATIENCE].concat();
+    let server = lab.instance("peer", "server", &argv)?;
+    server.listens(PERFTEST_PORT)?;
+    let address = server.address()?;
+    let client = lab.instance("src", "client", &[&argv[..], &[&address]].concat())?;
+    let words = || client.output().unwrap_or_default();
+    Traffic::of(lab, "src")?
+        .packets_flow(PACKETS, LIMIT)
+        .with_context(words)?;
+    for (moved, to) in [(&client, "dst"), (&server, "src")] {
+        moves(moved, to).with_context(words)?;
+        Traffic::of(lab, to)?
+            .packets_flow(PACKETS, LIMIT)
+            .with_context(words)?;
+    }
+    let result = client.succeed(LIMIT)?;
+    server.succeed(LIMIT)?;
+    let rows = BandwidthRow::parse(&result)?;
+    ensure!(rows.len() == 1 && rows[0].average_mib_s > 0.0, "{rows:?}");
+    Ok(())
+}
+
+/// A failure leaves the instance where it is, its connections go on, and another attempt succeeds.
+fn rolls_back(lab: &TestLab, order: &str) -> anyhow::Result<()> {
+    let check = Check::start(lab, OPTIONS)?;
+    let (point, _) = order.split_once(' ').context("POINT ACTION")?;
+    let host = if point.starts_with("partner") { "peer" } else { "src" };
+    lab.order_faults(host, order)?;
+    let migration = check.client.migrate_with("dst", PAUSE_RESUME)?;
+    migration.must_be_rolled_back(&[point])?;
+    lab.order_faults(host, "")?;
+    check.flows("src")?;
+    check.flows("peer")?;
+    eventually("a clean destination", LIMIT, || {
+        Ok(left_behind(lab, "dst", "client")?.is_empty().then_some(()))
+    })?;
+    moves(&check.client, "dst").with_context(|| check.words())?;
+    check.flows("dst")?;
+    check.end()?;
+    Ok(())
+}
