@@ -16,6 +16,7 @@ const LIMIT_S: u32 = 600;
 struct Scene {
     agents: [Agent; 2],
     ends: [End; 2],
+    _nics: [Nic; 2],
 }
 
 impl Scene {
@@ -30,7 +31,11 @@ impl Scene {
                 ends[end].connect(&nics[1 - end], &ends[1 - end]);
             });
         }
-        let scene = Self { agents, ends };
+        let scene = Self {
+            agents,
+            ends,
+            _nics: nics,
+        };
         for (end, first) in [(0, true), (1, false)] {
             let key = [7; 32];
             let secrets = vec![(scene.qpn(end), QpSecret { key, first })];

@@ -117,6 +117,7 @@ fn claimed(qpn: u32, remote: Endpoint) -> QpRecord {
             ..QpAttr::default()
         },
         physical_qpn: qpn,
+        paused: false,
         remote: Some(remote),
         groups: Vec::new(),
         paused: false,
