@@ -5,7 +5,7 @@
 
 enum { PAGE = 4096, WORDS = PAGE / 8 };
 enum { CHANGING_PART = 64 };			/* one page of so many */
-enum { STEP_NS = 500 * 1000 };
+enum { STEP_NS = 2 * 1000 * 1000 };
 
 /* The finaliser of SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014). */
 static uint64_t mix(uint64_t value)

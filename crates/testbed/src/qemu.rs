@@ -23,6 +23,8 @@ pub(crate) struct Machine<'a> {
     pub image: &'a Image,
     pub cpus: u32,
     pub memory_mib: u32,
+    /// What an emulated processor has beside the ordinary: QEMU's names, each with a comma before it.
+    pub features: &'a str,
     /// What is appended to the kernel's command line.
     pub parameters: &'a str,
     /// The file that the console's output goes to.
@@ -42,7 +44,11 @@ impl Machine<'_> {
         };
         let accelerator = accelerator();
         let is_emulated = accelerator.starts_with("tcg");
-        let cpu = named(CPU_VARIABLE).unwrap_or_else(|| if is_emulated { CPU } else { "host" }.to_owned());
+        let usual = || match is_emulated {
+            true => format!("{CPU}{}", self.features),
+            false => "host".to_owned(),
+        };
+        let cpu = named(CPU_VARIABLE).unwrap_or_else(usual);
         option("-name", self.name.to_owned());
         option("-accel", accelerator);
         option("-cpu", cpu);

@@ -40,6 +40,9 @@ pub struct VmConfig {
     pub address: Option<Address>,
     /// Whether to make `rxe0`, the kernel's software RNIC, on `eth0`.
     pub rxe: bool,
+    /// What an emulated processor has beside the ordinary, by QEMU's names, each with a comma before it: `,+aes`, say. Default
+    /// none.
+    pub features: String,
     /// What is appended to the kernel's command line.
     pub parameters: String,
     /// The program that is put into the image as pid 1; its `main` begins with [`crate::run_role`]. Default: the
@@ -56,6 +59,7 @@ impl VmConfig {
             memory_mib: 2048,
             address: None,
             rxe: false,
+            features: String::new(),
             parameters: String::new(),
             program: None,
         }
@@ -281,6 +285,7 @@ fn start_qemu(
         image,
         cpus: config.cpus,
         memory_mib: config.memory_mib,
+        features: &config.features,
         parameters: &config.parameters,
         console: &dir.join("console.log"),
         ports: &ports,
