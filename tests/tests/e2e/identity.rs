@@ -120,7 +120,6 @@ fn claimed(qpn: u32, remote: Endpoint) -> QpRecord {
         paused: false,
         remote: Some(remote),
         groups: Vec::new(),
-        paused: false,
     }
 }
 
