@@ -1,7 +1,8 @@
 //! Blackouts of `ib_write_bw` with 16 queue pairs and messages of 2 MiB (MigrRDMA §5.2, figure "blackout time"), sender and receiver moved.
 //!
 //! One run per side: it is moved to and fro between two hosts while its partner stays, at full speed all the time. Once what is in
-//! flight is waited for, as in the paper, and once it is cut off and posted again at the new place.
+//! flight is waited for, as in the paper; once it is cut off and posted again at the new place; and once the connections pause
+//! within the protocol (MigrOS) and take along what is in flight.
 
 use std::path::Path;
 use std::time::Duration;
@@ -25,11 +26,39 @@ struct Report {
     sides: Vec<Side>,
 }
 
+/// What becomes of what is in flight.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum InFlight {
+    WaitedFor,
+    CutOff,
+    Paused,
+}
+
+impl InFlight {
+    const ALL: [Self; 3] = [Self::WaitedFor, Self::CutOff, Self::Paused];
+
+    fn options(self) -> &'static [&'static str] {
+        match self {
+            Self::WaitedFor => &[],
+            Self::CutOff => &["--drain-timeout", "0"],
+            Self::Paused => &["--method", "pause-resume"],
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::WaitedFor => "what is in flight is waited for",
+            Self::CutOff => "what is in flight is cut off",
+            Self::Paused => "the connections pause",
+        }
+    }
+}
+
 #[derive(Debug, Serialize)]
 struct Side {
     moved: &'static str,
-    /// What is in flight is cut off (`--drain-timeout 0`).
-    cut_off: bool,
+    in_flight: InFlight,
     service_blackout: Summary,
     communication_blackout: Summary,
     total: Summary,
@@ -46,10 +75,10 @@ pub fn run(tools: &Tools, moves: u32, out: &Path) -> anyhow::Result<()> {
     let all = format!("ib_write_bw -F -q 16 -s 2097152 -t 2 -Q 1 -D {seconds}");
     let argv: Vec<_> = all.split(' ').collect();
     let mut sides = Vec::new();
-    for cut_off in [false, true] {
+    for in_flight in InFlight::ALL {
         for moved in ["sender", "receiver"] {
-            let migrations = measure(tools, &argv, moved, cut_off, moves)?;
-            let side = summarise(moved, cut_off, migrations);
+            let migrations = measure(tools, &argv, moved, in_flight, moves)?;
+            let side = summarise(moved, in_flight, migrations);
             print(&side);
             sides.push(side);
         }
@@ -70,10 +99,9 @@ fn measure(
     tools: &Tools,
     argv: &[&str],
     moved: &str,
-    cut_off: bool,
+    in_flight: InFlight,
     moves: u32,
 ) -> anyhow::Result<Vec<Migration>> {
-    let options: &[&str] = if cut_off { &["--drain-timeout", "0"] } else { &[] };
     let lab = TestLab::up(tools, &["one", "other", "peer"])?;
     let (sender_host, receiver_host) = if moved == "sender" {
         ("one", "peer")
@@ -93,7 +121,7 @@ fn measure(
             .with_context(|| sender.output().unwrap_or_default())?;
         here = if here == "one" { "other" } else { "one" };
         let moved = instance
-            .migrate_with(here, options)
+            .migrate_with(here, in_flight.options())
             .and_then(|moved| moved.must_be_committed().map(|()| moved))
             .with_context(|| format!("move {number}{}", lab.logs()))?;
         migrations.push(moved);
@@ -103,11 +131,11 @@ fn measure(
     Ok(migrations)
 }
 
-fn summarise(moved: &'static str, cut_off: bool, migrations: Vec<Migration>) -> Side {
+fn summarise(moved: &'static str, in_flight: InFlight, migrations: Vec<Migration>) -> Side {
     let of = |get: &dyn Fn(&Migration) -> f64| Summary::of(migrations.iter().map(get));
     Side {
         moved,
-        cut_off,
+        in_flight,
         service_blackout: of(&|migration| migration.service_blackout_ms),
         communication_blackout: of(&|migration| migration.communication_blackout_ms),
         total: of(&|migration| migration.total_ms),
@@ -119,11 +147,7 @@ fn summarise(moved: &'static str, cut_off: bool, migrations: Vec<Migration>) -> 
 }
 
 fn print(side: &Side) {
-    let way = if side.cut_off {
-        "what is in flight is cut off"
-    } else {
-        "drained"
-    };
+    let way = side.in_flight.name();
     println!("{} moves of the {}, {way}, ms", side.migrations.len(), side.moved);
     println!("{:24} {:>9} {:>9} {:>9}", "", "median", "least", "worst");
     let line = |name: &str, summary: &Summary| {

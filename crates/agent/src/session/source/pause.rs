@@ -144,10 +144,14 @@ impl Source {
                 .guest
                 .order(Order::StopAndDump { session, timeout_ms }, Vec::new());
             let answer = tokio::time::timeout(limit + std::time::Duration::from_secs(5), order);
-            match answer.await.context("pausing took too long")??.0 {
-                Answer::Dumped { requests, bytes, .. } => Ok((requests, bytes)),
-                Answer::Undrained { left, .. } => bail!("not drained after {limit:?}: {left}"),
-                other => Err(unexpected(&other, "Dumped")),
+            match answer.await.context("pausing took too long")? {
+                Ok((Answer::Dumped { requests, bytes, .. }, _)) => Ok((requests, bytes)),
+                Ok((Answer::Undrained { left, .. }, _)) => {
+                    Err(anyhow::anyhow!("not drained after {limit:?}: {left}").into())
+                }
+                Ok((other, _)) => Err(unexpected(&other, "Dumped").into()),
+                // By its own word, and all goes on where it is: an image is too large, for one.
+                Err(error) => Err(Failure::CannotPause(format!("{error:#}"))),
             }
         });
         for (requests, bytes) in try_join_all(paused).await? {
