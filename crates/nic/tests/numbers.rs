@@ -94,7 +94,7 @@ fn what_was_asked_for_is_used_on_the_wire() {
     assert_eq!(to.as_slice()[16..24], [1, 2, 3, 4, 5, 6, 7, 8]);
 
     // A window, by the key that it was asked for with: it is bound to that key, and its region is found by the region's.
-    let rkey = 0x12_3456_78;
+    let rkey = 0x1234_5678;
     let Reply::Mw { rkey: given } = right.program.call(mw_request(&right.program, Some(rkey))) else {
         panic!("no window")
     };
@@ -124,7 +124,7 @@ fn what_was_asked_for_is_used_on_the_wire() {
 fn a_region_keeps_the_key_that_was_asked_for_when_it_changes() {
     let a = Server::start([127, 7, 72, 1]);
     let program = Program::connect(&a.socket(), "asks");
-    let key = 0x77_7777_07;
+    let key = 0x7777_7707;
     program.call(mr_request(&program, Some(key)));
     let change = Request::ReregMr {
         lkey: key,
@@ -189,7 +189,7 @@ fn what_is_taken_is_refused_and_nothing_is_left_of_that() {
         second.errno(qp_request(&second, &queue, Some(0x4000))),
         libc::ENOMEM
     );
-    assert_eq!(second.errno(mr_request(&second, Some(0x4000_00))), libc::ENOMEM);
+    assert_eq!(second.errno(mr_request(&second, Some(0x0040_0000))), libc::ENOMEM);
     for n in 0..3 {
         second.call(Request::DestroyQp { qpn: 0x2000 + n });
         second.call(Request::DeregMr {

@@ -16,7 +16,7 @@ const SOME_BYTES: u64 = 8 << 20;
 
 /// 0.27 s for an answer (4.096 µs × 2^16), and seven retries: without one, a connection has failed after 2.1 s.
 const ACK_TIMEOUT: &str = "16";
-const RETRIES: Duration = Duration::from_micros((8 * 4096 << 16) / 1000);
+const RETRIES: Duration = Duration::from_micros(((8 * 4096) << 16) / 1000);
 
 /// More than twice as long.
 const CUT: Duration = Duration::from_secs(5);
