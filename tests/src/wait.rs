@@ -12,7 +12,9 @@ const PATIENCE_VARIABLE: &str = "VERBATIM_TEST_PATIENCE";
 
 /// What is `limit` on an ordinary machine, here.
 pub fn patience(limit: Duration) -> Duration {
-    let times = std::env::var(PATIENCE_VARIABLE).ok().and_then(|text| text.parse().ok());
+    let times = std::env::var(PATIENCE_VARIABLE)
+        .ok()
+        .and_then(|text| text.parse().ok());
     limit * times.unwrap_or(1)
 }
 

@@ -10,7 +10,6 @@ use anyhow::{Context, ensure};
 use verbatim_e2e::{CheckReport, Instance, Migration, TestLab, Tools, Traffic, VCHECK_PORT, patience};
 use verbatim_testbed::{Command, Network, Vm, VmConfig};
 
-
 /// The first argument of the part within the machine; the second is the story's name.
 pub const INSIDE: &str = "--inside";
 
@@ -35,15 +34,25 @@ type Story = fn(&TestLab) -> anyhow::Result<()>;
 
 const STORIES: &[(&str, Story)] = &[
     ("it_goes_ahead", it_goes_ahead),
-    ("what_fails_on_the_way_is_no_harm", what_fails_on_the_way_is_no_harm),
-    ("memory_that_moves_goes_in_one_piece", memory_that_moves_goes_in_one_piece),
+    (
+        "what_fails_on_the_way_is_no_harm",
+        what_fails_on_the_way_is_no_harm,
+    ),
+    (
+        "memory_that_moves_goes_in_one_piece",
+        memory_that_moves_goes_in_one_piece,
+    ),
 ];
 
 /// Their tests, each of which boots a machine.
 pub const ALL: &[crate::tool::Test] = &[
     ("private::it_goes_ahead", |_| boot("it_goes_ahead")),
-    ("private::what_fails_on_the_way_is_no_harm", |_| boot("what_fails_on_the_way_is_no_harm")),
-    ("private::memory_that_moves_goes_in_one_piece", |_| boot("memory_that_moves_goes_in_one_piece")),
+    ("private::what_fails_on_the_way_is_no_harm", |_| {
+        boot("what_fails_on_the_way_is_no_harm")
+    }),
+    ("private::memory_that_moves_goes_in_one_piece", |_| {
+        boot("memory_that_moves_goes_in_one_piece")
+    }),
 ];
 
 /// Boots a machine in which a story is told.
@@ -55,8 +64,8 @@ fn boot(story: &str) -> anyhow::Result<()> {
     };
     let vm = Vm::boot(&config, &Network::new()?)?;
     let program = std::env::current_exe()?.display().to_string();
-    let command = Command::new([program.as_str(), INSIDE, story])
-        .env("VERBATIM_TEST_PATIENCE", PATIENCE.to_string());
+    let command =
+        Command::new([program.as_str(), INSIDE, story]).env("VERBATIM_TEST_PATIENCE", PATIENCE.to_string());
     let ended = vm.run(&command, STORY_LIMIT)?;
     let words = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     println!("{}", words(&ended.stdout));
@@ -86,7 +95,9 @@ fn tell(name: &str) -> anyhow::Result<()> {
         .iter()
         .find(|(known, _)| *known == name)
         .context("no such story")?;
-    let lo = std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status()?;
+    let lo = std::process::Command::new("ip")
+        .args(["link", "set", "lo", "up"])
+        .status()?;
     ensure!(lo.success(), "the loopback device is not up");
     let lab = TestLab::up(&Tools::find()?, HOSTS)?;
     story(&lab).with_context(|| lab.logs())?;
@@ -108,7 +119,18 @@ impl<'a> Pair<'a> {
         let server = lab.instance("peer", "server", &[&[program.as_str()], &patient[..]].concat())?;
         server.listens(VCHECK_PORT)?;
         let (address, private) = (server.address()?, PRIVATE_MIB.to_string());
-        let options = ["--private", &private, "--op", "mix", "-q", "2", "-D", "100000", "--depth", "8"];
+        let options = [
+            "--private",
+            &private,
+            "--op",
+            "mix",
+            "-q",
+            "2",
+            "-D",
+            "100000",
+            "--depth",
+            "8",
+        ];
         let argv = [&[program.as_str()], &patient[..], &options, &[&address]].concat();
         let client = lab.instance("src", "client", &argv)?;
         let pair = Self { lab, client, server };
@@ -118,12 +140,18 @@ impl<'a> Pair<'a> {
 
     fn flows(&self, host: &str) -> anyhow::Result<()> {
         let traffic = Traffic::of(self.lab, host)?;
-        traffic.flows(1 << 16, patience(LIMIT)).with_context(|| self.words())
+        traffic
+            .flows(1 << 16, patience(LIMIT))
+            .with_context(|| self.words())
     }
 
     fn words(&self) -> String {
         let words = |instance: &Instance| instance.output().unwrap_or_else(|error| format!("{error:#}"));
-        format!("the client wrote {:?}, the server {:?}", words(&self.client), words(&self.server))
+        format!(
+            "the client wrote {:?}, the server {:?}",
+            words(&self.client),
+            words(&self.server)
+        )
     }
 
     fn moves(&self, to: &str) -> anyhow::Result<Migration> {
@@ -136,8 +164,14 @@ impl<'a> Pair<'a> {
     /// Both sides have found nothing wrong, neither with messages nor with the private memory.
     fn end(self) -> anyhow::Result<()> {
         self.client.interrupt()?;
-        let client = self.client.succeed(patience(LIMIT)).with_context(|| self.words())?;
-        let server = self.server.succeed(patience(LIMIT)).with_context(|| self.words())?;
+        let client = self
+            .client
+            .succeed(patience(LIMIT))
+            .with_context(|| self.words())?;
+        let server = self
+            .server
+            .succeed(patience(LIMIT))
+            .with_context(|| self.words())?;
         CheckReport::both_clean(&client, &server).map(drop)
     }
 }
@@ -166,7 +200,10 @@ fn it_goes_ahead(lab: &TestLab) -> anyhow::Result<()> {
         };
         ensure!(first.bytes >= PRIVATE_MIB << 20, "{pre_copy:?}");
         ensure!(last.bytes < first.bytes / 4, "{pre_copy:?}");
-        ensure!(pre_copy.pre_dumps.iter().all(|one| one.frozen_ms > Some(0.0)), "{pre_copy:?}");
+        ensure!(
+            pre_copy.pre_dumps.iter().all(|one| one.frozen_ms > Some(0.0)),
+            "{pre_copy:?}"
+        );
         ensure!(ahead.bytes.pre_copy >= PRIVATE_MIB << 20, "{ahead:?}");
         // 1 MiB of it changes all the time, and the rest of the process's own memory is small.
         ensure!(ahead.bytes.stop_and_copy < PRIVATE_MIB << 20 >> 2, "{ahead:?}");
@@ -237,7 +274,11 @@ fn memory_that_moves_goes_in_one_piece(lab: &TestLab) -> anyhow::Result<()> {
     let says = |least: usize| {
         verbatim_e2e::eventually("turns of the program", patience(LIMIT), || {
             program.row()?;
-            let fine = program.output()?.lines().filter(|line| line.starts_with("fine")).count();
+            let fine = program
+                .output()?
+                .lines()
+                .filter(|line| line.starts_with("fine"))
+                .count();
             Ok((fine >= least).then_some(fine))
         })
     };

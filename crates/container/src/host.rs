@@ -73,7 +73,10 @@ impl Host {
         let (known, criu) = (Arc::clone(&self.tracks_memory), self.criu.clone());
         let asked = tokio::task::spawn_blocking(move || {
             known
-                .get_or_init(|| criu.tracks_memory().unwrap_or_else(|error| Err(error.to_string())))
+                .get_or_init(|| {
+                    criu.tracks_memory()
+                        .unwrap_or_else(|error| Err(error.to_string()))
+                })
                 .clone()
         });
         asked.await.expect("asking CRIU does not panic")

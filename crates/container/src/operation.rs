@@ -212,7 +212,10 @@ impl Operation {
         self.send(Order::Go).await?;
         while !self.next_moment().await?.finished {}
         let mut child = self.child.take().expect("runc is waited for once");
-        let status = child.wait().await.map_err(|source| self.runc.start_error(source))?;
+        let status = child
+            .wait()
+            .await
+            .map_err(|source| self.runc.start_error(source))?;
         match status {
             Some(status) if !status.success() => {
                 let reason = format!("runc ended with {status}");

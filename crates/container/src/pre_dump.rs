@@ -77,7 +77,11 @@ pub async fn pre_dump(host: &Host, config: PreDumpConfig) -> Result<PreDumped, E
     operation.run().await?;
     let failed = |source| Error::file("look at the images in", &images, source);
     forget_shared(&images).map_err(failed)?;
-    let bytes = pages(&images).map_err(failed)?.iter().map(|(_, bytes)| bytes).sum();
+    let bytes = pages(&images)
+        .map_err(failed)?
+        .iter()
+        .map(|(_, bytes)| bytes)
+        .sum();
     let frozen = std::fs::read(&stats).ok().and_then(|image| frozen(&image));
     Ok(PreDumped { bytes, frozen })
 }

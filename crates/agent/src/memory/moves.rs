@@ -73,7 +73,10 @@ impl Moves {
             if new.is_empty() {
                 return Ok(Self(events));
             }
-            for (thread, entry) in new.into_iter().flat_map(|thread| ENTRIES.iter().map(move |entry| (thread, entry))) {
+            for (thread, entry) in new
+                .into_iter()
+                .flat_map(|thread| ENTRIES.iter().map(move |entry| (thread, entry)))
+            {
                 match open(kind, entry, thread) {
                     Ok(event) => events.push(event),
                     // It has ended.
@@ -138,9 +141,17 @@ fn threads_of_tree(root: i32) -> Vec<i32> {
     while let Some(pid) = waiting.pop_front() {
         let tasks = std::fs::read_dir(format!("/proc/{pid}/task"));
         for task in tasks.into_iter().flatten().flatten() {
-            threads.extend(task.file_name().to_str().and_then(|thread| thread.parse::<i32>().ok()));
+            threads.extend(
+                task.file_name()
+                    .to_str()
+                    .and_then(|thread| thread.parse::<i32>().ok()),
+            );
             let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
-            waiting.extend(children.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
+            waiting.extend(
+                children
+                    .split_ascii_whitespace()
+                    .filter_map(|pid| pid.parse::<i32>().ok()),
+            );
         }
     }
     threads

@@ -36,7 +36,8 @@ impl Placer {
         self.open.remove(&part.path);
         if part.kind() == Kind::Removed {
             // What is open keeps its room, also below a folder that is gone.
-            self.open.retain(|path, _| !Path::new(path).starts_with(&part.path));
+            self.open
+                .retain(|path, _| !Path::new(path).starts_with(&part.path));
         }
         match part.kind() {
             Kind::Directory => {

@@ -59,7 +59,9 @@ impl Chain {
 
     /// How much of `private_bytes` the dump is to have: by the last pre-dump, all of it if there is none.
     pub fn left(&self, private_bytes: u64) -> u64 {
-        self.0.last().map_or(private_bytes, |last| last.bytes.min(private_bytes))
+        self.0
+            .last()
+            .map_or(private_bytes, |last| last.bytes.min(private_bytes))
     }
 
     /// What to do, `elapsed` after the first one began.
@@ -147,6 +149,9 @@ mod tests {
     #[test]
     fn a_report_has_milliseconds() {
         let json = serde_json::to_value(chain(&[1]).all()).unwrap();
-        assert_eq!(json, serde_json::json!([{"bytes": 1 << 20, "ms": 200.0, "frozen_ms": 12.5}]));
+        assert_eq!(
+            json,
+            serde_json::json!([{"bytes": 1 << 20, "ms": 200.0, "frozen_ms": 12.5}])
+        );
     }
 }

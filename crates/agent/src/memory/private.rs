@@ -16,7 +16,9 @@ pub fn bytes_of_tree(root: i32) -> u64 {
 /// Why the kernel does not see everything that is written to the private memory of a process and all that descend from it, in
 /// words for an operator; `None` if it does. What asynchronous reads bring goes to pages that are pinned.
 pub fn untracked(root: i32) -> Option<&'static str> {
-    let maps = tree(root).into_iter().map(|process| std::fs::read_to_string(process.join("maps")));
+    let maps = tree(root)
+        .into_iter()
+        .map(|process| std::fs::read_to_string(process.join("maps")));
     let rings = maps.into_iter().any(|maps| has_rings(&maps.unwrap_or_default()));
     rings.then_some("a process has asynchronous reads and writes (io_setup), which the kernel does not track")
 }
@@ -104,9 +106,12 @@ mod tests {
 
     #[test]
     fn the_rings_of_asynchronous_input_are_seen() {
-        let ordinary = "7f00-7f01 rw-p 0 00:00 0 \n7f01-7f02 rw-s 0 00:01 99 /memfd:verbatim-arena (deleted)\n";
+        let ordinary =
+            "7f00-7f01 rw-p 0 00:00 0 \n7f01-7f02 rw-s 0 00:01 99 /memfd:verbatim-arena (deleted)\n";
         assert!(!has_rings(ordinary));
-        assert!(has_rings(&format!("{ordinary}7f02-7f03 rw-s 0 00:0f 17 /[aio] (deleted)\n")));
+        assert!(has_rings(&format!(
+            "{ordinary}7f02-7f03 rw-s 0 00:0f 17 /[aio] (deleted)\n"
+        )));
         assert_eq!(untracked(std::process::id().cast_signed()), None);
     }
 

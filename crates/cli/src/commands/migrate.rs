@@ -247,7 +247,10 @@ mod tests {
             round_in_words(&round),
             "round 2: 3.00 MiB sent, 1.00 GiB/s, 8.00 MiB written during the round before, blackout about 70 ms"
         );
-        let private = PreCopyRound { private: true, ..round };
+        let private = PreCopyRound {
+            private: true,
+            ..round
+        };
         assert!(round_in_words(&private).starts_with("pre-dump 2: 3.00 MiB sent"));
         assert_eq!(line(&MigrationEvent::PreCopy(private))["private"], true);
         let value = line(&MigrationEvent::PreCopy(round));

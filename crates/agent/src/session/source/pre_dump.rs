@@ -173,7 +173,10 @@ impl Source {
     /// Why private memory goes in one piece, or else what to watch.
     async fn may_pre_dump(&self) -> Result<Moves, String> {
         if let Err(said) = self.agent.tools.tracks_memory().await {
-            return Err(format!("{} does not tell what is written to memory: {said}", self.agent.name()));
+            return Err(format!(
+                "{} does not tell what is written to memory: {said}",
+                self.agent.name()
+            ));
         }
         let init = self.instance.init_pid();
         let bytes = private::bytes_of_tree(init);
@@ -188,7 +191,10 @@ impl Source {
             return Err(why_not.to_owned());
         }
         Moves::watch(init).map_err(|error| {
-            format!("{} cannot tell whether memory is moved (mremap): {error}", self.agent.name())
+            format!(
+                "{} cannot tell whether memory is moved (mremap): {error}",
+                self.agent.name()
+            )
         })
     }
 
@@ -282,7 +288,10 @@ impl Source {
         let (mut destination, folder) = (self.destination(), Path::new(PRE_DUMPS));
         let removed = Sender::remove(self.session, Folder::Images, folder, &mut destination);
         if let Err(error) = removed.await {
-            tracing::warn!(error = format!("{error:#}"), "pre-dumps are left at the destination");
+            tracing::warn!(
+                error = format!("{error:#}"),
+                "pre-dumps are left at the destination"
+            );
         }
     }
 }
@@ -310,7 +319,11 @@ mod tests {
         assert_eq!(ahead.left(1 << 20), 4096);
         ahead.why_not = Some("x".into());
         assert_eq!((ahead.parent(), ahead.left(1 << 20)), (None, 1 << 20));
-        assert_eq!(ahead.pre_dumps().len(), 2, "what was done is reported all the same");
+        assert_eq!(
+            ahead.pre_dumps().len(),
+            2,
+            "what was done is reported all the same"
+        );
         let again = ahead.again();
         assert_eq!((again.why_not(), again.pre_dumps().len()), (Some("x"), 0));
     }

@@ -282,7 +282,8 @@ impl Source {
     pub(super) async fn stop_and_copy(&mut self) -> anyhow::Result<()> {
         let images = self.instance.home.paths.images.clone();
         // Pre-dumps are there already.
-        let mut images = Sender::new(self.session, Folder::Images, images, None).without(Path::new(PRE_DUMPS));
+        let mut images =
+            Sender::new(self.session, Folder::Images, images, None).without(Path::new(PRE_DUMPS));
         images.hurry();
         self.bytes.stop_and_copy += images.round(&mut self.destination()).await?;
         Ok(())
