@@ -17,7 +17,7 @@ pub const INSIDE: &str = "--inside";
 const PATIENCE: u32 = 8;
 
 /// How long a story may take there.
-const STORY_LIMIT: Duration = Duration::from_secs(900);
+const STORY_LIMIT: Duration = Duration::from_secs(2400);
 
 /// Three hosts and their programs, with room for images.
 const MEMORY_MIB: u32 = 3072;
@@ -25,7 +25,7 @@ const MEMORY_MIB: u32 = 3072;
 /// The agents' TLS: without them 64 MiB take more than a minute on an emulated processor.
 const CRYPTOGRAPHY: &str = ",+aes,+pclmulqdq";
 
-const PRIVATE_MIB: u64 = 64;
+const PRIVATE_MIB: u64 = 40;
 const HOSTS: &[&str] = &["src", "dst", "peer"];
 const LIMIT: Duration = Duration::from_secs(60);
 

@@ -32,8 +32,8 @@ pub use gate::Gate;
 pub use message::{recv, send};
 pub use orders::{
     Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedMw, ClaimedPd, ClaimedQp,
-    ClaimedSrq, Endpoint, Greeting, KeyPair, MovedEndpoint, Order, QpCount, QpProgress, Relocated, Resolved, Scope,
-    StandbyPeer, StandbyQp,
+    ClaimedSrq, Endpoint, Greeting, KeyPair, MovedEndpoint, Order, QpCount, QpProgress, Relocated, Resolved,
+    Scope, StandbyPeer, StandbyQp,
 };
 pub use road_map::{
     ChannelRecord, ContextRecord, CqRecord, MrRecord, MwRecord, PdRecord, QpRecord, RoadMap, SegmentRecord,

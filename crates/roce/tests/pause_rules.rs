@@ -137,7 +137,10 @@ fn who_resumes_in_vain_with_nothing_to_send_goes_on() {
     world.put_in(Side::A, moving, elsewhere(Side::A, 0, 0x11));
     world.run();
     let end = world.end(Side::A);
-    assert_eq!((end.qp.state(), end.qp.standing()), (QpState::Rts, Standing::Running));
+    assert_eq!(
+        (end.qp.state(), end.qp.standing()),
+        (QpState::Rts, Standing::Running)
+    );
     assert!(end.host.events.is_empty() && end.host.outcomes(Queue::Receive).is_empty());
     assert_eq!(end.qp.migration_counters().pause_limit_exceeded, 1);
     assert_eq!(end.qp.counters().retry_exceeded_err, 0);

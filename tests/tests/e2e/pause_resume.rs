@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use verbatim_e2e::{BandwidthRow, Instance, Migration, PATIENCE, PERFTEST_PORT, TestLab, Traffic, eventually, left_behind};
+use verbatim_e2e::{
+    BandwidthRow, Instance, Migration, PATIENCE, PERFTEST_PORT, TestLab, Traffic, eventually, left_behind,
+};
 
 use crate::Test;
 use crate::migration::{Check, both_in_one_instance, plausible};
@@ -30,15 +32,26 @@ pub fn tests() -> Vec<Test> {
     let mut tests = vec![
         Test::new("pause_resume::client", HOSTS, |lab| there_and_back(lab, false)),
         Test::new("pause_resume::server", HOSTS, |lab| there_and_back(lab, true)),
-        Test::new("pause_resume::by_turns_with_the_other_method", FOUR_HOSTS, by_turns),
+        Test::new(
+            "pause_resume::by_turns_with_the_other_method",
+            FOUR_HOSTS,
+            by_turns,
+        ),
         Test::new("pause_resume::both_in_one_instance", HOSTS, |lab| {
             both_in_one_instance(lab, PAUSE_RESUME)
         }),
         Test::new("pause_resume::both_ends_move_at_once", FOUR_HOSTS, both_ends),
         Test::new("pause_resume::unreliable_connections_do_not", HOSTS, unreliable),
     ];
-    for options in [&["ib_write_bw"][..], &["ib_send_bw", "--use-srq"], &["ib_atomic_bw"]] {
-        let name = format!("pause_resume::{}", options.concat().replace("--", "_").replace('-', "_"));
+    for options in [
+        &["ib_write_bw"][..],
+        &["ib_send_bw", "--use-srq"],
+        &["ib_atomic_bw"],
+    ] {
+        let name = format!(
+            "pause_resume::{}",
+            options.concat().replace("--", "_").replace('-', "_")
+        );
         tests.push(Test::new(name, HOSTS, move |lab| perftest(lab, options)));
     }
     for order in ["source-pause fail", "source-freeze fail", "partner-suspend fail"] {
@@ -111,10 +124,7 @@ fn both_ends(lab: &TestLab) -> anyhow::Result<()> {
             let argv = ["migrate", instance.name(), "--to", to, "--json"];
             lab.verbatim(&[&argv[..], PAUSE_RESUME].concat())
         };
-        let moving = [
-            start(&check.client, client_to)?,
-            start(&check.server, server_to)?,
-        ];
+        let moving = [start(&check.client, client_to)?, start(&check.server, server_to)?];
         for moving in moving {
             let migration = Migration::of(&moving.wait(LIMIT)?)?;
             migration.must_be_committed().with_context(|| check.words())?;
@@ -175,7 +185,11 @@ fn perftest(lab: &TestLab, program: &[&str]) -> anyhow::Result<()> {
 fn rolls_back(lab: &TestLab, order: &str) -> anyhow::Result<()> {
     let check = Check::start(lab, OPTIONS)?;
     let (point, _) = order.split_once(' ').context("POINT ACTION")?;
-    let host = if point.starts_with("partner") { "peer" } else { "src" };
+    let host = if point.starts_with("partner") {
+        "peer"
+    } else {
+        "src"
+    };
     lab.order_faults(host, order)?;
     let migration = check.client.migrate_with("dst", PAUSE_RESUME)?;
     migration.must_be_rolled_back(&[point])?;

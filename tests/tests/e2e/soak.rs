@@ -182,7 +182,10 @@ fn soak(lab: &TestLab, moves: usize, how: &[&str]) -> anyhow::Result<()> {
         let when = || format!("move {}: {}", number + 1, check.words());
         let migration = moved.migrate_with(to, how).with_context(when)?;
         migration.must_be_committed().with_context(when)?;
-        ensure!(how.is_empty() || how.contains(&migration.method.as_str()), "{migration:?}");
+        ensure!(
+            how.is_empty() || how.contains(&migration.method.as_str()),
+            "{migration:?}"
+        );
         plausible(&migration, 8)?;
         check.flows(to).with_context(when)?;
         let behind = left_behind(lab, left, moved.name())?;

@@ -421,7 +421,9 @@ impl Partner {
             peers.insert(peer.connection, (remote, peer.rq_psn));
         }
         if self.pauses {
-            let moved_to = peers.iter().map(|(connection, (remote, _))| (*connection, *remote));
+            let moved_to = peers
+                .iter()
+                .map(|(connection, (remote, _))| (*connection, *remote));
             self.moved_to = moved_to.collect();
             return self.keep();
         }

@@ -211,7 +211,9 @@ pub async fn migrate(
             Err(Failure::Error(error)) if source.ahead.is_to_blame() => {
                 source.undo().await;
                 source.journal(Event::RolledBack, Told::error(&error));
-                source.note(&format!("{error:#}; starting again, with private memory in one piece"));
+                source.note(&format!(
+                    "{error:#}; starting again, with private memory in one piece"
+                ));
                 ahead = Ahead::in_one_piece(format!("a dump that relied on pre-dumps failed: {error:#}"));
             }
             result => {

@@ -61,7 +61,13 @@ impl Dumped {
     /// Takes down what its successor is to be given. The completions of all that is complete have been taken.
     fn note_requests(&mut self) -> Result<(), SessionError> {
         let send = self.qp.send.lock();
-        let fits = |first: u64| self.image.requests.iter().copied().eq(first..first + self.image.requests.len() as u64);
+        let fits = |first: u64| {
+            self.image
+                .requests
+                .iter()
+                .copied()
+                .eq(first..first + self.image.requests.len() as u64)
+        };
         let unfinished = send.first_unfinished().filter(|first| fits(*first));
         let requests = unfinished.and_then(|_| send.unfinished());
         let requests = requests.filter(|requests| requests.len() >= self.image.requests.len());

@@ -42,7 +42,10 @@ impl Source {
 
     /// Whether the instance's ends can pause.
     pub(super) fn can_pause(&self) -> Result<(), Failure> {
-        let contexts = self.processes.iter().flat_map(|process| &process.road_map.contexts);
+        let contexts = self
+            .processes
+            .iter()
+            .flat_map(|process| &process.road_map.contexts);
         let unreliable = contexts
             .flat_map(|context| &context.qps)
             .find(|qp| qp.qp_type == QpType::Uc);

@@ -232,7 +232,10 @@ impl Device for WireDevice {
         self.with_qp(qpn, |qp| {
             let sends = qp.queues.sends.drain(..image.requests().count());
             let taken: Vec<u64> = sends.map(|posted| posted.wqe.wr_id).collect();
-            assert!(taken.into_iter().eq(image.requests()), "the ring begins with the requests of the image");
+            assert!(
+                taken.into_iter().eq(image.requests()),
+                "the ring begins with the requests of the image"
+            );
             if let Some(receive) = image.receive() {
                 let first = qp.queues.recvs.pop_front();
                 assert_eq!(first.map(|first| first.wr_id), Some(receive));

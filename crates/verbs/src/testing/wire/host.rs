@@ -6,9 +6,8 @@ use std::net::IpAddr;
 use verbatim_device::control::Access;
 use verbatim_device::layout::{Cqe, SEND_EXECUTED, SEND_FENCE, SEND_SIGNALED, SEND_SOLICITED, SendWqe};
 use verbatim_roce::{
-    AccessError, AtomicOp, BadRequest, Completion, Event, Host, Immediate, Key, Lkey, LocalAccess,
-    Location, Operation,
-    Queue, ReceiveRequest, RemoteAccess, Rkey, SendRequest,
+    AccessError, AtomicOp, BadRequest, Completion, Event, Host, Immediate, Key, Lkey, LocalAccess, Location,
+    Operation, Queue, ReceiveRequest, RemoteAccess, Rkey, SendRequest,
 };
 
 use super::{Queues, Region, memory};

@@ -19,8 +19,8 @@ use verbatim_device::control::{Access, QpCap};
 use verbatim_device::layout::{Cqe, SendWqe};
 use verbatim_roce::wire::opcode::Kind;
 use verbatim_roce::{
-    Flow, Forwarding, Location, Packet, Qp, QpConfig, QpType, Qpn, RcQp, ReceiveRequest, SendData, Standing, Time, Transmit,
-    TxBatch, UDP_PORT,
+    Flow, Forwarding, Location, Packet, Qp, QpConfig, QpType, Qpn, RcQp, ReceiveRequest, SendData, Standing,
+    Time, Transmit, TxBatch, UDP_PORT,
 };
 
 use self::host::Surroundings;

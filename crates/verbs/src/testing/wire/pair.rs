@@ -331,7 +331,10 @@ impl Pair {
             }
             Step::Suspended if one.pauses => {
                 let session = one.session;
-                let dump = Order::StopAndDump { session, timeout_ms: 0 };
+                let dump = Order::StopAndDump {
+                    session,
+                    timeout_ms: 0,
+                };
                 match self.ends[one.mover].order(dump) {
                     Answer::Dumped { requests, .. } => self.replayed[0] += requests,
                     other => panic!("{other:?}"),
