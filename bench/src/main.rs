@@ -1,12 +1,14 @@
 //! Measures what the papers measured, between hosts of a lab on this machine, and writes it to `out/bench/`.
 //!
-//! One module per subject: [`bandwidth`], [`soft_rnic`], [`cost`], [`blackout`], and [`migrrdma`] for the paper's figures. Each prints a table for people and writes a JSON file for
+//! One module per subject: [`bandwidth`], [`soft_rnic`], [`cost`], [`blackout`], [`methods`],
+//! and [`migrrdma`] for the paper's figures. Each prints a table for people and writes a JSON file for
 //! programs, with every single measurement and what it was measured on.
 
 mod bandwidth;
 mod blackout;
 mod context;
 mod cost;
+mod methods;
 mod migrrdma;
 mod soft_rnic;
 mod summary;
@@ -64,6 +66,8 @@ enum Bench {
     Drain,
     /// The partner's throughput around a move (MigrRDMA, figure 5).
     Timeline,
+    /// Wait-before-stop and pause-resume (MigrOS) side by side.
+    Methods,
     /// LAMMPS over MPI and UCX, moved, against starting it again (MigrRDMA, figure 6).
     Application,
 }
@@ -124,6 +128,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     if wanted(Bench::Timeline) {
         migrrdma::timeline::run(&tools, repeats, &arguments.out.join("timeline.json"))?;
+    }
+    if wanted(Bench::Methods) {
+        methods::run(&tools, repeats, most, &arguments.out.join("methods.json"))?;
     }
     if wanted(Bench::Application) {
         match Simulation::obstacle() {

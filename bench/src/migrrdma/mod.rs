@@ -5,7 +5,7 @@
 pub mod application;
 pub mod connections;
 pub mod drain;
-mod pair;
+pub mod pair;
 pub mod timeline;
 
 use std::path::Path;
@@ -14,7 +14,7 @@ use anyhow::Context as _;
 use serde::Serialize;
 
 /// Writes a report.
-fn write(report: &impl Serialize, out: &Path) -> anyhow::Result<()> {
+pub fn write(report: &impl Serialize, out: &Path) -> anyhow::Result<()> {
     std::fs::write(out, serde_json::to_vec_pretty(report)?)
         .with_context(|| format!("cannot write {}", out.display()))?;
     println!("{}\n", out.display());

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use serde::Serialize;
 use verbatim_e2e::{Instance, Migration, PERFTEST_PORT, TestLab, Tools, Traffic};
 
@@ -44,9 +44,20 @@ pub struct Move {
 
 /// Runs the program on both sides and moves one of them.
 pub fn moves(tools: &Tools, argv: &[&str], moved: Moved, count: u32) -> anyhow::Result<Vec<Move>> {
+    moves_by(tools, argv, moved, count, |_| "wait-before-stop")
+}
+
+/// The same, each move by the method that `method` says for its number, from 0.
+pub fn moves_by(
+    tools: &Tools,
+    argv: &[&str],
+    moved: Moved,
+    count: u32,
+    method: impl Fn(u32) -> &'static str,
+) -> anyhow::Result<Vec<Move>> {
     let lab = TestLab::up(tools, &HOSTS)?;
     let result = with_pair(&lab, argv, moved, |lab, instance| {
-        to_and_fro(lab, instance, count)
+        to_and_fro(lab, instance, count, method)
     })
     .with_context(|| lab.logs());
     lab.down()?;
@@ -83,12 +94,22 @@ fn last_lines(output: &str) -> String {
     lines[lines.len().saturating_sub(LINES)..].join("\n")
 }
 
-fn to_and_fro(lab: &TestLab, instance: &Instance<'_>, count: u32) -> anyhow::Result<Vec<Move>> {
+fn to_and_fro(
+    lab: &TestLab,
+    instance: &Instance<'_>,
+    count: u32,
+    method: impl Fn(u32) -> &'static str,
+) -> anyhow::Result<Vec<Move>> {
     let [mut here, mut there, _] = HOSTS;
     let mut moves = Vec::new();
-    for number in 1..=count {
+    for number in 0..count {
         let rate_before = rate(lab)?;
-        let migration = instance.moves(there).with_context(|| format!("move {number}"))?;
+        let method = method(number);
+        let migration = instance
+            .migrate_with(there, &["--method", method])
+            .and_then(|migration| migration.must_be_committed().map(|()| migration))
+            .with_context(|| format!("move {}", number + 1))?;
+        ensure!(migration.method == method, "{}", migration.method_reason);
         std::mem::swap(&mut here, &mut there);
         moves.push(Move {
             migration,

@@ -14,6 +14,7 @@
 //! [`client::Client`] for the other end of `api.sock`.
 
 mod agent;
+mod allocator;
 mod api;
 mod caller;
 pub mod client;
@@ -52,8 +53,9 @@ pub mod proto {
     tonic::include_proto!("verbatim.v1");
 }
 
+pub use allocator::share_freed_memory;
 pub use config::Config;
-pub use run::{raise_priority, run, share_freed_memory};
+pub use run::{raise_priority, run};
 
 /// The version of the protocol between agents, and between command line and agent. Both sides refuse another one.
 pub const PROTOCOL: u32 = 6;

@@ -40,17 +40,6 @@ pub fn raise_priority() {
     }
 }
 
-/// glibc keeps what is freed for each thread that has ever been busy at the same time as others, and a busy host makes that
-/// many threads: the agent would seem to grow with each session. To be called before the runtime is made.
-pub fn share_freed_memory() {
-    const ARENAS: i32 = 2;
-    #[cfg(target_env = "gnu")]
-    // SAFETY: mallopt(3) only sets a limit of the allocator; no other thread runs yet.
-    unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, ARENAS);
-    }
-}
-
 /// Images, registered memory and the journal lie in the runtime folder: on a disk they would be slow, and stay there.
 fn must_lie_in_memory(folder: &Path) -> anyhow::Result<()> {
     /// `f_type` of tmpfs and ramfs (statfs(2)).

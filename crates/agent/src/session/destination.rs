@@ -20,6 +20,7 @@ use verbatim_device::control::QpType;
 use super::driver::Driver;
 use super::{ProcessKeys, decode, encode, in_time};
 use crate::agent::Shared;
+use crate::allocator;
 use crate::datagrams;
 use crate::faults::Point;
 use crate::guests::{Guest, unexpected};
@@ -671,6 +672,8 @@ impl Destination {
         self.write(Event::Closed)?;
         self.resumed = true;
         self.turn = None;
+        // Beside the answer, which ends a blackout.
+        tokio::task::spawn_blocking(allocator::return_freed_memory);
         Ok(intercepted)
     }
 

@@ -17,6 +17,7 @@ use verbatim_channel::{Answer, Endpoint, KeyPair, Order, StandbyPeer};
 
 use super::{PAUSE, decode, in_time};
 use crate::agent::Shared;
+use crate::allocator;
 use crate::faults::Point;
 use crate::forwarding::{self, Forward, Moved};
 use crate::guests::unexpected;
@@ -552,6 +553,7 @@ impl Partner {
         tokio::spawn(async move {
             forwarding::tell(&agent, visited.iter().map(String::as_str), &moved).await;
             agent.turns.leave(session);
+            allocator::return_freed_memory();
         });
     }
 

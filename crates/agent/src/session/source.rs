@@ -26,6 +26,7 @@ use verbatim_channel::RoadMap;
 use verbatim_container::{Checkpoint, Dumped};
 
 use crate::agent::Shared;
+use crate::allocator;
 use crate::faults::Point;
 use crate::guests::Guest;
 use crate::held::Hold;
@@ -504,6 +505,7 @@ impl Source {
             watch.abort();
         }
         let (phases_ms, service, communication, total) = self.timeline.totals();
+        allocator::return_freed_memory();
         Migration {
             instance: self.instance.name().to_owned(),
             source: self.agent.name().to_owned(),

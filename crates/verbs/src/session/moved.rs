@@ -21,6 +21,9 @@ use crate::road_map;
 use crate::srq::Srq;
 use crate::tables::{KeyTable, key_slot};
 
+/// Says which requests of a queue pair are to be posted again.
+type Again<'a> = &'a mut dyn FnMut(&Arc<Qp>) -> Vec<Copied>;
+
 /// The new ends of a context's queues, all of them made before any is put in.
 struct NewEnds {
     cqs: Vec<(Arc<Cq>, CqPlace, Box<dyn CompletionRing>)>,
@@ -384,7 +387,7 @@ fn open_windows(context: &Context, replacement: &ClaimedContext) -> Result<(), S
 
 /// Puts the new ends in. Of a context that has moved, with the requests of each queue pair that are to be posted again: how
 /// many those are.
-fn put_in(ends: NewEnds, mut again: Option<&mut dyn FnMut(&Arc<Qp>) -> Vec<Copied>>) -> u64 {
+fn put_in(ends: NewEnds, mut again: Option<Again<'_>>) -> u64 {
     let moved = again.is_some();
     let mut replayed = 0;
     for (cq, place, ring) in ends.cqs {
