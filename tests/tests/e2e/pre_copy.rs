@@ -53,7 +53,7 @@ fn the_blackout_has_a_limit(lab: &TestLab) -> anyhow::Result<()> {
     // Too little private memory, whatever the kernel can do.
     let why = wide.pre_copy.private_in_one_piece.as_deref();
     let why = why.context("it is not said why private memory went in one piece")?;
-    let known = why.contains("mem_dirty_track") || why.contains("not worth");
+    let known = why.contains("does not tell what is written to memory") || why.contains("not worth");
     ensure!(known && wide.pre_copy.pre_dumps.is_empty(), "{why}");
     check.flows("dst")?;
 
