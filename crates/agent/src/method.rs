@@ -40,7 +40,7 @@ pub enum Wanted {
     WaitBeforeStop,
     /// This one, where both ends of all connections can.
     PauseResume,
-    /// The better one of those that can be.
+    /// Pausing where that can be. Blackouts are not predicted.
     Auto,
 }
 

@@ -253,7 +253,7 @@ pub struct MigrateArguments {
     /// How connections are brought to a stop. wait-before-stop: requests are intercepted at both ends until nothing is in flight.
     /// pause-resume: the RNICs of both ends pause the connections in the middle of what is under way, nothing is waited for,
     /// and the partners' programs are not touched; where that cannot be, it is wait-before-stop after all, and the report
-    /// says why. auto: whichever can be expected to be shorter.
+    /// says why. auto: pause-resume wherever that can be.
     #[arg(long, value_name = "METHOD", default_value = "wait-before-stop",
           value_parser = ["wait-before-stop", "pause-resume", "auto"])]
     pub method: String,
