@@ -5,9 +5,10 @@
 
 use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
+use verbatim_seqpacket::Carried;
 
 /// The version of this contract; both sides refuse another one.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// From here on queue pair numbers are not the RNIC's to give, asked for or not: they are for queue pairs that programs which
 /// have moved away make elsewhere, under the GID of this host.
@@ -675,22 +676,23 @@ pub enum Request {
         /// After so many seconds from now it goes on by itself, as by `ResumeQp`. The latest request counts.
         limit_s: Option<u32>,
     },
-    /// The whole state of a connection that `PauseQp` has stopped. Answered by [`Reply::QpImage`]; `EBUSY` if it runs.
+    /// The whole state of a connection that `PauseQp` has stopped. Answered by [`Reply::QpImage`], with a descriptor if it is
+    /// long; `EBUSY` if it runs.
     DumpQp {
         /// Which.
         qpn: u32,
     },
     /// Gives a reliable connection in RESET the state of an image. It is then paused, as the one was that the image is of.
     ///
-    /// Its rings must hold, oldest first, the requests that [`Reply::QpImage`] names (`requests` in the send ring; `receive` in
+    /// Its rings must hold, oldest first, the requests that the [`QpImage`](crate::image::QpImage) names (`requests` in the send ring; `receive` in
     /// its own receive ring) and behind them those that were not taken: the RNIC takes the named ones off, and only looks
     /// at their `wr_id`s. Answered by [`Reply::Done`]; `EINVAL` for an image that is damaged, or does not fit the queue pair, its
     /// rings or this RNIC: then nothing has changed.
     RestoreQp {
         /// Which.
         qpn: u32,
-        /// The image.
-        image: Vec<u8>,
+        /// [`QpImage::image`](crate::image::QpImage::image); a long one comes in a descriptor ([`crate::image`]).
+        image: Carried,
     },
     /// Goes on after `PauseQp` or `RestoreQp`: with a secret, as soon as the partner has acknowledged where. Answered by
     /// [`Reply::Done`] at once.
@@ -839,15 +841,8 @@ pub enum Reply {
     Owners(Vec<QpOwner>),
     /// Where a queue pair stands.
     QpStopped(QpPosition),
-    /// The whole state of a reliable connection at one end.
-    QpImage {
-        /// For `RestoreQp`. It holds the connection's secret.
-        image: Vec<u8>,
-        /// The `wr_id`s of the send requests in it, oldest first: taken off the ring and not complete.
-        requests: Vec<u64>,
-        /// The `wr_id` of the RECV in it: taken for a message of which only a part has come.
-        receive: Option<u64>,
-    },
+    /// The whole state of a reliable connection at one end: a [`QpImage`](crate::image::QpImage), encoded ([`crate::image`]).
+    QpImage(Carried),
 }
 
 /// A secret that the RNICs at both ends of a connection share.

@@ -56,6 +56,8 @@ pub struct Asker<'a> {
     pub over_main_listener: bool,
     /// The descriptors that came with it.
     pub fds: Vec<OwnedFd>,
+    /// The descriptor that goes with the answer.
+    pub attached: &'a mut Option<OwnedFd>,
 }
 
 impl Asker<'_> {
@@ -166,8 +168,8 @@ impl Desk<'_> {
                 let limit = limit_s.map(|seconds| Duration::from_secs(seconds.into()));
                 self.pause_qp(id, qpn, limit)
             }
-            Request::DumpQp { qpn } => self.dump_qp(id, qpn),
-            Request::RestoreQp { qpn, image } => self.restore_qp(id, qpn, &image),
+            Request::DumpQp { qpn } => self.dump_qp(id, qpn, asker.attached),
+            Request::RestoreQp { qpn, image } => self.restore_qp(id, qpn, image, &mut asker.fds),
             Request::ResumeQp { qpn } => self.resume_qp(id, qpn),
             Request::ForwardQp {
                 qpn,

@@ -2,15 +2,17 @@
 
 mod support;
 
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use support::program::{ALL_ACCESS, CAP, gid, read, send, write};
 use support::{End, Server, pair, wait_for};
 use verbatim_device::control::{QpAttr, QpAttrMask, QpSecret, QpState, QpType, Reply, Request};
+use verbatim_device::image::{self, QpImage};
 use verbatim_device::layout::{SEND_INLINE, SEND_SIGNALED, SendWqe};
 use verbatim_device::ring::Body;
 use verbatim_roce::VENDOR_ERR_PAUSED;
-use verbatim_seqpacket::Socket;
+use verbatim_seqpacket::{Carried, Socket};
 
 const SUCCESS: u32 = 0;
 const WR_FLUSH_ERR: u32 = 5;
@@ -52,30 +54,28 @@ fn resume(end: &End) {
     done(end, Request::ResumeQp { qpn: end.qp.qpn });
 }
 
-struct Dump {
-    image: Vec<u8>,
-    requests: Vec<u64>,
-    receive: Option<u64>,
-}
-
-fn dump(end: &End) -> Dump {
-    match end.program.call(Request::DumpQp { qpn: end.qp.qpn }) {
-        Reply::QpImage {
-            image,
-            requests,
-            receive,
-        } => Dump {
-            image,
-            requests,
-            receive,
-        },
+fn dump(end: &End) -> QpImage {
+    let request = Request::DumpQp { qpn: end.qp.qpn };
+    match end.program.ask_for_fds(&request, &[]) {
+        Ok((Reply::QpImage(carried), mut fds)) => QpImage::take(carried, &mut fds).expect("an image"),
         other => panic!("{other:?}"),
     }
 }
 
+/// What the RNIC says to an image.
+fn try_restore(end: &End, image: &[u8]) -> Result<Reply, (i32, String)> {
+    let (image, memory) = image::carry(image).expect("room");
+    let qpn = end.qp.qpn;
+    let fds: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
+    end.program.ask(&Request::RestoreQp { qpn, image }, &fds)
+}
+
 fn restore(end: &End, image: &[u8]) {
-    let (qpn, image) = (end.qp.qpn, image.to_vec());
-    done(end, Request::RestoreQp { qpn, image });
+    assert!(matches!(try_restore(end, image), Ok(Reply::Done)));
+}
+
+fn refused(end: &End, image: &[u8]) -> i32 {
+    try_restore(end, image).expect_err("a refusal").0
 }
 
 /// An end of a conversation: it sends its numbers in order, and receives the other's.
@@ -149,7 +149,7 @@ impl Talker {
     }
 
     /// Goes on at another RNIC: what its program would be, and what it has received, moves along.
-    fn move_to(&mut self, server: &Server, dump: &Dump, posted: u64) -> End {
+    fn move_to(&mut self, server: &Server, dump: &QpImage, posted: u64) -> End {
         self.poll();
         let new = End::new(server);
         let memory = new.program.adopted(MEMORY, ALL_ACCESS);
@@ -296,9 +296,7 @@ fn messages_of_many_packets_move_from_one_queue_pair_to_another() {
     let new = left.program.qp(&left.queue, CAP);
     let old = std::mem::replace(&mut left.qp, new);
     // Without the requests it would not know what it has: refused, and nothing is changed by it.
-    let (qpn, image) = (left.qp.qpn, saved.image.clone());
-    let request = Request::RestoreQp { qpn, image };
-    assert_eq!(left.program.errno(request), libc::EINVAL);
+    assert_eq!(refused(&left, &saved.image), libc::EINVAL);
     assert_eq!(left.program.state(&left.qp), QpState::Reset);
     left.program
         .post(&mut left.qp, write(0, &to, 0), &[from.sge(0, half)]);
@@ -427,8 +425,12 @@ fn what_cannot_be_is_refused() {
         libc::EINVAL,
         "in RESET"
     );
-    let image = vec![7; 1000];
-    assert_eq!(end.program.errno(Request::RestoreQp { qpn, image }), libc::EINVAL);
+    for bytes in [1000, 100_000, 10_000_000] {
+        assert_eq!(refused(&end, &vec![7; bytes]), libc::EINVAL);
+    }
+    let image = Carried::InMemfd(1000);
+    let without = Request::RestoreQp { qpn, image };
+    assert_eq!(end.program.errno(without), libc::EINVAL);
     let (live, _other) = pair(&server, &server);
     let qpn = live.qp.qpn;
     assert_eq!(live.program.errno(Request::DumpQp { qpn }), libc::EBUSY);
@@ -444,14 +446,11 @@ fn what_cannot_be_is_refused() {
     let group = "224.0.0.1".parse().unwrap();
     assert_eq!(live.program.errno(forward(5, group)), libc::EINVAL);
     let saved = dump(&live);
-    let image = saved.image.clone();
-    let busy = Request::RestoreQp { qpn, image };
-    assert_eq!(live.program.errno(busy), libc::EBUSY, "not in RESET");
+    assert_eq!(refused(&live, &saved.image), libc::EBUSY, "not in RESET");
     // Another program's queue pair is nobody else's to pause.
     assert_ne!(end.program.errno(Request::PauseQp { qpn, limit_s: None }), 0);
     assert_ne!(end.program.errno(Request::DumpQp { qpn }), 0);
     let mut damaged = saved.image;
     damaged[40] ^= 1;
-    let (qpn, image) = (end.qp.qpn, damaged);
-    assert_eq!(end.program.errno(Request::RestoreQp { qpn, image }), libc::EINVAL);
+    assert_eq!(refused(&end, &damaged), libc::EINVAL);
 }

@@ -7,9 +7,11 @@
 //!
 //! The crate knows no message of its own, starts no thread and keeps no clock. Start at [`Socket`].
 
+mod carried;
 mod process;
 mod socket;
 
+pub use carried::Carried;
 pub use process::Process;
 pub use socket::{Credentials, Error, Listener, Received, Socket};
 

@@ -237,7 +237,22 @@ fn processes_and_partners(lab: &TestLab, count: u16) -> anyhow::Result<()> {
         ];
         clients.push(lab.start(host, &argv)?);
     }
-    let words = || hub.output().unwrap_or_else(|error| format!("{error:#}"));
+    let words = || {
+        let of_hub = hub.output().unwrap_or_else(|error| format!("{error:#}"));
+        // Those that have nothing to say run.
+        let said = clients.iter().map(|client| client.stderr().unwrap_or_default());
+        let of_clients: Vec<String> = said.filter(|said| !said.is_empty()).collect();
+        let counters = HOSTS.iter().map(|host| match Traffic::of(lab, host) {
+            Ok(traffic) => format!("{host}: {:?}", traffic.counters()),
+            Err(error) => format!("{host}: {error:#}"),
+        });
+        let counters: Vec<String> = counters.collect();
+        format!(
+            "the hub: {of_hub}\nthe clients: {}\n{}",
+            of_clients.join("\n"),
+            counters.join("\n")
+        )
+    };
     Traffic::of(lab, "src")?
         .flows(4 << 20, LIMIT)
         .with_context(words)?;

@@ -263,10 +263,11 @@ impl Nic {
             let Some(client) = self.clients.clients.get_mut(id) else {
                 return;
             };
+            let mut attached = None;
             let answer = match client.socket.recv::<Request>() {
                 Ok(received) => {
                     self.counters.requests += 1;
-                    self.answer(id, received, now)
+                    self.answer(id, received, &mut attached, now)
                 }
                 Err(Error::WouldBlock) => return,
                 Err(error @ (Error::Malformed { .. } | Error::TooLong { .. })) => {
@@ -281,7 +282,10 @@ impl Nic {
                 (Ok(reply @ Reply::Context { .. }), Some(context)) => client
                     .socket
                     .send(reply, &[context.arena.as_fd(), context.eventfd.as_fd()]),
-                (Ok(reply), _) => client.socket.send(reply, &[]),
+                (Ok(reply), _) => match &attached {
+                    Some(attached) => client.socket.send(reply, &[attached.as_fd()]),
+                    None => client.socket.send(reply, &[]),
+                },
                 (Err(Refused { errno, message }), _) => {
                     self.counters.refused_requests += 1;
                     tracing::debug!(id, errno, message, "request refused");
@@ -302,7 +306,13 @@ impl Nic {
         }
     }
 
-    fn answer(&mut self, id: u32, received: Received<Request>, now: Time) -> Result<Reply, Refused> {
+    fn answer(
+        &mut self,
+        id: u32,
+        received: Received<Request>,
+        attached: &mut Option<OwnedFd>,
+        now: Time,
+    ) -> Result<Reply, Refused> {
         let Received {
             message: request,
             fds,
@@ -358,6 +368,7 @@ impl Nic {
                 connected_by: &mut client.process,
                 over_main_listener: client.over_main_listener,
                 fds,
+                attached,
             },
         );
         if let (false, Some(context)) = (was_open, &client.context) {

@@ -1,16 +1,20 @@
 //! Pause and resume: a connection stands still, is dumped, and goes on here or at another RNIC (`docs/wire-extension.md`).
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use verbatim_device::control::{AsyncEventType, QpSecret, Reply};
+use verbatim_device::image::QpImage;
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::{
     ImageError, Location, QpAttributes, QpState, Qpn, RcImage, RcQp, Secret, SecretEnd, Standing, Time,
-    UDP_PORT,
+    MAX_INLINE, MAX_SGE, UDP_PORT,
 };
 
 use super::{Desk, path};
+use verbatim_seqpacket::Carried;
+
 use crate::error::Refused;
 use crate::objects::Objects;
 use crate::qp::{Effects, QueuePair, Rings, Route, Scratch};
@@ -56,16 +60,26 @@ impl Desk<'_> {
         Ok(Reply::Done)
     }
 
-    pub(super) fn dump_qp(&mut self, id: u32, qpn: u32) -> Result<Reply, Refused> {
+    pub(super) fn dump_qp(
+        &mut self,
+        id: u32,
+        qpn: u32,
+        attached: &mut Option<OwnedFd>,
+    ) -> Result<Reply, Refused> {
         let qp = self.own_qp(qpn, id)?;
         let image = connection(qp)?
             .save()
             .ok_or_else(|| Refused::new(libc::EBUSY, "the queue pair runs: pause it first"))?;
-        Ok(Reply::QpImage {
+        let image = QpImage {
             image: image.encode(),
             requests: image.requests().collect(),
             receive: image.receive(),
-        })
+        };
+        let (carried, memory) = image
+            .carry()
+            .map_err(|error| Refused::new(error.errno(), error.to_string()))?;
+        *attached = memory;
+        Ok(Reply::QpImage(carried))
     }
 
     pub(super) fn resume_qp(&mut self, id: u32, qpn: u32) -> Result<Reply, Refused> {
@@ -110,9 +124,19 @@ impl Desk<'_> {
         Ok(Reply::Done)
     }
 
-    pub(super) fn restore_qp(&mut self, id: u32, qpn: u32, image: &[u8]) -> Result<Reply, Refused> {
+    pub(super) fn restore_qp(
+        &mut self,
+        id: u32,
+        qpn: u32,
+        image: Carried,
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<Reply, Refused> {
         let invalid = |error: ImageError| Refused::invalid(error.to_string());
-        let image = RcImage::decode(image).map_err(invalid)?;
+        let most = most_image_bytes(&self.own_qp(qpn, id)?.rings);
+        let image = image
+            .take(fds, most)
+            .map_err(|error| Refused::invalid(error.to_string()))?;
+        let image = RcImage::decode(&image).map_err(invalid)?;
         let limits = &self.device.limits;
         let attributes = *image.attributes();
         let beyond = [attributes.max_rd_atomic, attributes.max_dest_rd_atomic]
@@ -233,6 +257,14 @@ fn take_posted(
         return Err(missing());
     }
     Ok(())
+}
+
+/// No image of a queue pair with these rings is longer, in bytes: a request has its numbers, its pieces (of up to ten, five and five
+/// bytes each) and its inline data.
+fn most_image_bytes(rings: &Rings) -> u64 {
+    const HEAD: u64 = 64 << 10;
+    const REQUEST: usize = 128 + 20 * MAX_SGE + MAX_INLINE;
+    HEAD + u64::from(rings.cap.max_send_wr) * REQUEST as u64
 }
 
 fn connection(qp: &mut QueuePair) -> Result<&mut RcQp, Refused> {

@@ -196,14 +196,20 @@ impl Program {
     }
 
     pub fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Reply, (i32, String)> {
-        match self
-            .socket
-            .call::<_, Reply>(request, fds)
-            .expect("an answer")
-            .message
-        {
+        let answer = self.ask_for_fds(request, fds);
+        answer.map(|(reply, _)| reply)
+    }
+
+    /// The same, with the descriptors that come with the answer.
+    pub fn ask_for_fds(
+        &self,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(Reply, Vec<OwnedFd>), (i32, String)> {
+        let answer = self.socket.call::<_, Reply>(request, fds).expect("an answer");
+        match answer.message {
             Reply::Error { errno, message } => Err((errno, message)),
-            reply => Ok(reply),
+            reply => Ok((reply, answer.fds)),
         }
     }
 

@@ -20,6 +20,7 @@ use verbatim_device::control::{
     Access, AddressVector, AsyncEvent, DeviceAttr, MwState, MwType, PortAttr, QpAttr, QpAttrMask, QpCap,
     QpPosition, QpSecret, QpState, QpType, SrqAttr,
 };
+use verbatim_device::image::QpImage;
 use verbatim_device::layout::{Cqe, SendWqe, Sge};
 use verbatim_device::ring::{Armed, Body};
 
@@ -217,24 +218,26 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     fn set_qp_secret(&self, _qpn: u32, _secret: Option<QpSecret>) -> Result<(), VerbsError> {
         unsupported("way to pause a queue pair")
     }
-    /// From now on a reliable connection stands still, until [`Device::resume_qp`], or for so many seconds.
-    fn pause_qp(&self, _qpn: u32, _limit_s: Option<u32>) -> Result<(), VerbsError> {
+    /// From now on reliable connections stand still, until [`Device::resume_qps`], or for so many seconds. An error is the first
+    /// one's, and the others stand still all the same.
+    fn pause_qps(&self, _qpns: &[u32], _limit_s: Option<u32>) -> Result<(), VerbsError> {
         unsupported("way to pause a queue pair")
     }
-    /// It goes on.
-    fn resume_qp(&self, _qpn: u32) -> Result<(), VerbsError> {
+    /// They go on. An error is the first one's, and the others go on.
+    fn resume_qps(&self, _qpns: &[u32]) -> Result<(), VerbsError> {
         unsupported("way to pause a queue pair")
     }
     /// Whether it stands still.
     fn is_paused(&self, _qpn: u32) -> Result<bool, VerbsError> {
         Ok(false)
     }
-    /// The whole state of one that is paused.
-    fn dump_qp(&self, _qpn: u32) -> Result<QpImage, VerbsError> {
+    /// The whole states of connections that are paused.
+    fn dump_qps(&self, _qpns: &[u32]) -> Result<Vec<QpImage>, VerbsError> {
         unsupported("way to pause a queue pair")
     }
-    /// Gives a queue pair in RESET, whose rings hold what the image names, the state of the image: it is paused.
-    fn restore_qp(&self, _qpn: u32, _image: &[u8]) -> Result<(), VerbsError> {
+    /// Gives queue pairs in RESET, whose rings hold what the images name, the states of the images: they are paused. The answer is
+    /// each one's; an error beside that is the connection's.
+    fn restore_qps(&self, _images: &[(u32, &[u8])]) -> Result<Vec<Result<(), VerbsError>>, VerbsError> {
         unsupported("way to pause a queue pair")
     }
     fn attach_mcast(&self, _qpn: u32, _gid: [u8; 16]) -> Result<(), VerbsError> {
@@ -318,17 +321,6 @@ pub trait EventChannel: Send + Sync + std::fmt::Debug {
 pub struct QpEnds {
     pub send: Box<dyn SendRing>,
     pub recv: Box<dyn RecvRing>,
-}
-
-/// The whole state of a connection that is paused.
-#[derive(Debug, Clone)]
-pub struct QpImage {
-    /// For [`Device::restore_qp`]. It holds the connection's secret.
-    pub bytes: Vec<u8>,
-    /// The `wr_id`s of the send requests in it, oldest first: they are to be the first in the new ring.
-    pub requests: Vec<u64>,
-    /// The `wr_id` of the RECV in it; of a queue pair's own receive queue it is to be the first in the new ring.
-    pub receive: Option<u64>,
 }
 
 /// Requests that an RNIC's library did not take when they were to be published: the last `count`.

@@ -81,7 +81,7 @@ impl Qp {
         let ends = mask.contains(QpAttrMask::STATE) && matches!(attr.state, QpState::Reset | QpState::Err);
         if ends && std::mem::take(&mut control.paused) {
             // The connection's end is the pause's.
-            device.resume_qp(control.physical_qpn())?;
+            device.resume_qps(&[control.physical_qpn()])?;
         }
         device.modify_qp(control.physical_qpn(), mask, &physical)?;
         if let Some(standby) = control.standby.take() {

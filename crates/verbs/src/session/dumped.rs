@@ -13,15 +13,17 @@
 //!
 //! Datagrams are sent at once or never, so that they are drained.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use verbatim_channel::{Answer, Relocated};
 use verbatim_device::control::{QpAttr, QpAttrMask, QpState, QpType};
+use verbatim_device::image::QpImage;
 
 use super::drain::{by_context, cqs_of};
 use super::{Phase, SessionError, Sessions};
-use crate::backend::QpImage;
+use crate::backend::Device;
 use crate::error::VerbsError;
 use crate::qp::{Copied, Qp};
 
@@ -38,26 +40,92 @@ pub(super) struct Dumped {
     has_moved: bool,
 }
 
-impl Dumped {
-    fn dump(qp: &Arc<Qp>) -> Result<Self, SessionError> {
-        let image = || -> Result<QpImage, VerbsError> {
-            let device = qp.context().device()?;
-            let qpn = qp.control.lock().physical_qpn();
-            device.pause_qp(qpn, None)?;
-            device.dump_qp(qpn).inspect_err(|_| _ = device.resume_qp(qpn))
-        };
-        let image = image().map_err(|source| SessionError::Pause {
-            qpn: qp.number(),
-            source,
-        })?;
-        Ok(Self {
+/// Images by the numbers that the program knows.
+pub(super) type AllDumped = BTreeMap<u32, Dumped>;
+
+/// All of them stand still before the first is saved, so that the images are of one moment. If that fails, all go on.
+fn dump(qps: &[Arc<Qp>]) -> Result<AllDumped, SessionError> {
+    let by_device: Vec<_> = by_context(qps)
+        .into_iter()
+        .map(|(context, qps)| {
+            let numbers = physical_numbers(&qps);
+            (context, qps, numbers)
+        })
+        .collect();
+    let images = || -> Result<Vec<Vec<QpImage>>, VerbsError> {
+        for (context, _, numbers) in &by_device {
+            context.device()?.pause_qps(numbers, None)?;
+        }
+        let images = by_device.iter();
+        let images = images.map(|(context, _, numbers)| context.device()?.dump_qps(numbers));
+        images.collect()
+    };
+    let images = images().map_err(|source| {
+        for (context, _, numbers) in &by_device {
+            // An RNIC that is gone has failed its queue pairs.
+            let _ = context.device().and_then(|device| device.resume_qps(numbers));
+        }
+        SessionError::Pause { source }
+    })?;
+    let qps = by_device.into_iter().flat_map(|(_, qps, _)| qps);
+    let dumped = qps.zip(images.into_iter().flatten()).map(|(qp, image)| {
+        let dumped = Dumped {
             qp: qp.clone(),
             image,
             again: Vec::new(),
             has_moved: false,
-        })
-    }
+        };
+        (qp.number(), dumped)
+    });
+    Ok(dumped.collect())
+}
 
+fn physical_numbers(qps: &[&Arc<Qp>]) -> Vec<u32> {
+    qps.iter().map(|qp| qp.control.lock().physical_qpn()).collect()
+}
+
+/// Connections go on, where they were or, after their successors' rings were filled, there.
+pub(super) fn go_on(dumped: &AllDumped) {
+    /// Those that are restored before they go on: few enough for the first ones not to wait long.
+    const AT_A_TIME: usize = 64;
+    let qps: Vec<_> = dumped.values().map(|one| one.qp.clone()).collect();
+    for (context, qps) in by_context(&qps) {
+        // An RNIC that is gone has failed its queue pairs.
+        let Ok(device) = context.device() else { continue };
+        for qps in qps.chunks(AT_A_TIME) {
+            let numbers = physical_numbers(qps);
+            let ones = qps.iter().map(|qp| &dumped[&qp.number()]);
+            let images = numbers.iter().zip(ones).filter(|(_, one)| one.has_moved);
+            let images: Vec<_> = images.map(|(qpn, one)| (*qpn, &*one.image.image)).collect();
+            let lost = restore(&*device, &images);
+            let whole: Vec<u32> = numbers.into_iter().filter(|qpn| !lost.contains(qpn)).collect();
+            let _ = device.resume_qps(&whole);
+            for qpn in lost {
+                // Nobody has its state any more. The program sees that, and does not wait for ever.
+                let attr = QpAttr {
+                    state: QpState::Err,
+                    ..QpAttr::default()
+                };
+                let _ = device.modify_qp(qpn, QpAttrMask::STATE, &attr);
+            }
+        }
+    }
+}
+
+/// Gives queue pairs the states of images; those of which that failed.
+fn restore(device: &dyn Device, images: &[(u32, &[u8])]) -> Vec<u32> {
+    let numbers = images.iter().map(|(qpn, _)| *qpn);
+    match device.restore_qps(images) {
+        Ok(restored) => numbers
+            .zip(restored)
+            .filter(|(_, restored)| restored.is_err())
+            .map(|(qpn, _)| qpn)
+            .collect(),
+        Err(_) => numbers.collect(),
+    }
+}
+
+impl Dumped {
     /// Takes down what its successor is to be given. The completions of all that is complete have been taken.
     fn note_requests(&mut self) -> Result<(), SessionError> {
         let send = self.qp.send.lock();
@@ -75,32 +143,11 @@ impl Dumped {
         self.again = requests.ok_or(SessionError::Image { qpn })?;
         Ok(())
     }
-
-    /// The connection goes on, where it was or, after its successor's rings were filled, there.
-    pub fn go_on(&self) {
-        let Ok(device) = self.qp.context().device() else {
-            // An RNIC that is gone has failed the queue pair.
-            return;
-        };
-        let qpn = self.qp.control.lock().physical_qpn();
-        let restored = match self.has_moved {
-            true => device.restore_qp(qpn, &self.image.bytes),
-            false => Ok(()),
-        };
-        if restored.and_then(|()| device.resume_qp(qpn)).is_err() {
-            // Nobody has its state any more. The program sees that, and does not wait for ever.
-            let attr = QpAttr {
-                state: QpState::Err,
-                ..QpAttr::default()
-            };
-            let _ = device.modify_qp(qpn, QpAttrMask::STATE, &attr);
-        }
-    }
 }
 
 /// What the successor of a paused queue pair is given before its image; nothing if it was not paused.
-pub(super) fn take_dumped(dumped: &mut [Dumped], qp: &Arc<Qp>) -> Vec<Copied> {
-    let found = dumped.iter_mut().find(|one| Arc::ptr_eq(&one.qp, qp));
+pub(super) fn take_dumped(dumped: &mut AllDumped, qp: &Qp) -> Vec<Copied> {
+    let found = dumped.get_mut(&qp.number());
     found.map_or_else(Vec::new, |one| {
         one.has_moved = true;
         std::mem::take(&mut one.again)
@@ -108,8 +155,8 @@ pub(super) fn take_dumped(dumped: &mut [Dumped], qp: &Arc<Qp>) -> Vec<Copied> {
 }
 
 /// RECVs of shared receive queues that are in images: they are not posted to the new queue.
-pub(super) fn keep_taken(dumped: &[Dumped]) {
-    for one in dumped.iter().filter(|one| one.has_moved) {
+pub(super) fn keep_taken(dumped: &AllDumped) {
+    for one in dumped.values().filter(|one| one.has_moved) {
         if let (Some(srq), Some(receive)) = (one.qp.srq(), one.image.receive) {
             srq.queue.lock().is_taken(receive);
         }
@@ -172,34 +219,22 @@ impl Sessions {
             cqs_of(&others).iter().for_each(|cq| _ = cq.queue.lock().sweep());
             std::thread::sleep(PAUSE);
         }
-        let mut dumped = Vec::with_capacity(live.len());
-        let mut result = Ok(());
-        for qp in &live {
-            match Dumped::dump(qp) {
-                Ok(one) => dumped.push(one),
-                Err(error) => {
-                    result = Err(error);
-                    break;
-                }
-            }
-        }
-        let noted = result.and_then(|()| self.finish_drain(session)).and_then(|()| {
-            let mut dumped = dumped.iter_mut();
+        let mut dumped = dump(&live)?;
+        let noted = self.finish_drain(session).and_then(|()| {
+            let mut dumped = dumped.values_mut();
             dumped.try_for_each(Dumped::note_requests)
         });
+        if let Err(error) = noted {
+            go_on(&dumped);
+            return Err(error);
+        }
         // From here on whoever ends the session lets them go on.
         let record = self.find(session)?;
         record.dumped = dumped;
-        if let Err(error) = noted {
-            for one in std::mem::take(&mut record.dumped) {
-                one.go_on();
-            }
-            return Err(error);
-        }
         Ok(Answer::Dumped {
             connections: record.dumped.len() as u64,
-            requests: record.dumped.iter().map(|one| one.again.len() as u64).sum(),
-            bytes: record.dumped.iter().map(|one| one.image.bytes.len() as u64).sum(),
+            requests: record.dumped.values().map(|one| one.again.len() as u64).sum(),
+            bytes: record.dumped.values().map(|one| one.image.image.len() as u64).sum(),
         })
     }
 }

@@ -47,7 +47,7 @@ use crate::qp::Qp;
 use crate::road_map;
 
 use decision::Uncertain;
-use dumped::Dumped;
+use dumped::AllDumped;
 pub(crate) use pause::blocker as paused;
 pub(crate) use resolve::{publish, resolve, ways};
 use stopped::Stopped;
@@ -79,9 +79,8 @@ pub(crate) enum SessionError {
         #[source]
         source: Uncertain,
     },
-    #[error("queue pair {qpn} cannot be paused")]
+    #[error("the connections cannot be paused")]
     Pause {
-        qpn: u32,
         #[source]
         source: VerbsError,
     },
@@ -124,7 +123,7 @@ struct Session {
     /// Those that were stopped before they were drained, as long as they are in use.
     stopped: Vec<Stopped>,
     /// Those that stand still within the protocol, with their images.
-    dumped: Vec<Dumped>,
+    dumped: AllDumped,
     /// Send requests of such that are posted, or will be, to the queue pairs that have taken their places.
     replayed_sends: u64,
     /// Per context, the way back to its device.
@@ -141,7 +140,7 @@ impl Session {
             prepared: Vec::new(),
             replaced: Vec::new(),
             stopped: Vec::new(),
-            dumped: Vec::new(),
+            dumped: AllDumped::new(),
             replayed_sends: 0,
             reopen: Vec::new(),
         }
@@ -381,7 +380,7 @@ impl Sessions {
         let given: u64 = ended.qps.iter().map(|qp| qp.send.lock().release()).sum();
         let intercepted = given.saturating_sub(ended.replayed_sends);
         // Their rings have all that the images name.
-        ended.dumped.iter().for_each(Dumped::go_on);
+        dumped::go_on(&ended.dumped);
         if ended.held {
             self.process.control.open();
         }

@@ -55,7 +55,7 @@ impl Sessions {
         }
         let mut control = qp.control.lock();
         let device = qp.context().device()?;
-        device.pause_qp(control.physical_qpn(), Some(limit_s))?;
+        device.pause_qps(&[control.physical_qpn()], Some(limit_s))?;
         let was_paused = std::mem::replace(&mut control.paused, true);
         drop(control);
         Ok((!was_paused).then_some(qp))
@@ -106,7 +106,7 @@ fn unpause(qp: &Qp) -> Result<(), VerbsError> {
         return Ok(());
     }
     match qp.context().device() {
-        Ok(device) => device.resume_qp(control.physical_qpn()),
+        Ok(device) => device.resume_qps(&[control.physical_qpn()]),
         // With the RNIC, what it held is gone.
         Err(_) => Ok(()),
     }

@@ -18,6 +18,7 @@ use verbatim_device::control::{
     AddressVector, AsyncEvent, Backing, DeviceAttr, MwState, MwType, PortAttr, QpAttr, QpAttrMask,
     QpPosition, QpSecret, QpState, Reply, Request, SOCKET_NAME, Segment, SrqAttr, Translation, VERSION,
 };
+use verbatim_device::image::{self, QpImage};
 use verbatim_seqpacket::{Received, Socket};
 
 use self::events::{Events, SoftChannel};
@@ -25,7 +26,7 @@ use self::map::Arena;
 pub(super) use self::rings::{SoftCompletions, SoftRecvs, SoftSends};
 use super::{
     CompletionRing, CqPlace, Device, EventChannel, Parked, PhysicalMemory, PhysicalMrChange, PhysicalMrInit,
-    PhysicalQpInit, Provider, QpEnds, QpImage, QpPlace, RecvRing, SrqPlace, Watched,
+    PhysicalQpInit, Provider, QpEnds, QpPlace, RecvRing, SrqPlace, Watched,
 };
 use crate::context::DeviceInfo;
 use crate::error::VerbsError;
@@ -128,6 +129,13 @@ fn wrong<T>(verb: &'static str, reply: Reply) -> Result<T, VerbsError> {
     })
 }
 
+fn is_done(verb: &'static str, reply: Reply) -> Result<(), VerbsError> {
+    match reply {
+        Reply::Done => Ok(()),
+        reply => wrong(verb, reply),
+    }
+}
+
 impl SoftDevice {
     fn start(connection: Socket, verb: &'static str, request: &Request) -> Result<Self, VerbsError> {
         let (events, theirs) = Events::pair()?;
@@ -173,13 +181,13 @@ impl SoftDevice {
     }
 
     /// As [`Self::call`], for many requests, of which some are always under way, so that the RNIC need not be woken for each.
-    /// An error is the first one's; the others are made all the same.
+    /// Each may have a descriptor with it. The answers come in order.
     fn call_each<T>(
         &self,
         verb: &'static str,
-        requests: impl Iterator<Item = Request>,
-        take: impl Fn(Reply) -> Result<T, VerbsError>,
-    ) -> Result<Vec<T>, VerbsError> {
+        requests: impl Iterator<Item = Result<(Request, Option<OwnedFd>), VerbsError>>,
+        take: impl Fn(Reply, Vec<OwnedFd>) -> Result<T, VerbsError>,
+    ) -> Result<Vec<Result<T, VerbsError>>, VerbsError> {
         /// Their answers fit into the socket, whose other end does not wait for room.
         const UNDER_WAY: usize = 16;
         let connection = self.connection.lock();
@@ -189,29 +197,55 @@ impl SoftDevice {
             let received = connection.recv::<Reply>().map_err(no_answer(verb))?;
             answers.push(match received.message {
                 Reply::Error { errno, message } => Err(VerbsError::Refused { verb, errno, message }),
-                reply => take(reply),
+                reply => take(reply, received.fds),
             });
             Ok::<(), VerbsError>(())
         };
+        // Whatever goes wrong on this side, each request that was made has its answer taken.
+        let mut result = Ok(());
         for request in requests {
             if under_way == UNDER_WAY {
                 answer(&mut answers)?;
                 under_way -= 1;
             }
-            connection.send(&request, &[]).map_err(no_answer(verb))?;
+            let sent = request.and_then(|(request, fd)| {
+                let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
+                connection.send(&request, &fds).map_err(no_answer(verb))
+            });
+            if sent.is_err() {
+                result = sent;
+                break;
+            }
             under_way += 1;
         }
         for _ in 0..under_way {
             answer(&mut answers)?;
         }
-        answers.into_iter().collect()
+        result.map(|()| answers)
+    }
+
+    /// As [`Self::call_each`]; an error is the first one's, and the others are made all the same.
+    fn call_all<T>(
+        &self,
+        verb: &'static str,
+        requests: impl Iterator<Item = Request>,
+        take: impl Fn(Reply, Vec<OwnedFd>) -> Result<T, VerbsError>,
+    ) -> Result<Vec<T>, VerbsError> {
+        let requests = requests.map(|request| Ok((request, None)));
+        self.call_each(verb, requests, take)?.into_iter().collect()
+    }
+
+    fn call_all_done(
+        &self,
+        verb: &'static str,
+        requests: impl Iterator<Item = Request>,
+    ) -> Result<(), VerbsError> {
+        let done = self.call_all(verb, requests, |reply, _| is_done(verb, reply));
+        done.map(drop)
     }
 
     fn call_done(&self, verb: &'static str, request: &Request) -> Result<(), VerbsError> {
-        match self.call(verb, request)? {
-            Reply::Done => Ok(()),
-            reply => wrong(verb, reply),
-        }
+        is_done(verb, self.call(verb, request)?)
     }
 }
 
@@ -410,7 +444,7 @@ impl Device for SoftDevice {
 
     fn qp_states(&self, qpns: &[u32]) -> Result<Vec<QpState>, VerbsError> {
         let requests = qpns.iter().map(|qpn| Request::QueryQp { qpn: *qpn });
-        self.call_each("query_qp", requests, |reply| match reply {
+        self.call_all("query_qp", requests, |reply, _| match reply {
             Reply::QpAttr { attr, .. } => Ok(attr.state),
             reply => wrong("query_qp", reply),
         })
@@ -418,11 +452,7 @@ impl Device for SoftDevice {
 
     fn destroy_qps(&self, qpns: &[u32]) -> Result<(), VerbsError> {
         let requests = qpns.iter().map(|qpn| Request::DestroyQp { qpn: *qpn });
-        let done = self.call_each("destroy_qp", requests, |reply| match reply {
-            Reply::Done => Ok(()),
-            reply => wrong("destroy_qp", reply),
-        });
-        done.map(drop)
+        self.call_all_done("destroy_qp", requests)
     }
 
     fn stop_qp(&self, qpn: u32) -> Result<QpPosition, VerbsError> {
@@ -440,32 +470,32 @@ impl Device for SoftDevice {
         self.call_done("set_qp_secret", &Request::SetQpSecret { qpn, secret })
     }
 
-    fn pause_qp(&self, qpn: u32, limit_s: Option<u32>) -> Result<(), VerbsError> {
-        self.call_done("pause_qp", &Request::PauseQp { qpn, limit_s })
+    fn pause_qps(&self, qpns: &[u32], limit_s: Option<u32>) -> Result<(), VerbsError> {
+        let requests = qpns.iter().map(|qpn| Request::PauseQp { qpn: *qpn, limit_s });
+        self.call_all_done("pause_qp", requests)
     }
 
-    fn dump_qp(&self, qpn: u32) -> Result<QpImage, VerbsError> {
-        match self.call("dump_qp", &Request::DumpQp { qpn })? {
-            Reply::QpImage {
-                image,
-                requests,
-                receive,
-            } => Ok(QpImage {
-                bytes: image,
-                requests,
-                receive,
-            }),
-            reply => wrong("dump_qp", reply),
-        }
+    fn dump_qps(&self, qpns: &[u32]) -> Result<Vec<QpImage>, VerbsError> {
+        const VERB: &str = "dump_qp";
+        let requests = qpns.iter().map(|qpn| Request::DumpQp { qpn: *qpn });
+        self.call_all(VERB, requests, |reply, mut fds| match reply {
+            Reply::QpImage(carried) => QpImage::take(carried, &mut fds).map_err(no_answer(VERB)),
+            reply => wrong(VERB, reply),
+        })
     }
 
-    fn restore_qp(&self, qpn: u32, image: &[u8]) -> Result<(), VerbsError> {
-        let image = image.to_vec();
-        self.call_done("restore_qp", &Request::RestoreQp { qpn, image })
+    fn restore_qps(&self, images: &[(u32, &[u8])]) -> Result<Vec<Result<(), VerbsError>>, VerbsError> {
+        const VERB: &str = "restore_qp";
+        let requests = images.iter().map(|(qpn, image)| {
+            let (image, memory) = image::carry(image).map_err(no_answer(VERB))?;
+            Ok((Request::RestoreQp { qpn: *qpn, image }, memory))
+        });
+        self.call_each(VERB, requests, |reply, _| is_done(VERB, reply))
     }
 
-    fn resume_qp(&self, qpn: u32) -> Result<(), VerbsError> {
-        self.call_done("resume_qp", &Request::ResumeQp { qpn })
+    fn resume_qps(&self, qpns: &[u32]) -> Result<(), VerbsError> {
+        let requests = qpns.iter().map(|qpn| Request::ResumeQp { qpn: *qpn });
+        self.call_all_done("resume_qp", requests)
     }
 
     fn is_paused(&self, qpn: u32) -> Result<bool, VerbsError> {

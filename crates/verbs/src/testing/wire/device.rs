@@ -8,12 +8,13 @@ use std::sync::Arc;
 use verbatim_device::control::{
     DeviceAttr, Gid, OutstandingRequest, PortAttr, QpAttr, QpAttrMask, QpPosition, QpSecret, QpState,
 };
+use verbatim_device::image::QpImage;
 use verbatim_roce::{AccessFlags, Mtu, Psn, Qp, QpAttributes, Qpn, RcImage, RcQp, Secret, SecretEnd};
 
 use super::rings::{CqEnd, QpEnd};
 use super::{Region, Rnic, Wire, WireQp, new_qp};
 use crate::backend::{
-    CompletionRing, CqPlace, Device, Parked, PhysicalMrInit, PhysicalQpInit, QpEnds, QpImage, QpPlace,
+    CompletionRing, CqPlace, Device, Parked, PhysicalMrInit, PhysicalQpInit, QpEnds, QpPlace,
 };
 use crate::error::VerbsError;
 use crate::testing::nic::connection;
@@ -64,6 +65,29 @@ impl WireDevice {
 
     fn with_qp<T>(&self, qpn: u32, run: impl FnOnce(&mut WireQp) -> T) -> T {
         self.with(|rnic| run(rnic.qps.get_mut(&qpn).expect("a live queue pair")))
+    }
+
+    fn restore(&self, qpn: u32, image: &[u8]) {
+        let image = RcImage::decode(image).expect("an image");
+        self.with_qp(qpn, |qp| {
+            let sends = qp.queues.sends.drain(..image.requests().count());
+            let taken: Vec<u64> = sends.map(|posted| posted.wqe.wr_id).collect();
+            assert!(
+                taken.into_iter().eq(image.requests()),
+                "the ring begins with the requests of the image"
+            );
+            if let Some(receive) = image.receive() {
+                let first = qp.queues.recvs.pop_front();
+                assert_eq!(first.map(|first| first.wr_id), Some(receive));
+            }
+            qp.remote = match image.peer().map(|peer| peer.address) {
+                Some(IpAddr::V4(address)) => address.octets()[3],
+                Some(IpAddr::V6(_)) => panic!("there is no other family here"),
+                None => image.attributes().av.expect("it was connected").dgid[15],
+            };
+            let restored = RcQp::restore(Qpn::new(qpn), super::config(), image);
+            qp.transport = Qp::Rc(restored.expect("an image that fits"));
+        });
     }
 
     /// A number that differs between devices, as a key or a queue pair's number would.
@@ -210,50 +234,40 @@ impl Device for WireDevice {
         Ok(())
     }
 
-    fn pause_qp(&self, qpn: u32, _: Option<u32>) -> Result<(), VerbsError> {
+    fn pause_qps(&self, qpns: &[u32], _: Option<u32>) -> Result<(), VerbsError> {
         let now = self.wire.0.lock().now;
-        let halted = self.with_qp(qpn, |qp| qp.connection().halt(now));
-        assert!(halted, "it was in a state in which something is sent or received");
+        for qpn in qpns {
+            let halted = self.with_qp(*qpn, |qp| qp.connection().halt(now));
+            assert!(halted, "it was in a state in which something is sent or received");
+        }
         Ok(())
     }
 
-    fn dump_qp(&self, qpn: u32) -> Result<QpImage, VerbsError> {
-        let image = self.with_qp(qpn, |qp| qp.connection().save());
-        let image = image.expect("it is paused");
-        Ok(QpImage {
-            bytes: image.encode(),
-            requests: image.requests().collect(),
-            receive: image.receive(),
-        })
-    }
-
-    fn restore_qp(&self, qpn: u32, image: &[u8]) -> Result<(), VerbsError> {
-        let image = RcImage::decode(image).expect("an image");
-        self.with_qp(qpn, |qp| {
-            let sends = qp.queues.sends.drain(..image.requests().count());
-            let taken: Vec<u64> = sends.map(|posted| posted.wqe.wr_id).collect();
-            assert!(
-                taken.into_iter().eq(image.requests()),
-                "the ring begins with the requests of the image"
-            );
-            if let Some(receive) = image.receive() {
-                let first = qp.queues.recvs.pop_front();
-                assert_eq!(first.map(|first| first.wr_id), Some(receive));
-            }
-            qp.remote = match image.peer().map(|peer| peer.address) {
-                Some(IpAddr::V4(address)) => address.octets()[3],
-                Some(IpAddr::V6(_)) => panic!("there is no other family here"),
-                None => image.attributes().av.expect("it was connected").dgid[15],
-            };
-            let restored = RcQp::restore(Qpn::new(qpn), super::config(), image);
-            qp.transport = Qp::Rc(restored.expect("an image that fits"));
+    fn dump_qps(&self, qpns: &[u32]) -> Result<Vec<QpImage>, VerbsError> {
+        let images = qpns.iter().map(|qpn| {
+            let image = self.with_qp(*qpn, |qp| qp.connection().save());
+            let image = image.expect("it is paused");
+            Ok(QpImage {
+                image: image.encode(),
+                requests: image.requests().collect(),
+                receive: image.receive(),
+            })
         });
-        Ok(())
+        images.collect()
     }
 
-    fn resume_qp(&self, qpn: u32) -> Result<(), VerbsError> {
+    fn restore_qps(&self, images: &[(u32, &[u8])]) -> Result<Vec<Result<(), VerbsError>>, VerbsError> {
+        for (qpn, image) in images {
+            self.restore(*qpn, image);
+        }
+        Ok(images.iter().map(|_| Ok(())).collect())
+    }
+
+    fn resume_qps(&self, qpns: &[u32]) -> Result<(), VerbsError> {
         let now = self.wire.0.lock().now;
-        self.with_qp(qpn, |qp| qp.connection().resume(now));
+        for qpn in qpns {
+            self.with_qp(*qpn, |qp| qp.connection().resume(now));
+        }
         Ok(())
     }
 
