@@ -246,12 +246,9 @@ impl Services {
         for variable in FOREIGN_VARIABLES {
             command.env_remove(variable);
         }
-        // SAFETY: they make only calls that are allowed between fork and exec.
+        // SAFETY: it makes only calls that are allowed between fork and exec.
         unsafe {
             command.pre_exec(unblock_signals);
-            // As any service manager does it. The scheduler also shares the processors out by session (sched(7),
-            // autogroup), and in one for all the RNIC that has little to do would wait for those that have much.
-            command.pre_exec(|| Ok(rustix::process::setsid().map(drop)?));
         }
         let child = command
             .stdin(Stdio::null())
