@@ -13,10 +13,10 @@
 
 enum { DEPTH = 16, MOST_COUNT = 4096 };
 
-/* Sizes of memory regions in bytes; of the large ones fewer are made, so that no more than BUDGET is registered at a time. */
+/* Sizes of memory regions in bytes; of the large ones fewer are made, so that no more than BUDGET, or one, is there at a time. */
 static const size_t sizes[] = { 4096, 1 << 16, 1 << 20, 16 << 20, 256 << 20, 1 << 30 };
 enum { SIZES = sizeof(sizes) / sizeof(*sizes) };
-static const size_t BUDGET = 1 << 30;
+static const size_t BUDGET = 64 << 20;
 
 static struct ibv_context *context;
 static struct ibv_port_attr port;
@@ -161,7 +161,8 @@ int main(int argc, char **argv)
 		qps(pd, count);
 		printf("\"mr\": [");
 		for (unsigned i = 0; i < SIZES; i++) {
-			unsigned fitting = BUDGET / sizes[i], regions = fitting < count ? fitting : count;
+			unsigned fitting = sizes[i] < BUDGET ? BUDGET / sizes[i] : 1;
+			unsigned regions = fitting < count ? fitting : count;
 
 			printf("%s[%zu, %.3f]", i ? ", " : "", sizes[i], mrs(pd, regions, sizes[i]));
 		}

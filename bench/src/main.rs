@@ -149,7 +149,14 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     if wanted(Bench::Methods) {
         let Arguments { loss, rtt, .. } = arguments;
-        methods::run(&tools, repeats, most, loss, rtt, &arguments.out.join("methods.json"))?;
+        methods::run(
+            &tools,
+            repeats,
+            most,
+            loss,
+            rtt,
+            &arguments.out.join("methods.json"),
+        )?;
     }
     if wanted(Bench::Images) {
         migros::images::run(&arguments.out.join("images.json"))?;

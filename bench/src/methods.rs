@@ -236,7 +236,11 @@ fn print(cell: &Cell) {
             .collect();
         values.join(" / ")
     };
-    let link = |get: fn(&Link) -> f64| cell.link.as_ref().map_or_else(|| "-".to_owned(), |link| get(link).to_string());
+    let link = |get: fn(&Link) -> f64| {
+        cell.link
+            .as_ref()
+            .map_or_else(|| "-".to_owned(), |link| get(link).to_string())
+    };
     println!(
         "{:9} {:>5} {:>8} {:>5} {:>6} {:>6} {:>15} {:>15} {:>15} {:>13} {:>17} {:>15} {:>7.0}",
         cell.moved.name(),

@@ -13,7 +13,7 @@ use verbatim_channel::{CqRecord, Endpoint, MrRecord, PdRecord, QpRecord, Segment
 use verbatim_device::control::{Access, QpAttr, QpCap, QpState, QpType, SrqAttr};
 use verbatim_roce::{QpConfig, RcImage, ReceiveRequest, Time};
 
-use super::transport::migratable::pair::{End, ends, piece, request};
+use super::transport::pair::{End, ends, piece, request};
 use crate::migrrdma::write;
 
 const REQUESTS: usize = 16;
@@ -42,7 +42,10 @@ struct Row {
 pub fn run(out: &Path) -> anyhow::Result<()> {
     let rows = rows()?;
     println!("what a migration carries of an object, bytes");
-    println!("{:36} {:>9} {:>7} {:>7} | {:>7}", "", "road map", "image", "sum", "paper");
+    println!(
+        "{:36} {:>9} {:>7} {:>7} | {:>7}",
+        "", "road map", "image", "sum", "paper"
+    );
     for row in &rows {
         let optional = |value: Option<usize>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
         println!(
@@ -93,7 +96,12 @@ fn rows() -> anyhow::Result<Vec<Row>> {
         object("CQ", bytes(&cq)?, 64),
         object("SRQ", bytes(&srq)?, 68),
         connection("QP, idle", false, idle(false)?.encode().len(), Some(271))?,
-        connection("QP, 16 requests outstanding", false, outstanding()?.encode().len(), None)?,
+        connection(
+            "QP, 16 requests outstanding",
+            false,
+            outstanding()?.encode().len(),
+            None,
+        )?,
         connection("QP with SRQ, idle", true, idle(true)?.encode().len(), None)?,
         connection(
             "QP with SRQ, in the midst of a RECV",
@@ -202,7 +210,10 @@ fn outstanding() -> anyhow::Result<RcImage> {
 fn receiving() -> anyhow::Result<RcImage> {
     let [mut sender, mut receiver] = connected(true);
     let sges = piece(MESSAGE_BYTES);
-    receiver.host.receives.push_back(ReceiveRequest { wr_id: 1, sges });
+    receiver
+        .host
+        .receives
+        .push_back(ReceiveRequest { wr_id: 1, sges });
     sender.host.sends.push_back(request(1, true, sges));
     sender.carry(NOW, &mut receiver, 1);
     let image = save(&mut receiver)?;
@@ -217,7 +228,13 @@ mod tests {
     #[test]
     fn what_is_under_way_makes_an_image_larger() {
         let rows = rows().unwrap();
-        let image = |object: &str| rows.iter().find(|row| row.object == object).unwrap().image.unwrap();
+        let image = |object: &str| {
+            rows.iter()
+                .find(|row| row.object == object)
+                .unwrap()
+                .image
+                .unwrap()
+        };
         let idle = image("QP, idle");
         assert!(idle > 100, "{rows:?}");
         assert!(image("QP, 16 requests outstanding") > idle + 16 * 10, "{rows:?}");

@@ -14,7 +14,11 @@ const DEVICE: &str = "br0";
 /// the link, whether any are lost or not, so that rows differ by the loss only.
 pub fn lose(lab: &TestLab, hosts: &[&str], per_mille: u32) -> anyhow::Result<()> {
     for host in hosts {
-        run(lab, host, &["ip", "link", "set", "dev", DEVICE, "gso_max_segs", "1"])?;
+        run(
+            lab,
+            host,
+            &["ip", "link", "set", "dev", DEVICE, "gso_max_segs", "1"],
+        )?;
         let rules = format!(
             "add table inet loss; delete table inet loss; add table inet loss; \
              add chain inet loss in {{ type filter hook prerouting priority -300; }}; \
@@ -40,7 +44,12 @@ pub fn delay(lab: &TestLab, hosts: &[&str], round_trip: Duration) -> anyhow::Res
 /// Why links of this machine cannot be made longer, in words, if so.
 pub fn no_delay(lab: &TestLab, host: &str) -> anyhow::Result<Option<String>> {
     let tried = lab
-        .start_plain(host, &["tc", "qdisc", "replace", "dev", "lo", "root", "netem", "delay", "1us"])?
+        .start_plain(
+            host,
+            &[
+                "tc", "qdisc", "replace", "dev", "lo", "root", "netem", "delay", "1us",
+            ],
+        )?
         .wait(LIMIT)?;
     if tried.code != 0 {
         return Ok(Some(format!(

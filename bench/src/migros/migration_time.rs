@@ -56,7 +56,9 @@ struct Row {
 /// Measures, prints and writes: so many moves by each method for each number of queue pairs, to `most`, and each size.
 pub fn run(tools: &Tools, repeats: u32, most: u32, out: &Path) -> anyhow::Result<()> {
     let context = Context::now();
-    println!("a migration, ms, medians of {repeats} moves by each method: against queue pairs (ib_write_bw, {MESSAGE}, sender moved)");
+    println!(
+        "a migration, ms, medians of {repeats} moves by each method: against queue pairs (ib_write_bw, {MESSAGE}, sender moved)"
+    );
     head("QPs");
     let mut by_queue_pairs = Vec::new();
     for queue_pairs in QUEUE_PAIRS.into_iter().filter(|count| *count <= most) {
@@ -80,12 +82,20 @@ pub fn run(tools: &Tools, repeats: u32, most: u32, out: &Path) -> anyhow::Result
         let stem = out.file_stem().unwrap_or_default().to_string_lossy();
         out.with_file_name(format!("{stem}-{suffix}.svg"))
     };
-    plot(&by_queue_pairs, "queue pairs", Scale::Counts, &at("queue-pairs"), |row| {
-        f64::from(row.queue_pairs)
-    })?;
-    plot(&by_region, "registered memory", Scale::Sizes, &at("memory"), |row| {
-        row.region_bytes as f64
-    })?;
+    plot(
+        &by_queue_pairs,
+        "queue pairs",
+        Scale::Counts,
+        &at("queue-pairs"),
+        |row| f64::from(row.queue_pairs),
+    )?;
+    plot(
+        &by_region,
+        "registered memory",
+        Scale::Sizes,
+        &at("memory"),
+        |row| row.region_bytes as f64,
+    )?;
     let report = Report {
         context,
         unit: "ms",
@@ -103,8 +113,17 @@ fn by_queue_pairs_of(tools: &Tools, queue_pairs: u32, repeats: u32) -> anyhow::R
     // It ends with the lab, long before its time is over.
     let line = format!("ib_write_bw -F -u 19 -q {queue_pairs} {MESSAGE} -Q 1 -D 3600");
     let argv: Vec<_> = line.split(' ').collect();
-    let moves = pair::moves_by(tools, &argv, Moved::Sender, repeats * METHODS.len() as u32, method)?;
-    Ok(moves.into_iter().map(|Move { migration, .. }| migration).collect())
+    let moves = pair::moves_by(
+        tools,
+        &argv,
+        Moved::Sender,
+        repeats * METHODS.len() as u32,
+        method,
+    )?;
+    Ok(moves
+        .into_iter()
+        .map(|Move { migration, .. }| migration)
+        .collect())
 }
 
 /// Two programs that send a little to and fro all the time; the one that moves has so much registered.

@@ -142,7 +142,11 @@ fn programs(lab: &TestLab, rounds: u32) -> anyhow::Result<(Vec<Object>, Vec<Regi
             time: Summary::of(times.clone()),
             spread: Spread::of(times),
         };
-        print(&format!("MR, {}", size(bytes as f64)), &region.time, &region.spread);
+        print(
+            &format!("MR, {}", size(bytes as f64)),
+            &region.time,
+            &region.spread,
+        );
         region
     });
     Ok((objects.into(), regions.collect()))
@@ -166,7 +170,10 @@ fn numbers(lab: &TestLab, rounds: u32) -> anyhow::Result<Vec<Numbers>> {
     let lines = finished.stdout.lines();
     let all: Vec<Asked> = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;
     println!("the same at the RNIC's socket, us, median (least to worst)");
-    println!("{:16} {:>28} {:>28}", "", "numbers are given", "numbers are asked for");
+    println!(
+        "{:16} {:>28} {:>28}",
+        "", "numbers are given", "numbers are asked for"
+    );
     let mut rows = Vec::new();
     for object in numbers::OBJECTS {
         let of = |asked: bool| {

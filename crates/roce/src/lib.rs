@@ -67,9 +67,5 @@ pub use verbs::{
 pub use wire::icrc::{self, Flow, Verdict};
 pub use wire::packet::{Packet, ParseError};
 
-/// Does the way of a packet look at whether its connection is stopped, or waits? Without that nothing can be paused: it is only left out
-/// to measure what it costs (`bench/run transport`).
-pub(crate) const MIGRATABLE: bool = !cfg!(feature = "plain");
-
 /// The UDP destination port of RoCEv2 (IBA annex A17.9.2).
 pub const UDP_PORT: u16 = 4791;

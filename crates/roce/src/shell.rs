@@ -4,7 +4,7 @@ use crate::link::Link;
 use crate::receive::flush_receive;
 use crate::wire::opcode::Service;
 use crate::{
-    BadRequest, Completion, Counters, Event, Host, Location, MIGRATABLE, ModifyError, Packet, QpAttributes, QpConfig,
+    BadRequest, Completion, Counters, Event, Host, Location, ModifyError, Packet, QpAttributes, QpConfig,
     QpState, QpType, Qpn, Queue, SendRequest, Transition, Transmit, WcStatus,
 };
 
@@ -133,11 +133,10 @@ impl Shell {
         let counters = &mut self.counters;
         let bth = &packet.bth;
         let for_all = self.qp_type == QpType::Ud && bth.dest_qpn.get() == MULTICAST_QPN;
-        let closed = match self.phase {
-            Phase::Reset | Phase::Init | Phase::Err => true,
-            Phase::Stopped => MIGRATABLE,
-            _ => false,
-        };
+        let closed = matches!(
+            self.phase,
+            Phase::Reset | Phase::Init | Phase::Err | Phase::Stopped
+        );
         let reason = if closed {
             &mut counters.dropped_by_state
         } else if !service_fits(packet.info.service, self.qp_type) {

@@ -1,39 +1,49 @@
 //! Instructions of a message, of both ends' transports together, counted by valgrind: the same in each run.
 //!
 //! Two ends in memory, driven as the RNIC drives them: the request off the ring, gather, packets, ICRC; its check, store, completion,
-//! acknowledgement; its check, completion. Three ways: the transport as it is, with a secret and without, and one that was compiled
-//! without the tests for pause and resume on the way of a packet (the feature `plain` of `crates/roce`: whether the queue pair is
-//! stopped or waits in `Shell::admits`, `RcQp::handle_packet` and `RcQp::poll_transmit`, and whether a packet is a message of the
-//! extension). What the latter saves is what those tests cost.
+//! acknowledgement; its check, completion. With a secret at both ends and without.
+//!
+//! Either way a packet meets the tests for being stopped or waiting; [`LINES`] are all of them. What is executed there is counted
+//! by line. That is an upper bound of what pause and resume cost, since the same tests, with the same instructions, tell whether
+//! the queue pair is in a state of the standard that takes no packet: without the extension a table or a mask had an entry less.
 //!
 //! The transport calls no kernel: it forbids unsafe code and has no I/O, and the part of the RNIC that has does not know of secrets.
 
+mod lines;
+
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
 use serde::Serialize;
 
-use super::migratable::pair::Messages;
-use super::plain::pair::Messages as PlainMessages;
+use super::pair::Messages;
 
-const SIZES: [u32; 3] = [64, 4096, 1 << 20];
-/// Messages before the first that is counted: by then every vector has its size.
-const WARM_UP: u32 = 300;
-/// Messages that are counted.
-const MESSAGES: u32 = 512;
+/// Size, messages before the first that is counted (by then every vector has its size), and messages that are counted.
+const SIZES: [(u32, u32, u32); 3] = [(64, 300, 512), (4096, 300, 512), (1 << 20, 4, 16)];
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Way {
-    /// Compiled without the tests for pause and resume.
-    WithoutTests,
-    /// No secret: nothing of the extension is ever sent.
-    Plain,
-    /// Both ends have a secret.
-    Migratable,
-}
-
-const WAYS: [Way; 3] = [Way::WithoutTests, Way::Plain, Way::Migratable];
+/// Where the transport asks whether a connection is stopped or waits, or whether a packet tells of that: a file of `crates/roce/src`,
+/// the text where the test begins, and the next one where it ends.
+const LINES: [(&str, &str, &str); 6] = [
+    ("shell.rs", "let closed = matches!(", ");"),
+    ("shell.rs", "let reason = if closed {", "{"),
+    (
+        "rc/queue_pair.rs",
+        "let passive = matches!(self.shell.phase, Phase::Rtr | Phase::Waiting)",
+        ";",
+    ),
+    (
+        "rc/queue_pair.rs",
+        "if matches!(packet.info.kind, Kind::Congestion | Kind::Migration) {",
+        "{",
+    ),
+    (
+        "rc/queue_pair.rs",
+        "match self.shell.phase {\n            Phase::Reset | Phase::Init | Phase::Sqe => Transmit::Idle,",
+        "{",
+    ),
+    ("rc/queue_pair.rs", "let outcome = match self.shell.phase {", "{"),
+];
 
 /// Messages of one kind.
 #[derive(Debug, Serialize)]
@@ -41,34 +51,40 @@ pub struct Row {
     operation: &'static str,
     bytes: u32,
     /// Of both directions.
-    packets_per_message: f64,
-    /// In the order of [`WAYS`].
-    instructions_per_message: [f64; 3],
-    /// More with a secret than without.
-    of_the_secret: f64,
-    /// More with the tests for pause and resume than without.
-    of_the_tests: f64,
+    packets: f64,
+    /// Instructions of a message without a secret, and with one.
+    plain: f64,
+    migratable: f64,
+    /// Of them at [`LINES`], with a secret.
+    tests: f64,
 }
 
 /// Counts, prints. Empty where there is no valgrind.
-pub fn measure() -> anyhow::Result<Vec<Row>> {
+pub fn measure(out: &Path) -> anyhow::Result<Vec<Row>> {
     if Command::new("valgrind").arg("--version").output().is_err() {
         println!("instructions are not counted: install valgrind for that");
         return Ok(Vec::new());
     }
-    println!("instructions of a message, both ends together, by callgrind");
     println!(
-        "{:6} {:>8} {:>8} {:>14} {:>12} {:>12} {:>10} {:>10}",
-        "", "bytes", "packets", "without tests", "plain", "migratable", "secret", "tests"
+        "instructions of a message, both ends together, by callgrind; of them those of the tests for pause and resume"
+    );
+    println!(
+        "{:6} {:>8} {:>8} {:>12} {:>12} {:>8} {:>8} {:>11}",
+        "", "bytes", "packets", "plain", "migratable", "extra", "tests", "per packet"
     );
     let mut rows = Vec::new();
     for operation in ["send", "write"] {
-        for bytes in SIZES {
-            let row = row(operation, bytes)?;
-            let [without, plain, migratable] = row.instructions_per_message;
+        for place in 0..SIZES.len() {
+            let row = row(operation, place, out)?;
             println!(
-                "{operation:6} {bytes:>8} {:>8.2} {without:>14.2} {plain:>12.2} {migratable:>12.2} {:>+10.2} {:>+10.2}",
-                row.packets_per_message, row.of_the_secret, row.of_the_tests
+                "{operation:6} {:>8} {:>8.2} {:>12.2} {:>12.2} {:>+8.2} {:>8.2} {:>11.2}",
+                row.bytes,
+                row.packets,
+                row.plain,
+                row.migratable,
+                row.migratable - row.plain,
+                row.tests,
+                row.tests / row.packets,
             );
             rows.push(row);
         }
@@ -76,42 +92,48 @@ pub fn measure() -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-fn row(operation: &'static str, bytes: u32) -> anyhow::Result<Row> {
-    let mut counts = [0.0; 3];
-    let mut packets = 0;
-    for (count, way) in counts.iter_mut().zip(WAYS) {
-        let first = counted(way, operation, bytes)?;
-        let again = counted(way, operation, bytes)?;
-        ensure!(
-            first == again,
-            "valgrind has counted {first:?}, and then {again:?}: this is no figure"
-        );
-        *count = first.0 as f64 / f64::from(MESSAGES);
-        packets = first.1;
-    }
-    let [without, plain, migratable] = counts;
+fn row(operation: &'static str, place: usize, out: &Path) -> anyhow::Result<Row> {
+    let (bytes, _, messages) = SIZES[place];
+    let plain = counted(false, operation, place, out)?;
+    let migratable = counted(true, operation, place, out)?;
+    let again = counted(true, operation, place, out)?;
+    ensure!(
+        migratable == again,
+        "valgrind has counted {migratable:?}, and then {again:?}: this is no figure"
+    );
+    let each = |count: u64| count as f64 / f64::from(messages);
     Ok(Row {
         operation,
         bytes,
-        packets_per_message: packets as f64 / f64::from(MESSAGES),
-        instructions_per_message: counts,
-        of_the_secret: migratable - plain,
-        of_the_tests: plain - without,
+        packets: each(migratable.packets),
+        plain: each(plain.instructions),
+        migratable: each(migratable.instructions),
+        tests: each(migratable.tests),
     })
 }
 
-/// Instructions and packets of [`MESSAGES`] messages: this program's once more, under valgrind.
-fn counted(way: Way, operation: &str, bytes: u32) -> anyhow::Result<(u64, u64)> {
-    let way = WAYS.iter().position(|other| *other == way).expect("all are there");
+#[derive(Debug, PartialEq, Eq)]
+struct Counted {
+    instructions: u64,
+    tests: u64,
+    packets: u64,
+}
+
+/// This program's messages once more, under valgrind.
+fn counted(secret: bool, operation: &str, place: usize, out: &Path) -> anyhow::Result<Counted> {
+    let profile = out.with_extension("callgrind");
+    let secret = if secret { "migratable" } else { "plain" };
     let output = Command::new("valgrind")
+        .arg("--tool=callgrind")
+        .arg(format!("--callgrind-out-file={}", profile.display()))
         .args([
-            "--tool=callgrind",
-            "--callgrind-out-file=/dev/null",
+            "--compress-pos=no",
+            "--compress-strings=no",
             "--collect-atstart=no",
             "--toggle-collect=verbatim_bench::migros::transport::instructions::counted_messages*",
         ])
         .arg(std::env::current_exe()?)
-        .args(["transport-messages", &way.to_string(), operation, &bytes.to_string()])
+        .args(["transport-messages", secret, operation, &place.to_string()])
         .output()
         .context("cannot start valgrind")?;
     let text = String::from_utf8_lossy(&output.stderr);
@@ -120,49 +142,39 @@ fn counted(way: Way, operation: &str, bytes: u32) -> anyhow::Result<(u64, u64)> 
         .lines()
         .find_map(|line| line.split_once("Collected : "))
         .and_then(|(_, count)| count.trim().parse::<u64>().ok());
-    let Some(collected) = collected.filter(|collected| *collected > 0) else {
+    let Some(instructions) = collected.filter(|collected| *collected > 0) else {
         bail!("valgrind has counted nothing:\n{text}");
     };
-    let packets = String::from_utf8_lossy(&output.stdout).trim().parse()?;
-    Ok((collected, packets))
+    let written = std::fs::read_to_string(&profile)?;
+    std::fs::remove_file(&profile)?;
+    Ok(Counted {
+        instructions,
+        tests: lines::count(&written, &lines::find(&LINES)?)?,
+        packets: String::from_utf8_lossy(&output.stdout).trim().parse()?,
+    })
 }
 
 /// What runs under valgrind: prints the packets of the messages that are counted.
 pub fn messages(arguments: &[String]) -> anyhow::Result<()> {
-    let [way, operation, bytes] = arguments else {
-        bail!("transport-messages wants a way, an operation and a size");
+    let [secret, operation, place] = arguments else {
+        bail!("transport-messages wants plain or migratable, an operation and a size");
     };
-    let way = *WAYS.get(way.parse::<usize>()?).context("no such way")?;
-    let (send, bytes) = (operation == "send", bytes.parse()?);
-    let packets = match way {
-        Way::WithoutTests => {
-            let mut messages = PlainMessages::new(send, bytes, false);
-            run(&mut || messages.exchange());
-            messages.packets()
-        }
-        Way::Plain | Way::Migratable => {
-            let mut messages = Messages::new(send, bytes, way == Way::Migratable);
-            run(&mut || messages.exchange());
-            messages.packets()
-        }
-    };
-    // Each message takes as many.
-    println!("{}", packets * u64::from(MESSAGES) / u64::from(WARM_UP + MESSAGES));
-    Ok(())
-}
-
-fn run(exchange: &mut dyn FnMut()) {
-    for _ in 0..WARM_UP {
-        exchange();
+    let (bytes, warm_up, counted) = *SIZES.get(place.parse::<usize>()?).context("no such size")?;
+    let mut messages = Messages::new(operation == "send", bytes, secret == "migratable");
+    for _ in 0..warm_up {
+        messages.exchange();
     }
-    counted_messages(exchange);
+    let before = messages.packets();
+    counted_messages(&mut messages, counted);
+    println!("{}", messages.packets() - before);
+    Ok(())
 }
 
 /// What valgrind is told to count, by this name.
 #[inline(never)]
-fn counted_messages(exchange: &mut dyn FnMut()) {
-    for _ in 0..MESSAGES {
-        exchange();
+fn counted_messages(messages: &mut Messages, count: u32) {
+    for _ in 0..count {
+        messages.exchange();
     }
 }
 
@@ -171,16 +183,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_transports_say_the_same_on_the_wire() {
+    fn a_secret_changes_nothing_on_the_wire() {
         for (send, bytes) in [(true, 64), (false, 1 << 20)] {
-            let mut plain = PlainMessages::new(send, bytes, false);
-            let mut migratable = Messages::new(send, bytes, true);
-            for _ in 0..3 {
-                plain.exchange();
-                migratable.exchange();
-            }
-            assert_eq!(plain.packets(), migratable.packets());
-            assert!(plain.packets() >= 6);
+            let [plain, migratable] = [false, true].map(|secret| {
+                let mut messages = Messages::new(send, bytes, secret);
+                for _ in 0..3 {
+                    messages.exchange();
+                }
+                messages.packets()
+            });
+            assert_eq!(plain, migratable);
+            assert!(plain >= 6);
         }
+    }
+
+    #[test]
+    fn the_tests_for_pause_and_resume_are_where_they_are_looked_for() {
+        let found = lines::find(&LINES).unwrap();
+        assert_eq!(found.len(), 2, "two files: {found:?}");
     }
 }

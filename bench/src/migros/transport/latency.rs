@@ -100,7 +100,13 @@ fn measure_in(lab: &TestLab, rounds: u32) -> anyhow::Result<(Vec<Row>, Vec<Trips
             // By turns, so that it is nobody's place that is measured.
             let secret = number % CONNECTIONS;
             let name = format!("{operation}-{bytes}");
-            let lines = exchange(lab, &name, (operation, bytes, messages, rounds), CONNECTIONS, Some(secret))?;
+            let lines = exchange(
+                lab,
+                &name,
+                (operation, bytes, messages, rounds),
+                CONNECTIONS,
+                Some(secret),
+            )?;
             let row = row(operation, (bytes, messages, paper), secret, &lines)?;
             print(&row);
             rows.push(row);
@@ -149,7 +155,15 @@ fn exchange(
     let program = program("latency")?;
     let numbers = [bytes, messages, rounds, connections as u32].map(|number| number.to_string());
     let [bytes, messages, rounds, connections] = numbers.each_ref().map(String::as_str);
-    let argv = [program.as_str(), operation, bytes, messages, rounds, connections, "0"];
+    let argv = [
+        program.as_str(),
+        operation,
+        bytes,
+        messages,
+        rounds,
+        connections,
+        "0",
+    ];
     let (server, client) = (format!("{name}-server"), format!("{name}-client"));
     let server = lab.instance("peer", &server, &argv)?;
     server.listens(TCP_PORT)?;
@@ -195,7 +209,11 @@ fn row(
     lines: &[Round],
 ) -> anyhow::Result<Row> {
     let rounds = lines.len() / CONNECTIONS;
-    ensure!(rounds > 0 && lines.len() == rounds * CONNECTIONS, "{} lines", lines.len());
+    ensure!(
+        rounds > 0 && lines.len() == rounds * CONNECTIONS,
+        "{} lines",
+        lines.len()
+    );
     // Plain, plain again, migratable, wherever they are.
     let mut rounds_us = vec![[f64::NAN; CONNECTIONS]; rounds];
     for line in lines {

@@ -2,12 +2,11 @@
 //! turns, and instructions, which are the same in each run.
 //!
 //! A connection without a secret can neither be paused by its RNICs nor hear of it (`docs/wire-extension.md`): that is the paper's
-//! *plain*; with one it is its *migratable*. Both are on the RNIC as it is; [`instructions`] also has one without the tests.
+//! *plain*; with one it is its *migratable*. Both are on the RNIC as it is.
 
 pub mod instructions;
 mod latency;
-pub mod migratable;
-mod plain;
+pub mod pair;
 
 use std::path::Path;
 
@@ -29,7 +28,7 @@ struct Report {
 /// Measures, prints and writes.
 pub fn run(tools: &Tools, repeats: u32, out: &Path) -> anyhow::Result<()> {
     let context = Context::now();
-    let instructions = instructions::measure()?;
+    let instructions = instructions::measure(out)?;
     let (latency, trips) = latency::measure(tools, repeats, &out.with_extension("svg"))?;
     let report = Report {
         context,

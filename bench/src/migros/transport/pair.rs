@@ -1,13 +1,11 @@
 //! Two ends of a connection in memory, which exchange messages one by one. No kernel takes part.
-//!
-//! This file is compiled twice: for the transport as it is, and for the one without the tests for pause and resume.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
 
-use super::roce::{
+use verbatim_roce::{
     AccessError, AccessFlags, AddressVector, BadRequest, Completion, Event, Flow, Host, Key, Lkey,
     LocalAccess, Mtu, Operation, Packet, Psn, QpAttributes, QpConfig, QpState, Qpn, RcQp, ReceiveRequest,
     RemoteAccess, Rkey, Secret, SecretEnd, SendData, SendRequest, Sge, SgeList, Time, TxBatch, UDP_PORT,

@@ -9,7 +9,7 @@ use crate::link::Outlet;
 use crate::shell::{Phase, Shell};
 use crate::wire::opcode::Kind;
 use crate::{
-    Counters, Host, MIGRATABLE, ModifyError, Packet, QpAttributes, QpConfig, QpState, QpType, Qpn, Time, Transmit,
+    Counters, Host, ModifyError, Packet, QpAttributes, QpConfig, QpState, QpType, Qpn, Time, Transmit,
     TxBatch,
 };
 
@@ -162,18 +162,9 @@ impl RcQp {
             }
             return;
         }
-        let passive = match self.shell.phase {
-            Phase::Rtr => true,
-            Phase::Waiting => MIGRATABLE && !self.takes_responses(),
-            _ => false,
-        };
+        let passive = matches!(self.shell.phase, Phase::Rtr | Phase::Waiting) && !self.takes_responses();
         let Shell { link, counters, .. } = &mut self.shell;
-        let exceptional = match packet.info.kind {
-            Kind::Congestion => true,
-            Kind::Migration => MIGRATABLE,
-            _ => false,
-        };
-        if exceptional {
+        if matches!(packet.info.kind, Kind::Congestion | Kind::Migration) {
             if packet.info.kind == Kind::Migration {
                 return self.handle_migration(now, packet, host);
             }
@@ -232,9 +223,7 @@ impl RcQp {
             Phase::Err => self.shell.flush_rings(host, budget),
             Phase::Rtr | Phase::Rts | Phase::Sqd | Phase::Stopped | Phase::Waiting => {
                 let outcome = match self.shell.phase {
-                    Phase::Stopped | Phase::Waiting if MIGRATABLE => {
-                        self.transmit_waiting(now, host, batch, budget)
-                    }
+                    Phase::Stopped | Phase::Waiting => self.transmit_waiting(now, host, batch, budget),
                     _ => self.transmit(now, host, batch, budget),
                 };
                 self.settle(host);
