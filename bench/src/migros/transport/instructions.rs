@@ -3,9 +3,9 @@
 //! Two ends in memory, driven as the RNIC drives them: the request off the ring, gather, packets, ICRC; its check, store, completion,
 //! acknowledgement; its check, completion. With a secret at both ends and without.
 //!
-//! Either way a packet meets the tests for being stopped or waiting; [`LINES`] are all of them. What is executed there is counted
-//! by line. That is an upper bound of what pause and resume cost, since the same tests, with the same instructions, tell whether
-//! the queue pair is in a state of the standard that takes no packet: without the extension a table or a mask had an entry less.
+//! Either way a packet meets the tests for being stopped or waiting; [`TESTS`] are all of them. What is executed at the lines of each is
+//! counted. That is an upper bound of what pause and resume cost: the same lines ask for what the standard has, too, and a test of
+//! many states at once (a mask) has as many instructions with one state less.
 //!
 //! The transport calls no kernel: it forbids unsafe code and has no I/O, and the part of the RNIC that has does not know of secrets.
 
@@ -22,27 +22,35 @@ use super::pair::Messages;
 /// Size, messages before the first that is counted (by then every vector has its size), and messages that are counted.
 const SIZES: [(u32, u32, u32); 3] = [(64, 300, 512), (4096, 300, 512), (1 << 20, 4, 16)];
 
-/// Where the transport asks whether a connection is stopped or waits, or whether a packet tells of that: a file of `crates/roce/src`,
-/// the text where the test begins, and the next one where it ends.
-const LINES: [(&str, &str, &str); 6] = [
-    ("shell.rs", "let closed = matches!(", ");"),
-    ("shell.rs", "let reason = if closed {", "{"),
+/// Where the transport asks whether a connection is stopped or waits, or whether a packet tells of that: what for, a file of
+/// `crates/roce/src`, the text where the test begins, and the next one where it ends.
+const TESTS: [(&str, &str, &str, &str); 6] = [
+    ("is any packet let in", "shell.rs", "let closed = matches!(", ");"),
+    ("is it closed", "shell.rs", "let reason = if closed {", "{"),
     (
+        "is a response wanted",
         "rc/queue_pair.rs",
         "let passive = matches!(self.shell.phase, Phase::Rtr | Phase::Waiting)",
         ";",
     ),
     (
+        "is it no acknowledgement",
         "rc/queue_pair.rs",
         "if matches!(packet.info.kind, Kind::Congestion | Kind::Migration) {",
         "{",
     ),
     (
+        "may anything be sent",
         "rc/queue_pair.rs",
         "match self.shell.phase {\n            Phase::Reset | Phase::Init | Phase::Sqe => Transmit::Idle,",
         "{",
     ),
-    ("rc/queue_pair.rs", "let outcome = match self.shell.phase {", "{"),
+    (
+        "may all be sent",
+        "rc/queue_pair.rs",
+        "let outcome = match self.shell.phase {",
+        "{",
+    ),
 ];
 
 /// Messages of one kind.
@@ -55,8 +63,8 @@ pub struct Row {
     /// Instructions of a message without a secret, and with one.
     plain: f64,
     migratable: f64,
-    /// Of them at [`LINES`], with a secret.
-    tests: f64,
+    /// Of them at the lines of each of [`TESTS`], with a secret.
+    tests: Vec<(&'static str, f64)>,
 }
 
 /// Counts, prints. Empty where there is no valgrind.
@@ -69,22 +77,30 @@ pub fn measure(out: &Path) -> anyhow::Result<Vec<Row>> {
         "instructions of a message, both ends together, by callgrind; of them those of the tests for pause and resume"
     );
     println!(
-        "{:6} {:>8} {:>8} {:>12} {:>12} {:>8} {:>8} {:>11}",
-        "", "bytes", "packets", "plain", "migratable", "extra", "tests", "per packet"
+        "{:6} {:>8} {:>8} {:>12} {:>12} {:>8} {:>8}  each",
+        "", "bytes", "packets", "plain", "migratable", "extra", "tests"
     );
     let mut rows = Vec::new();
     for operation in ["send", "write"] {
         for place in 0..SIZES.len() {
             let row = row(operation, place, out)?;
+            let each: Vec<_> = row
+                .tests
+                .iter()
+                .map(|(what, instructions)| format!("{what} {instructions:.2}"))
+                .collect();
             println!(
-                "{operation:6} {:>8} {:>8.2} {:>12.2} {:>12.2} {:>+8.2} {:>8.2} {:>11.2}",
+                "{operation:6} {:>8} {:>8.2} {:>12.2} {:>12.2} {:>+8.2} {:>8.2}  {}",
                 row.bytes,
                 row.packets,
                 row.plain,
                 row.migratable,
                 row.migratable - row.plain,
-                row.tests,
-                row.tests / row.packets,
+                row.tests
+                    .iter()
+                    .map(|(_, instructions)| instructions)
+                    .sum::<f64>(),
+                each.join(", "),
             );
             rows.push(row);
         }
@@ -108,21 +124,26 @@ fn row(operation: &'static str, place: usize, out: &Path) -> anyhow::Result<Row>
         packets: each(migratable.packets),
         plain: each(plain.instructions),
         migratable: each(migratable.instructions),
-        tests: each(migratable.tests),
+        tests: TESTS
+            .iter()
+            .zip(migratable.tests)
+            .map(|((what, ..), count)| (*what, each(count)))
+            .collect(),
     })
 }
 
 #[derive(Debug, PartialEq, Eq)]
 struct Counted {
     instructions: u64,
-    tests: u64,
+    tests: Vec<u64>,
     packets: u64,
 }
 
 /// This program's messages once more, under valgrind.
 fn counted(secret: bool, operation: &str, place: usize, out: &Path) -> anyhow::Result<Counted> {
     let profile = out.with_extension("callgrind");
-    let secret = if secret { "migratable" } else { "plain" };
+    // Of one length, so that the stacks begin at the same place.
+    let secret = if secret { "1" } else { "0" };
     let output = Command::new("valgrind")
         .arg("--tool=callgrind")
         .arg(format!("--callgrind-out-file={}", profile.display()))
@@ -147,9 +168,14 @@ fn counted(secret: bool, operation: &str, place: usize, out: &Path) -> anyhow::R
     };
     let written = std::fs::read_to_string(&profile)?;
     std::fs::remove_file(&profile)?;
+    let tests = TESTS.iter().map(|(_, file, begin, end)| {
+        let lines = lines::find(file, begin, end)?;
+        lines::count(&written, file, &lines)
+    });
+    let tests = tests.collect::<anyhow::Result<_>>()?;
     Ok(Counted {
         instructions,
-        tests: lines::count(&written, &lines::find(&LINES)?)?,
+        tests,
         packets: String::from_utf8_lossy(&output.stdout).trim().parse()?,
     })
 }
@@ -157,10 +183,10 @@ fn counted(secret: bool, operation: &str, place: usize, out: &Path) -> anyhow::R
 /// What runs under valgrind: prints the packets of the messages that are counted.
 pub fn messages(arguments: &[String]) -> anyhow::Result<()> {
     let [secret, operation, place] = arguments else {
-        bail!("transport-messages wants plain or migratable, an operation and a size");
+        bail!("transport-messages wants 0 or 1 for a secret, an operation and a size");
     };
     let (bytes, warm_up, counted) = *SIZES.get(place.parse::<usize>()?).context("no such size")?;
-    let mut messages = Messages::new(operation == "send", bytes, secret == "migratable");
+    let mut messages = Messages::new(operation == "send", bytes, secret == "1");
     for _ in 0..warm_up {
         messages.exchange();
     }
@@ -199,7 +225,12 @@ mod tests {
 
     #[test]
     fn the_tests_for_pause_and_resume_are_where_they_are_looked_for() {
-        let found = lines::find(&LINES).unwrap();
-        assert_eq!(found.len(), 2, "two files: {found:?}");
+        for (what, file, begin, end) in TESTS {
+            let lines = lines::find(file, begin, end).unwrap();
+            assert!(
+                (1..10).contains(&(lines.end() - lines.start() + 1)),
+                "{what}: {lines:?}"
+            );
+        }
     }
 }

@@ -1,39 +1,33 @@
 //! Instructions by source line, out of what callgrind writes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use anyhow::{Context, bail, ensure};
 
-/// Lines of files, which are named by the end of their paths.
-pub type Lines = BTreeMap<String, BTreeSet<u64>>;
-
-/// The lines of `crates/roce/src` from where each first text begins, which is one place only, to the next that has the second text.
-pub fn find(wanted: &[(&str, &str, &str)]) -> anyhow::Result<Lines> {
+/// The lines of a file of `crates/roce/src` from where the first text begins, which is one place only, to the next that has the second
+/// text.
+pub fn find(file: &str, begin: &str, end: &str) -> anyhow::Result<RangeInclusive<u64>> {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/roce/src");
-    let mut lines = Lines::new();
-    for (file, begin, end) in wanted {
-        let text = std::fs::read_to_string(sources.join(file)).with_context(|| format!("no {file}"))?;
-        let places: Vec<usize> = text.match_indices(begin).map(|(place, _)| place).collect();
-        let [place] = places[..] else {
-            bail!("{begin:?} is at {} places of {file}", places.len());
-        };
-        let line_of = |place: usize| text[..place].matches('\n').count() as u64 + 1;
-        let length = text[place..]
-            .find(end)
-            .with_context(|| format!("{begin:?} in {file} has no end"))?;
-        let of_file = lines.entry(format!("crates/roce/src/{file}")).or_default();
-        of_file.extend(line_of(place)..=line_of(place + length));
-    }
-    Ok(lines)
+    let text = std::fs::read_to_string(sources.join(file)).with_context(|| format!("no {file}"))?;
+    let places: Vec<usize> = text.match_indices(begin).map(|(place, _)| place).collect();
+    let [place] = places[..] else {
+        bail!("{begin:?} is at {} places of {file}", places.len());
+    };
+    let line_of = |place: usize| text[..place].matches('\n').count() as u64 + 1;
+    let length = text[place..]
+        .find(end)
+        .with_context(|| format!("{begin:?} in {file} has no end"))?;
+    Ok(line_of(place)..=line_of(place + length))
 }
 
-/// Instructions at these lines, wherever they were inlined. Of a profile without compression, in the format of the manual of
+/// Instructions at these lines of a file of `crates/roce/src`, wherever they were inlined. Of a profile without compression, in the format of the manual of
 /// callgrind: `fl=`, `fi=` and `fe=` name the file of the lines that follow, which have a number and a cost; after `calls=` comes
 /// a line with the cost of the callee, which is also told where that is.
-pub fn count(profile: &str, wanted: &Lines) -> anyhow::Result<u64> {
+pub fn count(profile: &str, file: &str, wanted: &RangeInclusive<u64>) -> anyhow::Result<u64> {
+    let path = format!("crates/roce/src/{file}");
     let mut sum = 0;
-    let mut of_file = None;
+    let mut is_it = false;
     let mut lines = profile.lines();
     let mut costs = 0u64;
     while let Some(line) = lines.next() {
@@ -41,10 +35,7 @@ pub fn count(profile: &str, wanted: &Lines) -> anyhow::Result<u64> {
             .iter()
             .find_map(|key| line.strip_prefix(key))
         {
-            of_file = wanted
-                .iter()
-                .find(|(name, _)| file.ends_with(name.as_str()))
-                .map(|(_, lines)| lines);
+            is_it = file.ends_with(&path);
         } else if line.starts_with("calls=") {
             lines.next();
         } else if line.starts_with(|first: char| first.is_ascii_digit()) {
@@ -55,7 +46,7 @@ pub fn count(profile: &str, wanted: &Lines) -> anyhow::Result<u64> {
                 bail!("callgrind has written {line:?}");
             };
             costs += 1;
-            if of_file.is_some_and(|lines| lines.contains(&at)) {
+            if is_it && wanted.contains(&at) {
                 sum += cost;
             }
         }
@@ -85,9 +76,7 @@ fi=/elsewhere/other.rs
 fe=/elsewhere/crates/roce/src/shell.rs
 9 3
 ";
-        let mut wanted = Lines::new();
-        wanted.insert("crates/roce/src/shell.rs".to_owned(), [8, 9].into());
-        assert_eq!(count(profile, &wanted).unwrap(), 23);
-        assert!(count("events: Ir\n", &wanted).is_err());
+        assert_eq!(count(profile, "shell.rs", &(8..=9)).unwrap(), 23);
+        assert!(count("events: Ir\n", "shell.rs", &(8..=9)).is_err());
     }
 }
