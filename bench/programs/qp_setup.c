@@ -5,120 +5,15 @@
  *
  * Plain libibverbs: it measures whatever device is first, or the one that is named.
  */
-#include <errno.h>
-#include <infiniband/verbs.h>
-#include <signal.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
+#include "common.h"
 
-enum { PORT = 1, DEPTH = 16, REGION_BYTES = 4096, PATIENCE_S = 300 };
+enum { DEPTH = 16, REGION_BYTES = 4096, MOST = 1 << 20 };
 
-static void fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
-
-static void fail(const char *format, ...)
-{
-	va_list arguments;
-
-	va_start(arguments, format);
-	fputs("qp_setup: ", stderr);
-	vfprintf(stderr, format, arguments);
-	fprintf(stderr, ": %s\n", strerror(errno));
-	exit(1);
-}
-
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return time.tv_sec + time.tv_nsec * 1e-9;
-}
-
-static struct ibv_context *open_device(const char *name)
-{
-	int count = 0;
-	struct ibv_device **list = ibv_get_device_list(&count);
-	struct ibv_context *context = NULL;
-
-	for (int i = 0; list && i < count && !context; i++)
-		if (!name || !strcmp(ibv_get_device_name(list[i]), name))
-			context = ibv_open_device(list[i]);
-	if (!context)
-		fail("no RDMA device%s%s can be opened", name ? " " : "", name ? name : "");
-	ibv_free_device_list(list);
-	return context;
-}
-
-static void modify(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, const char *state)
-{
-	int error = ibv_modify_qp(qp, attr, mask);
-
-	if (error) {
-		errno = error;
-		fail("ibv_modify_qp to %s", state);
-	}
-}
-
-/* The three steps from RESET to RTS. */
 static void connect_qp(struct ibv_qp *qp, uint32_t remote_qpn, const union ibv_gid *gid, enum ibv_mtu mtu)
 {
-	struct ibv_qp_attr init = {
-		.qp_state = IBV_QPS_INIT,
-		.port_num = PORT,
-		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
-	};
-	struct ibv_qp_attr rtr = {
-		.qp_state = IBV_QPS_RTR,
-		.path_mtu = mtu,
-		.dest_qp_num = remote_qpn,
-		.max_dest_rd_atomic = 1,
-		.min_rnr_timer = 12,
-		.ah_attr = {
-			.is_global = 1,
-			.port_num = PORT,
-			.grh = { .dgid = *gid, .hop_limit = 64 },
-		},
-	};
-	struct ibv_qp_attr rts = {
-		.qp_state = IBV_QPS_RTS,
-		.timeout = 14,
-		.retry_cnt = 7,
-		.rnr_retry = 7,
-		.max_rd_atomic = 1,
-	};
-
-	modify(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "INIT");
-	modify(qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-	       IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER, "RTR");
-	modify(qp, &rts, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-	       IBV_QP_MAX_QP_RD_ATOMIC, "RTS");
-}
-
-static void wait_for_sigterm(void)
-{
-	sigset_t set;
-	struct timespec patience = { .tv_sec = PATIENCE_S };
-
-	sigemptyset(&set);
-	sigaddset(&set, SIGTERM);
-	while (sigtimedwait(&set, NULL, &patience) < 0 && errno == EINTR)
-		;
-}
-
-static unsigned count_of(const char *text)
-{
-	char *end;
-	unsigned long count = strtoul(text, &end, 10);
-
-	if (*end || !*text || count > 1u << 20) {
-		errno = EINVAL;
-		fail("%s is no count", text);
-	}
-	return count;
+	to_init(qp);
+	to_rtr(qp, remote_qpn, gid, mtu);
+	to_rts(qp);
 }
 
 int main(int argc, char **argv)
@@ -127,17 +22,14 @@ int main(int argc, char **argv)
 		fputs("Usage: qp_setup QPS MRS [DEVICE]\n\nExample: qp_setup 64 0 verbatim0\n", stderr);
 		return 2;
 	}
-	unsigned qps = count_of(argv[1]), mrs = count_of(argv[2]);
+	unsigned qps = number(argv[1], 0, MOST), mrs = number(argv[2], 0, MOST);
 	struct ibv_qp **qp = calloc(qps + 1, sizeof(*qp));
 	struct ibv_mr **mr = calloc(mrs + 1, sizeof(*mr));
 	char *memory = mrs ? aligned_alloc(REGION_BYTES, (size_t)mrs * REGION_BYTES) : NULL;
 	struct ibv_port_attr port;
 	union ibv_gid gid;
-	sigset_t set;
 
-	sigemptyset(&set);
-	sigaddset(&set, SIGTERM);
-	sigprocmask(SIG_BLOCK, &set, NULL);
+	expect(SIGTERM);
 	if (!qp || !mr || (mrs && !memory))
 		fail("memory");
 	struct ibv_context *context = open_device(argv[3]);
@@ -175,7 +67,7 @@ int main(int argc, char **argv)
 	printf("{\"create_s\": %.6f, \"connect_s\": %.6f, \"register_s\": %.6f}\n", created - start, connected - created,
 	       registered - connected);
 	fflush(stdout);
-	wait_for_sigterm();
+	wait_for(SIGTERM);
 
 	start = now();
 	for (unsigned i = 0; i < qps; i++)

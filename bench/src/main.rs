@@ -1,7 +1,7 @@
 //! Measures what the papers measured, between hosts of a lab on this machine, and writes it to `out/bench/`.
 //!
 //! One module per subject: [`bandwidth`], [`soft_rnic`], [`cost`], [`blackout`], [`methods`],
-//! and [`migrrdma`] for the paper's figures. Each prints a table for people and writes a JSON file for
+//! and [`migrrdma`] and [`migros`] for the papers' figures. Each prints a table for people and writes a JSON file for
 //! programs, with every single measurement and what it was measured on.
 
 mod bandwidth;
@@ -9,7 +9,9 @@ mod blackout;
 mod context;
 mod cost;
 mod methods;
+mod migros;
 mod migrrdma;
+mod programs;
 mod soft_rnic;
 mod summary;
 
@@ -42,6 +44,12 @@ struct Arguments {
     /// The most queue pairs.
     #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     most: u32,
+    /// Packets lost of a hundred, for rows of `methods`.
+    #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', default_values_t = [0.0, 0.1, 1.0])]
+    loss: Vec<f64>,
+    /// Round-trip times in milliseconds, for rows of `methods`; needs netem in the kernel.
+    #[arg(long, value_name = "MS,...", value_delimiter = ',', default_values_t = [0.0, 1.0, 10.0])]
+    rtt: Vec<f64>,
     /// The folder for the JSON files.
     #[arg(long, default_value = "out/bench")]
     out: PathBuf,
@@ -66,8 +74,16 @@ enum Bench {
     Drain,
     /// The partner's throughput around a move (MigrRDMA, figure 5).
     Timeline,
-    /// Wait-before-stop and pause-resume (MigrOS) side by side.
+    /// Wait-before-stop and pause-resume (MigrOS) side by side, also over links that lose packets or are long.
     Methods,
+    /// What it costs that a connection can be paused, while none is (MigrOS, table 3).
+    Transport,
+    /// How long it takes to make verbs objects (MigrOS, figures 8 and 9).
+    Objects,
+    /// A migration's time by queue pairs and registered memory, by both methods (MigrOS, figures 9 and 10).
+    MigrationTime,
+    /// What a migration carries of each object (MigrOS, table 1).
+    Images,
     /// LAMMPS over MPI and UCX, moved, against starting it again (MigrRDMA, figure 6).
     Application,
 }
@@ -78,6 +94,8 @@ fn main() -> ExitCode {
     let outcome = match arguments.get(1).map(String::as_str) {
         Some("udp-echo") => soft_rnic::udp::echo(),
         Some("udp-ping") => soft_rnic::udp::ping(&arguments[2..]),
+        Some("transport-messages") => migros::transport::instructions::messages(&arguments[2..]),
+        Some("object-numbers") => migros::objects::numbers::run(&arguments[2..]),
         Some("cost-batches") => cost::batches(&arguments[2..]),
         _ => run(&Arguments::parse()),
     };
@@ -130,7 +148,27 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         migrrdma::timeline::run(&tools, repeats, &arguments.out.join("timeline.json"))?;
     }
     if wanted(Bench::Methods) {
-        methods::run(&tools, repeats, most, &arguments.out.join("methods.json"))?;
+        let Arguments { loss, rtt, .. } = arguments;
+        methods::run(
+            &tools,
+            repeats,
+            most,
+            loss,
+            rtt,
+            &arguments.out.join("methods.json"),
+        )?;
+    }
+    if wanted(Bench::Images) {
+        migros::images::run(&arguments.out.join("images.json"))?;
+    }
+    if wanted(Bench::Transport) {
+        migros::transport::run(&tools, repeats, &arguments.out.join("transport.json"))?;
+    }
+    if wanted(Bench::Objects) {
+        migros::objects::run(&tools, repeats, &arguments.out.join("objects.json"))?;
+    }
+    if wanted(Bench::MigrationTime) {
+        migros::migration_time::run(&tools, repeats, most, &arguments.out.join("migration-time.json"))?;
     }
     if wanted(Bench::Application) {
         match Simulation::obstacle() {

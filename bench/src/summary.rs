@@ -1,4 +1,4 @@
-//! Median, best and worst of some measurements.
+//! Median, best and worst of some measurements; mean and standard deviation.
 
 use serde::Serialize;
 
@@ -31,6 +31,29 @@ impl Summary {
     }
 }
 
+/// Mean and standard deviation, as the papers have them.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Spread {
+    /// The mean.
+    pub mean: f64,
+    /// The standard deviation of the sample; 0 of a single measurement.
+    pub deviation: f64,
+}
+
+impl Spread {
+    /// Of at least one measurement.
+    pub fn of(measurements: impl IntoIterator<Item = f64>) -> Self {
+        let all: Vec<f64> = measurements.into_iter().collect();
+        assert!(!all.is_empty(), "there is nothing to summarise");
+        let mean = all.iter().sum::<f64>() / all.len() as f64;
+        let squares: f64 = all.iter().map(|one| (one - mean).powi(2)).sum();
+        Self {
+            mean,
+            deviation: (squares / (all.len() - 1).max(1) as f64).sqrt(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,5 +69,13 @@ mod tests {
             }
         );
         assert_eq!(Summary::of([4.0, 1.0, 2.0, 9.0]).median, 3.0);
+    }
+
+    #[test]
+    fn the_spread_is_that_of_a_sample() {
+        let spread = Spread::of([2.0, 4.0, 4.0, 6.0]);
+        assert_eq!(spread.mean, 4.0);
+        assert!((spread.deviation - (8.0f64 / 3.0).sqrt()).abs() < 1e-12);
+        assert_eq!(Spread::of([7.0]).deviation, 0.0);
     }
 }

@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use serde::Serialize;
 use verbatim_e2e::{PERFTEST_PORT, TestLab, Tools};
 
-use super::pair::{self, Move, Moved};
+use super::pair::{self, Move, Moved, Packets};
 use super::write;
 use crate::context::Context;
 use crate::soft_rnic::plot::{Axes, Line, Scale, draw};
@@ -153,6 +153,7 @@ fn from_many(tools: &Tools, partners: u32, moves: u32) -> anyhow::Result<Row> {
     for number in 1..=moves {
         // Each partner has the same share.
         let rate_before = f64::from(partners) * pair::rate(&lab)?;
+        let before = Packets::of(&lab)?;
         let migration = receiver
             .moves(there)
             .with_context(|| format!("move {number}{}", lab.logs()))?;
@@ -160,6 +161,7 @@ fn from_many(tools: &Tools, partners: u32, moves: u32) -> anyhow::Result<Row> {
         measured.push(Move {
             migration,
             rate_before,
+            packets: Packets::of(&lab)?.since(before),
         });
     }
     pair::flows(&lab)?;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use verbatim_e2e::{Instance, Migration, PERFTEST_PORT, TestLab, Tools, Traffic};
 
 /// Where the moved side is at first, where it goes, and where its partner is.
-const HOSTS: [&str; 3] = ["one", "other", "peer"];
+pub const HOSTS: [&str; 3] = ["one", "other", "peer"];
 /// How long connecting thousands of queue pairs may take.
 const FLOW_LIMIT: Duration = Duration::from_secs(180);
 /// How long the rate before a move is measured.
@@ -34,12 +34,43 @@ impl Moved {
     }
 }
 
-/// A move, and how fast the link was before it.
+/// A move, and what the RNICs of the hosts did.
 #[derive(Debug, Clone, Serialize)]
 pub struct Move {
     pub migration: Migration,
-    /// Payload bytes a second.
+    /// Payload bytes a second through the partner's before the move.
     pub rate_before: f64,
+    /// From the command that moves it to its end.
+    pub packets: Packets,
+}
+
+/// Packets that the RNICs of all hosts have sent.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Packets {
+    pub sent: u64,
+    /// Of them, requests that had been sent before.
+    pub retransmitted: u64,
+}
+
+impl Packets {
+    /// Until now.
+    pub fn of(lab: &TestLab) -> anyhow::Result<Self> {
+        let (mut sent, mut retransmitted) = (0, 0);
+        for host in lab.lab().hosts() {
+            let counters = Traffic::of(lab, host)?.counters();
+            sent += counters.tx_packets;
+            retransmitted += counters.retransmitted_packets;
+        }
+        Ok(Self { sent, retransmitted })
+    }
+
+    /// Since `earlier`.
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            sent: self.sent - earlier.sent,
+            retransmitted: self.retransmitted - earlier.retransmitted,
+        }
+    }
 }
 
 /// Runs the program on both sides and moves one of them.
@@ -55,7 +86,20 @@ pub fn moves_by(
     count: u32,
     method: impl Fn(u32) -> &'static str,
 ) -> anyhow::Result<Vec<Move>> {
+    moves_in(tools, argv, moved, count, method, |_| Ok(()))
+}
+
+/// The same, in a lab that was prepared before the programs start.
+pub fn moves_in(
+    tools: &Tools,
+    argv: &[&str],
+    moved: Moved,
+    count: u32,
+    method: impl Fn(u32) -> &'static str,
+    prepare: impl FnOnce(&TestLab) -> anyhow::Result<()>,
+) -> anyhow::Result<Vec<Move>> {
     let lab = TestLab::up(tools, &HOSTS)?;
+    prepare(&lab)?;
     let result = with_pair(&lab, argv, moved, |lab, instance| {
         to_and_fro(lab, instance, count, method)
     })
@@ -105,6 +149,7 @@ fn to_and_fro(
     for number in 0..count {
         let rate_before = rate(lab)?;
         let method = method(number);
+        let before = Packets::of(lab)?;
         let migration = instance
             .migrate_with(there, &["--method", method])
             .and_then(|migration| migration.must_be_committed().map(|()| migration))
@@ -114,6 +159,7 @@ fn to_and_fro(
         moves.push(Move {
             migration,
             rate_before,
+            packets: Packets::of(lab)?.since(before),
         });
     }
     flows(lab)?;

@@ -1,12 +1,13 @@
 //! How long it takes to make and connect queue pairs, and how much memory of the RNIC they and memory regions cost.
 
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use verbatim_e2e::{TestLab, eventually};
+
+use crate::programs::program;
 
 const QUEUE_PAIRS: [u32; 4] = [1, 64, 1024, 4096];
 const REGIONS: u32 = 4096;
@@ -91,11 +92,10 @@ pub fn measure_regions(lab: &TestLab) -> anyhow::Result<Regions> {
 
 /// What it printed, and by how many bytes the RNIC's memory grew meanwhile.
 fn qp_setup(lab: &TestLab, queue_pairs: u32, regions: u32) -> anyhow::Result<(Up, Down, f64)> {
-    let program = program()?;
-    let program = program.to_str().context("a path that is not UTF-8")?;
+    let program = program("qp_setup")?;
     let (qps, mrs) = (queue_pairs.to_string(), regions.to_string());
     let before = resident_bytes(lab)?;
-    let running = lab.start("src", &[program, &qps, &mrs])?;
+    let running = lab.start("src", &[&program, &qps, &mrs])?;
     let line = eventually("connected queue pairs", LIMIT, || {
         Ok(running
             .stdout()?
@@ -109,14 +109,6 @@ fn qp_setup(lab: &TestLab, queue_pairs: u32, regions: u32) -> anyhow::Result<(Up
     let finished = running.succeed(LIMIT)?;
     let last = finished.stdout.lines().last().unwrap_or_default();
     Ok((serde_json::from_str(&line)?, serde_json::from_str(last)?, grown))
-}
-
-/// Built by `make build`.
-fn program() -> anyhow::Result<PathBuf> {
-    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench-programs/qp_setup");
-    program
-        .canonicalize()
-        .with_context(|| format!("{} is missing: run `make build`", program.display()))
 }
 
 /// The RNIC's resident memory without what it maps of programs' registered memory.
