@@ -40,7 +40,11 @@ impl Ah {
     }
 
     /// As [`Self::create`], with that number, which no other has. The caller is alone with the context, or has entered its gate.
-    pub(crate) fn create_as(pd: &Arc<Pd>, attr: &AddressVector, number: u32) -> Result<Arc<Self>, VerbsError> {
+    pub(crate) fn create_as(
+        pd: &Arc<Pd>,
+        attr: &AddressVector,
+        number: u32,
+    ) -> Result<Arc<Self>, VerbsError> {
         let context = &pd.context;
         let ways = session::ways(context.process(), attr.dgid)?;
         context.datagrams.learn(&ways);

@@ -188,7 +188,9 @@ impl Mr {
         access: Access,
         memory: Memory,
     ) -> Result<Arc<Self>, VerbsError> {
-        Self::make_with(pd, access, memory, |memory| register_physically(pd, device, access, memory))
+        Self::make_with(pd, access, memory, |memory| {
+            register_physically(pd, device, access, memory)
+        })
     }
 
     fn make_with(

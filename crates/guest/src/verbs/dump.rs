@@ -63,7 +63,12 @@ pub unsafe extern "C" fn ibv_dump_context(
 ) -> Code {
     verb("ibv_dump_context", || {
         // SAFETY: the caller's contract.
-        let (handle, room) = unsafe { (ContextHandle::lend(context)?, slice_mut::<u8>(dump.cast(), length)?) };
+        let (handle, room) = unsafe {
+            (
+                ContextHandle::lend(context)?,
+                slice_mut::<u8>(dump.cast(), length)?,
+            )
+        };
         let core = handle.core();
         let stood = core.stands();
         let taken = core.dump(&Program)?;
@@ -125,8 +130,12 @@ pub unsafe extern "C" fn ibv_restore_object(
 ) -> Code {
     verb("ibv_restore_object", || {
         // SAFETY: the caller's contract.
-        let (handle, bytes) =
-            unsafe { (ContextHandle::lend(context)?, slice::<u8>(args.cast_const().cast(), length)?) };
+        let (handle, bytes) = unsafe {
+            (
+                ContextHandle::lend(context)?,
+                slice::<u8>(args.cast_const().cast(), length)?,
+            )
+        };
         let core = handle.core();
         if (object_type, cmd) == (IBV_OBJECT_CONTEXT, IBV_RESTORE_RESUME) {
             return Ok(core.go_on()?);

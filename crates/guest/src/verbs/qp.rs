@@ -122,11 +122,7 @@ pub(super) struct QpPointers {
 ///
 /// # Safety
 /// `pd` is NULL or alive.
-pub(super) unsafe fn give(
-    pd: *mut ibv_pd,
-    qp: Arc<Qp>,
-    user: &QpPointers,
-) -> Result<NonNull<ibv_qp>, Errno> {
+pub(super) unsafe fn give(pd: *mut ibv_pd, qp: Arc<Qp>, user: &QpPointers) -> Result<NonNull<ibv_qp>, Errno> {
     // SAFETY: the caller's contract.
     let domain = unsafe { PdHandle::lend(pd) }?;
     let c = data::extended_qp(ibv_qp {

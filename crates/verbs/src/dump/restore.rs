@@ -190,7 +190,10 @@ impl Context {
         slots.dedup();
         let whole = slots.len() == body.recvs.len()
             && slots.last().is_none_or(|last| *last < body.attr.max_wr)
-            && body.recvs.iter().all(|recv| recv.sges.len() <= body.attr.max_sge as usize);
+            && body
+                .recvs
+                .iter()
+                .all(|recv| recv.sges.len() <= body.attr.max_sge as usize);
         if !whole {
             return Err(DumpError::Content("RECVs that no shared receive queue can have").into());
         }
@@ -211,12 +214,11 @@ impl Context {
     }
 
     fn restore_qp(self: &Arc<Self>, number: u32, body: &QpBody) -> Result<Arc<Qp>, VerbsError> {
-        if self.process().qp(number).is_some() {
-            return Err(taken("queue pair", number));
-        }
         Requests::of(body)?;
         let (pd, init) = self.numbered(|objects| {
-            let srq = body.srq.map(|srq| named(&objects.srqs, srq, "shared receive queue"));
+            let srq = body
+                .srq
+                .map(|srq| named(&objects.srqs, srq, "shared receive queue"));
             let init = QpInit {
                 send_cq: named(&objects.cqs, body.send_cq, "completion queue")?,
                 recv_cq: named(&objects.cqs, body.recv_cq, "completion queue")?,
@@ -227,6 +229,9 @@ impl Context {
             };
             Ok((named(&objects.pds, body.pd, "protection domain")?, init))
         })?;
+        if self.process().qp(number).is_some() {
+            return Err(taken("queue pair", number));
+        }
         Qp::create_as(&pd, &init, number)
     }
 
@@ -270,10 +275,14 @@ impl Context {
         let modify = |state, mask| device.modify_qp(qpn, mask, &QpAttr { state, ..attr });
         let fill = || match requests.put_into(&qp, body) {
             true => Ok(()),
-            false => Err(VerbsError::from(DumpError::Content("more requests than its rings have room for"))),
+            false => Err(VerbsError::from(DumpError::Content(
+                "more requests than its rings have room for",
+            ))),
         };
         let way = steps(body.qp_type, attr.state);
-        let way = way.ok_or(DumpError::Content("a queue pair in a state to which there is no way"))?;
+        let way = way.ok_or(DumpError::Content(
+            "a queue pair in a state to which there is no way",
+        ))?;
         match &body.image {
             Some(image) => {
                 fill()?;
@@ -309,7 +318,14 @@ impl Context {
 /// Events of objects of another kind would be taken for theirs.
 fn check_events(body: &ObjectBody) -> Result<(), DumpError> {
     use AsyncEventType::*;
-    let of_qp: &[_] = &[QpFatal, QpReqErr, QpAccessErr, CommEst, SqDrained, QpLastWqeReached];
+    let of_qp: &[_] = &[
+        QpFatal,
+        QpReqErr,
+        QpAccessErr,
+        CommEst,
+        SqDrained,
+        QpLastWqeReached,
+    ];
     let (events, known): (&[AsyncEventType], _) = match body {
         ObjectBody::Cq(body) => (&body.events, &[CqErr][..]),
         ObjectBody::Srq(body) => (&body.events, &[SrqErr, SrqLimitReached][..]),

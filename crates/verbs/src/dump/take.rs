@@ -115,7 +115,10 @@ impl Context {
                 user: owner.cq(cq),
                 armed: armed.map(|armed| armed == Armed::Solicited),
                 completions: completions.iter().map(Into::into).collect(),
-                events: events_of(&events, |object| matches!(object, AsyncObject::Cq(of) if Arc::ptr_eq(of, cq))),
+                events: events_of(
+                    &events,
+                    |object| matches!(object, AsyncObject::Cq(of) if Arc::ptr_eq(of, cq)),
+                ),
             };
             add(cq.number(), ObjectBody::Cq(body));
         }
@@ -172,7 +175,10 @@ fn srq_body(
         limit: srq.armed_limit()?,
         ..*srq.attr()
     };
-    let recvs = srq.queue.lock().outstanding(|slot| taken.contains(&u64::from(slot)));
+    let recvs = srq
+        .queue
+        .lock()
+        .outstanding(|slot| taken.contains(&u64::from(slot)));
     let recvs = recvs.into_iter().map(|recv| SrqRecvBody {
         slot: recv.slot,
         wr_id: recv.wr_id,
@@ -184,7 +190,10 @@ fn srq_body(
         attr,
         user: owner.srq(srq),
         recvs: recvs.collect(),
-        events: events_of(events, |object| matches!(object, AsyncObject::Srq(of) if Arc::ptr_eq(of, srq))),
+        events: events_of(
+            events,
+            |object| matches!(object, AsyncObject::Srq(of) if Arc::ptr_eq(of, srq)),
+        ),
     })
 }
 
@@ -240,7 +249,10 @@ fn qp_body(
         send,
         recv: RecvBody { first, recvs },
         received: qp.side.received.load(std::sync::atomic::Ordering::Relaxed),
-        events: events_of(events, |object| matches!(object, AsyncObject::Qp(of) if Arc::ptr_eq(of, qp))),
+        events: events_of(
+            events,
+            |object| matches!(object, AsyncObject::Qp(of) if Arc::ptr_eq(of, qp)),
+        ),
         image: image.map(|image| image.bytes),
     })
 }
@@ -285,7 +297,9 @@ fn window_state(
     let state = device.query_mw(mw.rkey())?;
     let is_there = |bound: &MwBound| {
         mrs.iter().any(|mr| mr.lkey() == bound.lkey)
-            && bound.qpn.is_none_or(|qpn| qps.iter().any(|qp| qp.number() == qpn))
+            && bound
+                .qpn
+                .is_none_or(|qpn| qps.iter().any(|qp| qp.number() == qpn))
     };
     Ok(MwState {
         bound: state.bound.filter(is_there),

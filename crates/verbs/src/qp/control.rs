@@ -88,7 +88,10 @@ impl Qp {
             return Err(VerbsError::Refused {
                 verb: "modify_qp",
                 errno: libc::EBUSY,
-                message: format!("queue pair {:#x} is of a context that was dumped: RESUME or REFILL first", self.number()),
+                message: format!(
+                    "queue pair {:#x} is of a context that was dumped: RESUME or REFILL first",
+                    self.number()
+                ),
             });
         }
         let ends = mask.contains(QpAttrMask::STATE) && matches!(attr.state, QpState::Reset | QpState::Err);
@@ -129,7 +132,9 @@ impl Qp {
         let _pass = self.context().process().control.enter_qp(self.number());
         self.check_alive()?;
         let control = self.control.lock();
-        self.context().device()?.set_qp_secret(control.physical_qpn(), secret)
+        self.context()
+            .device()?
+            .set_qp_secret(control.physical_qpn(), secret)
     }
 
     /// The attributes as the program set them, in the state in which the RNIC has it, and the limits.

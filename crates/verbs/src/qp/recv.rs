@@ -178,7 +178,8 @@ impl RecvQueue {
     /// The position of the oldest RECV that no message has consumed, and all of them: `wr_id` and entries.
     pub fn outstanding(&self) -> (u64, Vec<(u64, &[Sge])>) {
         let first = self.side.recv.retired();
-        let recvs = (first..self.posted).map(|position| (self.side.recv.wr_id(position), self.entries(position)));
+        let recvs =
+            (first..self.posted).map(|position| (self.side.recv.wr_id(position), self.entries(position)));
         (first, recvs.collect())
     }
 

@@ -373,7 +373,13 @@ impl SendQueue {
 
     /// Becomes, of a new queue pair, what another one's was: `posted` and `messages` were counted there, `unfinished` are the
     /// last of those that its ring was given, `waiting` those behind them. False if the ring has not room for them.
-    pub fn refill(&mut self, posted: u64, messages: u64, unfinished: &[Copied], waiting: Vec<Copied>) -> bool {
+    pub fn refill(
+        &mut self,
+        posted: u64,
+        messages: u64,
+        unfinished: &[Copied],
+        waiting: Vec<Copied>,
+    ) -> bool {
         let first = posted.saturating_sub(unfinished.len() as u64);
         let again = unfinished.iter().filter(|request| !is_executed(&request.wqe));
         let again: u64 = again.map(|request| counts(request.wqe.opcode)).sum();

@@ -13,8 +13,8 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use parking_lot::Mutex;
 use verbatim_device::control::SrqAttr;
 
-use self::queue::SrqQueue;
 pub(crate) use self::queue::SlottedRecv;
+use self::queue::SrqQueue;
 pub use self::slots::Slots;
 use crate::backend::{Device, SrqPlace};
 use crate::context::{Context, busy};
@@ -71,7 +71,9 @@ impl Srq {
         let place = device.create_srq(pd.physical.load(SeqCst), &unlimited)?;
         if place.attr.max_wr < attr.max_wr || place.attr.max_sge < attr.max_sge {
             let _ = device.destroy_srq(place.srq);
-            return Err(VerbsError::Invalid(format!("the RNIC gave another queue than with {attr:?}")));
+            return Err(VerbsError::Invalid(format!(
+                "the RNIC gave another queue than with {attr:?}"
+            )));
         }
         let taken = |slot: u32| recvs.iter().any(|recv| recv.slot == slot);
         let slots = Arc::new(Slots::without(attr.max_wr, taken));
