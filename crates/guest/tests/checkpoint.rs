@@ -119,3 +119,46 @@ fn the_header_is_c11() {
 fn the_header_is_cpp17() {
     compiles("c++", "-std=c++17", "cpp");
 }
+
+/// The table of `docs/checkpoint-api.md` comes from here: what an object takes in a dump (MigrOS, Table 1).
+#[test]
+fn objects_take_few_bytes() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let binary = folder.path().join("checkpoint_sizes");
+    if build_with_ours(&[source("checkpoint_sizes")], &binary).is_none() {
+        return;
+    }
+    let host = Host::start();
+    let output = run(host.prepare(Command::new(&binary)));
+    println!("{output}");
+    let sizes: std::collections::HashMap<&str, u32> = output
+        .lines()
+        .filter_map(|line| line.split_once(' '))
+        .map(|(name, bytes)| (name, bytes.parse().expect("a number")))
+        .collect();
+    // What is said there, with room for numbers that take a byte more elsewhere.
+    for (name, at_most) in [
+        ("head", 24),
+        ("pd", 16),
+        ("channel", 20),
+        ("cq", 32),
+        ("srq", 36),
+        ("mr", 48),
+        ("ah", 52),
+        ("mw", 64),
+        ("qp", 640),
+        ("qp_srq", 640),
+    ] {
+        let bytes = sizes[name];
+        assert!(bytes > 0 && bytes <= at_most, "{name}: {bytes} bytes");
+    }
+    for (full, idle, each_at_most) in [
+        ("cq_full", "cq", 40),
+        ("srq_full", "srq", 24),
+        ("qp_recvs", "qp", 24),
+        ("qp_sends", "qp", 200),
+    ] {
+        let each = (sizes[full] - sizes[idle]) / 8;
+        assert!(each > 0 && each <= each_at_most, "{full}: {each} bytes each");
+    }
+}

@@ -342,6 +342,8 @@ impl Context {
     /// Closes the device. The RNIC destroys what the program has left on it; the objects cannot be used after it.
     pub fn close(&self) -> Result<(), VerbsError> {
         let _pass = self.process.control.enter();
+        // What stood still is destroyed with the rest.
+        self.standing.lock().take();
         let objects = std::mem::take(&mut *self.objects.lock());
         let mut registry = self.process.registry.lock();
         registry.contexts.remove(&self.id);

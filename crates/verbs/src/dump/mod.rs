@@ -11,6 +11,9 @@
 //! still afterwards.
 
 mod bodies;
+#[cfg(test)]
+mod every_step_tests;
+mod fit;
 mod format;
 mod record;
 mod restore;

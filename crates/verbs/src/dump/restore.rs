@@ -5,13 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 
-use verbatim_device::control::{AsyncEventType, QpAttr, QpAttrMask, QpState, QpType};
+use verbatim_device::control::{AsyncEventType, QpAttr, QpAttrMask, QpState};
 use verbatim_device::ring::Armed;
 use verbatim_device::transitions::steps;
 
-use super::bodies::{MwBody, QpBody, SgeBody, SrqBody, sges_from_body};
+use super::bodies::{MwBody, QpBody, SrqBody, sges_from_body};
+use super::fit::{Requests, check_events, check_same, check_srq};
 use super::record::ObjectBody;
 use super::{DumpError, QpUser, Record, stand};
 use crate::ah::Ah;
@@ -23,13 +24,10 @@ use crate::error::VerbsError;
 use crate::mr::Mr;
 use crate::mw::Mw;
 use crate::pd::Pd;
-use crate::qp::{Copied, Qp, QpInit};
+use crate::qp::{Qp, QpInit};
 use crate::srq::{SlottedRecv, Srq};
 use crate::tables::key_slot;
 use crate::work::Completion;
-
-/// Positions are counters that only rise; the upper bits say of what.
-const LAST_POSITION: u64 = 1 << 62;
 
 /// What [`Context::restore`] has made, with what the C side had said of it.
 #[derive(Debug)]
@@ -185,18 +183,7 @@ impl Context {
     }
 
     fn restore_srq(self: &Arc<Self>, number: u32, body: &SrqBody) -> Result<Arc<Srq>, VerbsError> {
-        let mut slots: Vec<u32> = body.recvs.iter().map(|recv| recv.slot).collect();
-        slots.sort_unstable();
-        slots.dedup();
-        let whole = slots.len() == body.recvs.len()
-            && slots.last().is_none_or(|last| *last < body.attr.max_wr)
-            && body
-                .recvs
-                .iter()
-                .all(|recv| recv.sges.len() <= body.attr.max_sge as usize);
-        if !whole {
-            return Err(DumpError::Content("RECVs that no shared receive queue can have").into());
-        }
+        check_srq(body)?;
         let pd = self.numbered(|objects| {
             if objects.srqs.contains_key(&number) {
                 return Err(taken("shared receive queue", number));
@@ -312,104 +299,5 @@ impl Context {
         self.restore_events(&body.events, &AsyncObject::Qp(qp.clone()));
         self.process().changed();
         Ok(qp)
-    }
-}
-
-/// Events of objects of another kind would be taken for theirs.
-fn check_events(body: &ObjectBody) -> Result<(), DumpError> {
-    use AsyncEventType::*;
-    let of_qp: &[_] = &[
-        QpFatal,
-        QpReqErr,
-        QpAccessErr,
-        CommEst,
-        SqDrained,
-        QpLastWqeReached,
-    ];
-    let (events, known): (&[AsyncEventType], _) = match body {
-        ObjectBody::Cq(body) => (&body.events, &[CqErr][..]),
-        ObjectBody::Srq(body) => (&body.events, &[SrqErr, SrqLimitReached][..]),
-        ObjectBody::Qp(body) => (&body.events, of_qp),
-        _ => return Ok(()),
-    };
-    match events.iter().all(|event| known.contains(event)) {
-        true => Ok(()),
-        false => Err(DumpError::Content("events of another kind of object")),
-    }
-}
-
-/// Whether the queue pair is the one that was made of this.
-fn check_same(qp: &Qp, body: &QpBody) -> Result<(), VerbsError> {
-    let same = qp.pd().number() == body.pd
-        && qp.send_cq().number() == body.send_cq
-        && qp.recv_cq().number() == body.recv_cq
-        && qp.srq().map(|srq| srq.number()) == body.srq
-        && qp.qp_type() == body.qp_type
-        && qp.cap().max_send_wr == body.cap.max_send_wr
-        && qp.cap().max_send_sge == body.cap.max_send_sge
-        && qp.cap().max_inline_data == body.cap.max_inline_data
-        && qp.context().moves.load(SeqCst) == 0;
-    match same {
-        true => Ok(()),
-        false => Err(VerbsError::Invalid(format!(
-            "queue pair {:#x} is another than the record's",
-            qp.number()
-        ))),
-    }
-}
-
-/// What is to be in the queues of a queue pair; it fits its limits.
-struct Requests {
-    unfinished: Vec<Copied>,
-    waiting: Vec<Copied>,
-    recvs: Vec<(u64, Vec<verbatim_device::layout::Sge>)>,
-}
-
-impl Requests {
-    fn of(body: &QpBody) -> Result<Self, DumpError> {
-        let (send, recv, cap) = (&body.send, &body.recv, &body.cap);
-        let requests = |list: &[super::bodies::SendRequestBody]| -> Result<Vec<_>, DumpError> {
-            list.iter().map(|request| request.request(cap)).collect()
-        };
-        let live = matches!(body.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
-        let has_image = body.qp_type == QpType::Rc && live;
-        if body.image.is_some() != has_image || body.qp_type == QpType::Uc && live {
-            return Err(DumpError::Content("a queue pair with the image of another kind"));
-        }
-        let sends = send.unfinished.len() + send.waiting.len();
-        let (max_recvs, max_sges) = match body.srq {
-            Some(_) => (0, 0),
-            None => (cap.max_recv_wr as usize, cap.max_recv_sge as usize),
-        };
-        let entries_fit = |(_, sges): &(u64, Vec<SgeBody>)| sges.len() <= max_sges;
-        let fits = sends <= cap.max_send_wr as usize
-            && send.unfinished.len() as u64 <= send.posted
-            && send.posted < LAST_POSITION
-            && (has_image || send.unfinished.is_empty())
-            && recv.first < LAST_POSITION
-            && recv.recvs.len() <= max_recvs
-            && recv.recvs.iter().all(entries_fit);
-        if !fits {
-            return Err(DumpError::Content("requests that its queue pair cannot have"));
-        }
-        Ok(Self {
-            unfinished: requests(&send.unfinished)?,
-            waiting: requests(&send.waiting)?,
-            recvs: recv
-                .recvs
-                .iter()
-                .map(|(wr_id, sges)| (*wr_id, sges_from_body(sges)))
-                .collect(),
-        })
-    }
-
-    /// False if the rings have not room for them.
-    fn put_into(self, qp: &Qp, body: &QpBody) -> bool {
-        let (posted, messages) = (body.send.posted, body.send.messages);
-        let mut send = qp.send.lock();
-        let sent = send.refill(posted, messages, &self.unfinished, self.waiting);
-        drop(send);
-        let received = qp.srq().is_some() || qp.recv.lock().refill(body.recv.first, &self.recvs);
-        sent && received
     }
 }
