@@ -57,4 +57,6 @@ short_runs! {
     file_parts
     lab_protocol
     statistics
+    context_dump
+    rc_image
 }

@@ -17,7 +17,7 @@ fn list() -> BTreeMap<&'static str, &'static str> {
             .split_once(' ')
             .unwrap_or_else(|| panic!("exports.txt: {line:?} has no kind"));
         assert!(
-            ["implemented", "refused", "system"].contains(&kind),
+            ["implemented", "refused", "own", "system"].contains(&kind),
             "exports.txt: {line:?}"
         );
         assert_eq!(all.insert(name, kind), None, "exports.txt has {name} twice");
@@ -108,6 +108,10 @@ fn every_symbol_of_the_installed_library_has_been_thought_of() {
         return;
     };
     let list = list();
+    let both = symbols
+        .iter()
+        .find(|name| list.get(name.as_str()) == Some(&"own"));
+    assert_eq!(both, None, "not ours alone");
     let known = |name: &str| {
         list.contains_key(name)
             || list.keys().any(|pattern| {
@@ -118,4 +122,25 @@ fn every_symbol_of_the_installed_library_has_been_thought_of() {
     };
     let forgotten: Vec<_> = symbols.iter().filter(|name| !known(name)).collect();
     assert!(forgotten.is_empty(), "not in exports.txt: {forgotten:?}");
+}
+
+/// One way, and the other: each function that the header declares is one of ours.
+#[test]
+fn what_is_ours_alone_is_what_our_header_declares() {
+    let header = include_str!("../../../include/verbatim.h");
+    // Outside of comments, at the beginning of a line: a type, a name, its parameters.
+    let mut in_comment = false;
+    let mut declared = BTreeSet::new();
+    for line in header.lines() {
+        let starts = line.trim_start().starts_with("/*");
+        let is_code = !in_comment && !starts;
+        in_comment = (in_comment || starts) && !line.contains("*/");
+        if is_code && (line.starts_with("int ") || line.starts_with("size_t ")) {
+            let (name, _) = line.split_once('(').expect("a function");
+            declared.extend(name.split(' ').next_back());
+        }
+    }
+    let listed = list();
+    let own = listed.iter().filter(|(_, kind)| **kind == "own");
+    assert_eq!(own.map(|(name, _)| *name).collect::<BTreeSet<_>>(), declared);
 }

@@ -6,42 +6,14 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use support::build::{build, source};
 use support::{Pair, run, run_until_ready};
-
-/// Builds a program, or says why its test is skipped.
-fn build(sources: &[PathBuf], binary: &Path) -> Option<()> {
-    if !Path::new("/usr/include/infiniband/verbs.h").exists() {
-        eprintln!("skipped: <infiniband/verbs.h> is not installed (package libibverbs-dev)");
-        return None;
-    }
-    let mut compiler = Command::new("cc");
-    compiler
-        .args(["-O1", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-o"])
-        .arg(binary);
-    compiler.args(sources).args(["-libverbs", "-ldl", "-pthread"]);
-    match compiler.output() {
-        Ok(output) => assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        ),
-        Err(error) => {
-            eprintln!("skipped: cc: {error}");
-            return None;
-        }
-    }
-    Some(())
-}
 
 /// Builds `tests/c/NAME.c` and gives it to `run`.
 fn with_program(name: &str, run: impl FnOnce(Command)) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let binary = folder.path().join(name);
-    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/c")
-        .join(name)
-        .with_extension("c");
-    if build(&[source], &binary).is_some() {
+    if build(&[source(name)], &binary).is_some() {
         run(Command::new(&binary));
     }
 }

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
+use parking_lot::MutexGuard;
 use verbatim_device::control::AddressVector;
 
 use crate::backend::Device;
+use crate::context::Objects;
 use crate::error::VerbsError;
 use crate::pd::Pd;
 use crate::session;
@@ -29,11 +31,38 @@ impl Ah {
         }
         let device = context.device()?;
         let physical = device.create_ah(pd.physical.load(SeqCst), attr)?;
-        let mut objects = context.objects.lock();
+        let objects = context.objects.lock();
         // The RNIC's number, unless it is that of a handle that has moved: then the last that is free.
         let free = (0..=physical).rev().chain((0..u32::MAX).rev());
         let number = free.into_iter().find(|number| !objects.ahs.contains_key(number));
         let number = number.expect("there are not so many");
+        Ok(Self::assemble(pd, attr, &*device, objects, number, physical))
+    }
+
+    /// As [`Self::create`], with that number, which no other has. The caller is alone with the context, or has entered its gate.
+    pub(crate) fn create_as(
+        pd: &Arc<Pd>,
+        attr: &AddressVector,
+        number: u32,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let context = &pd.context;
+        let ways = session::ways(context.process(), attr.dgid)?;
+        context.datagrams.learn(&ways);
+        let device = context.device()?;
+        let physical = device.create_ah(pd.physical.load(SeqCst), attr)?;
+        let objects = context.objects.lock();
+        Ok(Self::assemble(pd, attr, &*device, objects, number, physical))
+    }
+
+    fn assemble(
+        pd: &Arc<Pd>,
+        attr: &AddressVector,
+        device: &dyn Device,
+        mut objects: MutexGuard<'_, Objects>,
+        number: u32,
+        physical: u32,
+    ) -> Arc<Self> {
+        let context = &pd.context;
         let ah = Arc::new(Self {
             pd: pd.clone(),
             number,
@@ -43,8 +72,8 @@ impl Ah {
         pd.users.fetch_add(1, SeqCst);
         drop(objects);
         context.datagrams.add_handle(number, attr.dgid, physical);
-        ah.make_ways(&*device);
-        Ok(ah)
+        ah.make_ways(device);
+        ah
     }
 
     /// Makes the same way to the hosts where queue pairs behind it have moved to.

@@ -80,6 +80,11 @@ impl AsyncQueue {
         let _ = rustix::io::write(&self.ready, &1u64.to_ne_bytes());
     }
 
+    /// What the program has not taken, oldest first.
+    pub fn unread(&self) -> Vec<AsyncEvent> {
+        self.events.lock().iter().cloned().collect()
+    }
+
     /// Waits for the next, unless the descriptor is non-blocking.
     pub fn next(&self) -> Result<AsyncEvent, VerbsError> {
         loop {

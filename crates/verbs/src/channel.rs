@@ -37,21 +37,31 @@ impl CompChannel {
         let end = context.device()?.create_comp_channel()?;
         let mut objects = context.objects.lock();
         objects.next_channel += 1;
-        let channel = Arc::new(Self {
-            context: context.clone(),
-            number: objects.next_channel,
-            physical: AtomicU32::new(end.number()),
-            end,
-            cqs: Mutex::default(),
-            cookie: AtomicUsize::new(0),
-        });
+        let channel = Arc::new(Self::new(context, objects.next_channel, end));
         objects.channels.insert(channel.number, channel.clone());
         drop(objects);
         process.changed();
         Ok(channel)
     }
 
-    pub(crate) fn number(&self) -> u32 {
+    pub(crate) fn new(context: &Arc<Context>, number: u32, end: Arc<dyn EventChannel>) -> Self {
+        Self {
+            context: context.clone(),
+            number,
+            physical: AtomicU32::new(end.number()),
+            end,
+            cqs: Mutex::default(),
+            cookie: AtomicUsize::new(0),
+        }
+    }
+
+    /// Completion queues of the events that nobody has read, oldest first; the events stay.
+    pub(crate) fn unread(&self) -> Result<Vec<u32>, VerbsError> {
+        self.end.unread()
+    }
+
+    /// Its number within the context.
+    pub fn number(&self) -> u32 {
         self.number
     }
 
@@ -110,7 +120,12 @@ impl CompChannel {
 
     /// Makes an event of a queue as if the RNIC had.
     pub(crate) fn inject(&self, cq: &Cq) {
-        self.end.inject(cq.number());
+        self.inject_event(cq.number());
+    }
+
+    /// Makes an event of the queue of that number.
+    pub(crate) fn inject_event(&self, cq: u32) {
+        self.end.inject(cq);
     }
 
     /// Destroys it; `EBUSY` while a completion queue uses it.

@@ -11,11 +11,12 @@ use verbatim_device::control::{DeviceAttr, PortAttr};
 
 use crate::ah::Ah;
 use crate::async_events::{AsyncEvent, AsyncQueue};
-use crate::backend::Device;
+use crate::backend::{CqPlace, Device};
 use crate::channel::CompChannel;
 use crate::cq::Cq;
 use crate::datagrams::Datagrams;
 use crate::dm::Dm;
+use crate::dump::Standing;
 use crate::error::VerbsError;
 use crate::mr::Mr;
 use crate::mw::{Mw, Windows};
@@ -65,6 +66,10 @@ pub struct Context {
     pub(crate) windows: Arc<Windows>,
     /// Every local key; used when something has moved.
     pub(crate) lkeys: Arc<KeyTable>,
+    /// What stands still, since a dump was taken ([`crate::dump`]).
+    pub(crate) standing: Mutex<Option<Standing>>,
+    /// Held by who takes events from the RNIC until the program can see them.
+    taking_events: Mutex<()>,
 }
 
 /// The record of what there is: what the road map tells.
@@ -81,8 +86,8 @@ pub(crate) struct Objects {
     pub mws: BTreeMap<u32, Arc<Mw>>,
     pub dms: Vec<Arc<Dm>>,
     pub channels: BTreeMap<u32, Arc<CompChannel>>,
-    next_pd: u32,
-    next_cq: u32,
+    pub next_pd: u32,
+    pub next_cq: u32,
     pub next_channel: u32,
     pub next_srq: u32,
     /// Keys are translated, since the context has moved.
@@ -113,6 +118,8 @@ impl Context {
             moves: AtomicU32::new(0),
             windows: Arc::default(),
             lkeys: Arc::new(KeyTable::new()),
+            standing: Mutex::default(),
+            taking_events: Mutex::default(),
         })
     }
 
@@ -207,6 +214,14 @@ impl Context {
         ahs.iter().for_each(|ah| ah.make_ways(&*device));
     }
 
+    /// Puts what the RNIC has said where the program finds it.
+    pub(crate) fn take_events(&self, device: &dyn Device) {
+        let _taking = self.taking_events.lock();
+        while let Some(event) = device.next_async_event() {
+            self.deliver(event);
+        }
+    }
+
     /// Its memory windows.
     pub(crate) fn mws(&self) -> Vec<Arc<Mw>> {
         self.objects.lock().mws.values().cloned().collect()
@@ -228,12 +243,7 @@ impl Context {
         let physical = self.device()?.alloc_pd()?;
         let mut objects = self.objects.lock();
         objects.next_pd += 1;
-        let pd = Arc::new(Pd {
-            context: self.clone(),
-            number: objects.next_pd,
-            physical: AtomicU32::new(physical),
-            users: AtomicUsize::new(0),
-        });
+        let pd = Arc::new(Pd::new(self.clone(), objects.next_pd, physical));
         objects.pds.insert(pd.number, pd.clone());
         self.process.changed();
         Ok(pd)
@@ -283,13 +293,23 @@ impl Context {
         let number = objects.next_cq;
         drop(objects);
         let place = device.create_cq(entries, channel.map(|channel| (channel.physical(), number)))?;
+        self.add_cq(&*device, number, place, channel)
+    }
+
+    /// A completion queue that the RNIC has made, by its number for the program.
+    pub(crate) fn add_cq(
+        self: &Arc<Self>,
+        device: &dyn Device,
+        number: u32,
+        place: CqPlace,
+        channel: Option<&Arc<CompChannel>>,
+    ) -> Result<Arc<Cq>, VerbsError> {
         let ring = device.cq_end(&place)?;
         let cq = Arc::new(Cq::new(self.clone(), number, place, ring, channel.cloned()));
         if let Some(channel) = channel {
             channel.add(&cq);
         }
-        let mut objects = self.objects.lock();
-        objects.cqs.insert(cq.number(), cq.clone());
+        self.objects.lock().cqs.insert(cq.number(), cq.clone());
         self.process.changed();
         Ok(cq)
     }
@@ -322,6 +342,8 @@ impl Context {
     /// Closes the device. The RNIC destroys what the program has left on it; the objects cannot be used after it.
     pub fn close(&self) -> Result<(), VerbsError> {
         let _pass = self.process.control.enter();
+        // What stood still is destroyed with the rest.
+        self.standing.lock().take();
         let objects = std::mem::take(&mut *self.objects.lock());
         let mut registry = self.process.registry.lock();
         registry.contexts.remove(&self.id);

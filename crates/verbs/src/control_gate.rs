@@ -22,6 +22,21 @@ struct State {
     inside: usize,
     /// Of them, those that change a queue pair.
     inside_qps: HashMap<u32, usize>,
+    /// Somebody is alone.
+    alone: bool,
+}
+
+impl State {
+    fn is_closed(&self) -> bool {
+        self.closed > 0 || !self.closed_qps.is_empty()
+    }
+}
+
+/// Neither a session nor another control verb has anything in its hands.
+#[derive(Debug)]
+#[must_use = "others may enter as soon as this is dropped"]
+pub struct Alone<'a> {
+    gate: &'a ControlGate,
 }
 
 /// A control verb under way.
@@ -45,7 +60,7 @@ impl ControlGate {
 
     fn enter_for(&self, qpn: Option<u32>) -> Pass<'_> {
         let mut state = self.state.lock();
-        while state.closed > 0 || qpn.is_some_and(|qpn| state.closed_qps.contains_key(&qpn)) {
+        while state.alone || state.closed > 0 || qpn.is_some_and(|qpn| state.closed_qps.contains_key(&qpn)) {
             self.changed.wait(&mut state);
         }
         state.inside += 1;
@@ -55,9 +70,25 @@ impl ControlGate {
         Pass { gate: self, qpn }
     }
 
+    /// Waits until it is open for all and nobody is inside; until the answer is dropped it cannot be closed, and nobody enters.
+    pub fn alone(&self) -> Alone<'_> {
+        let mut state = self.state.lock();
+        while state.alone || state.is_closed() {
+            self.changed.wait(&mut state);
+        }
+        state.alone = true;
+        while state.inside > 0 {
+            self.changed.wait(&mut state);
+        }
+        Alone { gate: self }
+    }
+
     /// Closes it for all and waits for those inside.
     pub fn close(&self) {
         let mut state = self.state.lock();
+        while state.alone {
+            self.changed.wait(&mut state);
+        }
         state.closed += 1;
         while state.inside > 0 {
             self.changed.wait(&mut state);
@@ -74,6 +105,9 @@ impl ControlGate {
     /// Closes it for one queue pair and waits for those inside that change it.
     pub fn close_qp(&self, qpn: u32) {
         let mut state = self.state.lock();
+        while state.alone {
+            self.changed.wait(&mut state);
+        }
         *state.closed_qps.entry(qpn).or_default() += 1;
         while state.inside_qps.contains_key(&qpn) {
             self.changed.wait(&mut state);
@@ -95,9 +129,16 @@ impl Drop for Pass<'_> {
         if let Some(qpn) = self.qpn {
             decrement(&mut state.inside_qps, qpn);
         }
-        if state.closed > 0 || !state.closed_qps.is_empty() {
+        if state.alone || state.is_closed() {
             self.gate.changed.notify_all();
         }
+    }
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.gate.state.lock().alone = false;
+        self.gate.changed.notify_all();
     }
 }
 
@@ -159,6 +200,41 @@ mod tests {
             assert!(events.try_recv().is_err());
             gate.open_qp(5);
             events.recv().unwrap();
+        });
+    }
+
+    #[test]
+    fn who_is_alone_waits_for_all_others_and_keeps_them_out() {
+        let gate = ControlGate::default();
+        let pass = gate.enter();
+        gate.close_qp(5);
+        let (done, events) = mpsc::channel();
+        thread::scope(|scope| {
+            let gate = &gate;
+            let sender = done.clone();
+            let alone = scope.spawn(move || {
+                let alone = gate.alone();
+                sender.send("alone").unwrap();
+                alone
+            });
+            assert!(events.try_recv().is_err());
+            gate.open_qp(5);
+            assert!(events.try_recv().is_err());
+            drop(pass);
+            assert_eq!(events.recv().unwrap(), "alone");
+            let alone = alone.join().unwrap();
+            let sender = done.clone();
+            scope.spawn(move || {
+                gate.close();
+                sender.send("closed").unwrap();
+                gate.open();
+                drop(gate.enter());
+                sender.send("entered").unwrap();
+            });
+            assert!(events.try_recv().is_err());
+            drop(alone);
+            assert_eq!(events.recv().unwrap(), "closed");
+            assert_eq!(events.recv().unwrap(), "entered");
         });
     }
 }

@@ -156,6 +156,32 @@ impl CompletionQueue {
         fires
     }
 
+    /// All that the RNIC has completed and nobody has polled, and what the program waits for; both stay. The third: it has come,
+    /// and the RNIC has not told of it.
+    pub fn look(&mut self) -> (Vec<Completion>, Option<Armed>, bool) {
+        let armed = self.disarm();
+        self.sweep();
+        let fires = armed.is_some_and(|armed| self.fake.iter().any(|completion| fires(completion, armed)));
+        let armed = armed.filter(|_| !fires);
+        // What has come since gets an event, too: one too many does no harm.
+        let late = match (&mut self.ring, armed) {
+            (Some(ring), Some(armed)) => ring.arm(armed == Armed::Solicited),
+            (_, armed) => {
+                self.armed = armed;
+                false
+            }
+        };
+        (self.fake.iter().copied().collect(), armed, fires || late)
+    }
+
+    /// Becomes, of a new queue, what another one was.
+    pub fn refill(&mut self, completions: impl IntoIterator<Item = Completion>, armed: Option<Armed>) {
+        self.fake.extend(completions);
+        if let Some(armed) = armed {
+            self.arm(armed);
+        }
+    }
+
     fn backlogged(&self) -> Vec<Arc<Mutex<SendQueue>>> {
         self.owners
             .iter()
@@ -419,6 +445,13 @@ impl Cq {
         let fires = queue.fake.len() > before && queue.disarm().is_some();
         drop(queue);
         self.tell(fires);
+    }
+
+    /// Tells what nobody has polled, and what is armed. What it is armed for and has come makes its event now.
+    pub(crate) fn look(&self) -> (Vec<Completion>, Option<Armed>) {
+        let (completions, armed, fires) = self.queue.lock().look();
+        self.tell(fires);
+        (completions, armed)
     }
 
     /// It is between two RNICs, or its RNIC is gone: what that has written is taken, and armings are kept here.

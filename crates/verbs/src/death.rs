@@ -22,9 +22,7 @@ impl Context {
     /// Takes what the RNIC has said.
     pub(crate) fn look_after(&self, watch: &Watch, hung_up: HungUp) {
         let Ok(device) = self.device() else { return };
-        while let Some(event) = device.next_async_event() {
-            self.deliver(event);
-        }
+        self.take_events(&*device);
         if device.is_gone() {
             watch.remove_device(&*device);
             drop(device);

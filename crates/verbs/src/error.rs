@@ -73,6 +73,9 @@ pub enum VerbsError {
     /// No backend here does that.
     #[error("{0}")]
     Unsupported(String),
+    /// Bytes that are to be restored are no dump, or are damaged.
+    #[error("this cannot be restored")]
+    Dump(#[from] crate::dump::DumpError),
     /// The region's memory could not be made reachable for the RNIC.
     #[error("the memory of the region cannot be registered")]
     Memory(#[source] verbatim_adopt::AdoptError),
@@ -108,6 +111,7 @@ impl VerbsError {
             Self::Invalid(_) | Self::Gone { .. } => libc::EINVAL,
             Self::Unsupported(_) => libc::EOPNOTSUPP,
             Self::Os { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+            Self::Dump(error) => error.errno(),
             Self::Memory(error) => error.errno(),
         }
     }

@@ -35,6 +35,7 @@ mod cq;
 mod datagrams;
 mod death;
 mod dm;
+pub mod dump;
 mod error;
 #[cfg(test)]
 mod event_tests;
@@ -78,8 +79,8 @@ pub use process::Process;
 pub use qp::{OwnedSendBatch, Qp, QpInit, SendBatch};
 pub use srq::Srq;
 pub use verbatim_device::control::{
-    Access, AddressVector, AsyncEventType, DeviceAttr, MwType, PortAttr, QpAttr, QpAttrMask, QpCap, QpState,
-    QpType, SrqAttr,
+    Access, AddressVector, AsyncEventType, DeviceAttr, MwType, PortAttr, QpAttr, QpAttrMask, QpCap, QpSecret,
+    QpState, QpType, SrqAttr,
 };
 pub use verbatim_device::layout::Sge;
 pub use work::{

@@ -154,14 +154,53 @@ impl Mr {
         Self::make(pd, &*device, access - Access::ZERO_BASED, memory)
     }
 
+    /// As [`Self::register`], with that key, local and remote. The caller is alone with the context, or has entered its gate.
+    pub(crate) fn register_as(
+        pd: &Arc<Pd>,
+        (address, length, iova): (u64, u64, u64),
+        access: Access,
+        key: u32,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let process = pd.context.process();
+        let device = pd.context.device()?;
+        let memory = Memory::of_process(process, &*device, address, length, iova)?;
+        Self::make_with(pd, access, memory, |memory| {
+            let register = |memory: Option<PhysicalMemory<'_>>| {
+                let init = PhysicalMrInit {
+                    pd: pd.physical.load(SeqCst),
+                    access,
+                    memory: memory.expect("it was given"),
+                };
+                device.reg_mr_as(&init, key)
+            };
+            claim_keys(process, key, key)?;
+            if let Err(error) = with_physical(process, Some(memory), register) {
+                unclaim_keys(process, key, key);
+                return Err(error);
+            }
+            Ok((key, key))
+        })
+    }
+
     fn make(
         pd: &Arc<Pd>,
         device: &dyn Device,
         access: Access,
+        memory: Memory,
+    ) -> Result<Arc<Self>, VerbsError> {
+        Self::make_with(pd, access, memory, |memory| {
+            register_physically(pd, device, access, memory)
+        })
+    }
+
+    fn make_with(
+        pd: &Arc<Pd>,
+        access: Access,
         mut memory: Memory,
+        register: impl FnOnce(&Memory) -> Result<(u32, u32), VerbsError>,
     ) -> Result<Arc<Self>, VerbsError> {
         let process = pd.context.process();
-        let (lkey, rkey) = match register_physically(pd, device, access, &memory) {
+        let (lkey, rkey) = match register(&memory) {
             Ok(keys) => keys,
             Err(error) => {
                 memory.give_back(process);
@@ -421,6 +460,28 @@ fn register_physically(
             |(lkey, _)| _ = device.dereg_mr(lkey),
         )
     })
+}
+
+/// Keeps these keys for an object that is about to be made with them.
+pub(crate) fn claim_keys(process: &Process, lkey: u32, rkey: u32) -> Result<(), VerbsError> {
+    let mut registry = process.registry.lock();
+    if !registry.keys_are_free(lkey, rkey) {
+        return Err(VerbsError::Refused {
+            verb: "restore_object",
+            errno: libc::EEXIST,
+            message: format!("key {rkey:#x} is that of another region or window of this process"),
+        });
+    }
+    registry.lkey_slots.insert(key_slot(lkey));
+    registry.rkey_slots.insert(key_slot(rkey));
+    Ok(())
+}
+
+/// Takes [`claim_keys`] back.
+pub(crate) fn unclaim_keys(process: &Process, lkey: u32, rkey: u32) {
+    let mut registry = process.registry.lock();
+    registry.lkey_slots.remove(&key_slot(lkey));
+    registry.rkey_slots.remove(&key_slot(rkey));
 }
 
 /// Makes something at the RNIC until `claim` says that its keys are those of nothing else here; takes the others back.

@@ -103,6 +103,40 @@ impl Mw {
             },
             |rkey| _ = device.dealloc_mw(rkey),
         )?;
+        Ok(Self::assemble(pd, mw_type, rkey))
+    }
+
+    /// As [`Self::alloc`], with that key, bound as another one was. The caller is alone with the context, or has entered its
+    /// gate.
+    pub(crate) fn alloc_as(
+        pd: &Arc<Pd>,
+        mw_type: MwType,
+        rkey: u32,
+        state: &MwState,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let process = pd.context.process();
+        let device = pd.context.device()?;
+        let free = process.registry.lock().rkey_slots.insert(key_slot(rkey));
+        if !free {
+            return Err(VerbsError::Refused {
+                verb: "restore_object",
+                errno: libc::EEXIST,
+                message: format!("key {rkey:#x} is that of another region or window of this process"),
+            });
+        }
+        let made = device.alloc_mw_as(pd.physical.load(SeqCst), mw_type, rkey);
+        let restored = made.and_then(|()| {
+            let restored = device.restore_mw(state);
+            restored.inspect_err(|_| _ = device.dealloc_mw(rkey))
+        });
+        if let Err(error) = restored {
+            process.registry.lock().rkey_slots.remove(&key_slot(rkey));
+            return Err(error);
+        }
+        Ok(Self::assemble(pd, mw_type, rkey))
+    }
+
+    fn assemble(pd: &Arc<Pd>, mw_type: MwType, rkey: u32) -> Arc<Self> {
         let mw = Arc::new(Self {
             pd: pd.clone(),
             mw_type,
@@ -113,8 +147,8 @@ impl Mw {
         objects.mws.insert(key_slot(rkey), mw.clone());
         pd.users.fetch_add(1, SeqCst);
         drop(objects);
-        process.changed();
-        Ok(mw)
+        pd.context.process().changed();
+        mw
     }
 
     /// Its protection domain.

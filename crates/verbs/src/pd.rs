@@ -1,6 +1,7 @@
 //! Protection domains.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
 
 use verbatim_device::control::{Access, AddressVector, MwType, SrqAttr};
@@ -24,9 +25,30 @@ pub struct Pd {
     pub(crate) physical: AtomicU32,
     /// What is in it; changed under the context's lock.
     pub(crate) users: AtomicUsize,
+    cookie: AtomicUsize,
 }
 
 impl Pd {
+    /// For the caller's own use.
+    pub fn set_cookie(&self, cookie: usize) {
+        self.cookie.store(cookie, Relaxed);
+    }
+
+    /// What was set last, or 0.
+    pub fn cookie(&self) -> usize {
+        self.cookie.load(Relaxed)
+    }
+
+    pub(crate) fn new(context: Arc<Context>, number: u32, physical: u32) -> Self {
+        Self {
+            context,
+            number,
+            physical: AtomicU32::new(physical),
+            users: AtomicUsize::new(0),
+            cookie: AtomicUsize::new(0),
+        }
+    }
+
     /// Its device.
     pub fn context(&self) -> &Arc<Context> {
         &self.context

@@ -12,6 +12,7 @@ use verbatim_device::control::SrqAttr;
 use verbatim_seqpacket::MAX_FDS;
 
 use crate::context::Context;
+use crate::dump;
 use crate::error::VerbsError;
 use crate::process::Process;
 use crate::qp::Qp;
@@ -122,7 +123,8 @@ fn blockers_of(context: &Context) -> Vec<String> {
         return vec![format!("the RNIC of opened device {} is gone", context.id())];
     }
     let device = context.device().ok().and_then(|device| device.blocker());
-    device.into_iter().collect()
+    let stands = context.standing.lock().is_some().then(dump::blocker);
+    device.into_iter().chain(stands).collect()
 }
 
 fn describe_qp(qp: &Qp) -> Result<QpRecord, VerbsError> {

@@ -3,6 +3,7 @@
 mod agent;
 mod container;
 mod control;
+mod dump;
 mod folder;
 mod guest;
 mod packet;
@@ -97,6 +98,18 @@ pub const TARGETS: &[Target] = &[
         run: statistics::statistics,
         seeds: statistics::seeds,
         short_executions: 10_000,
+    },
+    Target {
+        name: "context_dump",
+        run: dump::context_dump,
+        seeds: dump::dump_seeds,
+        short_executions: 100_000,
+    },
+    Target {
+        name: "rc_image",
+        run: dump::rc_image,
+        seeds: dump::image_seeds,
+        short_executions: 100_000,
     },
 ];
 

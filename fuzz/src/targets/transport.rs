@@ -15,7 +15,7 @@ use verbatim_roce::wire::bth::{BTH_BYTES, Bth};
 use verbatim_roce::wire::opcode::{Opcode, Service};
 use verbatim_roce::{
     AccessFlags, AtomicOp, BadRequest, Bind, Immediate, Lkey, Mtu, Operation, Packet, Psn, QpAttributes,
-    QpConfig, QpState, QpType, Qpn, Queue, Rkey, SendData, SgeList, Transmit, TxBatch, WcOpcode,
+    QpConfig, QpState, QpType, Qpn, Queue, RcImage, Rkey, SendData, SgeList, Transmit, TxBatch, WcOpcode,
 };
 
 type Input<'a, 'b> = &'a mut Unstructured<'b>;
@@ -391,4 +391,34 @@ fn operation(input: Input<'_, '_>) -> arbitrary::Result<Operation> {
 /// Noise long enough for whole stories.
 pub fn seeds() -> Vec<Vec<u8>> {
     super::noise(24, 3000)
+}
+
+/// A reliable connection in the middle of requests in both directions, so many steps after they were posted: stopped, and saved.
+pub fn image_after(steps: usize) -> Option<RcImage> {
+    const LENGTH: u32 = 3000;
+    let mut pair = Pair::new(Setup::default());
+    for side in [Side::A, Side::B] {
+        let host = &mut pair.end(side).host;
+        host.register(OPEN.0, OPEN.1, vec![1; REGION_BYTES]);
+        let part = |at| sge(OPEN.0, OPEN.1 + at, LENGTH);
+        host.post_receive(0, &[part(0)]);
+        host.post(0, pair::write(OPEN.1 + 0x2000, OPEN.0), &[part(0x1000)]);
+        host.post(1, pair::read(OPEN.1 + 0x1000, OPEN.0), &[part(0x4000)]);
+        let inline = SendData::inline(&[7; 100]).expect("it is short");
+        host.post_with(2, pair::send_imm([1, 2, 3, 4]), inline, |request| {
+            request.fence = true
+        });
+        host.post(
+            3,
+            pair::fetch_add(OPEN.1 + 0x6000, OPEN.0, 5),
+            &[sge(OPEN.0, OPEN.1, 8)],
+        );
+    }
+    for _ in 0..steps {
+        pair.step();
+    }
+    let now = pair.now;
+    let connection = pair.a.qp.as_rc_mut()?;
+    connection.halt(now);
+    connection.save()
 }

@@ -24,6 +24,8 @@ impl Errno {
     pub const NO_MEMORY: Self = Self(libc::ENOMEM);
     /// Somebody still uses it.
     pub const BUSY: Self = Self(libc::EBUSY);
+    /// What is to be written does not fit.
+    pub const NO_SPACE: Self = Self(libc::ENOSPC);
     /// There is nothing at that place.
     pub const NO_DATA: Self = Self(libc::ENODATA);
     /// There is no completion to be had.

@@ -34,6 +34,17 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<NonNull<ibv_ah>,
     // SAFETY: the caller's contract.
     let handle = unsafe { PdHandle::lend(pd) }?;
     let ah = handle.core.pd.create_ah(&address_from_c(attr)?)?;
+    // SAFETY: the caller's contract.
+    unsafe { give(pd, ah) }
+}
+
+/// Gives an address handle to the program.
+///
+/// # Safety
+/// `pd` is NULL or alive.
+pub(super) unsafe fn give(pd: *mut ibv_pd, ah: Arc<Ah>) -> Result<NonNull<ibv_ah>, Errno> {
+    // SAFETY: the caller's contract.
+    let handle = unsafe { PdHandle::lend(pd) }?;
     let c = ibv_ah {
         // SAFETY: alive.
         context: unsafe { (*handle.c()).context },

@@ -43,13 +43,20 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> P
         let channel = unsafe { ContextHandle::lend(context) }?
             .core()
             .create_comp_channel()?;
-        let c = ibv_comp_channel {
-            context,
-            fd: channel.fd().as_raw_fd(),
-            refcnt: 0,
-        };
-        Ok(Handle::give(c, channel))
+        Ok(give(context, channel))
     })
+}
+
+/// Gives a channel to the program, which is found by it.
+pub(super) fn give(context: *mut ibv_context, channel: Arc<CompChannel>) -> NonNull<ibv_comp_channel> {
+    let c = ibv_comp_channel {
+        context,
+        fd: channel.fd().as_raw_fd(),
+        refcnt: 0,
+    };
+    let pointer = Handle::give(c, channel.clone());
+    channel.set_cookie(pointer.as_ptr() as usize);
+    pointer
 }
 
 /// `ibv_destroy_comp_channel`(3)

@@ -6,6 +6,8 @@ use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use verbatim_verbs::Context;
 
@@ -26,6 +28,8 @@ pub struct ContextHandle {
     core: Arc<Context>,
     /// What programs take for the kernel's: they may duplicate it, and learn that it knows no command.
     _cmd_fd: OwnedFd,
+    /// Length of the latest dump.
+    dump_bytes: AtomicUsize,
 }
 
 impl ContextHandle {
@@ -37,6 +41,7 @@ impl ContextHandle {
             verbs,
             core,
             _cmd_fd: cmd_fd,
+            dump_bytes: AtomicUsize::new(0),
         }));
         let start = NonNull::from(handle).cast::<u8>();
         // SAFETY: inside of the handle, which starts with `verbs`.
@@ -59,6 +64,16 @@ impl ContextHandle {
         }
         // SAFETY: what programs have as a context is inside of a handle; the caller's contract.
         Ok(unsafe { &*Self::whole(pointer) })
+    }
+
+    /// How long the latest dump of it is; 0 if there was none.
+    pub fn dump_bytes(&self) -> usize {
+        self.dump_bytes.load(Relaxed)
+    }
+
+    /// Notes that.
+    pub fn set_dump_bytes(&self, bytes: usize) {
+        self.dump_bytes.store(bytes, Relaxed);
     }
 
     /// The object itself.

@@ -76,10 +76,41 @@ unsafe fn create(context: *mut ibv_context, init: Init) -> Result<NonNull<ibv_cq
         (ContextHandle::lend(context)?.core(), channel)
     };
     let cq = context_core.create_cq(init.entries, channel)?;
+    // SAFETY: the caller's contract.
+    Ok(unsafe { give(context, cq, &init.user(), init.domain) })
+}
+
+/// What a program has said of a queue.
+pub(super) struct CqUser {
+    pub cq_context: *mut c_void,
+    pub channel: *mut ibv_comp_channel,
+    pub single_threaded: bool,
+}
+
+impl Init {
+    fn user(&self) -> CqUser {
+        CqUser {
+            cq_context: self.cq_context,
+            channel: self.channel,
+            single_threaded: self.single_threaded,
+        }
+    }
+}
+
+/// Gives a completion queue to the program, which is found by it.
+///
+/// # Safety
+/// `user.channel` is NULL or alive.
+pub(super) unsafe fn give(
+    context: *mut ibv_context,
+    cq: Arc<Cq>,
+    user: &CqUser,
+    domain: Option<User>,
+) -> NonNull<ibv_cq_ex> {
     let c = data::extended_cq(ibv_cq {
         context,
-        channel: init.channel,
-        cq_context: init.cq_context,
+        channel: user.channel,
+        cq_context: user.cq_context,
         handle: cq.number(),
         cqe: entries(&cq),
         mutex: libc::PTHREAD_MUTEX_INITIALIZER,
@@ -89,14 +120,14 @@ unsafe fn create(context: *mut ibv_context, init: Init) -> Result<NonNull<ibv_cq
     });
     let core = CqCore {
         cq: cq.clone(),
-        poller: Poller::new(init.single_threaded),
-        _domain: init.domain,
+        poller: Poller::new(user.single_threaded),
+        _domain: domain,
     };
     let pointer = CqHandle::give(c, core);
     cq.set_cookie(pointer.as_ptr() as usize);
     // SAFETY: the caller's contract.
-    unsafe { channel::count(init.channel, 1) };
-    Ok(pointer)
+    unsafe { channel::count(user.channel, 1) };
+    pointer
 }
 
 fn entries(cq: &Cq) -> c_int {

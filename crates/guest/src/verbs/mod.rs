@@ -8,6 +8,7 @@ mod convert;
 mod cq;
 mod device;
 mod dm;
+mod dump;
 mod events;
 mod grh;
 mod mr;

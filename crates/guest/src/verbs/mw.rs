@@ -42,21 +42,32 @@ pub unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, raw_type: c_uint) -> *mut ibv
         // SAFETY: the caller's contract.
         let handle = unsafe { PdHandle::lend(pd) }?;
         let mw = handle.core.pd.alloc_mw(mw_type)?;
-        let c = ibv_mw {
-            // SAFETY: alive.
-            context: unsafe { (*handle.c()).context },
-            pd,
-            rkey: mw.rkey(),
-            handle: mw.rkey(),
-            r#type: raw_type,
-        };
-        let core = MwCore {
-            mw,
-            _pd: handle.core.users.add(),
-        };
-        Ok(Handle::give(c, core))
+        // SAFETY: the caller's contract.
+        unsafe { give(pd, mw) }
     });
     mw.raw()
+}
+
+/// Gives a window to the program.
+///
+/// # Safety
+/// `pd` is NULL or alive.
+pub(super) unsafe fn give(pd: *mut ibv_pd, mw: Arc<Mw>) -> Result<NonNull<ibv_mw>, Errno> {
+    // SAFETY: the caller's contract.
+    let handle = unsafe { PdHandle::lend(pd) }?;
+    let c = ibv_mw {
+        // SAFETY: alive.
+        context: unsafe { (*handle.c()).context },
+        pd,
+        rkey: mw.rkey(),
+        handle: mw.rkey(),
+        r#type: mw.mw_type() as c_uint,
+    };
+    let core = MwCore {
+        mw,
+        _pd: handle.core.users.add(),
+    };
+    Ok(Handle::give(c, core))
 }
 
 /// `ibv_dealloc_mw`(3), through the context's table.

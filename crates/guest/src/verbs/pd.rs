@@ -43,8 +43,15 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> Pointer<ibv_
     verb("ibv_alloc_pd", || {
         // SAFETY: the caller's contract.
         let pd = unsafe { ContextHandle::lend(context) }?.core().alloc_pd()?;
-        Ok(give(context, pd, None))
+        Ok(give_own(context, pd))
     })
+}
+
+/// Gives a protection domain to the program, which is found by it.
+pub(super) fn give_own(context: *mut ibv_context, pd: Arc<Pd>) -> NonNull<ibv_pd> {
+    let pointer = give(context, pd.clone(), None);
+    pd.set_cookie(pointer.as_ptr() as usize);
+    pointer
 }
 
 fn give(context: *mut ibv_context, pd: Arc<Pd>, parents: Option<(User, Option<User>)>) -> NonNull<ibv_pd> {

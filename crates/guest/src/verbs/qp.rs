@@ -1,6 +1,6 @@
 //! Queue pairs.
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub struct QpCore {
     /// Its requests have addresses of their own.
     pub datagram: bool,
     /// Made with `send_ops_flags`: it has the functions of [`ibv_qp_ex`].
-    extended: bool,
+    pub extended: bool,
     /// The batch between `ibv_wr_start` and `ibv_wr_complete`.
     pub builder: Builder,
     _pd: User,
@@ -98,26 +98,53 @@ unsafe fn create(
         signal_all: init.sq_sig_all != 0,
     })?;
     init.cap = convert::cap_to_c(qp.cap());
-    let c = data::extended_qp(ibv_qp {
-        // SAFETY: alive.
-        context: unsafe { (*domain.c()).context },
+    let user = QpPointers {
         qp_context: init.qp_context,
-        pd,
         send_cq: init.send_cq,
         recv_cq: init.recv_cq,
         srq: init.srq,
+        extended: wanted_ops.is_some(),
+    };
+    // SAFETY: the caller's contract.
+    unsafe { give(pd, qp, &user) }
+}
+
+/// What a program has said of a queue pair.
+pub(super) struct QpPointers {
+    pub qp_context: *mut c_void,
+    pub send_cq: *mut ibv_cq,
+    pub recv_cq: *mut ibv_cq,
+    pub srq: *mut ibv_srq,
+    pub extended: bool,
+}
+
+/// Gives a queue pair to the program, which is found by it.
+///
+/// # Safety
+/// `pd` is NULL or alive.
+pub(super) unsafe fn give(pd: *mut ibv_pd, qp: Arc<Qp>, user: &QpPointers) -> Result<NonNull<ibv_qp>, Errno> {
+    // SAFETY: the caller's contract.
+    let domain = unsafe { PdHandle::lend(pd) }?;
+    let c = data::extended_qp(ibv_qp {
+        // SAFETY: alive.
+        context: unsafe { (*domain.c()).context },
+        qp_context: user.qp_context,
+        pd,
+        send_cq: user.send_cq,
+        recv_cq: user.recv_cq,
+        srq: user.srq,
         handle: qp.number(),
         qp_num: qp.number(),
         state: qp.state() as c_uint,
-        qp_type: init.qp_type,
+        qp_type: qp.qp_type() as c_uint,
         mutex: libc::PTHREAD_MUTEX_INITIALIZER,
         cond: libc::PTHREAD_COND_INITIALIZER,
         events_completed: 0,
     });
     let core = QpCore {
         qp: qp.clone(),
-        datagram: qp_type == QpType::Ud,
-        extended: wanted_ops.is_some(),
+        datagram: qp.qp_type() == QpType::Ud,
+        extended: user.extended,
         builder: Builder::default(),
         _pd: domain.core.users.add(),
     };

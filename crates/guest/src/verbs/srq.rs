@@ -1,7 +1,7 @@
 //! Shared receive queues. Those of extended connections (XRC) and with tag matching are refused by their absence from the
 //! context's table.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -53,27 +53,39 @@ pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init
             srq_limit: init.attr.srq_limit,
             ..attr_to_c(srq.attr())
         };
-        let c = ibv_srq {
-            // SAFETY: alive.
-            context: unsafe { (*handle.c()).context },
-            srq_context: init.srq_context,
-            pd,
-            handle: srq.number(),
-            mutex: libc::PTHREAD_MUTEX_INITIALIZER,
-            cond: libc::PTHREAD_COND_INITIALIZER,
-            events_completed: 0,
-        };
-        let _pd = handle.core.users.add();
-        let pointer = Handle::give(
-            c,
-            SrqCore {
-                srq: srq.clone(),
-                _pd,
-            },
-        );
-        srq.set_cookie(pointer.as_ptr() as usize);
-        Ok(pointer)
+        // SAFETY: the caller's contract.
+        unsafe { give(pd, srq, init.srq_context) }
     })
+}
+
+/// Gives a shared receive queue to the program, which is found by it.
+///
+/// # Safety
+/// `pd` is NULL or alive.
+pub(super) unsafe fn give(
+    pd: *mut ibv_pd,
+    srq: Arc<Srq>,
+    srq_context: *mut c_void,
+) -> Result<NonNull<ibv_srq>, Errno> {
+    // SAFETY: the caller's contract.
+    let handle = unsafe { PdHandle::lend(pd) }?;
+    let c = ibv_srq {
+        // SAFETY: alive.
+        context: unsafe { (*handle.c()).context },
+        srq_context,
+        pd,
+        handle: srq.number(),
+        mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+        cond: libc::PTHREAD_COND_INITIALIZER,
+        events_completed: 0,
+    };
+    let core = SrqCore {
+        srq: srq.clone(),
+        _pd: handle.core.users.add(),
+    };
+    let pointer = Handle::give(c, core);
+    srq.set_cookie(pointer.as_ptr() as usize);
+    Ok(pointer)
 }
 
 /// `ibv_modify_srq`(3): arms the limit. The queue's size stays as it is, as `device_cap_flags` tells.

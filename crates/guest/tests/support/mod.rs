@@ -1,5 +1,7 @@
 //! Two hosts on one machine: two software RNICs on loopback addresses, each with its own runtime folder.
 
+pub mod build;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::Ipv4Addr;
@@ -48,6 +50,11 @@ impl Host {
             address: Ipv4Addr::UNSPECIFIED,
             rnic: None,
         }
+    }
+
+    /// With an RNIC, at an address that nobody else has.
+    pub fn start() -> Self {
+        Self::with_rnic(next_address())
     }
 
     fn with_rnic(address: Ipv4Addr) -> Self {
@@ -107,14 +114,9 @@ pub struct Pair {
 
 impl Pair {
     pub fn start() -> Self {
-        // Addresses of the loopback network that nobody else has: no other test run, and none of the pairs of this
-        // one, the last of which may be about to go.
-        static PAIRS: AtomicU8 = AtomicU8::new(1);
-        let [high, low] = (std::process::id() as u16).to_be_bytes();
-        let network = PAIRS.fetch_add(2, Relaxed);
         Self {
-            server: Host::with_rnic(Ipv4Addr::new(127, network, high, low)),
-            client: Host::with_rnic(Ipv4Addr::new(127, network + 1, high, low)),
+            server: Host::start(),
+            client: Host::start(),
             turn: Mutex::new(()),
         }
     }
@@ -162,6 +164,14 @@ impl Pair {
     }
 }
 
+/// An address of the loopback network that nobody else has: no other test run, and no host of this one, the last of which may be
+/// about to go.
+fn next_address() -> Ipv4Addr {
+    static HOSTS: AtomicU8 = AtomicU8::new(1);
+    let [high, low] = (std::process::id() as u16).to_be_bytes();
+    Ipv4Addr::new(127, HOSTS.fetch_add(1, Relaxed), high, low)
+}
+
 /// A port that nobody listens at now.
 fn free_port() -> u16 {
     let socket = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -173,6 +183,23 @@ pub fn run(command: Command) -> String {
     let outcome = Running::start(command).finish();
     assert_eq!(outcome.code, Some(0), "{outcome}");
     outcome.text
+}
+
+/// A program that runs beside others.
+pub struct Background(Running);
+
+/// Starts a program that is to run beside others.
+pub fn start(command: Command) -> Background {
+    Background(Running::start(command))
+}
+
+impl Background {
+    /// Waits for its end; what it said.
+    pub fn finish(self) -> String {
+        let outcome = self.0.finish();
+        assert_eq!(outcome.code, Some(0), "{outcome}");
+        outcome.text
+    }
 }
 
 /// As [`run`]; calls `when_ready` once when the program has said "ready" on a line of its own.

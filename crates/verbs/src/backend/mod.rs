@@ -154,6 +154,10 @@ pub trait Device: Send + Sync + std::fmt::Debug {
 
     /// Local and remote key.
     fn reg_mr(&self, init: &PhysicalMrInit<'_>) -> Result<(u32, u32), VerbsError>;
+    /// As [`Device::reg_mr`], with this key, local and remote.
+    fn reg_mr_as(&self, _init: &PhysicalMrInit<'_>, _key: u32) -> Result<(), VerbsError> {
+        unsupported("way to ask for keys")
+    }
     /// The keys stay.
     fn rereg_mr(&self, _lkey: u32, _change: &PhysicalMrChange<'_>) -> Result<(), VerbsError> {
         unsupported("rereg_mr")
@@ -162,6 +166,10 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// Its remote key.
     fn alloc_mw(&self, _pd: u32, _mw_type: MwType) -> Result<u32, VerbsError> {
         unsupported("alloc_mw")
+    }
+    /// As [`Device::alloc_mw`], with this remote key.
+    fn alloc_mw_as(&self, _pd: u32, _mw_type: MwType, _rkey: u32) -> Result<(), VerbsError> {
+        unsupported("way to ask for keys")
     }
     fn dealloc_mw(&self, _rkey: u32) -> Result<(), VerbsError> {
         unsupported("dealloc_mw")
@@ -194,6 +202,10 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     fn destroy_cq(&self, cq: u32) -> Result<(), VerbsError>;
 
     fn create_qp(&self, init: &PhysicalQpInit) -> Result<QpPlace, VerbsError>;
+    /// As [`Device::create_qp`], with this number.
+    fn create_qp_as(&self, _init: &PhysicalQpInit, _qpn: u32) -> Result<QpPlace, VerbsError> {
+        unsupported("way to ask for queue pair numbers")
+    }
     fn modify_qp(&self, qpn: u32, mask: QpAttrMask, attr: &QpAttr) -> Result<(), VerbsError>;
     fn query_qp(&self, qpn: u32) -> Result<QpAttr, VerbsError>;
     fn destroy_qp(&self, qpn: u32) -> Result<(), VerbsError>;
@@ -310,6 +322,10 @@ pub trait EventChannel: Send + Sync + std::fmt::Debug {
     fn next(&self) -> Result<u32, VerbsError>;
     /// Makes an event as if the RNIC had.
     fn inject(&self, event: u32);
+    /// The events that nobody has read, oldest first; they stay. Who reads meanwhile may see them in another order.
+    fn unread(&self) -> Result<Vec<u32>, VerbsError> {
+        unsupported("way to look at unread events")
+    }
     /// What RNICs write to, to be given to another one.
     fn line(&self) -> Option<BorrowedFd<'_>> {
         None

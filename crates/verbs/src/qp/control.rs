@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use verbatim_channel::Endpoint;
-use verbatim_device::control::{QpAttr, QpAttrMask, QpCap, QpState, QpType};
+use verbatim_device::control::{QpAttr, QpAttrMask, QpCap, QpSecret, QpState, QpType};
 
 use super::Qp;
 use super::standby::Standby;
@@ -30,6 +30,10 @@ pub struct Control {
     pub stops: u32,
     /// An operator has paused it: ask [`Qp::is_paused`].
     pub paused: bool,
+    /// It stands still for a dump ([`crate::dump`]).
+    pub stands: bool,
+    /// It was restored from a dump, and waits for what was in its queues.
+    pub awaits_refill: bool,
     /// Multicast groups that it is in.
     pub mcast: Vec<[u8; 16]>,
 }
@@ -44,6 +48,8 @@ impl Control {
             was_failed: false,
             stops: 0,
             paused: false,
+            stands: false,
+            awaits_refill: false,
             mcast: Vec::new(),
         }
     }
@@ -78,6 +84,16 @@ impl Qp {
         }
 
         let mut control = self.control.lock();
+        if control.stands || control.awaits_refill {
+            return Err(VerbsError::Refused {
+                verb: "modify_qp",
+                errno: libc::EBUSY,
+                message: format!(
+                    "queue pair {:#x} is of a context that was dumped: RESUME or REFILL first",
+                    self.number()
+                ),
+            });
+        }
         let ends = mask.contains(QpAttrMask::STATE) && matches!(attr.state, QpState::Reset | QpState::Err);
         if ends && std::mem::take(&mut control.paused) {
             // The connection's end is the pause's.
@@ -109,6 +125,16 @@ impl Qp {
         drop(control);
         process.changed();
         Ok(())
+    }
+
+    /// The secret that its RNIC shares with the partner's, for pause and resume; of a reliable connection.
+    pub fn set_secret(&self, secret: Option<QpSecret>) -> Result<(), VerbsError> {
+        let _pass = self.context().process().control.enter_qp(self.number());
+        self.check_alive()?;
+        let control = self.control.lock();
+        self.context()
+            .device()?
+            .set_qp_secret(control.physical_qpn(), secret)
     }
 
     /// The attributes as the program set them, in the state in which the RNIC has it, and the limits.

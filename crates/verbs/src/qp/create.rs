@@ -11,6 +11,7 @@ use super::control::Control;
 use super::shadow::{CompletionSide, Shadow};
 use super::{MAX_SGE, Qp, RecvQueue, SendQueue};
 use crate::backend::{Device, PhysicalQpInit, QpPlace};
+use crate::context::Context;
 use crate::cq::Cq;
 use crate::error::VerbsError;
 use crate::lock;
@@ -41,6 +42,29 @@ pub struct QpInit {
 }
 
 impl QpInit {
+    /// Whether all that it names is of this context, and its limits can be.
+    fn check(&self, context: &Arc<Context>) -> Result<(), VerbsError> {
+        if self.cap.max_send_sge.max(self.cap.max_recv_sge) as usize > MAX_SGE {
+            return Err(VerbsError::Invalid(format!(
+                "a request may have at most {MAX_SGE} scatter/gather entries"
+            )));
+        }
+        for cq in [&self.send_cq, &self.recv_cq] {
+            if !Arc::ptr_eq(cq.context(), context) {
+                return Err(VerbsError::Invalid(
+                    "the completion queue is another device's".to_owned(),
+                ));
+            }
+        }
+        let srq = self.srq.as_ref();
+        if srq.is_some_and(|srq| !Arc::ptr_eq(srq.context(), context)) {
+            return Err(VerbsError::Invalid(
+                "the shared receive queue is another device's".to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
     /// As the RNIC is asked for it.
     pub(crate) fn physical(&self, pd: &Pd) -> PhysicalQpInit {
         PhysicalQpInit {
@@ -56,38 +80,54 @@ impl QpInit {
 
 impl Qp {
     pub(crate) fn create(pd: &Arc<Pd>, init: &QpInit) -> Result<Arc<Self>, VerbsError> {
-        let context = pd.context().clone();
-        let process = context.process().clone();
+        let context = pd.context();
+        let process = context.process();
         let _pass = process.control.enter();
-        if init.cap.max_send_sge.max(init.cap.max_recv_sge) as usize > MAX_SGE {
-            return Err(VerbsError::Invalid(format!(
-                "a request may have at most {MAX_SGE} scatter/gather entries"
-            )));
-        }
-        for cq in [&init.send_cq, &init.recv_cq] {
-            if !Arc::ptr_eq(cq.context(), &context) {
-                return Err(VerbsError::Invalid(
-                    "the completion queue is another device's".to_owned(),
-                ));
-            }
-        }
-        if init
-            .srq
-            .as_ref()
-            .is_some_and(|srq| !Arc::ptr_eq(srq.context(), &context))
-        {
-            return Err(VerbsError::Invalid(
-                "the shared receive queue is another device's".to_owned(),
-            ));
-        }
+        init.check(context)?;
         let device = context.device()?;
-        let place = create_physically(&process, context.is_movable(), &*device, &init.physical(pd))?;
-        let ends = device.qp_ends(&place)?;
+        let place = create_physically(process, context.is_movable(), &*device, &init.physical(pd))?;
         let number = match context.moves.load(SeqCst) {
             0 => place.qpn,
-            _ => session::publish(&context, place.qpn, init.qp_type),
+            _ => session::publish(context, place.qpn, init.qp_type),
         };
-        let mut cap = place.cap;
+        Self::assemble(pd, init, &*device, number, place, place.cap, false)
+    }
+
+    /// As [`Self::create`], with that number, and limits that are exactly those of `init`. It waits for what was in its queues.
+    /// The caller is alone with the context, or has entered its gate.
+    pub(crate) fn create_as(pd: &Arc<Pd>, init: &QpInit, number: u32) -> Result<Arc<Self>, VerbsError> {
+        let context = pd.context();
+        init.check(context)?;
+        let device = context.device()?;
+        let place = device.create_qp_as(&init.physical(pd), number)?;
+        let (given, wanted) = (&place.cap, &init.cap);
+        let own = init.srq.is_none();
+        let fits = given.max_send_wr >= wanted.max_send_wr
+            && given.max_send_sge >= wanted.max_send_sge
+            && given.max_inline_data >= wanted.max_inline_data
+            && (!own || given.max_recv_wr >= wanted.max_recv_wr && given.max_recv_sge >= wanted.max_recv_sge);
+        if place.qpn != number || !fits {
+            let _ = device.destroy_qp(place.qpn);
+            return Err(VerbsError::Invalid(format!(
+                "the RNIC gave another queue pair than {number:#x} with {wanted:?}"
+            )));
+        }
+        Self::assemble(pd, init, &*device, number, place, init.cap, true)
+    }
+
+    /// The object of a queue pair that the RNIC has made.
+    fn assemble(
+        pd: &Arc<Pd>,
+        init: &QpInit,
+        device: &dyn Device,
+        number: u32,
+        place: QpPlace,
+        mut cap: QpCap,
+        awaits_refill: bool,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let context = pd.context().clone();
+        let process = context.process().clone();
+        let ends = device.qp_ends(&place)?;
         if init.srq.is_some() {
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }
@@ -124,7 +164,10 @@ impl Qp {
             signal_all: init.signal_all,
             cap,
             side,
-            control: Mutex::new(Control::new(place, QpAttr::default())),
+            control: Mutex::new(Control {
+                awaits_refill,
+                ..Control::new(place, QpAttr::default())
+            }),
             send: Arc::new(lock::Mutex::new(send)),
             recv: lock::Mutex::new(recv),
             async_events: Unacked::default(),

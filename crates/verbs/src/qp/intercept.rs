@@ -28,6 +28,14 @@ impl Copied {
         Self { wqe: *wqe, body }
     }
 
+    /// Gives it to `take`.
+    pub fn with_body<R>(&self, take: impl FnOnce(&SendWqe, Body<'_>) -> R) -> R {
+        match &self.body {
+            CopiedBody::Sges(sges) => take(&self.wqe, Body::Sges(sges)),
+            CopiedBody::Inline(bytes) => take(&self.wqe, Body::Inline(&[bytes])),
+        }
+    }
+
     /// Its scatter/gather entries; none if the data are inline.
     pub fn sges_mut(&mut self) -> &mut [Sge] {
         match &mut self.body {
@@ -69,11 +77,13 @@ impl Intercepted {
 
     /// Gives the oldest request to `take`.
     pub fn pop(&mut self, take: impl FnOnce(&SendWqe, Body<'_>)) {
-        if let Some(Copied { wqe, body }) = self.0.pop_front() {
-            match &body {
-                CopiedBody::Sges(sges) => take(&wqe, Body::Sges(sges)),
-                CopiedBody::Inline(bytes) => take(&wqe, Body::Inline(&[bytes])),
-            }
+        if let Some(request) = self.0.pop_front() {
+            request.with_body(take);
         }
+    }
+
+    /// All of them, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = &Copied> {
+        self.0.iter()
     }
 }

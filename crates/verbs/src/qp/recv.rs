@@ -71,6 +71,14 @@ impl RecvQueue {
         if self.posted - self.side.recv.retired() >= u64::from(self.cap.max_recv_wr) {
             return Err(PostError::Full);
         }
+        self.note(wr);
+        self.give();
+        Ok(())
+    }
+
+    /// Puts one into the shadow, which has room for it.
+    #[inline(always)]
+    fn note(&mut self, wr: &RecvWr<'_>) {
         let slot = self.slot(self.posted);
         let first = slot * self.cap.max_recv_sge as usize;
         match wr.sges {
@@ -82,8 +90,6 @@ impl RecvQueue {
         self.side.recv.note(self.posted, wr.wr_id);
         self.side.recv.note_front(self.posted, wr.sges);
         self.posted += 1;
-        self.give();
-        Ok(())
     }
 
     #[inline]
@@ -167,6 +173,32 @@ impl RecvQueue {
     pub fn attach_new(&mut self, ring: Box<dyn RecvRing>) {
         self.given = self.side.recv.retired();
         self.ring = Some(ring.into());
+    }
+
+    /// The position of the oldest RECV that no message has consumed, and all of them: `wr_id` and entries.
+    pub fn outstanding(&self) -> (u64, Vec<(u64, &[Sge])>) {
+        let first = self.side.recv.retired();
+        let recvs =
+            (first..self.posted).map(|position| (self.side.recv.wr_id(position), self.entries(position)));
+        (first, recvs.collect())
+    }
+
+    fn entries(&self, position: u64) -> &[Sge] {
+        let slot = self.slot(position);
+        let first = slot * self.cap.max_recv_sge as usize;
+        &self.sges[first..first + usize::from(self.counts[slot])]
+    }
+
+    /// Becomes, of a new queue pair, what another one's was: with these RECVs, of which the first had that position. None has
+    /// more entries, nor are there more, than the queue was made for. False if the ring has not room for them.
+    pub fn refill(&mut self, first: u64, recvs: &[(u64, Vec<Sge>)]) -> bool {
+        (self.posted, self.given) = (first, first);
+        self.side.recv.settle(first);
+        for (wr_id, sges) in recvs {
+            self.note(&RecvWr { wr_id: *wr_id, sges });
+        }
+        self.catch_up();
+        self.given == self.posted
     }
 
     /// Goes on with the ring that was detached.

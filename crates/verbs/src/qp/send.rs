@@ -371,6 +371,50 @@ impl SendQueue {
         self.derive();
     }
 
+    /// Becomes, of a new queue pair, what another one's was: `posted` and `messages` were counted there, `unfinished` are the
+    /// last of those that its ring was given, `waiting` those behind them. False if the ring has not room for them.
+    pub fn refill(
+        &mut self,
+        posted: u64,
+        messages: u64,
+        unfinished: &[Copied],
+        waiting: Vec<Copied>,
+    ) -> bool {
+        let first = posted.saturating_sub(unfinished.len() as u64);
+        let again = unfinished.iter().filter(|request| !is_executed(&request.wqe));
+        let again: u64 = again.map(|request| counts(request.wqe.opcode)).sum();
+        self.posted = first;
+        self.messages = messages.saturating_sub(again);
+        self.side.send.settle(first);
+        let given = unfinished.iter().all(|request| {
+            let given = request.with_body(|wqe, body| self.give(wqe, body));
+            if given && is_executed(&request.wqe) {
+                self.messages -= counts(request.wqe.opcode);
+            }
+            given
+        });
+        let published = self.publish().is_ok();
+        self.intercepted.put_first(waiting);
+        self.derive();
+        given && published
+    }
+
+    /// How many were given to the ring, and how many messages of them.
+    pub fn counted(&self) -> (u64, u64) {
+        (self.posted, self.messages)
+    }
+
+    /// Those that the ring has not been given, oldest first.
+    pub fn waiting(&self) -> impl Iterator<Item = &Copied> {
+        self.intercepted.iter()
+    }
+
+    /// Whether the other end knows its remote keys by the numbers that the program knows.
+    pub fn has_own_keys(&self) -> bool {
+        let keys = self.rkeys.as_ref().map(RecentKey::reversed).unwrap_or_default();
+        keys.iter().all(|(physical, virtual_key)| physical == virtual_key)
+    }
+
     /// The position of the oldest request that the RNIC has not finished; of the next one if it has finished all.
     pub fn first_unfinished(&self) -> Option<u64> {
         let unfinished = self.ring.as_ref()?.unfinished();

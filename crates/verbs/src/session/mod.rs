@@ -41,6 +41,7 @@ use verbatim_device::control::QpState;
 
 use crate::backend::{QpPlace, Reopen};
 use crate::context::Context;
+use crate::dump;
 use crate::error::VerbsError;
 use crate::process::Process;
 use crate::qp::Qp;
@@ -280,6 +281,15 @@ impl Sessions {
         if !std::mem::replace(&mut record.held, true) {
             self.process.control.close();
         }
+        // Since [`Self::check_paused`] a dump may have been taken, which would have waited from here on.
+        if self.process.qps().iter().any(|qp| qp.stands()) {
+            self.process.control.open();
+            record.held = false;
+            if record.qps.is_empty() && record.prepared.is_empty() {
+                self.open.remove(&session);
+            }
+            return Err(SessionError::Blocked(dump::blocker()));
+        }
         Ok(Answer::Done)
     }
 
@@ -304,7 +314,12 @@ impl Sessions {
                     }
                     qp
                 });
-                listed.collect()
+                let listed: Vec<_> = listed.collect();
+                if listed.iter().any(|qp| qp.stands()) {
+                    listed.iter().for_each(|qp| process.control.open_qp(qp.number()));
+                    return Err(SessionError::Blocked(dump::blocker()));
+                }
+                listed
             }
         };
         let record = self.open.entry(session).or_insert_with(Session::new);

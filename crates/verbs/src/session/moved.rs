@@ -163,9 +163,7 @@ impl Sessions {
 fn let_go(context: &Context) -> Result<Parked, VerbsError> {
     let device = context.device()?;
     device.deafen()?;
-    while let Some(event) = device.next_async_event() {
-        context.deliver(event);
-    }
+    context.take_events(&*device);
     for srq in context.srqs() {
         *srq.limit.lock() = srq.armed_limit()?;
     }

@@ -10,6 +10,7 @@ use verbatim_channel::{Answer, Order, Scope};
 use verbatim_device::control::QpSecret;
 
 use super::{SessionError, Sessions};
+use crate::dump;
 use crate::error::VerbsError;
 use crate::qp::Qp;
 
@@ -54,6 +55,9 @@ impl Sessions {
             )));
         }
         let mut control = qp.control.lock();
+        if control.stands {
+            return Err(SessionError::Blocked(dump::blocker()));
+        }
         let device = qp.context().device()?;
         device.pause_qps(&[control.physical_qpn()], Some(limit_s))?;
         let was_paused = std::mem::replace(&mut control.paused, true);
@@ -84,6 +88,9 @@ impl Sessions {
             | Order::PrepareStandby { qpns, .. } => named(qpns),
             _ => return Ok(()),
         };
+        if qps.iter().any(|qp| qp.stands()) {
+            return Err(SessionError::Blocked(dump::blocker()));
+        }
         match qps.iter().find(|qp| qp.is_paused()) {
             None => Ok(()),
             Some(qp) => Err(SessionError::Blocked(blocker(qp.control.lock().physical_qpn()))),

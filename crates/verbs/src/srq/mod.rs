@@ -13,9 +13,10 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use parking_lot::Mutex;
 use verbatim_device::control::SrqAttr;
 
+pub(crate) use self::queue::SlottedRecv;
 use self::queue::SrqQueue;
 pub use self::slots::Slots;
-use crate::backend::SrqPlace;
+use crate::backend::{Device, SrqPlace};
 use crate::context::{Context, busy};
 use crate::error::{PostError, VerbsError};
 use crate::pd::Pd;
@@ -48,33 +49,71 @@ impl Srq {
         let _pass = process.control.enter();
         let device = context.device()?;
         let place = device.create_srq(pd.physical.load(SeqCst), attr)?;
-        let ring = device.srq_end(&place)?;
-        let lkeys = context.moved_keys();
         let slots = Arc::new(Slots::new(place.attr.max_wr));
         let mut objects = context.objects.lock();
         objects.next_srq += 1;
+        let number = objects.next_srq;
+        drop(objects);
+        Self::assemble(pd, &*device, number, place, place.attr, slots)
+    }
+
+    /// As [`Self::create`], with that number and limits that are exactly these, and what another one had: RECVs that no message
+    /// has consumed, by slot, in their order. None has more entries, nor a slot beyond, what the queue is made for; no slot comes
+    /// twice. The caller is alone with the context, or has entered its gate.
+    pub(crate) fn create_as(
+        pd: &Arc<Pd>,
+        attr: &SrqAttr,
+        number: u32,
+        recvs: &[SlottedRecv],
+    ) -> Result<Arc<Self>, VerbsError> {
+        let device = pd.context.device()?;
+        let unlimited = SrqAttr { limit: 0, ..*attr };
+        let place = device.create_srq(pd.physical.load(SeqCst), &unlimited)?;
+        if place.attr.max_wr < attr.max_wr || place.attr.max_sge < attr.max_sge {
+            let _ = device.destroy_srq(place.srq);
+            return Err(VerbsError::Invalid(format!(
+                "the RNIC gave another queue than with {attr:?}"
+            )));
+        }
+        let taken = |slot: u32| recvs.iter().any(|recv| recv.slot == slot);
+        let slots = Arc::new(Slots::without(attr.max_wr, taken));
+        let srq = Self::assemble(pd, &*device, number, place, unlimited, slots)?;
+        srq.queue.lock().refill(recvs);
+        // After its RECVs, of which there may have been fewer than the limit for a moment.
+        device.modify_srq(place.srq, attr.limit)?;
+        Ok(srq)
+    }
+
+    /// The object of a queue that the RNIC has made.
+    fn assemble(
+        pd: &Arc<Pd>,
+        device: &dyn Device,
+        number: u32,
+        place: SrqPlace,
+        attr: SrqAttr,
+        slots: Arc<Slots>,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let context = &pd.context;
+        let ring = device.srq_end(&place)?;
+        let lkeys = context.moved_keys();
+        let queue = SrqQueue::new(slots.clone(), attr.max_wr, attr.max_sge, ring, lkeys);
         let srq = Arc::new(Self {
             pd: pd.clone(),
-            number: objects.next_srq,
-            attr: place.attr,
+            number,
+            attr,
             place: Mutex::new(place),
-            queue: Mutex::new(SrqQueue::new(
-                slots.clone(),
-                place.attr.max_wr,
-                place.attr.max_sge,
-                ring,
-                lkeys,
-            )),
+            queue: Mutex::new(queue),
             slots,
             limit: Mutex::default(),
             users: AtomicUsize::new(0),
             async_events: Unacked::default(),
             cookie: AtomicUsize::new(0),
         });
-        objects.srqs.insert(srq.number, srq.clone());
+        let mut objects = context.objects.lock();
+        objects.srqs.insert(number, srq.clone());
         pd.users.fetch_add(1, SeqCst);
         drop(objects);
-        process.changed();
+        context.process().changed();
         Ok(srq)
     }
 

@@ -15,6 +15,19 @@ use crate::qp::{RECV_BIT, with_local_keys};
 use crate::tables::KeyTable;
 use crate::work::RecvWr;
 
+/// A RECV that no message has consumed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlottedRecv {
+    /// Where it is in the table of slots.
+    pub slot: u32,
+    /// The program's.
+    pub wr_id: u64,
+    /// Where the message goes.
+    pub sges: Vec<Sge>,
+    /// It is in the image of a queue pair, so that the ring does not get it.
+    pub taken: bool,
+}
+
 /// What the queue's lock protects.
 #[derive(Debug)]
 pub struct SrqQueue {
@@ -75,14 +88,53 @@ impl SrqQueue {
             return Err(PostError::TooManyEntries);
         }
         let slot = self.slots.take(&mut self.free).ok_or(PostError::Full)?;
+        self.note(slot, wr);
+        self.waiting.push_back(slot);
+        self.give();
+        Ok(())
+    }
+
+    /// Puts one into the shadow, into a slot that is free.
+    #[inline]
+    fn note(&mut self, slot: u32, wr: &RecvWr<'_>) {
         let first = slot as usize * self.max_sge;
         self.sges[first..first + wr.sges.len()].copy_from_slice(wr.sges);
         self.counts[slot as usize] = wr.sges.len() as u16;
         self.posted += 1;
         self.slots.note(slot, wr, self.posted);
-        self.waiting.push_back(slot);
+    }
+
+    /// What no message has consumed, in the order of posting. `taken`: slots that are in images of queue pairs.
+    pub fn outstanding(&self, taken: impl Fn(u32) -> bool) -> Vec<SlottedRecv> {
+        let recv = |slot: u32| {
+            let first = slot as usize * self.max_sge;
+            SlottedRecv {
+                slot,
+                wr_id: self.slots.wr_id(slot),
+                sges: self.sges[first..first + usize::from(self.counts[slot as usize])].to_vec(),
+                taken: taken(slot),
+            }
+        };
+        self.slots.outstanding().into_iter().map(recv).collect()
+    }
+
+    /// Becomes, of a new queue, what another one's was; the slots are not free.
+    pub fn refill(&mut self, recvs: &[SlottedRecv]) {
+        for SlottedRecv {
+            slot,
+            wr_id,
+            sges,
+            taken,
+        } in recvs
+        {
+            self.note(*slot, &RecvWr { wr_id: *wr_id, sges });
+            if !taken {
+                self.waiting.push_back(*slot);
+            }
+        }
         self.give();
-        Ok(())
+        // As in `release`.
+        let _ = self.publish();
     }
 
     /// Gives the ring what it has not got yet. How many.

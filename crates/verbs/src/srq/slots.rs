@@ -38,6 +38,23 @@ impl Slots {
         }
     }
 
+    /// As [`Self::new`]; slots that are `taken` are not free.
+    pub(super) fn without(capacity: u32, taken: impl Fn(u32) -> bool) -> Self {
+        let slots = Self::new(capacity);
+        let mut head = NONE;
+        for slot in (0..capacity).rev().filter(|slot| !taken(*slot)) {
+            slots.next[slot as usize].store(head, Relaxed);
+            head = slot;
+        }
+        slots.given_back.store(head, Relaxed);
+        slots
+    }
+
+    /// The program's `wr_id` of the RECV in `slot`.
+    pub(super) fn wr_id(&self, slot: u32) -> u64 {
+        self.wr_ids[slot as usize].load(Relaxed)
+    }
+
     /// The RECV in `slot` has completed: its `wr_id`. `None` if there is no such slot.
     #[inline]
     pub fn retire(&self, slot: u64) -> Option<u64> {
@@ -123,6 +140,17 @@ mod tests {
         let mut again: Vec<_> = std::iter::from_fn(|| slots.take(&mut free)).collect();
         again.sort_unstable();
         assert_eq!(again, [0, 2]);
+    }
+
+    #[test]
+    fn slots_that_are_taken_are_not_given() {
+        let slots = Slots::without(5, |slot| slot == 0 || slot == 3);
+        let mut free = NONE;
+        let taken: Vec<_> = std::iter::from_fn(|| slots.take(&mut free)).collect();
+        assert_eq!(taken, [1, 2, 4]);
+        slots.retire(3).unwrap();
+        assert_eq!(slots.take(&mut free), Some(3));
+        assert_eq!(slots.take(&mut free), None);
     }
 
     #[test]

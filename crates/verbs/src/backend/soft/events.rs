@@ -127,6 +127,23 @@ impl EventChannel for SoftChannel {
         self.flush(&mut waiting);
     }
 
+    fn unread(&self) -> Result<Vec<u32>, VerbsError> {
+        let mut waiting = self.waiting.lock();
+        let mut events = Vec::new();
+        loop {
+            // What had no room is behind all that has.
+            self.flush(&mut waiting);
+            match receive::<CompletionEvent>(&self.ours, RecvFlags::DONTWAIT) {
+                Ok(event) => events.push(event.cq),
+                Err(error) if error.errno() == libc::EAGAIN => break,
+                Err(error) => return Err(error),
+            }
+        }
+        waiting.extend(&events);
+        self.flush(&mut waiting);
+        Ok(events)
+    }
+
     fn line(&self) -> Option<BorrowedFd<'_>> {
         Some(self.theirs.as_fd())
     }
@@ -152,6 +169,21 @@ mod tests {
             assert_eq!(channel.next().unwrap(), cq);
         }
         assert_eq!(channel.next().unwrap_err().errno(), libc::EAGAIN);
+    }
+
+    #[test]
+    fn a_look_at_unread_events_leaves_them_there() {
+        let (ours, theirs) = SoftChannel::pair().unwrap();
+        let channel = SoftChannel::new(1, ours, theirs);
+        assert_eq!(channel.unread().unwrap(), []);
+        // More than the socket has room for.
+        let all: Vec<u32> = (0..2000).collect();
+        all.iter().for_each(|cq| channel.inject(*cq));
+        for _ in 0..2 {
+            assert_eq!(channel.unread().unwrap(), all);
+        }
+        let read: Vec<u32> = all.iter().map(|_| channel.next().unwrap()).collect();
+        assert_eq!(read, all);
     }
 
     #[test]

@@ -5,6 +5,7 @@ pub(crate) mod events;
 mod map;
 #[cfg(any(test, feature = "measure"))]
 pub mod measure;
+mod numbers;
 mod rings;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -286,21 +287,11 @@ impl Device for SoftDevice {
     }
 
     fn reg_mr(&self, init: &PhysicalMrInit<'_>) -> Result<(u32, u32), VerbsError> {
-        let memory = &init.memory;
-        let request = Request::RegMr {
-            pd: init.pd,
-            address: memory.address,
-            length: memory.length,
-            iova: memory.iova,
-            access: init.access,
-            segments: segments(memory),
-            key: None,
-        };
-        let file: Vec<_> = memory.file.into_iter().collect();
-        match self.call_with("reg_mr", &request, &file)? {
-            Reply::Mr { lkey, rkey } => Ok((lkey, rkey)),
-            reply => wrong("reg_mr", reply),
-        }
+        self.register(init, None)
+    }
+
+    fn reg_mr_as(&self, init: &PhysicalMrInit<'_>, key: u32) -> Result<(), VerbsError> {
+        self.register(init, Some(key)).map(drop)
     }
 
     fn rereg_mr(&self, lkey: u32, change: &PhysicalMrChange<'_>) -> Result<(), VerbsError> {
@@ -328,15 +319,11 @@ impl Device for SoftDevice {
     }
 
     fn alloc_mw(&self, pd: u32, mw_type: MwType) -> Result<u32, VerbsError> {
-        let request = Request::AllocMw {
-            pd,
-            mw_type,
-            rkey: None,
-        };
-        match self.call("alloc_mw", &request)? {
-            Reply::Mw { rkey } => Ok(rkey),
-            reply => wrong("alloc_mw", reply),
-        }
+        self.make_window(pd, mw_type, None)
+    }
+
+    fn alloc_mw_as(&self, pd: u32, mw_type: MwType, rkey: u32) -> Result<(), VerbsError> {
+        self.make_window(pd, mw_type, Some(rkey)).map(drop)
     }
 
     fn dealloc_mw(&self, rkey: u32) -> Result<(), VerbsError> {
@@ -401,29 +388,11 @@ impl Device for SoftDevice {
     }
 
     fn create_qp(&self, init: &PhysicalQpInit) -> Result<QpPlace, VerbsError> {
-        let request = Request::CreateQp {
-            pd: init.pd,
-            send_cq: init.send_cq,
-            recv_cq: init.recv_cq,
-            qp_type: init.qp_type,
-            cap: init.cap,
-            srq: init.srq,
-            qpn: None,
-        };
-        match self.call("create_qp", &request)? {
-            Reply::Qp {
-                qpn,
-                cap,
-                slot,
-                offset,
-            } => Ok(QpPlace {
-                qpn,
-                cap,
-                slot,
-                offset,
-            }),
-            reply => wrong("create_qp", reply),
-        }
+        self.make_qp(init, None)
+    }
+
+    fn create_qp_as(&self, init: &PhysicalQpInit, qpn: u32) -> Result<QpPlace, VerbsError> {
+        self.make_qp(init, Some(qpn))
     }
 
     fn modify_qp(&self, qpn: u32, mask: QpAttrMask, attr: &QpAttr) -> Result<(), VerbsError> {

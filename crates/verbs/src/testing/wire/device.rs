@@ -114,13 +114,18 @@ impl Device for WireDevice {
 
     fn reg_mr(&self, init: &PhysicalMrInit<'_>) -> Result<(u32, u32), VerbsError> {
         let key = self.number() << 8 | 0x5a;
+        self.reg_mr_as(init, key)?;
+        Ok((key, key))
+    }
+
+    fn reg_mr_as(&self, init: &PhysicalMrInit<'_>, key: u32) -> Result<(), VerbsError> {
         let region = Region {
             address: init.memory.iova,
             length: init.memory.length,
             access: init.access,
         };
         self.with(|rnic| rnic.regions.insert(key, region));
-        Ok((key, key))
+        Ok(())
     }
 
     fn dereg_mr(&self, lkey: u32) -> Result<(), VerbsError> {
@@ -144,7 +149,10 @@ impl Device for WireDevice {
     }
 
     fn create_qp(&self, init: &PhysicalQpInit) -> Result<QpPlace, VerbsError> {
-        let qpn = self.number();
+        self.create_qp_as(init, self.number())
+    }
+
+    fn create_qp_as(&self, init: &PhysicalQpInit, qpn: u32) -> Result<QpPlace, VerbsError> {
         let qp = new_qp(qpn, init.cap, init.send_cq, init.recv_cq);
         self.with(|rnic| rnic.qps.insert(qpn, qp));
         Ok(QpPlace {
