@@ -8,8 +8,8 @@ use verbatim_device::control::{AsyncEventType, QpSecret, Reply};
 use verbatim_device::image::QpImage;
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::{
-    ImageError, Location, QpAttributes, QpState, Qpn, RcImage, RcQp, Secret, SecretEnd, Standing, Time,
-    MAX_INLINE, MAX_SGE, UDP_PORT,
+    ImageError, Location, MAX_INLINE, MAX_SGE, QpAttributes, QpState, Qpn, RcImage, RcQp, Secret, SecretEnd,
+    Standing, Time, UDP_PORT,
 };
 
 use super::{Desk, path};

@@ -9,8 +9,9 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use verbatim_device::control::{QpState, QpType};
+use verbatim_device::image::QpImage;
 
-use crate::backend::{Device, QpImage};
+use crate::backend::Device;
 use crate::context::Context;
 use crate::error::VerbsError;
 use crate::qp::Qp;
@@ -36,31 +37,32 @@ pub fn blocker() -> String {
 
 // The images of many queue pairs, and their pause: here and nowhere else in this module.
 
+fn numbers(qps: &[Arc<Qp>]) -> Vec<u32> {
+    qps.iter().map(|qp| qp.number()).collect()
+}
+
 fn pause_all(device: &dyn Device, qps: &[Arc<Qp>]) -> Result<(), VerbsError> {
-    for (index, qp) in qps.iter().enumerate() {
-        if let Err(error) = device.pause_qp(qp.number(), None) {
-            resume_all(device, &qps[..index]);
-            return Err(error);
-        }
-    }
-    Ok(())
+    let paused = device.pause_qps(&numbers(qps), None);
+    paused.inspect_err(|_| resume_all(device, qps))
 }
 
 fn resume_all(device: &dyn Device, qps: &[Arc<Qp>]) {
-    for qp in qps {
-        // Cannot fail but for an RNIC that is gone, which is found out and told elsewhere.
-        let _ = device.resume_qp(qp.number());
-    }
+    // Cannot fail but for an RNIC that is gone, which is found out and told elsewhere.
+    let _ = device.resume_qps(&numbers(qps));
 }
 
 pub(super) fn image(device: &dyn Device, qp: &Qp) -> Result<QpImage, VerbsError> {
-    device.dump_qp(qp.number())
+    let mut images = device.dump_qps(&[qp.number()])?;
+    Ok(images.pop().expect("as many as were asked for"))
 }
 
 /// Gives a queue pair in RESET, whose rings are filled, an image, and tells its partner where it is.
 pub(super) fn go_on_from(device: &dyn Device, qpn: u32, image: &[u8]) -> Result<(), VerbsError> {
-    device.restore_qp(qpn, image)?;
-    device.resume_qp(qpn)
+    device
+        .restore_qps(&[(qpn, image)])?
+        .into_iter()
+        .collect::<Result<(), _>>()?;
+    device.resume_qps(&[qpn])
 }
 
 impl Standing {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use verbatim_device::control::{MwBound, MwState, QpAttr, SrqAttr};
+use verbatim_device::image::QpImage;
 use verbatim_device::ring::Armed;
 
 use super::bodies::{
@@ -12,7 +13,7 @@ use super::bodies::{
 use super::record::ObjectBody;
 use super::{DumpError, Record, format, stand};
 use crate::async_events::{AsyncEvent, AsyncObject};
-use crate::backend::{Device, QpImage};
+use crate::backend::Device;
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::error::VerbsError;
@@ -253,7 +254,7 @@ fn qp_body(
             events,
             |object| matches!(object, AsyncObject::Qp(of) if Arc::ptr_eq(of, qp)),
         ),
-        image: image.map(|image| image.bytes),
+        image: image.map(|image| image.image),
     })
 }
 

@@ -234,7 +234,11 @@ impl Sessions {
         Ok(Answer::Dumped {
             connections: record.dumped.len() as u64,
             requests: record.dumped.values().map(|one| one.again.len() as u64).sum(),
-            bytes: record.dumped.values().map(|one| one.image.image.len() as u64).sum(),
+            bytes: record
+                .dumped
+                .values()
+                .map(|one| one.image.image.len() as u64)
+                .sum(),
         })
     }
 }
