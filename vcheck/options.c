@@ -10,7 +10,7 @@
 
 enum {
 	OPT_OP = 256, OPT_SEED, OPT_DEPTH, OPT_MTU, OPT_PORT, OPT_RANDOM, OPT_BIDIRECTIONAL, OPT_STALL, OPT_ACK_TIMEOUT,
-	OPT_PRIVATE, OPT_VERBOSE, OPT_HELP,
+	OPT_PRIVATE, OPT_HOLD_EVERY, OPT_VERBOSE, OPT_HELP,
 };
 
 static const struct option long_options[] = {
@@ -30,6 +30,7 @@ static const struct option long_options[] = {
 	{ "stall-timeout", required_argument, NULL, OPT_STALL },
 	{ "ack-timeout", required_argument, NULL, OPT_ACK_TIMEOUT },
 	{ "private", required_argument, NULL, OPT_PRIVATE },
+	{ "hold-every", required_argument, NULL, OPT_HOLD_EVERY },
 	{ "verbose", no_argument, NULL, OPT_VERBOSE },
 	{ "help", no_argument, NULL, OPT_HELP },
 	{ 0 },
@@ -62,6 +63,7 @@ static void print_help(void)
 	     "      --bidirectional    the server sends too\n"
 	     "\n"
 	     "      --private MIB      hold so much private memory, change 1/64 of it all the time, and verify it\n"
+	     "      --hold-every MS    stand still for 20 ms each MS, by ibv_dump_context, where the library has it\n"
 	     "      --verbose          progress and each defect on stderr\n"
 	     "\n"
 	     "One JSON line on stdout per side: what this side posted, saw completed, received and found. READs and ATOMICs count\n"
@@ -165,6 +167,11 @@ static bool parse_option(int option, const char *text, struct options *options)
 		return true;
 	case OPT_PRIVATE:
 		return parse_number("--private", text, 1, MAX_PRIVATE_MEBIBYTES, &options->private_mebibytes);
+	case OPT_HOLD_EVERY:
+		if (!parse_number("--hold-every", text, 1, 86400000, &number))
+			return false;
+		options->hold_every_ms = number;
+		return true;
 	case OPT_VERBOSE:
 		options->verbose = true;
 		return true;

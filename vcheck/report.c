@@ -123,6 +123,8 @@ int report_print(const struct report *report)
 	printf("\"lost\":%llu,\"duplicated\":%llu,\"out_of_order\":%llu,\"corrupted\":%llu,",
 	       (unsigned long long)totals->lost, (unsigned long long)totals->duplicated,
 	       (unsigned long long)totals->out_of_order, (unsigned long long)totals->corrupted);
+	if (report->holds)
+		printf("\"holds\":%llu,", (unsigned long long)report->holds);
 	printf("\"longest_gap_ms\":%.3f,\"bytes\":%llu,\"verdict\":\"%s\",\"error\":", report->longest_gap_ms,
 	       (unsigned long long)totals->bytes, verdict);
 	if (report->error[0])

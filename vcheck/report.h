@@ -31,6 +31,7 @@ struct report {
 	struct totals totals;
 	double seconds;
 	double longest_gap_ms;
+	uint64_t holds;			/* how often it stood still (--hold-every) */
 	bool setup_failed;
 	char error[512];		/* the first defect or mistake; empty: none */
 	bool verbose;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "hold.h"
 #include "ops.h"
 #include "queues.h"
 #include "verify.h"
@@ -177,6 +178,10 @@ static void run_loop(struct run *run, struct stopwatch *watch)
 {
 	int64_t end_ns = watch->start_ns + (int64_t)run->load->seconds * 1000000000;
 	bool done = false, stop = false, any;
+	struct hold hold = { 0 };
+
+	if (!hold_begin(&hold, run->options->hold_every_ms, run->lanes, run->report))
+		return;
 
 	do {
 		any = false;
@@ -185,6 +190,8 @@ static void run_loop(struct run *run, struct stopwatch *watch)
 			return;
 		tick(watch, any);
 		private_step(run->private_memory, watch->now_ns, run->report);
+		if (!hold_step(&hold, watch->now_ns, run->device, run->report))
+			return;
 		if (!any) {
 			if (!keep_waiting(run, watch))
 				return;

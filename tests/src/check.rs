@@ -29,6 +29,9 @@ pub struct CheckReport {
     pub corrupted: u64,
     /// The longest time between two completions.
     pub longest_gap_ms: f64,
+    /// How often it stood still (`--hold-every`).
+    #[serde(default)]
+    pub holds: u64,
     /// Bytes of content.
     pub bytes: u64,
     /// `ok`, `defect` or `error`.

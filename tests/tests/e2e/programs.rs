@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::{bail, ensure};
 use verbatim_e2e::{
-    BandwidthRow, CheckReport, Finished, LatencyRow, PATIENCE, PERFTEST_PORT, Shim, TestLab, VCHECK_PORT,
+    BandwidthRow, CheckReport, Finished, LatencyRow, PATIENCE, PERFTEST_PORT, Shim, TestLab, Traffic,
+    VCHECK_PORT,
 };
 
 use crate::Test;
@@ -48,6 +49,7 @@ pub fn tests() -> Vec<Test> {
             move |lab| vcheck(lab, operation),
         ));
     }
+    tests.push(Test::new("programs::vcheck_holds_still", HOSTS, holds_still));
     tests
 }
 
@@ -228,6 +230,40 @@ fn latency(lab: &TestLab, program: &str) -> anyhow::Result<()> {
         };
         ensure!((row.bytes, row.iterations) == (size, 500), "{argv:?}: {row:?}");
         ensure!((0.1..1e6).contains(&row.typical_us), "{argv:?}: {row:?}");
+    }
+    Ok(())
+}
+
+/// Both sides stand still now and then by libverbatim.so's own calls, in the middle of what is under way, and nothing is lost.
+fn holds_still(lab: &TestLab) -> anyhow::Result<()> {
+    let program = lab.tools().vcheck.display().to_string();
+    let hold = ["--hold-every", "300"];
+    let server = lab.start("peer", &[&[program.as_str()][..], &hold].concat())?;
+    lab.listens("peer", 1, VCHECK_PORT)?;
+    let address = lab.address("peer")?;
+    let options = [
+        "--op",
+        "all",
+        "-q",
+        "8",
+        "-s",
+        "65536",
+        "--random-size",
+        "--bidirectional",
+        "-D",
+        "5",
+    ];
+    let argv = [&[program.as_str()][..], &hold, &options, &[&address]].concat();
+    let client = lab.start("src", &argv)?.succeed(LIMIT)?;
+    let server = server.succeed(LIMIT)?;
+    let (client, server) = CheckReport::both_clean(&client, &server)?;
+    ensure!(client.holds > 0 && server.holds > 0, "{client:?} {server:?}");
+    for host in HOSTS {
+        let counters = Traffic::of(lab, host)?.counters();
+        ensure!(
+            counters.pauses > 0 && counters.rx_resumes > 0 && counters.pause_limit_exceeded == 0,
+            "{host}: {counters:?}"
+        );
     }
     Ok(())
 }
