@@ -261,6 +261,8 @@ pub struct ClaimedQp {
     pub offset: u64,
     /// The physical other end, if it is connected.
     pub remote: Option<Endpoint>,
+    /// The index of its own GID on the RNIC, if it is connected.
+    pub sgid_index: Option<u8>,
     /// Which of [`Order::Claim`]'s key tables translates its remote keys; `None`: as before the move.
     pub key_table: Option<u32>,
 }

@@ -7,7 +7,7 @@ use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
 
 /// The version of this contract; both sides refuse another one.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// From here on queue pair numbers are not the RNIC's to give, asked for or not: they are for queue pairs that programs which
 /// have moved away make elsewhere, under the GID of this host.
@@ -691,6 +691,8 @@ pub enum Request {
         qpn: u32,
         /// The image.
         image: Vec<u8>,
+        /// Index of its GID on this RNIC; the image has that of another.
+        sgid_index: u8,
     },
     /// Goes on after `PauseQp` or `RestoreQp`: with a secret, as soon as the partner has acknowledged where. Answered by
     /// [`Reply::Done`] at once.
@@ -947,4 +949,11 @@ pub struct PortAttr {
     pub netdev: String,
     /// The longest message in bytes.
     pub max_msg_bytes: u32,
+}
+
+impl PortAttr {
+    /// The addresses of the GID table, by index.
+    pub fn gid_table(&self) -> Vec<[u8; 16]> {
+        self.gids.iter().map(|entry| entry.gid).collect()
+    }
 }

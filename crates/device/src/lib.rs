@@ -4,6 +4,7 @@
 //! - [`control`]: the requests of the control path, one `SOCK_SEQPACKET` connection per context. The connection *is* the
 //!   context: whoever holds the descriptor holds it, and when the last holder closes it the RNIC destroys everything that
 //!   was made on it.
+//! - [`gids`]: which GID of an RNIC takes the place of one of another.
 //! - [`layout`]: what lies in the context's *arena*, the shared memory that the RNIC makes for it: doorbells, send,
 //!   receive and completion queues.
 //! - [`ring`]: the two ends of each queue, typed by role, over those raw bytes.
@@ -12,6 +13,7 @@
 //! after. The other side trusts the RNIC.
 
 pub mod control;
+pub mod gids;
 pub mod layout;
 pub mod ring;
 mod shared;

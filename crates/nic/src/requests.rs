@@ -167,7 +167,11 @@ impl Desk<'_> {
                 self.pause_qp(id, qpn, limit)
             }
             Request::DumpQp { qpn } => self.dump_qp(id, qpn),
-            Request::RestoreQp { qpn, image } => self.restore_qp(id, qpn, &image),
+            Request::RestoreQp {
+                qpn,
+                image,
+                sgid_index,
+            } => self.restore_qp(id, qpn, &image, sgid_index),
             Request::ResumeQp { qpn } => self.resume_qp(id, qpn),
             Request::ForwardQp {
                 qpn,

@@ -73,9 +73,17 @@ fn dump(end: &End) -> Dump {
     }
 }
 
+fn taking_up(qpn: u32, image: Vec<u8>) -> Request {
+    Request::RestoreQp {
+        qpn,
+        image,
+        sgid_index: 0,
+    }
+}
+
 fn restore(end: &End, image: &[u8]) {
     let (qpn, image) = (end.qp.qpn, image.to_vec());
-    done(end, Request::RestoreQp { qpn, image });
+    done(end, taking_up(qpn, image));
 }
 
 /// An end of a conversation: it sends its numbers in order, and receives the other's.
@@ -297,7 +305,7 @@ fn messages_of_many_packets_move_from_one_queue_pair_to_another() {
     let old = std::mem::replace(&mut left.qp, new);
     // Without the requests it would not know what it has: refused, and nothing is changed by it.
     let (qpn, image) = (left.qp.qpn, saved.image.clone());
-    let request = Request::RestoreQp { qpn, image };
+    let request = taking_up(qpn, image);
     assert_eq!(left.program.errno(request), libc::EINVAL);
     assert_eq!(left.program.state(&left.qp), QpState::Reset);
     left.program
@@ -428,7 +436,7 @@ fn what_cannot_be_is_refused() {
         "in RESET"
     );
     let image = vec![7; 1000];
-    assert_eq!(end.program.errno(Request::RestoreQp { qpn, image }), libc::EINVAL);
+    assert_eq!(end.program.errno(taking_up(qpn, image)), libc::EINVAL);
     let (live, _other) = pair(&server, &server);
     let qpn = live.qp.qpn;
     assert_eq!(live.program.errno(Request::DumpQp { qpn }), libc::EBUSY);
@@ -445,7 +453,7 @@ fn what_cannot_be_is_refused() {
     assert_eq!(live.program.errno(forward(5, group)), libc::EINVAL);
     let saved = dump(&live);
     let image = saved.image.clone();
-    let busy = Request::RestoreQp { qpn, image };
+    let busy = taking_up(qpn, image);
     assert_eq!(live.program.errno(busy), libc::EBUSY, "not in RESET");
     // Another program's queue pair is nobody else's to pause.
     assert_ne!(end.program.errno(Request::PauseQp { qpn, limit_s: None }), 0);
@@ -453,5 +461,5 @@ fn what_cannot_be_is_refused() {
     let mut damaged = saved.image;
     damaged[40] ^= 1;
     let (qpn, image) = (end.qp.qpn, damaged);
-    assert_eq!(end.program.errno(Request::RestoreQp { qpn, image }), libc::EINVAL);
+    assert_eq!(end.program.errno(taking_up(qpn, image)), libc::EINVAL);
 }

@@ -16,6 +16,7 @@ mod conformance;
 mod drain;
 mod failures;
 mod faults;
+mod gids;
 mod identity;
 mod many;
 mod migration;
@@ -102,6 +103,7 @@ fn main() -> ExitCode {
         drain::tests(),
         pause::tests(),
         pause_resume::tests(),
+        gids::tests(),
         failures::tests(),
         faults::tests(),
         robustness::tests(),

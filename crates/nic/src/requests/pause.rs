@@ -110,9 +110,16 @@ impl Desk<'_> {
         Ok(Reply::Done)
     }
 
-    pub(super) fn restore_qp(&mut self, id: u32, qpn: u32, image: &[u8]) -> Result<Reply, Refused> {
+    pub(super) fn restore_qp(
+        &mut self,
+        id: u32,
+        qpn: u32,
+        image: &[u8],
+        sgid_index: u8,
+    ) -> Result<Reply, Refused> {
         let invalid = |error: ImageError| Refused::invalid(error.to_string());
-        let image = RcImage::decode(image).map_err(invalid)?;
+        let mut image = RcImage::decode(image).map_err(invalid)?;
+        image.set_sgid_index(sgid_index);
         let limits = &self.device.limits;
         let attributes = *image.attributes();
         let beyond = [attributes.max_rd_atomic, attributes.max_dest_rd_atomic]

@@ -233,8 +233,9 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     fn dump_qp(&self, _qpn: u32) -> Result<QpImage, VerbsError> {
         unsupported("way to pause a queue pair")
     }
-    /// Gives a queue pair in RESET, whose rings hold what the image names, the state of the image: it is paused.
-    fn restore_qp(&self, _qpn: u32, _image: &[u8]) -> Result<(), VerbsError> {
+    /// Gives a queue pair in RESET, whose rings hold what the image names, the state of the image: it is paused. Its GID is that
+    /// of this index here.
+    fn restore_qp(&self, _qpn: u32, _image: &[u8], _sgid_index: u8) -> Result<(), VerbsError> {
         unsupported("way to pause a queue pair")
     }
     fn attach_mcast(&self, _qpn: u32, _gid: [u8; 16]) -> Result<(), VerbsError> {

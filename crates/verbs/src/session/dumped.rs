@@ -82,9 +82,11 @@ impl Dumped {
             // An RNIC that is gone has failed the queue pair.
             return;
         };
-        let qpn = self.qp.control.lock().physical_qpn();
+        let control = self.qp.control.lock();
+        let (qpn, sgid_index) = (control.physical_qpn(), control.sgid_index);
+        drop(control);
         let restored = match self.has_moved {
-            true => device.restore_qp(qpn, &self.image.bytes),
+            true => device.restore_qp(qpn, &self.image.bytes, sgid_index),
             false => Ok(()),
         };
         if restored.and_then(|()| device.resume_qp(qpn)).is_err() {

@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use verbatim_channel::{Answer, ClaimedContext, ClaimedMw, Endpoint, KeyPair, MovedEndpoint};
 use verbatim_device::control::{QpAttr, QpAttrMask, QpState, QpType};
+use verbatim_device::gids::counterpart;
 use verbatim_seqpacket::MAX_FDS;
 
 use super::dumped::{keep_taken, take_dumped};
@@ -324,23 +325,26 @@ fn renumber(
         }
         drop(send);
         qp.recv.lock().set_local_keys(context.lkeys.clone());
-        qp.control.lock().remote = claimed.remote;
+        let mut control = qp.control.lock();
+        control.remote = claimed.remote;
+        control.sgid_index = claimed.sgid_index.unwrap_or_default();
     }
     Ok(())
 }
 
-/// Makes a moved context's address handles anew. Its own datagram queue pairs are elsewhere for itself, too.
+/// Learns a moved context's new GIDs, and makes its address handles anew. Its own datagram queue pairs are elsewhere for itself, too.
 fn find_ways(context: &Context, replacement: &ClaimedContext) -> Result<(), SessionError> {
     let device = context.device()?;
     let moves = context.moves.fetch_add(1, SeqCst) + 1;
     let (_, port) = device.attributes();
-    let known = &context.port_attr().gids;
-    let own = port
-        .gids
-        .iter()
-        .zip(known)
-        .map(|(now, known)| (now.gid, known.gid));
+    let known = context.port_attr().gid_table();
+    let now = port.gid_table();
+    let own = known.iter().filter_map(|gid| {
+        let index = counterpart(&known, *gid, &now)?;
+        Some((now[index], *gid))
+    });
     let own: Vec<_> = own.collect();
+    context.set_physical_gids(now.clone());
     let objects = context.objects.lock();
     let ahs: Vec<_> = objects.ahs.values().cloned().collect();
     let datagram = |qpn| {

@@ -59,13 +59,13 @@ impl Sessions {
             };
             let device = qp.context().device()?;
             let mut control = qp.control.lock();
-            let attr = control.attr;
+            let (attr, sgid_index) = (control.attr, control.sgid_index);
             if let Some(standby) = control
                 .standby
                 .as_mut()
                 .filter(|standby| standby.session == session)
             {
-                standby.connect(&*device, qp.qp_type(), &attr, peer)?;
+                standby.connect(&*device, qp.qp_type(), &attr, sgid_index, peer)?;
             }
         }
         Ok(Answer::Done)

@@ -584,6 +584,7 @@ fn make_again(
                 gid: partner_gid,
                 qpn: standby.physical_qpn,
             }),
+            sgid_index: Some(0),
             key_table: None,
         }
     });

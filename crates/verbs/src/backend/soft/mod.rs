@@ -459,9 +459,13 @@ impl Device for SoftDevice {
         }
     }
 
-    fn restore_qp(&self, qpn: u32, image: &[u8]) -> Result<(), VerbsError> {
-        let image = image.to_vec();
-        self.call_done("restore_qp", &Request::RestoreQp { qpn, image })
+    fn restore_qp(&self, qpn: u32, image: &[u8], sgid_index: u8) -> Result<(), VerbsError> {
+        let request = Request::RestoreQp {
+            qpn,
+            image: image.to_vec(),
+            sgid_index,
+        };
+        self.call_done("restore_qp", &request)
     }
 
     fn resume_qp(&self, qpn: u32) -> Result<(), VerbsError> {

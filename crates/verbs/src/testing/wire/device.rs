@@ -227,7 +227,7 @@ impl Device for WireDevice {
         })
     }
 
-    fn restore_qp(&self, qpn: u32, image: &[u8]) -> Result<(), VerbsError> {
+    fn restore_qp(&self, qpn: u32, image: &[u8], _sgid_index: u8) -> Result<(), VerbsError> {
         let image = RcImage::decode(image).expect("an image");
         self.with_qp(qpn, |qp| {
             let sends = qp.queues.sends.drain(..image.requests().count());
