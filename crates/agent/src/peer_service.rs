@@ -22,7 +22,7 @@ use crate::proto::*;
 use crate::secrets;
 use crate::session::destination::{self, Destination, Destinations};
 use crate::session::partner::{Partner, Partners};
-use crate::session::{self, decode, encode};
+use crate::session::{self, Resumed, decode, encode};
 
 /// How long a question when an instance is let go is left open before it is to be asked again.
 const LET_GO_PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
@@ -40,7 +40,17 @@ fn reply<T>(result: anyhow::Result<T>) -> Reply<T> {
 }
 
 fn count(result: anyhow::Result<u64>) -> Reply<CountReply> {
-    reply(result.map(|count| CountReply { count }))
+    reply(result.map(|count| CountReply {
+        count,
+        lost_rnic: false,
+    }))
+}
+
+fn resumed(result: anyhow::Result<Resumed>) -> Reply<CountReply> {
+    reply(result.map(|resumed| CountReply {
+        count: resumed.intercepted,
+        lost_rnic: resumed.lost_rnic,
+    }))
 }
 
 fn done(result: anyhow::Result<()>) -> Reply<Done> {
@@ -315,7 +325,7 @@ impl Peer for PeerService {
             return count(Ok(0));
         }
         let session = self.destination(id)?;
-        count(step(async move { session.lock().await.resume().await }).await)
+        resumed(step(async move { session.lock().await.resume().await }).await)
     }
 
     async fn check_partner(&self, request: Request<PartnerPrepareRequest>) -> Reply<CheckInstanceReply> {
@@ -422,7 +432,7 @@ impl Peer for PeerService {
             return count(Ok(0));
         }
         let session = self.partner(id)?;
-        count(step(async move { session.lock().await.resume().await }).await)
+        resumed(step(async move { session.lock().await.resume().await }).await)
     }
 
     async fn share_secrets(&self, request: Request<LinksRequest>) -> Reply<Done> {

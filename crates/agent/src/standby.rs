@@ -501,18 +501,23 @@ impl StandbyContext {
 
     /// Whether its RNIC is still there.
     pub fn is_alive(&self) -> bool {
-        let mut ends = [PollFd::new(&self.socket, PollFlags::empty())];
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        matches!(rustix::event::poll(&mut ends, Some(&now)), Ok(0))
+        is_open(&self.socket)
     }
 
     /// The physical numbers of its queue pairs.
     pub fn physical_qpns(&self) -> impl Iterator<Item = u32> {
         self.claimed.qps.iter().map(|qp| qp.physical_qpn)
     }
+}
+
+/// Whether the RNIC of a connection is still there.
+pub fn is_open(socket: &Socket) -> bool {
+    let mut ends = [PollFd::new(socket, PollFlags::empty())];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    matches!(rustix::event::poll(&mut ends, Some(&now)), Ok(0))
 }
 
 /// Whether a queue pair of a connection may still be connected, by either end.

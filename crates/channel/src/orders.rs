@@ -470,5 +470,7 @@ pub enum Answer {
     Resumed {
         /// Send requests that were intercepted and have now been posted.
         intercepted: u64,
+        /// The RNIC of one of its opened devices died on the way: the program has lost the connections there.
+        lost_rnic: bool,
     },
 }

@@ -187,6 +187,11 @@ impl Context {
         self.async_queue.next()
     }
 
+    /// Whether its RNIC is gone for ever, noticed yet or not.
+    pub(crate) fn has_lost_rnic(&self) -> bool {
+        self.is_dead() || self.device.read().as_ref().is_some_and(|device| device.is_gone())
+    }
+
     /// Whether its RNIC is gone for ever.
     pub fn is_dead(&self) -> bool {
         self.dead.load(SeqCst)
@@ -198,8 +203,16 @@ impl Context {
 
     /// The physical device.
     pub(crate) fn device(&self) -> Result<Arc<dyn Device>, VerbsError> {
-        self.device.read().clone().ok_or_else(|| VerbsError::Gone {
-            object: format!("context {}", self.id),
+        self.device.read().clone().ok_or_else(|| match self.is_dead() {
+            // It died while the process had let go of it, and was never taken up.
+            true => VerbsError::Channel {
+                verb: "use of the device",
+                peer: "software RNIC",
+                source: verbatim_seqpacket::Error::Closed,
+            },
+            false => VerbsError::Gone {
+                object: format!("context {}", self.id),
+            },
         })
     }
 

@@ -86,7 +86,7 @@ impl Context {
     }
 
     /// The RNIC is gone.
-    fn die(&self) {
+    pub(crate) fn die(&self) {
         if self.dead.swap(true, SeqCst) {
             return;
         }

@@ -18,6 +18,7 @@ mod failures;
 mod faults;
 mod gids;
 mod identity;
+mod lost_rnic;
 mod many;
 mod migration;
 mod objects;
@@ -106,6 +107,7 @@ fn main() -> ExitCode {
         gids::tests(),
         failures::tests(),
         faults::tests(),
+        lost_rnic::tests(),
         robustness::tests(),
         identity::tests(),
         many::tests(),

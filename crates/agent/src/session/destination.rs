@@ -19,7 +19,7 @@ use verbatim_device::control::QpType;
 use verbatim_device::gids::counterpart;
 
 use super::driver::Driver;
-use super::{ProcessKeys, decode, encode, in_time};
+use super::{ProcessKeys, Resumed, decode, encode, in_time};
 use crate::agent::Shared;
 use crate::allocator;
 use crate::datagrams;
@@ -643,11 +643,11 @@ impl Destination {
         Ok(replayed)
     }
 
-    /// Lets the processes' requests reach the RNIC; says how many had been intercepted.
-    pub async fn resume(&mut self) -> anyhow::Result<u64> {
+    /// Lets the processes' requests reach the RNIC.
+    pub async fn resume(&mut self) -> anyhow::Result<Resumed> {
         self.begin("Replay", Point::DestinationResume).await?;
         if self.resumed {
-            return Ok(0);
+            return Ok(Resumed::default());
         }
         let session = self.session;
         let resumed = self.guests.iter().map(|guest| async move {
@@ -655,14 +655,25 @@ impl Destination {
                 .await?
                 .0;
             match answer {
-                Answer::Resumed { intercepted } => Ok(intercepted),
+                Answer::Resumed {
+                    intercepted,
+                    lost_rnic,
+                } => Ok(Resumed {
+                    intercepted,
+                    lost_rnic,
+                }),
                 other => Err(unexpected(&other, "Resumed")),
             }
         });
-        let mut intercepted = 0;
-        for resumed in join_all(resumed).await {
-            intercepted += resumed?;
-        }
+        let resumed = join_all(resumed).await.into_iter().zip(&self.guests);
+        let resumed = resumed.map(|(resumed, guest)| match resumed {
+            // It has ended, of what it saw or of itself: there is nothing to resume.
+            Err(_) if !self.agent.guests.is_here(guest) => Ok(Resumed::default()),
+            resumed => resumed,
+        });
+        let resumed: anyhow::Result<Vec<_>> = resumed.collect();
+        let mut resumed = resumed?.into_iter().fold(Resumed::default(), Resumed::and);
+        resumed.lost_rnic |= self.contexts_are_alive().is_err();
         if let Some(instance) = &self.instance {
             instance.settled().await;
             instance.end_move();
@@ -677,7 +688,7 @@ impl Destination {
         self.turn = None;
         // Beside the answer, which ends a blackout.
         tokio::task::spawn_blocking(allocator::return_freed_memory);
-        Ok(intercepted)
+        Ok(resumed)
     }
 
     /// Undoes everything, which is possible up to the commit.

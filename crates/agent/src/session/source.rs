@@ -451,13 +451,14 @@ impl Source {
         self.intercepted += resumed;
         self.step("Reclaim");
         self.reclaim().await;
+        let lost_nothing = driver.must_have_lost_nothing();
         if let Err(error) = all_switched.and(all_resumed) {
             self.unfinished = Some(driver);
             return Err(error.context(
                 "the instance has moved, but not all of its connections work yet; this goes on, see `verbatim sessions`",
             ));
         }
-        Ok(())
+        lost_nothing
     }
 
     /// Undoes what must be undone and writes the report.

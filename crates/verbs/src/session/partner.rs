@@ -98,6 +98,11 @@ impl Sessions {
             let Some(standby) = control.standby.filter(ours) else {
                 continue;
             };
+            if qp.context().is_dead() {
+                // The RNIC has died, and with it both; the program knows.
+                control.standby = None;
+                continue;
+            }
             let device = qp.context().device()?;
             if control.was_failed || standby.remote.is_none() {
                 // The program shall go on seeing the error, which the old one has.
