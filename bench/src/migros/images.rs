@@ -165,6 +165,7 @@ fn qp_record(shared: bool) -> QpRecord {
         attr,
         groups: Vec::new(),
         physical_qpn: 0x0001_2345,
+        local_gid: Some(GID),
         remote: Some(Endpoint {
             gid: GID,
             qpn: 0x0001_2345,

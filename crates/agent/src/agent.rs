@@ -5,11 +5,14 @@ use std::sync::Arc;
 use anyhow::Context;
 use verbatim_channel::{Endpoint, KeyPair, MovedEndpoint, Resolved};
 use verbatim_container::Host;
+use verbatim_device::gids::counterpart;
 
 use crate::config::Config;
 use crate::datagrams::{self, Datagrams};
+use crate::directory::HostEntry;
 use crate::faults::Faults;
 use crate::forwarding::{Forward, Forwarding};
+use crate::gids::{Gids, gid_of};
 use crate::guests::{Guests, Resolver};
 use crate::held::Held;
 use crate::instances::Instances;
@@ -38,6 +41,8 @@ pub struct Agent {
     pub forwarding: Forwarding,
     /// Datagram queue pairs that have moved, of all hosts.
     pub datagrams: Datagrams,
+    /// The GIDs of all hosts, as far as they were asked for.
+    pub gids: Gids,
     /// Queue pairs whose whereabouts are about to change.
     pub held: Held,
     /// runc and CRIU.
@@ -66,7 +71,7 @@ impl Agent {
         &self.config.name
     }
 
-    /// This host's GID.
+    /// This host's GID: its RNIC's first.
     pub fn gid(&self) -> [u8; 16] {
         self.peers.directory().own().gid()
     }
@@ -107,6 +112,28 @@ impl Agent {
     }
 }
 
+impl Agent {
+    /// The datagram queue pair `qpn` of this host is found as `number` at `host`: under each GID by which programs may know
+    /// that host.
+    async fn known_at(&self, host: &HostEntry, number: u32, qpn: u32, moves: u32) -> Vec<MovedEndpoint> {
+        let (there, here) = (self.gids_of(&host.name).await, self.own_gids().await);
+        let there = there.unwrap_or_else(|_| vec![host.gid()]);
+        let here = here.unwrap_or_else(|_| vec![self.gid()]);
+        let ways = there.iter().filter_map(|gid| {
+            let now = here[counterpart(&there, *gid, &here)?];
+            let (known, now) = (
+                Endpoint {
+                    gid: *gid,
+                    qpn: number,
+                },
+                Endpoint { gid: now, qpn },
+            );
+            Some(MovedEndpoint { known, now, moves })
+        });
+        ways.collect()
+    }
+}
+
 impl Resolver for Agent {
     fn ways(&self, gid: [u8; 16]) -> Vec<MovedEndpoint> {
         self.datagrams.under(gid)
@@ -119,7 +146,7 @@ impl Resolver for Agent {
         keys: Vec<KeyPair>,
         datagram: Option<u32>,
     ) -> Option<u32> {
-        let host = self.peers.directory().by_gid(&gid)?;
+        let host = self.host_of(gid).await.ok()?;
         let now = Endpoint { gid: self.gid(), qpn };
         let published = async {
             if host.name == self.name() {
@@ -143,8 +170,8 @@ impl Resolver for Agent {
         });
         let number = published.ok()?;
         if let Some(moves) = datagram {
-            let known = Endpoint { gid, qpn: number };
-            datagrams::tell(self, &[MovedEndpoint { known, now, moves }]).await;
+            let moved = self.known_at(host, number, qpn, moves).await;
+            datagrams::tell(self, &moved).await;
         }
         Some(number)
     }
@@ -154,10 +181,13 @@ impl Resolver for Agent {
             endpoint,
             keys: Vec::new(),
         };
+        let (mut from, mut at) = (None, None);
         for _ in 0..MAX_HOPS {
-            let Some(host) = self.peers.directory().by_gid(&resolved.endpoint.gid) else {
+            let Ok(host) = self.host_of(resolved.endpoint.gid).await else {
                 break;
             };
+            from.get_or_insert(host);
+            at = Some(host);
             match self.hop(&host.name, resolved.endpoint, asker).await {
                 // Keys are those that the program published, on every hop: the last host's are the ones that count. Where only
                 // the number has changed, there are none.
@@ -179,6 +209,12 @@ impl Resolver for Agent {
                 }
             }
         }
+        // Entries name the hosts' addresses. Who knows the queue pair by another GID reaches it by one of that kind.
+        if let (Some(from), Some(at)) = (from, at)
+            && resolved.endpoint != endpoint
+        {
+            resolved.endpoint.gid = self.gid_at(from, endpoint.gid, at).await;
+        }
         resolved
     }
 }
@@ -196,13 +232,8 @@ impl TryFrom<proto::Endpoint> for Endpoint {
     type Error = anyhow::Error;
 
     fn try_from(endpoint: proto::Endpoint) -> anyhow::Result<Self> {
-        let length = endpoint.gid.len();
-        let gid = endpoint
-            .gid
-            .try_into()
-            .map_err(|_| anyhow::anyhow!("a GID of {length} bytes, not 16"))?;
         Ok(Self {
-            gid,
+            gid: gid_of(endpoint.gid)?,
             qpn: endpoint.qpn,
         })
     }

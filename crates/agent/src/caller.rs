@@ -4,11 +4,14 @@
 //! what its certificate says, not what its messages do: a host moves only instances of its own, and touches only connections
 //! that lead to it.
 
+use std::collections::HashSet;
+
 use tonic::transport::CertificateDer;
 use tonic::{Request, Status};
 use verbatim_channel::Endpoint;
 
 use crate::directory::{Directory, HostEntry};
+use crate::gids::Gid;
 use crate::proto::{PartnerConnection, links_request};
 
 /// The host whose certificate the caller has presented.
@@ -52,46 +55,34 @@ pub fn is_source(caller: &HostEntry, source: &str) -> Result<(), Status> {
     }
 }
 
-/// Do the moving ends of all connections lie on the caller's host?
+/// The moving ends of connections.
 #[allow(clippy::result_large_err, reason = "tonic's own type")]
-pub fn owns(caller: &HostEntry, connections: &[PartnerConnection]) -> Result<(), Status> {
-    let gid = caller.gid();
-    for connection in connections {
-        let moving = connection.moving.clone().map(Endpoint::try_from);
-        match moving {
-            Some(Ok(moving)) if moving.gid == gid => {}
-            _ => {
-                return Err(Status::permission_denied(format!(
-                    "{} asks to move a connection that does not lead to it",
-                    caller.name
-                )));
-            }
-        }
-    }
-    Ok(())
+pub fn moving_ends(connections: &[PartnerConnection]) -> Result<Vec<Endpoint>, Status> {
+    ends(connections.iter().map(|connection| connection.moving.as_ref()))
 }
 
-/// Do all of these ends lie on the caller's host?
+/// The askers' ends of links.
 #[allow(clippy::result_large_err, reason = "tonic's own type")]
-pub fn owns_ends(caller: &HostEntry, ends: &[Endpoint]) -> Result<(), Status> {
-    let gid = caller.gid();
-    match ends.iter().all(|end| end.gid == gid) {
+pub fn asking_ends(links: &[links_request::Link]) -> Result<Vec<Endpoint>, Status> {
+    ends(links.iter().map(|link| link.asker.as_ref()))
+}
+
+#[allow(clippy::result_large_err, reason = "tonic's own type")]
+fn ends<'e>(ends: impl Iterator<Item = Option<&'e crate::proto::Endpoint>>) -> Result<Vec<Endpoint>, Status> {
+    let ends = ends.map(|end| Endpoint::try_from(end.cloned().unwrap_or_default()));
+    let ends: anyhow::Result<_> = ends.collect();
+    ends.map_err(|error| Status::invalid_argument(error.to_string()))
+}
+
+/// Do all of these ends lie on the caller's host, whose RNIC has these GIDs?
+#[allow(clippy::result_large_err, reason = "tonic's own type")]
+pub fn owns(caller: &HostEntry, gids: &HashSet<Gid>, ends: &[Endpoint]) -> Result<(), Status> {
+    match ends.iter().all(|end| gids.contains(&end.gid)) {
         true => Ok(()),
         false => Err(Status::permission_denied(format!(
             "{} speaks of queue pairs that are not its own",
             caller.name
         ))),
-    }
-}
-
-/// Do the askers' ends of all links lie on the caller's host?
-#[allow(clippy::result_large_err, reason = "tonic's own type")]
-pub fn owns_links(caller: &HostEntry, links: &[links_request::Link]) -> Result<(), Status> {
-    let ends = links.iter().map(|link| link.asker.clone());
-    let ends = ends.map(|end| Endpoint::try_from(end.unwrap_or_default()));
-    match ends.collect::<Result<Vec<_>, _>>() {
-        Ok(ends) => owns_ends(caller, &ends),
-        Err(error) => Err(Status::invalid_argument(error.to_string())),
     }
 }
 
@@ -148,13 +139,24 @@ mod tests {
             partner: None,
             late: false,
         };
-        assert!(owns(b, &[]).is_ok());
-        assert!(owns(b, &[at(b), at(b)]).is_ok());
-        assert!(owns(b, &[at(b), at(a)]).is_err());
+        let gids = HashSet::from([b.gid(), [7; 16]]);
+        let owns = |connections: &[PartnerConnection]| owns(b, &gids, &moving_ends(connections)?);
+        assert!(owns(&[]).is_ok());
+        assert!(owns(&[at(b), at(b)]).is_ok());
+        assert!(owns(&[at(b), at(a)]).is_err());
         let nowhere = PartnerConnection {
             moving: None,
             ..at(b)
         };
-        assert!(owns(b, &[nowhere]).is_err());
+        assert!(owns(&[nowhere]).is_err());
+        let by_another_gid = |gid: u8| PartnerConnection {
+            moving: Some(proto::Endpoint {
+                gid: vec![gid; 16],
+                qpn: 17,
+            }),
+            ..at(b)
+        };
+        assert!(owns(&[by_another_gid(7)]).is_ok());
+        assert!(owns(&[by_another_gid(8)]).is_err());
     }
 }

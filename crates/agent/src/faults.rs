@@ -210,7 +210,10 @@ impl Faults {
                 }
                 Action::Damage => return Ok(true),
                 Action::KillNic => {
-                    let socket = Socket::connect(&self.nic)?;
+                    let Ok(socket) = Socket::connect(&self.nic) else {
+                        // It is dead already: the step is tried again.
+                        return Ok(false);
+                    };
                     let pid = rustix::process::Pid::from_raw(socket.peer()?.pid).context("no RNIC")?;
                     rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
                     // It is dead when its end is closed.

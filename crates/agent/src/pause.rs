@@ -68,7 +68,7 @@ impl Links {
                 links.others += 1;
                 continue;
             }
-            let Some(known) = known(agent, guest, qp)? else {
+            let Some(known) = known(agent, guest, qp).await? else {
                 continue;
             };
             // Of a connection within the instance, one end stands for both.
@@ -115,25 +115,18 @@ fn qps<'a>(guest: &'a Guest, map: &'a RoadMap) -> impl Iterator<Item = (&'a Gues
         .map(move |qp| (guest, qp))
 }
 
-fn known(agent: &Shared, guest: &Guest, qp: &QpRecord) -> anyhow::Result<Option<Known>> {
+async fn known(agent: &Shared, guest: &Guest, qp: &QpRecord) -> anyhow::Result<Option<Known>> {
     let Some(partner) = qp.remote.filter(|_| is_connected(qp)) else {
         return Ok(None);
     };
-    let directory = agent.peers.directory();
-    let host = directory.by_gid(&partner.gid).with_context(|| {
-        format!(
-            "queue pair {:#x} is connected to {}, which is no host with an agent: known are {}",
-            qp.physical_qpn,
-            std::net::Ipv6Addr::from(partner.gid),
-            directory.names()
-        )
-    })?;
+    let host = agent.host_of(partner.gid).await;
+    let host = host.with_context(|| format!("where queue pair {:#x} leads is unknown", qp.physical_qpn))?;
     Ok(Some(Known {
         link: Link {
             guest: guest.clone(),
             qpn: qp.qpn,
             own: Endpoint {
-                gid: agent.gid(),
+                gid: qp.local_gid.unwrap_or_else(|| agent.gid()),
                 qpn: qp.physical_qpn,
             },
             partner,

@@ -22,7 +22,7 @@ use crate::proto::*;
 use crate::secrets;
 use crate::session::destination::{self, Destination, Destinations};
 use crate::session::partner::{Partner, Partners};
-use crate::session::{self, decode, encode};
+use crate::session::{self, Resumed, decode, encode};
 
 /// How long a question when an instance is let go is left open before it is to be asked again.
 const LET_GO_PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
@@ -40,7 +40,17 @@ fn reply<T>(result: anyhow::Result<T>) -> Reply<T> {
 }
 
 fn count(result: anyhow::Result<u64>) -> Reply<CountReply> {
-    reply(result.map(|count| CountReply { count }))
+    reply(result.map(|count| CountReply {
+        count,
+        lost_rnic: false,
+    }))
+}
+
+fn resumed(result: anyhow::Result<Resumed>) -> Reply<CountReply> {
+    reply(result.map(|resumed| CountReply {
+        count: resumed.intercepted,
+        lost_rnic: resumed.lost_rnic,
+    }))
 }
 
 fn done(result: anyhow::Result<()>) -> Reply<Done> {
@@ -76,12 +86,26 @@ impl PeerService {
         Ok(caller)
     }
 
+    /// Do all of these ends lie on the caller's host?
+    async fn owns(&self, caller: &HostEntry, ends: &[Endpoint]) -> Result<(), Status> {
+        let gids = ends.iter().map(|end| end.gid);
+        let gids = self.0.gids_among(caller, gids).await;
+        caller::owns(caller, &gids, ends)
+    }
+
     /// A request about links: do they lead to the caller's host?
-    #[allow(clippy::result_large_err, reason = "tonic's own type")]
-    fn links(&self, request: Request<LinksRequest>) -> Result<LinksRequest, Status> {
+    async fn links(&self, request: Request<LinksRequest>) -> Result<LinksRequest, Status> {
         let caller = caller::identify(&request, self.0.peers.directory())?;
-        caller::owns_links(caller, &request.get_ref().links)?;
+        let request_ends = caller::asking_ends(&request.get_ref().links)?;
+        self.owns(caller, &request_ends).await?;
         Ok(request.into_inner())
+    }
+
+    /// A request about connections: does it come from the source that it names, and do they lead there?
+    async fn of_source(&self, request: &Request<PartnerPrepareRequest>) -> Result<(), Status> {
+        let source = self.source(request, &request.get_ref().source)?;
+        let ends = caller::moving_ends(&request.get_ref().connections)?;
+        self.owns(source, &ends).await
     }
 
     /// Whether this host's part in a session has come to its good end: whoever asks again has lost the answer.
@@ -116,6 +140,13 @@ impl Peer for PeerService {
         }))
     }
 
+    async fn gids(&self, request: Request<GidsRequest>) -> Reply<GidsReply> {
+        caller::identify(&request, self.0.peers.directory())?;
+        reply(self.0.own_gids().await.map(|gids| GidsReply {
+            gids: gids.iter().map(|gid| gid.to_vec()).collect(),
+        }))
+    }
+
     async fn resolve(&self, request: Request<ResolveRequest>) -> Reply<ResolveReply> {
         caller::identify(&request, self.0.peers.directory())?;
         let endpoint = request.into_inner().endpoint;
@@ -141,7 +172,7 @@ impl Peer for PeerService {
         let now = request.now.map(Endpoint::try_from).transpose();
         let now = now.map_err(|error| status(&error))?;
         let endpoint = now.ok_or_else(|| Status::invalid_argument("a queue pair without its number"))?;
-        caller::owns_ends(&caller, &[endpoint])?;
+        self.owns(&caller, &[endpoint]).await?;
         let keys = decode(&request.keys).map_err(|error| status(&error))?;
         let published = self.0.forwarding.publish(Forward { endpoint, keys });
         let qpn = published.ok_or_else(|| Status::resource_exhausted("no number is left"))?;
@@ -154,7 +185,7 @@ impl Peer for PeerService {
         let endpoints: Vec<MovedEndpoint> =
             decode(&request.into_inner().endpoints).map_err(|error| status(&error))?;
         let now: Vec<_> = endpoints.iter().map(|moved| moved.now).collect();
-        caller::owns_ends(&caller, &now)?;
+        self.owns(&caller, &now).await?;
         agent.datagrams_moved(endpoints).await;
         Ok(Response::new(Done {}))
     }
@@ -294,12 +325,11 @@ impl Peer for PeerService {
             return count(Ok(0));
         }
         let session = self.destination(id)?;
-        count(step(async move { session.lock().await.resume().await }).await)
+        resumed(step(async move { session.lock().await.resume().await }).await)
     }
 
     async fn check_partner(&self, request: Request<PartnerPrepareRequest>) -> Reply<CheckInstanceReply> {
-        let source = self.source(&request, &request.get_ref().source)?;
-        caller::owns(source, &request.get_ref().connections)?;
+        self.of_source(&request).await?;
         let found = Partners::check(&self.0, request.into_inner()).await;
         let blockers = found.err().map(|error| format!("{error:#}"));
         Ok(Response::new(CheckInstanceReply {
@@ -308,8 +338,7 @@ impl Peer for PeerService {
     }
 
     async fn partner_join(&self, request: Request<PartnerPrepareRequest>) -> Reply<JoinReply> {
-        let source = self.source(&request, &request.get_ref().source)?;
-        caller::owns(source, &request.get_ref().connections)?;
+        self.of_source(&request).await?;
         let (agent, request) = (self.0.clone(), request.into_inner());
         let joined = step(async move { Partners::join(&agent, request).await }).await;
         reply(joined.map(|moving| JoinReply {
@@ -332,8 +361,7 @@ impl Peer for PeerService {
     }
 
     async fn partner_prepare(&self, request: Request<PartnerPrepareRequest>) -> Reply<PartnerPrepareReply> {
-        let source = self.source(&request, &request.get_ref().source)?;
-        caller::owns(source, &request.get_ref().connections)?;
+        self.of_source(&request).await?;
         let (agent, request) = (self.0.clone(), request.into_inner());
         reply(step(async move { Partners::prepare(&agent, request).await }).await)
     }
@@ -344,7 +372,7 @@ impl Peer for PeerService {
         let ends: Vec<_> = ends
             .collect::<anyhow::Result<_>>()
             .map_err(|error| status(&error))?;
-        caller::owns_ends(&caller, &ends)?;
+        self.owns(&caller, &ends).await?;
         reply(
             Partners::find(&self.0, &ends)
                 .await
@@ -404,21 +432,21 @@ impl Peer for PeerService {
             return count(Ok(0));
         }
         let session = self.partner(id)?;
-        count(step(async move { session.lock().await.resume().await }).await)
+        resumed(step(async move { session.lock().await.resume().await }).await)
     }
 
     async fn share_secrets(&self, request: Request<LinksRequest>) -> Reply<Done> {
-        let (agent, request) = (self.0.clone(), self.links(request)?);
+        let (agent, request) = (self.0.clone(), self.links(request).await?);
         done(step(async move { secrets::accept(&agent, request).await }).await)
     }
 
     async fn pause_ends(&self, request: Request<LinksRequest>) -> Reply<Done> {
-        let (agent, request) = (self.0.clone(), self.links(request)?);
+        let (agent, request) = (self.0.clone(), self.links(request).await?);
         done(step(async move { pause::stop_ends(&agent, request).await }).await)
     }
 
     async fn resume_ends(&self, request: Request<LinksRequest>) -> Reply<ResumeEndsReply> {
-        let (agent, request) = (self.0.clone(), self.links(request)?);
+        let (agent, request) = (self.0.clone(), self.links(request).await?);
         let gone = step(async move { pause::resume_ends(&agent, request).await }).await;
         reply(gone.map(|gone| ResumeEndsReply {
             gone: gone.into_iter().map(Into::into).collect(),

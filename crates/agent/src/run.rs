@@ -77,6 +77,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         forwarding: Forwarding::open(&forwarding, SystemTime::now())
             .with_context(|| format!("cannot write {}", forwarding.display()))?,
         datagrams: Default::default(),
+        gids: Default::default(),
         held: Default::default(),
         tools,
         instances: Instances::default(),

@@ -37,6 +37,25 @@ use crate::proto::outcome_reply::Outcome;
 /// The remote keys of each process of an instance, by PID.
 pub type ProcessKeys = Vec<(u32, Vec<KeyPair>)>;
 
+/// What came of letting requests reach the RNIC.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Resumed {
+    /// How many had been intercepted.
+    pub intercepted: u64,
+    /// An RNIC of these processes died on the way: they have lost their connections there.
+    pub lost_rnic: bool,
+}
+
+impl Resumed {
+    /// Both.
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            intercepted: self.intercepted + other.intercepted,
+            lost_rnic: self.lost_rnic || other.lost_rnic,
+        }
+    }
+}
+
 /// How long a guest library may take for an order that waits for nothing.
 const ORDER_TIMEOUT: Duration = Duration::from_secs(20);
 

@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -43,6 +44,24 @@ pub fn connect(nic: &Path) -> anyhow::Result<Socket> {
             nic.display()
         )
     })
+}
+
+/// A context at the RNIC, and the RNIC's GID table.
+fn open(nic: &Path, name: &str) -> anyhow::Result<(Socket, Vec<[u8; 16]>)> {
+    let socket = connect(nic)?;
+    let request = Request::OpenContext {
+        version: control::VERSION,
+        name: name.to_owned(),
+    };
+    match socket.call::<_, Reply>(&request, &[])?.message {
+        Reply::Context { port, .. } => Ok((socket, port.gid_table())),
+        other => bail!("the RNIC opens no context: {other:?}"),
+    }
+}
+
+/// The RNIC's GID table.
+pub fn gids(nic: &Path) -> anyhow::Result<Vec<[u8; 16]>> {
+    Ok(open(nic, "agent")?.1)
 }
 
 /// Which numbers and keys the objects of a standby context have.
@@ -86,6 +105,8 @@ pub struct StandbyContext {
     claimed: ClaimedContext,
     qps: Vec<StandbyQp>,
     keys: Vec<KeyPair>,
+    /// The RNIC's GID table.
+    gids: Vec<[u8; 16]>,
 }
 
 impl StandbyContext {
@@ -98,20 +119,7 @@ impl StandbyContext {
         memory: Option<&File>,
         numbers: Numbers,
     ) -> anyhow::Result<Self> {
-        let socket = connect(nic)?;
-        match socket
-            .call::<_, Reply>(
-                &Request::OpenContext {
-                    version: control::VERSION,
-                    name: name.to_owned(),
-                },
-                &[],
-            )?
-            .message
-        {
-            Reply::Context { .. } => {}
-            other => bail!("the RNIC opens no context: {other:?}"),
-        }
+        let (socket, gids) = open(nic, name)?;
         let claimed = ClaimedContext {
             id: record.id,
             pds: Vec::new(),
@@ -127,6 +135,7 @@ impl StandbyContext {
             claimed,
             qps: Vec::new(),
             keys: Vec::new(),
+            gids,
         };
         let mut pds = HashMap::new();
         for pd in &record.pds {
@@ -361,6 +370,7 @@ impl StandbyContext {
             slot,
             offset,
             remote: None,
+            sgid_index: None,
             key_table: None,
         });
         self.qps.push(StandbyQp {
@@ -385,21 +395,34 @@ impl StandbyContext {
         Ok(())
     }
 
-    /// One of the queue pairs is not connected here, but gets an image of one whose other end is at `remote`.
-    pub fn expect_image(&mut self, physical_qpn: u32, remote: Endpoint) {
+    /// One of the queue pairs is not connected here, but gets an image of one whose other end is at `remote`, and goes on by
+    /// the GID `own`.
+    pub fn expect_image(&mut self, physical_qpn: u32, own: [u8; 16], remote: Endpoint) -> anyhow::Result<()> {
+        let sgid_index = self.gid_index(own)?;
         let mut claimed = self.claimed.qps.iter_mut();
         if let Some(qp) = claimed.find(|qp| qp.physical_qpn == physical_qpn) {
-            qp.remote = Some(remote);
+            (qp.remote, qp.sgid_index) = (Some(remote), Some(sgid_index));
         }
+        Ok(())
     }
 
-    /// Connects one of the queue pairs to `remote`, which starts to send with `rq_psn`, or as the programs have agreed.
+    fn gid_index(&self, gid: [u8; 16]) -> anyhow::Result<u8> {
+        let index = self.gids.iter().position(|own| *own == gid);
+        let index =
+            index.with_context(|| format!("the RNIC has no GID {} (any more)", Ipv6Addr::from(gid)))?;
+        Ok(u8::try_from(index)?)
+    }
+
+    /// Connects one of the queue pairs, by the GID `own`, to `remote`, which starts to send with `rq_psn`, or as the programs
+    /// have agreed.
     pub fn connect(
         &mut self,
         physical_qpn: u32,
+        own: [u8; 16],
         remote: Endpoint,
         rq_psn: Option<u32>,
     ) -> anyhow::Result<()> {
+        let sgid_index = self.gid_index(own)?;
         let unknown = "no such standby queue pair";
         let qp = self
             .qps
@@ -408,6 +431,7 @@ impl StandbyContext {
             .context(unknown)?;
         let av = AddressVector {
             dgid: remote.gid,
+            sgid_index,
             ..qp.attr.av
         };
         let mut attr = QpAttr {
@@ -427,7 +451,7 @@ impl StandbyContext {
             .iter_mut()
             .find(|qp| qp.physical_qpn == physical_qpn)
             .context(unknown)?;
-        claimed.remote = Some(remote);
+        (claimed.remote, claimed.sgid_index) = (Some(remote), Some(sgid_index));
         Ok(())
     }
 
@@ -448,6 +472,11 @@ impl StandbyContext {
         &self.qps
     }
 
+    /// The RNIC's GID table.
+    pub fn gids(&self) -> &[[u8; 16]] {
+        &self.gids
+    }
+
     /// The remote keys.
     pub fn keys(&self) -> &[KeyPair] {
         &self.keys
@@ -466,23 +495,29 @@ impl StandbyContext {
             claimed,
             qps: Vec::new(),
             keys: Vec::new(),
+            gids: Vec::new(),
         }
     }
 
     /// Whether its RNIC is still there.
     pub fn is_alive(&self) -> bool {
-        let mut ends = [PollFd::new(&self.socket, PollFlags::empty())];
-        let now = Timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
-        matches!(rustix::event::poll(&mut ends, Some(&now)), Ok(0))
+        is_open(&self.socket)
     }
 
     /// The physical numbers of its queue pairs.
     pub fn physical_qpns(&self) -> impl Iterator<Item = u32> {
         self.claimed.qps.iter().map(|qp| qp.physical_qpn)
     }
+}
+
+/// Whether the RNIC of a connection is still there.
+pub fn is_open(socket: &Socket) -> bool {
+    let mut ends = [PollFd::new(socket, PollFlags::empty())];
+    let now = Timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    matches!(rustix::event::poll(&mut ends, Some(&now)), Ok(0))
 }
 
 /// Whether a queue pair of a connection may still be connected, by either end.

@@ -261,6 +261,8 @@ pub struct ClaimedQp {
     pub offset: u64,
     /// The physical other end, if it is connected.
     pub remote: Option<Endpoint>,
+    /// The index of its own GID on the RNIC, if it is connected.
+    pub sgid_index: Option<u8>,
     /// Which of [`Order::Claim`]'s key tables translates its remote keys; `None`: as before the move.
     pub key_table: Option<u32>,
 }
@@ -468,5 +470,7 @@ pub enum Answer {
     Resumed {
         /// Send requests that were intercepted and have now been posted.
         intercepted: u64,
+        /// The RNIC of one of its opened devices died on the way: the program has lost the connections there.
+        lost_rnic: bool,
     },
 }

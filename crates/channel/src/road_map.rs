@@ -25,8 +25,10 @@ pub struct RoadMap {
 pub struct ContextRecord {
     /// Its number within the process.
     pub id: u32,
-    /// Its first GID as the program knows it: that of the host where it was opened.
-    pub gid: [u8; 16],
+    /// Its GID table as the program knows it: that of the host where it was opened. The first entry is that host's address.
+    pub gids: Vec<[u8; 16]>,
+    /// Entries of that table by which address handles send, each once.
+    pub handle_gids: Vec<[u8; 16]>,
     /// How often it has moved.
     pub moves: u32,
     /// Protection domains.
@@ -153,6 +155,8 @@ pub struct QpRecord {
     pub groups: Vec<[u8; 16]>,
     /// The physical number today.
     pub physical_qpn: u32,
+    /// The GID of its RNIC by which it is connected today, of a connected queue pair.
+    pub local_gid: Option<[u8; 16]>,
     /// The physical other end today, of a connected queue pair.
     pub remote: Option<Endpoint>,
     /// An operator has paused it.

@@ -693,6 +693,8 @@ pub enum Request {
         qpn: u32,
         /// [`QpImage::image`](crate::image::QpImage::image); a long one comes in a descriptor ([`crate::image`]).
         image: Carried,
+        /// Index of its GID on this RNIC; the image has that of another.
+        sgid_index: u8,
     },
     /// Goes on after `PauseQp` or `RestoreQp`: with a secret, as soon as the partner has acknowledged where. Answered by
     /// [`Reply::Done`] at once.
@@ -942,4 +944,11 @@ pub struct PortAttr {
     pub netdev: String,
     /// The longest message in bytes.
     pub max_msg_bytes: u32,
+}
+
+impl PortAttr {
+    /// The addresses of the GID table, by index.
+    pub fn gid_table(&self) -> Vec<[u8; 16]> {
+        self.gids.iter().map(|entry| entry.gid).collect()
+    }
 }

@@ -4,6 +4,7 @@
 //! - [`control`]: the requests of the control path, one `SOCK_SEQPACKET` connection per context. The connection *is* the
 //!   context: whoever holds the descriptor holds it, and when the last holder closes it the RNIC destroys everything that
 //!   was made on it.
+//! - [`gids`]: which GID of an RNIC takes the place of one of another.
 //! - [`image`]: the state of a paused connection, which may be too long for a message.
 //! - [`layout`]: what lies in the context's *arena*, the shared memory that the RNIC makes for it: doorbells, send,
 //!   receive and completion queues.
@@ -13,6 +14,7 @@
 //! after. The other side trusts the RNIC.
 
 pub mod control;
+pub mod gids;
 pub mod image;
 pub mod layout;
 pub mod ring;

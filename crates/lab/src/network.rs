@@ -74,8 +74,18 @@ pub(crate) fn bridge_mac(address: Ipv4Addr) -> String {
 /// The IPv6 address of a host, one of a unique local prefix (RFC 4193), for the RNIC's IPv6 GID. It ends in the IPv4
 /// address.
 pub(crate) fn ipv6(address: Ipv4Addr) -> Ipv6Addr {
+    with_prefix(0xfd76, address)
+}
+
+/// The link-local one, likewise. The kernel would make one, but some time after the link is up: too late for an RNIC that is
+/// started at once.
+pub(crate) fn link_local(address: Ipv4Addr) -> Ipv6Addr {
+    with_prefix(0xfe80, address)
+}
+
+fn with_prefix(prefix: u16, address: Ipv4Addr) -> Ipv6Addr {
     let [a, b, c, d] = address.octets().map(u16::from);
-    Ipv6Addr::new(0xfd76, 0, 0, 0, 0, 0, a << 8 | b, c << 8 | d)
+    Ipv6Addr::new(prefix, 0, 0, 0, 0, 0, a << 8 | b, c << 8 | d)
 }
 
 #[cfg(test)]
@@ -84,8 +94,12 @@ mod tests {
 
     #[test]
     fn an_ipv6_address_ends_in_the_ipv4_address() {
-        let address = ipv6(Ipv4Addr::new(10, 77, 3, 1));
-        assert_eq!(address, "fd76::10.77.3.1".parse::<Ipv6Addr>().unwrap());
+        let address = Ipv4Addr::new(10, 77, 3, 1);
+        assert_eq!(ipv6(address), "fd76::10.77.3.1".parse::<Ipv6Addr>().unwrap());
+        assert_eq!(
+            link_local(address),
+            "fe80::10.77.3.1".parse::<Ipv6Addr>().unwrap()
+        );
     }
 
     #[test]

@@ -169,7 +169,11 @@ impl Desk<'_> {
                 self.pause_qp(id, qpn, limit)
             }
             Request::DumpQp { qpn } => self.dump_qp(id, qpn, asker.attached),
-            Request::RestoreQp { qpn, image } => self.restore_qp(id, qpn, image, &mut asker.fds),
+            Request::RestoreQp {
+                qpn,
+                image,
+                sgid_index,
+            } => self.restore_qp(id, qpn, image, sgid_index, &mut asker.fds),
             Request::ResumeQp { qpn } => self.resume_qp(id, qpn),
             Request::ForwardQp {
                 qpn,

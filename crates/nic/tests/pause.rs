@@ -67,7 +67,12 @@ fn try_restore(end: &End, image: &[u8]) -> Result<Reply, (i32, String)> {
     let (image, memory) = image::carry(image).expect("room");
     let qpn = end.qp.qpn;
     let fds: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
-    end.program.ask(&Request::RestoreQp { qpn, image }, &fds)
+    let request = Request::RestoreQp {
+        qpn,
+        image,
+        sgid_index: 0,
+    };
+    end.program.ask(&request, &fds)
 }
 
 fn restore(end: &End, image: &[u8]) {
@@ -429,7 +434,11 @@ fn what_cannot_be_is_refused() {
         assert_eq!(refused(&end, &vec![7; bytes]), libc::EINVAL);
     }
     let image = Carried::InMemfd(1000);
-    let without = Request::RestoreQp { qpn, image };
+    let without = Request::RestoreQp {
+        qpn,
+        image,
+        sgid_index: 0,
+    };
     assert_eq!(end.program.errno(without), libc::EINVAL);
     let (live, _other) = pair(&server, &server);
     let qpn = live.qp.qpn;

@@ -30,7 +30,11 @@ impl Ah {
             context.datagrams.learn(&ways);
         }
         let device = context.device()?;
-        let physical = device.create_ah(pd.physical.load(SeqCst), attr)?;
+        let there = AddressVector {
+            sgid_index: context.physical_gid_index(attr.sgid_index)?,
+            ..*attr
+        };
+        let physical = device.create_ah(pd.physical.load(SeqCst), &there)?;
         let objects = context.objects.lock();
         // The RNIC's number, unless it is that of a handle that has moved: then the last that is free.
         let free = (0..=physical).rev().chain((0..u32::MAX).rev());
@@ -78,10 +82,15 @@ impl Ah {
 
     /// Makes the same way to the hosts where queue pairs behind it have moved to.
     pub(crate) fn make_ways(&self, device: &dyn Device) {
-        let datagrams = &self.pd.context.datagrams;
+        let context = &self.pd.context;
+        let datagrams = &context.datagrams;
+        let Ok(sgid_index) = context.physical_gid_index(self.attr.sgid_index) else {
+            return;
+        };
         for gid in datagrams.wanted(self.number) {
             let there = AddressVector {
                 dgid: gid,
+                sgid_index,
                 ..self.attr
             };
             // Without it, datagrams go where nobody is any more: they may be lost.
@@ -95,8 +104,17 @@ impl Ah {
 
     /// Makes it anew at the RNIC to which its context has moved.
     pub(crate) fn make_again(&self, device: &dyn Device) -> Result<(), VerbsError> {
-        let physical = device.create_ah(self.pd.physical.load(SeqCst), &self.attr)?;
-        let datagrams = &self.pd.context.datagrams;
+        let context = &self.pd.context;
+        let Ok(sgid_index) = context.physical_gid_index(self.attr.sgid_index) else {
+            // Made since it was looked at whether all have a way there: what is sent with it fails.
+            return Ok(());
+        };
+        let there = AddressVector {
+            sgid_index,
+            ..self.attr
+        };
+        let physical = device.create_ah(self.pd.physical.load(SeqCst), &there)?;
+        let datagrams = &context.datagrams;
         datagrams.add_handle(self.number, self.attr.dgid, physical);
         self.make_ways(device);
         Ok(())

@@ -1,6 +1,7 @@
 //! An opened device and the objects made on it.
 
 use std::collections::BTreeMap;
+use std::net::Ipv6Addr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -8,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 
 use parking_lot::{Mutex, RwLock};
 use verbatim_device::control::{DeviceAttr, PortAttr};
+use verbatim_device::gids::counterpart;
 
 use crate::ah::Ah;
 use crate::async_events::{AsyncEvent, AsyncQueue};
@@ -50,6 +52,8 @@ pub struct Context {
     /// As the program saw them first; a move does not change them.
     device_attr: DeviceAttr,
     port_attr: PortAttr,
+    /// The GID table of the RNIC where it is now, of one that has moved.
+    physical_gids: RwLock<Option<Vec<[u8; 16]>>>,
     is_movable: bool,
     /// The RNIC is gone for ever.
     pub(crate) dead: AtomicBool,
@@ -110,6 +114,7 @@ impl Context {
             device: RwLock::new(Some(device)),
             device_attr,
             port_attr,
+            physical_gids: RwLock::default(),
             dead: AtomicBool::new(false),
             async_queue: AsyncQueue::new()?,
             objects: Mutex::default(),
@@ -143,6 +148,35 @@ impl Context {
         self.port_attr.gids.get(index).map(|entry| entry.gid)
     }
 
+    /// The RNIC's GID table from now on.
+    pub(crate) fn set_physical_gids(&self, gids: Vec<[u8; 16]>) {
+        *self.physical_gids.write() = Some(gids);
+    }
+
+    /// The RNIC's index of the GID that the program knows by `index`.
+    pub(crate) fn physical_gid_index(&self, index: u8) -> Result<u8, VerbsError> {
+        let now = self.physical_gids.read();
+        // What the program may not know, the RNIC refuses.
+        let (Some(now), Some(known)) = (&*now, self.gid(index.into())) else {
+            return Ok(index);
+        };
+        match counterpart(&self.port_attr.gid_table(), known, now) {
+            Some(index) => Ok(index as u8),
+            None => Err(VerbsError::Invalid(format!(
+                "nothing takes the place of the GID of index {index}, {}, where the program is now",
+                Ipv6Addr::from(known)
+            ))),
+        }
+    }
+
+    /// The GID of that index at the RNIC.
+    pub(crate) fn physical_gid(&self, index: u8) -> Option<[u8; 16]> {
+        match &*self.physical_gids.read() {
+            Some(now) => now.get(usize::from(index)).copied(),
+            None => self.gid(index.into()),
+        }
+    }
+
     /// Whether it may ever be on another RNIC. The numbers and keys of one that may not are this RNIC's for ever: nothing
     /// is translated, nothing is looked up by them, and those of two such RNICs may be the same.
     pub(crate) fn is_movable(&self) -> bool {
@@ -160,6 +194,11 @@ impl Context {
         self.async_queue.next()
     }
 
+    /// Whether its RNIC is gone for ever, noticed yet or not.
+    pub(crate) fn has_lost_rnic(&self) -> bool {
+        self.is_dead() || self.device.read().as_ref().is_some_and(|device| device.is_gone())
+    }
+
     /// Whether its RNIC is gone for ever.
     pub fn is_dead(&self) -> bool {
         self.dead.load(SeqCst)
@@ -171,8 +210,16 @@ impl Context {
 
     /// The physical device.
     pub(crate) fn device(&self) -> Result<Arc<dyn Device>, VerbsError> {
-        self.device.read().clone().ok_or_else(|| VerbsError::Gone {
-            object: format!("context {}", self.id),
+        self.device.read().clone().ok_or_else(|| match self.is_dead() {
+            // It died while the process had let go of it, and was never taken up.
+            true => VerbsError::Channel {
+                verb: "use of the device",
+                peer: "software RNIC",
+                source: verbatim_seqpacket::Error::Closed,
+            },
+            false => VerbsError::Gone {
+                object: format!("context {}", self.id),
+            },
         })
     }
 

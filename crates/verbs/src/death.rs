@@ -84,7 +84,7 @@ impl Context {
     }
 
     /// The RNIC is gone.
-    fn die(&self) {
+    pub(crate) fn die(&self) {
         if self.dead.swap(true, SeqCst) {
             return;
         }

@@ -116,7 +116,10 @@ fn a_quiesced_process_waits_at_the_gate_and_comes_back() {
     let socket = agent.accept(true);
     claim(&socket, 5, &connections);
     let (answer, _) = order(&socket, &Order::Resume { session: 5 });
-    assert!(matches!(answer, Answer::Resumed { intercepted: 0 }), "{answer:?}");
+    assert!(
+        matches!(answer, Answer::Resumed { intercepted: 0, .. }),
+        "{answer:?}"
+    );
     context.alloc_pd().unwrap();
     process.cleanup();
 }
@@ -135,7 +138,10 @@ fn a_new_agent_finds_the_process_again() {
     let (answer, _) = order(&socket, &Order::Abort { session: 1 });
     assert!(matches!(answer, Answer::Done), "{answer:?}");
     let (answer, _) = order(&socket, &Order::Resume { session: 1 });
-    assert!(matches!(answer, Answer::Resumed { intercepted: 0 }), "{answer:?}");
+    assert!(
+        matches!(answer, Answer::Resumed { intercepted: 0, .. }),
+        "{answer:?}"
+    );
     process.cleanup();
     let end = verbatim_channel::recv::<Answer>(&socket).unwrap_err();
     assert!(matches!(end, verbatim_seqpacket::Error::Closed), "{end}");

@@ -3,6 +3,7 @@
 //! The objects are the record; nothing is kept beside them. A version counts every change, so that the agent can see
 //! whether what it was told still holds.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::Ordering::SeqCst;
 
 use verbatim_channel::{
@@ -80,6 +81,11 @@ fn describe_context(context: &Context, blockers: &mut Vec<String>) -> Result<Con
         },
     });
     let srqs = srqs.collect();
+    let handles = objects.ahs.values();
+    let handle_gids: BTreeSet<_> = handles
+        .filter_map(|ah| context.gid(ah.attr().sgid_index.into()))
+        .collect();
+    let handle_gids = handle_gids.into_iter().collect();
     let live: Vec<_> = objects.qps.values().cloned().collect();
     drop(objects);
 
@@ -99,7 +105,8 @@ fn describe_context(context: &Context, blockers: &mut Vec<String>) -> Result<Con
     );
     Ok(ContextRecord {
         id: context.id(),
-        gid: context.gid(0).unwrap_or_default(),
+        gids: context.port_attr().gid_table(),
+        handle_gids,
         moves: context.moves.load(SeqCst),
         pds,
         mrs,
@@ -142,6 +149,9 @@ fn describe_qp(qp: &Qp) -> Result<QpRecord, VerbsError> {
         attr,
         groups: control.mcast.clone(),
         physical_qpn: control.physical_qpn(),
+        local_gid: control
+            .remote
+            .and_then(|_| qp.context().physical_gid(control.sgid_index)),
         remote: control.remote,
         paused,
     })

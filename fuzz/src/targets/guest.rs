@@ -103,7 +103,8 @@ pub fn road_map() -> RoadMap {
     };
     let context = ContextRecord {
         id: 1,
-        gid: [1; 16],
+        gids: vec![[1; 16]],
+        handle_gids: Vec::new(),
         moves: 0,
         pds: vec![PdRecord { pd: 1 }],
         mws: vec![MwRecord {
@@ -147,6 +148,7 @@ pub fn road_map() -> RoadMap {
             groups: Vec::new(),
             physical_qpn: 17,
             paused: false,
+            local_gid: Some([2; 16]),
             remote: Some(Endpoint { gid: [1; 16], qpn: 9 }),
         }],
     };

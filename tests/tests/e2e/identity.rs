@@ -118,6 +118,7 @@ fn claimed(qpn: u32, remote: Endpoint) -> QpRecord {
         },
         physical_qpn: qpn,
         paused: false,
+        local_gid: None,
         remote: Some(remote),
         groups: Vec::new(),
     }

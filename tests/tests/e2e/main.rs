@@ -16,7 +16,9 @@ mod conformance;
 mod drain;
 mod failures;
 mod faults;
+mod gids;
 mod identity;
+mod lost_rnic;
 mod many;
 mod migration;
 mod objects;
@@ -102,8 +104,10 @@ fn main() -> ExitCode {
         drain::tests(),
         pause::tests(),
         pause_resume::tests(),
+        gids::tests(),
         failures::tests(),
         faults::tests(),
+        lost_rnic::tests(),
         robustness::tests(),
         identity::tests(),
         many::tests(),

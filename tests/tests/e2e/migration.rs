@@ -28,7 +28,7 @@ pub fn tests() -> Vec<Test> {
         }),
         Test::new("migration::partner_outside_of_instances", HOSTS, partner_outside),
         Test::new("migration::both_in_one_instance", HOSTS, |lab| {
-            both_in_one_instance(lab, &[])
+            both_in_one_instance(lab, "0", &[])
         }),
         Test::new("migration::towards_the_partner", HOSTS, towards_the_partner),
     ];
@@ -100,17 +100,22 @@ impl<'a> Check<'a> {
 
     /// The same with names that end in `which`.
     pub fn start_as(lab: &'a TestLab, which: &str, options: &[&str]) -> anyhow::Result<Self> {
+        Self::start_with(lab, which, &[], options)
+    }
+
+    /// The same with options for both sides.
+    pub fn start_with(
+        lab: &'a TestLab,
+        which: &str,
+        both: &[&str],
+        options: &[&str],
+    ) -> anyhow::Result<Self> {
         let program = lab.tools().vcheck.display().to_string();
-        let argv = [program.as_str(), "--stall-timeout", "60"];
+        let argv = [&[program.as_str(), "--stall-timeout", "60"], both].concat();
         let server = lab.instance("peer", &format!("server{which}"), &argv)?;
         server.listens(VCHECK_PORT)?;
         let address = server.address()?;
-        let argv = [
-            &[program.as_str(), "-D", FOREVER, "--stall-timeout", "60"],
-            options,
-            &[&address],
-        ]
-        .concat();
+        let argv = [&argv[..], &["-D", FOREVER], options, &[&address]].concat();
         let client = lab.instance("src", &format!("client{which}"), &argv)?;
         let check = Self { lab, client, server };
         check.flows("src").with_context(|| check.words())?;
@@ -311,12 +316,12 @@ fn partner_outside(lab: &TestLab) -> anyhow::Result<()> {
 }
 
 /// Both ends of the connections are processes of one instance, which moves as a whole.
-pub fn both_in_one_instance(lab: &TestLab, how: &[&str]) -> anyhow::Result<()> {
+pub fn both_in_one_instance(lab: &TestLab, gid_index: &str, how: &[&str]) -> anyhow::Result<()> {
     let program = lab.tools().vcheck.display().to_string();
     // The server's status is the instance's if the client's is good.
     let script = format!(
-        "trap : INT; {program} & server=$!; \
-         until {program} --op mix -q 2 -s 16384 -n 40000 --bidirectional 127.0.0.1; do \
+        "trap : INT; {program} -x {gid_index} & server=$!; \
+         until {program} -x {gid_index} --op mix -q 2 -s 16384 -n 40000 --bidirectional 127.0.0.1; do \
          test $? = 2 || exit 1; sleep 0.1; done; wait $server"
     );
     let instance = lab.instance("src", "pair", &["sh", "-c", &script])?;

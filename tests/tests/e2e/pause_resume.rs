@@ -38,7 +38,7 @@ pub fn tests() -> Vec<Test> {
             by_turns,
         ),
         Test::new("pause_resume::both_in_one_instance", HOSTS, |lab| {
-            both_in_one_instance(lab, PAUSE_RESUME)
+            both_in_one_instance(lab, "0", PAUSE_RESUME)
         }),
         Test::new("pause_resume::both_ends_move_at_once", FOUR_HOSTS, both_ends),
         Test::new("pause_resume::unreliable_connections_do_not", HOSTS, unreliable),

@@ -16,13 +16,15 @@ use verbatim_channel::{
 };
 use verbatim_container::{Link, Restore, RestoreConfig, Restored};
 use verbatim_device::control::QpType;
+use verbatim_device::gids::counterpart;
 
 use super::driver::Driver;
-use super::{ProcessKeys, decode, encode, in_time};
+use super::{ProcessKeys, Resumed, decode, encode, in_time};
 use crate::agent::Shared;
 use crate::allocator;
 use crate::datagrams;
 use crate::faults::Point;
+use crate::gids::gid_of;
 use crate::guests::{Guest, unexpected};
 use crate::instances::home::{Home, Paths};
 use crate::instances::record::Record;
@@ -321,7 +323,7 @@ impl Destination {
         let road_maps: Vec<RoadMap> = decode(&request.road_maps)?;
         let home = self.home()?;
         let (nic, name) = (self.agent.config.nic_socket(), home.record.name.to_string());
-        let (folder, gid) = (home.paths.folder.clone(), self.agent.gid());
+        let folder = home.paths.folder.clone();
         // Also a process without any context waits at the gate, and is to be claimed.
         let mut keys: BTreeMap<u32, Vec<_>> = road_maps.iter().map(|map| (map.pid, Vec::new())).collect();
         let numbers = match request.keep_numbers {
@@ -336,7 +338,7 @@ impl Destination {
                 let memory = beneath::open(&folder, &path, OFlags::RDWR)?;
                 for record in &road_map.contexts {
                     let context = StandbyContext::build(&nic, &name, record, memory.as_ref(), numbers)?;
-                    moved.extend(moved_datagrams(record, &context, gid));
+                    moved.extend(moved_datagrams(record, &context));
                     contexts.push((road_map.pid, context));
                 }
             }
@@ -374,7 +376,6 @@ impl Destination {
     pub async fn connect(&mut self, request: ConnectRequest) -> anyhow::Result<()> {
         self.begin("Connect", Point::DestinationConnect).await?;
         self.partners = request.partners.clone();
-        let own_gid = self.agent.gid();
         let mut contexts = std::mem::take(&mut self.contexts);
         let owners: HashMap<u32, u32> = contexts
             .iter()
@@ -400,12 +401,14 @@ impl Destination {
                                 .any(|qp| qp.physical_qpn == peer.physical_qpn)
                         })
                         .context("no such standby queue pair")?;
+                    let gid = gid_of(peer.gid)?;
                     match peer.paused {
-                        true => context.expect_image(peer.physical_qpn, remote),
-                        false => context.connect(peer.physical_qpn, remote, peer.rq_psn)?,
+                        true => context.expect_image(peer.physical_qpn, gid, remote)?,
+                        false => context.connect(peer.physical_qpn, gid, remote, peer.rq_psn)?,
                     }
                     // Both ends are in the instance: the other one's keys are new, too.
-                    let owner = owners.get(&remote.qpn).filter(|_| remote.gid == own_gid);
+                    let is_here = context.gids().contains(&remote.gid);
+                    let owner = owners.get(&remote.qpn).filter(|_| is_here);
                     if let Some(table) = owner.and_then(|pid| tables.get(pid)) {
                         context.set_key_table(peer.physical_qpn, *table);
                     }
@@ -640,11 +643,11 @@ impl Destination {
         Ok(replayed)
     }
 
-    /// Lets the processes' requests reach the RNIC; says how many had been intercepted.
-    pub async fn resume(&mut self) -> anyhow::Result<u64> {
+    /// Lets the processes' requests reach the RNIC.
+    pub async fn resume(&mut self) -> anyhow::Result<Resumed> {
         self.begin("Replay", Point::DestinationResume).await?;
         if self.resumed {
-            return Ok(0);
+            return Ok(Resumed::default());
         }
         let session = self.session;
         let resumed = self.guests.iter().map(|guest| async move {
@@ -652,14 +655,25 @@ impl Destination {
                 .await?
                 .0;
             match answer {
-                Answer::Resumed { intercepted } => Ok(intercepted),
+                Answer::Resumed {
+                    intercepted,
+                    lost_rnic,
+                } => Ok(Resumed {
+                    intercepted,
+                    lost_rnic,
+                }),
                 other => Err(unexpected(&other, "Resumed")),
             }
         });
-        let mut intercepted = 0;
-        for resumed in join_all(resumed).await {
-            intercepted += resumed?;
-        }
+        let resumed = join_all(resumed).await.into_iter().zip(&self.guests);
+        let resumed = resumed.map(|(resumed, guest)| match resumed {
+            // It has ended, of what it saw or of itself: there is nothing to resume.
+            Err(_) if !self.agent.guests.is_here(guest) => Ok(Resumed::default()),
+            resumed => resumed,
+        });
+        let resumed: anyhow::Result<Vec<_>> = resumed.collect();
+        let mut resumed = resumed?.into_iter().fold(Resumed::default(), Resumed::and);
+        resumed.lost_rnic |= self.contexts_are_alive().is_err();
         if let Some(instance) = &self.instance {
             instance.settled().await;
             instance.end_move();
@@ -674,7 +688,7 @@ impl Destination {
         self.turn = None;
         // Beside the answer, which ends a blackout.
         tokio::task::spawn_blocking(allocator::return_freed_memory);
-        Ok(intercepted)
+        Ok(resumed)
     }
 
     /// Undoes everything, which is possible up to the commit.
@@ -722,23 +736,31 @@ impl Destination {
     }
 }
 
-/// The datagram queue pairs of a context, whose standby one is on the host with `gid`.
-fn moved_datagrams(record: &ContextRecord, standby: &StandbyContext, gid: [u8; 16]) -> Vec<MovedEndpoint> {
+/// The datagram queue pairs of a context: under each GID that programs know, and by which they are reached here.
+fn moved_datagrams(record: &ContextRecord, standby: &StandbyContext) -> Vec<MovedEndpoint> {
     let datagram = |qpn| {
         let found = record.qps.iter().find(|qp| qp.qpn == qpn);
         found.is_some_and(|qp| qp.qp_type == QpType::Ud)
     };
+    let here = standby.gids();
+    let ways: Vec<_> = record
+        .gids
+        .iter()
+        .filter_map(|known| Some((*known, here[counterpart(&record.gids, *known, here)?])))
+        .collect();
     let qps = standby.qps().iter().filter(|qp| datagram(qp.qpn));
-    let moved = qps.map(|qp| MovedEndpoint {
-        known: Endpoint {
-            gid: record.gid,
-            qpn: qp.qpn,
-        },
-        now: Endpoint {
-            gid,
-            qpn: qp.physical_qpn,
-        },
-        moves: record.moves + 1,
+    let moved = qps.flat_map(|qp| {
+        ways.iter().map(|(known, now)| MovedEndpoint {
+            known: Endpoint {
+                gid: *known,
+                qpn: qp.qpn,
+            },
+            now: Endpoint {
+                gid: *now,
+                qpn: qp.physical_qpn,
+            },
+            moves: record.moves + 1,
+        })
     });
     moved.collect()
 }

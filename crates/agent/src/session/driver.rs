@@ -12,8 +12,8 @@ use tonic::transport::Channel;
 
 use super::{PAUSE, told};
 use crate::agent::Shared;
-use crate::proto::SessionId;
 use crate::proto::peer_client::PeerClient;
+use crate::proto::{CountReply, SessionId};
 
 /// How long one question may take: longer than a process has to come for its contexts.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -44,6 +44,8 @@ pub struct Driver {
     agent: Shared,
     session: u64,
     hosts: Vec<Host>,
+    /// Hosts whose RNIC died on the way.
+    lost: Vec<String>,
 }
 
 impl Driver {
@@ -66,11 +68,12 @@ impl Driver {
             agent: agent.clone(),
             session,
             hosts,
+            lost: Vec::new(),
         }
     }
 
     /// Takes a step at all hosts that are not behind. Those that have not taken it after `limit` are from then on, and
-    /// are the error. Also says how many requests the others posted.
+    /// are the error. Also says how many requests the others posted, and notes whose RNIC was lost.
     pub async fn take(&mut self, step: Step, limit: Duration) -> (u64, anyhow::Result<()>) {
         let deadline = Some(Instant::now() + limit);
         let asked: Vec<_> = (0..self.hosts.len())
@@ -85,7 +88,12 @@ impl Driver {
         let (mut posted, mut outcome) = (0, Ok(()));
         for (index, answer) in asked.into_iter().zip(answers) {
             match answer {
-                Ok(count) => posted += count,
+                Ok(reply) => {
+                    posted += reply.count;
+                    if reply.lost_rnic {
+                        self.lost.push(self.hosts[index].name.clone());
+                    }
+                }
                 Err(error) => {
                     self.hosts[index].behind = true;
                     outcome = Err(error);
@@ -93,6 +101,18 @@ impl Driver {
             }
         }
         (posted, outcome)
+    }
+
+    /// An error if an RNIC died on the way.
+    pub fn must_have_lost_nothing(&self) -> anyhow::Result<()> {
+        match &self.lost[..] {
+            [] => Ok(()),
+            lost => anyhow::bail!(
+                "the instance has moved, but the RNIC of {} died after the decision, and the programs have lost their \
+                 connections there, as whenever an RNIC dies; start it (`verbatim nic`), and those programs, again",
+                lost.join(" and of ")
+            ),
+        }
     }
 
     /// Takes both steps at all hosts, however long that takes.
@@ -103,7 +123,7 @@ impl Driver {
         }
     }
 
-    async fn insist(&self, host: &Host, step: Step, deadline: Option<Instant>) -> anyhow::Result<u64> {
+    async fn insist(&self, host: &Host, step: Step, deadline: Option<Instant>) -> anyhow::Result<CountReply> {
         let mut known = host.client.clone();
         let mut told = false;
         loop {
@@ -111,7 +131,7 @@ impl Driver {
             let by = deadline.map_or(answer_by, |deadline| deadline.min(answer_by));
             let asked = timeout_at(by, self.ask(host, known.take(), step)).await;
             let error = match asked {
-                Ok(Ok(count)) => return Ok(count),
+                Ok(Ok(reply)) => return Ok(reply),
                 Ok(Err(error)) => error,
                 Err(_) => anyhow::anyhow!("{} takes too long", host.name),
             };
@@ -129,7 +149,12 @@ impl Driver {
         }
     }
 
-    async fn ask(&self, host: &Host, known: Option<PeerClient<Channel>>, step: Step) -> anyhow::Result<u64> {
+    async fn ask(
+        &self,
+        host: &Host,
+        known: Option<PeerClient<Channel>>,
+        step: Step,
+    ) -> anyhow::Result<CountReply> {
         let mut client = match known {
             Some(client) => client,
             None => self.agent.peers.connect(&host.name).await?,
@@ -143,6 +168,14 @@ impl Driver {
             (false, Step::Switch) => ("switch to the new connections", client.partner_switch(id).await),
             (false, Step::Resume) => ("resume its connections", client.partner_resume(id).await),
         };
-        Ok(told(&host.name, what, reply)?.count)
+        let reply = told(&host.name, what, reply)?;
+        if reply.lost_rnic {
+            tracing::error!(
+                session = format!("{:016x}", self.session),
+                host = host.name,
+                "its RNIC died after the decision: the programs have lost their connections there"
+            );
+        }
+        Ok(reply)
     }
 }

@@ -14,8 +14,9 @@ use anyhow::Context;
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use verbatim_channel::{Answer, Endpoint, KeyPair, Order, StandbyPeer};
+use verbatim_seqpacket::Socket;
 
-use super::{PAUSE, decode, in_time};
+use super::{PAUSE, Resumed, decode, in_time};
 use crate::agent::Shared;
 use crate::allocator;
 use crate::faults::Point;
@@ -26,6 +27,7 @@ use crate::proto::outcome_reply::Outcome;
 use crate::proto::{
     PartnerConnectRequest, PartnerConnection, PartnerPrepareReply, PartnerPrepareRequest, SessionId, Standby,
 };
+use crate::standby;
 use crate::turns::Joined;
 
 use members::{Found, KeptMember, Member, connected_to, find_members, instances_of};
@@ -83,6 +85,8 @@ pub struct Partner {
     drained: bool,
     switched: bool,
     resumed: bool,
+    /// A connection to the RNIC, for as long as that lives; an agent that comes later has none.
+    nic: Option<Socket>,
 }
 
 impl Partners {
@@ -161,9 +165,11 @@ impl Partners {
             senders,
             unconnected,
         } = find_members(agent, request).await?;
+        let nic = standby::connect(&agent.config.nic_socket()).ok();
         let partner = Partner {
             agent: Arc::clone(agent),
             session,
+            nic,
             source,
             destination,
             members,
@@ -332,6 +338,7 @@ impl Partners {
                 drained: true,
                 switched: known.last == Event::Committed,
                 resumed: false,
+                nic: None,
             };
             let partner = Arc::new(tokio::sync::Mutex::new(partner));
             agent.partners.lock().insert(session, partner);
@@ -506,11 +513,11 @@ impl Partner {
         join_all(switched).await.into_iter().sum()
     }
 
-    /// Lets the requests reach the RNIC; says how many had been intercepted.
-    pub async fn resume(&mut self) -> anyhow::Result<u64> {
+    /// Lets the requests reach the RNIC.
+    pub async fn resume(&mut self) -> anyhow::Result<Resumed> {
         self.begin("Replay", Point::PartnerResume).await?;
         if self.resumed {
-            return Ok(0);
+            return Ok(Resumed::default());
         }
         let session = self.session;
         let agent = &self.agent;
@@ -518,17 +525,27 @@ impl Partner {
         let resumed = self.members.iter().map(|member| async move {
             let order = Order::Resume { session };
             match member.order_if_alive(agent, "resuming", order).await? {
-                Some(Answer::Resumed { intercepted }) => Ok(intercepted),
+                Some(Answer::Resumed {
+                    intercepted,
+                    lost_rnic,
+                }) => Ok(Resumed {
+                    intercepted,
+                    lost_rnic,
+                }),
                 Some(other) => Err(unexpected(&other, "Resumed")),
-                None => Ok(0),
+                None => Ok(Resumed::default()),
             }
         });
-        let intercepted = join_all(resumed).await.into_iter().sum::<anyhow::Result<u64>>()?;
+        let resumed: anyhow::Result<Vec<_>> = join_all(resumed).await.into_iter().collect();
+        let mut resumed = resumed?.into_iter().fold(Resumed::default(), Resumed::and);
+        // A program may have ended of it before it could say so.
+        let died = self.nic.take().is_some_and(|nic| !standby::is_open(&nic));
+        resumed.lost_rnic |= died && !self.members.is_empty();
         self.write(Event::Closed)?;
         self.resumed = true;
         forget(&self.agent, session);
         self.tell_numbers();
-        Ok(intercepted)
+        Ok(resumed)
     }
 
     /// Hosts where the partners were before learn the new numbers of their queue pairs; then they may be moved.

@@ -28,6 +28,7 @@ use verbatim_container::{Checkpoint, Dumped};
 use crate::agent::Shared;
 use crate::allocator;
 use crate::faults::Point;
+use crate::gids::Gid;
 use crate::guests::Guest;
 use crate::held::Hold;
 use crate::instances::home::LIBRARY_DIR;
@@ -132,6 +133,8 @@ struct Source {
 
     processes: Vec<Process>,
     connections: Vec<Connection>,
+    /// The GID tables of this host's RNIC and of the destination's.
+    gids: (Vec<Gid>, Vec<Gid>),
     destination: Option<PeerClient<Channel>>,
     partners: Vec<PartnerHost>,
     /// By host; their ends tell the other agents that this one is gone.
@@ -262,6 +265,7 @@ impl Source {
             paused: Paused::default(),
             processes: Vec::new(),
             connections: Vec::new(),
+            gids: Default::default(),
             destination: None,
             partners: Vec::new(),
             watches: HashMap::new(),
@@ -447,13 +451,14 @@ impl Source {
         self.intercepted += resumed;
         self.step("Reclaim");
         self.reclaim().await;
+        let lost_nothing = driver.must_have_lost_nothing();
         if let Err(error) = all_switched.and(all_resumed) {
             self.unfinished = Some(driver);
             return Err(error.context(
                 "the instance has moved, but not all of its connections work yet; this goes on, see `verbatim sessions`",
             ));
         }
-        Ok(())
+        lost_nothing
     }
 
     /// Undoes what must be undone and writes the report.

@@ -176,14 +176,16 @@ impl Init<'_> {
         } = self.config;
         let address = self.config.address(self.index);
         let mac = network::bridge_mac(address);
-        let ipv6 = network::ipv6(address);
+        let (ipv6, link_local) = (network::ipv6(address), network::link_local(address));
         network::sysctl(&[("ipv6/conf/uplink/disable_ipv6", "1")])?;
         network::ip(&format!(
             "link set lo up\n\
              link add br0 address {mac} mtu {mtu} {BRIDGE}\n\
+             link set dev br0 addrgenmode none\n\
              link set uplink master br0 up\n\
              address add {address}/{prefix} brd + dev br0\n\
              address add {ipv6}/64 dev br0 nodad\n\
+             address add {link_local}/64 dev br0 nodad\n\
              link set br0 up\n"
         ))
     }

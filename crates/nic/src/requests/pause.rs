@@ -129,6 +129,7 @@ impl Desk<'_> {
         id: u32,
         qpn: u32,
         image: Carried,
+        sgid_index: u8,
         fds: &mut Vec<OwnedFd>,
     ) -> Result<Reply, Refused> {
         let invalid = |error: ImageError| Refused::invalid(error.to_string());
@@ -136,7 +137,8 @@ impl Desk<'_> {
         let image = image
             .take(fds, most)
             .map_err(|error| Refused::invalid(error.to_string()))?;
-        let image = RcImage::decode(&image).map_err(invalid)?;
+        let mut image = RcImage::decode(&image).map_err(invalid)?;
+        image.set_sgid_index(sgid_index);
         let limits = &self.device.limits;
         let attributes = *image.attributes();
         let beyond = [attributes.max_rd_atomic, attributes.max_dest_rd_atomic]

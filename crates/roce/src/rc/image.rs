@@ -97,6 +97,13 @@ impl RcImage {
         &self.attributes
     }
 
+    /// The index of the own GID is another one at the RNIC that takes it up.
+    pub fn set_sgid_index(&mut self, sgid_index: u8) {
+        if let Some(av) = &mut self.attributes.av {
+            av.sgid_index = sgid_index;
+        }
+    }
+
     /// Where the partner is, if that is not what the attributes say.
     pub fn peer(&self) -> Option<Location> {
         self.peer

@@ -249,7 +249,7 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     }
     /// Gives queue pairs in RESET, whose rings hold what the images name, the states of the images: they are paused. The answer is
     /// each one's; an error beside that is the connection's.
-    fn restore_qps(&self, _images: &[(u32, &[u8])]) -> Result<Vec<Result<(), VerbsError>>, VerbsError> {
+    fn restore_qps(&self, _images: &[TakenUp<'_>]) -> Result<Vec<Result<(), VerbsError>>, VerbsError> {
         unsupported("way to pause a queue pair")
     }
     fn attach_mcast(&self, _qpn: u32, _gid: [u8; 16]) -> Result<(), VerbsError> {
@@ -337,6 +337,17 @@ pub trait EventChannel: Send + Sync + std::fmt::Debug {
 pub struct QpEnds {
     pub send: Box<dyn SendRing>,
     pub recv: Box<dyn RecvRing>,
+}
+
+/// A queue pair that is given the state of an image.
+#[derive(Debug, Clone, Copy)]
+pub struct TakenUp<'a> {
+    /// Its number.
+    pub qpn: u32,
+    /// [`QpImage::image`].
+    pub image: &'a [u8],
+    /// Index of its GID at this RNIC; the image has that of another.
+    pub sgid_index: u8,
 }
 
 /// Requests that an RNIC's library did not take when they were to be published: the last `count`.

@@ -273,7 +273,7 @@ impl Context {
         match &body.image {
             Some(image) => {
                 fill()?;
-                stand::go_on_from(&*device, qpn, image)?;
+                stand::go_on_from(&*device, qpn, image, attr.av.sgid_index)?;
             }
             None if attr.state == QpState::Err => {
                 fill()?;
@@ -291,6 +291,7 @@ impl Context {
             }
         }
         (control.attr, control.remote) = (attr, body.remote);
+        control.sgid_index = attr.av.sgid_index;
         qp.side.received.store(body.received, Relaxed);
         qp.recv.lock().set_state(attr.state);
         // What had waited goes to the ring now.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use verbatim_device::control::{QpState, QpType};
 use verbatim_device::image::QpImage;
 
-use crate::backend::Device;
+use crate::backend::{Device, TakenUp};
 use crate::context::Context;
 use crate::error::VerbsError;
 use crate::qp::Qp;
@@ -57,9 +57,19 @@ pub(super) fn image(device: &dyn Device, qp: &Qp) -> Result<QpImage, VerbsError>
 }
 
 /// Gives a queue pair in RESET, whose rings are filled, an image, and tells its partner where it is.
-pub(super) fn go_on_from(device: &dyn Device, qpn: u32, image: &[u8]) -> Result<(), VerbsError> {
+pub(super) fn go_on_from(
+    device: &dyn Device,
+    qpn: u32,
+    image: &[u8],
+    sgid_index: u8,
+) -> Result<(), VerbsError> {
+    let taken_up = TakenUp {
+        qpn,
+        image,
+        sgid_index,
+    };
     device
-        .restore_qps(&[(qpn, image)])?
+        .restore_qps(&[taken_up])?
         .into_iter()
         .collect::<Result<(), _>>()?;
     device.resume_qps(&[qpn])

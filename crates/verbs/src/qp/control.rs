@@ -22,6 +22,8 @@ pub struct Control {
     pub place: QpPlace,
     /// The physical other end.
     pub remote: Option<Endpoint>,
+    /// The index of the own GID on the RNIC by which it is connected; of use while it is.
+    pub sgid_index: u8,
     /// The one that may take its place.
     pub standby: Option<Standby>,
     /// When it was drained, it was in ERR: so must its successor be.
@@ -44,6 +46,7 @@ impl Control {
             attr,
             place,
             remote: None,
+            sgid_index: 0,
             standby: None,
             was_failed: false,
             stops: 0,
@@ -71,6 +74,9 @@ impl Qp {
         let mut physical = *attr;
         let mut remote = None;
         let mut keys = Vec::new();
+        if mask.contains(QpAttrMask::AV) {
+            physical.av.sgid_index = self.context().physical_gid_index(attr.av.sgid_index)?;
+        }
         if connects {
             let named = Endpoint {
                 gid: attr.av.dgid,
@@ -107,6 +113,7 @@ impl Qp {
         control.attr.merge(attr, mask);
         if connects {
             control.remote = remote;
+            control.sgid_index = physical.av.sgid_index;
             let table = (!keys.is_empty()).then(|| Arc::new(key_table(&keys)));
             self.send.lock().set_remote_keys(table);
         }

@@ -43,15 +43,18 @@ impl Standby {
         }
     }
 
-    /// Connects it, with the attributes of the queue pair that it stands for, and takes it to that one's state.
+    /// Connects it, with the attributes of the queue pair that it stands for and by the same GID of the RNIC, and takes it to
+    /// that one's state.
     pub fn connect(
         &mut self,
         device: &dyn Device,
         qp_type: QpType,
         attr: &QpAttr,
+        sgid_index: u8,
         peer: &StandbyPeer,
     ) -> Result<(), VerbsError> {
         let mut wanted = *attr;
+        wanted.av.sgid_index = sgid_index;
         wanted.av.dgid = peer.remote.gid;
         wanted.dest_qpn = peer.remote.qpn;
         if let Some(rq_psn) = peer.rq_psn {

@@ -23,7 +23,7 @@ use verbatim_device::image::QpImage;
 
 use super::drain::{by_context, cqs_of};
 use super::{Phase, SessionError, Sessions};
-use crate::backend::Device;
+use crate::backend::{Device, TakenUp};
 use crate::error::VerbsError;
 use crate::qp::{Copied, Qp};
 
@@ -96,7 +96,7 @@ pub(super) fn go_on(dumped: &AllDumped) {
             let numbers = physical_numbers(qps);
             let ones = qps.iter().map(|qp| &dumped[&qp.number()]);
             let images = numbers.iter().zip(ones).filter(|(_, one)| one.has_moved);
-            let images: Vec<_> = images.map(|(qpn, one)| (*qpn, &*one.image.image)).collect();
+            let images: Vec<_> = images.map(|(qpn, one)| one.taken_up(*qpn)).collect();
             let lost = restore(&*device, &images);
             let whole: Vec<u32> = numbers.into_iter().filter(|qpn| !lost.contains(qpn)).collect();
             let _ = device.resume_qps(&whole);
@@ -113,8 +113,8 @@ pub(super) fn go_on(dumped: &AllDumped) {
 }
 
 /// Gives queue pairs the states of images; those of which that failed.
-fn restore(device: &dyn Device, images: &[(u32, &[u8])]) -> Vec<u32> {
-    let numbers = images.iter().map(|(qpn, _)| *qpn);
+fn restore(device: &dyn Device, images: &[TakenUp<'_>]) -> Vec<u32> {
+    let numbers = images.iter().map(|taken_up| taken_up.qpn);
     match device.restore_qps(images) {
         Ok(restored) => numbers
             .zip(restored)
@@ -126,6 +126,15 @@ fn restore(device: &dyn Device, images: &[(u32, &[u8])]) -> Vec<u32> {
 }
 
 impl Dumped {
+    /// Its successor of that number, with its state.
+    fn taken_up(&self, qpn: u32) -> TakenUp<'_> {
+        TakenUp {
+            qpn,
+            image: &self.image.image,
+            sgid_index: self.qp.control.lock().sgid_index,
+        }
+    }
+
     /// Takes down what its successor is to be given. The completions of all that is complete have been taken.
     fn note_requests(&mut self) -> Result<(), SessionError> {
         let send = self.qp.send.lock();

@@ -354,13 +354,27 @@ impl Sessions {
     fn resume(&mut self, session: u64) -> Result<Answer, SessionError> {
         if !self.open.contains_key(&session) {
             // It was resumed, and an agent that has died meanwhile could not say so.
-            return Ok(Answer::Resumed { intercepted: 0 });
+            return Ok(Answer::Resumed {
+                intercepted: 0,
+                lost_rnic: false,
+            });
         }
         self.find_in(session, Phase::Replaced, "Resume")?;
         let ended = self.open.remove(&session).ok_or(SessionError::Unknown(session))?;
         let intercepted = self.end(&ended);
+        let lost_rnic = match ended.all {
+            true => self
+                .process
+                .contexts()
+                .iter()
+                .any(|context| context.has_lost_rnic()),
+            false => ended.qps.iter().any(|qp| qp.context().has_lost_rnic()),
+        };
         self.unused.extend(ended.replaced);
-        Ok(Answer::Resumed { intercepted })
+        Ok(Answer::Resumed {
+            intercepted,
+            lost_rnic,
+        })
     }
 
     fn abort(&mut self, session: u64) -> Result<Answer, SessionError> {

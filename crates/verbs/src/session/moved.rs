@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use verbatim_channel::{Answer, ClaimedContext, ClaimedMw, Endpoint, KeyPair, MovedEndpoint};
 use verbatim_device::control::{QpAttr, QpAttrMask, QpState, QpType};
+use verbatim_device::gids::counterpart;
 use verbatim_seqpacket::MAX_FDS;
 
 use super::dumped::{keep_taken, take_dumped};
@@ -116,15 +117,23 @@ impl Sessions {
                     context.id()
                 )));
             }
-            let device = reopen(fd)?;
-            let ends = new_ends(context, &*device, replacement)?;
-            ready.push((context, device, ends, replacement));
+            let taken = || {
+                let device = reopen(fd)?;
+                let ends = new_ends(context, &*device, replacement)?;
+                Ok((device, ends))
+            };
+            match taken() {
+                Ok((device, ends)) => ready.push((context, device, ends, replacement)),
+                // Its RNIC has died since. The program sees what it sees whenever that happens, and the rest goes on.
+                Err(SessionError::Verbs(error)) if error.is_loss_of_device() => context.die(),
+                Err(error) => return Err(error),
+            }
         }
         for (context, device, ends, replacement) in ready {
             context.set_device(device);
             if let Some(replacement) = replacement {
-                renumber(context, replacement, &built)?;
-                find_ways(context, replacement)?;
+                unless_lost(renumber(context, replacement, &built))?;
+                unless_lost(find_ways(context, replacement))?;
             }
             let (stopped, dumped) = (&mut record.stopped, &mut record.dumped);
             let mut again = |qp: &Arc<Qp>| {
@@ -135,12 +144,12 @@ impl Sessions {
             record.replayed_sends += put_in(ends, replacement.is_some().then_some(&mut again));
             keep_taken(&record.dumped);
             if let Some(replacement) = replacement {
-                open_windows(context, replacement)?;
+                unless_lost(open_windows(context, replacement))?;
             }
         }
         if !claimed.is_empty() {
             for qp in &record.qps {
-                fail_if_failed(qp)?;
+                unless_lost(fail_if_failed(qp))?;
             }
         }
         let mut replayed_receives = record.qps.iter().map(|qp| qp.recv.lock().release()).sum();
@@ -148,14 +157,25 @@ impl Sessions {
             replayed_receives += srq.queue.lock().release();
             if !claimed.is_empty() {
                 // After its RECVs, of which there may have been fewer than the limit for a moment.
-                let device = srq.context().device()?;
-                device.modify_srq(srq.physical(), *srq.limit.lock())?;
+                let arm = || -> Result<(), SessionError> {
+                    let device = srq.context().device()?;
+                    Ok(device.modify_srq(srq.physical(), *srq.limit.lock())?)
+                };
+                unless_lost(arm())?;
             }
         }
         record.phase = Phase::Replaced;
         record.reopen.clear();
         self.process.changed();
         Ok(Answer::Claimed { replayed_receives })
+    }
+}
+
+/// An RNIC that dies while it is taken up is found out as at any time, by its connection, and the program is told then.
+fn unless_lost(outcome: Result<(), SessionError>) -> Result<(), SessionError> {
+    match outcome {
+        Err(SessionError::Verbs(error)) if error.is_loss_of_device() => Ok(()),
+        outcome => outcome,
     }
 }
 
@@ -322,23 +342,26 @@ fn renumber(
         }
         drop(send);
         qp.recv.lock().set_local_keys(context.lkeys.clone());
-        qp.control.lock().remote = claimed.remote;
+        let mut control = qp.control.lock();
+        control.remote = claimed.remote;
+        control.sgid_index = claimed.sgid_index.unwrap_or_default();
     }
     Ok(())
 }
 
-/// Makes a moved context's address handles anew. Its own datagram queue pairs are elsewhere for itself, too.
+/// Learns a moved context's new GIDs, and makes its address handles anew. Its own datagram queue pairs are elsewhere for itself, too.
 fn find_ways(context: &Context, replacement: &ClaimedContext) -> Result<(), SessionError> {
     let device = context.device()?;
     let moves = context.moves.fetch_add(1, SeqCst) + 1;
     let (_, port) = device.attributes();
-    let known = &context.port_attr().gids;
-    let own = port
-        .gids
-        .iter()
-        .zip(known)
-        .map(|(now, known)| (now.gid, known.gid));
+    let known = context.port_attr().gid_table();
+    let now = port.gid_table();
+    let own = known.iter().filter_map(|gid| {
+        let index = counterpart(&known, *gid, &now)?;
+        Some((now[index], *gid))
+    });
     let own: Vec<_> = own.collect();
+    context.set_physical_gids(now.clone());
     let objects = context.objects.lock();
     let ahs: Vec<_> = objects.ahs.values().cloned().collect();
     let datagram = |qpn| {

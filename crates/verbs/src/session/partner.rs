@@ -59,13 +59,13 @@ impl Sessions {
             };
             let device = qp.context().device()?;
             let mut control = qp.control.lock();
-            let attr = control.attr;
+            let (attr, sgid_index) = (control.attr, control.sgid_index);
             if let Some(standby) = control
                 .standby
                 .as_mut()
                 .filter(|standby| standby.session == session)
             {
-                standby.connect(&*device, qp.qp_type(), &attr, peer)?;
+                standby.connect(&*device, qp.qp_type(), &attr, sgid_index, peer)?;
             }
         }
         Ok(Answer::Done)
@@ -98,6 +98,11 @@ impl Sessions {
             let Some(standby) = control.standby.filter(ours) else {
                 continue;
             };
+            if qp.context().is_dead() {
+                // The RNIC has died, and with it both; the program knows.
+                control.standby = None;
+                continue;
+            }
             let device = qp.context().device()?;
             if control.was_failed || standby.remote.is_none() {
                 // The program shall go on seeing the error, which the old one has.

@@ -408,7 +408,7 @@ impl Story {
     pub fn resume(&mut self, migration: &Migration) -> [u64; 2] {
         let session = migration.session;
         [0, 1].map(|end| match self.ends[end].order(Order::Resume { session }) {
-            Answer::Resumed { intercepted } => intercepted,
+            Answer::Resumed { intercepted, .. } => intercepted,
             other => panic!("{other:?}"),
         })
     }
@@ -584,6 +584,7 @@ fn make_again(
                 gid: partner_gid,
                 qpn: standby.physical_qpn,
             }),
+            sgid_index: Some(0),
             key_table: None,
         }
     });

@@ -190,6 +190,7 @@ impl Replacement {
                 slot,
                 offset,
                 remote: None,
+                sgid_index: None,
                 key_table: None,
             }
         });

@@ -1,6 +1,7 @@
 //! The processes at the other ends of an instance's connections.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -97,11 +98,12 @@ impl Member {
     }
 }
 
-/// The connections that a request names, by the partner's end: the moving ends that are connected to it, or it to them, with
-/// the connections' numbers.
-type Wanted = HashMap<Endpoint, Vec<(Endpoint, u32)>>;
+/// The connections that a request names, by the physical number of the partner's end: the moving ends that are connected to it,
+/// or it to them, with the connections' numbers.
+type Wanted = HashMap<u32, Vec<(Endpoint, u32)>>;
 
-fn wanted(agent: &Shared, request: &PartnerPrepareRequest) -> anyhow::Result<Wanted> {
+async fn wanted(agent: &Shared, request: &PartnerPrepareRequest) -> anyhow::Result<Wanted> {
+    let own_gids = agent.own_gids().await?;
     let mut wanted = Wanted::new();
     for connection in &request.connections {
         let moving = connection.moving.clone();
@@ -112,10 +114,14 @@ fn wanted(agent: &Shared, request: &PartnerPrepareRequest) -> anyhow::Result<Wan
         let partner: Endpoint = partner
             .context("a connection without its partner's end")?
             .try_into()?;
-        if partner.gid != agent.gid() {
-            bail!("a connection's end is not on {}", agent.name());
+        if !own_gids.contains(&partner.gid) {
+            bail!(
+                "a connection's end, of the GID {}, is not on {}",
+                Ipv6Addr::from(partner.gid),
+                agent.name()
+            );
         }
-        let ends = wanted.entry(partner).or_default();
+        let ends = wanted.entry(partner.qpn).or_default();
         ends.push((moving, connection.connection));
     }
     Ok(wanted)
@@ -132,7 +138,7 @@ async fn owners_of(
     request: &PartnerPrepareRequest,
     wanted: &Wanted,
 ) -> anyhow::Result<Owners> {
-    let qpns = wanted.keys().map(|partner| partner.qpn).collect();
+    let qpns = wanted.keys().copied().collect();
     let by_qpn = identity::owners(agent, qpns).await?;
     let mut guests = BTreeMap::new();
     for (qpn, owner) in &by_qpn {
@@ -165,7 +171,7 @@ pub async fn instances_of(
     agent: &Shared,
     request: &PartnerPrepareRequest,
 ) -> anyhow::Result<BTreeSet<String>> {
-    let wanted = wanted(agent, request)?;
+    let wanted = wanted(agent, request).await?;
     let owners = owners_of(agent, request, &wanted).await?;
     Ok(owners
         .guests
@@ -186,7 +192,7 @@ pub struct Found {
 
 /// Which process has which of the connections. Only those are asked that the RNIC knows as the owners.
 pub async fn find_members(agent: &Shared, request: PartnerPrepareRequest) -> anyhow::Result<Found> {
-    let mut wanted = wanted(agent, &request)?;
+    let mut wanted = wanted(agent, &request).await?;
     let Owners { by_qpn, guests } = owners_of(agent, &request, &wanted).await?;
     let described = guests.into_iter().flat_map(|(pid, guests)| {
         guests
@@ -206,12 +212,9 @@ pub async fn find_members(agent: &Shared, request: PartnerPrepareRequest) -> any
         }
         let (mut connections, mut unconnected) = (Vec::new(), Vec::new());
         for qp in road_map.contexts.iter().flat_map(|context| &context.qps) {
-            let own = Endpoint {
-                gid: agent.gid(),
-                qpn: qp.physical_qpn,
-            };
+            let own = qp.physical_qpn;
             // Those of other processes that it may tell are not its own.
-            if by_qpn.get(&own.qpn) != Some(&QpOwner::Process(pid)) {
+            if by_qpn.get(&own) != Some(&QpOwner::Process(pid)) {
                 continue;
             }
             let mut not_connected = None;
@@ -241,7 +244,7 @@ pub async fn find_members(agent: &Shared, request: PartnerPrepareRequest) -> any
         }
     }
     // Whoever does not tell of them may have destroyed them meanwhile.
-    let left = wanted.keys().map(|partner| partner.qpn).collect();
+    let left = wanted.keys().copied().collect();
     let owners = identity::owners(agent, left).await?;
     let untold = |(_, owner): &(&u32, &QpOwner)| **owner != QpOwner::None;
     if let Some((qpn, _)) = owners.iter().find(untold) {
@@ -269,18 +272,21 @@ pub async fn connected_to(agent: &Shared, ends: &[Endpoint]) -> anyhow::Result<V
         };
         let qps = road_map.contexts.iter().flat_map(|context| &context.qps);
         let connected = qps.filter(|qp| is_connected(qp));
-        let leading = connected.filter_map(|qp| Some((qp.physical_qpn, qp.remote?)));
+        let leading = connected.filter_map(|qp| {
+            let gid = qp.local_gid.unwrap_or_else(|| agent.gid());
+            let qpn = qp.physical_qpn;
+            Some((Endpoint { gid, qpn }, qp.remote?))
+        });
         let wanted = leading.filter(|(_, remote)| ends.contains(remote));
-        found.extend(wanted.map(|(qpn, remote)| (pid, qpn, remote)));
+        found.extend(wanted.map(|(own, remote)| (pid, own, remote)));
     }
-    let owners = identity::owners(agent, found.iter().map(|(_, qpn, _)| *qpn).collect()).await?;
+    let owners = identity::owners(agent, found.iter().map(|(_, own, _)| own.qpn).collect()).await?;
     // Those of other processes that one may tell are not its own.
-    found.retain(|(pid, qpn, _)| owners.get(qpn) == Some(&QpOwner::Process(*pid)));
-    let gid = agent.gid();
-    let connections = found.into_iter().map(|(_, qpn, remote)| PartnerConnection {
+    found.retain(|(pid, own, _)| owners.get(&own.qpn) == Some(&QpOwner::Process(*pid)));
+    let connections = found.into_iter().map(|(_, own, remote)| PartnerConnection {
         connection: 0,
         moving: Some(remote.into()),
-        partner: Some(Endpoint { gid, qpn }.into()),
+        partner: Some(own.into()),
         late: false,
     });
     Ok(connections.collect())

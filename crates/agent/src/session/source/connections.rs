@@ -1,13 +1,15 @@
 //! The connections of an instance, read from its processes' road maps.
 
 use std::collections::{BTreeMap, HashMap};
+use std::net::Ipv6Addr;
 
 use anyhow::bail;
 use futures_util::future::try_join_all;
 use verbatim_channel::{Endpoint, RoadMap};
+use verbatim_device::gids::{GidKind, counterpart};
 
 use crate::agent::{Agent, Shared};
-use crate::directory::Directory;
+use crate::gids::{Gid, Places};
 use crate::guests::Guest;
 use crate::identity;
 use crate::proto;
@@ -71,9 +73,9 @@ pub struct Unconnected {
     pub end: Endpoint,
 }
 
-/// All that are in road maps.
-pub fn unconnected(directory: &Directory, road_maps: &[&RoadMap]) -> Vec<Unconnected> {
-    let gid = directory.own().gid();
+/// All that are in road maps, of the host whose RNIC has these GIDs: under its first.
+pub fn unconnected(own: &[Gid], road_maps: &[&RoadMap]) -> Vec<Unconnected> {
+    let gid = own.first().copied().unwrap_or_default();
     let of_map = |road_map: &&RoadMap| {
         let pid = road_map.pid;
         let qps: Vec<_> = road_map
@@ -126,8 +128,7 @@ pub async fn describe_own(agent: &Agent, instance: &str) -> anyhow::Result<Vec<(
 }
 
 /// The connections in road maps, and where their other ends are.
-pub fn connections(directory: &Directory, road_maps: &[&RoadMap]) -> (Vec<Connection>, Vec<String>) {
-    let gid = directory.own().gid();
+pub fn connections(places: &Places, road_maps: &[&RoadMap]) -> (Vec<Connection>, Vec<String>) {
     let mut found: Vec<Connection> = Vec::new();
     let mut blockers = Vec::new();
     for road_map in road_maps {
@@ -138,15 +139,16 @@ pub fn connections(directory: &Directory, road_maps: &[&RoadMap]) -> (Vec<Connec
             .filter(|qp| is_connected(qp));
         for qp in qps {
             let Some(partner) = qp.remote else { continue };
-            let Some(host) = directory.by_gid(&partner.gid) else {
-                blockers.push(format!(
-                    "queue pair {:#x} is connected to {}, which is no known host: known are {}",
-                    qp.qpn,
-                    std::net::Ipv6Addr::from(partner.gid),
-                    directory.names()
-                ));
-                continue;
+            let host = match places.host(&partner.gid) {
+                Ok(host) => host,
+                Err(why) => {
+                    blockers.push(format!("where queue pair {:#x} leads is unknown: {why}", qp.qpn));
+                    continue;
+                }
             };
+            // A program's own word, of which nothing is believed that the RNIC does not say.
+            let local = qp.local_gid.filter(|gid| places.own.contains(gid));
+            let gid = local.unwrap_or(places.own[0]);
             found.push(Connection {
                 pid: road_map.pid,
                 qpn: qp.qpn,
@@ -155,23 +157,27 @@ pub fn connections(directory: &Directory, road_maps: &[&RoadMap]) -> (Vec<Connec
                     qpn: qp.physical_qpn,
                 },
                 partner,
-                other_end: OtherEnd::Host(host.name.clone()),
+                other_end: OtherEnd::Host(host.to_owned()),
                 connected: Connected::Both,
                 sends: sends(qp),
             });
         }
     }
-    let by_end: HashMap<Endpoint, usize> = found
+    let by_qpn: HashMap<u32, usize> = found
         .iter()
         .enumerate()
-        .map(|(index, connection)| (connection.moving, index))
+        .map(|(index, connection)| (connection.moving.qpn, index))
         .collect();
-    let unconnected = unconnected(directory, road_maps);
-    let unconnected: HashMap<Endpoint, &Unconnected> = unconnected.iter().map(|own| (own.end, own)).collect();
+    let unconnected = unconnected(&places.own, road_maps);
+    let unconnected: HashMap<u32, &Unconnected> = unconnected.iter().map(|own| (own.end.qpn, own)).collect();
     for connection in &mut found {
-        if let Some(own) = by_end.get(&connection.partner) {
+        let partner = connection.partner;
+        if !places.own.contains(&partner.gid) {
+            continue;
+        }
+        if let Some(own) = by_qpn.get(&partner.qpn) {
             connection.other_end = OtherEnd::Own(*own);
-        } else if let Some(own) = unconnected.get(&connection.partner) {
+        } else if let Some(own) = unconnected.get(&partner.qpn) {
             let (pid, qpn) = (own.pid, own.qpn);
             connection.other_end = OtherEnd::OwnUnconnected { pid, qpn };
             connection.connected = Connected::Moving;
@@ -180,11 +186,51 @@ pub fn connections(directory: &Directory, road_maps: &[&RoadMap]) -> (Vec<Connec
     (found, blockers)
 }
 
+/// What the RNIC of `to`, with these GIDs, lacks for the instance's connections and address handles.
+pub fn lacking(
+    places: &Places,
+    connections: &[Connection],
+    road_maps: &[&RoadMap],
+    (to, there): (&str, &[Gid]),
+) -> Vec<String> {
+    let mut lacking = BTreeMap::new();
+    for connection in connections {
+        let gid = connection.moving.gid;
+        if counterpart(&places.own, gid, there).is_none() {
+            let what = || format!("queue pair {:#x} is connected", connection.qpn);
+            lacking.entry(gid).or_insert_with(what);
+        }
+    }
+    for context in road_maps.iter().flat_map(|road_map| &road_map.contexts) {
+        for gid in &context.handle_gids {
+            if counterpart(&context.gids, *gid, there).is_none() {
+                lacking
+                    .entry(*gid)
+                    .or_insert_with(|| "an address handle sends".to_owned());
+            }
+        }
+    }
+    let text = |(gid, what): (Gid, String)| {
+        let kind = GidKind::of(gid).map_or_else(|| "no".to_owned(), |kind| format!("a {kind}"));
+        format!(
+            "{what} by the GID {}, which is {kind} address, and the RNIC of {to} has none of that kind: give its interface one \
+             and start the RNIC there again, or move to a host that has one",
+            Ipv6Addr::from(gid)
+        )
+    };
+    lacking.into_iter().map(text).collect()
+}
+
 /// What speaks against moving an instance as far as its connections and their other ends go. Nothing is touched.
 pub async fn blockers(agent: &Shared, instance: &str, destination: &str) -> anyhow::Result<Vec<String>> {
     let described = describe_own(agent, instance).await?;
     let road_maps: Vec<_> = described.iter().map(|(_, road_map)| road_map).collect();
-    let (connections, mut blockers) = connections(agent.peers.directory(), &road_maps);
+    let places = agent.places(&road_maps).await?;
+    let (connections, mut blockers) = connections(&places, &road_maps);
+    // A host that is out of reach is told of elsewhere.
+    if let Ok(there) = agent.gids_of(destination).await {
+        blockers.extend(lacking(&places, &connections, &road_maps, (destination, &there)));
+    }
     blockers.extend(road_maps.iter().flat_map(|road_map| road_map.blockers.clone()));
     blockers.extend(agent.guests.refused(instance));
     let mut by_host: BTreeMap<String, Vec<proto::PartnerConnection>> = BTreeMap::new();
@@ -236,18 +282,15 @@ pub fn memory_bytes(road_map: &RoadMap) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gids;
     use verbatim_channel::{ContextRecord, QpRecord};
     use verbatim_device::control::{QpAttr, QpCap, QpState, QpType};
 
-    fn directory() -> Directory {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("hosts.json");
-        std::fs::write(
-            &path,
-            r#"[{"name": "a", "address": "10.0.0.1"}, {"name": "b", "address": "10.0.0.2"}]"#,
-        )
-        .unwrap();
-        Directory::load(&path, "a").unwrap()
+    /// This host is a, at 10.0.0.1 and fd00::1.
+    fn places() -> Places {
+        let v6 = |last| Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last).octets();
+        let hosts = [(gid(1), "a"), (v6(1), "a"), (gid(2), "b"), (v6(2), "b")];
+        gids::tests::places(vec![gid(1), v6(1)], &hosts)
     }
 
     fn gid(last: u8) -> [u8; 16] {
@@ -271,6 +314,7 @@ mod tests {
             groups: Vec::new(),
             physical_qpn: qpn + 100,
             paused: false,
+            local_gid: None,
             remote,
         }
     }
@@ -305,7 +349,7 @@ mod tests {
             2,
             vec![qp(4, QpState::Rts, to(1, 103)), qp(6, QpState::Rts, to(1, 999))],
         );
-        let (found, blockers) = connections(&directory(), &[&first, &second]);
+        let (found, blockers) = connections(&places(), &[&first, &second]);
         assert!(blockers.is_empty(), "{blockers:?}");
         let ends: Vec<_> = found
             .iter()
@@ -326,11 +370,79 @@ mod tests {
     #[test]
     fn a_partner_on_an_unknown_host_is_a_blocker() {
         let remote = Some(Endpoint { gid: gid(9), qpn: 1 });
-        let (found, blockers) = connections(&directory(), &[&road_map(1, vec![qp(1, QpState::Rts, remote)])]);
+        let (found, blockers) = connections(&places(), &[&road_map(1, vec![qp(1, QpState::Rts, remote)])]);
         assert!(found.is_empty());
         assert!(
-            blockers[0].contains("no known host: known are a, b"),
+            blockers[0].starts_with("where queue pair 0x1 leads is unknown"),
             "{blockers:?}"
+        );
+    }
+
+    #[test]
+    fn a_connection_is_known_by_the_gid_that_it_uses() {
+        let places = places();
+        let v6 = places.own[1];
+        let by = |qpn, local_gid, to| QpRecord {
+            local_gid,
+            ..qp(qpn, QpState::Rts, Some(to))
+        };
+        let end = |gid, qpn| Endpoint { gid, qpn };
+        let map = road_map(
+            1,
+            vec![
+                by(1, Some(v6), end(v6, 102)),
+                by(2, Some(v6), end(v6, 101)),
+                by(3, Some(v6), end(v6, 104)),
+                qp(4, QpState::Init, None),
+                // Not a GID of this host's RNIC, whatever the program says.
+                by(5, Some(gid(2)), end(gid(2), 7)),
+            ],
+        );
+        let (found, blockers) = connections(&places, &[&map]);
+        assert!(blockers.is_empty(), "{blockers:?}");
+        let found: Vec<_> = found.iter().map(|c| (c.moving, c.other_end.clone())).collect();
+        let unconnected = OtherEnd::OwnUnconnected { pid: 1, qpn: 4 };
+        assert_eq!(
+            found,
+            [
+                (end(v6, 101), OtherEnd::Own(1)),
+                (end(v6, 102), OtherEnd::Own(0)),
+                (end(v6, 103), unconnected),
+                (end(gid(1), 105), OtherEnd::Host("b".into())),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_the_destination_lacks_is_said_once_for_each_gid() {
+        let places = places();
+        let v6 = places.own[1];
+        let connected = |qpn| QpRecord {
+            local_gid: Some(v6),
+            ..qp(qpn, QpState::Rts, Some(Endpoint { gid: v6, qpn: 7 }))
+        };
+        let mut map = road_map(1, vec![connected(1), connected(2)]);
+        let lacks = |map: &RoadMap, there: &[Gid]| {
+            let (connections, _) = connections(&places, &[map]);
+            lacking(&places, &connections, &[map], ("c", there))
+        };
+        let other_v6 = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 3).octets();
+        assert!(lacks(&map, &[gid(3), other_v6]).is_empty());
+        let found = lacks(&map, &[gid(3)]);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(
+            found[0].starts_with(
+                "queue pair 0x1 is connected by the GID fd00::1, which is a global IPv6 address, and the RNIC of c has none"
+            ),
+            "{found:?}"
+        );
+        map = road_map(1, Vec::new());
+        (map.contexts[0].gids, map.contexts[0].handle_gids) = (places.own.clone(), vec![v6]);
+        assert!(lacks(&map, &[gid(3), other_v6]).is_empty());
+        let found = lacks(&map, &[gid(3)]);
+        assert!(
+            found[0].starts_with("an address handle sends by the GID fd00::1"),
+            "{found:?}"
         );
     }
 }

@@ -16,6 +16,7 @@ use verbatim_seqpacket::Socket;
 use super::connections::{Connected, Connection, OtherEnd};
 use super::{Failure, Source, told};
 use crate::faults::Point;
+use crate::gids::Gid;
 use crate::guests::unexpected;
 use crate::method::Method;
 use crate::proto;
@@ -71,25 +72,28 @@ impl Source {
             )));
         }
         let gone = "a connection's new end is missing";
-        let gid = self.destination_gid()?;
         let mut at_destination = Vec::new();
         let mut at_partners: HashMap<usize, proto::PartnerPeer> = HashMap::new();
         for (index, connection) in self.connections.iter().enumerate() {
             let own = self.new_qp(connection.pid, connection.qpn).context(gone)?;
-            let there = |qp: &proto::NewQp| Endpoint {
+            let gid = self.there(connection.moving.gid)?;
+            let there = |gid, qp: &proto::NewQp| Endpoint {
                 gid,
                 qpn: qp.physical_qpn,
             };
             let remote = match &connection.other_end {
                 OtherEnd::Own(other) => {
                     let other = &self.connections[*other];
-                    there(self.new_qp(other.pid, other.qpn).context(gone)?)
+                    there(
+                        self.there(other.moving.gid)?,
+                        self.new_qp(other.pid, other.qpn).context(gone)?,
+                    )
                 }
                 OtherEnd::Host(_) | OtherEnd::OwnUnconnected { .. } => connection.partner,
             };
             let peer = proto::PartnerPeer {
                 connection: index as u32,
-                remote: Some(there(own).into()),
+                remote: Some(there(gid, own).into()),
                 rq_psn: None,
             };
             at_partners.insert(index, peer);
@@ -98,6 +102,7 @@ impl Source {
                 remote: Some(remote.into()),
                 rq_psn: None,
                 paused: true,
+                gid: gid.to_vec(),
             });
         }
         self.connect_destination(at_destination).await?;
@@ -167,7 +172,11 @@ impl Source {
     /// The old place passes on what the other ends say of new places of their own: those that move at the same time, or before
     /// they have heard of this one, look for the instance's ends there.
     pub(super) async fn forward_resumes(&self) -> anyhow::Result<()> {
-        let gid = self.destination_gid()?;
+        let new_gids: HashMap<u32, Gid> = self
+            .connections
+            .iter()
+            .map(|connection| Ok((connection.moving.qpn, self.there(connection.moving.gid)?)))
+            .collect::<anyhow::Result<_>>()?;
         let mut forwards: Vec<(OwnedFd, Vec<Request>)> = Vec::new();
         for process in &self.processes {
             let pid = process.guest.pid;
@@ -177,7 +186,7 @@ impl Source {
                 let requests = context.qps.iter().filter(|qp| is_connected(qp)).filter_map(|qp| {
                     Some(Request::ForwardQp {
                         qpn: qp.physical_qpn,
-                        to_gid: gid,
+                        to_gid: *new_gids.get(&qp.physical_qpn)?,
                         to_qpn: self.new_qp(pid, qp.qpn)?.physical_qpn,
                         seconds: FORWARD_SECONDS,
                     })
@@ -198,11 +207,6 @@ impl Source {
             Ok(())
         });
         forwarded.await.context("forwarding panicked")?
-    }
-
-    fn destination_gid(&self) -> anyhow::Result<[u8; 16]> {
-        let host = self.agent.peers.directory().host(&self.request.destination);
-        Ok(host.context("the destination is unknown")?.gid())
     }
 
     /// The partners' hosts know that only the decision ends the session from here on.

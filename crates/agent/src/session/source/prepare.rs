@@ -7,11 +7,14 @@ use anyhow::{Context, bail};
 use futures_util::future::{join_all, try_join_all};
 use verbatim_channel::{Answer, Endpoint, KeyPair, Order};
 use verbatim_container::{Checkpoint, CheckpointConfig};
+use verbatim_device::gids::counterpart;
 
 use super::connections::{
-    Connected, Connection, OtherEnd, Unconnected, connections, describe_own, memory_bytes, unconnected,
+    Connected, Connection, OtherEnd, Unconnected, connections, describe_own, lacking, memory_bytes,
+    unconnected,
 };
 use super::{Failure, PartnerHost, Process, Source, told};
+use crate::gids::Gid;
 use crate::guests::unexpected;
 use crate::held::Hold;
 use crate::journal::{Event, Role, Told};
@@ -85,14 +88,27 @@ impl Source {
             .map(|(guest, road_map)| Process { guest, road_map })
             .collect();
         let road_maps: Vec<_> = self.processes.iter().map(|process| &process.road_map).collect();
-        let (connections, mut blockers) = connections(self.agent.peers.directory(), &road_maps);
+        let places = self.agent.places(&road_maps).await?;
+        let (connections, mut blockers) = connections(&places, &road_maps);
+        let to = &self.request.destination;
+        let there = self.agent.gids_of(to).await?;
+        blockers.extend(lacking(&places, &connections, &road_maps, (to, &there)));
         blockers.extend(road_maps.iter().flat_map(|road_map| road_map.blockers.clone()));
         blockers.extend(self.agent.guests.refused(self.instance.name()));
         if let Some(blocker) = blockers.first() {
             bail!("{blocker}");
         }
         self.connections = connections;
+        self.gids = (places.own, there);
         Ok(())
+    }
+
+    /// The destination's GID that takes the place of one of this host's.
+    pub(super) fn there(&self, gid: Gid) -> anyhow::Result<Gid> {
+        let (here, there) = &self.gids;
+        let index = counterpart(here, gid, there);
+        let index = index.context("the destination's RNIC has no GID of a connection's kind (any more)")?;
+        Ok(there[index])
     }
 
     /// Makes the new contexts and connections while the old ones still work, and lets runc and CRIU get ready.
@@ -249,7 +265,7 @@ impl Source {
 
     fn unconnected(&self) -> Vec<Unconnected> {
         let road_maps: Vec<_> = self.processes.iter().map(|process| &process.road_map).collect();
-        unconnected(self.agent.peers.directory(), &road_maps)
+        unconnected(&self.gids.0, &road_maps)
     }
 
     /// Whether somebody had been told before that, and has connected meanwhile.
@@ -264,7 +280,13 @@ impl Source {
         if unconnected.is_empty() {
             return early;
         }
-        let ends: Vec<proto::Endpoint> = unconnected.iter().map(|own| own.end.into()).collect();
+        // They may be known by any of this host's GIDs.
+        let (own_gids, _) = &self.gids;
+        let ends = unconnected.iter().flat_map(|own| {
+            let qpn = own.end.qpn;
+            own_gids.iter().map(move |gid| Endpoint { gid: *gid, qpn }.into())
+        });
+        let ends: Vec<proto::Endpoint> = ends.collect();
         let hosts = agent.peers.directory().all();
         let asked = hosts.iter().map(|host| {
             let ends = ends.clone();
@@ -288,7 +310,7 @@ impl Source {
         // The instance's own are among its connections.
         let known = self.connections.iter();
         let known: HashSet<Endpoint> = known.flat_map(|known| [known.moving, known.partner]).collect();
-        let by_end: HashMap<Endpoint, &Unconnected> = unconnected.iter().map(|own| (own.end, own)).collect();
+        let by_qpn: HashMap<u32, &Unconnected> = unconnected.iter().map(|own| (own.end.qpn, own)).collect();
         for (host, found) in hosts.iter().zip(join_all(asked).await) {
             for end in found {
                 let ends = (
@@ -298,7 +320,8 @@ impl Source {
                 let (Some(Ok(moving)), Some(Ok(partner))) = ends else {
                     continue;
                 };
-                if let Some(own) = by_end.get(&moving).filter(|_| !known.contains(&partner)) {
+                let is_own = own_gids.contains(&moving.gid) && !known.contains(&partner);
+                if let Some(own) = by_qpn.get(&moving.qpn).filter(|_| is_own) {
                     early.push(Connection {
                         pid: own.pid,
                         qpn: own.qpn,
@@ -343,19 +366,13 @@ impl Source {
     /// Connects the new ends with each other.
     async fn connect(&mut self, standbys: &HashMap<usize, proto::Standby>) -> anyhow::Result<()> {
         let gone = "a connection's new end is missing";
-        let destination_gid = self
-            .agent
-            .peers
-            .directory()
-            .host(&self.request.destination)
-            .context("the destination is unknown")?
-            .gid();
         let mut at_destination = Vec::new();
         let mut at_partners: HashMap<usize, proto::PartnerPeer> = HashMap::new();
         for (index, connection) in self.connections.iter().enumerate() {
             let own = self.new_qp(connection.pid, connection.qpn).context(gone)?;
-            let at_destination_is = |qp: &proto::NewQp| Endpoint {
-                gid: destination_gid,
+            let gid = self.there(connection.moving.gid)?;
+            let there = |gid, qp: &proto::NewQp| Endpoint {
+                gid,
                 qpn: qp.physical_qpn,
             };
             // New PSNs show stray packets; but who cannot have sent yet may still name its own, as the programs have agreed.
@@ -363,11 +380,13 @@ impl Source {
                 OtherEnd::Own(other) => {
                     let sends = connection.sends && self.connections[*other].sends;
                     let other = &self.connections[*other];
+                    let gid = self.there(other.moving.gid)?;
                     let other = self.new_qp(other.pid, other.qpn).context(gone)?;
-                    (at_destination_is(other), sends.then_some(other.sq_psn))
+                    (there(gid, other), sends.then_some(other.sq_psn))
                 }
                 OtherEnd::OwnUnconnected { pid, qpn } => {
-                    (at_destination_is(self.new_qp(*pid, *qpn).context(gone)?), None)
+                    let gid = self.there(connection.partner.gid)?;
+                    (there(gid, self.new_qp(*pid, *qpn).context(gone)?), None)
                 }
                 OtherEnd::Host(_) if connection.connected == Connected::Moving => (connection.partner, None),
                 OtherEnd::Host(_)
@@ -380,7 +399,7 @@ impl Source {
                     let sends = connection.sends && standby.sends;
                     let peer = proto::PartnerPeer {
                         connection: index as u32,
-                        remote: Some(at_destination_is(own).into()),
+                        remote: Some(there(gid, own).into()),
                         rq_psn: sends.then_some(own.sq_psn),
                     };
                     at_partners.insert(index, peer);
@@ -399,6 +418,7 @@ impl Source {
                 remote: Some(remote.into()),
                 rq_psn,
                 paused: false,
+                gid: gid.to_vec(),
             });
         }
         self.connect_destination(at_destination).await?;

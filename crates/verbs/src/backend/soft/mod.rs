@@ -27,7 +27,7 @@ use self::map::Arena;
 pub(super) use self::rings::{SoftCompletions, SoftRecvs, SoftSends};
 use super::{
     CompletionRing, CqPlace, Device, EventChannel, Parked, PhysicalMemory, PhysicalMrChange, PhysicalMrInit,
-    PhysicalQpInit, Provider, QpEnds, QpPlace, RecvRing, SrqPlace, Watched,
+    PhysicalQpInit, Provider, QpEnds, QpPlace, RecvRing, SrqPlace, TakenUp, Watched,
 };
 use crate::context::DeviceInfo;
 use crate::error::VerbsError;
@@ -453,11 +453,16 @@ impl Device for SoftDevice {
         })
     }
 
-    fn restore_qps(&self, images: &[(u32, &[u8])]) -> Result<Vec<Result<(), VerbsError>>, VerbsError> {
+    fn restore_qps(&self, images: &[TakenUp<'_>]) -> Result<Vec<Result<(), VerbsError>>, VerbsError> {
         const VERB: &str = "restore_qp";
-        let requests = images.iter().map(|(qpn, image)| {
-            let (image, memory) = image::carry(image).map_err(no_answer(VERB))?;
-            Ok((Request::RestoreQp { qpn: *qpn, image }, memory))
+        let requests = images.iter().map(|taken_up| {
+            let (image, memory) = image::carry(taken_up.image).map_err(no_answer(VERB))?;
+            let request = Request::RestoreQp {
+                qpn: taken_up.qpn,
+                image,
+                sgid_index: taken_up.sgid_index,
+            };
+            Ok((request, memory))
         });
         self.call_each(VERB, requests, |reply, _| is_done(VERB, reply))
     }

@@ -115,6 +115,7 @@ pub fn make_again(device: &dyn Device, map: &RoadMap, peer: Option<&NewPeer<'_>>
             slot: place.slot,
             offset: place.offset,
             remote,
+            sgid_index: remote.map(|_| 0),
             key_table: None,
         }],
     }]

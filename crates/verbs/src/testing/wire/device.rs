@@ -14,7 +14,7 @@ use verbatim_roce::{AccessFlags, Mtu, Psn, Qp, QpAttributes, Qpn, RcImage, RcQp,
 use super::rings::{CqEnd, QpEnd};
 use super::{Region, Rnic, Wire, WireQp, new_qp};
 use crate::backend::{
-    CompletionRing, CqPlace, Device, Parked, PhysicalMrInit, PhysicalQpInit, QpEnds, QpPlace,
+    CompletionRing, CqPlace, Device, Parked, PhysicalMrInit, PhysicalQpInit, QpEnds, QpPlace, TakenUp,
 };
 use crate::error::VerbsError;
 use crate::testing::nic::connection;
@@ -264,9 +264,9 @@ impl Device for WireDevice {
         images.collect()
     }
 
-    fn restore_qps(&self, images: &[(u32, &[u8])]) -> Result<Vec<Result<(), VerbsError>>, VerbsError> {
-        for (qpn, image) in images {
-            self.restore(*qpn, image);
+    fn restore_qps(&self, images: &[TakenUp<'_>]) -> Result<Vec<Result<(), VerbsError>>, VerbsError> {
+        for taken_up in images {
+            self.restore(taken_up.qpn, taken_up.image);
         }
         Ok(images.iter().map(|_| Ok(())).collect())
     }

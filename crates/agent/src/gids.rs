@@ -1,0 +1,320 @@
+//! Whose a GID is.
+//!
+//! An RNIC has a GID for each address of its interface, and a program may be connected by any of them. The first is its host's
+//! address, which the list of hosts has. The others only the host itself knows: its agent asks its RNIC, and tells other agents.
+//! So when one turns up that is no host's address, all hosts are asked. What they say is kept for a while.
+//!
+//! A host is believed what it says of itself, unless another one says the same of itself: then neither is.
+
+use std::collections::{HashMap, HashSet};
+use std::net::Ipv6Addr;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use futures_util::future::join_all;
+use verbatim_channel::RoadMap;
+use verbatim_device::gids::counterpart;
+
+use crate::agent::Agent;
+use crate::directory::HostEntry;
+use crate::proto::GidsRequest;
+use crate::session::told;
+use crate::standby::{self, is_connected};
+
+/// A GID in network byte order.
+pub type Gid = [u8; 16];
+
+/// How long a host may take to answer.
+const ASK_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// For so long what a host has said holds.
+const HOLDS: Duration = Duration::from_secs(10);
+
+/// A host that has answered so lately is not asked again for a GID that was not in its answer.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// The GID tables of the hosts, as far as they were asked.
+#[derive(Debug, Default)]
+pub struct Gids(Mutex<HashMap<String, Answer>>);
+
+#[derive(Debug, Clone)]
+struct Answer {
+    at: Instant,
+    /// Or why there is none.
+    table: Result<Vec<Gid>, String>,
+}
+
+impl Gids {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Answer>> {
+        self.0.lock().expect("no panic under this lock")
+    }
+
+    fn note(&self, host: &str, table: &anyhow::Result<Vec<Gid>>) {
+        let answer = Answer {
+            at: Instant::now(),
+            table: table.as_ref().map_err(|error| format!("{error:#}")).cloned(),
+        };
+        self.lock().insert(host.to_owned(), answer);
+    }
+
+    /// Whether a host has said lately that it has this one.
+    fn is_known(&self, host: &str, gid: &Gid) -> bool {
+        let known = self.known(host, HOLDS);
+        known.is_some_and(|answer| answer.table.is_ok_and(|table| table.contains(gid)))
+    }
+
+    /// What a host has said lately: within `recently`, or, if there was no answer, within [`HOLDS`].
+    fn known(&self, host: &str, recently: Duration) -> Option<Answer> {
+        let answer = self.lock().get(host).cloned()?;
+        let limit = match answer.table {
+            Ok(_) => recently,
+            Err(_) => HOLDS,
+        };
+        (answer.at.elapsed() < limit).then_some(answer)
+    }
+}
+
+/// Which of the hosts has `gid`, by what they have answered; `None` if none has.
+fn owner<'h>(gid: Gid, answers: &[(&'h HostEntry, Answer)]) -> anyhow::Result<Option<&'h HostEntry>> {
+    let has = |answer: &Answer| answer.table.as_ref().is_ok_and(|table| table.contains(&gid));
+    let mut owners = answers.iter().filter(|(_, answer)| has(answer));
+    match (owners.next(), owners.next()) {
+        (Some((one, _)), Some((other, _))) => bail!(
+            "both {} and {} say that {} is their RNIC's: a GID by which programs are connected must be that of one host",
+            one.name,
+            other.name,
+            Ipv6Addr::from(gid)
+        ),
+        (found, _) => Ok(found.map(|(host, _)| *host)),
+    }
+}
+
+/// Why nobody has it.
+fn nobody(gid: Gid, answers: &[(&HostEntry, Answer)]) -> anyhow::Error {
+    let (mut asked, mut unknown) = (Vec::new(), Vec::new());
+    for (host, answer) in answers {
+        match &answer.table {
+            Ok(_) => asked.push(host.name.as_str()),
+            Err(error) => unknown.push(format!("{} cannot say ({error})", host.name)),
+        }
+    }
+    let mut text = format!(
+        "{} is the GID of no known host: asked were {}",
+        Ipv6Addr::from(gid),
+        asked.join(", ")
+    );
+    if !unknown.is_empty() {
+        text = format!("{text}; {}", unknown.join("; "));
+    }
+    anyhow::Error::msg(text)
+}
+
+impl Agent {
+    /// The GID table of this host's RNIC.
+    pub async fn own_gids(&self) -> anyhow::Result<Vec<Gid>> {
+        let nic = self.config.nic_socket();
+        let asked = tokio::task::spawn_blocking(move || standby::gids(&nic));
+        let gids = asked.await.context("asking the RNIC panicked")??;
+        if gids.is_empty() {
+            bail!("the RNIC has no GID");
+        }
+        Ok(gids)
+    }
+
+    /// The GID table of a host's RNIC as it is now.
+    pub async fn gids_of(&self, host: &str) -> anyhow::Result<Vec<Gid>> {
+        let asked = tokio::time::timeout(ASK_TIMEOUT, async {
+            if host == self.name() {
+                return self.own_gids().await;
+            }
+            let mut client = self.peers.connect(host).await?;
+            let reply = told(host, "tell its GIDs", client.gids(GidsRequest {}).await)?;
+            reply.gids.into_iter().map(gid_of).collect()
+        });
+        let table = asked
+            .await
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("no answer in {ASK_TIMEOUT:?}")));
+        self.gids.note(host, &table);
+        table
+    }
+
+    /// What all hosts have said within `recently`; those that have not are asked.
+    async fn all_gids(&self, recently: Duration) -> Vec<(&HostEntry, Answer)> {
+        let hosts = self.peers.directory().all().iter();
+        let asked = hosts.map(|host| async move {
+            if let Some(answer) = self.gids.known(&host.name, recently) {
+                return (host, answer);
+            }
+            let table = self.gids_of(&host.name).await;
+            let table = table.map_err(|error| format!("{error:#}"));
+            let at = Instant::now();
+            (host, Answer { at, table })
+        });
+        join_all(asked).await
+    }
+
+    /// The host whose RNIC has `gid`. An error names the GID, and who was asked.
+    pub async fn host_of(&self, gid: Gid) -> anyhow::Result<&HostEntry> {
+        if let Some(host) = self.peers.directory().by_gid(&gid) {
+            return Ok(host);
+        }
+        if let Some(host) = owner(gid, &self.all_gids(HOLDS).await)? {
+            return Ok(host);
+        }
+        // It may be new.
+        let answers = self.all_gids(ASK_AGAIN).await;
+        owner(gid, &answers)?.ok_or_else(|| nobody(gid, &answers))
+    }
+
+    /// Those of `gids` that are `host`'s, by its address or since it says so and nobody else is known to do. Only that host is
+    /// asked: others that are out of reach keep nobody waiting.
+    pub async fn gids_among(&self, host: &HostEntry, gids: impl IntoIterator<Item = Gid>) -> HashSet<Gid> {
+        let (directory, own) = (self.peers.directory(), host.gid());
+        let mut gids: HashSet<Gid> = gids.into_iter().collect();
+        gids.retain(|gid| *gid == own || directory.by_gid(gid).is_none());
+        if gids.iter().any(|gid| *gid != own) {
+            let is_known = |gid: &Gid| *gid == own || self.gids.is_known(&host.name, gid);
+            if !gids.iter().all(is_known) {
+                // Noted, whatever it is.
+                let _ = self.gids_of(&host.name).await;
+            }
+            let hosts = directory.all().iter();
+            let known = hosts.filter_map(|host| Some((host, self.gids.known(&host.name, HOLDS)?)));
+            let known: Vec<_> = known.collect();
+            let is_host_s = |gid: &Gid| {
+                *gid == own || matches!(owner(*gid, &known), Ok(Some(found)) if found.name == host.name)
+            };
+            gids.retain(is_host_s);
+        }
+        gids
+    }
+
+    /// Where the other ends of the connections in road maps are.
+    pub async fn places(&self, road_maps: &[&RoadMap]) -> anyhow::Result<Places> {
+        let own = self.own_gids().await?;
+        let contexts = road_maps.iter().flat_map(|road_map| &road_map.contexts);
+        let connected = contexts
+            .flat_map(|context| &context.qps)
+            .filter(|qp| is_connected(qp));
+        let remotes: HashSet<Gid> = connected.filter_map(|qp| Some(qp.remote?.gid)).collect();
+        let mut hosts = HashMap::new();
+        for gid in remotes {
+            let host = match own.contains(&gid) {
+                true => Ok(self.name().to_owned()),
+                false => self.host_of(gid).await.map(|host| host.name.clone()),
+            };
+            hosts.insert(gid, host.map_err(|error| format!("{error:#}")));
+        }
+        Ok(Places { own, hosts })
+    }
+
+    /// By what GID the RNIC of `to` is reached by those that know the RNIC of `from` by `gid`: of the same kind; its address if
+    /// it has none such, or cannot be asked.
+    pub async fn gid_at(&self, from: &HostEntry, gid: Gid, to: &HostEntry) -> Gid {
+        if gid == from.gid() || from.name == to.name {
+            return if from.name == to.name { gid } else { to.gid() };
+        }
+        let (here, there) = (self.gids_of(&from.name).await, self.gids_of(&to.name).await);
+        match (here, there) {
+            (Ok(here), Ok(there)) => counterpart(&here, gid, &there).map_or(to.gid(), |index| there[index]),
+            _ => to.gid(),
+        }
+    }
+}
+
+/// A GID from another agent's message.
+pub fn gid_of(bytes: Vec<u8>) -> anyhow::Result<Gid> {
+    let length = bytes.len();
+    bytes
+        .try_into()
+        .map_err(|_| anyhow::anyhow!("a GID of {length} bytes, not 16"))
+}
+
+/// The hosts behind the GIDs of connections.
+#[derive(Debug)]
+pub struct Places {
+    /// The GID table of this host's RNIC, not empty.
+    pub own: Vec<Gid>,
+    hosts: HashMap<Gid, Result<String, String>>,
+}
+
+impl Places {
+    /// The host with that GID, or why there is none.
+    pub fn host(&self, gid: &Gid) -> Result<&str, &str> {
+        match self.hosts.get(gid) {
+            Some(Ok(host)) => Ok(host),
+            Some(Err(error)) => Err(error),
+            None => Err("it was not asked for"),
+        }
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// Places of a host whose RNIC has these GIDs.
+    pub fn places(own: Vec<Gid>, hosts: &[(Gid, &str)]) -> Places {
+        let hosts = hosts.iter().map(|(gid, host)| (*gid, Ok((*host).to_owned())));
+        Places {
+            own,
+            hosts: hosts.collect(),
+        }
+    }
+
+    fn gid(text: &str) -> Gid {
+        text.parse::<Ipv6Addr>().unwrap().octets()
+    }
+
+    fn hosts() -> [HostEntry; 3] {
+        ["a", "b", "c"].map(|name| HostEntry {
+            name: name.to_owned(),
+            address: "10.0.0.1".parse().unwrap(),
+        })
+    }
+
+    fn answer(table: Result<&[&str], &str>) -> Answer {
+        Answer {
+            at: Instant::now(),
+            table: table
+                .map(|table| table.iter().map(|text| gid(text)).collect())
+                .map_err(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn a_gid_is_the_host_s_that_says_so() {
+        let hosts = hosts();
+        let answers = [
+            (&hosts[0], answer(Ok(&["::ffff:10.0.0.1", "fd00::1", "fe80::1"]))),
+            (&hosts[1], answer(Ok(&["::ffff:10.0.0.2", "fd00::2", "fe80::1"]))),
+            (&hosts[2], answer(Err("no route"))),
+        ];
+        let found = owner(gid("fd00::2"), &answers).unwrap();
+        assert_eq!(found.map(|host| host.name.as_str()), Some("b"));
+        assert_eq!(owner(gid("fd00::3"), &answers).unwrap(), None);
+        let error = nobody(gid("fd00::3"), &answers).to_string();
+        assert_eq!(
+            error,
+            "fd00::3 is the GID of no known host: asked were a, b; c cannot say (no route)"
+        );
+        let error = owner(gid("fe80::1"), &answers).unwrap_err().to_string();
+        assert!(error.starts_with("both a and b say that fe80::1 is"), "{error}");
+    }
+
+    #[test]
+    fn what_a_host_has_said_holds_for_a_while() {
+        let gids = Gids::default();
+        assert!(gids.known("a", HOLDS).is_none());
+        gids.note("a", &Ok(vec![gid("fd00::1")]));
+        gids.note("b", &Err(anyhow::anyhow!("no route")));
+        let known = gids.known("a", HOLDS).expect("it was just said");
+        assert_eq!(known.table, Ok(vec![gid("fd00::1")]));
+        assert!(gids.known("a", Duration::ZERO).is_none());
+        let failed = gids
+            .known("b", Duration::ZERO)
+            .expect("who is out of reach is left alone");
+        assert_eq!(failed.table, Err("no route".to_owned()));
+    }
+}
