@@ -436,7 +436,7 @@ impl Story {
         let Answer::Described(map) = self.ends[mover].order(Order::Describe) else {
             panic!("no road map")
         };
-        assert_eq!(map.contexts[0].gid, known.gid);
+        assert_eq!(map.contexts[0].gids[0], known.gid);
         let device = self.world.device(target);
         let nobody = StandbyQp {
             qpn: 0,
