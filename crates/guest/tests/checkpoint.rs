@@ -142,21 +142,21 @@ fn objects_take_few_bytes() {
         ("pd", 16),
         ("channel", 20),
         ("cq", 32),
-        ("srq", 36),
-        ("mr", 48),
-        ("ah", 52),
-        ("mw", 64),
-        ("qp", 640),
-        ("qp_srq", 640),
+        ("srq", 32),
+        ("mr", 44),
+        ("ah", 48),
+        ("mw", 52),
+        ("qp", 300),
+        ("qp_srq", 300),
     ] {
         let bytes = sizes[name];
         assert!(bytes > 0 && bytes <= at_most, "{name}: {bytes} bytes");
     }
     for (full, idle, each_at_most) in [
-        ("cq_full", "cq", 40),
+        ("cq_full", "cq", 28),
         ("srq_full", "srq", 24),
         ("qp_recvs", "qp", 24),
-        ("qp_sends", "qp", 200),
+        ("qp_sends", "qp", 90),
     ] {
         let each = (sizes[full] - sizes[idle]) / 8;
         assert!(each > 0 && each <= each_at_most, "{full}: {each} bytes each");

@@ -185,7 +185,7 @@ impl Wire {
     }
 
     /// A move begins, or is over.
-    fn count_move(&self, begins: bool) {
+    pub fn count_move(&self, begins: bool) {
         let moves = &mut self.0.lock().moves;
         *moves = if begins { *moves + 1 } else { *moves - 1 };
     }
