@@ -27,10 +27,14 @@ test: build ## all tests, from units to end to end
 
 faults: build ## a failure at every step of a migration, in every way (docs/failures.md)
 	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored faults::
+	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored lost_rnic::
+	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored gids::
 
-soak: build ## MOVES moves in a row (200) with 1 % of the packets lost; nothing may be lost or grow
+soak: build ## MOVES moves in a row (200) by each method with 1 % of the packets lost; nothing may be lost or grow
 	CI=true VERBATIM_SOAK_MOVES=$(or $(MOVES),200) $(cargo) test --release --locked -p verbatim-e2e --test e2e -- \
 		--include-ignored soak::lossy
+	CI=true VERBATIM_SOAK_MOVES=$(or $(MOVES),200) $(cargo) test --release --locked -p verbatim-e2e --test e2e -- \
+		--include-ignored soak::pause_resume_lossy
 	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored many::
 
 application: build ## LAMMPS over MPI and UCX, both ranks moved in the middle of their work

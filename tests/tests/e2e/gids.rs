@@ -52,13 +52,16 @@ const KINDS: [Kind; 2] = [
 ];
 const GLOBAL: Kind = KINDS[0];
 
-/// All of them.
+/// All of them. Each kind of GID by one of the methods is in every run.
 pub fn tests() -> Vec<Test> {
     let mut tests = Vec::new();
     for kind in KINDS {
         for (name, how) in [("wait", WAIT), ("pause", PAUSE)] {
+            let often =
+                (kind.name, name) == ("global", "wait") || (kind.name, name) == ("link_local", "pause");
             let name = format!("gids::{}_{name}", kind.name);
-            tests.push(Test::new(name, FOUR_HOSTS, move |lab| both_ends(lab, kind, how)));
+            let test = Test::new(name, FOUR_HOSTS, move |lab| both_ends(lab, kind, how));
+            tests.push(test.only_on_demand(!often));
         }
     }
     for (name, program) in [
@@ -67,13 +70,14 @@ pub fn tests() -> Vec<Test> {
         ("events", &["ib_send_bw", "-e", "-q", "4"]),
     ] {
         let name = format!("gids::perftest_{name}");
-        tests.push(Test::new(name, HOSTS, move |lab| perftest(lab, program)));
+        tests.push(Test::new(name, HOSTS, move |lab| perftest(lab, program)).only_on_demand(true));
     }
     for (name, how) in [("wait", WAIT), ("pause", PAUSE)] {
         let name = format!("gids::both_in_one_instance_{name}");
-        tests.push(Test::new(name, HOSTS, move |lab| {
+        let test = Test::new(name, HOSTS, move |lab| {
             both_in_one_instance(lab, GLOBAL.index, how)
-        }));
+        });
+        tests.push(test.only_on_demand(true));
     }
     tests.push(Test::new("gids::operators_pause", HOSTS, operators_pause));
     tests.push(Test::new(

@@ -305,7 +305,10 @@ fn at_every_step(losses: &[bool]) {
         ] {
             let (trace, _) = run(at, act, losses);
             assert_eq!(trace.completions, plain.completions, "{act:?} at step {at}");
-            assert!(trace.memory == plain.memory, "{act:?} at step {at}: memory differs");
+            assert!(
+                trace.memory == plain.memory,
+                "{act:?} at step {at}: memory differs"
+            );
         }
     }
 }
