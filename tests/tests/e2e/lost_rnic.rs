@@ -12,6 +12,8 @@ use crate::migration::Check;
 
 const HOSTS: &[&str] = &["src", "dst", "peer"];
 const LIMIT: Duration = Duration::from_secs(60);
+/// As the RNICs have it where nothing else is said.
+const PAUSE_LIMIT: Duration = Duration::from_secs(60);
 const OPTIONS: &[&str] = &[
     "--op",
     "mix",
@@ -38,7 +40,7 @@ pub fn tests() -> Vec<Test> {
     let test = |(host, point, method): (&'static str, &'static str, &'static str)| {
         let name = format!("lost_rnic::{point}_{method}").replace('-', "_");
         let often = [
-            ("destination-claim", "pause-resume"),
+            ("destination-claim", "wait-before-stop"),
             ("partner-resume", "wait-before-stop"),
         ];
         let test = Test::new(name, HOSTS, move |lab| dies(lab, host, point, method));
@@ -110,9 +112,10 @@ fn server_only(check: &Check<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// With which status it ended.
+/// With which status it ended. An end that was paused waits for the other, if it does not see that program end, for as long as
+/// its RNIC's pause limit.
 fn ended(instance: &Instance<'_>) -> anyhow::Result<Option<i32>> {
-    eventually("the program's end", LIMIT, || {
+    eventually("the program's end", LIMIT + PAUSE_LIMIT, || {
         let row = instance.row()?;
         Ok((row.state == "exited").then_some(row.exit_status))
     })
