@@ -248,7 +248,7 @@ impl Context {
         &self,
         destroy: impl FnOnce(&dyn Device) -> Result<(), VerbsError>,
     ) -> Result<(), VerbsError> {
-        match destroy(&*self.device()?) {
+        match self.device().and_then(|device| destroy(&*device)) {
             Err(error) if error.is_loss_of_device() => Ok(()),
             outcome => outcome,
         }
