@@ -16,11 +16,14 @@ struct hold {
 	int64_t next_ns;
 };
 
+/* Whether it was asked for, and libibverbs has the calls. */
+bool hold_possible(unsigned every_ms);
+
 /*
- * Gives each connection a secret, for --hold-every. Where libibverbs has no such calls nothing is done, then or later: the other
- * side may have asked for it. False after an error.
+ * Where it is possible, begins to. With secrets the RNICs tell each other; a side that knows nothing of that must be told nothing,
+ * and takes it for loss. False after an error.
  */
-bool hold_begin(struct hold *hold, unsigned every_ms, struct lane *lanes, struct report *report);
+bool hold_begin(struct hold *hold, unsigned every_ms, bool secrets, struct lane *lanes, struct report *report);
 
 /* Stands still for a moment, when it is time. False after an error. */
 bool hold_step(struct hold *hold, int64_t now_ns, struct device *device, struct report *report);

@@ -10,6 +10,7 @@
 
 #include "device.h"
 #include "exchange.h"
+#include "hold.h"
 #include "lane.h"
 #include "options.h"
 #include "pattern.h"
@@ -62,7 +63,7 @@ static bool create_lanes(struct run *run)
 
 static bool connect_lanes(struct run *run)
 {
-	uint64_t ready = 1, peer_ready;
+	uint64_t ready = hold_possible(run->options->hold_every_ms) ? 2 : 1, peer_ready;
 
 	for (uint64_t i = 0; i < run->load->qps; i++) {
 		struct lane *lane = &run->lanes[i];
@@ -72,7 +73,10 @@ static bool connect_lanes(struct run *run)
 		    !lane_connect(lane, &mine, run->device, run->options->ack_timeout))
 			return false;
 	}
-	return exchange_swap(run->exchange, &ready, &peer_ready, sizeof(ready), "\"ready\"", run->report);
+	if (!exchange_swap(run->exchange, &ready, &peer_ready, sizeof(ready), "\"ready\"", run->report))
+		return false;
+	run->share_secrets = ready == 2 && peer_ready == 2;
+	return true;
 }
 
 /* From here on what goes wrong is a defect: messages may be lost by it. */

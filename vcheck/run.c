@@ -180,7 +180,7 @@ static void run_loop(struct run *run, struct stopwatch *watch)
 	bool done = false, stop = false, any;
 	struct hold hold = { 0 };
 
-	if (!hold_begin(&hold, run->options->hold_every_ms, run->lanes, run->report))
+	if (!hold_begin(&hold, run->options->hold_every_ms, run->share_secrets, run->lanes, run->report))
 		return;
 
 	do {

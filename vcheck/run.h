@@ -18,6 +18,7 @@ struct run {
 	struct lane *lanes;
 	struct private_memory *private_memory;
 	struct report *report;
+	bool share_secrets;	/* both sides stand still now and then, and can tell each other */
 };
 
 /* Leaves seconds, longest_gap_ms and all counts in the report. */

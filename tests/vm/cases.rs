@@ -146,7 +146,7 @@ const CHECKS: &[Row] = &[
         "--op mix -n 300 -s 16384 --random-size -q 2 --bidirectional",
     ),
     ("large", "--op mix -n 8 -s 8388608 --depth 4"),
-    // Our end stands still in the middle of it, and says so in packets that rxe does not know.
+    // Our end stands still in the middle of it. Rxe, which shares no secret with it, is told nothing, and takes it for loss.
     (
         "held_still",
         "--op mix -D 10 -s 20000 --random-size -q 2 --bidirectional --hold-every 500",
