@@ -4,6 +4,7 @@ mod checks;
 mod logs;
 mod sessions;
 
+use std::num::NonZeroU64;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -287,6 +288,7 @@ impl Control for ControlService {
             destination: request.destination,
             drain_timeout,
             limits,
+            max_bandwidth: NonZeroU64::new(request.max_bytes_per_second),
             method: request.method.parse().map_err(tonic::Status::invalid_argument)?,
         };
         let (events, receiver) = mpsc::channel(64);

@@ -8,7 +8,9 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
+use rustix::event::{PollFd, PollFlags};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::process::{Pid, PidfdFlags, Signal};
 use tokio::io::unix::AsyncFd;
 use verbatim_seqpacket::Socket;
 
@@ -205,7 +207,7 @@ impl Faults {
                 Action::Fail => bail!("refused at {}, as ordered", point.name()),
                 Action::Exit => {
                     tracing::error!(point = point.name(), "ordered to die");
-                    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)?;
+                    rustix::process::kill_process(rustix::process::getpid(), Signal::KILL)?;
                     std::future::pending().await
                 }
                 Action::Damage => return Ok(true),
@@ -214,10 +216,8 @@ impl Faults {
                         // It is dead already: the step is tried again.
                         return Ok(false);
                     };
-                    let pid = rustix::process::Pid::from_raw(socket.peer()?.pid).context("no RNIC")?;
-                    rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
-                    // It is dead when its end is closed.
-                    let _ = tokio::task::spawn_blocking(move || socket.recv_bytes()).await;
+                    let pid = Pid::from_raw(socket.peer()?.pid).context("no RNIC")?;
+                    kill(pid).await.context("the RNIC does not die")?;
                     return Ok(false);
                 }
                 Action::Hang => {
@@ -254,6 +254,19 @@ impl Faults {
         writeln!(file, "{} {action:?}", point.name())?;
         Ok(())
     }
+}
+
+/// Kills a process, and waits until all its descriptors are closed: those who hold the other ends know of its death. The kernel
+/// closes them one after the other, and then says that it has ended.
+async fn kill(pid: Pid) -> anyhow::Result<()> {
+    let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+    rustix::process::pidfd_send_signal(&process, Signal::KILL)?;
+    let ended = tokio::task::spawn_blocking(move || {
+        let mut ends = [PollFd::new(&process, PollFlags::IN)];
+        rustix::io::retry_on_intr(|| rustix::event::poll(&mut ends, None))
+    });
+    ended.await??;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! - [`beneath`]: how files are opened that a program can replace;
 //! - [`tree`]: which files of a folder are there, changed or gone;
 //! - [`send`]: both together, as a stream of parts;
+//! - [`pace`]: at which rate, while the program runs;
 //! - [`place`]: the other end of that stream;
 //! - [`convergence`]: when further rounds are of no use;
 //! - [`private`]: how much memory is in no file, and so in no round;
@@ -15,6 +16,7 @@ pub mod beneath;
 pub mod convergence;
 pub mod fingerprint;
 pub mod moves;
+pub mod pace;
 pub mod place;
 pub mod pre_dump;
 pub mod private;

@@ -250,6 +250,10 @@ pub struct MigrateArguments {
     /// How long memory is sent ahead, in seconds; the round that runs then is the last.
     #[arg(long, value_name = "SECONDS", default_value = "300", value_parser = seconds)]
     pub max_precopy_time: Duration,
+    /// How fast memory is sent ahead, in MiB per second, where links or processors are to be left to others. What is sent in the
+    /// blackout goes as fast as can be.
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_bandwidth: Option<u32>,
     /// How connections are brought to a stop. wait-before-stop: requests are intercepted at both ends until nothing is in flight.
     /// pause-resume: the RNICs of both ends pause the connections in the middle of what is under way, nothing is waited for,
     /// and the partners' programs are not touched; where that cannot be, it is wait-before-stop after all, and the report

@@ -11,11 +11,14 @@ use crate::{
 /// The destination of multicast datagrams (IBA §10.5.2).
 const MULTICAST_QPN: u32 = 0x00ff_ffff;
 
-/// What a queue pair does: the states that the program sees, and those that it does not.
+/// What a queue pair does: the states that the program sees, and those that it does not. In this order: what each packet asks
+/// for, whether all may be sent and whether responses are waited for, is one comparison with a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Reset,
     Init,
+    /// There is something to be told to a partner that was stopped or has gone on, or to be heard from it.
+    Waiting,
     Rtr,
     Rts,
     Sqd,
@@ -23,8 +26,6 @@ pub(crate) enum Phase {
     Err,
     /// The connection is stopped, and may go on elsewhere.
     Stopped,
-    /// There is something to be told to a partner that was stopped or has gone on, or to be heard from it.
-    Waiting,
 }
 
 impl Phase {

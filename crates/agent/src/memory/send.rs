@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use tonic::transport::Channel;
 
 use super::beneath;
+use super::pace::Pace;
 use super::tracker::Tracker;
 use super::tree::{Kind, Tree};
 use crate::proto::FilePart;
@@ -37,6 +38,7 @@ pub struct Sender {
     sent: Arc<AtomicU64>,
     /// How many read.
     threads: usize,
+    pace: Arc<Pace>,
     scope: Scope,
 }
 
@@ -73,6 +75,7 @@ impl Sender {
             trusted,
             sent: Arc::default(),
             threads: 1,
+            pace: Arc::new(Pace::new(None)),
             scope: Scope::default(),
         }
     }
@@ -86,6 +89,12 @@ impl Sender {
     /// It does not send what is below this folder.
     pub fn without(mut self, folder: &Path) -> Self {
         self.scope = Scope::Without(folder.to_owned());
+        self
+    }
+
+    /// It sends at this pace.
+    pub fn at(mut self, pace: &Arc<Pace>) -> Self {
+        self.pace = Arc::clone(pace);
         self
     }
 
@@ -107,9 +116,10 @@ impl Sender {
         Arc::clone(&self.sent)
     }
 
-    /// From now on files are read by all processors but one, which CRIU keeps busy: the instance is frozen and does not need
-    /// them.
+    /// From now on files are sent as fast as can be, read by all processors but one, which CRIU keeps busy: the instance is
+    /// frozen and does not need them.
     pub fn hurry(&mut self) {
+        self.pace = Arc::new(Pace::new(None));
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         self.threads = processors.saturating_sub(1).max(1);
     }
@@ -206,17 +216,18 @@ impl Sender {
             ..self.part(path, PartKind::File)
         };
         let tracker = self.trackers.entry(path.to_owned()).or_default();
-        let sent = &self.sent;
+        let (sent, pace) = (&self.sent, &self.pace);
         tracker.round(&file, self.threads, |offset, data| {
-            sent.fetch_add(data.len() as u64, Ordering::Relaxed);
-            put(
-                parts,
-                FilePart {
-                    offset,
-                    data: data.to_vec(),
-                    ..part.clone()
-                },
-            )
+            let bytes = data.len() as u64;
+            let part = FilePart {
+                offset,
+                data: data.to_vec(),
+                ..part.clone()
+            };
+            put(parts, part)?;
+            sent.fetch_add(bytes, Ordering::Relaxed);
+            pace.pass(bytes, || wait_until_taken(parts));
+            Ok(())
         })
     }
 
@@ -235,6 +246,12 @@ fn put(parts: &mpsc::Sender<FilePart>, part: FilePart) -> io::Result<()> {
     parts
         .blocking_send(part)
         .map_err(|_| io::Error::new(io::ErrorKind::BrokenPipe, "the destination takes no more parts"))
+}
+
+/// Until the network has taken all parts, or takes none any more. Called outside of asynchronous code, on a thread of the runtime.
+fn wait_until_taken(parts: &mpsc::Sender<FilePart>) {
+    // Room for all of them is there when none waits.
+    _ = tokio::runtime::Handle::current().block_on(parts.reserve_many(QUEUE_PARTS));
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ mod turn;
 mod undo;
 
 use std::collections::HashMap;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +38,7 @@ use crate::instances::{Instance, Reservation};
 use crate::journal::{Event, Role, Told};
 use crate::keeper::Keeper;
 use crate::memory::convergence::{Convergence, Limits};
+use crate::memory::pace::Pace;
 use crate::memory::send::Sender;
 use crate::method::{Choice, Wanted};
 use crate::proto::peer_client::PeerClient;
@@ -67,6 +69,8 @@ pub struct Request {
     pub drain_timeout: Duration,
     /// Those of pre-copy.
     pub limits: Limits,
+    /// How fast memory is sent while the program runs, in bytes per second.
+    pub max_bandwidth: Option<NonZeroU64>,
     /// How connections are brought to a stop.
     pub method: Wanted,
 }
@@ -142,6 +146,8 @@ struct Source {
     /// The instance's connections are this session's.
     turn: Option<Turn>,
     files: Sender,
+    /// Of what is sent while the program runs.
+    pace: Arc<Pace>,
     /// Private memory that was sent ahead.
     ahead: Ahead,
     /// What is made for each of the instance's queue pairs, by process and virtual number.
@@ -247,6 +253,7 @@ impl Source {
         control.set_session(session);
         let folder = instance.home.paths.folder.clone();
         let trusted = std::path::PathBuf::from(LIBRARY_DIR);
+        let pace = Arc::new(Pace::new(request.max_bandwidth));
         Self {
             agent: Arc::clone(agent),
             instance: Arc::clone(instance),
@@ -275,7 +282,9 @@ impl Source {
                 crate::proto::file_part::Folder::Runtime,
                 folder,
                 Some(trusted),
-            ),
+            )
+            .at(&pace),
+            pace,
             ahead: Ahead::default(),
             new_qps: HashMap::new(),
             keys: Vec::new(),

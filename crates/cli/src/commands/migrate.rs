@@ -25,6 +25,7 @@ pub async fn run(lab: &str, arguments: MigrateArguments) -> anyhow::Result<ExitC
         max_pre_copy_ms: u32::try_from(arguments.max_precopy_time.as_millis()).unwrap_or(u32::MAX),
         strict: arguments.strict,
         method: arguments.method.clone(),
+        max_bytes_per_second: u64::from(arguments.max_bandwidth.unwrap_or(0)) << 20,
     };
     // Shows itself on a terminal only.
     let spinner = ProgressBar::new_spinner()

@@ -162,21 +162,28 @@ impl RcQp {
             }
             return;
         }
-        let passive = matches!(self.shell.phase, Phase::Rtr | Phase::Waiting) && !self.takes_responses();
-        let Shell { link, counters, .. } = &mut self.shell;
         if matches!(packet.info.kind, Kind::Congestion | Kind::Migration) {
-            if packet.info.kind == Kind::Migration {
-                return self.handle_migration(now, packet, host);
-            }
-            counters.rp_cnp_handled += 1;
-            self.requester.on_congestion(now);
-        } else if passive {
+            return self.handle_notice(now, packet, host);
+        }
+        let passive = matches!(self.shell.phase, Phase::Waiting | Phase::Rtr) && !self.takes_responses();
+        let Shell { link, counters, .. } = &mut self.shell;
+        if passive {
             counters.dropped_by_state += 1;
             counters.dropped_packets += 1;
         } else {
             self.requester.handle_response(now, packet, link, host, counters);
             self.settle(host);
         }
+    }
+
+    /// A packet that is about the connection, and not part of a message.
+    #[cold]
+    fn handle_notice(&mut self, now: Time, packet: &Packet<'_>, host: &mut impl Host) {
+        if packet.info.kind == Kind::Migration {
+            return self.handle_migration(now, packet, host);
+        }
+        self.shell.counters.rp_cnp_handled += 1;
+        self.requester.on_congestion(now);
     }
 
     /// When to call [`RcQp::handle_timeout`], if nothing happens before.
@@ -218,22 +225,18 @@ impl RcQp {
         batch: &mut TxBatch,
         budget: usize,
     ) -> Transmit {
-        match self.shell.phase {
-            Phase::Reset | Phase::Init | Phase::Sqe => Transmit::Idle,
-            Phase::Err => self.shell.flush_rings(host, budget),
-            Phase::Rtr | Phase::Rts | Phase::Sqd | Phase::Stopped | Phase::Waiting => {
-                let outcome = match self.shell.phase {
-                    Phase::Stopped | Phase::Waiting => self.transmit_waiting(now, host, batch, budget),
-                    _ => self.transmit(now, host, batch, budget),
-                };
-                self.settle(host);
-                // Requests that are still in the rings are flushed by the next call.
-                if self.shell.state == QpState::Err {
-                    Transmit::More
-                } else {
-                    outcome
-                }
-            }
+        let outcome = match self.shell.phase {
+            Phase::Rtr | Phase::Rts | Phase::Sqd => self.transmit(now, host, batch, budget),
+            Phase::Stopped | Phase::Waiting => self.transmit_waiting(now, host, batch, budget),
+            Phase::Reset | Phase::Init | Phase::Sqe => return Transmit::Idle,
+            Phase::Err => return self.shell.flush_rings(host, budget),
+        };
+        self.settle(host);
+        // Requests that are still in the rings are flushed by the next call.
+        if self.shell.state == QpState::Err {
+            Transmit::More
+        } else {
+            outcome
         }
     }
 

@@ -74,6 +74,7 @@ impl Source {
         let number = self.convergence.rounds().len() as u32 + 1;
         let (mut destination, progress) = (self.destination(), self.progress.clone());
         let (sent, before) = (self.files.sent(), self.convergence.clone());
+        let waited = self.pace.waited();
         let mut ticks = tokio::time::interval_at((begun + TELL_EVERY).into(), TELL_EVERY);
         let round = self.files.round(&mut destination);
         tokio::pin!(round);
@@ -94,7 +95,8 @@ impl Source {
                 }
             }
         };
-        let time = begun.elapsed();
+        // The last round is not held up.
+        let time = begun.elapsed().saturating_sub(self.pace.waited() - waited);
         let private_bytes = self.ahead.left(private::bytes_of_tree(self.instance.init_pid()));
         self.bytes.pre_copy += bytes;
         self.convergence.note(Round { bytes, time }, private_bytes);
@@ -102,7 +104,7 @@ impl Source {
             round: number,
             sent_bytes: bytes,
             dirty_bytes: bytes,
-            bytes_per_second: (bytes as f64 / time.as_secs_f64().max(1e-6)) as u64,
+            bytes_per_second: (bytes as f64 / begun.elapsed().as_secs_f64().max(1e-6)) as u64,
             predicted_blackout_ms: self.convergence.predicted_blackout().map(in_milliseconds),
             complete: true,
             private: false,
