@@ -5,7 +5,7 @@ cargo := PATH="$$(./setup.sh --path)" cargo
 release := $(or $(CARGO_TARGET_DIR),target)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test faults soak application conformance lint fuzz sanitize bench clean
+.PHONY: help setup build demo test e2e faults soak application conformance lint fuzz sanitize bench clean
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -24,6 +24,10 @@ demo: build ## move a running RDMA program between two hosts on this machine
 test: build ## all tests, from units to end to end
 	$(cargo) test --release --locked --workspace
 	$(MAKE) -C vcheck test
+
+e2e: build ## every end-to-end test of migration, those that `make test` leaves out among them
+	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored \
+		--skip application:: --skip conformance:: --skip faults::every --skip lossy
 
 faults: build ## a failure at every step of a migration, in every way (docs/failures.md)
 	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored faults::

@@ -41,6 +41,9 @@ struct Arguments {
     /// Moves, or repeats, for each point of the paper's figures.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
+    /// The fewest queue pairs of `methods`.
+    #[arg(long, default_value_t = 1)]
+    least: u32,
     /// The most queue pairs.
     #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     most: u32,
@@ -152,7 +155,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         methods::run(
             &tools,
             repeats,
-            most,
+            arguments.least..=most,
             loss,
             rtt,
             &arguments.out.join("methods.json"),

@@ -4,6 +4,7 @@
 //! `ib_write_bw` runs all the time, and one side is moved to and fro, by one method and by the other: against queue pairs, message
 //! size and depth over the links as they are, and for a few of these against loss and round-trip time.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
@@ -85,12 +86,12 @@ struct Measured {
     moves: Vec<Move>,
 }
 
-/// Measures, prints and writes: so many moves by each method in each cell with no more than `most` queue pairs; over the links as they
+/// Measures, prints and writes: so many moves by each method in each cell with so many queue pairs; over the links as they
 /// are, over such as lose these parts of the packets, and over such with these round-trip times.
 pub fn run(
     tools: &Tools,
     repeats: u32,
-    most: u32,
+    queue_pairs: RangeInclusive<u32>,
     loss_percent: &[f64],
     round_trip_ms: &[f64],
     out: &Path,
@@ -115,7 +116,10 @@ pub fn run(
     );
     let mut cells = Vec::new();
     for moved in Moved::BOTH {
-        for load in LOADS.into_iter().filter(|(queue_pairs, ..)| *queue_pairs <= most) {
+        for load in LOADS
+            .into_iter()
+            .filter(|(count, ..)| queue_pairs.contains(count))
+        {
             cells.push(measure(tools, moved, load, None, repeats)?);
         }
     }
@@ -124,7 +128,7 @@ pub fn run(
         for moved in Moved::BOTH {
             for load in LINK_LOADS
                 .into_iter()
-                .filter(|(queue_pairs, ..)| *queue_pairs <= most)
+                .filter(|(count, ..)| queue_pairs.contains(count))
             {
                 cells.push(measure(tools, moved, load, Some(link), repeats)?);
             }

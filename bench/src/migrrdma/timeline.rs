@@ -1,5 +1,6 @@
 //! The partner's throughput around a move, in samples of 5 ms (MigrRDMA §5.5.2, figure 5): `ib_write_bw`, 16 queue pairs,
-//! 2 MiB messages, sender and receiver moved. The paper's blackout there is about 150 ms.
+//! 2 MiB messages, sender and receiver moved, with memory sent ahead as fast as can be and at a limited rate. The paper's blackout
+//! there is about 150 ms.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +20,8 @@ const SAMPLE: Duration = Duration::from_millis(5);
 /// Before the move is asked for, and after its end.
 const AROUND: Duration = Duration::from_millis(500);
 const PAPER_BLACKOUT_MS: f64 = 150.0;
+/// Of `verbatim migrate --max-bandwidth`.
+const LIMITS_MIB: [Option<u32>; 2] = [None, Some(32)];
 /// A sample below this part of the mean before the move belongs to the blackout.
 const SILENT: f64 = 0.05;
 
@@ -28,7 +31,7 @@ struct Report {
     program: String,
     sample_ms: f64,
     paper_blackout_ms: f64,
-    /// The first run of each side is the one that is drawn.
+    /// The first run of each side and limit is the one that is drawn.
     runs: Vec<Run>,
     silence: Vec<(Moved, Summary)>,
 }
@@ -36,6 +39,8 @@ struct Report {
 #[derive(Debug, Serialize)]
 struct Run {
     moved: Moved,
+    /// MiB/s.
+    max_bandwidth: Option<u32>,
     /// Milliseconds since the move was asked for, and Gbit/s since the sample before.
     samples: Vec<(f64, f64)>,
     /// When the command that moves it had ended.
@@ -56,19 +61,24 @@ pub fn run(tools: &Tools, repeats: u32, out: &Path) -> anyhow::Result<()> {
     let program = "ib_write_bw -F -q 16 -s 2097152 -t 2 -Q 1 -D 3600";
     println!("throughput of the partner in samples of 5 ms, {program}");
     println!(
-        "{:9} {:>12} {:>12} {:>12} {:>12}",
-        "moved", "before Gb/s", "meanwhile", "silence ms", "blackout ms"
+        "{:9} {:>8} {:>12} {:>12} {:>8} {:>12} {:>12}",
+        "moved", "MiB/s", "before Gb/s", "meanwhile", "less %", "silence ms", "blackout ms"
     );
     let argv: Vec<_> = program.split(' ').collect();
     let mut runs = Vec::new();
     for _ in 0..repeats {
-        for moved in Moved::BOTH {
-            let run = measure(tools, &argv, moved)?;
+        let moves = LIMITS_MIB
+            .into_iter()
+            .flat_map(|limit| Moved::BOTH.map(|moved| (moved, limit)));
+        for (moved, limit) in moves {
+            let run = measure(tools, &argv, moved, limit)?;
             println!(
-                "{:9} {:>12.1} {:>12.1} {:>12.1} {:>12.1}",
+                "{:9} {:>8} {:>12.1} {:>12.1} {:>8.1} {:>12.1} {:>12.1}",
                 moved.name(),
+                limit.map_or_else(|| "any".to_owned(), |limit| limit.to_string()),
                 run.before,
                 run.meanwhile,
+                100.0 * (1.0 - run.meanwhile / run.before),
                 run.silence_ms,
                 run.migration.communication_blackout_ms
             );
@@ -91,7 +101,12 @@ pub fn run(tools: &Tools, repeats: u32, out: &Path) -> anyhow::Result<()> {
     write(&report, out)
 }
 
-fn measure(tools: &Tools, argv: &[&str], moved: Moved) -> anyhow::Result<Run> {
+fn measure(tools: &Tools, argv: &[&str], moved: Moved, max_bandwidth: Option<u32>) -> anyhow::Result<Run> {
+    let limit = max_bandwidth.map(|limit| limit.to_string());
+    let options: Vec<_> = limit
+        .iter()
+        .flat_map(|limit| ["--max-bandwidth", limit])
+        .collect();
     let lab = TestLab::up(tools, &["one", "other", "peer"])?;
     let run = pair::with_pair(&lab, argv, moved, |lab, instance| {
         pair::flows(lab)?;
@@ -101,12 +116,14 @@ fn measure(tools: &Tools, argv: &[&str], moved: Moved) -> anyhow::Result<Run> {
             let sampler = scope.spawn(|| sample(&traffic, &stop));
             std::thread::sleep(AROUND);
             let start = Instant::now();
-            let migration = instance.moves("other");
+            let migration = instance.migrate_with("other", &options);
             let end = Instant::now();
             std::thread::sleep(AROUND);
             stop.store(true, Ordering::Relaxed);
             let counts = sampler.join().map_err(|_| anyhow!("the sampler has panicked"))?;
-            Ok(summarise(moved, &counts, start, end, migration?))
+            let migration = migration?;
+            migration.must_be_committed()?;
+            Ok(summarise((moved, max_bandwidth), &counts, start, end, migration))
         })
     })?;
     lab.down()?;
@@ -126,7 +143,7 @@ fn sample(traffic: &Traffic, stop: &AtomicBool) -> Vec<(Instant, u64)> {
 }
 
 fn summarise(
-    moved: Moved,
+    (moved, max_bandwidth): (Moved, Option<u32>),
     counts: &[(Instant, u64)],
     start: Instant,
     end: Instant,
@@ -148,6 +165,7 @@ fn summarise(
     let (silence, silence_ms) = longest_silence(&samples, SILENT * before);
     Run {
         moved,
+        max_bandwidth,
         silence_ms,
         meanwhile: mean(&samples, 0.0, silence),
         samples,
@@ -187,11 +205,14 @@ fn plot(runs: &[Run], path: &Path) -> anyhow::Result<()> {
         y: "Gbit/s",
         scale: Scale::Linear,
     };
-    let lines: Vec<_> = Moved::BOTH
-        .into_iter()
-        .filter_map(|moved| runs.iter().find(|run| run.moved == moved))
+    let lines: Vec<_> = runs
+        .iter()
+        .take(Moved::BOTH.len() * LIMITS_MIB.len())
         .map(|run| Line {
-            name: format!("{} moved", run.moved.name()),
+            name: match run.max_bandwidth {
+                None => format!("{} moved", run.moved.name()),
+                Some(limit) => format!("{} moved, {limit} MiB/s", run.moved.name()),
+            },
             points: run.samples.clone(),
             peer: false,
         })

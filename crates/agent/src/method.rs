@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -32,6 +33,12 @@ impl fmt::Display for Method {
     }
 }
 
+/// What it takes longer to pause so many connections, and to let them go on, than to do nothing but wait (`bench/run methods`).
+fn pausing(connections: usize) -> Duration {
+    const EACH: Duration = Duration::from_micros(80);
+    EACH * u32::try_from(connections).unwrap_or(u32::MAX)
+}
+
 /// What an operator asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Wanted {
@@ -40,7 +47,7 @@ pub enum Wanted {
     WaitBeforeStop,
     /// This one, where both ends of all connections can.
     PauseResume,
-    /// Pausing where that can be. Blackouts are not predicted.
+    /// The one with which the connections are expected to stand still for the shorter time, by what is under way.
     Auto,
 }
 
@@ -74,15 +81,36 @@ impl Choice {
         let (method, reason) = match wanted {
             Wanted::WaitBeforeStop => (Method::WaitBeforeStop, "asked for"),
             Wanted::PauseResume => (Method::PauseResume, "asked for"),
-            Wanted::Auto => (
-                Method::PauseResume,
-                "both ends of all connections can pause, and what is in flight need not be waited for",
-            ),
+            Wanted::Auto => (Method::PauseResume, "what is under way is not known yet"),
         };
         Self {
             method,
             reason: reason.to_owned(),
         }
+    }
+
+    /// By how long takes what is under way: `None` is longer than [`Choice::of_interest`].
+    pub fn expected(wait: Option<Duration>, connections: usize) -> Self {
+        let pause = pausing(connections);
+        let in_ms = |time: Duration| time.as_secs_f64() * 1e3;
+        let waiting = match wait {
+            Some(wait) => format!("about {:.1} ms", in_ms(wait)),
+            None => format!("more than {:.1} ms", in_ms(Self::of_interest(connections))),
+        };
+        let method = match wait {
+            Some(wait) if wait < pause => Method::WaitBeforeStop,
+            _ => Method::PauseResume,
+        };
+        let reason = format!(
+            "what is under way takes {waiting}, and to pause {connections} connections about {:.1} ms",
+            in_ms(pause)
+        );
+        Self { method, reason }
+    }
+
+    /// What is under way for longer than this is longer than any pause.
+    pub fn of_interest(connections: usize) -> Duration {
+        Duration::from_millis(20) + 2 * pausing(connections)
     }
 
     /// The one after it turned out that connections cannot be paused.
@@ -97,6 +125,23 @@ impl Choice {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_takes_long_is_not_waited_for() {
+        let chosen = |ms: Option<u64>, connections| {
+            Choice::expected(ms.map(Duration::from_millis), connections).method
+        };
+        assert_eq!(chosen(Some(10), 16), Method::PauseResume);
+        assert_eq!(chosen(Some(0), 16), Method::WaitBeforeStop);
+        assert_eq!(chosen(Some(10), 4096), Method::WaitBeforeStop);
+        assert_eq!(chosen(None, 4096), Method::PauseResume);
+        let reason = Choice::expected(Some(Duration::from_micros(6400)), 16).reason;
+        assert_eq!(
+            reason,
+            "what is under way takes about 6.4 ms, and to pause 16 connections about 1.3 ms"
+        );
+        assert!(Choice::expected(None, 1).reason.contains("more than 20.2 ms"));
+    }
 
     #[test]
     fn methods_have_the_names_that_commands_take() {

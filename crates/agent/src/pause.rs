@@ -1,6 +1,6 @@
 //! An operator's pause: connections of an instance stand still, at both ends, until they are told to go on (MigrOS §7).
 //!
-//! The RNICs of *both* ends are told to stop (`PauseQp`). A stopped end counts no retries and no time, whatever becomes of the link;
+//! The RNICs of *both* ends are told to stop (`PauseQps`). A stopped end counts no retries and no time, whatever becomes of the link;
 //! a partner that only heard NAK "stopped" would wait for the limit of its RNIC, and one that could not hear it would count the cut
 //! for loss. Who is paused is known where it is: in the RNICs. Agents keep nothing, so an agent that was restarted finds all as it
 //! was. What is never resumed goes on by itself after the limit of the pause, at both ends, so that a host or an operator that is

@@ -102,9 +102,9 @@ impl PeerService {
     }
 
     /// A request about connections: does it come from the source that it names, and do they lead there?
-    async fn of_source(&self, request: &Request<PartnerPrepareRequest>) -> Result<(), Status> {
-        let source = self.source(request, &request.get_ref().source)?;
-        let ends = caller::moving_ends(&request.get_ref().connections)?;
+    async fn of_source<T>(&self, request: &Request<T>, of: &PartnerPrepareRequest) -> Result<(), Status> {
+        let source = self.source(request, &of.source)?;
+        let ends = caller::moving_ends(&of.connections)?;
         self.owns(source, &ends).await
     }
 
@@ -329,7 +329,7 @@ impl Peer for PeerService {
     }
 
     async fn check_partner(&self, request: Request<PartnerPrepareRequest>) -> Reply<CheckInstanceReply> {
-        self.of_source(&request).await?;
+        self.of_source(&request, request.get_ref()).await?;
         let found = Partners::check(&self.0, request.into_inner()).await;
         let blockers = found.err().map(|error| format!("{error:#}"));
         Ok(Response::new(CheckInstanceReply {
@@ -338,7 +338,7 @@ impl Peer for PeerService {
     }
 
     async fn partner_join(&self, request: Request<PartnerPrepareRequest>) -> Reply<JoinReply> {
-        self.of_source(&request).await?;
+        self.of_source(&request, request.get_ref()).await?;
         let (agent, request) = (self.0.clone(), request.into_inner());
         let joined = step(async move { Partners::join(&agent, request).await }).await;
         reply(joined.map(|moving| JoinReply {
@@ -360,8 +360,16 @@ impl Peer for PeerService {
         Ok(Response::new(Done {}))
     }
 
+    async fn measure_drain(&self, request: Request<MeasureDrainRequest>) -> Reply<MeasureDrainReply> {
+        let of = request.get_ref().session.clone().unwrap_or_default();
+        self.of_source(&request, &of).await?;
+        let (agent, limit_ms) = (self.0.clone(), request.get_ref().limit_ms);
+        let measured = step(async move { Partners::measure_drain(&agent, of, limit_ms).await }).await;
+        reply(measured.map(|us| MeasureDrainReply { us }))
+    }
+
     async fn partner_prepare(&self, request: Request<PartnerPrepareRequest>) -> Reply<PartnerPrepareReply> {
-        self.of_source(&request).await?;
+        self.of_source(&request, request.get_ref()).await?;
         let (agent, request) = (self.0.clone(), request.into_inner());
         reply(step(async move { Partners::prepare(&agent, request).await }).await)
     }

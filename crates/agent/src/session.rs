@@ -10,6 +10,7 @@
 //!  pre-setup ────────────────────► standby contexts, runc+CRIU      standby QPs
 //!  suspend, drain                                                   suspend, drain
 //!  (past its limit: stop, settle                                    stop, settle)
+//!  (or, by the other method: stop and dump, nothing at the partners but their RNICs' knowing)
 //!  quiesce, freeze, dump
 //!  last pages, images ───────────► files; restore
 //!  ── commit ────────────────────► resume, attach, gate             
@@ -24,6 +25,7 @@ pub mod driver;
 pub mod partner;
 pub mod recovery;
 pub mod source;
+pub mod under_way;
 pub mod watched;
 
 use std::time::Duration;

@@ -41,7 +41,7 @@ pub use road_map::{
 };
 
 /// The version of this contract; both sides refuse another one.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// The runtime folder as a program in a container sees it.
 pub const RUNTIME_DIR: &str = "/run/verbatim";

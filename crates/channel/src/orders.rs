@@ -391,6 +391,14 @@ pub enum Order {
         /// The migration.
         session: u64,
     },
+    /// Find out how long a drain would take: how long it takes until all that is posted now is finished. Nothing is stopped, and
+    /// the program goes on. Answer: [`Answer::DrainMeasured`].
+    MeasureDrain {
+        /// Of which queue pairs.
+        scope: Scope,
+        /// The longest time that is of interest, in milliseconds.
+        limit_ms: u32,
+    },
     /// Give the RNIC secrets that the other ends' RNICs share, for pause and resume. Answer: [`Answer::Done`].
     Share {
         /// Virtual numbers of reliable connections, and their secrets.
@@ -440,6 +448,11 @@ pub enum Answer {
         qpns: Vec<u32>,
         /// What is left, for an operator.
         left: String,
+    },
+    /// What was posted when it was asked for is finished.
+    DrainMeasured {
+        /// After so many microseconds; `None` if it was not within the limit.
+        us: Option<u64>,
     },
     /// The queue pairs are stopped, in the order asked for.
     Stopped(Vec<QpProgress>),

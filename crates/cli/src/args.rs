@@ -257,7 +257,8 @@ pub struct MigrateArguments {
     /// How connections are brought to a stop. wait-before-stop: requests are intercepted at both ends until nothing is in flight.
     /// pause-resume: the RNICs of both ends pause the connections in the middle of what is under way, nothing is waited for,
     /// and the partners' programs are not touched; where that cannot be, it is wait-before-stop after all, and the report
-    /// says why. auto: pause-resume wherever that can be.
+    /// says why. auto: how long takes what is under way is measured, and the method is taken by which connections are expected to
+    /// stand still for the shorter time.
     #[arg(long, value_name = "METHOD", default_value = "wait-before-stop",
           value_parser = ["wait-before-stop", "pause-resume", "auto"])]
     pub method: String,

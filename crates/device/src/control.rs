@@ -8,7 +8,10 @@ use serde::{Deserialize, Serialize};
 use verbatim_seqpacket::Carried;
 
 /// The version of this contract; both sides refuse another one.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
+
+/// The most queue pairs in one request; more are `EINVAL`. The RNIC does nothing else meanwhile.
+pub const MOST_QPS: usize = 1024;
 
 /// From here on queue pair numbers are not the RNIC's to give, asked for or not: they are for queue pairs that programs which
 /// have moved away make elsewhere, under the GID of this host.
@@ -666,17 +669,18 @@ pub enum Request {
         /// The secret; `None` takes it away.
         secret: Option<QpSecret>,
     },
-    /// From now on, until `ResumeQp`, a reliable connection stands still (MigrOS §3.2): it takes nothing in, completes
-    /// nothing, and tells its partner, if there is a secret, that it is stopped: that one then waits. Unlike `StopQp`, the
-    /// connection may go on at another RNIC. It does so even if the context is parked. Answered by [`Reply::Done`], also if it
-    /// was paused already; `EINVAL` for other transports, and in a state in which nothing can be sent or received.
-    PauseQp {
-        /// Which.
-        qpn: u32,
-        /// After so many seconds from now it goes on by itself, as by `ResumeQp`. The latest request counts.
+    /// From now on, until `ResumeQps`, reliable connections stand still (MigrOS §3.2), all at the same moment: they take nothing
+    /// in, complete nothing, and tell their partners, if there is a secret, that they are stopped: those then wait. Unlike after
+    /// `StopQp`, a connection may go on at another RNIC. It does so even if the context is parked. Answered by [`Reply::Done`],
+    /// also for what was paused already; else by the first error, `EINVAL` for other transports, and in a state in which nothing
+    /// can be sent or received, when all the others have been paused.
+    PauseQps {
+        /// Which, at most [`MOST_QPS`].
+        qpns: Vec<u32>,
+        /// After so many seconds from now each goes on by itself, as by `ResumeQps`. The latest request counts.
         limit_s: Option<u32>,
     },
-    /// The whole state of a connection that `PauseQp` has stopped. Answered by [`Reply::QpImage`], with a descriptor if it is
+    /// The whole state of a connection that `PauseQps` has stopped. Answered by [`Reply::QpImage`], with a descriptor if it is
     /// long; `EBUSY` if it runs.
     DumpQp {
         /// Which.
@@ -696,11 +700,11 @@ pub enum Request {
         /// Index of its GID on this RNIC; the image has that of another.
         sgid_index: u8,
     },
-    /// Goes on after `PauseQp` or `RestoreQp`: with a secret, as soon as the partner has acknowledged where. Answered by
-    /// [`Reply::Done`] at once.
-    ResumeQp {
-        /// Which.
-        qpn: u32,
+    /// They go on after `PauseQps` or `RestoreQp`, all at the same moment: with a secret, as soon as the partner has acknowledged
+    /// where. Answered by [`Reply::Done`] at once; else by the first error, when all the others go on.
+    ResumeQps {
+        /// Which, at most [`MOST_QPS`].
+        qpns: Vec<u32>,
     },
     /// A paused connection goes on at another RNIC: what its partner says of its own new place, if that has moved at the same
     /// time, is passed on there, also when the queue pair is destroyed. Answered by [`Reply::Done`]; `EBUSY` if it is not
@@ -836,7 +840,7 @@ pub enum Reply {
         attr: QpAttr,
         /// Its limits.
         cap: QpCap,
-        /// [`Request::PauseQp`] has stopped it.
+        /// [`Request::PauseQps`] has stopped it.
         paused: bool,
     },
     /// Whose the queue pairs are, in the order asked for.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use support::program::{ALL_ACCESS, CAP, gid, read, send, write};
 use support::{End, Server, pair, wait_for};
-use verbatim_device::control::{QpAttr, QpAttrMask, QpSecret, QpState, QpType, Reply, Request};
+use verbatim_device::control::{MOST_QPS, QpAttr, QpAttrMask, QpSecret, QpState, QpType, Reply, Request};
 use verbatim_device::image::{self, QpImage};
 use verbatim_device::layout::{SEND_INLINE, SEND_SIGNALED, SendWqe};
 use verbatim_device::ring::Body;
@@ -43,15 +43,20 @@ fn share_secret(ends: [&End; 2]) {
 fn pause(end: &End) {
     done(
         end,
-        Request::PauseQp {
-            qpn: end.qp.qpn,
+        Request::PauseQps {
+            qpns: vec![end.qp.qpn],
             limit_s: None,
         },
     );
 }
 
 fn resume(end: &End) {
-    done(end, Request::ResumeQp { qpn: end.qp.qpn });
+    done(
+        end,
+        Request::ResumeQps {
+            qpns: vec![end.qp.qpn],
+        },
+    );
 }
 
 fn dump(end: &End) -> QpImage {
@@ -393,7 +398,13 @@ fn a_pause_with_a_limit_ends_by_itself_at_both_ends() {
         assert!(!is_paused(end));
         for limit_s in [None, Some(3600), Some(1)] {
             let qpn = end.qp.qpn;
-            done(end, Request::PauseQp { qpn, limit_s });
+            done(
+                end,
+                Request::PauseQps {
+                    qpns: vec![qpn],
+                    limit_s,
+                },
+            );
             assert!(is_paused(end));
         }
     }
@@ -416,7 +427,10 @@ fn what_cannot_be_is_refused() {
         let end = End::of_type(&server, qp_type);
         let qpn = end.qp.qpn;
         for request in [
-            Request::PauseQp { qpn, limit_s: None },
+            Request::PauseQps {
+                qpns: vec![qpn],
+                limit_s: None,
+            },
             Request::DumpQp { qpn },
             Request::SetQpSecret { qpn, secret: None },
         ] {
@@ -426,7 +440,10 @@ fn what_cannot_be_is_refused() {
     let end = End::new(&server);
     let qpn = end.qp.qpn;
     assert_eq!(
-        end.program.errno(Request::PauseQp { qpn, limit_s: None }),
+        end.program.errno(Request::PauseQps {
+            qpns: vec![qpn],
+            limit_s: None
+        }),
         libc::EINVAL,
         "in RESET"
     );
@@ -450,6 +467,33 @@ fn what_cannot_be_is_refused() {
         seconds: 1,
     };
     assert_eq!(live.program.errno(forward(5, server.address)), libc::EBUSY);
+    // One that cannot is no reason for the others, before it or after it.
+    let is_paused = || match live.program.call(Request::QueryQp { qpn }) {
+        Reply::QpAttr { paused, .. } => paused,
+        reply => panic!("{reply:?}"),
+    };
+    for qpns in [vec![qpn, 0xabcdef], vec![0xabcdef, qpn]] {
+        let requests = [
+            (
+                Request::PauseQps {
+                    qpns: qpns.clone(),
+                    limit_s: None,
+                },
+                true,
+            ),
+            (Request::ResumeQps { qpns }, false),
+        ];
+        for (request, paused) in requests {
+            assert_ne!(live.program.errno(request), 0);
+            assert_eq!(is_paused(), paused);
+        }
+    }
+    let qpns = vec![qpn; MOST_QPS + 1];
+    assert_eq!(
+        live.program.errno(Request::PauseQps { qpns, limit_s: None }),
+        libc::EINVAL
+    );
+    assert!(!is_paused());
     pause(&live);
     assert_eq!(live.program.errno(forward(0, server.address)), libc::EINVAL);
     let group = "224.0.0.1".parse().unwrap();
@@ -457,7 +501,13 @@ fn what_cannot_be_is_refused() {
     let saved = dump(&live);
     assert_eq!(refused(&live, &saved.image), libc::EBUSY, "not in RESET");
     // Another program's queue pair is nobody else's to pause.
-    assert_ne!(end.program.errno(Request::PauseQp { qpn, limit_s: None }), 0);
+    assert_ne!(
+        end.program.errno(Request::PauseQps {
+            qpns: vec![qpn],
+            limit_s: None
+        }),
+        0
+    );
     assert_ne!(end.program.errno(Request::DumpQp { qpn }), 0);
     let mut damaged = saved.image;
     damaged[40] ^= 1;

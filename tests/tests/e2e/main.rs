@@ -4,8 +4,8 @@
 //! nothing but keep every core busy. On a machine without root or without the programs that `setup.sh` installs they
 //! are skipped, and say why; with `CI=true` that is a failure.
 //!
-//! Cases that take long and add little, most of [`conformance`], run only on demand: `make conformance`, or
-//! `--include-ignored`.
+//! Cases that take long and add little ([`on_demand`], most of [`conformance`]) run only on demand: `make e2e`,
+//! `make conformance`, or `--include-ignored`.
 //!
 //! | variable | |
 //! | --- | --- |
@@ -22,6 +22,7 @@ mod lost_rnic;
 mod many;
 mod migration;
 mod objects;
+mod on_demand;
 mod pause;
 mod pause_resume;
 mod pre_copy;
@@ -115,7 +116,8 @@ fn main() -> ExitCode {
         application::tests(),
         conformance::tests(),
     ];
-    let trials = tests.into_iter().flatten().map(|test| {
+    let tests = on_demand::mark(tests.into_iter().flatten().collect());
+    let trials = tests.into_iter().map(|test| {
         let obstacle = obstacle.clone();
         let only_on_demand = test.only_on_demand;
         let trial = Trial::ignorable_test(test.name.clone(), move || match obstacle {

@@ -42,6 +42,7 @@ pub fn tests() -> Vec<Test> {
         }),
         Test::new("pause_resume::both_ends_move_at_once", FOUR_HOSTS, both_ends),
         Test::new("pause_resume::unreliable_connections_do_not", HOSTS, unreliable),
+        Test::new("pause_resume::auto_looks_at_what_is_under_way", HOSTS, auto),
     ];
     for options in [
         &["ib_write_bw"][..],
@@ -133,6 +134,21 @@ fn both_ends(lab: &TestLab) -> anyhow::Result<()> {
         check.flows(client_to)?;
         check.flows(server_to)?;
     }
+    check.end()?;
+    Ok(())
+}
+
+/// Megabytes are under way at both ends: to wait for them takes longer than to pause a few connections.
+fn auto(lab: &TestLab) -> anyhow::Result<()> {
+    let check = Check::start(lab, OPTIONS)?;
+    let migration = check.client.migrate_with("dst", &["--method", "auto"])?;
+    migration.must_be_committed()?;
+    let why = "to pause 4 connections about 0.3 ms";
+    ensure!(
+        migration.method == "pause-resume" && migration.method_reason.contains(why),
+        "{migration:?}"
+    );
+    check.flows("dst")?;
     check.end()?;
     Ok(())
 }

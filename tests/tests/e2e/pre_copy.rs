@@ -68,7 +68,15 @@ fn the_blackout_has_a_limit(lab: &TestLab) -> anyhow::Result<()> {
 fn every_event_is_a_line(lab: &TestLab) -> anyhow::Result<()> {
     let check = busy(lab)?;
     let moved = lab
-        .verbatim(&["migrate", "client", "--to", "dst", "--json-lines"])?
+        .verbatim(&[
+            "migrate",
+            "client",
+            "--to",
+            "dst",
+            "--json-lines",
+            "--max-bandwidth",
+            "16",
+        ])?
         .succeed(LIMIT)?;
     let events: Vec<Value> = moved
         .stdout
@@ -82,6 +90,14 @@ fn every_event_is_a_line(lab: &TestLab) -> anyhow::Result<()> {
     );
     let last = events.last().context("no event")?;
     ensure!(last["report"]["outcome"] == "committed", "{last}");
+    // All but the last burst has waited for its turn.
+    let sent = last["report"]["bytes"]["pre_copy"].as_u64().context("no bytes")?;
+    let bursts = (sent >> 20).saturating_sub(4);
+    let total = last["report"]["total_ms"].as_f64().context("no time")?;
+    ensure!(
+        bursts > 0 && total >= 1000.0 * bursts as f64 / 16.0,
+        "{sent} bytes in {total} ms are more than 16 MiB/s"
+    );
     let round = events
         .iter()
         .find(|event| event["event"] == "pre_copy" && event["complete"] == true)

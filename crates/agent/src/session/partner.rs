@@ -13,10 +13,10 @@ use std::time::Duration;
 use anyhow::Context;
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
-use verbatim_channel::{Answer, Endpoint, KeyPair, Order, StandbyPeer};
+use verbatim_channel::{Answer, Endpoint, KeyPair, Order, Scope, StandbyPeer};
 use verbatim_seqpacket::Socket;
 
-use super::{PAUSE, Resumed, decode, in_time};
+use super::{PAUSE, Resumed, decode, in_time, under_way};
 use crate::agent::Shared;
 use crate::allocator;
 use crate::faults::Point;
@@ -124,6 +124,20 @@ impl Partners {
             Joined::Yes => Ok(None),
             Joined::Moving(other) => Ok(Some(other)),
         }
+    }
+
+    /// How long takes what is under way at the other ends, in microseconds; `None` if longer than the limit.
+    pub async fn measure_drain(
+        agent: &Shared,
+        request: PartnerPrepareRequest,
+        limit_ms: u32,
+    ) -> anyhow::Result<Option<u64>> {
+        let found = find_members(agent, request).await?;
+        let ends = found
+            .members
+            .iter()
+            .filter_map(|member| Some((member.guest.as_ref()?, Scope::Qps(member.qpns()))));
+        under_way::longest(ends, limit_ms).await
     }
 
     /// Opens a session: finds the processes and has their standby queue pairs made.

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use verbatim_device::control::{AsyncEventType, QpSecret, Reply};
+use verbatim_device::control::{AsyncEventType, MOST_QPS, QpSecret, Reply};
 use verbatim_device::image::QpImage;
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::{
@@ -39,7 +39,24 @@ impl Desk<'_> {
         Ok(Reply::Done)
     }
 
-    pub(super) fn pause_qp(&mut self, id: u32, qpn: u32, limit: Option<Duration>) -> Result<Reply, Refused> {
+    /// All of them, whatever becomes of one; the first error.
+    pub(super) fn each_qp(
+        &mut self,
+        qpns: &[u32],
+        mut change: impl FnMut(&mut Self, u32) -> Result<(), Refused>,
+    ) -> Result<Reply, Refused> {
+        if qpns.len() > MOST_QPS {
+            return Err(Refused::invalid(format!(
+                "{} queue pairs are more than the {MOST_QPS} of one request",
+                qpns.len()
+            )));
+        }
+        let changed: Vec<_> = qpns.iter().map(|qpn| change(self, *qpn)).collect();
+        let all: Result<(), Refused> = changed.into_iter().collect();
+        all.map(|()| Reply::Done)
+    }
+
+    pub(super) fn pause_qp(&mut self, id: u32, qpn: u32, limit: Option<Duration>) -> Result<(), Refused> {
         let now = self.now;
         let qp = self.own_qp(qpn, id)?;
         if qp.stopped {
@@ -57,7 +74,7 @@ impl Desk<'_> {
         }
         transport.limit_halt(now, limit.map(|limit| now + limit));
         self.changed_qps.push(qpn);
-        Ok(Reply::Done)
+        Ok(())
     }
 
     pub(super) fn dump_qp(
@@ -82,16 +99,16 @@ impl Desk<'_> {
         Ok(Reply::QpImage(carried))
     }
 
-    pub(super) fn resume_qp(&mut self, id: u32, qpn: u32) -> Result<Reply, Refused> {
+    pub(super) fn resume_qp(&mut self, id: u32, qpn: u32) -> Result<(), Refused> {
         let now = self.now;
         let transport = connection(self.own_qp(qpn, id)?)?;
         if transport.standing() != Standing::Stopped {
-            return Ok(Reply::Done);
+            return Ok(());
         }
         transport.resume(now);
         self.objects.went_on(qpn, self.effects, now);
         self.changed_qps.push(qpn);
-        Ok(Reply::Done)
+        Ok(())
     }
 
     pub(super) fn forward_qp(

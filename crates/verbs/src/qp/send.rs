@@ -415,6 +415,11 @@ impl SendQueue {
         keys.iter().all(|(physical, virtual_key)| physical == virtual_key)
     }
 
+    /// The position of the next request.
+    pub fn posted(&self) -> u64 {
+        self.posted
+    }
+
     /// The position of the oldest request that the RNIC has not finished; of the next one if it has finished all.
     pub fn first_unfinished(&self) -> Option<u64> {
         let unfinished = self.ring.as_ref()?.unfinished();

@@ -84,30 +84,31 @@ fn physical_numbers(qps: &[&Arc<Qp>]) -> Vec<u32> {
     qps.iter().map(|qp| qp.control.lock().physical_qpn()).collect()
 }
 
-/// Connections go on, where they were or, after their successors' rings were filled, there.
+/// Connections go on, where they were or, after their successors' rings were filled, there. All are restored before the first
+/// goes on: an RNIC that has data to send has less time for the images of the others.
 pub(super) fn go_on(dumped: &AllDumped) {
-    /// Those that are restored before they go on: few enough for the first ones not to wait long.
-    const AT_A_TIME: usize = 64;
     let qps: Vec<_> = dumped.values().map(|one| one.qp.clone()).collect();
+    let mut restored = Vec::new();
     for (context, qps) in by_context(&qps) {
         // An RNIC that is gone has failed its queue pairs.
         let Ok(device) = context.device() else { continue };
-        for qps in qps.chunks(AT_A_TIME) {
-            let numbers = physical_numbers(qps);
-            let ones = qps.iter().map(|qp| &dumped[&qp.number()]);
-            let images = numbers.iter().zip(ones).filter(|(_, one)| one.has_moved);
-            let images: Vec<_> = images.map(|(qpn, one)| one.taken_up(*qpn)).collect();
-            let lost = restore(&*device, &images);
-            let whole: Vec<u32> = numbers.into_iter().filter(|qpn| !lost.contains(qpn)).collect();
-            let _ = device.resume_qps(&whole);
-            for qpn in lost {
-                // Nobody has its state any more. The program sees that, and does not wait for ever.
-                let attr = QpAttr {
-                    state: QpState::Err,
-                    ..QpAttr::default()
-                };
-                let _ = device.modify_qp(qpn, QpAttrMask::STATE, &attr);
-            }
+        let numbers = physical_numbers(&qps);
+        let ones = qps.iter().map(|qp| &dumped[&qp.number()]);
+        let images = numbers.iter().zip(ones).filter(|(_, one)| one.has_moved);
+        let images: Vec<_> = images.map(|(qpn, one)| one.taken_up(*qpn)).collect();
+        let lost = restore(&*device, &images);
+        restored.push((device, numbers, lost));
+    }
+    for (device, numbers, lost) in restored {
+        let whole: Vec<u32> = numbers.into_iter().filter(|qpn| !lost.contains(qpn)).collect();
+        let _ = device.resume_qps(&whole);
+        for qpn in lost {
+            // Nobody has its state any more. The program sees that, and does not wait for ever.
+            let attr = QpAttr {
+                state: QpState::Err,
+                ..QpAttr::default()
+            };
+            let _ = device.modify_qp(qpn, QpAttrMask::STATE, &attr);
         }
     }
 }

@@ -26,6 +26,7 @@ mod partner;
 mod pause;
 #[cfg(test)]
 mod random_tests;
+mod rehearsal;
 mod resolve;
 mod stopped;
 #[cfg(test)]
@@ -35,6 +36,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use verbatim_channel::{Answer, Order, QpCount, Scope};
 use verbatim_device::control::QpState;
@@ -246,6 +248,10 @@ impl Sessions {
             }
             Order::Resume { session } => self.resume(session),
             Order::Abort { session } => self.abort(session),
+            Order::MeasureDrain { scope, limit_ms } => {
+                let limit = Duration::from_millis(limit_ms.into());
+                Ok(rehearsal::measure_drain(&self.process, &scope, limit))
+            }
             Order::Share { secrets } => self.share(&secrets),
             Order::Pause { qpns, limit_s } => self.pause(&qpns, limit_s),
             Order::Unpause { qpns } => self.unpause(&qpns),

@@ -94,6 +94,30 @@ fn unsignaled_requests_at_the_end_are_waited_for_and_their_room_comes_back() {
 }
 
 #[test]
+fn a_drain_is_measured_without_one() {
+    let mut story = Story::new();
+    let scopes = [Scope::All, Scope::Qps(vec![story.ends[0].qp.number(), 0xabcdef])];
+    let measure = |story: &mut Story, scope: &Scope| {
+        let (scope, limit_ms) = (scope.clone(), 1);
+        match story.ends[0].order(Order::MeasureDrain { scope, limit_ms }) {
+            Answer::DrainMeasured { us } => us,
+            other => panic!("{other:?}"),
+        }
+    };
+    for (n, scope) in (0..).zip(&scopes) {
+        assert!(measure(&mut story, scope).is_some(), "nothing is under way");
+        story.ends[0].send(n, SendOpcode::Write, true, false).unwrap();
+        assert_eq!(measure(&mut story, scope), None);
+        story.settle();
+        assert!(
+            measure(&mut story, scope).is_some(),
+            "whether or not it is polled"
+        );
+        assert_eq!(wr_ids(&story.ends[0].poll()), [u64::from(n)]);
+    }
+}
+
+#[test]
 fn interception_holds_no_more_than_the_queue_would() {
     let mut story = Story::new();
     story.ends[0].send(0, SendOpcode::Write, true, false).unwrap();

@@ -6,10 +6,11 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use futures_util::future::try_join_all;
-use verbatim_channel::{Answer, Endpoint, Order};
+use verbatim_channel::{Answer, Endpoint, Order, Scope};
 use verbatim_device::control::{QpType, Reply, Request};
 use verbatim_seqpacket::Socket;
 
@@ -18,10 +19,11 @@ use super::{Failure, Source, told};
 use crate::faults::Point;
 use crate::gids::Gid;
 use crate::guests::unexpected;
-use crate::method::Method;
+use crate::method::{Choice, Method, Wanted};
 use crate::proto;
 use crate::report::Phase;
 use crate::secrets::{self, Link};
+use crate::session::under_way;
 use crate::standby::is_connected;
 
 /// For so long the old place passes RESUMEs on, in seconds.
@@ -57,6 +59,32 @@ impl Source {
                 qp.qpn
             ))),
         }
+    }
+
+    /// Takes the method that is expected to be the shorter, if that is what was asked for.
+    pub(super) async fn choose(&mut self) -> anyhow::Result<()> {
+        if self.request.method != Wanted::Auto {
+            return Ok(());
+        }
+        let connections = self.connections.len();
+        let limit_ms = under_way::in_milliseconds(Choice::of_interest(connections));
+        let own = self.processes.iter().map(|process| (&process.guest, Scope::All));
+        let partners = self.partners.iter().map(|partner| {
+            let request = proto::MeasureDrainRequest {
+                session: Some(self.partner_request(partner)),
+                limit_ms,
+            };
+            let mut client = partner.client.clone();
+            async move {
+                let measured = client.measure_drain(request).await;
+                let measured = told(&partner.host, "look at what is under way", measured)?;
+                anyhow::Ok(measured.us)
+            }
+        });
+        let (own, partners) = tokio::join!(under_way::longest(own, limit_ms), try_join_all(partners));
+        let longest = under_way::longest_of(partners?.into_iter().chain([own?]));
+        self.choice = Choice::expected(longest.map(Duration::from_micros), connections);
+        Ok(())
     }
 
     /// Connects nothing, but says who will be where; the RNICs learn the secrets.
@@ -151,7 +179,7 @@ impl Source {
             let order = process
                 .guest
                 .order(Order::StopAndDump { session, timeout_ms }, Vec::new());
-            let answer = tokio::time::timeout(limit + std::time::Duration::from_secs(5), order);
+            let answer = tokio::time::timeout(limit + Duration::from_secs(5), order);
             match answer.await.context("pausing took too long")? {
                 Ok((Answer::Dumped { requests, bytes, .. }, _)) => Ok((requests, bytes)),
                 Ok((Answer::Undrained { left, .. }, _)) => {

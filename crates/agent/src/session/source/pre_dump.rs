@@ -261,7 +261,9 @@ impl Source {
         let images = self.instance.home.paths.images.clone();
         // Nobody writes to them any more: what the files' times say is enough.
         let trusted = Some(PathBuf::new());
-        let mut sender = Sender::new(self.session, Folder::Images, images, trusted).only(folder).at(&self.pace);
+        let mut sender = Sender::new(self.session, Folder::Images, images, trusted)
+            .only(folder)
+            .at(&self.pace);
         let (mut destination, sent) = (self.destination(), sender.sent());
         let mut ticks = tokio::time::interval_at((begun + TELL_EVERY).into(), TELL_EVERY);
         let sending = sender.round(&mut destination);

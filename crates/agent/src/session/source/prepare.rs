@@ -123,6 +123,7 @@ impl Source {
         self.round().await?;
         if self.pauses() {
             self.can_pause()?;
+            self.choose().await?;
         }
         let to = self.request.destination.clone();
         let road_maps: Vec<_> = self

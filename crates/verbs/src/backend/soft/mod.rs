@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use verbatim_channel::SegmentRecord;
 use verbatim_device::control::{
-    AddressVector, AsyncEvent, Backing, DeviceAttr, MwState, MwType, PortAttr, QpAttr, QpAttrMask,
+    AddressVector, AsyncEvent, Backing, DeviceAttr, MOST_QPS, MwState, MwType, PortAttr, QpAttr, QpAttrMask,
     QpPosition, QpSecret, QpState, Reply, Request, SOCKET_NAME, Segment, SrqAttr, Translation, VERSION,
 };
 use verbatim_device::image::{self, QpImage};
@@ -440,7 +440,10 @@ impl Device for SoftDevice {
     }
 
     fn pause_qps(&self, qpns: &[u32], limit_s: Option<u32>) -> Result<(), VerbsError> {
-        let requests = qpns.iter().map(|qpn| Request::PauseQp { qpn: *qpn, limit_s });
+        let requests = qpns.chunks(MOST_QPS).map(|qpns| Request::PauseQps {
+            qpns: qpns.to_vec(),
+            limit_s,
+        });
         self.call_all_done("pause_qp", requests)
     }
 
@@ -468,7 +471,9 @@ impl Device for SoftDevice {
     }
 
     fn resume_qps(&self, qpns: &[u32]) -> Result<(), VerbsError> {
-        let requests = qpns.iter().map(|qpn| Request::ResumeQp { qpn: *qpn });
+        let requests = qpns
+            .chunks(MOST_QPS)
+            .map(|qpns| Request::ResumeQps { qpns: qpns.to_vec() });
         self.call_all_done("resume_qp", requests)
     }
 
