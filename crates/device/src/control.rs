@@ -648,6 +648,11 @@ pub enum Request {
         /// Which.
         qpn: u32,
     },
+    /// The states of queue pairs, all of the same moment. Answered by [`Reply::QpStates`], or by the first error.
+    QueryQps {
+        /// Which, at most [`MOST_QPS`].
+        qpns: Vec<u32>,
+    },
     /// From now on, until `RestartQp`, a reliable connection neither sends nor takes packets, and completes nothing: what
     /// comes for it is lost, as on any link. One in ERR stays as it is. Answered by [`Reply::QpStopped`]; asked again, it
     /// answers the same. `EINVAL` for other transports.
@@ -843,6 +848,8 @@ pub enum Reply {
         /// [`Request::PauseQps`] has stopped it.
         paused: bool,
     },
+    /// The states of queue pairs, in the order asked for.
+    QpStates(Vec<QpState>),
     /// Whose the queue pairs are, in the order asked for.
     Owners(Vec<QpOwner>),
     /// Where a queue pair stands.

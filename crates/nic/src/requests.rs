@@ -161,12 +161,13 @@ impl Desk<'_> {
             }
             Request::ModifyQp { qpn, mask, attr } => self.modify_qp(id, qpn, mask, &attr),
             Request::QueryQp { qpn } => self.query_qp(id, qpn),
+            Request::QueryQps { qpns } => self.query_qps(id, &qpns),
             Request::StopQp { qpn } => self.stop_qp(id, qpn),
             Request::RestartQp { qpn } => self.restart_qp(id, qpn),
             Request::SetQpSecret { qpn, secret } => self.set_qp_secret(id, qpn, secret),
             Request::PauseQps { qpns, limit_s } => {
                 let limit = limit_s.map(|seconds| Duration::from_secs(seconds.into()));
-                self.each_qp(&qpns, |desk, qpn| desk.pause_qp(id, qpn, limit))
+                self.each_done(&qpns, |desk, qpn| desk.pause_qp(id, qpn, limit))
             }
             Request::DumpQp { qpn } => self.dump_qp(id, qpn, asker.attached),
             Request::RestoreQp {
@@ -174,7 +175,7 @@ impl Desk<'_> {
                 image,
                 sgid_index,
             } => self.restore_qp(id, qpn, image, sgid_index, &mut asker.fds),
-            Request::ResumeQps { qpns } => self.each_qp(&qpns, |desk, qpn| desk.resume_qp(id, qpn)),
+            Request::ResumeQps { qpns } => self.each_done(&qpns, |desk, qpn| desk.resume_qp(id, qpn)),
             Request::ForwardQp {
                 qpn,
                 to_gid,

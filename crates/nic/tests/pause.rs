@@ -488,6 +488,10 @@ fn what_cannot_be_is_refused() {
             assert_eq!(is_paused(), paused);
         }
     }
+    let states = |qpns: Vec<u32>| live.program.call(Request::QueryQps { qpns });
+    assert!(matches!(states(vec![qpn; 2]), Reply::QpStates(states) if states == [QpState::Rts; 2]));
+    let qpns = vec![qpn, 0xabcdef];
+    assert_eq!(live.program.errno(Request::QueryQps { qpns }), libc::EINVAL);
     let qpns = vec![qpn; MOST_QPS + 1];
     assert_eq!(
         live.program.errno(Request::PauseQps { qpns, limit_s: None }),

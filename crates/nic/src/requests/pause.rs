@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use verbatim_device::control::{AsyncEventType, MOST_QPS, QpSecret, Reply};
+use verbatim_device::control::{AsyncEventType, QpSecret, Reply};
 use verbatim_device::image::QpImage;
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::{
@@ -37,23 +37,6 @@ impl Desk<'_> {
         });
         connection(qp)?.set_secret(secret);
         Ok(Reply::Done)
-    }
-
-    /// All of them, whatever becomes of one; the first error.
-    pub(super) fn each_qp(
-        &mut self,
-        qpns: &[u32],
-        mut change: impl FnMut(&mut Self, u32) -> Result<(), Refused>,
-    ) -> Result<Reply, Refused> {
-        if qpns.len() > MOST_QPS {
-            return Err(Refused::invalid(format!(
-                "{} queue pairs are more than the {MOST_QPS} of one request",
-                qpns.len()
-            )));
-        }
-        let changed: Vec<_> = qpns.iter().map(|qpn| change(self, *qpn)).collect();
-        let all: Result<(), Refused> = changed.into_iter().collect();
-        all.map(|()| Reply::Done)
     }
 
     pub(super) fn pause_qp(&mut self, id: u32, qpn: u32, limit: Option<Duration>) -> Result<(), Refused> {

@@ -1,7 +1,7 @@
 //! Queue pairs: making, asking, destroying. Changing them: `modify.rs`.
 
 use verbatim_device::control::{
-    Access, AddressVector, AsyncEventType, QpAttr, QpCap, QpState, QpType, Reply,
+    Access, AddressVector, AsyncEventType, MOST_QPS, QpAttr, QpCap, QpState, QpType, Reply,
 };
 use verbatim_roce::{Counters, MAX_INLINE, MAX_SGE, Mtu, Qp, QpAttributes, Qpn};
 
@@ -107,6 +107,38 @@ impl Desk<'_> {
             cap: qp.cap,
             paused: qp.is_paused(),
         })
+    }
+
+    pub(super) fn query_qps(&mut self, id: u32, qpns: &[u32]) -> Result<Reply, Refused> {
+        let states = self.each_qp(qpns, |desk, qpn| {
+            let query = desk.own_qp(qpn, id)?.transport.query();
+            Ok(attributes(&query).state)
+        });
+        states.map(Reply::QpStates)
+    }
+
+    /// Something with each of them, whatever becomes of one; an error is the first one's.
+    fn each_qp<T>(
+        &mut self,
+        qpns: &[u32],
+        mut act: impl FnMut(&mut Self, u32) -> Result<T, Refused>,
+    ) -> Result<Vec<T>, Refused> {
+        if qpns.len() > MOST_QPS {
+            return Err(Refused::invalid(format!(
+                "{} queue pairs are more than the {MOST_QPS} of one request",
+                qpns.len()
+            )));
+        }
+        let results: Vec<_> = qpns.iter().map(|qpn| act(self, *qpn)).collect();
+        results.into_iter().collect()
+    }
+
+    pub(super) fn each_done(
+        &mut self,
+        qpns: &[u32],
+        act: impl FnMut(&mut Self, u32) -> Result<(), Refused>,
+    ) -> Result<Reply, Refused> {
+        self.each_qp(qpns, act).map(|_| Reply::Done)
     }
 
     pub(super) fn destroy_qp(&mut self, id: u32, qpn: u32, context: &mut Context) -> Result<Reply, Refused> {

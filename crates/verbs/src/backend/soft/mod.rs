@@ -412,11 +412,14 @@ impl Device for SoftDevice {
     }
 
     fn qp_states(&self, qpns: &[u32]) -> Result<Vec<QpState>, VerbsError> {
-        let requests = qpns.iter().map(|qpn| Request::QueryQp { qpn: *qpn });
-        self.call_all("query_qp", requests, |reply, _| match reply {
-            Reply::QpAttr { attr, .. } => Ok(attr.state),
+        let requests = qpns
+            .chunks(MOST_QPS)
+            .map(|qpns| Request::QueryQps { qpns: qpns.to_vec() });
+        let states = self.call_all("query_qp", requests, |reply, _| match reply {
+            Reply::QpStates(states) => Ok(states),
             reply => wrong("query_qp", reply),
-        })
+        })?;
+        Ok(states.into_iter().flatten().collect())
     }
 
     fn destroy_qps(&self, qpns: &[u32]) -> Result<(), VerbsError> {
