@@ -5,6 +5,7 @@ use crate::Test;
 
 const NAMES: &[&str] = &[
     "programs::ib_write_bw_all_sizes",
+    "migration::ib_write_bw_receiver",
     "migration::partner_outside_of_instances",
     "migration::send_bw_events_client",
     "migration::send_bw_events_server",
@@ -12,6 +13,7 @@ const NAMES: &[&str] = &[
     "migration::send_bw_srq_server",
     "migration::send_bw_srq_events_server",
     "migration::atomic_bw_client",
+    "migration::send_bw_ud_client",
     "migration::send_bw_ud_server",
     "migration::send_bw_uc_client",
     "migration::send_bw_uc_server",
@@ -35,6 +37,7 @@ const NAMES: &[&str] = &[
     "rollback::partner_fails_when_suspended",
     "pause::the_same_cut_without",
     "pause::ib_write_bw",
+    "pause_resume::server",
     "pause_resume::by_turns_with_the_other_method",
     "pause_resume::ib_write_bw",
     "pause_resume::ib_atomic_bw",
