@@ -211,6 +211,16 @@ impl TestLab {
         std::fs::write(&path, faults).with_context(|| format!("cannot write {}", path.display()))
     }
 
+    /// Waits until a service has ended.
+    pub fn ended(&self, host: &str, service: &str) -> anyhow::Result<()> {
+        eventually(&format!("the end of {service} on {host}"), COMMAND_LIMIT, || {
+            let status = self.lab().status()?;
+            let state = status.host(host).and_then(|host| host.service(service));
+            let state = state.map(|service| &service.state);
+            Ok(matches!(state, Some(ServiceState::Exited { .. })).then_some(()))
+        })
+    }
+
     /// The last lines of every service's log, for whoever has to find out why a test failed.
     pub fn logs(&self) -> String {
         const LINES: usize = 40;

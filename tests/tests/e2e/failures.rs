@@ -32,6 +32,11 @@ pub fn tests() -> Vec<Test> {
             a_partner_without_library,
         ),
         Test::new(
+            "failures::an_agent_dies_before_it_resumes",
+            HOSTS,
+            an_agent_dies_before_it_resumes,
+        ),
+        Test::new(
             "failures::a_taken_over_instance_tells_its_status",
             &["src"],
             a_taken_over_instance_tells_its_status,
@@ -347,6 +352,32 @@ fn a_partner_without_library(lab: &TestLab) -> anyhow::Result<()> {
     client.interrupt()?;
     let client = client.succeed(LIMIT)?;
     verbatim_e2e::CheckReport::both_clean(&client, &server.succeed(LIMIT)?)?;
+    Ok(())
+}
+
+/// The agent that comes after is asked to resume before it has given the processes their contexts: it does that first.
+fn an_agent_dies_before_it_resumes(lab: &TestLab) -> anyhow::Result<()> {
+    let check = Check::start(lab, OPTIONS)?;
+    lab.order_faults("dst", "destination-resume exit\n")?;
+    let migrate = lab.verbatim(&["migrate", "client", "--to", "dst", "--json"])?;
+    lab.ended("dst", "agent")?;
+    // While it cannot claim, the source asks again and again.
+    lab.order_faults("dst", "destination-claim fail\n")?;
+    let reached = lab.path("dst", "/run/verbatim/faults.reached")?;
+    std::fs::remove_file(&reached)?;
+    lab.lab().start("dst", "agent")?;
+    eventually("several claims", LIMIT, || {
+        let claims = std::fs::read_to_string(&reached)
+            .unwrap_or_default()
+            .lines()
+            .count();
+        Ok((claims >= 4).then_some(()))
+    })?;
+    lab.order_faults("dst", "")?;
+    let migration = Migration::of(&migrate.wait(LIMIT)?)?;
+    ensure!(migration.outcome == MOVED, "{migration:?}");
+    check.flows("dst")?;
+    check.end()?;
     Ok(())
 }
 

@@ -12,7 +12,6 @@ use anyhow::{Context, bail, ensure};
 use verbatim_e2e::{
     MOVED, Migration, ROLLED_BACK, Running, TestLab, Tools, Traffic, eventually, left_behind,
 };
-use verbatim_lab::ServiceState;
 
 use crate::Test;
 use crate::drain::Loss;
@@ -109,16 +108,59 @@ pub fn tests() -> Vec<Test> {
                 *action,
             ))
         });
-        drive(lab, &cases.collect::<anyhow::Result<Vec<_>>>()?)
+        drive(
+            lab,
+            Method::WaitBeforeStop,
+            &cases.collect::<anyhow::Result<Vec<_>>>()?,
+        )
     })];
-    for role in ["source", "destination", "partner"] {
-        let every = Test::new(format!("faults::every_{role}"), &["src"], move |lab| {
-            let points = points(lab)?;
-            every(points.iter().filter(|point| point.role == role))
-        });
-        tests.push(every.only_on_demand(true));
+    for method in [Method::WaitBeforeStop, Method::PauseResume] {
+        for role in ["source", "destination", "partner"] {
+            let name = format!("faults::every_{role}_{}", method.name().replace('-', "_"));
+            let every = Test::new(name, &["src"], move |lab| {
+                let points = points(lab)?;
+                let passed = points
+                    .iter()
+                    .filter(|point| point.role == role && method.passes(&point.name));
+                every(passed, method)
+            });
+            tests.push(every.only_on_demand(true));
+        }
     }
     tests
+}
+
+/// How the migration that fails brings connections to a stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Method {
+    WaitBeforeStop,
+    PauseResume,
+}
+
+impl Method {
+    fn name(self) -> &'static str {
+        match self {
+            Self::WaitBeforeStop => "wait-before-stop",
+            Self::PauseResume => "pause-resume",
+        }
+    }
+
+    /// Whether it has this step.
+    fn passes(self, point: &str) -> bool {
+        let only_in_a_drain = [
+            "source-suspend",
+            "source-drain",
+            "source-stop",
+            "partner-drain",
+            "partner-drained",
+            "partner-stop",
+            "partner-settle",
+        ];
+        match self {
+            Self::WaitBeforeStop => point != "source-pause",
+            Self::PauseResume => !only_in_a_drain.contains(&point),
+        }
+    }
 }
 
 /// All points that there are.
@@ -149,7 +191,7 @@ fn points(lab: &TestLab) -> anyhow::Result<Vec<Point>> {
 }
 
 /// Each point in a lab of its own, so that one that fails hides no other.
-fn every<'p>(points: impl Iterator<Item = &'p Point>) -> anyhow::Result<()> {
+fn every<'p>(points: impl Iterator<Item = &'p Point>, method: Method) -> anyhow::Result<()> {
     let tools = Tools::find()?;
     let (mut driven, mut failed) = (0, Vec::new());
     for point in points {
@@ -157,7 +199,7 @@ fn every<'p>(points: impl Iterator<Item = &'p Point>) -> anyhow::Result<()> {
         let cases: Vec<_> = actions.map(|action| (point, action)).collect();
         driven += cases.len();
         let lab = TestLab::up(&tools, HOSTS)?;
-        if let Err(error) = drive(&lab, &cases) {
+        if let Err(error) = drive(&lab, method, &cases) {
             eprintln!("FAILED: {error:#}{}", lab.logs());
             failed.push(format!("{error:#}"));
         }
@@ -173,9 +215,9 @@ fn every<'p>(points: impl Iterator<Item = &'p Point>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn drive(lab: &TestLab, cases: &[(&Point, Action)]) -> anyhow::Result<()> {
+fn drive(lab: &TestLab, method: Method, cases: &[(&Point, Action)]) -> anyhow::Result<()> {
     let check = Check::start(lab, OPTIONS)?;
-    let mut site = Site::new(lab, check)?;
+    let mut site = Site::new(lab, method, check)?;
     for (point, action) in cases {
         let begun = std::time::Instant::now();
         site.case(point, *action)
@@ -189,6 +231,7 @@ fn drive(lab: &TestLab, cases: &[(&Point, Action)]) -> anyhow::Result<()> {
 /// The lab, the check, and where the moved instance is.
 struct Site<'a> {
     lab: &'a TestLab,
+    method: Method,
     check: Check<'a>,
     here: &'static str,
     there: &'static str,
@@ -197,10 +240,11 @@ struct Site<'a> {
 }
 
 impl<'a> Site<'a> {
-    fn new(lab: &'a TestLab, check: Check<'a>) -> anyhow::Result<Self> {
+    fn new(lab: &'a TestLab, method: Method, check: Check<'a>) -> anyhow::Result<Self> {
         let objects = Traffic::of(lab, "src")?.objects();
         Ok(Self {
             lab,
+            method,
             check,
             here: "src",
             there: "dst",
@@ -226,7 +270,8 @@ impl<'a> Site<'a> {
         let stops = point.name.ends_with("-stop") || point.name.ends_with("-settle");
         let loss = stops.then(|| Loss::of(self.lab, PARTNER, &["in", "out"], 100));
         let loss = loss.transpose()?;
-        let migrate = self.migrate(if stops { &["--drain-timeout", "0"] } else { &[] })?;
+        let no_drain: &[&str] = if stops { &["--drain-timeout", "0"] } else { &[] };
+        let migrate = self.migrate(&[&["--method", self.method.name()], no_drain].concat())?;
         eventually("the point", LIMIT, || {
             let text = std::fs::read_to_string(&reached).unwrap_or_default();
             Ok(text.contains(&point.name).then_some(()))
@@ -305,12 +350,7 @@ impl<'a> Site<'a> {
 
     /// Starts a service again that has died.
     fn start_again(&self, host: &str, service: &str) -> anyhow::Result<()> {
-        eventually("the death that was ordered", LIMIT, || {
-            let status = self.lab.lab().status()?;
-            let state = status.host(host).and_then(|host| host.service(service));
-            let state = state.map(|service| &service.state);
-            Ok(matches!(state, Some(ServiceState::Exited { .. })).then_some(()))
-        })?;
+        self.lab.ended(host, service)?;
         Ok(self.lab.lab().start(host, service)?)
     }
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use verbatim_e2e::{Instance, MOVED, TestLab, eventually, left_behind};
-use verbatim_lab::ServiceState;
 
 use crate::Test;
 use crate::migration::Check;
@@ -86,12 +85,7 @@ fn dies(lab: &TestLab, host: &'static str, point: &str, method: &str) -> anyhow:
     ensure!(check.client.row()?.host == "dst");
 
     // With another RNIC all is as before.
-    eventually("the RNIC's end", LIMIT, || {
-        let status = lab.lab().status()?;
-        let state = status.host(host).and_then(|host| host.service("nic"));
-        let state = state.map(|service| &service.state);
-        Ok(matches!(state, Some(ServiceState::Exited { .. })).then_some(()))
-    })?;
+    lab.ended(host, "nic")?;
     lab.lab().start(host, "nic")?;
     let check = Check::start_as(lab, "-again", OPTIONS)?;
     for to in ["dst", "src"] {

@@ -117,7 +117,7 @@ impl Destinations {
             restored: None,
             instance: None,
             turn: None,
-            guests: Vec::new(),
+            guests: None,
             lost: Vec::new(),
             resumed: false,
             driven: false,
@@ -182,7 +182,7 @@ impl Destinations {
             restored: None,
             turn: Some(agent.turns.have(instance.name(), session)),
             instance: Some(instance),
-            guests: Vec::new(),
+            guests: None,
             lost: Vec::new(),
             resumed: false,
             driven: false,
@@ -288,8 +288,8 @@ pub struct Destination {
     instance: Option<Arc<Instance>>,
     /// Its connections are this session's until they work.
     turn: Option<Turn>,
-    /// Those that have claimed their contexts.
-    guests: Vec<Guest>,
+    /// Those that have claimed their contexts, once [`Destination::claim`] has asked them.
+    guests: Option<Vec<Guest>>,
     /// Processes that did not come.
     lost: Vec<u32>,
     /// Their requests reach the RNIC.
@@ -635,7 +635,7 @@ impl Destination {
             }
         }
         // Those that have their contexts are resumed, whatever became of the others.
-        self.guests = guests;
+        self.guests = Some(guests);
         let _ = tokio::time::timeout(TELLING_TIMEOUT, telling).await;
         if let Some(error) = failed {
             return Err(error);
@@ -649,8 +649,13 @@ impl Destination {
         if self.resumed {
             return Ok(Resumed::default());
         }
+        if self.guests.is_none() {
+            // An earlier agent may have asked them; this one has taken up the session since.
+            self.claim().await?;
+        }
         let session = self.session;
-        let resumed = self.guests.iter().map(|guest| async move {
+        let guests = self.guests.as_deref().unwrap_or_default();
+        let resumed = guests.iter().map(|guest| async move {
             let answer = in_time("resuming", guest.order(Order::Resume { session }, Vec::new()))
                 .await?
                 .0;
@@ -665,7 +670,7 @@ impl Destination {
                 other => Err(unexpected(&other, "Resumed")),
             }
         });
-        let resumed = join_all(resumed).await.into_iter().zip(&self.guests);
+        let resumed = join_all(resumed).await.into_iter().zip(guests);
         let resumed = resumed.map(|(resumed, guest)| match resumed {
             // It has ended, of what it saw or of itself: there is nothing to resume.
             Err(_) if !self.agent.guests.is_here(guest) => Ok(Resumed::default()),
