@@ -75,7 +75,8 @@ fn any_segment(rng: &mut StdRng) -> Segment {
 fn any_request(rng: &mut StdRng, qpn: u32) -> Request {
     let id = any(rng);
     let qpn = if rng.random() { qpn } else { id };
-    match rng.random_range(0..12) {
+    let qpns = vec![qpn; rng.random_range(0..2000)];
+    match rng.random_range(0..16) {
         0 => Request::OpenContext {
             version: VERSION,
             name: "x".repeat(rng.random_range(0..400)),
@@ -120,6 +121,13 @@ fn any_request(rng: &mut StdRng, qpn: u32) -> Request {
             mask: QpAttrMask::from_bits_retain(any(rng)),
             attr: any_attr(rng),
         },
+        11 => Request::PauseQps {
+            qpns,
+            limit_s: rng.random_bool(0.5).then(|| any(rng)),
+        },
+        12 => Request::ResumeQps { qpns },
+        13 => Request::QueryQps { qpns },
+        14 => Request::DumpQp { qpn },
         _ => Request::QueryQp { qpn },
     }
 }
