@@ -106,9 +106,9 @@ fn a_drain_is_measured_without_one() {
     };
     for (n, scope) in (0..).zip(&scopes) {
         assert!(measure(&mut story, scope).is_some(), "nothing is under way");
-        story.ends[0].send(n, SendOpcode::Write, true, false).unwrap();
-        assert_eq!(measure(&mut story, scope), None);
-        story.settle();
+        story.ends[0].send(n, SEND, true, false).unwrap();
+        assert_eq!(measure(&mut story, scope), None, "it waits for a RECV");
+        story.ends[1].recv(50 + u64::from(n)).unwrap();
         assert!(
             measure(&mut story, scope).is_some(),
             "whether or not it is polled"
