@@ -25,8 +25,11 @@ use crate::standby::{self, is_connected};
 /// A GID in network byte order.
 pub type Gid = [u8; 16];
 
-/// How long a host may take to answer.
+/// How long one of many hosts may take to answer.
 const ASK_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// The same of one without whose answer nothing goes on; it may be busy.
+const NEED_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// For so long what a host has said holds.
 const HOLDS: Duration = Duration::from_secs(10);
@@ -124,7 +127,11 @@ impl Agent {
 
     /// The GID table of a host's RNIC as it is now.
     pub async fn gids_of(&self, host: &str) -> anyhow::Result<Vec<Gid>> {
-        let asked = tokio::time::timeout(ASK_TIMEOUT, async {
+        self.ask_gids(host, NEED_TIMEOUT).await
+    }
+
+    async fn ask_gids(&self, host: &str, limit: Duration) -> anyhow::Result<Vec<Gid>> {
+        let asked = tokio::time::timeout(limit, async {
             if host == self.name() {
                 return self.own_gids().await;
             }
@@ -132,9 +139,11 @@ impl Agent {
             let reply = told(host, "tell its GIDs", client.gids(GidsRequest {}).await)?;
             reply.gids.into_iter().map(gid_of).collect()
         });
-        let table = asked
-            .await
-            .unwrap_or_else(|_| Err(anyhow::anyhow!("no answer in {ASK_TIMEOUT:?}")));
+        let table = asked.await.unwrap_or_else(|_| {
+            Err(anyhow::anyhow!(
+                "{host} does not tell its GIDs: no answer in {limit:?}"
+            ))
+        });
         self.gids.note(host, &table);
         table
     }
@@ -146,7 +155,7 @@ impl Agent {
             if let Some(answer) = self.gids.known(&host.name, recently) {
                 return (host, answer);
             }
-            let table = self.gids_of(&host.name).await;
+            let table = self.ask_gids(&host.name, ASK_TIMEOUT).await;
             let table = table.map_err(|error| format!("{error:#}"));
             let at = Instant::now();
             (host, Answer { at, table })
