@@ -10,7 +10,7 @@
 
 enum {
 	OPT_OP = 256, OPT_SEED, OPT_DEPTH, OPT_MTU, OPT_PORT, OPT_RANDOM, OPT_BIDIRECTIONAL, OPT_STALL, OPT_ACK_TIMEOUT,
-	OPT_PRIVATE, OPT_HOLD_EVERY, OPT_VERBOSE, OPT_HELP,
+	OPT_PRIVATE, OPT_HOLD_EVERY, OPT_NAP, OPT_VERBOSE, OPT_HELP,
 };
 
 static const struct option long_options[] = {
@@ -31,6 +31,7 @@ static const struct option long_options[] = {
 	{ "ack-timeout", required_argument, NULL, OPT_ACK_TIMEOUT },
 	{ "private", required_argument, NULL, OPT_PRIVATE },
 	{ "hold-every", required_argument, NULL, OPT_HOLD_EVERY },
+	{ "nap", required_argument, NULL, OPT_NAP },
 	{ "verbose", no_argument, NULL, OPT_VERBOSE },
 	{ "help", no_argument, NULL, OPT_HELP },
 	{ 0 },
@@ -64,6 +65,7 @@ static void print_help(void)
 	     "\n"
 	     "      --private MIB      hold so much private memory, change 1/64 of it all the time, and verify it\n"
 	     "      --hold-every MS    stand still for 20 ms each MS, by ibv_dump_context, where the library has it\n"
+	     "      --nap MS           sleep so long after each round of posts, as a program that computes in between\n"
 	     "      --verbose          progress and each defect on stderr\n"
 	     "\n"
 	     "One JSON line on stdout per side: what this side posted, saw completed, received and found. READs and ATOMICs count\n"
@@ -171,6 +173,11 @@ static bool parse_option(int option, const char *text, struct options *options)
 		if (!parse_number("--hold-every", text, 1, 86400000, &number))
 			return false;
 		options->hold_every_ms = number;
+		return true;
+	case OPT_NAP:
+		if (!parse_number("--nap", text, 1, 10000, &number))
+			return false;
+		options->nap_ms = number;
 		return true;
 	case OPT_VERBOSE:
 		options->verbose = true;

@@ -68,6 +68,12 @@ static void tick(struct stopwatch *watch, bool completed)
 	watch->empty_polls++;
 }
 
+static void nap(unsigned ms)
+{
+	if (ms)
+		nanosleep(&(struct timespec){ .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000l }, NULL);
+}
+
 static void give_way(const struct stopwatch *watch)
 {
 	if (watch->idle_ns > NAP_AFTER_NS)
@@ -199,6 +205,7 @@ static void run_loop(struct run *run, struct stopwatch *watch)
 		}
 		stop = stop || interrupted || (run->load->seconds && watch->now_ns >= end_ns);
 		say_progress(run, watch);
+		nap(run->options->nap_ms);
 	} while (pump_lanes(run, stop, &done));
 }
 

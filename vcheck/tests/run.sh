@@ -143,6 +143,7 @@ for op in send write write-imm read atomic mix all; do
     clean "clean $op, depth 7, 100 bytes" --op $op -n 1000 --depth 7 -s 100 --bidirectional
     clean "clean $op, 32 bytes" --op $op -n 3000 --depth 256 -s 32
 done
+clean "clean mix with naps" --op mix -n 20 -q 2 --depth 4 --nap 5
 clean "clean mix for a second" --op mix -D 1 -q 4 --bidirectional --random-size -s 16384
 
 # A pause is no defect, and is measured.
