@@ -26,7 +26,7 @@ pub struct Running {
 }
 
 /// How a program ended.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Finished {
     /// The command line, shortened to the program and its arguments.
     pub what: String,

@@ -179,6 +179,22 @@ impl ControlService {
         }
     }
 
+    async fn add_command(&self, request: ExecRequest) -> anyhow::Result<()> {
+        let instance = self.0.instances.find(&request.name)?;
+        let name = instance.name();
+        match instance.state() {
+            State::Running => {}
+            State::Moving => bail!("{name} is being moved; add the command when that has ended"),
+            State::Exited(status) => bail!("{name} has ended with status {status}"),
+            State::MovedTo(host) => bail!("{name} lives on {host}; ask the agent there"),
+        }
+        let (container, bundle) = (&instance.home.record.name, instance.home.bundle());
+        let runc = self.0.tools.runc();
+        runc.add(container, bundle, &request.command, &request.environment)
+            .await?;
+        Ok(())
+    }
+
     async fn remove_instance(&self, name: &str) -> anyhow::Result<()> {
         let instance = self.0.instances.find(name)?;
         let _reservation = self.0.instances.reserve(name)?;
@@ -225,6 +241,10 @@ impl Control for ControlService {
             .filter(|instance| !matches!(instance.state(), State::MovedTo(_)));
         let instances = futures_util::future::join_all(here.map(|instance| self.describe(instance))).await;
         Ok(Response::new(ListReply { instances }))
+    }
+
+    async fn exec(&self, request: Request<ExecRequest>) -> Reply<ExecReply> {
+        reply(self.add_command(request.into_inner()).await.map(|()| ExecReply {}))
     }
 
     type LogsStream = Answers<LogsChunk>;

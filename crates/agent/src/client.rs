@@ -11,7 +11,7 @@ use crate::peers::reason;
 use crate::proto::control_client::ControlClient;
 use crate::proto::migrate_event::Event;
 use crate::proto::{
-    CancelRequest, CheckRequest, Instance, ListRequest, LogsRequest, MigrateRequest, PauseReply,
+    CancelRequest, CheckRequest, ExecRequest, Instance, ListRequest, LogsRequest, MigrateRequest, PauseReply,
     PauseRequest, PreCopyRound, RemoveRequest, ResolveSessionRequest, ResumePausedRequest, RunRequest,
     Session, SessionsRequest, VersionReply, VersionRequest, WaitReply, WaitRequest,
 };
@@ -87,6 +87,11 @@ impl Client {
     /// Starts an instance.
     pub async fn run(&self, request: RunRequest) -> anyhow::Result<Instance> {
         told(self.inner.clone().run(request).await)
+    }
+
+    /// Adds a command to an instance.
+    pub async fn exec(&self, request: ExecRequest) -> anyhow::Result<()> {
+        told(self.inner.clone().exec(request).await).map(drop)
     }
 
     /// The instances of the host.

@@ -59,7 +59,7 @@ pub use config::Config;
 pub use run::{raise_priority, run};
 
 /// The version of the protocol between agents, and between command line and agent. Both sides refuse another one.
-pub const PROTOCOL: u32 = 8;
+pub const PROTOCOL: u32 = 9;
 
 /// The TCP port on which agents listen for each other.
 pub const PORT: u16 = 4793;

@@ -60,6 +60,12 @@ pub enum Command {
         after_help = "Example:\n  verbatim run --host peer --name server -- ib_write_bw -d verbatim0 -D 15"
     )]
     Run(RunArguments),
+    /// Add a command to an instance: it runs beside the first one, writes where that one writes, and moves along.
+    #[command(
+        after_help = "Example:\n  verbatim exec server -- ib_write_bw -d verbatim0 -p 18600 -D 15\n  verbatim logs server\n\nNobody waits \
+                      for its end; a name that is not there is told in the instance's output.\nExit status: 0 it was started, 1 it was not."
+    )]
+    Exec(ExecArguments),
     /// List the instances.
     #[command(after_help = "Example:\n  verbatim ps --json")]
     Ps {
@@ -224,6 +230,18 @@ pub struct RunArguments {
     pub json: bool,
     /// The command.
     #[arg(last = true, required_unless_present = "bundle")]
+    pub command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct ExecArguments {
+    /// The instance.
+    pub name: String,
+    /// Environment variables, beside those of the instance's own.
+    #[arg(short, long, value_name = "NAME=VALUE")]
+    pub env: Vec<String>,
+    /// The command.
+    #[arg(last = true, required = true)]
     pub command: Vec<String>,
 }
 

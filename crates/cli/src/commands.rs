@@ -25,6 +25,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         command => in_runtime(async {
             match command {
                 Command::Run(arguments) => instances::run(&lab, arguments).await,
+                Command::Exec(arguments) => instances::exec(&lab, arguments).await,
                 Command::Ps { json } => instances::ps(&lab, json).await,
                 Command::Logs { name, follow } => instances::logs(&lab, &name, follow).await,
                 Command::Wait { name } => instances::wait(&lab, &name).await,

@@ -62,7 +62,7 @@ fn added_to(init_pid: i32, processes: &BTreeMap<i32, Process>) -> Vec<String> {
     let added = processes.iter().filter(|(pid, _)| !tree.contains(pid));
     let words = added.map(|(pid, process)| {
         format!(
-            "process {pid} ({}) was started from outside (runc exec); CRIU would leave it behind, so end it first",
+            "process {pid} ({}) was started from outside (runc exec); CRIU would leave it behind, so end it, and start it with `verbatim exec`",
             process.command
         )
     });

@@ -51,6 +51,14 @@ impl Init {
         self.pid.as_raw_nonzero().get()
     }
 
+    /// Kills it.
+    pub(crate) fn kill(&self) -> io::Result<()> {
+        Ok(rustix::process::pidfd_send_signal(
+            self.pidfd.as_fd(),
+            rustix::process::Signal::KILL,
+        )?)
+    }
+
     /// Waits until it ends, and reaps it if it is our child: the agent is a child subreaper, and runc, which started the
     /// container, has ended. Cancel safe.
     ///

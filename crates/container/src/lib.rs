@@ -24,6 +24,7 @@
 //! The crate knows no RDMA, copies no images between hosts and decides nothing: that is the agent's part. Functions
 //! that are not `async` do a few system calls and return; the slow ones say so. Start at [`Host`].
 
+mod beside;
 mod bundle;
 mod cgroup;
 mod check;

@@ -94,14 +94,7 @@ impl Runc {
             .stdin(Stdio::null())
             .stdout(output)
             .stderr(errors);
-        // SAFETY: setpriority is async-signal-safe and touches nothing of this process.
-        unsafe {
-            command.pre_exec(|| {
-                // The agent may run with more than ordinary priority, which is not the program's.
-                libc::setpriority(libc::PRIO_PROCESS, 0, 0);
-                Ok(())
-            });
-        }
+        ordinary_priority(&mut command);
         let status = command
             .status()
             .await
@@ -244,7 +237,7 @@ impl Runc {
         command
     }
 
-    fn command(&self) -> Command {
+    pub(crate) fn command(&self) -> Command {
         let bin = self.proxy.parent().expect("the proxy lies in a directory");
         let inherited = std::env::var_os("PATH").unwrap_or_default();
         let path =
@@ -290,6 +283,17 @@ impl Runc {
             tool: self.program.display().to_string(),
             source,
         }
+    }
+}
+
+/// The agent may run with more than ordinary priority, which is not that of the programs that it starts.
+pub(crate) fn ordinary_priority(command: &mut Command) {
+    // SAFETY: setpriority is async-signal-safe and touches nothing of this process.
+    unsafe {
+        command.pre_exec(|| {
+            libc::setpriority(libc::PRIO_PROCESS, 0, 0);
+            Ok(())
+        });
     }
 }
 

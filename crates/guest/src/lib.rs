@@ -14,10 +14,11 @@
 //! for each symbol of libibverbs, and compared with the list by a test.
 //!
 //! A preloaded library is a guest: it starts nothing before the program opens a device, keeps `errno`, and writes
-//! nothing unless `VERBATIM_LOG` is set.
+//! nothing unless `VERBATIM_LOG` is set. Only a command that an agent adds to a container is met before its `main` ([`detach`]).
 
 pub mod abi;
 pub mod data;
+mod detach;
 pub mod ffi;
 mod log;
 #[cfg(feature = "measure")]

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use rustix::process::Signal;
-use verbatim_e2e::{CheckReport, Instance, Migration, Running, TestLab, Traffic, VCHECK_PORT, eventually};
+use verbatim_e2e::{
+    CheckReport, Finished, Instance, Migration, Running, TestLab, Traffic, VCHECK_PORT, eventually,
+};
 
 use crate::Test;
 use crate::migration::Check;
@@ -59,6 +61,7 @@ pub fn tests() -> Vec<Test> {
             THREE_HOSTS,
             an_added_process,
         ),
+        Test::new("many::an_added_command_moves_along", THREE_HOSTS, an_added_command),
     ]
 }
 
@@ -367,7 +370,7 @@ fn an_added_process(lab: &TestLab) -> anyhow::Result<()> {
         Ok(found.into_iter().find(added))
     })
     .with_context(|| added.stderr().unwrap_or_default())?;
-    ensure!(blocker.contains("end it first"), "{blocker}");
+    ensure!(blocker.contains("verbatim exec"), "{blocker}");
     let refused = check.client.migrate("dst")?;
     refused.must_be_rolled_back(&["started from outside (runc exec)"])?;
     ensure!(!added.has_ended()?, "it goes on");
@@ -380,5 +383,68 @@ fn an_added_process(lab: &TestLab) -> anyhow::Result<()> {
     check.client.moves("dst")?;
     check.flows("dst")?;
     check.end()?;
+    Ok(())
+}
+
+/// A second pair of programs, each added to an instance of the first, and one more that is added after a move.
+fn an_added_command(lab: &TestLab) -> anyhow::Result<()> {
+    let check = Check::start(lab, OPTIONS)?;
+    let program = lab.tools().vcheck.display().to_string();
+    let port = VCHECK_PORT + 1;
+    let add = |instance: &Instance<'_>, script: &str| {
+        let argv = ["exec", instance.name(), "--env", "KEPT=in a file", "--"];
+        lab.ask(&[&argv[..], &["sh", "-c", script]].concat())
+    };
+    let vcheck = format!("{program} --stall-timeout 60 --port {port}");
+    add(&check.server, &format!("exec {vcheck}"))?;
+    check.server.listens(port)?;
+    let address = check.server.address()?;
+    let client = format!(
+        "echo $$ >/tmp/added.pid; echo $KEPT >/tmp/kept; exec {vcheck} --op mix -q 2 -s 4096 -D 600 {address}"
+    );
+    add(&check.client, &client)?;
+    let connections = |instance: &Instance<'_>| Ok::<_, anyhow::Error>(instance.row()?.connections);
+    eventually("the added connections", LIMIT, || {
+        Ok((connections(&check.client)? == 6 && connections(&check.server)? == 6).then_some(()))
+    })?;
+    for (instance, to) in [
+        (&check.client, "dst"),
+        (&check.server, "src"),
+        (&check.client, "peer"),
+    ] {
+        instance.moves(to).with_context(|| check.words())?;
+        check.flows(to)?;
+    }
+
+    // The first programs go on when the added ones end.
+    add(&check.client, "kill -INT $(cat /tmp/added.pid); cat /tmp/kept")?;
+    let reports = |output: &str| -> Vec<String> {
+        let lines = output.lines().filter(|line| line.starts_with('{'));
+        lines.map(str::to_owned).collect()
+    };
+    for instance in [&check.client, &check.server] {
+        eventually("the report of an added program", LIMIT, || {
+            Ok((!reports(&instance.output()?).is_empty()).then_some(()))
+        })
+        .with_context(|| check.words())?;
+    }
+    ensure!(check.client.output()?.contains("in a file"), "{}", check.words());
+    check.flows("src")?;
+    let (client, server) = (&check.client, &check.server);
+    client.interrupt()?;
+    let [client, server] = [client.succeed(LIMIT)?, server.succeed(LIMIT)?];
+    for number in 0..2 {
+        let [client, server] = [&client, &server].map(|finished| {
+            Ok::<_, anyhow::Error>(Finished {
+                what: format!("program {number} of {}", finished.what),
+                stdout: reports(&finished.stdout)
+                    .get(number)
+                    .context("a report is missing")?
+                    .clone(),
+                ..finished.clone()
+            })
+        });
+        CheckReport::both_clean(&client?, &server?)?;
+    }
     Ok(())
 }

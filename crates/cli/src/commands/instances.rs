@@ -1,13 +1,13 @@
-//! `verbatim run`, `ps`, `logs`, `wait` and `stop`.
+//! `verbatim run`, `exec`, `ps`, `logs`, `wait` and `stop`.
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
-use verbatim_agent::proto::{Instance, RunRequest};
+use verbatim_agent::proto::{ExecRequest, Instance, RunRequest};
 
-use crate::args::RunArguments;
+use crate::args::{ExecArguments, RunArguments};
 use crate::hosts::Hosts;
 use crate::output::table;
 
@@ -81,6 +81,20 @@ pub async fn run(lab: &str, arguments: RunArguments) -> anyhow::Result<ExitCode>
             instance.name, instance.host, instance.address
         );
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Adds a command to an instance.
+pub async fn exec(lab: &str, arguments: ExecArguments) -> anyhow::Result<ExitCode> {
+    let ExecArguments { name, env, command } = arguments;
+    let hosts = Hosts::connect(lab).await?;
+    let (host, _) = hosts.of_instance(&name).await?;
+    let request = ExecRequest {
+        name,
+        command,
+        environment: env,
+    };
+    host.exec(request).await?;
     Ok(ExitCode::SUCCESS)
 }
 
