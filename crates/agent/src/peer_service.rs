@@ -230,7 +230,10 @@ impl Peer for PeerService {
         let request = request.into_inner();
         let record: Record = serde_json::from_str(&request.instance)
             .map_err(|error| Status::invalid_argument(format!("a malformed instance record: {error}")))?;
-        let blockers = destination::blockers(&self.0, &record, request.memory_bytes);
+        let mut blockers = destination::blockers(&self.0, &record, request.memory_bytes);
+        // Opening a session finds this out by itself.
+        let gids = self.0.gids_of(self.0.name()).await;
+        blockers.extend(gids.err().map(|error| format!("{}: {error:#}", self.0.name())));
         Ok(Response::new(CheckInstanceReply { blockers }))
     }
 

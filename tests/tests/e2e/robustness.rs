@@ -271,6 +271,11 @@ fn check_names_every_blocker(lab: &TestLab) -> anyhow::Result<()> {
     let down = blockers(lab, "web", "dst")?.join("; ");
     ensure!(down.contains("dst"), "{down}");
     lab.lab().start("dst", "agent")?;
+    // One whose RNIC is.
+    lab.lab().kill("dst", "nic")?;
+    let dead = blockers(lab, "web", "dst")?.join("; ");
+    ensure!(dead.contains("dst: cannot reach the software RNIC"), "{dead}");
+    lab.lab().start("dst", "nic")?;
 
     // Nothing was touched: it can still be moved.
     ensure!(

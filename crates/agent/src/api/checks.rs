@@ -37,7 +37,7 @@ pub async fn blockers(agent: &Shared, name: &str, destination: &str) -> anyhow::
     let private_bytes = private::bytes_of_tree(init);
     blockers.extend(private::lack_of_room(&agent.config.runtime_dir, private_bytes));
 
-    // There: the agent, its version, the name, the address, room. CRIU is checked when an agent starts.
+    // There: the agent, its version, the name, the address, room, the RNIC. CRIU is checked when an agent starts.
     match agent.peers.connect(destination).await {
         Ok(mut peer) => {
             let request = OpenRequest {
