@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use verbatim_seqpacket::Carried;
 
 /// The version of this contract; both sides refuse another one.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// The most queue pairs in one request; more are `EINVAL`. The RNIC does nothing else meanwhile.
 pub const MOST_QPS: usize = 1024;
@@ -685,42 +685,37 @@ pub enum Request {
         /// After so many seconds from now each goes on by itself, as by `ResumeQps`. The latest request counts.
         limit_s: Option<u32>,
     },
-    /// The whole state of a connection that `PauseQps` has stopped. Answered by [`Reply::QpImage`], with a descriptor if it is
-    /// long; `EBUSY` if it runs.
-    DumpQp {
-        /// Which.
-        qpn: u32,
+    /// The whole states of connections that `PauseQps` has stopped. Answered by [`Reply::QpImages`], with a descriptor if they
+    /// are long; else by the first error, `EBUSY` if one runs.
+    DumpQps {
+        /// Which, at most [`MOST_QPS`].
+        qpns: Vec<u32>,
     },
-    /// Gives a reliable connection in RESET the state of an image. It is then paused, as the one was that the image is of.
+    /// Gives reliable connections in RESET the states of images. They are then paused, as those were that the images are of.
     ///
-    /// Its rings must hold, oldest first, the requests that the [`QpImage`](crate::image::QpImage) names (`requests` in the send ring; `receive` in
+    /// The rings of each must hold, oldest first, the requests that the [`QpImage`](crate::image::QpImage) names (`requests` in the send ring; `receive` in
     /// its own receive ring) and behind them those that were not taken: the RNIC takes the named ones off, and only looks
-    /// at their `wr_id`s. Answered by [`Reply::Done`]; `EINVAL` for an image that is damaged, or does not fit the queue pair, its
-    /// rings or this RNIC: then nothing has changed.
-    RestoreQp {
-        /// Which.
-        qpn: u32,
-        /// [`QpImage::image`](crate::image::QpImage::image); a long one comes in a descriptor ([`crate::image`]).
-        image: Carried,
-        /// Index of its GID on this RNIC; the image has that of another.
-        sgid_index: u8,
+    /// at their `wr_id`s. Answered by [`Reply::QpsRestored`]: one is refused with `EINVAL` for an image that is damaged, or does
+    /// not fit the queue pair, its rings or this RNIC: then nothing has changed of it. `EINVAL` for all if the lengths are wrong.
+    RestoreQps {
+        /// Which, at most [`MOST_QPS`].
+        qps: Vec<RestoredQp>,
+        /// [`QpImage::image`](crate::image::QpImage::image) of each, one behind the other. A descriptor may bring that of one that
+        /// is too long for a message, and of one only ([`crate::image`]).
+        images: Carried,
     },
-    /// They go on after `PauseQps` or `RestoreQp`, all at the same moment: with a secret, as soon as the partner has acknowledged
+    /// They go on after `PauseQps` or `RestoreQps`, all at the same moment: with a secret, as soon as the partner has acknowledged
     /// where. Answered by [`Reply::Done`] at once; else by the first error, when all the others go on.
     ResumeQps {
         /// Which, at most [`MOST_QPS`].
         qpns: Vec<u32>,
     },
-    /// A paused connection goes on at another RNIC: what its partner says of its own new place, if that has moved at the same
-    /// time, is passed on there, also when the queue pair is destroyed. Answered by [`Reply::Done`]; `EBUSY` if it is not
-    /// paused, `ENOMEM` if there are too many such entries.
-    ForwardQp {
-        /// Which.
-        qpn: u32,
-        /// The GID of the other RNIC.
-        to_gid: [u8; 16],
-        /// The number there.
-        to_qpn: u32,
+    /// Paused connections go on at another RNIC: what the partner of one says of its own new place, if that has moved at the same
+    /// time, is passed on there, also when the queue pair is destroyed. Answered by [`Reply::Done`]; else by the first error,
+    /// `EBUSY` if one is not paused, `ENOMEM` if there are too many such entries, when all the others have theirs.
+    ForwardQps {
+        /// Which, at most [`MOST_QPS`].
+        qps: Vec<ForwardedQp>,
         /// For how long.
         seconds: u32,
     },
@@ -854,8 +849,38 @@ pub enum Reply {
     Owners(Vec<QpOwner>),
     /// Where a queue pair stands.
     QpStopped(QpPosition),
-    /// The whole state of a reliable connection at one end: a [`QpImage`](crate::image::QpImage), encoded ([`crate::image`]).
-    QpImage(Carried),
+    /// [`QpImage`](crate::image::QpImage)s, in the order asked for, encoded ([`crate::image`]). They are those of the first ones: at
+    /// least one, and all unless they are long.
+    QpImages(Carried),
+    /// All but these were given the states of their images.
+    QpsRestored {
+        /// By their places in the request, with an errno.
+        refused: Vec<(u32, i32)>,
+        /// Why the first was.
+        message: String,
+    },
+}
+
+/// A queue pair that is given the state of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RestoredQp {
+    /// Which.
+    pub qpn: u32,
+    /// How long its image is.
+    pub image_bytes: u32,
+    /// Index of its GID on this RNIC; the image has that of another.
+    pub sgid_index: u8,
+}
+
+/// A queue pair that goes on at another RNIC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ForwardedQp {
+    /// Which.
+    pub qpn: u32,
+    /// The GID of the other RNIC.
+    pub to_gid: [u8; 16],
+    /// The number there.
+    pub to_qpn: u32,
 }
 
 /// A secret that the RNICs at both ends of a connection share.

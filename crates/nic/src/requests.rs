@@ -20,7 +20,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use verbatim_device::control::{Reply, Request};
-use verbatim_roce::{Location, Qpn, Time};
+use verbatim_roce::Time;
 use verbatim_seqpacket::{Credentials, Process};
 
 use crate::context::Context;
@@ -169,24 +169,12 @@ impl Desk<'_> {
                 let limit = limit_s.map(|seconds| Duration::from_secs(seconds.into()));
                 self.each_done(&qpns, |desk, qpn| desk.pause_qp(id, qpn, limit))
             }
-            Request::DumpQp { qpn } => self.dump_qp(id, qpn, asker.attached),
-            Request::RestoreQp {
-                qpn,
-                image,
-                sgid_index,
-            } => self.restore_qp(id, qpn, image, sgid_index, &mut asker.fds),
+            Request::DumpQps { qpns } => self.dump_qps(id, &qpns, asker.attached),
+            Request::RestoreQps { qps, images } => self.restore_qps(id, &qps, images, &mut asker.fds),
             Request::ResumeQps { qpns } => self.each_done(&qpns, |desk, qpn| desk.resume_qp(id, qpn)),
-            Request::ForwardQp {
-                qpn,
-                to_gid,
-                to_qpn,
-                seconds,
-            } => {
-                let to = Location {
-                    address: path::address(to_gid),
-                    qpn: Qpn::new(to_qpn),
-                };
-                self.forward_qp(id, qpn, to, Duration::from_secs(seconds.into()))
+            Request::ForwardQps { qps, seconds } => {
+                let time = Duration::from_secs(seconds.into());
+                self.each_done(&qps, |desk, qp| desk.forward_qp(id, &qp, time))
             }
             Request::DestroyQp { qpn } => self.destroy_qp(id, qpn, context),
             Request::CreateSrq { pd, attr } => self.create_srq(id, pd, &attr, context),

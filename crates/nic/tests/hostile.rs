@@ -10,10 +10,12 @@ use rand::{Rng, SeedableRng};
 use support::program::{ALL_ACCESS, CAP, write};
 use support::{Program, Server, pair, wait_for};
 use verbatim_device::control::{
-    Access, AddressVector, Backing, QpAttr, QpAttrMask, QpCap, QpState, QpType, Request, Segment, VERSION,
+    Access, AddressVector, Backing, ForwardedQp, QpAttr, QpAttrMask, QpCap, QpState, QpType, Request, RestoredQp,
+    Segment, VERSION,
 };
 use verbatim_device::layout::{CONTEXT_BYTES, QpLayout};
 use verbatim_roce::icrc::Flow;
+use verbatim_seqpacket::Carried;
 
 const SEED: u64 = 0x5eed;
 const PAGES: u64 = 64 * 4096;
@@ -76,7 +78,7 @@ fn any_request(rng: &mut StdRng, qpn: u32) -> Request {
     let id = any(rng);
     let qpn = if rng.random() { qpn } else { id };
     let qpns = vec![qpn; rng.random_range(0..2000)];
-    match rng.random_range(0..16) {
+    match rng.random_range(0..18) {
         0 => Request::OpenContext {
             version: VERSION,
             name: "x".repeat(rng.random_range(0..400)),
@@ -127,7 +129,29 @@ fn any_request(rng: &mut StdRng, qpn: u32) -> Request {
         },
         12 => Request::ResumeQps { qpns },
         13 => Request::QueryQps { qpns },
-        14 => Request::DumpQp { qpn },
+        14 => Request::DumpQps { qpns },
+        15 => Request::RestoreQps {
+            qps: qpns
+                .iter()
+                .map(|qpn| RestoredQp {
+                    qpn: *qpn,
+                    image_bytes: if rng.random_bool(0.5) { 8 } else { any(rng) },
+                    sgid_index: any(rng) as u8,
+                })
+                .collect(),
+            images: Carried::Here(vec![any(rng) as u8; 8 * qpns.len()]),
+        },
+        16 => Request::ForwardQps {
+            qps: qpns
+                .iter()
+                .map(|qpn| ForwardedQp {
+                    qpn: *qpn,
+                    to_gid: rng.random(),
+                    to_qpn: any(rng),
+                })
+                .collect(),
+            seconds: any(rng),
+        },
         _ => Request::QueryQp { qpn },
     }
 }

@@ -2,13 +2,16 @@
 
 mod support;
 
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
 use support::program::{ALL_ACCESS, CAP, gid, read, send, write};
 use support::{End, Server, pair, wait_for};
-use verbatim_device::control::{MOST_QPS, QpAttr, QpAttrMask, QpSecret, QpState, QpType, Reply, Request};
-use verbatim_device::image::{self, QpImage};
+use verbatim_device::control::{
+    ForwardedQp, MOST_QPS, QpAttr, QpAttrMask, QpSecret, QpState, QpType, Reply, Request, RestoredQp,
+};
+use verbatim_device::image::{self, QpImage, Restoring};
 use verbatim_device::layout::{SEND_INLINE, SEND_SIGNALED, SendWqe};
 use verbatim_device::ring::Body;
 use verbatim_roce::VENDOR_ERR_PAUSED;
@@ -60,32 +63,53 @@ fn resume(end: &End) {
 }
 
 fn dump(end: &End) -> QpImage {
-    let request = Request::DumpQp { qpn: end.qp.qpn };
+    let request = dump_request(end.qp.qpn);
     match end.program.ask_for_fds(&request, &[]) {
-        Ok((Reply::QpImage(carried), mut fds)) => QpImage::take(carried, &mut fds).expect("an image"),
+        Ok((Reply::QpImages(carried), mut fds)) => {
+            let mut images = image::take(carried, &mut fds).expect("images");
+            assert_eq!(images.len(), 1);
+            images.remove(0)
+        }
         other => panic!("{other:?}"),
     }
 }
 
-/// What the RNIC says to an image.
-fn try_restore(end: &End, image: &[u8]) -> Result<Reply, (i32, String)> {
-    let (image, memory) = image::carry(image).expect("room");
-    let qpn = end.qp.qpn;
+fn dump_request(qpn: u32) -> Request {
+    Request::DumpQps { qpns: vec![qpn] }
+}
+
+/// The errno of what the RNIC says to an image.
+fn try_restore(end: &End, image: &[u8]) -> Result<(), i32> {
+    let mut restoring = Restoring::default();
+    restoring.add(end.qp.qpn, image, 0);
+    let (request, memory) = restoring.requests().next().expect("one").expect("room");
     let fds: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
-    let request = Request::RestoreQp {
-        qpn,
-        image,
-        sgid_index: 0,
-    };
-    end.program.ask(&request, &fds)
+    match end.program.ask(&request, &fds) {
+        Ok(Reply::QpsRestored { refused, .. }) => match refused[..] {
+            [] => Ok(()),
+            [(0, errno)] => Err(errno),
+            _ => panic!("{refused:?}"),
+        },
+        Ok(other) => panic!("{other:?}"),
+        Err((errno, _)) => Err(errno),
+    }
 }
 
 fn restore(end: &End, image: &[u8]) {
-    assert!(matches!(try_restore(end, image), Ok(Reply::Done)));
+    assert_eq!(try_restore(end, image), Ok(()));
 }
 
 fn refused(end: &End, image: &[u8]) -> i32 {
-    try_restore(end, image).expect_err("a refusal").0
+    try_restore(end, image).expect_err("a refusal")
+}
+
+/// What comes for the connection at its old place is passed on.
+fn forward_request(qpn: u32, address: IpAddr, to_qpn: u32) -> Request {
+    let to_gid = gid(address);
+    Request::ForwardQps {
+        qps: vec![ForwardedQp { qpn, to_gid, to_qpn }],
+        seconds: 60,
+    }
 }
 
 /// An end of a conversation: it sends its numbers in order, and receives the other's.
@@ -216,12 +240,7 @@ fn one_end_moves_to_another_rnic_in_the_middle() {
     let old = left.move_to(&c, &saved, 40);
     done(
         &old,
-        Request::ForwardQp {
-            qpn: old.qp.qpn,
-            to_gid: gid(c.address),
-            to_qpn: left.end.qp.qpn,
-            seconds: 60,
-        },
+        forward_request(old.qp.qpn, c.address, left.end.qp.qpn),
     );
     done(&old, Request::DestroyQp { qpn: old.qp.qpn });
     resume(&left.end);
@@ -260,12 +279,7 @@ fn both_ends_move_at_once_and_find_each_other() {
     for (old, (new, at)) in olds.iter().zip([(&left, &c), (&right, &d)]) {
         done(
             old,
-            Request::ForwardQp {
-                qpn: old.qp.qpn,
-                to_gid: gid(at.address),
-                to_qpn: new.end.qp.qpn,
-                seconds: 60,
-            },
+            forward_request(old.qp.qpn, at.address, new.end.qp.qpn),
         );
     }
     done(&olds[1], Request::DestroyQp { qpn: olds[1].qp.qpn });
@@ -431,7 +445,7 @@ fn what_cannot_be_is_refused() {
                 qpns: vec![qpn],
                 limit_s: None,
             },
-            Request::DumpQp { qpn },
+            dump_request(qpn),
             Request::SetQpSecret { qpn, secret: None },
         ] {
             assert_eq!(end.program.errno(request), libc::EINVAL);
@@ -450,22 +464,24 @@ fn what_cannot_be_is_refused() {
     for bytes in [1000, 100_000, 10_000_000] {
         assert_eq!(refused(&end, &vec![7; bytes]), libc::EINVAL);
     }
-    let image = Carried::InMemfd(1000);
-    let without = Request::RestoreQp {
+    let restored = RestoredQp {
         qpn,
-        image,
+        image_bytes: 1000,
         sgid_index: 0,
     };
-    assert_eq!(end.program.errno(without), libc::EINVAL);
+    for (qps, images) in [
+        (vec![restored], Carried::InMemfd(1000)),
+        (vec![restored], Carried::Here(vec![0; 999])),
+        (vec![restored; 2], Carried::Here(vec![0; 1000])),
+        (vec![], Carried::Here(vec![0; 1])),
+        (vec![restored; MOST_QPS + 1], Carried::Here(Vec::new())),
+    ] {
+        assert_eq!(end.program.errno(Request::RestoreQps { qps, images }), libc::EINVAL);
+    }
     let (live, _other) = pair(&server, &server);
     let qpn = live.qp.qpn;
-    assert_eq!(live.program.errno(Request::DumpQp { qpn }), libc::EBUSY);
-    let forward = |to_qpn, address| Request::ForwardQp {
-        qpn,
-        to_gid: gid(address),
-        to_qpn,
-        seconds: 1,
-    };
+    assert_eq!(live.program.errno(dump_request(qpn)), libc::EBUSY);
+    let forward = |to_qpn, address| forward_request(qpn, address, to_qpn);
     assert_eq!(live.program.errno(forward(5, server.address)), libc::EBUSY);
     // One that cannot is no reason for the others, before it or after it.
     let is_paused = || match live.program.call(Request::QueryQp { qpn }) {
@@ -512,7 +528,7 @@ fn what_cannot_be_is_refused() {
         }),
         0
     );
-    assert_ne!(end.program.errno(Request::DumpQp { qpn }), 0);
+    assert_ne!(end.program.errno(dump_request(qpn)), 0);
     let mut damaged = saved.image;
     damaged[40] ^= 1;
     assert_eq!(refused(&end, &damaged), libc::EINVAL);

@@ -345,9 +345,13 @@ fn a_partner_without_library(lab: &TestLab) -> anyhow::Result<()> {
         found.contains("do not use the guest library") && found.contains("LD_PRELOAD"),
         "{found}"
     );
-    client
-        .migrate("dst")?
-        .must_be_rolled_back(&["do not use the guest library"])?;
+    for method in ["wait-before-stop", "pause-resume"] {
+        client
+            .migrate_with("dst", &["--method", method])?
+            .must_be_rolled_back(&["do not use the guest library"])?;
+    }
+    let refusal = lab.refused(&["pause", "client"])?;
+    ensure!(refusal.contains("do not use the guest library"), "{refusal}");
     verbatim_e2e::Traffic::of(lab, "src")?.flows(1 << 20, LIMIT)?;
     client.interrupt()?;
     let client = client.succeed(LIMIT)?;

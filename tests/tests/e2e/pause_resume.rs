@@ -43,6 +43,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("pause_resume::both_ends_move_at_once", FOUR_HOSTS, both_ends),
         Test::new("pause_resume::unreliable_connections_do_not", HOSTS, unreliable),
         Test::new("pause_resume::auto_looks_at_what_is_under_way", HOSTS, auto),
+        Test::new("pause_resume::auto_waits_for_little", HOSTS, auto_waits),
     ];
     for options in [
         &["ib_write_bw"][..],
@@ -143,9 +144,26 @@ fn auto(lab: &TestLab) -> anyhow::Result<()> {
     let check = Check::start(lab, OPTIONS)?;
     let migration = check.client.migrate_with("dst", &["--method", "auto"])?;
     migration.must_be_committed()?;
-    let why = "to pause 4 connections about 0.3 ms";
+    let why = "to pause 4 connections about 0.1 ms";
     ensure!(
         migration.method == "pause-resume" && migration.method_reason.contains(why),
+        "{migration:?}"
+    );
+    check.flows("dst")?;
+    check.end()?;
+    Ok(())
+}
+
+/// Nothing is under way most of the time: to wait for that takes less than to pause hundreds of connections.
+fn auto_waits(lab: &TestLab) -> anyhow::Result<()> {
+    let nap = ["--nap", "100"];
+    let load = ["-q", "512", "-s", "4096", "--depth", "1"];
+    let check = Check::start_with(lab, "", &nap, &load)?;
+    let migration = check.client.migrate_with("dst", &["--method", "auto"])?;
+    migration.must_be_committed()?;
+    let why = "to pause 512 connections about";
+    ensure!(
+        migration.method == "wait-before-stop" && migration.method_reason.contains(why),
         "{migration:?}"
     );
     check.flows("dst")?;

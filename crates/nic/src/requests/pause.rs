@@ -4,14 +4,15 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use verbatim_device::control::{AsyncEventType, QpSecret, Reply};
-use verbatim_device::image::QpImage;
+use verbatim_device::control::{AsyncEventType, ForwardedQp, QpSecret, Reply, RestoredQp};
+use verbatim_device::image::{self, QpImage};
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::{
     ImageError, Location, MAX_INLINE, MAX_SGE, QpAttributes, QpState, Qpn, RcImage, RcQp, Secret, SecretEnd,
     Standing, Time, UDP_PORT,
 };
 
+use super::qp::at_most;
 use super::{Desk, path};
 use verbatim_seqpacket::Carried;
 
@@ -60,26 +61,37 @@ impl Desk<'_> {
         Ok(())
     }
 
-    pub(super) fn dump_qp(
+    pub(super) fn dump_qps(
         &mut self,
         id: u32,
-        qpn: u32,
+        qpns: &[u32],
         attached: &mut Option<OwnedFd>,
     ) -> Result<Reply, Refused> {
-        let qp = self.own_qp(qpn, id)?;
-        let image = connection(qp)?
+        at_most(qpns.len())?;
+        let (mut images, mut bytes) = (Vec::new(), 0);
+        for qpn in qpns {
+            if bytes >= image::ENOUGH {
+                break;
+            }
+            let image = self.dump_qp(id, *qpn)?;
+            bytes += image.image.len();
+            images.push(image);
+        }
+        let (carried, memory) =
+            image::carry(&images).map_err(|error| Refused::new(error.errno(), error.to_string()))?;
+        *attached = memory;
+        Ok(Reply::QpImages(carried))
+    }
+
+    fn dump_qp(&mut self, id: u32, qpn: u32) -> Result<QpImage, Refused> {
+        let image = connection(self.own_qp(qpn, id)?)?
             .save()
             .ok_or_else(|| Refused::new(libc::EBUSY, "the queue pair runs: pause it first"))?;
-        let image = QpImage {
+        Ok(QpImage {
             image: image.encode(),
             requests: image.requests().collect(),
             receive: image.receive(),
-        };
-        let (carried, memory) = image
-            .carry()
-            .map_err(|error| Refused::new(error.errno(), error.to_string()))?;
-        *attached = memory;
-        Ok(Reply::QpImage(carried))
+        })
     }
 
     pub(super) fn resume_qp(&mut self, id: u32, qpn: u32) -> Result<(), Refused> {
@@ -97,16 +109,20 @@ impl Desk<'_> {
     pub(super) fn forward_qp(
         &mut self,
         id: u32,
-        qpn: u32,
-        to: Location,
+        qp: &ForwardedQp,
         time: Duration,
-    ) -> Result<Reply, Refused> {
+    ) -> Result<(), Refused> {
+        let qpn = qp.qpn;
         if !self.own_qp(qpn, id)?.is_paused() {
             return Err(Refused::new(
                 libc::EBUSY,
                 "the queue pair runs: nothing of it is forwarded",
             ));
         }
+        let to = Location {
+            address: path::address(qp.to_gid),
+            qpn: Qpn::new(qp.to_qpn),
+        };
         if !to.is_plausible() {
             return Err(Refused::invalid(format!(
                 "there can be no queue pair {} at {}",
@@ -121,23 +137,50 @@ impl Desk<'_> {
                 "there are too many forwarding entries",
             ));
         }
-        Ok(Reply::Done)
+        Ok(())
     }
 
-    pub(super) fn restore_qp(
+    pub(super) fn restore_qps(
         &mut self,
         id: u32,
-        qpn: u32,
-        image: Carried,
-        sgid_index: u8,
+        qps: &[RestoredQp],
+        images: Carried,
         fds: &mut Vec<OwnedFd>,
     ) -> Result<Reply, Refused> {
-        let invalid = |error: ImageError| Refused::invalid(error.to_string());
-        let most = most_image_bytes(&self.own_qp(qpn, id)?.rings);
-        let image = image
+        at_most(qps.len())?;
+        // What is longer than a message is the image of one.
+        let most = match qps {
+            [one] => most_image_bytes(&self.own_qp(one.qpn, id)?.rings),
+            _ => 0,
+        };
+        let images = images
             .take(fds, most)
             .map_err(|error| Refused::invalid(error.to_string()))?;
-        let mut image = RcImage::decode(&image).map_err(invalid)?;
+        let told: u64 = qps.iter().map(|qp| u64::from(qp.image_bytes)).sum();
+        if told != images.len() as u64 {
+            return Err(Refused::invalid(format!(
+                "there are {} bytes of images, and not {told}",
+                images.len()
+            )));
+        }
+        let (mut refused, mut message) = (Vec::new(), String::new());
+        let mut rest = &images[..];
+        for (index, qp) in (0..).zip(qps) {
+            let (image, after) = rest.split_at(qp.image_bytes as usize);
+            rest = after;
+            if let Err(why) = self.restore_qp(id, qp.qpn, image, qp.sgid_index) {
+                if refused.is_empty() {
+                    message = why.message;
+                }
+                refused.push((index, why.errno));
+            }
+        }
+        Ok(Reply::QpsRestored { refused, message })
+    }
+
+    fn restore_qp(&mut self, id: u32, qpn: u32, image: &[u8], sgid_index: u8) -> Result<(), Refused> {
+        let invalid = |error: ImageError| Refused::invalid(error.to_string());
+        let mut image = RcImage::decode(image).map_err(invalid)?;
         image.set_sgid_index(sgid_index);
         let limits = &self.device.limits;
         let attributes = *image.attributes();
@@ -185,7 +228,7 @@ impl Desk<'_> {
             objects.set_route(qpn, Some(route));
         }
         changed_qps.push(qpn);
-        Ok(Reply::Done)
+        Ok(())
     }
 
     /// The way to the partner: by the attributes that the program has set, or to where the partner has gone since.

@@ -118,27 +118,22 @@ impl Desk<'_> {
     }
 
     /// Something with each of them, whatever becomes of one; an error is the first one's.
-    fn each_qp<T>(
+    fn each_qp<Q: Copy, T>(
         &mut self,
-        qpns: &[u32],
-        mut act: impl FnMut(&mut Self, u32) -> Result<T, Refused>,
+        qps: &[Q],
+        mut act: impl FnMut(&mut Self, Q) -> Result<T, Refused>,
     ) -> Result<Vec<T>, Refused> {
-        if qpns.len() > MOST_QPS {
-            return Err(Refused::invalid(format!(
-                "{} queue pairs are more than the {MOST_QPS} of one request",
-                qpns.len()
-            )));
-        }
-        let results: Vec<_> = qpns.iter().map(|qpn| act(self, *qpn)).collect();
+        at_most(qps.len())?;
+        let results: Vec<_> = qps.iter().map(|qp| act(self, *qp)).collect();
         results.into_iter().collect()
     }
 
-    pub(super) fn each_done(
+    pub(super) fn each_done<Q: Copy>(
         &mut self,
-        qpns: &[u32],
-        act: impl FnMut(&mut Self, u32) -> Result<(), Refused>,
+        qps: &[Q],
+        act: impl FnMut(&mut Self, Q) -> Result<(), Refused>,
     ) -> Result<Reply, Refused> {
-        self.each_qp(qpns, act).map(|_| Reply::Done)
+        self.each_qp(qps, act).map(|_| Reply::Done)
     }
 
     pub(super) fn destroy_qp(&mut self, id: u32, qpn: u32, context: &mut Context) -> Result<Reply, Refused> {
@@ -155,6 +150,16 @@ impl Desk<'_> {
     pub(super) fn own_qp(&mut self, qpn: u32, id: u32) -> Result<&mut QueuePair, Refused> {
         let known = self.objects.qps.get_mut(qpn).filter(|known| known.context == id);
         known.ok_or_else(|| Refused::no_such("queue pair", qpn))
+    }
+}
+
+/// A request that names so many queue pairs is allowed.
+pub(super) fn at_most(qps: usize) -> Result<(), Refused> {
+    match qps <= MOST_QPS {
+        true => Ok(()),
+        false => Err(Refused::invalid(format!(
+            "{qps} queue pairs are more than the {MOST_QPS} of one request"
+        ))),
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use futures_util::future::try_join_all;
 use verbatim_channel::{Answer, Endpoint, Order, Scope};
-use verbatim_device::control::{QpType, Reply, Request};
+use verbatim_device::control::{ForwardedQp, MOST_QPS, QpType, Reply, Request};
 use verbatim_seqpacket::Socket;
 
 use super::connections::{Connected, Connection, OtherEnd};
@@ -205,26 +205,25 @@ impl Source {
             .iter()
             .map(|connection| Ok((connection.moving.qpn, self.there(connection.moving.gid)?)))
             .collect::<anyhow::Result<_>>()?;
-        let mut forwards: Vec<(OwnedFd, Vec<Request>)> = Vec::new();
+        let mut forwards: Vec<(OwnedFd, Vec<ForwardedQp>)> = Vec::new();
         for process in &self.processes {
             let pid = process.guest.pid;
             let fds = self.quiesced.iter().find(|(owner, _)| *owner == pid);
             let Some((_, fds)) = fds else { continue };
             for (context, fd) in process.road_map.contexts.iter().zip(fds) {
-                let requests = context.qps.iter().filter(|qp| is_connected(qp)).filter_map(|qp| {
-                    Some(Request::ForwardQp {
+                let qps = context.qps.iter().filter(|qp| is_connected(qp)).filter_map(|qp| {
+                    Some(ForwardedQp {
                         qpn: qp.physical_qpn,
                         to_gid: *new_gids.get(&qp.physical_qpn)?,
                         to_qpn: self.new_qp(pid, qp.qpn)?.physical_qpn,
-                        seconds: FORWARD_SECONDS,
                     })
                 });
-                forwards.push((fd.as_fd().try_clone_to_owned()?, requests.collect()));
+                forwards.push((fd.as_fd().try_clone_to_owned()?, qps.collect()));
             }
         }
         let forwarded = tokio::task::spawn_blocking(move || {
             let mut forwards = forwards.into_iter();
-            forwards.try_for_each(|(fd, requests)| forward(&Socket::from_fd(fd), &requests))
+            forwards.try_for_each(|(fd, qps)| forward(&Socket::from_fd(fd), &qps))
         });
         forwarded.await.context("forwarding panicked")?
     }
@@ -245,19 +244,16 @@ impl Source {
     }
 }
 
-/// Some requests are always under way, so that the RNIC need not be woken for each. The connection is the program's: no answer
-/// is left on it.
-fn forward(socket: &Socket, requests: &[Request]) -> anyhow::Result<()> {
-    /// Their answers fit into the socket.
-    const UNDER_WAY: usize = 16;
-    for requests in requests.chunks(UNDER_WAY) {
-        for request in requests {
-            socket.send(request, &[])?;
-        }
-        let answers: Result<Vec<_>, _> = requests.iter().map(|_| socket.recv::<Reply>()).collect();
-        let mut answers = answers?.into_iter().map(|answer| answer.message);
-        if let Some(other) = answers.find(|answer| !matches!(answer, Reply::Done)) {
-            bail!("the RNIC does not forward: {other:?}");
+/// The connection is the program's: no answer is left on it.
+fn forward(socket: &Socket, qps: &[ForwardedQp]) -> anyhow::Result<()> {
+    for qps in qps.chunks(MOST_QPS) {
+        let request = Request::ForwardQps {
+            qps: qps.to_vec(),
+            seconds: FORWARD_SECONDS,
+        };
+        match socket.call::<_, Reply>(&request, &[])?.message {
+            Reply::Done => {}
+            other => bail!("the RNIC does not forward: {other:?}"),
         }
     }
     Ok(())

@@ -19,7 +19,7 @@ use verbatim_device::control::{
     AddressVector, AsyncEvent, Backing, DeviceAttr, MOST_QPS, MwState, MwType, PortAttr, QpAttr, QpAttrMask,
     QpPosition, QpSecret, QpState, Reply, Request, SOCKET_NAME, Segment, SrqAttr, Translation, VERSION,
 };
-use verbatim_device::image::{self, QpImage};
+use verbatim_device::image::{self, QpImage, Restoring};
 use verbatim_seqpacket::{Received, Socket};
 
 use self::events::{Events, SoftChannel};
@@ -182,13 +182,13 @@ impl SoftDevice {
     }
 
     /// As [`Self::call`], for many requests, of which some are always under way, so that the RNIC need not be woken for each.
-    /// Each may have a descriptor with it. The answers come in order.
-    fn call_each<T>(
+    /// The answers come in order; an error is the first one's, and the others are made all the same.
+    fn call_all<T>(
         &self,
         verb: &'static str,
-        requests: impl Iterator<Item = Result<(Request, Option<OwnedFd>), VerbsError>>,
-        take: impl Fn(Reply, Vec<OwnedFd>) -> Result<T, VerbsError>,
-    ) -> Result<Vec<Result<T, VerbsError>>, VerbsError> {
+        requests: impl Iterator<Item = Request>,
+        take: impl Fn(Reply) -> Result<T, VerbsError>,
+    ) -> Result<Vec<T>, VerbsError> {
         /// Their answers fit into the socket, whose other end does not wait for room.
         const UNDER_WAY: usize = 16;
         let connection = self.connection.lock();
@@ -198,7 +198,7 @@ impl SoftDevice {
             let received = connection.recv::<Reply>().map_err(no_answer(verb))?;
             answers.push(match received.message {
                 Reply::Error { errno, message } => Err(VerbsError::Refused { verb, errno, message }),
-                reply => take(reply, received.fds),
+                reply => take(reply),
             });
             Ok::<(), VerbsError>(())
         };
@@ -209,12 +209,8 @@ impl SoftDevice {
                 answer(&mut answers)?;
                 under_way -= 1;
             }
-            let sent = request.and_then(|(request, fd)| {
-                let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
-                connection.send(&request, &fds).map_err(no_answer(verb))
-            });
-            if sent.is_err() {
-                result = sent;
+            result = connection.send(&request, &[]).map_err(no_answer(verb));
+            if result.is_err() {
                 break;
             }
             under_way += 1;
@@ -222,18 +218,8 @@ impl SoftDevice {
         for _ in 0..under_way {
             answer(&mut answers)?;
         }
-        result.map(|()| answers)
-    }
-
-    /// As [`Self::call_each`]; an error is the first one's, and the others are made all the same.
-    fn call_all<T>(
-        &self,
-        verb: &'static str,
-        requests: impl Iterator<Item = Request>,
-        take: impl Fn(Reply, Vec<OwnedFd>) -> Result<T, VerbsError>,
-    ) -> Result<Vec<T>, VerbsError> {
-        let requests = requests.map(|request| Ok((request, None)));
-        self.call_each(verb, requests, take)?.into_iter().collect()
+        result?;
+        answers.into_iter().collect()
     }
 
     fn call_all_done(
@@ -241,7 +227,7 @@ impl SoftDevice {
         verb: &'static str,
         requests: impl Iterator<Item = Request>,
     ) -> Result<(), VerbsError> {
-        let done = self.call_all(verb, requests, |reply, _| is_done(verb, reply));
+        let done = self.call_all(verb, requests, |reply| is_done(verb, reply));
         done.map(drop)
     }
 
@@ -415,7 +401,7 @@ impl Device for SoftDevice {
         let requests = qpns
             .chunks(MOST_QPS)
             .map(|qpns| Request::QueryQps { qpns: qpns.to_vec() });
-        let states = self.call_all("query_qp", requests, |reply, _| match reply {
+        let states = self.call_all("query_qp", requests, |reply| match reply {
             Reply::QpStates(states) => Ok(states),
             reply => wrong("query_qp", reply),
         })?;
@@ -452,25 +438,64 @@ impl Device for SoftDevice {
 
     fn dump_qps(&self, qpns: &[u32]) -> Result<Vec<QpImage>, VerbsError> {
         const VERB: &str = "dump_qp";
-        let requests = qpns.iter().map(|qpn| Request::DumpQp { qpn: *qpn });
-        self.call_all(VERB, requests, |reply, mut fds| match reply {
-            Reply::QpImage(carried) => QpImage::take(carried, &mut fds).map_err(no_answer(VERB)),
-            reply => wrong(VERB, reply),
-        })
+        let connection = self.connection.lock();
+        let mut images = Vec::new();
+        while let left @ [_, ..] = &qpns[images.len()..] {
+            let request = Request::DumpQps {
+                qpns: left[..left.len().min(MOST_QPS)].to_vec(),
+            };
+            let mut received = call(&connection, VERB, &request, &[])?;
+            let Reply::QpImages(carried) = received.message else {
+                return wrong(VERB, received.message);
+            };
+            let first = image::take(carried, &mut received.fds).map_err(no_answer(VERB))?;
+            if first.is_empty() || first.len() > left.len() {
+                return Err(VerbsError::Invalid(format!(
+                    "the RNIC sent {} images in place of {}",
+                    first.len(),
+                    left.len()
+                )));
+            }
+            images.extend(first);
+        }
+        Ok(images)
     }
 
     fn restore_qps(&self, images: &[TakenUp<'_>]) -> Result<Vec<Result<(), VerbsError>>, VerbsError> {
         const VERB: &str = "restore_qp";
-        let requests = images.iter().map(|taken_up| {
-            let (image, memory) = image::carry(taken_up.image).map_err(no_answer(VERB))?;
-            let request = Request::RestoreQp {
-                qpn: taken_up.qpn,
-                image,
-                sgid_index: taken_up.sgid_index,
+        let mut restoring = Restoring::default();
+        for taken_up in images {
+            restoring.add(taken_up.qpn, taken_up.image, taken_up.sgid_index);
+        }
+        let mut results: Vec<Result<(), VerbsError>> = Vec::new();
+        for request in restoring.requests() {
+            let (request, memory) = request.map_err(no_answer(VERB))?;
+            let Request::RestoreQps { qps, .. } = &request else {
+                unreachable!("that is what they are");
             };
-            Ok((request, memory))
-        });
-        self.call_each(VERB, requests, |reply, _| is_done(VERB, reply))
+            let first = results.len();
+            results.extend(qps.iter().map(|_| Ok(())));
+            let fds: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
+            match self.call_with(VERB, &request, &fds) {
+                Ok(Reply::QpsRestored { refused, message }) => {
+                    for (index, errno) in refused {
+                        if let Some(result) = results.get_mut(first + index as usize) {
+                            let message = message.clone();
+                            *result = Err(VerbsError::Refused { verb: VERB, errno, message });
+                        }
+                    }
+                }
+                Ok(reply) => return wrong(VERB, reply),
+                Err(VerbsError::Refused { verb, errno, message }) => {
+                    for result in &mut results[first..] {
+                        let message = message.clone();
+                        *result = Err(VerbsError::Refused { verb, errno, message });
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(results)
     }
 
     fn resume_qps(&self, qpns: &[u32]) -> Result<(), VerbsError> {
