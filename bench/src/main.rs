@@ -50,7 +50,7 @@ struct Arguments {
     /// Packets lost of a hundred, for rows of `methods`.
     #[arg(long, value_name = "PERCENT,...", value_delimiter = ',', default_values_t = [0.0, 0.1, 1.0])]
     loss: Vec<f64>,
-    /// Round-trip times in milliseconds, for rows of `methods`; needs netem in the kernel.
+    /// Round-trip times in milliseconds, for rows of `methods`; needs TAP devices (`/dev/net/tun`).
     #[arg(long, value_name = "MS,...", value_delimiter = ',', default_values_t = [0.0, 1.0, 10.0])]
     rtt: Vec<f64>,
     /// The folder for the JSON files.
@@ -97,6 +97,7 @@ fn main() -> ExitCode {
     let outcome = match arguments.get(1).map(String::as_str) {
         Some("udp-echo") => soft_rnic::udp::echo(),
         Some("udp-ping") => soft_rnic::udp::ping(&arguments[2..]),
+        Some("delay-line") => migros::delay_line::run(&arguments[2..]),
         Some("transport-messages") => migros::transport::instructions::messages(&arguments[2..]),
         Some("object-numbers") => migros::objects::numbers::run(&arguments[2..]),
         Some("cost-batches") => cost::batches(&arguments[2..]),

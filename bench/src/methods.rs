@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
-use verbatim_e2e::{Migration, TestLab, Tools};
+use verbatim_e2e::{Migration, Tools};
 
 use crate::context::Context;
 use crate::migros::link;
@@ -50,8 +50,6 @@ struct Report {
     context: Context,
     program: &'static str,
     unit: &'static str,
-    /// Why there are no rows with a round-trip time, if they were wanted.
-    no_round_trip: Option<String>,
     cells: Vec<Cell>,
 }
 
@@ -63,6 +61,8 @@ struct Cell {
     depth: u32,
     /// Absent: as it is, with batches whole.
     link: Option<Link>,
+    /// Of a longer link, as it is: what a datagram and its answer take, in milliseconds.
+    measured_round_trip_ms: Option<f64>,
     methods: Vec<Measured>,
 }
 
@@ -123,8 +123,7 @@ pub fn run(
             cells.push(measure(tools, moved, load, None, repeats)?);
         }
     }
-    let (links, no_round_trip) = links(tools, loss_percent, round_trip_ms)?;
-    for link in links {
+    for link in links(loss_percent, round_trip_ms) {
         for moved in Moved::BOTH {
             for load in LINK_LOADS
                 .into_iter()
@@ -134,25 +133,17 @@ pub fn run(
             }
         }
     }
-    if let Some(reason) = &no_round_trip {
-        println!("no rows with a round-trip time: {reason}");
-    }
     let report = Report {
         context,
         program: "ib_write_bw",
         unit: "ms",
-        no_round_trip,
         cells,
     };
     write(&report, out)
 }
 
-/// The links of the table; if this machine cannot make them longer, why.
-fn links(
-    tools: &Tools,
-    loss_percent: &[f64],
-    round_trip_ms: &[f64],
-) -> anyhow::Result<(Vec<Link>, Option<String>)> {
+/// The links of the table.
+fn links(loss_percent: &[f64], round_trip_ms: &[f64]) -> Vec<Link> {
     let lossy = loss_percent.iter().map(|loss_percent| Link {
         loss_percent: *loss_percent,
         ..Link::default()
@@ -164,17 +155,7 @@ fn links(
             round_trip_ms: *round_trip_ms,
             ..Link::default()
         });
-    let (mut links, long): (Vec<_>, Vec<_>) = (lossy.collect(), long.collect());
-    if long.is_empty() {
-        return Ok((links, None));
-    }
-    let lab = TestLab::up(tools, &["one"])?;
-    let obstacle = link::no_delay(&lab, "one")?;
-    lab.down()?;
-    if obstacle.is_none() {
-        links.extend(long);
-    }
-    Ok((links, obstacle))
+    lossy.chain(long).collect()
 }
 
 fn measure(
@@ -188,12 +169,16 @@ fn measure(
     let line = format!("ib_write_bw -F -u 19 -q {queue_pairs} -s {message_bytes} -t {depth} -Q 1 -D 3600");
     let argv: Vec<_> = line.split(' ').collect();
     let method = |number: u32| METHODS[number as usize % METHODS.len()];
+    let mut measured_round_trip_ms = None;
     let moves = pair::moves_in(tools, &argv, moved, 2 * repeats, method, |lab| {
         let Some(link) = link else { return Ok(()) };
         link::lose(lab, &HOSTS, (10.0 * link.loss_percent).round() as u32)?;
         if link.round_trip_ms > 0.0 {
             let round_trip = Duration::from_secs_f64(link.round_trip_ms / 1000.0);
             link::delay(lab, &HOSTS, round_trip)?;
+            let [one, _, peer] = HOSTS;
+            let measured = link::round_trip(lab, [one, peer])?;
+            measured_round_trip_ms = Some(1000.0 * measured.as_secs_f64());
         }
         Ok(())
     })?;
@@ -207,6 +192,7 @@ fn measure(
         message_bytes,
         depth,
         link,
+        measured_round_trip_ms,
         methods: methods.into(),
     };
     print(&cell);

@@ -1,4 +1,4 @@
-//! The benches' own programs, of `bench/programs`.
+//! What benches start: programs of `bench/programs`, and themselves once more.
 
 use std::path::Path;
 
@@ -12,6 +12,15 @@ pub fn program(name: &str) -> anyhow::Result<String> {
     let path = path
         .canonicalize()
         .with_context(|| format!("{} is missing: run `make build`", path.display()))?;
+    utf8(&path)
+}
+
+/// The path of this program, which has commands of its own for what runs within a host.
+pub fn this() -> anyhow::Result<String> {
+    utf8(&std::env::current_exe()?)
+}
+
+fn utf8(path: &Path) -> anyhow::Result<String> {
     let path = path.to_str().context("a path that is not UTF-8")?;
     Ok(path.to_owned())
 }

@@ -3,12 +3,21 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use verbatim_e2e::TestLab;
+use verbatim_e2e::{TestLab, eventually};
+
+use super::delay_line;
+use crate::programs;
+use crate::soft_rnic::udp;
 
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// A host's link to the others.
 const DEVICE: &str = "br0";
+
+/// Messages that a round trip is measured with.
+const ROUND_TRIPS: u32 = 100;
+/// As long as a RoCEv2 packet of the largest MTU nearly is.
+const ROUND_TRIP_BYTES: u64 = 4096;
 
 /// From now on each of these hosts loses so many of 1,000 RoCEv2 packets that come in, each by its own fate: batches are cut before
 /// the link, whether any are lost or not, so that rows differ by the loss only.
@@ -29,36 +38,39 @@ pub fn lose(lab: &TestLab, hosts: &[&str], per_mille: u32) -> anyhow::Result<()>
     Ok(())
 }
 
-/// From now on a packet and its answer take so much longer between any two of these hosts: half of it at each one's way out. Needs
-/// netem in the kernel.
+/// From now on a packet and its answer take so much longer between any two of these hosts: half of it at each one's way out, in a
+/// [`delay_line`].
 pub fn delay(lab: &TestLab, hosts: &[&str], round_trip: Duration) -> anyhow::Result<()> {
-    let half = format!("{}us", round_trip.as_micros() / 2);
+    let half = (round_trip / 2).as_micros().to_string();
+    let this = programs::this()?;
     for host in hosts {
-        let queue = ["tc", "qdisc", "replace", "dev", DEVICE, "root", "netem", "delay"];
-        // As many packets as a long queue of a fast link holds: else it loses some.
-        run(lab, host, &[&queue[..], &[&half, "limit", "100000"]].concat())?;
+        let mtu = mtu(lab, host)?;
+        let line = lab.start_plain(host, &[&this, "delay-line", &mtu, &half])?;
+        eventually("the delay line", LIMIT, || {
+            Ok(line.stdout()?.contains(delay_line::READY).then_some(()))
+        })
+        .with_context(|| line.stderr().unwrap_or_default())?;
+        for command in delay_line::commands(DEVICE) {
+            run(lab, host, &command.split(' ').collect::<Vec<_>>())?;
+        }
     }
     Ok(())
 }
 
-/// Why links of this machine cannot be made longer, in words, if so.
-pub fn no_delay(lab: &TestLab, host: &str) -> anyhow::Result<Option<String>> {
-    let tried = lab
-        .start_plain(
-            host,
-            &[
-                "tc", "qdisc", "replace", "dev", "lo", "root", "netem", "delay", "1us",
-            ],
-        )?
-        .wait(LIMIT)?;
-    if tried.code != 0 {
-        return Ok(Some(format!(
-            "this kernel has no netem ({}), and nothing else here holds packets back",
-            tried.stderr.trim()
-        )));
-    }
-    run(lab, host, &["tc", "qdisc", "del", "dev", "lo", "root"])?;
-    Ok(None)
+/// What a UDP datagram and its answer take between two hosts, the median.
+pub fn round_trip(lab: &TestLab, [from, to]: [&str; 2]) -> anyhow::Result<Duration> {
+    let half_us = udp::half_round_trip_us(lab, [from, to], ROUND_TRIP_BYTES, ROUND_TRIPS)?;
+    Ok(Duration::from_secs_f64(2.0 * half_us / 1e6))
+}
+
+/// The bytes that fit into a frame of the host's link.
+fn mtu(lab: &TestLab, host: &str) -> anyhow::Result<String> {
+    let shown = lab
+        .start_plain(host, &["ip", "-json", "link", "show", "dev", DEVICE])?
+        .succeed(LIMIT)?;
+    let shown: serde_json::Value = serde_json::from_str(&shown.stdout)?;
+    let mtu = shown[0]["mtu"].as_u64().context("ip names no MTU")?;
+    Ok(mtu.to_string())
 }
 
 fn run(lab: &TestLab, host: &str, argv: &[&str]) -> anyhow::Result<()> {

@@ -17,7 +17,7 @@ use verbatim_e2e::{TestLab, Tools};
 use self::numbers::Asked;
 use crate::context::Context;
 use crate::migrrdma::write;
-use crate::programs::program;
+use crate::programs::{self, program};
 use crate::soft_rnic::plot::{Axes, Line, Scale, draw, size};
 use crate::summary::{Spread, Summary};
 
@@ -161,11 +161,10 @@ fn print(name: &str, time: &Summary, spread: &Spread) {
 
 /// This program's once more, in the host, since only who is there as root may ask.
 fn numbers(lab: &TestLab, rounds: u32) -> anyhow::Result<Vec<Numbers>> {
-    let this = std::env::current_exe()?;
-    let this = this.to_str().context("a path that is not UTF-8")?;
+    let this = programs::this()?;
     let (count, rounds) = (COUNT.to_string(), rounds.to_string());
     let finished = lab
-        .start_plain("src", &[this, "object-numbers", &count, &rounds])?
+        .start_plain("src", &[&this, "object-numbers", &count, &rounds])?
         .succeed(LIMIT)?;
     let lines = finished.stdout.lines();
     let all: Vec<Asked> = lines.map(serde_json::from_str).collect::<Result<_, _>>()?;

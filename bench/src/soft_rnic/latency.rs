@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use serde::Serialize;
-use verbatim_e2e::{LatencyRow, PERFTEST_PORT, TestLab, eventually};
+use verbatim_e2e::{LatencyRow, PERFTEST_PORT, TestLab};
 
-use super::OPERATIONS;
+use super::{OPERATIONS, udp};
 
 const SIZES: [u64; 7] = [2, 8, 64, 1024, 4096, 16_384, 65_536];
 
@@ -49,7 +49,7 @@ pub fn measure(lab: &TestLab) -> anyhow::Result<Latencies> {
     println!("latency, median, us");
     let mut udp = Vec::new();
     for bytes in SIZES.into_iter().filter(|bytes| *bytes <= LARGEST_UDP_BYTES) {
-        let median_us = udp_half(lab, bytes)?;
+        let median_us = udp::half_round_trip_us(lab, ["src", "peer"], bytes, MESSAGES)?;
         println!("{:>6} {bytes:>6} {median_us:>8.2}", "UDP");
         udp.push(Point { bytes, median_us });
     }
@@ -82,18 +82,4 @@ fn perftest(lab: &TestLab, operation: &str, bytes: u64) -> anyhow::Result<f64> {
         [_] => bail!("{program} could not measure the processor's clock; try again on a quieter machine"),
         ref rows => bail!("{program} printed {} results", rows.len()),
     }
-}
-
-fn udp_half(lab: &TestLab, bytes: u64) -> anyhow::Result<f64> {
-    let this = std::env::current_exe()?;
-    let this = this.to_str().context("a path that is not UTF-8")?;
-    let echo = lab.start_plain("peer", &[this, "udp-echo"])?;
-    eventually("the echo", LIMIT, || {
-        Ok(echo.stdout()?.contains("ready").then_some(()))
-    })?;
-    let (size, count, address) = (bytes.to_string(), MESSAGES.to_string(), lab.address("peer")?);
-    let ping = lab
-        .start_plain("src", &[this, "udp-ping", &address, &size, &count])?
-        .succeed(LIMIT)?;
-    ping.stdout.trim().parse().context("no number of the ping-pong")
 }

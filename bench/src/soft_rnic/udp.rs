@@ -5,9 +5,15 @@ use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use verbatim_e2e::{TestLab, eventually};
+
+use crate::programs;
+
+/// What the echo says once it listens.
+const READY: &str = "ready";
 
 /// The port of the echo.
-pub const PORT: u16 = 5555;
+const PORT: u16 = 5555;
 
 /// The longest message.
 const MOST_BYTES: usize = 65_507;
@@ -15,11 +21,33 @@ const MOST_BYTES: usize = 65_507;
 /// An answer that takes longer was lost.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// The longest measurement.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The median of half a round trip between two hosts.
+pub fn half_round_trip_us(
+    lab: &TestLab,
+    [from, to]: [&str; 2],
+    bytes: u64,
+    messages: u32,
+) -> anyhow::Result<f64> {
+    let this = programs::this()?;
+    let echo = lab.start_plain(to, &[&this, "udp-echo"])?;
+    eventually("the echo", LIMIT, || {
+        Ok(echo.stdout()?.contains(READY).then_some(()))
+    })?;
+    let (bytes, messages, address) = (bytes.to_string(), messages.to_string(), lab.address(to)?);
+    let ping = lab
+        .start_plain(from, &[&this, "udp-ping", &address, &bytes, &messages])?
+        .succeed(LIMIT)?;
+    ping.stdout.trim().parse().context("no number of the ping-pong")
+}
+
 /// Sends back whatever comes, for as long as something comes at least every ten seconds.
 pub fn echo() -> anyhow::Result<()> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT))?;
     socket.set_nonblocking(true)?;
-    println!("ready");
+    println!("{READY}");
     let mut buffer = vec![0; MOST_BYTES];
     let mut last = Instant::now();
     loop {
