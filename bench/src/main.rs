@@ -95,7 +95,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
     // What a bench starts of itself within a host.
     let outcome = match arguments.get(1).map(String::as_str) {
-        Some("udp-echo") => soft_rnic::udp::echo(),
+        Some("udp-echo") => soft_rnic::udp::echo(&arguments[2..]),
         Some("udp-ping") => soft_rnic::udp::ping(&arguments[2..]),
         Some("delay-line") => migros::delay_line::run(&arguments[2..]),
         Some("transport-messages") => migros::transport::instructions::messages(&arguments[2..]),

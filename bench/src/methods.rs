@@ -171,16 +171,17 @@ fn measure(
     let method = |number: u32| METHODS[number as usize % METHODS.len()];
     let mut measured_round_trip_ms = None;
     let moves = pair::moves_in(tools, &argv, moved, 2 * repeats, method, |lab| {
-        let Some(link) = link else { return Ok(()) };
+        let Some(link) = link else { return Ok(Vec::new()) };
         link::lose(lab, &HOSTS, (10.0 * link.loss_percent).round() as u32)?;
-        if link.round_trip_ms > 0.0 {
-            let round_trip = Duration::from_secs_f64(link.round_trip_ms / 1000.0);
-            link::delay(lab, &HOSTS, round_trip)?;
-            let [one, _, peer] = HOSTS;
-            let measured = link::round_trip(lab, [one, peer])?;
-            measured_round_trip_ms = Some(1000.0 * measured.as_secs_f64());
+        if link.round_trip_ms == 0.0 {
+            return Ok(Vec::new());
         }
-        Ok(())
+        let round_trip = Duration::from_secs_f64(link.round_trip_ms / 1000.0);
+        let lines = link::delay(lab, &HOSTS, round_trip)?;
+        let [one, _, peer] = HOSTS;
+        let measured = link::round_trip(lab, [one, peer])?;
+        measured_round_trip_ms = Some(1000.0 * measured.as_secs_f64());
+        Ok(lines)
     })?;
     let methods = METHODS.map(|method| {
         let by_it = |one: &&Move| one.migration.method == method;

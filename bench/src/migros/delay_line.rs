@@ -97,6 +97,8 @@ pub fn run(arguments: &[String]) -> anyhow::Result<()> {
     let mtu: u16 = mtu.parse().context("not an MTU")?;
     let delay = Duration::from_micros(delay.parse().context("not a number of microseconds")?);
     let (near, far) = (tap(NEAR, mtu)?, tap(FAR, mtu)?);
+    // As quick as a wire, beside programs that poll: where this is not allowed, frames are later.
+    let _ = rustix::process::setpriority_process(None, -20);
     // The default would make each frame up to 50 us late.
     rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1))?;
     println!("{READY}");

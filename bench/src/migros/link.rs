@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use verbatim_e2e::{TestLab, eventually};
+use verbatim_e2e::{Running, TestLab, eventually};
 
 use super::delay_line;
 use crate::programs;
-use crate::soft_rnic::udp;
+use crate::soft_rnic::udp::{Waiting, half_round_trip_us};
 
 const LIMIT: Duration = Duration::from_secs(10);
 
@@ -39,8 +39,9 @@ pub fn lose(lab: &TestLab, hosts: &[&str], per_mille: u32) -> anyhow::Result<()>
 }
 
 /// From now on a packet and its answer take so much longer between any two of these hosts: half of it at each one's way out, in a
-/// [`delay_line`].
-pub fn delay(lab: &TestLab, hosts: &[&str], round_trip: Duration) -> anyhow::Result<()> {
+/// [`delay_line`] for as long as what is returned lives.
+pub fn delay(lab: &TestLab, hosts: &[&str], round_trip: Duration) -> anyhow::Result<Vec<Running>> {
+    let mut lines = Vec::new();
     let half = (round_trip / 2).as_micros().to_string();
     let this = programs::this()?;
     for host in hosts {
@@ -53,13 +54,14 @@ pub fn delay(lab: &TestLab, hosts: &[&str], round_trip: Duration) -> anyhow::Res
         for command in delay_line::commands(DEVICE) {
             run(lab, host, &command.split(' ').collect::<Vec<_>>())?;
         }
+        lines.push(line);
     }
-    Ok(())
+    Ok(lines)
 }
 
 /// What a UDP datagram and its answer take between two hosts, the median.
-pub fn round_trip(lab: &TestLab, [from, to]: [&str; 2]) -> anyhow::Result<Duration> {
-    let half_us = udp::half_round_trip_us(lab, [from, to], ROUND_TRIP_BYTES, ROUND_TRIPS)?;
+pub fn round_trip(lab: &TestLab, hosts: [&str; 2]) -> anyhow::Result<Duration> {
+    let half_us = half_round_trip_us(lab, hosts, Waiting::Sleeping, ROUND_TRIP_BYTES, ROUND_TRIPS)?;
     Ok(Duration::from_secs_f64(2.0 * half_us / 1e6))
 }
 

@@ -89,17 +89,17 @@ pub fn moves_by(
     moves_in(tools, argv, moved, count, method, |_| Ok(()))
 }
 
-/// The same, in a lab that was prepared before the programs start.
-pub fn moves_in(
+/// The same, in a lab that was prepared before the programs start; what that gives is kept until they have ended.
+pub fn moves_in<T>(
     tools: &Tools,
     argv: &[&str],
     moved: Moved,
     count: u32,
     method: impl Fn(u32) -> &'static str,
-    prepare: impl FnOnce(&TestLab) -> anyhow::Result<()>,
+    prepare: impl FnOnce(&TestLab) -> anyhow::Result<T>,
 ) -> anyhow::Result<Vec<Move>> {
     let lab = TestLab::up(tools, &HOSTS)?;
-    prepare(&lab)?;
+    let _prepared = prepare(&lab)?;
     let result = with_pair(&lab, argv, moved, |lab, instance| {
         to_and_fro(lab, instance, count, method)
     })

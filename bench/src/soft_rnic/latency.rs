@@ -6,7 +6,8 @@ use anyhow::bail;
 use serde::Serialize;
 use verbatim_e2e::{LatencyRow, PERFTEST_PORT, TestLab};
 
-use super::{OPERATIONS, udp};
+use super::OPERATIONS;
+use super::udp::{Waiting, half_round_trip_us};
 
 const SIZES: [u64; 7] = [2, 8, 64, 1024, 4096, 16_384, 65_536];
 
@@ -49,7 +50,7 @@ pub fn measure(lab: &TestLab) -> anyhow::Result<Latencies> {
     println!("latency, median, us");
     let mut udp = Vec::new();
     for bytes in SIZES.into_iter().filter(|bytes| *bytes <= LARGEST_UDP_BYTES) {
-        let median_us = udp::half_round_trip_us(lab, ["src", "peer"], bytes, MESSAGES)?;
+        let median_us = half_round_trip_us(lab, ["src", "peer"], Waiting::Polling, bytes, MESSAGES)?;
         println!("{:>6} {bytes:>6} {median_us:>8.2}", "UDP");
         udp.push(Point { bytes, median_us });
     }
