@@ -205,7 +205,7 @@ static void run_loop(struct run *run, struct stopwatch *watch)
 		}
 		stop = stop || interrupted || (run->load->seconds && watch->now_ns >= end_ns);
 		say_progress(run, watch);
-		nap(run->options->nap_ms);
+		nap(stop ? 0 : run->options->nap_ms);
 	} while (pump_lanes(run, stop, &done));
 }
 

@@ -154,11 +154,11 @@ fn auto(lab: &TestLab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nothing is under way most of the time: to wait for that takes less than to pause hundreds of connections.
+/// Nothing is under way: the client sleeps for seconds after the data that start it off. To wait for that takes less than to pause
+/// hundreds of connections.
 fn auto_waits(lab: &TestLab) -> anyhow::Result<()> {
-    let nap = ["--nap", "100"];
-    let load = ["-q", "512", "-s", "4096", "--depth", "1"];
-    let check = Check::start_with(lab, "", &nap, &load)?;
+    let load = ["-q", "512", "-s", "16384", "--depth", "1", "--nap", "5000"];
+    let check = Check::start(lab, &load)?;
     let migration = check.client.migrate_with("dst", &["--method", "auto"])?;
     migration.must_be_committed()?;
     let why = "to pause 512 connections about";
