@@ -65,7 +65,7 @@ static void print_help(void)
 	     "\n"
 	     "      --private MIB      hold so much private memory, change 1/64 of it all the time, and verify it\n"
 	     "      --hold-every MS    stand still for 20 ms each MS, by ibv_dump_context, where the library has it\n"
-	     "      --nap MS           sleep so long after each round of posts, as a program that computes in between\n"
+	     "      --nap MS           sleep so long before each round of posts, as a program that computes in between\n"
 	     "      --verbose          progress and each defect on stderr\n"
 	     "\n"
 	     "One JSON line on stdout per side: what this side posted, saw completed, received and found. READs and ATOMICs count\n"

@@ -21,7 +21,7 @@ struct options {
 	unsigned ack_timeout;	/* IBA Vol 1 11.2.5.2: 4.096 us * 2^ack_timeout */
 	uint64_t private_mebibytes;	/* held and verified beside; 0: none */
 	unsigned hold_every_ms;	/* stand still from time to time; 0: never */
-	unsigned nap_ms;	/* sleep after each round of posts; 0: never */
+	unsigned nap_ms;	/* sleep before each round of posts; 0: never */
 	bool verbose;
 	struct workload load;	/* the client's counts, the server adopts it */
 };

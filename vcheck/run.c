@@ -68,10 +68,19 @@ static void tick(struct stopwatch *watch, bool completed)
 	watch->empty_polls++;
 }
 
-static void nap(unsigned ms)
+/* With --nap: completions are taken until there is none, and then it sleeps before it posts again. */
+static bool rest(const struct run *run, bool any, bool *worked)
 {
-	if (ms)
+	unsigned ms = run->options->nap_ms;
+
+	if (!ms)
+		return false;
+	*worked = *worked || any;
+	if (!any && *worked) {
 		nanosleep(&(struct timespec){ .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000l }, NULL);
+		*worked = false;
+	}
+	return any;
 }
 
 static void give_way(const struct stopwatch *watch)
@@ -183,7 +192,7 @@ static bool keep_waiting(struct run *run, struct stopwatch *watch)
 static void run_loop(struct run *run, struct stopwatch *watch)
 {
 	int64_t end_ns = watch->start_ns + (int64_t)run->load->seconds * 1000000000;
-	bool done = false, stop = false, any;
+	bool done = false, stop = false, worked = false, any;
 	struct hold hold = { 0 };
 
 	if (!hold_begin(&hold, run->options->hold_every_ms, run->share_secrets, run->lanes, run->report))
@@ -205,8 +214,7 @@ static void run_loop(struct run *run, struct stopwatch *watch)
 		}
 		stop = stop || interrupted || (run->load->seconds && watch->now_ns >= end_ns);
 		say_progress(run, watch);
-		nap(stop ? 0 : run->options->nap_ms);
-	} while (pump_lanes(run, stop, &done));
+	} while ((!stop && rest(run, any, &worked)) || pump_lanes(run, stop, &done));
 }
 
 void run_lanes(struct run *run)
