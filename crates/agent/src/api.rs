@@ -244,7 +244,11 @@ impl Control for ControlService {
     }
 
     async fn exec(&self, request: Request<ExecRequest>) -> Reply<ExecReply> {
-        reply(self.add_command(request.into_inner()).await.map(|()| ExecReply {}))
+        reply(
+            self.add_command(request.into_inner())
+                .await
+                .map(|()| ExecReply {}),
+        )
     }
 
     type LogsStream = Answers<LogsChunk>;

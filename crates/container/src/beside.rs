@@ -130,7 +130,8 @@ impl Runc {
         if !status.success() {
             return Err(failed(status.to_string()));
         }
-        let pid = std::fs::read_to_string(pid_file).map_err(|source| Error::file("read", pid_file, source))?;
+        let pid =
+            std::fs::read_to_string(pid_file).map_err(|source| Error::file("read", pid_file, source))?;
         let pid = pid
             .trim()
             .parse()
@@ -145,7 +146,8 @@ impl Runc {
                 // It is not in the tree, and would stop every migration.
                 let _ = left.kill();
                 Err(failed(
-                    "the process did not become the container's own; does its shell load LD_PRELOAD?".to_owned(),
+                    "the process did not become the container's own; does its shell load LD_PRELOAD?"
+                        .to_owned(),
                 ))
             }
         }

@@ -178,7 +178,12 @@ mod tests {
 
     #[test]
     fn answers_are_taken_as_they_were_carried() {
-        for (count, length, has_descriptor) in [(0, 0, false), (1, 100, false), (1, 1 << 20, true), (1000, 185, true)] {
+        for (count, length, has_descriptor) in [
+            (0, 0, false),
+            (1, 100, false),
+            (1, 1 << 20, true),
+            (1000, 185, true),
+        ] {
             let images: Vec<_> = (0..count)
                 .map(|number| QpImage {
                     image: image(length),

@@ -10,8 +10,8 @@ use rand::{Rng, SeedableRng};
 use support::program::{ALL_ACCESS, CAP, write};
 use support::{Program, Server, pair, wait_for};
 use verbatim_device::control::{
-    Access, AddressVector, Backing, ForwardedQp, QpAttr, QpAttrMask, QpCap, QpState, QpType, Request, RestoredQp,
-    Segment, VERSION,
+    Access, AddressVector, Backing, ForwardedQp, QpAttr, QpAttrMask, QpCap, QpState, QpType, Request,
+    RestoredQp, Segment, VERSION,
 };
 use verbatim_device::layout::{CONTEXT_BYTES, QpLayout};
 use verbatim_roce::icrc::Flow;

@@ -238,10 +238,7 @@ fn one_end_moves_to_another_rnic_in_the_middle() {
     assert_eq!(right.end.program.state(&right.end.qp), QpState::Rts);
     let saved = dump(&left.end);
     let old = left.move_to(&c, &saved, 40);
-    done(
-        &old,
-        forward_request(old.qp.qpn, c.address, left.end.qp.qpn),
-    );
+    done(&old, forward_request(old.qp.qpn, c.address, left.end.qp.qpn));
     done(&old, Request::DestroyQp { qpn: old.qp.qpn });
     resume(&left.end);
     left.say(40..MESSAGES);
@@ -277,10 +274,7 @@ fn both_ends_move_at_once_and_find_each_other() {
     resume(&left.end);
     b.wait_for("RESUME at the old place", |counters| counters.rx_packets > 0);
     for (old, (new, at)) in olds.iter().zip([(&left, &c), (&right, &d)]) {
-        done(
-            old,
-            forward_request(old.qp.qpn, at.address, new.end.qp.qpn),
-        );
+        done(old, forward_request(old.qp.qpn, at.address, new.end.qp.qpn));
     }
     done(&olds[1], Request::DestroyQp { qpn: olds[1].qp.qpn });
     drop(olds);
@@ -476,7 +470,10 @@ fn what_cannot_be_is_refused() {
         (vec![], Carried::Here(vec![0; 1])),
         (vec![restored; MOST_QPS + 1], Carried::Here(Vec::new())),
     ] {
-        assert_eq!(end.program.errno(Request::RestoreQps { qps, images }), libc::EINVAL);
+        assert_eq!(
+            end.program.errno(Request::RestoreQps { qps, images }),
+            libc::EINVAL
+        );
     }
     let (live, _other) = pair(&server, &server);
     let qpn = live.qp.qpn;

@@ -61,7 +61,11 @@ pub fn tests() -> Vec<Test> {
             THREE_HOSTS,
             an_added_process,
         ),
-        Test::new("many::an_added_command_moves_along", THREE_HOSTS, an_added_command),
+        Test::new(
+            "many::an_added_command_moves_along",
+            THREE_HOSTS,
+            an_added_command,
+        ),
     ]
 }
 

@@ -106,12 +106,7 @@ impl Desk<'_> {
         Ok(())
     }
 
-    pub(super) fn forward_qp(
-        &mut self,
-        id: u32,
-        qp: &ForwardedQp,
-        time: Duration,
-    ) -> Result<(), Refused> {
+    pub(super) fn forward_qp(&mut self, id: u32, qp: &ForwardedQp, time: Duration) -> Result<(), Refused> {
         let qpn = qp.qpn;
         if !self.own_qp(qpn, id)?.is_paused() {
             return Err(Refused::new(

@@ -481,7 +481,11 @@ impl Device for SoftDevice {
                     for (index, errno) in refused {
                         if let Some(result) = results.get_mut(first + index as usize) {
                             let message = message.clone();
-                            *result = Err(VerbsError::Refused { verb: VERB, errno, message });
+                            *result = Err(VerbsError::Refused {
+                                verb: VERB,
+                                errno,
+                                message,
+                            });
                         }
                     }
                 }
