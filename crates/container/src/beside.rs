@@ -5,16 +5,15 @@
 //! that runc started, so that the rest is a child of the first process (`VERBATIM_DETACH`).
 
 use std::path::Path;
-use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::error::Error;
-use crate::init::{Exit, Init};
+use crate::init::Exit;
 use crate::name::ContainerName;
-use crate::runc::{Runc, last_lines, ordinary_priority};
+use crate::runc::{Runc, runc_error};
 
 /// A process leaves itself in a millisecond; a busy machine may need longer.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -101,56 +100,26 @@ impl Runc {
         pid_file: &Path,
         log: &Path,
     ) -> Result<(), Error> {
-        let output = std::fs::File::create(log).map_err(|source| Error::file("create", log, source))?;
-        let errors = output
-            .try_clone()
-            .map_err(|source| Error::file("open", log, source))?;
         let mut command = self.command();
-        command.args(["exec", "--detach", "--pid-file"]).arg(pid_file);
+        command.arg("exec");
         for variable in &added.env {
             command.args(["--env", variable]);
         }
-        command
-            .arg(name.as_str())
-            .args(&added.args)
-            .stdin(Stdio::null())
-            .stdout(output)
-            .stderr(errors);
-        ordinary_priority(&mut command);
-        let status = command
-            .status()
-            .await
-            .map_err(|source| self.start_error(source))?;
-        let failed = |status: String| Error::Runc {
-            command: "exec",
-            container: name.to_string(),
-            status,
-            output: last_lines(&std::fs::read_to_string(log).unwrap_or_default()),
-        };
-        if !status.success() {
-            return Err(failed(status.to_string()));
-        }
-        let pid =
-            std::fs::read_to_string(pid_file).map_err(|source| Error::file("read", pid_file, source))?;
-        let pid = pid
-            .trim()
-            .parse()
-            .map_err(|_| failed(format!("it wrote {pid:?} in the place of a process id")))?;
-        let open = |source| Error::file("open the process named in", pid_file, source);
-        let mut left = Init::open(pid).map_err(open)?;
-        match tokio::time::timeout(LEAVE_TIMEOUT, left.wait_exit()).await {
-            Ok(Ok(Exit::Code(0))) => Ok(()),
-            Ok(Ok(exit)) => Err(failed(format!("the process ended: {exit:?}"))),
-            Ok(Err(source)) => Err(Error::file("wait for the process named in", pid_file, source)),
+        let mut left = self
+            .start_detached("exec", command, &added.args, name, pid_file, log)
+            .await?;
+        let status = match tokio::time::timeout(LEAVE_TIMEOUT, left.wait_exit()).await {
+            Ok(Ok(Exit::Code(0))) => return Ok(()),
+            Ok(Ok(exit)) => format!("the process ended: {exit:?}"),
+            Ok(Err(source)) => return Err(Error::file("wait for the process named in", pid_file, source)),
             Err(_) => {
                 // It is not in the tree, and would stop every migration.
                 let _ = left.kill();
-                Err(failed(
-                    "the process did not become the container's own; does its shell load LD_PRELOAD?"
-                        .to_owned(),
-                ))
+                "the process did not become the container's own; does its shell load LD_PRELOAD?".to_owned()
             }
-        }
+        };
+        let output = std::fs::read_to_string(log).unwrap_or_default();
+        Err(runc_error("exec", name, status, &output))
     }
 }
 

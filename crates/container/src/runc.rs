@@ -77,43 +77,63 @@ impl Runc {
     ///
     /// What the container prints before it has opened its own standard output goes to `run.log` in the bundle.
     pub async fn run(&self, name: &ContainerName, bundle: &Path) -> Result<Init, Error> {
-        let pid_file = bundle.join("init.pid");
-        let log = bundle.join("run.log");
-        let output = std::fs::File::create(&log).map_err(|source| Error::file("create", &log, source))?;
+        let mut command = self.command();
+        command.args(["run", "--bundle"]).arg(bundle);
+        let (pid_file, log) = (bundle.join("init.pid"), bundle.join("run.log"));
+        self.start_detached("run", command, &[], name, &pid_file, &log)
+            .await
+    }
+
+    /// Has runc start a process in a container in the background, by this command and, behind the container's name, these
+    /// arguments: what it prints before it has streams of its own goes to `log`.
+    pub(crate) async fn start_detached(
+        &self,
+        subcommand: &'static str,
+        mut command: Command,
+        arguments: &[String],
+        name: &ContainerName,
+        pid_file: &Path,
+        log: &Path,
+    ) -> Result<Init, Error> {
+        let output = std::fs::File::create(log).map_err(|source| Error::file("create", log, source))?;
         let errors = output
             .try_clone()
-            .map_err(|source| Error::file("open", &log, source))?;
-        let mut command = self.command();
+            .map_err(|source| Error::file("open", log, source))?;
         command
-            .args(["run", "--detach", "--bundle"])
-            .arg(bundle)
-            .arg("--pid-file")
-            .arg(&pid_file);
-        command
+            .args(["--detach", "--pid-file"])
+            .arg(pid_file)
             .arg(name.as_str())
+            .args(arguments)
             .stdin(Stdio::null())
             .stdout(output)
             .stderr(errors);
-        ordinary_priority(&mut command);
+        // SAFETY: setpriority is async-signal-safe and touches nothing of this process.
+        unsafe {
+            command.pre_exec(|| {
+                // The agent may run with more than ordinary priority, which is not the program's.
+                libc::setpriority(libc::PRIO_PROCESS, 0, 0);
+                Ok(())
+            });
+        }
         let status = command
             .status()
             .await
             .map_err(|source| self.start_error(source))?;
         if !status.success() {
             return Err(runc_error(
-                "run",
+                subcommand,
                 name,
-                status,
-                &std::fs::read_to_string(&log).unwrap_or_default(),
+                status.to_string(),
+                &std::fs::read_to_string(log).unwrap_or_default(),
             ));
         }
         let text =
-            std::fs::read_to_string(&pid_file).map_err(|source| Error::file("read", &pid_file, source))?;
+            std::fs::read_to_string(pid_file).map_err(|source| Error::file("read", pid_file, source))?;
         let pid = text.trim().parse().map_err(|_| Error::Config {
-            path: pid_file.clone(),
+            path: pid_file.to_owned(),
             reason: format!("runc wrote {text:?} in the place of a process id"),
         })?;
-        Init::open(pid).map_err(|source| Error::file("open the process named in", &pid_file, source))
+        Init::open(pid).map_err(|source| Error::file("open the process named in", pid_file, source))
     }
 
     /// The state of a container; `None` if runc does not know it.
@@ -273,7 +293,7 @@ impl Runc {
         Err(runc_error(
             subcommand,
             name,
-            output.status,
+            output.status.to_string(),
             &String::from_utf8_lossy(&output.stderr),
         ))
     }
@@ -286,22 +306,11 @@ impl Runc {
     }
 }
 
-/// The agent may run with more than ordinary priority, which is not that of the programs that it starts.
-pub(crate) fn ordinary_priority(command: &mut Command) {
-    // SAFETY: setpriority is async-signal-safe and touches nothing of this process.
-    unsafe {
-        command.pre_exec(|| {
-            libc::setpriority(libc::PRIO_PROCESS, 0, 0);
-            Ok(())
-        });
-    }
-}
-
-fn runc_error(command: &'static str, name: &ContainerName, status: ExitStatus, output: &str) -> Error {
+pub(crate) fn runc_error(command: &'static str, name: &ContainerName, status: String, output: &str) -> Error {
     Error::Runc {
         command,
         container: name.to_string(),
-        status: status.to_string(),
+        status,
         output: last_lines(output),
     }
 }

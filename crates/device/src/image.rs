@@ -114,8 +114,11 @@ mod tests {
         (0..length).map(|index| (index * length) as u8).collect()
     }
 
+    /// Images by the numbers of their queue pairs.
+    type Numbered = Vec<(u32, Vec<u8>)>;
+
     /// The images that come at the RNIC with each request, with numbers from 0, and whether a descriptor was needed.
-    fn over_a_socket(lengths: &[usize]) -> Vec<(Vec<(u32, Vec<u8>)>, bool)> {
+    fn over_a_socket(lengths: &[usize]) -> Vec<(Numbered, bool)> {
         let mut restoring = Restoring::default();
         for (qpn, length) in (0..).zip(lengths) {
             restoring.add(qpn, &image(*length), u8::MAX);
