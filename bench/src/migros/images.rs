@@ -211,10 +211,10 @@ fn outstanding() -> anyhow::Result<RcImage> {
 fn receiving() -> anyhow::Result<RcImage> {
     let [mut sender, mut receiver] = connected(true);
     let sges = piece(MESSAGE_BYTES);
-    receiver
-        .host
-        .receives
-        .push_back(ReceiveRequest { wr_id: 1, sges });
+    receiver.host.receives.push_back(ReceiveRequest {
+        wr_id: 1,
+        sges: sges.clone(),
+    });
     sender.host.sends.push_back(request(1, true, sges));
     sender.carry(NOW, &mut receiver, 1);
     let image = save(&mut receiver)?;

@@ -113,8 +113,9 @@ impl Runc {
             Ok(Ok(exit)) => format!("the process ended: {exit:?}"),
             Ok(Err(source)) => return Err(Error::file("wait for the process named in", pid_file, source)),
             Err(_) => {
-                // It is not in the tree, and would stop every migration.
+                // It is not in the tree, and would stop every migration. If the kernel does not let it end, nobody can.
                 let _ = left.kill();
+                let _ = tokio::time::timeout(LEAVE_TIMEOUT, left.wait_exit()).await;
                 "the process did not become the container's own; does its shell load LD_PRELOAD?".to_owned()
             }
         };

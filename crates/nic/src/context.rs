@@ -7,6 +7,7 @@ use std::rc::Rc;
 use rustix::event::EventfdFlags;
 use verbatim_device::control::AsyncEvent;
 use verbatim_device::layout::MAX_QP_SLOTS;
+use verbatim_roce::Time;
 use verbatim_seqpacket::{Credentials, Process};
 
 use crate::arena::Arena;
@@ -47,6 +48,8 @@ pub struct Context {
     slots: Vec<Option<u32>>,
     free_slots: Vec<u32>,
     pub arena: Rc<Arena>,
+    /// Until then its program's requests gather: it need not wake the RNIC for them.
+    pub gathers_until: Option<Time>,
 }
 
 impl Context {
@@ -85,6 +88,7 @@ impl Context {
             slots: Vec::new(),
             free_slots: Vec::new(),
             arena,
+            gathers_until: None,
         })
     }
 

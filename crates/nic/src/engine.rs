@@ -295,13 +295,12 @@ impl Nic {
         if next.is_some_and(|deadline| deadline <= now) {
             return Wait::No;
         }
-        if self.clients.set_sleeping(true) {
-            self.clients.set_sleeping(false);
+        let Ok(gathered) = self.clients.fall_asleep(now) else {
             return Wait::No;
-        }
+        };
         self.counters.sleeps += 1;
         self.publish();
-        Wait::Until(next)
+        Wait::Until([next, gathered].into_iter().flatten().min())
     }
 
     fn publish(&mut self) {
@@ -340,7 +339,7 @@ impl Nic {
         let slept = wait != Wait::No;
         self.poller.wait(wait)?;
         if slept {
-            self.clients.set_sleeping(false);
+            self.clients.wake_up();
         }
         let time = now();
         let mut polled = Polled::Nothing;

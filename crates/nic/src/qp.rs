@@ -3,6 +3,7 @@
 mod effects;
 mod host;
 mod rings;
+mod stream;
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use verbatim_roce::{Counters, Mtu, Qp, QpConfig, Standing, Time, Traffic};
 pub use effects::Effects;
 pub use host::Surroundings;
 pub use rings::{Rings, Scratch};
+pub use stream::{Stream, Turn};
 
 use crate::config::Limits;
 use crate::memory::Domain;
@@ -63,6 +65,7 @@ pub struct QueuePair {
     /// It counts as one of those that share what its destination can take.
     pub active: bool,
     pub alarm: Alarm,
+    pub stream: Stream,
     /// In ERR: when to look for receive requests to flush.
     pub flush_interval: Duration,
     /// The transport's counters as they were added to the RNIC's last.

@@ -16,7 +16,7 @@ pub(crate) fn gather(
     host: &mut impl Host,
 ) -> Result<(), AccessError> {
     match data {
-        SendData::Inline { bytes, .. } => {
+        SendData::Inline(bytes) => {
             let start = offset as usize;
             out.copy_from_slice(&bytes[start..start + out.len()]);
             Ok(())
@@ -97,9 +97,9 @@ pub(crate) fn check_data(request: &SendRequest, host: &mut impl Host) -> Result<
         _ => len > u64::from(MAX_MESSAGE),
     };
     let list = match &request.data {
-        SendData::Inline { .. } if takes_data_in => return Err(WcStatus::LocQpOpErr),
+        SendData::Inline(_) if takes_data_in => return Err(WcStatus::LocQpOpErr),
         _ if wrong => return Err(WcStatus::LocLenErr),
-        SendData::Inline { .. } => return Ok(()),
+        SendData::Inline(_) => return Ok(()),
         SendData::Sges(list) => list,
     };
     let access = if takes_data_in {
@@ -121,7 +121,7 @@ pub(crate) fn execute_local(request: &SendRequest, host: &mut impl Host) -> Resu
             value: Some(value), ..
         } => match &request.data {
             SendData::Sges(list) => scatter(list, 0, &value.to_ne_bytes(), host),
-            SendData::Inline { .. } => Err(AccessError),
+            SendData::Inline(_) => Err(AccessError),
         }
         .map_err(|_| WcStatus::LocProtErr),
         Operation::LocalInvalidate { rkey } => host.local_invalidate(*rkey).map_err(|_| WcStatus::LocQpOpErr),

@@ -9,11 +9,7 @@ use crate::{
 };
 
 /// A message of which some packets have come.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-#[allow(
-    clippy::large_enum_variant,
-    reason = "one per queue pair; a box would be an allocation per message"
-)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Message {
     /// A SEND, and the RECV that it goes into.
     Send {

@@ -94,7 +94,7 @@ fn it_tells_what_was_taken_off_the_rings() {
                 .host
                 .sends
                 .iter()
-                .map(|send| send.unwrap().wr_id)
+                .map(|send| send.as_ref().unwrap().wr_id)
                 .collect();
             let unreceived = world.end(side).host.receives.len();
             let done = world.end(side).host.retired as u64;

@@ -221,10 +221,10 @@ impl Messages {
         if self.send {
             receiver.host.receives.push_back(ReceiveRequest {
                 wr_id: 1,
-                sges: *sges,
+                sges: sges.clone(),
             });
         }
-        sender.host.sends.push_back(request(1, self.send, *sges));
+        sender.host.sends.push_back(request(1, self.send, sges.clone()));
         let done = sender.host.completed + 1;
         while sender.host.completed < done {
             let sent = sender.carry(self.now, receiver, BUDGET);

@@ -381,6 +381,12 @@ impl SendConsumer {
         self.slots.pending(&self.slots.header().sq_producer)
     }
 
+    /// Requests taken and not completed.
+    #[inline]
+    pub fn under_way(&self) -> u32 {
+        self.slots.count.wrapping_sub(self.completed)
+    }
+
     /// Copies the next request into `out`; false if there is none. Its slot stays the RNIC's until
     /// [`SendConsumer::complete`].
     pub fn pop(&mut self, out: &mut SentWqe) -> Result<bool, BadIndex> {

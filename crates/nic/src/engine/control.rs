@@ -164,15 +164,35 @@ impl Clients {
         }
     }
 
-    /// Tells all programs whether they must wake the RNIC; says whether one of them has rung meanwhile.
-    pub fn set_sleeping(&mut self, sleeping: bool) -> bool {
+    /// Tells programs to wake the RNIC for their requests from now on, except for those whose requests gather: until when
+    /// they do. It fails if somebody has rung meanwhile.
+    pub fn fall_asleep(&mut self, now: Time) -> Result<Option<Time>, Rung> {
         let mut rung = false;
-        self.for_each_context(|_, context| {
-            rung |= context.set_sleeping(sleeping);
+        let mut gathered: Option<Time> = None;
+        self.for_each_context(|_, context| match context.gathers_until {
+            Some(until) if until > now => {
+                gathered = Some(gathered.map_or(until, |earliest| earliest.min(until)));
+            }
+            _ => rung |= context.set_sleeping(true),
         });
-        rung
+        if rung {
+            self.wake_up();
+            return Err(Rung);
+        }
+        Ok(gathered)
+    }
+
+    /// Programs need not wake the RNIC any more.
+    pub fn wake_up(&mut self) {
+        self.for_each_context(|_, context| {
+            context.set_sleeping(false);
+        });
     }
 }
+
+/// A program has rung before it knew that the RNIC is about to sleep.
+#[derive(Debug)]
+pub struct Rung;
 
 impl Nic {
     /// Takes new connections.

@@ -7,7 +7,7 @@ use verbatim_roce::{Counters, QpAttributes, QpState, Time};
 
 use super::Nic;
 use crate::objects::Objects;
-use crate::qp::{Effects, QueuePair};
+use crate::qp::{Effects, QueuePair, Turn};
 use crate::stats::NicCounters;
 
 /// Receive requests that are posted to a queue pair in ERR must be flushed, and no doorbell announces them: the RNIC
@@ -123,6 +123,14 @@ impl Nic {
                 true => (qp.flush_interval * 2).min(LONGEST_FLUSH_INTERVAL),
                 false => FLUSH_INTERVAL,
             };
+            let turn = Turn {
+                sent: current.sent_requests != qp.counted.sent_requests,
+                heard: current.rcvd_requests != qp.counted.rcvd_requests,
+                under_way: qp.rings.ends.send.under_way(),
+            };
+            if let Some(context) = self.clients.context_mut(qp.context) {
+                context.gathers_until = qp.stream.follow(now, turn);
+            }
             count(&mut self.counters, &current, &qp.counted);
             crate::names::add(&mut self.objects.counted, &current, &qp.counted);
             qp.counted = current;

@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::ends::QpEnds;
 use crate::engine::FLUSH_INTERVAL;
 use crate::error::Refused;
-use crate::qp::{QueuePair, Rings};
+use crate::qp::{QueuePair, Rings, Stream};
 use crate::timers::Alarm;
 
 /// `Request::CreateQp`.
@@ -76,6 +76,7 @@ impl Desk<'_> {
             active: false,
             alarm: Alarm::default(),
             flush_interval: FLUSH_INTERVAL,
+            stream: Stream::default(),
             counted: Counters::default(),
         };
         let qps = &mut self.objects.qps;

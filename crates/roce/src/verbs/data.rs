@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use smallvec::SmallVec;
 
 use crate::Lkey;
 
@@ -13,6 +14,11 @@ pub const MAX_SGE: usize = 16;
 pub const MAX_INLINE: usize = 256;
 /// The longest message, in bytes (IBA §9.7.7.2 allows 2^31).
 pub const MAX_MESSAGE: u32 = 1 << 31;
+
+/// So many pieces, and so many inline bytes, are in the request itself; more of them are beside it. A request is copied
+/// a few times on its way through the queue pair, and nearly all have one piece.
+const USUAL_SGE: usize = 2;
+const USUAL_INLINE: usize = 32;
 
 /// One piece of local memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,33 +32,28 @@ pub struct Sge {
 }
 
 /// Up to [`MAX_SGE`] pieces of local memory.
-#[derive(Clone, Copy, Default)]
-pub struct SgeList {
-    items: [Sge; MAX_SGE],
-    count: u8,
-}
+#[derive(Clone, Default)]
+pub struct SgeList(SmallVec<[Sge; USUAL_SGE]>);
 
 impl SgeList {
     /// The list of `items`; `None` if there are more than [`MAX_SGE`].
     pub fn new(items: &[Sge]) -> Option<SgeList> {
-        let mut list = SgeList::default();
-        items.iter().all(|sge| list.push(*sge)).then_some(list)
+        (items.len() <= MAX_SGE).then(|| SgeList(SmallVec::from_slice(items)))
     }
 
     /// Adds a piece; says whether there was room.
     #[must_use]
     pub fn push(&mut self, sge: Sge) -> bool {
-        let Some(slot) = self.items.get_mut(usize::from(self.count)) else {
-            return false;
-        };
-        *slot = sge;
-        self.count += 1;
-        true
+        let has_room = self.0.len() < MAX_SGE;
+        if has_room {
+            self.0.push(sge);
+        }
+        has_room
     }
 
     /// The pieces.
     pub fn as_slice(&self) -> &[Sge] {
-        &self.items[..usize::from(self.count)]
+        &self.0
     }
 
     /// Sum of the lengths, in bytes.
@@ -109,18 +110,18 @@ impl<'de> Deserialize<'de> for SgeList {
     }
 }
 
-/// [`SendData`] without the bytes that do not count.
+/// [`SendData`] as it is written.
 #[derive(Serialize, Deserialize)]
 enum PlainData {
-    Sges(Box<SgeList>),
+    Sges(SgeList),
     Inline(Vec<u8>),
 }
 
 impl Serialize for SendData {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            SendData::Sges(list) => PlainData::Sges(Box::new(*list)),
-            SendData::Inline { bytes, len } => PlainData::Inline(bytes[..usize::from(*len)].to_vec()),
+            SendData::Sges(list) => PlainData::Sges(list.clone()),
+            SendData::Inline(bytes) => PlainData::Inline(bytes.to_vec()),
         }
         .serialize(serializer)
     }
@@ -129,7 +130,7 @@ impl Serialize for SendData {
 impl<'de> Deserialize<'de> for SendData {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<SendData, D::Error> {
         match PlainData::deserialize(deserializer)? {
-            PlainData::Sges(list) => Ok(SendData::Sges(*list)),
+            PlainData::Sges(list) => Ok(SendData::Sges(list)),
             PlainData::Inline(bytes) => SendData::inline(&bytes)
                 .ok_or_else(|| D::Error::invalid_length(bytes.len(), &"at most 256 bytes")),
         }
@@ -147,35 +148,25 @@ impl fmt::Debug for SgeList {
 pub struct Immediate(pub [u8; 4]);
 
 /// The local side of a send request.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub enum SendData {
     /// Memory: gathered from for SEND and WRITE, scattered to for READ.
     Sges(SgeList),
-    /// Bytes that were copied when the request was posted (`IBV_SEND_INLINE`). Not for READ.
-    Inline {
-        /// The bytes, and then some.
-        bytes: [u8; MAX_INLINE],
-        /// How many of them count.
-        len: u16,
-    },
+    /// Bytes that were copied when the request was posted (`IBV_SEND_INLINE`), at most [`MAX_INLINE`]. Not for READ.
+    Inline(SmallVec<[u8; USUAL_INLINE]>),
 }
 
 impl SendData {
     /// Inline data; `None` if it is longer than [`MAX_INLINE`].
     pub fn inline(data: &[u8]) -> Option<SendData> {
-        let mut bytes = [0; MAX_INLINE];
-        bytes.get_mut(..data.len())?.copy_from_slice(data);
-        Some(SendData::Inline {
-            bytes,
-            len: data.len() as u16,
-        })
+        (data.len() <= MAX_INLINE).then(|| SendData::Inline(SmallVec::from_slice(data)))
     }
 
     /// The length of the message in bytes.
     pub fn len_bytes(&self) -> u64 {
         match self {
             SendData::Sges(list) => list.len_bytes(),
-            SendData::Inline { len, .. } => u64::from(*len),
+            SendData::Inline(bytes) => bytes.len() as u64,
         }
     }
 }
@@ -184,7 +175,7 @@ impl fmt::Debug for SendData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             SendData::Sges(list) => list.fmt(f),
-            SendData::Inline { len, .. } => write!(f, "inline, {len} bytes"),
+            SendData::Inline(bytes) => write!(f, "inline, {} bytes", bytes.len()),
         }
     }
 }

@@ -53,7 +53,7 @@ pub struct Destination {
 }
 
 /// A send work request, copied out of the ring.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SendRequest {
     /// The program's name for it.
     pub wr_id: u64,
@@ -83,7 +83,7 @@ pub struct BadRequest {
 }
 
 /// A receive work request, copied out of the ring.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ReceiveRequest {
     /// The program's name for it.
     pub wr_id: u64,

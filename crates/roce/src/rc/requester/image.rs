@@ -84,7 +84,7 @@ fn check_request(wqe: &Wqe, mtu: Mtu) -> bool {
         return wqe.len <= MAX_MESSAGE && wqe.packets == packets && wqe.read_piece > 0;
     }
     let data = &wqe.request.data;
-    let inline = matches!(data, SendData::Inline { .. });
+    let inline = matches!(data, SendData::Inline(_));
     let data_fits = match operation {
         Operation::Atomic { .. } => wqe.len == 8 && data.len_bytes() >= 8 && !inline,
         Operation::AtomicWrite { .. } => wqe.len == 8 && data.len_bytes() == 8,

@@ -76,7 +76,7 @@ impl Responder {
             last_data: self.last_data,
             atomics: self.atomics.clone(),
             msn: self.msn,
-            message: self.message,
+            message: self.message.clone(),
             answers: self.answers.iter().copied().collect(),
             nak: self.nak,
             repairs_singly: self.repairs_singly,

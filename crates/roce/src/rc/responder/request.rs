@@ -167,7 +167,7 @@ impl Responder {
         host: &mut impl Host,
         counters: &mut Counters,
     ) -> Result<(), Refusal> {
-        let (receive, received) = match self.message {
+        let (receive, received) = match self.message.take() {
             Some(Message::Send { receive, received }) => (receive, received),
             _ => (next_receive(host)?, 0),
         };
@@ -183,7 +183,6 @@ impl Responder {
         };
         let received = received + packet.payload.len() as u32;
         if packet.info.ends || status != WcStatus::Success {
-            self.message = None;
             complete_receive(&receive, status, WcOpcode::Recv, received, packet, host);
         } else {
             self.message = Some(Message::Send { receive, received });

@@ -77,7 +77,7 @@ impl SendRing for QpEnd {
         let unfinished = self.with(|queues| queues.unfinished.clone());
         for Posted { wqe, data } in unfinished {
             match data {
-                SendData::Inline { bytes, len } => take(&wqe, Body::Inline(&[&bytes[..usize::from(len)]])),
+                SendData::Inline(bytes) => take(&wqe, Body::Inline(&[&bytes])),
                 SendData::Sges(list) => {
                     let sges = list.as_slice().iter().map(|sge| Sge {
                         address: sge.addr,
