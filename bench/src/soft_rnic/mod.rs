@@ -17,15 +17,20 @@ use std::path::Path;
 use serde::Serialize;
 use verbatim_e2e::{TestLab, Tools};
 
-use crate::context::Context;
+use crate::context::{Context, Processors};
 
 /// What perftest's programs are called by: the operation.
 const OPERATIONS: [&str; 3] = ["write", "read", "send"];
+
+/// Others may take so much of the processors before a run says little about the RNIC, in percent.
+const QUIET_PERCENT: f64 = 10.0;
 
 /// All that was measured.
 #[derive(Debug, Serialize)]
 pub struct Report {
     context: Context,
+    /// What the hypervisor gave to others of the processors' time that was wanted, in percent.
+    stolen_percent: f64,
     /// Seconds of each single measurement of bandwidth.
     seconds: u32,
     throughput: Vec<throughput::Series>,
@@ -39,9 +44,11 @@ pub struct Report {
 /// Measures, prints, and writes the JSON file; with `docs` also the page and the plots there.
 pub fn run(tools: &Tools, seconds: u32, out: &Path, docs: Option<&Path>) -> anyhow::Result<()> {
     let context = Context::now();
+    let before = Processors::now();
     let lab = TestLab::up(tools, &["src", "peer"])?;
-    let report = Report {
+    let mut report = Report {
         context,
+        stolen_percent: 0.0,
         seconds,
         throughput: throughput::measure(&lab, seconds)?,
         latency: latency::measure(&lab)?,
@@ -51,6 +58,13 @@ pub fn run(tools: &Tools, seconds: u32, out: &Path, docs: Option<&Path>) -> anyh
         many_to_one: many_to_one::measure(tools, seconds)?,
     };
     lab.down()?;
+    report.stolen_percent = Processors::now().stolen_since(before);
+    if report.stolen_percent > QUIET_PERCENT {
+        eprintln!(
+            "The hypervisor gave {:.0} % of the processors' time to others meanwhile: measure again on a quiet machine.",
+            report.stolen_percent
+        );
+    }
     std::fs::write(out, serde_json::to_vec_pretty(&report)?)?;
     println!("{}", out.display());
     if let Some(docs) = docs {

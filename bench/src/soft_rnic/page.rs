@@ -113,11 +113,13 @@ fn page(report: &Report) -> Result<String, std::fmt::Error> {
         text,
         "# What the software RNIC can do\n\nWritten by `bench/run soft-rnic --docs docs`. Two virtual hosts on one machine \
          with {} processors ({}, Linux {}), joined by veth pairs and a bridge; version {}. Every peer was measured between \
-         the same hosts within the same run. Machines are noisy: the ratios say more than the numbers.\n",
+         the same hosts within the same run. Machines are noisy: the ratios say more than the numbers. The hypervisor gave \
+         {:.0} % of the time that this one wanted to others meanwhile.\n",
         context.processors,
         context.processor,
         context.kernel,
         context.commit.as_deref().unwrap_or("unknown"),
+        report.stolen_percent,
     )?;
     writeln!(
         text,
