@@ -8,9 +8,13 @@
 //! A model that cannot fail proves nothing. `weaken` goes through every place in the sources that names an ordering,
 //! makes it weaker there, and asks that some scenario fails. The few that may be weakened are listed with the reason.
 
-#![allow(dead_code, reason = "the queues offer more than the scenarios use")]
+#![allow(
+    dead_code,
+    unused_imports,
+    reason = "the queues and their contract offer more than the scenarios use"
+)]
 
-#[path = "../../src/control.rs"]
+#[path = "../../src/control/mod.rs"]
 mod control;
 #[path = "../../src/layout.rs"]
 mod layout;
