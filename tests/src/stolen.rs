@@ -23,6 +23,15 @@ impl Stolen {
         }
     }
 
+    /// Which part of all processors' time was taken since, in percent.
+    pub fn percent_since(&self) -> f64 {
+        let now = Self::now();
+        let taken = now.ticks.iter().zip(&self.ticks);
+        let taken: u64 = taken.map(|(now, before)| now.saturating_sub(*before)).sum();
+        let all = (now.at - self.at).as_secs_f64() * now.ticks.len() as f64;
+        100.0 * TICK.as_secs_f64() * taken as f64 / all.max(TICK.as_secs_f64())
+    }
+
     /// What was taken since, of each processor.
     pub fn since(&self) -> String {
         let now = Self::now();

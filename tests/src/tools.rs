@@ -1,8 +1,11 @@
 //! What a test needs on this machine, found once.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use tempfile::TempDir;
 use verbatim_container::Criu;
 
 /// Programs that the tests run, one of each package.
@@ -17,6 +20,9 @@ const PROGRAMS: &[&str] = &[
     "dumpcap",
 ];
 
+/// Where an instance has folders of its own, in place of the host's.
+const HIDDEN: &[&str] = &["/tmp", "/run", "/dev"];
+
 /// What was built, and where it is.
 #[derive(Debug, Clone)]
 pub struct Tools {
@@ -24,8 +30,10 @@ pub struct Tools {
     pub verbatim: PathBuf,
     /// The guest library.
     pub library: PathBuf,
-    /// The check program.
+    /// The check program, where instances see it too.
     pub vcheck: PathBuf,
+    /// The folder of its copy, if it is one.
+    _copy: Option<Arc<TempDir>>,
 }
 
 impl Tools {
@@ -44,15 +52,18 @@ impl Tools {
             })
         };
         let vcheck = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vcheck/vcheck");
+        let vcheck = vcheck.canonicalize().with_context(|| {
+            format!(
+                "the check program {} is missing: run `make build`",
+                vcheck.display()
+            )
+        })?;
+        let (vcheck, copy) = seen_inside(vcheck)?;
         Ok(Self {
             verbatim: built("verbatim")?,
             library: built("libverbatim.so")?,
-            vcheck: vcheck.canonicalize().with_context(|| {
-                format!(
-                    "the check program {} is missing: run `make build`",
-                    vcheck.display()
-                )
-            })?,
+            vcheck,
+            _copy: copy,
         })
     }
 
@@ -73,6 +84,20 @@ impl Tools {
             .err()
             .map(|error| format!("{error}; run `make setup`"))
     }
+}
+
+/// The program, or a copy of it where a shell in an instance finds it as well.
+fn seen_inside(program: PathBuf) -> anyhow::Result<(PathBuf, Option<Arc<TempDir>>)> {
+    if !HIDDEN.iter().any(|folder| program.starts_with(folder)) {
+        return Ok((program, None));
+    }
+    let name = program.file_name().context("a program without a name")?;
+    let folder = TempDir::with_prefix_in("verbatim-e2e-", "/var/tmp").context("no folder in /var/tmp")?;
+    let copy = folder.path().join(name);
+    std::fs::copy(&program, &copy).with_context(|| format!("cannot copy {}", program.display()))?;
+    // Whoever a program runs as, it can be started.
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755))?;
+    Ok((copy, Some(Arc::new(folder))))
 }
 
 /// Where a program is: on `PATH`, or in a system folder that a plain user's `PATH` lacks.

@@ -15,9 +15,9 @@ pub mod udp;
 use std::path::Path;
 
 use serde::Serialize;
-use verbatim_e2e::{TestLab, Tools};
+use verbatim_e2e::{Stolen, TestLab, Tools};
 
-use crate::context::{Context, Processors};
+use crate::context::Context;
 
 /// What perftest's programs are called by: the operation.
 const OPERATIONS: [&str; 3] = ["write", "read", "send"];
@@ -29,7 +29,7 @@ const QUIET_PERCENT: f64 = 10.0;
 #[derive(Debug, Serialize)]
 pub struct Report {
     context: Context,
-    /// What the hypervisor gave to others of the processors' time that was wanted, in percent.
+    /// What the hypervisor gave to others of the processors' time, in percent.
     stolen_percent: f64,
     /// Seconds of each single measurement of bandwidth.
     seconds: u32,
@@ -44,7 +44,7 @@ pub struct Report {
 /// Measures, prints, and writes the JSON file; with `docs` also the page and the plots there.
 pub fn run(tools: &Tools, seconds: u32, out: &Path, docs: Option<&Path>) -> anyhow::Result<()> {
     let context = Context::now();
-    let before = Processors::now();
+    let stolen = Stolen::now();
     let lab = TestLab::up(tools, &["src", "peer"])?;
     let mut report = Report {
         context,
@@ -58,7 +58,7 @@ pub fn run(tools: &Tools, seconds: u32, out: &Path, docs: Option<&Path>) -> anyh
         many_to_one: many_to_one::measure(tools, seconds)?,
     };
     lab.down()?;
-    report.stolen_percent = Processors::now().stolen_since(before);
+    report.stolen_percent = stolen.percent_since();
     if report.stolen_percent > QUIET_PERCENT {
         eprintln!(
             "The hypervisor gave {:.0} % of the processors' time to others meanwhile: measure again on a quiet machine.",

@@ -114,7 +114,7 @@ fn page(report: &Report) -> Result<String, std::fmt::Error> {
         "# What the software RNIC can do\n\nWritten by `bench/run soft-rnic --docs docs`. Two virtual hosts on one machine \
          with {} processors ({}, Linux {}), joined by veth pairs and a bridge; version {}. Every peer was measured between \
          the same hosts within the same run. Machines are noisy: the ratios say more than the numbers. The hypervisor gave \
-         {:.0} % of the time that this one wanted to others meanwhile.\n",
+         {:.0} % of the processors' time to others meanwhile.\n",
         context.processors,
         context.processor,
         context.kernel,
