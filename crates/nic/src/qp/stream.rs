@@ -5,7 +5,8 @@
 //! to post a second one. The RNIC need not hear of each, since the next answer wakes it anyway, and what was posted until
 //! then leaves in one batch (RFC 896 has the idea; network cards moderate their interrupts so). A message that comes alone
 //! must not wait, nor the answer in a dialogue. So requests gather only for a bounded time, only while the queue pair has
-//! more than one under way, and only once it has shown that it streams.
+//! more than one under way, and only once it has shown that it streams. A context has one flag
+//! for all its queue pairs: the requests of its others gather meanwhile, too.
 
 use std::time::Duration;
 
