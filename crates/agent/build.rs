@@ -14,6 +14,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("cargo::rerun-if-changed={}", file.display());
     }
     let descriptors = protox::compile(&files, [root])?;
-    tonic_prost_build::configure().compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        // Content of files: what is received is not copied once more.
+        .bytes(".verbatim.v1.FilePart.data")
+        .compile_fds(descriptors)?;
     Ok(())
 }

@@ -199,10 +199,12 @@ impl Site {
         self.network.within(|| Ok(run()))?
     }
 
-    /// For the message of a case that failed: what the RNIC and the kernel of the machine have said last.
+    /// For the message of a case that failed: what the RNIC and the kernel of the machine have said last, and what rxe has
+    /// counted.
     pub fn words(&self) -> String {
+        let script = "dmesg | tail -n 60; cd /sys/class/infiniband/rxe0/ports/1/hw_counters && grep . *";
         let dmesg = self
-            .in_vm(&["sh", "-c", "dmesg | tail -n 10"], &[])
+            .in_vm(&["sh", "-c", script], &[])
             .and_then(|running| running.wait(SHORT))
             .map_or_else(|error| format!("{error:#}"), |finished| finished.stdout);
         format!("{}\n--- the machine's kernel\n{dmesg}", self.lab.logs())

@@ -29,8 +29,9 @@
 //!   back memory which is still registered; on hardware such memory would part from what the RNIC sees.
 //! - A futex that is not `FUTEX_PRIVATE_FLAG` and has sleepers at the moment of adoption: its key changes with the
 //!   mapping, so that a later wake-up misses them. Process-shared locks in private memory are rare and pointless.
-//! - Direct I/O (`O_DIRECT`, registered io_uring buffers) in flight into a page at the moment of adoption writes to the
-//!   old page. The kernel does not tell which pages are pinned.
+//! - What writes to pages by their frames and not by their addresses, and is in flight at the moment of adoption or release,
+//!   writes to the old page: direct I/O (`O_DIRECT`, registered io_uring buffers), and `process_vm_writev` from any process
+//!   between looking its pages up and filling them. The kernel does not tell which pages are pinned.
 //! - What a program tells memory (`MADV_WIPEONFORK`, `MADV_DONTFORK`, a protection key, a name) between two registrations in
 //!   it that are less than 100 ms apart, without ending one in between, may be lost.
 //! - `MADV_DONTFORK`, `MADV_DONTDUMP` and hints about huge pages that a program gives to memory while it is registered may end

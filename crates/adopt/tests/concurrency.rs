@@ -118,8 +118,8 @@ fn no_write_is_lost_with_one_for_user_mode() {
     });
 }
 
-/// `pread` into the pages, `pwrite` from them and `process_vm_writev`, while they move: the kernel waits as a thread
-/// does.
+/// `pread` into the pages, `pwrite` from them and `process_vm_readv`, while they move: the kernel waits as a thread does.
+/// (`process_vm_writev` does not: it writes to the page that was there when it began, see the crate's documentation.)
 #[test]
 fn system_calls_wait_too() {
     if !support::has_full_rights() {
@@ -147,7 +147,8 @@ fn system_calls_wait_too() {
                             if slot == 0 {
                                 assert_eq!(rustix::io::pread(source, &mut *bytes, number * 8), Ok(8));
                             } else {
-                                write_through_process(bytes.as_mut_ptr(), &number.to_ne_bytes());
+                                region.word(at).store(number, Ordering::Relaxed);
+                                assert_eq!(read_through_process(bytes.as_ptr()), number.to_ne_bytes());
                             }
                             assert_eq!(region.word(at).load(Ordering::Relaxed), number);
                             let sink = 4096 * 8 + slot as u64 * 8;
@@ -174,24 +175,21 @@ fn system_calls_wait_too() {
     });
 }
 
-fn write_through_process(to: *mut u8, bytes: &[u8]) {
+fn read_through_process(from: *const u8) -> [u8; 8] {
+    let mut bytes = [0u8; 8];
     let local = libc::iovec {
-        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_base: bytes.as_mut_ptr().cast(),
         iov_len: bytes.len(),
     };
     let remote = libc::iovec {
-        iov_base: to.cast(),
+        iov_base: from.cast_mut().cast(),
         iov_len: bytes.len(),
     };
-    // SAFETY: both ranges are valid for the length, and the remote one is the caller's to write to.
-    let written =
-        unsafe { libc::process_vm_writev(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
-    assert_eq!(
-        written,
-        bytes.len() as isize,
-        "{}",
-        std::io::Error::last_os_error()
-    );
+    // SAFETY: both ranges are valid for the length, and the local one is ours to write to.
+    let read =
+        unsafe { libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0) };
+    assert_eq!(read, bytes.len() as isize, "{}", std::io::Error::last_os_error());
+    bytes
 }
 
 /// Threads register overlapping parts of one region at once, in small blocks of the heap.

@@ -105,7 +105,7 @@ fn file_part(input: &mut Unstructured<'_>) -> arbitrary::Result<FilePart> {
         gid: None,
         offset: input.arbitrary()?,
         length: input.arbitrary()?,
-        data,
+        data: data.into(),
         ..FilePart::default()
     })
 }

@@ -160,21 +160,21 @@ mod tests {
         placer
             .place(&FilePart {
                 offset: 4,
-                data: b"four".to_vec(),
+                data: b"four".as_slice().into(),
                 ..file.clone()
             })
             .unwrap();
         placer
             .place(&FilePart {
                 offset: 0,
-                data: b"zero".to_vec(),
+                data: b"zero".as_slice().into(),
                 ..file
             })
             .unwrap();
         assert_eq!(std::fs::read(folder.path().join("d/f")).unwrap(), b"zerofour\0\0");
         placer
             .place(&FilePart {
-                data: b"d/f".to_vec(),
+                data: b"d/f".as_slice().into(),
                 ..part("l", Kind::Symlink)
             })
             .unwrap();
@@ -200,7 +200,7 @@ mod tests {
         let mut placer = Placer::new(folder.path().to_owned());
         placer
             .place(&FilePart {
-                data: b"/tmp".to_vec(),
+                data: b"/tmp".as_slice().into(),
                 ..part("out", Kind::Symlink)
             })
             .unwrap();

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Context;
+use bytes::Bytes;
 use rustix::fs::OFlags;
 use tokio::sync::mpsc;
 use tonic::transport::Channel;
@@ -166,7 +167,7 @@ impl Sender {
                 Kind::Fifo => part.set_kind(PartKind::Fifo),
                 Kind::Symlink(to) => {
                     part.set_kind(PartKind::Symlink);
-                    part.data = to.as_os_str().as_encoded_bytes().to_vec();
+                    part.data = Bytes::copy_from_slice(to.as_os_str().as_encoded_bytes());
                 }
                 Kind::File => {
                     put(parts, part)?;
@@ -221,7 +222,7 @@ impl Sender {
             let bytes = data.len() as u64;
             let part = FilePart {
                 offset,
-                data: data.to_vec(),
+                data: Bytes::copy_from_slice(data),
                 ..part.clone()
             };
             put(parts, part)?;
