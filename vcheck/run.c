@@ -1,6 +1,5 @@
 #include "run.h"
 
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <time.h>
@@ -12,10 +11,12 @@
 
 enum {
 	POLL_BATCH = 32,
-	EMPTY_POLLS_BEFORE_YIELD = 64,
-	/* After this long without a completion sleep between polls: the software RNICs need the processors. */
-	NAP_AFTER_NS = 10 * 1000 * 1000,
-	NAP_NS = 100 * 1000,
+	EMPTY_POLLS_BEFORE_NAP = 64,
+	/* Only the timer's slack: some 50 us. */
+	SHORT_NAP_NS = 1,
+	/* After this long without a completion the naps are longer: the software RNICs need the processors. */
+	LONG_NAPS_AFTER_NS = 10 * 1000 * 1000,
+	LONG_NAP_NS = 100 * 1000,
 	PEER_LOOK_NS = 100 * 1000 * 1000,
 	PROGRESS_NS = 1000 * 1000 * 1000,
 };
@@ -83,12 +84,17 @@ static bool rest(const struct run *run, bool any, bool *worked)
 	return any;
 }
 
+/*
+ * A nap, not sched_yield: whoever yields stays runnable, so the group of a host whose programs wait never leaves its
+ * processor, and Linux 6.18 then lets other groups starve there for seconds: each time that the weight of the running
+ * group changes its lag is scaled up once more.
+ */
 static void give_way(const struct stopwatch *watch)
 {
-	if (watch->idle_ns > NAP_AFTER_NS)
-		nanosleep(&(struct timespec){ .tv_nsec = NAP_NS }, NULL);
-	else if (watch->empty_polls > EMPTY_POLLS_BEFORE_YIELD)
-		sched_yield();
+	struct timespec nap = { .tv_nsec = watch->idle_ns > LONG_NAPS_AFTER_NS ? LONG_NAP_NS : SHORT_NAP_NS };
+
+	if (watch->empty_polls > EMPTY_POLLS_BEFORE_NAP)
+		nanosleep(&nap, NULL);
 }
 
 static bool give_up(struct run *run, const char *text)
@@ -174,7 +180,7 @@ static bool keep_waiting(struct run *run, struct stopwatch *watch)
 	bool stalled = watch->idle_ns > run->options->stall_seconds * 1000000000ll;
 
 	/* A stall whose cause is known goes by that. Looks are timed, not counted: a nap may last much longer than asked. */
-	if (stalled || (watch->idle_ns > NAP_AFTER_NS && watch->now_ns >= watch->next_peer_look_ns)) {
+	if (stalled || (watch->idle_ns > LONG_NAPS_AFTER_NS && watch->now_ns >= watch->next_peer_look_ns)) {
 		watch->next_peer_look_ns = watch->now_ns + PEER_LOOK_NS;
 		if (exchange_peer_gone(run->exchange))
 			return give_up(run, "the other side closed the TCP connection in the middle of the run");
