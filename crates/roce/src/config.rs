@@ -34,11 +34,6 @@ pub struct QpConfig {
     /// The most memory for packets that came before one that is missing. None of them is kept if it is 0: then each loss
     /// makes the partner send again what it has sent since. Default 512 KiB.
     pub hold_bytes: u32,
-    /// Packets of long messages are to be of one size, as a batch for one system call wants them (`UDP_SEGMENT` of udp(7)).
-    /// First of a WRITE is 16 bytes longer than Middle, and First and Last of a READ's response 4: so a long WRITE is
-    /// sent as WRITEs of one packet each, and a READ is asked for two packets at a time. A partner's memory then holds a
-    /// part of a WRITE that it refused, if the first packets of it were right. Default false.
-    pub uniform_packets: bool,
     /// How long a connection waits for a partner that is stopped, or that is to acknowledge where this end goes on. It then
     /// fails with [`crate::WcStatus::RetryExcErr`] and a vendor error of its own. Default 60 s.
     pub pause_limit: Duration,
@@ -58,7 +53,6 @@ impl Default for QpConfig {
             min_rto: Duration::from_millis(1),
             ack_delay: Duration::ZERO,
             hold_bytes: 512 * 1024,
-            uniform_packets: false,
             pause_limit: Duration::from_secs(60),
         }
     }

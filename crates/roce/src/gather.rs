@@ -65,25 +65,20 @@ pub(crate) fn opcode(service: Service, operation: &Operation, starts: bool, ends
     }
 }
 
-/// The RDMA header of the first packet of a WRITE, or of a piece of it, which has `dma_len` bytes from `offset` of the message
-/// on; or of an atomic one.
-pub(crate) fn write_header(
-    operation: &Operation,
-    starts: bool,
-    (offset, dma_len): (u32, u32),
-) -> Option<Reth> {
+/// The RDMA header of the first packet of a WRITE, or of an atomic one.
+pub(crate) fn write_header(operation: &Operation, starts: bool, len: u32) -> Option<Reth> {
     match *operation {
         Operation::Write {
             remote_addr, rkey, ..
         } if starts => Some(Reth {
-            virtual_addr: remote_addr.wrapping_add(u64::from(offset)),
+            virtual_addr: remote_addr,
             rkey,
-            dma_len,
+            dma_len: len,
         }),
         Operation::AtomicWrite { remote_addr, rkey } => Some(Reth {
             virtual_addr: remote_addr,
             rkey,
-            dma_len,
+            dma_len: len,
         }),
         _ => None,
     }

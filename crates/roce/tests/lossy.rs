@@ -512,7 +512,6 @@ fn setups(worst_loss: u32) -> impl Strategy<Value = Setup> {
                     hold_bytes,
                     max_outstanding_sends: 12,
                     ack_delay: Duration::from_micros(30 * (seed % 2)),
-                    uniform_packets: seed % 4 < 2,
                     ..QpConfig::default()
                 },
                 ..Setup::default()

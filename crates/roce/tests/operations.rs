@@ -2,14 +2,10 @@
 
 mod pair;
 
-use std::cell::{Cell, RefCell};
-use std::rc::Rc;
-
 use pair::{Pair, SEND, Setup, Side, read, send_imm, sge, write, write_imm};
-use verbatim_roce::wire::opcode::Opcode;
 use verbatim_roce::{
-    AccessFlags, Completion, Event, Immediate, Mtu, Operation, QpAttributes, QpConfig, QpState, Qpn, Queue,
-    SendData, WcFlags, WcOpcode, WcStatus,
+    AccessFlags, Completion, Event, Immediate, Mtu, QpAttributes, QpConfig, QpState, Qpn, Queue, SendData,
+    WcFlags, WcOpcode, WcStatus,
 };
 
 fn pattern(len: usize, salt: u8) -> Vec<u8> {
@@ -21,15 +17,6 @@ fn pattern(len: usize, salt: u8) -> Vec<u8> {
                 .wrapping_add(salt)
         })
         .collect()
-}
-
-/// The default, and with packets of one size in long messages.
-fn framings() -> [QpConfig; 2] {
-    let config = Setup::default().config;
-    [false, true].map(|uniform_packets| QpConfig {
-        uniform_packets,
-        ..config
-    })
 }
 
 /// A pair with 1 MiB of memory at each end: key 1 at A, key 2 at B.
@@ -90,13 +77,9 @@ fn send_of_every_length_at_every_mtu() {
 
 #[test]
 fn write_of_every_length_at_every_mtu() {
-    for (mtu, config) in Mtu::ALL
-        .into_iter()
-        .flat_map(|mtu| framings().map(|config| (mtu, config)))
-    {
+    for mtu in Mtu::ALL {
         let mut pair = pair(Setup {
             mtu,
-            config,
             ..Setup::default()
         });
         for (i, len) in LENGTHS.into_iter().enumerate() {
@@ -152,14 +135,10 @@ fn write_with_immediate_consumes_a_receive() {
 #[test]
 fn read_of_every_length_at_every_mtu() {
     for mtu in Mtu::ALL {
-        for (max_rd_atomic, config) in [1, 2, 16, 128]
-            .into_iter()
-            .flat_map(|most| framings().map(|config| (most, config)))
-        {
+        for max_rd_atomic in [1, 2, 16] {
             let mut pair = pair(Setup {
                 mtu,
                 max_rd_atomic,
-                config,
                 ..Setup::default()
             });
             for (i, len) in LENGTHS.into_iter().enumerate() {
@@ -182,104 +161,6 @@ fn read_of_every_length_at_every_mtu() {
             assert_eq!(pair.a.qp.counters().retransmitted_requests, 0);
             assert_eq!(pair.a.qp.counters().stale_responses, 0);
         }
-    }
-}
-
-/// What the packets with data are that a request of 300,000 bytes leads to: their opcodes and lengths.
-fn packets_of(operation: Operation, config: QpConfig) -> Vec<(Opcode, usize)> {
-    let mut pair = pair(Setup {
-        mtu: Mtu::Mtu4096,
-        max_rd_atomic: 16,
-        config: QpConfig {
-            window_packets: 64,
-            ..config
-        },
-        ..Setup::default()
-    });
-    let seen = Rc::new(RefCell::new(Vec::new()));
-    let packets = Rc::clone(&seen);
-    pair.link.filter = Some(Box::new(move |_, packet| {
-        if !packet.payload.is_empty() {
-            let extended = packet.reth.map_or(0, |_| 16) + packet.aeth.map_or(0, |_| 4);
-            packets
-                .borrow_mut()
-                .push((packet.bth.opcode, packet.payload.len() + extended));
-        }
-        true
-    }));
-    pair.b.host.post_receive(0, &[]);
-    pair.a.host.post(0, operation, &[sge(1, 0x10000, 300_000)]);
-    pair.run();
-    assert_eq!(pair.a.host.outcomes(Queue::Send), [(0, WcStatus::Success)]);
-    drop(pair);
-    Rc::into_inner(seen).expect("the link is gone").into_inner()
-}
-
-#[test]
-fn packets_of_long_messages_can_be_of_one_size() {
-    let [plain, uniform] = framings();
-    let is_uniform = |packets: &[(Opcode, usize)]| {
-        let (_, all) = packets.split_last().expect("there are many");
-        all.iter().all(|(_, bytes)| *bytes == all[0].1)
-    };
-    let separate = packets_of(write(0x20000, 2), uniform);
-    assert!(is_uniform(&separate) && separate.len() == 74);
-    assert!(
-        separate
-            .iter()
-            .all(|(opcode, _)| *opcode == Opcode::RC_WRITE_ONLY)
-    );
-    let pairs = packets_of(read(0x20000, 2), uniform);
-    assert!(is_uniform(&pairs) && pairs.len() == 74, "{pairs:?}");
-    assert!(!is_uniform(&packets_of(write(0x20000, 2), plain)));
-    assert!(!is_uniform(&packets_of(read(0x20000, 2), plain)));
-    // What an immediate reports is the length of the whole.
-    let whole = packets_of(write_imm(0x20000, 2, [1; 4]), uniform);
-    assert_eq!(whole[0].0, Opcode::RC_WRITE_FIRST);
-}
-
-#[test]
-fn reads_are_asked_for_in_long_pieces_after_a_loss() {
-    let requests = |loss: bool| {
-        let mut pair = pair(Setup {
-            max_rd_atomic: 16,
-            config: QpConfig {
-                window_packets: 64,
-                ..framings()[1]
-            },
-            ..Setup::default()
-        });
-        let seen = Rc::new(Cell::new(0));
-        let (count, mut lose) = (Rc::clone(&seen), loss);
-        pair.link.filter = Some(Box::new(move |_, packet| {
-            count.set(count.get() + u32::from(packet.bth.opcode == Opcode::RC_READ_REQUEST));
-            let third = packet.bth.opcode == Opcode::RC_WRITE_ONLY && packet.bth.psn.get() == 102;
-            !(third && std::mem::take(&mut lose))
-        }));
-        pair.a.host.post(0, write(0x20000, 2), &[sge(1, 0x10000, 20_000)]);
-        pair.run();
-        pair.a.host.post(1, read(0x20000, 2), &[sge(1, 0x40000, 16_384)]);
-        pair.run();
-        assert_eq!(pair.a.host.outcomes(Queue::Send).len(), 2);
-        assert_eq!(pair.a.qp.counters().packet_seq_err, u64::from(loss));
-        seen.get()
-    };
-    assert_eq!((requests(false), requests(true)), (8, 1));
-}
-
-#[test]
-fn what_is_beyond_the_region_is_refused_however_it_is_framed() {
-    for config in framings() {
-        let mut pair = pair(Setup {
-            config,
-            ..Setup::default()
-        });
-        let end = 0x20000 + (1 << 20);
-        pair.a
-            .host
-            .post(0, write(end - 2_000, 2), &[sge(1, 0x10000, 2_001)]);
-        pair.run();
-        assert_eq!(pair.a.host.outcomes(Queue::Send), [(0, WcStatus::RemAccessErr)]);
     }
 }
 

@@ -23,8 +23,8 @@ use crate::{Location, QpAttributes, QpConfig, QpState, QpType, Qpn};
 
 const MAGIC: [u8; 4] = *b"VBRC";
 
-/// The version of images that are written here. Version 1 knew pieces of READs only, and is read still.
-pub const IMAGE_VERSION: u16 = 2;
+/// The version of images that are written here. Version 1 is the first.
+pub const IMAGE_VERSION: u16 = 1;
 
 /// No image is longer: 65,536 requests with the most pieces, and then some.
 const MOST_BYTES: usize = 64 << 20;
@@ -142,7 +142,7 @@ impl RcImage {
         }
         let (content, checksum) = bytes.split_at(bytes.len() - CHECKSUM_BYTES);
         let version = u16::from_le_bytes([bytes[4], bytes[5]]);
-        if !(1..=IMAGE_VERSION).contains(&version) {
+        if version != IMAGE_VERSION {
             return Err(ImageError::Version(version));
         }
         if blake3::hash(content).as_bytes() != checksum {
@@ -152,13 +152,8 @@ impl RcImage {
         if head[6..8] != [0; 2] || head[8..] != (body.len() as u32).to_le_bytes() {
             return Err(none);
         }
-        match postcard::take_from_bytes::<RcImage>(body) {
-            Ok((mut image, [])) => {
-                if version == 1 {
-                    image.requester.read_pieces_only();
-                }
-                Ok(image)
-            }
+        match postcard::take_from_bytes(body) {
+            Ok((image, [])) => Ok(image),
             Ok(_) => Err(ImageError::Invalid("there is more than the fields")),
             Err(_) => Err(ImageError::Invalid("a field cannot be read")),
         }

@@ -139,7 +139,7 @@ impl Sender {
         let mut bth = link.bth(opcode, self.next);
         bth.solicited = ends && request.solicited;
         let head = Head {
-            reth: write_header(&request.operation, starts, (0, outgoing.len)),
+            reth: write_header(&request.operation, starts, outgoing.len),
             imm: request.operation.imm(),
             ..Head::new(bth)
         };

@@ -67,16 +67,6 @@ pub fn small_steps() -> Setup {
     }
 }
 
-/// The same with packets of one size in long messages, or without.
-#[allow(dead_code, reason = "not every test that shares this needs it")]
-pub fn framed(uniform_packets: bool, setup: Setup) -> Setup {
-    let config = verbatim_roce::QpConfig {
-        uniform_packets,
-        ..setup.config
-    };
-    Setup { config, ..setup }
-}
-
 /// What the programs have seen.
 #[derive(Debug, PartialEq)]
 pub struct Trace {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::Requester;
-use super::wqe::{WHOLE, Wqe};
+use super::wqe::Wqe;
 use crate::rc::image::ImageError;
 use crate::{MAX_MESSAGE, Mtu, Operation, Psn, QpAttributes, QpConfig, SendData};
 
@@ -33,13 +33,6 @@ impl RequesterImage {
     /// The `wr_id`s of the requests that it holds, oldest first.
     pub fn wr_ids(&self) -> impl Iterator<Item = u64> {
         self.queue.iter().map(|wqe| wqe.request.wr_id)
-    }
-
-    /// The pieces that a request had in version 1 were those of a READ, whatever the request was.
-    pub fn read_pieces_only(&mut self) {
-        for wqe in self.queue.iter_mut().filter(|wqe| !wqe.is_read()) {
-            wqe.piece = WHOLE;
-        }
     }
 
     /// Is nothing under way?
@@ -81,19 +74,14 @@ impl RequesterImage {
 
 fn check_request(wqe: &Wqe, mtu: Mtu) -> bool {
     let operation = &wqe.request.operation;
-    let in_pieces = matches!(
-        operation,
-        Operation::Read { .. } | Operation::Write { imm: None, .. }
-    );
     let packets = if wqe.is_local() { 0 } else { mtu.packets(wqe.len) };
     let in_place = wqe.len <= MAX_MESSAGE
         && wqe.packets == packets
-        && wqe.piece > 0
-        && (in_pieces || wqe.piece == WHOLE)
+        && wqe.read_piece > 0
         && wqe.opcode == operation.wc_opcode();
     if wqe.failure.is_some() || wqe.is_local() {
         // What makes no sense completes with an opcode that may be another one.
-        return wqe.len <= MAX_MESSAGE && wqe.packets == packets && wqe.piece > 0;
+        return wqe.len <= MAX_MESSAGE && wqe.packets == packets && wqe.read_piece > 0;
     }
     let data = &wqe.request.data;
     let inline = matches!(data, SendData::Inline(_));

@@ -19,7 +19,7 @@
 //!
 //! A READ of many packets is asked for in pieces of a part of the window, each with a request of its own (to the
 //! responder they are so many READs in a row). So the data that the partner may send at a time is bounded, which no
-//! acknowledgement does for READ. A WRITE can be cut into pieces, too ([`QpConfig::uniform_packets`]).
+//! acknowledgement does for READ.
 //!
 //! A request that fails (local or remote) is marked, and fails the queue pair when it has become the oldest one: those
 //! before it still complete as usual.

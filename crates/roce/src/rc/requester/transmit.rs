@@ -1,6 +1,6 @@
 //! Sending: the packet at `next`, as often as window, budget and batch let it.
 
-use super::wqe::{Pieces, WHOLE, Wqe};
+use super::wqe::Wqe;
 use super::{Requester, Timed};
 use crate::gather::{gather, opcode, write_header};
 use crate::link::{Link, Outlet, SendError};
@@ -9,9 +9,6 @@ use crate::wire::opcode::{Opcode, Service};
 use crate::wire::packet::Head;
 use crate::wire::reth::Reth;
 use crate::{AtomicOp, Counters, Host, Operation, Psn, Rkey, Time, Transmit, WcStatus};
-
-/// The packets of a READ that has a First and a Last and no Middle.
-const PAIR: u32 = 2;
 
 impl Requester {
     /// Sends what may be sent. New requests are taken off the ring only if `may_start`.
@@ -155,7 +152,7 @@ impl Requester {
             self.end,
             link.mtu,
             self.settings.max_rd_atomic,
-            self.pieces(),
+            self.read_piece(),
             host,
         );
         self.end = wqe.end();
@@ -163,26 +160,11 @@ impl Requester {
         true
     }
 
-    /// Requests of a READ ask for so many response packets that as many requests as may be outstanding (or four) fill the
-    /// window.
-    ///
-    /// If packets are to be of one size, each packet of a WRITE is a WRITE of its own; and a READ is asked for in pairs, as
-    /// First and Last are of one size (Middle is not), where enough of them may be outstanding to keep half of the
-    /// window busy. A path that loses packets has fewer requests to lose; and a kernel's rxe (6.12) ends a connection if it
-    /// is asked again for the first packet of a READ right after a message without data, which long pieces make rare.
-    fn pieces(&self) -> Pieces {
-        let outstanding = u32::from(self.settings.max_rd_atomic);
-        let limit = self.window.limit_packets();
-        let uniform = self.config.uniform_packets;
-        let is_open = self.window.packets() == limit;
-        let read = match uniform && is_open && outstanding * PAIR * 2 >= limit {
-            true => PAIR.min(limit),
-            false => limit / outstanding.clamp(1, 4),
-        };
-        Pieces {
-            read: read.max(1),
-            write: if uniform { 1 } else { WHOLE },
-        }
+    /// How many response packets each request of a READ asks for: so many that as many requests as may be outstanding
+    /// (or four) fill the window.
+    fn read_piece(&self) -> u32 {
+        let pieces = u32::from(self.settings.max_rd_atomic).clamp(1, 4);
+        (self.window.limit_packets() / pieces).max(1)
     }
 
     fn note_sent(&mut self, now: Time, packets: u32, ack_request: bool, counters: &mut Counters) {
@@ -268,19 +250,18 @@ fn send_data(
 ) -> Result<usize, SendError> {
     let link = outlet.link;
     let request = &wqe.request;
-    let starts = wqe.starts_piece(psn);
-    let ends = wqe.rest_of_piece(psn) == 1;
-    let (offset, payload_bytes) = wqe.span(psn, link.mtu);
-    let piece_bytes = (wqe.len - offset).min(wqe.piece.saturating_mul(link.mtu.bytes()));
+    let starts = psn == wqe.first;
+    let ends = psn.next() == wqe.end();
     let mut bth = link.bth(opcode(Service::Rc, &request.operation, starts, ends), psn);
     bth.ack_request = ack_request;
     bth.solicited = ends && request.solicited;
     let head = Head {
-        reth: write_header(&request.operation, starts, (offset, piece_bytes)),
+        reth: write_header(&request.operation, starts, wqe.len),
         imm: request.operation.imm(),
         invalidate: request.operation.invalidates(),
         ..Head::new(bth)
     };
+    let (offset, payload_bytes) = wqe.span(psn, link.mtu);
     outlet.send(&head, payload_bytes, |payload| {
         gather(&request.data, offset, payload, host)
     })

@@ -5,27 +5,6 @@ use serde::{Deserialize, Serialize};
 use crate::gather::check_data;
 use crate::{BadRequest, Host, Mtu, Operation, Psn, SendData, SendRequest, SgeList, WcOpcode, WcStatus};
 
-/// The piece of what goes in one.
-pub(super) const WHOLE: u32 = u32::MAX;
-
-/// How many packets the pieces of new requests have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Pieces {
-    pub read: u32,
-    pub write: u32,
-}
-
-impl Pieces {
-    fn of(self, operation: &Operation) -> u32 {
-        match operation {
-            Operation::Read { .. } => self.read,
-            // What an immediate reports is the length of the whole message.
-            Operation::Write { imm: None, .. } => self.write,
-            _ => WHOLE,
-        }
-    }
-}
-
 /// A request on its way.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Wqe {
@@ -37,9 +16,8 @@ pub(super) struct Wqe {
     pub first: Psn,
     /// How many PSNs it has: none if it happens here.
     pub packets: u32,
-    /// A READ or WRITE is cut into pieces of so many packets, each with a header of its own: to the partner they are so
-    /// many READs or WRITEs in a row. [`WHOLE`] for everything else.
-    pub piece: u32,
+    /// For a READ: how many packets are asked for at a time.
+    pub read_piece: u32,
     /// Happens here, and has happened.
     pub executed: bool,
     /// Why it cannot go on. It then fails the queue pair once it is the oldest.
@@ -53,7 +31,7 @@ impl Wqe {
         first: Psn,
         mtu: Mtu,
         max_rd_atomic: u8,
-        pieces: Pieces,
+        read_piece: u32,
         host: &mut impl Host,
     ) -> Wqe {
         match item {
@@ -72,14 +50,13 @@ impl Wqe {
                     _ => request.data.len_bytes() as u32,
                 };
                 let opcode = request.operation.wc_opcode();
-                let piece = pieces.of(&request.operation);
                 Wqe {
                     request,
                     opcode,
                     len,
                     first,
                     packets: if is_local { 0 } else { mtu.packets(len) },
-                    piece,
+                    read_piece,
                     executed: false,
                     failure,
                 }
@@ -101,7 +78,7 @@ impl Wqe {
                     len: 0,
                     first,
                     packets: 1,
-                    piece: WHOLE,
+                    read_piece,
                     executed: false,
                     failure,
                 }
@@ -134,17 +111,12 @@ impl Wqe {
         before(to).min(len) - before(from).min(len)
     }
 
-    /// How many packets there are from `psn` to the end of the piece that it lies in: those to ask for at this place of a
-    /// READ. The pieces never change, so that a retry asks for the rest of a piece that the responder either executed
-    /// or did not: a request of which one part is a duplicate and the other one is new would be invalid.
+    /// How many packets to ask for at `psn` of a READ: up to the end of the piece that it lies in. The pieces of a READ
+    /// never change, so that a retry asks for the rest of a piece that the responder either executed or did not: a
+    /// request of which one part is a duplicate and the other one is new would be invalid.
     pub fn rest_of_piece(&self, psn: Psn) -> u32 {
         let offset = psn.offset_from(self.first);
-        (self.piece - offset % self.piece).min(self.packets - offset)
-    }
-
-    /// Is this the first packet of a piece?
-    pub fn starts_piece(&self, psn: Psn) -> bool {
-        psn.offset_from(self.first).is_multiple_of(self.piece)
+        (self.read_piece - offset % self.read_piece).min(self.packets - offset)
     }
 
     /// Where in the message the packet with this PSN starts, and how long its payload is.
