@@ -2,7 +2,11 @@
 
 mod pair;
 
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
 use pair::{Pair, SEND, Setup, Side, read, send_imm, sge, write, write_imm};
+use verbatim_roce::wire::opcode::Opcode;
 use verbatim_roce::{
     AccessFlags, Completion, Event, Immediate, Mtu, QpAttributes, QpConfig, QpState, Qpn, Queue, SendData,
     WcFlags, WcOpcode, WcStatus,
@@ -135,7 +139,7 @@ fn write_with_immediate_consumes_a_receive() {
 #[test]
 fn read_of_every_length_at_every_mtu() {
     for mtu in Mtu::ALL {
-        for max_rd_atomic in [1, 2, 16] {
+        for max_rd_atomic in [1, 2, 16, 128] {
             let mut pair = pair(Setup {
                 mtu,
                 max_rd_atomic,
@@ -162,6 +166,71 @@ fn read_of_every_length_at_every_mtu() {
             assert_eq!(pair.a.qp.counters().stale_responses, 0);
         }
     }
+}
+
+/// With a window of 64 packets of 4,096 bytes.
+fn wide_pair(max_rd_atomic: u8) -> Pair {
+    pair(Setup {
+        mtu: Mtu::Mtu4096,
+        max_rd_atomic,
+        config: QpConfig {
+            window_packets: 64,
+            ..Setup::default().config
+        },
+        ..Setup::default()
+    })
+}
+
+/// How long the packets are, behind the base transport header, in which a READ of 300,000 bytes comes.
+fn response_packets(max_rd_atomic: u8) -> Vec<usize> {
+    let mut pair = wide_pair(max_rd_atomic);
+    let seen = Rc::new(RefCell::new(Vec::new()));
+    let packets = Rc::clone(&seen);
+    pair.link.filter = Some(Box::new(move |_, packet| {
+        if !packet.payload.is_empty() {
+            let acknowledges = if packet.aeth.is_some() { 4 } else { 0 };
+            packets.borrow_mut().push(packet.payload.len() + acknowledges);
+        }
+        true
+    }));
+    pair.a.host.post(0, read(0x20000, 2), &[sge(1, 0x10000, 300_000)]);
+    pair.run();
+    assert_eq!(pair.a.host.outcomes(Queue::Send), [(0, WcStatus::Success)]);
+    drop(pair);
+    Rc::into_inner(seen).expect("the link is gone").into_inner()
+}
+
+#[test]
+fn a_read_comes_in_packets_of_one_size_if_enough_may_be_asked_for() {
+    let (last, others) = response_packets(16)
+        .split_last()
+        .map(|(last, others)| (*last, others.to_vec()))
+        .unwrap();
+    assert_eq!((last, others), (300_000 - 73 * 4096 + 4, vec![4096 + 4; 73]));
+    let long = response_packets(4);
+    assert!(long.contains(&4096) && long.len() == 74, "{long:?}");
+}
+
+#[test]
+fn a_read_is_asked_for_in_long_pieces_after_a_loss() {
+    let requests = |loss: bool| {
+        let mut pair = wide_pair(16);
+        let seen = Rc::new(Cell::new(0));
+        let (count, mut lose) = (Rc::clone(&seen), loss);
+        pair.link.filter = Some(Box::new(move |_, packet| {
+            count.set(count.get() + u32::from(packet.bth.opcode == Opcode::RC_READ_REQUEST));
+            let middle = packet.bth.opcode == Opcode::RC_WRITE_MIDDLE;
+            !(middle && std::mem::take(&mut lose))
+        }));
+        pair.a.host.post(0, write(0x20000, 2), &[sge(1, 0x10000, 20_000)]);
+        pair.run();
+        pair.a.host.post(1, read(0x20000, 2), &[sge(1, 0x40000, 65_536)]);
+        pair.run();
+        assert_eq!(pair.a.host.outcomes(Queue::Send).len(), 2);
+        assert_eq!(pair.a.qp.counters().packet_seq_err, u64::from(loss));
+        seen.get()
+    };
+    assert_eq!((requests(false), requests(true)), (8, 1));
 }
 
 #[test]

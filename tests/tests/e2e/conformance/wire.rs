@@ -22,7 +22,12 @@ const RUNS: &[(&str, &[u8])] = &[
     ("ibv_ud_pingpong -n 20 -s 1024", &[0x64]),
     ("ib_write_bw -F -n 20 -s 5000 -m 1024", &[0x06, 0x07, 0x08, 0x11]),
     ("ib_write_bw -F -n 20 -s 5000 -m 1024 -c UC", &[0x26, 0x27, 0x28]),
-    ("ib_read_bw -F -n 20 -s 5000 -m 1024", &[0x0c, 0x0d, 0x0e, 0x0f]),
+    ("ib_read_bw -F -n 20 -s 5000 -m 1024", &[0x0c, 0x0d, 0x0f]),
+    // One request at a time (`-o`) asks for more than two packets.
+    (
+        "ib_read_bw -F -n 20 -s 5000 -m 1024 -o 1",
+        &[0x0c, 0x0d, 0x0e, 0x0f],
+    ),
     ("ib_read_bw -F -n 20 -s 64", &[0x0c, 0x10]),
     ("ib_atomic_bw -F -n 20 -A CMP_AND_SWAP", &[0x12, 0x13]),
     ("ib_atomic_bw -F -n 20 -A FETCH_AND_ADD", &[0x12, 0x14]),

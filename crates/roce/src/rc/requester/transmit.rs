@@ -10,6 +10,9 @@ use crate::wire::packet::Head;
 use crate::wire::reth::Reth;
 use crate::{AtomicOp, Counters, Host, Operation, Psn, Rkey, Time, Transmit, WcStatus};
 
+/// The packets of a READ that has a First and a Last and no Middle.
+const PAIR: u32 = 2;
+
 impl Requester {
     /// Sends what may be sent. New requests are taken off the ring only if `may_start`.
     pub fn transmit(
@@ -160,11 +163,22 @@ impl Requester {
         true
     }
 
-    /// How many response packets each request of a READ asks for: so many that as many requests as may be outstanding
-    /// (or four) fill the window.
+    /// How many response packets each request of a READ asks for.
+    ///
+    /// Two, if enough requests may be outstanding to keep half of the window busy: the responder sends equal packets in one
+    /// system call (`UDP_SEGMENT` of udp(7)), and First and Last are of one size, which Middle is not.
+    ///
+    /// Otherwise so many that as many requests as may be outstanding (or four) fill the window. Also on a path that loses
+    /// packets, where the window is smaller than it could be: there are fewer requests to lose then. Besides, a kernel's rxe
+    /// (6.12) ends a connection if it is asked again for the first packet of a READ right after a message without data.
     fn read_piece(&self) -> u32 {
-        let pieces = u32::from(self.settings.max_rd_atomic).clamp(1, 4);
-        (self.window.limit_packets() / pieces).max(1)
+        let outstanding = u32::from(self.settings.max_rd_atomic);
+        let limit = self.window.limit_packets();
+        let is_open = self.window.packets() == limit;
+        if is_open && outstanding * PAIR * 2 >= limit {
+            return PAIR.min(limit).max(1);
+        }
+        (limit / outstanding.clamp(1, 4)).max(1)
     }
 
     fn note_sent(&mut self, now: Time, packets: u32, ack_request: bool, counters: &mut Counters) {
