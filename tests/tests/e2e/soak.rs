@@ -168,19 +168,23 @@ fn objects(samples: &BTreeMap<&str, Sample>) -> [u64; 5] {
     })
 }
 
-/// The same, when connections between agents that a move has made are closed, too, and the keeper that held the old place's RNIC
-/// connections has ended: where an instance is, its agent and RNIC have its descriptors, and a thread of the runtime may
-/// come or go, but nothing stays.
+/// The same, when the keeper that held the old place's RNIC connections has ended, too, so that there are the objects that the
+/// programs made and no others, and connections between agents that a move has made are closed: where an instance is, its
+/// agent and RNIC have its descriptors, and a thread of the runtime may come or go, but nothing stays.
 fn settled(
     lab: &TestLab,
-    before: &BTreeMap<&'static str, Sample>,
+    made: [u64; 5],
+    before: Option<&BTreeMap<&'static str, Sample>>,
 ) -> anyhow::Result<BTreeMap<&'static str, Sample>> {
     const MARGIN: usize = 24;
     verbatim_e2e::eventually("objects, descriptors and threads as before", LIMIT, || {
         let now = samples(lab)?;
-        if objects(&now) != objects(before) {
+        if objects(&now) != made {
             return Ok(None);
         }
+        let Some(before) = before else {
+            return Ok(Some(now));
+        };
         let as_before = now.iter().all(|(host, sample)| {
             sample.services.iter().all(|(service, (_, fds, threads))| {
                 let (_, fds_before, threads_before) = before[host].services[service];
@@ -198,6 +202,7 @@ fn soak(lab: &TestLab, moves: usize, how: &[&str]) -> anyhow::Result<()> {
         true => LONG_WARM_UP,
         false => WARM_UP,
     };
+    let made = objects(&samples(lab)?);
     let mut warm = None;
     let mut most: BTreeMap<(&str, &str), u64> = BTreeMap::new();
     for number in 0..moves {
@@ -220,16 +225,13 @@ fn soak(lab: &TestLab, moves: usize, how: &[&str]) -> anyhow::Result<()> {
         check.flows(to).with_context(when)?;
         let behind = left_behind(lab, left, moved.name())?;
         ensure!(behind.is_empty(), "{left} after move {}: {behind:?}", number + 1);
-        let now = match &warm {
-            None => samples(lab)?,
-            Some(before) => settled(lab, before).with_context(|| {
-                format!(
-                    "after move {}: {:?}, and had {before:?}",
-                    number + 1,
-                    samples(lab)
-                )
-            })?,
-        };
+        let now = settled(lab, made, warm.as_ref()).with_context(|| {
+            format!(
+                "after move {}: {:?}, and had {warm:?} with {made:?}",
+                number + 1,
+                samples(lab)
+            )
+        })?;
         let entries: usize = now.values().map(|sample| sample.forwarding).sum();
         // On each host where a queue pair was, its first number and its latest.
         ensure!(
