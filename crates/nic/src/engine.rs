@@ -7,9 +7,10 @@
 //!
 //! Queue pairs that were touched take their turn to transmit (ACKs are made there too), and at the end of the turn their
 //! timers and counters are brought up to date, once per turn however many packets came. A loop that finds nothing to do
-//! yields the core, and after [`NicConfig::spin`] it sleeps.
+//! looks again while a stream arrives ([`busy_poll`]); else it yields the core, and after [`NicConfig::spin`] it sleeps.
 
 mod attention;
+mod busy_poll;
 mod capture;
 mod control;
 mod notify;
@@ -35,6 +36,7 @@ use verbatim_roce::icrc::Flow;
 use verbatim_roce::{Time, TxBatch, UDP_PORT};
 
 use self::attention::Attention;
+use self::busy_poll::{Arrivals, BusyPoll};
 use self::control::{Clients, Endpoint};
 use crate::config::{HostNumber, NicConfig};
 use crate::device::Device;
@@ -76,6 +78,7 @@ pub struct Nic {
     ready: VecDeque<u32>,
     timers: Timers,
     withheld: withheld::Withheld,
+    busy_poll: BusyPoll,
     /// Turns since all that had arrived was taken.
     turns_behind: u32,
     batch: TxBatch,
@@ -158,6 +161,7 @@ impl Nic {
             ready: VecDeque::new(),
             timers: Timers::default(),
             withheld: withheld::Withheld::default(),
+            busy_poll: BusyPoll::default(),
             turns_behind: 0,
             batch: TxBatch::new(flow),
             blocked: transmit::Blocked::default(),
@@ -194,13 +198,16 @@ impl Nic {
                 self.publish();
                 (last_work, idle_turns, wait) = (time, 0, Some(Wait::No));
                 // Whoever the work was for may wait for this core.
-                if self.turns_behind == 0 && self.ready.is_empty() && self.spin.is_zero() {
+                let is_done = self.turns_behind == 0 && self.ready.is_empty();
+                if is_done && self.spin.is_zero() && !self.busy_poll.is_on(time) {
                     wait = Some(self.nap(time));
                 }
                 continue;
             }
             idle_turns += 1;
-            if time - last_work < self.spin {
+            if self.busy_poll.is_on(time) {
+                wait = None;
+            } else if time - last_work < self.spin {
                 wait = None;
                 rustix::thread::sched_yield();
             } else {
@@ -214,6 +221,9 @@ impl Nic {
 
     /// One turn of the data path; says whether there was anything to do.
     fn turn(&mut self, now: Time) -> Result<bool, NicError> {
+        let NicCounters {
+            rx_packets, rx_bytes, ..
+        } = self.counters;
         self.read_doorbells();
         // The answer that a timer waits for may be among what has not been taken yet.
         let all = self.receive(now);
@@ -228,6 +238,11 @@ impl Nic {
         self.notify();
         let worked = !self.touched.0.is_empty() || self.turns_behind > 0;
         self.settle(now);
+        let arrivals = Arrivals {
+            packets: self.counters.rx_packets - rx_packets,
+            bytes: self.counters.rx_bytes - rx_bytes,
+        };
+        self.busy_poll.follow(now, arrivals, self::now);
         Ok(worked)
     }
 

@@ -5,7 +5,7 @@ mod pair;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use pair::{Pair, SEND, Setup, Side, read, send_imm, sge, write, write_imm};
+use pair::{Bottleneck, Pair, SEND, Setup, Side, read, send_imm, sge, write, write_imm};
 use verbatim_roce::wire::opcode::Opcode;
 use verbatim_roce::{
     AccessFlags, Completion, Event, Immediate, Mtu, QpAttributes, QpConfig, QpState, Qpn, Queue, SendData,
@@ -231,6 +231,35 @@ fn a_read_is_asked_for_in_long_pieces_after_a_loss() {
         seen.get()
     };
     assert_eq!((requests(false), requests(true)), (8, 1));
+}
+
+#[test]
+fn a_window_that_opens_in_small_steps_is_filled_in_large_ones() {
+    let mut pair = wide_pair(16);
+    pair.setup.budget = 64;
+    // Packets arrive one by one, and acknowledgements so too: for every 16th, and for each message of 14.
+    pair.link.bottlenecks[Side::B as usize] = Some(Bottleneck::new(10_000_000_000, 1 << 20));
+    for i in 0..40 {
+        pair.a
+            .host
+            .post(i, write(0x20000, 2), &[sge(1, 0x10000, 14 * 4096)]);
+    }
+    let mut bursts = Vec::new();
+    loop {
+        let before = pair.a.qp.counters().sent_requests;
+        while pair.transmit(Side::A) {}
+        bursts.extend(Some(pair.a.qp.counters().sent_requests - before).filter(|packets| *packets > 0));
+        if !pair.step() {
+            break;
+        }
+    }
+    assert_eq!(pair.a.host.outcomes(Queue::Send).len(), 40);
+    assert_eq!(bursts.iter().sum::<u64>(), 40 * 14);
+    let (_, others) = bursts.split_last().unwrap();
+    assert!(
+        others.len() > 10 && others.iter().all(|packets| *packets >= 16),
+        "{bursts:?}"
+    );
 }
 
 #[test]

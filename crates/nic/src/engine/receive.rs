@@ -36,9 +36,10 @@ impl Nic {
         let mut budget = BATCHES_PER_TURN;
         // The port of the last arrival first would be unfair to the others; each begins in its turn.
         let count = self.ports.len();
+        let polls = !self.spin.is_zero() || self.busy_poll.is_on(now);
         for step in 0..count {
             let index = (self.first_port + step) % count;
-            if self.ports[index].attention.begin(!self.spin.is_zero()) {
+            if self.ports[index].attention.begin(polls) {
                 self.receive_at(At::Port(index), now, &mut budget);
             }
         }

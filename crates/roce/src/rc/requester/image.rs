@@ -124,6 +124,7 @@ impl Requester {
             next: image.ack,
             high: image.high,
             end: image.end,
+            asked: image.ack,
             cut_until: image.ack,
             acknowledged_early: image.acknowledged_early,
             retries_left: image.retries_left.min(requester.settings.retry_cnt),

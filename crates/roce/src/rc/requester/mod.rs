@@ -86,6 +86,8 @@ pub(super) struct Requester {
     high: Psn,
     /// The first PSN after the last request.
     end: Psn,
+    /// The first PSN after the last packet that asked for an acknowledgement.
+    asked: Psn,
     /// The last PSN of each READ request and atomic that is under way, oldest first.
     reads: VecDeque<Psn>,
     /// Message bytes between `ack` and `next`.
@@ -135,6 +137,7 @@ impl Requester {
             next: Psn::default(),
             high: Psn::default(),
             end: Psn::default(),
+            asked: Psn::default(),
             reads: VecDeque::new(),
             in_flight_bytes: 0,
             window: Window::default(),
@@ -194,7 +197,7 @@ impl Requester {
     /// The queue pair goes to RTS for the first time.
     pub fn start(&mut self, first: Psn) {
         (self.ack, self.next, self.high, self.end) = (first, first, first, first);
-        self.cut_until = first;
+        (self.cut_until, self.asked) = (first, first);
     }
 
     pub fn is_drained(&self) -> bool {

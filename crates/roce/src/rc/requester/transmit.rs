@@ -13,6 +13,9 @@ use crate::{AtomicOp, Counters, Host, Operation, Psn, Rkey, Time, Transmit, WcSt
 /// The packets of a READ that has a First and a Last and no Middle.
 const PAIR: u32 = 2;
 
+/// Sending goes on when that part of the window is free; so often, too, a packet asks for an acknowledgement.
+const ROOM_PART: u32 = 4;
+
 impl Requester {
     /// Sends what may be sent. New requests are taken off the ring only if `may_start`.
     pub fn transmit(
@@ -41,6 +44,9 @@ impl Requester {
                     return Transmit::Idle;
                 }
             }
+        }
+        if self.is_room_too_small() {
+            return Transmit::Idle;
         }
         loop {
             let under_way = self.next.offset_from(self.ack);
@@ -91,7 +97,7 @@ impl Requester {
                 _ => {
                     // So often that the window never runs empty for want of an answer.
                     let interval =
-                        (self.window.packets() / 4).clamp(1, self.config.ack_request_interval.max(1));
+                        (self.window.packets() / ROOM_PART).clamp(1, self.config.ack_request_interval.max(1));
                     ack_request = room == 1
                         || self.next.next() == wqe.end()
                         || self.next.get().is_multiple_of(interval);
@@ -112,6 +118,16 @@ impl Requester {
                 Err(SendError::Access) => self.queue[self.cursor].failure = Some(WcStatus::LocProtErr),
             }
         }
+    }
+
+    /// Each acknowledgement opens the window a little, and what would leave each time is a batch of a few packets at the price
+    /// of a full one (TCP's silly window, RFC 1122 §4.2.3.4). So while another one is awaited, sending goes on only when a
+    /// part of the window is free.
+    fn is_room_too_small(&self) -> bool {
+        let window = self.window.packets();
+        let under_way = self.next.offset_from(self.ack);
+        let is_awaited = (1..=under_way).contains(&self.asked.offset_from(self.ack));
+        is_awaited && under_way > window - window / ROOM_PART
     }
 
     /// Sends a packet again that is under way; says for how many PSNs it stands.
@@ -194,6 +210,9 @@ impl Requester {
                 at: now,
                 delivered: self.delivered,
             });
+        }
+        if ack_request {
+            self.asked = next;
         }
         self.in_flight_bytes += wqe.bytes_between(self.next, next, self.settings.mtu);
         if next == wqe.end() {
