@@ -88,6 +88,8 @@ pub(super) struct Requester {
     end: Psn,
     /// The first PSN after the last packet that asked for an acknowledgement.
     asked: Psn,
+    /// The last turn has ended before there was nothing more to send.
+    has_more: bool,
     /// The last PSN of each READ request and atomic that is under way, oldest first.
     reads: VecDeque<Psn>,
     /// Message bytes between `ack` and `next`.
@@ -138,6 +140,7 @@ impl Requester {
             high: Psn::default(),
             end: Psn::default(),
             asked: Psn::default(),
+            has_more: false,
             reads: VecDeque::new(),
             in_flight_bytes: 0,
             window: Window::default(),

@@ -45,9 +45,22 @@ impl Requester {
                 }
             }
         }
-        if self.is_room_too_small() {
+        if !self.has_more && self.is_room_too_small() {
             return Transmit::Idle;
         }
+        let outcome = self.fill_window(now, may_start, host, outlet);
+        self.has_more = outcome != Transmit::Idle;
+        outcome
+    }
+
+    /// Sends what was not sent yet, until the window, the budget or the batch is full.
+    fn fill_window(
+        &mut self,
+        now: Time,
+        may_start: bool,
+        host: &mut impl Host,
+        outlet: &mut Outlet<'_>,
+    ) -> Transmit {
         loop {
             let under_way = self.next.offset_from(self.ack);
             if self.rnr_deadline.is_some() || under_way >= self.window.packets() {
