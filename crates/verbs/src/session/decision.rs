@@ -68,6 +68,20 @@ fn distance(psn: u32, from: u32) -> i32 {
     (psn.wrapping_sub(from) << 8) as i32 >> 8
 }
 
+/// Where an end stands, without those of its requests that are `decided`: an earlier stop found them executed, and they only
+/// wait for their turn to be completed. They have no PSNs any more that could tell it once more.
+pub fn undecided(own: &QpPosition, decided: &[bool]) -> Result<QpPosition, Uncertain> {
+    if own.requests.len() > decided.len() {
+        return Err(Uncertain::Requests);
+    }
+    let requests = own.requests.iter().zip(decided);
+    let open = requests.filter(|(_, decided)| !**decided);
+    Ok(QpPosition {
+        requests: open.map(|(request, _)| *request).collect(),
+        ..own.clone()
+    })
+}
+
 /// What becomes of the requests with these opcodes, which are all that have no completion at the end that stands at `own`,
 /// and that has sent so many messages in all.
 pub fn fates(own: &QpPosition, opcodes: &[u8], sent: u64, peer: &QpProgress) -> Result<Vec<Fate>, Uncertain> {

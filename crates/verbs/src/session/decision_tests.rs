@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use verbatim_channel::QpProgress;
 use verbatim_device::control::{OutstandingRequest, QpPosition, QpState};
 
-use super::decision::{Fate, Uncertain, fates};
+use super::decision::{Fate, Uncertain, fates, undecided};
 use crate::work::SendOpcode::{self, *};
 
 const PSN_MASK: u32 = 0x00ff_ffff;
@@ -305,4 +305,42 @@ proptest! {
             prop_assert_eq!(fates(&own, fewer, sent, &peer), Err(Uncertain::Requests));
         }
     }
+}
+
+/// A second stop comes before what the first one found executed is complete, since a READ before it is not.
+#[test]
+fn what_was_found_executed_stays_so_at_the_next_stop() {
+    let request = |wr_id, first_psn, packets| OutstandingRequest {
+        wr_id,
+        first_psn,
+        packets,
+        executed: false,
+    };
+    let (own, peer, ..) = run(Vec::new(), 1, &[]).cut(0);
+    let own = QpPosition {
+        acknowledged_psn: 10,
+        sent_psn: 13,
+        requests: vec![
+            request(0, 10, 2),
+            request(1, 12, 0),
+            request(2, 12, 0),
+            request(3, 12, 0),
+            request(4, 12, 1),
+        ],
+        ..own
+    };
+    // The READ and the last SEND have not arrived again. The message among those that are decided was counted long ago.
+    let peer = QpProgress {
+        expected_psn: 10,
+        received: 7,
+        ..peer
+    };
+    let decided = [false, true, true, true, false];
+    let open = undecided(&own, &decided).unwrap();
+    let opcodes = [Read, Send].map(|opcode| opcode as u8);
+    assert_eq!(
+        fates(&open, &opcodes, 8, &peer),
+        Ok(vec![Fate::Replay, Fate::Replay])
+    );
+    assert_eq!(undecided(&own, &decided[..4]), Err(Uncertain::Requests));
 }

@@ -34,7 +34,7 @@ use verbatim_channel::{Answer, QpProgress};
 use verbatim_device::control::{QpPosition, QpState};
 use verbatim_device::layout::SEND_EXECUTED;
 
-use super::decision::{Fate, Uncertain, fates};
+use super::decision::{Fate, Uncertain, fates, undecided};
 use super::drain::cqs_of;
 use super::{Phase, SessionError, Sessions};
 use crate::error::VerbsError;
@@ -109,9 +109,14 @@ impl Stopped {
     fn decide(&self, peer: &QpProgress) -> Result<Vec<Copied>, Uncertain> {
         let send = self.qp.send.lock();
         let mut requests = send.unfinished().ok_or(Uncertain::Requests)?;
-        let opcodes: Vec<u8> = requests.iter().map(|request| request.wqe.opcode).collect();
-        let fates = fates(&self.position, &opcodes, send.messages(), peer)?;
-        for (request, fate) in requests.iter_mut().zip(fates) {
+        let is_decided = |request: &Copied| request.wqe.flags & SEND_EXECUTED != 0;
+        let decided: Vec<bool> = requests.iter().map(is_decided).collect();
+        let own = undecided(&self.position, &decided)?;
+        let open = || requests.iter().filter(|request| !is_decided(request));
+        let opcodes: Vec<u8> = open().map(|request| request.wqe.opcode).collect();
+        let fates = fates(&own, &opcodes, send.messages(), peer)?;
+        let open = requests.iter_mut().filter(|request| !is_decided(request));
+        for (request, fate) in open.zip(fates) {
             if let Fate::Complete(value) = fate {
                 request.wqe.flags |= SEND_EXECUTED;
                 request.wqe.compare_add = value.unwrap_or(request.wqe.compare_add);
