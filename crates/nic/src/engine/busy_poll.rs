@@ -25,7 +25,7 @@ const PART: u32 = 8;
 /// and for so long at most.
 const MOST: Duration = Duration::from_micros(100);
 
-/// What a turn has received, at most.
+/// What a turn has received.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrivals {
     pub packets: u64,
