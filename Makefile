@@ -5,7 +5,7 @@ cargo := PATH="$$(./setup.sh --path)" cargo
 release := $(or $(CARGO_TARGET_DIR),target)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test e2e faults soak application conformance lint fuzz sanitize bench clean
+.PHONY: help setup build demo test e2e faults sim soak application conformance lint fuzz sanitize bench clean
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -33,6 +33,12 @@ faults: build ## a failure at every step of a migration, in every way (docs/fail
 	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored faults::
 	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored lost_rnic::
 	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored gids::
+
+sim: setup ## the simulated world: SEEDS (0..10000000), every old fault put back, and all worlds with up to FAULTS (3) faults
+	$(cargo) build --release --locked -p verbatim-simulation
+	$(release)/verbatim-simulation quirks
+	$(release)/verbatim-simulation seeds $(or $(SEEDS),0..10000000) --threads 2
+	$(release)/verbatim-simulation explore $(or $(FAULTS),3)
 
 soak: build ## MOVES moves in a row (200) by each method with 1 % of the packets lost; nothing may be lost or grow
 	CI=true VERBATIM_SOAK_MOVES=$(or $(MOVES),200) $(cargo) test --release --locked -p verbatim-e2e --test e2e -- \

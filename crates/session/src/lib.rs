@@ -1,0 +1,23 @@
+//! The core of a migration session, without I/O: what is decided, by whom, and in what order it becomes durable.
+//!
+//! - [`decision`]: one machine for each role. A machine takes an event and says what is to be done; it reads no clock, opens
+//!   no file and sends nothing. So the agent and the simulated world run the very same code.
+//! - [`record`]: what the journal keeps, and what follows from it.
+//! - [`authority`]: which party of a session may send which message.
+//! - [`Phase`], [`Role`]: the words for where a session stands, and for a host's part in it.
+//!
+//! ```text
+//!  events ──► machine ──► actions          the driver carries an action out and reports its end as another event
+//!    ▲                       │
+//!    └──────── driver ◄──────┘
+//! ```
+//!
+//! What must never happen, whatever fails together: two copies of an instance that run; a copy that runs again at the source
+//! after it has run at the destination; a partner that goes on with the old connection then.
+
+pub mod authority;
+pub mod decision;
+mod phase;
+pub mod record;
+
+pub use phase::{Phase, Role};

@@ -1,0 +1,372 @@
+//! What the journal keeps of a session, and what follows from it.
+//!
+//! The journal is a log of [`Entry`]s in protobuf encoding. What they add up to for one host's part in one session is its
+//! [`Standing`]: the input of a machine that goes on where an earlier agent was cut off.
+
+use prost::Message;
+
+use crate::decision::{Keep, Outcome};
+use crate::{Phase, Role};
+
+/// The version of the records. A journal of a newer version is not read.
+pub const VERSION: u32 = 1;
+
+/// One record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// The session: 64 random bits.
+    pub session: u64,
+    /// This host's part in it.
+    pub role: Role,
+    /// When it was written, in milliseconds since 1970.
+    pub unix_ms: u64,
+    /// The boot of this host in which it was written (`/proc/sys/kernel/random/boot_id`).
+    pub boot: [u8; 16],
+    /// What happened.
+    pub what: What,
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum What {
+    /// The session began here.
+    Opened(Parties),
+    /// It has come to a phase, or a span of one. Decides nothing.
+    Step {
+        /// The phase.
+        phase: Phase,
+        /// The span's name.
+        name: String,
+    },
+    /// Something became known that explains. Decides nothing.
+    Note(Note),
+    /// By a source: from now on the destination may have been asked to commit.
+    Deciding,
+    /// By a destination: it was asked to commit, and its tasks may run.
+    Committed,
+    /// The tasks run at the destination, or have run.
+    Ran,
+    /// By a partner: nothing is in flight, and the source knows.
+    Drained,
+    /// By a partner: the instance runs at the destination.
+    Switched,
+    /// The instance is the source's, and does not run at the destination.
+    RolledBack,
+    /// An operator decided in the place of the hosts.
+    Resolved(Keep),
+    /// Everything is cleared away.
+    Closed(Outcome),
+}
+
+/// Who takes part.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Parties {
+    /// The instance.
+    #[prost(string, tag = "1")]
+    pub instance: String,
+    /// The host that it leaves.
+    #[prost(string, tag = "2")]
+    pub source: String,
+    /// The host that it goes to.
+    #[prost(string, tag = "3")]
+    pub destination: String,
+}
+
+/// What explains.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub struct Note {
+    /// The hosts of the partners.
+    #[prost(string, repeated, tag = "1")]
+    pub partners: Vec<String>,
+    /// What went wrong.
+    #[prost(string, optional, tag = "2")]
+    pub error: Option<String>,
+    /// What was sent while the instance ran, in bytes.
+    #[prost(uint64, optional, tag = "3")]
+    pub pre_copy_bytes: Option<u64>,
+    /// What was sent while it stood still, in bytes.
+    #[prost(uint64, optional, tag = "4")]
+    pub stop_and_copy_bytes: Option<u64>,
+}
+
+/// How one host's part in a session stands, by the journal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Standing {
+    /// It began.
+    Opened,
+    /// See [`What::Deciding`].
+    Deciding,
+    /// See [`What::Committed`].
+    Committed,
+    /// See [`What::Ran`].
+    Ran,
+    /// See [`What::Drained`].
+    Drained,
+    /// See [`What::Switched`].
+    Switched,
+    /// See [`What::RolledBack`].
+    RolledBack,
+    /// See [`What::Resolved`].
+    Resolved(Keep),
+    /// See [`What::Closed`].
+    Closed(Outcome),
+    /// Records are missing that may have said any of this.
+    Damaged,
+}
+
+impl Standing {
+    /// How it stands after a record more.
+    pub fn after(self, what: &What) -> Self {
+        match what {
+            What::Step { .. } | What::Note(_) => self,
+            What::Opened(_) => Self::Opened,
+            What::Deciding => Self::Deciding,
+            What::Committed => Self::Committed,
+            What::Ran => Self::Ran,
+            What::Drained => Self::Drained,
+            What::Switched => Self::Switched,
+            What::RolledBack => Self::RolledBack,
+            What::Resolved(keep) => Self::Resolved(*keep),
+            What::Closed(outcome) => Self::Closed(*outcome),
+        }
+    }
+
+    /// How it stands where records behind it may be missing.
+    pub fn damaged(self) -> Self {
+        match self {
+            // What ran, ran. What is over stays over.
+            Self::Closed(_) | Self::Ran | Self::Switched => self,
+            _ => Self::Damaged,
+        }
+    }
+
+    /// Nothing is left to do.
+    pub fn has_ended(self) -> bool {
+        matches!(self, Self::Closed(_))
+    }
+}
+
+/// An entry on disk.
+#[derive(Clone, PartialEq, Message)]
+struct Stored {
+    #[prost(uint32, tag = "1")]
+    version: u32,
+    #[prost(fixed64, tag = "2")]
+    session: u64,
+    #[prost(uint32, tag = "3")]
+    role: u32,
+    #[prost(uint64, tag = "4")]
+    unix_ms: u64,
+    #[prost(bytes = "vec", tag = "5")]
+    boot: Vec<u8>,
+    #[prost(oneof = "StoredWhat", tags = "10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20")]
+    what: Option<StoredWhat>,
+}
+
+#[derive(Clone, PartialEq, prost::Oneof)]
+enum StoredWhat {
+    #[prost(message, tag = "10")]
+    Opened(Parties),
+    #[prost(message, tag = "11")]
+    Step(StoredStep),
+    #[prost(message, tag = "12")]
+    Note(Note),
+    #[prost(message, tag = "13")]
+    Deciding(Nothing),
+    #[prost(message, tag = "14")]
+    Committed(Nothing),
+    #[prost(message, tag = "15")]
+    Ran(Nothing),
+    #[prost(message, tag = "16")]
+    Drained(Nothing),
+    #[prost(message, tag = "17")]
+    Switched(Nothing),
+    #[prost(message, tag = "18")]
+    RolledBack(Nothing),
+    /// Whether the destination's copy is kept.
+    #[prost(bool, tag = "19")]
+    Resolved(bool),
+    /// Whether the instance is the destination's.
+    #[prost(bool, tag = "20")]
+    Closed(bool),
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct StoredStep {
+    #[prost(string, tag = "1")]
+    phase: String,
+    #[prost(string, tag = "2")]
+    name: String,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Nothing {}
+
+impl Entry {
+    /// The bytes of a record.
+    pub fn encode(&self) -> Vec<u8> {
+        let what = match self.what.clone() {
+            What::Opened(parties) => StoredWhat::Opened(parties),
+            What::Step { phase, name } => StoredWhat::Step(StoredStep {
+                phase: phase.to_string(),
+                name,
+            }),
+            What::Note(note) => StoredWhat::Note(note),
+            What::Deciding => StoredWhat::Deciding(Nothing {}),
+            What::Committed => StoredWhat::Committed(Nothing {}),
+            What::Ran => StoredWhat::Ran(Nothing {}),
+            What::Drained => StoredWhat::Drained(Nothing {}),
+            What::Switched => StoredWhat::Switched(Nothing {}),
+            What::RolledBack => StoredWhat::RolledBack(Nothing {}),
+            What::Resolved(keep) => StoredWhat::Resolved(keep == Keep::Destination),
+            What::Closed(outcome) => StoredWhat::Closed(outcome == Outcome::Committed),
+        };
+        let role = match self.role {
+            Role::Source => 1,
+            Role::Destination => 2,
+            Role::Partner => 3,
+        };
+        Stored {
+            version: VERSION,
+            session: self.session,
+            role,
+            unix_ms: self.unix_ms,
+            boot: self.boot.to_vec(),
+            what: Some(what),
+        }
+        .encode_to_vec()
+    }
+
+    /// The record that these bytes are. An error says what is wrong with them.
+    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let stored =
+            Stored::decode(bytes).map_err(|error| format!("not a record of the journal: {error}"))?;
+        if stored.version != VERSION {
+            return Err(format!(
+                "a record of version {}, where this agent knows {VERSION}",
+                stored.version
+            ));
+        }
+        let role = match stored.role {
+            1 => Role::Source,
+            2 => Role::Destination,
+            3 => Role::Partner,
+            other => return Err(format!("a record of the unknown role {other}")),
+        };
+        let boot = stored.boot.try_into();
+        let boot = boot.map_err(|_| "a record without the boot that it was written in".to_owned())?;
+        let what = match stored.what.ok_or("a record that says nothing")? {
+            StoredWhat::Opened(parties) => What::Opened(parties),
+            StoredWhat::Step(StoredStep { phase, name }) => What::Step {
+                phase: phase
+                    .parse()
+                    .map_err(|_| format!("the unknown phase {phase:?}"))?,
+                name,
+            },
+            StoredWhat::Note(note) => What::Note(note),
+            StoredWhat::Deciding(_) => What::Deciding,
+            StoredWhat::Committed(_) => What::Committed,
+            StoredWhat::Ran(_) => What::Ran,
+            StoredWhat::Drained(_) => What::Drained,
+            StoredWhat::Switched(_) => What::Switched,
+            StoredWhat::RolledBack(_) => What::RolledBack,
+            StoredWhat::Resolved(false) => What::Resolved(Keep::Source),
+            StoredWhat::Resolved(true) => What::Resolved(Keep::Destination),
+            StoredWhat::Closed(false) => What::Closed(Outcome::RolledBack),
+            StoredWhat::Closed(true) => What::Closed(Outcome::Committed),
+        };
+        Ok(Self {
+            session: stored.session,
+            role,
+            unix_ms: stored.unix_ms,
+            boot,
+            what,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use strum::VariantArray;
+
+    use super::*;
+
+    fn what() -> impl Strategy<Value = What> {
+        let phase = prop::sample::select(Phase::VARIANTS);
+        prop_oneof![
+            (".{0,9}", ".{0,9}", ".{0,9}").prop_map(|(instance, source, destination)| What::Opened(
+                Parties {
+                    instance,
+                    source,
+                    destination,
+                }
+            )),
+            (phase, ".{0,9}").prop_map(|(phase, name)| What::Step { phase, name }),
+            (
+                prop::collection::vec(".{0,9}", 0..3),
+                any::<Option<String>>(),
+                any::<Option<u64>>()
+            )
+                .prop_map(|(partners, error, bytes)| What::Note(Note {
+                    partners,
+                    error,
+                    pre_copy_bytes: bytes,
+                    stop_and_copy_bytes: bytes,
+                })),
+            prop::sample::select(vec![
+                What::Deciding,
+                What::Committed,
+                What::Ran,
+                What::Drained,
+                What::Switched,
+                What::RolledBack,
+                What::Resolved(Keep::Source),
+                What::Resolved(Keep::Destination),
+                What::Closed(Outcome::Committed),
+                What::Closed(Outcome::RolledBack),
+            ]),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn records_are_read_back(
+            session: u64,
+            role in prop::sample::select(Role::VARIANTS),
+            unix_ms: u64,
+            boot: [u8; 16],
+            what in what(),
+        ) {
+            let entry = Entry { session, role, unix_ms, boot, what };
+            prop_assert_eq!(Entry::decode(&entry.encode()), Ok(entry));
+        }
+
+        #[test]
+        fn bytes_of_any_kind_are_refused_or_read(bytes: Vec<u8>) {
+            let _ = Entry::decode(&bytes);
+        }
+    }
+
+    #[test]
+    fn a_record_of_another_version_is_refused() {
+        let stored = Stored {
+            version: VERSION + 1,
+            role: 1,
+            boot: vec![0; 16],
+            what: Some(StoredWhat::Ran(Nothing {})),
+            ..Stored::default()
+        };
+        let refused = Entry::decode(&stored.encode_to_vec()).unwrap_err();
+        assert!(refused.contains("version 2"), "{refused}");
+    }
+
+    #[test]
+    fn damage_leaves_only_what_cannot_be_taken_back() {
+        assert_eq!(Standing::Opened.damaged(), Standing::Damaged);
+        assert_eq!(Standing::RolledBack.damaged(), Standing::Damaged);
+        assert_eq!(Standing::Ran.damaged(), Standing::Ran);
+        let over = Standing::Closed(Outcome::RolledBack);
+        assert_eq!(over.damaged(), over);
+    }
+}

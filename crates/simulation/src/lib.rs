@@ -1,0 +1,24 @@
+//! The simulated world: the machines of `verbatim-session` on hosts that fail.
+//!
+//! A [`world::World`] is a small value: the machines of one session's source, destination and partner, and of each host what
+//! a machine cannot see but through its driver: the tasks, their cgroup, CRIU, the proxy and its marker, the journal on
+//! its disk, the RNIC with its listeners, the boot. [`world::World::steps`] lists everything that can happen next, faults among
+//! it. So one description serves two searches:
+//!
+//! - [`explore`]: every world that can be reached with a limited number of faults, and whether each can still end well;
+//! - [`seeds`]: long random walks, by seed, which find what lies deep; a failing one is shrunk and told as a short story.
+//!
+//! After every step [`check`] looks: at most one copy runs; once the instance has run there, it does not run here; no
+//! records that contradict each other; no partner on the wrong connection.
+//!
+//! [`world::Quirks`] put faults back that were in the code once. Each must be found: that tests the simulator. They change the world,
+//! not the machines, so that what is shipped has no switch for a fault.
+//!
+//! A simulator proves only its world. What it takes for granted about CRIU, runc, the kernel and the RNIC is tested
+//! against the real ones (`docs/assumptions.md`).
+
+pub mod check;
+pub mod coverage;
+pub mod explore;
+pub mod seeds;
+pub mod world;
