@@ -119,7 +119,7 @@ fn latency(seed: u64, step: &Step, times: u32, is_healed: bool) -> Option<u64> {
         Kind::Slow => Some(1_000 << (chance % 14)),
         Kind::Timer(timer) => Some(timer.duration().as_micros() as u64 + chance % 1_000),
         Kind::Chance if is_healed => None,
-        Kind::Chance => (chance % 16 == 0).then_some(chance / 16 % 10_000),
+        Kind::Chance => chance.is_multiple_of(16).then_some(chance / 16 % 10_000),
         Kind::Fault => None,
     }
 }

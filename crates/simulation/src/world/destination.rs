@@ -365,10 +365,9 @@ fn effects(steps: &mut Steps<'_>, agent: &Agent) {
                 _ => "sees how the tasks stand",
             };
             steps.then(what, |world| {
-                // What was not released never runs.
-                if let Fact::Gone { ran: false } = fact
-                    && world.destination.tasks != Tasks::None
-                    && !(quirks.has(Quirk::UnknownIsGone) && !world.destination.common.nic)
+                // What was not released never runs: it is killed, unless nobody has looked.
+                let has_looked = world.destination.common.nic;
+                if fact == (Fact::Gone { ran: false }) && has_looked && world.destination.tasks != Tasks::None
                 {
                     world.destination.tasks = Tasks::Gone;
                 }
