@@ -34,7 +34,10 @@ pub struct RestoreConfig {
 
 /// A restore that waits for its images: runc and CRIU are started. Dropping it cancels the restore.
 #[derive(Debug)]
-pub struct Restore(Operation);
+pub struct Restore {
+    operation: Operation,
+    bundle: PathBuf,
+}
 
 /// A container whose tasks are restored and do not run yet. Dropping it aborts: the tasks are killed.
 #[derive(Debug)]
@@ -77,23 +80,36 @@ impl Restore {
                 .map_err(|source| Error::file("write", &descriptors, source))?;
         }
         let command = host.runc().restore(&name, &bundle, &images, &work);
-        Ok(Self(
-            Operation::prepare(host, Kind::Restore, name, command, &images, &work).await?,
-        ))
+        let operation = Operation::prepare(host, Kind::Restore, name, command, &images, &work).await?;
+        Ok(Self { operation, bundle })
     }
 
     /// Makes the tasks; the images and every file that they refer to must be complete. When it returns the tasks
-    /// exist and do not run.
+    /// exist and do not run, and what the bundle hides or makes read-only is so.
     ///
     /// On an error nothing of the container is left on this host.
-    pub async fn restore(mut self) -> Result<Restored, Error> {
-        self.0.release(|| Ok::<(), Error>(())).await?;
-        Ok(Restored(self.0))
+    pub async fn restore(self) -> Result<Restored, Error> {
+        let Self {
+            mut operation,
+            bundle,
+        } = self;
+        operation.release(|| Ok::<(), Error>(())).await?;
+        let restored = Restored(operation);
+        let guarded = restored
+            .first_process()
+            .and_then(|pid| crate::bundle::masks::complete(&bundle, pid));
+        match guarded {
+            Ok(()) => Ok(restored),
+            Err(error) => {
+                restored.abort().await?;
+                Err(error)
+            }
+        }
     }
 
     /// Gives up before the images are used; returns when runc and CRIU are gone.
     pub async fn cancel(self) -> Result<(), Error> {
-        self.0.abort().await
+        self.operation.abort().await
     }
 }
 
@@ -108,6 +124,21 @@ impl Restored {
         self.0.pid
     }
 
+    fn first_process(&self) -> Result<i32, Error> {
+        let pid = self.0.pid;
+        pid.ok_or_else(|| self.lost("CRIU did not name the first process".to_owned()))
+    }
+
+    fn lost(&self, reason: String) -> Error {
+        Error::Operation {
+            operation: Kind::Restore.subcommand(),
+            container: self.0.name().to_string(),
+            stage: Kind::Restore.decision().unwrap_or_default().to_owned(),
+            reason,
+            criu_log: Vec::new(),
+        }
+    }
+
     /// Lets the tasks run; returns when they do.
     ///
     /// `connect` is called when there is no way back and before the sockets work again: it should attach the
@@ -115,21 +146,10 @@ impl Restored {
     /// that it is there (`tcp_send_window_probe`); if that is lost, the peer finds out a timeout later. `connect` cannot
     /// fail, since nothing can be taken back: a network that cannot be attached is the operator's to repair.
     pub async fn resume_with(self, connect: impl FnOnce()) -> Result<Resumed, Error> {
-        let name = self.0.name().clone();
-        let lost = move |reason: String| Error::Operation {
-            operation: Kind::Restore.subcommand(),
-            container: name.to_string(),
-            stage: Kind::Restore.decision().unwrap_or_default().to_owned(),
-            reason,
-            criu_log: Vec::new(),
-        };
-        let pid = self
-            .0
-            .pid
-            .ok_or_else(|| lost("CRIU did not name the first process".to_owned()))?;
+        let pid = self.first_process()?;
         let (announce, settled) = oneshot::channel();
         let init = Init::open_early(pid, settled)
-            .map_err(|error| lost(format!("process {pid} cannot be opened: {error}")))?;
+            .map_err(|error| self.lost(format!("process {pid} cannot be opened: {error}")))?;
         let (timings, settling) = self.0.commit("post-resume", connect).await?;
         let settled = tokio::spawn(async move {
             let result = settling.settled().await;

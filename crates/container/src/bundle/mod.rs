@@ -20,6 +20,7 @@
 
 mod device;
 pub(crate) mod fuzzing;
+pub(crate) mod masks;
 mod spec;
 
 pub(crate) use device::is_harmless as is_harmless_device;

@@ -7,11 +7,14 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::device::Device;
+use super::masks;
 use super::{Bind, BundleConfig, RUNTIME_INSIDE};
 use crate::error::Error;
 
-/// The rights of a container's root, the set that container engines give, and `CAP_IPC_LOCK` for registered memory.
-const CAPABILITIES: [&str; 15] = [
+/// The rights of a container's root: the set that container engines give, with `CAP_IPC_LOCK` for registered memory, and
+/// without `CAP_MKNOD`. No mount that a command may write to takes a device for one, but the runtime folder lies on a file
+/// system of the host, where it would be one for everybody.
+const CAPABILITIES: [&str; 14] = [
     "CAP_AUDIT_WRITE",
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
@@ -19,7 +22,6 @@ const CAPABILITIES: [&str; 15] = [
     "CAP_FSETID",
     "CAP_IPC_LOCK",
     "CAP_KILL",
-    "CAP_MKNOD",
     "CAP_NET_BIND_SERVICE",
     "CAP_NET_RAW",
     "CAP_SETFCAP",
@@ -111,7 +113,7 @@ pub(super) fn for_command(
     } else {
         Path::new("/")
     };
-    Ok(json!({
+    let mut spec = json!({
         "ociVersion": "1.0.2",
         "hostname": config.name.as_str(),
         "root": {"path": rootfs, "readonly": true},
@@ -130,7 +132,9 @@ pub(super) fn for_command(
             "cgroupsPath": config.cgroup_parent.join(&config.name),
             "resources": {"devices": device_rules(devices)},
         },
-    }))
+    });
+    masks::insert(object(&mut spec, "linux"));
+    Ok(spec)
 }
 
 /// The user's configuration, changed so that the container can be moved.
@@ -188,10 +192,9 @@ pub(super) fn for_bundle(
         "cgroupsPath".to_owned(),
         json!(config.cgroup_parent.join(&config.name)),
     );
-    // Masked paths are mounts of their own, and devices are nodes in a `/dev` that is ours now.
-    for field in ["maskedPaths", "readonlyPaths", "devices"] {
-        linux.remove(field);
-    }
+    // Devices are nodes in a `/dev` that is ours now.
+    linux.remove("devices");
+    masks::insert(linux);
     let resources = object(&mut spec["linux"], "resources");
     let mut rules = array(resources, "devices");
     rules.extend(device_rules(devices));
@@ -300,7 +303,7 @@ mod tests {
             "process": {"args": ["serve", "-v"], "env": ["A=b"], "cwd": "/srv",
                         "rlimits": [{"type": "RLIMIT_NOFILE", "hard": 9, "soft": 9}]},
             "mounts": [{"destination": "/dev", "type": "tmpfs"}, {"destination": "/data", "type": "bind"}],
-            "linux": {"maskedPaths": ["/proc/kcore"], "resources": {"memory": {"limit": 1}},
+            "linux": {"maskedPaths": ["/proc/kcore", "/opt/hidden"], "resources": {"memory": {"limit": 1}},
                       "namespaces": [{"type": "network"}, {"type": "cgroup"}]}}"#;
         let spec = parse(text, Path::new("config.json")).unwrap();
         let spec = for_bundle(&config(), Path::new("/user"), Path::new("/b/dev"), &[], spec).unwrap();
@@ -314,12 +317,31 @@ mod tests {
         assert_eq!(spec["process"]["cwd"], "/srv");
         assert_eq!(spec["linux"]["resources"]["memory"]["limit"], 1);
         assert_eq!(spec["linux"]["cgroupsPath"], "/verbatim-h1/web");
-        assert!(spec["linux"].get("maskedPaths").is_none());
+        assert_guarded(&spec);
+        let masked = spec["linux"]["maskedPaths"].as_array().unwrap();
+        assert_eq!(
+            masked[..2],
+            ["/proc/kcore", "/opt/hidden"],
+            "what the bundle's author lists stays"
+        );
         let mounts = spec["mounts"].as_array().unwrap();
         let at = |path: &str| mounts.iter().find(|mount| mount["destination"] == path).unwrap();
         assert_eq!(at("/dev")["type"], "bind");
         assert_eq!(at(RUNTIME_INSIDE)["source"], "/run/verbatim/instances/web");
         at("/data");
+    }
+
+    /// What tells of the host is hidden, and what sets it is read-only.
+    fn assert_guarded(spec: &Value) {
+        for (field, ours) in [
+            ("maskedPaths", &masks::MASKED[..]),
+            ("readonlyPaths", &masks::READ_ONLY),
+        ] {
+            let listed = spec["linux"][field].as_array().unwrap();
+            for path in ours {
+                assert_eq!(listed.iter().filter(|theirs| theirs == path).count(), 1, "{path}");
+            }
+        }
     }
 
     #[test]
@@ -335,9 +357,14 @@ mod tests {
     #[test]
     fn what_is_of_the_wrong_kind_is_replaced() {
         let text = r#"{"root": {"path": "r"}, "process": {"args": ["a"], "rlimits": 1}, "mounts": "none",
-            "linux": {"resources": 5}}"#;
+            "linux": {"resources": 5, "maskedPaths": "/a", "readonlyPaths": [7]}}"#;
         let spec = parse(text, Path::new("config.json")).unwrap();
         let spec = for_bundle(&config(), Path::new("/user"), Path::new("/b/dev"), &[], spec).unwrap();
+        assert_guarded(&spec);
+        assert_eq!(
+            spec["linux"]["readonlyPaths"].as_array().unwrap().len(),
+            masks::READ_ONLY.len()
+        );
         assert_eq!(spec["linux"]["resources"]["devices"][0]["allow"], false);
         // An object with the key "0" is no list of arguments.
         let text = r#"{"root": {"path": "r"}, "process": {"args": {"0": "a"}}}"#;
@@ -365,6 +392,12 @@ mod tests {
         let preload = "VERBATIM_PRELOAD=/run/verbatim/lib/libverbatim.so";
         assert_eq!(with_path["process"]["env"], json!(["A=b", "PATH=/own", preload]));
         let spec = spec(&[]);
+        assert_guarded(&spec);
+        for right in ["CAP_SYS_ADMIN", "CAP_MKNOD", "CAP_NET_ADMIN"] {
+            let sets = spec["process"]["capabilities"].as_object().unwrap().values();
+            let mut rights = sets.flat_map(|set| set.as_array().unwrap());
+            assert!(rights.all(|theirs| theirs != right), "{right}");
+        }
         let args = spec["process"]["args"].as_array().unwrap();
         assert_eq!(args[args.len() - 2..], [json!("prog"), json!("a b")]);
         assert_eq!(spec["process"]["cwd"], "/");

@@ -36,6 +36,7 @@ mod opts {
     pub const LOG_LEVEL: Number = 9;
     pub const WORK_DIR_FD: Number = 17;
     pub const CG_ROOT: Number = 25;
+    pub const SKIP_MNT: Number = 31;
     pub const MANAGE_CGROUPS_MODE: Number = 34;
     pub const FREEZE_CGROUP: Number = 44;
     pub const TCP_SKIP_IN_FLIGHT: Number = 46;
@@ -184,6 +185,10 @@ pub(super) fn adapt(request: &[u8], runc_pid: i32) -> anyhow::Result<Adapted> {
     wire::put_varint(&mut ours, opts::MANAGE_CGROUPS_MODE, CG_MODE_IGNORE);
     wire::put_varint(&mut ours, opts::NETWORK_LOCK, NETWORK_LOCK_SKIP);
     wire::put_varint(&mut ours, opts::TCP_SKIP_IN_FLIGHT, 1);
+    // They are no part of the images: the destination puts its own in place.
+    for path in crate::bundle::masks::MASKED {
+        wire::put_bytes(&mut ours, opts::SKIP_MNT, path.as_bytes());
+    }
     let replaced: Vec<Number> = wire::fields(&ours)
         .map(|field| field.map(|field| field.number))
         .collect::<Result<_, _>>()?;
@@ -257,12 +262,12 @@ mod tests {
             wire::find_varint(options, opts::NETWORK_LOCK),
             Ok(Some(NETWORK_LOCK_SKIP))
         );
-        assert_eq!(
-            wire::fields(options)
-                .filter(|field| field.unwrap().number == opts::LOG_LEVEL)
-                .count(),
-            1
-        );
+        let count = |number: Number| {
+            let fields = wire::fields(options).map(|field| field.unwrap().number);
+            fields.filter(|theirs| *theirs == number).count()
+        };
+        assert_eq!(count(opts::LOG_LEVEL), 1);
+        assert_eq!(count(opts::SKIP_MNT), crate::bundle::masks::MASKED.len());
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! `VERBATIM_TEST_MOVES=100` sets how often the one that measures moves its container.
 
 mod host;
+mod rights;
 mod stories;
 mod table;
 mod workload;

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use verbatim_container::{ContainerName, Exit, Link, Status, Workload, blockers};
 
 use crate::host::{Place, TestHost, World, copy_images, copy_runtime, program};
+use crate::rights;
 use crate::table::{Row, after_commit, note_steps, print_table};
 
 type Story = fn() -> Pin<Box<dyn Future<Output = ()>>>;
 
-const STORIES: [(&str, Story); 9] = [
+const STORIES: [(&str, Story); 11] = [
     ("a_container_runs_and_ends", || {
         Box::pin(a_container_runs_and_ends())
     }),
@@ -43,6 +44,12 @@ const STORIES: [(&str, Story); 9] = [
     }),
     ("what_stands_in_the_way_is_found", || {
         Box::pin(what_stands_in_the_way_is_found())
+    }),
+    ("its_root_is_nobody_outside", || {
+        Box::pin(rights::its_root_is_nobody_outside())
+    }),
+    ("what_only_the_destination_has_is_guarded_too", || {
+        Box::pin(rights::what_only_the_destination_has_is_guarded_too())
     }),
 ];
 
@@ -74,7 +81,8 @@ pub fn run(arguments: &[String]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn name() -> ContainerName {
+/// The container's name.
+pub fn name() -> ContainerName {
     ContainerName::new("web").unwrap()
 }
 
@@ -86,7 +94,8 @@ async fn start(a: &TestHost) -> Place {
     place
 }
 
-async fn stop(host: &TestHost, place: Place) {
+/// Ends the container and takes its place away.
+pub async fn stop(host: &TestHost, place: Place) {
     host.host.runc().delete(&name(), true).await.unwrap();
     host.clear_place(place);
 }
@@ -130,7 +139,8 @@ async fn one_move(source: &TestHost, place: &Place, destination: &TestHost) -> (
     move_to(source, place, destination, next).await
 }
 
-async fn move_to(source: &TestHost, place: &Place, destination: &TestHost, next: Place) -> (Place, Row) {
+/// Moves the container to `next`, a place for it at the destination.
+pub async fn move_to(source: &TestHost, place: &Place, destination: &TestHost, next: Place) -> (Place, Row) {
     let mut row = Row::new();
     let mut note = |what: &str, time: Duration| row.push((what.to_owned(), time.as_secs_f64() * 1e3));
     let start = Instant::now();
@@ -391,8 +401,10 @@ async fn a_users_own_bundle_moves_too() {
     a.host.runc().run(&name(), place.bundle.path()).await.unwrap();
     place.assert_alive();
     let next = b.make_place_for(&name(), Link::Detached, &workload);
+    rights::assert_nobody_outside(&a, &place).await;
     let (next, _) = move_to(&a, &place, &b, next).await;
     a.clear_place(place);
+    rights::assert_nobody_outside(&b, &next).await;
     stop(&b, next).await;
     rustix::mount::unmount(&rootfs, rustix::mount::UnmountFlags::DETACH).unwrap();
 }

@@ -1,0 +1,142 @@
+//! What root in a container can do outside of it: nothing, before a move and after it.
+
+use std::collections::BTreeMap;
+
+use verbatim_container::Link;
+
+use crate::host::{Place, TestHost};
+use crate::stories::{move_to, name, stop};
+
+/// Tries, as root in the container, what root on the host can do, and writes down what was allowed. Nothing changes on the
+/// host even if all of it is: values are written that are there already, and what acts when written to is only opened.
+const TRY: &str = r#"
+exec >/run/verbatim/answers 2>/run/verbatim/errors
+try() {
+    what=$1
+    shift
+    if ("$@"); then echo "$what: allowed"; else echo "$what: refused"; fi
+}
+write_same() { value=$(cat "$1") && printf '%s' "$value" >"$1"; }
+open_to_write() { exec 3>>"$1"; }
+has_bytes() { [ "$(head -c 1 "$1" | wc -c)" -gt 0 ]; }
+has_entries() { [ -n "$(ls -A "$1")" ]; }
+in_user_namespace() { unshare --user --map-root-user --mount --pid --fork "$@"; }
+try "write core_pattern" write_same /proc/sys/kernel/core_pattern
+try "write a sysctl of the network" write_same /proc/sys/net/ipv4/ip_default_ttl
+try "write an interrupt's affinity" write_same /proc/irq/default_smp_affinity
+try "open sysrq-trigger" open_to_write /proc/sysrq-trigger
+try "open a setting in sysfs" open_to_write /sys/kernel/mm/ksm/run
+try "read kcore" has_bytes /proc/kcore
+try "read timer_list" has_bytes /proc/timer_list
+try "read interrupts" has_bytes /proc/interrupts
+try "look into firmware" has_entries /sys/firmware
+try "remount" mount -o remount,bind,rw /proc/sys
+try "unmount" umount /proc/sys
+try "unmount a mask" umount /proc/timer_list
+try "mount a proc" mount -t proc proc /tmp
+try "make a device" mknod /tmp/device c 1 3
+try "remount in a user namespace" in_user_namespace mount -o remount,bind,rw /proc/sys
+try "unmount in a user namespace" in_user_namespace umount /proc/sys
+try "unmount a mask in a user namespace" in_user_namespace umount /proc/timer_list
+try "mount a proc in a user namespace" in_user_namespace mount -t proc proc /tmp
+try "mount a sysfs in a user namespace" in_user_namespace unshare --net mount -t sysfs -o rw sysfs /tmp
+try "look below the mounts in a user namespace" in_user_namespace mount --bind /proc /tmp
+echo "done: all"
+"#;
+
+/// How many things [`TRY`] tries.
+const TRIES: usize = 20;
+
+/// What the container's root was answered: what was tried, and whether that was allowed.
+async fn answers(host: &TestHost, place: &Place) -> BTreeMap<String, String> {
+    let shell = ["/bin/sh", "-c", TRY].map(str::to_owned);
+    host.host.runc().exec(&name(), &shell).await.unwrap();
+    let text = std::fs::read_to_string(place.runtime.join("answers")).unwrap();
+    let mut answers: BTreeMap<String, String> = text
+        .lines()
+        .map(|line| line.split_once(": ").unwrap())
+        .map(|(what, answer)| (what.to_owned(), answer.to_owned()))
+        .collect();
+    assert_eq!(answers.remove("done").as_deref(), Some("all"), "{text}");
+    assert_eq!(answers.len(), TRIES, "{text}");
+    answers
+}
+
+/// What root in the container may do of what it must not.
+async fn allowed(host: &TestHost, place: &Place) -> Vec<String> {
+    let answers = answers(host, place).await.into_iter();
+    answers
+        .filter(|(_, answer)| answer != "refused")
+        .map(|(what, _)| what)
+        .collect()
+}
+
+/// Root in the container can do nothing of all that.
+pub async fn assert_nobody_outside(host: &TestHost, place: &Place) {
+    let allowed = allowed(host, place).await;
+    let errors = std::fs::read_to_string(place.runtime.join("errors")).unwrap_or_default();
+    assert!(allowed.is_empty(), "allowed: {allowed:?}; errors: {errors}");
+}
+
+/// The rights of the container's first process, as the kernel tells them.
+async fn rights(host: &TestHost) -> Vec<String> {
+    let state = host.host.runc().state(&name()).await.unwrap().unwrap();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", state.pid)).unwrap();
+    let rights = status.lines().filter(|line| {
+        ["Cap", "NoNewPrivs", "Seccomp:", "Uid", "Gid"]
+            .iter()
+            .any(|field| line.starts_with(field))
+    });
+    rights.map(str::to_owned).collect()
+}
+
+pub async fn its_root_is_nobody_outside() {
+    let (a, b) = (TestHost::new("a").await, TestHost::new("b").await);
+    let place = a.make_place(&name(), Link::Attached);
+    a.host.runc().run(&name(), place.bundle.path()).await.unwrap();
+    place.assert_alive();
+    assert_nobody_outside(&a, &place).await;
+    let before = rights(&a).await;
+
+    let next = b.make_place(&name(), Link::Detached);
+    let (there, _) = move_to(&a, &place, &b, next).await;
+    a.clear_place(place);
+    assert_nobody_outside(&b, &there).await;
+    assert_eq!(rights(&b).await, before);
+
+    // What a destination has put in place is left out and put in place again like the rest.
+    let next = a.make_place(&name(), Link::Detached);
+    let (back, _) = move_to(&b, &there, &a, next).await;
+    b.clear_place(there);
+    assert_nobody_outside(&a, &back).await;
+    stop(&a, back).await;
+}
+
+/// The kernel of one host has files that another's lacks: stood for by a source that leaves some of them as they are.
+pub async fn what_only_the_destination_has_is_guarded_too() {
+    let (a, b) = (TestHost::new("a").await, TestHost::new("b").await);
+    let place = a.make_place(&name(), Link::Attached);
+    leave_as_it_is(&place, "readonlyPaths", "/proc/irq");
+    leave_as_it_is(&place, "maskedPaths", "/proc/interrupts");
+    a.host.runc().run(&name(), place.bundle.path()).await.unwrap();
+    place.assert_alive();
+    let open = ["read interrupts", "write an interrupt's affinity"];
+    assert_eq!(allowed(&a, &place).await, open);
+
+    let next = b.make_place(&name(), Link::Detached);
+    let (there, _) = move_to(&a, &place, &b, next).await;
+    a.clear_place(place);
+    assert_nobody_outside(&b, &there).await;
+    stop(&b, there).await;
+}
+
+/// Takes a path out of a list of the bundle's configuration.
+fn leave_as_it_is(place: &Place, list: &str, path: &str) {
+    let file = place.bundle.path().join("config.json");
+    let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let paths = config["linux"][list].as_array_mut().unwrap();
+    let before = paths.len();
+    paths.retain(|listed| listed != path);
+    assert_eq!(paths.len(), before - 1);
+    std::fs::write(&file, config.to_string()).unwrap();
+}
