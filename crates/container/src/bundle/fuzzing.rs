@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{BundleConfig, spec};
+use super::{BundleConfig, masks, spec};
 use crate::name::ContainerName;
 
 /// Whatever is accepted can be made ours, and is then what it must be.
@@ -26,6 +26,15 @@ pub fn bundle_config(text: &str) {
     assert_eq!(ours["linux"]["cgroupsPath"], "/c/web");
     let rules = ours.pointer("/linux/resources/devices").and_then(Value::as_array);
     assert!(rules.is_some_and(|rules| rules.iter().any(|rule| rule["allow"] == false)));
+    for (list, paths) in masks::LISTS {
+        let listed = ours["linux"][list].as_array().expect("it is a list now");
+        assert!(
+            paths
+                .iter()
+                .all(|path| listed.iter().any(|theirs| theirs == path))
+        );
+    }
+    assert!(ours["linux"]["seccomp"].is_object());
     let args = ours.pointer("/process/args").and_then(Value::as_array);
     assert!(args.is_some_and(|args| !args.is_empty() && args.iter().all(Value::is_string)));
 }

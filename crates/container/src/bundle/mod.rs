@@ -21,6 +21,7 @@
 mod device;
 pub(crate) mod fuzzing;
 pub(crate) mod masks;
+mod seccomp;
 mod spec;
 
 pub(crate) use device::is_harmless as is_harmless_device;

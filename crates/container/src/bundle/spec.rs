@@ -7,8 +7,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::device::Device;
-use super::masks;
-use super::{Bind, BundleConfig, RUNTIME_INSIDE};
+use super::{Bind, BundleConfig, RUNTIME_INSIDE, masks, seccomp};
 use crate::error::Error;
 
 /// The rights of a container's root: the set that container engines give, with `CAP_IPC_LOCK` for registered memory, and
@@ -131,6 +130,7 @@ pub(super) fn for_command(
             "namespaces": namespaces(config),
             "cgroupsPath": config.cgroup_parent.join(&config.name),
             "resources": {"devices": device_rules(devices)},
+            "seccomp": seccomp::profile(),
         },
     });
     masks::insert(object(&mut spec, "linux"));
@@ -195,6 +195,10 @@ pub(super) fn for_bundle(
     // Devices are nodes in a `/dev` that is ours now.
     linux.remove("devices");
     masks::insert(linux);
+    // Filters of two authors cannot be made one: who brings one has decided what it is to refuse.
+    if !linux.get("seccomp").is_some_and(Value::is_object) {
+        linux.insert("seccomp".to_owned(), seccomp::profile());
+    }
     let resources = object(&mut spec["linux"], "resources");
     let mut rules = array(resources, "devices");
     rules.extend(device_rules(devices));
@@ -304,6 +308,7 @@ mod tests {
                         "rlimits": [{"type": "RLIMIT_NOFILE", "hard": 9, "soft": 9}]},
             "mounts": [{"destination": "/dev", "type": "tmpfs"}, {"destination": "/data", "type": "bind"}],
             "linux": {"maskedPaths": ["/proc/kcore", "/opt/hidden"], "resources": {"memory": {"limit": 1}},
+                      "seccomp": {"defaultAction": "SCMP_ACT_ALLOW"},
                       "namespaces": [{"type": "network"}, {"type": "cgroup"}]}}"#;
         let spec = parse(text, Path::new("config.json")).unwrap();
         let spec = for_bundle(&config(), Path::new("/user"), Path::new("/b/dev"), &[], spec).unwrap();
@@ -323,6 +328,10 @@ mod tests {
             masked[..2],
             ["/proc/kcore", "/opt/hidden"],
             "what the bundle's author lists stays"
+        );
+        assert_eq!(
+            spec["linux"]["seccomp"],
+            json!({"defaultAction": "SCMP_ACT_ALLOW"})
         );
         let mounts = spec["mounts"].as_array().unwrap();
         let at = |path: &str| mounts.iter().find(|mount| mount["destination"] == path).unwrap();
@@ -357,10 +366,11 @@ mod tests {
     #[test]
     fn what_is_of_the_wrong_kind_is_replaced() {
         let text = r#"{"root": {"path": "r"}, "process": {"args": ["a"], "rlimits": 1}, "mounts": "none",
-            "linux": {"resources": 5, "maskedPaths": "/a", "readonlyPaths": [7]}}"#;
+            "linux": {"resources": 5, "seccomp": null, "maskedPaths": "/a", "readonlyPaths": [7]}}"#;
         let spec = parse(text, Path::new("config.json")).unwrap();
         let spec = for_bundle(&config(), Path::new("/user"), Path::new("/b/dev"), &[], spec).unwrap();
         assert_guarded(&spec);
+        assert_eq!(spec["linux"]["seccomp"], seccomp::profile());
         assert_eq!(
             spec["linux"]["readonlyPaths"].as_array().unwrap().len(),
             masks::READ_ONLY.len()
@@ -393,6 +403,7 @@ mod tests {
         assert_eq!(with_path["process"]["env"], json!(["A=b", "PATH=/own", preload]));
         let spec = spec(&[]);
         assert_guarded(&spec);
+        assert_eq!(spec["linux"]["seccomp"], seccomp::profile());
         for right in ["CAP_SYS_ADMIN", "CAP_MKNOD", "CAP_NET_ADMIN"] {
             let sets = spec["process"]["capabilities"].as_object().unwrap().values();
             let mut rights = sets.flat_map(|set| set.as_array().unwrap());

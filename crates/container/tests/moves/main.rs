@@ -28,6 +28,7 @@ fn main() -> ExitCode {
     }
     match arguments.get(1).map(String::as_str) {
         Some("workload") => workload::run(&arguments[2]),
+        Some("keyring") => rights::keyring(),
         Some("peer") => workload::serve(&arguments[2]),
         Some("doomed-agent") => stories::doomed_agent(arguments.get(2).map_or("", String::as_str)),
         // `cargo test` asks every test binary for its list.

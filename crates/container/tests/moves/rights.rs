@@ -1,6 +1,7 @@
 //! What root in a container can do outside of it: nothing, before a move and after it.
 
 use std::collections::BTreeMap;
+use std::process::ExitCode;
 
 use verbatim_container::Link;
 
@@ -40,12 +41,14 @@ try "unmount in a user namespace" in_user_namespace umount /proc/sys
 try "unmount a mask in a user namespace" in_user_namespace umount /proc/timer_list
 try "mount a proc in a user namespace" in_user_namespace mount -t proc proc /tmp
 try "mount a sysfs in a user namespace" in_user_namespace unshare --net mount -t sysfs -o rw sysfs /tmp
+try "mount its cgroup in a user namespace" in_user_namespace unshare --cgroup mount -t cgroup2 cgroup2 /tmp
+try "find the keyring of the host's root" /run/verbatim/program keyring
 try "look below the mounts in a user namespace" in_user_namespace mount --bind /proc /tmp
 echo "done: all"
 "#;
 
 /// How many things [`TRY`] tries.
-const TRIES: usize = 20;
+const TRIES: usize = 22;
 
 /// What the container's root was answered: what was tried, and whether that was allowed.
 async fn answers(host: &TestHost, place: &Place) -> BTreeMap<String, String> {
@@ -71,11 +74,25 @@ async fn allowed(host: &TestHost, place: &Place) -> Vec<String> {
         .collect()
 }
 
-/// Root in the container can do nothing of all that.
-pub async fn assert_nobody_outside(host: &TestHost, place: &Place) {
+/// Root in the container can do nothing of all that but `wanted`.
+pub async fn assert_allowed(host: &TestHost, place: &Place, wanted: &[&str]) {
     let allowed = allowed(host, place).await;
     let errors = std::fs::read_to_string(place.runtime.join("errors")).unwrap_or_default();
-    assert!(allowed.is_empty(), "allowed: {allowed:?}; errors: {errors}");
+    assert_eq!(allowed, wanted, "errors: {errors}");
+}
+
+/// Root in the container can do nothing of all that.
+async fn assert_nobody_outside(host: &TestHost, place: &Place) {
+    assert_allowed(host, place, &[]).await;
+}
+
+/// The part of [`TRY`] that asks for the keyring of user 0; succeeds if it is found.
+pub fn keyring() -> ExitCode {
+    const KEYCTL_GET_KEYRING_ID: libc::c_long = 0;
+    const KEY_SPEC_USER_KEYRING: libc::c_long = -4;
+    // SAFETY: this operation takes numbers and no pointers (`man 2 keyctl`).
+    let found = unsafe { libc::syscall(libc::SYS_keyctl, KEYCTL_GET_KEYRING_ID, KEY_SPEC_USER_KEYRING, 0) };
+    ExitCode::from(u8::from(found < 0))
 }
 
 /// The rights of the container's first process, as the kernel tells them.
@@ -121,7 +138,7 @@ pub async fn what_only_the_destination_has_is_guarded_too() {
     a.host.runc().run(&name(), place.bundle.path()).await.unwrap();
     place.assert_alive();
     let open = ["read interrupts", "write an interrupt's affinity"];
-    assert_eq!(allowed(&a, &place).await, open);
+    assert_allowed(&a, &place, &open).await;
 
     let next = b.make_place(&name(), Link::Detached);
     let (there, _) = move_to(&a, &place, &b, next).await;
