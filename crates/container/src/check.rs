@@ -84,12 +84,19 @@ fn processes_of(init_pid: i32) -> io::Result<BTreeMap<i32, Process>> {
             continue;
         };
         if fs::read_link(entry.path().join("ns/pid")).is_ok_and(|theirs| theirs == namespace)
-            && let Ok(status) = fs::read_to_string(entry.path().join("status"))
+            && let Ok(status) = read_text(&entry.path().join("status"))
         {
             processes.insert(pid, parse_status(&status));
         }
     }
     Ok(processes)
+}
+
+/// Reads a file of `/proc`. Programs and files may have names that are not UTF-8: what is not is replaced, in words for an
+/// operator and in nothing else.
+fn read_text(path: &Path) -> io::Result<String> {
+    let bytes = fs::read(path)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 fn parse_status(status: &str) -> Process {
@@ -121,7 +128,7 @@ fn descendants(root: i32, processes: &BTreeMap<i32, Process>) -> HashSet<i32> {
 }
 
 fn descriptor_problems(pid: i32) -> io::Result<Vec<String>> {
-    let mounts = mount_ids(&fs::read_to_string(format!("/proc/{pid}/mountinfo"))?);
+    let mounts = mount_ids(&read_text(Path::new(&format!("/proc/{pid}/mountinfo")))?);
     let mut problems = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
         let Ok(target) = fs::read_link(entry.path()) else {
@@ -181,7 +188,7 @@ fn mount_ids(mountinfo: &str) -> HashSet<u32> {
 }
 
 fn mapping_problems(pid: i32) -> io::Result<Vec<String>> {
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let maps = read_text(Path::new(&format!("/proc/{pid}/maps")))?;
     let mut seen = HashSet::new();
     let mapped = maps
         .lines()
@@ -220,6 +227,25 @@ mod tests {
         assert_eq!(judge(&deleted, &mounts), None);
         deleted.set_len(GHOST_LIMIT_BYTES + 1).unwrap();
         assert!(judge(&deleted, &mounts).unwrap().contains("deleted"));
+    }
+
+    #[test]
+    fn names_that_are_not_text_hide_nothing() {
+        use std::os::unix::ffi::OsStrExt;
+
+        let own = std::process::id() as i32;
+        let dir = tempfile::tempdir().unwrap();
+        let odd = dir.path().join(std::ffi::OsStr::from_bytes(b"sl\xffep"));
+        fs::copy("/bin/sleep", &odd).unwrap();
+        let mut child = std::process::Command::new(&odd).arg("1000").spawn().unwrap();
+        let pid = child.id() as i32;
+        let found = processes_of(own).map(|processes| processes.get(&pid).map(|child| child.parent));
+        let (mapped, opened) = (mapping_problems(pid), descriptor_problems(pid));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found.unwrap(), Some(own), "it is one of the processes here");
+        assert_eq!(mapped.unwrap(), Vec::<String>::new());
+        opened.unwrap();
     }
 
     #[test]

@@ -75,6 +75,7 @@ pub struct Bind {
 impl Workload {
     /// Reads the user's bundle at `path`.
     pub fn from_bundle(path: &Path) -> Result<Self, Error> {
+        spec::text(path)?;
         let file = path.join("config.json");
         let config = std::fs::read_to_string(&file).map_err(|source| Error::file("read", &file, source))?;
         spec::parse(&config, &file)?;
@@ -111,6 +112,7 @@ pub struct Bundle {
 impl Bundle {
     /// Makes the bundle. Takes a few ms.
     pub fn create(config: &BundleConfig, workload: &Workload) -> Result<Self, Error> {
+        spec::text(&config.dir)?;
         make_dir(&config.dir)?;
         for (part, mode) in [("tmp", 0o1777), ("shm", 0o1777)] {
             let path = config.runtime.join(part);

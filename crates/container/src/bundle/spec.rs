@@ -86,26 +86,19 @@ pub(super) fn for_command(
             reason: "no command to run was given".to_owned(),
         });
     }
+    let runtime = &config.runtime;
     let mut mounts = vec![
         json!({"destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "noexec", "nodev"]}),
         json!({"destination": "/sys", "type": "sysfs", "source": "sysfs",
                "options": ["nosuid", "noexec", "nodev", "ro"]}),
-        bind(dev, Path::new("/dev"), &["nosuid", "noexec", "ro"]),
-        bind(
-            &config.runtime.join("shm"),
-            Path::new("/dev/shm"),
-            &["nosuid", "nodev"],
-        ),
-        bind(
-            &config.runtime.join("tmp"),
-            Path::new("/tmp"),
-            &["nosuid", "nodev"],
-        ),
-        bind(&config.runtime, Path::new(RUNTIME_INSIDE), &["nosuid", "nodev"]),
+        bind(dev, "/dev", &["nosuid", "noexec", "ro"])?,
+        bind(&runtime.join("shm"), "/dev/shm", &["nosuid", "nodev"])?,
+        bind(&runtime.join("tmp"), "/tmp", &["nosuid", "nodev"])?,
+        bind(runtime, RUNTIME_INSIDE, &["nosuid", "nodev"])?,
     ];
     for part in binds {
         let mode = if part.writable { "rw" } else { "ro" };
-        mounts.push(bind(&part.path, &part.path, &["nosuid", "nodev", mode]));
+        mounts.push(bind(&part.path, text(&part.path)?, &["nosuid", "nodev", mode])?);
     }
     let cwd = if cwd.is_absolute() && rootfs.join(cwd.strip_prefix("/").unwrap_or(cwd)).is_dir() {
         cwd
@@ -115,20 +108,20 @@ pub(super) fn for_command(
     let mut spec = json!({
         "ociVersion": "1.0.2",
         "hostname": config.name.as_str(),
-        "root": {"path": rootfs, "readonly": true},
+        "root": {"path": text(rootfs)?, "readonly": true},
         "process": {
             "terminal": false,
             "user": {"uid": 0, "gid": 0},
             "args": with_streams(args.iter().map(|arg| arg.as_str().into()).collect()),
-            "env": environment(config, with_path(env)),
-            "cwd": cwd,
+            "env": environment(config, with_path(env))?,
+            "cwd": text(cwd)?,
             "capabilities": capabilities(),
             "rlimits": [memlock()],
         },
         "mounts": mounts,
         "linux": {
-            "namespaces": namespaces(config),
-            "cgroupsPath": config.cgroup_parent.join(&config.name),
+            "namespaces": namespaces(config)?,
+            "cgroupsPath": text(&config.cgroup_parent.join(&config.name))?,
             "resources": {"devices": device_rules(devices)},
             "seccomp": seccomp::profile(),
         },
@@ -147,13 +140,13 @@ pub(super) fn for_bundle(
 ) -> Result<Value, Error> {
     let root = bundle.join(spec["root"]["path"].as_str().expect("`parse` looked"));
     let has_shell = root.join("bin/sh").exists();
-    spec["root"]["path"] = json!(root);
+    spec["root"]["path"] = text(&root)?.into();
 
     let process = object(&mut spec, "process");
     process.insert("terminal".to_owned(), json!(false));
     let args = array(process, "args");
     let env = array(process, "env");
-    process.insert("env".to_owned(), Value::Array(environment(config, env)));
+    process.insert("env".to_owned(), Value::Array(environment(config, env)?));
     // Without a shell, standard output goes to the container's /dev/null: runc sees to that.
     let args = if has_shell { with_streams(args) } else { args };
     process.insert("args".to_owned(), Value::Array(args));
@@ -173,25 +166,16 @@ pub(super) fn for_bundle(
         RUNTIME_INSIDE,
     ];
     mounts.retain(|mount| !replaced.iter().any(|path| mount["destination"] == *path));
-    mounts.push(bind(dev, Path::new("/dev"), &["nosuid", "noexec", "ro"]));
-    mounts.push(bind(
-        &config.runtime.join("shm"),
-        Path::new("/dev/shm"),
-        &["nosuid", "nodev"],
-    ));
-    mounts.push(bind(
-        &config.runtime,
-        Path::new(RUNTIME_INSIDE),
-        &["nosuid", "nodev"],
-    ));
+    let runtime = &config.runtime;
+    mounts.push(bind(dev, "/dev", &["nosuid", "noexec", "ro"])?);
+    mounts.push(bind(&runtime.join("shm"), "/dev/shm", &["nosuid", "nodev"])?);
+    mounts.push(bind(runtime, RUNTIME_INSIDE, &["nosuid", "nodev"])?);
     spec["mounts"] = Value::Array(mounts);
 
     let linux = object(&mut spec, "linux");
-    linux.insert("namespaces".to_owned(), namespaces(config));
-    linux.insert(
-        "cgroupsPath".to_owned(),
-        json!(config.cgroup_parent.join(&config.name)),
-    );
+    linux.insert("namespaces".to_owned(), namespaces(config)?);
+    let cgroup = config.cgroup_parent.join(&config.name);
+    linux.insert("cgroupsPath".to_owned(), text(&cgroup)?.into());
     // Devices are nodes in a `/dev` that is ours now.
     linux.remove("devices");
     masks::insert(linux);
@@ -220,23 +204,31 @@ fn with_path(env: &[String]) -> Vec<Value> {
     default.into_iter().chain(given).collect()
 }
 
-fn environment(config: &BundleConfig, mut env: Vec<Value>) -> Vec<Value> {
+fn environment(config: &BundleConfig, mut env: Vec<Value>) -> Result<Vec<Value>, Error> {
     if let Some(preload) = &config.preload {
-        env.push(format!("VERBATIM_PRELOAD={}", preload.display()).into());
+        env.push(format!("VERBATIM_PRELOAD={}", text(preload)?).into());
     }
-    env
+    Ok(env)
 }
 
-fn bind(source: &Path, destination: &Path, options: &[&str]) -> Value {
+fn bind(source: &Path, destination: &str, options: &[&str]) -> Result<Value, Error> {
     let options: Vec<_> = ["bind"].iter().chain(options).collect();
-    json!({"destination": destination, "type": "bind", "source": source, "options": options})
+    Ok(json!({"destination": destination, "type": "bind", "source": text(source)?, "options": options}))
 }
 
-fn namespaces(config: &BundleConfig) -> Value {
-    json!([
+fn namespaces(config: &BundleConfig) -> Result<Value, Error> {
+    Ok(json!([
         {"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"},
-        {"type": "network", "path": config.netns},
-    ])
+        {"type": "network", "path": text(&config.netns)?},
+    ]))
+}
+
+/// A path as it is written in a configuration, which is JSON and so holds nothing but Unicode.
+pub(super) fn text(path: &Path) -> Result<&str, Error> {
+    path.to_str().ok_or_else(|| Error::Config {
+        path: path.to_owned(),
+        reason: format!("{path:?} is not UTF-8, as a container's configuration must be: rename it"),
+    })
 }
 
 fn capabilities() -> Value {
@@ -379,6 +371,33 @@ mod tests {
         // An object with the key "0" is no list of arguments.
         let text = r#"{"root": {"path": "r"}, "process": {"args": {"0": "a"}}}"#;
         assert!(parse(text, Path::new("config.json")).is_err());
+    }
+
+    #[test]
+    fn names_that_are_not_text_are_refused() {
+        use std::os::unix::ffi::OsStrExt;
+
+        let odd = Path::new(std::ffi::OsStr::from_bytes(b"/srv/\xff"));
+        let (root, dev, args) = (Path::new("/"), Path::new("/b/dev"), ["prog".to_owned()]);
+        let refused = |config: &BundleConfig, binds: &[Bind]| {
+            let made = for_command(config, root, dev, &[], &args, &[], root, binds);
+            let error = made.unwrap_err().to_string();
+            assert!(error.contains(r"\xFF") && error.contains("UTF-8"), "{error}");
+        };
+        let bind = Bind {
+            path: odd.to_owned(),
+            writable: false,
+        };
+        refused(&config(), &[bind]);
+        let odd = || odd.to_owned();
+        let (mut runtime, mut netns, mut cgroup, mut preload) = (config(), config(), config(), config());
+        runtime.runtime = odd();
+        netns.netns = odd();
+        cgroup.cgroup_parent = odd();
+        preload.preload = Some(odd());
+        for changed in [runtime, netns, cgroup, preload] {
+            refused(&changed, &[]);
+        }
     }
 
     #[test]
