@@ -11,6 +11,7 @@ use verbatim_roce::Time;
 use verbatim_seqpacket::{Credentials, Process};
 
 use crate::arena::Arena;
+use crate::authority::Stage;
 use crate::ends::Doorbells;
 use crate::error::Refused;
 use crate::memory::{Mappings, Owner};
@@ -28,8 +29,8 @@ pub struct Context {
     pub mappings: Mappings,
     /// Where its asynchronous events go, if somebody wants to know.
     pub events: Option<Outbox<AsyncEvent>>,
-    /// Root has opened it over the RNIC's own socket, and nobody has attached to it since: it may ask for numbers and keys.
-    pub may_ask: bool,
+    /// Somebody has attached to it.
+    attached: bool,
     /// No packet is taken in.
     pub parked: bool,
     pub pds: HashSet<u32>,
@@ -74,7 +75,7 @@ impl Context {
             owner,
             mappings,
             events: None,
-            may_ask: false,
+            attached: false,
             parked: false,
             pds: HashSet::new(),
             cqs: HashSet::new(),
@@ -92,25 +93,20 @@ impl Context {
         })
     }
 
+    /// What this sender has in it.
+    pub fn stage(&self, sender: Credentials) -> Stage {
+        // Who was handed the connection may use it without having attached; a process that has ended sends nothing.
+        match self.owner.pid() == Some(sender.pid) && !self.attached {
+            true => Stage::Opened,
+            false => Stage::HandedOver,
+        }
+    }
+
     /// Another process has taken it over.
     pub fn set_owner(&mut self, credentials: Credentials, process: Process) {
         self.owner.set(credentials, process);
         self.credentials = credentials;
-        self.may_ask = false;
-    }
-
-    /// A number or key that a request asks for, if whoever sent it may.
-    pub fn asked(&self, number: Option<u32>, sender: Credentials) -> Result<Option<u32>, Refused> {
-        match number {
-            Some(number) if !self.may_ask || sender.uid != 0 => Err(Refused::new(
-                libc::EPERM,
-                format!(
-                    "{number:#x} is asked for: only root may, over the RNIC's own control socket, before the context is \
-                     handed over"
-                ),
-            )),
-            number => Ok(number),
-        }
+        self.attached = true;
     }
 
     /// How many queue pairs it has.

@@ -7,7 +7,7 @@
 //! ```text
 //!  program                                     this process, one thread, one loop (engine.rs)
 //!  ───────                                     ─────────────────────────────────────────────
-//!  control socket ── requests, answers ──────► requests/   objects.rs  context.rs
+//!  control socket ── requests, answers ──────► authority.rs  requests/  objects.rs  context.rs
 //!  arena: doorbells, send and receive rings ─► qp/host.rs    ◄──► verbatim_roce::Qp
 //!         completion queues ◄───────────────── objects/queues.rs           │ ▲
 //!  sockets of events ◄──────────────────────── outbox.rs                   │ │
@@ -30,6 +30,7 @@
 
 #[allow(unsafe_code)]
 mod arena;
+mod authority;
 mod budget;
 mod config;
 mod context;

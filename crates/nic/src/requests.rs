@@ -1,6 +1,6 @@
 //! The control path: one request in, one answer out, one kind of object per file.
 //!
-//! Every field of a request is the program's word and is checked. A request that is refused has changed nothing.
+//! Whoever sent it may: `crate::authority` has said so. Every field of a request is the program's word and is checked. A request that is refused has changed nothing.
 
 mod ah;
 mod context;
@@ -52,8 +52,6 @@ pub struct Asker<'a> {
     pub credentials: Credentials,
     /// The process that made the connection, if it has no context yet.
     pub connected_by: &'a mut Option<Process>,
-    /// The connection came over the RNIC's own control socket, not over one in an instance's folder.
-    pub over_main_listener: bool,
     /// The descriptors that came with it.
     pub fds: Vec<OwnedFd>,
     /// The descriptor that goes with the answer.
@@ -113,7 +111,7 @@ impl Desk<'_> {
                     segments: &segments,
                     fds: &asker.fds,
                 };
-                self.reg_mr(&wanted, context.asked(key, asker.credentials)?, context)
+                self.reg_mr(&wanted, key, context)
             }
             Request::ReregMr {
                 lkey,
@@ -122,10 +120,7 @@ impl Desk<'_> {
                 translation,
             } => self.rereg_mr(id, lkey, pd, access, translation.as_ref(), &asker.fds, context),
             Request::DeregMr { lkey } => self.dereg_mr(lkey, context),
-            Request::AllocMw { pd, mw_type, rkey } => {
-                let rkey = context.asked(rkey, asker.credentials)?;
-                self.alloc_mw(id, pd, mw_type, rkey, context)
-            }
+            Request::AllocMw { pd, mw_type, rkey } => self.alloc_mw(id, pd, mw_type, rkey, context),
             Request::DeallocMw { rkey } => self.dealloc_mw(rkey, context),
             Request::QueryMw { rkey } => self.query_mw(rkey, context),
             Request::RestoreMw { state } => self.restore_mw(id, &state, context),
@@ -155,7 +150,7 @@ impl Desk<'_> {
                     qp_type,
                     cap,
                     srq,
-                    qpn: context.asked(qpn, asker.credentials)?,
+                    qpn,
                 };
                 self.create_qp(id, wanted, context)
             }
@@ -186,10 +181,10 @@ impl Desk<'_> {
             Request::AttachMcast { qpn, gid } => self.attach_mcast(id, qpn, gid, context),
             Request::DetachMcast { qpn, gid } => self.detach_mcast(id, qpn, gid),
             Request::OpenContext { .. } | Request::AttachContext { .. } => unreachable!("answered above"),
-            Request::QueryStatistics { .. } => unreachable!("answered without a context"),
-            Request::AddListener | Request::StartCapture { .. } | Request::QueryOwners { .. } => Err(
-                Refused::invalid("such a request is the only one of its connection"),
-            ),
+            Request::QueryStatistics { .. }
+            | Request::AddListener
+            | Request::StartCapture { .. }
+            | Request::QueryOwners { .. } => unreachable!("answered by the engine"),
         }
     }
 }

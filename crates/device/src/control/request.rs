@@ -1,6 +1,7 @@
 //! What the RNIC is asked for.
 
 use serde::{Deserialize, Serialize};
+use strum::{EnumDiscriminants, EnumIter, IntoStaticStr};
 use verbatim_seqpacket::Carried;
 
 use super::{
@@ -11,11 +12,16 @@ use super::{
 /// A request to the RNIC. Handles are the RNIC's numbers, unique within the context for PDs and CQs, within the RNIC
 /// for QPs and memory keys.
 ///
-/// Queue pair numbers and memory keys, which peers know, can be asked for: by root, over the RNIC's own control socket, until
-/// the context is attached to (an agent makes objects for a program that comes). Otherwise it is refused with `EPERM`; with
+/// Queue pair numbers and memory keys, which peers know, can be asked for: by root, over the RNIC's own control socket, in the
+/// process that has opened the context, until that is attached to (an agent makes objects for a program that comes). Otherwise it is refused with `EPERM`; with
 /// `EEXIST` if another object has the number or a key with the same upper 24 bits, with `EINVAL` if none can have it. What
 /// was destroyed can be asked for at once, though it is not given unasked for long.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+///
+/// Who may send which request is in one place, `verbatim-nic`'s `authority`.
+#[derive(Debug, Clone, Serialize, Deserialize, EnumDiscriminants)]
+#[strum_discriminants(name(RequestKind), derive(EnumIter, IntoStaticStr, Hash))]
+#[strum_discriminants(doc = "The kinds of [`Request`], to go through all of them.")]
+#[strum_discriminants(allow(missing_docs, reason = "each is named after its request"))]
 pub enum Request {
     /// The first request on a connection: makes a context. Answered by [`Reply::Context`](super::Reply::Context) with two descriptors: the
     /// arena (a sealed memfd) and the doorbell (an eventfd that wakes the RNIC).
@@ -38,7 +44,7 @@ pub enum Request {
     /// From now on, until `AttachContext`, the context's queue pairs take no packet in: they are lost, as on any link. So
     /// nothing changes while nobody looks after it, whatever its peers do. Answered by [`Reply::Done`](super::Reply::Done).
     ParkContext,
-    /// From the agent only, as the first and only request on a connection: accept programs at this listening socket
+    /// From root of the host only, on a connection without a context: accept programs at this listening socket
     /// too (one descriptor), until it is shut down. Answered by [`Reply::Done`](super::Reply::Done).
     AddListener,
     /// Answered by [`Reply::Pd`](super::Reply::Pd).
@@ -211,13 +217,13 @@ pub enum Request {
         /// The group, network byte order.
         gid: [u8; 16],
     },
-    /// As the first and only request on a connection, or on any connection with a context: the counters. Answered by
+    /// The counters, over the RNIC's own control socket, on a connection that was not handed over. Answered by
     /// [`Reply::Statistics`](super::Reply::Statistics). Root sees all queue pairs, others those of processes of their own user.
     QueryStatistics {
         /// Queue pairs with at least this number.
         from_qpn: u32,
     },
-    /// From root only, as the first and only request on a connection: from now on the RNIC sends a copy of every packet
+    /// From root of the host only, on a connection without a context: from now on the RNIC sends a copy of every packet
     /// that it sends or takes in, as [`Captured`](super::Captured), on this connection, until that is closed. It never waits for room: what does
     /// not fit is counted. Answered by [`Reply::Done`](super::Reply::Done).
     StartCapture {
@@ -316,8 +322,7 @@ pub enum Request {
         /// Which.
         qpn: u32,
     },
-    /// From root only, as the first and only request on a connection to the RNIC's own control socket: whose queue pairs
-    /// are these? Answered by [`Reply::Owners`](super::Reply::Owners).
+    /// From root of the host only, on a connection without a context: whose queue pairs are these? Answered by [`Reply::Owners`](super::Reply::Owners).
     QueryOwners {
         /// At most [`MAX_OWNERS`].
         qpns: Vec<u32>,

@@ -47,11 +47,7 @@ impl Nic {
         id: u32,
         snap_bytes: u32,
         qpn: Option<u32>,
-        privileged: bool,
     ) -> Result<Reply, Refused> {
-        if !privileged {
-            return Err(Refused::new(libc::EPERM, "only root may capture packets"));
-        }
         if !SNAP_BYTES.contains(&snap_bytes) {
             return Err(Refused::invalid(format!(
                 "{snap_bytes} bytes of a packet: between {} and {} can be captured",

@@ -11,6 +11,7 @@ use verbatim_roce::Time;
 use verbatim_seqpacket::{Credentials, Error, Listener, Process, Received, Socket};
 
 use super::{Nic, Token};
+use crate::authority::{self, Caller, Origin, Stage};
 use crate::context::Context;
 use crate::error::{NicError, Refused};
 use crate::requests::{Asker, Desk};
@@ -64,13 +65,27 @@ impl AsFd for Endpoint {
 #[derive(Debug)]
 struct Client {
     socket: Socket,
-    /// It came over the RNIC's own control socket, not over one in an instance's folder.
-    over_main_listener: bool,
+    /// Over which socket it came.
+    origin: Origin,
     /// The process that connected, as far as this one can see it.
     pid: i32,
     /// The same, until it opens a context.
     process: Option<Process>,
     context: Option<Context>,
+}
+
+impl Client {
+    /// Who sends a request over it.
+    fn caller(&self, sender: Credentials) -> Caller {
+        Caller {
+            root: sender.uid == 0,
+            origin: self.origin,
+            stage: match &self.context {
+                None => Stage::NoContext,
+                Some(context) => context.stage(sender),
+            },
+        }
+    }
 }
 
 /// All connections, and the sockets that they come from.
@@ -256,11 +271,14 @@ impl Nic {
             );
             return;
         }
-        let over_main_listener = token == Token::MainListener;
+        let origin = match token {
+            Token::MainListener => Origin::Main,
+            _ => Origin::Instance,
+        };
         let socket_process = socket.peer_process().ok();
         let client = Client {
             socket,
-            over_main_listener,
+            origin,
             pid,
             process: socket_process,
             context: None,
@@ -340,35 +358,31 @@ impl Nic {
         } = received;
         let credentials = credentials
             .ok_or_else(|| Refused::new(libc::EPERM, "the kernel did not say who sent the request"))?;
-        if matches!(request, Request::OpenContext { .. }) {
-            let most = self.device.limits.per_program.max_contexts;
-            self.clients.check_share(credentials, most)?;
-        }
-        if matches!(request, Request::ResizeCq { .. }) {
-            self.catch_up();
+        let client = self
+            .clients
+            .clients
+            .get(id)
+            .ok_or_else(|| Refused::no_such("connection", id))?;
+        authority::check(&request, client.caller(credentials))?;
+        match request {
+            Request::AddListener => return self.add_listener(fds),
+            Request::QueryStatistics { from_qpn } => {
+                return Ok(self.query_statistics(from_qpn, credentials));
+            }
+            Request::QueryOwners { qpns } => return self.query_owners(&qpns),
+            Request::StartCapture { snap_bytes, qpn } => return self.start_capture(id, snap_bytes, qpn),
+            Request::OpenContext { .. } => {
+                let most = self.device.limits.per_program.max_contexts;
+                self.clients.check_share(credentials, most)?;
+            }
+            Request::ResizeCq { .. } => self.catch_up(),
+            _ => {}
         }
         let client = self
             .clients
             .clients
             .get_mut(id)
             .ok_or_else(|| Refused::no_such("connection", id))?;
-        if matches!(request, Request::AddListener) && client.context.is_none() {
-            let privileged = client.over_main_listener && credentials.uid == 0;
-            return self.add_listener(privileged, fds);
-        }
-        match request {
-            Request::QueryStatistics { from_qpn } => {
-                return Ok(self.query_statistics(from_qpn, credentials));
-            }
-            Request::QueryOwners { qpns } if client.context.is_none() => {
-                let privileged = client.over_main_listener && credentials.uid == 0;
-                return self.query_owners(privileged, &qpns);
-            }
-            Request::StartCapture { snap_bytes, qpn } if client.context.is_none() => {
-                return self.start_capture(id, snap_bytes, qpn, credentials.uid == 0);
-            }
-            _ => {}
-        }
         let was_open = client.context.is_some();
         let mut changed_qps = Vec::new();
         let mut desk = Desk {
@@ -386,7 +400,6 @@ impl Nic {
                 context: &mut client.context,
                 credentials,
                 connected_by: &mut client.process,
-                over_main_listener: client.over_main_listener,
                 fds,
                 attached,
             },
@@ -417,11 +430,7 @@ impl Nic {
         }
     }
 
-    fn add_listener(&mut self, privileged: bool, fds: Vec<OwnedFd>) -> Result<Reply, Refused> {
-        if !privileged {
-            let message = "only root may add a listener, and only over the RNIC's own control socket";
-            return Err(Refused::new(libc::EPERM, message));
-        }
+    fn add_listener(&mut self, fds: Vec<OwnedFd>) -> Result<Reply, Refused> {
         let Ok([fd]) = <[OwnedFd; 1]>::try_from(fds) else {
             return Err(Refused::invalid("add listener takes one descriptor"));
         };
