@@ -157,7 +157,7 @@ pub struct QpProgress {
     pub received: u64,
     /// The PSN that would have to come next from the other end: all before it is executed, and nothing else is.
     pub expected_psn: u32,
-    /// The other end's latest ATOMICs: PSN, and what was in memory before; nothing is said of that for an ATOMIC WRITE.
+    /// The other end's latest ATOMICs, oldest first: PSN, and what was in memory before; nothing is said of that for an ATOMIC WRITE.
     pub atomics: Vec<(u32, Option<u64>)>,
 }
 

@@ -56,8 +56,8 @@ pub struct QpPosition {
     pub requests: Vec<OutstandingRequest>,
     /// The PSN that must come next from the partner: all before it is executed, and nothing else is.
     pub expected_psn: u32,
-    /// The partner's latest atomics, as many as may be outstanding: PSN, and what was in memory before; nothing is said
-    /// of that for an atomic WRITE.
+    /// The partner's latest atomics, oldest first, as many as may be outstanding: PSN, and what was in memory before;
+    /// nothing is said of that for an atomic WRITE. Two may have the same PSN, since those go round: the later one counts.
     pub atomics: Vec<(u32, Option<u64>)>,
     /// The `wr_id` of the RECV that was taken for a message of which only a part has come.
     pub receive: Option<u64>,

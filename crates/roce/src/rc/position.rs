@@ -16,7 +16,7 @@ pub struct Position {
     pub requests: Vec<Outstanding>,
     /// The PSN that must come next from the partner: all before it is executed, and nothing else is.
     pub expected: Psn,
-    /// The partner's latest atomics: PSN, and what was there before; nothing is said of that for an atomic WRITE.
+    /// The partner's latest atomics, oldest first: PSN, and what was there before; nothing is said of that for an atomic WRITE.
     pub atomics: Vec<(Psn, Option<u64>)>,
     /// The `wr_id` of the RECV that a message of which only a part has come is put into.
     pub receive: Option<u64>,

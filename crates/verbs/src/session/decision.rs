@@ -115,7 +115,9 @@ pub fn fates(own: &QpPosition, opcodes: &[u8], sent: u64, peer: &QpProgress) -> 
             _ if !is_executed => Fate::Replay,
             Some(SendOpcode::Read) => Fate::Replay,
             Some(SendOpcode::CompareSwap | SendOpcode::FetchAdd) => {
-                let answer = peer.atomics.iter().find(|(psn, _)| *psn == request.first_psn);
+                // The latest, since there may be one from before the PSNs went round.
+                let mut latest = peer.atomics.iter().rev();
+                let answer = latest.find(|(psn, _)| *psn == request.first_psn);
                 match answer {
                     Some((_, Some(value))) => Fate::Complete(Some(*value)),
                     _ if peer.failed => Fate::Replay,

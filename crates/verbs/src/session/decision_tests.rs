@@ -183,17 +183,17 @@ impl Model {
             })
             .count() as u64
         };
+        // Where there is room, the other end still has results from before the PSNs went round.
+        let room = self.kept.saturating_sub(self.atomics.len());
+        let before = self.atomics.iter().take(room).map(|(at, _)| (*at, Some(STALE)));
+        let kept = before.chain(self.atomics.iter().copied());
         let peer = QpProgress {
             qpn: 1,
             failed: false,
             sent: 0,
             received: messages(true),
             expected_psn: psn(self.expected),
-            atomics: self
-                .atomics
-                .iter()
-                .map(|(at, value)| (psn(*at), *value))
-                .collect(),
+            atomics: kept.map(|(at, value)| (psn(at), value)).collect(),
         };
         let opcodes = self.requests[self.complete..].iter();
         (
@@ -204,6 +204,9 @@ impl Model {
         )
     }
 }
+
+/// What was in memory before an ATOMIC of the same PSN, 2^24 PSNs ago.
+const STALE: u64 = 999;
 
 /// What was in memory before an ATOMIC.
 fn original(index: usize) -> u64 {

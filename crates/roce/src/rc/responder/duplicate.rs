@@ -36,8 +36,10 @@ impl Responder {
     }
 
     /// What is not found is too old to be asked for rightly, or never was an atomic: dropped (IBA §9.9.3, class D).
+    ///
+    /// The latest counts: with few atomics, results from before the PSNs went round are still here.
     fn atomic_again(&mut self, psn: Psn) {
-        let saved = self.atomics.iter().find(|saved| saved.psn == psn).copied();
+        let saved = self.atomics.iter().rev().find(|saved| saved.psn == psn).copied();
         if let Some(saved) = saved
             && self.has_room_for_again()
         {
@@ -73,5 +75,40 @@ impl Responder {
                 again: true,
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::answers::{Answer, AtomicAnswer};
+    use super::*;
+    use crate::QpAttributes;
+
+    /// A partner that rarely sends an atomic: between two of them its PSNs have gone round, and the numbers are the same.
+    #[test]
+    fn an_atomic_is_answered_with_its_own_result_and_not_with_one_of_the_same_psn_before() {
+        let mut responder = Responder::default();
+        responder.configure(
+            &QpAttributes {
+                max_dest_rd_atomic: Some(4),
+                ..QpAttributes::default()
+            },
+            &crate::QpConfig::default(),
+        );
+        let psn = Psn::new(5);
+        for (at, value) in [(psn, 1), (psn.sub(1), 2), (psn, 3), (psn.next(), 4)] {
+            responder.keep_atomic(AtomicAnswer {
+                psn: at,
+                value: Some(value),
+                again: false,
+            });
+        }
+        responder.atomic_again(psn);
+        let again = AtomicAnswer {
+            psn,
+            value: Some(3),
+            again: true,
+        };
+        assert_eq!(responder.answers.front(), Some(&Answer::Atomic(again)));
     }
 }

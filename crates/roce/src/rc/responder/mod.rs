@@ -102,7 +102,7 @@ impl Responder {
         self.expected
     }
 
-    /// The latest atomics, and what was there before each.
+    /// The latest atomics, oldest first, and what was there before each.
     pub fn atomics(&self) -> impl Iterator<Item = (Psn, Option<u64>)> {
         self.atomics.iter().map(|atomic| (atomic.psn, atomic.value))
     }

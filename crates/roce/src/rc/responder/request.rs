@@ -298,15 +298,19 @@ impl Responder {
             value,
             again: false,
         };
-        while self.atomics.len() >= most {
-            self.atomics.pop_front();
-        }
-        self.atomics.push_back(answer);
+        self.keep_atomic(answer);
         self.answers.atomic(answer);
         self.complete_message();
         self.last_data = Some(self.expected);
         self.expected = self.expected.next();
         Ok(())
+    }
+
+    /// Keeps the result for a partner that asks again, in the place of the oldest.
+    pub(super) fn keep_atomic(&mut self, answer: AtomicAnswer) {
+        let most = usize::from(self.max_dest_rd_atomic);
+        while self.atomics.len() >= most && self.atomics.pop_front().is_some() {}
+        self.atomics.push_back(answer);
     }
 
     fn complete_message(&mut self) {
