@@ -1,6 +1,7 @@
 //! What the parts of one agent share.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use anyhow::Context;
 use verbatim_channel::{Endpoint, KeyPair, MovedEndpoint, Resolved};
@@ -66,6 +67,32 @@ pub struct Agent {
 }
 
 impl Agent {
+    /// One that goes on with what is in the runtime folder.
+    pub fn open(config: Config, peers: Peers, tools: Host) -> anyhow::Result<Self> {
+        let journal = config.runtime_dir.join("journal");
+        let forwarding = config.runtime_dir.join("forwarding");
+        Ok(Self {
+            peers,
+            guests: Guests::default(),
+            forwarding: Forwarding::open(&forwarding, SystemTime::now())
+                .with_context(|| format!("cannot write {}", forwarding.display()))?,
+            datagrams: Default::default(),
+            gids: Default::default(),
+            held: Default::default(),
+            tools,
+            instances: Instances::default(),
+            controls: Default::default(),
+            destinations: Default::default(),
+            partners: Default::default(),
+            watched: Default::default(),
+            turns: Default::default(),
+            journal: Journal::open(&journal)
+                .with_context(|| format!("cannot write {}", journal.display()))?,
+            faults: Faults::new(config.runtime_dir.join("faults"), config.nic_socket()),
+            config,
+        })
+    }
+
     /// This host's name.
     pub fn name(&self) -> &str {
         &self.config.name

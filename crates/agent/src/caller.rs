@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 
 use tonic::transport::CertificateDer;
+use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Status};
 use verbatim_channel::Endpoint;
 
@@ -43,6 +44,23 @@ fn of_certificate<'d>(
     })
 }
 
+/// Lets a command line in that root has started, by the kernel's word: the socket's mode alone does not bind who was given a
+/// descriptor of it.
+#[allow(clippy::result_large_err, reason = "tonic's own type")]
+pub fn may_command(request: Request<()>) -> Result<Request<()>, Status> {
+    let connection = request.extensions().get::<UdsConnectInfo>();
+    let credentials = connection.and_then(|connection| connection.peer_cred);
+    match credentials.map(|credentials| credentials.uid()) {
+        Some(uid) if uid == 0 || uid == rustix::process::geteuid().as_raw() => Ok(request),
+        Some(uid) => Err(Status::permission_denied(format!(
+            "user {uid} may not command this agent, only root"
+        ))),
+        None => Err(Status::unauthenticated(
+            "the connection does not say who has made it",
+        )),
+    }
+}
+
 /// It says that it is the source of the session: is it?
 #[allow(clippy::result_large_err, reason = "tonic's own type")]
 pub fn is_source(caller: &HostEntry, source: &str) -> Result<(), Status> {
@@ -67,8 +85,11 @@ pub fn asking_ends(links: &[links_request::Link]) -> Result<Vec<Endpoint>, Statu
     ends(links.iter().map(|link| link.asker.as_ref()))
 }
 
+/// Ends as they are in a message; one that is missing is an error.
 #[allow(clippy::result_large_err, reason = "tonic's own type")]
-fn ends<'e>(ends: impl Iterator<Item = Option<&'e crate::proto::Endpoint>>) -> Result<Vec<Endpoint>, Status> {
+pub fn ends<'e>(
+    ends: impl Iterator<Item = Option<&'e crate::proto::Endpoint>>,
+) -> Result<Vec<Endpoint>, Status> {
     let ends = ends.map(|end| Endpoint::try_from(end.cloned().unwrap_or_default()));
     let ends: anyhow::Result<_> = ends.collect();
     ends.map_err(|error| Status::invalid_argument(error.to_string()))

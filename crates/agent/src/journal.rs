@@ -147,19 +147,21 @@ impl Known {
         matches!(self.last, Event::Closed | Event::RolledBack)
     }
 
-    /// Keeps nothing but how it ended.
+    /// Keeps nothing but how it ended, and whose it was: who may still ask.
     fn forget(&mut self) {
         self.steps = Vec::new();
         let Told {
             instance,
             source,
             destination,
+            partners,
             ..
         } = std::mem::take(&mut self.told);
         self.told = Told {
             instance,
             source,
             destination,
+            partners,
             ..Told::default()
         };
     }

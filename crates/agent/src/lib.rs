@@ -16,6 +16,7 @@
 mod agent;
 mod allocator;
 mod api;
+mod authority;
 mod caller;
 pub mod client;
 mod config;
@@ -38,6 +39,7 @@ mod pause;
 mod peer_service;
 mod peers;
 pub mod report;
+pub mod rpcs;
 mod run;
 mod secrets;
 mod session;
@@ -59,7 +61,7 @@ pub use config::Config;
 pub use run::{raise_priority, run};
 
 /// The version of the protocol between agents, and between command line and agent. Both sides refuse another one.
-pub const PROTOCOL: u32 = 9;
+pub const PROTOCOL: u32 = 10;
 
 /// The TCP port on which agents listen for each other.
 pub const PORT: u16 = 4793;

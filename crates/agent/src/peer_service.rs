@@ -10,8 +10,8 @@ use verbatim_channel::{Endpoint, MovedEndpoint, QpProgress};
 
 use crate::PROTOCOL;
 use crate::agent::{Shared, status};
+use crate::authority::{Admitted, Says};
 use crate::caller;
-use crate::directory::HostEntry;
 use crate::faults::Point;
 use crate::forwarding::{self, Forward};
 use crate::instances::record::Record;
@@ -19,6 +19,7 @@ use crate::journal::{Event, Role};
 use crate::pause;
 use crate::proto::peer_server::Peer;
 use crate::proto::*;
+use crate::rpcs::PeerRpc;
 use crate::secrets;
 use crate::session::destination::{self, Destination, Destinations};
 use crate::session::partner::{Partner, Partners};
@@ -78,34 +79,9 @@ impl PeerService {
         self.0.partners.get(session).map_err(|error| status(&error))
     }
 
-    /// A session's first request: does it come from the host that it names as its source?
-    #[allow(clippy::result_large_err, reason = "tonic's own type")]
-    fn source<T>(&self, request: &Request<T>, source: &str) -> Result<&HostEntry, Status> {
-        let caller = caller::identify(request, self.0.peers.directory())?;
-        caller::is_source(caller, source)?;
-        Ok(caller)
-    }
-
-    /// Do all of these ends lie on the caller's host?
-    async fn owns(&self, caller: &HostEntry, ends: &[Endpoint]) -> Result<(), Status> {
-        let gids = ends.iter().map(|end| end.gid);
-        let gids = self.0.gids_among(caller, gids).await;
-        caller::owns(caller, &gids, ends)
-    }
-
-    /// A request about links: do they lead to the caller's host?
-    async fn links(&self, request: Request<LinksRequest>) -> Result<LinksRequest, Status> {
-        let caller = caller::identify(&request, self.0.peers.directory())?;
-        let request_ends = caller::asking_ends(&request.get_ref().links)?;
-        self.owns(caller, &request_ends).await?;
-        Ok(request.into_inner())
-    }
-
-    /// A request about connections: does it come from the source that it names, and do they lead there?
-    async fn of_source<T>(&self, request: &Request<T>, of: &PartnerPrepareRequest) -> Result<(), Status> {
-        let source = self.source(request, &of.source)?;
-        let ends = caller::moving_ends(&of.connections)?;
-        self.owns(source, &ends).await
+    /// The message of a request, if its sender may ask that.
+    async fn admit<T: Says>(&self, rpc: PeerRpc, request: Request<T>) -> Result<T, Status> {
+        Ok(self.0.admit(rpc, request).await?.message)
     }
 
     /// Whether this host's part in a session has come to its good end: whoever asks again has lost the answer.
@@ -123,7 +99,7 @@ impl PeerService {
 #[tonic::async_trait]
 impl Peer for PeerService {
     async fn hello(&self, request: Request<HelloRequest>) -> Reply<HelloReply> {
-        let request = request.into_inner();
+        let request = self.admit(PeerRpc::Hello, request).await?;
         if request.protocol != PROTOCOL {
             tracing::warn!(
                 host = request.host,
@@ -141,15 +117,14 @@ impl Peer for PeerService {
     }
 
     async fn gids(&self, request: Request<GidsRequest>) -> Reply<GidsReply> {
-        caller::identify(&request, self.0.peers.directory())?;
+        self.admit(PeerRpc::Gids, request).await?;
         reply(self.0.own_gids().await.map(|gids| GidsReply {
             gids: gids.iter().map(|gid| gid.to_vec()).collect(),
         }))
     }
 
     async fn resolve(&self, request: Request<ResolveRequest>) -> Reply<ResolveReply> {
-        caller::identify(&request, self.0.peers.directory())?;
-        let endpoint = request.into_inner().endpoint;
+        let endpoint = self.admit(PeerRpc::Resolve, request).await?.endpoint;
         if let Some(endpoint) = &endpoint {
             self.0.held.released(endpoint.qpn, None).await;
         }
@@ -167,12 +142,10 @@ impl Peer for PeerService {
     }
 
     async fn publish(&self, request: Request<PublishRequest>) -> Reply<PublishReply> {
-        let caller = caller::identify(&request, self.0.peers.directory())?.clone();
-        let request = request.into_inner();
+        let request = self.admit(PeerRpc::Publish, request).await?;
         let now = request.now.map(Endpoint::try_from).transpose();
         let now = now.map_err(|error| status(&error))?;
         let endpoint = now.ok_or_else(|| Status::invalid_argument("a queue pair without its number"))?;
-        self.owns(&caller, &[endpoint]).await?;
         let keys = decode(&request.keys).map_err(|error| status(&error))?;
         let published = self.0.forwarding.publish(Forward { endpoint, keys });
         let qpn = published.ok_or_else(|| Status::resource_exhausted("no number is left"))?;
@@ -180,23 +153,20 @@ impl Peer for PeerService {
     }
 
     async fn moved(&self, request: Request<MovedRequest>) -> Reply<Done> {
-        let agent = self.0.clone();
-        let caller = caller::identify(&request, agent.peers.directory())?.clone();
-        let endpoints: Vec<MovedEndpoint> =
-            decode(&request.into_inner().endpoints).map_err(|error| status(&error))?;
-        let now: Vec<_> = endpoints.iter().map(|moved| moved.now).collect();
-        self.owns(&caller, &now).await?;
-        agent.datagrams_moved(endpoints).await;
+        let request = self.admit(PeerRpc::Moved, request).await?;
+        let endpoints: Vec<MovedEndpoint> = decode(&request.endpoints).map_err(|error| status(&error))?;
+        self.0.datagrams_moved(endpoints).await;
         Ok(Response::new(Done {}))
     }
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<Alive, Status>> + Send>>;
 
     async fn watch(&self, request: Request<SessionId>) -> Reply<Self::WatchStream> {
-        let session = request.into_inner().session;
+        let Admitted { caller, message } = self.0.admit(PeerRpc::Watch, request).await?;
+        let (agent, session) = (self.0.clone(), message.session);
+        let begun = agent.watched.begin(session, &caller.name);
+        begun.map_err(|error| Status::permission_denied(error.to_string()))?;
         let (sender, receiver) = tokio::sync::mpsc::channel::<Result<Alive, Status>>(1);
-        let agent = self.0.clone();
-        agent.watched.begin(session);
         tokio::spawn(async move {
             // The source's end closes when its session is over, and when it dies.
             sender.closed().await;
@@ -213,21 +183,20 @@ impl Peer for PeerService {
     }
 
     async fn abort(&self, request: Request<SessionId>) -> Reply<Done> {
-        let (agent, session) = (self.0.clone(), request.into_inner().session);
+        let session = self.admit(PeerRpc::Abort, request).await?.session;
+        let agent = self.0.clone();
         done(step(async move { Self::abort_session(&agent, session).await }).await)
     }
 
     async fn outcome(&self, request: Request<SessionId>) -> Reply<OutcomeReply> {
-        caller::identify(&request, self.0.peers.directory())?;
-        let session = request.into_inner().session;
+        let session = self.admit(PeerRpc::Outcome, request).await?.session;
         Ok(Response::new(OutcomeReply {
             outcome: session::outcome(&self.0.journal.parts(session)).into(),
         }))
     }
 
     async fn check_instance(&self, request: Request<OpenRequest>) -> Reply<CheckInstanceReply> {
-        self.source(&request, &request.get_ref().source)?;
-        let request = request.into_inner();
+        let request = self.admit(PeerRpc::CheckInstance, request).await?;
         let record: Record = serde_json::from_str(&request.instance)
             .map_err(|error| Status::invalid_argument(format!("a malformed instance record: {error}")))?;
         let mut blockers = destination::blockers(&self.0, &record, request.memory_bytes);
@@ -238,12 +207,13 @@ impl Peer for PeerService {
     }
 
     async fn open(&self, request: Request<OpenRequest>) -> Reply<Done> {
-        self.source(&request, &request.get_ref().source)?;
-        let (agent, request) = (self.0.clone(), request.into_inner());
+        let request = self.admit(PeerRpc::Open, request).await?;
+        let agent = self.0.clone();
         done(step(async move { Destinations::open(&agent, &request).await }).await)
     }
 
     async fn place(&self, request: Request<Streaming<FilePart>>) -> Reply<PlaceReply> {
+        let caller = caller::identify(&request, self.0.peers.directory())?.clone();
         let passed = self.0.faults.pass(Point::DestinationPlace).await;
         passed.map_err(|error| status(&error))?;
         let mut parts = request.into_inner();
@@ -251,49 +221,49 @@ impl Peer for PeerService {
         let mut session = None;
         while let Some(part) = parts.next().await {
             let part = part?;
-            let session = match &mut session {
+            let (_, destination) = match &session {
+                Some((of, _)) if *of != part.session => {
+                    return Err(Status::invalid_argument("parts of several sessions in one call"));
+                }
                 Some(session) => session,
-                none => none.insert(
-                    self.0
-                        .destinations
-                        .get(part.session)
-                        .map_err(|error| status(&error))?,
-                ),
+                None => {
+                    self.0.permit(PeerRpc::Place, &caller, &part).await?;
+                    session.insert((part.session, self.destination(part.session)?))
+                }
             };
-            bytes += session
-                .lock()
-                .await
-                .place(&part)
-                .map_err(|error| status(&error))?;
+            let placed = destination.lock().await.place(&part);
+            bytes += placed.map_err(|error| status(&error))?;
         }
         Ok(Response::new(PlaceReply { bytes }))
     }
 
     async fn pre_setup(&self, request: Request<PreSetupRequest>) -> Reply<PreSetupReply> {
-        let request = request.into_inner();
+        let request = self.admit(PeerRpc::PreSetup, request).await?;
         let session = self.destination(request.session)?;
         reply(step(async move { session.lock().await.pre_setup(&request).await }).await)
     }
 
     async fn connect_standby(&self, request: Request<ConnectRequest>) -> Reply<Done> {
-        let request = request.into_inner();
+        let request = self.admit(PeerRpc::ConnectStandby, request).await?;
         let session = self.destination(request.session)?;
         done(step(async move { session.lock().await.connect(request).await }).await)
     }
 
     async fn prepare_restore(&self, request: Request<SessionId>) -> Reply<Done> {
-        let session = self.destination(request.into_inner().session)?;
+        let id = self.admit(PeerRpc::PrepareRestore, request).await?.session;
+        let session = self.destination(id)?;
         done(step(async move { session.lock().await.prepare_restore().await }).await)
     }
 
     async fn restore(&self, request: Request<SessionId>) -> Reply<RestoreReply> {
-        let session = self.destination(request.into_inner().session)?;
+        let id = self.admit(PeerRpc::Restore, request).await?.session;
+        let session = self.destination(id)?;
         let restored = step(async move { session.lock().await.restore().await }).await;
         reply(restored.map(|restore_ms| RestoreReply { restore_ms }))
     }
 
     async fn commit(&self, request: Request<SessionId>) -> Reply<Done> {
-        let id = request.into_inner().session;
+        let id = self.admit(PeerRpc::Commit, request).await?.session;
         let Ok(session) = self.0.destinations.get(id) else {
             // The source asks again after it, or this agent, lost the answer.
             return match self.0.journal.last(id, Role::Destination) {
@@ -314,7 +284,7 @@ impl Peer for PeerService {
     }
 
     async fn claim(&self, request: Request<SessionId>) -> Reply<CountReply> {
-        let id = request.into_inner().session;
+        let id = self.admit(PeerRpc::Claim, request).await?.session;
         if self.is_over(id, Role::Destination) {
             return count(Ok(0));
         }
@@ -323,7 +293,7 @@ impl Peer for PeerService {
     }
 
     async fn resume(&self, request: Request<SessionId>) -> Reply<CountReply> {
-        let id = request.into_inner().session;
+        let id = self.admit(PeerRpc::Resume, request).await?.session;
         if self.is_over(id, Role::Destination) {
             return count(Ok(0));
         }
@@ -332,8 +302,8 @@ impl Peer for PeerService {
     }
 
     async fn check_partner(&self, request: Request<PartnerPrepareRequest>) -> Reply<CheckInstanceReply> {
-        self.of_source(&request, request.get_ref()).await?;
-        let found = Partners::check(&self.0, request.into_inner()).await;
+        let request = self.admit(PeerRpc::CheckPartner, request).await?;
+        let found = Partners::check(&self.0, request).await;
         let blockers = found.err().map(|error| format!("{error:#}"));
         Ok(Response::new(CheckInstanceReply {
             blockers: blockers.into_iter().collect(),
@@ -341,8 +311,8 @@ impl Peer for PeerService {
     }
 
     async fn partner_join(&self, request: Request<PartnerPrepareRequest>) -> Reply<JoinReply> {
-        self.of_source(&request, request.get_ref()).await?;
-        let (agent, request) = (self.0.clone(), request.into_inner());
+        let request = self.admit(PeerRpc::PartnerJoin, request).await?;
+        let agent = self.0.clone();
         let joined = step(async move { Partners::join(&agent, request).await }).await;
         reply(joined.map(|moving| JoinReply {
             moving: moving.unwrap_or_default(),
@@ -350,40 +320,38 @@ impl Peer for PeerService {
     }
 
     async fn partner_leave(&self, request: Request<SessionId>) -> Reply<Done> {
-        caller::identify(&request, self.0.peers.directory())?;
-        self.0.turns.leave(request.into_inner().session);
+        let session = self.admit(PeerRpc::PartnerLeave, request).await?.session;
+        self.0.turns.leave(session);
         Ok(Response::new(Done {}))
     }
 
     async fn let_go(&self, request: Request<LetGoRequest>) -> Reply<Done> {
-        caller::identify(&request, self.0.peers.directory())?;
-        let instance = request.into_inner().instance;
+        let instance = self.admit(PeerRpc::LetGo, request).await?.instance;
         let let_go = self.0.turns.let_go(&instance);
         let _ = tokio::time::timeout(LET_GO_PATIENCE, let_go).await;
         Ok(Response::new(Done {}))
     }
 
     async fn measure_drain(&self, request: Request<MeasureDrainRequest>) -> Reply<MeasureDrainReply> {
-        let of = request.get_ref().session.clone().unwrap_or_default();
-        self.of_source(&request, &of).await?;
-        let (agent, limit_ms) = (self.0.clone(), request.get_ref().limit_ms);
+        let request = self.admit(PeerRpc::MeasureDrain, request).await?;
+        let (agent, of, limit_ms) = (self.0.clone(), request.session, request.limit_ms);
+        let of = of.unwrap_or_default();
         let measured = step(async move { Partners::measure_drain(&agent, of, limit_ms).await }).await;
         reply(measured.map(|us| MeasureDrainReply { us }))
     }
 
     async fn partner_prepare(&self, request: Request<PartnerPrepareRequest>) -> Reply<PartnerPrepareReply> {
-        self.of_source(&request, request.get_ref()).await?;
-        let (agent, request) = (self.0.clone(), request.into_inner());
+        let request = self.admit(PeerRpc::PartnerPrepare, request).await?;
+        let agent = self.0.clone();
         reply(step(async move { Partners::prepare(&agent, request).await }).await)
     }
 
     async fn find_partners(&self, request: Request<FindPartnersRequest>) -> Reply<FindPartnersReply> {
-        let caller = caller::identify(&request, self.0.peers.directory())?.clone();
-        let ends = request.into_inner().ends.into_iter().map(Endpoint::try_from);
+        let request = self.admit(PeerRpc::FindPartners, request).await?;
+        let ends = request.ends.into_iter().map(Endpoint::try_from);
         let ends: Vec<_> = ends
             .collect::<anyhow::Result<_>>()
             .map_err(|error| status(&error))?;
-        self.owns(&caller, &ends).await?;
         reply(
             Partners::find(&self.0, &ends)
                 .await
@@ -392,25 +360,26 @@ impl Peer for PeerService {
     }
 
     async fn partner_connect(&self, request: Request<PartnerConnectRequest>) -> Reply<Done> {
-        let request = request.into_inner();
+        let request = self.admit(PeerRpc::PartnerConnect, request).await?;
         let session = self.partner(request.session)?;
         done(step(async move { session.lock().await.connect(request).await }).await)
     }
 
     async fn partner_suspend(&self, request: Request<SessionId>) -> Reply<Counts> {
-        let session = self.partner(request.into_inner().session)?;
+        let id = self.admit(PeerRpc::PartnerSuspend, request).await?.session;
+        let session = self.partner(id)?;
         let counts = step(async move { session.lock().await.suspend().await }).await;
         reply(counts.map(|counts| Counts { counts }))
     }
 
     async fn partner_drain(&self, request: Request<DrainRequest>) -> Reply<DrainReply> {
-        let request = request.into_inner();
+        let request = self.admit(PeerRpc::PartnerDrain, request).await?;
         let session = self.partner(request.session)?;
         reply(step(async move { session.lock().await.drain(request).await }).await)
     }
 
     async fn partner_stop(&self, request: Request<StopRequest>) -> Reply<StopReply> {
-        let request = request.into_inner();
+        let request = self.admit(PeerRpc::PartnerStop, request).await?;
         let session = self.partner(request.session)?;
         let stopped = step(async move { session.lock().await.stop(&request.connections).await }).await;
         reply(stopped.map(|progress| StopReply {
@@ -419,7 +388,7 @@ impl Peer for PeerService {
     }
 
     async fn partner_settle(&self, request: Request<SettleRequest>) -> Reply<SettleReply> {
-        let request = request.into_inner();
+        let request = self.admit(PeerRpc::PartnerSettle, request).await?;
         let session = self.partner(request.session)?;
         let settled = async move {
             let peers: Vec<(u32, QpProgress)> = decode(&request.progress)?;
@@ -429,7 +398,7 @@ impl Peer for PeerService {
     }
 
     async fn partner_switch(&self, request: Request<SessionId>) -> Reply<CountReply> {
-        let id = request.into_inner().session;
+        let id = self.admit(PeerRpc::PartnerSwitch, request).await?.session;
         if self.is_over(id, Role::Partner) {
             return count(Ok(0));
         }
@@ -438,7 +407,7 @@ impl Peer for PeerService {
     }
 
     async fn partner_resume(&self, request: Request<SessionId>) -> Reply<CountReply> {
-        let id = request.into_inner().session;
+        let id = self.admit(PeerRpc::PartnerResume, request).await?.session;
         if self.is_over(id, Role::Partner) {
             return count(Ok(0));
         }
@@ -447,17 +416,20 @@ impl Peer for PeerService {
     }
 
     async fn share_secrets(&self, request: Request<LinksRequest>) -> Reply<Done> {
-        let (agent, request) = (self.0.clone(), self.links(request).await?);
+        let request = self.admit(PeerRpc::ShareSecrets, request).await?;
+        let agent = self.0.clone();
         done(step(async move { secrets::accept(&agent, request).await }).await)
     }
 
     async fn pause_ends(&self, request: Request<LinksRequest>) -> Reply<Done> {
-        let (agent, request) = (self.0.clone(), self.links(request).await?);
+        let request = self.admit(PeerRpc::PauseEnds, request).await?;
+        let agent = self.0.clone();
         done(step(async move { pause::stop_ends(&agent, request).await }).await)
     }
 
     async fn resume_ends(&self, request: Request<LinksRequest>) -> Reply<ResumeEndsReply> {
-        let (agent, request) = (self.0.clone(), self.links(request).await?);
+        let request = self.admit(PeerRpc::ResumeEnds, request).await?;
+        let agent = self.0.clone();
         let gone = step(async move { pause::resume_ends(&agent, request).await }).await;
         reply(gone.map(|gone| ResumeEndsReply {
             gone: gone.into_iter().map(Into::into).collect(),
@@ -465,8 +437,8 @@ impl Peer for PeerService {
     }
 
     async fn retarget(&self, request: Request<RetargetRequest>) -> Reply<CountReply> {
-        let from = caller::identify(&request, self.0.peers.directory())?.gid();
-        let moved = forwarding::decode(request.into_inner(), from);
+        let Admitted { caller, message } = self.0.admit(PeerRpc::Retarget, request).await?;
+        let moved = forwarding::decode(message, caller.gid());
         count(moved.map(|moved| self.0.forwarding.retarget(&moved)))
     }
 }

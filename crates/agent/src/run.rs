@@ -3,7 +3,6 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use anyhow::{Context, bail};
 use tokio::net::{TcpListener, UnixListener};
@@ -16,14 +15,10 @@ use verbatim_seqpacket::Listener;
 
 use crate::agent::Agent;
 use crate::api::ControlService;
+use crate::caller;
 use crate::config::Config;
 use crate::directory::Directory;
-use crate::faults::Faults;
-use crate::forwarding::Forwarding;
-use crate::guests::Guests;
-use crate::instances::Instances;
 use crate::instances::recovery::recover;
-use crate::journal::Journal;
 use crate::peer_service::PeerService;
 use crate::peers::{Credentials, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, Peers};
 use crate::proto::control_server::ControlServer;
@@ -69,27 +64,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         proxy: config.program.clone(),
     })
     .await?;
-    let journal = config.runtime_dir.join("journal");
-    let forwarding = config.runtime_dir.join("forwarding");
-    let agent = Arc::new(Agent {
-        peers: Peers::new(directory, credentials),
-        guests: Guests::default(),
-        forwarding: Forwarding::open(&forwarding, SystemTime::now())
-            .with_context(|| format!("cannot write {}", forwarding.display()))?,
-        datagrams: Default::default(),
-        gids: Default::default(),
-        held: Default::default(),
-        tools,
-        instances: Instances::default(),
-        controls: Default::default(),
-        destinations: Default::default(),
-        partners: Default::default(),
-        watched: Default::default(),
-        turns: Default::default(),
-        journal: Journal::open(&journal).with_context(|| format!("cannot write {}", journal.display()))?,
-        faults: Faults::new(config.runtime_dir.join("faults"), config.nic_socket()),
-        config,
-    });
+    let agent = Arc::new(Agent::open(config, Peers::new(directory, credentials), tools)?);
 
     recover(&agent)
         .await
@@ -120,7 +95,10 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         UnixListener::bind(&api_path).with_context(|| format!("cannot listen at {}", api_path.display()))?;
     std::fs::set_permissions(&api_path, PermissionsExt::from_mode(0o600))?;
     let api = Server::builder()
-        .add_service(ControlServer::new(ControlService(Arc::clone(&agent))))
+        .add_service(ControlServer::with_interceptor(
+            ControlService(Arc::clone(&agent)),
+            caller::may_command,
+        ))
         .serve_with_incoming(UnixListenerStream::new(unix));
 
     tracing::info!(host = agent.name(), %address, "ready");

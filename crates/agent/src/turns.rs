@@ -216,7 +216,7 @@ mod tests {
             |session, moving, instances: &[&str]| turns.join(&watched, session, moving, names(instances));
         assert!(join(1, "a", &["b"]).is_err());
         for session in [1, 2, 3] {
-            watched.begin(session);
+            watched.begin(session, "a").unwrap();
         }
         assert_eq!(join(1, "a", &["b", "c"]).unwrap(), Joined::Yes);
         // Two partners' sessions do not disturb each other.
@@ -267,7 +267,7 @@ mod tests {
             sessions.spawn(async move {
                 for round in 0..50 {
                     let session = round * INSTANCES + number;
-                    watched.begin(session);
+                    watched.begin(session, "a").unwrap();
                     let others: Vec<u64> = (0..INSTANCES).filter(|other| *other != number).collect();
                     'again: loop {
                         let turn = turns.take(&name(number), session).await;

@@ -104,6 +104,14 @@ impl Criu {
         Err(refusal)
     }
 
+    /// One that is not there: whatever is asked of it fails.
+    pub(crate) fn missing(folder: &Path) -> Self {
+        Self {
+            path: folder.join("criu"),
+            version: OLDEST,
+        }
+    }
+
     /// Takes the CRIU at `path`, if it is new enough.
     pub fn open(path: &Path) -> Result<Self, CriuError> {
         let output = run(path, &["--version"])?;

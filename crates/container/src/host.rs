@@ -57,6 +57,18 @@ impl Host {
         .expect("finding tools does not panic")
     }
 
+    /// A host without runc and CRIU: whatever needs one of them fails. For tests of what needs neither.
+    #[doc(hidden)]
+    pub fn without_tools() -> Self {
+        let nowhere = PathBuf::from("/nonexistent");
+        Self {
+            runc: Runc::missing(&nowhere),
+            criu: Criu::missing(&nowhere),
+            state: nowhere,
+            tracks_memory: Arc::default(),
+        }
+    }
+
     /// runc, as this host uses it.
     pub fn runc(&self) -> &Runc {
         &self.runc

@@ -72,6 +72,17 @@ impl Runc {
         })
     }
 
+    /// One that is not there: whatever is asked of it fails.
+    pub(crate) fn missing(folder: &Path) -> Self {
+        Self {
+            program: folder.join("runc"),
+            root: folder.to_owned(),
+            proxy: folder.join("proxy"),
+            criu: folder.join("criu"),
+            takes_criu_option: false,
+        }
+    }
+
     /// Starts a container in the background and returns its first process, which becomes a child of the nearest
     /// subreaper above us. Takes about 0.1 s.
     ///

@@ -74,8 +74,8 @@ impl Destinations {
         if let Some(blocker) = blockers(agent, &record, request.memory_bytes).into_iter().next() {
             bail!(blocker);
         }
-        if agent.destinations.get(request.session).is_ok() {
-            bail!("the session is open here already");
+        if agent.journal.last(request.session, Role::Destination).is_some() {
+            bail!("a session of that number was opened here already");
         }
         agent.journal.write(
             request.session,
@@ -376,6 +376,12 @@ impl Destination {
     pub async fn connect(&mut self, request: ConnectRequest) -> anyhow::Result<()> {
         self.begin("Connect", Point::DestinationConnect).await?;
         self.partners = request.partners.clone();
+        // They may ask what was decided, also an agent that comes after this one.
+        let partners = Told {
+            partners: Some(request.partners.clone()),
+            ..Told::default()
+        };
+        self.agent.journal.note(self.session, Role::Destination, partners);
         let mut contexts = std::mem::take(&mut self.contexts);
         let owners: HashMap<u32, u32> = contexts
             .iter()

@@ -146,6 +146,9 @@ impl Partners {
         request: PartnerPrepareRequest,
     ) -> anyhow::Result<PartnerPrepareReply> {
         let session = request.session;
+        if agent.journal.last(session, Role::Partner).is_some() {
+            anyhow::bail!("a session of that number was opened here already");
+        }
         let parties = Told::parties(&request.instance, &request.source, &request.destination);
         agent
             .journal

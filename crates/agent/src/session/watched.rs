@@ -2,24 +2,37 @@
 //!
 //! A source watches a session before it asks for anything. What it asked for may be late: it is begun only if the source
 //! has neither gone nor undone the session meanwhile, for then nobody would ever end it.
+//!
+//! Who watches a session first is its source, and nobody else may ask for anything in it ([`crate::authority`]).
 
-use std::collections::HashSet;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Mutex, MutexGuard};
 
 use anyhow::bail;
 
-/// Those at this host.
+/// Those at this host, and who watches each.
 #[derive(Default)]
-pub struct Watched(Mutex<HashSet<u64>>);
+pub struct Watched(Mutex<HashMap<u64, String>>);
 
 impl Watched {
-    fn lock(&self) -> MutexGuard<'_, HashSet<u64>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, String>> {
         self.0.lock().expect("no panic under this lock")
     }
 
-    /// The source watches it.
-    pub fn begin(&self, session: u64) {
-        self.lock().insert(session);
+    /// The host `source` watches it; an error if another one does.
+    pub fn begin(&self, session: u64, source: &str) -> anyhow::Result<()> {
+        match self.lock().entry(session) {
+            Entry::Occupied(other) if other.get() != source => bail!("the session is another host's"),
+            Entry::Occupied(_) => {}
+            Entry::Vacant(free) => _ = free.insert(source.to_owned()),
+        }
+        Ok(())
+    }
+
+    /// The host that watches it.
+    pub fn by(&self, session: u64) -> Option<String> {
+        self.lock().get(&session).cloned()
     }
 
     /// The source is gone, or wants no more of it. To be told before what was begun is looked for and undone.
@@ -29,7 +42,7 @@ impl Watched {
 
     /// May something be begun? To be asked under the lock under which what was begun is looked for.
     pub fn ensure(&self, session: u64) -> anyhow::Result<()> {
-        if !self.lock().contains(&session) {
+        if !self.lock().contains_key(&session) {
             bail!("the source has gone or undone the session meanwhile");
         }
         Ok(())
@@ -44,11 +57,22 @@ mod tests {
     fn nothing_is_begun_for_a_source_that_is_gone() {
         let watched = Watched::default();
         assert!(watched.ensure(1).is_err());
-        watched.begin(1);
-        watched.begin(2);
+        watched.begin(1, "a").unwrap();
+        watched.begin(2, "a").unwrap();
         assert!(watched.ensure(1).is_ok());
         watched.end(1);
         assert!(watched.ensure(1).is_err());
         assert!(watched.ensure(2).is_ok());
+    }
+
+    #[test]
+    fn a_session_is_watched_by_one_host() {
+        let watched = Watched::default();
+        watched.begin(1, "a").unwrap();
+        assert!(watched.begin(1, "b").is_err());
+        assert_eq!(watched.by(1).as_deref(), Some("a"));
+        watched.end(1);
+        assert_eq!(watched.by(1), None);
+        watched.begin(1, "b").unwrap();
     }
 }

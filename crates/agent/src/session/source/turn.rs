@@ -53,11 +53,11 @@ impl Source {
                 self.let_go().await;
             }
             let mut client = self.agent.peers.connect(&host).await?;
-            told(
-                &host,
-                "tell when a move has ended",
-                client.let_go(LetGoRequest { instance: other }).await,
-            )?;
+            let request = LetGoRequest {
+                instance: other,
+                session: self.session,
+            };
+            told(&host, "tell when a move has ended", client.let_go(request).await)?;
         }
     }
 

@@ -1,0 +1,3 @@
+//! The RPCs of the services, from their descriptors (`build.rs`).
+
+include!(concat!(env!("OUT_DIR"), "/rpcs.rs"));
