@@ -52,6 +52,17 @@ pub enum Error {
         /// The end of CRIU's log: its errors and warnings.
         criu_log: Vec<String>,
     },
+    /// A container's tasks could not be frozen, thawed, killed or found out about. What becomes of them is not known.
+    #[error("cannot {action} the tasks of {container}")]
+    Tasks {
+        /// What was tried.
+        action: &'static str,
+        /// The container.
+        container: String,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
     /// A file operation failed.
     #[error("cannot {action} {}", .path.display())]
     File {

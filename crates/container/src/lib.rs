@@ -34,6 +34,7 @@ mod error;
 mod gate;
 mod host;
 mod init;
+mod marker;
 mod name;
 mod netlink;
 mod network;
@@ -42,6 +43,7 @@ mod pre_dump;
 mod proxy;
 mod restore;
 mod runc;
+mod tasks;
 mod timings;
 mod watch;
 
@@ -53,13 +55,14 @@ pub mod fuzzing {
 }
 
 pub use bundle::{Bind, Bundle, BundleConfig, Workload};
-pub use cgroup::remove_cgroup_parent;
+pub use cgroup::{Cgroup, CgroupVersion, remove_cgroup_parent};
 pub use check::{added, blockers};
 pub use checkpoint::{Checkpoint, CheckpointConfig, Dumped};
 pub use criu::{Criu, CriuError, Version};
 pub use error::Error;
 pub use host::{Host, HostConfig};
 pub use init::{Exit, Init};
+pub use marker::released;
 pub use name::{BadName, ContainerName};
 pub use network::{Link, Network, NetworkConfig, NetworkError, mac_of};
 pub use operation::outlast;
@@ -67,4 +70,5 @@ pub use pre_dump::{PreDumpConfig, PreDumped, drop_pages, pre_dump};
 pub use proxy::criu_proxy_main;
 pub use restore::{Restore, RestoreConfig, Restored, Resumed};
 pub use runc::{Runc, State, Status};
+pub use tasks::{Ended, Fact, NotRun, Tasks};
 pub use timings::{Mark, Timings};

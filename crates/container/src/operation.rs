@@ -16,6 +16,7 @@ use verbatim_seqpacket::{Listener, Socket};
 use crate::error::{Error, make_dir};
 use crate::gate::{GATE_VARIABLE, Kind, Order, Report, Stop};
 use crate::host::Host;
+use crate::marker;
 use crate::name::ContainerName;
 use crate::runc::{Runc, last_lines};
 use crate::timings::Timings;
@@ -87,6 +88,10 @@ impl Operation {
         make_dir(work)?;
         // A log of an earlier attempt must not explain this one.
         let _ = std::fs::remove_file(work.join(kind.log_file()));
+        if kind == Kind::Restore {
+            // What an earlier one has done is not what this one does.
+            marker::clear(work).map_err(|source| Error::file("clear the marker in", work, source))?;
+        }
         let path = gate_path(host.state())?;
         let listener = Listener::bind(&path)?;
         let _unlink = Unlink(&path);

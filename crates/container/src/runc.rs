@@ -147,9 +147,14 @@ impl Runc {
         Init::open(pid).map_err(|source| Error::file("open the process named in", pid_file, source))
     }
 
+    /// Where runc keeps what it knows of a container, if it knows it.
+    pub(crate) fn state_file(&self, name: &ContainerName) -> PathBuf {
+        self.root.join(name).join("state.json")
+    }
+
     /// The state of a container; `None` if runc does not know it.
     pub async fn state(&self, name: &ContainerName) -> Result<Option<State>, Error> {
-        if !self.root.join(name).join("state.json").exists() {
+        if !self.state_file(name).exists() {
             return Ok(None);
         }
         let text = self.call("state", &[name.as_str().into()], name).await?;

@@ -1,6 +1,7 @@
 //! The conversation between runc and CRIU, with the gate's two stops in it.
 
 use std::cell::{Cell, RefCell};
+use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -11,7 +12,9 @@ use rustix::net::RecvFlags;
 use verbatim_seqpacket::{Error, Listener, Socket};
 
 use super::request::{self, Response};
+use crate::cgroup::Cgroup;
 use crate::gate::{Kind, Order, Report, Stop, held_path, monotonic_now};
+use crate::marker;
 
 /// Whoever is at the other end of `runc` and of the gate, until CRIU is done. Returns the exit status.
 pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
@@ -25,9 +28,14 @@ pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
     let gate = Socket::connect(gate).with_context(|| format!("the gate at {}", gate.display()))?;
     let runc_pid = runc.peer()?.pid;
     let adapted = request::adapt(&request, runc_pid)?;
+    let marked = match kind {
+        Kind::Restore => Some(mark(adapted.work.as_ref(), runc_pid)?),
+        Kind::Dump | Kind::PreDump => None,
+    };
     let (child, criu) = super::start_criu()?;
     let relay = Relay {
         kind,
+        marked,
         runc,
         criu,
         gate: RefCell::new(gate),
@@ -59,8 +67,21 @@ pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
     relay.pass_on()
 }
 
+/// Writes down that the tasks of a restore have not run; returns the directory in which it says so.
+fn mark(work: Option<&File>, runc_pid: i32) -> anyhow::Result<File> {
+    let work = work
+        .context("runc's request names no work directory")?
+        .try_clone()?;
+    // runc has moved us, and with us CRIU and what it restores, to the container's cgroup, and has stayed outside.
+    let cgroup = Cgroup::apart(std::process::id(), runc_pid.unsigned_abs())?;
+    marker::prepare(&work, &cgroup).context("cannot write the restore's marker")?;
+    Ok(work)
+}
+
 struct Relay {
     kind: Kind,
+    /// Where the marker of a restore is.
+    marked: Option<File>,
     runc: Socket,
     criu: Socket,
     gate: RefCell<Socket>,
@@ -150,11 +171,18 @@ impl Relay {
                 self.runc.send_bytes(notification, &[])?;
                 let order = self.wait_for_order();
                 let answer = self.runc.recv_bytes()?.message;
-                Ok(if order == Order::Commit {
-                    answer
-                } else {
-                    request::refusal()
-                })
+                if order != Order::Commit {
+                    return Ok(request::refusal());
+                }
+                if let Some(work) = self
+                    .marked
+                    .as_ref()
+                    .filter(|_| request::accepts(&answer).unwrap_or(true))
+                {
+                    // Without it nothing may run. Our end is a refusal, too.
+                    marker::release(work).context("cannot rename the restore's marker")?;
+                }
+                Ok(answer)
             }
         }
     }

@@ -90,6 +90,11 @@ pub(super) fn acceptance() -> Vec<u8> {
     notification_answer(true)
 }
 
+/// Whether an answer to a notification lets CRIU go on.
+pub(super) fn accepts(answer: &[u8]) -> Result<bool, Malformed> {
+    Ok(wire::find_varint(answer, req::NOTIFY_SUCCESS)? == Some(1))
+}
+
 fn notification_answer(success: bool) -> Vec<u8> {
     let mut message = Vec::new();
     wire::put_varint(&mut message, req::TYPE, kind::NOTIFY);
@@ -162,6 +167,8 @@ pub(super) fn response(message: &[u8]) -> Result<Response, Malformed> {
 /// A request made ours, and the directories that it names by descriptor, which must stay open as long as CRIU runs.
 pub(super) struct Adapted {
     pub message: Vec<u8>,
+    /// Where CRIU writes its log.
+    pub work: Option<File>,
     pub _directories: Vec<File>,
 }
 
@@ -170,6 +177,7 @@ pub(super) struct Adapted {
 pub(super) fn adapt(request: &[u8], runc_pid: i32) -> anyhow::Result<Adapted> {
     let options = wire::find_bytes(request, req::OPTS)?.context("runc's request has no options")?;
     let mut directories = Vec::new();
+    let mut work = None;
     let mut ours = Vec::new();
     for number in [opts::IMAGES_DIR_FD, opts::WORK_DIR_FD, opts::STATUS_FD] {
         // int32 -1, the default, is ten bytes of varint.
@@ -179,6 +187,12 @@ pub(super) fn adapt(request: &[u8], runc_pid: i32) -> anyhow::Result<Adapted> {
         let path = format!("/proc/{runc_pid}/fd/{theirs}");
         let file = File::open(&path).with_context(|| format!("cannot open {path}"))?;
         wire::put_varint(&mut ours, number, file.as_raw_fd().unsigned_abs().into());
+        if number == opts::WORK_DIR_FD {
+            work = Some(
+                file.try_clone()
+                    .with_context(|| format!("cannot duplicate {path}"))?,
+            );
+        }
         directories.push(file);
     }
     wire::put_varint(&mut ours, opts::LOG_LEVEL, log_level());
@@ -203,6 +217,7 @@ pub(super) fn adapt(request: &[u8], runc_pid: i32) -> anyhow::Result<Adapted> {
     wire::put_bytes(&mut message, req::OPTS, &options);
     Ok(Adapted {
         message,
+        work,
         _directories: directories,
     })
 }
@@ -314,5 +329,8 @@ mod tests {
         };
         assert!(reason.contains("canceled"), "{reason}");
         assert_eq!(operation(&are_you_there()), Ok(None));
+        assert_eq!(accepts(&acceptance()), Ok(true));
+        assert_eq!(accepts(&refusal()), Ok(false));
+        assert_eq!(accepts(b""), Ok(false));
     }
 }
