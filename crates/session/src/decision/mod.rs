@@ -7,13 +7,13 @@
 //!    │ verified: hold            Restored                        Drained
 //!  Asking ───── Commit ────────► Committing: Committed*
 //!    │                           Releasing: marker, tasks run
-//!    │ ◄──────── Runs ────────── Running: Ran*
-//!  Confirming: Ran*
-//!  Finishing ── Switch, Resume ─►  … ───────────────────────────► Switching: Switched*
+//!    │ ◄──────── Runs ────────── Running
+//!  Finishing ── Switch, Resume ─►  … ───────────────────────────► Switching
 //!  Closing: Closed*              Closing: Closed*                Closing: Closed*
 //! ```
 //!
-//! `*`: in the journal before anything that relies on it. Each machine is a pure function of its state and an event; what
+//! `*`: in the journal before anything that relies on it. Ran and Switched are written meanwhile: without them an agent that comes
+//! later asks, and hears the same. Each machine is a pure function of its state and an event; what
 //! it wants done comes back as a list of actions, in order. Of one host's actions for one session, those that touch the
 //! tasks are carried out one after the other.
 //!

@@ -35,9 +35,7 @@ pub enum State {
     RollingBack,
     /// The connections are made to work again as they were.
     Undoing,
-    /// The instance runs at the destination, which is being written down.
-    Confirming,
-    /// The connections change to the new ones.
+    /// The instance runs at the destination: the connections change to the new ones, while that is written down.
     Switching,
     /// All is done; that is being written down.
     Closing(Outcome),
@@ -171,7 +169,9 @@ impl Partner {
                 self.roll_back()
             }
             (State::Drained | State::Asking, Event::Switch | Event::Answer(CommitAnswer::Runs)) => {
-                self.go(State::Confirming, Action::Write(Mark::Switched))
+                // An agent that comes after this one hears the same.
+                self.state = State::Switching;
+                vec![Action::Write(Mark::Switched), Action::Switch]
             }
             (State::Asking, Event::Elapsed(Timer::Ask)) => self.ask(),
 
@@ -181,9 +181,6 @@ impl Partner {
             // Without the record an agent that comes after this one asks, and hears the same.
             (State::RollingBack, Event::Written(Mark::RolledBack, _)) => {
                 self.go(State::Undoing, Action::Undo)
-            }
-            (State::Confirming, Event::Written(Mark::Switched, _)) => {
-                self.go(State::Switching, Action::Switch)
             }
             (State::Undoing, Event::Undone) => self.close(Outcome::RolledBack),
             (State::Switching, Event::Finished) => self.close(Outcome::Committed),

@@ -66,9 +66,7 @@ pub enum State {
     Undoing,
     /// The instance runs on. The others are told until all of them know.
     Telling,
-    /// The instance is the destination's, which is being written down.
-    Confirming,
-    /// What is left to do after the decision is done.
+    /// The instance is the destination's: what is left to do after the decision is done, while that is written down.
     Finishing,
     /// All is done; that is being written down.
     Closing(Outcome),
@@ -217,8 +215,11 @@ impl Source {
             | (State::Working(_), Event::Written(Mark::Deciding, Written::Failed)) => self.roll_back(),
             (State::Holding, Event::Held) => self.ask(Question::Commit),
 
+            // An agent that comes after this one hears the same: what is left to do need not wait for the disk.
             (State::Asking(_) | State::Resolving(..), Event::Answer(CommitAnswer::Runs)) => {
-                self.go(State::Confirming, Action::Write(Mark::Ran))
+                let mut actions = vec![Action::Write(Mark::Ran)];
+                actions.extend(self.finish());
+                actions
             }
             // What an operator forces is not taken back by what the destination said before.
             (State::Asking(_), Event::Answer(CommitAnswer::NotRun(_))) => self.roll_back(),
@@ -249,7 +250,6 @@ impl Source {
             (State::Undoing, Event::Undone) => self.go(State::Telling, Action::Tell),
             (State::Telling, Event::Told) => self.close(Outcome::RolledBack),
 
-            (State::Confirming, Event::Written(Mark::Ran, _)) => self.finish(),
             (State::Finishing, Event::Finished) => self.close(Outcome::Committed),
 
             (State::Closing(outcome), Event::Written(Mark::Closed(_), Written::Durable)) => {

@@ -104,7 +104,6 @@ fn the_source_does_what_its_table_says() {
         State::RollingBack,
         State::Undoing,
         State::Telling,
-        State::Confirming,
         State::Finishing,
     ]);
     states.extend(OUTCOMES.map(State::Closing));
@@ -206,7 +205,6 @@ fn the_partner_does_what_its_table_says() {
         State::Asking,
         State::RollingBack,
         State::Undoing,
-        State::Confirming,
         State::Switching,
     ]);
     states.extend(OUTCOMES.map(State::Closing));

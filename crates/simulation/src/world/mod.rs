@@ -139,7 +139,7 @@ pub struct Common {
     /// What the journal says, on disk.
     pub journal: Option<Standing>,
     /// Records that are being written, in order.
-    pub writes: [Option<Mark>; 2],
+    pub writes: [Option<Mark>; 3],
     /// The machine's timers that run, by their number.
     pub timers: u8,
     /// The host has booted since the session began.
@@ -156,7 +156,7 @@ impl Common {
     fn new() -> Self {
         Self {
             journal: Some(Standing::Opened),
-            writes: [None; 2],
+            writes: [None; 3],
             timers: 0,
             rebooted: false,
             nic: true,
@@ -167,7 +167,7 @@ impl Common {
 
     /// The agent is gone, and with it what it waited for.
     fn forget(&mut self) {
-        self.writes = [None; 2];
+        self.writes = [None; 3];
         self.timers = 0;
     }
 
@@ -189,7 +189,7 @@ impl Common {
 
     fn write(&mut self, mark: Mark) {
         let slot = self.writes.iter_mut().find(|slot| slot.is_none());
-        *slot.expect("a machine writes at most two records at once") = Some(mark);
+        *slot.expect("a machine writes few records at once") = Some(mark);
     }
 
     /// The first record that is being written reaches the disk.
