@@ -61,7 +61,7 @@ pub struct Agent {
     /// Sessions that would meet at a connection.
     pub turns: Turns,
     /// What was decided.
-    pub journal: Journal,
+    pub journal: Arc<Journal>,
     /// Failures to order, for tests.
     pub faults: Faults,
 }
@@ -69,7 +69,7 @@ pub struct Agent {
 impl Agent {
     /// One that goes on with what is in the runtime folder.
     pub fn open(config: Config, peers: Peers, tools: Host) -> anyhow::Result<Self> {
-        let journal = config.runtime_dir.join("journal");
+        let journal = config.state_dir.join("journal");
         let forwarding = config.runtime_dir.join("forwarding");
         Ok(Self {
             peers,
@@ -86,8 +86,7 @@ impl Agent {
             partners: Default::default(),
             watched: Default::default(),
             turns: Default::default(),
-            journal: Journal::open(&journal)
-                .with_context(|| format!("cannot write {}", journal.display()))?,
+            journal: Arc::new(Journal::open(&journal)?),
             faults: Faults::new(config.runtime_dir.join("faults"), config.nic_socket()),
             config,
         })

@@ -18,11 +18,13 @@ mod says;
 use std::collections::BTreeSet;
 
 use tonic::{Request, Status};
+use verbatim_session::Role;
+use verbatim_session::decision::Outcome;
+use verbatim_session::record::Standing;
 
 use crate::agent::Agent;
 use crate::caller;
 use crate::directory::HostEntry;
-use crate::journal::{Event, Role};
 use crate::rpcs::PeerRpc;
 pub use says::Says;
 
@@ -150,11 +152,13 @@ impl Agent {
         };
         for part in parts {
             if part.role == Role::Destination {
-                let arrived = [Event::Committed, Event::Running, Event::Closed];
-                parties.arrived = arrived.contains(&part.last);
+                parties.arrived = matches!(
+                    part.standing,
+                    Standing::Committed | Standing::Ran | Standing::Closed(Outcome::Committed)
+                );
             }
             parties.destination = parties.destination.or(part.told.destination);
-            parties.partners.extend(part.told.partners.into_iter().flatten());
+            parties.partners.extend(part.told.partners);
         }
         Some(parties)
     }

@@ -9,8 +9,10 @@ use verbatim_device::control::SOCKET_NAME as NIC_SOCKET_NAME;
 pub struct Config {
     /// This host's name in the list of hosts and in its certificate.
     pub name: String,
-    /// Sockets, instances, journal; on tmpfs. `/run/verbatim`.
+    /// Sockets, instances; on tmpfs. `/run/verbatim`.
     pub runtime_dir: PathBuf,
+    /// The journal; on a disk, since it must outlive a restart of the machine. `/var/lib/verbatim`.
+    pub state_dir: PathBuf,
     /// The list of hosts: a JSON array of `{"name", "address"}`. `RUNTIME_DIR/hosts.json`.
     pub hosts: PathBuf,
     /// The folder of `ca.pem`, `cert.pem` and `key.pem`. `RUNTIME_DIR/tls`.

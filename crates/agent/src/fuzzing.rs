@@ -3,32 +3,45 @@
 use std::path::Path;
 
 use verbatim_channel::{KeyPair, RoadMap};
+use verbatim_session::Role;
+use verbatim_session::record::{Standing, What};
 
 use crate::instances::record::{self, Record};
-use crate::journal::{Event, Journal, Role, Told};
+use crate::journal::{Journal, Known};
 use crate::memory::place::Placer;
 use crate::proto::FilePart;
 use crate::session::{ProcessKeys, decode, encode};
 
-/// A journal with any content can be opened and gone on in.
-pub fn journal(path: &Path) {
-    let journal = Journal::open(path).expect("damaged lines are passed over");
-    let open = journal.with_last(Role::Source, Event::Opened);
+/// A journal whose first segment has any content is refused, or gone on in.
+pub fn journal(folder: &Path, segment: &str, content: &[u8]) {
+    std::fs::create_dir_all(folder).expect("a folder of the test's own");
+    std::fs::write(folder.join(segment), content).expect("a file of the test's own");
+    let Ok(journal) = Journal::open(folder) else {
+        return;
+    };
+    let before = journal.sessions();
+    let free = (0..)
+        .find(|session| journal.parts(*session).is_empty())
+        .expect("there are more numbers than sessions");
     journal
-        .write(
-            7,
-            Role::Destination,
-            Event::Committed,
-            Told::parties("web", "a", "b"),
-        )
+        .write(free, Role::Destination, What::Committed)
         .expect("it can be written");
-    let again = Journal::open(path).expect("as before");
-    assert_eq!(again.last(7, Role::Destination), Some(Event::Committed));
-    let mut still = again.with_last(Role::Source, Event::Opened);
-    let mut open = open;
-    open.sort();
-    still.sort();
-    assert_eq!(open, still, "one more line changes nothing about other sessions");
+    drop(journal);
+    let again = Journal::open(folder).expect("as before");
+    assert_eq!(again.standing(free, Role::Destination), Some(Standing::Committed));
+    let mut after = again.sessions();
+    after.retain(|known| known.session != free);
+    let standings = |known: &[Known]| -> Vec<_> {
+        known
+            .iter()
+            .map(|known| (known.session, known.role, known.standing))
+            .collect()
+    };
+    assert_eq!(
+        standings(&before),
+        standings(&after),
+        "one more record changes nothing about other sessions"
+    );
 }
 
 /// What another agent says about an instance.

@@ -24,7 +24,7 @@ use verbatim_journal::{AppendError, Durability, Folder, Log};
 use verbatim_session::record::{Entry, Note, Standing, What};
 use verbatim_session::{Phase, Role};
 
-pub use known::{Known, Told};
+pub use known::Known;
 
 /// How many ended sessions are kept with all that happened in them.
 const KEPT_WHOLE: usize = 256;
@@ -86,7 +86,11 @@ impl Inner {
         if bytes <= COMPACT_BYTES || bytes <= 2 * self.bytes_compact {
             return Ok(());
         }
-        if self.known.values().any(|known| known.standing == Standing::Damaged) {
+        if self
+            .known
+            .values()
+            .any(|known| known.standing == Standing::Damaged)
+        {
             // The damaged segments say so as long as they are there.
             return Ok(());
         }
@@ -229,7 +233,10 @@ impl Journal {
 
     /// How this host's part in a session stands.
     pub fn standing(&self, session: u64, role: Role) -> Option<Standing> {
-        self.lock().known.get(&(session, role)).map(|known| known.standing)
+        self.lock()
+            .known
+            .get(&(session, role))
+            .map(|known| known.standing)
     }
 
     /// All that is known, by session and role.
@@ -406,7 +413,10 @@ mod tests {
         assert_eq!(journal.standing(0, Role::Partner), None, "forgotten");
         let over = Some(Standing::Closed(Outcome::Committed));
         assert_eq!(journal.standing(200, Role::Partner), over);
-        assert_eq!(names(&journal, many - 1, Role::Partner), ["Open", "Drain", "Closed"]);
+        assert_eq!(
+            names(&journal, many - 1, Role::Partner),
+            ["Open", "Drain", "Closed"]
+        );
         let steps = names(&journal, undecided, Role::Destination);
         assert_eq!(steps, ["Open", "PreSetup", "Commit"]);
         let standing = journal.standing(undecided, Role::Destination);

@@ -7,6 +7,9 @@ use tokio::sync::Mutex;
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 use verbatim_channel::{Endpoint, MovedEndpoint, QpProgress};
+use verbatim_session::Role;
+use verbatim_session::decision::Outcome;
+use verbatim_session::record::Standing;
 
 use crate::PROTOCOL;
 use crate::agent::{Shared, status};
@@ -15,7 +18,6 @@ use crate::caller;
 use crate::faults::Point;
 use crate::forwarding::{self, Forward};
 use crate::instances::record::Record;
-use crate::journal::{Event, Role};
 use crate::pause;
 use crate::proto::peer_server::Peer;
 use crate::proto::*;
@@ -86,7 +88,17 @@ impl PeerService {
 
     /// Whether this host's part in a session has come to its good end: whoever asks again has lost the answer.
     fn is_over(&self, session: u64, role: Role) -> bool {
-        self.0.journal.last(session, role) == Some(Event::Closed)
+        self.0.journal.standing(session, role) == Some(Standing::Closed(Outcome::Committed))
+    }
+
+    /// What is known here of a decision.
+    fn outcome_of(&self, session: u64) -> OutcomeReply {
+        let parts = self.0.journal.parts(session);
+        let error = parts.iter().rev().find_map(|part| part.told.error.clone());
+        OutcomeReply {
+            outcome: session::outcome(&parts).into(),
+            reason: error.unwrap_or_default(),
+        }
     }
 
     async fn abort_session(agent: &Shared, session: u64) -> anyhow::Result<()> {
@@ -171,13 +183,8 @@ impl Peer for PeerService {
             // The source's end closes when its session is over, and when it dies.
             sender.closed().await;
             agent.watched.end(session);
-            Destinations::abort(&agent, session).await;
-            if let Err(error) = Partners::source_is_lost(&agent, session).await {
-                tracing::warn!(
-                    error = format!("{error:#}"),
-                    "undoing the session of a source that is gone"
-                );
-            }
+            Destinations::source_is_lost(&agent, session).await;
+            Partners::source_is_lost(&agent, session).await;
         });
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
@@ -190,9 +197,7 @@ impl Peer for PeerService {
 
     async fn outcome(&self, request: Request<SessionId>) -> Reply<OutcomeReply> {
         let session = self.admit(PeerRpc::Outcome, request).await?.session;
-        Ok(Response::new(OutcomeReply {
-            outcome: session::outcome(&self.0.journal.parts(session)).into(),
-        }))
+        Ok(Response::new(self.outcome_of(session)))
     }
 
     async fn check_instance(&self, request: Request<OpenRequest>) -> Reply<CheckInstanceReply> {
@@ -262,25 +267,13 @@ impl Peer for PeerService {
         reply(restored.map(|restore_ms| RestoreReply { restore_ms }))
     }
 
-    async fn commit(&self, request: Request<SessionId>) -> Reply<Done> {
+    async fn commit(&self, request: Request<SessionId>) -> Reply<OutcomeReply> {
         let id = self.admit(PeerRpc::Commit, request).await?.session;
         let Ok(session) = self.0.destinations.get(id) else {
-            // The source asks again after it, or this agent, lost the answer.
-            return match self.0.journal.last(id, Role::Destination) {
-                Some(Event::Committed | Event::Running | Event::Closed) => Ok(Response::new(Done {})),
-                Some(Event::RolledBack) => Err(Status::failed_precondition(
-                    "the session was undone here before it was committed",
-                )),
-                // Whoever asks must not take that for a refusal.
-                Some(Event::Opened | Event::Step) => {
-                    Err(Status::unavailable("the session is being undone here"))
-                }
-                None => Err(Status::not_found(
-                    "the journal here does not know the session; was it lost with a restart of the machine?",
-                )),
-            };
+            return Ok(Response::new(self.outcome_of(id)));
         };
-        done(step(async move { session.lock().await.commit().await }).await)
+        let answer = step(async move { Ok(session.lock().await.commit().await) }).await;
+        reply(answer)
     }
 
     async fn claim(&self, request: Request<SessionId>) -> Reply<CountReply> {

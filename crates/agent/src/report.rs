@@ -53,6 +53,21 @@ impl Phase {
         Self::Replay,
     ];
 
+    /// The session's phase that it is a span of.
+    pub fn of_session(self) -> verbatim_session::Phase {
+        use verbatim_session::Phase as Session;
+        match self {
+            Self::PreCopy => Session::Converge,
+            Self::PreSetup => Session::Prepare,
+            Self::WaitBeforeStop | Self::Pause | Self::DumpRDMA => Session::Quiesce,
+            Self::DumpOthers => Session::Freeze,
+            Self::Transfer => Session::Transfer,
+            Self::FullRestore => Session::Restore,
+            Self::RestoreRDMA => Session::Switch,
+            Self::Replay => Session::Resume,
+        }
+    }
+
     /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {

@@ -27,12 +27,16 @@ pub mod recovery;
 pub mod source;
 pub mod under_way;
 pub mod watched;
+mod writer;
 
 use std::time::Duration;
 
 use verbatim_channel::KeyPair;
+use verbatim_session::Role;
+use verbatim_session::decision::{Keep, Outcome as Decided};
+use verbatim_session::record::Standing;
 
-use crate::journal::{Event, Known, Role};
+use crate::journal::Known;
 use crate::peers::reason;
 use crate::proto::outcome_reply::Outcome;
 
@@ -77,16 +81,20 @@ pub fn told<T>(
 }
 
 /// What a host's journal says of the decision: the destination's word is the decision, and the source writes down what
-/// it has heard.
+/// it has heard. A destination whose tasks may still be there says nothing yet.
 pub fn outcome(parts: &[Known]) -> Outcome {
     let mut outcome = Outcome::Unknown;
     for part in parts {
-        match (part.role, part.last) {
-            (Role::Source | Role::Destination, Event::RolledBack) => return Outcome::RolledBack,
-            (Role::Source | Role::Destination, Event::Running | Event::Closed) => return Outcome::Committed,
-            (Role::Source | Role::Destination, _) => outcome = Outcome::Undecided,
-            (Role::Partner, _) => {}
-        }
+        outcome = match (part.role, part.standing) {
+            (Role::Partner, _) => continue,
+            (_, Standing::Ran | Standing::Resolved(Keep::Destination))
+            | (_, Standing::Closed(Decided::Committed)) => return Outcome::Committed,
+            (_, Standing::Closed(Decided::RolledBack))
+            | (Role::Source, Standing::RolledBack | Standing::Resolved(Keep::Source)) => {
+                return Outcome::RolledBack;
+            }
+            _ => Outcome::Undecided,
+        };
     }
     outcome
 }

@@ -308,6 +308,9 @@ pub struct AgentArguments {
     /// The folder of sockets, instances, hosts.json and tls/.
     #[arg(long, default_value = "/run/verbatim")]
     pub runtime_dir: PathBuf,
+    /// The folder of the journal, on a disk that outlives a restart of the machine.
+    #[arg(long, default_value = "/var/lib/verbatim", env = "VERBATIM_STATE_DIR")]
+    pub state_dir: PathBuf,
     /// The bridge to which instances are linked.
     #[arg(long, default_value = "br0")]
     pub bridge: String,

@@ -8,6 +8,7 @@
 //!     supervisor.log
 //!     hosts/HOST/tls/*.pem        the host's certificate, on its way into the host
 //!     hosts/HOST/SERVICE.log
+//!     hosts/HOST/state/           what the host's programs keep on its disk
 //! ```
 
 use crate::config::LabConfig;

@@ -1,13 +1,16 @@
 //! Migrations as an operator sees them: what they have come to, cancelling one, deciding one.
 
 use anyhow::{Context, bail};
+use verbatim_session::Role;
+use verbatim_session::decision::{Keep, Outcome};
+use verbatim_session::record::Standing;
 
 use crate::agent::Shared;
 use crate::instances::State;
-use crate::journal::{Event, Known, Role};
+use crate::journal::Known;
 use crate::proto::resolve_session_request::Keep as Kept;
 use crate::proto::{CancelReply, ResolveSessionRequest, Session, SessionStep};
-use crate::session::control::{Keep, Stage};
+use crate::session::control::Stage;
 
 /// Rolls back the migration of an instance of this host; returns when the instance runs on.
 pub async fn cancel(agent: &Shared, name: &str) -> anyhow::Result<CancelReply> {
@@ -34,19 +37,21 @@ pub fn all(agent: &Shared) -> Vec<Session> {
 }
 
 fn state(agent: &Shared, known: &Known) -> &'static str {
-    match known.last {
-        Event::Closed => "committed",
-        Event::RolledBack => "rolled back",
-        Event::Running => "finishing",
-        Event::Committed if known.role == Role::Source => {
+    match known.standing {
+        Standing::Closed(Outcome::Committed) => "committed",
+        Standing::Closed(Outcome::RolledBack) | Standing::RolledBack | Standing::Resolved(Keep::Source) => {
+            "rolled back"
+        }
+        Standing::Ran | Standing::Switched | Standing::Resolved(Keep::Destination) => "finishing",
+        Standing::Committed => "finishing",
+        Standing::Deciding | Standing::Damaged if known.role == Role::Source => {
             let stage = agent.controls.of_session(known.session);
             match stage.map(|control| control.stage()) {
                 Some(Stage::InDoubt) | None => "in doubt",
                 Some(_) => "open",
             }
         }
-        Event::Committed => "finishing",
-        Event::Opened | Event::Step => "open",
+        Standing::Opened | Standing::Deciding | Standing::Drained | Standing::Damaged => "open",
     }
 }
 
@@ -59,7 +64,7 @@ fn describe(agent: &Shared, known: Known) -> Session {
         steps,
         ..
     } = known;
-    let bytes = told.bytes.unwrap_or_default();
+    let bytes = told.bytes;
     let steps = steps
         .into_iter()
         .map(|(unix_ms, name)| SessionStep { name, unix_ms });
@@ -72,7 +77,7 @@ fn describe(agent: &Shared, known: Known) -> Session {
         role: role.name().to_owned(),
         state,
         steps: steps.collect(),
-        partners: told.partners.unwrap_or_default(),
+        partners: told.partners,
         pre_copy_bytes: bytes.pre_copy,
         stop_and_copy_bytes: bytes.stop_and_copy,
         error: told.error.unwrap_or_default(),

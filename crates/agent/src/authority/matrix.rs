@@ -18,7 +18,6 @@ use crate::api::ControlService;
 use crate::caller;
 use crate::config::Config;
 use crate::directory::Directory;
-use crate::journal::{Event, Role, Told};
 use crate::peer_service::PeerService;
 use crate::peers::{Credentials, Peers};
 use crate::proto::control_client::ControlClient;
@@ -85,20 +84,35 @@ impl Scene {
     fn stage(self, agent: &Agent) -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let session = NEXT.fetch_add(1, Ordering::Relaxed);
-        let parties = Told::parties("web", "source", "destination");
-        let with_partners = Told {
-            partners: Some(vec!["partner".to_owned()]),
-            ..parties.clone()
+        let opened = || {
+            What::Opened(Parties {
+                instance: "web".to_owned(),
+                source: "source".to_owned(),
+                destination: "destination".to_owned(),
+            })
         };
-        let write = |role, event, told| agent.journal.write(session, role, event, told).unwrap();
+        let partners = || {
+            What::Note(Note {
+                partners: vec!["partner".to_owned()],
+                ..Note::default()
+            })
+        };
+        let write = |role, what| agent.journal.write(session, role, what).unwrap();
         match self {
-            Self::SourceOpen => write(Role::Source, Event::Opened, with_partners),
-            Self::DestinationOpen => write(Role::Destination, Event::Opened, with_partners),
-            Self::DestinationAlone => {
-                write(Role::Destination, Event::Opened, with_partners);
-                write(Role::Destination, Event::Running, Told::default());
+            Self::SourceOpen => {
+                write(Role::Source, opened());
+                write(Role::Source, partners());
             }
-            Self::PartnerOpen | Self::PartnerAlone => write(Role::Partner, Event::Opened, parties),
+            Self::DestinationOpen => {
+                write(Role::Destination, opened());
+                write(Role::Destination, partners());
+            }
+            Self::DestinationAlone => {
+                write(Role::Destination, opened());
+                write(Role::Destination, partners());
+                write(Role::Destination, What::Ran);
+            }
+            Self::PartnerOpen | Self::PartnerAlone => write(Role::Partner, opened()),
             Self::Unknown => {}
         }
         if matches!(self, Self::DestinationOpen | Self::PartnerOpen) {

@@ -1,25 +1,30 @@
 //! What an agent finds that comes after one that died.
 //!
-//! Instances that run are taken over, and migrations of theirs are brought to an end ([`crate::session::recovery`]).
-//! Everything else that lies about is what a migration to this host, or an instance that has ended since, left behind,
-//! and is removed.
+//! Instances that run are taken over. What a migration of theirs left unfinished is brought to its end first
+//! ([`crate::session::recovery`]). Everything else that lies about is what an instance that has ended since left behind, and is
+//! removed. What cannot be looked at, since the RNIC is not there yet for one, is left alone and looked at again.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use verbatim_container::{ContainerName, Init, Status};
 
 use super::Instance;
 use super::home::{Home, Kept, Paths, Undecided};
 use crate::agent::Shared;
-use crate::journal::Role;
 use crate::session::recovery;
 
+/// The pause before something is looked at again.
+const PAUSE: Duration = Duration::from_millis(500);
+
 /// An instance that was found.
-struct Found {
-    instance: Arc<Instance>,
-    undecided: Option<Undecided>,
+pub struct Found {
+    /// It is this agent's.
+    pub instance: Arc<Instance>,
+    /// Its tasks are frozen for a decision.
+    pub undecided: Option<Undecided>,
 }
 
 /// Takes over what runs and removes the rest.
@@ -36,36 +41,61 @@ pub async fn recover(agent: &Shared) -> anyhow::Result<()> {
         );
     }
     names.extend(agent.tools.runc().list()?.iter().map(ToString::to_string));
+    let in_sessions = recovery::take_up(agent)?;
     for name in names {
-        match take_over(agent, &name).await {
-            Ok(Some(Found { instance, undecided })) => {
-                tracing::info!(instance = name, "taken over");
-                recovery::take_up(agent, instance, undecided);
-            }
-            Ok(None) => {
-                tracing::info!(instance = name, "leftovers are removed");
-                clear(agent, &name)
-                    .await
-                    .with_context(|| format!("removing what is left of {name}"))?;
-            }
-            Err(error) => {
-                tracing::error!(
-                    instance = name,
-                    error = format!("{error:#}"),
-                    "runs, but cannot be taken over"
-                );
-            }
+        if in_sessions.contains(&name) {
+            continue;
+        }
+        if let Err(error) = settle(agent, &name).await {
+            tracing::error!(
+                instance = name,
+                error = format!("{error:#}"),
+                "cannot be taken over yet; it is tried again"
+            );
+            tokio::spawn(settle_later(Arc::clone(agent), name));
         }
     }
-    recovery::close_the_rest(agent)
+    Ok(())
 }
 
-/// The instance, if it lives here; it is this agent's from now on.
-async fn take_over(agent: &Shared, name: &str) -> anyhow::Result<Option<Found>> {
+/// Takes an instance over, or removes what is left of one.
+async fn settle(agent: &Shared, name: &str) -> anyhow::Result<()> {
+    match take_over(agent, name, false).await? {
+        Some(_) => tracing::info!(instance = name, "taken over"),
+        None => {
+            tracing::info!(instance = name, "leftovers are removed");
+            clear(agent, name)
+                .await
+                .with_context(|| format!("removing what is left of {name}"))?;
+        }
+    }
+    Ok(())
+}
+
+async fn settle_later(agent: Shared, name: String) {
+    // Nobody makes another one of that name meanwhile.
+    let _reservation = agent.instances.reserve(&name);
+    loop {
+        tokio::time::sleep(PAUSE).await;
+        match settle(&agent, &name).await {
+            Ok(()) => return,
+            Err(error) => tracing::debug!(instance = name, error = format!("{error:#}"), "not yet"),
+        }
+    }
+}
+
+/// The instance, if it lives here; it is this agent's from now on. `moving`: a session has still to do with it.
+///
+/// An error says that this is not known.
+pub async fn take_over(agent: &Shared, name: &str, moving: bool) -> anyhow::Result<Option<Found>> {
     let paths = Paths::new(&agent.config.runtime_dir, name);
-    let Ok(text) = std::fs::read(&paths.record) else {
-        verbatim_container::outlast(&paths.work).await?;
-        return Ok(None);
+    let text = match std::fs::read(&paths.record) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            verbatim_container::outlast(&paths.work).await?;
+            return Ok(None);
+        }
+        Err(error) => return Err(error).with_context(|| format!("cannot read {}", paths.record.display())),
     };
     let Kept {
         record,
@@ -77,12 +107,9 @@ async fn take_over(agent: &Shared, name: &str) -> anyhow::Result<Option<Found>> 
         verbatim_container::outlast(&paths.work).await?;
     }
     let state = agent.tools.runc().state(&record.name).await?;
-    let alive = state.is_some_and(|state| {
-        let runs = state.status == Status::Running || undecided.is_some() && state.status != Status::Stopped;
-        runs && state.pid == init_pid
-    });
-    if !alive {
-        // If it was undecided: the tasks are gone, so there is nothing that could run twice.
+    // Frozen ones are there, too.
+    let is_there = state.is_some_and(|state| state.status != Status::Stopped && state.pid == init_pid);
+    if !is_there {
         return Ok(None);
     }
     // Those of a move that came to nothing, or of the arrival here.
@@ -93,23 +120,14 @@ async fn take_over(agent: &Shared, name: &str) -> anyhow::Result<Option<Found>> 
     }
     let init = Init::open(init_pid)?;
     let home = Home::open(&agent.config, record, &agent.guests, agent)?;
-    let moving = agent.journal.sessions().iter().any(|known| {
-        !known.has_ended()
-            && known.role != Role::Partner
-            && known.told.instance.as_deref() == Some(home.record.name.as_str())
-    });
-    if undecided.is_some() && !moving {
-        bail!(
-            "the journal does not know the migration that it was frozen for; see `verbatim sessions --all`"
-        );
-    }
     let init = std::future::ready(Ok(init));
     let instance = Instance::take_over(home, init_pid, init, moving);
     agent.instances.insert(Arc::clone(&instance));
     Ok(Some(Found { instance, undecided }))
 }
 
-async fn clear(agent: &Shared, name: &str) -> anyhow::Result<()> {
+/// Removes what is left of an instance that does not run here.
+pub async fn clear(agent: &Shared, name: &str) -> anyhow::Result<()> {
     if let Ok(container) = ContainerName::new(name)
         && agent.tools.runc().state(&container).await?.is_some()
     {

@@ -7,15 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::bail;
 use tokio::sync::watch;
-
-/// Which copy an operator keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Keep {
-    /// The frozen one at the source.
-    Source,
-    /// The one at the destination.
-    Destination,
-}
+use verbatim_session::decision::Keep;
 
 /// How far the decision is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,12 +111,13 @@ impl Control {
         self.decision.send_replace(Some(keep));
     }
 
-    /// Waits for an operator's decision.
+    /// Waits for an operator's decision, and takes it.
     pub async fn resolved(&self) -> Keep {
         let mut decision = self.decision.subscribe();
         loop {
             let known = *decision.borrow_and_update();
             if let Some(keep) = known {
+                self.decision.send_replace(None);
                 return keep;
             }
             // The sender is part of self.

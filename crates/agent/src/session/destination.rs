@@ -1,5 +1,8 @@
 //! The destination's part of a session.
 
+mod decision;
+mod recover;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -17,8 +20,12 @@ use verbatim_channel::{
 use verbatim_container::{Link, Restore, RestoreConfig, Restored};
 use verbatim_device::control::QpType;
 use verbatim_device::gids::counterpart;
+use verbatim_session::decision::Outcome;
+use verbatim_session::decision::destination::{Destination as Machine, Event};
+use verbatim_session::record::{Note, Parties, What};
+use verbatim_session::{Phase, Role};
 
-use super::driver::Driver;
+use super::writer::Writer;
 use super::{ProcessKeys, Resumed, decode, encode, in_time};
 use crate::agent::Shared;
 use crate::allocator;
@@ -29,7 +36,6 @@ use crate::guests::{Guest, unexpected};
 use crate::instances::home::{Home, Paths};
 use crate::instances::record::Record;
 use crate::instances::{Instance, Reservation};
-use crate::journal::{Event, Role, Told};
 use crate::keeper::Keeper;
 use crate::memory::beneath;
 use crate::memory::place::Placer;
@@ -74,21 +80,24 @@ impl Destinations {
         if let Some(blocker) = blockers(agent, &record, request.memory_bytes).into_iter().next() {
             bail!(blocker);
         }
-        if agent.journal.last(request.session, Role::Destination).is_some() {
+        if agent
+            .journal
+            .standing(request.session, Role::Destination)
+            .is_some()
+        {
             bail!("a session of that number was opened here already");
         }
-        agent.journal.write(
-            request.session,
-            Role::Destination,
-            Event::Opened,
-            Told::parties(record.name.as_str(), &request.source, agent.name()),
-        )?;
-        let opened = Self::make(agent, request.session, record).await;
+        let parties = Parties {
+            instance: record.name.to_string(),
+            source: request.source.clone(),
+            destination: agent.name().to_owned(),
+        };
+        let (journal, session) = (&agent.journal, request.session);
+        journal.write(session, Role::Destination, What::Opened(parties))?;
+        let opened = Self::make(agent, session, record).await;
         if let Err(error) = &opened {
-            let told = Told::error(error);
-            agent
-                .journal
-                .write(request.session, Role::Destination, Event::RolledBack, told)?;
+            journal.failed(session, Role::Destination, error);
+            journal.write(session, Role::Destination, What::Closed(Outcome::RolledBack))?;
         }
         opened
     }
@@ -101,27 +110,8 @@ impl Destinations {
             agent.instances.remove(&gone);
         }
         let paths = Paths::new(&agent.config.runtime_dir, record.name.as_str());
-        let destination = Arc::new(tokio::sync::Mutex::new(Destination {
-            agent: Arc::clone(agent),
-            session,
-            runtime: Placer::new(paths.folder),
-            images: Placer::new(paths.images),
-            home: None,
-            _reservation: Some(reservation),
-            contexts: Vec::new(),
-            keys: Vec::new(),
-            moved: Vec::new(),
-            partners: Vec::new(),
-            keeper: None,
-            restore: None,
-            restored: None,
-            instance: None,
-            turn: None,
-            guests: None,
-            lost: Vec::new(),
-            resumed: false,
-            driven: false,
-        }));
+        let destination = Destination::new(agent, session, &paths, Machine::begin(), Some(reservation));
+        let destination = Arc::new(tokio::sync::Mutex::new(destination));
         // Known before anything is made, so that whoever undoes the session meanwhile waits for it and then undoes it.
         let mut opening = destination.lock().await;
         {
@@ -145,76 +135,39 @@ impl Destinations {
         Ok(())
     }
 
-    /// The source is gone, or wants no more of a session. One that was not committed is undone and forgotten; of one
-    /// that was, what is left to do is done, which is not waited for.
+    /// The source wants no more of a session.
     pub async fn abort(agent: &Shared, session: u64) {
+        Self::hear(agent, session, Event::Abort).await;
+    }
+
+    /// The source is gone. A session that was not committed is undone; of one that was, what is left to do is done.
+    pub async fn source_is_lost(agent: &Shared, session: u64) {
+        Self::hear(agent, session, Event::SourceLost).await;
+    }
+
+    async fn hear(agent: &Shared, session: u64, event: Event) {
         let Some(destination) = agent.destinations.lock().get(&session).cloned() else {
             return;
         };
         let mut destination = destination.lock().await;
-        if destination.instance.is_none() {
-            destination.abort().await;
-        } else if !destination.resumed {
-            destination.drive();
-            return;
+        destination.decide(event).await;
+        if destination.is_over() {
+            agent.destinations.close(session);
         }
-        agent.destinations.lock().remove(&session);
     }
 
-    /// Takes up a session in which an earlier agent let the instance run here and did not come to the end.
-    pub fn take_up(agent: &Shared, session: u64, instance: Arc<Instance>) -> anyhow::Result<()> {
-        let keeper = Keeper::find(&agent.config, session).context(
-            "nobody has kept the instance's RNIC connections; it runs, but its connections are lost",
-        )?;
-        let mut destination = Destination {
-            agent: Arc::clone(agent),
-            session,
-            runtime: Placer::new(instance.home.paths.folder.clone()),
-            images: Placer::new(instance.home.paths.images.clone()),
-            home: None,
-            _reservation: None,
-            contexts: Vec::new(),
-            keys: Vec::new(),
-            moved: Vec::new(),
-            partners: Vec::new(),
-            keeper: None,
-            restore: None,
-            restored: None,
-            turn: Some(agent.turns.have(instance.name(), session)),
-            instance: Some(instance),
-            guests: None,
-            lost: Vec::new(),
-            resumed: false,
-            driven: false,
-        };
-        for (label, fds) in keeper.take::<Kept>()? {
-            match (label, fds.into_iter().next()) {
-                (Kept::Context { pid, claimed }, Some(connection)) => {
-                    let context = StandbyContext::take_over(connection, claimed);
-                    destination.contexts.push((pid, context));
-                }
-                (Kept::Context { .. }, None) => bail!("a connection is missing at the keeper"),
-                (
-                    Kept::Session {
-                        keys,
-                        moved,
-                        partners,
-                    },
-                    _,
-                ) => {
-                    (destination.keys, destination.moved) = (keys, moved);
-                    destination.partners = partners;
-                }
-            }
-        }
-        destination.keeper = Some(keeper);
+    /// Makes a session known that an earlier agent took part in.
+    pub fn insert(
+        agent: &Shared,
+        session: u64,
+        destination: Destination,
+    ) -> Arc<tokio::sync::Mutex<Destination>> {
         let destination = Arc::new(tokio::sync::Mutex::new(destination));
         agent
             .destinations
             .lock()
             .insert(session, Arc::clone(&destination));
-        tokio::spawn(async move { destination.lock().await.drive() });
-        Ok(())
+        destination
     }
 
     /// Forgets a session that has come to its end.
@@ -271,6 +224,11 @@ pub struct Destination {
     home: Option<Home>,
     /// Of the name; an instance that has arrived needs none.
     _reservation: Option<Reservation>,
+    machine: Machine,
+    writer: Writer,
+    /// Why the session cannot go on.
+    why: String,
+    paths: Paths,
     runtime: Placer,
     images: Placer,
     /// By process, in the order of its contexts.
@@ -294,11 +252,42 @@ pub struct Destination {
     lost: Vec<u32>,
     /// Their requests reach the RNIC.
     resumed: bool,
-    /// The source is gone, and this host does what is left to do.
-    driven: bool,
 }
 
 impl Destination {
+    fn new(
+        agent: &Shared,
+        session: u64,
+        paths: &Paths,
+        machine: Machine,
+        reservation: Option<Reservation>,
+    ) -> Self {
+        Self {
+            agent: Arc::clone(agent),
+            session,
+            machine,
+            writer: Writer::new(&agent.journal, session, Role::Destination),
+            why: String::new(),
+            runtime: Placer::new(paths.folder.clone()),
+            images: Placer::new(paths.images.clone()),
+            paths: paths.clone(),
+            home: None,
+            _reservation: reservation,
+            contexts: Vec::new(),
+            keys: Vec::new(),
+            moved: Vec::new(),
+            partners: Vec::new(),
+            keeper: None,
+            restore: None,
+            restored: None,
+            instance: None,
+            turn: None,
+            guests: None,
+            lost: Vec::new(),
+            resumed: false,
+        }
+    }
+
     fn home(&self) -> anyhow::Result<&Home> {
         self.home
             .as_ref()
@@ -319,7 +308,8 @@ impl Destination {
 
     /// Makes the standby contexts.
     pub async fn pre_setup(&mut self, request: &PreSetupRequest) -> anyhow::Result<PreSetupReply> {
-        self.begin("PreSetup", Point::DestinationPreSetup).await?;
+        self.begin(Phase::Prepare, "PreSetup", Point::DestinationPreSetup)
+            .await?;
         let road_maps: Vec<RoadMap> = decode(&request.road_maps)?;
         let home = self.home()?;
         let (nic, name) = (self.agent.config.nic_socket(), home.record.name.to_string());
@@ -374,12 +364,13 @@ impl Destination {
 
     /// Connects the standby queue pairs.
     pub async fn connect(&mut self, request: ConnectRequest) -> anyhow::Result<()> {
-        self.begin("Connect", Point::DestinationConnect).await?;
+        self.begin(Phase::Prepare, "Connect", Point::DestinationConnect)
+            .await?;
         self.partners = request.partners.clone();
         // They may ask what was decided, also an agent that comes after this one.
-        let partners = Told {
-            partners: Some(request.partners.clone()),
-            ..Told::default()
+        let partners = Note {
+            partners: request.partners.clone(),
+            ..Note::default()
         };
         self.agent.journal.note(self.session, Role::Destination, partners);
         let mut contexts = std::mem::take(&mut self.contexts);
@@ -456,7 +447,7 @@ impl Destination {
 
     /// Makes the bundle and starts runc and CRIU, which wait for the images.
     pub async fn prepare_restore(&mut self) -> anyhow::Result<()> {
-        self.begin("PrepareRestore", Point::DestinationPrepareRestore)
+        self.begin(Phase::Prepare, "PrepareRestore", Point::DestinationPrepareRestore)
             .await?;
         let config = self.agent.config.clone();
         let home = self
@@ -484,73 +475,17 @@ impl Destination {
     /// Restores the tasks, which do not run yet; says how many milliseconds that took.
     pub async fn restore(&mut self) -> anyhow::Result<f64> {
         let begun = Instant::now();
-        if self.begin("FullRestore", Point::DestinationRestore).await? {
+        if self
+            .begin(Phase::Restore, "FullRestore", Point::DestinationRestore)
+            .await?
+        {
             let inventory: PathBuf = self.home()?.paths.images.join("inventory.img");
             File::options().write(true).open(&inventory)?.set_len(3)?;
         }
         let restore = self.restore.take().context("the restore was not prepared")?;
         self.restored = Some(restore.restore().await?);
+        self.decide(Event::Restored).await;
         Ok(milliseconds(begun.elapsed()))
-    }
-
-    /// The decision: lets the tasks run. An error means that they have not run, and will not.
-    pub async fn commit(&mut self) -> anyhow::Result<()> {
-        if self.instance.is_some() {
-            // The answer to an earlier request was lost.
-            return Ok(());
-        }
-        self.agent.faults.pass(Point::DestinationCommit).await?;
-        self.contexts_are_alive()?;
-        let restored = self.restored.take().context("nothing was restored")?;
-        let home = self.home()?;
-        let gate = home.gate()?;
-        // Before CRIU is told, so that whoever asks again gets the right answer, whatever happens to this agent: one that
-        // comes after it finds the tasks if they run.
-        let pid = restored.pid().context("CRIU did not name the first process")?;
-        home.keep_record(pid, None)?;
-        self.write(Event::Committed)?;
-        let passed = self.agent.faults.pass(Point::DestinationCommitted).await;
-        if let Err(error) = passed.and_then(|_| self.contexts_are_alive()) {
-            restored.abort().await?;
-            self.write(Event::RolledBack)?;
-            return Err(error);
-        }
-        let mut attached = Ok(());
-        let resumed = match restored.resume_with(|| attached = home.attach()).await {
-            Ok(resumed) => resumed,
-            Err(error) => {
-                self.write(Event::RolledBack)?;
-                return Err(error.into());
-            }
-        };
-        // From here on there is no way back; what fails is told, and the instance stays.
-        let opened = gate.open_up().context("the gate does not open");
-        let written = self.write(Event::Running);
-        for failed in [attached, opened, written].into_iter().filter_map(Result::err) {
-            tracing::error!(
-                error = format!("{failed:#}"),
-                "the instance has arrived, but not all is well"
-            );
-        }
-        let home = self.home.take().context("the session was undone")?;
-        for qpn in self
-            .contexts
-            .iter()
-            .flat_map(|(_, context)| context.physical_qpns())
-        {
-            // A number that an earlier queue pair took along when it left is this one's now.
-            self.agent.forwarding.remove(qpn);
-        }
-        self.turn = Some(self.agent.turns.have(home.record.name.as_str(), self.session));
-        let init_pid = resumed.init.pid();
-        let init = async { Ok(resumed.settled().await?) };
-        let instance = Instance::start(home, init_pid, init, true);
-        self.agent.instances.insert(Arc::clone(&instance));
-        self.instance = Some(instance);
-        if let Err(error) = self.agent.faults.pass(Point::DestinationRunning).await {
-            tracing::warn!("{error:#}");
-        }
-        Ok(())
     }
 
     fn contexts_are_alive(&self) -> anyhow::Result<()> {
@@ -561,21 +496,23 @@ impl Destination {
     }
 
     /// A step begins that may be refused.
-    async fn begin(&self, step: &str, point: Point) -> anyhow::Result<bool> {
-        self.agent.journal.step(self.session, Role::Destination, step);
+    async fn begin(&self, phase: Phase, step: &str, point: Point) -> anyhow::Result<bool> {
+        self.agent
+            .journal
+            .step(self.session, Role::Destination, phase, step);
         self.agent.faults.pass(point).await
-    }
-
-    fn write(&self, event: Event) -> anyhow::Result<()> {
-        let journal = &self.agent.journal;
-        let written = journal.write(self.session, Role::Destination, event, Told::default());
-        written.context("the journal cannot be written")
     }
 
     /// Gives the processes their contexts; says how many RECVs were posted again. Those that have theirs are passed over.
     pub async fn claim(&mut self) -> anyhow::Result<u64> {
-        self.begin("RestoreRDMA", Point::DestinationClaim).await?;
-        let instance = self.instance.as_ref().context("the session is not committed")?;
+        self.begin(Phase::Switch, "RestoreRDMA", Point::DestinationClaim)
+            .await?;
+        let Some(instance) = &self.instance else {
+            // It has run, and has ended since.
+            self.must_be_committed()?;
+            self.guests = Some(Vec::new());
+            return Ok(0);
+        };
         let mut by_process: BTreeMap<u32, Vec<_>> = BTreeMap::new();
         for (pid, context) in &self.contexts {
             let handed = context.hand_over()?;
@@ -651,7 +588,9 @@ impl Destination {
 
     /// Lets the processes' requests reach the RNIC.
     pub async fn resume(&mut self) -> anyhow::Result<Resumed> {
-        self.begin("Replay", Point::DestinationResume).await?;
+        self.begin(Phase::Resume, "Replay", Point::DestinationResume)
+            .await?;
+        self.must_be_committed()?;
         if self.resumed {
             return Ok(Resumed::default());
         }
@@ -694,56 +633,12 @@ impl Destination {
         if let Some(keeper) = self.keeper.take() {
             keeper.end();
         }
-        self.write(Event::Closed)?;
         self.resumed = true;
         self.turn = None;
+        self.decide(Event::Finished).await;
         // Beside the answer, which ends a blackout.
         tokio::task::spawn_blocking(allocator::return_freed_memory);
         Ok(resumed)
-    }
-
-    /// Undoes everything, which is possible up to the commit.
-    async fn abort(&mut self) {
-        if let Some(restored) = self.restored.take()
-            && let Err(error) = restored.abort().await
-        {
-            tracing::warn!(
-                error = format!("{:#}", anyhow::Error::from(error)),
-                "undoing a restore"
-            );
-        }
-        if let Some(restore) = self.restore.take()
-            && let Err(error) = restore.cancel().await
-        {
-            tracing::warn!(
-                error = format!("{:#}", anyhow::Error::from(error)),
-                "cancelling a restore"
-            );
-        }
-        self.contexts.clear();
-        if let Some(keeper) = self.keeper.take() {
-            keeper.end();
-        }
-        if let Some(home) = self.home.take() {
-            let _ = tokio::task::spawn_blocking(move || home.remove()).await;
-            if let Err(error) = self.write(Event::RolledBack) {
-                tracing::warn!("{error:#}");
-            }
-        }
-    }
-
-    /// The source is gone after its decision: this host does in its place what is left to do.
-    fn drive(&mut self) {
-        if self.resumed || std::mem::replace(&mut self.driven, true) {
-            return;
-        }
-        let (agent, session) = (Arc::clone(&self.agent), self.session);
-        let partners = self.partners.iter().map(|name| (name.clone(), None));
-        let driver = Driver::new(&agent, session, (agent.name().to_owned(), None), partners);
-        tokio::spawn(async move {
-            driver.finish().await;
-            agent.destinations.close(session);
-        });
     }
 }
 

@@ -1,5 +1,6 @@
 //! The part of a partner's host in a session.
 
+mod decision;
 pub mod members;
 mod relocated;
 mod stopped;
@@ -15,25 +16,25 @@ use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use verbatim_channel::{Answer, Endpoint, KeyPair, Order, Scope, StandbyPeer};
 use verbatim_seqpacket::Socket;
+use verbatim_session::decision::partner::{Event, Partner as Machine};
+use verbatim_session::decision::{Fact, Outcome};
+use verbatim_session::record::{Parties, Standing, What};
+use verbatim_session::{Phase, Role};
 
-use super::{PAUSE, Resumed, decode, in_time, under_way};
+use super::writer::Writer;
+use super::{Resumed, decode, in_time, under_way};
 use crate::agent::Shared;
 use crate::allocator;
 use crate::faults::Point;
 use crate::forwarding::{self, Forward, Moved};
 use crate::guests::unexpected;
-use crate::journal::{Event, Role, Told};
-use crate::proto::outcome_reply::Outcome;
 use crate::proto::{
-    PartnerConnectRequest, PartnerConnection, PartnerPrepareReply, PartnerPrepareRequest, SessionId, Standby,
+    PartnerConnectRequest, PartnerConnection, PartnerPrepareReply, PartnerPrepareRequest, Standby,
 };
 use crate::standby;
 use crate::turns::Joined;
 
 use members::{Found, KeptMember, Member, connected_to, find_members, instances_of};
-
-/// How long another host may take to say what was decided.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How long the end of an earlier move of the same instance may take here.
 const EARLIER_TIMEOUT: Duration = Duration::from_secs(20);
@@ -81,9 +82,12 @@ pub struct Partner {
     pauses: bool,
     /// By connection, where the other end of one that pauses will be.
     moved_to: HashMap<u32, Endpoint>,
-    /// Nothing is in flight, and the source may have decided: only its word, or the destination's, ends the wait.
-    drained: bool,
-    switched: bool,
+    machine: Machine,
+    writer: Writer,
+    /// The source was not told that nothing is in flight.
+    refused: bool,
+    /// What came of putting the standby queue pairs in place, until it is told.
+    switched: Option<anyhow::Result<u64>>,
     resumed: bool,
     /// A connection to the RNIC, for as long as that lives; an agent that comes later has none.
     nic: Option<Socket>,
@@ -146,13 +150,17 @@ impl Partners {
         request: PartnerPrepareRequest,
     ) -> anyhow::Result<PartnerPrepareReply> {
         let session = request.session;
-        if agent.journal.last(session, Role::Partner).is_some() {
+        if agent.journal.standing(session, Role::Partner).is_some() {
             anyhow::bail!("a session of that number was opened here already");
         }
-        let parties = Told::parties(&request.instance, &request.source, &request.destination);
+        let parties = Parties {
+            instance: request.instance.clone(),
+            source: request.source.clone(),
+            destination: request.destination.clone(),
+        };
         agent
             .journal
-            .write(session, Role::Partner, Event::Opened, parties)
+            .write(session, Role::Partner, What::Opened(parties))
             .context("the journal cannot be written")?;
         let prepared = Self::prepare_members(agent, request).await;
         if prepared.is_err() {
@@ -196,8 +204,10 @@ impl Partners {
             numbers,
             pauses,
             moved_to: HashMap::new(),
-            drained: false,
-            switched: false,
+            machine: Machine::begin(),
+            writer: Writer::new(&agent.journal, session, Role::Partner),
+            refused: false,
+            switched: None,
             resumed: false,
         };
         let partner = Arc::new(tokio::sync::Mutex::new(partner));
@@ -232,28 +242,21 @@ impl Partners {
 
     /// Undoes a session, unless its queue pairs are switched, and forgets it.
     pub async fn abort(agent: &Shared, session: u64) -> anyhow::Result<()> {
-        let Ok(partner) = agent.partners.get(session) else {
+        if agent.partners.get(session).is_err() {
             return Self::undone(agent, session);
-        };
-        let partner = partner.lock().await;
-        if partner.switched && !partner.resumed {
-            // There is no way back, only on; whoever drives the session says when.
-            return Ok(());
         }
-        if agent.partners.lock().remove(&session).is_none() || partner.resumed {
-            return Ok(());
-        }
-        let aborted = partner.abort().await;
-        Self::undone(agent, session)?;
-        aborted
+        decision::hear(agent, session, Event::Abort).await;
+        Ok(())
     }
 
+    /// Nothing was asked of any program yet.
     fn undone(agent: &Shared, session: u64) -> anyhow::Result<()> {
         agent.turns.leave(session);
-        if agent.journal.last(session, Role::Partner) == Some(Event::Opened) {
+        if agent.journal.standing(session, Role::Partner) == Some(Standing::Opened) {
+            let over = What::Closed(Outcome::RolledBack);
             agent
                 .journal
-                .write(session, Role::Partner, Event::RolledBack, Told::default())
+                .write(session, Role::Partner, over)
                 .context("the journal cannot be written")?;
         }
         forget(agent, session);
@@ -262,47 +265,16 @@ impl Partners {
 
     /// The source is gone, or has finished. What it cannot have decided is undone; else its successor, or the
     /// destination, is asked what it did.
-    pub async fn source_is_lost(agent: &Shared, session: u64) -> anyhow::Result<()> {
-        let Ok(partner) = agent.partners.get(session) else {
+    pub async fn source_is_lost(agent: &Shared, session: u64) {
+        if agent.partners.get(session).is_err() {
             agent.turns.leave(session);
-            return Ok(());
-        };
-        let (drained, resumed) = {
-            let partner = partner.lock().await;
-            (partner.drained, partner.resumed)
-        };
-        if drained && !resumed {
-            Self::settle(agent, session).await
-        } else {
-            Self::abort(agent, session).await
         }
+        decision::hear(agent, session, Event::SourceLost).await;
     }
 
-    /// Asks until it is known whether the session was rolled back. If it was committed there is nothing to do here:
-    /// whoever drives it comes by itself.
-    pub async fn settle(agent: &Shared, session: u64) -> anyhow::Result<()> {
-        while let Ok(partner) = agent.partners.get(session) {
-            let (hosts, over) = {
-                let partner = partner.lock().await;
-                let hosts = [partner.destination.clone(), partner.source.clone()];
-                (hosts, partner.switched || partner.resumed)
-            };
-            if over {
-                return Ok(());
-            }
-            for host in &hosts {
-                match ask(agent, host, session).await {
-                    Ok(Outcome::RolledBack) => return Self::abort(agent, session).await,
-                    Ok(Outcome::Committed) => return Ok(()),
-                    Ok(Outcome::Unknown | Outcome::Undecided) => {}
-                    Err(error) => {
-                        tracing::debug!(host, error = format!("{error:#}"), "cannot say what was decided");
-                    }
-                }
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
-        Ok(())
+    /// Forgets a session that has come to its end.
+    fn close(&self, session: u64) {
+        self.lock().remove(&session);
     }
 
     /// Takes up the sessions that an earlier agent had begun.
@@ -317,8 +289,10 @@ impl Partners {
                 continue;
             }
             let Ok(text) = std::fs::read(kept_path(agent, session)) else {
-                // It died before any process was asked for anything.
-                Self::undone(agent, session)?;
+                // It died before any process was asked for anything, or the machine was restarted, and the processes are gone.
+                let outcome = known.is_decided().unwrap_or(Outcome::RolledBack);
+                let over = What::Closed(outcome);
+                agent.journal.write(session, Role::Partner, over)?;
                 continue;
             };
             let Kept {
@@ -352,32 +326,22 @@ impl Partners {
                 numbers,
                 pauses,
                 moved_to,
-                drained: true,
-                switched: known.last == Event::Committed,
+                // An earlier agent may have died where it is looked at.
+                machine: Machine::recover(known.standing).0,
+                writer: Writer::new(&agent.journal, session, Role::Partner),
+                refused: false,
+                switched: None,
                 resumed: false,
                 nic: None,
             };
             let partner = Arc::new(tokio::sync::Mutex::new(partner));
             agent.partners.lock().insert(session, partner);
             let agent = Arc::clone(agent);
-            tokio::spawn(async move {
-                if let Err(error) = Self::settle(&agent, session).await {
-                    tracing::error!(
-                        error = format!("{error:#}"),
-                        "a session of an earlier agent is not settled"
-                    );
-                }
-            });
+            // Orders wait for programs that have not come back.
+            tokio::spawn(async move { decision::hear(&agent, session, Event::Fact(Fact::Running)).await });
         }
         Ok(())
     }
-}
-
-async fn ask(agent: &Shared, host: &str, session: u64) -> anyhow::Result<Outcome> {
-    let mut client = agent.peers.connect(host).await?;
-    let mut request = tonic::Request::new(SessionId { session });
-    request.set_timeout(ANSWER_TIMEOUT);
-    Ok(client.outcome(request).await?.into_inner().outcome())
 }
 
 fn kept_path(agent: &Shared, session: u64) -> PathBuf {
@@ -436,7 +400,8 @@ impl Partner {
 
     /// Connects the standby queue pairs.
     pub async fn connect(&mut self, request: PartnerConnectRequest) -> anyhow::Result<()> {
-        self.begin("Connect", Point::PartnerConnect).await?;
+        self.begin(Phase::Prepare, "Connect", Point::PartnerConnect)
+            .await?;
         self.key_tables = decode(&request.keys)?;
         let tables = request.tables.iter();
         self.tables = tables.map(|table| (table.connection, table.table)).collect();
@@ -486,13 +451,10 @@ impl Partner {
         join_all(connected).await.into_iter().collect()
     }
 
-    /// Puts the standby queue pairs in place; says how many RECVs were posted again.
-    pub async fn switch(&mut self) -> anyhow::Result<u64> {
-        self.begin("RestoreRDMA", Point::PartnerSwitch).await?;
-        if !self.switched {
-            self.write(Event::Committed)?;
-            self.switched = true;
-        }
+    /// Puts the standby queue pairs in place; says how many RECVs were posted again. What is done is not done twice.
+    async fn put_in_place(&mut self) -> anyhow::Result<u64> {
+        self.begin(Phase::Switch, "RestoreRDMA", Point::PartnerSwitch)
+            .await?;
         if self.pauses {
             return self.relocate().await;
         }
@@ -532,7 +494,7 @@ impl Partner {
 
     /// Lets the requests reach the RNIC.
     pub async fn resume(&mut self) -> anyhow::Result<Resumed> {
-        self.begin("Replay", Point::PartnerResume).await?;
+        self.begin(Phase::Resume, "Replay", Point::PartnerResume).await?;
         if self.resumed {
             return Ok(Resumed::default());
         }
@@ -558,8 +520,8 @@ impl Partner {
         // A program may have ended of it before it could say so.
         let died = self.nic.take().is_some_and(|nic| !standby::is_open(&nic));
         resumed.lost_rnic |= died && !self.members.is_empty();
-        self.write(Event::Closed)?;
         self.resumed = true;
+        self.decide(Event::Finished).await;
         forget(&self.agent, session);
         self.tell_numbers();
         Ok(resumed)
@@ -611,19 +573,13 @@ impl Partner {
     }
 
     /// A step begins.
-    async fn begin(&self, step: &str, point: Point) -> anyhow::Result<()> {
-        self.agent.journal.step(self.session, Role::Partner, step);
+    async fn begin(&self, phase: Phase, step: &str, point: Point) -> anyhow::Result<()> {
+        self.agent.journal.step(self.session, Role::Partner, phase, step);
         self.agent.faults.pass(point).await.map(drop)
     }
 
-    fn write(&self, event: Event) -> anyhow::Result<()> {
-        let journal = &self.agent.journal;
-        let written = journal.write(self.session, Role::Partner, event, Told::default());
-        written.context("the journal cannot be written")
-    }
-
     /// Takes everything back; the queue pairs are not switched.
-    async fn abort(&self) -> anyhow::Result<()> {
+    async fn take_back(&self) -> anyhow::Result<()> {
         let session = self.session;
         let aborted = self.members.iter().map(|member| async move {
             let Some(guest) = &member.guest else {

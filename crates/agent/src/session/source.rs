@@ -2,10 +2,11 @@
 //!
 //! [`migrate`] is the whole story. What an attempt has done, and would have to undo, is kept in [`Source`]; its steps are
 //! in [`pre_copy`], [`pre_dump`], [`turn`], [`prepare`], [`stop`] with [`settle`] or [`pause`], and [`commit`], the way back
-//! in [`undo`].
+//! in [`undo`]. Who decides what, and when, is the machine's in [`decision`].
 
 mod commit;
 mod connections;
+mod decision;
 mod pause;
 mod pre_copy;
 mod pre_dump;
@@ -25,6 +26,9 @@ use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 use verbatim_channel::RoadMap;
 use verbatim_container::{Checkpoint, Dumped};
+use verbatim_session::Role;
+use verbatim_session::decision::source::Event;
+use verbatim_session::record::Note;
 
 use crate::agent::Shared;
 use crate::allocator;
@@ -35,7 +39,6 @@ use crate::held::Hold;
 use crate::instances::home::LIBRARY_DIR;
 use crate::instances::record::Record;
 use crate::instances::{Instance, Reservation};
-use crate::journal::{Event, Role, Told};
 use crate::keeper::Keeper;
 use crate::memory::convergence::{Convergence, Limits};
 use crate::memory::pace::Pace;
@@ -51,6 +54,7 @@ use crate::turns::Turn;
 
 use connections::Connection;
 pub use connections::{blockers, describe, describe_own, memory_bytes};
+use decision::Decision;
 use pre_dump::Ahead;
 use settle::Settled;
 
@@ -167,10 +171,9 @@ struct Source {
     gate_closed: bool,
     detached: bool,
     dumped: Option<Dumped>,
-    /// From the commit until the old place is cleared.
+    /// From the decision until the old place is cleared.
     reservation: Option<Reservation>,
-    /// The instance is the destination's.
-    committed: bool,
+    decision: Decision,
     /// What is still to be done then, if something is.
     unfinished: Option<Driver>,
 }
@@ -203,24 +206,24 @@ pub async fn migrate(
         let result = source.attempt().await;
         match result {
             Err(Failure::Changed) if attempt < ATTEMPTS => {
-                source.undo().await;
                 let changed = anyhow::anyhow!("the program changed its verbs objects meanwhile");
-                source.journal(Event::RolledBack, Told::error(&changed));
+                source.roll_back(&changed).await;
+                source.close();
                 source.note("the program changed its verbs objects meanwhile; starting again");
                 ahead = source.ahead.again();
                 attempt += 1;
             }
             Err(Failure::CannotPause(why)) => {
-                source.undo().await;
                 let error = anyhow::anyhow!("the connections cannot be paused: {why}");
-                source.journal(Event::RolledBack, Told::error(&error));
+                source.roll_back(&error).await;
+                source.close();
                 source.note(&format!("{error:#}; going on with wait-before-stop"));
                 choice = Choice::instead(&why);
                 ahead = source.ahead.again();
             }
-            Err(Failure::Error(error)) if source.ahead.is_to_blame() => {
-                source.undo().await;
-                source.journal(Event::RolledBack, Told::error(&error));
+            Err(Failure::Error(error)) if source.ahead.is_to_blame() && !source.is_committed() => {
+                source.roll_back(&error).await;
+                source.close();
                 source.note(&format!(
                     "{error:#}; starting again, with private memory in one piece"
                 ));
@@ -298,7 +301,7 @@ impl Source {
             detached: false,
             dumped: None,
             reservation: None,
-            committed: false,
+            decision: Decision::new(agent, session),
             unfinished: None,
         }
     }
@@ -332,23 +335,34 @@ impl Source {
 
     fn enter(&mut self, phase: Phase) {
         self.timeline.enter(phase);
-        self.step(phase.name());
+        self.step(phase.of_session(), phase.name());
         // Telling must not make the blackout longer: whoever does not read in time misses it.
         let _ = self.progress.try_send(Progress::Phase(phase));
     }
 
-    fn step(&self, name: &str) {
-        self.agent.journal.step(self.session, Role::Source, name);
+    fn step(&self, phase: verbatim_session::Phase, name: &str) {
+        self.agent.journal.step(self.session, Role::Source, phase, name);
     }
 
     fn note(&self, text: &str) {
         let _ = self.progress.try_send(Progress::Note(text.to_owned()));
     }
 
-    /// Writes down what decides nothing, or what others have decided already.
-    fn journal(&self, event: Event, told: Told) {
-        if let Err(error) = self.agent.journal.write(self.session, Role::Source, event, told) {
-            tracing::warn!(%error, "the journal cannot be written");
+    /// The session is at its end, which is written down in the background, however long the disk refuses.
+    fn close(&mut self) {
+        let decision = self.take_decision();
+        tokio::spawn(decision.end(Event::Finished));
+    }
+
+    fn tell_how_it_went(&self, error: Option<&str>) {
+        let note = Note {
+            error: error.map(str::to_owned),
+            pre_copy_bytes: Some(self.bytes.pre_copy),
+            stop_and_copy_bytes: Some(self.bytes.stop_and_copy),
+            ..Note::default()
+        };
+        if self.agent.journal.standing(self.session, Role::Source).is_some() {
+            self.agent.journal.note(self.session, Role::Source, note);
         }
     }
 
@@ -408,6 +422,7 @@ impl Source {
             std::fs::remove_dir_all(&self.instance.home.paths.images)?;
         }
         self.freeze().await?;
+        self.dumped().await?;
         let there = async {
             self.enter(Phase::Transfer);
             self.pass(Point::SourceTransfer).await?;
@@ -458,7 +473,7 @@ impl Source {
         self.timeline.leave();
         self.replayed += switched + resumed;
         self.intercepted += resumed;
-        self.step("Reclaim");
+        self.step(verbatim_session::Phase::Reclaim, "Reclaim");
         self.reclaim().await;
         let lost_nothing = driver.must_have_lost_nothing();
         if let Err(error) = all_switched.and(all_resumed) {
@@ -472,45 +487,29 @@ impl Source {
 
     /// Undoes what must be undone and writes the report.
     async fn finish(mut self, error: Option<String>) -> Migration {
-        let outcome = if self.committed {
+        let outcome = if self.is_committed() {
+            self.tell_how_it_went(error.as_deref());
             Outcome::Committed
         } else {
-            self.undo().await;
+            let why = error
+                .as_deref()
+                .unwrap_or("the attempt did not come to the decision");
+            self.roll_back(&anyhow::anyhow!("{why}")).await;
+            self.tell_how_it_went(None);
             // Cut off, and let go on.
             self.settled = Settled::default();
             self.paused = Paused::default();
-            if self.reservation.take().is_some()
-                && let Err(error) = self.instance.home.keep_record(self.instance.init_pid(), None)
-            {
-                tracing::error!(
-                    error = format!("{error:#}"),
-                    "an agent that comes after this one is misled"
-                );
-            }
             self.instance.end_move();
             Outcome::RolledBack
         };
-        let told = Told {
-            error: error.clone(),
-            bytes: Some(self.bytes),
-            ..Told::default()
-        };
-        match (outcome, self.unfinished.take()) {
-            (Outcome::RolledBack, _) => self.journal(Event::RolledBack, told),
-            (Outcome::Committed, None) => self.journal(Event::Closed, told),
-            (Outcome::Committed, Some(driver)) => {
-                self.journal(Event::Step, told);
-                let (agent, session) = (Arc::clone(&self.agent), self.session);
+        match self.unfinished.take() {
+            None => self.close(),
+            Some(driver) => {
+                let decision = self.take_decision();
                 let watches = std::mem::take(&mut self.watches);
                 tokio::spawn(async move {
                     driver.finish().await;
-                    if let Err(error) =
-                        agent
-                            .journal
-                            .write(session, Role::Source, Event::Closed, Told::default())
-                    {
-                        tracing::warn!(%error, "the journal cannot be written");
-                    }
+                    decision.end(Event::Finished).await;
                     watches.values().for_each(JoinHandle::abort);
                 });
             }

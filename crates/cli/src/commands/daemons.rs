@@ -31,6 +31,7 @@ pub fn agent(arguments: AgentArguments) -> anyhow::Result<ExitCode> {
         hosts: arguments.runtime_dir.join("hosts.json"),
         tls: arguments.runtime_dir.join("tls"),
         runtime_dir: arguments.runtime_dir,
+        state_dir: arguments.state_dir,
         library,
         program: std::env::current_exe().context("cannot find this program's own path")?,
         bridge: arguments.bridge,

@@ -2,7 +2,7 @@
 
 mod devices;
 
-use super::RUNTIME_DIR;
+use super::{RUNTIME_DIR, STATE_DIR};
 use crate::config::LabConfig;
 use crate::error::{Error, Result};
 use rustix::fs::CWD;
@@ -33,9 +33,16 @@ pub(super) fn prepare(config: &LabConfig, host_dir: &Path) -> Result<()> {
         ));
     }
 
+    let state = host_dir.join("state");
+    fs::create_dir_all(&state).map_err(Error::io(format!("make {}", state.display())))?;
+
     // Before anything else: what is mounted here must not show up on the machine.
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
         .map_err(Error::io("make the host's mounts private"))?;
+    // What outlives the host's programs, as a disk does. From here on the machine's `/run` goes out of sight.
+    let what = "take the host's state along";
+    let tree = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let state = open_tree(CWD, &state, tree).map_err(Error::io(what))?;
     let table = fs::read_to_string("/proc/self/mountinfo").map_err(Error::io("read /proc/self/mountinfo"))?;
     let plain = MountFlags::NOSUID | MountFlags::NODEV;
     detach(&table, "/proc")?;
@@ -48,6 +55,14 @@ pub(super) fn prepare(config: &LabConfig, host_dir: &Path) -> Result<()> {
     mount_new("tmpfs", "/dev/shm", plain, Some(c"mode=1777"))?;
 
     let fill = || {
+        fs::DirBuilder::new().mode(0o700).create(STATE_DIR)?;
+        move_mount(
+            &state,
+            "",
+            CWD,
+            STATE_DIR,
+            MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
+        )?;
         let runtime = Path::new(RUNTIME_DIR);
         let tls = runtime.join("tls");
         fs::DirBuilder::new().mode(0o755).create(runtime)?;

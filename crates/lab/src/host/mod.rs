@@ -25,6 +25,9 @@ use std::time::Duration;
 /// The runtime directory of a host, as on a real one.
 const RUNTIME_DIR: &str = "/run/verbatim";
 
+/// Where a host's programs keep what must outlive them: `hosts/HOST/state` of the lab's directory.
+const STATE_DIR: &str = "/run/verbatim-state";
+
 /// The role's entry: `argv` is the lab's state directory and the host's index; stdin is the socket to the supervisor.
 pub(crate) fn main(argv: &[OsString]) -> i32 {
     let [dir, index] = argv else { return 2 };
@@ -94,6 +97,7 @@ pub(crate) fn environment(config: &LabConfig, index: usize) -> Environment {
         ("VERBATIM_LAB", config.name.clone()),
         ("VERBATIM_HOST", name.clone()),
         ("VERBATIM_ADDRESS", config.address(index).to_string()),
+        ("VERBATIM_STATE_DIR", STATE_DIR.to_owned()),
         ("VERBATIM_CGROUP_PARENT", cgroup::parent(&config.name, name)),
         (
             "VERBATIM_NIC_CPU",

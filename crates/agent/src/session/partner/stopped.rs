@@ -7,11 +7,12 @@ use super::Partner;
 use crate::faults::Point;
 use crate::guests::unexpected;
 use crate::proto::SettleReply;
+use verbatim_session::Phase;
 
 impl Partner {
     /// Stops connections in the middle of their requests; says where their ends here stand.
     pub async fn stop(&self, connections: &[u32]) -> anyhow::Result<Vec<(u32, QpProgress)>> {
-        self.begin("Stop", Point::PartnerStop).await?;
+        self.begin(Phase::Quiesce, "Stop", Point::PartnerStop).await?;
         let stopped = self.members.iter().map(|member| async move {
             let qpns = member.by_connection();
             let named = connections.iter();
@@ -39,7 +40,7 @@ impl Partner {
 
     /// Finds out what was executed, from where the other ends stand.
     pub async fn settle(&self, peers: &[(u32, QpProgress)]) -> anyhow::Result<SettleReply> {
-        self.begin("Settle", Point::PartnerSettle).await?;
+        self.begin(Phase::Quiesce, "Settle", Point::PartnerSettle).await?;
         let settled = self.members.iter().map(|member| async move {
             let qpns = member.by_connection();
             let of_member = peers.iter().filter_map(|(connection, progress)| {

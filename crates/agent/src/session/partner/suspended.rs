@@ -12,13 +12,15 @@ use crate::faults::Point;
 use crate::guests::unexpected;
 use crate::proto::{Count, DrainReply, DrainRequest};
 use crate::session::ORDER_TIMEOUT;
+use verbatim_session::Phase;
 
 impl Partner {
     /// Suspends the connections; says how many messages each has sent. Those that pause go on.
     pub async fn suspend(&mut self) -> anyhow::Result<Vec<Count>> {
-        self.begin("WaitBeforeStop", Point::PartnerSuspend).await?;
+        self.begin(Phase::Quiesce, "WaitBeforeStop", Point::PartnerSuspend)
+            .await?;
         if self.pauses {
-            self.drained = true;
+            self.quiesced().await?;
             return Ok(Vec::new());
         }
         let session = self.session;
@@ -54,7 +56,7 @@ impl Partner {
 
     /// Waits until nothing is in flight, or the limit has come: which connections are not drained then.
     pub async fn drain(&mut self, request: DrainRequest) -> anyhow::Result<DrainReply> {
-        self.begin("Drain", Point::PartnerDrain).await?;
+        self.begin(Phase::Quiesce, "Drain", Point::PartnerDrain).await?;
         let session = self.session;
         let agent = &self.agent;
         let drained = self.members.iter().map(|member| {
@@ -99,16 +101,19 @@ impl Partner {
                 }
             }
         });
-        // Before the source hears of it, and also if one of several processes is not: the others are.
         let drained = join_all(drained).await;
-        self.drained = true;
+        if !request.sends_only {
+            // Before the source hears of it, and also if one of several processes is not: the others are.
+            self.quiesced().await?;
+        }
         let mut reply = DrainReply::default();
         for drained in drained {
             let DrainReply { undrained, left } = drained?;
             reply.undrained.extend(undrained);
             reply.left.extend(left);
         }
-        self.begin("Drained", Point::PartnerDrained).await?;
+        self.begin(Phase::Quiesce, "Drained", Point::PartnerDrained)
+            .await?;
         Ok(reply)
     }
 }

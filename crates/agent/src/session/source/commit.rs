@@ -1,32 +1,18 @@
-//! The decision, and what is left to do after it.
+//! What follows from the decision, and what is left to do after it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use tokio::task::JoinHandle;
 use verbatim_channel::Endpoint;
 
-use super::{Source, cancelled};
+use super::Source;
 use crate::faults::Point;
 use crate::forwarding::{self, Forward, Moved};
-use crate::instances::home::Undecided;
-use crate::journal::{Event, Role, Told};
-use crate::peers::reason;
-use crate::session::control::{Keep, Stage};
-
-/// How long one question to the destination may take before it is asked again.
-const COMMIT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The pause before it is asked again.
-const COMMIT_PAUSE: Duration = Duration::from_millis(200);
 
 impl Source {
-    /// The decision. Returns when it is known: an error means that the instance is the source's.
-    ///
-    /// While the destination is out of reach the instance stays frozen here, also if this agent dies; the destination
-    /// knows from its journal what became of the question, so that it can be asked again at any time.
+    /// The decision, and what must be known at once when the instance is the destination's.
     pub(super) async fn commit(&mut self) -> anyhow::Result<()> {
         if self.watches.values().any(JoinHandle::is_finished) {
             // A host that lost sight of this one has undone its part, or will.
@@ -35,85 +21,22 @@ impl Source {
         if self.pauses() {
             self.forward_resumes().await?;
         }
-        if !self.control.decide() {
-            return Err(cancelled());
-        }
-        let (to, name) = (self.request.destination.clone(), self.instance.name().to_owned());
-        self.agent
-            .journal
-            .write(self.session, Role::Source, Event::Committed, Told::default())?;
-        // Until the old place is cleared no new one may be made under its name.
-        self.reservation = Some(self.agent.instances.reserve(&name)?);
-        let (home, init_pid) = (&self.instance.home, self.instance.init_pid());
-        let forward = self.forwarding();
-        let dumped = self.dumped.as_mut().context("the instance is not frozen")?;
-        let undecided = Undecided {
-            session: self.session,
-            destination: to.clone(),
-            held: dumped.held_path(),
-            forward: forward.clone(),
-        };
-        home.keep_record(init_pid, Some(undecided))?;
-        dumped.hold().await?;
-        self.pass(Point::SourceAsk).await?;
-        self.ask().await?;
-        self.committed = true;
+        self.decision().await?;
         self.control.committed();
         // There is no way back any more: nothing that fails from here on may look like one.
         if let Err(error) = self.pass(Point::SourceCommitted).await {
             tracing::warn!("{error:#}");
         }
-        self.journal(Event::Running, Told::default());
         self.timeline.running();
-        self.instance.moved(&to);
+        self.instance.moved(&self.request.destination);
         // Connections that ask for the instance here are sent on.
-        self.agent.forwarding.insert(forward);
+        self.agent.forwarding.insert(self.forwarding());
         self.hold = None;
         Ok(())
     }
 
-    /// Asks the destination until it answers, or an operator decides. An error means that the instance is the source's.
-    async fn ask(&self) -> anyhow::Result<()> {
-        let (to, control) = (&self.request.destination, Arc::clone(&self.control));
-        loop {
-            let asked =
-                async { tokio::time::timeout(COMMIT_TIMEOUT, self.destination().commit(self.id())).await };
-            let answer = tokio::select! {
-                answer = asked => answer,
-                keep = control.resolved() => return resolved(keep),
-            };
-            match answer {
-                Ok(Ok(_)) => return Ok(()),
-                Ok(Err(status)) if status.code() == tonic::Code::FailedPrecondition => {
-                    // The destination's own word that the tasks have not run, and will not.
-                    bail!("{to} could not let the instance run: {}", reason(&status));
-                }
-                unknown => {
-                    tracing::error!(
-                        instance = self.instance.name(),
-                        ?unknown,
-                        "frozen until {to} says whether the instance runs there"
-                    );
-                    let doubt = format!(
-                        "{to} is out of reach at the commit; the instance is frozen until it is known what {to} did"
-                    );
-                    if control.stage() != Stage::InDoubt {
-                        self.note(&doubt);
-                        let told = Told::error(&anyhow::anyhow!("{doubt}"));
-                        self.agent.journal.note(self.session, Role::Source, told);
-                    }
-                    control.doubt();
-                    tokio::select! {
-                        () = tokio::time::sleep(COMMIT_PAUSE) => {}
-                        keep = control.resolved() => return resolved(keep),
-                    }
-                }
-            }
-        }
-    }
-
     /// Where the instance's queue pairs are found if it moves: by their numbers here.
-    fn forwarding(&self) -> Vec<(u32, Forward)> {
+    pub(super) fn forwarding(&self) -> Vec<(u32, Forward)> {
         let Some(destination) = self.agent.peers.directory().host(&self.request.destination) else {
             return Vec::new();
         };
@@ -194,13 +117,5 @@ impl Source {
         let instance = Arc::clone(&self.instance);
         let _ = tokio::task::spawn_blocking(move || instance.home.remove()).await;
         self.reservation = None;
-    }
-}
-
-/// What an operator decided in the place of the hosts.
-fn resolved(keep: Keep) -> anyhow::Result<()> {
-    match keep {
-        Keep::Destination => Ok(()),
-        Keep::Source => bail!("an operator decided that the instance stays"),
     }
 }

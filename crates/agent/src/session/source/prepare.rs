@@ -8,6 +8,8 @@ use futures_util::future::{join_all, try_join_all};
 use verbatim_channel::{Answer, Endpoint, KeyPair, Order};
 use verbatim_container::{Checkpoint, CheckpointConfig};
 use verbatim_device::gids::counterpart;
+use verbatim_session::Role;
+use verbatim_session::record::{Note, Parties, What};
 
 use super::connections::{
     Connected, Connection, OtherEnd, Unconnected, connections, describe_own, lacking, memory_bytes,
@@ -17,7 +19,6 @@ use super::{Failure, PartnerHost, Process, Source, told};
 use crate::gids::Gid;
 use crate::guests::unexpected;
 use crate::held::Hold;
-use crate::journal::{Event, Role, Told};
 use crate::keeper::Keeper;
 use crate::memory::private;
 use crate::proto;
@@ -35,10 +36,14 @@ impl Source {
         }
         self.instance.settled().await;
         let mut destination = self.agent.peers.connect(&to).await?;
-        let parties = Told::parties(self.instance.name(), self.agent.name(), &to);
+        let parties = Parties {
+            instance: self.instance.name().to_owned(),
+            source: self.agent.name().to_owned(),
+            destination: to.clone(),
+        };
         self.agent
             .journal
-            .write(self.session, Role::Source, Event::Opened, parties)
+            .write(self.session, Role::Source, What::Opened(parties))
             .context("the journal cannot be written")?;
         self.takes_all().await?;
         self.describe().await?;
@@ -208,9 +213,9 @@ impl Source {
                 by_host.entry(host.clone()).or_default().push(index);
             }
         }
-        let partners = Told {
-            partners: Some(by_host.keys().cloned().collect()),
-            ..Told::default()
+        let partners = Note {
+            partners: by_host.keys().cloned().collect(),
+            ..Note::default()
         };
         self.agent.journal.note(self.session, Role::Source, partners);
         self.partners.clear();

@@ -69,6 +69,14 @@ impl Source {
                 ),
             }
         }
+        if self.reservation.take().is_some()
+            && let Err(error) = self.instance.home.keep_record(self.instance.init_pid(), None)
+        {
+            tracing::error!(
+                error = format!("{error:#}"),
+                "an agent that comes after this one is misled"
+            );
+        }
         self.hold = None;
         for (_, watch) in self.watches.drain() {
             watch.abort();

@@ -1,0 +1,323 @@
+//! The destination's machine (`verbatim_session::decision::destination`), and what it wants done.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use verbatim_container::{ContainerName, Init, Tasks};
+use verbatim_session::decision::destination::{Action, Event, State};
+use verbatim_session::decision::{CommitAnswer, Fact, Mark, Outcome, Timer};
+
+use super::Destination;
+use crate::faults::Point;
+use crate::instances::Instance;
+use crate::instances::recovery;
+use crate::proto::OutcomeReply;
+use crate::proto::outcome_reply::Outcome as Answered;
+use crate::session::PAUSE;
+use crate::session::driver::Driver;
+
+impl Destination {
+    /// Gives the machine an event, and does what it wants until it waits for somebody else.
+    pub(super) async fn decide(&mut self, event: Event) {
+        let mut events = VecDeque::from([event]);
+        while let Some(event) = events.pop_front() {
+            for action in self.machine.handle(event) {
+                match action {
+                    // The tasks run, and the source need not wait for the disk.
+                    Action::Write(mark @ Mark::Ran) => self.writer.begin(mark).await,
+                    Action::Write(mark) => {
+                        let written = self.writer.write(mark).await;
+                        events.push_back(Event::Written(mark, written));
+                    }
+                    Action::Release => events.push_back(match self.release().await {
+                        Ok(()) => Event::Released,
+                        Err(error) => {
+                            self.stopped(&error);
+                            Event::ReleaseFailed
+                        }
+                    }),
+                    Action::Probe => {
+                        let fact = self.probe().await;
+                        events.push_back(Event::Fact(fact));
+                    }
+                    Action::Undo => {
+                        self.undo().await;
+                        events.push_back(Event::Undone);
+                    }
+                    Action::Drive => self.drive(),
+                    Action::After(timer) => self.after(timer),
+                }
+            }
+        }
+    }
+
+    /// Nothing is left to do.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.machine.state(), State::Ended(_))
+    }
+
+    pub(super) fn must_be_committed(&self) -> anyhow::Result<()> {
+        match self.machine.state() {
+            State::Running { .. }
+            | State::Closing(Outcome::Committed, _)
+            | State::Ended(Outcome::Committed) => Ok(()),
+            _ => bail!("the session is not committed"),
+        }
+    }
+
+    fn stopped(&mut self, error: &anyhow::Error) {
+        self.why = format!("{error:#}");
+        let role = verbatim_session::Role::Destination;
+        self.agent.journal.failed(self.session, role, error);
+    }
+
+    /// The decision. Says what became of it.
+    pub async fn commit(&mut self) -> OutcomeReply {
+        if self.machine.state() == State::Restored {
+            match self.ready_to_run().await {
+                Ok(()) => self.decide(Event::Commit { alive: true }).await,
+                Err(error) => {
+                    self.stopped(&error);
+                    self.decide(Event::Commit { alive: false }).await;
+                }
+            }
+        }
+        let answer = self.machine.answer();
+        if self.is_over() {
+            self.agent.destinations.close(self.session);
+        }
+        let outcome = match answer {
+            CommitAnswer::Runs => Answered::Committed,
+            CommitAnswer::NotRun(_) => Answered::RolledBack,
+            CommitAnswer::NotYet => Answered::Undecided,
+            CommitAnswer::NotKnown => Answered::Unknown,
+        };
+        OutcomeReply {
+            outcome: outcome.into(),
+            reason: self.why.clone(),
+        }
+    }
+
+    async fn ready_to_run(&self) -> anyhow::Result<()> {
+        self.agent.faults.pass(Point::DestinationCommit).await?;
+        self.contexts_are_alive()?;
+        let restored = self.restored.as_ref().context("nothing was restored")?;
+        self.home()?.gate()?;
+        // Before CRIU is told, so that whoever asks again gets the right answer, whatever happens to this agent: one that
+        // comes after it finds the tasks if they run.
+        let pid = restored.pid().context("CRIU did not name the first process")?;
+        self.home()?.keep_record(pid, None)
+    }
+
+    /// Lets the tasks run. After an error they may run or not.
+    async fn release(&mut self) -> anyhow::Result<()> {
+        let restored = self.restored.take().context("nothing was restored")?;
+        let passed = self.agent.faults.pass(Point::DestinationCommitted).await;
+        if let Err(error) = passed.and_then(|_| self.contexts_are_alive()) {
+            restored.abort().await?;
+            return Err(error);
+        }
+        let mut attached = Ok(());
+        let home = self.home()?;
+        let resumed = restored.resume_with(|| attached = home.attach()).await?;
+        if let Err(error) = attached {
+            self.not_all_is_well(&error);
+        }
+        let pid = resumed.init.pid();
+        self.arrive(pid, async { Ok(resumed.settled().await?) });
+        if let Err(error) = self.agent.faults.pass(Point::DestinationRunning).await {
+            tracing::warn!("{error:#}");
+        }
+        Ok(())
+    }
+
+    fn not_all_is_well(&self, error: &anyhow::Error) {
+        tracing::error!(
+            session = format!("{:016x}", self.session),
+            error = format!("{error:#}"),
+            "the instance has arrived, but not all is well"
+        );
+    }
+
+    /// The tasks run: the instance is this host's. From here on there is no way back; what fails is told, and the instance stays.
+    fn arrive(&mut self, pid: i32, init: impl Future<Output = anyhow::Result<Init>> + Send + 'static) {
+        let Some(home) = self.home.take() else { return };
+        let gate = home.gate().and_then(|gate| Ok(gate.open_up()?));
+        if let Err(error) = gate.context("the gate does not open") {
+            self.not_all_is_well(&error);
+        }
+        for qpn in self
+            .contexts
+            .iter()
+            .flat_map(|(_, context)| context.physical_qpns())
+        {
+            // A number that an earlier queue pair took along when it left is this one's now.
+            self.agent.forwarding.remove(qpn);
+        }
+        self.turn = Some(self.agent.turns.have(home.record.name.as_str(), self.session));
+        let instance = Instance::start(home, pid, init, true);
+        self.agent.instances.insert(Arc::clone(&instance));
+        self.instance = Some(instance);
+    }
+
+    /// How the tasks stand. What was not released never runs.
+    pub(super) async fn probe(&mut self) -> Fact {
+        match self.look().await {
+            Ok(fact) => fact,
+            Err(error) => {
+                tracing::warn!(
+                    session = format!("{:016x}", self.session),
+                    error = format!("{error:#}"),
+                    "what became of the tasks is not known yet; it is looked at again"
+                );
+                Fact::Unknown
+            }
+        }
+    }
+
+    async fn look(&mut self) -> anyhow::Result<Fact> {
+        let name = ContainerName::new(self.name()?)?;
+        if let State::Judging { same_boot } = self.machine.state() {
+            if !same_boot {
+                return Ok(Fact::Gone { ran: true });
+            }
+            let tasks = Tasks::of(&self.agent.tools, &name, &self.paths.work);
+            if let verbatim_container::Ended::NotRun(_) = tasks.end_unreleased().await? {
+                return Ok(Fact::Gone { ran: false });
+            }
+            return self.find_running(&name).await;
+        }
+        match self.machine.state() {
+            State::Probing(verbatim_session::decision::destination::Then::Drive) => {
+                self.find_running(&name).await
+            }
+            // It is undone, whatever there is.
+            _ => Ok(Fact::Gone { ran: false }),
+        }
+    }
+
+    /// The tasks were released: they run, or have ended since.
+    async fn find_running(&mut self, name: &ContainerName) -> anyhow::Result<Fact> {
+        if self.instance.is_some() {
+            return Ok(Fact::Running);
+        }
+        if let Some(home) = &self.home {
+            // This agent has let them go, and CRIU did not come to its end.
+            let state = self.agent.tools.runc().state(name).await?;
+            let pid = match state {
+                Some(state) if state.status != verbatim_container::Status::Stopped => state.pid,
+                _ => return Ok(Fact::Gone { ran: true }),
+            };
+            if let Err(error) = home.attach() {
+                self.not_all_is_well(&error);
+            }
+            self.arrive(pid, async move { Ok(Init::open(pid)?) });
+            return Ok(Fact::Running);
+        }
+        match recovery::take_over(&self.agent, name.as_str(), true).await? {
+            Some(found) => {
+                self.take_up(found.instance)?;
+                Ok(Fact::Running)
+            }
+            None => {
+                recovery::clear(&self.agent, name.as_str()).await?;
+                Ok(Fact::Gone { ran: true })
+            }
+        }
+    }
+
+    fn name(&self) -> anyhow::Result<String> {
+        if let Some(home) = &self.home {
+            return Ok(home.record.name.to_string());
+        }
+        let parts = self.agent.journal.parts(self.session);
+        let named = parts.into_iter().find_map(|part| part.told.instance);
+        named.context("the journal does not say which instance the session moves")
+    }
+
+    /// Kills the tasks, and removes what was made for the session. Nothing of it is left when this returns.
+    async fn undo(&mut self) {
+        if let Some(restored) = self.restored.take()
+            && let Err(error) = restored.abort().await
+        {
+            tracing::warn!(
+                error = format!("{:#}", anyhow::Error::from(error)),
+                "undoing a restore"
+            );
+        }
+        if let Some(restore) = self.restore.take()
+            && let Err(error) = restore.cancel().await
+        {
+            tracing::warn!(
+                error = format!("{:#}", anyhow::Error::from(error)),
+                "cancelling a restore"
+            );
+        }
+        self.contexts.clear();
+        if let Some(keeper) = self.keeper.take() {
+            keeper.end();
+        }
+        while let Err(error) = self.remove().await {
+            tracing::error!(
+                session = format!("{:016x}", self.session),
+                error = format!("{error:#}"),
+                "what was made for the session cannot be removed; it is tried again"
+            );
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn remove(&mut self) -> anyhow::Result<()> {
+        let name = ContainerName::new(self.name()?)?;
+        if self.paths.work.exists() {
+            let tasks = Tasks::of(&self.agent.tools, &name, &self.paths.work);
+            tasks.kill().await?;
+        }
+        if let Some(home) = self.home.take() {
+            let removed = tokio::task::spawn_blocking(move || {
+                home.remove();
+            });
+            return removed.await.context("removing the instance's place panicked");
+        }
+        recovery::clear(&self.agent, name.as_str()).await
+    }
+
+    /// The source is gone after its decision: this host does in its place what is left to do.
+    fn drive(&mut self) {
+        let (agent, session) = (Arc::clone(&self.agent), self.session);
+        let partners = self.partners.iter().map(|name| (name.clone(), None));
+        let driver = Driver::new(&agent, session, (agent.name().to_owned(), None), partners);
+        tokio::spawn(async move {
+            driver.finish().await;
+            agent.destinations.close(session);
+        });
+    }
+
+    /// Reports when a time has passed.
+    fn after(&self, timer: Timer) {
+        let (agent, session) = (Arc::clone(&self.agent), self.session);
+        tokio::spawn(elapsed(agent, session, timer));
+    }
+}
+
+/// Boxed, since what a machine wants after a time is again to be told when a time has passed.
+fn elapsed(
+    agent: crate::agent::Shared,
+    session: u64,
+    timer: Timer,
+) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    Box::pin(async move {
+        tokio::time::sleep(timer.duration()).await;
+        let Ok(destination) = agent.destinations.get(session) else {
+            return;
+        };
+        let mut destination = destination.lock().await;
+        destination.decide(Event::Elapsed(timer)).await;
+        if destination.is_over() {
+            agent.destinations.close(session);
+        }
+    })
+}

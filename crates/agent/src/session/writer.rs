@@ -1,0 +1,60 @@
+//! Writes a session's decisions down, one after the other, while the agent goes on.
+
+use std::sync::Arc;
+
+use tokio::task::JoinHandle;
+use verbatim_session::Role;
+use verbatim_session::decision::{Mark, Written};
+
+use crate::journal::Journal;
+
+/// The journal, for one host's part in one session.
+pub struct Writer {
+    journal: Arc<Journal>,
+    session: u64,
+    role: Role,
+    under_way: Option<JoinHandle<Written>>,
+}
+
+impl Writer {
+    /// For this part in this session.
+    pub fn new(journal: &Arc<Journal>, session: u64, role: Role) -> Self {
+        Self {
+            journal: Arc::clone(journal),
+            session,
+            role,
+            under_way: None,
+        }
+    }
+
+    /// Begins to write; behind what was begun before.
+    pub async fn begin(&mut self, mark: Mark) {
+        self.finish().await;
+        let (journal, session, role) = (Arc::clone(&self.journal), self.session, self.role);
+        let write = move || match journal.write(session, role, mark.into()) {
+            Ok(()) => Written::Durable,
+            Err(error) => {
+                tracing::error!(
+                    session = format!("{session:016x}"),
+                    %role,
+                    %error,
+                    "{mark:?} cannot be written down; look after the disk of the journal"
+                );
+                Written::Failed
+            }
+        };
+        self.under_way = Some(tokio::task::spawn_blocking(write));
+    }
+
+    /// Waits for what was begun last.
+    pub async fn finish(&mut self) -> Option<Written> {
+        let written = self.under_way.take()?.await;
+        Some(written.unwrap_or(Written::Failed))
+    }
+
+    /// Writes; it is on disk when this returns.
+    pub async fn write(&mut self, mark: Mark) -> Written {
+        self.begin(mark).await;
+        self.finish().await.unwrap_or(Written::Failed)
+    }
+}
