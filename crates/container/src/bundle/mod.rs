@@ -3,6 +3,7 @@
 //! ```text
 //!  BUNDLE/config.json    made by us, from a command or from the user's own bundle
 //!  BUNDLE/rootfs/        for a command: the host's root file system, bind-mounted read-only
+//!  BUNDLE/run/           for a command: its `/run`, with nothing of the host's in it
 //!  BUNDLE/dev/           a small tmpfs with the device nodes of the container
 //! ```
 //!
@@ -182,7 +183,9 @@ impl Bundle {
                 let rootfs = self.rootfs();
                 make_dir(&rootfs)?;
                 bind_root(&rootfs)?;
-                spec::for_command(config, &rootfs, &dev, &devices, args, env, cwd, binds)?
+                let run = self.dir.join("run");
+                make_run(&run, binds)?;
+                spec::for_command(config, &rootfs, &run, &dev, &devices, args, env, cwd, binds)?
             }
             Workload::Bundle { path, config: text } => {
                 let file = path.join("config.json");
@@ -220,18 +223,43 @@ impl Bundle {
     }
 }
 
+/// Makes the `/run` of a command: where no file system of its own is mounted on the host's, that is a part of the root file
+/// system, and holds the sockets of services that do what root asks them.
+///
+/// There is nothing in it but what is mounted there.
+fn make_run(run: &Path, binds: &[Bind]) -> Result<(), Error> {
+    make_dir(&in_run(run, Path::new(RUNTIME_INSIDE)).expect("it lies in /run"))?;
+    for part in binds {
+        let Some(mount_point) = in_run(run, &part.path) else {
+            continue;
+        };
+        if part.path.is_dir() {
+            make_dir(&mount_point)?;
+        } else {
+            make_dir(mount_point.parent().expect("it lies in a folder"))?;
+            std::fs::File::create(&mount_point)
+                .map_err(|source| Error::file("create", &mount_point, source))?;
+        }
+    }
+    Ok(())
+}
+
+/// Where a path in `/run` is in the folder that stands for it.
+fn in_run(run: &Path, path: &Path) -> Option<PathBuf> {
+    path.strip_prefix("/run").ok().map(|inside| run.join(inside))
+}
+
 /// Bind-mounts the host's root file system, without what is mounted on it, read-only.
 ///
 /// Read-only on our side too, so that nothing that walks through the bundle can harm the host.
 fn bind_root(rootfs: &Path) -> Result<(), Error> {
     use rustix::mount::{mount_bind, mount_change, mount_remount};
 
-    // runc mounts the runtime folder there; the directory below the host's own mount on /run must exist, too.
     mount_bind("/", rootfs).map_err(|errno| Error::file("bind / to", rootfs, errno.into()))?;
     mount_change(rootfs, MountPropagationFlags::PRIVATE)
         .map_err(|errno| Error::file("make private", rootfs, errno.into()))?;
-    let mount_point = rootfs.join(RUNTIME_INSIDE.trim_start_matches('/'));
-    make_dir(&mount_point)?;
+    // runc mounts a folder of ours there; below the host's own mount, if it has one, it must exist, too.
+    make_dir(&rootfs.join("run"))?;
     mount_remount(rootfs, MountFlags::BIND | MountFlags::RDONLY, "")
         .map_err(|errno| Error::file("make read-only", rootfs, errno.into()))
 }

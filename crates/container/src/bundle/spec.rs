@@ -73,6 +73,7 @@ pub(super) fn parse(text: &str, file: &Path) -> Result<Value, Error> {
 pub(super) fn for_command(
     config: &BundleConfig,
     rootfs: &Path,
+    run: &Path,
     dev: &Path,
     devices: &[Device],
     args: &[String],
@@ -94,6 +95,7 @@ pub(super) fn for_command(
         bind(dev, "/dev", &["nosuid", "noexec", "ro"])?,
         bind(&runtime.join("shm"), "/dev/shm", &["nosuid", "nodev"])?,
         bind(&runtime.join("tmp"), "/tmp", &["nosuid", "nodev"])?,
+        bind(run, "/run", &["nosuid", "nodev", "noexec", "ro"])?,
         bind(runtime, RUNTIME_INSIDE, &["nosuid", "nodev"])?,
     ];
     for part in binds {
@@ -380,7 +382,7 @@ mod tests {
         let odd = Path::new(std::ffi::OsStr::from_bytes(b"/srv/\xff"));
         let (root, dev, args) = (Path::new("/"), Path::new("/b/dev"), ["prog".to_owned()]);
         let refused = |config: &BundleConfig, binds: &[Bind]| {
-            let made = for_command(config, root, dev, &[], &args, &[], root, binds);
+            let made = for_command(config, root, root, dev, &[], &args, &[], root, binds);
             let error = made.unwrap_err().to_string();
             assert!(error.contains(r"\xFF") && error.contains("UTF-8"), "{error}");
         };
@@ -408,6 +410,7 @@ mod tests {
             for_command(
                 &config(),
                 root,
+                Path::new("/b/run"),
                 dev,
                 &[],
                 &args,

@@ -86,6 +86,14 @@ async fn assert_nobody_outside(host: &TestHost, place: &Place) {
     assert_allowed(host, place, &[]).await;
 }
 
+/// A command sees none of the sockets in the host's `/run`, whether or not that is a part of the root file system.
+async fn assert_run_is_its_own(host: &TestHost, place: &Place) {
+    let list = ["/bin/sh", "-c", "ls -A /run >/run/verbatim/listed"].map(str::to_owned);
+    host.host.runc().exec(&name(), &list).await.unwrap();
+    let listed = std::fs::read_to_string(place.runtime.join("listed")).unwrap();
+    assert_eq!(listed, "verbatim\n");
+}
+
 /// The part of [`TRY`] that asks for the keyring of user 0; succeeds if it is found.
 pub fn keyring() -> ExitCode {
     const KEYCTL_GET_KEYRING_ID: libc::c_long = 0;
@@ -113,12 +121,14 @@ pub async fn its_root_is_nobody_outside() {
     a.host.runc().run(&name(), place.bundle.path()).await.unwrap();
     place.assert_alive();
     assert_nobody_outside(&a, &place).await;
+    assert_run_is_its_own(&a, &place).await;
     let before = rights(&a).await;
 
     let next = b.make_place(&name(), Link::Detached);
     let (there, _) = move_to(&a, &place, &b, next).await;
     a.clear_place(place);
     assert_nobody_outside(&b, &there).await;
+    assert_run_is_its_own(&b, &there).await;
     assert_eq!(rights(&b).await, before);
 
     // What a destination has put in place is left out and put in place again like the rest.
