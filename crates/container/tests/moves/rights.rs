@@ -1,11 +1,12 @@
 //! What root in a container can do outside of it: nothing, before a move and after it.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::ExitCode;
 
-use verbatim_container::Link;
+use verbatim_container::{Bind, Link, Workload};
 
-use crate::host::{Place, TestHost};
+use crate::host::{Place, TestHost, program};
 use crate::stories::{move_to, name, stop};
 
 /// Tries, as root in the container, what root on the host can do, and writes down what was allowed. Nothing changes on the
@@ -92,6 +93,32 @@ async fn assert_run_is_its_own(host: &TestHost, place: &Place) {
     host.host.runc().exec(&name(), &list).await.unwrap();
     let listed = std::fs::read_to_string(place.runtime.join("listed")).unwrap();
     assert_eq!(listed, "verbatim\n");
+}
+
+/// A program that lies in the host's `/run` is shown to the command that is to run it, and moves.
+pub async fn a_program_in_run_is_shown_to_its_command() {
+    let (a, b) = (TestHost::new("a").await, TestHost::new("b").await);
+    let path = Path::new("/run/tools/program");
+    std::fs::create_dir_all("/run/tools").unwrap();
+    std::fs::copy(std::env::current_exe().unwrap(), path).unwrap();
+    let mut args = program();
+    args[0] = path.to_str().unwrap().to_owned();
+    let workload = Workload::Command {
+        args,
+        env: Vec::new(),
+        cwd: "/".into(),
+        binds: vec![Bind {
+            path: path.to_owned(),
+            writable: false,
+        }],
+    };
+    let place = a.make_place_for(&name(), Link::Attached, &workload);
+    a.host.runc().run(&name(), place.bundle.path()).await.unwrap();
+    place.assert_alive();
+    let next = b.make_place_for(&name(), Link::Detached, &workload);
+    let (there, _) = move_to(&a, &place, &b, next).await;
+    a.clear_place(place);
+    stop(&b, there).await;
 }
 
 /// The part of [`TRY`] that asks for the keyring of user 0; succeeds if it is found.
