@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::atomic::Ordering::SeqCst;
 
 use verbatim_container::{Bind, Link, Workload};
 
-use crate::host::{Place, TestHost, program};
+use crate::host::{Place, TestHost, copy_images, copy_runtime, program};
 use crate::stories::{move_to, name, stop};
 
 /// Tries, as root in the container, what root on the host can do, and writes down what was allowed. Nothing changes on the
@@ -182,6 +183,31 @@ pub async fn what_only_the_destination_has_is_guarded_too() {
     a.clear_place(place);
     assert_nobody_outside(&b, &there).await;
     stop(&b, there).await;
+}
+
+/// What cannot be guarded at the destination does not run there, and goes on at the source.
+pub async fn what_cannot_be_guarded_does_not_run() {
+    let (a, b) = (TestHost::new("a").await, TestHost::new("b").await);
+    let place = a.make_place(&name(), Link::Attached);
+    a.host.runc().run(&name(), place.bundle.path()).await.unwrap();
+    place.assert_alive();
+    let next = b.make_place(&name(), Link::Detached);
+    let checkpoint = a.checkpoint(&name()).await;
+    let restore = b.restore(&name(), &next).await;
+    // runc has read it by now.
+    std::fs::write(next.bundle.path().join("config.json"), "{").unwrap();
+    let dumped = checkpoint.freeze_and_dump().await.unwrap();
+    copy_images(&a.images(&name()), &b.images(&name()));
+    copy_runtime(&place, &next);
+    let ticks = next.board().ticks.load(SeqCst);
+    let error = restore.restore().await.unwrap_err().to_string();
+    assert!(error.contains("config.json"), "{error}");
+    assert_eq!(next.board().ticks.load(SeqCst), ticks, "it ran");
+    assert_eq!(b.host.runc().state(&name()).await.unwrap(), None);
+    dumped.abort().await.unwrap();
+    place.assert_alive();
+    b.clear_place(next);
+    stop(&a, place).await;
 }
 
 /// Takes a path out of a list of the bundle's configuration.

@@ -16,7 +16,7 @@ use crate::table::{Row, after_commit, note_steps, print_table};
 
 type Story = fn() -> Pin<Box<dyn Future<Output = ()>>>;
 
-const STORIES: [(&str, Story); 12] = [
+const STORIES: [(&str, Story); 13] = [
     ("a_container_runs_and_ends", || {
         Box::pin(a_container_runs_and_ends())
     }),
@@ -50,6 +50,9 @@ const STORIES: [(&str, Story); 12] = [
     }),
     ("what_only_the_destination_has_is_guarded_too", || {
         Box::pin(rights::what_only_the_destination_has_is_guarded_too())
+    }),
+    ("what_cannot_be_guarded_does_not_run", || {
+        Box::pin(rights::what_cannot_be_guarded_does_not_run())
     }),
     ("a_program_in_run_is_shown_to_its_command", || {
         Box::pin(rights::a_program_in_run_is_shown_to_its_command())
