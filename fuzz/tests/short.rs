@@ -53,6 +53,7 @@ short_runs! {
     criu_messages
     bundle_config
     journal
+    segments
     records
     file_parts
     lab_protocol

@@ -415,3 +415,9 @@ impl StorageFile for OpenFile {
         })
     }
 }
+
+/// Appends a frame to `bytes`, the content of segment `number` so far, and returns its checksum: what nobody writes must be read
+/// too.
+pub fn push_frame(bytes: &mut Vec<u8>, number: u32, durable: u32, previous: u32, payload: &[u8]) -> u32 {
+    crate::frame::write(bytes, number, 0, u64::from(durable), previous, payload)
+}

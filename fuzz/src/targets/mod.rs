@@ -8,6 +8,7 @@ mod folder;
 mod guest;
 mod packet;
 mod rings;
+mod segments;
 mod statistics;
 mod transport;
 
@@ -74,6 +75,12 @@ pub const TARGETS: &[Target] = &[
         run: agent::journal,
         seeds: agent::journal_seeds,
         short_executions: 5_000,
+    },
+    Target {
+        name: "segments",
+        run: segments::segments,
+        seeds: segments::seeds,
+        short_executions: 50_000,
     },
     Target {
         name: "records",

@@ -121,6 +121,23 @@ fn what_was_reserved_is_there_when_the_disk_is_full() {
 }
 
 #[test]
+fn what_was_reserved_is_reserved_again_after_a_failure_if_there_is_space() {
+    let disk = Disk::new();
+    let (mut log, _) = open(&disk).unwrap();
+    log.reserve(120).unwrap();
+    // The write, which is cut off; then a sync, after which a new segment is begun.
+    for operation in [0, 1] {
+        let begin = disk.operations() + operation;
+        disk.fail(begin..begin + 1, NOTHING);
+        let failed = log.append(b"a", Synced);
+        assert!(matches!(failed, Err(AppendError::NotWritten(_))));
+        assert_eq!(log.reserved(), 120);
+    }
+    disk.set_capacity(Some(0));
+    log.append(&[7; 100], Synced).unwrap();
+}
+
+#[test]
 fn a_rewritten_log_has_the_new_records_and_one_segment() {
     let disk = Disk::new();
     let (mut log, _) = open(&disk).unwrap();
