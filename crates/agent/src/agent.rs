@@ -18,6 +18,7 @@ use crate::guests::{Guests, Resolver};
 use crate::held::Held;
 use crate::instances::Instances;
 use crate::journal::Journal;
+use crate::nic_listeners::NicListeners;
 use crate::peers::Peers;
 use crate::proto;
 use crate::session::control::Controls;
@@ -50,6 +51,8 @@ pub struct Agent {
     pub tools: Host,
     /// The instances.
     pub instances: Instances,
+    /// The sockets over which they reach the RNIC.
+    pub nic_listeners: Arc<NicListeners>,
     /// Migrations that this host drives.
     pub controls: Controls,
     /// Sessions in which this host is the destination.
@@ -81,6 +84,7 @@ impl Agent {
             held: Default::default(),
             tools,
             instances: Instances::default(),
+            nic_listeners: Arc::new(NicListeners::new(config.nic_socket())),
             controls: Default::default(),
             destinations: Default::default(),
             partners: Default::default(),

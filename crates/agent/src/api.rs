@@ -106,7 +106,14 @@ impl ControlService {
         let home = tokio::task::spawn_blocking(move || {
             let runtime = tokio::runtime::Handle::current();
             let _inside = runtime.enter();
-            let home = Home::create(&agent.config, record, Link::Attached, &agent.guests, &agent)?;
+            let home = Home::create(
+                &agent.config,
+                record,
+                Link::Attached,
+                &agent.nic_listeners,
+                &agent.guests,
+                &agent,
+            )?;
             match home
                 .furnish(&agent.config)
                 .and_then(|()| home.make_bundle(&agent.config))

@@ -35,6 +35,7 @@ mod journal;
 pub mod keeper;
 mod memory;
 mod method;
+mod nic_listeners;
 mod pause;
 mod peer_service;
 mod peers;

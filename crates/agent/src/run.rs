@@ -69,6 +69,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     recover(&agent)
         .await
         .context("taking over from an earlier agent")?;
+    let nic_listeners = Arc::clone(&agent.nic_listeners).watch();
 
     // Programs outside of any instance.
     let socket = agent.config.runtime_dir.join(SOCKET_NAME);
@@ -106,6 +107,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     tokio::select! {
         result = peers => result.context("serving other agents"),
         result = api => result.context("serving the command line"),
+        result = nic_listeners => result.context("watching the RNIC"),
         _ = terminate.recv() => Ok(()),
         _ = tokio::signal::ctrl_c() => Ok(()),
     }

@@ -24,18 +24,6 @@ use verbatim_device::control::{
 use verbatim_device::transitions::steps;
 use verbatim_seqpacket::Socket;
 
-/// Makes the RNIC accept programs at a listening socket of an instance, too.
-pub fn add_listener(nic: &Path, listener: BorrowedFd<'_>) -> anyhow::Result<()> {
-    let socket = connect(nic)?;
-    match socket
-        .call::<_, Reply>(&Request::AddListener, &[listener])?
-        .message
-    {
-        Reply::Done => Ok(()),
-        other => bail!("the RNIC does not take the instance's socket: {other:?}"),
-    }
-}
-
 /// A connection to the RNIC.
 pub fn connect(nic: &Path) -> anyhow::Result<Socket> {
     Socket::connect(nic).with_context(|| {

@@ -57,7 +57,11 @@ fn rule(request: &Request) -> Rule {
     use Request as R;
     match request {
         R::OpenContext { .. } => Rule::Anybody,
-        R::AddListener | R::StartCapture { .. } | R::QueryOwners { .. } => Rule::HostRoot,
+        R::AddListener { .. }
+        | R::RemoveListener { .. }
+        | R::QueryListeners { .. }
+        | R::StartCapture { .. }
+        | R::QueryOwners { .. } => Rule::HostRoot,
         R::QueryStatistics { .. } => Rule::HostUser,
         // Peers of somebody else may still send to a number or key that is chosen.
         R::RegMr { key: Some(_), .. }

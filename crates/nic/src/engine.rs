@@ -13,6 +13,7 @@ mod attention;
 mod busy_poll;
 mod capture;
 mod control;
+mod listeners;
 mod notify;
 mod poller;
 mod receive;
@@ -69,6 +70,7 @@ pub struct Nic {
     buffer: Box<[u8]>,
     poller: Poller,
     main_listener: Endpoint,
+    listeners: listeners::Listeners,
     clients: Clients,
     objects: Objects,
     effects: Effects,
@@ -156,6 +158,7 @@ impl Nic {
             buffer: vec![0; RECEIVE_BYTES].into_boxed_slice(),
             poller,
             main_listener,
+            listeners: listeners::Listeners::default(),
             effects: Effects::default(),
             touched: Touched::default(),
             ready: VecDeque::new(),

@@ -182,7 +182,9 @@ impl Desk<'_> {
             Request::DetachMcast { qpn, gid } => self.detach_mcast(id, qpn, gid),
             Request::OpenContext { .. } | Request::AttachContext { .. } => unreachable!("answered above"),
             Request::QueryStatistics { .. }
-            | Request::AddListener
+            | Request::AddListener { .. }
+            | Request::RemoveListener { .. }
+            | Request::QueryListeners { .. }
             | Request::StartCapture { .. }
             | Request::QueryOwners { .. } => unreachable!("answered by the engine"),
         }

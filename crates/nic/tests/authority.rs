@@ -77,6 +77,8 @@ ResumeQps                    -+++ -+++ -+++ -+++
 ForwardQps                   -+++ -+++ -+++ -+++
 DestroyQp                    -+++ -+++ -+++ -+++
 QueryOwners                  +-PP PPPP PPPP PPPP
+RemoveListener               +-PP PPPP PPPP PPPP
+QueryListeners               +-PP PPPP PPPP PPPP
 ";
 
 const USERS: [u32; 2] = [0, 1000];
@@ -147,7 +149,12 @@ impl InstanceSocket {
         let path = folder.path().join("nic.sock");
         let listener = Listener::bind(&path).expect("a socket");
         let socket = Socket::connect(&server.socket()).expect("the RNIC listens");
-        let added = socket.call::<_, Reply>(&Request::AddListener, &[listener.as_fd()]);
+        let added = socket.call::<_, Reply>(
+            &Request::AddListener {
+                instance: "web".to_owned(),
+            },
+            &[listener.as_fd()],
+        );
         assert!(matches!(added.expect("an answer").message, Reply::Done));
         Self {
             path,
@@ -397,7 +404,16 @@ fn samples(kind: RequestKind) -> Vec<Sample> {
         }),
         K::AttachContext => Box::new(|_| Request::AttachContext { version: VERSION }),
         K::ParkContext => Box::new(|_| Request::ParkContext),
-        K::AddListener => return vec![with_fd(listening_socket, Box::new(|_| Request::AddListener))],
+        K::AddListener => {
+            let add = |_: &World| Request::AddListener {
+                instance: "another".to_owned(),
+            };
+            return vec![with_fd(listening_socket, Box::new(add))];
+        }
+        K::RemoveListener => Box::new(|_| Request::RemoveListener {
+            instance: "another".to_owned(),
+        }),
+        K::QueryListeners => Box::new(|_| Request::QueryListeners { after: None }),
         K::AllocPd => Box::new(|_| Request::AllocPd),
         K::DeallocPd => Box::new(|world| Request::DeallocPd { pd: world.spare_pd }),
         K::RegMr => {

@@ -239,7 +239,12 @@ fn requests_that_make_no_sense_are_refused_with_the_right_errno() {
     for (request, errno) in [
         (open(VERSION), libc::EINVAL),
         (open(VERSION + 1), libc::EPROTO),
-        (Request::AddListener, libc::EINVAL),
+        (
+            Request::AddListener {
+                instance: "web".to_owned(),
+            },
+            libc::EINVAL,
+        ),
         (Request::DeallocPd { pd }, libc::EBUSY),
         (Request::DeallocPd { pd: other.program.pd }, libc::EINVAL),
         (Request::DestroyCq { cq }, libc::EBUSY),

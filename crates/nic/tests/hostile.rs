@@ -84,7 +84,9 @@ fn any_request(rng: &mut StdRng, qpn: u32) -> Request {
             name: "x".repeat(rng.random_range(0..400)),
         },
         1 => Request::AttachContext { version: VERSION },
-        2 => Request::AddListener,
+        2 => Request::AddListener {
+            instance: "web".to_owned(),
+        },
         3 => Request::AllocPd,
         4 => Request::DeallocPd { pd: id },
         5 => Request::RegMr {

@@ -342,7 +342,12 @@ fn listeners_are_added_by_root_only_and_end() {
     let add = |over: &Path, fd: &dyn AsFd| {
         let socket = Socket::connect(over).expect("the RNIC listens");
         socket
-            .call::<_, Reply>(&Request::AddListener, &[fd.as_fd()])
+            .call::<_, Reply>(
+                &Request::AddListener {
+                    instance: "web".to_owned(),
+                },
+                &[fd.as_fd()],
+            )
             .expect("an answer")
             .message
     };

@@ -358,7 +358,12 @@ fn only_who_makes_objects_for_others_may_ask() {
     let path = folder.path().join("instance.sock");
     let listener = Listener::bind(&path).expect("a socket");
     let socket = Socket::connect(&a.socket()).expect("the RNIC listens");
-    let added = socket.call::<_, Reply>(&Request::AddListener, &[listener.as_fd()]);
+    let added = socket.call::<_, Reply>(
+        &Request::AddListener {
+            instance: "web".to_owned(),
+        },
+        &[listener.as_fd()],
+    );
     assert!(matches!(added.expect("an answer").message, Reply::Done));
     refused(&Program::connect(&path, "instance"));
 

@@ -27,6 +27,7 @@ mod pause;
 mod pause_resume;
 mod pre_copy;
 mod programs;
+mod rnic_again;
 mod robustness;
 mod rollback;
 mod soak;
@@ -109,6 +110,7 @@ fn main() -> ExitCode {
         failures::tests(),
         faults::tests(),
         lost_rnic::tests(),
+        rnic_again::tests(),
         robustness::tests(),
         identity::tests(),
         many::tests(),

@@ -13,7 +13,6 @@
 //! ```
 
 use std::io;
-use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -30,7 +29,7 @@ use super::record::Record;
 use crate::config::Config;
 use crate::forwarding::Forward;
 use crate::guests::{Guests, Resolver};
-use crate::standby;
+use crate::nic_listeners::NicListeners;
 
 /// Where the program's standard output and error go, in the runtime folder.
 pub const OUTPUT_NAME: &str = "stdout";
@@ -132,8 +131,8 @@ struct Parts {
     network: Option<Network>,
     bundle: Option<Bundle>,
     service: Option<JoinHandle<()>>,
-    /// Where the RNIC accepts the instance's programs.
-    nic_listener: Option<Listener>,
+    /// Who knows the socket at which the RNIC accepts the instance's programs.
+    nic_listeners: Option<Arc<NicListeners>>,
 }
 
 impl Home {
@@ -142,6 +141,7 @@ impl Home {
         config: &Config,
         record: Record,
         link: Link,
+        nic: &Arc<NicListeners>,
         guests: &Guests,
         resolver: &Arc<impl Resolver>,
     ) -> anyhow::Result<Self> {
@@ -151,7 +151,7 @@ impl Home {
             paths,
             parts: Mutex::default(),
         };
-        match home.fill(config, link, guests, resolver) {
+        match home.fill(config, link, nic, guests, resolver) {
             Ok(()) => Ok(home),
             Err(error) => {
                 home.remove();
@@ -161,10 +161,11 @@ impl Home {
     }
 
     /// Takes the place of an instance that an earlier agent of this host left running. Programs that are connected
-    /// to the RNIC stay so; their guest libraries come back to the new socket by themselves.
+    /// to the RNIC stay so; their guest libraries come back to the new socket by themselves. There may be no RNIC yet.
     pub fn open(
         config: &Config,
         record: Record,
+        nic: &Arc<NicListeners>,
         guests: &Guests,
         resolver: &Arc<impl Resolver>,
     ) -> anyhow::Result<Self> {
@@ -174,14 +175,17 @@ impl Home {
             paths,
             parts: Mutex::default(),
         };
-        home.listen(config, guests, resolver)?;
+        home.listen(guests, resolver)?;
+        nic.take_over(home.record.name.as_str(), &home.nic_socket());
+        home.parts().nic_listeners = Some(Arc::clone(nic));
         home.parts().network = Some(Network::open(&home.network_config(config))?);
         home.parts().bundle = Some(Bundle::open(&home.paths.bundle)?);
         Ok(home)
     }
 
     /// Removes what an agent that died may have left of the instance `name`, whose container is gone.
-    pub fn clear(config: &Config, name: &str) -> anyhow::Result<()> {
+    pub fn clear(config: &Config, nic: &NicListeners, name: &str) -> anyhow::Result<()> {
+        nic.remove(name);
         let paths = Paths::new(&config.runtime_dir, name);
         Bundle::clear(&paths.bundle)?;
         Network::clear(&paths.network)?;
@@ -221,6 +225,7 @@ impl Home {
         &self,
         config: &Config,
         link: Link,
+        nic: &Arc<NicListeners>,
         guests: &Guests,
         resolver: &Arc<impl Resolver>,
     ) -> anyhow::Result<()> {
@@ -230,25 +235,27 @@ impl Home {
             remove_tree(path)?;
             std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
         }
-        self.listen(config, guests, resolver)?;
+        self.listen(guests, resolver)?;
+        nic.add(self.record.name.as_str(), &self.nic_socket())?;
+        self.parts().nic_listeners = Some(Arc::clone(nic));
         self.parts().network = Some(Network::create(&self.network_config(config), link)?);
         Ok(())
     }
 
-    /// Makes the sockets in the runtime folder and lets agent and RNIC serve them.
-    fn listen(&self, config: &Config, guests: &Guests, resolver: &Arc<impl Resolver>) -> anyhow::Result<()> {
-        let folder = &self.paths.folder;
-        let agent = Listener::bind(&folder.join(SOCKET_NAME)).context("cannot listen for guest libraries")?;
-        let nic = Listener::bind(&folder.join(NIC_SOCKET_NAME)).context("cannot listen for the RNIC")?;
-        for name in [SOCKET_NAME, NIC_SOCKET_NAME] {
-            // Programs in the container may be of any user; the folder is theirs alone.
-            std::fs::set_permissions(folder.join(name), PermissionsExt::from_mode(0o666))?;
-        }
-        standby::add_listener(&config.nic_socket(), nic.as_fd())?;
-        self.parts().nic_listener = Some(nic);
+    /// Makes this agent's socket in the runtime folder, and serves it.
+    fn listen(&self, guests: &Guests, resolver: &Arc<impl Resolver>) -> anyhow::Result<()> {
+        let path = self.paths.folder.join(SOCKET_NAME);
+        let agent = Listener::bind(&path).context("cannot listen for guest libraries")?;
+        // Programs in the container may be of any user; the folder is theirs alone.
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o666))?;
         self.parts().service =
             Some(guests.serve(agent, Some(self.record.name.to_string()), Arc::clone(resolver))?);
         Ok(())
+    }
+
+    /// Where the RNIC accepts the instance's programs.
+    fn nic_socket(&self) -> PathBuf {
+        self.paths.folder.join(NIC_SOCKET_NAME)
     }
 
     fn network_config(&self, config: &Config) -> NetworkConfig {
@@ -340,14 +347,13 @@ impl Home {
             network,
             bundle,
             service,
-            nic_listener,
+            nic_listeners,
         } = std::mem::take(&mut *self.parts());
         if let Some(service) = service {
             service.abort();
         }
-        if let Some(listener) = nic_listener {
-            // The RNIC holds a copy of the descriptor; this is what tells it to stop.
-            let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
+        if let Some(listeners) = nic_listeners {
+            listeners.remove(self.record.name.as_str());
         }
         let mut failed = Vec::new();
         if let Some(Err(error)) = bundle.map(Bundle::remove) {

@@ -119,7 +119,7 @@ pub async fn take_over(agent: &Shared, name: &str, moving: bool) -> anyhow::Resu
         tracing::warn!(%error, "images are left behind");
     }
     let init = Init::open(init_pid)?;
-    let home = Home::open(&agent.config, record, &agent.guests, agent)?;
+    let home = Home::open(&agent.config, record, &agent.nic_listeners, &agent.guests, agent)?;
     let init = std::future::ready(Ok(init));
     let instance = Instance::take_over(home, init_pid, init, moving);
     agent.instances.insert(Arc::clone(&instance));
@@ -134,5 +134,5 @@ pub async fn clear(agent: &Shared, name: &str) -> anyhow::Result<()> {
         agent.tools.runc().delete(&container, true).await?;
     }
     let (agent, name) = (Arc::clone(agent), name.to_owned());
-    tokio::task::spawn_blocking(move || Home::clear(&agent.config, &name)).await?
+    tokio::task::spawn_blocking(move || Home::clear(&agent.config, &agent.nic_listeners, &name)).await?
 }

@@ -123,7 +123,14 @@ impl Destinations {
         let made = tokio::task::spawn_blocking(move || {
             let runtime = tokio::runtime::Handle::current();
             let _inside = runtime.enter();
-            Home::create(&maker.config, record, Link::Detached, &maker.guests, &maker)
+            Home::create(
+                &maker.config,
+                record,
+                Link::Detached,
+                &maker.nic_listeners,
+                &maker.guests,
+                &maker,
+            )
         })
         .await
         .context("making the instance's place panicked")

@@ -20,7 +20,7 @@ pub use self::reply::*;
 pub use self::request::*;
 
 /// The version of this contract; both sides refuse another one.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// The most queue pairs in one request; more are `EINVAL`. The RNIC does nothing else meanwhile.
 pub const MOST_QPS: usize = 1024;
@@ -45,6 +45,9 @@ pub const QPNS_PER_HOST: u32 = 1 << 16;
 
 /// See [`HOST_NUMBERS`].
 pub const KEYS_PER_HOST: u32 = 1 << 17;
+
+/// The longest name of an instance in bytes, see [`Request::AddListener`].
+pub const MAX_INSTANCE_NAME: usize = 255;
 
 /// The control socket's name in a runtime folder.
 pub const SOCKET_NAME: &str = "nic.sock";

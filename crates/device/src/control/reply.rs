@@ -118,6 +118,13 @@ pub enum Reply {
         /// Why the first was.
         message: String,
     },
+    /// Instances that have a listener, by name.
+    Listeners {
+        /// Their names.
+        instances: Vec<String>,
+        /// There are more: ask again from behind the last one.
+        more: bool,
+    },
 }
 
 /// Whose a queue pair is.

@@ -45,8 +45,15 @@ pub enum Request {
     /// nothing changes while nobody looks after it, whatever its peers do. Answered by [`Reply::Done`](super::Reply::Done).
     ParkContext,
     /// From root of the host only, on a connection without a context: accept programs at this listening socket
-    /// too (one descriptor), until it is shut down. Answered by [`Reply::Done`](super::Reply::Done).
-    AddListener,
+    /// too (one descriptor), in the place of an earlier one of the same instance, until `RemoveListener`. It outlives the connection.
+    /// Answered by [`Reply::Done`](super::Reply::Done).
+    ///
+    /// Whoever asks keeps no copy of the descriptor. So when the RNIC dies, who connects is refused by the kernel, and nobody waits
+    /// for an answer that never comes.
+    AddListener {
+        /// Whose it is, at most [`MAX_INSTANCE_NAME`](super::MAX_INSTANCE_NAME) bytes.
+        instance: String,
+    },
     /// Answered by [`Reply::Pd`](super::Reply::Pd).
     AllocPd,
     /// Answered by [`Reply::Done`](super::Reply::Done); `EBUSY` while in use.
@@ -326,6 +333,18 @@ pub enum Request {
     QueryOwners {
         /// At most [`MAX_OWNERS`].
         qpns: Vec<u32>,
+    },
+    /// From root of the host only, on a connection without a context: an instance's listener is closed; connections that came over it
+    /// stay. Answered by [`Reply::Done`](super::Reply::Done), also where there is none.
+    RemoveListener {
+        /// Whose.
+        instance: String,
+    },
+    /// From root of the host only, on a connection without a context: which instances have a listener? Answered by
+    /// [`Reply::Listeners`](super::Reply::Listeners).
+    QueryListeners {
+        /// Only those whose names come after this one.
+        after: Option<String>,
     },
 }
 

@@ -8,6 +8,7 @@ use verbatim_verbs::DeviceInfo;
 
 use crate::abi::*;
 use crate::ffi::{Errno, MinusOne, Nothing, Pointer, fill, verb};
+use crate::log::log;
 
 /// A device as programs see it. It is never freed: a program may hold on to it for as long as it has it open, and there
 /// are as many as the host has RNICs.
@@ -76,7 +77,11 @@ impl Device {
 fn devices() -> Vec<&'static Device> {
     static KNOWN: Mutex<Vec<&'static Device>> = Mutex::new(Vec::new());
     let mut known = KNOWN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let present = verbatim_verbs::devices().into_iter();
+    let present = verbatim_verbs::devices();
+    if present.is_empty() {
+        log!("there is no device: is the RNIC of this host running?");
+    }
+    let present = present.into_iter();
     present
         .map(|info| {
             let old = known.iter().copied().find(|device| device.info == info);

@@ -1,11 +1,9 @@
 //! Control connections: accepting, serving, and cleaning up after those that are gone.
 
-use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use rustix::net::{AddressFamily, SocketType, sockopt};
 use verbatim_device::control::{Reply, Request, SOCKET_NAME};
 use verbatim_roce::Time;
 use verbatim_seqpacket::{Credentials, Error, Listener, Process, Received, Socket};
@@ -94,8 +92,6 @@ pub struct Clients {
     clients: Table<Client>,
     /// Those with a context.
     open: Vec<u32>,
-    listeners: HashMap<u32, Listener>,
-    next_listener: u32,
     /// Given up for a moment when there is no other left.
     spare: Option<OwnedFd>,
 }
@@ -109,8 +105,6 @@ impl Clients {
         Self {
             clients: Table::new(1, max, 0),
             open: Vec::new(),
-            listeners: HashMap::new(),
-            next_listener: 0,
             spare: spare_descriptor(),
         }
     }
@@ -214,7 +208,7 @@ impl Nic {
     pub(super) fn accept(&mut self, token: Token) {
         loop {
             let listener = match token {
-                Token::Listener(id) => match self.clients.listeners.get(&id) {
+                Token::Listener(id) => match self.listeners.get(id) {
                     Some(listener) => listener,
                     None => return,
                 },
@@ -242,13 +236,6 @@ impl Nic {
                     return;
                 }
             }
-        }
-    }
-
-    /// An instance's listener is over.
-    pub(super) fn forget_listener(&mut self, id: u32) {
-        if let Some(listener) = self.clients.listeners.remove(&id) {
-            self.poller.remove(&listener);
         }
     }
 
@@ -365,7 +352,9 @@ impl Nic {
             .ok_or_else(|| Refused::no_such("connection", id))?;
         authority::check(&request, client.caller(credentials))?;
         match request {
-            Request::AddListener => return self.add_listener(fds),
+            Request::AddListener { instance } => return self.add_listener(instance, fds),
+            Request::RemoveListener { instance } => return Ok(self.remove_listener(&instance)),
+            Request::QueryListeners { after } => return Ok(self.query_listeners(after.as_deref())),
             Request::QueryStatistics { from_qpn } => {
                 return Ok(self.query_statistics(from_qpn, credentials));
             }
@@ -428,30 +417,6 @@ impl Nic {
                 return;
             }
         }
-    }
-
-    fn add_listener(&mut self, fds: Vec<OwnedFd>) -> Result<Reply, Refused> {
-        let Ok([fd]) = <[OwnedFd; 1]>::try_from(fds) else {
-            return Err(Refused::invalid("add listener takes one descriptor"));
-        };
-        let listens = sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX)
-            && sockopt::socket_type(&fd) == Ok(SocketType::SEQPACKET)
-            && sockopt::socket_acceptconn(&fd) == Ok(true);
-        if !listens {
-            let message = "the descriptor is no listening unix socket of type SOCK_SEQPACKET";
-            return Err(Refused::invalid(message));
-        }
-        let listener = Listener::from_fd(fd);
-        listener
-            .set_nonblocking(true)
-            .and_then(|()| listener.pass_credentials())
-            .map_err(|error| Refused::new(error.errno(), error.to_string()))?;
-        let id = self.clients.next_listener;
-        self.clients.next_listener += 1;
-        let watched = self.poller.add(&listener, Token::Listener(id));
-        watched.map_err(|error| Refused::new(libc::ENOMEM, error.to_string()))?;
-        self.clients.listeners.insert(id, listener);
-        Ok(Reply::Done)
     }
 
     /// Nobody holds the connection any more: all that was made on it goes.
