@@ -4,44 +4,45 @@ use std::path::Path;
 
 use verbatim_channel::{KeyPair, RoadMap};
 use verbatim_session::Role;
-use verbatim_session::record::{Standing, What};
+use verbatim_session::decision::Outcome;
+use verbatim_session::record::{Entry, Parties, What};
 
 use crate::instances::record::{self, Record};
-use crate::journal::{Journal, Known};
 use crate::memory::place::Placer;
 use crate::proto::FilePart;
 use crate::session::{ProcessKeys, decode, encode};
 
-/// A journal whose first segment has any content is refused, or gone on in.
-pub fn journal(folder: &Path, segment: &str, content: &[u8]) {
-    std::fs::create_dir_all(folder).expect("a folder of the test's own");
-    std::fs::write(folder.join(segment), content).expect("a file of the test's own");
-    let Ok(journal) = Journal::open(folder) else {
-        return;
+/// A record of the journal.
+pub fn journal(record: &[u8]) {
+    if let Ok(entry) = Entry::decode(record) {
+        assert_eq!(
+            Entry::decode(&entry.encode()),
+            Ok(entry),
+            "what was read can be written"
+        );
+    }
+}
+
+/// Records of the journal, for a start.
+pub fn journal_records() -> Vec<Vec<u8>> {
+    let parties = Parties {
+        instance: "web".to_owned(),
+        source: "a".to_owned(),
+        destination: "b".to_owned(),
     };
-    let before = journal.sessions();
-    let free = (0..)
-        .find(|session| journal.parts(*session).is_empty())
-        .expect("there are more numbers than sessions");
-    journal
-        .write(free, Role::Destination, What::Committed)
-        .expect("it can be written");
-    drop(journal);
-    let again = Journal::open(folder).expect("as before");
-    assert_eq!(again.standing(free, Role::Destination), Some(Standing::Committed));
-    let mut after = again.sessions();
-    after.retain(|known| known.session != free);
-    let standings = |known: &[Known]| -> Vec<_> {
-        known
-            .iter()
-            .map(|known| (known.session, known.role, known.standing))
-            .collect()
-    };
-    assert_eq!(
-        standings(&before),
-        standings(&after),
-        "one more record changes nothing about other sessions"
-    );
+    let whats = [
+        What::Opened(parties),
+        What::Committed,
+        What::Closed(Outcome::Committed),
+    ];
+    let entries = whats.into_iter().map(|what| Entry {
+        session: 7,
+        role: Role::Destination,
+        unix_ms: 1,
+        boot: [3; 16],
+        what,
+    });
+    entries.map(|entry| entry.encode()).collect()
 }
 
 /// What another agent says about an instance.

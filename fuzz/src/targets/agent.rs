@@ -9,25 +9,12 @@ use verbatim_agent::proto::FilePart;
 use super::guest::road_map;
 use super::{encoded, folder};
 
-pub fn journal(content: &[u8]) {
-    let path = folder::path("journal");
-    std::fs::write(&path, content).expect("it can be written");
-    fuzzing::journal(&path);
+pub fn journal(record: &[u8]) {
+    fuzzing::journal(record);
 }
 
 pub fn journal_seeds() -> Vec<Vec<u8>> {
-    let line = |event: &str, role: &str| {
-        format!(
-            r#"{{"unix_ms":1,"session":"0000000000000007","role":"{role}","event":"{event}","instance":"web","other_host":"b"}}"#
-        )
-    };
-    let text = format!(
-        "{}\n{}\n{}",
-        line("opened", "source"),
-        line("committed", "destination"),
-        line("closed", "source")
-    );
-    vec![text.clone().into_bytes(), text.into_bytes()[..200].to_vec()]
+    fuzzing::journal_records()
 }
 
 pub fn records(bytes: &[u8]) {

@@ -13,6 +13,9 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint as Addres
 use verbatim_channel::{Endpoint, MovedEndpoint};
 use verbatim_container::Host;
 
+use verbatim_session::Role;
+use verbatim_session::record::{Note, Parties, What};
+
 use crate::agent::{Agent, Shared};
 use crate::api::ControlService;
 use crate::caller;
@@ -166,6 +169,7 @@ impl Asked {
         let config = Config {
             name: host.to_owned(),
             runtime_dir: path.clone(),
+            state_dir: path.join("state"),
             hosts: path.join("hosts.json"),
             tls: path.clone(),
             library: path.join("lib"),

@@ -88,7 +88,7 @@ fn run(dir: &StateDir, index: usize, supervisor: &UnixStream) -> Result<()> {
 const HOST_NUMBERS: usize = 120;
 
 /// What the environment of everything in a host tells about it.
-pub(crate) type Environment = [(&'static str, String); 6];
+pub(crate) type Environment = [(&'static str, String); 7];
 
 /// The environment of the host at `index`.
 pub(crate) fn environment(config: &LabConfig, index: usize) -> Environment {
