@@ -5,7 +5,8 @@
 //!  proxy ◄── Go ───────── agent      CRIU gets the request
 //!  proxy ── Reached ────► agent      one for each notification of CRIU; at a stop it waits for an order
 //!  proxy ◄── Go ───────── agent      go on: the network is cut off, or connected again
-//!  proxy ◄── Hold ─────── agent      the decision is being made elsewhere: wait for it, whatever happens to the agent
+//!  proxy ◄── Hold ─────── agent      the tasks are frozen and the decision is being made elsewhere: wait for it,
+//!                                    whatever happens to the agent
 //!  proxy ── Held ───────► agent      another agent has come to where the proxy can be found ([`held_path`])
 //!  proxy ◄── Commit ───── agent      the decision is made   (Abort, or a lost gate: the notification is refused)
 //!  proxy ── Finished ───► agent      CRIU's last word
@@ -22,6 +23,10 @@ use serde::{Deserialize, Serialize};
 
 /// The variable that tells the proxy where the gate is; without it the proxy is not there at all.
 pub(crate) const GATE_VARIABLE: &str = "VERBATIM_CRIU_GATE";
+
+/// The variable that tells the proxy of a dump which cgroup the container is in: the agent freezes it, and the proxy thaws
+/// it where it gives up without the agent.
+pub(crate) const CGROUP_VARIABLE: &str = "VERBATIM_CRIU_CGROUP";
 
 /// What is asked of CRIU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,17 +9,20 @@
 //!  agent ── Checkpoint::prepare ──► runc checkpoint ──► proxy (holds DUMP)
 //!        ── Checkpoint::freeze_and_dump_with ─────────► proxy ──► criu: freeze … network-lock (network is cut off)
 //!                                                                  … images … post-dump (held)
+//!        ── Dumped::hold                               the container's cgroup is frozen: nobody's death lets it run
 //!        ── Dumped::commit / Dumped::abort ───────────► proxy ──► criu: kill the tasks / let them go on
 //!
 //!  agent ── pre_dump ──────────► runc checkpoint --pre-dump ─► proxy ──► criu: freeze … thaw … images
 //!
 //!  agent ── Restore::prepare ─────► runc restore ─────► proxy (holds RESTORE; the images may still be missing)
 //!        ── Restore::restore ─────────────────────────► proxy ──► criu: tasks made … post-restore (held)
-//!        ── Restored::resume_with / Restored::abort ──► proxy ──► criu: … network-unlock (network is connected)
+//!        ── Restored::resume_with / Restored::abort ──► proxy     the marker says: they may have run from now on
+//!                                                       proxy ──► criu: … network-unlock (network is connected)
 //!                                                                  … tasks run / tasks are killed
 //! ```
 //!
-//! Dropping a handle of an operation that is not committed aborts it; so does the agent's death.
+//! Dropping a handle of an operation that is not committed or held aborts it; so does the agent's death. What is left when somebody
+//! was killed [`Tasks`] finds out.
 //!
 //! The crate knows no RDMA, copies no images between hosts and decides nothing: that is the agent's part. Functions
 //! that are not `async` do a few system calls and return; the slow ones say so. Start at [`Host`].

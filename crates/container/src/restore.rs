@@ -139,7 +139,17 @@ impl Restored {
         }
     }
 
+    /// The decision is made: from now on neither dropping this nor a failed [`Restored::resume_with`] kills tasks that may have
+    /// run. What is the case then [`Tasks::fact`](crate::Tasks::fact) says, and
+    /// [`Tasks::end_unreleased`](crate::Tasks::end_unreleased) whether they have not and will not.
+    pub fn leave_released(&mut self) {
+        self.0.leave_released();
+    }
+
     /// Lets the tasks run; returns when they do.
+    ///
+    /// After an error they may have run ([`released`](crate::released) says whether), and are killed unless
+    /// [`Restored::leave_released`] was called.
     ///
     /// `connect` is called when there is no way back and before the sockets work again: it should attach the
     /// instance's network ([`Network::attach`](crate::Network::attach)). A restored connection tells its peer at once

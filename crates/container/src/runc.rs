@@ -7,10 +7,12 @@ use std::process::{ExitStatus, Stdio};
 use serde::Deserialize;
 use tokio::process::Command;
 
+use crate::cgroup::Cgroup;
 use crate::criu::{CRIU_VARIABLE, find_in_path};
 use crate::error::Error;
 use crate::init::Init;
 use crate::name::ContainerName;
+use crate::tasks::LIMIT;
 
 /// runc, with its state kept in a directory of ours.
 #[derive(Debug, Clone)]
@@ -186,13 +188,48 @@ impl Runc {
     }
 
     /// Forgets a container; with `force`, kills it first, and a container that runc does not know is fine.
+    ///
+    /// No checkpoint or restore of it may be under way.
     pub async fn delete(&self, name: &ContainerName, force: bool) -> Result<(), Error> {
+        self.unmount_root(name)?;
+        if force {
+            // runc would kill the first process of a frozen container and thaw the others (version 1 of the freezer).
+            let state = self.state_file(name);
+            let killed = crate::operation::blocking(move || match Cgroup::of_container(&state)? {
+                Some(cgroup) if cgroup.is_frozen()? => cgroup.kill(LIMIT),
+                _ => Ok(()),
+            });
+            killed.await.map_err(|source| Error::Tasks {
+                action: "kill",
+                container: name.to_string(),
+                source,
+            })?;
+        }
         let mut arguments: Vec<OsString> = Vec::new();
         if force {
             arguments.push("--force".into());
         }
         arguments.push(name.as_str().into());
         self.call("delete", &arguments, name).await.map(drop)
+    }
+
+    /// Takes away the mount of the container's root file system that a runc which was killed in the middle of a restore has left in
+    /// its state directory (`libcontainer/criu_linux.go`, `Restore`, "criu-root"). `runc delete --force` removes that directory with all
+    /// that is in it: through the mount those would be the user's own files.
+    fn unmount_root(&self, name: &ContainerName) -> Result<(), Error> {
+        use rustix::io::Errno;
+        use rustix::mount::{UnmountFlags, unmount};
+
+        let root = self.root.join(name).join("criu-root");
+        loop {
+            match unmount(&root, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+                // There may be another one below it.
+                Ok(()) => {}
+                // It is not there, or nothing is mounted.
+                Err(Errno::NOENT | Errno::INVAL) => return Ok(()),
+                Err(errno) => return Err(Error::file("unmount", &root, errno.into())),
+            }
+        }
     }
 
     /// Runs a command inside a container, on our own standard streams, until it ends.

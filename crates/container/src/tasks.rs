@@ -127,11 +127,11 @@ impl Tasks {
             return Ok(Ended::Released);
         }
         // Its proxy is dead, or never got to CRIU, and gives up as soon as it misses its agent.
-        tokio::time::timeout(LIMIT, outlast(&self.work))
-            .await
-            .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "runc does not end"))
-            .flatten()
-            .map_err(failed)?;
+        let outlasted = match tokio::time::timeout(LIMIT, outlast(&self.work)).await {
+            Ok(outlasted) => outlasted,
+            Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "runc does not end")),
+        };
+        outlasted.map_err(failed)?;
         if ended.is_none() {
             ended = self.blocking(Self::kill_unreleased).await.map_err(failed)?;
         }
@@ -200,9 +200,7 @@ impl Tasks {
         work: impl FnOnce(&Self) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
         let tasks = self.clone();
-        tokio::task::spawn_blocking(move || work(&tasks))
-            .await
-            .map_err(io::Error::other)?
+        crate::operation::blocking(move || work(&tasks)).await
     }
 
     fn failed(&self, action: &'static str, source: io::Error) -> Error {

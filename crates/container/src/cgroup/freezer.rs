@@ -10,7 +10,7 @@ use super::{Cgroup, CgroupVersion, flag, gone_means, in_file, too_late, unexpect
 
 /// How often the freezer of version 1 is asked: it tells nobody. A task is frozen within microseconds unless it is in
 /// the middle of a system call that cannot be interrupted.
-const ASK_AGAIN: Duration = Duration::from_micros(100);
+pub(super) const ASK_AGAIN: Duration = Duration::from_micros(100);
 
 /// The file of version 1.
 const STATE: &str = "freezer.state";

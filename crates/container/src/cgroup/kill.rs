@@ -8,6 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use super::freezer::ASK_AGAIN;
 use super::{Cgroup, CgroupVersion, gone_means, is_gone, too_late};
 
 impl Cgroup {
@@ -22,12 +23,44 @@ impl Cgroup {
         }
     }
 
+    /// Waits until somebody else has sent each process a SIGKILL, or `ended` says that nobody will any more. With version 1 what is
+    /// frozen does not die of it, and who waits for their deaths waits for a thaw: then it is time for [`Self::kill`].
+    pub(crate) fn await_kills(&self, mut ended: impl FnMut() -> bool, limit: Duration) -> io::Result<()> {
+        let deadline = Instant::now() + limit;
+        while !ended() && !self.are_killed()? {
+            if Instant::now() >= deadline {
+                return Err(too_late(&self.path, "are not killed"));
+            }
+            // Nobody is told of another's pending signals.
+            std::thread::sleep(ASK_AGAIN);
+        }
+        Ok(())
+    }
+
+    /// Whether a SIGKILL is pending for each process: proc_pid_status(5), `ShdPnd`.
+    fn are_killed(&self) -> io::Result<bool> {
+        for pid in self.list("cgroup.procs")? {
+            let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
+                // It has ended.
+                continue;
+            };
+            let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:"));
+            let pending = pending.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+            if pending.is_none_or(|mask| mask & 1 << (libc::SIGKILL - 1) == 0) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     fn kill_v2(&self, deadline: Instant) -> io::Result<()> {
         match self.write("cgroup.kill", "1") {
             // Linux before 5.14 has no such file.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => self.kill_each(deadline),
             killed => killed.and_then(|()| self.await_event("populated", false, deadline)),
-        }
+        }?;
+        // runc takes no cgroup for a container that is frozen, be it empty.
+        self.order_thaw()
     }
 
     fn kill_v1(&self, deadline: Instant) -> io::Result<()> {

@@ -17,7 +17,7 @@
 //! A task that CRIU holds by ptrace is frozen all the same: it stays still when the tracer is gone. But what is frozen
 //! *before* CRIU seizes it makes CRIU hang, since it waits for a stop that does not come.
 //!
-//! **What runc does to the freezer**, as far as it matters here (`tests/assumptions/runcs_own.rs`): a checkpoint does not
+//! **What runc does to the freezer**, as far as it matters here (docs/assumptions.md): a checkpoint does not
 //! touch it, since the proxy takes `freeze_cgroup` out of runc's request, neither does its end. `runc state` says
 //! `paused` of a frozen container. `runc kill` and `runc delete` refuse nothing: with version 1 `runc kill NAME KILL` and
 //! `runc delete --force` kill the *first process and thaw*, and what else is in the container may run until the kernel
@@ -56,6 +56,16 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
+    /// As the value of an environment variable, for another process of this host.
+    pub(crate) fn to_variable(&self) -> String {
+        serde_json::to_string(self).expect("a version and a path that was read as text are JSON")
+    }
+
+    /// What [`Self::to_variable`] has made.
+    pub(crate) fn from_variable(text: &str) -> io::Result<Self> {
+        Ok(serde_json::from_str(text)?)
+    }
+
     /// Which files it has.
     pub fn version(&self) -> CgroupVersion {
         self.version

@@ -2,19 +2,22 @@
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 
 use anyhow::Context;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
 use rustix::net::RecvFlags;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use verbatim_seqpacket::{Error, Listener, Socket};
 
 use super::request::{self, Response};
-use crate::cgroup::Cgroup;
-use crate::gate::{Kind, Order, Report, Stop, held_path, monotonic_now};
+use crate::cgroup::{Cgroup, CgroupVersion};
+use crate::gate::{CGROUP_VARIABLE, Kind, Order, Report, Stop, held_path, monotonic_now};
 use crate::marker;
+use crate::tasks::LIMIT;
 
 /// Whoever is at the other end of `runc` and of the gate, until CRIU is done. Returns the exit status.
 pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
@@ -32,12 +35,22 @@ pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
         Kind::Restore => Some(mark(adapted.work.as_ref(), runc_pid)?),
         Kind::Dump | Kind::PreDump => None,
     };
+    let cgroup = match std::env::var(CGROUP_VARIABLE) {
+        Ok(text) if kind == Kind::Dump => Some(Cgroup::from_variable(&text).context(CGROUP_VARIABLE)?),
+        _ => None,
+    };
     let (child, criu) = super::start_criu()?;
+    let criu_process = Pid::from_raw(i32::try_from(child.id())?).context("CRIU has a number")?;
+    let criu_process = pidfd_open(criu_process, PidfdFlags::empty()).context("CRIU's process")?;
     let relay = Relay {
         kind,
         marked,
+        cgroup,
+        thaw: Cell::new(false),
+        committed: Cell::new(false),
         runc,
         criu,
+        criu_process,
         gate: RefCell::new(gate),
         child,
         runc_pid,
@@ -57,8 +70,8 @@ pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
         .send(&Report::Requested { kind }, &[])
         .context("the gate")?;
     match relay.wait_for_order() {
-        Order::Go => {}
-        Order::Hold | Order::Commit | Order::Abort => return relay.cancel(),
+        Ok(Order::Go) => {}
+        Ok(Order::Hold | Order::Commit | Order::Abort) | Err(Lost) => return relay.cancel(),
     }
     relay
         .criu
@@ -78,12 +91,26 @@ fn mark(work: Option<&File>, runc_pid: i32) -> anyhow::Result<File> {
     Ok(work)
 }
 
+/// A message of CRIU's or runc's, with its descriptors.
+type Bytes = verbatim_seqpacket::Received<Vec<u8>>;
+
+/// Whom we waited with, or for, is gone: an abort that nobody has ordered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Lost;
+
 struct Relay {
     kind: Kind,
     /// Where the marker of a restore is.
     marked: Option<File>,
+    /// Where the tasks of a dump are.
+    cgroup: Option<Cgroup>,
+    /// They may be frozen there, and are to go on when we end.
+    thaw: Cell<bool>,
+    /// They are to be killed.
+    committed: Cell<bool>,
     runc: Socket,
     criu: Socket,
+    criu_process: OwnedFd,
     gate: RefCell<Socket>,
     child: Child,
     runc_pid: i32,
@@ -97,6 +124,11 @@ struct Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
+        if let Some(cgroup) = self.cgroup.as_ref().filter(|_| self.thaw.get())
+            && let Err(error) = cgroup.thaw(LIMIT)
+        {
+            eprintln!("verbatim: the tasks cannot be thawed: {error}");
+        }
         if self.listener.get_mut().is_some() {
             let _ = std::fs::remove_file(&self.held_at);
         }
@@ -107,16 +139,10 @@ impl Relay {
     /// Passes CRIU's notifications to runc and runc's answers back, until CRIU's last word.
     fn pass_on(mut self) -> anyhow::Result<i32> {
         loop {
-            let message = match self.criu.recv_bytes() {
-                Ok(received) => received,
-                Err(error) => {
-                    let status = self.child.wait()?;
-                    self.report_end(
-                        false,
-                        format!("CRIU ended without a last word ({status}; {error})"),
-                    );
-                    return Ok(1);
-                }
+            let Some(message) = self.next_from_criu()? else {
+                let status = self.child.wait()?;
+                self.report_end(false, format!("CRIU ended without a last word ({status})"));
+                return Ok(1);
             };
             let at = monotonic_now();
             let fds: Vec<_> = message.fds.iter().map(AsFd::as_fd).collect();
@@ -139,6 +165,9 @@ impl Relay {
                         }
                     };
                     self.criu.send_bytes(&answer, &[])?;
+                    if self.committed.get() {
+                        self.kill_the_dumped();
+                    }
                 }
                 Response::Final { success, reason } => {
                     self.report_end(success, reason);
@@ -162,16 +191,27 @@ impl Relay {
     fn decide(&mut self, notification: &[u8]) -> anyhow::Result<Vec<u8>> {
         match self.kind {
             // runc marks the container as checkpointed: only if it is.
-            Kind::Dump | Kind::PreDump => match self.wait_for_order() {
-                Order::Commit => self.ask_runc(notification),
-                Order::Go | Order::Hold | Order::Abort => Ok(request::refusal()),
-            },
+            Kind::Dump | Kind::PreDump => {
+                // Until an order says otherwise the agent may freeze the tasks, and be lost.
+                self.thaw.set(true);
+                let order = self.wait_for_order();
+                let kept = match order {
+                    Ok(order) => order == Order::Commit,
+                    Err(Lost) => self.held.get(),
+                };
+                self.thaw.set(!kept);
+                self.committed.set(order == Ok(Order::Commit));
+                match order {
+                    Ok(Order::Commit) => self.ask_runc(notification),
+                    Ok(Order::Go | Order::Hold | Order::Abort) | Err(Lost) => Ok(request::refusal()),
+                }
+            }
             // runc writes its state down, which it can do meanwhile: it takes it back if CRIU fails afterwards.
             Kind::Restore => {
                 self.runc.send_bytes(notification, &[])?;
                 let order = self.wait_for_order();
                 let answer = self.runc.recv_bytes()?.message;
-                if order != Order::Commit {
+                if order != Ok(Order::Commit) {
                     return Ok(request::refusal());
                 }
                 if let Some(work) = self
@@ -187,11 +227,51 @@ impl Relay {
         }
     }
 
+    /// CRIU's next message; `None` if it is gone. Its socket does not tell: tasks that it has begun to restore have it open, too.
+    fn next_from_criu(&self) -> anyhow::Result<Option<Bytes>> {
+        let mut ends = [
+            PollFd::new(&self.criu, PollFlags::IN),
+            PollFd::new(&self.criu_process, PollFlags::IN),
+        ];
+        retry_on_intr(|| poll(&mut ends, None))?;
+        if ends[0].revents().is_empty() {
+            return Ok(None);
+        }
+        Ok(self.criu.recv_bytes().ok())
+    }
+
+    /// Sees to it that the tasks of a dump are dead before runc hears of CRIU's end: CRIU kills them now. Those that version 1 of
+    /// the freezer holds die when they are thawed, and CRIU waits for that; but until it has killed them all it still looks into
+    /// them, and may be lost.
+    fn kill_the_dumped(&self) {
+        let Some(cgroup) = &self.cgroup else { return };
+        let mut ready = [
+            PollFd::new(&self.criu, PollFlags::IN),
+            PollFd::new(&self.criu_process, PollFlags::IN),
+        ];
+        let killed = match cgroup.version() {
+            CgroupVersion::V1 => {
+                let now = Timespec::default();
+                cgroup.await_kills(
+                    || poll(&mut ready, Some(&now)).is_ok_and(|ready| ready > 0),
+                    LIMIT,
+                )
+            }
+            CgroupVersion::V2 => retry_on_intr(|| poll(&mut ready, None))
+                .map(drop)
+                .map_err(Into::into),
+        };
+        if let Err(error) = killed.and_then(|()| cgroup.kill(LIMIT)) {
+            // The agent, which misses an end that is good, kills them, too.
+            eprintln!("verbatim: the tasks do not end: {error}");
+        }
+    }
+
     /// Keeps CRIU waiting until the agent has cut the network off, or connected it; returns the answer for CRIU.
     fn change_network(&mut self, notification: &[u8]) -> anyhow::Result<Vec<u8>> {
         let order = self.wait_for_order();
         match self.kind {
-            Kind::Dump if order != Order::Go => Ok(request::refusal()),
+            Kind::Dump if order != Ok(Order::Go) => Ok(request::refusal()),
             // After the decision a lost agent changes nothing: the next one connects the network.
             Kind::Dump | Kind::PreDump | Kind::Restore => self.ask_runc(notification),
         }
@@ -202,16 +282,18 @@ impl Relay {
         Ok(self.runc.recv_bytes()?.message)
     }
 
-    /// The agent's next order. A lost agent, runc or CRIU is an abort; after [`Order::Hold`] only a lost CRIU is, with
-    /// which nothing is left to hold, and another agent may come.
-    fn wait_for_order(&self) -> Order {
-        let lost = PollFlags::HUP | PollFlags::ERR;
+    /// The agent's next order, unless the agent, runc or CRIU is lost first; after [`Order::Hold`] only a lost CRIU counts,
+    /// with which there is nothing to wait for, and another agent may come.
+    fn wait_for_order(&self) -> Result<Order, Lost> {
         let [next, end] = [PollFlags::IN, PollFlags::empty()];
         let mut gate_is_lost = false;
         loop {
             let mut gate = self.gate.borrow_mut();
             let listener = self.listener.borrow();
-            let mut watched = vec![PollFd::new(&self.criu, end)];
+            let mut watched = vec![
+                PollFd::new(&self.criu, end),
+                PollFd::new(&self.criu_process, next),
+            ];
             if !self.held.get() {
                 watched.push(PollFd::new(&self.runc, end));
             }
@@ -223,11 +305,11 @@ impl Relay {
             }
             match poll(&mut watched, None) {
                 Err(rustix::io::Errno::INTR) => continue,
-                Err(_) => return Order::Abort,
+                Err(_) => return Err(Lost),
                 Ok(_) => {}
             }
-            if watched[..ends].iter().any(|end| end.revents().intersects(lost)) {
-                return Order::Abort;
+            if watched[..ends].iter().any(|end| !end.revents().is_empty()) {
+                return Err(Lost);
             }
             drop(watched);
             if let (Some(listener), true) = (&*listener, gate_is_lost) {
@@ -247,10 +329,10 @@ impl Relay {
                     // Without it the tasks stay frozen all the same; then only a person can let them go.
                     *self.listener.borrow_mut() = Listener::bind(&self.held_at).ok();
                 }
-                Ok(received) => return received.message,
+                Ok(received) => return Ok(received.message),
                 Err(Error::WouldBlock) => {}
                 Err(_) if self.held.get() => gate_is_lost = true,
-                Err(_) => return Order::Abort,
+                Err(_) => return Err(Lost),
             }
         }
     }

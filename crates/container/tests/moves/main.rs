@@ -1,29 +1,28 @@
 //! Containers that move between two hosts of this machine, for real: runc, CRIU, namespaces, TCP.
 //!
-//! The program has its own `main`, because it plays several parts: the test itself, the proxy that runc starts under
-//! the name `criu`, the program in the container, and the peer that it talks to. The test runs in mount, network, PID,
-//! UTS and IPC namespaces of its own, so whatever it leaves is gone when it ends.
+//! The program plays several parts ([`support`]): beside the test itself, the proxy and the program in the container it
+//! is the peer that this one talks to.
 //!
 //! `cargo test -p verbatim-container --test moves -- [NAME…]` runs the stories whose names contain a NAME;
 //! `VERBATIM_TEST_MOVES=100` sets how often the one that measures moves its container.
 
-mod host;
 mod rights;
 mod stories;
+#[path = "../support/mod.rs"]
+mod support;
 mod table;
-mod workload;
 
-use std::os::unix::process::CommandExt;
-use std::path::Path;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
+use std::time::Duration;
 
-/// Set for the part of the program that runs in its own namespaces.
-const INSIDE: &str = "VERBATIM_TEST_INSIDE";
+use support::workload;
+
+/// The stories take seconds; hundreds of moves of the one that measures take minutes.
+const LIMIT: Duration = Duration::from_secs(1800);
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().collect();
-    let called = Path::new(&arguments[0]).file_name().unwrap_or_default();
-    if called == "criu" {
+    if support::is_called("criu") {
         verbatim_container::criu_proxy_main();
     }
     match arguments.get(1).map(String::as_str) {
@@ -36,54 +35,23 @@ fn main() -> ExitCode {
             stories::names().for_each(|name| println!("{name}: test"));
             ExitCode::SUCCESS
         }
-        _ if std::env::var_os(INSIDE).is_some() => stories::run(&arguments[1..]),
-        _ => enter_namespaces(&arguments[1..]),
+        _ if support::inside().is_some() => stories::run(&arguments[1..]),
+        _ => run(&arguments[1..]),
     }
 }
 
-/// Starts the program again in namespaces of its own, or says why it cannot.
-fn enter_namespaces(arguments: &[String]) -> ExitCode {
-    if let Some(reason) = reason_to_skip() {
+/// Runs the stories in namespaces, or says why that cannot be.
+fn run(arguments: &[String]) -> ExitCode {
+    if let Some(reason) = support::reason_to_skip() {
         println!("skipped: {reason}");
         return ExitCode::SUCCESS;
     }
-    let program = std::env::current_exe().expect("a program knows its own path");
-    // The tmpfs on /run is a virtual host's: CRIU keeps what it has probed there.
-    let script = "mount -t tmpfs -o mode=755 run /run && ip link set lo up && exec \"$@\"";
-    let error = Command::new("unshare")
-        .args([
-            "--mount",
-            "--net",
-            "--pid",
-            "--uts",
-            "--ipc",
-            "--fork",
-            "--kill-child",
-            "--mount-proc",
-        ])
-        .args(["sh", "-c", script, "sh"])
-        .arg(program)
-        .args(arguments)
-        .env(INSIDE, "1")
-        .exec();
-    eprintln!("unshare cannot be started: {error}");
-    ExitCode::FAILURE
-}
-
-fn reason_to_skip() -> Option<String> {
-    if !rustix::process::geteuid().is_root() {
-        return Some("only root may make containers and namespaces".to_owned());
-    }
-    for tool in ["runc", "unshare", "ip", "nsenter"] {
-        let found = Command::new(tool)
-            .arg("--version")
-            .output()
-            .or_else(|_| Command::new(tool).arg("-V").output());
-        if found.is_err() {
-            return Some(format!("{tool} is not installed"));
+    let unique = support::unique();
+    match support::enter_namespaces(&unique, ":", arguments).spawn() {
+        Ok(child) => support::finish(child, &unique, LIMIT),
+        Err(error) => {
+            eprintln!("unshare cannot be started: {error}");
+            ExitCode::FAILURE
         }
     }
-    verbatim_container::Criu::find()
-        .err()
-        .map(|error| error.to_string())
 }

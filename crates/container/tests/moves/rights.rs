@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use verbatim_container::{Bind, Link, Workload};
 
-use crate::host::{Place, TestHost, copy_images, copy_runtime, program};
+use crate::support::host::{Place, TestHost, copy_images, copy_runtime, program};
 use crate::stories::{move_to, name, stop};
 
 /// Tries, as root in the container, what root on the host can do, and writes down what was allowed. Nothing changes on the

@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io::{BufRead, BufReader};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::pin::Pin;
 use std::process::{Command, ExitCode, Stdio};
@@ -10,8 +11,11 @@ use std::time::{Duration, Instant};
 
 use verbatim_container::{ContainerName, Exit, Link, Status, Workload, blockers};
 
-use crate::host::{Place, TestHost, World, copy_images, copy_runtime, program};
 use crate::rights;
+use crate::support::{
+    self,
+    host::{Place, TestHost, World, copy_images, copy_runtime, program},
+};
 use crate::table::{Row, after_commit, note_steps, print_table};
 
 type Story = fn() -> Pin<Box<dyn Future<Output = ()>>>;
@@ -79,8 +83,12 @@ pub fn run(arguments: &[String]) -> ExitCode {
     let runtime = runtime.expect("a runtime can be started");
     for (name, story) in STORIES.iter().filter(|(name, _)| chosen(name)) {
         println!("story {name}");
-        // A panic ends the program, and with it its namespaces and everything in them.
-        runtime.block_on(story());
+        // A panic ends the program, and with it its namespaces and everything in them, once what is frozen can die.
+        let told = catch_unwind(AssertUnwindSafe(|| runtime.block_on(story())));
+        if told.is_err() {
+            support::sweep(&support::inside().expect("the stories run inside"));
+            return ExitCode::FAILURE;
+        }
     }
     drop(world);
     println!("all is well");

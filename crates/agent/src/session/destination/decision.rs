@@ -114,12 +114,13 @@ impl Destination {
 
     /// Lets the tasks run. After an error they may run or not.
     async fn release(&mut self) -> anyhow::Result<()> {
-        let restored = self.restored.take().context("nothing was restored")?;
+        let mut restored = self.restored.take().context("nothing was restored")?;
         let passed = self.agent.faults.pass(Point::DestinationCommitted).await;
         if let Err(error) = passed.and_then(|_| self.contexts_are_alive()) {
             restored.abort().await?;
             return Err(error);
         }
+        restored.leave_released();
         let mut attached = Ok(());
         let home = self.home()?;
         let resumed = restored.resume_with(|| attached = home.attach()).await?;

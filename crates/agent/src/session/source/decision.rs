@@ -161,10 +161,7 @@ impl Source {
 
     async fn freeze_cgroup(&mut self) -> anyhow::Result<()> {
         let dumped = self.dumped.as_mut().context("the instance is not frozen")?;
-        let _ = dumped;
-        let home = &self.instance.home;
-        let tasks = verbatim_container::Tasks::of(&self.agent.tools, &home.record.name, &home.paths.work);
-        tasks.freeze().await.context("the frozen tasks cannot be held")
+        dumped.freeze().await.context("the frozen tasks cannot be held")
     }
 
     /// The tasks are held whatever becomes of this agent, and one that comes after it finds them.

@@ -24,11 +24,6 @@ impl Source {
                 "thawing the instance"
             );
         }
-        let home = &self.instance.home;
-        let tasks = verbatim_container::Tasks::of(&self.agent.tools, &home.record.name, &home.paths.work);
-        if let Err(error) = tasks.thaw().await {
-            tracing::error!(%error, "thawing");
-        }
         if self.detached {
             self.detached = false;
             if let Err(error) = self.instance.home.attach() {

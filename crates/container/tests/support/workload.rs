@@ -26,6 +26,8 @@ pub struct Board {
     pub longest_gap_ns: AtomicU64,
     /// The longest time from a number to its answer, likewise.
     pub longest_echo_ns: AtomicU64,
+    /// Counted up by a child, if there is one.
+    pub child_ticks: AtomicU64,
 }
 
 impl Board {
@@ -82,6 +84,36 @@ fn talk(mut stream: TcpStream, board: &Board) {
         board.longest_echo_ns.fetch_max(waited, SeqCst);
         board.echoes.store(number, SeqCst);
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A program without a connection: two threads and a child that count as fast as they can, or with a pause in between. Each
+/// has a word of its own in the file, so that no lock hides one that stands still.
+pub fn count(pause: Duration) -> ExitCode {
+    let board = Board::map(std::path::Path::new("/run/verbatim/board"));
+    let mut child = std::process::Command::new("/run/verbatim/program")
+        .args(["count-child", &pause.as_micros().to_string()])
+        .spawn()
+        .expect("the program starts itself");
+    std::thread::spawn(move || count_up(&board.echoes, pause));
+    std::thread::spawn(move || count_up(&board.ticks, pause));
+    let ended = child.wait();
+    eprintln!("the child has ended: {ended:?}");
+    ExitCode::FAILURE
+}
+
+/// The child of [`count`].
+pub fn count_child(pause: Duration) -> ExitCode {
+    let board = Board::map(std::path::Path::new("/run/verbatim/board"));
+    count_up(&board.child_ticks, pause)
+}
+
+fn count_up(word: &AtomicU64, pause: Duration) -> ! {
+    loop {
+        word.fetch_add(1, SeqCst);
+        if !pause.is_zero() {
+            std::thread::sleep(pause);
+        }
     }
 }
 

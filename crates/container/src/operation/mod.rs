@@ -8,19 +8,28 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::unix::AsyncFd;
 use tokio::process::{Child, Command};
 use verbatim_seqpacket::{Listener, Socket};
 
+use crate::cgroup::Cgroup;
 use crate::error::{Error, make_dir};
-use crate::gate::{GATE_VARIABLE, Kind, Order, Report, Stop};
+use crate::gate::{CGROUP_VARIABLE, GATE_VARIABLE, Kind, Order, Report, Stop};
 use crate::host::Host;
 use crate::marker;
 use crate::name::ContainerName;
 use crate::runc::{Runc, last_lines};
 use crate::timings::Timings;
 use crate::watch::{Raw, watch};
+
+mod hold;
+mod outlast;
+mod remains;
+
+pub(crate) use hold::{blocking, kill};
+pub use outlast::outlast;
+use outlast::{note, open_process};
+use remains::Remains;
 
 /// One checkpoint or restore. Dropping it closes the gate, which the proxy takes for an abort.
 #[derive(Debug)]
@@ -33,6 +42,14 @@ pub(crate) struct Operation {
     gate_path: PathBuf,
     child: Option<Runner>,
     timings: Timings,
+    /// Where the tasks of a dump are.
+    cgroup: Option<Cgroup>,
+    /// They are frozen there.
+    is_frozen: bool,
+    /// They stay frozen, whatever fails: the decision is, or may be, that they never run again.
+    stays_frozen: bool,
+    /// Tasks of a restore that were released are left alone, whatever fails.
+    leaves_released: bool,
     /// The restored container's first process.
     pub pid: Option<i32>,
 }
@@ -54,6 +71,8 @@ enum Runner {
     Child(Child),
     /// An agent before us has; nobody tells us its exit status.
     Other(AsyncFd<Raw<OwnedFd>>),
+    /// The same, and it is not there any more.
+    Gone,
 }
 
 impl Runner {
@@ -62,6 +81,7 @@ impl Runner {
         match self {
             Self::Child(child) => child.wait().await.map(Some),
             Self::Other(pidfd) => pidfd.readable().await.map(|_| None),
+            Self::Gone => Ok(None),
         }
     }
 }
@@ -92,6 +112,10 @@ impl Operation {
             // What an earlier one has done is not what this one does.
             marker::clear(work).map_err(|source| Error::file("clear the marker in", work, source))?;
         }
+        let cgroup = match kind {
+            Kind::Dump => Some(hold::cgroup_of(host, &name)?),
+            Kind::PreDump | Kind::Restore => None,
+        };
         let path = gate_path(host.state())?;
         let listener = Listener::bind(&path)?;
         let _unlink = Unlink(&path);
@@ -101,6 +125,9 @@ impl Operation {
         let errors = output
             .try_clone()
             .map_err(|source| Error::file("open", &log, source))?;
+        if let Some(cgroup) = &cgroup {
+            command.env(CGROUP_VARIABLE, cgroup.to_variable());
+        }
         command
             .env(GATE_VARIABLE, &path)
             .stdin(Stdio::null())
@@ -110,7 +137,7 @@ impl Operation {
             .spawn()
             .map_err(|source| host.runc().start_error(source))?;
         if let Some(pid) = child.id() {
-            note_runc(work, kind, pid);
+            note(work, kind, "runc", pid);
         }
         let mut operation = Self {
             kind,
@@ -121,6 +148,10 @@ impl Operation {
             gate_path: path.clone(),
             child: Some(Runner::Child(child)),
             timings: Timings::default(),
+            cgroup,
+            is_frozen: false,
+            stays_frozen: false,
+            leaves_released: false,
             pid: None,
         };
         operation.accept(listener).await?;
@@ -140,6 +171,7 @@ impl Operation {
         let socket = Socket::connect(held)?;
         socket.set_nonblocking(true)?;
         let watched = |source| Error::file("watch", work, source);
+        let cgroup = hold::cgroup_of(host, &name)?;
         let mut operation = Self {
             kind: Kind::Dump,
             name,
@@ -149,12 +181,19 @@ impl Operation {
             gate_path: held.to_owned(),
             child: None,
             timings: Timings::default(),
+            cgroup: Some(cgroup),
+            is_frozen: true,
+            stays_frozen: true,
+            leaves_released: false,
             pid: None,
         };
         match operation.next_report().await? {
             Report::Held { runc } => {
-                let pidfd = open_process(runc).map_err(watched)?;
-                operation.child = Some(Runner::Other(watch(pidfd).map_err(watched)?));
+                operation.child = Some(match open_process(runc) {
+                    // The proxy waits all the same.
+                    Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Runner::Gone,
+                    pidfd => Runner::Other(pidfd.and_then(watch).map_err(watched)?),
+                });
                 Ok(operation)
             }
             other => Err(operation.fail(&format!("the proxy opened with {other:?}")).await),
@@ -179,6 +218,7 @@ impl Operation {
         accepted.map_err(|source| Error::file("watch", &self.work, source))?;
         let socket = listener.get_ref().0.accept()?;
         socket.set_nonblocking(true)?;
+        note(&self.work, self.kind, "proxy", socket.peer()?.pid.unsigned_abs());
         self.gate = Some(watch(socket).map_err(|source| Error::file("watch", &self.work, source))?);
         Ok(())
     }
@@ -235,16 +275,12 @@ impl Operation {
         crate::gate::held_path(&self.gate_path)
     }
 
-    /// From now on neither dropping this nor the end of this process lets the frozen tasks go on.
-    pub async fn hold(&mut self) -> Result<(), Error> {
-        self.send(Order::Hold).await
-    }
-
     /// Confirms, and waits until `done` is reached or CRIU has finished. `connect` is called on the way there, where
     /// the network is to be connected.
     ///
     /// When this fails after the order was sent, it is CRIU that failed: the caller must find out what is left.
     pub async fn commit(mut self, done: &str, connect: impl FnOnce()) -> Result<(Timings, Settling), Error> {
+        self.stays_frozen = true;
         if let Some(Report::Finished { reason, .. }) = self.pending_report()? {
             return Err(self
                 .fail(&format!("CRIU ended while it was waiting: {reason}"))
@@ -280,15 +316,23 @@ impl Operation {
         ))
     }
 
+    /// From now on no failure kills tasks of a restore that were released.
+    pub fn leave_released(&mut self) {
+        self.leaves_released = true;
+    }
+
     /// Refuses, and waits until runc and CRIU are gone and, for a restore, nothing is left of the container.
     pub async fn abort(mut self) -> Result<(), Error> {
-        let gate = self.gate.take();
-        if let Some(gate) = &gate {
+        self.stays_frozen = false;
+        if let Some(gate) = &self.gate {
             // In so many words: after `Hold` a closed gate says nothing. A proxy that is gone has aborted already.
             let _ = gate.get_ref().0.send(&Order::Abort, &[]);
         }
-        let mut child = self.child.take().expect("runc is waited for once");
-        clean_up(&self.runc, self.kind, &self.name, &mut child).await
+        match self.take_remains() {
+            Some(remains) => remains.clean_up().await,
+            // An error has said so: runc is gone.
+            None => hold::thaw(&self.name, self.cgroup.take()).await,
+        }
     }
 
     /// runc, as the host uses it.
@@ -388,13 +432,26 @@ impl Operation {
 
     /// Ends the operation, waits for runc, and makes an error of everything that is known.
     async fn fail(&mut self, reason: &str) -> Error {
-        self.gate = None;
-        if let Some(mut child) = self.child.take()
-            && let Err(error) = clean_up(&self.runc, self.kind, &self.name, &mut child).await
+        if let Some(remains) = self.take_remains()
+            && let Err(error) = remains.clean_up().await
         {
             tracing::warn!(container = %self.name, %error, "a failed operation could not be cleaned up");
         }
         failure(self.kind, &self.name, &self.work, self.stage(), reason)
+    }
+
+    /// What is to be cleaned up when nothing comes of this any more; `None` if somebody has begun.
+    fn take_remains(&mut self) -> Option<Remains> {
+        Some(Remains {
+            runc: self.runc.clone(),
+            kind: self.kind,
+            name: self.name.clone(),
+            work: self.work.clone(),
+            child: self.child.take()?,
+            gate: self.gate.take().filter(|_| !self.stays_frozen),
+            frozen: self.cgroup.clone().filter(|_| !self.stays_frozen),
+            leaves_released: self.leaves_released,
+        })
     }
 
     fn stage(&self) -> String {
@@ -407,16 +464,16 @@ impl Operation {
 
 impl Drop for Operation {
     fn drop(&mut self) {
-        self.gate = None;
-        let Some(mut child) = self.child.take() else {
+        let Some(remains) = self.take_remains() else {
             return;
         };
-        let (runc, kind, name) = (self.runc.clone(), self.kind, self.name.clone());
+        remains.give_up();
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             return;
         };
+        let name = self.name.clone();
         runtime.spawn(async move {
-            if let Err(error) = clean_up(&runc, kind, &name, &mut child).await {
+            if let Err(error) = remains.clean_up().await {
                 tracing::warn!(container = %name, %error, "an abandoned operation could not be cleaned up");
             }
         });
@@ -440,15 +497,6 @@ impl Settling {
     }
 }
 
-/// After an abort: waits for runc and removes what a restore may have left.
-async fn clean_up(runc: &Runc, kind: Kind, name: &ContainerName, child: &mut Runner) -> Result<(), Error> {
-    child.wait().await.map_err(|source| runc.start_error(source))?;
-    match kind {
-        Kind::Dump | Kind::PreDump => Ok(()),
-        Kind::Restore => runc.delete(name, true).await,
-    }
-}
-
 fn failure(kind: Kind, name: &ContainerName, work: &Path, stage: String, reason: &str) -> Error {
     let said = std::fs::read_to_string(work.join(runc_log(kind))).map(|text| last_lines(&text));
     let reason = match said {
@@ -463,54 +511,6 @@ fn failure(kind: Kind, name: &ContainerName, work: &Path, stage: String, reason:
         reason,
         criu_log,
     }
-}
-
-/// Where the process of runc is noted, for [`outlast`].
-fn runc_note(work: &Path, kind: Kind) -> PathBuf {
-    work.join(format!("runc-{}.process", kind.subcommand()))
-}
-
-/// Notes which process runc is. Best effort: it only spares an agent that comes after this one a race.
-fn note_runc(work: &Path, kind: Kind, pid: u32) {
-    let Some(started) = started_at(pid) else { return };
-    if let Err(error) = std::fs::write(runc_note(work, kind), format!("{pid} {started}")) {
-        tracing::warn!(work = %work.display(), %error, "runc's process cannot be noted");
-    }
-}
-
-/// When a process was started, in clock ticks since the machine was: field 22 of proc_pid_stat(5). With it a number
-/// cannot come to mean another process.
-fn started_at(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Field 2 may hold spaces and parentheses.
-    let (_, rest) = stat.rsplit_once(')')?;
-    rest.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
-}
-
-fn open_process(pid: i32) -> io::Result<OwnedFd> {
-    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
-    Ok(pidfd_open(pid, PidfdFlags::NONBLOCK)?)
-}
-
-/// Waits until runc, which an earlier agent may have started for a checkpoint or restore in `work`, is gone. Without its
-/// agent it aborts, unless the decision was taken, or is held.
-pub async fn outlast(work: &Path) -> io::Result<()> {
-    for kind in [Kind::PreDump, Kind::Dump, Kind::Restore] {
-        let Ok(note) = std::fs::read_to_string(runc_note(work, kind)) else {
-            continue;
-        };
-        let mut numbers = note.split(' ').map(str::parse::<u64>);
-        let (Some(Ok(pid)), Some(Ok(started))) = (numbers.next(), numbers.next()) else {
-            continue;
-        };
-        let Ok(pid) = i32::try_from(pid) else { continue };
-        // Opened before it is looked at: what is looked at is what is waited for.
-        let Ok(pidfd) = open_process(pid) else { continue };
-        if started_at(pid.unsigned_abs()) == Some(started) {
-            let _gone = watch(pidfd)?.readable().await?;
-        }
-    }
-    Ok(())
 }
 
 /// The last errors in a log of CRIU, or else its last warnings.

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use verbatim_container::{
     Bundle, BundleConfig, Checkpoint, CheckpointConfig, ContainerName, Host, HostConfig, Link, Network,
-    NetworkConfig, Restore, RestoreConfig, Workload,
+    NetworkConfig, Restore, RestoreConfig, Tasks, Workload,
 };
 
-use crate::workload::Board;
+use super::workload::Board;
 
 const PEER: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
 const INSTANCE: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
@@ -25,13 +25,7 @@ pub struct World {
 
 impl World {
     pub fn new() -> Self {
-        for arguments in ["link add br0 type bridge", "link set br0 up"] {
-            let status = Command::new("ip")
-                .args(arguments.split(' '))
-                .status()
-                .expect("ip can be started");
-            assert!(status.success(), "ip {arguments}");
-        }
+        make_bridge();
         let network = Network::create(&network_config("/run/peer-net".into(), PEER), Link::Attached).unwrap();
         let mut peer = Command::new("nsenter")
             .arg(format!("--net={}", network.path().display()))
@@ -49,6 +43,17 @@ impl World {
             peer,
             peer_network: Some(network),
         }
+    }
+}
+
+/// Makes the bridge to which the containers' networks are attached.
+pub fn make_bridge() {
+    for arguments in ["link add br0 type bridge", "link set br0 up"] {
+        let status = Command::new("ip")
+            .args(arguments.split(' '))
+            .status()
+            .expect("ip can be started");
+        assert!(status.success(), "ip {arguments}");
     }
 }
 
@@ -136,7 +141,18 @@ impl TestHost {
     }
 
     fn cgroup_parent(&self) -> PathBuf {
-        format!("/verbatim-test-{}", self.dir.file_name().unwrap().display()).into()
+        let run = super::inside().expect("the hosts are inside the namespaces");
+        format!("/{run}-{}", self.dir.file_name().unwrap().display()).into()
+    }
+
+    /// Where CRIU writes its logs, and the proxy its marker.
+    pub fn work(&self) -> PathBuf {
+        self.dir.join("work")
+    }
+
+    /// The tasks of the container here.
+    pub fn tasks(&self, name: &ContainerName) -> Tasks {
+        Tasks::of(&self.host, name, &self.work())
     }
 
     pub fn images(&self, name: &ContainerName) -> PathBuf {
@@ -146,7 +162,7 @@ impl TestHost {
     pub async fn checkpoint(&self, name: &ContainerName) -> Checkpoint {
         let images = self.images(name);
         let _ = std::fs::remove_dir_all(&images);
-        let work = self.dir.join("work");
+        let work = self.work();
         let config = CheckpointConfig {
             name: name.clone(),
             images,
@@ -159,7 +175,7 @@ impl TestHost {
     pub async fn restore(&self, name: &ContainerName, place: &Place) -> Restore {
         let images = self.images(name);
         let _ = std::fs::remove_dir_all(&images);
-        let (bundle, work) = (place.bundle.path().to_owned(), self.dir.join("work"));
+        let (bundle, work) = (place.bundle.path().to_owned(), self.work());
         let config = RestoreConfig {
             name: name.clone(),
             bundle,
