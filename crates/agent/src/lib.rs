@@ -39,6 +39,7 @@ mod nic_listeners;
 mod pause;
 mod peer_service;
 mod peers;
+mod quotas;
 pub mod report;
 pub mod rpcs;
 mod run;

@@ -77,8 +77,8 @@ pub fn file_parts(input: &[u8]) {
 
 fn file_part(input: &mut Unstructured<'_>) -> arbitrary::Result<FilePart> {
     let path = match input.ratio(3, 4)? {
-        true => (*input.choose(&PATHS)?).to_owned(),
-        false => String::arbitrary(input)?,
+        true => input.choose(&PATHS)?.as_bytes().to_vec(),
+        false => Vec::<u8>::arbitrary(input)?,
     };
     let data = match input.ratio(1, 4)? {
         true => b"../outside/a".to_vec(),

@@ -29,6 +29,7 @@ use super::record::Record;
 use crate::config::Config;
 use crate::forwarding::Forward;
 use crate::guests::{Guests, Resolver};
+use crate::memory::beneath;
 use crate::nic_listeners::NicListeners;
 
 /// Where the program's standard output and error go, in the runtime folder.
@@ -39,6 +40,9 @@ pub const LIBRARY_DIR: &str = "lib";
 
 /// Where the guest library is in the runtime folder.
 const LIBRARY: &str = "lib/libverbatim.so";
+
+/// Folders of the runtime folder that are mounted in the container, or that the agent goes into by their paths.
+const MOUNTED: &[&str] = &["tmp", "shm", MEMORY_DIR, LIBRARY_DIR];
 
 /// Paths of one instance on this host.
 #[derive(Debug, Clone)]
@@ -244,10 +248,11 @@ impl Home {
 
     /// Makes this agent's socket in the runtime folder, and serves it.
     fn listen(&self, guests: &Guests, resolver: &Arc<impl Resolver>) -> anyhow::Result<()> {
-        let path = self.paths.folder.join(SOCKET_NAME);
-        let agent = Listener::bind(&path).context("cannot listen for guest libraries")?;
-        // Programs in the container may be of any user; the folder is theirs alone.
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o666))?;
+        let folder = &self.paths.folder;
+        let agent = Listener::bind(&folder.join(SOCKET_NAME)).context("cannot listen for guest libraries")?;
+        // Programs in the container may be of any user; the folder is theirs alone. Where an earlier agent left it, they
+        // are running.
+        beneath::open_socket_to_all(folder, SOCKET_NAME)?;
         self.parts().service =
             Some(guests.serve(agent, Some(self.record.name.to_string()), Arc::clone(resolver))?);
         Ok(())
@@ -293,6 +298,8 @@ impl Home {
 
     /// Makes the bundle; the runtime folder's content is complete as far as paths are concerned.
     pub fn make_bundle(&self, config: &Config) -> anyhow::Result<()> {
+        // Folders of it become mounts of the container. Where the instance comes from, its programs could put links there.
+        beneath::must_be_folders(&self.paths.folder, MOUNTED)?;
         let bundle = BundleConfig {
             name: self.record.name.clone(),
             dir: self.paths.bundle.clone(),

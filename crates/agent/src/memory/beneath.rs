@@ -5,23 +5,38 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
+
+/// How paths below a folder are resolved.
+const RESOLVE: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_SYMLINKS)
+    .union(ResolveFlags::NO_MAGICLINKS);
+
+/// The folder itself, to resolve paths below it.
+pub fn folder(path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
+}
+
+/// Opens what is at `path` below `root`, with no link on the way and none at the end. `mode` is that of a file that is made. A FIFO is
+/// not waited for, and no terminal becomes ours.
+pub fn open_any(root: impl AsFd, path: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+    let mut flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    if !flags.contains(OFlags::PATH) {
+        // With O_PATH nothing is opened that could wait, and openat2(2) refuses what means nothing.
+        flags |= OFlags::NONBLOCK | OFlags::NOCTTY;
+    }
+    rustix::fs::openat2(root, path, flags, mode, RESOLVE)
+}
 
 /// Opens the regular file at `path` below `root`; `None` if there is nothing of the kind.
 pub fn open(root: &Path, path: &Path, flags: OFlags) -> io::Result<Option<File>> {
-    let folder = rustix::fs::openat(
-        CWD,
-        root,
-        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
-        Mode::empty(),
-    )?;
-    // A FIFO is not waited for.
-    let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-    let file = match rustix::fs::openat2(&folder, path, flags, Mode::empty(), resolve) {
+    let file = match open_any(folder(root)?, path, flags, Mode::empty()) {
         Ok(file) => File::from(file),
         // A link, nothing, a file where a folder should be, or a folder, socket or FIFO where a file should be.
         Err(Errno::LOOP | Errno::XDEV | Errno::NOENT | Errno::NOTDIR | Errno::ISDIR | Errno::NXIO) => {
@@ -32,10 +47,75 @@ pub fn open(root: &Path, path: &Path, flags: OFlags) -> io::Result<Option<File>>
     Ok(file.metadata()?.is_file().then_some(file))
 }
 
+/// An error if there is something at one of `names` in `root` that is not a folder: a program can have put a link there, to
+/// whatever the host has, and who goes on by its path would follow it.
+pub fn must_be_folders(root: &Path, names: &[&str]) -> io::Result<()> {
+    let root_fd = folder(root)?;
+    for name in names {
+        match open_any(
+            &root_fd,
+            Path::new(name),
+            OFlags::PATH | OFlags::DIRECTORY,
+            Mode::empty(),
+        ) {
+            Ok(_) | Err(Errno::NOENT) => {}
+            Err(errno) => {
+                return Err(io::Error::new(
+                    io::Error::from(errno).kind(),
+                    format!(
+                        "{} is not a folder any more ({errno}): a program has put something else in its place",
+                        root.join(name).display()
+                    ),
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Lets everybody connect to the socket `name` in `root`; an error if a program has put something else in its place.
+pub fn open_socket_to_all(root: &Path, name: &str) -> io::Result<()> {
+    let socket = open_any(folder(root)?, Path::new(name), OFlags::PATH, Mode::empty())?;
+    let metadata = rustix::fs::fstat(&socket)?;
+    if FileType::from_raw_mode(metadata.st_mode) != FileType::Socket {
+        return Err(io::Error::other(format!(
+            "{} is not the socket that was made there a moment ago",
+            root.join(name).display()
+        )));
+    }
+    // By the descriptor: the path may be another's by now.
+    let path = format!("/proc/self/fd/{}", socket.as_raw_fd());
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
+
+    #[test]
+    fn what_is_no_folder_or_socket_any_more_is_not_followed() {
+        let outside = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        let before = mode(outside.path());
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        std::fs::create_dir(root.join("tmp")).unwrap();
+        must_be_folders(root, &["tmp", "shm"]).unwrap();
+        symlink(outside.path(), root.join("shm")).unwrap();
+        let error = must_be_folders(root, &["tmp", "shm"]).unwrap_err().to_string();
+        assert!(error.contains("shm is not a folder any more"), "{error}");
+
+        let _listener = std::os::unix::net::UnixListener::bind(root.join("s")).unwrap();
+        open_socket_to_all(root, "s").unwrap();
+        assert_eq!(mode(&root.join("s")), 0o666);
+        symlink(outside.path(), root.join("l")).unwrap();
+        std::fs::write(root.join("f"), "").unwrap();
+        for name in ["l", "f", "tmp", "missing"] {
+            assert!(open_socket_to_all(root, name).is_err(), "{name}");
+        }
+        assert_eq!(mode(outside.path()), before);
+    }
 
     #[test]
     fn only_files_of_the_folder_itself_are_opened() {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -167,7 +168,7 @@ impl Sender {
                 Kind::Fifo => part.set_kind(PartKind::Fifo),
                 Kind::Symlink(to) => {
                     part.set_kind(PartKind::Symlink);
-                    part.data = Bytes::copy_from_slice(to.as_os_str().as_encoded_bytes());
+                    part.data = Bytes::copy_from_slice(to.as_os_str().as_bytes());
                 }
                 Kind::File => {
                     put(parts, part)?;
@@ -236,7 +237,7 @@ impl Sender {
         FilePart {
             session: self.session,
             folder: self.folder.into(),
-            path: path.to_string_lossy().into_owned(),
+            path: path.as_os_str().as_bytes().to_vec(),
             kind: kind.into(),
             ..FilePart::default()
         }

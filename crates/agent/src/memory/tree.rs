@@ -1,10 +1,18 @@
 //! Which files of a folder are there, changed or gone since the last look.
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
+use rustix::io::Errno;
+
+use super::beneath;
+use crate::quotas;
 
 /// A file system notes the time of a change in coarse steps (4 ms and more), so a file that changed shortly before it was
 /// last read may have changed after it without showing it.
@@ -69,7 +77,9 @@ impl Tree {
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap_or_default();
         let mut now = BTreeMap::new();
-        walk(root, Path::new(""), at, &mut now)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = rustix::fs::openat(CWD, root, flags, Mode::empty())?;
+        walk(&folder, Path::new(""), at, &mut now)?;
         let mut changes = Changes::default();
         for (path, seen) in &now {
             let untouched = self.0.get(path).is_some_and(|before| {
@@ -93,57 +103,80 @@ impl Tree {
     }
 }
 
-fn walk(root: &Path, folder: &Path, at: Duration, out: &mut BTreeMap<PathBuf, Seen>) -> io::Result<()> {
-    for item in std::fs::read_dir(root.join(folder))? {
+/// Looks through a folder by descriptors: the program that owns it can replace any of its folders by a link at any time.
+fn walk(folder: &OwnedFd, within: &Path, at: Duration, out: &mut BTreeMap<PathBuf, Seen>) -> io::Result<()> {
+    if within.components().count() > quotas::DEPTH {
+        return Err(io::Error::other(format!(
+            "there are more than {} folders within each other at {}",
+            quotas::DEPTH,
+            within.display()
+        )));
+    }
+    for item in Dir::read_from(folder)? {
         let item = item?;
-        let path = folder.join(item.file_name());
-        let metadata = match item.metadata() {
+        let name = OsStr::from_bytes(item.file_name().to_bytes());
+        if name == "." || name == ".." {
+            continue;
+        }
+        let path = within.join(name);
+        let metadata = match rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(metadata) => metadata,
             // Gone between the two calls.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(error) => return Err(error),
+            Err(Errno::NOENT) => continue,
+            Err(errno) => return Err(errno.into()),
         };
-        let file_type = metadata.file_type();
-        let kind = if file_type.is_dir() {
-            Kind::Directory
-        } else if file_type.is_symlink() {
-            Kind::Symlink(std::fs::read_link(root.join(&path))?)
-        } else if file_type.is_file() {
-            Kind::File
-        } else if file_type.is_fifo() {
-            Kind::Fifo
-        } else if file_type.is_socket() {
-            continue;
-        } else {
-            return Err(io::Error::new(
-                io::ErrorKind::Unsupported,
-                format!("{} is a device, which cannot be moved", path.display()),
-            ));
+        let kind = match FileType::from_raw_mode(metadata.st_mode) {
+            FileType::Directory => Kind::Directory,
+            FileType::Symlink => match rustix::fs::readlinkat(folder, name, Vec::new()) {
+                Ok(to) => Kind::Symlink(PathBuf::from(OsString::from_vec(to.into_bytes()))),
+                // Gone, or something else by now.
+                Err(Errno::NOENT | Errno::INVAL) => continue,
+                Err(errno) => return Err(errno.into()),
+            },
+            FileType::RegularFile => Kind::File,
+            FileType::Fifo => Kind::Fifo,
+            FileType::Socket => continue,
+            _ => {
+                return Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    format!("{} is a device, which cannot be moved", path.display()),
+                ));
+            }
         };
         let is_directory = kind == Kind::Directory;
-        let length = if kind == Kind::File { metadata.len() } else { 0 };
+        let length = if kind == Kind::File {
+            metadata.st_size as u64
+        } else {
+            0
+        };
         let entry = Entry {
             path: path.clone(),
             kind,
-            mode: metadata.mode() & 0o7777,
-            uid: metadata.uid(),
-            gid: metadata.gid(),
+            mode: metadata.st_mode & 0o7777,
+            uid: metadata.st_uid,
+            gid: metadata.st_gid,
             length,
         };
-        let changed = Duration::new(metadata.ctime().max(0) as u64, metadata.ctime_nsec() as u32);
+        let changed = Duration::new(metadata.st_ctime.max(0) as u64, metadata.st_ctime_nsec as u32);
         // A folder's own times change with its entries, which are looked at themselves.
         let changed = if is_directory { Duration::ZERO } else { changed };
         out.insert(
             path.clone(),
             Seen {
                 entry,
-                inode: metadata.ino(),
+                inode: metadata.st_ino,
                 changed,
                 at,
             },
         );
         if is_directory {
-            walk(root, &path, at, out)?;
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+            match beneath::open_any(folder, name.as_ref(), flags, Mode::empty()) {
+                Ok(inside) => walk(&inside, &path, at, out)?,
+                // Gone, or something else by now.
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => {}
+                Err(errno) => return Err(errno.into()),
+            }
         }
     }
     Ok(())
@@ -180,6 +213,36 @@ mod tests {
         let changes = tree.look(folder.path()).unwrap();
         assert_eq!(names(&changes.touched), ["d/a"]);
         assert_eq!(changes.removed, [PathBuf::from("b")]);
+    }
+
+    #[test]
+    fn folders_are_looked_through_as_deep_as_there_is_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut deep = folder.path().to_owned();
+        for _ in 0..quotas::DEPTH {
+            deep.push("d");
+        }
+        std::fs::create_dir_all(&deep).unwrap();
+        std::fs::write(deep.join("f"), "").unwrap();
+        let found = Tree::default().look(folder.path()).unwrap();
+        assert_eq!(found.touched.len(), quotas::DEPTH + 1);
+        std::fs::create_dir(deep.join("d")).unwrap();
+        let error = Tree::default().look(folder.path()).unwrap_err().to_string();
+        assert!(
+            error.contains("more than 128 folders within each other"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_folder_of_the_host_is_not_looked_through() {
+        let outside = tempfile::tempdir().unwrap();
+        std::fs::write(outside.path().join("secret"), "").unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(outside.path(), folder.path().join("l")).unwrap();
+        let found = Tree::default().look(folder.path()).unwrap();
+        assert_eq!(names(&found.touched), ["l"]);
+        assert_eq!(found.touched[0].kind, Kind::Symlink(outside.path().to_owned()));
     }
 
     #[test]

@@ -310,7 +310,7 @@ impl Destination {
         };
         placer
             .place(part)
-            .with_context(|| format!("cannot write {}", part.path))
+            .with_context(|| format!("cannot write {:?}", String::from_utf8_lossy(&part.path)))
     }
 
     /// Makes the standby contexts.

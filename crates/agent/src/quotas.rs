@@ -1,0 +1,116 @@
+//! What one instance, or one other agent, may have this agent keep, open and accept.
+//!
+//! Whoever goes beyond gets an error; everybody else is served as before. Each line says what the number protects.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::forwarding::LIFETIME;
+
+/// Connections of one instance to its `agent.sock` at a time: each is a descriptor and a task here. A process keeps one, and a
+/// thread that asks where a peer is has another one for as long.
+pub const CONNECTIONS: usize = 1024;
+
+/// How long a connection may say nothing before its greeting: it holds a place that its instance's others may need.
+pub const GREETING_TIME: Duration = Duration::from_secs(10);
+
+/// The longest greeting in bytes: it is read into memory, and up to [`CONNECTIONS`] of an instance come at once. The remote keys of
+/// a process are in it, a few bytes each.
+pub const GREETING_BYTES: u64 = 1 << 20;
+
+/// The longest answer to an order in bytes, a road map for one: it is read into memory, of all processes of an instance at once. An
+/// object takes about 100 bytes.
+pub const ANSWER_BYTES: u64 = 64 << 20;
+
+/// Numbers that the programs of one instance have this agent ask for within [`LIFETIME`]: each is an entry at
+/// another host.
+pub const PUBLISHED: usize = 1 << 14;
+
+/// Bytes of keys in them.
+pub const PUBLISHED_BYTES: usize = 64 << 20;
+
+/// Numbers that this host gives out to the queue pairs of one other host at a time: there are a million for all of them.
+pub const PUBLISHED_BY_HOST: usize = 1 << 17;
+
+/// Bytes of keys in them.
+pub const PUBLISHED_BYTES_BY_HOST: usize = 512 << 20;
+
+/// Sessions that one other host may watch here at a time: each is a stream and a task. A host moves a handful of instances at once.
+pub const WATCHED_BY_HOST: usize = 1024;
+
+/// Datagram queue pairs that one message may say to have moved: where each is, is asked of other hosts. An instance's are in one.
+pub const MOVED_AT_ONCE: usize = 1 << 14;
+
+/// Datagram queue pairs that this host knows to have moved, in all: each takes about 100 bytes, and programs are told all.
+pub const MOVED: usize = 1 << 18;
+
+/// Files of a folder that are kept open while it is sent here: adopted memory is few files with many parts each. The others are
+/// opened anew for each part.
+pub const PLACED_OPEN: usize = 64;
+
+/// Folders within folders of an instance's runtime folder: each is a descriptor while it is looked through. A path has room for 2048.
+pub const DEPTH: usize = 128;
+
+/// Numbers that somebody was given within [`LIFETIME`]. What is older is forgotten where it was kept.
+#[derive(Debug, Default)]
+pub struct Given {
+    /// When, and with how many bytes.
+    each: VecDeque<(Instant, usize)>,
+    bytes: usize,
+}
+
+impl Given {
+    /// Whether one more number, with so many bytes, is within these limits; then it is counted.
+    pub fn take(&mut self, now: Instant, bytes: usize, most: usize, most_bytes: usize) -> bool {
+        self.forget(now);
+        let fits = self.each.len() < most && self.bytes.saturating_add(bytes) <= most_bytes;
+        if fits {
+            self.each.push_back((now, bytes));
+            self.bytes += bytes;
+        }
+        fits
+    }
+
+    /// The last one was not given after all.
+    pub fn give_back(&mut self, bytes: usize) {
+        if let Some(index) = self.each.iter().rposition(|(_, of)| *of == bytes) {
+            self.each.remove(index);
+            self.bytes -= bytes;
+        }
+    }
+
+    /// Whether nothing counts any more.
+    pub fn is_empty(&mut self, now: Instant) -> bool {
+        self.forget(now);
+        self.each.is_empty()
+    }
+
+    fn forget(&mut self, now: Instant) {
+        while let Some((at, bytes)) = self.each.front()
+            && now.saturating_duration_since(*at) >= LIFETIME
+        {
+            self.bytes -= bytes;
+            self.each.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_their_bytes_count_for_their_lifetime() {
+        let (mut given, now) = (Given::default(), Instant::now());
+        assert!(given.take(now, 60, 3, 100));
+        assert!(!given.take(now, 41, 3, 100), "too many bytes");
+        assert!(given.take(now, 40, 3, 100) && given.take(now, 0, 3, 100));
+        assert!(!given.take(now, 0, 3, 100), "too many");
+        given.give_back(40);
+        assert!(given.take(now, 39, 3, 100));
+        assert!(!given.is_empty(now));
+        let later = now + LIFETIME;
+        assert!(given.take(later, 100, 3, 100) && !given.take(later, 1, 3, 100));
+        assert!(given.is_empty(later + LIFETIME));
+    }
+}
