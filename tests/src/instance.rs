@@ -26,7 +26,7 @@ pub struct Row {
     pub name: String,
     /// Where it is.
     pub host: String,
-    /// Its address and the length of the prefix.
+    /// Its address.
     pub address: String,
     /// `running`, `moving` or `exited`.
     pub state: String,
@@ -75,12 +75,7 @@ impl<'a> Instance<'a> {
 
     /// Its own address.
     pub fn address(&self) -> anyhow::Result<String> {
-        let row = self.row()?;
-        let (address, _) = row
-            .address
-            .split_once('/')
-            .context("an address without a prefix")?;
-        Ok(address.to_owned())
+        Ok(self.row()?.address)
     }
 
     fn pid(&self, row: &Row) -> anyhow::Result<i32> {

@@ -3,6 +3,7 @@
 mod checks;
 mod logs;
 mod sessions;
+mod start;
 
 use std::num::NonZeroU64;
 use std::path::Path;
@@ -126,7 +127,7 @@ impl ControlService {
             }
         })
         .await??;
-        match self.0.tools.runc().run(&home.record.name, home.bundle()).await {
+        match start::start(self.0.tools.runc(), &home).await {
             Ok(init) => {
                 let pid = init.pid();
                 let instance = HostInstance::start(home, pid, std::future::ready(Ok(init)), false);
@@ -135,7 +136,7 @@ impl ControlService {
             }
             Err(error) => {
                 let _ = tokio::task::spawn_blocking(move || home.remove()).await;
-                Err(error.into())
+                Err(error)
             }
         }
     }
@@ -162,7 +163,8 @@ impl ControlService {
         Instance {
             name: instance.name().to_owned(),
             host: self.0.name().to_owned(),
-            address: format!("{}/{}", record.address, record.prefix),
+            address: record.address.to_string(),
+            prefix: record.prefix.into(),
             state: match &state {
                 State::Running => "running".to_owned(),
                 // It is frozen, and may run at its destination.

@@ -57,7 +57,7 @@ pub mod fuzzing {
     pub use crate::proxy::fuzzing::criu_messages;
 }
 
-pub use bundle::{Bind, Bundle, BundleConfig, Workload};
+pub use bundle::{Bind, Bundle, BundleConfig, STARTED_NAME, Workload};
 pub use cgroup::{Cgroup, CgroupVersion, remove_cgroup_parent};
 pub use check::{added, blockers};
 pub use checkpoint::{Checkpoint, CheckpointConfig, Dumped};

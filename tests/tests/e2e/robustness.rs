@@ -34,6 +34,11 @@ pub fn tests() -> Vec<Test> {
         ),
         Test::new("robustness::errors_say_what_to_do", HOSTS, errors_say_what_to_do),
         Test::new(
+            "robustness::what_cannot_be_started_does_not_run",
+            HOSTS,
+            what_cannot_be_started_does_not_run,
+        ),
+        Test::new(
             "robustness::check_names_every_blocker",
             THREE_HOSTS,
             check_names_every_blocker,
@@ -289,6 +294,56 @@ fn check_names_every_blocker(lab: &TestLab) -> anyhow::Result<()> {
         "{}",
         moved.stdout
     );
+    Ok(())
+}
+
+fn what_cannot_be_started_does_not_run(lab: &TestLab) -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let text = folder.path().join("text");
+    std::fs::write(&text, "no program")?;
+    let script = folder.path().join("script");
+    std::fs::write(&script, "#!/no/such/interpreter\n")?;
+    std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    let (text, script) = (text.display().to_string(), script.display().to_string());
+    let image = folder.path().join("image");
+    std::fs::create_dir(&image)?;
+    bundle_of(&image, &["sleep", "1000"], &lab.tools().library)?;
+    let config = image.join("config.json");
+    let spec = std::fs::read_to_string(&config)?;
+    std::fs::write(
+        &config,
+        spec.replace("/usr/bin/sleep", "/usr/bin/no-such-program"),
+    )?;
+    let image = image.display().to_string();
+    let cases: [(&[&str], &str); 5] = [
+        (&["--", "no-such-program"], "no-such-program"),
+        (&["--", "/no/such/program", "argument"], "/no/such/program"),
+        (&["--", &text], "text"),
+        (&["--", &script], "script"),
+        (&["--bundle", &image], "no-such-program"),
+    ];
+    for (what, named) in cases {
+        // The name is free each time.
+        let arguments = [&["run", "--host", "src", "--name", "a"], what].concat();
+        let said = lab.refused(&arguments)?;
+        ensure!(
+            said.contains("cannot be started") && said.contains(named),
+            "{arguments:?}: {said}"
+        );
+        let rows = lab.ask(&["ps", "--json"])?;
+        ensure!(rows.stdout.trim() == "[]", "{arguments:?}: {}", rows.stdout);
+    }
+    // What ends at once was started, whatever it ends with.
+    for (name, what) in [("b", "true"), ("c", "exit 127")] {
+        lab.ask(&["run", "--host", "src", "--name", name, "--", "sh", "-c", what])?;
+        let ended = lab.verbatim(&["wait", name])?.wait(LIMIT)?;
+        ensure!(
+            ended.code == if name == "b" { 0 } else { 127 },
+            "{}",
+            ended.output()
+        );
+        lab.ask(&["stop", name])?;
+    }
     Ok(())
 }
 

@@ -17,6 +17,8 @@ struct Row<'a> {
     name: &'a str,
     host: &'a str,
     address: &'a str,
+    /// The length of the prefix of its network.
+    prefix: u32,
     state: &'a str,
     pid: Option<i32>,
     exit_status: Option<i32>,
@@ -31,6 +33,7 @@ impl<'a> From<&'a Instance> for Row<'a> {
             name: &instance.name,
             host: &instance.host,
             address: &instance.address,
+            prefix: instance.prefix,
             state: &instance.state,
             pid: Some(instance.pid).filter(|pid| *pid != 0),
             exit_status: instance.exit_status,
@@ -77,8 +80,8 @@ pub async fn run(lab: &str, arguments: RunArguments) -> anyhow::Result<ExitCode>
         println!("{}", serde_json::to_string(&Row::from(&instance))?);
     } else {
         eprintln!(
-            "{} runs on {} with the address {}",
-            instance.name, instance.host, instance.address
+            "{} runs on {} with the address {}/{}",
+            instance.name, instance.host, instance.address, instance.prefix
         );
     }
     Ok(ExitCode::SUCCESS)
@@ -113,7 +116,7 @@ pub async fn ps(lab: &str, json: bool) -> anyhow::Result<ExitCode> {
             vec![
                 instance.name.clone(),
                 instance.host.clone(),
-                instance.address.clone(),
+                format!("{}/{}", instance.address, instance.prefix),
                 instance.state.clone(),
                 dash(Some(instance.pid).filter(|pid| *pid != 0)),
                 dash(instance.exit_status),
@@ -189,4 +192,30 @@ pub async fn stop(lab: &str, name: &str) -> anyhow::Result<ExitCode> {
     let hosts = Hosts::connect(lab).await?;
     hosts.of_instance(name).await?.0.remove(name).await?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scripts_get_the_bare_address() {
+        let instance = Instance {
+            address: "10.77.3.1".to_owned(),
+            prefix: 16,
+            ..Instance::default()
+        };
+        let row = serde_json::to_value(Row::from(&instance)).unwrap();
+        assert_eq!(
+            (&row["address"], &row["prefix"]),
+            (&"10.77.3.1".into(), &16.into())
+        );
+        assert!(
+            row["address"]
+                .as_str()
+                .unwrap()
+                .parse::<std::net::Ipv4Addr>()
+                .is_ok()
+        );
+    }
 }

@@ -142,6 +142,11 @@ fn readable(report: &serde_json::Value) -> String {
     if let Some(error) = report["error"].as_str() {
         out += &format!("because: {error}\n");
     }
+    let began = |phase: &str| report["phases_ms"][phase].as_f64().is_some_and(|ms| ms > 0.0);
+    if report["outcome"] != "committed" && !Phase::ALL.map(Phase::name).into_iter().any(began) {
+        // It was refused: nothing was begun that could be counted.
+        return out;
+    }
     let milliseconds = |value: &serde_json::Value| format!("{:>10.1} ms", value.as_f64().unwrap_or_default());
     let mut rows: Vec<Vec<String>> = Vec::new();
     for phase in Phase::ALL.map(Phase::name) {
@@ -231,6 +236,16 @@ mod tests {
         let one_piece = private_memory(&json!({"pre_dumps": [], "private_in_one_piece": why}));
         assert_eq!(one_piece.trim_start(), "0, in one piece: the kernel does not say");
         assert!(!text.contains("converge") && !text.contains("drained"));
+    }
+
+    #[test]
+    fn a_refused_migration_says_why_and_no_more() {
+        let report = serde_json::json!({
+            "instance": "web", "source": "a", "destination": "b", "outcome": "rolled-back", "error": "b is down",
+            "phases_ms": {"PreCopy": 0.0, "Drain": 0.0}, "service_blackout_ms": 0.0, "communication_blackout_ms": 0.0,
+            "total_ms": 1.5, "bytes": {"pre_copy": 0, "stop_and_copy": 0}, "connections": 0,
+        });
+        assert_eq!(readable(&report), "web stays on a\nbecause: b is down\n");
     }
 
     #[test]

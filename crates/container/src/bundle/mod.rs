@@ -36,6 +36,10 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, make_dir};
 use crate::name::ContainerName;
 
+/// A FIFO in the runtime folder. If there is one when a container starts, and [`Bundle::tells_start`], it is opened, and closed when the
+/// program is executed; if that fails, something is written to it before.
+pub const STARTED_NAME: &str = "started";
+
 /// Where the runtime folder is inside a container.
 pub(crate) const RUNTIME_INSIDE: &str = "/run/verbatim";
 
@@ -151,6 +155,14 @@ impl Bundle {
     /// Its directory.
     pub fn path(&self) -> &Path {
         &self.dir
+    }
+
+    /// Whether the container's program is started by a shell of its own, which says what became of that ([`STARTED_NAME`]). Where there is
+    /// no shell, runc starts the program, and fails if it cannot.
+    pub fn tells_start(&self) -> Result<bool, Error> {
+        let file = self.dir.join("config.json");
+        let text = std::fs::read_to_string(&file).map_err(|source| Error::file("read", &file, source))?;
+        Ok(spec::tells_start(&spec::parse(&text, &file)?))
     }
 
     /// Takes the mounts away and removes the directory. The container must be gone.

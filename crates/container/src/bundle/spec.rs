@@ -35,13 +35,28 @@ const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin
 
 /// Runs its arguments with the standard streams opened inside the container. CRIU refuses to dump a descriptor of a
 /// file that is not on one of the container's own mounts, and the file is to move with the runtime folder.
+///
+/// Whoever has made the FIFO [`STARTED_NAME`](super::STARTED_NAME) hears what becomes of the program. Descriptor 3 is closed for it by
+/// a redirection, so that the shell keeps a copy that closes when the program is executed, and has it again when that fails; then
+/// dash ends, with its trap, and bash goes on.
 const OPEN_STREAMS: &str = r#"exec </dev/null >>/run/verbatim/stdout 2>&1
 if [ -n "$VERBATIM_PRELOAD" ]; then
     LD_PRELOAD=$VERBATIM_PRELOAD${LD_PRELOAD:+:$LD_PRELOAD}
     export LD_PRELOAD
     unset VERBATIM_PRELOAD
 fi
-exec "$@""#;
+if [ -p /run/verbatim/started ]; then
+    exec 3<>/run/verbatim/started
+    trap 'echo failed >&3' EXIT
+fi
+[ -z "$BASH_VERSION" ] || shopt -s execfail
+{ exec "$@"; } 3>&-
+exit $?"#;
+
+/// Whether a configuration has its program started by [`OPEN_STREAMS`].
+pub(super) fn tells_start(spec: &Value) -> bool {
+    spec["process"]["args"][2] == OPEN_STREAMS
+}
 
 /// Reads a `config.json`.
 pub(super) fn parse(text: &str, file: &Path) -> Result<Value, Error> {

@@ -129,7 +129,7 @@ impl Run<'_> {
     /// Starts the server, and the client once the server listens.
     async fn start(&self) -> anyhow::Result<()> {
         let server = self.launch(Side::Receiver, None).await?;
-        let address = server.address.split('/').next().unwrap_or_default();
+        let address = server.address.as_str();
         let proc = self.stage.path(&server.host, &format!("/proc/{}", server.pid))?;
         listening(Path::new(&proc), self.scenario.port).await?;
         self.launch(Side::Sender, Some(address)).await?;
