@@ -181,7 +181,7 @@ impl Resolver for Agent {
         let published = async {
             if host.name == self.name() {
                 let endpoint = now;
-                let number = self.forwarding.publish(Forward { endpoint, keys });
+                let number = self.forwarding.publish(Forward { endpoint, keys }, self.name());
                 return number.context("no number is left");
             }
             let request = proto::PublishRequest {
@@ -207,37 +207,18 @@ impl Resolver for Agent {
     }
 
     async fn resolve(&self, endpoint: Endpoint, asker: Option<&str>) -> Resolved {
-        let mut resolved = Resolved {
-            endpoint,
-            keys: Vec::new(),
-        };
-        let (mut from, mut at) = (None, None);
-        for _ in 0..MAX_HOPS {
-            let Ok(host) = self.host_of(resolved.endpoint.gid).await else {
-                break;
-            };
-            from.get_or_insert(host);
-            at = Some(host);
-            match self.hop(&host.name, resolved.endpoint, asker).await {
-                // Keys are those that the program published, on every hop: the last host's are the ones that count. Where only
-                // the number has changed, there are none.
-                Ok(Some(next)) => {
-                    resolved.endpoint = next.endpoint;
-                    if !next.keys.is_empty() {
-                        resolved.keys = next.keys;
-                    }
-                }
-                Ok(None) => break,
-                Err(error) => {
-                    let error = format!("{error:#}");
-                    tracing::warn!(
-                        host = host.name,
-                        error,
-                        "cannot ask where an endpoint is; taking it for unmoved"
-                    );
-                    break;
-                }
-            }
+        let Followed {
+            mut resolved,
+            from,
+            at,
+            lost,
+        } = self.follow(endpoint, asker, |_, _| false).await;
+        if let (Some(host), Some(error)) = (at, lost) {
+            tracing::warn!(
+                host = host.name,
+                error = format!("{error:#}"),
+                "cannot ask where an endpoint is; taking it for unmoved"
+            );
         }
         // Entries name the hosts' addresses. Who knows the queue pair by another GID reaches it by one of that kind.
         if let (Some(from), Some(at)) = (from, at)
@@ -246,6 +227,66 @@ impl Resolver for Agent {
             resolved.endpoint.gid = self.gid_at(from, endpoint.gid, at).await;
         }
         resolved
+    }
+}
+
+/// Where the way of an endpoint leads.
+pub struct Followed<'h> {
+    /// The last place on it that is known.
+    pub resolved: Resolved,
+    /// The host whose GID the endpoint had.
+    pub from: Option<&'h HostEntry>,
+    /// The host where it is.
+    pub at: Option<&'h HostEntry>,
+    /// Why that host could not be asked whether the way goes on.
+    pub lost: Option<anyhow::Error>,
+}
+
+impl Agent {
+    /// Follows an endpoint from host to host: where a queue pair that left a host is now, that host says. `there`: no
+    /// need to ask any more.
+    pub async fn follow(
+        &self,
+        endpoint: Endpoint,
+        asker: Option<&str>,
+        there: impl Fn(&HostEntry, Endpoint) -> bool,
+    ) -> Followed<'_> {
+        let mut followed = Followed {
+            resolved: Resolved {
+                endpoint,
+                keys: Vec::new(),
+            },
+            from: None,
+            at: None,
+            lost: None,
+        };
+        for _ in 0..MAX_HOPS {
+            let at = followed.resolved.endpoint;
+            let Ok(host) = self.host_of(at.gid).await else {
+                break;
+            };
+            followed.from.get_or_insert(host);
+            followed.at = Some(host);
+            if there(host, at) {
+                break;
+            }
+            match self.hop(&host.name, at, asker).await {
+                // Keys are those that the program published, on every hop: the last host's are the ones that count. Where only
+                // the number has changed, there are none.
+                Ok(Some(next)) => {
+                    followed.resolved.endpoint = next.endpoint;
+                    if !next.keys.is_empty() {
+                        followed.resolved.keys = next.keys;
+                    }
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    followed.lost = Some(error);
+                    break;
+                }
+            }
+        }
+        followed
     }
 }
 

@@ -12,7 +12,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context;
 use futures_util::future::join_all;
@@ -22,6 +22,7 @@ use verbatim_device::control::FIRST_PUBLISHED_QPN;
 
 use crate::agent::Agent;
 use crate::proto::{RetargetRequest, retarget_request};
+use crate::quotas::{self, Given};
 use crate::session;
 
 /// How long an entry is kept after the instance left.
@@ -143,6 +144,8 @@ struct Inner {
     entries: HashMap<u32, (Forward, SystemTime)>,
     /// The next number for a queue pair that was never here.
     next: u32,
+    /// Numbers that were given to the hosts.
+    given: HashMap<String, Given>,
 }
 
 fn is_fresh(made: SystemTime, now: SystemTime) -> bool {
@@ -224,6 +227,7 @@ impl Forwarding {
             bytes_compact: 0,
             entries,
             next: rand::random_range(FIRST_PUBLISHED_QPN..QPNS),
+            given: HashMap::new(),
         };
         inner.compact()?;
         Ok(Self(Mutex::new(inner)))
@@ -254,11 +258,23 @@ impl Forwarding {
         }
     }
 
-    /// A number of this host, which its RNIC does not give, asked for or not ([`FIRST_PUBLISHED_QPN`]), for a queue pair that is at `forward`; none if there are too many.
-    pub fn publish(&self, forward: Forward) -> Option<u32> {
+    /// A number of this host, which its RNIC does not give, asked for or not ([`FIRST_PUBLISHED_QPN`]), for a queue pair that is at
+    /// `forward`, and that `host` asks for; none if there are too many, or if that host has too many.
+    pub fn publish(&self, forward: Forward, host: &str) -> Option<u32> {
         let qpn = {
             let mut inner = self.lock();
             if inner.entries.len() >= MAX_ENTRIES {
+                let now = SystemTime::now();
+                inner.entries.retain(|_, (_, made)| is_fresh(*made, now));
+            }
+            if inner.entries.len() >= MAX_ENTRIES {
+                return None;
+            }
+            let bytes = forward.keys.len() * size_of::<KeyPair>();
+            let (most, most_bytes) = (quotas::PUBLISHED_BY_HOST, quotas::PUBLISHED_BYTES_BY_HOST);
+            let given = inner.given.entry(host.to_owned()).or_default();
+            if !given.take(Instant::now(), bytes, most, most_bytes) {
+                tracing::warn!(host, "was given too many numbers here, and gets no more");
                 return None;
             }
             loop {
@@ -367,7 +383,7 @@ mod tests {
         forwarding.lock().next = QPNS - 2;
         forwarding.insert([(FIRST_PUBLISHED_QPN, forward(9))]);
         let given: Vec<_> = (0..4)
-            .map(|qpn| forwarding.publish(forward(qpn)).unwrap())
+            .map(|qpn| forwarding.publish(forward(qpn), "a").unwrap())
             .collect();
         let first = FIRST_PUBLISHED_QPN;
         assert_eq!(given, [QPNS - 2, QPNS - 1, first + 1, first + 2]);

@@ -16,6 +16,7 @@ use verbatim_channel::{Answer, Endpoint, Greeting, KeyPair, MovedEndpoint, Order
 use verbatim_seqpacket::{Error as SocketError, Listener, Process, Socket};
 
 use crate::identity;
+use crate::quotas::{self, Given};
 
 /// What comes back for an order.
 type Reply = anyhow::Result<(Answer, Vec<OwnedFd>)>;
@@ -108,6 +109,57 @@ pub trait Resolver: Send + Sync + 'static {
     fn ways(&self, gid: [u8; 16]) -> Vec<MovedEndpoint>;
 }
 
+/// Who shares what an agent keeps and opens: the programs of an instance, or of a user outside of any.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Tenant {
+    Instance(String),
+    User(u32),
+}
+
+/// What a tenant has of this agent.
+#[derive(Debug, Default)]
+struct Tally {
+    connections: usize,
+    /// It was told in the log that it has too many.
+    refused: bool,
+    published: Given,
+}
+
+/// A tenant's place for one connection.
+struct Place {
+    tenant: Tenant,
+    guests: Guests,
+}
+
+impl Place {
+    fn tally<T>(&self, with: impl FnOnce(&mut Tally) -> T) -> T {
+        let mut tallies = self.guests.tallies.lock().expect("no panic under this lock");
+        with(tallies.entry(self.tenant.clone()).or_default())
+    }
+
+    /// Whether it may have one more number published, with these keys.
+    fn may_publish(&self, bytes: usize) -> bool {
+        let now = Instant::now();
+        let may = |tally: &mut Tally| {
+            let (most, most_bytes) = (quotas::PUBLISHED, quotas::PUBLISHED_BYTES);
+            tally.published.take(now, bytes, most, most_bytes)
+        };
+        self.tally(may)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut tallies = self.guests.tallies.lock().expect("no panic under this lock");
+        if let Some(tally) = tallies.get_mut(&self.tenant) {
+            tally.connections -= 1;
+            if tally.connections == 0 && tally.published.is_empty(Instant::now()) {
+                tallies.remove(&self.tenant);
+            }
+        }
+    }
+}
+
 type Strangers = BTreeMap<(Option<String>, u32), (Instant, String)>;
 
 /// All guests of this host.
@@ -120,6 +172,9 @@ pub struct Guests {
     strangers: Arc<Mutex<Strangers>>,
     /// Sessions that were undone while a process may not have heard of it.
     undone: Arc<Mutex<BTreeSet<u64>>>,
+    tallies: Arc<Mutex<HashMap<Tenant, Tally>>>,
+    /// How long a connection may say nothing before its greeting.
+    greeting_time: Duration,
 }
 
 impl Default for Guests {
@@ -130,6 +185,8 @@ impl Default for Guests {
             next_id: Arc::default(),
             strangers: Arc::default(),
             undone: Arc::default(),
+            tallies: Arc::default(),
+            greeting_time: quotas::GREETING_TIME,
         }
     }
 }
@@ -261,9 +318,13 @@ impl Guests {
                         continue;
                     }
                 };
+                let Some(place) = guests.place(&socket, instance.as_deref()) else {
+                    // Closed unheard: its programs' libraries say that the agent closed the channel.
+                    continue;
+                };
                 let (guests, instance, resolver) = (guests.clone(), instance.clone(), resolver.clone());
                 tokio::spawn(async move {
-                    if let Err(error) = guests.connection(socket, instance, &*resolver).await {
+                    if let Err(error) = guests.connection(socket, instance, &*resolver, &place).await {
                         tracing::debug!(error = format!("{error:#}"), "a guest library's connection ended");
                     }
                 });
@@ -271,15 +332,39 @@ impl Guests {
         }))
     }
 
+    /// A place for one more connection of a tenant, if it has not too many.
+    fn place(&self, socket: &Socket, instance: Option<&str>) -> Option<Place> {
+        let tenant = match instance {
+            Some(instance) => Tenant::Instance(instance.to_owned()),
+            None => Tenant::User(socket.peer().ok()?.uid),
+        };
+        let mut tallies = self.tallies.lock().expect("no panic under this lock");
+        let tally = tallies.entry(tenant.clone()).or_default();
+        if tally.connections >= quotas::CONNECTIONS {
+            if !std::mem::replace(&mut tally.refused, true) {
+                let most = quotas::CONNECTIONS;
+                tracing::warn!(?tenant, "has {most} connections to its agent, and gets no more");
+            }
+            return None;
+        }
+        tally.connections += 1;
+        drop(tallies);
+        let guests = self.clone();
+        Some(Place { tenant, guests })
+    }
+
     async fn connection(
         &self,
         socket: Socket,
         instance: Option<String>,
         resolver: &impl Resolver,
+        place: &Place,
     ) -> anyhow::Result<()> {
         let process = socket.peer_process()?;
         let socket = Channel::new(socket)?;
-        match socket.recv::<Greeting>().await?.0 {
+        let greeting = socket.recv::<Greeting>(quotas::GREETING_BYTES);
+        let greeting = tokio::time::timeout(self.greeting_time, greeting).await;
+        match greeting.context("it did not greet in time")??.0 {
             Greeting::Resolve { version, endpoint } => {
                 check_version(version)?;
                 let resolved = resolver.resolve(endpoint, instance.as_deref()).await;
@@ -293,7 +378,15 @@ impl Guests {
                 datagram,
             } => {
                 check_version(version)?;
+                let bytes = keys.len() * size_of::<KeyPair>();
+                if !place.may_publish(bytes) {
+                    tracing::warn!(tenant = ?place.tenant, "has too many numbers published, and gets no more");
+                    return socket.send(&None::<u32>, &[]).await;
+                }
                 let number = resolver.publish(gid, qpn, keys, datagram).await;
+                if number.is_none() {
+                    place.tally(|tally| tally.published.give_back(bytes));
+                }
                 socket.send(&number, &[]).await
             }
             Greeting::Ways { version, gid } => {
@@ -383,14 +476,14 @@ async fn pass_on(socket: &Channel, mut orders: mpsc::Receiver<Call>) -> anyhow::
         let call = tokio::select! {
             call = orders.recv() => call.context("nobody can give orders any more")?,
             // Between orders a guest says nothing, so whatever comes is the end of the connection, or an error.
-            word = socket.recv::<Answer>() => {
+            word = socket.recv::<Answer>(quotas::ANSWER_BYTES) => {
                 word?;
                 bail!("a guest library spoke without having been asked");
             }
         };
         let reply = async {
             socket.send(&call.order, &call.fds).await?;
-            socket.recv::<Answer>().await
+            socket.recv::<Answer>(quotas::ANSWER_BYTES).await
         };
         let reply = reply.await;
         let failed = reply.is_err();
@@ -412,10 +505,11 @@ impl Channel {
         Ok(Self(unsafe { AsyncFd::register(socket) }?))
     }
 
-    async fn recv<T: serde::de::DeserializeOwned>(&self) -> anyhow::Result<(T, Vec<OwnedFd>)> {
+    /// A message of at most so many bytes.
+    async fn recv<T: serde::de::DeserializeOwned>(&self, most: u64) -> anyhow::Result<(T, Vec<OwnedFd>)> {
         loop {
             let mut ready = self.0.readable().await?;
-            match verbatim_channel::recv(self.0.get_ref()) {
+            match verbatim_channel::recv_at_most(self.0.get_ref(), most) {
                 Err(SocketError::WouldBlock) => ready.clear_ready(),
                 result => return Ok(result?),
             }
@@ -433,3 +527,6 @@ impl Channel {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

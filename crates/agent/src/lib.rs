@@ -46,6 +46,8 @@ mod run;
 mod secrets;
 mod session;
 mod standby;
+#[cfg(test)]
+mod testing;
 mod turns;
 
 /// The gRPC messages and services.

@@ -154,20 +154,24 @@ impl Peer for PeerService {
     }
 
     async fn publish(&self, request: Request<PublishRequest>) -> Reply<PublishReply> {
-        let request = self.admit(PeerRpc::Publish, request).await?;
-        let now = request.now.map(Endpoint::try_from).transpose();
+        let Admitted { caller, message } = self.0.admit(PeerRpc::Publish, request).await?;
+        let now = message.now.map(Endpoint::try_from).transpose();
         let now = now.map_err(|error| status(&error))?;
         let endpoint = now.ok_or_else(|| Status::invalid_argument("a queue pair without its number"))?;
-        let keys = decode(&request.keys).map_err(|error| status(&error))?;
-        let published = self.0.forwarding.publish(Forward { endpoint, keys });
-        let qpn = published.ok_or_else(|| Status::resource_exhausted("no number is left"))?;
+        let keys = decode(&message.keys).map_err(|error| status(&error))?;
+        let published = self
+            .0
+            .forwarding
+            .publish(Forward { endpoint, keys }, &caller.name);
+        let qpn = published
+            .ok_or_else(|| Status::resource_exhausted(format!("no number is left for {}", caller.name)))?;
         Ok(Response::new(PublishReply { qpn }))
     }
 
     async fn moved(&self, request: Request<MovedRequest>) -> Reply<Done> {
-        let request = self.admit(PeerRpc::Moved, request).await?;
-        let endpoints: Vec<MovedEndpoint> = decode(&request.endpoints).map_err(|error| status(&error))?;
-        self.0.datagrams_moved(endpoints).await;
+        let Admitted { caller, message } = self.0.admit(PeerRpc::Moved, request).await?;
+        let endpoints: Vec<MovedEndpoint> = decode(&message.endpoints).map_err(|error| status(&error))?;
+        self.0.told_of_datagrams(&caller, endpoints).await?;
         Ok(Response::new(Done {}))
     }
 
@@ -177,7 +181,7 @@ impl Peer for PeerService {
         let Admitted { caller, message } = self.0.admit(PeerRpc::Watch, request).await?;
         let (agent, session) = (self.0.clone(), message.session);
         let begun = agent.watched.begin(session, &caller.name);
-        begun.map_err(|error| Status::permission_denied(error.to_string()))?;
+        begun.map_err(|error| status(&error))?;
         let (sender, receiver) = tokio::sync::mpsc::channel::<Result<Alive, Status>>(1);
         tokio::spawn(async move {
             // The source's end closes when its session is over, and when it dies.

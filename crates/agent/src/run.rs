@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
+use rustix::process::Resource;
 use tokio::net::{TcpListener, UnixListener};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
@@ -35,6 +36,18 @@ pub fn raise_priority() {
     }
 }
 
+/// Lets this process have as many descriptors as it may. Each instance may take some ([`crate::quotas`]), and the usual limit of 1024
+/// would be a few programs' to use up. Returns what it was: the limit of programs that this one starts for others.
+pub(crate) fn raise_descriptor_limit() -> Option<u64> {
+    let mut limit = rustix::process::getrlimit(Resource::Nofile);
+    let before = limit.current;
+    limit.current = limit.maximum;
+    if let Err(errno) = rustix::process::setrlimit(Resource::Nofile, limit) {
+        tracing::warn!("the limit on descriptors stays as it is ({errno})");
+    }
+    before
+}
+
 /// Images, registered memory and the journal lie in the runtime folder: on a disk they would be slow, and stay there.
 fn must_lie_in_memory(folder: &Path) -> anyhow::Result<()> {
     /// `f_type` of tmpfs and ramfs (statfs(2)).
@@ -54,6 +67,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     // Containers outlive the runc that started them, and become our children.
     rustix::process::set_child_subreaper(rustix::process::Pid::from_raw(1))
         .context("cannot become a subreaper")?;
+    let descriptors = raise_descriptor_limit();
     must_lie_in_memory(&config.runtime_dir)?;
     let directory = Directory::load(&config.hosts, &config.name)?;
     let credentials = Credentials::load(&config.tls)?;
@@ -62,6 +76,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let tools = Host::open(HostConfig {
         state: config.runtime_dir.join("containers"),
         proxy: config.program.clone(),
+        descriptors,
     })
     .await?;
     let agent = Arc::new(Agent::open(config, Peers::new(directory, credentials), tools)?);

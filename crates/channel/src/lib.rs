@@ -29,7 +29,7 @@ mod orders;
 mod road_map;
 
 pub use gate::Gate;
-pub use message::{recv, send};
+pub use message::{recv, recv_at_most, send};
 pub use orders::{
     Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedMw, ClaimedPd, ClaimedQp,
     ClaimedSrq, Endpoint, Greeting, KeyPair, MovedEndpoint, Order, QpCount, QpProgress, Relocated, Resolved,

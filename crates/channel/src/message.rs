@@ -20,9 +20,14 @@ pub fn send<T: Serialize>(socket: &Socket, message: &T, fds: &[BorrowedFd<'_>]) 
 
 /// Receives one message of any length and the descriptors that came with it.
 pub fn recv<T: DeserializeOwned>(socket: &Socket) -> Result<(T, Vec<OwnedFd>), Error> {
+    recv_at_most(socket, MAX_LONG_BYTES)
+}
+
+/// The same; a message that did not fit into one packet and has more than `most` bytes is an error, and is not read.
+pub fn recv_at_most<T: DeserializeOwned>(socket: &Socket, most: u64) -> Result<(T, Vec<OwnedFd>), Error> {
     let received = socket.recv::<Carried>()?;
     let mut fds = received.fds;
-    let bytes = received.message.take(&mut fds, MAX_LONG_BYTES)?;
+    let bytes = received.message.take(&mut fds, most.min(MAX_LONG_BYTES))?;
     let message = postcard::from_bytes(&bytes).map_err(|source| Error::Malformed {
         bytes: bytes.len(),
         source,

@@ -16,6 +16,8 @@ pub struct HostConfig {
     /// The program that calls [`criu_proxy_main`](crate::criu_proxy_main) when it is started under the name `criu`:
     /// the `verbatim` binary itself (`std::env::current_exe()`).
     pub proxy: PathBuf,
+    /// The limit on descriptors (`RLIMIT_NOFILE`, the soft one) that containers get if they ask for none; as the caller's if `None`.
+    pub descriptors: Option<u64>,
 }
 
 /// The tools of one host.
@@ -34,7 +36,11 @@ impl Host {
     /// The caller should be a child subreaper (`PR_SET_CHILD_SUBREAPER`), so that containers become its children.
     /// Takes about 0.3 s. The loopback device of the caller's network namespace must be up, or CRIU's probing fails.
     pub async fn open(config: HostConfig) -> Result<Self, Error> {
-        let HostConfig { state, proxy } = config;
+        let HostConfig {
+            state,
+            proxy,
+            descriptors,
+        } = config;
         tokio::task::spawn_blocking(move || {
             let criu = Criu::find()?;
             criu.warm()?;
@@ -45,7 +51,7 @@ impl Host {
             std::os::unix::fs::symlink(&proxy, &fresh)
                 .map_err(|source| Error::file("link", &fresh, source))?;
             std::fs::rename(&fresh, &link).map_err(|source| Error::file("rename", &link, source))?;
-            let runc = Runc::find(state.join("runc"), link, criu.path().to_owned())?;
+            let runc = Runc::find(state.join("runc"), link, criu.path().to_owned(), descriptors)?;
             Ok(Self {
                 runc,
                 criu,

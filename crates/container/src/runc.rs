@@ -23,6 +23,8 @@ pub struct Runc {
     criu: PathBuf,
     /// Up to 1.1 the program to start as CRIU is an option; from 1.2 on it is `criu` in `PATH`.
     takes_criu_option: bool,
+    /// The limit on descriptors that containers get.
+    descriptors: Option<u64>,
 }
 
 /// What runc says of a container (`runc state`).
@@ -53,7 +55,12 @@ pub enum Status {
 impl Runc {
     /// Finds runc in `PATH`. `root` is the directory of its state; `proxy` is a link called `criu` to the proxy, and
     /// `criu` the real one.
-    pub(crate) fn find(root: PathBuf, proxy: PathBuf, criu: PathBuf) -> Result<Self, Error> {
+    pub(crate) fn find(
+        root: PathBuf,
+        proxy: PathBuf,
+        criu: PathBuf,
+        descriptors: Option<u64>,
+    ) -> Result<Self, Error> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let program = find_in_path("runc", &path).ok_or(Error::ToolMissing { tool: "runc" })?;
         let output = std::process::Command::new(&program)
@@ -71,6 +78,7 @@ impl Runc {
             proxy,
             criu,
             takes_criu_option,
+            descriptors,
         })
     }
 
@@ -82,6 +90,7 @@ impl Runc {
             proxy: folder.join("proxy"),
             criu: folder.join("criu"),
             takes_criu_option: false,
+            descriptors: None,
         }
     }
 
@@ -120,11 +129,19 @@ impl Runc {
             .stdin(Stdio::null())
             .stdout(output)
             .stderr(errors);
-        // SAFETY: setpriority is async-signal-safe and touches nothing of this process.
+        let descriptors = self.descriptors;
+        // SAFETY: the system calls are async-signal-safe and touch nothing of this process but its own limits.
         unsafe {
-            command.pre_exec(|| {
-                // The agent may run with more than ordinary priority, which is not the program's.
+            command.pre_exec(move || {
+                // The agent may run with more than ordinary priority, and with more descriptors, which are not the program's.
                 libc::setpriority(libc::PRIO_PROCESS, 0, 0);
+                let mut limit: libc::rlimit = std::mem::zeroed();
+                if let Some(descriptors) = descriptors
+                    && libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0
+                {
+                    limit.rlim_cur = descriptors.min(limit.rlim_max);
+                    libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+                }
                 Ok(())
             });
         }

@@ -3,33 +3,29 @@
 //! The lists of RPCs are the descriptors' own, and what is expected is in `matrix.txt` beside this file.
 
 use std::fmt::Write;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tokio_stream::wrappers::UnixListenerStream;
 use tonic::Status;
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint as Address, Identity, Server};
+use tonic::transport::{Channel, Endpoint as Address, Server};
 use verbatim_channel::{Endpoint, MovedEndpoint};
 use verbatim_container::Host;
 
 use verbatim_session::Role;
 use verbatim_session::record::{Note, Parties, What};
 
-use crate::agent::{Agent, Shared};
+use crate::agent::Agent;
 use crate::api::ControlService;
 use crate::caller;
-use crate::config::Config;
 use crate::directory::Directory;
-use crate::peer_service::PeerService;
 use crate::peers::{Credentials, Peers};
 use crate::proto::control_client::ControlClient;
 use crate::proto::control_server::ControlServer;
 use crate::proto::peer_client::PeerClient;
-use crate::proto::peer_server::PeerServer;
 use crate::proto::*;
 use crate::rpcs::{ControlRpc, PeerRpc};
 use crate::session::encode;
+use crate::testing::{Authority, TestHost};
 
 /// The hosts of the directory. The first three take part in the session, each as what it is called.
 const HOSTS: [(&str, &str); 4] = [
@@ -125,91 +121,6 @@ impl Scene {
     }
 }
 
-struct Authority(CertifiedIssuer<'static, KeyPair>);
-
-impl Authority {
-    fn new() -> Self {
-        let mut params = CertificateParams::new(Vec::new()).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
-    }
-
-    /// Certificate and key of a host.
-    fn of(&self, host: &str) -> (String, String) {
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec![host.to_owned()]).unwrap();
-        (
-            params.signed_by(&key, &self.0).unwrap().pem(),
-            key.serialize_pem(),
-        )
-    }
-}
-
-/// An agent whose services listen on this machine's loopback.
-struct Asked {
-    agent: Shared,
-    port: u16,
-    _folder: tempfile::TempDir,
-}
-
-impl Asked {
-    async fn start(authority: &Authority, host: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().to_owned();
-        let hosts = HOSTS.map(|(name, address)| serde_json::json!({"name": name, "address": address}));
-        std::fs::write(path.join("hosts.json"), serde_json::to_vec(&hosts).unwrap()).unwrap();
-        let (certificate, key) = authority.of(host);
-        for (name, pem) in [
-            ("ca.pem", authority.0.pem()),
-            ("cert.pem", certificate),
-            ("key.pem", key),
-        ] {
-            std::fs::write(path.join(name), pem).unwrap();
-        }
-        let config = Config {
-            name: host.to_owned(),
-            runtime_dir: path.clone(),
-            state_dir: path.join("state"),
-            hosts: path.join("hosts.json"),
-            tls: path.clone(),
-            library: path.join("lib"),
-            program: path.join("program"),
-            bridge: String::new(),
-            mtu: None,
-            cgroup_parent: path.clone(),
-        };
-        let directory = Directory::load(&config.hosts, host).unwrap();
-        let credentials = Credentials::load(&path).unwrap();
-        let tls = credentials.server();
-        let agent = Agent::open(config, Peers::new(directory, credentials), Host::without_tools());
-        let agent = Arc::new(agent.unwrap());
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let server = Server::builder()
-            .tls_config(tls)
-            .unwrap()
-            .add_service(PeerServer::new(PeerService(agent.clone())))
-            .serve_with_incoming(TcpListenerStream::new(listener));
-        tokio::spawn(server);
-        Self {
-            agent,
-            port,
-            _folder: folder,
-        }
-    }
-
-    /// A connection with the certificate of `caller`.
-    fn client(&self, authority: &Authority, caller: Option<&str>) -> PeerClient<Channel> {
-        let tls = ClientTlsConfig::new()
-            .ca_certificate(Certificate::from_pem(authority.0.pem()))
-            .domain_name(self.agent.name());
-        let tls = match caller.map(|host| authority.of(host)) {
-            Some((certificate, key)) => tls.identity(Identity::from_pem(certificate, key)),
-            None => tls,
-        };
-        let address = Address::from_shared(format!("https://127.0.0.1:{}", self.port)).unwrap();
-        PeerClient::new(address.tls_config(tls).unwrap().connect_lazy())
-    }
 }
 
 /// A queue pair on a host; of one that is not in the directory, on none.
@@ -388,7 +299,7 @@ async fn table() -> String {
     }
     let mut asked = Vec::new();
     for scene in Scene::ALL {
-        let host = Asked::start(&authority, scene.asked()).await;
+        let host = start(&authority, scene.asked()).await;
         let clients = CALLERS.map(|(letter, caller)| (letter, caller, host.client(&authority, caller)));
         asked.push((scene, host, clients));
     }
@@ -427,7 +338,7 @@ async fn who_may_ask_another_agent_for_what() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_speaks_in_anothers_name() {
     let authority = Authority::new();
-    let host = Asked::start(&authority, "partner").await;
+    let host = start(&authority, "partner").await;
     let mut outsider = host.client(&authority, Some("outsider"));
     let named = [
         PeerRpc::CheckInstance,
@@ -454,7 +365,7 @@ async fn nobody_speaks_in_anothers_name() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_comes_later_knows_who_may_ask() {
     let authority = Authority::new();
-    let host = Asked::start(&authority, "destination").await;
+    let host = start(&authority, "destination").await;
     let session = Scene::DestinationOpen.stage(&host.agent);
     let config = host.agent.config.clone();
     let directory = Directory::load(&config.hosts, "destination").unwrap();
@@ -519,7 +430,7 @@ async fn only_root_commands_an_agent() {
     use std::os::unix::fs::PermissionsExt;
 
     let authority = Authority::new();
-    let host = Asked::start(&authority, "source").await;
+    let host = start(&authority, "source").await;
     let path = host.agent.config.api_socket();
     let listener = tokio::net::UnixListener::bind(&path).unwrap();
     // As if somebody had been given a way to it: what is asked here is what the service does.

@@ -11,6 +11,8 @@ use std::sync::{Mutex, MutexGuard};
 
 use anyhow::bail;
 
+use crate::quotas;
+
 /// Those at this host, and who watches each.
 #[derive(Default)]
 pub struct Watched(Mutex<HashMap<u64, String>>);
@@ -20,11 +22,16 @@ impl Watched {
         self.0.lock().expect("no panic under this lock")
     }
 
-    /// The host `source` watches it; an error if another one does.
+    /// The host `source` watches it; an error if another one does, or this one too many.
     pub fn begin(&self, session: u64, source: &str) -> anyhow::Result<()> {
-        match self.lock().entry(session) {
+        let mut watched = self.lock();
+        let has = watched.values().filter(|by| *by == source).count();
+        match watched.entry(session) {
             Entry::Occupied(other) if other.get() != source => bail!("the session is another host's"),
             Entry::Occupied(_) => {}
+            Entry::Vacant(_) if has >= quotas::WATCHED_BY_HOST => {
+                bail!("{source} watches {has} sessions here, and gets no more")
+            }
             Entry::Vacant(free) => _ = free.insert(source.to_owned()),
         }
         Ok(())
@@ -74,5 +81,16 @@ mod tests {
         watched.end(1);
         assert_eq!(watched.by(1), None);
         watched.begin(1, "b").unwrap();
+    }
+
+    #[test]
+    fn sessions_without_end_are_their_source_s_affair() {
+        let watched = Watched::default();
+        for session in 0..quotas::WATCHED_BY_HOST as u64 {
+            watched.begin(session, "a").unwrap();
+        }
+        assert!(watched.begin(1 << 40, "a").is_err());
+        watched.begin(1 << 40, "b").unwrap();
+        watched.begin(0, "a").unwrap();
     }
 }

@@ -86,6 +86,7 @@ impl TestHost {
         let config = HostConfig {
             state: dir.join("containers"),
             proxy: std::env::current_exe().unwrap(),
+            descriptors: None,
         };
         Self {
             host: Host::open(config).await.unwrap(),
