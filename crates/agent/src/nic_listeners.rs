@@ -8,7 +8,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -21,6 +20,7 @@ use tokio::io::unix::AsyncFd;
 use verbatim_device::control::{Reply, Request};
 use verbatim_seqpacket::{Error as SocketError, Listener, Socket};
 
+use crate::memory::beneath;
 use crate::standby;
 
 /// An RNIC that is there and does not do its part is asked again after this time at the latest: no event tells when it would.
@@ -161,8 +161,10 @@ impl State {
 /// Makes the socket of an instance and lets the RNIC have it.
 fn give(nic: &Socket, instance: &str, path: &Path) -> anyhow::Result<()> {
     let listener = Listener::bind(path).context("cannot listen for the RNIC")?;
-    // Programs in the container may be of any user; the folder is theirs alone.
-    std::fs::set_permissions(path, PermissionsExt::from_mode(0o666))?;
+    // Programs in the container may be of any user; the folder is theirs alone, and they may run.
+    let folder = path.parent().context("a socket without a folder")?;
+    let name = path.file_name().and_then(|name| name.to_str());
+    beneath::open_socket_to_all(folder, name.context("a socket without a name")?)?;
     let instance = instance.to_owned();
     done(nic, &Request::AddListener { instance }, &[listener.as_fd()])
 }
@@ -254,6 +256,8 @@ impl Arrivals {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
     use std::collections::HashMap;
     use tokio::sync::mpsc;

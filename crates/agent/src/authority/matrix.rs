@@ -121,6 +121,9 @@ impl Scene {
     }
 }
 
+async fn start(authority: &Authority, host: &str) -> TestHost {
+    let anywhere = "127.0.0.1:0".parse().unwrap();
+    TestHost::start(authority, &HOSTS, host, anywhere).await
 }
 
 /// A queue pair on a host; of one that is not in the directory, on none.

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use verbatim_container::{Bind, Link, Workload};
 
-use crate::support::host::{Place, TestHost, copy_images, copy_runtime, program};
 use crate::stories::{move_to, name, stop};
+use crate::support::host::{Place, TestHost, copy_images, copy_runtime, program};
 
 /// Tries, as root in the container, what root on the host can do, and writes down what was allowed. Nothing changes on the
 /// host even if all of it is: values are written that are there already, and what acts when written to is only opened.
