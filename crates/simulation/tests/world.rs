@@ -40,13 +40,14 @@ fn every_old_fault_is_found_exhaustively() {
 }
 
 #[test]
-fn nothing_that_must_not_happen_happens_with_up_to_two_faults() {
-    let report = explore::explore(Quirks::NONE, 2);
+fn nothing_that_must_not_happen_happens_with_one_fault() {
+    // `make sim` takes more.
+    let report = explore::explore(Quirks::NONE, 1);
     if let Found::Violation(_, way) | Found::NeverEnds(way, _) = &report.found {
         let way: Vec<_> = way.iter().map(ToString::to_string).collect();
         panic!("{:?}:\n{}", report.found, way.join("\n"));
     }
-    assert!(report.worlds > 1_000_000, "only {} worlds", report.worlds);
+    assert!(report.worlds > 100_000, "only {} worlds", report.worlds);
 }
 
 #[test]

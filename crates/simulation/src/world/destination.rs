@@ -300,9 +300,11 @@ fn messages(steps: &mut Steps<'_>, agent: &Agent) {
                 | State::Running { drives: false }
         )
     {
-        steps.may("loses sight of the source", |world| {
-            handle(world, Event::SourceLost)
-        });
+        let loses = |world: &mut World| handle(world, Event::SourceLost);
+        match world.source.is_missed() {
+            true => steps.later("misses the source", loses),
+            false => steps.may("loses sight of the source", loses),
+        }
     }
     if agent.drives {
         let over = world.partner.is_over();

@@ -215,9 +215,11 @@ fn messages(steps: &mut Steps<'_>, agent: &Agent) {
         }
     }
     if matches!(state, State::Prepared | State::Draining | State::Drained) {
-        steps.may("loses sight of the source", |world| {
-            handle(world, Event::SourceLost)
-        });
+        let loses = |world: &mut World| handle(world, Event::SourceLost);
+        match world.source.is_missed() {
+            true => steps.later("misses the source", loses),
+            false => steps.may("loses sight of the source", loses),
+        }
     }
     if state == State::Asking {
         let there = world.destination.agent.map(|agent| agent.machine.answer());

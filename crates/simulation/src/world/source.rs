@@ -61,6 +61,8 @@ pub struct Agent {
     pub finishes: bool,
     /// How far the steps before the decision are.
     pub progress: Progress,
+    /// It has taken the session up from an earlier one.
+    pub has_come_later: bool,
 }
 
 /// The host.
@@ -114,6 +116,7 @@ impl Agent {
             tells: false,
             finishes: false,
             progress: Progress::Quiescing,
+            has_come_later: false,
         }
     }
 
@@ -166,7 +169,10 @@ pub(super) fn start(world: &mut World) {
     match host.common.journal {
         Some(standing) => {
             let (machine, actions) = Source::recover(standing);
-            host.agent = Some(Agent::with(machine));
+            host.agent = Some(Agent {
+                has_come_later: true,
+                ..Agent::with(machine)
+            });
             carry_out(world, actions);
         }
         None => host.knows_nothing = true,
@@ -351,27 +357,15 @@ fn after_the_decision(steps: &mut Steps<'_>, agent: &Agent) {
     }
     let partner_over = world.partner.is_over();
     if agent.tells {
-        if !world.mail.has(Message::Abort) && !partner_over {
-            steps.timer("tells the partner that it was rolled back", Timer::Ask, |world| {
-                world.mail.send(Message::Abort)
-            });
-        }
-        let there = world.destination.is_over();
-        if !world.mail.has(Message::Settle) && !there {
-            steps.timer(
-                "tells the destination that it was rolled back",
-                Timer::Ask,
-                |world| world.mail.send(Message::Settle),
-            );
-        }
-        if partner_over && there {
-            steps.then("all know that it was rolled back", |world| {
-                if let Some(agent) = &mut world.source.agent {
-                    agent.tells = false;
-                }
-                handle(world, Event::Told);
-            });
-        }
+        // Once. Who does not hear it misses the source, and finds out.
+        steps.then("tells the others that it was rolled back", |world| {
+            world.mail.send(Message::Abort);
+            world.mail.send(Message::Settle);
+            if let Some(agent) = &mut world.source.agent {
+                agent.tells = false;
+            }
+            handle(world, Event::Told);
+        });
     }
     if agent.finishes {
         if world.source.tasks != Tasks::Gone || world.source.criu || world.source.frozen {
@@ -418,6 +412,22 @@ fn answer(world: &World) -> Option<(CommitAnswer, &'static str)> {
         CommitAnswer::Runs => Some((answer, "hears that it runs there")),
         CommitAnswer::NotRun(_) => Some((answer, "hears that it has not run there")),
         CommitAnswer::NotYet | CommitAnswer::NotKnown => None,
+    }
+}
+
+impl SourceHost {
+    /// The session is over here, or its agent is another one: whoever watches it misses it, sooner or later.
+    pub(super) fn is_missed(&self) -> bool {
+        match &self.agent {
+            Some(agent) => {
+                agent.has_come_later
+                    || matches!(
+                        agent.machine.state(),
+                        State::Closing(_) | State::Ended(_) | State::Finishing
+                    )
+            }
+            None => true,
+        }
     }
 }
 
