@@ -14,6 +14,7 @@ use super::Destination;
 use crate::faults::Point;
 use crate::instances::Instance;
 use crate::instances::recovery;
+use crate::keeper::Keeper;
 use crate::proto::OutcomeReply;
 use crate::proto::outcome_reply::Outcome as Answered;
 use crate::session::PAUSE;
@@ -258,7 +259,9 @@ impl Destination {
             );
         }
         self.contexts.clear();
-        if let Some(keeper) = self.keeper.take() {
+        // An earlier agent may have started it.
+        let keeper = self.keeper.take();
+        if let Some(keeper) = keeper.or_else(|| Keeper::find(&self.agent.config, self.session)) {
             keeper.end();
         }
         while let Err(error) = self.remove().await {

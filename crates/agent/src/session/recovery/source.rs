@@ -257,6 +257,9 @@ impl Recovery {
     async fn undo(&mut self) {
         let held = self.held().await;
         let Some(found) = &self.found else {
+            if let Some(keeper) = Keeper::find(&self.agent.config, self.known.session) {
+                keeper.end();
+            }
             self.clear().await;
             self.tell_others().await;
             return;

@@ -213,7 +213,7 @@ impl Source {
             }
         }
         self.decide(Event::Verified).await;
-        let mut refused = String::new();
+        let (mut refused, mut resolved) = (String::new(), false);
         while let State::Asking(_) = self.decision.machine.state() {
             let control = Arc::clone(&self.control);
             let event = tokio::select! {
@@ -224,7 +224,10 @@ impl Source {
                     }
                     Next::Elapsed(timer) => Event::Elapsed(timer),
                 },
-                keep = control.resolved() => Event::Resolve(keep),
+                keep = control.resolved() => {
+                    resolved = true;
+                    Event::Resolve(keep)
+                }
             };
             self.decide(event).await;
         }
@@ -235,7 +238,7 @@ impl Source {
         let to = &self.request.destination;
         Err(match self.decision.why.take() {
             Some(error) => error,
-            None if refused.is_empty() => anyhow::anyhow!("an operator decided that the instance stays"),
+            None if resolved => anyhow::anyhow!("an operator decided that the instance stays"),
             None => anyhow::anyhow!("{to} could not let the instance run: {refused}"),
         })
     }
