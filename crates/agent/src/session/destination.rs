@@ -1,5 +1,6 @@
 //! The destination's part of a session.
 
+mod claim;
 mod decision;
 mod recover;
 
@@ -11,12 +12,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use futures_util::future::join_all;
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
-use verbatim_channel::{
-    Answer, ClaimedContext, ContextRecord, Endpoint, MEMORY_DIR, MovedEndpoint, Order, RoadMap,
-};
+use verbatim_channel::{ClaimedContext, ContextRecord, Endpoint, MEMORY_DIR, MovedEndpoint, RoadMap};
 use verbatim_container::{Link, Restore, RestoreConfig, Restored};
 use verbatim_device::control::QpType;
 use verbatim_device::gids::counterpart;
@@ -26,13 +24,11 @@ use verbatim_session::record::{Note, Parties, What};
 use verbatim_session::{Phase, Role};
 
 use super::writer::Writer;
-use super::{ProcessKeys, Resumed, decode, encode, in_time};
+use super::{ProcessKeys, decode, encode};
 use crate::agent::Shared;
-use crate::allocator;
-use crate::datagrams;
 use crate::faults::Point;
 use crate::gids::gid_of;
-use crate::guests::{Guest, unexpected};
+use crate::guests::Guest;
 use crate::instances::home::{Home, Paths};
 use crate::instances::record::Record;
 use crate::instances::{Instance, Reservation};
@@ -45,14 +41,8 @@ use crate::report::milliseconds;
 use crate::standby::{Numbers, StandbyContext, Taken};
 use crate::turns::Turn;
 
-/// How long the restored processes may take to come for their contexts.
-const RETURN_TIMEOUT: Duration = Duration::from_secs(30);
-
 /// How long the place that the instance had here before may take to be cleared.
 const CLEAR_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the pause may be for those who send datagrams to the instance: who is slow to hear of the move loses some.
-const TELLING_TIMEOUT: Duration = Duration::from_millis(200);
-
 /// Sessions in which this host is the destination.
 #[derive(Default)]
 pub struct Destinations(Mutex<HashMap<u64, Arc<tokio::sync::Mutex<Destination>>>>);
@@ -249,6 +239,8 @@ pub struct Destination {
     keeper: Option<Keeper>,
     restore: Option<Restore>,
     restored: Option<Restored>,
+    /// The first of the restored processes, in the host's PID namespace.
+    init_pid: Option<i32>,
     /// Set by the commit.
     instance: Option<Arc<Instance>>,
     /// Its connections are this session's until they work.
@@ -287,6 +279,7 @@ impl Destination {
             keeper: None,
             restore: None,
             restored: None,
+            init_pid: None,
             instance: None,
             turn: None,
             guests: None,
@@ -508,144 +501,6 @@ impl Destination {
             .journal
             .step(self.session, Role::Destination, phase, step);
         self.agent.faults.pass(point).await
-    }
-
-    /// Gives the processes their contexts; says how many RECVs were posted again. Those that have theirs are passed over.
-    pub async fn claim(&mut self) -> anyhow::Result<u64> {
-        self.begin(Phase::Switch, "RestoreRDMA", Point::DestinationClaim)
-            .await?;
-        let Some(instance) = &self.instance else {
-            // It has run, and has ended since.
-            self.must_be_committed()?;
-            self.guests = Some(Vec::new());
-            return Ok(0);
-        };
-        let mut by_process: BTreeMap<u32, Vec<_>> = BTreeMap::new();
-        for (pid, context) in &self.contexts {
-            let handed = context.hand_over()?;
-            by_process.entry(*pid).or_default().push(handed);
-        }
-        for (pid, _) in self.keys.iter().filter(|(pid, _)| !self.lost.contains(pid)) {
-            by_process.entry(*pid).or_default();
-        }
-        let key_tables: Vec<_> = self.keys.iter().map(|(_, keys)| keys.clone()).collect();
-        let (agent, session) = (&self.agent, self.session);
-        let telling = join_all(datagrams::tell_all(agent, &self.moved));
-        let claims = by_process.into_iter().map(|(pid, contexts)| {
-            let (fds, contexts): (Vec<_>, Vec<_>) = contexts.into_iter().unzip();
-            let key_tables = key_tables.clone();
-            async move {
-                let came = agent.guests.present(Some(instance.name()), pid);
-                let Ok(guest) = tokio::time::timeout(RETURN_TIMEOUT, came).await else {
-                    let error =
-                        anyhow::anyhow!("process {pid} has not come for its contexts in {RETURN_TIMEOUT:?}");
-                    return Err((Some(pid), error));
-                };
-                if !guest.quiesced {
-                    return Ok((guest, 0));
-                }
-                let order = Order::Claim {
-                    session,
-                    contexts,
-                    key_tables,
-                };
-                let claimed = async {
-                    match in_time("claiming contexts", guest.order(order, fds)).await?.0 {
-                        Answer::Claimed { replayed_receives } => Ok(replayed_receives),
-                        other => Err(unexpected(&other, "Claimed")),
-                    }
-                };
-                let replayed_receives = claimed.await.map_err(|error| (None, error))?;
-                agent.guests.claimed(&guest);
-                // What it has missed while it was away, and what was known here before it came.
-                let endpoints = agent.datagrams.all();
-                if !endpoints.is_empty() {
-                    let order = Order::Moved { endpoints };
-                    let told = in_time("telling where datagrams go", guest.order(order, Vec::new()));
-                    told.await.map_err(|error| (None, error))?;
-                }
-                Ok((guest, replayed_receives))
-            }
-        });
-        let mut replayed = 0;
-        let mut guests = Vec::new();
-        let mut failed = None;
-        for claimed in join_all(claims).await {
-            match claimed {
-                Ok((guest, receives)) => {
-                    replayed += receives;
-                    guests.push(guest);
-                }
-                Err((lost, error)) => {
-                    // Whoever asks again does not wait for a process that is gone.
-                    self.contexts.retain(|(pid, _)| Some(*pid) != lost);
-                    self.lost.extend(lost);
-                    failed = Some(error);
-                }
-            }
-        }
-        // Those that have their contexts are resumed, whatever became of the others.
-        self.guests = Some(guests);
-        let _ = tokio::time::timeout(TELLING_TIMEOUT, telling).await;
-        if let Some(error) = failed {
-            return Err(error);
-        }
-        Ok(replayed)
-    }
-
-    /// Lets the processes' requests reach the RNIC.
-    pub async fn resume(&mut self) -> anyhow::Result<Resumed> {
-        self.begin(Phase::Resume, "Replay", Point::DestinationResume)
-            .await?;
-        self.must_be_committed()?;
-        if self.resumed {
-            return Ok(Resumed::default());
-        }
-        if self.guests.is_none() {
-            // An earlier agent may have asked them; this one has taken up the session since.
-            self.claim().await?;
-        }
-        let session = self.session;
-        let guests = self.guests.as_deref().unwrap_or_default();
-        let resumed = guests.iter().map(|guest| async move {
-            let answer = in_time("resuming", guest.order(Order::Resume { session }, Vec::new()))
-                .await?
-                .0;
-            match answer {
-                Answer::Resumed {
-                    intercepted,
-                    lost_rnic,
-                } => Ok(Resumed {
-                    intercepted,
-                    lost_rnic,
-                }),
-                other => Err(unexpected(&other, "Resumed")),
-            }
-        });
-        let resumed = join_all(resumed).await.into_iter().zip(guests);
-        let resumed = resumed.map(|(resumed, guest)| match resumed {
-            // It has ended, of what it saw or of itself: there is nothing to resume.
-            Err(_) if !self.agent.guests.is_here(guest) => Ok(Resumed::default()),
-            resumed => resumed,
-        });
-        let resumed: anyhow::Result<Vec<_>> = resumed.collect();
-        let mut resumed = resumed?.into_iter().fold(Resumed::default(), Resumed::and);
-        resumed.lost_rnic |= self.contexts_are_alive().is_err();
-        if let Some(instance) = &self.instance {
-            instance.settled().await;
-            instance.end_move();
-        }
-        // The processes have them.
-        self.contexts.clear();
-        if let Some(keeper) = self.keeper.take() {
-            keeper.end();
-        }
-        self.resumed = true;
-        self.turn = None;
-        self.decide(Event::Finished).await;
-        // Beside the answer, which ends a blackout.
-        tokio::task::spawn_blocking(allocator::return_freed_memory);
-        Ok(resumed)
     }
 }
 

@@ -102,7 +102,7 @@ impl Destination {
         }
     }
 
-    async fn ready_to_run(&self) -> anyhow::Result<()> {
+    async fn ready_to_run(&mut self) -> anyhow::Result<()> {
         self.agent.faults.pass(Point::DestinationCommit).await?;
         self.contexts_are_alive()?;
         let restored = self.restored.as_ref().context("nothing was restored")?;
@@ -110,6 +110,7 @@ impl Destination {
         // Before CRIU is told, so that whoever asks again gets the right answer, whatever happens to this agent: one that
         // comes after it finds the tasks if they run.
         let pid = restored.pid().context("CRIU did not name the first process")?;
+        self.init_pid = Some(pid);
         self.home()?.keep_record(pid, None)
     }
 
@@ -206,13 +207,14 @@ impl Destination {
         if self.instance.is_some() {
             return Ok(Fact::Running);
         }
-        if let Some(home) = &self.home {
-            // This agent has let them go, and CRIU did not come to its end.
-            let state = self.agent.tools.runc().state(name).await?;
-            let pid = match state {
-                Some(state) if state.status != verbatim_container::Status::Stopped => state.pid,
-                _ => return Ok(Fact::Gone { ran: true }),
-            };
+        if let (Some(home), Some(pid)) = (&self.home, self.init_pid) {
+            // This agent has let them go, and CRIU did not come to its end. What runc knows may be missing with it.
+            let tasks = Tasks::of(&self.agent.tools, name, &self.paths.work);
+            match tasks.fact().await {
+                verbatim_container::Fact::Running => {}
+                verbatim_container::Fact::Gone { .. } => return Ok(Fact::Gone { ran: true }),
+                other => bail!("the tasks are neither running nor gone: {other:?}"),
+            }
             if let Err(error) = home.attach() {
                 self.not_all_is_well(&error);
             }
