@@ -399,9 +399,10 @@ mod tests {
         let before = journal.lock().log.bytes();
         journal.write(many, Role::Partner, opened()).unwrap();
         let after = journal.lock().log.bytes();
+        let ends = 140 * many;
         assert!(
-            2 * after < before,
-            "it was written anew: {before} bytes before, {after} after"
+            after < before && after < ends,
+            "it was written anew, and has little but ends: {before} bytes before, {after} after"
         );
         drop(journal);
         let journal = Journal::open(&path).unwrap();

@@ -274,7 +274,14 @@ impl Peer for PeerService {
     async fn commit(&self, request: Request<SessionId>) -> Reply<OutcomeReply> {
         let id = self.admit(PeerRpc::Commit, request).await?.session;
         let Ok(session) = self.0.destinations.get(id) else {
-            return Ok(Response::new(self.outcome_of(id)));
+            // It has ended, or an agent that comes later has not looked at it yet.
+            return match self.0.journal.standing(id, Role::Destination) {
+                Some(_) => Ok(Response::new(self.outcome_of(id))),
+                None => Err(Status::not_found(format!(
+                    "{} is not the destination of session {id:016x}",
+                    self.0.name()
+                ))),
+            };
         };
         let answer = step(async move { Ok(session.lock().await.commit().await) }).await;
         reply(answer)

@@ -370,7 +370,16 @@ async fn an_agent_that_comes_later_knows_who_may_ask() {
     let authority = Authority::new();
     let host = start(&authority, "destination").await;
     let session = Scene::DestinationOpen.stage(&host.agent);
-    let config = host.agent.config.clone();
+    let mut config = host.agent.config.clone();
+    // A journal is one agent's at a time: the later one gets a copy.
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (config.state_dir.join("journal"), folder.path().join("journal"));
+    std::fs::create_dir(&to).unwrap();
+    for entry in std::fs::read_dir(&from).unwrap() {
+        let name = entry.unwrap().file_name();
+        std::fs::copy(from.join(&name), to.join(&name)).unwrap();
+    }
+    config.state_dir = folder.path().to_owned();
     let directory = Directory::load(&config.hosts, "destination").unwrap();
     let credentials = Credentials::load(&config.tls).unwrap();
     let later = Agent::open(config, Peers::new(directory, credentials), Host::without_tools()).unwrap();
