@@ -5,7 +5,7 @@ cargo := PATH="$$(./setup.sh --path)" cargo
 release := $(or $(CARGO_TARGET_DIR),target)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test e2e faults sim soak application conformance lint fuzz sanitize bench clean
+.PHONY: help setup build demo test e2e faults nemesis sim soak application conformance lint fuzz sanitize bench clean
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -27,12 +27,16 @@ test: build ## all tests, from units to end to end
 
 e2e: build ## every end-to-end test of migration, those that `make test` leaves out among them
 	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored \
-		--skip application:: --skip conformance:: --skip faults::every --skip lossy
+		--skip application:: --skip conformance:: --skip faults::every --skip lossy --skip nemesis::
 
 faults: build ## a failure at every step of a migration, in every way (docs/failures.md)
 	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored faults::
 	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored lost_rnic::
 	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored gids::
+
+nemesis: build ## MINUTES (10) of moves while faults strike by SEED (any): kills, stops, cut links, full disks, several at once
+	CI=true VERBATIM_NEMESIS_MINUTES=$(or $(MINUTES),10) VERBATIM_NEMESIS_SEED=$(SEED) $(cargo) test --release --locked \
+		-p verbatim-e2e --test e2e -- --include-ignored nemesis::
 
 sim: setup ## the simulated world: SEEDS (0..10000000), every old fault put back, and all worlds with up to FAULTS (3) faults
 	$(cargo) build --release --locked -p verbatim-simulation

@@ -10,6 +10,9 @@
 //! | variable | |
 //! | --- | --- |
 //! | `VERBATIM_SOAK_MOVES` | how many moves in a row `soak::lossy` makes; default 200 |
+//! | `VERBATIM_NEMESIS_MINUTES` | how long `nemesis::strikes` goes on; default 2 |
+//! | `VERBATIM_NEMESIS_SEED` | what strikes there; default: any |
+//! | `VERBATIM_NEMESIS_FIRST` | the number of the first move of that seed; default 0 |
 
 mod application;
 mod conformance;
@@ -21,6 +24,7 @@ mod identity;
 mod lost_rnic;
 mod many;
 mod migration;
+mod nemesis;
 mod objects;
 mod on_demand;
 mod pause;
@@ -115,6 +119,7 @@ fn main() -> ExitCode {
         identity::tests(),
         many::tests(),
         soak::tests(),
+        nemesis::tests(),
         application::tests(),
         conformance::tests(),
     ];

@@ -1,0 +1,164 @@
+//! What came of it: counts, and which fault met which phase.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// A step of a host's part in a session, as `verbatim sessions --json` has it.
+#[derive(Debug, Clone, serde::Deserialize)]
+pub struct Step {
+    /// Its name.
+    pub name: String,
+    /// When it began, in milliseconds since 1970.
+    pub unix_ms: u64,
+}
+
+/// A fault that has struck.
+#[derive(Debug, Clone)]
+pub struct Struck {
+    /// [`super::Fault::kind`].
+    pub kind: String,
+    /// When, in milliseconds since 1970.
+    pub unix_ms: u64,
+}
+
+/// All moves so far.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Moves that were asked for.
+    pub moves: usize,
+    /// Of these, how many took place.
+    pub committed: usize,
+    /// And how many did not.
+    pub rolled_back: usize,
+    /// How often a fault struck in a phase.
+    met: BTreeMap<(String, String), usize>,
+}
+
+impl Tally {
+    /// Adds what struck a move whose source passed these steps. `end`: when the command ended.
+    pub fn add(&mut self, committed: bool, struck: &[Struck], steps: &[Step], end_unix_ms: u64) {
+        self.moves += 1;
+        match committed {
+            true => self.committed += 1,
+            false => self.rolled_back += 1,
+        }
+        for one in struck {
+            let phase = phase_at(one.unix_ms, steps, end_unix_ms);
+            *self.met.entry((one.kind.clone(), phase)).or_default() += 1;
+        }
+    }
+
+    /// Whether at least a third of the moves took place.
+    pub fn enough_committed(&self) -> bool {
+        3 * self.committed >= self.moves
+    }
+}
+
+/// The last step that had begun.
+fn phase_at(unix_ms: u64, steps: &[Step], end_unix_ms: u64) -> String {
+    let begun = steps.iter().filter(|step| step.unix_ms <= unix_ms);
+    match begun.max_by_key(|step| step.unix_ms) {
+        _ if unix_ms > end_unix_ms => "after".to_owned(),
+        Some(step) => step.name.clone(),
+        None => "before".to_owned(),
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            moves,
+            committed,
+            rolled_back,
+            met,
+        } = self;
+        let struck: usize = met.values().sum();
+        writeln!(
+            f,
+            "{moves} moves: {committed} committed, {rolled_back} rolled back; {struck} faults"
+        )?;
+        let kinds: BTreeSet<_> = met.keys().map(|(kind, _)| kind).collect();
+        let phases: BTreeSet<_> = met.keys().map(|(_, phase)| phase).collect();
+        let mut phases: Vec<_> = phases.into_iter().collect();
+        phases.sort_by_key(|phase| order(phase));
+        write!(f, "{:<28}", "")?;
+        for phase in &phases {
+            write!(f, " {phase:>14}")?;
+        }
+        for kind in kinds {
+            write!(f, "\n{kind:<28}")?;
+            for phase in &phases {
+                let count = met.get(&(kind.clone(), (*phase).clone())).copied();
+                write!(
+                    f,
+                    " {:>14}",
+                    count.map_or("-".to_owned(), |count| count.to_string())
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where a phase stands in the table: before the report's phases, among them, behind them.
+fn order(phase: &str) -> usize {
+    match phase {
+        "before" => 0,
+        "Open" => 1,
+        "Reclaim" => 100,
+        "after" => 101,
+        phase => crate::PHASES
+            .iter()
+            .position(|name| *name == phase)
+            .map_or(99, |place| place + 2),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(name: &str, unix_ms: u64) -> Step {
+        Step {
+            name: name.to_owned(),
+            unix_ms,
+        }
+    }
+
+    #[test]
+    fn a_fault_belongs_to_the_step_that_had_begun() {
+        let steps = [step("Open", 100), step("PreCopy", 200), step("Transfer", 300)];
+        for (at, phase) in [
+            (50, "before"),
+            (100, "Open"),
+            (250, "PreCopy"),
+            (400, "Transfer"),
+            (501, "after"),
+        ] {
+            assert_eq!(phase_at(at, &steps, 500), phase);
+        }
+    }
+
+    #[test]
+    fn a_third_must_commit_and_the_table_is_in_order() {
+        let mut tally = Tally::default();
+        let steps = [step("Transfer", 100), step("PreCopy", 50)];
+        let struck = |unix_ms| Struck {
+            kind: "cancel".to_owned(),
+            unix_ms,
+        };
+        tally.add(true, &[struck(60), struck(150)], &steps, 200);
+        tally.add(false, &[], &steps, 200);
+        tally.add(false, &[struck(300)], &steps, 200);
+        assert!(tally.enough_committed());
+        tally.add(false, &[], &steps, 200);
+        assert!(!tally.enough_committed());
+        let text = tally.to_string();
+        assert!(
+            text.starts_with("4 moves: 1 committed, 3 rolled back; 3 faults\n"),
+            "{text}"
+        );
+        let places = ["PreCopy", "Transfer", "after"].map(|phase| text.find(phase).unwrap());
+        assert!(places.is_sorted(), "{text}");
+    }
+}
