@@ -16,6 +16,20 @@ const SPREAD: Duration = Duration::from_millis(150);
 /// What a strike takes away comes back after this at the latest.
 const LONGEST: Duration = Duration::from_secs(8);
 
+/// Points around the decision: from the last moment at which the source runs to the first at which the destination does.
+const DECISIVE: [&str; 10] = [
+    "source-freeze",
+    "source-transfer",
+    "source-restore",
+    "source-commit",
+    "source-ask",
+    "source-committed",
+    "destination-restore",
+    "destination-commit",
+    "destination-committed",
+    "destination-running",
+];
+
 /// Which of the hosts of a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
@@ -124,12 +138,20 @@ impl Schedule {
         let method = *["wait-before-stop", "pause-resume", "auto"]
             .choose(&mut dice)
             .expect("there are three");
-        let count = dice.random_range(0..=MOST_STRIKES);
+        // Undisturbed moves tell little, but that the next one begins from nothing left over.
+        let count = if dice.random_bool(0.1) {
+            0
+        } else {
+            dice.random_range(1..=MOST_STRIKES)
+        };
+        let aimed = count > 0 && dice.random_bool(0.75);
+        // Two copies could come of what happens around the decision.
+        let decisive = dice.random_bool(0.4);
         let passed: Vec<_> = points
             .iter()
             .filter(|point| passes(method, &point.name))
+            .filter(|point| !decisive || DECISIVE.contains(&point.name.as_str()))
             .collect();
-        let aimed = count > 0 && dice.random_bool(0.7);
         let held_at = passed
             .choose(&mut dice)
             .filter(|_| aimed)

@@ -342,7 +342,8 @@ impl Move<'_> {
         if matches!(strike.moment, Moment::Held(_)) {
             self.held.change(|state| state.to_come -= 1);
         }
-        if !matches!(done, Ok(true)) {
+        let takes_nothing = matches!(strike.fault, Fault::KillTool(..) | Fault::Cancel);
+        if takes_nothing || !matches!(done, Ok(true)) {
             return;
         }
         std::thread::sleep(strike.lasts);

@@ -3,6 +3,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+/// Before the first step, the steps of a source in their order, and after the command's end. Not every method has each.
+const PHASES: [&str; 14] = [
+    "before",
+    "Open",
+    "PreCopy",
+    "PreSetup",
+    "WaitBeforeStop",
+    "Pause",
+    "DumpRDMA",
+    "DumpOthers",
+    "Transfer",
+    "Deciding",
+    "FullRestore",
+    "RestoreRDMA",
+    "Replay",
+    "after",
+];
+
 /// A step of a host's part in a session, as `verbatim sessions --json` has it.
 #[derive(Debug, Clone, serde::Deserialize)]
 pub struct Step {
@@ -78,9 +96,13 @@ impl fmt::Display for Tally {
             "{moves} moves: {committed} committed, {rolled_back} rolled back; {struck} faults"
         )?;
         let kinds: BTreeSet<_> = met.keys().map(|(kind, _)| kind).collect();
-        let phases: BTreeSet<_> = met.keys().map(|(_, phase)| phase).collect();
-        let mut phases: Vec<_> = phases.into_iter().collect();
-        phases.sort_by_key(|phase| order(phase));
+        // Also those that nothing has met, so that this is seen.
+        let mut phases: Vec<_> = PHASES.iter().map(|phase| (*phase).to_owned()).collect();
+        for (_, phase) in met.keys() {
+            if !phases.contains(phase) {
+                phases.push(phase.clone());
+            }
+        }
         write!(f, "{:<28}", "")?;
         for phase in &phases {
             write!(f, " {phase:>14}")?;
@@ -88,7 +110,7 @@ impl fmt::Display for Tally {
         for kind in kinds {
             write!(f, "\n{kind:<28}")?;
             for phase in &phases {
-                let count = met.get(&(kind.clone(), (*phase).clone())).copied();
+                let count = met.get(&(kind.clone(), phase.clone())).copied();
                 write!(
                     f,
                     " {:>14}",
@@ -97,20 +119,6 @@ impl fmt::Display for Tally {
             }
         }
         Ok(())
-    }
-}
-
-/// Where a phase stands in the table: before the report's phases, among them, behind them.
-fn order(phase: &str) -> usize {
-    match phase {
-        "before" => 0,
-        "Open" => 1,
-        "Reclaim" => 100,
-        "after" => 101,
-        phase => crate::PHASES
-            .iter()
-            .position(|name| *name == phase)
-            .map_or(99, |place| place + 2),
     }
 }
 
