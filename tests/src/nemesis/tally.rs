@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// Before the first step, the steps of a source in their order, and after the command's end. Not every method has each.
-const PHASES: [&str; 14] = [
+const PHASES: [&str; 15] = [
     "before",
     "Open",
     "PreCopy",
@@ -18,6 +18,7 @@ const PHASES: [&str; 14] = [
     "FullRestore",
     "RestoreRDMA",
     "Replay",
+    "Closed",
     "after",
 ];
 

@@ -139,6 +139,12 @@ fn sessions(lab: &TestLab, all: bool) -> anyhow::Result<Vec<Session>> {
         false => &["sessions", "--json"],
     };
     let listed = lab.ask(arguments)?;
+    // The command only warns of an agent that is not there, and what that one knows would be missing.
+    ensure!(
+        listed.stderr.is_empty(),
+        "not all agents answer: {}",
+        listed.stderr
+    );
     serde_json::from_str(&listed.stdout).context("`verbatim sessions --json` prints no JSON")
 }
 
@@ -162,8 +168,14 @@ impl Nemesis<'_> {
         heal(self.lab, &hosts).context("the nemesis cannot make all whole again")?;
         story.tell("all is whole again");
         let (finished, struck, end_unix_ms) = moved?;
-        // A command whose agent died has no report; the report of all others must not lie.
-        let report = Migration::of(&finished).ok();
+        // A command whose agent died has no report; those of others must not lie.
+        let report = Migration::of(&finished);
+        ensure!(
+            report.is_ok() || finished.code != 0,
+            "a move that went well has no report{}",
+            finished.output()
+        );
+        let report = report.ok();
         let said = report.as_ref().map(|report| report.outcome.clone());
         match &report {
             Some(report) => story.tell(format!(
