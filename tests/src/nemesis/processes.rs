@@ -98,8 +98,12 @@ pub fn tool(lab: &TestLab, host: &str, tool: Tool) -> anyhow::Result<Option<Proc
         let program = fs::read_link(about(pid, "exe")).unwrap_or_default();
         let is_verbatim = program.file_name().map(ToOwned::to_owned) == verbatim;
         match tool {
-            // Both are called so by their arguments; the file that runs tells them apart.
-            Tool::Criu => name == Some("criu") && !is_verbatim,
+            // By the program that is mapped: a loader may have been started to run it, and it gives itself other arguments when it has
+            // its request (setproctitle).
+            Tool::Criu => {
+                let maps = fs::read_to_string(about(pid, "maps")).unwrap_or_default();
+                maps.lines().any(|line| line.ends_with("/criu"))
+            }
             Tool::Proxy => name == Some("criu") && is_verbatim,
             Tool::Runc => name == Some("runc"),
         }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// Before the first step, the steps of a source in their order, and after the command's end. Not every method has each.
-const PHASES: [&str; 15] = [
+const PHASES: [&str; 17] = [
     "before",
     "Open",
     "PreCopy",
@@ -16,8 +16,10 @@ const PHASES: [&str; 15] = [
     "Transfer",
     "Deciding",
     "FullRestore",
+    "Running",
     "RestoreRDMA",
     "Replay",
+    "RolledBack",
     "Closed",
     "after",
 ];
