@@ -101,8 +101,9 @@ impl Restore {
         match guarded {
             Ok(()) => Ok(restored),
             Err(error) => {
+                let failed = restored.lost(error.to_string());
                 restored.abort().await?;
-                Err(error)
+                Err(failed)
             }
         }
     }
