@@ -5,7 +5,7 @@ cargo := PATH="$$(./setup.sh --path)" cargo
 release := $(or $(CARGO_TARGET_DIR),target)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test e2e faults nemesis sim soak application conformance lint fuzz sanitize bench clean
+.PHONY: help setup build demo test e2e faults nemesis sim mutants soak compat-test application conformance lint fuzz sanitize bench clean
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -27,7 +27,7 @@ test: build ## all tests, from units to end to end
 
 e2e: build ## every end-to-end test of migration, those that `make test` leaves out among them
 	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored \
-		--skip application:: --skip conformance:: --skip faults::every --skip lossy --skip nemesis::
+		--skip application:: --skip compat:: --skip conformance:: --skip faults::every --skip lossy --skip nemesis::
 
 faults: build ## a failure at every step of a migration, in every way (docs/failures.md)
 	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored faults::
@@ -38,11 +38,19 @@ nemesis: build ## MINUTES (10) of moves while faults strike by SEED (any): kills
 	CI=true VERBATIM_NEMESIS_MINUTES=$(or $(MINUTES),10) VERBATIM_NEMESIS_SEED=$(SEED) $(cargo) test --release --locked \
 		-p verbatim-e2e --test e2e -- --include-ignored nemesis::
 
-sim: setup ## the simulated world: SEEDS (0..10000000), every old fault put back, and all worlds with up to FAULTS (3) faults
+# Seeds that were walked with the same sources are left out: `crates/simulation/walked.txt` says which.
+sim: setup ## the simulated worlds: SEEDS (0..10000000), every fault put back, and all worlds with up to FAULTS (3) faults
 	$(cargo) build --release --locked -p verbatim-simulation
 	$(release)/verbatim-simulation quirks
-	$(release)/verbatim-simulation seeds $(or $(SEEDS),0..10000000) --threads 2
+	$(release)/verbatim-simulation --world turns quirks
+	$(release)/verbatim-simulation seeds $(or $(SEEDS),0..10000000) --threads 2 --walked crates/simulation/walked.txt
+	$(release)/verbatim-simulation --world turns seeds $(or $(SEEDS),0..10000000) --threads 2 \
+		--walked crates/simulation/walked.txt
 	$(release)/verbatim-simulation explore $(or $(FAULTS),3)
+	$(release)/verbatim-simulation --world turns explore $(or $(FAULTS),3)
+
+mutants: setup ## change the core's code in every small way, and look whether a test notices (needs `cargo install cargo-mutants --locked`)
+	$(cargo) mutants -p verbatim-session
 
 soak: build ## MOVES moves in a row (200) by each method with 1 % of the packets lost; nothing may be lost or grow
 	CI=true VERBATIM_SOAK_MOVES=$(or $(MOVES),200) $(cargo) test --release --locked -p verbatim-e2e --test e2e -- \
@@ -50,6 +58,10 @@ soak: build ## MOVES moves in a row (200) by each method with 1 % of the packets
 	CI=true VERBATIM_SOAK_MOVES=$(or $(MOVES),200) $(cargo) test --release --locked -p verbatim-e2e --test e2e -- \
 		--include-ignored soak::pause_resume_lossy
 	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored many::
+
+compat-test: build ## moves between hosts of the release in tests/previous-release and of this one (docs/versions.md)
+	previous=$$(PATH="$$(./setup.sh --path)" ./tests/build-previous) && CI=true VERBATIM_PREVIOUS="$$previous" \
+		$(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored compat::
 
 application: build ## LAMMPS over MPI and UCX, both ranks moved in the middle of their work
 	@./setup.sh --application

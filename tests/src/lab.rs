@@ -11,6 +11,7 @@ use anyhow::{Context, bail};
 use verbatim_lab::{Lab, ServiceState};
 
 use crate::instance::Instance;
+use crate::releases::{Installed, Release};
 use crate::running::{Finished, Running};
 use crate::shim::Shim;
 use crate::tools::Tools;
@@ -35,11 +36,18 @@ pub struct TestLab {
     /// Always there, but for the time within `up`.
     lab: Option<Lab>,
     keeper: Option<Child>,
+    /// Of the hosts whose programs can be exchanged.
+    installed: Installed,
 }
 
 impl TestLab {
     /// Brings up a lab with these hosts.
     pub fn up(tools: &Tools, hosts: &[&str]) -> anyhow::Result<Self> {
+        Self::up_with(tools, hosts, &[])
+    }
+
+    /// The same; what these hosts run can be exchanged ([`Self::install`]), and is of these releases at first.
+    pub fn up_with(tools: &Tools, hosts: &[&str], releases: &[(&str, Release)]) -> anyhow::Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(1);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("e2e-{}-{number}", std::process::id());
@@ -49,10 +57,19 @@ impl TestLab {
             name,
             lab: None,
             keeper: Some(keeper),
+            installed: Installed::new()?,
         };
         let (hosts, ready) = (hosts.join(","), patience(READY_LIMIT).as_secs().to_string());
-        lab.verbatim(&["lab", "up", "--hosts", &hosts, "--ready-timeout", &ready])?
-            .succeed(patience(COMMAND_LIMIT))?;
+        let mut arguments = ["lab", "up", "--hosts", &hosts, "--ready-timeout", &ready]
+            .map(str::to_owned)
+            .to_vec();
+        for (host, release) in releases {
+            lab.install(host, *release)?;
+            let link = lab.installed.link(host);
+            arguments.extend(["--binaries".to_owned(), format!("{host}={}", link.display())]);
+        }
+        let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+        lab.verbatim(&arguments)?.succeed(patience(COMMAND_LIMIT))?;
         lab.lab = Some(Lab::open(&lab.name)?);
         Ok(lab)
     }
@@ -77,9 +94,49 @@ impl TestLab {
         &self.tools
     }
 
+    /// Puts the programs of a release on a host of [`Self::up_with`]. What runs there runs on as it is.
+    pub fn install(&self, host: &str, release: Release) -> anyhow::Result<()> {
+        self.installed.install(host, &release.folder(&self.tools)?)
+    }
+
+    /// Ends a service of a host, at once, and starts the one that is installed there now.
+    pub fn restart(&self, host: &str, service: &str) -> anyhow::Result<()> {
+        self.lab().kill(host, service)?;
+        Ok(self.lab().start(host, service)?)
+    }
+
+    /// The release of a service that runs on a host.
+    pub fn release_of(&self, host: &str, service: &str) -> anyhow::Result<Release> {
+        let pid = self.service_pid(host, service)?;
+        let link = self.path(host, &format!("/proc/{pid}/exe"))?;
+        let program = std::fs::read_link(&link).with_context(|| format!("cannot read {}", link.display()))?;
+        let is_of = |release: Release| {
+            Ok::<_, anyhow::Error>(release.verbatim(&self.tools)?.canonicalize()? == program)
+        };
+        if is_of(Release::This)? {
+            Ok(Release::This)
+        } else if is_of(Release::Previous)? {
+            Ok(Release::Previous)
+        } else {
+            bail!(
+                "{service} of {host} is {}, which is of no release",
+                program.display()
+            )
+        }
+    }
+
     /// Starts `verbatim` with these arguments, for this lab.
     pub fn verbatim(&self, arguments: &[&str]) -> anyhow::Result<Running> {
-        let mut command = Command::new(&self.tools.verbatim);
+        self.verbatim_of(Release::This, arguments)
+    }
+
+    /// The same with the command of a release.
+    pub fn verbatim_of(&self, release: Release, arguments: &[&str]) -> anyhow::Result<Running> {
+        let program = match release {
+            Release::This => self.tools.verbatim.clone(),
+            Release::Previous => release.verbatim(&self.tools)?,
+        };
+        let mut command = Command::new(program);
         command.args(arguments).env("VERBATIM_LAB_NAME", &self.name);
         Running::start(format!("verbatim {}", arguments.join(" ")), command)
     }
@@ -207,6 +264,11 @@ impl TestLab {
 
     /// Orders failures at the named points of a host's agent: lines of `POINT ACTION`; an empty text ends that.
     pub fn order_faults(&self, host: &str, faults: &str) -> anyhow::Result<()> {
+        if !self.tools.fail_on_order() {
+            bail!(
+                "the agents of this lab take no such orders: `Tools::that_fail_on_order` has those that do"
+            );
+        }
         let path = self.path(host, "/run/verbatim/faults")?;
         std::fs::write(&path, faults).with_context(|| format!("cannot write {}", path.display()))
     }

@@ -10,9 +10,11 @@
 //!
 //! Start at [`TestLab`].
 
+mod bandwidth;
 mod bundle;
 mod capture;
 mod check;
+mod faults;
 mod footprint;
 mod icrc;
 mod instance;
@@ -20,6 +22,7 @@ mod lab;
 mod migration;
 pub mod nemesis;
 mod perftest;
+mod releases;
 mod running;
 mod shim;
 mod simulation;
@@ -29,14 +32,17 @@ mod traffic;
 mod verdict;
 mod wait;
 
+pub use bandwidth::Bandwidth;
 pub use bundle::bundle_of;
 pub use capture::{Capture, Frame, check_icrc, decode};
 pub use check::{CheckReport, VCHECK_PORT};
+pub use faults::OrderedFaults;
 pub use footprint::left_behind;
 pub use instance::{Instance, Row};
 pub use lab::TestLab;
 pub use migration::{MOVED, Migration, PHASES, ROLLED_BACK};
 pub use perftest::{BandwidthRow, LatencyRow, PATIENCE, PERFTEST_PORT};
+pub use releases::{PREVIOUS_VARIABLE, Release};
 pub use running::{Finished, Running};
 pub use shim::Shim;
 pub use simulation::{Found, STEPS_PER_LINE, Simulation, UCX_SETTING};

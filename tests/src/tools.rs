@@ -28,6 +28,8 @@ const HIDDEN: &[&str] = &["/tmp", "/run", "/dev"];
 pub struct Tools {
     /// The command.
     pub verbatim: PathBuf,
+    /// The same with agents that fail where a test orders it.
+    with_faults: PathBuf,
     /// The guest library.
     pub library: PathBuf,
     /// The check program, where instances see it too.
@@ -61,10 +63,24 @@ impl Tools {
         let (vcheck, copy) = seen_inside(vcheck)?;
         Ok(Self {
             verbatim: built("verbatim")?,
+            with_faults: built("verbatim-with-faults")?,
             library: built("libverbatim.so")?,
             vcheck,
             _copy: copy,
         })
+    }
+
+    /// The same tools, but for a command whose agents take orders to fail ([`crate::TestLab::order_faults`]).
+    pub fn that_fail_on_order(&self) -> Self {
+        Self {
+            verbatim: self.with_faults.clone(),
+            ..self.clone()
+        }
+    }
+
+    /// Whether the command's agents take orders to fail.
+    pub(crate) fn fail_on_order(&self) -> bool {
+        self.verbatim == self.with_faults
     }
 
     /// Why the tests cannot run on this machine, if they cannot: something to install, or rights.

@@ -99,7 +99,7 @@ fn tell(name: &str) -> anyhow::Result<()> {
         .args(["link", "set", "lo", "up"])
         .status()?;
     ensure!(lo.success(), "the loopback device is not up");
-    let lab = TestLab::up(&Tools::find()?, HOSTS)?;
+    let lab = TestLab::up(&Tools::find()?.that_fail_on_order(), HOSTS)?;
     story(&lab).with_context(|| lab.logs())?;
     lab.down()
 }

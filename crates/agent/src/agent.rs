@@ -65,7 +65,7 @@ pub struct Agent {
     pub turns: Turns,
     /// What was decided.
     pub journal: Arc<Journal>,
-    /// Failures to order, for tests.
+    /// What fails where: nothing, but in tests.
     pub faults: Faults,
 }
 
@@ -91,7 +91,7 @@ impl Agent {
             watched: Default::default(),
             turns: Default::default(),
             journal: Arc::new(Journal::open(&journal)?),
-            faults: Faults::new(config.runtime_dir.join("faults"), config.nic_socket()),
+            faults: Faults::default(),
             config,
         })
     }
@@ -312,10 +312,10 @@ impl TryFrom<proto::Endpoint> for Endpoint {
 
 /// A program has changed its objects since they were looked at: another attempt may succeed.
 #[derive(Debug, thiserror::Error)]
-#[error("process {pid} has changed a connection meanwhile; try again")]
+#[error("{who} has changed a connection meanwhile; try again")]
 pub struct Changed {
-    /// The process.
-    pub pid: u32,
+    /// The process, in words.
+    pub who: String,
 }
 
 /// An error as another agent, or the command line, should see it.

@@ -17,7 +17,7 @@ use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
 use verbatim_container::{Bind, ContainerName, Link, Workload};
 
-use crate::PROTOCOL;
+use crate::PROTOCOLS;
 use crate::agent::{Shared, status};
 use crate::instances::home::Home;
 use crate::instances::record::{Record, parse_address};
@@ -27,6 +27,7 @@ use crate::pause;
 use crate::proto::control_server::Control;
 use crate::proto::migrate_event::Event;
 use crate::proto::*;
+use crate::protocol;
 use crate::session::control::Stage;
 use crate::session::source::{self, Progress};
 use crate::standby::is_connected;
@@ -405,11 +406,14 @@ impl Control for ControlService {
         reply(resumed.await.unwrap_or_else(|error| Err(error.into())))
     }
 
-    async fn version(&self, _: Request<VersionRequest>) -> Reply<VersionReply> {
+    async fn version(&self, request: Request<VersionRequest>) -> Reply<VersionReply> {
+        let (protocol, versions) = protocol::answer_version(PROTOCOLS, request.get_ref());
         Ok(Response::new(VersionReply {
             host: self.0.name().to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            protocol: PROTOCOL,
+            protocol,
+            oldest: versions.oldest,
+            newest: versions.newest,
             runtime_dir: self.0.config.runtime_dir.display().to_string(),
         }))
     }

@@ -6,15 +6,15 @@ use anyhow::{Context, bail};
 use hyper_util::rt::TokioIo;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::PROTOCOL;
 use crate::peers::reason;
 use crate::proto::control_client::ControlClient;
 use crate::proto::migrate_event::Event;
 use crate::proto::{
     CancelRequest, CheckRequest, ExecRequest, Instance, ListRequest, LogsRequest, MigrateRequest, PauseReply,
     PauseRequest, PreCopyRound, RemoveRequest, ResolveSessionRequest, ResumePausedRequest, RunRequest,
-    Session, SessionsRequest, VersionReply, VersionRequest, WaitReply, WaitRequest,
+    Session, SessionsRequest, VersionReply, WaitReply, WaitRequest,
 };
+use crate::protocol::{self, PROTOCOLS};
 
 /// A connection to one agent.
 #[derive(Clone)]
@@ -43,7 +43,7 @@ fn told<T>(result: Result<tonic::Response<T>, tonic::Status>) -> anyhow::Result<
 }
 
 impl Client {
-    /// Connects to the agent at `socket` and checks that both are of one protocol.
+    /// Connects to the agent at `socket` and agrees with it on a protocol.
     pub async fn connect(socket: &Path) -> anyhow::Result<Self> {
         let path: PathBuf = socket.to_owned();
         // The URI is not used: the connector knows the way.
@@ -63,14 +63,8 @@ impl Client {
                     )
                 })?;
         let mut inner = ControlClient::new(channel);
-        let version = told(inner.version(VersionRequest {}).await)?;
-        if version.protocol != PROTOCOL {
-            bail!(
-                "the agent of {} speaks protocol {}, this command {PROTOCOL}; use the same version",
-                version.host,
-                version.protocol
-            );
-        }
+        let version = told(inner.version(protocol::ask_version()).await)?;
+        protocol::read_version(PROTOCOLS, &version)?;
         Ok(Self { inner, version })
     }
 

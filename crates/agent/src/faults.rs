@@ -1,21 +1,15 @@
-//! Failures that a test orders: named points, and what happens there.
+//! The points of a migration at which a test can make something fail.
 //!
-//! The file `faults` in the runtime folder has one `POINT ACTION` per line; it is read at each point, and missing on any
-//! host that is not under test. What happened is appended to `faults.reached`. Whoever can write there is root on this
-//! host. `verbatim agent --list-faults` prints the points.
+//! The shipped program passes them all. A program for tests gives the agent somebody who decides what happens there
+//! ([`Inject`]).
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::future::Future;
+use std::pin::Pin;
 
-use anyhow::{Context, bail};
-use rustix::event::{PollFd, PollFlags};
-use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
-use rustix::process::{Pid, PidfdFlags, Signal};
-use tokio::io::unix::AsyncFd;
-use verbatim_seqpacket::Socket;
+use verbatim_session::Phase;
 
 macro_rules! points {
-    ($($(#[doc = $doc:literal])+ $name:ident = $text:literal, $time:ident;)+) => {
+    ($($(#[doc = $doc:literal])+ $name:ident = $text:literal, $phase:ident, $time:ident;)+) => {
         /// Where failures can be ordered.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Point {
@@ -30,6 +24,13 @@ macro_rules! points {
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$name => $text,)+
+                }
+            }
+
+            /// The session's phase.
+            pub fn phase(self) -> Phase {
+                match self {
+                    $(Self::$name => Phase::$phase,)+
                 }
             }
 
@@ -67,253 +68,115 @@ impl Time {
 
 points! {
     /// Another agent greets this one; damaged, the answer is that of an older version.
-    Hello = "hello", BeforeCommit;
+    Hello = "hello", Open, BeforeCommit;
     /// The source is about to open the session.
-    SourceOpen = "source-open", BeforeCommit;
+    SourceOpen = "source-open", Open, BeforeCommit;
     /// The source is about to send memory ahead.
-    SourcePreCopy = "source-pre-copy", BeforeCommit;
+    SourcePreCopy = "source-pre-copy", Converge, BeforeCommit;
     /// The source is about to have the new connections made.
-    SourcePreSetup = "source-pre-setup", BeforeCommit;
+    SourcePreSetup = "source-pre-setup", Prepare, BeforeCommit;
     /// The source is about to suspend all connections.
-    SourceSuspend = "source-suspend", BeforeCommit;
+    SourceSuspend = "source-suspend", Quiesce, BeforeCommit;
     /// The source has suspended them and is about to wait until nothing is in flight.
-    SourceDrain = "source-drain", BeforeCommit;
+    SourceDrain = "source-drain", Quiesce, BeforeCommit;
     /// The drain has come to its limit, and the source is about to stop connections in the middle of their requests.
-    SourceStop = "source-stop", BeforeCommit;
+    SourceStop = "source-stop", Quiesce, BeforeCommit;
     /// The source is about to pause all connections in the middle of what is under way (pause-resume only).
-    SourcePause = "source-pause", BeforeCommit;
+    SourcePause = "source-pause", Quiesce, BeforeCommit;
     /// The source is about to let the processes give up their RNIC.
-    SourceQuiesce = "source-quiesce", BeforeCommit;
+    SourceQuiesce = "source-quiesce", Quiesce, BeforeCommit;
     /// The source has the processes' RNIC connections and is about to freeze them.
-    SourceFreeze = "source-freeze", BeforeCommit;
+    SourceFreeze = "source-freeze", Freeze, BeforeCommit;
     /// The instance is frozen, and its last pages are about to be sent.
-    SourceTransfer = "source-transfer", BeforeCommit;
+    SourceTransfer = "source-transfer", Transfer, BeforeCommit;
     /// The source is about to have the instance restored.
-    SourceRestore = "source-restore", BeforeCommit;
+    SourceRestore = "source-restore", Restore, BeforeCommit;
     /// The source is about to write its decision down.
-    SourceCommit = "source-commit", BeforeCommit;
+    SourceCommit = "source-commit", Verify, BeforeCommit;
     /// The source has written it down, and has not asked the destination yet.
-    SourceAsk = "source-ask", AtCommit;
+    SourceAsk = "source-ask", Decide, AtCommit;
     /// The source has the destination's answer.
-    SourceCommitted = "source-committed", AtCommit;
+    SourceCommitted = "source-committed", Decide, AtCommit;
     /// The source is about to let everybody take the new connections.
-    SourceSwitch = "source-switch", AfterCommit;
+    SourceSwitch = "source-switch", Switch, AfterCommit;
     /// The source is about to let the requests flow.
-    SourceResume = "source-resume", AfterCommit;
+    SourceResume = "source-resume", Resume, AfterCommit;
     /// The source is about to clear the old place.
-    SourceReclaim = "source-reclaim", AfterCommit;
+    SourceReclaim = "source-reclaim", Reclaim, AfterCommit;
     /// The destination is about to make the instance's place.
-    DestinationOpen = "destination-open", BeforeCommit;
+    DestinationOpen = "destination-open", Open, BeforeCommit;
     /// Files for the destination are coming.
-    DestinationPlace = "destination-place", BeforeCommit;
+    DestinationPlace = "destination-place", Converge, BeforeCommit;
     /// The destination is about to make the standby contexts.
-    DestinationPreSetup = "destination-pre-setup", BeforeCommit;
+    DestinationPreSetup = "destination-pre-setup", Prepare, BeforeCommit;
     /// The destination is about to connect them.
-    DestinationConnect = "destination-connect", BeforeCommit;
+    DestinationConnect = "destination-connect", Prepare, BeforeCommit;
     /// The destination is about to start runc and CRIU.
-    DestinationPrepareRestore = "destination-prepare-restore", BeforeCommit;
+    DestinationPrepareRestore = "destination-prepare-restore", Prepare, BeforeCommit;
     /// The destination has all images and is about to restore.
-    DestinationRestore = "destination-restore", BeforeCommit;
+    DestinationRestore = "destination-restore", Restore, BeforeCommit;
     /// The destination is about to write its decision down.
-    DestinationCommit = "destination-commit", BeforeCommit;
+    DestinationCommit = "destination-commit", Decide, BeforeCommit;
     /// The destination has written it down; the tasks do not run yet.
-    DestinationCommitted = "destination-committed", BeforeCommit;
+    DestinationCommitted = "destination-committed", Decide, BeforeCommit;
     /// The tasks run, and the source has not been told.
-    DestinationRunning = "destination-running", AtCommit;
+    DestinationRunning = "destination-running", Decide, AtCommit;
     /// The destination is about to give the processes their contexts.
-    DestinationClaim = "destination-claim", AfterCommit;
+    DestinationClaim = "destination-claim", Switch, AfterCommit;
     /// The destination is about to let their requests flow.
-    DestinationResume = "destination-resume", AfterCommit;
+    DestinationResume = "destination-resume", Resume, AfterCommit;
     /// A partner is about to make its standby queue pairs.
-    PartnerPrepare = "partner-prepare", BeforeCommit;
+    PartnerPrepare = "partner-prepare", Prepare, BeforeCommit;
     /// A partner is about to connect them.
-    PartnerConnect = "partner-connect", BeforeCommit;
+    PartnerConnect = "partner-connect", Prepare, BeforeCommit;
     /// A partner is about to suspend.
-    PartnerSuspend = "partner-suspend", BeforeCommit;
+    PartnerSuspend = "partner-suspend", Quiesce, BeforeCommit;
     /// A partner is about to wait until nothing is in flight.
-    PartnerDrain = "partner-drain", BeforeCommit;
+    PartnerDrain = "partner-drain", Quiesce, BeforeCommit;
     /// Nothing is in flight at a partner, and the source has not been told.
-    PartnerDrained = "partner-drained", BeforeCommit;
+    PartnerDrained = "partner-drained", Quiesce, BeforeCommit;
     /// A partner is about to stop connections in the middle of their requests.
-    PartnerStop = "partner-stop", BeforeCommit;
+    PartnerStop = "partner-stop", Quiesce, BeforeCommit;
     /// They are stopped, and a partner is about to find out what was executed.
-    PartnerSettle = "partner-settle", BeforeCommit;
+    PartnerSettle = "partner-settle", Quiesce, BeforeCommit;
     /// A partner is about to put the standby queue pairs in place.
-    PartnerSwitch = "partner-switch", AfterCommit;
+    PartnerSwitch = "partner-switch", Switch, AfterCommit;
     /// A partner is about to let its requests flow.
-    PartnerResume = "partner-resume", AfterCommit;
+    PartnerResume = "partner-resume", Resume, AfterCommit;
 }
 
-/// What can happen at a point.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Action {
-    /// The step fails.
-    Fail,
-    /// The agent dies, as by SIGKILL.
-    Exit,
-    /// The step waits until the file says something else, and then does that.
-    Hang,
-    /// The host's RNIC dies; the step goes on.
-    KillNic,
-    /// The caller damages what it works with.
-    Damage,
+/// What comes of a point: an error fails the step; true tells the caller to damage what it works with.
+pub type Passed<'a> = Pin<Box<dyn Future<Output = anyhow::Result<bool>> + Send + 'a>>;
+
+/// Decides what happens at the points.
+pub trait Inject: Send + Sync {
+    /// An agent is at a point.
+    fn pass(&self, point: Point) -> Passed<'_>;
 }
 
-/// The failures ordered on this host.
-#[derive(Debug)]
-pub struct Faults {
-    file: PathBuf,
-    nic: PathBuf,
-}
+/// What happens at the points of one agent.
+#[derive(Default)]
+pub struct Faults(Option<Box<dyn Inject>>);
 
 impl Faults {
-    /// Those in `file`, now and later; `nic` is the RNIC's socket.
-    pub fn new(file: PathBuf, nic: PathBuf) -> Self {
-        Self { file, nic }
+    /// What a test decides.
+    pub fn injected(by: Box<dyn Inject>) -> Self {
+        Self(Some(by))
     }
 
-    fn action(&self, point: Point) -> anyhow::Result<Option<Action>> {
-        let Ok(text) = std::fs::read_to_string(&self.file) else {
-            return Ok(None);
-        };
-        let ordered = text
-            .lines()
-            .filter_map(|line| line.split_once(' '))
-            .find_map(|(name, action)| (name == point.name()).then_some(action.trim()));
-        Ok(Some(match ordered {
-            None => return Ok(None),
-            Some("fail") => Action::Fail,
-            Some("exit") => Action::Exit,
-            Some("hang") => Action::Hang,
-            Some("kill-nic") => Action::KillNic,
-            Some("damage") => Action::Damage,
-            Some(other) => bail!("{} orders {other:?}, which is no action", self.file.display()),
-        }))
-    }
-
-    /// Passes a point: goes on, fails, waits, or ends this process. `Damage` is the caller's to carry out; true tells
-    /// it to. Where nothing can be refused any more ([`Time::AtCommit`]) a failure is none.
+    /// Passes a point: goes on, fails, or waits. True tells the caller to damage what it works with. Where nothing can be refused
+    /// any more ([`Time::AtCommit`]) no failure may be injected.
     pub async fn pass(&self, point: Point) -> anyhow::Result<bool> {
-        let mut told_to_hang = false;
-        loop {
-            let Some(action) = self.action(point)? else {
-                return Ok(false);
-            };
-            if action != Action::Hang || !told_to_hang {
-                self.note(point, action)?;
-            }
-            match action {
-                Action::Fail if point.time() == Time::AtCommit => return Ok(false),
-                Action::Fail => bail!("refused at {}, as ordered", point.name()),
-                Action::Exit => {
-                    tracing::error!(point = point.name(), "ordered to die");
-                    rustix::process::kill_process(rustix::process::getpid(), Signal::KILL)?;
-                    std::future::pending().await
-                }
-                Action::Damage => return Ok(true),
-                Action::KillNic => {
-                    let Ok(socket) = Socket::connect(&self.nic) else {
-                        // It is dead already: the step is tried again.
-                        return Ok(false);
-                    };
-                    let pid = Pid::from_raw(socket.peer()?.pid).context("no RNIC")?;
-                    kill(pid).await.context("the RNIC does not die")?;
-                    return Ok(false);
-                }
-                Action::Hang => {
-                    told_to_hang = true;
-                    self.changed(point).await?;
-                }
-            }
+        match &self.0 {
+            None => Ok(false),
+            Some(by) => by.pass(point).await,
         }
     }
-
-    /// Waits until the file no longer orders to hang at `point`.
-    async fn changed(&self, point: Point) -> anyhow::Result<()> {
-        let folder = self.file.parent().context("the file has a folder")?;
-        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
-        let flags = WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO | WatchFlags::DELETE;
-        // Before the file is read, so that no change is missed.
-        inotify::add_watch(&inotify, folder, flags)?;
-        // SAFETY: an owned descriptor stays open and the same until the registration, which is dropped first, is gone.
-        let watched = unsafe { AsyncFd::register(inotify) }?;
-        while self.action(point)? == Some(Action::Hang) {
-            let mut ready = watched.readable().await?;
-            let mut events = [0; 4096];
-            while rustix::io::read(watched.get_ref(), &mut events).is_ok_and(|length| length > 0) {}
-            ready.clear_ready();
-        }
-        Ok(())
-    }
-
-    fn note(&self, point: Point, action: Action) -> anyhow::Result<()> {
-        let mut file = std::fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(self.file.with_extension("reached"))?;
-        writeln!(file, "{} {action:?}", point.name())?;
-        Ok(())
-    }
-}
-
-/// Kills a process, and waits until all its descriptors are closed: those who hold the other ends know of its death. The kernel
-/// closes them one after the other, and then says that it has ended.
-async fn kill(pid: Pid) -> anyhow::Result<()> {
-    let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
-    rustix::process::pidfd_send_signal(&process, Signal::KILL)?;
-    let ended = tokio::task::spawn_blocking(move || {
-        let mut ends = [PollFd::new(&process, PollFlags::IN)];
-        rustix::io::retry_on_intr(|| rustix::event::poll(&mut ends, None))
-    });
-    ended.await??;
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn faults(folder: &std::path::Path) -> (PathBuf, Faults) {
-        let file = folder.join("faults");
-        (file.clone(), Faults::new(file, folder.join("nic.sock")))
-    }
-
-    #[tokio::test]
-    async fn only_the_named_point_fails_and_only_while_it_is_ordered() {
-        let folder = tempfile::tempdir().unwrap();
-        let (file, faults) = faults(folder.path());
-        assert!(!faults.pass(Point::PartnerPrepare).await.unwrap());
-        std::fs::write(&file, "partner-prepare fail\ndestination-restore damage\n").unwrap();
-        assert!(faults.pass(Point::PartnerPrepare).await.is_err());
-        // Its name is the beginning of no other's.
-        assert!(!faults.pass(Point::PartnerDrain).await.unwrap());
-        assert!(faults.pass(Point::DestinationRestore).await.unwrap());
-        std::fs::write(&file, "partner-prepare explode\n").unwrap();
-        let error = faults.pass(Point::PartnerPrepare).await.unwrap_err().to_string();
-        assert!(error.contains("explode"), "{error}");
-        std::fs::remove_file(&file).unwrap();
-        assert!(!faults.pass(Point::PartnerPrepare).await.unwrap());
-        let reached = std::fs::read_to_string(folder.path().join("faults.reached")).unwrap();
-        assert_eq!(reached, "partner-prepare Fail\ndestination-restore Damage\n");
-    }
-
-    #[tokio::test]
-    async fn who_hangs_goes_on_when_told_and_does_what_he_is_told() {
-        let folder = tempfile::tempdir().unwrap();
-        let (file, faults) = faults(folder.path());
-        for (then, fails) in [("", false), ("source-freeze fail\n", true)] {
-            std::fs::write(&file, "source-freeze hang\n").unwrap();
-            let hanging = faults.pass(Point::SourceFreeze);
-            tokio::pin!(hanging);
-            tokio::select! {
-                biased;
-                _ = &mut hanging => panic!("it went on by itself"),
-                () = tokio::task::yield_now() => {}
-            }
-            std::fs::write(&file, then).unwrap();
-            assert_eq!(hanging.await.is_err(), fails);
-        }
-    }
 
     #[test]
     fn names_are_unique() {

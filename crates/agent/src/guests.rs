@@ -4,6 +4,7 @@
 //! which passes orders on one at a time. [`Guests`] knows them all.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt::Display;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,8 +15,10 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
 use verbatim_channel::{Answer, Endpoint, Greeting, KeyPair, MovedEndpoint, Order, Resolved, RoadMap};
 use verbatim_seqpacket::{Error as SocketError, Listener, Process, Socket};
+use verbatim_versions::{Mismatch, Side, Versioned, Versions, agree};
 
 use crate::identity;
+use crate::protocol;
 use crate::quotas::{self, Given};
 
 /// What comes back for an order.
@@ -42,6 +45,8 @@ pub struct Guest {
     process: Arc<Process>,
     /// The program's name.
     pub program: String,
+    /// The version of the contract that is spoken with its guest library.
+    pub version: u32,
     /// It waited at the gate and has not been given its queues back yet.
     pub quiesced: bool,
     calls: mpsc::Sender<Call>,
@@ -168,7 +173,9 @@ pub struct Guests {
     known: Arc<Mutex<HashMap<u64, Guest>>>,
     changed: watch::Sender<()>,
     next_id: Arc<AtomicU64>,
-    /// Programs whose guest library speaks another version, by instance and PID: what they are called.
+    /// What this agent speaks with guest libraries.
+    versions: Versions,
+    /// Programs whose guest library speaks none of that, by instance and PID: what they are told.
     strangers: Arc<Mutex<Strangers>>,
     /// Sessions that were undone while a process may not have heard of it.
     undone: Arc<Mutex<BTreeSet<u64>>>,
@@ -183,6 +190,7 @@ impl Default for Guests {
             known: Arc::default(),
             changed: watch::Sender::new(()),
             next_id: Arc::default(),
+            versions: verbatim_channel::VERSIONS,
             strangers: Arc::default(),
             undone: Arc::default(),
             tallies: Arc::default(),
@@ -353,6 +361,12 @@ impl Guests {
         Some(Place { tenant, guests })
     }
 
+    /// An error if the version that a guest library greets with is none of this agent's.
+    fn check_version(&self, program: &str, pid: impl Display, version: u32) -> Result<(), Mismatch> {
+        let here = Side::new("this host's agent", self.versions);
+        agree("channel", here, protocol::library(program, pid, version)).map(drop)
+    }
+
     async fn connection(
         &self,
         socket: Socket,
@@ -366,9 +380,9 @@ impl Guests {
         let greeting = tokio::time::timeout(self.greeting_time, greeting).await;
         match greeting.context("it did not greet in time")??.0 {
             Greeting::Resolve { version, endpoint } => {
-                check_version(version)?;
+                self.check_version("a program", process.number(), version)?;
                 let resolved = resolver.resolve(endpoint, instance.as_deref()).await;
-                socket.send(&resolved, &[]).await
+                socket.send_as(version, &resolved, &[]).await
             }
             Greeting::Publish {
                 version,
@@ -377,7 +391,7 @@ impl Guests {
                 keys,
                 datagram,
             } => {
-                check_version(version)?;
+                self.check_version("a program", process.number(), version)?;
                 let bytes = keys.len() * size_of::<KeyPair>();
                 if !place.may_publish(bytes) {
                     tracing::warn!(tenant = ?place.tenant, "has too many numbers published, and gets no more");
@@ -390,7 +404,7 @@ impl Guests {
                 socket.send(&number, &[]).await
             }
             Greeting::Ways { version, gid } => {
-                check_version(version)?;
+                self.check_version("a program", process.number(), version)?;
                 socket.send(&resolver.ways(gid), &[]).await
             }
             Greeting::Process {
@@ -410,22 +424,30 @@ impl Guests {
                     );
                     bail!("process {} greets as process {pid}", process.number());
                 }
-                if let Err(error) = check_version(version) {
-                    let what = format!("{program} (process {pid}): {error}; end it and start it again");
+                if let Err(mismatch) = self.check_version(&program, pid, version) {
+                    let what = mismatch.to_string();
                     let mut strangers = self.strangers.lock().expect("no panic under this lock");
                     strangers.retain(|_, (seen, _)| seen.elapsed() < KNOCKS);
                     strangers.insert((instance, pid), (Instant::now(), what));
-                    return Err(error);
+                    return Err(mismatch.into());
                 }
                 let id = self.next_id.fetch_add(1, Ordering::Relaxed);
                 let (calls, orders) = mpsc::channel(8);
-                tracing::debug!(?instance, pid, program, quiesced, "a guest library connected");
+                tracing::debug!(
+                    ?instance,
+                    pid,
+                    program,
+                    version,
+                    quiesced,
+                    "a guest library connected"
+                );
                 let guest = Guest {
                     id,
                     instance,
                     pid,
                     process: Arc::new(process),
                     program,
+                    version,
                     quiesced,
                     calls,
                 };
@@ -441,7 +463,7 @@ impl Guests {
                     tokio::spawn(abort(guest, undone));
                 }
                 self.changed.send_replace(());
-                let result = pass_on(&socket, orders).await;
+                let result = pass_on(&socket, version, orders).await;
                 self.lock().remove(&id);
                 self.changed.send_replace(());
                 result
@@ -460,30 +482,20 @@ async fn abort(guest: Guest, sessions: Vec<u64>) {
     }
 }
 
-fn check_version(version: u32) -> anyhow::Result<()> {
-    if version != verbatim_channel::VERSION {
-        bail!(
-            "a guest library speaks version {version}, not {}",
-            verbatim_channel::VERSION
-        );
-    }
-    Ok(())
-}
-
 /// Passes orders on, one at a time, until the guest goes.
-async fn pass_on(socket: &Channel, mut orders: mpsc::Receiver<Call>) -> anyhow::Result<()> {
+async fn pass_on(socket: &Channel, version: u32, mut orders: mpsc::Receiver<Call>) -> anyhow::Result<()> {
     loop {
         let call = tokio::select! {
             call = orders.recv() => call.context("nobody can give orders any more")?,
             // Between orders a guest says nothing, so whatever comes is the end of the connection, or an error.
-            word = socket.recv::<Answer>(quotas::ANSWER_BYTES) => {
+            word = socket.recv_as::<Answer>(version, quotas::ANSWER_BYTES) => {
                 word?;
                 bail!("a guest library spoke without having been asked");
             }
         };
         let reply = async {
-            socket.send(&call.order, &call.fds).await?;
-            socket.recv::<Answer>(quotas::ANSWER_BYTES).await
+            socket.send_as(version, &call.order, &call.fds).await?;
+            socket.recv_as::<Answer>(version, quotas::ANSWER_BYTES).await
         };
         let reply = reply.await;
         let failed = reply.is_err();
@@ -505,22 +517,44 @@ impl Channel {
         Ok(Self(unsafe { AsyncFd::register(socket) }?))
     }
 
-    /// A message of at most so many bytes.
+    /// A message of at most so many bytes, which has one form in all versions.
     async fn recv<T: serde::de::DeserializeOwned>(&self, most: u64) -> anyhow::Result<(T, Vec<OwnedFd>)> {
+        self.when_readable(|socket| verbatim_channel::recv_at_most(socket, most))
+            .await
+    }
+
+    /// One in the form of a version.
+    async fn recv_as<T: Versioned>(&self, version: u32, most: u64) -> anyhow::Result<(T, Vec<OwnedFd>)> {
+        self.when_readable(|socket| verbatim_channel::recv_as(socket, version, most))
+            .await
+    }
+
+    async fn send<T: serde::Serialize>(&self, message: &T, fds: &[OwnedFd]) -> anyhow::Result<()> {
+        let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
+        self.when_writable(|socket| verbatim_channel::send(socket, message, &fds))
+            .await
+    }
+
+    async fn send_as<T: Versioned>(&self, version: u32, message: &T, fds: &[OwnedFd]) -> anyhow::Result<()> {
+        let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
+        self.when_writable(|socket| verbatim_channel::send_as(socket, version, message, &fds))
+            .await
+    }
+
+    async fn when_readable<T>(&self, take: impl Fn(&Socket) -> Result<T, SocketError>) -> anyhow::Result<T> {
         loop {
             let mut ready = self.0.readable().await?;
-            match verbatim_channel::recv_at_most(self.0.get_ref(), most) {
+            match take(self.0.get_ref()) {
                 Err(SocketError::WouldBlock) => ready.clear_ready(),
                 result => return Ok(result?),
             }
         }
     }
 
-    async fn send<T: serde::Serialize>(&self, message: &T, fds: &[OwnedFd]) -> anyhow::Result<()> {
-        let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
+    async fn when_writable(&self, put: impl Fn(&Socket) -> Result<(), SocketError>) -> anyhow::Result<()> {
         loop {
             let mut ready = self.0.writable().await?;
-            match verbatim_channel::send(self.0.get_ref(), message, &fds) {
+            match put(self.0.get_ref()) {
                 Err(SocketError::WouldBlock) => ready.clear_ready(),
                 result => return Ok(result?),
             }

@@ -29,15 +29,16 @@ use crate::session::{decode, encode};
 /// The name under which the program is a keeper.
 pub const PROGRAM_NAME: &str = "verbatim-keeper";
 
+/// The forms of these never change: the keeper may be of an earlier release than its agent.
 #[derive(Debug, Serialize, Deserialize)]
-enum Order {
+pub(crate) enum Order {
     Keep(Vec<u8>),
     Take(u32),
     End,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-enum Answer {
+pub(crate) enum Answer {
     Done,
     Kept(Vec<u8>),
     Nothing,

@@ -39,7 +39,10 @@ mod nic_listeners;
 mod pause;
 mod peer_service;
 mod peers;
+mod protocol;
 mod quotas;
+#[cfg(test)]
+mod recorded;
 pub mod report;
 pub mod rpcs;
 mod run;
@@ -62,10 +65,8 @@ pub mod proto {
 
 pub use allocator::share_freed_memory;
 pub use config::Config;
+pub use protocol::{PROTOCOL, PROTOCOLS};
 pub use run::{raise_priority, run};
-
-/// The version of the protocol between agents, and between command line and agent. Both sides refuse another one.
-pub const PROTOCOL: u32 = 10;
 
 /// The TCP port on which agents listen for each other.
 pub const PORT: u16 = 4793;

@@ -11,7 +11,7 @@ use verbatim_session::Role;
 use verbatim_session::decision::Outcome;
 use verbatim_session::record::Standing;
 
-use crate::PROTOCOL;
+use crate::PROTOCOLS;
 use crate::agent::{Shared, status};
 use crate::authority::{Admitted, Says};
 use crate::caller;
@@ -21,6 +21,7 @@ use crate::instances::record::Record;
 use crate::pause;
 use crate::proto::peer_server::Peer;
 use crate::proto::*;
+use crate::protocol;
 use crate::rpcs::PeerRpc;
 use crate::secrets;
 use crate::session::destination::{self, Destination, Destinations};
@@ -54,6 +55,13 @@ fn resumed(result: anyhow::Result<Resumed>) -> Reply<CountReply> {
         count: resumed.intercepted,
         lost_rnic: resumed.lost_rnic,
     }))
+}
+
+/// An error unless the protocol that the source of a session has pinned is spoken here.
+#[allow(clippy::result_large_err, reason = "tonic's own type")]
+fn spoken_here(protocol: u32, source: &str) -> Result<(), Status> {
+    let pinned = protocol::pinned(protocol, source);
+    pinned.map(drop).map_err(|error| status(&error))
 }
 
 fn done(result: anyhow::Result<()>) -> Reply<Done> {
@@ -112,20 +120,25 @@ impl PeerService {
 impl Peer for PeerService {
     async fn hello(&self, request: Request<HelloRequest>) -> Reply<HelloReply> {
         let request = self.admit(PeerRpc::Hello, request).await?;
-        if request.protocol != PROTOCOL {
+        let (mut reply, agreed) = protocol::answer_hello(PROTOCOLS, &request, self.0.name());
+        if agreed.is_none() {
             tracing::warn!(
                 host = request.host,
-                protocol = request.protocol,
-                "an agent speaks another protocol"
+                newest = request.protocol,
+                oldest = request.oldest,
+                "an agent speaks no protocol that is known here"
             );
         }
         let older = self.0.faults.pass(Point::Hello).await;
-        let older = older.map_err(|error| status(&error))?;
-        Ok(Response::new(HelloReply {
-            protocol: if older { PROTOCOL - 1 } else { PROTOCOL },
-            host: self.0.name().to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-        }))
+        if older.map_err(|error| status(&error))? {
+            // That of a release which is too old, and had no ranges.
+            reply = HelloReply {
+                protocol: PROTOCOLS.oldest - 1,
+                host: reply.host,
+                ..HelloReply::default()
+            };
+        }
+        Ok(Response::new(reply))
     }
 
     async fn gids(&self, request: Request<GidsRequest>) -> Reply<GidsReply> {
@@ -206,6 +219,7 @@ impl Peer for PeerService {
 
     async fn check_instance(&self, request: Request<OpenRequest>) -> Reply<CheckInstanceReply> {
         let request = self.admit(PeerRpc::CheckInstance, request).await?;
+        spoken_here(request.protocol, &request.source)?;
         let record: Record = serde_json::from_str(&request.instance)
             .map_err(|error| Status::invalid_argument(format!("a malformed instance record: {error}")))?;
         let mut blockers = destination::blockers(&self.0, &record, request.memory_bytes);
@@ -217,6 +231,7 @@ impl Peer for PeerService {
 
     async fn open(&self, request: Request<OpenRequest>) -> Reply<Done> {
         let request = self.admit(PeerRpc::Open, request).await?;
+        spoken_here(request.protocol, &request.source)?;
         let agent = self.0.clone();
         done(step(async move { Destinations::open(&agent, &request).await }).await)
     }
@@ -307,6 +322,7 @@ impl Peer for PeerService {
 
     async fn check_partner(&self, request: Request<PartnerPrepareRequest>) -> Reply<CheckInstanceReply> {
         let request = self.admit(PeerRpc::CheckPartner, request).await?;
+        spoken_here(request.protocol, &request.source)?;
         let found = Partners::check(&self.0, request).await;
         let blockers = found.err().map(|error| format!("{error:#}"));
         Ok(Response::new(CheckInstanceReply {
@@ -316,6 +332,7 @@ impl Peer for PeerService {
 
     async fn partner_join(&self, request: Request<PartnerPrepareRequest>) -> Reply<JoinReply> {
         let request = self.admit(PeerRpc::PartnerJoin, request).await?;
+        spoken_here(request.protocol, &request.source)?;
         let agent = self.0.clone();
         let joined = step(async move { Partners::join(&agent, request).await }).await;
         reply(joined.map(|moving| JoinReply {
@@ -346,6 +363,7 @@ impl Peer for PeerService {
 
     async fn partner_prepare(&self, request: Request<PartnerPrepareRequest>) -> Reply<PartnerPrepareReply> {
         let request = self.admit(PeerRpc::PartnerPrepare, request).await?;
+        spoken_here(request.protocol, &request.source)?;
         let agent = self.0.clone();
         reply(step(async move { Partners::prepare(&agent, request).await }).await)
     }

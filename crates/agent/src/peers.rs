@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, ServerTlsConfig};
+use verbatim_versions::Versions;
 
-use crate::PROTOCOL;
-use crate::directory::Directory;
-use crate::proto::HelloRequest;
+use crate::PROTOCOLS;
+use crate::directory::{Directory, HostEntry};
+use crate::guests::Guest;
 use crate::proto::peer_client::PeerClient;
+use crate::proto::{HelloReply, HelloRequest};
+use crate::protocol::{self, Agreed};
 
 /// How long a host may take to answer the first call.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -62,6 +65,10 @@ pub struct Peers {
     directory: Directory,
     credentials: Credentials,
     channels: Mutex<HashMap<String, Channel>>,
+    /// What the other agents were found to be, by host, when they were last connected to.
+    agreed: Mutex<HashMap<String, Agreed>>,
+    /// What this agent speaks.
+    versions: Versions,
 }
 
 impl Peers {
@@ -71,6 +78,8 @@ impl Peers {
             directory,
             credentials,
             channels: Mutex::default(),
+            agreed: Mutex::default(),
+            versions: PROTOCOLS,
         }
     }
 
@@ -79,7 +88,7 @@ impl Peers {
         &self.directory
     }
 
-    /// The agent of `host`, after it has answered a greeting in our protocol.
+    /// The agent of `host`, after it has answered a greeting and both have agreed on a protocol.
     pub async fn connect(&self, host: &str) -> anyhow::Result<PeerClient<Channel>> {
         let Some(entry) = self.directory.host(host) else {
             bail!("there is no host {host}; known hosts: {}", self.directory.names());
@@ -112,38 +121,63 @@ impl Peers {
             }
         };
         let mut client = PeerClient::new(channel);
-        let hello = HelloRequest {
-            protocol: PROTOCOL,
-            host: self.directory.own().name.clone(),
-        };
-        let mut request = tonic::Request::new(hello);
-        request.set_timeout(CONNECT_TIMEOUT);
-        let reply = client
-            .hello(request)
-            .await
-            .map_err(|status| {
-                anyhow::anyhow!(
-                    "the agent of {host} ({}) does not answer: {}",
-                    entry.address,
-                    reason(&status)
-                )
-            })?
-            .into_inner();
-        if reply.protocol != PROTOCOL {
-            bail!(
-                "the agent of {host} speaks protocol {} and this one {PROTOCOL}: install the same version on both",
-                reply.protocol
-            );
+        let own = &self.directory.own().name;
+        let hello = protocol::hello(self.versions, own);
+        let reply = greet(&mut client, entry, hello.clone()).await?;
+        let agreed = protocol::read_hello(self.versions, own, &reply)?;
+        if protocol::demands_its_own(&hello, &reply, &agreed) {
+            greet(
+                &mut client,
+                entry,
+                protocol::hello(Versions::only(agreed.protocol), own),
+            )
+            .await?;
         }
-        if reply.host != host {
-            bail!(
-                "the agent at {} calls itself {}, not {host}; mend the list of hosts",
-                entry.address,
-                reply.host
-            );
-        }
+        self.lock_agreed().insert(host.to_owned(), agreed);
         Ok(client)
     }
+
+    fn lock_agreed(&self) -> std::sync::MutexGuard<'_, HashMap<String, Agreed>> {
+        self.agreed.lock().expect("no panic under this lock")
+    }
+
+    /// The protocol that was agreed with the agent of `host`, for a session to pin; 0 if it was never reached.
+    pub fn spoken(&self, host: &str) -> u32 {
+        self.lock_agreed().get(host).map_or(0, |agreed| agreed.protocol)
+    }
+
+    /// An error if one of these programs could not speak to the agent of `host`, which has been connected to.
+    pub fn must_know(&self, host: &str, guests: &[Guest]) -> anyhow::Result<()> {
+        match self.lock_agreed().get(host) {
+            Some(agreed) => protocol::must_know(agreed, host, guests),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The answer of a host's agent to a greeting.
+async fn greet(
+    client: &mut PeerClient<Channel>,
+    host: &HostEntry,
+    hello: HelloRequest,
+) -> anyhow::Result<HelloReply> {
+    let (name, address) = (&host.name, &host.address);
+    let mut request = tonic::Request::new(hello);
+    request.set_timeout(CONNECT_TIMEOUT);
+    let reply = client.hello(request).await.map_err(|status| {
+        anyhow::anyhow!(
+            "the agent of {name} ({address}) does not answer: {}",
+            reason(&status)
+        )
+    })?;
+    let reply = reply.into_inner();
+    if reply.host != *name {
+        bail!(
+            "the agent at {address} calls itself {}, not {name}; mend the list of hosts",
+            reply.host
+        );
+    }
+    Ok(reply)
 }
 
 /// What a failed call was about, in words: the status's message, or its causes when there is none worth reading.

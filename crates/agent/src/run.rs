@@ -19,6 +19,7 @@ use crate::api::ControlService;
 use crate::caller;
 use crate::config::Config;
 use crate::directory::Directory;
+use crate::faults::Faults;
 use crate::instances::recovery::recover;
 use crate::peer_service::PeerService;
 use crate::peers::{Credentials, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, Peers};
@@ -63,7 +64,7 @@ fn must_lie_in_memory(folder: &Path) -> anyhow::Result<()> {
 }
 
 /// Runs an agent until it is told to stop (SIGTERM or SIGINT). Instances go on without it.
-pub async fn run(config: Config) -> anyhow::Result<()> {
+pub async fn run(config: Config, faults: Faults) -> anyhow::Result<()> {
     // Containers outlive the runc that started them, and become our children.
     rustix::process::set_child_subreaper(rustix::process::Pid::from_raw(1))
         .context("cannot become a subreaper")?;
@@ -79,7 +80,9 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         descriptors,
     })
     .await?;
-    let agent = Arc::new(Agent::open(config, Peers::new(directory, credentials), tools)?);
+    let mut agent = Agent::open(config, Peers::new(directory, credentials), tools)?;
+    agent.faults = faults;
+    let agent = Arc::new(agent);
 
     recover(&agent)
         .await

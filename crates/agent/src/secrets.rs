@@ -20,7 +20,8 @@ use verbatim_device::control::QpSecret;
 use crate::agent::Shared;
 use crate::guests::Guest;
 use crate::proto::{self, LinksRequest, PartnerConnection, PartnerPrepareRequest};
-use crate::session::partner::members::{Member, find_members};
+use crate::session::members::Member;
+use crate::session::partner::find::find_members;
 use crate::session::{in_time, told};
 
 /// A reliable connection, seen from this host.
@@ -137,6 +138,7 @@ impl Ends {
             destination: String::new(),
             connections: connections.collect(),
             pauses: false,
+            protocol: 0,
         };
         let found = find_members(agent, looked_for).await?;
         let unconnected = found.unconnected.iter().map(|connection| {

@@ -22,10 +22,10 @@
 pub mod control;
 pub mod destination;
 pub mod driver;
+pub mod members;
 pub mod partner;
 pub mod recovery;
 pub mod source;
-pub mod under_way;
 pub mod watched;
 mod writer;
 

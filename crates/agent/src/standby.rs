@@ -18,8 +18,9 @@ use verbatim_channel::{
     ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedMw, ClaimedPd, ClaimedQp, ClaimedSrq,
     ContextRecord, Endpoint, KeyPair, MrRecord, QpRecord,
 };
+use verbatim_device::Connection;
 use verbatim_device::control::{
-    self, AddressVector, Backing, QpAttr, QpAttrMask, QpState, QpType, Reply, Request, Segment,
+    AddressVector, Backing, QpAttr, QpAttrMask, QpState, QpType, Reply, Request, Segment,
 };
 use verbatim_device::transitions::steps;
 use verbatim_seqpacket::Socket;
@@ -35,14 +36,14 @@ pub fn connect(nic: &Path) -> anyhow::Result<Socket> {
 }
 
 /// A context at the RNIC, and the RNIC's GID table.
-fn open(nic: &Path, name: &str) -> anyhow::Result<(Socket, Vec<[u8; 16]>)> {
-    let socket = connect(nic)?;
-    let request = Request::OpenContext {
-        version: control::VERSION,
+fn open(nic: &Path, name: &str) -> anyhow::Result<(Connection, Vec<[u8; 16]>)> {
+    let request = |version| Request::OpenContext {
+        version,
         name: name.to_owned(),
     };
-    match socket.call::<_, Reply>(&request, &[])?.message {
-        Reply::Context { port, .. } => Ok((socket, port.gid_table())),
+    let (connection, received) = Connection::begin(connect(nic)?, request, &[])?;
+    match received.message {
+        Reply::Context { port, .. } => Ok((connection, port.gid_table())),
         other => bail!("the RNIC opens no context: {other:?}"),
     }
 }
@@ -89,7 +90,7 @@ pub struct StandbyQp {
 /// A context that stands ready.
 #[derive(Debug)]
 pub struct StandbyContext {
-    socket: Socket,
+    connection: Connection,
     claimed: ClaimedContext,
     qps: Vec<StandbyQp>,
     keys: Vec<KeyPair>,
@@ -107,7 +108,7 @@ impl StandbyContext {
         memory: Option<&File>,
         numbers: Numbers,
     ) -> anyhow::Result<Self> {
-        let (socket, gids) = open(nic, name)?;
+        let (connection, gids) = open(nic, name)?;
         let claimed = ClaimedContext {
             id: record.id,
             pds: Vec::new(),
@@ -119,7 +120,7 @@ impl StandbyContext {
             qps: Vec::new(),
         };
         let mut this = Self {
-            socket,
+            connection,
             claimed,
             qps: Vec::new(),
             keys: Vec::new(),
@@ -241,7 +242,7 @@ impl StandbyContext {
     }
 
     fn call(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> anyhow::Result<Reply> {
-        match self.socket.call::<_, Reply>(request, fds)?.message {
+        match self.connection.call(request, fds)?.message {
             Reply::Error { errno, message } => {
                 let os = std::io::Error::from_raw_os_error(errno);
                 match errno {
@@ -473,13 +474,14 @@ impl StandbyContext {
     /// A copy of what the process needs: the connection, and how its objects are to be found. The context lives as long
     /// as any of the copies.
     pub fn hand_over(&self) -> anyhow::Result<(OwnedFd, ClaimedContext)> {
-        Ok((self.socket.as_fd().try_clone_to_owned()?, self.claimed.clone()))
+        let connection = self.connection.socket().as_fd().try_clone_to_owned()?;
+        Ok((connection, self.claimed.clone()))
     }
 
     /// What [`Self::hand_over`] has given.
     pub fn take_over(connection: OwnedFd, claimed: ClaimedContext) -> Self {
         Self {
-            socket: Socket::from_fd(connection),
+            connection: Connection::taken_over(Socket::from_fd(connection)),
             claimed,
             qps: Vec::new(),
             keys: Vec::new(),
@@ -489,7 +491,7 @@ impl StandbyContext {
 
     /// Whether its RNIC is still there.
     pub fn is_alive(&self) -> bool {
-        is_open(&self.socket)
+        is_open(self.connection.socket())
     }
 
     /// The physical numbers of its queue pairs.

@@ -1,38 +1,14 @@
-//! Whose turn it is, where moves meet.
-//!
-//! Both ends of a connection may be asked to move at the same time. A connection has room for one session, so one waits
-//! until the other has ended, and then goes on with the other end's new place:
-//!
-//! - a session that moves an instance *has* its connections from pre-setup to the end; so it has those that arrive;
-//! - a session *joins* the instances at the other ends, each at its host, unless a session has one of them;
-//! - to have an instance, a session waits until nobody has joined it.
-//!
-//! Of two that wait for each other, the one whose instance's name comes first keeps what it has; the other lets go of
-//! everything and waits. So no ring of sessions can wait for each other: whoever keeps something waits only for a name that
-//! comes later, and whoever lets go is in nobody's way.
+//! Whose turn it is, where moves meet: waiting for it. The rules are [`verbatim_session::turns`].
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::watch;
+use verbatim_session::turns::{self, Joined};
 
 use crate::session::watched::Watched;
 
-/// A session that joined instances of this host.
-#[derive(Debug, Default)]
-struct Part {
-    /// The instance that moves.
-    moving: String,
-    /// Those at the other ends.
-    joined: BTreeSet<String>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// The sessions that have instances.
-    having: HashMap<String, u64>,
-    parts: HashMap<u64, Part>,
-}
+type State = turns::Turns<String>;
 
 #[derive(Debug)]
 struct Inner {
@@ -69,22 +45,9 @@ pub struct Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let mut state = self.turns.0.lock();
-        if state.having.get(&self.instance) == Some(&self.session) {
-            state.having.remove(&self.instance);
-        }
-        drop(state);
+        self.turns.0.lock().give_back(&self.instance, self.session);
         self.turns.0.changed.send_replace(());
     }
-}
-
-/// What became of the wish to join.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Joined {
-    /// Nobody moves these instances while the session lasts.
-    Yes,
-    /// Another session has this one.
-    Moving(String),
 }
 
 impl Turns {
@@ -104,18 +67,14 @@ impl Turns {
 
     /// Waits until no session has joined `instance`, and has it from then on.
     pub async fn take(&self, instance: &str, session: u64) -> Turn {
-        self.until(|state| {
-            let joined = state.parts.values().any(|part| part.joined.contains(instance));
-            let free = !joined && !state.having.contains_key(instance);
-            free.then(|| state.having.insert(instance.to_owned(), session))
-        })
-        .await;
+        let name = instance.to_owned();
+        self.until(|state| state.take(&name, session).then_some(())).await;
         self.turn(instance, session)
     }
 
     /// Has an instance that nobody can have joined: it is just arriving here, or an earlier agent had begun to move it.
     pub fn have(&self, instance: &str, session: u64) -> Turn {
-        self.0.lock().having.insert(instance.to_owned(), session);
+        self.0.lock().have(&instance.to_owned(), session);
         self.turn(instance, session)
     }
 
@@ -134,69 +93,44 @@ impl Turns {
         session: u64,
         moving: &str,
         instances: BTreeSet<String>,
-    ) -> anyhow::Result<Joined> {
+    ) -> anyhow::Result<Joined<String>> {
         let mut state = self.0.lock();
         watched.ensure(session)?;
-        let had = |instance: &&String| state.having.get(*instance).is_some_and(|other| *other != session);
-        if let Some(instance) = instances.iter().find(had) {
-            return Ok(Joined::Moving(instance.clone()));
-        }
-        self.insert(&mut state, session, moving, instances);
-        Ok(Joined::Yes)
+        Ok(state.join(session, &moving.to_owned(), instances))
     }
 
     /// The same for a session of an earlier agent, which had joined them.
     pub fn join_again(&self, session: u64, moving: &str, instances: BTreeSet<String>) {
-        self.insert(&mut self.0.lock(), session, moving, instances);
-    }
-
-    fn insert(&self, state: &mut State, session: u64, moving: &str, joined: BTreeSet<String>) {
-        let part = Part {
-            moving: moving.to_owned(),
-            joined,
-        };
-        state.parts.insert(session, part);
+        self.0.lock().join_again(session, &moving.to_owned(), instances);
     }
 
     /// The instance whose move has joined `instance`, or one of several.
     pub fn joined_by(&self, instance: &str) -> Option<String> {
-        let state = self.0.lock();
-        let mut parts = state.parts.values();
-        parts
-            .find(|part| part.joined.contains(instance))
-            .map(|part| part.moving.clone())
+        self.0.lock().joined_by(&instance.to_owned()).cloned()
     }
 
     /// A session has ended here, or lets go.
     pub fn leave(&self, session: u64) {
-        self.0.lock().parts.remove(&session);
+        self.0.lock().leave(session);
         self.0.changed.send_replace(());
     }
 
     /// Waits until earlier sessions that moved `moving` have ended here.
     pub async fn earlier_ended(&self, session: u64, moving: &str) {
-        let earlier = |(id, part): (&u64, &Part)| *id != session && part.moving == moving;
-        self.until(|state| (!state.parts.iter().any(earlier)).then_some(()))
+        let moving = moving.to_owned();
+        self.until(|state| (!state.has_earlier(session, &moving)).then_some(()))
             .await;
     }
 
     /// Waits until no session has `instance` here.
     pub async fn let_go(&self, instance: &str) {
-        self.until(|state| (!state.having.contains_key(instance)).then_some(()))
-            .await;
+        let instance = instance.to_owned();
+        self.until(|state| (!state.is_had(&instance)).then_some(())).await;
     }
 
     /// An instance of this host that another session has.
     pub fn anyone(&self, session: u64) -> Option<String> {
-        let state = self.0.lock();
-        let mut others = state.having.iter().filter(|(_, other)| **other != session);
-        others.next().map(|(instance, _)| instance.clone())
-    }
-
-    #[cfg(test)]
-    fn count(&self) -> usize {
-        let state = self.0.lock();
-        state.having.len() + state.parts.len()
+        self.0.lock().anyone(session).cloned()
     }
 }
 
@@ -204,6 +138,7 @@ impl Turns {
 mod tests {
     use super::*;
     use futures_util::FutureExt;
+    use verbatim_session::turns::keeps;
 
     fn names(names: &[&str]) -> BTreeSet<String> {
         names.iter().map(|name| (*name).to_owned()).collect()
@@ -240,7 +175,7 @@ mod tests {
         free.await;
         watched.end(1);
         assert!(join(1, "a", &["b"]).is_err());
-        assert_eq!(turns.count(), 0);
+        assert!(turns.0.lock().is_empty());
     }
 
     #[tokio::test]
@@ -271,17 +206,16 @@ mod tests {
                     let others: Vec<u64> = (0..INSTANCES).filter(|other| *other != number).collect();
                     'again: loop {
                         let turn = turns.take(&name(number), session).await;
+                        let mut so_far = BTreeSet::new();
                         for other in &others {
                             tokio::task::yield_now().await;
                             // One host each: what was joined before stays joined.
                             let mut joined = BTreeSet::from([name(*other)]);
-                            if let Some(part) = turns.0.lock().parts.get(&session) {
-                                joined.extend(part.joined.iter().cloned());
-                            }
+                            joined.extend(so_far.iter().cloned());
                             while let Ok(Joined::Moving(other)) =
                                 turns.join(&watched, session, &name(number), joined.clone())
                             {
-                                if name(number) > other {
+                                if !keeps(&name(number), &other) {
                                     turns.leave(session);
                                     drop(turn);
                                     turns.let_go(&other).await;
@@ -289,6 +223,7 @@ mod tests {
                                 }
                                 turns.let_go(&other).await;
                             }
+                            so_far = joined;
                         }
                         tokio::task::yield_now().await;
                         turns.leave(session);
@@ -303,6 +238,6 @@ mod tests {
         tokio::time::timeout(std::time::Duration::from_secs(30), all)
             .await
             .expect("all come to their turn");
-        assert_eq!(turns.count(), 0);
+        assert!(turns.0.lock().is_empty());
     }
 }

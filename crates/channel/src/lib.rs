@@ -23,13 +23,15 @@
 //! *Virtual* numbers are those that the program knows; *physical* ones are the RNIC's. They are equal until an instance
 //! has moved.
 
+use verbatim_versions::{Versioned, Versions};
+
 mod gate;
 mod message;
 mod orders;
 mod road_map;
 
 pub use gate::Gate;
-pub use message::{recv, recv_at_most, send};
+pub use message::{MAX_LONG_BYTES, recv, recv_as, recv_at_most, send, send_as};
 pub use orders::{
     Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedMw, ClaimedPd, ClaimedQp,
     ClaimedSrq, Endpoint, Greeting, KeyPair, MovedEndpoint, Order, QpCount, QpProgress, Relocated, Resolved,
@@ -40,8 +42,22 @@ pub use road_map::{
     SrqRecord,
 };
 
-/// The version of this contract; both sides refuse another one.
+/// The version of this contract. What is sent under it is recorded, and `docs/versions.md` says when it rises.
+///
+/// A guest library greets with its newest version, and goes down after an agent that closes the channel without a word. The
+/// agent takes any in its range, and then speaks that one to that process.
 pub const VERSION: u32 = 7;
+
+/// The oldest version that is spoken, too. A container keeps the guest library that it started with: containers of a
+/// release whose version is below this have to be started again.
+pub const OLDEST: u32 = 7;
+
+/// Both.
+pub const VERSIONS: Versions = Versions::new(OLDEST, VERSION);
+
+impl Versioned for Order {}
+impl Versioned for Answer {}
+impl Versioned for Resolved {}
 
 /// The runtime folder as a program in a container sees it.
 pub const RUNTIME_DIR: &str = "/run/verbatim";

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 use verbatim_device::control::{QpCap, QpSecret, SrqAttr};
 
-/// The first message on a connection.
+/// The first message on a connection. It says the version of all that follows, so that what there is of it here has the same form
+/// in every version.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Greeting {
     /// From the guest library's helper thread: orders may be sent here.

@@ -170,6 +170,15 @@ pub enum Command {
     Agent(AgentArguments),
 }
 
+fn host_binaries(text: &str) -> Result<(String, PathBuf), String> {
+    let (host, folder) = text
+        .split_once('=')
+        .ok_or_else(|| format!("{text:?} is not HOST=DIR"))?;
+    // A host's programs begin in another working directory.
+    let folder = std::path::absolute(folder).map_err(|error| error.to_string())?;
+    Ok((host.to_owned(), folder))
+}
+
 #[derive(Debug, Subcommand)]
 pub enum LabCommand {
     /// Bring a lab up.
@@ -178,6 +187,10 @@ pub enum LabCommand {
         /// The hosts' names.
         #[arg(long, value_delimiter = ',', default_value = "src,dst,peer")]
         hosts: Vec<String>,
+        /// A folder with the `verbatim` and `libverbatim.so` that a host runs; those of this program if not given. A link to a
+        /// folder is followed at each start of a service.
+        #[arg(long, value_name = "HOST=DIR", value_parser = host_binaries)]
+        binaries: Vec<(String, PathBuf)>,
         /// How long all of them may take to be ready, in seconds; an emulated machine needs longer.
         #[arg(long, value_name = "SECONDS", default_value_t = READY_TIMEOUT.as_secs())]
         ready_timeout: u64,
@@ -320,9 +333,6 @@ pub struct AgentArguments {
     /// The guest library; the one beside this program if not given.
     #[arg(long)]
     pub library: Option<PathBuf>,
-    /// Print the points at which failures can be ordered, for tests, and when each is passed.
-    #[arg(long, hide = true)]
-    pub list_faults: bool,
     /// The parent of the instances' cgroups.
     #[arg(long, default_value = "/verbatim", env = "VERBATIM_CGROUP_PARENT")]
     pub cgroup_parent: PathBuf,

@@ -12,15 +12,18 @@ mod sessions;
 
 use std::process::ExitCode;
 
+use verbatim_agent::Config;
+use verbatim_agent::faults::Faults;
+
 use crate::args::{Arguments, Command};
 
-/// Does what was typed.
-pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+/// Does what was typed; `faults` is an agent's.
+pub fn run(arguments: Arguments, faults: fn(&Config) -> Faults) -> anyhow::Result<ExitCode> {
     let lab = arguments.lab;
     match arguments.command {
         Command::Lab { command } => lab::run(&lab, command),
         Command::Nic(arguments) => nic::run(arguments),
-        Command::Agent(arguments) => daemons::agent(arguments),
+        Command::Agent(arguments) => daemons::agent(arguments, faults),
         Command::Demo(arguments) => demo::run(arguments),
         command => in_runtime(async {
             match command {

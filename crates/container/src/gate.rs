@@ -28,6 +28,11 @@ pub(crate) const GATE_VARIABLE: &str = "VERBATIM_CRIU_GATE";
 /// it where it gives up without the agent.
 pub(crate) const CGROUP_VARIABLE: &str = "VERBATIM_CRIU_CGROUP";
 
+/// The version of these messages: an agent finds the proxy of an earlier release's agent. They have had one form so far; who
+/// changes one finds out first whether the other side is of this release.
+#[cfg(test)]
+const VERSION: u32 = 1;
+
 /// What is asked of CRIU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
@@ -160,4 +165,21 @@ pub(crate) fn monotonic_now() -> Duration {
         now.tv_sec.try_into().expect("the monotonic clock starts at zero"),
         now.tv_nsec.try_into().expect("below 10^9"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verbatim_recorded::Recording;
+
+    /// A proxy that holds frozen tasks may be of the release before its agent's.
+    #[test]
+    fn messages_are_as_recorded() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recorded/proxy.txt");
+        let mut recording = Recording::open(path, VERSION);
+        recording.check::<Report>("Report");
+        recording.check::<Order>("Order");
+        recording.check_text("held_path", &held_path(Path::new("gate")).display().to_string());
+        recording.finish();
+    }
 }

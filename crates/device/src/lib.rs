@@ -2,7 +2,7 @@
 //! software RNIC.
 //!
 //! - [`control`]: the requests of the control path, one `SOCK_SEQPACKET` connection per context. The connection *is* the
-//!   context: whoever holds the descriptor holds it, and when the last holder closes it the RNIC destroys everything that
+//!   context ([`Connection`]): whoever holds the descriptor holds it, and when the last holder closes it the RNIC destroys everything that
 //!   was made on it.
 //! - [`gids`]: which GID of an RNIC takes the place of one of another.
 //! - [`image`]: the state of a paused connection, which may be too long for a message.
@@ -13,6 +13,7 @@
 //! The RNIC trusts nothing that the other side can write: indices, requests and messages are copied first and checked
 //! after. The other side trusts the RNIC.
 
+mod connection;
 pub mod control;
 pub mod gids;
 pub mod image;
@@ -20,3 +21,5 @@ pub mod layout;
 pub mod ring;
 mod shared;
 pub mod transitions;
+
+pub use connection::{Connection, recv, send};

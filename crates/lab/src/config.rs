@@ -19,7 +19,8 @@ pub struct LabConfig {
     pub subnet: Subnet,
     /// MTU of every link in bytes. Default 9000, range 1280 to 65000.
     pub mtu: u32,
-    /// What each host runs, started in this order: a service is started once the one before it is ready.
+    /// What each host runs that names nothing else, started in this order: a service is started once the one before it is
+    /// ready.
     pub services: Vec<Service>,
     /// The program that takes the lab's roles: its `main` calls [`crate::run_role`]. Default: the running program.
     pub program: PathBuf,
@@ -53,6 +54,11 @@ impl LabConfig {
         self.subnet.host(index as u32 + 1)
     }
 
+    /// What a host runs.
+    pub(crate) fn services_of<'a>(&'a self, host: &'a HostConfig) -> &'a [Service] {
+        host.services.as_deref().unwrap_or(&self.services)
+    }
+
     /// Everything that can be said to be wrong before anything is started.
     pub(crate) fn check(&self) -> Result<()> {
         check_name("lab", &self.name)?;
@@ -65,7 +71,7 @@ impl LabConfig {
                 return Err(Error::Config(format!("two hosts are called {}", host.name)));
             }
         }
-        for service in &self.services {
+        for service in self.hosts.iter().flat_map(|host| self.services_of(host)) {
             check_name("service", &service.name)?;
         }
         if self.hosts.is_empty() || self.hosts.len() > 200 {
@@ -105,12 +111,17 @@ pub(crate) fn check_name(what: &'static str, name: &str) -> Result<()> {
 pub struct HostConfig {
     /// Its host name.
     pub name: String,
+    /// What it runs in the place of [`LabConfig::services`].
+    pub services: Option<Vec<Service>>,
 }
 
 impl HostConfig {
     /// A host of that name.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into() }
+        Self {
+            name: name.into(),
+            services: None,
+        }
     }
 }
 

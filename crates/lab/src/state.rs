@@ -227,7 +227,7 @@ impl StateDir {
         let services = config.hosts.iter().flat_map(|host| {
             let dir = self.host(&host.name);
             config
-                .services
+                .services_of(host)
                 .iter()
                 .map(move |service| dir.join(format!("{}.log", service.name)))
         });

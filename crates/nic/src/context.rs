@@ -23,6 +23,8 @@ pub struct Context {
     pub name: String,
     doorbells: Doorbells,
     pub eventfd: OwnedFd,
+    /// The version of the contract that whoever opened or attached it speaks.
+    pub version: u32,
     /// Who opened or attached it.
     pub credentials: Credentials,
     pub owner: Rc<Owner>,
@@ -56,6 +58,7 @@ pub struct Context {
 impl Context {
     pub fn new(
         name: String,
+        version: u32,
         arena_bytes: u64,
         mappings: Mappings,
         credentials: Credentials,
@@ -71,6 +74,7 @@ impl Context {
             name,
             doorbells,
             eventfd,
+            version,
             credentials,
             owner,
             mappings,

@@ -4,6 +4,7 @@
 //!   no file and sends nothing. So the agent and the simulated world run the very same code.
 //! - [`record`]: what the journal keeps, and what follows from it.
 //! - [`authority`]: which party of a session may send which message.
+//! - [`turns`]: which of two sessions waits that would move both ends of a connection.
 //! - [`Phase`], [`Role`]: the words for where a session stands, and for a host's part in it.
 //!
 //! ```text
@@ -19,5 +20,6 @@ pub mod authority;
 pub mod decision;
 mod phase;
 pub mod record;
+pub mod turns;
 
 pub use phase::{Phase, Role};

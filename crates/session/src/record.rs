@@ -4,12 +4,20 @@
 //! [`Standing`]: the input of a machine that goes on where an earlier agent was cut off.
 
 use prost::Message;
+use verbatim_versions::Versions;
 
 use crate::decision::{Keep, Outcome};
 use crate::{Phase, Role};
 
-/// The version of the records. A journal of a newer version is not read.
+/// The version of the records. A journal of a newer version is not read. What is written under it is recorded, and
+/// `docs/versions.md` says when it rises.
 pub const VERSION: u32 = 1;
+
+/// The oldest version of records that are read, too: an agent goes on where one of an earlier release was cut off.
+pub const OLDEST: u32 = 1;
+
+/// Both.
+pub const VERSIONS: Versions = Versions::new(OLDEST, VERSION);
 
 /// One record.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +36,8 @@ pub struct Entry {
 
 /// What happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(test, derive(strum::EnumDiscriminants))]
+#[cfg_attr(test, strum_discriminants(name(WhatKind), derive(strum::VariantArray)))]
 pub enum What {
     /// The session began here.
     Opened(Parties),
@@ -241,9 +251,9 @@ impl Entry {
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let stored =
             Stored::decode(bytes).map_err(|error| format!("not a record of the journal: {error}"))?;
-        if stored.version != VERSION {
+        if !VERSIONS.accepts(stored.version) {
             return Err(format!(
-                "a record of version {}, where this agent knows {VERSION}",
+                "a record of version {}, where this agent knows {VERSIONS}",
                 stored.version
             ));
         }
@@ -289,8 +299,92 @@ impl Entry {
 mod tests {
     use proptest::prelude::*;
     use strum::VariantArray;
+    use verbatim_recorded::Recording;
 
     use super::*;
+
+    /// One of each kind, with the phase and the sides that it can name.
+    fn of_kind(kind: WhatKind) -> Vec<What> {
+        match kind {
+            WhatKind::Opened => vec![What::Opened(Parties {
+                instance: "web".to_owned(),
+                source: "src".to_owned(),
+                destination: "dst".to_owned(),
+            })],
+            WhatKind::Step => Phase::VARIANTS
+                .iter()
+                .map(|phase| What::Step {
+                    phase: *phase,
+                    name: "PreSetup".to_owned(),
+                })
+                .collect(),
+            WhatKind::Note => vec![
+                What::Note(Note::default()),
+                What::Note(Note {
+                    partners: vec!["peer".to_owned(), "other".to_owned()],
+                    error: Some("no room".to_owned()),
+                    pre_copy_bytes: Some(300),
+                    stop_and_copy_bytes: Some(7),
+                }),
+            ],
+            WhatKind::Deciding => vec![What::Deciding],
+            WhatKind::Committed => vec![What::Committed],
+            WhatKind::Ran => vec![What::Ran],
+            WhatKind::Drained => vec![What::Drained],
+            WhatKind::Switched => vec![What::Switched],
+            WhatKind::RolledBack => vec![What::RolledBack],
+            WhatKind::Resolved => vec![What::Resolved(Keep::Source), What::Resolved(Keep::Destination)],
+            WhatKind::Closed => vec![
+                What::Closed(Outcome::RolledBack),
+                What::Closed(Outcome::Committed),
+            ],
+        }
+    }
+
+    #[test]
+    fn records_are_as_recorded() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recorded/journal.txt");
+        let mut recording = Recording::open(path, VERSION);
+        let entry = |role, what| Entry {
+            session: 0x0123_4567_89ab_cdef,
+            role,
+            unix_ms: 1_700_000_000_000,
+            boot: *b"a boot of a host",
+            what,
+        };
+        let mut check = |name: String, entry: Entry| {
+            recording.check_bytes(&name, &entry.encode(), |bytes| Ok(Entry::decode(bytes)?.encode()));
+        };
+        for role in [Role::Source, Role::Destination, Role::Partner] {
+            check(format!("{role:?}"), entry(role, What::Deciding));
+        }
+        for what in WhatKind::VARIANTS.iter().flat_map(|kind| of_kind(*kind)) {
+            let name = match &what {
+                What::Step { phase, .. } => format!("Step/{phase:?}"),
+                What::Note(note) => format!("Note/{}", note.partners.len()),
+                What::Resolved(keep) => format!("Resolved/{keep:?}"),
+                What::Closed(outcome) => format!("Closed/{outcome:?}"),
+                what => format!("{:?}", WhatKind::from(what)),
+            };
+            check(name, entry(Role::Source, what));
+        }
+        recording.finish();
+    }
+
+    #[test]
+    fn a_record_of_a_later_release_says_so() {
+        let entry = Entry {
+            session: 1,
+            role: Role::Source,
+            unix_ms: 1,
+            boot: [0; 16],
+            what: What::Deciding,
+        };
+        let mut stored = Stored::decode(&*entry.encode()).unwrap();
+        stored.version = VERSION + 1;
+        let said = Entry::decode(&stored.encode_to_vec()).unwrap_err();
+        assert!(said.contains(&format!("version {}", VERSION + 1)), "{said}");
+    }
 
     fn what() -> impl Strategy<Value = What> {
         let phase = prop::sample::select(Phase::VARIANTS);
@@ -359,6 +453,22 @@ mod tests {
         };
         let refused = Entry::decode(&stored.encode_to_vec()).unwrap_err();
         assert!(refused.contains("version 2"), "{refused}");
+    }
+
+    #[test]
+    fn only_what_is_closed_has_ended() {
+        for outcome in [Outcome::Committed, Outcome::RolledBack] {
+            assert!(Standing::Closed(outcome).has_ended());
+        }
+        for standing in [
+            Standing::Opened,
+            Standing::Ran,
+            Standing::Switched,
+            Standing::RolledBack,
+            Standing::Damaged,
+        ] {
+            assert!(!standing.has_ended(), "{standing:?}");
+        }
     }
 
     #[test]

@@ -1,17 +1,19 @@
-//! The simulated world: the machines of `verbatim-session` on hosts that fail.
+//! Simulated worlds: the core of `verbatim-session` on hosts that fail. [`simulated::Simulated`] is what they have in common.
 //!
-//! A [`world::World`] is a small value: the machines of one session's source, destination and partner, and of each host what
-//! a machine cannot see but through its driver: the tasks, their cgroup, CRIU, the proxy and its marker, the journal on
-//! its disk, the RNIC with its listeners, the boot. [`world::World::steps`] lists everything that can happen next, faults among
-//! it. So one description serves two searches:
+//! The world of the decision, [`world::World`], is a small value: the machines of one session's source, destination and
+//! partner, and of each host what a machine cannot see but through its driver: the tasks, their cgroup, CRIU, the proxy
+//! and its marker, the journal on its disk, the RNIC with its listeners, the boot. [`turns::World`] is the other one: several sessions that meet. Each lists
+//! everything that can happen next, faults among it. So one description serves two searches:
 //!
 //! - [`explore`]: every world that can be reached with a limited number of faults, and whether each can still end well;
 //! - [`seeds`]: long random walks, by seed, which find what lies deep; a failing one is shrunk and told as a short story.
 //!
-//! After every step [`check`] looks: at most one copy runs; once the instance has run there, it does not run here; no
+//! After every step of a decision [`check`] looks: at most one copy runs; once the instance has run there, it does not run here; no
 //! records that contradict each other; no partner on the wrong connection.
 //!
-//! [`world::Quirks`] put faults back that were in the code once. Each must be found: that tests the simulator. They change the world,
+//! [`turns::check`] looks whether two sessions ever move both ends of one connection at once, or one waits for ever.
+//!
+//! Quirks put faults back that were in the code once. Each must be found: that tests the simulator. They change the world,
 //! not the machines, so that what is shipped has no switch for a fault.
 //!
 //! A simulator proves only its world. What it takes for granted about CRIU, runc, the kernel and the RNIC is tested
@@ -21,4 +23,7 @@ pub mod check;
 pub mod coverage;
 pub mod explore;
 pub mod seeds;
+pub mod simulated;
+pub mod turns;
+pub mod walked;
 pub mod world;

@@ -1,22 +1,36 @@
-//! `make sim`: the simulated world, by seeds or exhaustively.
+//! `make sim`: the simulated worlds, by seeds or exhaustively.
 
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 use strum::IntoEnumIterator;
 use verbatim_simulation::coverage;
 use verbatim_simulation::explore::{self, Found};
 use verbatim_simulation::seeds::{self, Story, Tally};
-use verbatim_simulation::world::{Quirk, Quirks};
+use verbatim_simulation::simulated::{Quirks, Simulated};
+use verbatim_simulation::walked::{self, Walked};
+use verbatim_simulation::{turns, world};
 
-/// Moves instances in a simulated world in which everything fails, and looks whether two copies ever run.
+/// Moves instances in simulated worlds in which everything fails, and looks whether anything happens that must not.
 #[derive(Parser)]
 #[command(after_help = "Example: verbatim-simulation seeds 0..1000000")]
 struct Args {
+    /// Which world.
+    #[arg(long, global = true, value_enum, default_value_t = Which::Decision)]
+    world: Which,
     #[command(subcommand)]
     what: What,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Which {
+    /// One session, its hosts, and who decides: two copies must never run.
+    Decision,
+    /// Several sessions that meet: both ends of a connection must never be moved at once.
+    Turns,
 }
 
 #[derive(Subcommand)]
@@ -25,11 +39,14 @@ enum What {
     #[command(after_help = "Example: verbatim-simulation seeds 0..1000000 --threads 2")]
     Seeds {
         /// FIRST..END; the last one is not walked.
-        #[arg(value_parser = range)]
+        #[arg(value_parser = walked::range)]
         seeds: Range<u64>,
         /// How many walk side by side.
         #[arg(long, default_value_t = 1)]
         threads: u64,
+        /// A file of seeds that were walked before with the same sources; they are left out, and these are added to it.
+        #[arg(long)]
+        walked: Option<PathBuf>,
     },
     /// Tells what happens in one walk.
     #[command(after_help = "Example: verbatim-simulation story 4711")]
@@ -43,7 +60,7 @@ enum What {
         /// How many.
         faults: u8,
     },
-    /// Puts each old fault back, and looks whether it is found: within so many seeds, and exhaustively with two faults.
+    /// Puts each fault back, and looks whether it is found within so many seeds.
     #[command(after_help = "Example: verbatim-simulation quirks")]
     Quirks {
         /// How many seeds.
@@ -54,46 +71,109 @@ enum What {
     #[command(after_help = "Example: verbatim-simulation coverage 0..100000")]
     Coverage {
         /// FIRST..END.
-        #[arg(value_parser = range)]
+        #[arg(value_parser = walked::range)]
         seeds: Range<u64>,
     },
 }
 
-fn range(text: &str) -> Result<Range<u64>, String> {
-    let (first, end) = text.split_once("..").ok_or("a range is FIRST..END")?;
-    let number = |text: &str| {
-        text.parse::<u64>()
-            .map_err(|error| format!("{text:?} is no number: {error}"))
-    };
-    Ok(number(first)?..number(end)?)
-}
-
 fn main() -> ExitCode {
-    match Args::parse().what {
-        What::Seeds { seeds, threads } => walk(seeds, threads.max(1)),
-        What::Story { seed } => {
-            print!("{}", seeds::shrink(seed, Quirks::NONE, seeds::faults(seed)));
-            ExitCode::SUCCESS
-        }
-        What::Explore { faults } => show(Quirks::NONE, faults),
-        What::Quirks { seeds } => quirks(seeds),
-        What::Coverage { seeds } => {
-            seeds::run(seeds, Quirks::NONE);
-            print!("{}", coverage::tables(&coverage::met()));
-            ExitCode::SUCCESS
+    let args = Args::parse();
+    let is_good = match args.world {
+        Which::Decision => run::<world::World>(args.what, "decision", &[world::World::new()]),
+        Which::Turns => run::<turns::World>(args.what, "turns", &turns::small()),
+    };
+    match is_good {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
         }
     }
 }
 
-fn walk(seeds: Range<u64>, threads: u64) -> ExitCode {
+/// `firsts`: where exhaustive searches begin. Says whether all is as it should be.
+fn run<W: Simulated>(what: What, name: &str, firsts: &[W]) -> Result<bool, String>
+where
+    W::Who: Send,
+    W::Quirk: Send,
+    W::Violation: Send,
+{
+    Ok(match what {
+        What::Seeds {
+            seeds,
+            threads,
+            walked: None,
+        } => walk::<W>(seeds, threads.max(1)),
+        What::Seeds {
+            seeds,
+            threads,
+            walked: Some(file),
+        } => walk_what_is_left::<W>(seeds, threads.max(1), name, &file)?,
+        What::Story { seed } => {
+            print!(
+                "{}",
+                seeds::shrink::<W>(seed, Quirks::NONE, seeds::faults::<W>(seed))
+            );
+            true
+        }
+        What::Explore { faults } => firsts.iter().all(|first| explore(first, faults)),
+        What::Quirks { seeds } => quirks::<W>(seeds),
+        What::Coverage { seeds } => {
+            seeds::run::<W>(seeds, Quirks::NONE);
+            print!("{}", coverage::tables(&coverage::met()));
+            true
+        }
+    })
+}
+
+/// Walks by those seeds that were not walked before, and notes them.
+fn walk_what_is_left<W: Simulated>(
+    seeds: Range<u64>,
+    threads: u64,
+    name: &str,
+    file: &Path,
+) -> Result<bool, String>
+where
+    W::Who: Send,
+    W::Quirk: Send,
+    W::Violation: Send,
+{
+    let cannot =
+        |what: &str, error: &dyn std::fmt::Display| format!("cannot {what} {}: {error}", file.display());
+    let text = match std::fs::read_to_string(file) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        text => text.map_err(|error| cannot("read", &error))?,
+    };
+    let mut walked = Walked::read(&text, walked::DIGEST).map_err(|error| cannot("read", &error))?;
+    for seeds in walked.left(name, seeds) {
+        if !walk::<W>(seeds.clone(), threads) {
+            return Ok(false);
+        }
+        walked.add(name, seeds);
+        std::fs::write(file, walked.to_string()).map_err(|error| cannot("write", &error))?;
+    }
+    println!(
+        "{} seeds of this world were walked with these sources",
+        walked.count(name)
+    );
+    Ok(true)
+}
+
+fn walk<W: Simulated>(seeds: Range<u64>, threads: u64) -> bool
+where
+    W::Who: Send,
+    W::Quirk: Send,
+    W::Violation: Send,
+{
     let began = Instant::now();
-    let each = (seeds.end - seeds.start).div_ceil(threads);
-    let parts: Vec<(Tally, Option<Story>)> = std::thread::scope(|scope| {
+    let each = (seeds.end.saturating_sub(seeds.start)).div_ceil(threads);
+    let parts: Vec<(Tally, Option<Story<W>>)> = std::thread::scope(|scope| {
         let parts: Vec<_> = (0..threads)
             .map(|part| {
                 let first = seeds.start + part * each;
                 let part = first..(first + each).min(seeds.end);
-                scope.spawn(move || seeds::run(part, Quirks::NONE))
+                scope.spawn(move || seeds::run::<W>(part, Quirks::NONE))
             })
             .collect();
         parts
@@ -102,14 +182,14 @@ fn walk(seeds: Range<u64>, threads: u64) -> ExitCode {
             .collect()
     });
     let mut all = Tally::default();
-    let mut failed = false;
+    let mut is_good = true;
     for (tally, story) in parts {
         all.walks += tally.walks;
         all.steps += tally.steps;
         all.faults += tally.faults;
         all.moved += tally.moved;
         if let Some(story) = story {
-            failed = true;
+            is_good = false;
             print!("{story}");
         }
     }
@@ -124,16 +204,12 @@ fn walk(seeds: Range<u64>, threads: u64) -> ExitCode {
         all.moved,
         all.walks as f64 / took.max(Duration::from_millis(1)).as_secs_f64(),
     );
-    if failed {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    }
+    is_good
 }
 
-fn show(quirks: Quirks, faults: u8) -> ExitCode {
+fn explore<W: Simulated>(first: &W, faults: u8) -> bool {
     let began = Instant::now();
-    let report = explore::explore(quirks, faults);
+    let report = explore::explore(first.clone(), Quirks::NONE, faults);
     println!(
         "up to {faults} faults: {} worlds, {} steps, {:.1?}",
         report.worlds,
@@ -143,7 +219,7 @@ fn show(quirks: Quirks, faults: u8) -> ExitCode {
     let way = match report.found {
         Found::Safe => {
             println!("nothing that must not happen; every world can end well");
-            return ExitCode::SUCCESS;
+            return true;
         }
         Found::Violation(violation, way) => {
             println!("{violation:?}");
@@ -157,25 +233,21 @@ fn show(quirks: Quirks, faults: u8) -> ExitCode {
     for step in way {
         println!("  {step}");
     }
-    ExitCode::FAILURE
+    false
 }
 
-fn quirks(within: u64) -> ExitCode {
-    let mut failed = false;
-    for quirk in Quirk::iter() {
+fn quirks<W: Simulated>(within: u64) -> bool {
+    let mut is_good = true;
+    for quirk in W::Quirk::iter() {
         let name: &str = quirk.into();
-        let (tally, story) = seeds::run(0..within, Quirks::only(quirk));
+        let (tally, story) = seeds::run::<W>(0..within, Quirks::only(quirk));
         match story {
             Some(story) => print!("{name} is found after {} walks by {story}", tally.walks),
             None => {
-                failed = true;
+                is_good = false;
                 println!("{name} is NOT found within {within} seeds");
             }
         }
     }
-    if failed {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    }
+    is_good
 }

@@ -4,17 +4,13 @@
 //! how often it has happened. The earliest one happens. So a fault that is taken out of a walk moves nothing else, and a
 //! failing walk can be shrunk by leaving out one fault after the other.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::ops::Range;
 
 use rustc_hash::FxHasher;
 
-use crate::check::{self, Violation};
-use crate::world::{Kind, Quirks, Step, World};
-
-/// After so many steps nothing breaks any more, and nothing is lost.
-const HEALED_AFTER: usize = 120;
+use crate::simulated::{Kind, Quirks, Simulated, Step, What};
 
 /// A walk that is not over so long after that never ends: ten minutes, in microseconds.
 const PATIENCE: u64 = 600_000_000;
@@ -33,7 +29,7 @@ pub struct Fault {
 
 /// How a walk ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum End<Violation> {
     /// Well.
     Good {
         /// The instance has moved.
@@ -49,16 +45,16 @@ pub enum End {
 
 /// A walk that ended badly, as short as it could be made.
 #[derive(Debug)]
-pub struct Story {
+pub struct Story<W: Simulated> {
     /// The seed.
     pub seed: u64,
     /// How it ended.
-    pub end: End,
+    pub end: End<W::Violation>,
     /// What happened.
-    pub steps: Vec<Step>,
+    pub steps: Vec<Step<W::Who>>,
 }
 
-impl fmt::Display for Story {
+impl<W: Simulated> fmt::Display for Story<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.end {
             End::Violation(violation) => writeln!(f, "seed {}: {violation:?}", self.seed)?,
@@ -98,11 +94,11 @@ fn hash(of: impl Hash) -> u64 {
 }
 
 /// The faults of a seed.
-pub fn faults(seed: u64) -> Vec<Fault> {
+pub fn faults<W: Simulated>(seed: u64) -> Vec<Fault> {
     let count = 1 + hash((seed, "faults")) % MOST_FAULTS;
     let mut faults: Vec<_> = (0..count)
         .map(|number| Fault {
-            at: (hash((seed, "at", number)) % 60) as usize,
+            at: (hash((seed, "at", number)) % W::FAULTS_WITHIN) as usize,
             pick: hash((seed, "pick", number)),
         })
         .collect();
@@ -111,8 +107,8 @@ pub fn faults(seed: u64) -> Vec<Fault> {
 }
 
 /// How long a step takes from when it can happen, in microseconds; `None` if it does not happen this time.
-fn latency(seed: u64, step: &Step, times: u32, is_healed: bool) -> Option<u64> {
-    let chance = hash((seed, step.what, step.who as u8, times));
+fn latency<Who: Hash>(seed: u64, step: &Step<Who>, times: u32, is_healed: bool) -> Option<u64> {
+    let chance = hash((seed, step.what, &step.who, times));
     match step.kind {
         Kind::Ordinary => Some(100 + chance % 10_000),
         // From a moment to ten seconds.
@@ -124,25 +120,108 @@ fn latency(seed: u64, step: &Step, times: u32, is_healed: bool) -> Option<u64> {
     }
 }
 
+/// What may happen at a time of its own.
+struct Due<Who> {
+    who: Who,
+    what: &'static str,
+    /// `None` if chance leaves it out.
+    at: Option<u64>,
+    /// It can happen now.
+    is_there: bool,
+}
+
+/// All that may happen. They are few: to look through them is faster than any map.
+struct AllDue<Who> {
+    set: Vec<Due<Who>>,
+    /// How often each step could happen.
+    times: Vec<(Who, &'static str, u32)>,
+}
+
+impl<Who: Copy + Eq> AllDue<Who> {
+    /// The step that happens first, and when. `new` says when a step happens that could not happen before.
+    fn earliest<W>(
+        &mut self,
+        next: &[(Step<Who>, W)],
+        mut new: impl FnMut(&Step<Who>, u32) -> Option<u64>,
+    ) -> Option<(u64, usize)> {
+        self.set.iter_mut().for_each(|due| due.is_there = false);
+        let mut earliest: Option<(u64, usize)> = None;
+        for (index, (step, _)) in next.iter().enumerate() {
+            if step.is_fault() {
+                continue;
+            }
+            let (who, what) = (step.who, step.what);
+            let known = self.set.iter_mut().find(|due| (due.who, due.what) == (who, what));
+            let at = match known {
+                Some(due) => {
+                    due.is_there = true;
+                    due.at
+                }
+                None => {
+                    let at = new(step, self.again(who, what));
+                    self.set.push(Due {
+                        who,
+                        what,
+                        at,
+                        is_there: true,
+                    });
+                    at
+                }
+            };
+            if let Some(at) = at
+                && earliest.is_none_or(|(first, _)| at < first)
+            {
+                earliest = Some((at, index));
+            }
+        }
+        // What cannot happen any more gets a new time when it can again.
+        self.set.retain(|due| due.is_there);
+        earliest
+    }
+
+    fn again(&mut self, who: Who, what: &'static str) -> u32 {
+        let known = self
+            .times
+            .iter_mut()
+            .find(|known| (known.0, known.1) == (who, what));
+        match known {
+            Some((_, _, times)) => {
+                *times += 1;
+                *times
+            }
+            None => {
+                self.times.push((who, what, 1));
+                1
+            }
+        }
+    }
+}
+
 /// Walks; gives each step to `told`.
-pub fn walk(seed: u64, quirks: Quirks, faults: &[Fault], mut told: impl FnMut(Step)) -> (End, u64) {
-    let mut world = World::new();
-    let mut due: BTreeMap<(u8, &'static str), Option<u64>> = BTreeMap::new();
-    let mut times: BTreeMap<(u8, &'static str), u32> = BTreeMap::new();
+pub fn walk<W: Simulated>(
+    seed: u64,
+    quirks: Quirks<W::Quirk>,
+    faults: &[Fault],
+    mut told: impl FnMut(Step<W::Who>),
+) -> (End<W::Violation>, u64) {
+    let mut world = W::of_seed(seed);
+    let mut due = AllDue {
+        set: Vec::new(),
+        times: Vec::new(),
+    };
     let (mut now, mut struck) = (0, 0);
     let mut faults = faults.iter().peekable();
     let mut next = Vec::new();
     let (mut count, mut healed_at) = (0, None);
     loop {
-        if check::is_good_end(&world) && faults.peek().is_none() {
-            let moved = world.ran_there;
+        if faults.peek().is_none() && world.is_good_end() {
             let end = End::Good {
-                moved,
+                moved: world.has_moved(),
                 faults: struck,
             };
             return (end, count as u64);
         }
-        if count > HEALED_AFTER {
+        if count > W::HEALED_AFTER {
             healed_at.get_or_insert(now);
         }
         if healed_at.is_some_and(|at| now > at + PATIENCE) {
@@ -150,50 +229,45 @@ pub fn walk(seed: u64, quirks: Quirks, faults: &[Fault], mut told: impl FnMut(St
         }
         count += 1;
         let fault = faults.next_if(|fault| fault.at < count);
-        world.steps(quirks, fault.is_some(), &mut next);
-        let (ordinary, breaks): (Vec<_>, Vec<_>) = next.iter().partition(|(step, _)| !step.is_fault());
-        let chosen = match fault {
-            Some(fault) if !breaks.is_empty() => {
+        let what = match fault {
+            Some(_) => What::Both,
+            None => What::Goes,
+        };
+        world.steps(quirks, what, &mut next);
+        let strikes = fault.and_then(|fault| {
+            let breaks = next.iter().filter(|(step, _)| step.is_fault()).count() as u64;
+            let pick = fault.pick.checked_rem(breaks)? as usize;
+            let breaks = next.iter().enumerate().filter(|(_, (step, _))| step.is_fault());
+            breaks.map(|(index, _)| index).nth(pick)
+        });
+        let chosen = match strikes {
+            Some(index) => {
                 struck += 1;
-                Some(breaks[(fault.pick % breaks.len() as u64) as usize])
+                Some(index)
             }
-            _ => {
-                // What cannot happen any more gets a new time when it can again.
-                due.retain(|key, _| {
-                    ordinary
-                        .iter()
-                        .any(|(step, _)| (step.who as u8, step.what) == *key)
+            None => {
+                let earliest = due.earliest(&next, |step, times| {
+                    let latency = latency(seed, step, times, healed_at.is_some());
+                    latency.map(|latency| now + latency)
                 });
-                for (step, _) in &ordinary {
-                    let key = (step.who as u8, step.what);
-                    due.entry(key).or_insert_with(|| {
-                        let times = times.entry(key).or_default();
-                        *times += 1;
-                        latency(seed, step, *times, healed_at.is_some()).map(|latency| now + latency)
-                    });
-                }
-                let at = |step: &Step| due.get(&(step.who as u8, step.what)).copied().flatten();
-                let earliest = ordinary
-                    .iter()
-                    .filter_map(|found| Some((at(&found.0)?, found)))
-                    .min_by_key(|(at, _)| *at);
-                earliest.map(|(at, found)| {
+                earliest.map(|(at, index)| {
                     now = at;
-                    *found
+                    index
                 })
             }
         };
-        let Some((step, after)) = chosen else {
+        let Some(index) = chosen else {
             // Nothing is left to happen but what chance has left out, or a fault that is still to come.
             if healed_at.is_some() && faults.peek().is_none() {
                 return (End::Never, count as u64);
             }
-            due.retain(|_, at| at.is_some());
+            due.set.retain(|due| due.at.is_some());
             continue;
         };
-        due.remove(&(step.who as u8, step.what));
+        let (step, after) = next.swap_remove(index);
+        due.set.retain(|due| (due.who, due.what) != (step.who, step.what));
         told(step);
-        if let Some(violation) = check::violation(&world, &after) {
+        if let Some(violation) = world.violation(&after) {
             return (End::Violation(violation), count as u64);
         }
         world = after;
@@ -201,11 +275,11 @@ pub fn walk(seed: u64, quirks: Quirks, faults: &[Fault], mut told: impl FnMut(St
 }
 
 /// Walks by these seeds until one ends badly, which is then shrunk.
-pub fn run(seeds: std::ops::Range<u64>, quirks: Quirks) -> (Tally, Option<Story>) {
+pub fn run<W: Simulated>(seeds: Range<u64>, quirks: Quirks<W::Quirk>) -> (Tally, Option<Story<W>>) {
     let mut tally = Tally::default();
     for seed in seeds {
-        let faults = faults(seed);
-        let (end, steps) = walk(seed, quirks, &faults, |_| {});
+        let faults = faults::<W>(seed);
+        let (end, steps) = walk::<W>(seed, quirks, &faults, |_| {});
         tally.walks += 1;
         tally.steps += steps;
         match end {
@@ -220,8 +294,8 @@ pub fn run(seeds: std::ops::Range<u64>, quirks: Quirks) -> (Tally, Option<Story>
 }
 
 /// Leaves out every fault without which the walk still ends badly.
-pub fn shrink(seed: u64, quirks: Quirks, mut faults: Vec<Fault>) -> Story {
-    let bad = |faults: &[Fault]| !matches!(walk(seed, quirks, faults, |_| {}).0, End::Good { .. });
+pub fn shrink<W: Simulated>(seed: u64, quirks: Quirks<W::Quirk>, mut faults: Vec<Fault>) -> Story<W> {
+    let bad = |faults: &[Fault]| !matches!(walk::<W>(seed, quirks, faults, |_| {}).0, End::Good { .. });
     let mut index = 0;
     while index < faults.len() {
         let mut fewer = faults.clone();
@@ -233,6 +307,6 @@ pub fn shrink(seed: u64, quirks: Quirks, mut faults: Vec<Fault>) -> Story {
         }
     }
     let mut steps = Vec::new();
-    let (end, _) = walk(seed, quirks, &faults, |step| steps.push(step));
+    let (end, _) = walk::<W>(seed, quirks, &faults, |step| steps.push(step));
     Story { seed, end, steps }
 }

@@ -5,15 +5,16 @@
 //! goes away, it looks for it again with growing delay and settles the sessions that cannot go on without it.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use verbatim_channel::{Answer, GATE_NAME, Gate, Greeting, Order, SOCKET_NAME, VERSION};
+use verbatim_channel::{Answer, GATE_NAME, Gate, Greeting, MAX_LONG_BYTES, Order, SOCKET_NAME, VERSIONS};
 use verbatim_seqpacket::{Error, Socket};
+use verbatim_versions::Versions;
 
 use crate::backend::soft::program_name;
 use crate::process::Process;
@@ -29,6 +30,8 @@ const MAX_DELAY_QUIESCED: Duration = Duration::from_millis(20);
 const MAX_DELAY: Duration = Duration::from_secs(1);
 /// How long a drained session waits for an agent that went away.
 const GRACE: Duration = Duration::from_secs(10);
+/// An agent that closes the channel so soon, and has not ordered anything, may not know the version of the greeting.
+const REFUSES_WITHIN: Duration = Duration::from_secs(1);
 
 /// The running thread.
 #[derive(Debug)]
@@ -52,6 +55,7 @@ pub fn ensure(process: &Arc<Process>) {
     };
     let thread = Helper {
         sessions: Sessions::new(process.clone()),
+        version: VERSIONS.newest,
         process: process.clone(),
         stop: handle.stop.clone(),
     };
@@ -78,6 +82,12 @@ fn connect(process: &Process) -> Option<Socket> {
     Socket::connect(&process.runtime().join(SOCKET_NAME)).ok()
 }
 
+/// The version of the next greeting: after an agent has refused this one, that below; else the newest.
+pub(crate) fn next_version(versions: Versions, version: u32, refused: bool) -> u32 {
+    let below = refused.then(|| versions.below(version)).flatten();
+    below.unwrap_or(versions.newest)
+}
+
 impl Handle {
     /// Ends the thread, as the end of the program would.
     pub fn stop(&self, process: &Process) {
@@ -89,6 +99,8 @@ impl Handle {
 struct Helper {
     process: Arc<Process>,
     sessions: Sessions,
+    /// The version of the contract that the agent is greeted with, and that is spoken then.
+    version: u32,
     stop: Arc<AtomicBool>,
 }
 
@@ -104,10 +116,15 @@ impl Helper {
     fn run(mut self, first: Option<Socket>) {
         let mut next = first.or_else(|| self.wait_for_agent());
         while let Some(socket) = next {
-            next = match self.serve(socket) {
+            let (begun, mut ordered) = (Instant::now(), false);
+            next = match self.serve(socket, &mut ordered) {
                 Ok(Ended::Stopped) => None,
                 // Whatever ended the connection, another is looked for.
-                Ok(Ended::Lost) | Err(_) => self.reconnect(),
+                Ok(Ended::Lost) | Err(_) => {
+                    let refused = !ordered && begun.elapsed() < REFUSES_WITHIN;
+                    self.version = next_version(VERSIONS, self.version, refused);
+                    self.reconnect()
+                }
             };
         }
     }
@@ -115,7 +132,7 @@ impl Helper {
     fn greeting(&self) -> Greeting {
         let gate = Gate::open(&self.gate_path(), false);
         Greeting::Process {
-            version: VERSION,
+            version: self.version,
             pid: std::process::id(),
             program: program_name(),
             generation: gate.map_or(0, |gate| gate.generation()),
@@ -150,7 +167,7 @@ impl Helper {
         (!self.stop.load(SeqCst)).then_some(ready.agent)
     }
 
-    fn serve(&mut self, socket: Socket) -> Result<Ended, Error> {
+    fn serve(&mut self, socket: Socket, ordered: &mut bool) -> Result<Ended, Error> {
         let held = fork::hold_fd(socket.as_fd());
         verbatim_channel::send(&socket, &self.greeting(), &[])?;
         loop {
@@ -159,7 +176,8 @@ impl Helper {
                 Some(false) => continue,
                 Some(true) => {}
             }
-            let (order, fds) = verbatim_channel::recv::<Order>(&socket)?;
+            let (order, fds) = verbatim_channel::recv_as::<Order>(&socket, self.version, MAX_LONG_BYTES)?;
+            *ordered = true;
             match order {
                 Order::Quiesce { session } => match self.quiesce(&socket, session) {
                     Ok((gate, seen)) => {
@@ -170,16 +188,20 @@ impl Helper {
                         gate.wait(seen);
                         return Ok(Ended::Lost);
                     }
-                    Err(error) => verbatim_channel::send(&socket, &error_answer(&error), &[])?,
+                    Err(error) => self.answer(&socket, &error_answer(&error), &[])?,
                 },
                 order => {
                     let answer = self.sessions.answer(order, fds);
-                    let sent = verbatim_channel::send(&socket, &answer, &[]);
+                    let sent = self.answer(&socket, &answer, &[]);
                     self.sessions.clear();
                     sent?;
                 }
             }
         }
+    }
+
+    fn answer(&self, socket: &Socket, answer: &Answer, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        verbatim_channel::send_as(socket, self.version, answer, fds)
     }
 
     /// Lets go of everything and tells the agent. The gate, and its generation before anyone could have opened it.
@@ -189,7 +211,7 @@ impl Helper {
         let connections = self.sessions.quiesce(session)?;
         self.process.forget_watch();
         let fds: Vec<_> = connections.iter().map(AsFd::as_fd).collect();
-        if let Err(error) = verbatim_channel::send(socket, &Answer::Quiesced, &fds) {
+        if let Err(error) = self.answer(socket, &Answer::Quiesced, &fds) {
             // The agent is gone and nobody else has the connections: take them back and go on here.
             let order = Order::Claim {
                 session,

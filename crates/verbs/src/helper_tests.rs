@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use verbatim_channel::{Answer, GATE_NAME, Gate, Greeting, MEMORY_DIR, Order, SOCKET_NAME, Scope};
 use verbatim_seqpacket::{Listener, Socket};
+use verbatim_versions::Versions;
 
 use crate::testing::World;
 use crate::{Context, Process};
@@ -175,4 +176,17 @@ fn an_agent_that_dies_at_the_hand_over_leaves_the_process_running() {
     };
     assert_eq!(map.contexts[0].pds.len(), 1);
     process.cleanup();
+}
+
+#[test]
+fn an_agent_of_an_earlier_release_is_greeted_in_its_version() {
+    let versions = Versions::new(6, 8);
+    let refused = |version| crate::helper::next_version(versions, version, true);
+    assert_eq!(
+        [8, 7, 6].map(refused),
+        [7, 6, 8],
+        "after the oldest: the agent may be another by now"
+    );
+    // One that has ordered something, or went away later, is not too old: who comes after it may be newer.
+    assert_eq!(crate::helper::next_version(versions, 7, false), 8);
 }

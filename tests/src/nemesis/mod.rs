@@ -9,6 +9,6 @@ mod strike;
 mod tally;
 
 pub use processes::copies;
-pub use schedule::{Disk, Fault, Moment, Point, Schedule, Side, Strike, Tool, Way};
+pub use schedule::{Aim, Disk, Fault, Moment, Schedule, Side, Strike, Tool, Way};
 pub use strike::{Hosts, Story, heal, prepare, struck_move};
 pub use tally::{Step, Struck, Tally};

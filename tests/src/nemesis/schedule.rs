@@ -4,8 +4,11 @@ use std::fmt;
 use std::time::Duration;
 
 use rand::rngs::StdRng;
-use rand::seq::IndexedRandom;
+use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
+use strum::VariantArray;
+use verbatim_agent::faults::Point;
+use verbatim_session::Phase;
 
 /// A move is struck by so many faults at most.
 const MOST_STRIKES: usize = 3;
@@ -15,20 +18,6 @@ const LATEST: Duration = Duration::from_millis(1200);
 const SPREAD: Duration = Duration::from_millis(150);
 /// What a strike takes away comes back after this at the latest.
 const LONGEST: Duration = Duration::from_secs(8);
-
-/// Points around the decision: from the last moment at which the source runs to the first at which the destination does.
-const DECISIVE: [&str; 10] = [
-    "source-freeze",
-    "source-transfer",
-    "source-restore",
-    "source-commit",
-    "source-ask",
-    "source-committed",
-    "destination-restore",
-    "destination-commit",
-    "destination-committed",
-    "destination-running",
-];
 
 /// Which of the hosts of a move.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,13 +98,57 @@ pub struct Strike {
     pub lasts: Duration,
 }
 
-/// A point at which an agent can be held (`verbatim agent --list-faults`).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Point {
-    /// Its name.
-    pub name: String,
-    /// Whose agent passes it.
-    pub side: Side,
+/// Whose agent passes a point.
+pub fn side_of(point: Point) -> Side {
+    match point.name().split('-').next() {
+        Some("source") => Side::Source,
+        Some("destination") => Side::Destination,
+        Some("partner") => Side::Partner,
+        other => unreachable!("a point of {other:?}"),
+    }
+}
+
+/// A fault and the phase in which it strikes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Aim {
+    /// What strikes.
+    pub fault: Fault,
+    /// When.
+    pub phase: Phase,
+}
+
+impl Aim {
+    /// Each fault in each phase in which there is somebody to strike.
+    pub fn all() -> Vec<Self> {
+        let of_phase = |phase: &Phase| {
+            let aim = |fault| Self { fault, phase: *phase };
+            Fault::all()
+                .into_iter()
+                .map(aim)
+                .filter(Self::has_a_victim)
+                .collect::<Vec<_>>()
+        };
+        Phase::VARIANTS.iter().flat_map(of_phase).collect()
+    }
+
+    fn has_a_victim(&self) -> bool {
+        let Self { fault, phase } = self;
+        match fault {
+            // The last thing of the pre-setup is to start them. The source's wait for the decision and the old place's end; with the
+            // decision those at the destination are done.
+            Fault::KillTool(Side::Source, _) => *phase > Phase::Prepare,
+            Fault::KillTool(..) => (Phase::Quiesce..=Phase::Verify).contains(phase),
+            // What comes too late is refused.
+            Fault::Cancel => *phase < Phase::Decide,
+            _ => true,
+        }
+    }
+}
+
+impl fmt::Display for Aim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in {}", self.fault.kind(), self.phase)
+    }
 }
 
 /// A move and what strikes it.
@@ -131,56 +164,96 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// That of the `number`th move by this seed. `points` are those that there are; each move's schedule depends on its own number
-    /// only.
-    pub fn of(seed: u64, number: u64, points: &[Point]) -> Self {
+    /// That of the `number`th move by this seed; each move's schedule depends on its own number only.
+    ///
+    /// Three in four are aimed: held at a point until the fault that is due has struck, so that in so many moves as there are aims,
+    /// and a third more, each fault strikes in each phase. The seed says in which order.
+    pub fn of(seed: u64, number: u64) -> Self {
         let mut dice = StdRng::seed_from_u64(seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
-        let method = *["wait-before-stop", "pause-resume", "auto"]
-            .choose(&mut dice)
-            .expect("there are three");
-        // Undisturbed moves tell little, but that the next one begins from nothing left over.
-        let count = if dice.random_bool(0.1) {
-            0
-        } else {
-            dice.random_range(1..=MOST_STRIKES)
-        };
-        let aimed = count > 0 && dice.random_bool(0.75);
-        // Two copies could come of what happens around the decision.
-        let decisive = dice.random_bool(0.4);
-        let passed: Vec<_> = points
-            .iter()
-            .filter(|point| passes(method, &point.name))
-            .filter(|point| !decisive || DECISIVE.contains(&point.name.as_str()))
-            .collect();
-        let held_at = passed
-            .choose(&mut dice)
-            .filter(|_| aimed)
-            .map(|point| (*point).clone());
-        let mut strikes: Vec<Strike> = Vec::new();
-        for index in 0..count {
-            // The first one is what the move is held for.
-            let held = held_at.is_some() && (index == 0 || dice.random_bool(0.5));
-            let moment = match held {
-                true => Moment::Held(up_to(SPREAD, &mut dice)),
-                false => Moment::Clock(up_to(LATEST, &mut dice)),
-            };
-            let mut fault = any_fault(&mut dice);
-            // Each cut alone is shorter than the retries of a connection; two in a row are not.
-            let is_cut = |fault: &Fault| matches!(fault, Fault::Cut(..));
-            while is_cut(&fault) && strikes.iter().any(|strike| is_cut(&strike.fault)) {
-                fault = any_fault(&mut dice);
-            }
-            // Short ones more often.
-            let part: f64 = dice.random();
-            let lasts = Duration::from_millis(50).max(LONGEST.mul_f64(part * part));
-            strikes.push(Strike { moment, fault, lasts });
-        }
-        Self {
-            method,
-            held_at,
-            strikes,
+        match number % 4 {
+            3 => Self::by_the_clock(&mut dice),
+            place => Self::aimed(aim(seed, number / 4 * 3 + place), &mut dice),
         }
     }
+
+    /// What strikes first, and in which phase, if the move is held for that.
+    pub fn aim(&self) -> Option<Aim> {
+        let (point, strike) = (self.held_at?, self.strikes.first()?);
+        Some(Aim {
+            fault: strike.fault,
+            phase: point.phase(),
+        })
+    }
+
+    fn by_the_clock(dice: &mut StdRng) -> Self {
+        let method = *["wait-before-stop", "pause-resume", "auto"]
+            .choose(dice)
+            .expect("there are three");
+        // Undisturbed moves tell little, but that the next one begins from nothing left over.
+        let strikes = dice.random_range(0..=MOST_STRIKES);
+        let mut schedule = Self {
+            method,
+            held_at: None,
+            strikes: Vec::new(),
+        };
+        for _ in 0..strikes {
+            let moment = Moment::Clock(up_to(LATEST, dice));
+            let fault = schedule.another_fault(dice);
+            schedule.add(moment, fault, dice);
+        }
+        schedule
+    }
+
+    fn aimed(aim: Aim, dice: &mut StdRng) -> Self {
+        let mut methods = ["wait-before-stop", "pause-resume"];
+        methods.shuffle(dice);
+        let points = Point::ALL.iter().filter(|point| point.phase() == aim.phase);
+        let points: Vec<Point> = points.copied().collect();
+        let passed = |method: &&str| {
+            let passed = points.iter().filter(|point| passes(method, point.name()));
+            passed.copied().collect::<Vec<_>>()
+        };
+        let method = *methods
+            .iter()
+            .find(|method| !passed(method).is_empty())
+            .expect("each phase has a point that a move passes");
+        let mut schedule = Self {
+            method,
+            held_at: passed(&method).choose(dice).copied(),
+            strikes: Vec::new(),
+        };
+        schedule.add(Moment::Held(up_to(SPREAD, dice)), aim.fault, dice);
+        // Others come with it or after it, so that it is not they that the move ends by.
+        for _ in 0..dice.random_range(0..MOST_STRIKES) {
+            let moment = Moment::Held(up_to(LATEST, dice));
+            let fault = schedule.another_fault(dice);
+            schedule.add(moment, fault, dice);
+        }
+        schedule
+    }
+
+    fn another_fault(&self, dice: &mut StdRng) -> Fault {
+        // Each cut alone is shorter than the retries of a connection; two in a row are not.
+        let is_cut = |fault: &Fault| matches!(fault, Fault::Cut(..));
+        let has_cut = self.strikes.iter().any(|strike| is_cut(&strike.fault));
+        let all = Fault::all().into_iter();
+        let possible: Vec<_> = all.filter(|fault| !(has_cut && is_cut(fault))).collect();
+        *possible.choose(dice).expect("not all are cuts")
+    }
+
+    fn add(&mut self, moment: Moment, fault: Fault, dice: &mut StdRng) {
+        // Short ones more often.
+        let part: f64 = dice.random();
+        let lasts = Duration::from_millis(50).max(LONGEST.mul_f64(part * part));
+        self.strikes.push(Strike { moment, fault, lasts });
+    }
+}
+
+/// What is due: all aims, in an order that the seed says, and then again.
+fn aim(seed: u64, number: u64) -> Aim {
+    let mut all = Aim::all();
+    all.shuffle(&mut StdRng::seed_from_u64(seed));
+    all[usize::try_from(number).unwrap_or(usize::MAX) % all.len()]
 }
 
 /// Whether an undisturbed move by this method comes to a point. Those of a drain that is cut off are met by loss only.
@@ -192,7 +265,8 @@ fn passes(method: &str, point: &str) -> bool {
         "partner-drained",
     ];
     match method {
-        _ if point.ends_with("-stop") || point.ends_with("-settle") => false,
+        // A greeting comes at any time.
+        _ if point == "hello" || point.ends_with("-stop") || point.ends_with("-settle") => false,
         "pause-resume" => !DRAIN.contains(&point),
         "wait-before-stop" => point != "source-pause",
         _ => !DRAIN.contains(&point) && point != "source-pause",
@@ -203,30 +277,21 @@ fn up_to(limit: Duration, dice: &mut StdRng) -> Duration {
     Duration::from_millis(dice.random_range(0..limit.as_millis() as u64))
 }
 
-fn any_fault(dice: &mut StdRng) -> Fault {
-    let any = [Side::Source, Side::Destination, Side::Partner];
-    let any = *any.choose(dice).expect("there are three");
-    let end = if dice.random() {
-        Side::Source
-    } else {
-        Side::Destination
-    };
-    match dice.random_range(0..16) {
-        0..4 => Fault::KillAgent(any),
-        4..7 => Fault::StopAgent(any),
-        7 => Fault::KillTool(end, Tool::Criu),
-        8 => Fault::KillTool(end, Tool::Proxy),
-        9 => Fault::KillTool(end, Tool::Runc),
-        10 => Fault::Cut(any, Way::Both),
-        11 => Fault::Cut(any, Way::In),
-        12 => Fault::Cut(any, Way::Out),
-        13 => Fault::Fill(any, Disk::Runtime),
-        14 => Fault::Fill(any, Disk::State),
-        _ => Fault::Cancel,
-    }
-}
-
 impl Fault {
+    /// Each of them.
+    pub fn all() -> Vec<Self> {
+        let mut all = vec![Self::Cancel];
+        for side in [Side::Source, Side::Destination, Side::Partner] {
+            all.extend([Self::KillAgent(side), Self::StopAgent(side)]);
+            all.extend([Way::In, Way::Out, Way::Both].map(|way| Self::Cut(side, way)));
+            all.extend([Disk::Runtime, Disk::State].map(|disk| Self::Fill(side, disk)));
+            if side != Side::Partner {
+                all.extend([Tool::Criu, Tool::Proxy, Tool::Runc].map(|tool| Self::KillTool(side, tool)));
+            }
+        }
+        all
+    }
+
     /// What the tables of the outcome call its kind.
     pub fn kind(&self) -> String {
         let side = |side: &Side| format!("{side:?}").to_lowercase();
@@ -261,7 +326,7 @@ impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.method)?;
         if let Some(point) = &self.held_at {
-            write!(f, ", held at {}", point.name)?;
+            write!(f, ", held at {}", point.name())?;
         }
         for strike in &self.strikes {
             write!(f, "; {strike}")?;
@@ -274,57 +339,44 @@ impl fmt::Display for Schedule {
 mod tests {
     use super::*;
 
-    fn points() -> Vec<Point> {
-        let named = |name: &str, side| Point {
-            name: name.to_owned(),
-            side,
-        };
-        vec![
-            named("source-transfer", Side::Source),
-            named("source-pause", Side::Source),
-            named("partner-drain", Side::Partner),
-            named("partner-stop", Side::Partner),
-        ]
-    }
-
     #[test]
     fn a_seed_always_says_the_same_and_another_one_something_else() {
-        let of = |seed| -> Vec<_> {
-            (0..50)
-                .map(|number| Schedule::of(seed, number, &points()))
-                .collect()
-        };
+        let of = |seed| -> Vec<_> { (0..50).map(|number| Schedule::of(seed, number)).collect() };
         assert_eq!(of(7), of(7));
         assert_ne!(of(7), of(8));
     }
 
     #[test]
-    fn each_kind_comes_and_no_move_has_two_cuts() {
-        let schedules: Vec<_> = (0..4000)
-            .map(|number| Schedule::of(1, number, &points()))
+    fn each_aim_is_met_in_a_third_more_moves_than_there_are() {
+        let aims = Aim::all();
+        let moves = aims.len().div_ceil(3) as u64 * 4;
+        let met: Vec<Aim> = (0..moves)
+            .filter_map(|number| Schedule::of(5, number).aim())
             .collect();
-        let mut kinds = std::collections::BTreeSet::new();
-        for schedule in &schedules {
-            assert!(schedule.strikes.len() <= MOST_STRIKES);
-            let cuts = schedule.strikes.iter();
-            assert!(
-                cuts.filter(|strike| matches!(strike.fault, Fault::Cut(..)))
-                    .count()
-                    <= 1
-            );
-            assert!(schedule.strikes.iter().all(|strike| strike.lasts <= LONGEST));
-            let held = schedule
-                .strikes
-                .iter()
-                .any(|strike| matches!(strike.moment, Moment::Held(_)));
-            assert_eq!(held, schedule.held_at.is_some(), "{schedule}");
-            if let Some(point) = &schedule.held_at {
-                assert!(passes(schedule.method, &point.name), "{schedule}");
-            }
-            kinds.extend(schedule.strikes.iter().map(|strike| strike.fault.kind()));
+        for aim in &aims {
+            assert!(met.contains(aim), "{aim}");
         }
         // Agents killed and stopped, cuts and disks of three hosts, tools of two, and the operator.
-        assert_eq!(kinds.len(), 3 + 3 + 6 + 9 + 6 + 1, "{kinds:?}");
-        assert!(schedules.iter().any(|schedule| schedule.strikes.is_empty()));
+        assert_eq!(Fault::all().len(), 3 + 3 + 6 + 9 + 6 + 1);
+    }
+
+    #[test]
+    fn no_move_has_two_cuts_and_each_comes_to_where_it_is_held() {
+        for number in 0..4000 {
+            let schedule = Schedule::of(1, number);
+            assert!(schedule.strikes.len() <= MOST_STRIKES);
+            let cuts = schedule.strikes.iter();
+            let cuts = cuts.filter(|strike| matches!(strike.fault, Fault::Cut(..)));
+            assert!(cuts.count() <= 1, "{schedule}");
+            assert!(schedule.strikes.iter().all(|strike| strike.lasts <= LONGEST));
+            for strike in &schedule.strikes {
+                let held = matches!(strike.moment, Moment::Held(_));
+                assert_eq!(held, schedule.held_at.is_some(), "{schedule}");
+            }
+            if let Some(point) = schedule.held_at {
+                assert!(passes(schedule.method, point.name()), "{schedule}");
+            }
+        }
+        assert!((0..100).any(|number| Schedule::of(1, number).strikes.is_empty()));
     }
 }

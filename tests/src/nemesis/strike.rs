@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use verbatim_lab::ServiceState;
 
 use super::processes;
-use super::schedule::{Disk, Fault, Moment, Schedule, Side, Strike, Way};
+use super::schedule::{Disk, Fault, Moment, Schedule, Side, Strike, Way, side_of};
 use super::tally::Struck;
 use crate::lab::TestLab;
 use crate::running::{Finished, Running};
@@ -181,6 +181,8 @@ struct Held {
 struct HeldState {
     /// When it was reached, or nobody waits for it any more.
     since: Option<Instant>,
+    /// It was reached.
+    reached: bool,
     to_come: usize,
     moved: bool,
 }
@@ -235,11 +237,11 @@ pub fn struck_move(
     one.held.change(|state| state.to_come = held.count());
     let reached = match &schedule.held_at {
         Some(point) => {
-            let host = hosts.of(point.side);
+            let host = hosts.of(side_of(*point));
             let reached = lab.path(host, "/run/verbatim/faults.reached")?;
             let _ = std::fs::remove_file(&reached);
-            lab.order_faults(host, &format!("{} hang\n", point.name))?;
-            Some((host, reached, point.name.as_str()))
+            lab.order_faults(host, &format!("{} hang\n", point.name()))?;
+            Some((host, reached, point.name()))
         }
         None => None,
     };
@@ -277,7 +279,10 @@ pub fn struck_move(
                 Ok(true) => story.tell(format!("{host} is held at {name}")),
                 _ => story.tell(format!("{host} does not come to {name}")),
             }
-            one.held.change(|state| state.since = Some(Instant::now()));
+            one.held.change(|state| {
+                state.since = Some(Instant::now());
+                state.reached = matches!(there, Ok(true));
+            });
             one.held
                 .wait_for(patience(LIMIT), |state| (state.to_come == 0).then_some(()));
             let _ = lab.order_faults(host, "");
@@ -317,11 +322,13 @@ impl Move<'_> {
     }
 
     fn strike(&self, strike: &Strike, begun: Instant) {
-        let at = match strike.moment {
-            Moment::Clock(after) => begun + after,
+        let (at, at_point) = match strike.moment {
+            Moment::Clock(after) => (begun + after, false),
             Moment::Held(after) => {
-                let since = self.held.wait_for(patience(LIMIT), |state| state.since);
-                since.unwrap_or_else(Instant::now) + after
+                let there = |state: &HeldState| Some((state.since?, state.reached));
+                let there = self.held.wait_for(patience(LIMIT), there);
+                let (since, reached) = there.unwrap_or_else(|| (Instant::now(), false));
+                (since + after, reached)
             }
         };
         std::thread::sleep(at.saturating_duration_since(Instant::now()));
@@ -334,6 +341,7 @@ impl Move<'_> {
                 struck.push(Struck {
                     kind: kind.clone(),
                     unix_ms: unix_ms(),
+                    at_point,
                 });
             }
             Ok(false) => self.story.tell(format!("{kind}: nobody there")),

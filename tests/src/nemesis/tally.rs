@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use super::schedule::Aim;
+
 /// Before the first step, the steps of a source in their order, and after the command's end. Not every method has each.
 const PHASES: [&str; 17] = [
     "before",
@@ -40,6 +42,8 @@ pub struct Struck {
     pub kind: String,
     /// When, in milliseconds since 1970.
     pub unix_ms: u64,
+    /// The move was held at its point meanwhile.
+    pub at_point: bool,
 }
 
 /// All moves so far.
@@ -53,20 +57,42 @@ pub struct Tally {
     pub rolled_back: usize,
     /// How often a fault struck in a phase.
     met: BTreeMap<(String, String), usize>,
+    /// What moves were held for, and has struck there.
+    hit: BTreeSet<String>,
 }
 
 impl Tally {
     /// Adds what struck a move whose source passed these steps. `end`: when the command ended.
-    pub fn add(&mut self, committed: bool, struck: &[Struck], steps: &[Step], end_unix_ms: u64) {
+    pub fn add(
+        &mut self,
+        committed: bool,
+        aim: Option<Aim>,
+        struck: &[Struck],
+        steps: &[Step],
+        end_unix_ms: u64,
+    ) {
         self.moves += 1;
         match committed {
             true => self.committed += 1,
             false => self.rolled_back += 1,
         }
+        if let Some(aim) = aim
+            && struck
+                .iter()
+                .any(|one| one.at_point && one.kind == aim.fault.kind())
+        {
+            self.hit.insert(aim.to_string());
+        }
         for one in struck {
             let phase = phase_at(one.unix_ms, steps, end_unix_ms);
             *self.met.entry((one.kind.clone(), phase)).or_default() += 1;
         }
+    }
+
+    /// Faults that have not struck in a phase in which they could.
+    pub fn missed(&self) -> Vec<String> {
+        let all = Aim::all().into_iter().map(|aim| aim.to_string());
+        all.filter(|aim| !self.hit.contains(aim)).collect()
     }
 
     /// Whether at least a third of the moves took place.
@@ -92,11 +118,14 @@ impl fmt::Display for Tally {
             committed,
             rolled_back,
             met,
+            hit,
         } = self;
         let struck: usize = met.values().sum();
         writeln!(
             f,
-            "{moves} moves: {committed} committed, {rolled_back} rolled back; {struck} faults"
+            "{moves} moves: {committed} committed, {rolled_back} rolled back; {struck} faults, {} of {} in the phase that was due",
+            hit.len(),
+            Aim::all().len()
         )?;
         let kinds: BTreeSet<_> = met.keys().map(|(kind, _)| kind).collect();
         // Also those that nothing has met, so that this is seen.
@@ -127,7 +156,10 @@ impl fmt::Display for Tally {
 
 #[cfg(test)]
 mod tests {
+    use verbatim_session::Phase;
+
     use super::*;
+    use crate::nemesis::schedule::Fault;
 
     fn step(name: &str, unix_ms: u64) -> Step {
         Step {
@@ -157,16 +189,23 @@ mod tests {
         let struck = |unix_ms| Struck {
             kind: "cancel".to_owned(),
             unix_ms,
+            at_point: true,
         };
-        tally.add(true, &[struck(60), struck(150)], &steps, 200);
-        tally.add(false, &[], &steps, 200);
-        tally.add(false, &[struck(300)], &steps, 200);
+        let aim = Aim {
+            fault: Fault::Cancel,
+            phase: Phase::Transfer,
+        };
+        assert!(tally.missed().contains(&aim.to_string()));
+        tally.add(true, Some(aim), &[struck(60), struck(150)], &steps, 200);
+        tally.add(false, None, &[], &steps, 200);
+        tally.add(false, None, &[struck(300)], &steps, 200);
+        assert!(!tally.missed().contains(&aim.to_string()));
         assert!(tally.enough_committed());
-        tally.add(false, &[], &steps, 200);
+        tally.add(false, None, &[], &steps, 200);
         assert!(!tally.enough_committed());
         let text = tally.to_string();
         assert!(
-            text.starts_with("4 moves: 1 committed, 3 rolled back; 3 faults\n"),
+            text.starts_with("4 moves: 1 committed, 3 rolled back; 3 faults, 1 of "),
             "{text}"
         );
         let places = ["PreCopy", "Transfer", "after"].map(|phase| text.find(phase).unwrap());

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use verbatim_e2e::{Instance, Migration, PATIENCE, TestLab, Traffic, eventually, left_behind};
+use verbatim_e2e::{Bandwidth, Instance, Migration, TestLab, Traffic, eventually, left_behind};
 
 use crate::Test;
 use crate::migration::Check;
@@ -39,7 +39,7 @@ pub fn tests() -> Vec<Test> {
             HOSTS,
             with_a_shared_receive_queue,
         ),
-        Test::new("drain::stopped_and_rolled_back", HOSTS, stopped_and_rolled_back),
+        Test::new("drain::stopped_and_rolled_back", HOSTS, stopped_and_rolled_back).injecting_faults(),
     ]
 }
 
@@ -197,34 +197,18 @@ fn both_in_one_instance(lab: &TestLab) -> anyhow::Result<()> {
 /// The partner's shared receive queue stays where it is, and gets a RECV back that half a message has taken.
 fn with_a_shared_receive_queue(lab: &TestLab) -> anyhow::Result<()> {
     const PACKETS: u64 = 1000;
-    let argv = [
-        "ib_send_bw",
-        "--use-srq",
-        "-q",
-        "4",
-        "-s",
-        "65536",
-        "-F",
-        "-D",
-        "20",
-    ];
-    let argv = [&argv[..], PATIENCE].concat();
-    let server = lab.instance("peer", "server", &argv)?;
-    server.listens(verbatim_e2e::PERFTEST_PORT)?;
-    let address = server.address()?;
-    let client = lab.instance("src", "client", &[&argv[..], &[&address]].concat())?;
+    let test = Bandwidth::start(lab, &["ib_send_bw", "--use-srq", "-q", "4", "-s", "65536"])?;
     let mut here = "src";
     let mut unfinished = Unfinished::default();
     for to in ["dst", "src", "dst"] {
         Traffic::of(lab, here)?.packets_flow(PACKETS, LIMIT)?;
-        let migration = client.migrate_with(to, &["--drain-timeout", "0"])?;
+        let migration = test.client.migrate_with(to, &["--drain-timeout", "0"])?;
         migration.must_be_committed()?;
         unfinished.add(&migration);
         here = to;
     }
     Traffic::of(lab, here)?.packets_flow(PACKETS, LIMIT)?;
-    client.succeed(LIMIT)?;
-    server.succeed(LIMIT)?;
+    test.end()?;
     ensure!(unfinished.replayed > 0, "{unfinished:?}");
     Ok(())
 }

@@ -17,7 +17,7 @@ const OPTIONS: &[&str] = &["--op", "mix", "-q", "2", "-s", "16384", "--bidirecti
 
 /// All of them.
 pub fn tests() -> Vec<Test> {
-    vec![
+    let tests = [
         Test::new("failures::the_answer_is_lost", HOSTS, the_answer_is_lost),
         Test::new("failures::the_question_is_lost", HOSTS, the_question_is_lost),
         Test::new("failures::an_operator_decides", HOSTS, an_operator_decides),
@@ -41,7 +41,8 @@ pub fn tests() -> Vec<Test> {
             &["src"],
             a_taken_over_instance_tells_its_status,
         ),
-    ]
+    ];
+    tests.into_iter().map(Test::injecting_faults).collect()
 }
 
 /// A host's part in a session, of `verbatim sessions --json`.
@@ -306,13 +307,13 @@ fn an_older_agent(lab: &TestLab) -> anyhow::Result<()> {
     for (host, word) in [("dst", "the agent of dst"), ("peer", "a partner is out of reach")] {
         lab.order_faults(host, "hello damage\n")?;
         let found = blockers(lab, "client", "dst")?.join("; ");
-        for word in [word, "speaks protocol", "install the same version on both"] {
+        for word in [word, "of the agent contract", "upgrade the agent of"] {
             ensure!(found.contains(word), "{found}");
         }
         check
             .client
             .migrate("dst")?
-            .must_be_rolled_back(&["install the same version on both"])?;
+            .must_be_rolled_back(&["of the agent contract", "upgrade the agent of"])?;
         lab.order_faults(host, "")?;
     }
     // A partner's host without an agent.

@@ -1,4 +1,4 @@
-//! Every failure at every step: each named point of a migration (`verbatim agent --list-faults`) with each action that
+//! Every failure at every step: each named point of a migration (`verbatim_agent::faults::Point`) with each action that
 //! makes sense there, in one lab and under one check that runs all the time.
 //!
 //! After each case the instance runs on exactly one host, its connections work, nothing is left on the other host, no
@@ -75,7 +75,7 @@ impl Action {
     }
 }
 
-/// A line of `verbatim agent --list-faults`.
+/// Where a failure can be ordered.
 #[derive(Debug, Clone)]
 struct Point {
     name: String,
@@ -99,8 +99,8 @@ const SHORT: &[(&str, Action)] = &[
 
 /// All of them.
 pub fn tests() -> Vec<Test> {
-    let mut tests = vec![Test::new("faults::short", HOSTS, |lab| {
-        let points = points(lab)?;
+    let short = Test::new("faults::short", HOSTS, |lab| {
+        let points = points();
         let cases = SHORT.iter().map(|(name, action)| {
             let point = points.iter().find(|point| point.name == *name);
             Ok((
@@ -113,12 +113,13 @@ pub fn tests() -> Vec<Test> {
             Method::WaitBeforeStop,
             &cases.collect::<anyhow::Result<Vec<_>>>()?,
         )
-    })];
+    });
+    let mut tests = vec![short.injecting_faults()];
     for method in [Method::WaitBeforeStop, Method::PauseResume] {
         for role in ["source", "destination", "partner"] {
             let name = format!("faults::every_{role}_{}", method.name().replace('-', "_"));
-            let every = Test::new(name, &["src"], move |lab| {
-                let points = points(lab)?;
+            let every = Test::new(name, &["src"], move |_| {
+                let points = points();
                 let passed = points
                     .iter()
                     .filter(|point| point.role == role && method.passes(&point.name));
@@ -163,36 +164,29 @@ impl Method {
     }
 }
 
-/// All points that there are.
-fn points(lab: &TestLab) -> anyhow::Result<Vec<Point>> {
-    let listed = lab.ask(&["agent", "--list-faults"])?.stdout;
-    let points = listed.lines().map(|line| {
-        let (name, time) = line.split_once(' ').context("a point without its time")?;
+/// All points of a migration. What is about the greeting is tested with `verbatim check`.
+fn points() -> Vec<Point> {
+    let points = verbatim_agent::faults::Point::ALL.iter();
+    let of_migration = points.filter(|point| point.name() != "hello");
+    let point = |point: &verbatim_agent::faults::Point| {
+        let name = point.name();
         let role = name.split('-').next().unwrap_or_default();
-        Ok(Point {
+        assert!(
+            ["source", "destination", "partner"].contains(&role),
+            "no case for {name}"
+        );
+        Point {
             name: name.to_owned(),
             role: role.to_owned(),
-            time: time.to_owned(),
-        })
-    });
-    let points: anyhow::Result<Vec<_>> = points.collect();
-    // What is about the greeting is tested with `verbatim check`.
-    let points: Vec<_> = points?
-        .into_iter()
-        .filter(|point| point.role != "hello")
-        .collect();
-    for point in &points {
-        ensure!(
-            ["source", "destination", "partner"].contains(&point.role.as_str()),
-            "no case for {point:?}"
-        );
-    }
-    Ok(points)
+            time: point.time().name().to_owned(),
+        }
+    };
+    of_migration.map(point).collect()
 }
 
 /// Each point in a lab of its own, so that one that fails hides no other.
 fn every<'p>(points: impl Iterator<Item = &'p Point>, method: Method) -> anyhow::Result<()> {
-    let tools = Tools::find()?;
+    let tools = Tools::find()?.that_fail_on_order();
     let (mut driven, mut failed) = (0, Vec::new());
     for point in points {
         let actions = Action::ALL.into_iter().filter(|action| action.is_for(point));

@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use serde::Deserialize;
-use verbatim_e2e::{
-    BandwidthRow, Instance, Migration, PATIENCE, PERFTEST_PORT, TestLab, Traffic, VCHECK_PORT,
-};
+use verbatim_e2e::{Bandwidth, Instance, Migration, TestLab, Traffic, VCHECK_PORT};
 
 use crate::Test;
 use crate::migration::{Check, both_in_one_instance, plausible};
@@ -67,7 +65,10 @@ pub fn tests() -> Vec<Test> {
     for (name, program) in [
         ("uc", &["ib_write_bw", "-c", "UC", "-q", "2"][..]),
         ("ud", &["ib_send_bw", "-c", "UD", "-s", "2048"]),
-        ("events", &["ib_send_bw", "-e", "-q", "4"]),
+        (
+            "events",
+            &["ib_send_bw", "-e", "-q", "4", "-s", "65536", "-n", "100000"],
+        ),
     ] {
         let name = format!("gids::perftest_{name}");
         tests.push(Test::new(name, HOSTS, move |lab| perftest(lab, program)).only_on_demand(true));
@@ -164,29 +165,18 @@ fn both_ends(lab: &TestLab, kind: Kind, how: &[&str]) -> anyhow::Result<()> {
 
 /// Other transports; either side moves.
 fn perftest(lab: &TestLab, program: &[&str]) -> anyhow::Result<()> {
-    let length: &[&str] = match program.contains(&"-e") {
-        true => &["-n", "100000", "-s", "65536"],
-        false => &["-D", "40"],
-    };
-    let argv = [program, length, &["-F", "-x", GLOBAL.index], PATIENCE].concat();
-    let server = lab.instance("peer", "server", &argv)?;
-    server.listens(PERFTEST_PORT)?;
-    let address = server.address()?;
-    let client = lab.instance("src", "client", &[&argv[..], &[&address]].concat())?;
-    let words = || client.output().unwrap_or_default();
+    let argv = [program, &["-x", GLOBAL.index]].concat();
+    let test = Bandwidth::start(lab, &argv)?;
     Traffic::of(lab, "src")?
         .packets_flow(PACKETS, LIMIT)
-        .with_context(words)?;
-    for (moved, to) in [(&client, "dst"), (&server, "src")] {
-        moves(moved, to, WAIT).with_context(words)?;
+        .with_context(|| test.words())?;
+    for (moved, to) in [(&test.client, "dst"), (&test.server, "src")] {
+        moves(moved, to, WAIT).with_context(|| test.words())?;
         Traffic::of(lab, to)?
             .packets_flow(PACKETS, LIMIT)
-            .with_context(words)?;
+            .with_context(|| test.words())?;
     }
-    let result = client.succeed(LIMIT)?;
-    server.succeed(LIMIT)?;
-    let rows = BandwidthRow::parse(&result)?;
-    ensure!(rows.len() == 1 && rows[0].average_mib_s > 0.0, "{rows:?}");
+    test.end()?;
     Ok(())
 }
 
@@ -219,13 +209,16 @@ fn connected_after_a_move(lab: &TestLab) -> anyhow::Result<()> {
     let server = lab.instance("peer", "server", &argv)?;
     server.listens(VCHECK_PORT)?;
     let address = server.address()?;
-    let client = [&argv[..], OPTIONS, &["-D", "15", &address]].concat();
+    let client = [&argv[..], OPTIONS, &["-D", "600", &address]].concat();
     moves(&server, "dst", WAIT)?;
     let client = lab.instance("src", "client", &client)?;
     let flows = Traffic::of(lab, "dst")?.flows(SOME_BYTES, LIMIT);
     flows.with_context(|| client.output().unwrap_or_default())?;
     uses(lab, "src", GLOBAL, 4)?;
     moves(&client, "spare", PAUSE)?;
+    let flows = Traffic::of(lab, "spare")?.flows(SOME_BYTES, LIMIT);
+    flows.with_context(|| client.output().unwrap_or_default())?;
+    client.interrupt()?;
     let client = client.succeed(LIMIT)?;
     verbatim_e2e::CheckReport::both_clean(&client, &server.succeed(LIMIT)?)?;
     Ok(())

@@ -42,7 +42,7 @@ pub fn tests() -> Vec<Test> {
             ("destination-claim", "wait-before-stop"),
             ("partner-resume", "wait-before-stop"),
         ];
-        let test = Test::new(name, HOSTS, move |lab| dies(lab, host, point, method));
+        let test = Test::new(name, HOSTS, move |lab| dies(lab, host, point, method)).injecting_faults();
         test.only_on_demand(!often.contains(&(point, method)))
     };
     cases.into_iter().map(test).collect()

@@ -5,16 +5,18 @@
 //! are skipped, and say why; with `CI=true` that is a failure.
 //!
 //! Cases that take long and add little ([`on_demand`], most of [`conformance`]) run only on demand: `make e2e`,
-//! `make conformance`, or `--include-ignored`.
+//! `make conformance`, `make compat-test`, or `--include-ignored`.
 //!
 //! | variable | |
 //! | --- | --- |
+//! | `VERBATIM_PREVIOUS` | the folder with the previous release's programs, for [`compat`] |
 //! | `VERBATIM_SOAK_MOVES` | how many moves in a row `soak::lossy` makes; default 200 |
 //! | `VERBATIM_NEMESIS_MINUTES` | how long `nemesis::strikes` goes on; default 2 |
 //! | `VERBATIM_NEMESIS_SEED` | what strikes there; default: any |
 //! | `VERBATIM_NEMESIS_FIRST` | the number of the first move of that seed; default 0 |
 
 mod application;
+mod compat;
 mod conformance;
 mod drain;
 mod failures;
@@ -38,9 +40,17 @@ mod soak;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use verbatim_e2e::{Stolen, TestLab, Tools};
+use verbatim_e2e::{Release, Stolen, TestLab, Tools};
+
+/// How long each test took, its lab included.
+static TIMES: Mutex<Vec<(Duration, String)>> = Mutex::new(Vec::new());
+
+/// So many of the slowest are told at the end.
+const TOLD: usize = 15;
 
 /// What a test does in its lab.
 type Body = Box<dyn FnOnce(&TestLab) -> anyhow::Result<()> + Send>;
@@ -49,7 +59,11 @@ type Body = Box<dyn FnOnce(&TestLab) -> anyhow::Result<()> + Send>;
 struct Test {
     name: String,
     hosts: &'static [&'static str],
+    /// Hosts whose programs can be exchanged, and what they run at first.
+    releases: Vec<(&'static str, Release)>,
     only_on_demand: bool,
+    /// Its agents fail where it orders that.
+    injects_faults: bool,
     body: Body,
 }
 
@@ -62,8 +76,26 @@ impl Test {
         Self {
             name: name.into(),
             hosts,
+            releases: Vec::new(),
             only_on_demand: false,
+            injects_faults: false,
             body: Box::new(body),
+        }
+    }
+
+    /// It orders failures: its hosts run the program that takes such orders.
+    fn injecting_faults(self) -> Self {
+        Self {
+            injects_faults: true,
+            ..self
+        }
+    }
+
+    /// The same on hosts of these releases; only on demand, since the previous one has to be built.
+    fn with_releases(self, releases: &[(&'static str, Release)]) -> Self {
+        Self {
+            releases: releases.to_vec(),
+            ..self.only_on_demand(true)
         }
     }
 
@@ -77,7 +109,11 @@ impl Test {
 
     fn run(self, tools: &Tools) -> anyhow::Result<()> {
         let stolen = Stolen::now();
-        let lab = TestLab::up(tools, self.hosts)?;
+        let tools = match self.injects_faults {
+            true => &tools.that_fail_on_order(),
+            false => tools,
+        };
+        let lab = TestLab::up_with(tools, self.hosts, &self.releases)?;
         let body = self.body;
         // A panic must not hide the logs.
         let result = catch_unwind(AssertUnwindSafe(|| body(&lab)));
@@ -120,6 +156,7 @@ fn main() -> ExitCode {
         many::tests(),
         soak::tests(),
         nemesis::tests(),
+        compat::tests(),
         application::tests(),
         conformance::tests(),
     ];
@@ -127,11 +164,15 @@ fn main() -> ExitCode {
     let trials = tests.into_iter().map(|test| {
         let obstacle = obstacle.clone();
         let only_on_demand = test.only_on_demand;
+        let name = test.name.clone();
         let trial = Trial::ignorable_test(test.name.clone(), move || match obstacle {
             Some(reason) if strict => Err(Failed::from(reason)),
             Some(reason) => Ok(Completion::ignored_with(reason)),
             None => {
+                let begun = Instant::now();
                 let result = Tools::find().and_then(|tools| test.run(&tools));
+                let mut times = TIMES.lock().unwrap_or_else(PoisonError::into_inner);
+                times.push((begun.elapsed(), name));
                 result
                     .map(|()| Completion::Completed)
                     .map_err(|error| Failed::from(format!("{error:#}")))
@@ -139,5 +180,21 @@ fn main() -> ExitCode {
         });
         trial.with_ignored_flag(only_on_demand)
     });
-    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+    let code = libtest_mimic::run(&arguments, trials.collect()).exit_code();
+    tell_slowest();
+    code
+}
+
+fn tell_slowest() {
+    let mut times = TIMES.lock().unwrap_or_else(PoisonError::into_inner);
+    times.sort();
+    let all: Duration = times.iter().map(|(time, _)| *time).sum();
+    eprintln!(
+        "{} tests took {:.0} s; the slowest:",
+        times.len(),
+        all.as_secs_f64()
+    );
+    for (time, name) in times.iter().rev().take(TOLD) {
+        eprintln!("  {:6.1} s  {name}", time.as_secs_f64());
+    }
 }

@@ -34,7 +34,8 @@ pub fn tests() -> Vec<Test> {
             "many::one_end_waits_until_the_other_has_moved",
             HOSTS,
             one_end_waits_until_the_other_has_moved,
-        ),
+        )
+        .injecting_faults(),
         Test::new("many::instances_move_at_once", HOSTS, |lab| {
             instances_move_at_once(lab, 2)
         }),

@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use verbatim_e2e::{
-    BandwidthRow, CheckReport, Instance, Migration, PATIENCE, PERFTEST_PORT, TestLab, Traffic, VCHECK_PORT,
-};
+use verbatim_e2e::{Bandwidth, CheckReport, Instance, Migration, TestLab, Traffic, VCHECK_PORT};
 
 use crate::Test;
 
@@ -49,16 +47,30 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
-/// Perftest in ways that each need another object to move.
+/// Perftest in ways that each need another object to move. It counts messages or time; with events it can only count messages,
+/// and it waits for all of them.
 const PERFTEST: &[(&str, &[&str])] = &[
-    ("send_bw_events", &["ib_send_bw", "-e", "-q", "4", "-s", "65536"]),
+    (
+        "send_bw_events",
+        &["ib_send_bw", "-e", "-q", "4", "-s", "65536", "-n", "100000"],
+    ),
     (
         "send_bw_srq",
         &["ib_send_bw", "--use-srq", "-q", "4", "-s", "65536"],
     ),
     (
         "send_bw_srq_events",
-        &["ib_send_bw", "--use-srq", "-e", "-q", "4", "-s", "4096"],
+        &[
+            "ib_send_bw",
+            "--use-srq",
+            "-e",
+            "-q",
+            "4",
+            "-s",
+            "4096",
+            "-n",
+            "1000000",
+        ],
     ),
     ("atomic_bw", &["ib_atomic_bw", "-q", "4"]),
     ("send_bw_ud", &["ib_send_bw", "-c", "UD", "-s", "4096"]),
@@ -197,76 +209,40 @@ fn without_rdma(lab: &TestLab) -> anyhow::Result<()> {
 }
 
 fn perftest(lab: &TestLab, side: Side) -> anyhow::Result<()> {
-    // Long enough for a move on a machine that does something else, too.
-    let argv = ["ib_write_bw", "-F", "-q", "16", "-s", "65536", "-D", "15"];
-    let argv = [&argv[..], PATIENCE].concat();
-    let server = lab.instance("peer", "server", &argv)?;
-    server.listens(PERFTEST_PORT)?;
-    let address = server.address()?;
-    let client = lab.instance("src", "client", &[&argv[..], &[&address]].concat())?;
+    let test = Bandwidth::start(lab, &["ib_write_bw", "-q", "16", "-s", "65536"])?;
     Traffic::of(lab, "src")?
         .flows(SOME_BYTES, LIMIT)
-        .with_context(|| client.output().unwrap_or_default())?;
-
+        .with_context(|| test.words())?;
     let moved = match side {
-        Side::Client => &client,
-        Side::Server => &server,
+        Side::Client => &test.client,
+        Side::Server => &test.server,
     };
     plausible(&moved.moves("dst")?, 16)?;
     Traffic::of(lab, "dst")?
         .flows(SOME_BYTES, LIMIT)
-        .with_context(|| client.output().unwrap_or_default())?;
-    let result = client.succeed(LIMIT)?;
-    server.succeed(LIMIT)?;
-    let rows = BandwidthRow::parse(&result)?;
-    ensure!(
-        rows.len() == 1 && rows[0].bytes == 65536 && rows[0].average_mib_s > 1.0,
-        "{rows:?}"
-    );
+        .with_context(|| test.words())?;
+    test.end()?;
     Ok(())
 }
 
 /// Perftest in one of its ways; one side of it moves there and back.
 fn perftest_by_turns(lab: &TestLab, argv: &[&str], side: Side) -> anyhow::Result<()> {
     const PACKETS: u64 = 1000;
-    // Perftest counts messages or time; with events it can only count messages. It waits for all of them, also for those
-    // that an unreliable transport has lost.
-    let length: &[&str] = match (argv.contains(&"-e"), argv.contains(&"4096")) {
-        (true, true) => &["-F", "-n", "1000000"],
-        (true, false) => &["-F", "-n", "100000"],
-        (false, _) if argv.contains(&"-c") => &["-F", "-D", "40"],
-        (false, _) => &["-F", "-D", "20"],
-    };
-    let argv = [argv, length, PATIENCE].concat();
-    let server = lab.instance("peer", "server", &argv)?;
-    server.listens(PERFTEST_PORT)?;
-    let address = server.address()?;
-    let client = lab.instance("src", "client", &[&argv[..], &[&address]].concat())?;
-    let words = || {
-        let words = |instance: &Instance| instance.output().unwrap_or_else(|error| format!("{error:#}"));
-        format!(
-            "the client wrote {:?}, the server {:?}",
-            words(&client),
-            words(&server)
-        )
-    };
+    let test = Bandwidth::start(lab, argv)?;
     Traffic::of(lab, "src")?
         .packets_flow(PACKETS, LIMIT)
-        .with_context(words)?;
+        .with_context(|| test.words())?;
     let (moved, home) = match side {
-        Side::Client => (&client, "src"),
-        Side::Server => (&server, "peer"),
+        Side::Client => (&test.client, "src"),
+        Side::Server => (&test.server, "peer"),
     };
     for to in ["dst", home] {
-        moved.moves(to).with_context(words)?;
+        moved.moves(to).with_context(|| test.words())?;
         Traffic::of(lab, to)?
             .packets_flow(PACKETS, LIMIT)
-            .with_context(words)?;
+            .with_context(|| test.words())?;
     }
-    let result = client.succeed(LIMIT).with_context(words)?;
-    server.succeed(LIMIT).with_context(words)?;
-    let rows = BandwidthRow::parse(&result)?;
-    ensure!(rows.len() == 1 && rows[0].average_mib_s > 0.0, "{rows:?}");
+    test.end()?;
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use serde::Deserialize;
-use verbatim_e2e::{BandwidthRow, Instance, PERFTEST_PORT, TestLab, Traffic, eventually};
+use verbatim_e2e::{Bandwidth, Instance, PERFTEST_PORT, TestLab, Traffic, eventually};
 
 use crate::Test;
 use crate::drain::Loss;
@@ -159,31 +159,14 @@ fn one_connection_of_many(lab: &TestLab) -> anyhow::Result<()> {
 }
 
 fn ib_write_bw(lab: &TestLab) -> anyhow::Result<()> {
-    let argv = [
-        "ib_write_bw",
-        "-F",
-        "-q",
-        "4",
-        "-s",
-        "65536",
-        "-D",
-        "15",
-        "-u",
-        ACK_TIMEOUT,
-    ];
-    let server = lab.instance("peer", "server", &argv)?;
-    server.listens(PERFTEST_PORT)?;
-    let address = server.address()?;
-    let client = lab.instance("src", "client", &[&argv[..], &[&address]].concat())?;
+    let argv = ["ib_write_bw", "-q", "4", "-s", "65536", "-u", ACK_TIMEOUT];
+    let test = Bandwidth::start(lab, &argv)?;
     Traffic::of(lab, "src")?.flows(SOME_BYTES, LIMIT)?;
-    ask(lab, &["pause", "client"]).with_context(|| format!("{:?} {:?}", client.output(), server.output()))?;
+    ask(lab, &["pause", "client"]).with_context(|| test.words())?;
     cut(lab)?;
     ask(lab, &["resume", "client"])?;
     Traffic::of(lab, "src")?.flows(SOME_BYTES, LIMIT)?;
-    let client = client.succeed(LIMIT)?;
-    server.succeed(LIMIT)?;
-    let rows = BandwidthRow::parse(&client)?;
-    ensure!(rows.iter().all(|row| row.iterations > 0), "{rows:?}");
+    test.end()?;
     Ok(())
 }
 

@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use verbatim_e2e::{
-    BandwidthRow, Instance, Migration, PATIENCE, PERFTEST_PORT, TestLab, Traffic, eventually, left_behind,
-};
+use verbatim_e2e::{Bandwidth, Instance, Migration, TestLab, Traffic, eventually, left_behind};
 
 use crate::Test;
 use crate::migration::{Check, both_in_one_instance, plausible};
@@ -58,7 +56,7 @@ pub fn tests() -> Vec<Test> {
     }
     for order in ["source-pause fail", "source-freeze fail", "partner-suspend fail"] {
         let name = format!("pause_resume::{}", order.replace([' ', '-'], "_"));
-        tests.push(Test::new(name, HOSTS, move |lab| rolls_back(lab, order)));
+        tests.push(Test::new(name, HOSTS, move |lab| rolls_back(lab, order)).injecting_faults());
     }
     tests
 }
@@ -173,45 +171,32 @@ fn auto_waits(lab: &TestLab) -> anyhow::Result<()> {
 
 /// The migration goes on with the other method, and says why.
 fn unreliable(lab: &TestLab) -> anyhow::Result<()> {
-    let argv = ["ib_write_bw", "-F", "-c", "UC", "-D", "15"];
-    let argv = [&argv[..], PATIENCE].concat();
-    let server = lab.instance("peer", "server", &argv)?;
-    server.listens(PERFTEST_PORT)?;
-    let address = server.address()?;
-    let client = lab.instance("src", "client", &[&argv[..], &[&address]].concat())?;
+    let test = Bandwidth::start(lab, &["ib_write_bw", "-c", "UC"])?;
     Traffic::of(lab, "src")?.flows(SOME_BYTES, LIMIT)?;
-    let migration = client.migrate_with("dst", &["--method", "auto"])?;
+    let migration = test.client.migrate_with("dst", &["--method", "auto"])?;
     migration.must_be_committed()?;
     ensure!(
         migration.method == "wait-before-stop" && migration.method_reason.contains("unreliable connection"),
         "{migration:?}"
     );
-    client.succeed(LIMIT)?;
-    server.succeed(LIMIT)?;
+    Traffic::of(lab, "dst")?.flows(SOME_BYTES, LIMIT)?;
+    test.end()?;
     Ok(())
 }
 
 /// Perftest with much in flight; one side moves there and back.
 fn perftest(lab: &TestLab, program: &[&str]) -> anyhow::Result<()> {
-    let argv = [program, &["-F", "-q", "4", "-D", "15"], PATIENCE].concat();
-    let server = lab.instance("peer", "server", &argv)?;
-    server.listens(PERFTEST_PORT)?;
-    let address = server.address()?;
-    let client = lab.instance("src", "client", &[&argv[..], &[&address]].concat())?;
-    let words = || client.output().unwrap_or_default();
+    let test = Bandwidth::start(lab, &[program, &["-q", "4"]].concat())?;
     Traffic::of(lab, "src")?
         .packets_flow(PACKETS, LIMIT)
-        .with_context(words)?;
-    for (moved, to) in [(&client, "dst"), (&server, "src")] {
-        moves(moved, to).with_context(words)?;
+        .with_context(|| test.words())?;
+    for (moved, to) in [(&test.client, "dst"), (&test.server, "src")] {
+        moves(moved, to).with_context(|| test.words())?;
         Traffic::of(lab, to)?
             .packets_flow(PACKETS, LIMIT)
-            .with_context(words)?;
+            .with_context(|| test.words())?;
     }
-    let result = client.succeed(LIMIT)?;
-    server.succeed(LIMIT)?;
-    let rows = BandwidthRow::parse(&result)?;
-    ensure!(rows.len() == 1 && rows[0].average_mib_s > 0.0, "{rows:?}");
+    test.end()?;
     Ok(())
 }
 

@@ -81,7 +81,7 @@ const FAULTS: [Fault; 7] = [
 pub fn tests() -> Vec<Test> {
     let faults = FAULTS.into_iter().map(|fault| {
         let name = format!("rollback::{}", fault.name);
-        Test::new(name, HOSTS, move |lab| rolls_back(lab, fault))
+        Test::new(name, HOSTS, move |lab| rolls_back(lab, fault)).injecting_faults()
     });
     let cancelled = Test::new("rollback::cancelled_at_any_time", HOSTS, cancelled_at_any_time);
     faults.chain([cancelled]).collect()

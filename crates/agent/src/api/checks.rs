@@ -45,7 +45,12 @@ pub async fn blockers(agent: &Shared, name: &str, destination: &str) -> anyhow::
                 source: agent.name().to_owned(),
                 instance: serde_json::to_string(&instance.home.record)?,
                 memory_bytes: adopted_bytes(agent, name).await + private_bytes,
+                protocol: agent.peers.spoken(destination),
             };
+            let unknown = agent
+                .peers
+                .must_know(destination, &agent.guests.of_instance(name));
+            blockers.extend(unknown.err().map(|error| format!("{error:#}")));
             match peer.check_instance(request).await {
                 Ok(reply) => blockers.extend(reply.into_inner().blockers),
                 Err(status) => blockers.push(format!("{destination} cannot say: {}", reason(&status))),

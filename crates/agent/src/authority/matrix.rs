@@ -154,6 +154,7 @@ async fn ask(client: &mut PeerClient<Channel>, rpc: PeerRpc, session: u64, name:
         }],
         destination: "destination".to_owned(),
         pauses: false,
+        protocol: 0,
     };
     let open = OpenRequest {
         session,
@@ -416,7 +417,7 @@ async fn command(client: &mut ControlClient<Channel>, rpc: ControlRpc) -> Result
             .resume_paused(ResumePausedRequest::default())
             .await
             .map(drop),
-        ControlRpc::Version => client.version(VersionRequest {}).await.map(drop),
+        ControlRpc::Version => client.version(VersionRequest::default()).await.map(drop),
     }
 }
 

@@ -68,8 +68,12 @@ async fn ask<T: serde::de::DeserializeOwned>(
 }
 
 fn resolve() -> Greeting {
+    resolve_as(VERSION)
+}
+
+fn resolve_as(version: u32) -> Greeting {
     Greeting::Resolve {
-        version: VERSION,
+        version,
         endpoint: Endpoint { gid: [1; 16], qpn: 7 },
     }
 }
@@ -173,4 +177,66 @@ async fn a_greeting_that_is_too_long_is_not_read() {
         .await
         .expect_err("it is too long");
     assert!(ask::<Option<u32>>(&path, &publish()).await.unwrap().is_some());
+}
+
+/// Greets as the helper thread of this process would, with a library of this version.
+async fn greet(path: &std::path::Path, version: u32) -> Channel {
+    let socket = Channel::new(Socket::connect(path).unwrap()).unwrap();
+    let greeting = Greeting::Process {
+        version,
+        pid: std::process::id(),
+        program: "web".to_owned(),
+        generation: 0,
+        quiesced: false,
+    };
+    socket.send(&greeting, &[]).await.unwrap();
+    socket
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn libraries_of_all_versions_in_the_range_are_served() {
+    let mut site = Site::new();
+    site.guests.versions = Versions::new(VERSION - 1, VERSION + 1);
+    let path = site.instance("a");
+    for version in [VERSION - 1, VERSION, VERSION + 1] {
+        let found: Resolved = ask(&path, &resolve_as(version)).await.unwrap();
+        assert_eq!(found.endpoint.qpn, 7);
+        let socket = greet(&path, version).await;
+        let present = site.guests.present(Some("a"), std::process::id());
+        let guest = tokio::time::timeout(LIMIT, present).await.unwrap();
+        assert_eq!(guest.version, version, "that is spoken with it from now on");
+        assert!(site.guests.refused("a").is_empty());
+        drop(socket);
+        tokio::time::timeout(LIMIT, site.guests.gone(&guest))
+            .await
+            .unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_library_outside_of_the_range_is_refused_at_once_and_named() {
+    let site = Site::new();
+    let path = site.instance("a");
+    let remedies = [
+        (VERSION - 1, "end the instance and start it again"),
+        (VERSION + 1, "upgrade this host's agent"),
+    ];
+    for (version, remedy) in remedies {
+        ask::<Resolved>(&path, &resolve_as(version))
+            .await
+            .expect_err("it is closed");
+        let socket = greet(&path, version).await;
+        let closed = tokio::time::timeout(LIMIT, socket.recv::<Order>(1 << 20)).await;
+        closed.unwrap().expect_err("it is closed");
+        let refused = site.guests.refused("a").join("; ");
+        for word in [
+            "web",
+            &format!("version {version}"),
+            &format!("version {VERSION}"),
+            remedy,
+        ] {
+            assert!(refused.contains(word), "{refused}");
+        }
+        assert!(site.guests.of_instance("a").is_empty());
+    }
 }

@@ -396,6 +396,51 @@ fn remove_tree(path: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    /// An instance of `folder`, whose agent's library is there as well.
+    fn furnished(folder: &Path) -> (Home, Config) {
+        let config = Config {
+            name: "src".to_owned(),
+            runtime_dir: folder.to_owned(),
+            state_dir: folder.join("state"),
+            hosts: folder.join("hosts.json"),
+            tls: folder.to_owned(),
+            library: folder.join("libverbatim.so"),
+            program: folder.join("verbatim"),
+            bridge: String::new(),
+            mtu: None,
+            cgroup_parent: folder.to_owned(),
+        };
+        let record = serde_json::json!({
+            "name": "web",
+            "workload": {"Command": {"args": [], "env": [], "cwd": "/", "binds": []}},
+            "address": "10.77.1.5",
+            "prefix": 16,
+        });
+        let home = Home {
+            record: serde_json::from_value(record).unwrap(),
+            paths: Paths::new(folder, "web"),
+            parts: Mutex::default(),
+        };
+        std::fs::create_dir_all(&home.paths.folder).unwrap();
+        std::fs::write(&config.library, "this release").unwrap();
+        home.furnish(&config).unwrap();
+        (home, config)
+    }
+
+    #[test]
+    fn an_instance_keeps_the_library_that_it_started_with() {
+        let folder = tempfile::tempdir().unwrap();
+        let (home, config) = furnished(folder.path());
+        let library = home.paths.folder.join(LIBRARY);
+        let has = || std::fs::read_to_string(&library).unwrap();
+        assert_eq!(has(), "this release");
+        // An upgrade writes over the file, or puts another in its place.
+        std::fs::write(&config.library, "the next release").unwrap();
+        assert_eq!(has(), "this release");
+        std::fs::remove_file(&config.library).unwrap();
+        assert_eq!(has(), "this release");
+    }
+
     #[test]
     fn no_image_is_left() {
         let folder = tempfile::tempdir().unwrap();

@@ -203,7 +203,7 @@ pub fn blockers(agent: &Shared, record: &Record, memory_bytes: u64) -> Vec<Strin
 
 /// What a keeper has of a session at its destination.
 #[derive(Serialize, Deserialize)]
-enum Kept {
+pub(crate) enum Kept {
     /// A standby context, with its connection.
     Context { pid: u32, claimed: ClaimedContext },
     /// The rest.

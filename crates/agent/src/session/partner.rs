@@ -1,10 +1,9 @@
 //! The part of a partner's host in a session.
 
 mod decision;
-pub mod members;
+pub mod find;
+mod quiesce;
 mod relocated;
-mod stopped;
-mod suspended;
 mod switched;
 
 use std::collections::{BTreeSet, HashMap};
@@ -15,15 +14,17 @@ use std::time::Duration;
 use anyhow::Context;
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
-use verbatim_channel::{Answer, Endpoint, KeyPair, Order, Scope, StandbyPeer};
+use verbatim_channel::{Answer, Endpoint, KeyPair, Order, StandbyPeer};
 use verbatim_seqpacket::Socket;
 use verbatim_session::decision::partner::{Event, Partner as Machine};
 use verbatim_session::decision::{Fact, Outcome};
 use verbatim_session::record::{Parties, Standing, What};
+use verbatim_session::turns::Joined;
 use verbatim_session::{Phase, Role};
 
+use super::decode;
+use super::members::{KeptMember, Member, Members, NOT_ASKED_FOR};
 use super::writer::Writer;
-use super::{decode, in_time, under_way};
 use crate::agent::Shared;
 use crate::faults::Point;
 use crate::guests::unexpected;
@@ -31,15 +32,11 @@ use crate::proto::{
     PartnerConnectRequest, PartnerConnection, PartnerPrepareReply, PartnerPrepareRequest, Standby,
 };
 use crate::standby;
-use crate::turns::Joined;
 
-use members::{Found, KeptMember, Member, connected_to, find_members, instances_of};
+use find::{Found, connected_to, find_members, instances_of};
 
 /// How long the end of an earlier move of the same instance may take here.
 const EARLIER_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// What is wrong with an answer that names another queue pair.
-const NOT_ASKED_FOR: &str = "a queue pair that is not part of the session";
 
 /// Sessions in which this host is a partner's.
 #[derive(Default)]
@@ -47,7 +44,7 @@ pub struct Partners(Mutex<HashMap<u64, Arc<tokio::sync::Mutex<Partner>>>>);
 
 /// What is kept of a session for an agent that comes after this one: `partners/SESSION` in the runtime folder.
 #[derive(Serialize, Deserialize)]
-struct Kept {
+pub(crate) struct Kept {
     members: Vec<KeptMember>,
     #[serde(default)]
     late: BTreeSet<u32>,
@@ -70,7 +67,7 @@ pub struct Partner {
     session: u64,
     source: String,
     destination: String,
-    members: Vec<Member>,
+    members: Members,
     /// Connections whose moving end is not connected yet: its program knows this end's number as it is now.
     late: BTreeSet<u32>,
     key_tables: Vec<Vec<KeyPair>>,
@@ -135,12 +132,11 @@ impl Partners {
         request: PartnerPrepareRequest,
         limit_ms: u32,
     ) -> anyhow::Result<Option<u64>> {
+        let session = request.session;
         let found = find_members(agent, request).await?;
-        let ends = found
-            .members
-            .iter()
-            .filter_map(|member| Some((member.guest.as_ref()?, Scope::Qps(member.qpns()))));
-        under_way::longest(ends, limit_ms).await
+        Members::new(agent, session, found.members)
+            .measure_drain(limit_ms)
+            .await
     }
 
     /// Opens a session: finds the processes and has their standby queue pairs made.
@@ -196,7 +192,7 @@ impl Partners {
             nic,
             source,
             destination,
-            members,
+            members: Members::new(agent, session, members),
             late,
             key_tables: Vec::new(),
             tables: HashMap::new(),
@@ -315,10 +311,7 @@ impl Partners {
                 session,
                 source: known.told.source.unwrap_or_default(),
                 destination: known.told.destination.unwrap_or_default(),
-                members: members
-                    .into_iter()
-                    .map(|kept| Member { guest: None, kept })
-                    .collect(),
+                members: Members::new(agent, session, members.into_iter().map(Member::known).collect()),
                 late,
                 key_tables,
                 tables,
@@ -365,7 +358,7 @@ impl Partner {
     async fn prepare(&mut self) -> anyhow::Result<Vec<Standby>> {
         let session = self.session;
         let agent = &self.agent;
-        let prepared = self.members.iter().map(|member| async move {
+        let prepared = self.members.all.iter().map(|member| async move {
             let order = Order::PrepareStandby {
                 session,
                 qpns: member.qpns(),
@@ -388,7 +381,7 @@ impl Partner {
         });
         let standbys: anyhow::Result<Vec<_>> = join_all(prepared).await.into_iter().collect();
         let standbys = standbys?.concat();
-        members::must_own(agent, &self.members, &standbys).await?;
+        find::must_own(agent, &self.members.all, &standbys).await?;
         for standby in &standbys {
             if let Some((_, new)) = self.numbers.get_mut(&standby.connection) {
                 *new = standby.physical_qpn;
@@ -419,7 +412,7 @@ impl Partner {
         self.keep()?;
         let session = self.session;
         let agent = &self.agent;
-        let connected = self.members.iter().map(|member| {
+        let connected = self.members.all.iter().map(|member| {
             let peers: anyhow::Result<Vec<_>> = member
                 .kept
                 .connections
@@ -454,7 +447,12 @@ impl Partner {
     fn keep(&self) -> anyhow::Result<()> {
         let path = kept_path(&self.agent, self.session);
         let kept = Kept {
-            members: self.members.iter().map(|member| member.kept.clone()).collect(),
+            members: self
+                .members
+                .all
+                .iter()
+                .map(|member| member.kept.clone())
+                .collect(),
             late: self.late.clone(),
             numbers: self.numbers.clone(),
             pauses: self.pauses,
@@ -473,23 +471,6 @@ impl Partner {
     async fn begin(&self, phase: Phase, step: &str, point: Point) -> anyhow::Result<()> {
         self.agent.journal.step(self.session, Role::Partner, phase, step);
         self.agent.faults.pass(point).await.map(drop)
-    }
-
-    /// Takes everything back; the queue pairs are not switched.
-    async fn take_back(&self) -> anyhow::Result<()> {
-        let session = self.session;
-        let aborted = self.members.iter().map(|member| async move {
-            let Some(guest) = &member.guest else {
-                return Ok(());
-            };
-            let order = guest.order(Order::Abort { session }, Vec::new());
-            done(in_time("aborting", order).await?.0)
-        });
-        if self.members.iter().any(|member| member.guest.is_none()) {
-            // Those whom an earlier agent knew hear of it when they come.
-            self.agent.guests.undo(session);
-        }
-        join_all(aborted).await.into_iter().collect()
     }
 }
 

@@ -7,7 +7,9 @@
 mod commit;
 mod connections;
 mod decision;
+mod participants;
 mod pause;
+mod plan;
 mod pre_copy;
 mod pre_dump;
 mod prepare;
@@ -30,7 +32,7 @@ use verbatim_session::Role;
 use verbatim_session::decision::source::Event;
 use verbatim_session::record::Note;
 
-use crate::agent::Shared;
+use crate::agent::{Changed, Shared};
 use crate::allocator;
 use crate::faults::Point;
 use crate::gids::Gid;
@@ -49,14 +51,15 @@ use crate::proto::{NewQp, PreCopyRound, SessionId};
 use crate::report::{Bytes, Migration, Outcome, Paused, Phase, PreCopy, Timeline, milliseconds};
 use crate::session::control::{Control, Driven, Stage};
 use crate::session::driver::{Driver, Step};
+use crate::session::members::Settled;
 use crate::session::{PAUSE, ProcessKeys, told};
 use crate::turns::Turn;
 
 use connections::Connection;
 pub use connections::{blockers, describe, describe_own, memory_bytes};
 use decision::Decision;
+use participants::PartnerHost;
 use pre_dump::Ahead;
-use settle::Settled;
 
 /// How often a migration starts anew because the program changed its objects meanwhile.
 const ATTEMPTS: u32 = 3;
@@ -103,7 +106,11 @@ enum Failure {
 
 impl<E: Into<anyhow::Error>> From<E> for Failure {
     fn from(error: E) -> Self {
-        Self::Error(error.into())
+        let error = error.into();
+        match error.is::<Changed>() {
+            true => Self::Changed,
+            false => Self::Error(error),
+        }
     }
 }
 
@@ -111,14 +118,6 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
 struct Process {
     guest: Guest,
     road_map: RoadMap,
-}
-
-/// A partner's host.
-struct PartnerHost {
-    host: String,
-    client: PeerClient<Channel>,
-    /// Indices of its connections.
-    connections: Vec<usize>,
 }
 
 /// One attempt: what it knows, and what it has done.

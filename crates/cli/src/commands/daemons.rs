@@ -3,18 +3,13 @@
 use std::process::ExitCode;
 
 use anyhow::Context;
-use verbatim_agent::faults::Point;
+use verbatim_agent::Config;
+use verbatim_agent::faults::Faults;
 
 use crate::args::AgentArguments;
 
 /// Runs the agent until it is told to stop.
-pub fn agent(arguments: AgentArguments) -> anyhow::Result<ExitCode> {
-    if arguments.list_faults {
-        for point in Point::ALL {
-            println!("{} {}", point.name(), point.time().name());
-        }
-        return Ok(ExitCode::SUCCESS);
-    }
+pub fn agent(arguments: AgentArguments, faults: fn(&Config) -> Faults) -> anyhow::Result<ExitCode> {
     let name = match arguments.name {
         Some(name) => name,
         None => std::fs::read_to_string("/proc/sys/kernel/hostname")
@@ -26,7 +21,7 @@ pub fn agent(arguments: AgentArguments) -> anyhow::Result<ExitCode> {
         Some(library) => library,
         None => super::lab::library()?,
     };
-    let config = verbatim_agent::Config {
+    let config = Config {
         name,
         hosts: arguments.runtime_dir.join("hosts.json"),
         tls: arguments.runtime_dir.join("tls"),
@@ -44,6 +39,7 @@ pub fn agent(arguments: AgentArguments) -> anyhow::Result<ExitCode> {
         .worker_threads(2)
         .enable_all()
         .build()?;
-    runtime.block_on(verbatim_agent::run(config))?;
+    let faults = faults(&config);
+    runtime.block_on(verbatim_agent::run(config, faults))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -16,8 +16,12 @@ const LIBRARY: &str = "libverbatim.so";
 /// Does a lab command.
 pub fn run(name: &str, command: LabCommand) -> anyhow::Result<ExitCode> {
     match command {
-        LabCommand::Up { hosts, ready_timeout } => {
-            let lab = up(name, hosts, Duration::from_secs(ready_timeout))?;
+        LabCommand::Up {
+            hosts,
+            binaries,
+            ready_timeout,
+        } => {
+            let lab = up_with(name, hosts, &binaries, Duration::from_secs(ready_timeout))?;
             eprintln!(
                 "lab {} is up: {}",
                 lab.name(),
@@ -39,20 +43,37 @@ pub const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Brings up a lab whose hosts have a software RNIC and an agent each.
 pub fn up(name: &str, hosts: Vec<String>, ready_timeout: Duration) -> anyhow::Result<Lab> {
+    up_with(name, hosts, &[], ready_timeout)
+}
+
+/// The same; these hosts run what is in these folders.
+fn up_with(
+    name: &str,
+    hosts: Vec<String>,
+    binaries: &[(String, PathBuf)],
+    ready_timeout: Duration,
+) -> anyhow::Result<Lab> {
     let program = std::env::current_exe().context("cannot find this program's own path")?;
-    let nic = Service::new("nic", &program, ["-v", "nic"]).socket("/run/verbatim/nic.sock");
-    let library = library()?.display().to_string();
-    let agent = Service::new(
-        "agent",
-        &program,
-        ["-v", "agent", "--mtu", "9000", "--library", &library],
-    )
-    .socket("/run/verbatim/api.sock");
     let config = LabConfig {
         ready_timeout,
-        ..LabConfig::new(name, vec![nic, agent])?
+        ..LabConfig::new(name, services(&program, &library()?))?
     };
-    Ok(Lab::up(config.with_hosts(hosts))?)
+    let mut config = config.with_hosts(hosts);
+    for (name, folder) in binaries {
+        let host = config.hosts.iter_mut().find(|host| host.name == *name);
+        let host = host.with_context(|| format!("--binaries names {name}, which is no host of the lab"))?;
+        host.services = Some(services(&folder.join("verbatim"), &folder.join(LIBRARY)));
+    }
+    Ok(Lab::up(config)?)
+}
+
+/// An RNIC and an agent of this program, whose instances get this library.
+fn services(program: &Path, library: &Path) -> Vec<Service> {
+    let nic = Service::new("nic", program, ["-v", "nic"]).socket("/run/verbatim/nic.sock");
+    let library = library.display().to_string();
+    let arguments = ["-v", "agent", "--mtu", "9000", "--library", &library];
+    let agent = Service::new("agent", program, arguments).socket("/run/verbatim/api.sock");
+    vec![nic, agent]
 }
 
 /// The guest library beside this program.

@@ -56,7 +56,7 @@ pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
         runc_pid,
         held_at,
         held: Cell::new(false),
-        listener: RefCell::new(None),
+        listener: None,
     };
     super::hurry::hurry(&relay.child);
     relay
@@ -118,8 +118,9 @@ struct Relay {
     held_at: PathBuf,
     /// The agent has said [`Order::Hold`].
     held: Cell<bool>,
-    /// Then another one may come here.
-    listener: RefCell<Option<Listener>>,
+    /// Then another one may come here. It is there before the order can be given: an agent that gives the order and is lost at
+    /// once has a successor that finds us.
+    listener: Option<Listener>,
 }
 
 impl Drop for Relay {
@@ -129,7 +130,7 @@ impl Drop for Relay {
         {
             eprintln!("verbatim: the tasks cannot be thawed: {error}");
         }
-        if self.listener.get_mut().is_some() {
+        if self.listener.is_some() {
             let _ = std::fs::remove_file(&self.held_at);
         }
     }
@@ -149,6 +150,10 @@ impl Relay {
             match request::response(&message.message)? {
                 Response::Notify { script, pid } => {
                     let stop = self.kind.stop_at(&script);
+                    if self.kind == Kind::Dump && stop == Some(Stop::Decision) {
+                        // Without it the tasks stay frozen all the same; then only a person can let them go.
+                        self.listener = Listener::bind(&self.held_at).ok();
+                    }
                     self.report(&Report::Reached {
                         name: script.clone(),
                         at,
@@ -289,7 +294,6 @@ impl Relay {
         let mut gate_is_lost = false;
         loop {
             let mut gate = self.gate.borrow_mut();
-            let listener = self.listener.borrow();
             let mut watched = vec![
                 PollFd::new(&self.criu, end),
                 PollFd::new(&self.criu_process, next),
@@ -298,7 +302,7 @@ impl Relay {
                 watched.push(PollFd::new(&self.runc, end));
             }
             let ends = watched.len();
-            match (&*listener, gate_is_lost) {
+            match (&self.listener, gate_is_lost) {
                 (_, false) => watched.push(PollFd::new(&*gate, next)),
                 (Some(listener), true) => watched.push(PollFd::new(listener, next)),
                 (None, true) => {}
@@ -312,7 +316,7 @@ impl Relay {
                 return Err(Lost);
             }
             drop(watched);
-            if let (Some(listener), true) = (&*listener, gate_is_lost) {
+            if let (Some(listener), true) = (&self.listener, gate_is_lost) {
                 let runc = self.runc_pid;
                 if let Ok(other) = listener.accept()
                     && other.send(&Report::Held { runc }, &[]).is_ok()
@@ -322,13 +326,8 @@ impl Relay {
                 }
                 continue;
             }
-            drop(listener);
             match gate.recv::<Order>() {
-                Ok(received) if received.message == Order::Hold => {
-                    self.held.set(true);
-                    // Without it the tasks stay frozen all the same; then only a person can let them go.
-                    *self.listener.borrow_mut() = Listener::bind(&self.held_at).ok();
-                }
+                Ok(received) if received.message == Order::Hold => self.held.set(true),
                 Ok(received) => return Ok(received.message),
                 Err(Error::WouldBlock) => {}
                 Err(_) if self.held.get() => gate_is_lost = true,

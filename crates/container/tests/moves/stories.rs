@@ -407,6 +407,8 @@ async fn a_users_own_bundle_moves_too() {
             {"destination": "/proc", "type": "proc", "source": "proc"},
             {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
             {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"},
+            // Where the runtime folder's mount point is made: the machine's own need not have one.
+            {"destination": "/run", "type": "tmpfs", "source": "tmpfs"},
         ],
         "linux": {"namespaces": [{"type": "pid"}, {"type": "mount"}, {"type": "network"}],
                   "maskedPaths": ["/proc/kcore"], "seccomp": {"defaultAction": "SCMP_ACT_ALLOW"}},

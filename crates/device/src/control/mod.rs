@@ -19,8 +19,19 @@ pub use self::qp::*;
 pub use self::reply::*;
 pub use self::request::*;
 
-/// The version of this contract; both sides refuse another one.
+use verbatim_versions::{Versioned, Versions};
+
+/// The version of this contract. What is sent under it is recorded, and `docs/versions.md` says when it rises.
 pub const VERSION: u32 = 11;
+
+/// The oldest version that is spoken, too.
+pub const OLDEST: u32 = 11;
+
+/// Both. A program's side asks for the newest version first ([`Connection::begin`](crate::Connection::begin)), and the RNIC takes any.
+pub const VERSIONS: Versions = Versions::new(OLDEST, VERSION);
+
+impl Versioned for Request {}
+impl Versioned for Reply {}
 
 /// The most queue pairs in one request; more are `EINVAL`. The RNIC does nothing else meanwhile.
 pub const MOST_QPS: usize = 1024;

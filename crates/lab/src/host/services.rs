@@ -54,9 +54,10 @@ impl Services {
             .map_err(Error::io(format!("open {}", host_dir.display())))?;
         let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)
             .map_err(Error::io("watch for sockets"))?;
-        let states = vec![ServiceState::Waiting; config.services.len()];
+        let services = config.services_of(&config.hosts[index]).to_vec();
+        let states = vec![ServiceState::Waiting; services.len()];
         Ok(Self {
-            services: config.services.clone(),
+            services,
             states_said: states.clone(),
             states,
             environment: environment(config, index),

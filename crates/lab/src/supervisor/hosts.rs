@@ -43,10 +43,13 @@ impl Host {
         let number = index.to_string();
         let argv = [OsStr::new(HOST), dir.path().as_os_str(), OsStr::new(&number)];
         let spawned = sys::spawn_host(&config.program, &argv, stdin.as_fd()).map_err(Error::io(what))?;
-        let services = config.services.iter().map(|service| ServiceStatus {
-            name: service.name.clone(),
-            state: ServiceState::Waiting,
-        });
+        let services = config
+            .services_of(&config.hosts[index])
+            .iter()
+            .map(|service| ServiceStatus {
+                name: service.name.clone(),
+                state: ServiceState::Waiting,
+            });
         Ok(Self {
             name,
             address: config.address(index),

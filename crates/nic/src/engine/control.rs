@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use verbatim_device::control::{Reply, Request, SOCKET_NAME};
+use verbatim_device::control::{self, Reply, Request, SOCKET_NAME};
 use verbatim_roce::Time;
 use verbatim_seqpacket::{Credentials, Error, Listener, Process, Received, Socket};
 
@@ -73,6 +73,21 @@ struct Client {
 }
 
 impl Client {
+    /// The version of the contract that is spoken on it. What is said without a context has one form in all versions.
+    fn version(&self) -> u32 {
+        self.context
+            .as_ref()
+            .map_or(control::VERSION, |context| context.version)
+    }
+
+    fn receive(&self) -> Result<Received<Request>, Error> {
+        verbatim_device::recv(&self.socket, self.version())
+    }
+
+    fn send(&self, reply: &Reply, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        verbatim_device::send(&self.socket, self.version(), reply, fds)
+    }
+
     /// Who sends a request over it.
     fn caller(&self, sender: Credentials) -> Caller {
         Caller {
@@ -289,7 +304,7 @@ impl Nic {
                 return;
             };
             let mut attached = None;
-            let answer = match client.socket.recv::<Request>() {
+            let answer = match client.receive() {
                 Ok(received) => {
                     self.counters.requests += 1;
                     self.answer(id, received, &mut attached, now)
@@ -304,17 +319,17 @@ impl Nic {
                 return;
             };
             let sent = match (&answer, &client.context) {
-                (Ok(reply @ Reply::Context { .. }), Some(context)) => client
-                    .socket
-                    .send(reply, &[context.arena.as_fd(), context.eventfd.as_fd()]),
+                (Ok(reply @ Reply::Context { .. }), Some(context)) => {
+                    client.send(reply, &[context.arena.as_fd(), context.eventfd.as_fd()])
+                }
                 (Ok(reply), _) => match &attached {
-                    Some(attached) => client.socket.send(reply, &[attached.as_fd()]),
-                    None => client.socket.send(reply, &[]),
+                    Some(attached) => client.send(reply, &[attached.as_fd()]),
+                    None => client.send(reply, &[]),
                 },
                 (Err(Refused { errno, message }), _) => {
                     self.counters.refused_requests += 1;
                     tracing::debug!(id, errno, message, "request refused");
-                    client.socket.send(
+                    client.send(
                         &Reply::Error {
                             errno: *errno,
                             message: message.clone(),

@@ -2,7 +2,8 @@
 
 use std::rc::Rc;
 
-use verbatim_device::control::{AsyncEvent, Reply, VERSION};
+use verbatim_device::control::{AsyncEvent, Reply, VERSIONS};
+use verbatim_versions::{Side, Versions, agree};
 
 use super::{Asker, Desk};
 use crate::context::Context;
@@ -14,13 +15,12 @@ use crate::outbox::Outbox;
 const MAX_NAME_BYTES: usize = 128;
 
 fn check_version(version: u32) -> Result<(), Refused> {
-    if version == VERSION {
-        return Ok(());
-    }
-    Err(Refused::new(
-        libc::EPROTO,
-        format!("version {version} of the device contract is asked for, and this RNIC has {VERSION}"),
-    ))
+    let asker = Side::new("the asking side", Versions::only(version))
+        .with_remedy("start the program again, with the guest library of this release");
+    let agreed = agree("device", Side::new("this RNIC", VERSIONS), asker);
+    agreed
+        .map(drop)
+        .map_err(|mismatch| Refused::new(libc::EPROTO, mismatch.to_string()))
 }
 
 /// Where asynchronous events go, if the asker wants them.
@@ -52,10 +52,18 @@ impl Desk<'_> {
         let most = &self.device.limits.per_program;
         let account = Account::new("this program", most.max_mappings, most.max_mapped_bytes);
         let mappings = Mappings::new(Rc::new(account), Rc::clone(&self.objects.mapped));
-        let mut context = Context::new(name, arena_bytes, mappings, asker.credentials, asker.process())?;
+        let mut context = Context::new(
+            name,
+            version,
+            arena_bytes,
+            mappings,
+            asker.credentials,
+            asker.process(),
+        )?;
         context.events = events;
         tracing::debug!(
             id = asker.id,
+            version,
             name = context.name,
             pid = asker.credentials.pid,
             "context opened"
@@ -75,12 +83,14 @@ impl Desk<'_> {
         let process = asker.process();
         let context = asker.context.as_mut().expect("it was just there");
         context.set_owner(asker.credentials, process);
+        context.version = version;
         if let Some(earlier) = std::mem::replace(&mut context.events, events) {
             self.poller.remove(&earlier);
         }
         self.set_parked(context, false);
         tracing::debug!(
             id = asker.id,
+            version,
             name = context.name,
             pid = asker.credentials.pid,
             "context attached"

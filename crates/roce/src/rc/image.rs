@@ -224,3 +224,18 @@ impl RcQp {
         Ok(qp)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use verbatim_recorded::Recording;
+
+    /// The RNIC that takes an image up may be of another release.
+    #[test]
+    fn images_are_as_recorded() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recorded/qp-image.txt");
+        let mut recording = Recording::open(path, IMAGE_VERSION.into());
+        recording.check::<RcImage>("RcImage");
+        recording.finish();
+    }
+}

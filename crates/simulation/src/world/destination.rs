@@ -106,7 +106,7 @@ pub(super) fn handle(world: &mut World, event: Event) {
     let host = &mut world.destination;
     let Some(agent) = &mut host.agent else { return };
     let state = StateKind::from(agent.machine.state());
-    coverage::note(Role::Destination, state.into(), EventKind::from(event).into());
+    coverage::note(Role::Destination, state as usize, EventKind::from(event) as usize);
     let actions = agent.machine.handle(event);
     if StateKind::from(agent.machine.state()) != state {
         host.common.new_state();

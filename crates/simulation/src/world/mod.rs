@@ -9,7 +9,11 @@ use std::fmt;
 
 use strum::{EnumIter, IntoStaticStr, VariantArray};
 use verbatim_session::decision::{Fact, Mark, Outcome, Timer, Written};
-use verbatim_session::record::{Standing, What};
+use verbatim_session::record::{self, Standing};
+
+use crate::check::{self, Violation};
+use crate::explore::Worlds;
+use crate::simulated::{Kind, Simulated, What};
 
 pub use destination::DestinationHost;
 pub use partner::{End, PartnerHost};
@@ -38,23 +42,10 @@ pub enum Quirk {
 }
 
 /// The quirks of a world.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Quirks(u16);
+pub type Quirks = crate::simulated::Quirks<Quirk>;
 
-impl Quirks {
-    /// None.
-    pub const NONE: Self = Self(0);
-
-    /// This one alone.
-    pub fn only(quirk: Quirk) -> Self {
-        Self(1 << quirk as u16)
-    }
-
-    /// Whether it is put back.
-    pub fn has(self, quirk: Quirk) -> bool {
-        self.0 & 1 << quirk as u16 != 0
-    }
-}
+/// What can happen next.
+pub type Step = crate::simulated::Step<Who>;
 
 /// A host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -77,46 +68,6 @@ impl fmt::Display for Who {
             Self::Partner => "partner",
             Self::Network => "network",
         })
-    }
-}
-
-/// How a step comes about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
-    /// It follows from what was before, sooner or later.
-    Ordinary,
-    /// The same, and it may take long: a process is started again.
-    Slow,
-    /// A time has passed.
-    Timer(Timer),
-    /// It may happen or not: a message is lost, an operator changes their mind, a program ends.
-    Chance,
-    /// Something breaks. It counts against the limit of faults.
-    Fault,
-}
-
-/// What can happen next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Step {
-    /// Where.
-    pub who: Who,
-    /// What.
-    pub what: &'static str,
-    /// How.
-    pub kind: Kind,
-}
-
-impl Step {
-    /// Whether it counts against the limit of faults.
-    pub fn is_fault(&self) -> bool {
-        self.kind == Kind::Fault
-    }
-}
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mark = if self.is_fault() { "! " } else { "" };
-        write!(f, "{mark}{}: {}", self.who, self.what)
     }
 }
 
@@ -200,7 +151,7 @@ impl Common {
             self.torn = false;
         } else {
             let before = self.journal.unwrap_or(Standing::Opened);
-            self.journal = Some(before.after(&What::from(mark)));
+            self.journal = Some(before.after(&record::What::from(mark)));
         }
         Some((mark, Written::Durable))
     }
@@ -241,6 +192,19 @@ pub enum Message {
 pub struct Mail(u16);
 
 impl Mail {
+    /// How many bits they are.
+    pub const BITS: u32 = 9;
+
+    /// A bit for each message.
+    pub fn bits(self) -> u16 {
+        self.0
+    }
+
+    /// The reverse.
+    pub fn from_bits(bits: u16) -> Self {
+        Self(bits)
+    }
+
     /// Whether it is under way.
     pub fn has(self, message: Message) -> bool {
         self.0 & 1 << message as u16 != 0
@@ -279,7 +243,7 @@ pub struct Steps<'a> {
     found: &'a mut Vec<(Step, World)>,
     world: World,
     quirks: Quirks,
-    faults: bool,
+    what: What,
     who: Who,
 }
 
@@ -306,12 +270,18 @@ impl Steps<'_> {
 
     /// A fault may strike.
     fn fault(&mut self, what: &'static str, change: impl FnOnce(&mut World)) {
-        if self.faults {
-            self.add(what, Kind::Fault, change);
+        if self.what != What::Goes {
+            self.push(what, Kind::Fault, change);
         }
     }
 
     fn add(&mut self, what: &'static str, kind: Kind, change: impl FnOnce(&mut World)) {
+        if self.what != What::Breaks {
+            self.push(what, kind, change);
+        }
+    }
+
+    fn push(&mut self, what: &'static str, kind: Kind, change: impl FnOnce(&mut World)) {
         let mut world = self.world;
         change(&mut world);
         world.drop_mail_for_ended();
@@ -341,26 +311,6 @@ impl World {
             ran_there: false,
             forced: false,
         }
-    }
-
-    /// Lists all that can happen next; `faults`: also faults.
-    pub fn steps(&self, quirks: Quirks, faults: bool, found: &mut Vec<(Step, World)>) {
-        found.clear();
-        let mut steps = Steps {
-            found,
-            world: *self,
-            quirks,
-            faults,
-            who: Who::Source,
-        };
-        source::steps(&mut steps);
-        steps.who = Who::Destination;
-        destination::steps(&mut steps);
-        steps.who = Who::Partner;
-        partner::steps(&mut steps);
-        steps.who = Who::Network;
-        faults::loss(&mut steps);
-        faults::steps(&mut steps);
     }
 
     /// Whoever has come to the end takes every message as if it had not come.
@@ -409,6 +359,51 @@ impl World {
             Standing::Ran | Standing::Closed(Outcome::Committed) => Some(Outcome::Committed),
             _ => None,
         }
+    }
+}
+
+impl Simulated for World {
+    type Who = Who;
+    type Quirk = Quirk;
+    type Violation = Violation;
+    type Known = Worlds;
+
+    const FAULTS_WITHIN: u64 = 60;
+    const HEALED_AFTER: usize = 120;
+
+    fn of_seed(_: u64) -> Self {
+        Self::new()
+    }
+
+    fn steps(&self, quirks: Quirks, what: What, found: &mut Vec<(Step, World)>) {
+        found.clear();
+        let mut steps = Steps {
+            found,
+            world: *self,
+            quirks,
+            what,
+            who: Who::Source,
+        };
+        source::steps(&mut steps);
+        steps.who = Who::Destination;
+        destination::steps(&mut steps);
+        steps.who = Who::Partner;
+        partner::steps(&mut steps);
+        steps.who = Who::Network;
+        faults::loss(&mut steps);
+        faults::steps(&mut steps);
+    }
+
+    fn violation(&self, after: &Self) -> Option<Violation> {
+        check::violation(self, after)
+    }
+
+    fn is_good_end(&self) -> bool {
+        check::is_good_end(self)
+    }
+
+    fn has_moved(&self) -> bool {
+        self.ran_there
     }
 }
 

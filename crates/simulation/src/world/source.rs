@@ -136,7 +136,7 @@ pub(super) fn handle(world: &mut World, event: Event) {
     let host = &mut world.source;
     let Some(agent) = &mut host.agent else { return };
     let state = StateKind::from(agent.machine.state());
-    coverage::note(Role::Source, state.into(), EventKind::from(event).into());
+    coverage::note(Role::Source, state as usize, EventKind::from(event) as usize);
     let actions = agent.machine.handle(event);
     if StateKind::from(agent.machine.state()) != state {
         host.common.new_state();

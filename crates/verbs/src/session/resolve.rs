@@ -1,12 +1,14 @@
 //! Where is an endpoint today? Asked of the host's agent before a queue pair is connected or an address handle made.
 
 use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use serde::de::DeserializeOwned;
-use verbatim_channel::{Endpoint, Greeting, KeyPair, MovedEndpoint, Resolved, SOCKET_NAME, VERSION};
+use verbatim_channel::{
+    Endpoint, Greeting, KeyPair, MAX_LONG_BYTES, MovedEndpoint, Resolved, SOCKET_NAME, VERSIONS,
+};
 use verbatim_device::control::QpType;
 use verbatim_seqpacket::{Error, Socket};
 
@@ -22,11 +24,10 @@ const PUBLISH_TRIES: u32 = 8;
 
 /// The physical endpoint. Where there is no agent, nothing has moved.
 pub fn resolve(process: &Process, endpoint: Endpoint) -> Result<Resolved, VerbsError> {
-    let greeting = Greeting::Resolve {
-        version: VERSION,
-        endpoint,
-    };
-    let resolved = ask(process, "modify_qp", &greeting)?;
+    let greeting = |version| Greeting::Resolve { version, endpoint };
+    let resolved = ask(process, "modify_qp", greeting, |socket, version| {
+        verbatim_channel::recv_as(socket, version, MAX_LONG_BYTES)
+    })?;
     Ok(resolved.unwrap_or(Resolved {
         endpoint,
         keys: Vec::new(),
@@ -35,11 +36,11 @@ pub fn resolve(process: &Process, endpoint: Endpoint) -> Result<Resolved, VerbsE
 
 /// The datagram queue pairs that programs know under this GID and that are elsewhere, likewise.
 pub fn ways(process: &Process, gid: [u8; 16]) -> Result<Vec<MovedEndpoint>, VerbsError> {
-    let greeting = Greeting::Ways {
-        version: VERSION,
-        gid,
-    };
-    Ok(ask(process, "create_ah", &greeting)?.unwrap_or_default())
+    let greeting = |version| Greeting::Ways { version, gid };
+    let ways = ask(process, "create_ah", greeting, |socket, _| {
+        verbatim_channel::recv(socket)
+    })?;
+    Ok(ways.unwrap_or_default())
 }
 
 /// A number for a queue pair of a context that has moved, under which others find it with the GID that the program has: its
@@ -48,16 +49,22 @@ pub fn publish(context: &Context, qpn: u32, qp_type: QpType) -> u32 {
     let process = context.process();
     let gid = context.gid(0).unwrap_or_default();
     let moves = context.moves.load(SeqCst);
-    let greeting = Greeting::Publish {
-        version: VERSION,
+    let keys = moved_keys(process);
+    let greeting = |version| Greeting::Publish {
+        version,
         gid,
         qpn,
-        keys: moved_keys(process),
+        keys: keys.clone(),
         datagram: (qp_type == QpType::Ud).then_some(moves),
+    };
+    let publish = || {
+        ask::<Option<u32>>(process, "create_qp", greeting, |socket, _| {
+            verbatim_channel::recv(socket)
+        })
     };
     // One that the process has from another host already is of no use.
     (0..PUBLISH_TRIES)
-        .map_while(|_| ask::<Option<u32>>(process, "create_qp", &greeting).ok()??)
+        .map_while(|_| publish().ok()??)
         .find(|number| process.qp(*number).is_none())
         .unwrap_or(qpn)
 }
@@ -83,11 +90,35 @@ fn moved_keys(process: &Process) -> Vec<KeyPair> {
     keys
 }
 
-/// The agent's answer; `None` where there is no agent.
-fn ask<T: DeserializeOwned>(
+/// The agent's answer; `None` where there is no agent. One that closes the channel unheard is asked in the version below: it may
+/// be of an earlier release.
+fn ask<T>(
+    process: &Process,
+    verb: &'static str,
+    greeting: impl Fn(u32) -> Greeting,
+    recv: impl Fn(&Socket, u32) -> Result<(T, Vec<OwnedFd>), Error>,
+) -> Result<Option<T>, VerbsError> {
+    let mut version = VERSIONS.newest;
+    loop {
+        let answer = ask_as(process, verb, &greeting(version), |socket| recv(socket, version));
+        match (answer, VERSIONS.below(version)) {
+            (
+                Err(VerbsError::Channel {
+                    source: Error::Closed,
+                    ..
+                }),
+                Some(below),
+            ) => version = below,
+            (answer, _) => return answer,
+        }
+    }
+}
+
+fn ask_as<T>(
     process: &Process,
     verb: &'static str,
     greeting: &Greeting,
+    recv: impl Fn(&Socket) -> Result<(T, Vec<OwnedFd>), Error>,
 ) -> Result<Option<T>, VerbsError> {
     let failed = |source| VerbsError::Channel {
         verb,
@@ -108,6 +139,6 @@ fn ask<T: DeserializeOwned>(
         source: errno.into(),
     })?;
     verbatim_channel::send(&socket, greeting, &[]).map_err(failed)?;
-    let (answer, _) = verbatim_channel::recv(&socket).map_err(failed)?;
+    let (answer, _) = recv(&socket).map_err(failed)?;
     Ok(Some(answer))
 }

@@ -13,6 +13,7 @@ use crate::allocator;
 use crate::datagrams;
 use crate::faults::Point;
 use crate::guests::unexpected;
+use crate::session::members::{Member, Members};
 use crate::session::{Resumed, in_time};
 
 /// How long the restored processes may take to come for their contexts.
@@ -117,31 +118,10 @@ impl Destination {
             // An earlier agent may have asked them; this one has taken up the session since.
             self.claim().await?;
         }
-        let session = self.session;
-        let guests = self.guests.as_deref().unwrap_or_default();
-        let resumed = guests.iter().map(|guest| async move {
-            let answer = in_time("resuming", guest.order(Order::Resume { session }, Vec::new()))
-                .await?
-                .0;
-            match answer {
-                Answer::Resumed {
-                    intercepted,
-                    lost_rnic,
-                } => Ok(Resumed {
-                    intercepted,
-                    lost_rnic,
-                }),
-                other => Err(unexpected(&other, "Resumed")),
-            }
-        });
-        let resumed = join_all(resumed).await.into_iter().zip(guests);
-        let resumed = resumed.map(|(resumed, guest)| match resumed {
-            // It has ended, of what it saw or of itself: there is nothing to resume.
-            Err(_) if !self.agent.guests.is_here(guest) => Ok(Resumed::default()),
-            resumed => resumed,
-        });
-        let resumed: anyhow::Result<Vec<_>> = resumed.collect();
-        let mut resumed = resumed?.into_iter().fold(Resumed::default(), Resumed::and);
+        let guests = self.guests.iter().flatten();
+        let members = guests.map(|guest| Member::here(guest, Vec::new())).collect();
+        let members = Members::new(&self.agent, self.session, members);
+        let mut resumed = members.resume().await?;
         resumed.lost_rnic |= self.contexts_are_alive().is_err();
         if let Some(instance) = &self.instance {
             instance.settled().await;

@@ -96,7 +96,7 @@ impl Partner {
 
     /// The queue pairs are not switched: everything is taken back.
     async fn undo(&mut self) {
-        if let Err(error) = self.take_back().await {
+        if let Err(error) = self.members.take_back(&[]).await {
             tracing::warn!(
                 session = format!("{:016x}", self.session),
                 error = format!("{error:#}"),

@@ -10,7 +10,7 @@ use crate::guests::unexpected;
 impl Partner {
     /// Tells the guest libraries. Nothing is posted again: 0.
     pub(super) async fn relocate(&self) -> anyhow::Result<u64> {
-        let relocated = self.members.iter().map(|member| async move {
+        let relocated = self.members.all.iter().map(|member| async move {
             let ends = member.kept.connections.iter();
             let peers = ends.filter_map(|(connection, qpn)| {
                 Some(Relocated {

@@ -37,7 +37,7 @@ impl Partner {
             (old != new).then_some((old, Forward { endpoint, keys }))
         });
         agent.forwarding.insert(late);
-        let switched = self.members.iter().map(|member| {
+        let switched = self.members.all.iter().map(|member| {
             let connections = member.kept.connections.iter();
             let tables = connections
                 .filter_map(|(connection, qpn)| Some((*qpn, *self.tables.get(connection)?)))
@@ -65,27 +65,11 @@ impl Partner {
             return Ok(Resumed::default());
         }
         let session = self.session;
-        let agent = &self.agent;
-        // Of those that paused, nothing was suspended: the order is without effect for a session that a process does not know.
-        let resumed = self.members.iter().map(|member| async move {
-            let order = Order::Resume { session };
-            match member.order_if_alive(agent, "resuming", order).await? {
-                Some(Answer::Resumed {
-                    intercepted,
-                    lost_rnic,
-                }) => Ok(Resumed {
-                    intercepted,
-                    lost_rnic,
-                }),
-                Some(other) => Err(unexpected(&other, "Resumed")),
-                None => Ok(Resumed::default()),
-            }
-        });
-        let resumed: anyhow::Result<Vec<_>> = join_all(resumed).await.into_iter().collect();
-        let mut resumed = resumed?.into_iter().fold(Resumed::default(), Resumed::and);
+        // Of those that paused, nothing was suspended.
+        let mut resumed = self.members.resume().await?;
         // A program may have ended of it before it could say so.
         let died = self.nic.take().is_some_and(|nic| !standby::is_open(&nic));
-        resumed.lost_rnic |= died && !self.members.is_empty();
+        resumed.lost_rnic |= died && !self.members.all.is_empty();
         self.resumed = true;
         self.decide(Event::Finished).await;
         forget(&self.agent, session);
@@ -105,6 +89,7 @@ impl Partner {
         let moved: Vec<_> = moved.collect();
         let instances = self
             .members
+            .all
             .iter()
             .filter_map(|member| member.kept.instance.as_deref());
         let instances = instances.filter_map(|name| self.agent.instances.get(name));

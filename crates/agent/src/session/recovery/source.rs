@@ -4,18 +4,16 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
 use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
-use verbatim_channel::{Answer, Order};
 use verbatim_container::{CheckpointConfig, ContainerName, Dumped, Tasks};
 use verbatim_session::Role;
 use verbatim_session::decision::source::{Action, Event, Question, Source as Machine, State, Then};
 use verbatim_session::decision::{CommitAnswer, Evidence, Fact, Timer};
 
 use crate::agent::Shared;
-use crate::guests::{Guest, unexpected};
+use crate::guests::Guest;
 use crate::instances::home::Paths;
 use crate::instances::recovery::{self, Found};
 use crate::instances::{Instance, Reservation};
@@ -24,15 +22,12 @@ use crate::keeper::Keeper;
 use crate::proto::SessionId;
 use crate::proto::outcome_reply::Outcome as Answered;
 use crate::session::control::{Driven, Stage};
-use crate::session::in_time;
+use crate::session::members::{self, Member, Members};
 use crate::session::writer::Writer;
 use crate::turns::Turn;
 
 /// How long another host may take for an answer, or to undo its part.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// How long a process may take to come back after its agent was started.
-const RETURN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One session.
 struct Recovery {
@@ -297,16 +292,12 @@ impl Recovery {
         // Processes that were not at the gate yet.
         self.agent.guests.undo(session);
         self.tell_others().await;
-        for guest in returned {
-            let resumed = in_time("resuming", guest.order(Order::Resume { session }, Vec::new())).await;
-            if let Err(error) = resumed {
-                tracing::error!(
-                    pid = guest.pid,
-                    error = format!("{error:#}"),
-                    "requests stay intercepted"
-                );
-            }
-        }
+        let pids: Vec<u32> = returned.iter().map(|guest| guest.pid).collect();
+        let returned = returned.iter().map(|guest| Member::here(guest, Vec::new()));
+        // Which requests stay intercepted is told there.
+        let _ = Members::new(&self.agent, session, returned.collect())
+            .take_back(&pids)
+            .await;
         if let Some(keeper) = keeper {
             keeper.end();
         }
@@ -326,33 +317,10 @@ impl Recovery {
             );
             None
         });
-        let (agent, session) = (&self.agent, self.known.session);
-        let claims = kept.unwrap_or_default().into_iter().map(|(pid, fds)| async move {
-            let claim = async {
-                let came = agent.guests.returned(instance.name(), pid);
-                let guest = tokio::time::timeout(RETURN_TIMEOUT, came)
-                    .await
-                    .context("it has not come back from the gate")?;
-                let order = Order::Claim {
-                    session,
-                    contexts: Vec::new(),
-                    key_tables: Vec::new(),
-                };
-                match in_time("claiming", guest.order(order, fds)).await?.0 {
-                    Answer::Claimed { .. } => {}
-                    other => return Err(unexpected(&other, "Claimed")),
-                }
-                agent.guests.claimed(&guest);
-                anyhow::Ok(guest)
-            };
-            claim
-                .await
-                .inspect_err(|error| {
-                    tracing::error!(pid, error = format!("{error:#}"), "a process lost its queues");
-                })
-                .ok()
-        });
-        join_all(claims).await.into_iter().flatten().collect()
+        let session = self.known.session;
+        let returned =
+            members::give_back(&self.agent, instance.name(), session, kept.unwrap_or_default()).await;
+        returned.into_iter().filter_map(|(_, guest)| guest).collect()
     }
 
     /// Tells the other hosts that the session is undone. Those who do not hear it find out by themselves.

@@ -253,6 +253,7 @@ pub async fn blockers(agent: &Shared, instance: &str, destination: &str) -> anyh
             destination: destination.to_owned(),
             connections,
             pauses: false,
+            protocol: agent.peers.spoken(&host),
         };
         let checked = async {
             let mut client = agent.peers.connect(&host).await?;

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use futures_util::future::try_join_all;
-use verbatim_channel::{Answer, Endpoint, Order, Scope};
+use verbatim_channel::{Answer, Endpoint, Order};
 use verbatim_device::control::{ForwardedQp, MOST_QPS, QpType, Reply, Request};
 use verbatim_seqpacket::Socket;
 
 use super::connections::{Connected, Connection, OtherEnd};
-use super::{Failure, Source, told};
+use super::{Failure, Source};
 use crate::faults::Point;
 use crate::gids::Gid;
 use crate::guests::unexpected;
@@ -23,7 +23,7 @@ use crate::method::{Choice, Method, Wanted};
 use crate::proto;
 use crate::report::Phase;
 use crate::secrets::{self, Link};
-use crate::session::under_way;
+use crate::session::members::{in_milliseconds, longest};
 use crate::standby::is_connected;
 
 /// For so long the old place passes RESUMEs on, in seconds.
@@ -67,22 +67,12 @@ impl Source {
             return Ok(());
         }
         let connections = self.connections.len();
-        let limit_ms = under_way::in_milliseconds(Choice::of_interest(connections));
-        let own = self.processes.iter().map(|process| (&process.guest, Scope::All));
-        let partners = self.partners.iter().map(|partner| {
-            let request = proto::MeasureDrainRequest {
-                session: Some(self.partner_request(partner)),
-                limit_ms,
-            };
-            let mut client = partner.client.clone();
-            async move {
-                let measured = client.measure_drain(request).await;
-                let measured = told(&partner.host, "look at what is under way", measured)?;
-                anyhow::Ok(measured.us)
-            }
-        });
-        let (own, partners) = tokio::join!(under_way::longest(own, limit_ms), try_join_all(partners));
-        let longest = under_way::longest_of(partners?.into_iter().chain([own?]));
+        let limit_ms = in_milliseconds(Choice::of_interest(connections));
+        let measured = self
+            .participants()
+            .into_iter()
+            .map(|participant| participant.measure_drain(limit_ms, |partner| self.partner_request(partner)));
+        let longest = longest(try_join_all(measured).await?);
         self.choice = Choice::expected(longest.map(Duration::from_micros), connections);
         Ok(())
     }
@@ -101,8 +91,8 @@ impl Source {
         }
         let gone = "a connection's new end is missing";
         let mut at_destination = Vec::new();
-        let mut at_partners: HashMap<usize, proto::PartnerPeer> = HashMap::new();
-        for (index, connection) in self.connections.iter().enumerate() {
+        let mut at_partners: HashMap<u32, proto::PartnerPeer> = HashMap::new();
+        for (index, connection) in (0u32..).zip(&self.connections) {
             let own = self.new_qp(connection.pid, connection.qpn).context(gone)?;
             let gid = self.there(connection.moving.gid)?;
             let there = |gid, qp: &proto::NewQp| Endpoint {
@@ -120,7 +110,7 @@ impl Source {
                 OtherEnd::Host(_) | OtherEnd::OwnUnconnected { .. } => connection.partner,
             };
             let peer = proto::PartnerPeer {
-                connection: index as u32,
+                connection: index,
                 remote: Some(there(gid, own).into()),
                 rq_psn: None,
             };
@@ -162,18 +152,9 @@ impl Source {
 
     /// The instance's connections stand still in the middle of what is under way.
     pub(super) async fn pause(&mut self) -> Result<(), Failure> {
-        self.before_the_stop().await?;
-        self.enter(Phase::Pause);
-        self.pass(Point::SourcePause).await?;
-        self.timeline.suspended();
-        self.suspended = true;
-        let (own, partners) = tokio::join!(self.suspend_own(), self.suspend_partners());
-        let (_, _) = (own?, partners?);
-        if self.has_new_partners().await {
-            return Err(Failure::Changed);
-        }
+        self.suspend(Phase::Pause, Point::SourcePause).await?;
         let limit = self.request.drain_timeout;
-        let timeout_ms = limit.as_millis().try_into().unwrap_or(u32::MAX);
+        let timeout_ms = in_milliseconds(limit);
         let session = self.session;
         let paused = self.processes.iter().map(|process| async move {
             let order = process
@@ -226,21 +207,6 @@ impl Source {
             forwards.try_for_each(|(fd, qps)| forward(&Socket::from_fd(fd), &qps))
         });
         forwarded.await.context("forwarding panicked")?
-    }
-
-    /// The partners' hosts know that only the decision ends the session from here on.
-    async fn suspend_partners(&self) -> anyhow::Result<()> {
-        let told_all = self.partners.iter().map(|partner| {
-            let (mut client, id) = (partner.client.clone(), self.id());
-            async move {
-                told(
-                    &partner.host,
-                    "wait for the decision",
-                    client.partner_suspend(id).await,
-                )
-            }
-        });
-        try_join_all(told_all).await.map(drop)
     }
 }
 

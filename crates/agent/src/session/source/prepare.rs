@@ -15,7 +15,8 @@ use super::connections::{
     Connected, Connection, OtherEnd, Unconnected, connections, describe_own, lacking, memory_bytes,
     unconnected,
 };
-use super::{Failure, PartnerHost, Process, Source, told};
+use super::participants::PartnerHost;
+use super::{Failure, Process, Source, told};
 use crate::gids::Gid;
 use crate::guests::unexpected;
 use crate::held::Hold;
@@ -47,6 +48,12 @@ impl Source {
             .context("the journal cannot be written")?;
         self.takes_all().await?;
         self.describe().await?;
+        let guests: Vec<_> = self
+            .processes
+            .iter()
+            .map(|process| process.guest.clone())
+            .collect();
+        self.agent.peers.must_know(&to, &guests)?;
         let registered_bytes: u64 = self
             .processes
             .iter()
@@ -65,6 +72,7 @@ impl Source {
             source: self.agent.name().to_owned(),
             instance: serde_json::to_string(&record)?,
             memory_bytes,
+            protocol: self.agent.peers.spoken(&to),
         };
         // Before it is asked for anything, so that it undoes whatever it has begun when this agent is gone.
         self.destination = Some(destination.clone());
@@ -207,10 +215,10 @@ impl Source {
     /// Which hosts the other ends are on.
     pub(super) async fn find_partners(&mut self) -> anyhow::Result<()> {
         self.find_early_partners().await;
-        let mut by_host: HashMap<String, Vec<usize>> = HashMap::new();
+        let mut by_host: HashMap<String, Vec<u32>> = HashMap::new();
         for (index, connection) in self.connections.iter().enumerate() {
             if let OtherEnd::Host(host) = &connection.other_end {
-                by_host.entry(host.clone()).or_default().push(index);
+                by_host.entry(host.clone()).or_default().push(index as u32);
             }
         }
         let partners = Note {
@@ -239,9 +247,9 @@ impl Source {
     /// Which connections a partner's host has a part in.
     pub(super) fn partner_request(&self, partner: &PartnerHost) -> proto::PartnerPrepareRequest {
         let connections = partner.connections.iter().map(|index| {
-            let connection = &self.connections[*index];
+            let connection = &self.connections[*index as usize];
             proto::PartnerConnection {
-                connection: *index as u32,
+                connection: *index,
                 moving: Some(connection.moving.into()),
                 partner: Some(connection.partner.into()),
                 late: connection.connected == Connected::Partner,
@@ -254,6 +262,7 @@ impl Source {
             destination: self.request.destination.clone(),
             connections: connections.collect(),
             pauses: self.pauses(),
+            protocol: self.agent.peers.spoken(&partner.host),
         }
     }
 
@@ -344,7 +353,7 @@ impl Source {
     }
 
     /// The partners' standby queue pairs, by connection.
-    async fn prepare_partners(&mut self) -> anyhow::Result<HashMap<usize, proto::Standby>> {
+    async fn prepare_partners(&mut self) -> anyhow::Result<HashMap<u32, proto::Standby>> {
         let prepared = self.partners.iter().map(|partner| {
             let mut client = partner.client.clone();
             let request = self.partner_request(partner);
@@ -365,16 +374,16 @@ impl Source {
         Ok(prepared
             .into_iter()
             .flat_map(|reply| reply.standbys)
-            .map(|standby| (standby.connection as usize, standby))
+            .map(|standby| (standby.connection, standby))
             .collect())
     }
 
     /// Connects the new ends with each other.
-    async fn connect(&mut self, standbys: &HashMap<usize, proto::Standby>) -> anyhow::Result<()> {
+    async fn connect(&mut self, standbys: &HashMap<u32, proto::Standby>) -> anyhow::Result<()> {
         let gone = "a connection's new end is missing";
         let mut at_destination = Vec::new();
-        let mut at_partners: HashMap<usize, proto::PartnerPeer> = HashMap::new();
-        for (index, connection) in self.connections.iter().enumerate() {
+        let mut at_partners: HashMap<u32, proto::PartnerPeer> = HashMap::new();
+        for (index, connection) in (0u32..).zip(&self.connections) {
             let own = self.new_qp(connection.pid, connection.qpn).context(gone)?;
             let gid = self.there(connection.moving.gid)?;
             let there = |gid, qp: &proto::NewQp| Endpoint {
@@ -404,7 +413,7 @@ impl Source {
                     let standby = standbys.get(&index).context(gone)?;
                     let sends = connection.sends && standby.sends;
                     let peer = proto::PartnerPeer {
-                        connection: index as u32,
+                        connection: index,
                         remote: Some(there(gid, own).into()),
                         rq_psn: sends.then_some(own.sq_psn),
                     };
@@ -450,7 +459,7 @@ impl Source {
     /// The same for the partners', and the remote keys that they will meet there.
     pub(super) async fn connect_partners(
         &self,
-        at_partners: &HashMap<usize, proto::PartnerPeer>,
+        at_partners: &HashMap<u32, proto::PartnerPeer>,
         keys: &[(u32, Vec<KeyPair>)],
     ) -> anyhow::Result<()> {
         let tables: HashMap<u32, u32> = keys
@@ -467,9 +476,9 @@ impl Source {
                 .filter_map(|index| at_partners.get(index).cloned())
                 .collect();
             let tables = partner.connections.iter().filter_map(|index| {
-                let table = *tables.get(&self.connections[*index].pid)?;
+                let table = *tables.get(&self.connections[*index as usize].pid)?;
                 Some(proto::PartnerTable {
-                    connection: *index as u32,
+                    connection: *index,
                     table,
                 })
             });

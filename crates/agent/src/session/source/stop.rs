@@ -3,23 +3,27 @@
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use futures_util::future::{join_all, try_join_all};
-use verbatim_channel::{Answer, Order, QpCount, Scope};
+use verbatim_channel::{Answer, Order};
 use verbatim_device::control::QpType;
 
-use super::connections::{Connected, Connection, OtherEnd};
+use super::participants::Participant;
+use super::plan::{self, End};
 use super::pre_dump::PRE_DUMPS;
-use super::settle::Undrained;
-use super::{Failure, Source, told};
+use super::{Failure, Source};
 use crate::faults::Point;
 use crate::guests::unexpected;
 use crate::memory::send::Sender;
-use crate::proto;
 use crate::proto::file_part::Folder;
 use crate::report::Phase;
-use crate::session::in_time;
+use crate::session::members::Undrained;
+use crate::session::{in_time, told};
+
+/// What the hosts may take to answer beyond the limit of the drain.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Source {
     /// The last round before the connections stop.
@@ -32,60 +36,26 @@ impl Source {
         Ok(())
     }
 
-    /// Intercepts the instance's requests: how many messages each queue pair has sent, by process.
-    pub(super) async fn suspend_own(&self) -> Result<Vec<(u32, Vec<QpCount>)>, Failure> {
-        let session = self.session;
-        let own = self.processes.iter().map(|process| async move {
-            let order = Order::Suspend {
-                session,
-                scope: Scope::All,
-            };
-            match in_time("suspending", process.guest.order(order, Vec::new()))
-                .await?
-                .0
-            {
-                Answer::Suspended {
-                    sent,
-                    road_map_version,
-                } if road_map_version == process.road_map.version => Ok((process.guest.pid, sent)),
-                Answer::Suspended { .. } => Err(Failure::Changed),
-                other => Err(unexpected(&other, "Suspended").into()),
-            }
-        });
-        try_join_all(own).await
+    /// Intercepts requests at all ends: how many messages each has sent. Of connections that pause the partners' hosts only learn
+    /// that nothing but the decision ends the session from here on.
+    pub(super) async fn suspend(&mut self, phase: Phase, point: Point) -> Result<HashMap<End, u64>, Failure> {
+        self.before_the_stop().await?;
+        self.enter(phase);
+        self.pass(point).await?;
+        self.timeline.suspended();
+        self.suspended = true;
+        let sent = self.participants().into_iter().map(Participant::suspend);
+        let sent: anyhow::Result<Vec<_>> = join_all(sent).await.into_iter().collect();
+        let sent = sent?.into_iter().flatten().collect();
+        if self.has_new_partners().await {
+            return Err(Failure::Changed);
+        }
+        Ok(sent)
     }
 
     /// Intercepts requests on both sides and waits until nothing is in flight (MigrRDMA §3.4).
     pub(super) async fn wait_before_stop(&mut self) -> Result<(), Failure> {
-        self.before_the_stop().await?;
-        self.enter(Phase::WaitBeforeStop);
-        self.pass(Point::SourceSuspend).await?;
-        self.timeline.suspended();
-        self.suspended = true;
-        let partners = self.partners.iter().map(|partner| {
-            let (mut client, id) = (partner.client.clone(), self.id());
-            async move {
-                match client.partner_suspend(id).await {
-                    Err(status) if status.code() == tonic::Code::Aborted => Err(Failure::Changed),
-                    reply => Ok(told(&partner.host, "suspend its connections", reply)?.counts),
-                }
-            }
-        });
-        let (own, partners) = tokio::join!(self.suspend_own(), try_join_all(partners));
-        let (own, partners) = (own?, partners?);
-        if self.has_new_partners().await {
-            return Err(Failure::Changed);
-        }
-        // n_sent of every end, by process and queue pair, and by connection.
-        let own_sent: HashMap<(u32, u32), u64> = own
-            .iter()
-            .flat_map(|(pid, sent)| sent.iter().map(|count| ((*pid, count.qpn), count.messages)))
-            .collect();
-        let partner_sent: HashMap<usize, u64> = partners
-            .into_iter()
-            .flatten()
-            .map(|count| (count.connection as usize, count.messages))
-            .collect();
+        let sent = self.suspend(Phase::WaitBeforeStop, Point::SourceSuspend).await?;
         let unreliable = self.processes.iter().any(|process| {
             let qps = process.road_map.contexts.iter().flat_map(|context| &context.qps);
             qps.into_iter().any(|qp| qp.qp_type == QpType::Uc)
@@ -93,106 +63,26 @@ impl Source {
         self.pass(Point::SourceDrain).await?;
         if unreliable {
             // What is not drained now is found again below.
-            self.drain(&own_sent, &partner_sent, true).await?;
+            self.drain(&sent, true).await?;
         }
-        let undrained = self.drain(&own_sent, &partner_sent, false).await?;
+        let undrained = self.drain(&sent, false).await?;
         if !undrained.is_empty() {
             self.settle(undrained).await?;
         }
         Ok(())
     }
 
-    /// What is not drained when the limit has come.
-    async fn drain(
-        &self,
-        own_sent: &HashMap<(u32, u32), u64>,
-        partner_sent: &HashMap<usize, u64>,
-        sends_only: bool,
-    ) -> anyhow::Result<Undrained> {
-        let session = self.session;
-        let timeout_ms = self
-            .request
-            .drain_timeout
-            .as_millis()
-            .try_into()
-            .unwrap_or(u32::MAX);
-        let sent_by = |connection: &Connection| {
-            let count = own_sent.get(&(connection.pid, connection.qpn)).copied();
-            count.context("a connection was closed meanwhile; try again")
-        };
-        let mut expected: HashMap<u32, Vec<QpCount>> = HashMap::new();
-        for (index, connection) in self.connections.iter().enumerate() {
-            let messages = match &connection.other_end {
-                OtherEnd::Own(other) => sent_by(&self.connections[*other])?,
-                // From an end that is not connected nothing comes, and to one that is not nothing has come.
-                _ if connection.connected != Connected::Both => continue,
-                OtherEnd::OwnUnconnected { .. } => continue,
-                OtherEnd::Host(host) => *partner_sent
-                    .get(&index)
-                    .with_context(|| format!("{host} did not tell what it sent on a connection"))?,
-            };
-            expected.entry(connection.pid).or_default().push(QpCount {
-                qpn: connection.qpn,
-                messages,
-            });
-        }
-        let own = self.processes.iter().map(|process| {
-            let expected = expected.remove(&process.guest.pid).unwrap_or_default();
-            async move {
-                let order = Order::Drain {
-                    session,
-                    expected,
-                    timeout_ms,
-                    sends_only,
-                };
-                match process.guest.order(order, Vec::new()).await?.0 {
-                    Answer::Drained => Ok(Undrained::default()),
-                    Answer::Undrained { qpns, left } => self.undrained(process.guest.pid, &qpns, left),
-                    other => Err(unexpected(&other, "Drained")),
-                }
-            }
+    /// What is not drained when the limit has come. `sent`: how many messages each end has sent.
+    async fn drain(&self, sent: &HashMap<End, u64>, sends_only: bool) -> anyhow::Result<Undrained> {
+        let limit = self.request.drain_timeout;
+        let drained = self.participants().into_iter().map(|participant| {
+            let ends = plan::connected(&self.connections, participant.ends());
+            let expected = plan::said_at_the_other_end(&self.connections, ends, sent);
+            async move { participant.drain(expected?, limit, sends_only).await }
         });
-        let own = try_join_all(own.collect::<Vec<_>>());
-        let mut requests = Vec::new();
-        for partner in &self.partners {
-            let mut counts = Vec::new();
-            for index in &partner.connections {
-                if self.connections[*index].connected != Connected::Both {
-                    continue;
-                }
-                let messages = sent_by(&self.connections[*index])?;
-                counts.push(proto::Count {
-                    connection: *index as u32,
-                    messages,
-                });
-            }
-            requests.push((
-                partner,
-                proto::DrainRequest {
-                    session,
-                    expected: counts,
-                    timeout_ms,
-                    sends_only,
-                },
-            ));
-        }
-        let partners = try_join_all(requests.into_iter().map(|(partner, request)| {
-            let mut client = partner.client.clone();
-            async move {
-                let reply = client.partner_drain(request).await;
-                let reply = told(&partner.host, "finish what is in flight", reply)?;
-                let at = |left| format!("on {}, {left}", partner.host);
-                anyhow::Ok(Undrained {
-                    connections: reply.undrained.iter().map(|index| *index as usize).collect(),
-                    left: reply.left.into_iter().map(at).collect(),
-                })
-            }
-        }));
-        let limit = self.request.drain_timeout + std::time::Duration::from_secs(5);
-        let (own, partners) = tokio::time::timeout(limit, async { tokio::try_join!(own, partners) })
-            .await
-            .context("waiting for what is in flight took too long")??;
-        Ok(own.into_iter().chain(partners).collect())
+        let drained = tokio::time::timeout(limit + ANSWER_TIMEOUT, try_join_all(drained)).await;
+        let drained = drained.context("waiting for what is in flight took too long")??;
+        Ok(drained.into_iter().collect())
     }
 
     /// The processes let go of their RNIC and wait at the gate.

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use verbatim_session::turns::keeps;
 
 use super::{Source, told};
 use crate::proto::{LetGoRequest, SessionId};
@@ -49,7 +50,7 @@ impl Source {
             self.note_wait(&mut waiting_for, &other);
             // Programs that ask where its queue pairs are get their answers: the other move may wait for those.
             self.hold = None;
-            if self.instance.name() > other.as_str() {
+            if !keeps(&self.instance.name(), &other.as_str()) {
                 self.let_go().await;
             }
             let mut client = self.agent.peers.connect(&host).await?;

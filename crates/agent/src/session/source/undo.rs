@@ -5,11 +5,10 @@
 //! be counted.
 
 use futures_util::future::join_all;
-use verbatim_channel::Order;
 
 use super::Source;
 use crate::proto::SessionId;
-use crate::session::in_time;
+use crate::session::members;
 
 /// How long another agent may take to undo its part; a dead one does not keep the instance waiting.
 const ABORT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
@@ -42,7 +41,8 @@ impl Source {
         };
         self.abort_partners().await;
         if std::mem::take(&mut self.suspended) {
-            self.resume_own(&returned).await;
+            // Which requests stay intercepted is told there.
+            let _ = self.members().take_back(&returned).await;
         }
         if let Some(keeper) = keeper {
             keeper.end();
@@ -89,27 +89,8 @@ impl Source {
         if let Err(error) = gate.and_then(|gate| Ok(gate.open_up()?)) {
             tracing::error!(error = format!("{error:#}"), "the gate does not open");
         }
-        let (agent, instance, session) = (&self.agent, &self.instance, self.session);
-        let claims = std::mem::take(&mut self.quiesced)
-            .into_iter()
-            .map(|(pid, fds)| async move {
-                let claim = async {
-                    let guest = agent.guests.returned(instance.name(), pid).await;
-                    let order = Order::Claim {
-                        session,
-                        contexts: Vec::new(),
-                        key_tables: Vec::new(),
-                    };
-                    guest.order(order, fds).await?;
-                    agent.guests.claimed(&guest);
-                    anyhow::Ok(())
-                };
-                if let Err(error) = in_time("giving a process its queues back", claim).await {
-                    tracing::error!(pid, error = format!("{error:#}"), "a process lost its queues");
-                }
-                pid
-            });
-        let returned = join_all(claims).await;
+        let quiesced = std::mem::take(&mut self.quiesced);
+        let returned = members::give_back(&self.agent, self.instance.name(), self.session, quiesced).await;
         // They have new channels.
         let guests = self.agent.guests.of_instance(self.instance.name());
         for process in &mut self.processes {
@@ -117,7 +98,7 @@ impl Source {
                 process.guest = guest.clone();
             }
         }
-        returned
+        returned.into_iter().map(|(pid, _)| pid).collect()
     }
 
     async fn abort_partners(&mut self) {
@@ -136,23 +117,5 @@ impl Source {
                 }
             });
         join_all(aborted).await;
-    }
-
-    /// Lets the instance's own requests flow again.
-    async fn resume_own(&self, returned: &[u32]) {
-        let session = self.session;
-        let resumed = self.processes.iter().map(|process| async move {
-            let pid = process.guest.pid;
-            // A process that was suspended and no more still has its queues: for it the session just ends.
-            let order = if returned.contains(&pid) {
-                Order::Resume { session }
-            } else {
-                Order::Abort { session }
-            };
-            if let Err(error) = in_time("resuming", process.guest.order(order, Vec::new())).await {
-                tracing::error!(pid, error = format!("{error:#}"), "requests stay intercepted");
-            }
-        });
-        join_all(resumed).await;
     }
 }

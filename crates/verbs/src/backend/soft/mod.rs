@@ -15,9 +15,10 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use verbatim_channel::SegmentRecord;
+use verbatim_device::Connection;
 use verbatim_device::control::{
     AddressVector, AsyncEvent, Backing, DeviceAttr, MOST_QPS, MwState, MwType, PortAttr, QpAttr, QpAttrMask,
-    QpPosition, QpSecret, QpState, Reply, Request, SOCKET_NAME, Segment, SrqAttr, Translation, VERSION,
+    QpPosition, QpSecret, QpState, Reply, Request, SOCKET_NAME, Segment, SrqAttr, Translation,
 };
 use verbatim_device::image::{self, QpImage, Restoring};
 use verbatim_seqpacket::{Received, Socket};
@@ -76,7 +77,7 @@ pub struct SoftDevice {
     /// A child of this process shall not hold the connection. Forgotten before it goes.
     _held: [fork::Held; 2],
     /// One request, one answer.
-    connection: Mutex<Socket>,
+    connection: Mutex<Connection>,
     /// The same connection, for who only wants to know whether it is still there.
     hangup: OwnedFd,
     arena: Arc<Arena>,
@@ -88,11 +89,11 @@ pub struct SoftDevice {
 /// Opens a new context at the RNIC of this runtime folder.
 fn open(runtime: &Path) -> Result<Arc<dyn Device>, VerbsError> {
     let connection = Socket::connect(&runtime.join(SOCKET_NAME)).map_err(no_answer("open_device"))?;
-    let request = Request::OpenContext {
-        version: VERSION,
+    let request = |version| Request::OpenContext {
+        version,
         name: program_name(),
     };
-    Ok(Arc::new(SoftDevice::start(connection, "open_device", &request)?))
+    Ok(Arc::new(SoftDevice::start(connection, "open_device", request)?))
 }
 
 /// The program's name, for the RNIC's statistics.
@@ -111,12 +112,16 @@ fn no_answer(verb: &'static str) -> impl Fn(verbatim_seqpacket::Error) -> VerbsE
 }
 
 fn call(
-    connection: &Socket,
+    connection: &Connection,
     verb: &'static str,
     request: &Request,
     fds: &[BorrowedFd<'_>],
 ) -> Result<Received<Reply>, VerbsError> {
     let received = connection.call(request, fds).map_err(no_answer(verb))?;
+    unless_refused(verb, received)
+}
+
+fn unless_refused(verb: &'static str, received: Received<Reply>) -> Result<Received<Reply>, VerbsError> {
     match received.message {
         Reply::Error { errno, message } => Err(VerbsError::Refused { verb, errno, message }),
         _ => Ok(received),
@@ -138,9 +143,15 @@ fn is_done(verb: &'static str, reply: Reply) -> Result<(), VerbsError> {
 }
 
 impl SoftDevice {
-    fn start(connection: Socket, verb: &'static str, request: &Request) -> Result<Self, VerbsError> {
+    fn start(
+        connection: Socket,
+        verb: &'static str,
+        request: impl Fn(u32) -> Request,
+    ) -> Result<Self, VerbsError> {
         let (events, theirs) = Events::pair()?;
-        let received = call(&connection, verb, request, &[theirs.as_fd()])?;
+        let begun = Connection::begin(connection, request, &[theirs.as_fd()]);
+        let (connection, received) = begun.map_err(no_answer(verb))?;
+        let received = unless_refused(verb, received)?;
         let Reply::Context {
             device,
             port,
@@ -155,10 +166,13 @@ impl SoftDevice {
         })?;
         let arena = Arena::map(&memory, arena_bytes, doorbell)
             .map_err(|source| VerbsError::Os { call: "mmap", source })?;
-        let hangup = connection.as_fd().try_clone_to_owned();
+        let hangup = connection.socket().as_fd().try_clone_to_owned();
         let hangup = hangup.map_err(|source| VerbsError::Os { call: "dup", source })?;
         Ok(Self {
-            _held: [fork::hold_fd(connection.as_fd()), fork::hold_fd(hangup.as_fd())],
+            _held: [
+                fork::hold_fd(connection.socket().as_fd()),
+                fork::hold_fd(hangup.as_fd()),
+            ],
             hangup,
             connection: Mutex::new(connection),
             arena: Arc::new(arena),
@@ -195,7 +209,7 @@ impl SoftDevice {
         let mut answers = Vec::new();
         let mut under_way = 0;
         let answer = |answers: &mut Vec<_>| {
-            let received = connection.recv::<Reply>().map_err(no_answer(verb))?;
+            let received = connection.recv().map_err(no_answer(verb))?;
             answers.push(match received.message {
                 Reply::Error { errno, message } => Err(VerbsError::Refused { verb, errno, message }),
                 reply => take(reply),
@@ -597,7 +611,7 @@ impl Device for SoftDevice {
         // Unmapped here and now, or not parked: the caller freezes the process next.
         Arc::try_unwrap(arena).map_err(|arena| held("the RNIC's memory", Arc::strong_count(&arena)))?;
         Ok(Parked {
-            connection: connection.into_inner().into_fd(),
+            connection: connection.into_inner().into_socket().into_fd(),
             reopen: Box::new(attach),
         })
     }
@@ -605,8 +619,8 @@ impl Device for SoftDevice {
 
 /// Opens a connection that was parked, or prepared by an agent.
 fn attach(connection: OwnedFd) -> Result<Arc<dyn Device>, VerbsError> {
-    let request = Request::AttachContext { version: VERSION };
-    let device = SoftDevice::start(Socket::from_fd(connection), "attach_context", &request)?;
+    let request = |version| Request::AttachContext { version };
+    let device = SoftDevice::start(Socket::from_fd(connection), "attach_context", request)?;
     Ok(Arc::new(device))
 }
 

@@ -2,101 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::Ipv6Addr;
-use std::time::Duration;
 
 use anyhow::{Context, bail};
 use futures_util::future::join_all;
-use serde::{Deserialize, Serialize};
-use verbatim_channel::{Answer, Endpoint, Order};
+use verbatim_channel::Endpoint;
 use verbatim_device::control::QpOwner;
 
-use super::in_time;
 use crate::agent::Shared;
 use crate::guests::Guest;
 use crate::identity;
 use crate::proto::{PartnerConnection, PartnerPrepareRequest, Standby};
+use crate::session::in_time;
+use crate::session::members::{KeptMember, Member};
 use crate::standby::{is_connected, is_unconnected, sends};
-
-/// How long a process may take to come back after its agent was started.
-const RETURN_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// A process with connections to the moving instance.
-pub struct Member {
-    /// Unset if an earlier agent has begun the session, and the process has not been asked for yet.
-    pub guest: Option<Guest>,
-    pub kept: KeptMember,
-}
-
-/// A process, as an agent that comes after this one finds it.
-#[derive(Clone, Serialize, Deserialize)]
-pub struct KeptMember {
-    /// The instance that it belongs to, if any.
-    pub instance: Option<String>,
-    /// Its PID in its own PID namespace.
-    pub pid: u32,
-    /// The session's number of the connection, and the virtual number of this end.
-    pub connections: Vec<(u32, u32)>,
-    /// The same of ends that are not connected yet: they stay so until the session is over.
-    #[serde(default)]
-    pub unconnected: Vec<(u32, u32)>,
-}
-
-impl Member {
-    /// The virtual numbers of its queue pairs.
-    pub fn qpns(&self) -> Vec<u32> {
-        self.kept.connections.iter().map(|(_, qpn)| *qpn).collect()
-    }
-
-    /// The same, and those of ends that are not connected yet: all that are suspended.
-    pub fn all_qpns(&self) -> Vec<u32> {
-        let unconnected = self.kept.unconnected.iter().map(|(_, qpn)| *qpn);
-        self.qpns().into_iter().chain(unconnected).collect()
-    }
-
-    /// The connections of its queue pairs.
-    pub fn by_qpn(&self) -> HashMap<u32, u32> {
-        let connections = self.kept.connections.iter();
-        connections.map(|(connection, qpn)| (*qpn, *connection)).collect()
-    }
-
-    /// The queue pairs of its connections.
-    pub fn by_connection(&self) -> HashMap<u32, u32> {
-        self.kept.connections.iter().copied().collect()
-    }
-
-    /// The process. One that an earlier agent knew is waited for a while; `None` if it does not come: it has ended.
-    pub async fn guest(&self, agent: &Shared) -> Option<Guest> {
-        let came = agent.guests.present(self.kept.instance.as_deref(), self.kept.pid);
-        match &self.guest {
-            Some(guest) => Some(guest.clone()),
-            None => tokio::time::timeout(RETURN_TIMEOUT, came).await.ok(),
-        }
-    }
-
-    /// Gives an order.
-    pub async fn order(&self, agent: &Shared, what: &str, order: Order) -> anyhow::Result<Answer> {
-        let guest = self.guest(agent).await;
-        let guest = guest.with_context(|| format!("process {} is gone", self.kept.pid))?;
-        Ok(in_time(what, guest.order(order, Vec::new())).await?.0)
-    }
-
-    /// Gives an order after the decision; `None` if the process has ended, and its connections with it.
-    pub async fn order_if_alive(
-        &self,
-        agent: &Shared,
-        what: &str,
-        order: Order,
-    ) -> anyhow::Result<Option<Answer>> {
-        let Some(guest) = self.guest(agent).await else {
-            return Ok(None);
-        };
-        match in_time(what, guest.order(order, Vec::new())).await {
-            Ok((answer, _)) => Ok(Some(answer)),
-            Err(_) if !agent.guests.is_here(&guest) => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-}
 
 /// The connections that a request names, by the physical number of the partner's end: the moving ends that are connected to it,
 /// or it to them, with the connections' numbers.
@@ -240,6 +158,7 @@ pub async fn find_members(agent: &Shared, request: PartnerPrepareRequest) -> any
             found.members.push(Member {
                 guest: Some(guest),
                 kept,
+                moves: None,
             });
         }
     }
