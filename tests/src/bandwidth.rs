@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 
-use crate::instance::Instance;
+use crate::instance::{Instance, words};
 use crate::lab::TestLab;
 use crate::perftest::{BandwidthRow, PATIENCE, PERFTEST_PORT};
 use crate::running::Finished;
@@ -67,12 +67,7 @@ impl<'a> Bandwidth<'a> {
 
     /// What both sides have said so far.
     pub fn words(&self) -> String {
-        let words = |instance: &Instance| instance.output().unwrap_or_else(|error| format!("{error:#}"));
-        format!(
-            "the client wrote {:?}, the server {:?}",
-            words(&self.client),
-            words(&self.server)
-        )
+        words(&self.client, &self.server)
     }
 
     fn begins_to_count(&self) -> anyhow::Result<()> {

@@ -167,3 +167,13 @@ impl<'a> Instance<'a> {
         }
     }
 }
+
+/// What the two ends of a connection have written so far.
+pub fn words(client: &Instance<'_>, server: &Instance<'_>) -> String {
+    let words = |instance: &Instance| instance.output().unwrap_or_else(|error| format!("{error:#}"));
+    format!(
+        "the client wrote {:?}, the server {:?}",
+        words(client),
+        words(server)
+    )
+}

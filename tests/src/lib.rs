@@ -38,7 +38,7 @@ pub use capture::{Capture, Frame, check_icrc, decode};
 pub use check::{CheckReport, VCHECK_PORT};
 pub use faults::OrderedFaults;
 pub use footprint::left_behind;
-pub use instance::{Instance, Row};
+pub use instance::{Instance, Row, words};
 pub use lab::TestLab;
 pub use migration::{MOVED, Migration, PHASES, ROLLED_BACK};
 pub use perftest::{BandwidthRow, LatencyRow, PATIENCE, PERFTEST_PORT};

@@ -125,23 +125,20 @@ mod pidfd_info {
 
     /// How a process ended; `None` while it has not been reaped.
     pub fn exit(pidfd: BorrowedFd<'_>) -> io::Result<Option<Exit>> {
-        let mut info = PidfdInfo {
-            mask: INFO_EXIT,
-            ..PidfdInfo::default()
+        let answer = match ask(pidfd) {
+            // The kernel looks first for the status and then for the process. One that is reaped in between has neither for it;
+            // the status is there by now, if this kernel keeps it.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => ask(pidfd),
+            answer => answer,
         };
-        // SAFETY: the descriptor is open, and the kernel writes at most the 64 bytes that the number of the call names.
-        let result = unsafe { libc::ioctl(pidfd.as_raw_fd(), GET_INFO, &raw mut info) };
-        if result != 0 {
-            let error = io::Error::last_os_error();
-            return match error.raw_os_error() {
-                // Reaped, and this kernel has kept nothing; or it does not know the call.
-                Some(libc::ESRCH | libc::ENOTTY | libc::EINVAL) => Err(io::Error::new(
-                    io::ErrorKind::Unsupported,
-                    "it was not this agent's child, and the kernel tells its status only from Linux 6.15 on",
-                )),
-                _ => Err(error),
-            };
-        }
+        let info = answer.map_err(|error| match error.raw_os_error() {
+            // Reaped, and this kernel has kept nothing; or it does not know the call.
+            Some(libc::ESRCH | libc::ENOTTY | libc::EINVAL) => io::Error::new(
+                io::ErrorKind::Unsupported,
+                "it was not this agent's child, and the kernel tells its status only from Linux 6.15 on",
+            ),
+            _ => error,
+        })?;
         if info.mask & INFO_EXIT == 0 {
             return Ok(None);
         }
@@ -149,6 +146,18 @@ mod pidfd_info {
             true => Exit::Signal(libc::WTERMSIG(info.exit_code)),
             false => Exit::Code(libc::WEXITSTATUS(info.exit_code)),
         }))
+    }
+
+    fn ask(pidfd: BorrowedFd<'_>) -> io::Result<PidfdInfo> {
+        let mut info = PidfdInfo {
+            mask: INFO_EXIT,
+            ..PidfdInfo::default()
+        };
+        // SAFETY: the descriptor is open, and the kernel writes at most the 64 bytes that the number of the call names.
+        match unsafe { libc::ioctl(pidfd.as_raw_fd(), GET_INFO, &raw mut info) } {
+            0 => Ok(info),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 }
 
@@ -180,6 +189,28 @@ mod tests {
                 exit => assert_eq!(exit.unwrap(), expected),
             }
             shell.wait().await.unwrap();
+        }
+    }
+
+    /// Asked again and again, so that some are asked at the very moment.
+    #[test]
+    fn a_status_is_told_though_the_process_is_reaped_while_it_is_asked_for() {
+        for _ in 0..2000 {
+            let mut child = std::process::Command::new("true").spawn().unwrap();
+            let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+            let pidfd = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+            let reaped = std::thread::spawn(move || child.wait().unwrap());
+            let told = loop {
+                if let Some(told) = pidfd_info::exit(pidfd.as_fd()).transpose() {
+                    break told;
+                }
+            };
+            reaped.join().unwrap();
+            match told {
+                // Also after it is reaped: this kernel keeps none.
+                Err(_) if pidfd_info::exit(pidfd.as_fd()).is_err() => return eprintln!("skipped"),
+                told => assert_eq!(told.unwrap(), Exit::Code(0)),
+            }
         }
     }
 }

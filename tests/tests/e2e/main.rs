@@ -120,6 +120,10 @@ impl Test {
         if !matches!(result, Ok(Ok(()))) {
             eprintln!("\n{}\nthe logs of {}:{}", stolen.since(), self.name, lab.logs());
         }
+        // After the logs, which are long: who reads only the end of the output reads why.
+        if let Ok(Err(error)) = &result {
+            eprintln!("{} failed: {error:#}", self.name);
+        }
         let down = lab.down();
         match result {
             Ok(result) => result.and(down),

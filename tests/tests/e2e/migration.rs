@@ -151,12 +151,7 @@ impl<'a> Check<'a> {
 
     /// What both sides have said so far.
     pub fn words(&self) -> String {
-        let words = |instance: &Instance| instance.output().unwrap_or_else(|error| format!("{error:#}"));
-        format!(
-            "the client wrote {:?}, the server {:?}",
-            words(&self.client),
-            words(&self.server)
-        )
+        verbatim_e2e::words(&self.client, &self.server)
     }
 }
 
