@@ -15,8 +15,9 @@ use verbatim_agent::faults::{Inject, Passed, Point, Time};
 use verbatim_seqpacket::Socket;
 
 /// What can happen at a point.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Action {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::EnumString, strum::IntoStaticStr, strum::EnumIter)]
+#[strum(serialize_all = "kebab-case")]
+pub enum Action {
     /// The step fails.
     Fail,
     /// The agent dies, as by SIGKILL.
@@ -27,6 +28,13 @@ enum Action {
     KillNic,
     /// The caller damages what it works with.
     Damage,
+}
+
+impl Action {
+    /// As it is ordered.
+    pub fn name(self) -> &'static str {
+        self.into()
+    }
 }
 
 /// The failures ordered on a host.
@@ -50,15 +58,13 @@ impl OrderedFaults {
             .lines()
             .filter_map(|line| line.split_once(' '))
             .find_map(|(name, action)| (name == point.name()).then_some(action.trim()));
-        Ok(Some(match ordered {
-            None => return Ok(None),
-            Some("fail") => Action::Fail,
-            Some("exit") => Action::Exit,
-            Some("hang") => Action::Hang,
-            Some("kill-nic") => Action::KillNic,
-            Some("damage") => Action::Damage,
-            Some(other) => bail!("{} orders {other:?}, which is no action", self.file.display()),
-        }))
+        let Some(ordered) = ordered else {
+            return Ok(None);
+        };
+        let action = ordered.parse();
+        action
+            .map(Some)
+            .with_context(|| format!("{} orders {ordered:?}, which is no action", self.file.display()))
     }
 
     /// Passes a point: goes on, fails, waits, or ends this process. `Damage` is the caller's to carry out; true tells

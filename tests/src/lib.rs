@@ -36,7 +36,7 @@ pub use bandwidth::Bandwidth;
 pub use bundle::bundle_of;
 pub use capture::{Capture, Frame, check_icrc, decode};
 pub use check::{CheckReport, VCHECK_PORT};
-pub use faults::OrderedFaults;
+pub use faults::{Action, OrderedFaults};
 pub use footprint::left_behind;
 pub use instance::{Instance, Row, words};
 pub use lab::TestLab;

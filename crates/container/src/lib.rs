@@ -47,6 +47,7 @@ mod proxy;
 mod restore;
 mod runc;
 mod tasks;
+mod tcp_repair;
 mod timings;
 mod watch;
 

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::host::Host;
 use crate::marker::{self, Marker, released};
 use crate::name::ContainerName;
-use crate::operation::outlast;
+use crate::operation::{go_on, outlast};
 
 /// How long the kernel may take to freeze, thaw or kill. It takes microseconds; more than this is a task that hangs in a
 /// system call, and the caller asks again.
@@ -98,11 +98,12 @@ impl Tasks {
         .map_err(|source| self.failed("freeze", source))
     }
 
-    /// Lets frozen tasks go on; see [`Cgroup::thaw`]. Where there are none it does nothing.
+    /// Lets frozen tasks go on; see [`Cgroup::thaw`]. Where there are none it does nothing. What a dump whose CRIU was lost has left
+    /// of their TCP connections is undone first.
     ///
     /// Whoever holds them by another hand still does: CRIU, until its proxy has let go of it.
     pub async fn thaw(&self) -> Result<(), Error> {
-        self.blocking(|tasks| tasks.cgroup()?.map_or(Ok(()), |cgroup| cgroup.thaw(LIMIT)))
+        self.blocking(|tasks| tasks.cgroup()?.map_or(Ok(()), |cgroup| go_on(&cgroup)))
             .await
             .map_err(|source| self.failed("thaw", source))
     }

@@ -9,8 +9,9 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use strum::IntoEnumIterator;
 use verbatim_e2e::{
-    MOVED, Migration, ROLLED_BACK, Running, TestLab, Tools, Traffic, eventually, left_behind,
+    Action, MOVED, Migration, ROLLED_BACK, Running, TestLab, Tools, Traffic, eventually, left_behind,
 };
 
 use crate::Test;
@@ -33,45 +34,19 @@ const OPTIONS: &[&str] = &[
     "--bidirectional",
 ];
 
-/// What is ordered at a point.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Action {
-    /// The step fails.
-    Fail,
-    /// The agent is killed, and started again.
-    Exit,
-    /// The step hangs; the operator cancels, and it is let go.
-    Hang,
-    /// The host's RNIC is killed, and started again.
-    KillNic,
-}
-
-impl Action {
-    const ALL: [Self; 4] = [Self::Fail, Self::Exit, Self::Hang, Self::KillNic];
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Fail => "fail",
-            Self::Exit => "exit",
-            Self::Hang => "hang",
-            Self::KillNic => "kill-nic",
+/// Whether an action makes sense at a point.
+fn is_for(action: Action, point: &Point) -> bool {
+    match action {
+        Action::Exit | Action::Hang => true,
+        // Where nothing can be refused.
+        Action::Fail => point.time != "at-commit",
+        // On the other hosts, and after the commit on this one, the programs would lose their own connections; and while
+        // files come, nothing needs it yet.
+        Action::KillNic => {
+            point.role == "destination" && point.time == "before-commit" && point.name != "destination-place"
         }
-    }
-
-    /// Whether it makes sense at a point.
-    fn is_for(self, point: &Point) -> bool {
-        match self {
-            Self::Exit | Self::Hang => true,
-            // Where nothing can be refused.
-            Self::Fail => point.time != "at-commit",
-            // On the other hosts, and after the commit on this one, the programs would lose their own connections; and while
-            // files come, nothing needs it yet.
-            Self::KillNic => {
-                point.role == "destination"
-                    && point.time == "before-commit"
-                    && point.name != "destination-place"
-            }
-        }
+        // The tests of what is damaged order it themselves.
+        Action::Damage => false,
     }
 }
 
@@ -189,7 +164,7 @@ fn every<'p>(points: impl Iterator<Item = &'p Point>, method: Method) -> anyhow:
     let tools = Tools::find()?.that_fail_on_order();
     let (mut driven, mut failed) = (0, Vec::new());
     for point in points {
-        let actions = Action::ALL.into_iter().filter(|action| action.is_for(point));
+        let actions = Action::iter().filter(|action| is_for(*action, point));
         let cases: Vec<_> = actions.map(|action| (point, action)).collect();
         driven += cases.len();
         let lab = TestLab::up(&tools, HOSTS)?;
@@ -296,6 +271,7 @@ impl<'a> Site<'a> {
                 self.lab.order_faults(host, "")?;
                 self.start_again(host, "nic")?;
             }
+            Action::Damage => bail!("what is damaged at {} is not told here", point.name),
         }
         let finished = migrate.wait(LIMIT)?;
         drop(loss);

@@ -12,7 +12,8 @@
 //! | `VERBATIM_PREVIOUS` | the folder with the previous release's programs, for [`compat`] |
 //! | `VERBATIM_SOAK_MOVES` | how many moves in a row `soak::lossy` makes; default 200 |
 //! | `VERBATIM_NEMESIS_MINUTES` | how long `nemesis::strikes` goes on; default 2 |
-//! | `VERBATIM_NEMESIS_SEED` | what strikes there; default: any |
+//! | `VERBATIM_NEMESIS_SEED` | what strikes there; if it is empty: anything; default: always the same |
+//! | `VERBATIM_TEST_LOOK` | a shell command that is run when a test has failed, while its lab (`VERBATIM_LAB_NAME`) still stands |
 //! | `VERBATIM_NEMESIS_FIRST` | the number of the first move of that seed; default 0 |
 
 mod application;
@@ -124,6 +125,9 @@ impl Test {
         if let Ok(Err(error)) = &result {
             eprintln!("{} failed: {error:#}", self.name);
         }
+        if !matches!(result, Ok(Ok(()))) {
+            look_at(&lab);
+        }
         let down = lab.down();
         match result {
             Ok(result) => result.and(down),
@@ -187,6 +191,19 @@ fn main() -> ExitCode {
     let code = libtest_mimic::run(&arguments, trials.collect()).exit_code();
     tell_slowest();
     code
+}
+
+/// Runs the command that is to look at a lab in which a test has failed, while it still stands.
+fn look_at(lab: &TestLab) {
+    let Some(command) = std::env::var_os("VERBATIM_TEST_LOOK") else {
+        return;
+    };
+    let mut shell = std::process::Command::new("sh");
+    shell.arg("-c").arg(command).env("VERBATIM_LAB_NAME", lab.name());
+    match shell.status() {
+        Ok(status) => eprintln!("VERBATIM_TEST_LOOK: {status}"),
+        Err(error) => eprintln!("VERBATIM_TEST_LOOK: {error}"),
+    }
 }
 
 fn tell_slowest() {

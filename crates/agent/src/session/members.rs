@@ -255,20 +255,17 @@ impl Members {
                 true => Order::Resume { session },
                 false => Order::Abort { session },
             };
-            let answer = in_time(
-                "going on with the old connections",
-                guest.order(order, Vec::new()),
-            )
-            .await;
-            match answer {
-                Ok((Answer::Done | Answer::Resumed { .. }, _)) => Ok(()),
-                Ok((other, _)) => Err(unexpected(&other, "Done")),
-                Err(error) => {
-                    let (pid, error_text) = (member.kept.pid, format!("{error:#}"));
-                    tracing::error!(pid, error = error_text, "requests stay intercepted");
-                    Err(error)
+            let order = async {
+                let order = guest.order(order, Vec::new());
+                match in_time("going on with the old connections", order).await?.0 {
+                    Answer::Done | Answer::Resumed { .. } => Ok(()),
+                    other => Err(unexpected(&other, "Done")),
                 }
-            }
+            };
+            order.await.inspect_err(|error| {
+                let pid = member.kept.pid;
+                tracing::error!(pid, error = format!("{error:#}"), "requests stay intercepted");
+            })
         });
         taken_back.await.map(drop)
     }

@@ -85,6 +85,11 @@ impl Cgroup {
         })
     }
 
+    /// The processes in it and in cgroups below it, likewise.
+    pub(crate) fn processes(&self) -> io::Result<Vec<i32>> {
+        self.list("cgroup.procs")
+    }
+
     /// Whether there is a task in it or below it. A cgroup that is not there has none.
     pub fn is_populated(&self) -> io::Result<bool> {
         match self.version {

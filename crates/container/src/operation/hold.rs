@@ -18,6 +18,7 @@ use crate::gate::Order;
 use crate::host::Host;
 use crate::name::ContainerName;
 use crate::tasks::LIMIT;
+use crate::tcp_repair;
 
 use super::Operation;
 
@@ -39,11 +40,25 @@ pub(super) fn cgroup_of(host: &Host, name: &ContainerName) -> Result<Cgroup, Err
     found.map_err(|source| tasks_error("find", name, source))
 }
 
-/// Lets tasks go on, if there is a cgroup to thaw.
+/// Lets tasks go on with their connections, if there is a cgroup to thaw. CRIU is gone.
 pub(super) async fn thaw(name: &ContainerName, cgroup: Option<Cgroup>) -> Result<(), Error> {
     let Some(cgroup) = cgroup else { return Ok(()) };
-    let thawed = blocking(move || cgroup.thaw(LIMIT)).await;
+    let thawed = blocking(move || go_on(&cgroup)).await;
     thawed.map_err(|source| tasks_error("thaw", name, source))
+}
+
+/// Lets the tasks of a dump go on, with their connections. CRIU is gone.
+pub(crate) fn go_on(cgroup: &Cgroup) -> io::Result<()> {
+    let repaired = tcp_repair::end(cgroup);
+    // With a connection that is lost they run all the same.
+    cgroup.thaw(LIMIT)?;
+    if repaired? > 0 {
+        tracing::info!(
+            cgroup = %cgroup.path().display(),
+            "CRIU was lost in the middle of TCP connections; they are out of its repair mode"
+        );
+    }
+    Ok(())
 }
 
 /// Kills tasks, if there is a cgroup to kill.

@@ -17,6 +17,7 @@ use super::request::{self, Response};
 use crate::cgroup::{Cgroup, CgroupVersion};
 use crate::gate::{CGROUP_VARIABLE, Kind, Order, Report, Stop, held_path, monotonic_now};
 use crate::marker;
+use crate::operation::go_on;
 use crate::tasks::LIMIT;
 
 /// Whoever is at the other end of `runc` and of the gate, until CRIU is done. Returns the exit status.
@@ -46,7 +47,7 @@ pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
         kind,
         marked,
         cgroup,
-        thaw: Cell::new(false),
+        goes_on: Cell::new(true),
         committed: Cell::new(false),
         runc,
         criu,
@@ -104,8 +105,8 @@ struct Relay {
     marked: Option<File>,
     /// Where the tasks of a dump are.
     cgroup: Option<Cgroup>,
-    /// They may be frozen there, and are to go on when we end.
-    thaw: Cell<bool>,
+    /// They are to go on when we end: frozen there by now, or with connections that a lost CRIU has left as it had them.
+    goes_on: Cell<bool>,
     /// They are to be killed.
     committed: Cell<bool>,
     runc: Socket,
@@ -125,10 +126,10 @@ struct Relay {
 
 impl Drop for Relay {
     fn drop(&mut self) {
-        if let Some(cgroup) = self.cgroup.as_ref().filter(|_| self.thaw.get())
-            && let Err(error) = cgroup.thaw(LIMIT)
+        if let Some(cgroup) = self.cgroup.as_ref().filter(|_| self.goes_on.get())
+            && let Err(error) = go_on(cgroup)
         {
-            eprintln!("verbatim: the tasks cannot be thawed: {error}");
+            eprintln!("verbatim: the tasks cannot go on as they were: {error}");
         }
         if self.listener.is_some() {
             let _ = std::fs::remove_file(&self.held_at);
@@ -197,14 +198,12 @@ impl Relay {
         match self.kind {
             // runc marks the container as checkpointed: only if it is.
             Kind::Dump | Kind::PreDump => {
-                // Until an order says otherwise the agent may freeze the tasks, and be lost.
-                self.thaw.set(true);
                 let order = self.wait_for_order();
                 let kept = match order {
                     Ok(order) => order == Order::Commit,
                     Err(Lost) => self.held.get(),
                 };
-                self.thaw.set(!kept);
+                self.goes_on.set(!kept);
                 self.committed.set(order == Ok(Order::Commit));
                 match order {
                     Ok(Order::Commit) => self.ask_runc(notification),

@@ -17,6 +17,7 @@ use verbatim_container::{CgroupVersion, ContainerName, Fact, Link, Workload};
 
 use crate::shim;
 use crate::support::host::{Place, TestHost, make_bridge};
+use crate::support::workload::Board;
 
 /// More than anything here takes.
 const LONG: Duration = Duration::from_secs(20);
@@ -260,7 +261,10 @@ pub fn workload(pause: Duration) -> Workload {
 
 /// How far each of the program's tasks has counted.
 pub fn counts(place: &Place) -> [u64; 3] {
-    let board = place.board();
+    counted(place.board())
+}
+
+fn counted(board: &Board) -> [u64; 3] {
     [&board.ticks, &board.echoes, &board.child_ticks].map(|word| word.load(SeqCst))
 }
 
@@ -277,15 +281,17 @@ pub fn runs(place: &Place) -> bool {
 
 /// Waits until each of the program's tasks has counted on.
 pub fn assert_runs(place: &Place) {
-    let (before, start) = (counts(place), Instant::now());
-    while counts(place)
-        .iter()
-        .zip(before)
-        .any(|(now, before)| *now <= before)
-    {
+    // Each look at a place maps it.
+    let board = place.board();
+    let (before, start) = (counted(board), Instant::now());
+    loop {
+        let now = counted(board);
+        if now.iter().zip(before).all(|(now, before)| *now > before) {
+            return;
+        }
         assert!(
             start.elapsed() < LONG,
-            "the program stands still at {before:?}: {:?}",
+            "from {before:?} it has come to {now:?}: {:?}",
             std::fs::read_to_string(place.runtime.join("stdout"))
         );
         std::thread::sleep(Duration::from_micros(200));

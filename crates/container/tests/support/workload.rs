@@ -87,15 +87,16 @@ fn talk(mut stream: TcpStream, board: &Board) {
     }
 }
 
-/// A program without a connection: two threads and a child that count as fast as they can, or with a pause in between. Each
-/// has a word of its own in the file, so that no lock hides one that stands still.
+/// A program without a peer: two threads and a child that count as fast as they can, or with a pause in between; one of the threads
+/// counts what goes through a TCP connection to itself. Each has a word of its own in the file, so that no lock hides one that stands
+/// still.
 pub fn count(pause: Duration) -> ExitCode {
     let board = Board::map(std::path::Path::new("/run/verbatim/board"));
     let mut child = std::process::Command::new("/run/verbatim/program")
         .args(["count-child", &pause.as_micros().to_string()])
         .spawn()
         .expect("the program starts itself");
-    std::thread::spawn(move || count_up(&board.echoes, pause));
+    std::thread::spawn(move || count_bytes(board, pause));
     std::thread::spawn(move || count_up(&board.ticks, pause));
     let ended = child.wait();
     eprintln!("the child has ended: {ended:?}");
@@ -113,6 +114,38 @@ fn count_up(word: &AtomicU64, pause: Duration) -> ! {
         word.fetch_add(1, SeqCst);
         if !pause.is_zero() {
             std::thread::sleep(pause);
+        }
+    }
+}
+
+/// Sends byte after byte through a connection, and counts them in `echoes` as long as they come as they were sent.
+fn count_bytes(board: &Board, pause: Duration) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("the loopback interface is up");
+    let address = listener.local_addr().expect("it is bound");
+    let mut near = TcpStream::connect(address).expect("it listens");
+    near.set_nodelay(true).expect("it is a TCP socket");
+    let (mut far, _) = listener.accept().expect("it is connected");
+    for byte in (0..=u8::MAX).cycle() {
+        let mut came = [0];
+        let passed = near
+            .write_all(&[byte])
+            .and_then(|()| read_when_let(&mut far, &mut came));
+        if passed.is_err() || came != [byte] {
+            eprintln!("byte {byte}: {passed:?}, {came:?}");
+            board.errors.fetch_add(1, SeqCst);
+            return;
+        }
+        board.echoes.fetch_add(1, SeqCst);
+        std::thread::sleep(pause);
+    }
+}
+
+/// Between the death of a CRIU that had not frozen the tasks and the end of the repair mode that it leaves, reading is forbidden.
+fn read_when_let(stream: &mut TcpStream, byte: &mut [u8; 1]) -> std::io::Result<()> {
+    loop {
+        match stream.read_exact(byte) {
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {}
+            result => return result,
         }
     }
 }
