@@ -25,16 +25,7 @@ pub fn send<T: Versioned>(
 
 /// Receives a message in the form of a version.
 pub fn recv<T: Versioned>(socket: &Socket, version: u32) -> Result<Received<T>, Error> {
-    let raw = socket.recv_bytes()?;
-    let message = T::decode(version, &raw.message).map_err(|source| Error::Malformed {
-        bytes: raw.message.len(),
-        source,
-    })?;
-    Ok(Received {
-        message,
-        fds: raw.fds,
-        credentials: raw.credentials,
-    })
+    socket.recv_bytes()?.decode(|bytes| T::decode(version, bytes))
 }
 
 /// The connection of a context, at a program's side.

@@ -96,6 +96,21 @@ pub struct Received<T> {
     pub credentials: Option<Credentials>,
 }
 
+impl Received<Vec<u8>> {
+    /// The same with what its bytes say; [`Error::Malformed`] if they say nothing.
+    pub fn decode<T>(self, read: impl FnOnce(&[u8]) -> postcard::Result<T>) -> Result<Received<T>, Error> {
+        let message = read(&self.message).map_err(|source| Error::Malformed {
+            bytes: self.message.len(),
+            source,
+        })?;
+        Ok(Received {
+            message,
+            fds: self.fds,
+            credentials: self.credentials,
+        })
+    }
+}
+
 /// One end of a channel.
 #[derive(Debug)]
 pub struct Socket(OwnedFd);
@@ -193,16 +208,7 @@ impl Socket {
 
     /// Receives one message.
     pub fn recv<T: DeserializeOwned>(&self) -> Result<Received<T>, Error> {
-        let raw = self.recv_bytes()?;
-        let message = postcard::from_bytes(&raw.message).map_err(|source| Error::Malformed {
-            bytes: raw.message.len(),
-            source,
-        })?;
-        Ok(Received {
-            message,
-            fds: raw.fds,
-            credentials: raw.credentials,
-        })
+        self.recv_bytes()?.decode(|bytes| postcard::from_bytes(bytes))
     }
 
     /// Receives one packet of bytes. A socket has one reader at a time: two could see the length of the other's packet.

@@ -5,6 +5,9 @@
 //! removed. What cannot be looked at, since the RNIC is not there yet for one, is left alone and looked at again.
 
 use std::collections::BTreeSet;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +22,9 @@ use crate::session::recovery;
 /// The pause before something is looked at again.
 const PAUSE: Duration = Duration::from_millis(500);
 
+/// What there is of instances, one entry for each.
+const FOLDERS: [&str; 6] = ["instances", "bundles", "net", "images", "criu", "records"];
+
 /// An instance that was found.
 pub struct Found {
     /// It is this agent's.
@@ -27,13 +33,21 @@ pub struct Found {
     pub undecided: Option<Undecided>,
 }
 
+/// Makes a folder for root alone: what programs write, and their memory in CRIU's images, is no other user's of the host.
+fn make_private(folder: &Path) -> std::io::Result<()> {
+    std::fs::create_dir_all(folder)?;
+    // Also one that an earlier agent has made.
+    std::fs::set_permissions(folder, Permissions::from_mode(0o700))
+}
+
 /// Takes over what runs and removes the rest.
 pub async fn recover(agent: &Shared) -> anyhow::Result<()> {
     let mut names = BTreeSet::new();
-    for folder in ["instances", "bundles", "net", "images", "criu", "records"] {
-        let Ok(entries) = std::fs::read_dir(agent.config.runtime_dir.join(folder)) else {
-            continue;
-        };
+    for folder in FOLDERS {
+        let folder = agent.config.runtime_dir.join(folder);
+        make_private(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let entries = std::fs::read_dir(&folder);
+        let entries = entries.with_context(|| format!("cannot read {}", folder.display()))?;
         names.extend(
             entries
                 .flatten()
@@ -135,4 +149,21 @@ pub async fn clear(agent: &Shared, name: &str) -> anyhow::Result<()> {
     }
     let (agent, name) = (Arc::clone(agent), name.to_owned());
     tokio::task::spawn_blocking(move || Home::clear(&agent.config, &agent.nic_listeners, &name)).await?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_an_earlier_agent_has_opened_to_all_is_roots_again() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("instances");
+        for _ in 0..2 {
+            make_private(&folder).unwrap();
+            let mode = std::fs::metadata(&folder).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o700);
+            std::fs::set_permissions(&folder, Permissions::from_mode(0o755)).unwrap();
+        }
+    }
 }

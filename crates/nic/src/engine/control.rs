@@ -243,10 +243,12 @@ impl Nic {
                     tracing::warn!("out of file descriptors: a program was turned away");
                 }
                 Err(error) => {
-                    // A listener that was shut down is over; the main one is not, whatever happens.
                     tracing::debug!(%error, ?token, "accept");
-                    if let Token::Listener(id) = token {
-                        self.forget_listener(id);
+                    match token {
+                        // It was shut down (accept(2)) and is over. After any other error it is asked again: an instance that lost
+                        // it could not come to this RNIC any more.
+                        Token::Listener(id) if error.errno() == libc::EINVAL => self.forget_listener(id),
+                        _ => {}
                     }
                     return;
                 }
