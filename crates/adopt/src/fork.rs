@@ -21,7 +21,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::adopter::{Adopter, Locked};
 use crate::maps::{self, FileId};
-use crate::release::{Part, divide, places};
+use crate::state::release::{Part, divide, places};
 use crate::sys::swap;
 use crate::threads;
 

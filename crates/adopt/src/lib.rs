@@ -49,7 +49,7 @@ mod maps;
 mod memfile;
 mod pages;
 mod plan;
-mod release;
+mod region;
 mod space;
 mod spans;
 mod state;
@@ -57,5 +57,6 @@ mod state;
 mod sys;
 mod threads;
 
-pub use adopter::{Adopted, Adopter, Adoption, Backing, Options, Released, Token};
+pub use adopter::Adopter;
 pub use error::AdoptError;
+pub use region::{Adopted, Adoption, Backing, Options, Released, Token};

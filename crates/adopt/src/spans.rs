@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::adopter::Adopted;
+use crate::region::Adopted;
 use crate::sys::swap::Attributes;
 
 #[derive(Debug, Clone, Copy)]

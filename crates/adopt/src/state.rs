@@ -1,21 +1,24 @@
 //! What is adopted, and the two operations on it.
 
+pub(crate) mod release;
+
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use crate::adopter::{Adoption, Backing, Options, Token};
 use crate::error::AdoptError;
 use crate::look::Look;
 use crate::memfile::MemFile;
 use crate::pages;
 use crate::plan::{self, Kind, Piece};
-use crate::release::Leftovers;
+use crate::region::{Adoption, Backing, Options, Token};
 use crate::space::Space;
 use crate::spans::Spans;
 use crate::sys::swap;
 use crate::sys::uffd::{self, KeptUserfaultfd, Userfaultfd};
 use crate::threads;
+
+use self::release::Leftovers;
 
 /// How much is in transit at once, in bytes: what a thread waits for at most, about a millisecond. A whole huge page,
 /// so that none is torn apart.

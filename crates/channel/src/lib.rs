@@ -34,12 +34,12 @@ pub use gate::Gate;
 pub use message::{MAX_LONG_BYTES, recv, recv_as, recv_at_most, send, send_as};
 pub use orders::{
     Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedMw, ClaimedPd, ClaimedQp,
-    ClaimedSrq, Endpoint, Greeting, KeyPair, MovedEndpoint, Order, QpCount, QpProgress, Relocated, Resolved,
-    Scope, StandbyPeer, StandbyQp,
+    ClaimedSrq, Greeting, KeyPair, MovedEndpoint, Order, QpCount, QpProgress, Relocated, Resolved, Scope,
+    StandbyPeer, StandbyQp,
 };
 pub use road_map::{
-    ChannelRecord, ContextRecord, CqRecord, MrRecord, MwRecord, PdRecord, QpRecord, RoadMap, SegmentRecord,
-    SrqRecord,
+    ChannelRecord, ContextRecord, CqRecord, Endpoint, MrRecord, MwRecord, PdRecord, QpRecord, RoadMap,
+    SegmentRecord, SrqRecord,
 };
 
 /// The version of this contract. What is sent under it is recorded, and `docs/versions.md` says when it rises.

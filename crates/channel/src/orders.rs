@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use verbatim_device::control::{QpCap, QpSecret, SrqAttr};
 
+use crate::Endpoint;
+
 /// The first message on a connection. It says the version of all that follows, so that what there is of it here has the same form
 /// in every version.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -51,15 +53,6 @@ pub enum Greeting {
         /// Of a datagram queue pair: how often its context has moved.
         datagram: Option<u32>,
     },
-}
-
-/// One end of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Endpoint {
-    /// GID in network byte order.
-    pub gid: [u8; 16],
-    /// Queue pair number.
-    pub qpn: u32,
 }
 
 /// A datagram queue pair that is elsewhere now.

@@ -5,7 +5,14 @@
 use serde::{Deserialize, Serialize};
 use verbatim_device::control::{Access, MwType, QpAttr, QpCap, QpType, SrqAttr};
 
-use crate::Endpoint;
+/// One end of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Endpoint {
+    /// GID in network byte order.
+    pub gid: [u8; 16],
+    /// Queue pair number.
+    pub qpn: u32,
+}
 
 /// Everything that one process made.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

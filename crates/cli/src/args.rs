@@ -9,13 +9,12 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::commands::lab::READY_TIMEOUT;
-
+pub use nic::{CaptureArguments, NicArguments, NicCommand, NicRunArguments, StatArguments};
+pub use pause::{PauseArguments, PauseTarget, ResumeArguments};
 pub use sessions::{Keep, ResolveArguments, SessionCommand};
 
-pub use pause::{PauseArguments, PauseTarget, ResumeArguments};
-
-pub use nic::{CaptureArguments, NicArguments, NicCommand, NicRunArguments, StatArguments};
+/// How long a lab's hosts may take to be ready on an ordinary machine.
+pub const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
 const AFTER_HELP: &str = "\
 Example, on one machine without RDMA hardware:

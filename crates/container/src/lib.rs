@@ -28,6 +28,7 @@
 //! that are not `async` do a few system calls and return; the slow ones say so. Start at [`Host`].
 
 mod beside;
+mod blocking;
 mod bundle;
 mod cgroup;
 mod check;

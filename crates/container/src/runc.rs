@@ -7,12 +7,12 @@ use std::process::{ExitStatus, Stdio};
 use serde::Deserialize;
 use tokio::process::Command;
 
-use crate::cgroup::Cgroup;
+use crate::blocking::blocking;
+use crate::cgroup::{Cgroup, LIMIT};
 use crate::criu::{CRIU_VARIABLE, find_in_path};
 use crate::error::Error;
 use crate::init::Init;
 use crate::name::ContainerName;
-use crate::tasks::LIMIT;
 
 /// runc, with its state kept in a directory of ours.
 #[derive(Debug, Clone)]
@@ -212,7 +212,7 @@ impl Runc {
         if force {
             // runc would kill the first process of a frozen container and thaw the others (version 1 of the freezer).
             let state = self.state_file(name);
-            let killed = crate::operation::blocking(move || match Cgroup::of_container(&state)? {
+            let killed = blocking(move || match Cgroup::of_container(&state)? {
                 Some(cgroup) if cgroup.is_frozen()? => cgroup.kill(LIMIT),
                 _ => Ok(()),
             });

@@ -6,18 +6,14 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use crate::cgroup::Cgroup;
+use crate::blocking::blocking;
+use crate::cgroup::{Cgroup, LIMIT};
 use crate::error::Error;
 use crate::host::Host;
 use crate::marker::{self, Marker, released};
 use crate::name::ContainerName;
 use crate::operation::{go_on, outlast};
-
-/// How long the kernel may take to freeze, thaw or kill. It takes microseconds; more than this is a task that hangs in a
-/// system call, and the caller asks again.
-pub(crate) const LIMIT: Duration = Duration::from_secs(5);
 
 /// What is known of a container's tasks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -201,7 +197,7 @@ impl Tasks {
         work: impl FnOnce(&Self) -> io::Result<T> + Send + 'static,
     ) -> io::Result<T> {
         let tasks = self.clone();
-        crate::operation::blocking(move || work(&tasks)).await
+        blocking(move || work(&tasks)).await
     }
 
     fn failed(&self, action: &'static str, source: io::Error) -> Error {

@@ -17,9 +17,12 @@
 //! nothing unless `VERBATIM_LOG` is set. Only a command that an agent adds to a container is met before its `main` ([`detach`]).
 
 pub mod abi;
+mod clock;
+mod convert;
 pub mod data;
 mod detach;
 pub mod ffi;
+pub mod handles;
 mod log;
 #[cfg(feature = "measure")]
 pub mod measure;

@@ -15,15 +15,11 @@ mod capture;
 mod control;
 mod listeners;
 mod notify;
-mod poller;
 mod receive;
 mod settle;
 mod statistics;
 mod transmit;
 mod withheld;
-
-pub use poller::{Poller, Token, Wait};
-pub use settle::FLUSH_INTERVAL;
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -32,7 +28,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::event::epoll::EventFlags;
-use rustix::time::{ClockId, clock_gettime};
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::{Time, TxBatch, UDP_PORT};
 
@@ -45,6 +40,7 @@ use crate::error::NicError;
 use crate::interface::Interface;
 use crate::memory::install_sigbus_handler;
 use crate::objects::Objects;
+use crate::poller::{Poller, Token, Wait, now};
 use crate::qp::{Effects, QueuePair};
 use crate::socket::{RECEIVE_BYTES, UdpPort};
 use crate::stats::{NicCounters, STATS_NAME, StatsWriter};
@@ -110,11 +106,6 @@ impl Touched {
             self.0.push(qpn);
         }
     }
-}
-
-fn now() -> Time {
-    let time = clock_gettime(ClockId::Monotonic);
-    Time::from_nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
 impl Nic {

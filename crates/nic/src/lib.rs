@@ -46,6 +46,7 @@ mod multicast;
 mod names;
 mod objects;
 mod outbox;
+mod poller;
 #[allow(unsafe_code)]
 mod priority;
 mod qp;

@@ -31,6 +31,10 @@ const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(50);
 /// acknowledged so late.
 const ACK_DELAY: Duration = Duration::from_micros(100);
 
+/// Receive requests that are posted to a queue pair in ERR must be flushed, and no doorbell announces them: the RNIC
+/// looks at this interval, and less often the longer there are none.
+pub const FLUSH_INTERVAL: Duration = Duration::from_millis(5);
+
 /// A queue pair.
 #[derive(Debug)]
 pub struct QueuePair {

@@ -25,10 +25,10 @@ use verbatim_seqpacket::{Credentials, Process};
 
 use crate::context::Context;
 use crate::device::Device;
-use crate::engine::Poller;
 use crate::error::Refused;
 use crate::memory::Registration;
 use crate::objects::Objects;
+use crate::poller::Poller;
 use crate::qp::Effects;
 
 /// Whatever an answer depends on.

@@ -12,8 +12,8 @@ mod process;
 mod socket;
 
 pub use carried::Carried;
-pub use process::Process;
-pub use socket::{Credentials, Error, Listener, Received, Socket};
+pub use process::{Credentials, Process};
+pub use socket::{Error, Listener, Received, Socket};
 
 /// The longest message in bytes; a longer one is refused by the sender.
 ///

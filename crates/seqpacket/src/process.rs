@@ -6,10 +6,19 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::Credentials;
-
 /// `SO_PEERPIDFD` of the kernel's `asm-generic/socket.h`, since Linux 6.5.
 const SO_PEERPIDFD: libc::c_int = 77;
+
+/// The kernel's word on who sent a message, in the receiver's own namespaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Credentials {
+    /// Process id; 0 if the sender is not visible in the receiver's PID namespace.
+    pub pid: i32,
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+}
 
 /// A process, held by a descriptor (pidfd_open(2)).
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use rustix::net::{
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::{MAX_FDS, MAX_MESSAGE_BYTES, Process};
+use crate::{Credentials, MAX_FDS, MAX_MESSAGE_BYTES, Process};
 
 /// What can go wrong on a channel.
 #[derive(Debug, thiserror::Error)]
@@ -72,17 +72,6 @@ impl Error {
             Self::Os { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
         }
     }
-}
-
-/// The kernel's word on who sent a message, in the receiver's own namespaces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Credentials {
-    /// Process id; 0 if the sender is not visible in the receiver's PID namespace.
-    pub pid: i32,
-    /// User id.
-    pub uid: u32,
-    /// Group id.
-    pub gid: u32,
 }
 
 /// One message and what travelled beside it.

@@ -32,6 +32,7 @@ mod error;
 mod guest;
 mod image;
 mod kernel;
+mod names;
 mod network;
 mod qemu;
 mod session;

@@ -1,16 +1,14 @@
 //! QEMU's command line.
 
 use crate::channel::{PORTS, port_name};
-use crate::guest::{MODULES_PARAMETER, NAME_PARAMETER};
 use crate::image::Image;
+use crate::names::{MODULES_PARAMETER, NAME_PARAMETER, ROOT_TAG};
 use std::os::fd::RawFd;
 use std::path::Path;
 use std::process::Command;
 
 /// The program.
 pub(crate) const PROGRAM: &str = "qemu-system-x86_64";
-/// The name by which the guest mounts the host's files.
-pub(crate) const ROOT_TAG: &str = "root";
 
 /// What TCG can do well. Not `max`: QEMU 7.2 ends in a triple fault with it before the kernel is unpacked, and wide
 /// vectors are slower than narrow ones when each is a call into the emulator. Not pclmulqdq, for the same reason: the

@@ -13,7 +13,7 @@ use verbatim_device::gids::counterpart;
 
 use crate::ah::Ah;
 use crate::async_events::{AsyncEvent, AsyncQueue};
-use crate::backend::{CqPlace, Device};
+use crate::backend::{CqPlace, Device, DeviceInfo};
 use crate::channel::CompChannel;
 use crate::cq::Cq;
 use crate::datagrams::Datagrams;
@@ -27,15 +27,6 @@ use crate::process::Process;
 use crate::qp::Qp;
 use crate::srq::Srq;
 use crate::tables::KeyTable;
-
-/// A device that can be opened.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceInfo {
-    /// Its name, `verbatim0`.
-    pub name: String,
-    /// Its GUID in network byte order.
-    pub guid: [u8; 8],
-}
 
 /// The devices of this program's host: of [`Process::global`].
 pub fn devices() -> Vec<DeviceInfo> {

@@ -16,8 +16,9 @@ use crate::channel::CompChannel;
 use crate::context::Context;
 use crate::error::VerbsError;
 use crate::lock::{Mutex, MutexGuard};
-use crate::qp::{CompletionSide, RECV_BIT, SendQueue};
+use crate::qp::{CompletionSide, SendQueue};
 use crate::unacked::Unacked;
+use crate::work::RECV_BIT;
 use crate::work::{Completion, WC_SUCCESS, WC_WITH_INV, Wc};
 
 /// After so many polls in a row that found nothing, a poll lets others run: where RNICs are software, they may need

@@ -75,7 +75,7 @@ pub enum VerbsError {
     Unsupported(String),
     /// Bytes that are to be restored are no dump, or are damaged.
     #[error("this cannot be restored")]
-    Dump(#[from] crate::dump::DumpError),
+    Dump(#[from] DumpError),
     /// The region's memory could not be made reachable for the RNIC.
     #[error("the memory of the region cannot be registered")]
     Memory(#[source] verbatim_adopt::AdoptError),
@@ -153,6 +153,47 @@ impl PostError {
             Self::State(_) | Self::TooManyEntries | Self::InlineTooLong | Self::Invalid => libc::EINVAL,
             Self::Gone => libc::EIO,
             Self::Refused(errno) => errno,
+        }
+    }
+}
+
+/// Why bytes are not a dump, or not a record, that can be restored.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DumpError {
+    /// Something else altogether.
+    #[error("these bytes are no dump of a context")]
+    NoDump,
+    /// Made by a later release.
+    #[error("it has version {0}, which is not known here")]
+    Version(u16),
+    /// Some bytes are not those that were written.
+    #[error("it is damaged: its checksum is wrong")]
+    Damaged,
+    /// It is not so long as it says.
+    #[error("its length is wrong")]
+    Length,
+    /// There are more records, or fewer, than it says.
+    #[error("the number of its records is wrong")]
+    Count,
+    /// Of an object that there is not.
+    #[error("there are no objects of type {0}")]
+    Type(u16),
+    /// The checksum is right, and yet the content cannot be.
+    #[error("it cannot be restored: {0}")]
+    Content(&'static str),
+    /// More than 4 GiB of one object.
+    #[error("it would be too long")]
+    TooLong,
+}
+
+impl DumpError {
+    /// The positive errno for a C caller.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Version(_) => libc::EPROTONOSUPPORT,
+            Self::Damaged => libc::EBADMSG,
+            Self::TooLong => libc::EFBIG,
+            Self::NoDump | Self::Length | Self::Count | Self::Type(_) | Self::Content(_) => libc::EINVAL,
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::backend::soft::program_name;
 use crate::process::Process;
 use crate::session::{SessionError, Sessions, error_answer};
 use crate::watch::Watch;
-use crate::{fork, nap, sys};
+use crate::{held, nap, sys};
 
 /// Enough for the encoding of a long road map.
 const STACK_BYTES: usize = 512 << 10;
@@ -168,7 +168,7 @@ impl Helper {
     }
 
     fn serve(&mut self, socket: Socket, ordered: &mut bool) -> Result<Ended, Error> {
-        let held = fork::hold_fd(socket.as_fd());
+        let held = held::hold_fd(socket.as_fd());
         verbatim_channel::send(&socket, &self.greeting(), &[])?;
         loop {
             match self.sleep(None, Some(&socket)) {

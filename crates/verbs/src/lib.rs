@@ -41,10 +41,13 @@ mod error;
 mod event_tests;
 mod fork;
 mod grh;
+mod held;
 mod helper;
 #[cfg(test)]
 mod helper_tests;
 mod lock;
+#[cfg(any(test, feature = "measure"))]
+pub mod measure;
 mod mr;
 mod mw;
 mod nap;
@@ -64,10 +67,9 @@ mod work;
 
 pub use ah::Ah;
 pub use async_events::{AsyncEvent, AsyncObject};
-#[cfg(feature = "measure")]
-pub use backend::soft::measure;
+pub use backend::DeviceInfo;
 pub use channel::CompChannel;
-pub use context::{Context, DeviceInfo, devices};
+pub use context::{Context, devices};
 pub use cq::Cq;
 pub use dm::Dm;
 pub use error::{PostError, VerbsError};

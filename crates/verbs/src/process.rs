@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use verbatim_adopt::Adopter;
 use verbatim_channel::{MEMORY_DIR, RUNTIME_DIR, RUNTIME_DIR_VARIABLE};
 
-use crate::backend::{self, Device, Provider};
-use crate::context::{Context, DeviceInfo};
+use crate::backend::{self, Device, DeviceInfo, Provider};
+use crate::context::Context;
 use crate::control_gate::ControlGate;
 use crate::error::VerbsError;
 use crate::helper;

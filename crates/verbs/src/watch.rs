@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::backend::Device;
 use crate::error::VerbsError;
-use crate::{fork, nap};
+use crate::{held, nap};
 
 const WAKE: u64 = 0;
 const AGENT: u64 = 1;
@@ -28,7 +28,7 @@ pub struct Watch {
     /// The process that made it: a forked child makes its own.
     pid: u32,
     /// Forgotten before they go.
-    _held: [fork::Held; 2],
+    _held: [held::Held; 2],
     epoll: OwnedFd,
     wake: OwnedFd,
 }
@@ -53,7 +53,7 @@ impl Watch {
             .map_err(|errno| VerbsError::os("eventfd", errno))?;
         let watch = Self {
             pid: std::process::id(),
-            _held: [fork::hold_fd(epoll.as_fd()), fork::hold_fd(wake.as_fd())],
+            _held: [held::hold_fd(epoll.as_fd()), held::hold_fd(wake.as_fd())],
             epoll,
             wake,
         };

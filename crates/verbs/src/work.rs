@@ -4,6 +4,12 @@ use verbatim_device::control::Access;
 use verbatim_device::layout::Sge;
 pub use verbatim_device::ring::Body;
 
+/// In the `wr_id` that an RNIC sees: a RECV. An RNIC need not tell in a failed completion what failed.
+pub(crate) const RECV_BIT: u64 = 1 << 63;
+
+/// The most scatter/gather entries that a request may have.
+pub(crate) const MAX_SGE: usize = 32;
+
 /// `enum ibv_wr_opcode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]

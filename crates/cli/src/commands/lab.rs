@@ -38,9 +38,6 @@ pub fn run(name: &str, command: LabCommand) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How long a lab's hosts may take to be ready on an ordinary machine.
-pub const READY_TIMEOUT: Duration = Duration::from_secs(20);
-
 /// Brings up a lab whose hosts have a software RNIC and an agent each.
 pub fn up(name: &str, hosts: Vec<String>, ready_timeout: Duration) -> anyhow::Result<Lab> {
     up_with(name, hosts, &[], ready_timeout)

@@ -31,11 +31,16 @@ mod tests;
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 /// Where cgroups are mounted: one hierarchy, or, with version 1, one in each subdirectory.
 const MOUNTED: &str = "/sys/fs/cgroup";
+
+/// How long the kernel may take to freeze, thaw or kill. It takes microseconds; more than this is a task that hangs in a
+/// system call, and the caller asks again.
+pub(crate) const LIMIT: Duration = Duration::from_secs(5);
 
 /// Which files a cgroup has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

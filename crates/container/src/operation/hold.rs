@@ -12,24 +12,15 @@
 
 use std::io;
 
-use crate::cgroup::Cgroup;
+use crate::blocking::blocking;
+use crate::cgroup::{Cgroup, LIMIT};
 use crate::error::Error;
 use crate::gate::Order;
 use crate::host::Host;
 use crate::name::ContainerName;
-use crate::tasks::LIMIT;
 use crate::tcp_repair;
 
 use super::Operation;
-
-/// Waits for work that blocks.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> io::Result<T> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(io::Error::other)?
-}
 
 /// The cgroup of a container that runs.
 pub(super) fn cgroup_of(host: &Host, name: &ContainerName) -> Result<Cgroup, Error> {

@@ -26,7 +26,7 @@ mod hold;
 mod outlast;
 mod remains;
 
-pub(crate) use hold::{blocking, go_on, kill};
+pub(crate) use hold::{go_on, kill};
 pub use outlast::outlast;
 use outlast::{note, open_process};
 use remains::Remains;

@@ -14,11 +14,10 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use verbatim_seqpacket::{Error, Listener, Socket};
 
 use super::request::{self, Response};
-use crate::cgroup::{Cgroup, CgroupVersion};
+use crate::cgroup::{Cgroup, CgroupVersion, LIMIT};
 use crate::gate::{CGROUP_VARIABLE, Kind, Order, Report, Stop, held_path, monotonic_now};
 use crate::marker;
 use crate::operation::go_on;
-use crate::tasks::LIMIT;
 
 /// Whoever is at the other end of `runc` and of the gate, until CRIU is done. Returns the exit status.
 pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {

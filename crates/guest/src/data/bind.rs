@@ -3,8 +3,9 @@
 use verbatim_verbs::{MwBind, MwType};
 
 use crate::abi::{ibv_mw, ibv_mw_bind_info};
+use crate::convert::window_access;
 use crate::ffi::Errno;
-use crate::verbs::{MrHandle, MwHandle, window_access};
+use crate::handles::{MrHandle, MwHandle};
 
 /// What the program asks for.
 ///

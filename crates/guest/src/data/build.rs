@@ -10,7 +10,7 @@ use verbatim_verbs::{Body, OwnedSendBatch, SendOpcode, SendWr, Sge, UdAddress};
 
 use crate::abi::ibv_qp_ex;
 use crate::ffi::{Errno, data_path};
-use crate::verbs::QpHandle;
+use crate::handles::QpHandle;
 
 /// The batch of a queue pair that is being built, if any.
 #[derive(Default)]

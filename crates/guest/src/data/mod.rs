@@ -27,7 +27,7 @@ use verbatim_verbs::{PostError, Sge, UdAddress};
 
 use crate::abi::{ibv_ah, ibv_sge};
 use crate::ffi::{Errno, slice};
-use crate::verbs::AhHandle;
+use crate::handles::AhHandle;
 
 const _: () = {
     use std::mem::offset_of;

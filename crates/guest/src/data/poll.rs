@@ -6,7 +6,7 @@ use verbatim_verbs::Wc;
 
 use crate::abi::{ibv_cq, ibv_wc};
 use crate::ffi::data_path;
-use crate::verbs::CqHandle;
+use crate::handles::CqHandle;
 
 const _: () = {
     use std::mem::offset_of;

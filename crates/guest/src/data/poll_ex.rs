@@ -12,8 +12,9 @@ use parking_lot::lock_api::RawMutex as _;
 use verbatim_verbs::Completion;
 
 use crate::abi::*;
+use crate::clock::now_ns;
 use crate::ffi::{Errno, data_path};
-use crate::verbs::{CqHandle, now_ns};
+use crate::handles::CqHandle;
 
 /// The completion that is being read.
 pub struct Poller {

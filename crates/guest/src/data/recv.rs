@@ -7,7 +7,7 @@ use verbatim_verbs::{PostError, RecvWr};
 use super::{posted, sges};
 use crate::abi::*;
 use crate::ffi::{Errno, data_path};
-use crate::verbs::{QpHandle, SrqHandle};
+use crate::handles::{QpHandle, SrqHandle};
 
 /// `ibv_post_recv`(3): 0, or an errno, and then `bad_wr` tells which request; those before it are posted.
 ///

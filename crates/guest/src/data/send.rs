@@ -8,7 +8,7 @@ use super::bind::bind;
 use super::{MAX_PIECES, address, pieces, posted, sges};
 use crate::abi::*;
 use crate::ffi::{Errno, data_path};
-use crate::verbs::QpHandle;
+use crate::handles::QpHandle;
 
 /// `ibv_post_send`(3): 0, or an errno, and then `bad_wr` tells which request; those before it are posted.
 ///

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use verbatim_verbs::Ah;
 
-use super::convert::address_from_c;
 use super::grh::Sender;
-use super::pd::PdHandle;
 use super::qp;
 use super::users::User;
 use crate::abi::*;
+use crate::convert::address_from_c;
 use crate::ffi::{CObject, Code, Errno, Handle, MinusOne, Pointer, read, verb, write};
+use crate::handles::{AhHandle, PdHandle};
 use crate::verbs::ContextHandle;
 
 /// What follows an address handle's C part.
@@ -24,9 +24,6 @@ pub struct AhCore {
 impl CObject for ibv_ah {
     type Core = AhCore;
 }
-
-/// An address handle of a program's.
-pub type AhHandle = Handle<ibv_ah>;
 
 /// # Safety
 /// `pd` is NULL or alive.

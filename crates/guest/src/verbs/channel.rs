@@ -12,14 +12,12 @@ use verbatim_verbs::CompChannel;
 use super::cq;
 use crate::abi::*;
 use crate::ffi::{CObject, Code, Errno, Handle, MinusOne, Nothing, Pointer, verb, write};
+use crate::handles::ChannelHandle;
 use crate::verbs::ContextHandle;
 
 impl CObject for ibv_comp_channel {
     type Core = Arc<CompChannel>;
 }
-
-/// A completion channel of a program's.
-pub type ChannelHandle = Handle<ibv_comp_channel>;
 
 /// Keeps `refcnt`, which is there for the program to read: the core counts for itself.
 ///

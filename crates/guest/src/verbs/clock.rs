@@ -3,24 +3,12 @@
 
 use std::ffi::c_int;
 
-use libc::{clockid_t, timespec};
+use libc::timespec;
 
 use crate::abi::*;
+use crate::clock::now_ns;
 use crate::ffi::{Code, Errno, verb};
 use crate::verbs::ContextHandle;
-
-/// A clock of the system, in nanoseconds.
-pub fn now_ns(clock: clockid_t) -> u64 {
-    let mut now = timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: valid for writes. These clocks always exist.
-    unsafe { libc::clock_gettime(clock, &raw mut now) };
-    (now.tv_sec as u64)
-        .wrapping_mul(1_000_000_000)
-        .wrapping_add(now.tv_nsec as u64)
-}
 
 /// `ibv_query_rt_values_ex`(3), through the context's table. As with other devices, the raw clock is a plain count in
 /// `tv_nsec`.

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use verbatim_verbs::Cq;
 
-use super::channel::{self, ChannelHandle};
-use super::pd::PdHandle;
+use super::channel;
 use super::users::User;
 use crate::abi::*;
 use crate::data::{self, Poller};
-use crate::ffi::{CObject, Code, Errno, Handle, Pointer, unsupported, verb};
+use crate::ffi::{CObject, Code, Errno, Pointer, unsupported, verb};
+use crate::handles::{ChannelHandle, CqHandle, PdHandle};
 use crate::verbs::ContextHandle;
 
 /// What completions of an extended queue can be asked for. There are no VLANs, flow tags and matched tags.
@@ -39,9 +39,6 @@ pub struct CqCore {
 impl CObject for ibv_cq_ex {
     type Core = CqCore;
 }
-
-/// A completion queue of a program's.
-pub type CqHandle = Handle<ibv_cq_ex>;
 
 /// # Safety
 /// As for [`Handle::lend`].

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use verbatim_verbs::Dm;
 
-use super::convert::region_access;
-use super::pd::PdHandle;
 use super::users::Users;
 use crate::abi::*;
+use crate::convert::region_access;
 use crate::ffi::{CObject, Code, Errno, Handle, Pointer, slice, slice_mut, unsupported, verb};
+use crate::handles::{DmHandle, PdHandle};
 use crate::verbs::ContextHandle;
 
 /// Offsets and lengths of copies are multiples of it, as hardware wants it too.
@@ -27,9 +27,6 @@ pub struct DmCore {
 impl CObject for ibv_dm {
     type Core = DmCore;
 }
-
-/// On-chip memory of a program's.
-pub type DmHandle = Handle<ibv_dm>;
 
 /// `ibv_alloc_dm`(3)
 ///

@@ -4,9 +4,10 @@ use std::ffi::c_uint;
 
 use verbatim_verbs::{AsyncEventType, AsyncObject};
 
-use super::{cq, qp, srq};
+use super::{cq, qp};
 use crate::abi::*;
 use crate::ffi::{Errno, MinusOne, Nothing, read, verb, write};
+use crate::handles::SrqHandle;
 use crate::verbs::ContextHandle;
 
 /// `ibv_get_async_event`(3): waits, unless the program made `async_fd` non-blocking.
@@ -70,10 +71,7 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) -> Not
             } else if of_qp.into_iter().any(is) {
                 qp::lend(event.element.qp)?.core.qp.ack_async_event();
             } else if is(SrqErr) || is(SrqLimitReached) {
-                srq::SrqHandle::lend(event.element.srq)?
-                    .core
-                    .srq
-                    .ack_async_event();
+                SrqHandle::lend(event.element.srq)?.core.srq.ack_async_event();
             }
         }
         Ok(())

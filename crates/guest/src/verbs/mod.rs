@@ -4,7 +4,6 @@ mod ah;
 mod channel;
 mod clock;
 mod context;
-mod convert;
 mod cq;
 mod device;
 mod dm;
@@ -20,16 +19,8 @@ mod refused;
 mod srq;
 mod users;
 
-pub(crate) use ah::AhHandle;
-pub(crate) use clock::now_ns;
 pub(crate) use context::ContextHandle;
-pub(crate) use convert::window_access;
-pub(crate) use cq::CqHandle;
-pub(crate) use mr::MrHandle;
-pub(crate) use mw::MwHandle;
-pub(crate) use qp::QpHandle;
 pub use refused::REFUSED;
-pub(crate) use srq::SrqHandle;
 #[cfg(feature = "measure")]
 pub(crate) use {cq::handle_of as cq_handle_of, qp::handle_of as qp_handle_of};
 

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use verbatim_verbs::{Mr, MrChange};
 
-use super::convert::region_access;
-use super::pd::PdHandle;
 use super::users::User;
 use crate::abi::*;
+use crate::convert::region_access;
 use crate::ffi::{CObject, Code, Errno, Handle, MinusOne, Pointer, unsupported, verb};
+use crate::handles::{MrHandle, PdHandle};
 
 /// What follows a region's C part.
 #[derive(Debug)]
@@ -25,9 +25,6 @@ pub struct MrCore {
 impl CObject for ibv_mr {
     type Core = MrCore;
 }
-
-/// A memory region of a program's.
-pub type MrHandle = Handle<ibv_mr>;
 
 /// Gives a new region to the program.
 ///

@@ -7,13 +7,12 @@ use std::sync::Arc;
 
 use verbatim_verbs::{Mw, MwRange, MwType};
 
-use super::convert::window_access;
-use super::mr::MrHandle;
-use super::pd::PdHandle;
 use super::qp;
 use super::users::User;
 use crate::abi::*;
+use crate::convert::window_access;
 use crate::ffi::{CObject, Code, Errno, Handle, Pointer, verb};
+use crate::handles::{MrHandle, MwHandle, PdHandle};
 
 /// What follows a window's C part.
 #[derive(Debug)]
@@ -25,9 +24,6 @@ pub struct MwCore {
 impl CObject for ibv_mw {
     type Core = MwCore;
 }
-
-/// A memory window of a program's.
-pub type MwHandle = Handle<ibv_mw>;
 
 /// `ibv_alloc_mw`(3), through the context's table.
 ///

@@ -11,6 +11,7 @@ use verbatim_verbs::Pd;
 use super::users::{User, Users};
 use crate::abi::*;
 use crate::ffi::{CObject, Code, Errno, Handle, Pointer, unsupported, verb};
+use crate::handles::PdHandle;
 use crate::verbs::ContextHandle;
 
 /// What follows a domain's C part.
@@ -26,9 +27,6 @@ pub struct PdCore {
 impl CObject for ibv_pd {
     type Core = PdCore;
 }
-
-/// A protection domain or a parent domain of a program's.
-pub type PdHandle = Handle<ibv_pd>;
 
 impl CObject for ibv_td {
     type Core = Users;

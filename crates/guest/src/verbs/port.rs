@@ -3,8 +3,8 @@
 use std::ffi::{c_int, c_uint};
 use std::mem::offset_of;
 
-use super::convert;
 use crate::abi::*;
+use crate::convert;
 use crate::ffi::{Answer, Code, Count, Errno, MinusOne, verb, write};
 use crate::verbs::ContextHandle;
 

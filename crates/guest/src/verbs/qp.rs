@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use verbatim_verbs::{Qp, QpAttrMask, QpInit, QpType};
 
-use super::pd::PdHandle;
-use super::srq::SrqHandle;
+use super::cq;
 use super::users::User;
-use super::{convert, cq};
 use crate::abi::*;
+use crate::convert;
 use crate::data::{self, Builder};
-use crate::ffi::{CObject, Code, Errno, Handle, Pointer, unsupported, verb, write};
+use crate::ffi::{CObject, Code, Errno, Pointer, unsupported, verb, write};
+use crate::handles::{PdHandle, QpHandle, SrqHandle};
 
 /// What follows a queue pair's C part.
 #[derive(Debug)]
@@ -30,9 +30,6 @@ pub struct QpCore {
 impl CObject for ibv_qp_ex {
     type Core = QpCore;
 }
-
-/// A queue pair of a program's. Each has room for the extended functions, whether it uses them or not.
-pub type QpHandle = Handle<ibv_qp_ex>;
 
 /// # Safety
 /// As for [`Handle::lend`].

@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use verbatim_verbs::{Srq, SrqAttr};
 
-use super::pd::PdHandle;
 use super::users::User;
 use crate::abi::*;
 use crate::ffi::{CObject, Code, Errno, Handle, Pointer, unsupported, verb, write};
+use crate::handles::{PdHandle, SrqHandle};
 
 /// What follows a shared receive queue's C part.
 #[derive(Debug)]
@@ -22,9 +22,6 @@ pub struct SrqCore {
 impl CObject for ibv_srq {
     type Core = SrqCore;
 }
-
-/// A shared receive queue of a program's.
-pub type SrqHandle = Handle<ibv_srq>;
 
 fn attr_to_c(attr: &SrqAttr) -> ibv_srq_attr {
     ibv_srq_attr {

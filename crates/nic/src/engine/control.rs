@@ -8,10 +8,11 @@ use verbatim_device::control::{self, Reply, Request, SOCKET_NAME};
 use verbatim_roce::Time;
 use verbatim_seqpacket::{Credentials, Error, Listener, Process, Received, Socket};
 
-use super::{Nic, Token};
+use super::Nic;
 use crate::authority::{self, Caller, Origin, Stage};
 use crate::context::Context;
 use crate::error::{NicError, Refused};
+use crate::poller::Token;
 use crate::requests::{Asker, Desk};
 use crate::table::Table;
 

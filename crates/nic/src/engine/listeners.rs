@@ -10,8 +10,9 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 use verbatim_device::control::{MAX_INSTANCE_NAME, Reply};
 use verbatim_seqpacket::Listener;
 
-use super::{Nic, Token};
+use super::Nic;
 use crate::error::Refused;
+use crate::poller::Token;
 
 /// Names in one answer: a message has room for more of the longest.
 const NAMES_PER_ANSWER: usize = 128;

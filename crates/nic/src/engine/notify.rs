@@ -2,8 +2,9 @@
 
 use verbatim_device::control::CompletionEvent;
 
-use super::{Nic, Token};
+use super::Nic;
 use crate::objects::{News, Shared};
+use crate::poller::Token;
 
 impl Nic {
     /// Sends what this turn has given cause for, once per completion queue and event.

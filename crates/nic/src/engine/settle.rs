@@ -7,14 +7,10 @@ use verbatim_roce::{Counters, QpAttributes, QpState, Time};
 
 use super::Nic;
 use crate::objects::Objects;
-use crate::qp::{Effects, QueuePair, Turn};
+use crate::qp::{Effects, FLUSH_INTERVAL, QueuePair, Turn};
 use crate::stats::NicCounters;
 
-/// Receive requests that are posted to a queue pair in ERR must be flushed, and no doorbell announces them: the RNIC
-/// looks at this interval, and less often the longer there are none.
-pub const FLUSH_INTERVAL: Duration = Duration::from_millis(5);
-
-/// The longest such interval.
+/// The longest time after which a queue pair in ERR is looked at again ([`FLUSH_INTERVAL`]).
 const LONGEST_FLUSH_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Nic {

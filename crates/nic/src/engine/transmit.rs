@@ -7,9 +7,10 @@ use std::time::Duration;
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::{Time, Transmit, UDP_PORT};
 
-use super::{Nic, Token};
+use super::Nic;
 use crate::error::NicError;
 use crate::objects::Objects;
+use crate::poller::Token;
 
 /// Packets of one queue pair before the next has its turn: two full batches of the largest MTU.
 const PACKETS_PER_QP: usize = 32;

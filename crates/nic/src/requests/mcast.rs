@@ -5,9 +5,9 @@ use verbatim_roce::UDP_PORT;
 
 use super::{Desk, within};
 use crate::context::Context;
-use crate::engine::Token;
 use crate::error::Refused;
 use crate::multicast::group_address;
+use crate::poller::Token;
 use crate::socket::UdpPort;
 
 fn group(gid: [u8; 16]) -> Result<std::net::IpAddr, Refused> {

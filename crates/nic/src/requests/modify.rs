@@ -8,9 +8,9 @@ use verbatim_roce::{AccessFlags, Mtu, Psn, QpAttributes, QpState, Qpn, UDP_PORT}
 
 use super::{Desk, path};
 use crate::device::Device;
-use crate::engine::FLUSH_INTERVAL;
 use crate::error::Refused;
 use crate::objects::Objects;
+use crate::qp::FLUSH_INTERVAL;
 use crate::qp::Route;
 
 impl Desk<'_> {

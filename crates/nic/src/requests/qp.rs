@@ -8,8 +8,8 @@ use verbatim_roce::{Counters, MAX_INLINE, MAX_SGE, Mtu, Qp, QpAttributes, Qpn};
 use super::{Desk, within};
 use crate::context::Context;
 use crate::ends::QpEnds;
-use crate::engine::FLUSH_INTERVAL;
 use crate::error::Refused;
+use crate::qp::FLUSH_INTERVAL;
 use crate::qp::{QueuePair, Rings, Stream};
 use crate::timers::Alarm;
 

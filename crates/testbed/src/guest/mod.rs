@@ -10,11 +10,6 @@ use crate::error::{Error, Result};
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, wait};
 
-/// On the kernel's command line: where the modules lie, as this machine sees it.
-pub(crate) const MODULES_PARAMETER: &str = "testbed.modules=";
-/// On the kernel's command line: the machine's host name.
-pub(crate) const NAME_PARAMETER: &str = "testbed.name=";
-
 /// What the agent and what it starts find in their environment.
 const ENVIRONMENT: [(&str, &str); 4] = [
     (

@@ -1,9 +1,8 @@
 //! The machine's file system: the host's files by 9p, read-only, under a tmpfs that takes what is written.
 
-use super::{MODULES_PARAMETER, NAME_PARAMETER};
 use crate::error::{Error, Result};
 use crate::image::MODULES_DIR;
-use crate::qemu::ROOT_TAG;
+use crate::names::{MODULES_PARAMETER, NAME_PARAMETER, ROOT_TAG};
 use rustix::mount::{MountFlags, mount, mount_bind, mount_move};
 use rustix::process::{chdir, chroot};
 use rustix::system::{finit_module, sethostname};

@@ -27,8 +27,16 @@ use verbatim_device::ring::{Armed, Body};
 pub use choice::providers;
 pub use ends::{Completions, Recvs, Sends};
 
-use crate::context::DeviceInfo;
 use crate::error::VerbsError;
+
+/// A device that can be opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// Its name, `verbatim0`.
+    pub name: String,
+    /// Its GUID in network byte order.
+    pub guid: [u8; 8],
+}
 
 /// A kind of RNIC.
 pub trait Provider: Send + Sync + std::fmt::Debug {

@@ -20,6 +20,7 @@ mod restore;
 mod stand;
 mod take;
 
+pub use crate::error::DumpError;
 pub use format::{HEAD_BYTES, RECORD_HEAD_BYTES, VERSION};
 pub use record::{Record, check};
 pub use restore::Restored;
@@ -66,46 +67,5 @@ impl ObjectType {
     /// The type of that number.
     pub fn from_raw(raw: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|object| *object as u32 == raw)
-    }
-}
-
-/// Why bytes are not a dump, or not a record, that can be restored.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DumpError {
-    /// Something else altogether.
-    #[error("these bytes are no dump of a context")]
-    NoDump,
-    /// Made by a later release.
-    #[error("it has version {0}, and version {VERSION} is known")]
-    Version(u16),
-    /// Some bytes are not those that were written.
-    #[error("it is damaged: its checksum is wrong")]
-    Damaged,
-    /// It is not so long as it says.
-    #[error("its length is wrong")]
-    Length,
-    /// There are more records, or fewer, than it says.
-    #[error("the number of its records is wrong")]
-    Count,
-    /// Of an object that there is not.
-    #[error("there are no objects of type {0}")]
-    Type(u16),
-    /// The checksum is right, and yet the content cannot be.
-    #[error("it cannot be restored: {0}")]
-    Content(&'static str),
-    /// More than 4 GiB of one object.
-    #[error("it would be too long")]
-    TooLong,
-}
-
-impl DumpError {
-    /// The positive errno for a C caller.
-    pub fn errno(&self) -> i32 {
-        match self {
-            Self::Version(_) => libc::EPROTONOSUPPORT,
-            Self::Damaged => libc::EBADMSG,
-            Self::TooLong => libc::EFBIG,
-            Self::NoDump | Self::Length | Self::Count | Self::Type(_) | Self::Content(_) => libc::EINVAL,
-        }
     }
 }

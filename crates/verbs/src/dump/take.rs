@@ -19,8 +19,9 @@ use crate::cq::Cq;
 use crate::error::VerbsError;
 use crate::mr::Mr;
 use crate::mw::Mw;
-use crate::qp::{Qp, RECV_BIT};
+use crate::qp::Qp;
 use crate::srq::Srq;
+use crate::work::RECV_BIT;
 
 /// What only the C side knows of a queue pair.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use verbatim_device::control::{QpAttr, QpCap, QpType};
 
 use super::control::Control;
 use super::shadow::{CompletionSide, Shadow};
-use super::{MAX_SGE, Qp, RecvQueue, SendQueue};
+use super::{Qp, RecvQueue, SendQueue};
 use crate::backend::{Device, PhysicalQpInit, QpPlace};
 use crate::context::Context;
 use crate::cq::Cq;
@@ -20,6 +20,7 @@ use crate::process::Process;
 use crate::session;
 use crate::srq::Srq;
 use crate::unacked::Unacked;
+use crate::work::MAX_SGE;
 
 /// How often a queue pair is made anew because its number is a virtual one.
 const MAX_COLLISIONS: usize = 64;

@@ -36,7 +36,7 @@ pub use create::QpInit;
 pub(crate) use intercept::Copied;
 pub(crate) use recv::RecvQueue;
 pub(crate) use send::SendQueue;
-pub(crate) use shadow::{CompletionSide, Fronts, RECV_BIT};
+pub(crate) use shadow::{CompletionSide, Fronts};
 pub(crate) use standby::Standby;
 
 use crate::backend::Refused;
@@ -48,10 +48,7 @@ use crate::pd::Pd;
 use crate::srq::Srq;
 use crate::tables::Keys;
 use crate::unacked::Unacked;
-use crate::work::{RecvWr, SendWr};
-
-/// The most scatter/gather entries that a request may have.
-pub(crate) const MAX_SGE: usize = 32;
+use crate::work::{MAX_SGE, RecvWr, SendWr};
 
 /// A queue pair.
 #[derive(Debug)]

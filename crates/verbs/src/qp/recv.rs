@@ -9,12 +9,13 @@ use std::sync::{Arc, Weak};
 use verbatim_device::control::{QpCap, QpState};
 use verbatim_device::layout::Sge;
 
-use super::shadow::{CompletionSide, RECV_BIT};
+use super::shadow::CompletionSide;
 use super::with_local_keys;
 use crate::backend::{RecvRing, Recvs, Refused};
 use crate::cq::Cq;
 use crate::error::PostError;
 use crate::tables::{KeyTable, RecentKey};
+use crate::work::RECV_BIT;
 use crate::work::{RecvWr, Wc};
 
 /// A receive queue.

@@ -14,9 +14,6 @@ use crate::datagrams::{Datagrams, Front};
 use crate::mw::Windows;
 use crate::srq::Slots;
 
-/// In the `wr_id` that an RNIC sees: a RECV. An RNIC need not tell in a failed completion what failed.
-pub const RECV_BIT: u64 = 1 << 63;
-
 /// Where the first entries of RECVs are, by slot; as [`Shadow`], written by who posts and read by who polls.
 #[derive(Debug, Default)]
 pub struct Fronts(Box<[[AtomicU64; 2]]>);

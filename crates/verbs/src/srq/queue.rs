@@ -11,8 +11,9 @@ use verbatim_device::layout::Sge;
 use super::slots::{NONE, Slots};
 use crate::backend::RecvRing;
 use crate::error::PostError;
-use crate::qp::{RECV_BIT, with_local_keys};
+use crate::qp::with_local_keys;
 use crate::tables::KeyTable;
+use crate::work::RECV_BIT;
 use crate::work::RecvWr;
 
 /// A RECV that no message has consumed.

@@ -7,6 +7,7 @@ use verbatim_nic::StatsReader;
 
 use super::super::lab;
 use super::progress::Progress;
+use crate::args::READY_TIMEOUT;
 
 const HOSTS: [&str; 3] = ["src", "dst", "peer"];
 const API_SOCKET: &str = "/run/verbatim/api.sock";
@@ -26,7 +27,7 @@ impl Stage {
         // A guard within: should nobody wait for it any more, what it brought up goes down at once.
         let up = tokio::task::spawn_blocking(move || {
             let hosts = HOSTS.map(str::to_owned).to_vec();
-            lab::up(&name, hosts, lab::READY_TIMEOUT).map(|lab| Guard(Some(lab)))
+            lab::up(&name, hosts, READY_TIMEOUT).map(|lab| Guard(Some(lab)))
         });
         let lab = up
             .await?

@@ -9,7 +9,7 @@ use verbatim_device::control::{
 use super::ffi;
 
 /// The most scatter/gather entries that are offered: as many as the objects above have room for.
-const MAX_SGE: u32 = crate::qp::MAX_SGE as u32;
+const MAX_SGE: u32 = crate::work::MAX_SGE as u32;
 
 /// A number of which the header says that it is not negative.
 fn count(number: i32) -> u32 {

@@ -48,7 +48,7 @@ use self::device::RdmaCoreDevice;
 use self::library::{Library, LoadError};
 use self::live::Opened;
 use super::{Device, Provider};
-use crate::context::DeviceInfo;
+use crate::backend::DeviceInfo;
 use crate::error::VerbsError;
 
 /// Where the kernel lists RDMA devices.

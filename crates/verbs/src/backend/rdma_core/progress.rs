@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use crate::qp::RECV_BIT;
+use crate::work::RECV_BIT;
 use crate::work::Wc;
 
 /// One queue.

@@ -9,7 +9,7 @@ use super::ffi;
 use super::objects::{Qp, Srq};
 use super::sends::position_in;
 use crate::backend::{RecvRing, Refused};
-use crate::qp::RECV_BIT;
+use crate::work::RECV_BIT;
 
 /// Whose RECVs these are.
 #[derive(Debug)]

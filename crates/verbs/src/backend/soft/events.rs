@@ -10,7 +10,7 @@ use verbatim_device::control::{AsyncEvent, CompletionEvent};
 
 use crate::backend::EventChannel;
 use crate::error::VerbsError;
-use crate::fork;
+use crate::held;
 
 /// No event is as long as this.
 const MESSAGE_BYTES: usize = 64;
@@ -38,7 +38,7 @@ fn receive<T: DeserializeOwned>(socket: &OwnedFd, flags: RecvFlags) -> Result<T,
 #[derive(Debug)]
 pub struct Events {
     /// A child's reading would take the parent's events away. Forgotten before the descriptor goes.
-    _held: fork::Held,
+    _held: held::Held,
     socket: OwnedFd,
 }
 
@@ -47,7 +47,7 @@ impl Events {
     pub fn pair() -> Result<(Self, OwnedFd), VerbsError> {
         let (socket, theirs) = socket_pair()?;
         let events = Self {
-            _held: fork::hold_fd(socket.as_fd()),
+            _held: held::hold_fd(socket.as_fd()),
             socket,
         };
         Ok((events, theirs))
@@ -67,7 +67,7 @@ impl Events {
 #[derive(Debug)]
 pub struct SoftChannel {
     number: u32,
-    _held: [fork::Held; 2],
+    _held: [held::Held; 2],
     /// What the program waits on.
     ours: OwnedFd,
     /// A duplicate of what the RNIC writes to: while we have it, the RNIC's end does not end the channel.
@@ -85,7 +85,7 @@ impl SoftChannel {
     pub fn new(number: u32, ours: OwnedFd, theirs: OwnedFd) -> Self {
         Self {
             number,
-            _held: [fork::hold_fd(ours.as_fd()), fork::hold_fd(theirs.as_fd())],
+            _held: [held::hold_fd(ours.as_fd()), held::hold_fd(theirs.as_fd())],
             ours,
             theirs,
             waiting: Mutex::default(),

@@ -11,7 +11,7 @@ use verbatim_device::layout::{CONTEXT_BYTES, ContextPage, CqLayout, QpLayout, Re
 use verbatim_device::ring::{CqConsumer, Doorbell, RecvProducer, SendProducer};
 
 use crate::backend::{CqPlace, QpPlace, SrqPlace};
-use crate::fork;
+use crate::held;
 
 /// A mapped arena and the eventfd that wakes its RNIC. Ring ends keep an `Arc` of it.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub struct Arena {
     wake: OwnedFd,
     doorbell: Doorbell,
     /// A child of this process shall have neither the memory nor the eventfd. Forgotten before they go.
-    held: Option<[fork::Held; 2]>,
+    held: Option<[held::Held; 2]>,
 }
 
 // SAFETY: the memory is shared with another process in any case; what is in it is reached through the ring ends, each
@@ -57,8 +57,8 @@ impl Arena {
         let doorbell = unsafe { Doorbell::new(base.cast::<ContextPage>()) };
         Ok(Self {
             held: Some([
-                fork::hold_mapping(base.as_ptr() as usize, length),
-                fork::hold_fd(wake.as_fd()),
+                held::hold_mapping(base.as_ptr() as usize, length),
+                held::hold_fd(wake.as_fd()),
             ]),
             base,
             bytes: length,

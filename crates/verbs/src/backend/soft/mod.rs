@@ -2,11 +2,9 @@
 //! asynchronous events and one for each completion channel.
 
 pub(crate) mod events;
-mod map;
-#[cfg(any(test, feature = "measure"))]
-pub mod measure;
+pub(crate) mod map;
 mod numbers;
-mod rings;
+pub(crate) mod rings;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -30,9 +28,9 @@ use super::{
     CompletionRing, CqPlace, Device, EventChannel, Parked, PhysicalMemory, PhysicalMrChange, PhysicalMrInit,
     PhysicalQpInit, Provider, QpEnds, QpPlace, RecvRing, SrqPlace, TakenUp, Watched,
 };
-use crate::context::DeviceInfo;
+use crate::backend::DeviceInfo;
 use crate::error::VerbsError;
-use crate::fork;
+use crate::held;
 
 /// The software RNIC whose socket is in a runtime folder.
 #[derive(Debug)]
@@ -75,7 +73,7 @@ impl Provider for SoftProvider {
 #[derive(Debug)]
 pub struct SoftDevice {
     /// A child of this process shall not hold the connection. Forgotten before it goes.
-    _held: [fork::Held; 2],
+    _held: [held::Held; 2],
     /// One request, one answer.
     connection: Mutex<Connection>,
     /// The same connection, for who only wants to know whether it is still there.
@@ -170,8 +168,8 @@ impl SoftDevice {
         let hangup = hangup.map_err(|source| VerbsError::Os { call: "dup", source })?;
         Ok(Self {
             _held: [
-                fork::hold_fd(connection.socket().as_fd()),
-                fork::hold_fd(hangup.as_fd()),
+                held::hold_fd(connection.socket().as_fd()),
+                held::hold_fd(hangup.as_fd()),
             ],
             hangup,
             connection: Mutex::new(connection),

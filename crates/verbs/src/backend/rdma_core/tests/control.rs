@@ -161,7 +161,7 @@ fn events_come_through_the_kernels_descriptors_and_are_acknowledged_below() {
     assert!(!end.arm(true) && !end.arm(false));
     assert_eq!(end.disarm(), Some(Armed::Any), "the stronger wish");
     end.arm(true);
-    recv.push(crate::qp::RECV_BIT, &[]);
+    recv.push(crate::work::RECV_BIT, &[]);
     recv.publish().unwrap();
     assert!(fake.receive(qp.qpn, 1, false));
     let mut ready = [PollFd::from_borrowed_fd(channel.fd(), PollFlags::IN)];

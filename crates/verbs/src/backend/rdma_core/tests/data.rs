@@ -4,7 +4,7 @@ use verbatim_device::ring::Body;
 
 use super::*;
 use crate::backend::{PhysicalMemory, PhysicalMrInit, Refused};
-use crate::qp::RECV_BIT;
+use crate::work::RECV_BIT;
 use crate::work::SendOpcode;
 
 fn sge(address: u64) -> Sge {

@@ -2,8 +2,8 @@
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-use crate::adopter::Options;
 use crate::maps::{self, LOOKED_AT};
+use crate::region::Options;
 use crate::{Adopter, Adoption};
 
 /// Pages of anonymous memory, unmapped at the end.

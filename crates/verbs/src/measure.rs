@@ -17,8 +17,8 @@ use verbatim_device::control::{DeviceAttr, PortAttr, QpAttr, QpAttrMask, QpCap, 
 use verbatim_device::layout::{self, CONTEXT_BYTES, CqLayout, Cqe, QpLayout, SEND_SIGNALED, SendWqe, Sge};
 use verbatim_device::ring::{Body, CqProducer, RecvConsumer, SendConsumer, SentWqe};
 
-use super::map::Arena;
-use super::rings::{SoftCompletions, SoftRecvs, SoftSends};
+use crate::backend::soft::map::Arena;
+use crate::backend::soft::rings::{SoftCompletions, SoftRecvs, SoftSends};
 use crate::backend::{
     CompletionRing, CqPlace, Device, Parked, PhysicalMrInit, PhysicalQpInit, QpEnds, QpPlace, RecvRing,
     SendRing,
@@ -26,7 +26,7 @@ use crate::backend::{
 use crate::error::{PostError, VerbsError};
 use crate::lock::Mutex;
 use crate::tables::KeyTable;
-use crate::work::{self, RecvWr, SendWr, Wc};
+use crate::work::{self, RECV_BIT, RecvWr, SendWr, Wc};
 use crate::{Cq, Process, Qp, QpInit};
 
 const ARENA_BYTES: u64 = 2 << 20;
@@ -37,7 +37,6 @@ const CQ_ENTRIES: u32 = 256;
 const QPN: u32 = 0x0012_3456;
 /// The key of the one region, local and remote.
 pub const KEY: u32 = 0x4207;
-const RECV_BIT: u64 = crate::qp::RECV_BIT;
 
 const CAP: QpCap = QpCap {
     max_send_wr: 64,

@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+    ClockId, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, clock_gettime, timerfd_create,
+    timerfd_settime,
 };
 use serde::Serialize;
 use verbatim_roce::Time;
@@ -43,6 +44,12 @@ pub enum Token {
     Events(u32),
     /// The time that was waited for.
     Clock,
+}
+
+/// The time by which [`Wait::Until`] is meant: the monotonic clock.
+pub fn now() -> Time {
+    let time = clock_gettime(ClockId::Monotonic);
+    Time::from_nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
 /// How long to wait for events.
@@ -263,9 +270,7 @@ mod tests {
     use rustix::event::{EventfdFlags, eventfd};
 
     fn at(millis: u64) -> Wait {
-        Wait::Until(Some(Time::from_nanos(
-            super::super::now().as_nanos() + millis * 1_000_000,
-        )))
+        Wait::Until(Some(Time::from_nanos(now().as_nanos() + millis * 1_000_000)))
     }
 
     #[test]
@@ -285,7 +290,7 @@ mod tests {
         assert_eq!(poller.clock.armed, None, "it has rung");
 
         // A later deadline leaves it as it is.
-        let soon = super::super::now().as_nanos() + 1_000_000;
+        let soon = now().as_nanos() + 1_000_000;
         poller.clock.ring_at(Time::from_nanos(soon)).unwrap();
         poller.wait(at(60_000)).unwrap();
         assert_eq!(poller.take().map(|(token, _)| token), Some(Token::Clock));
