@@ -9,7 +9,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 
 use crate::error::Error;
-use crate::gate::Kind;
+use crate::gate::{Kind, LAZY_VARIABLE};
 use crate::host::Host;
 use crate::name::ContainerName;
 use crate::operation::Operation;
@@ -28,6 +28,10 @@ pub struct CheckpointConfig {
     /// The images of the last [`pre_dump`](crate::pre_dump()), relative to `images`: only what was written since is
     /// written down. They must be at the same place, relative to the images, where the container is restored.
     pub parent: Option<PathBuf>,
+    /// Private memory is left out of the images where CRIU can (`criu/mem.c`, `vma_entry_can_be_lazy`): the list of pages
+    /// says which, and whoever restores them must have their contents. As long as the tasks stand still their memory can be
+    /// read.
+    pub lazy: bool,
 }
 
 /// A checkpoint that is ready to freeze: runc and CRIU are started and everything that can be probed is.
@@ -47,8 +51,12 @@ impl Checkpoint {
             images,
             work,
             parent,
+            lazy,
         } = config;
-        let command = host.runc().checkpoint(&name, &images, &work, parent.as_deref());
+        let mut command = host.runc().checkpoint(&name, &images, &work, parent.as_deref());
+        if lazy {
+            command.env(LAZY_VARIABLE, "1");
+        }
         Ok(Self(
             Operation::prepare(host, Kind::Dump, name, command, &images, &work).await?,
         ))

@@ -28,6 +28,13 @@ pub(crate) const GATE_VARIABLE: &str = "VERBATIM_CRIU_GATE";
 /// it where it gives up without the agent.
 pub(crate) const CGROUP_VARIABLE: &str = "VERBATIM_CRIU_CGROUP";
 
+/// The variable that tells the proxy that private memory is no part of the images (see [`CheckpointConfig::lazy`] and
+/// [`RestoreConfig::lazy`]).
+///
+/// [`CheckpointConfig::lazy`]: crate::CheckpointConfig::lazy
+/// [`RestoreConfig::lazy`]: crate::RestoreConfig::lazy
+pub(crate) const LAZY_VARIABLE: &str = "VERBATIM_CRIU_LAZY";
+
 /// The version of these messages: an agent finds the proxy of an earlier release's agent. They have had one form so far; who
 /// changes one finds out first whether the other side is of this release.
 #[cfg(test)]

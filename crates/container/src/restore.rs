@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::error::Error;
-use crate::gate::Kind;
+use crate::gate::{Kind, LAZY_VARIABLE};
 use crate::host::Host;
 use crate::init::Init;
 use crate::name::ContainerName;
@@ -30,6 +30,9 @@ pub struct RestoreConfig {
     pub images: PathBuf,
     /// Where CRIU writes its log (`restore.log`); made if missing.
     pub work: PathBuf,
+    /// The images leave private memory out, and the socket `lazy-pages.socket` in `work` is that of whoever has it: a task is given
+    /// a page when it touches it, or before (userfaultfd(2)). The socket is needed when [`Restore::restore`] is called.
+    pub lazy: bool,
 }
 
 /// A restore that waits for its images: runc and CRIU are started. Dropping it cancels the restore.
@@ -70,6 +73,7 @@ impl Restore {
             bundle,
             images,
             work,
+            lazy,
         } = config;
         crate::error::make_dir(&images)?;
         // runc reads it before it starts CRIU. Its entries matter only where they name pipes, and our containers'
@@ -79,7 +83,10 @@ impl Restore {
             std::fs::write(&descriptors, br#"["/dev/null","/dev/null","/dev/null"]"#)
                 .map_err(|source| Error::file("write", &descriptors, source))?;
         }
-        let command = host.runc().restore(&name, &bundle, &images, &work);
+        let mut command = host.runc().restore(&name, &bundle, &images, &work);
+        if lazy {
+            command.env(LAZY_VARIABLE, "1");
+        }
         let operation = Operation::prepare(host, Kind::Restore, name, command, &images, &work).await?;
         Ok(Self { operation, bundle })
     }

@@ -465,6 +465,7 @@ impl Destination {
             bundle: home.paths.bundle.clone(),
             images: home.paths.images.clone(),
             work: home.paths.work.clone(),
+            lazy: false,
         };
         self.home = Some(home);
         made?;

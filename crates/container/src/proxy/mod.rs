@@ -22,6 +22,7 @@
 
 pub(crate) mod fuzzing;
 mod hurry;
+mod lazy;
 mod relay;
 mod request;
 pub(crate) mod wire;

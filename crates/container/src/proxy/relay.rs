@@ -13,9 +13,10 @@ use rustix::net::RecvFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use verbatim_seqpacket::{Error, Listener, Socket};
 
-use super::request::{self, Response};
+use super::lazy::{self, Connection, PageServer};
+use super::request::{self, Private, Response};
 use crate::cgroup::{Cgroup, CgroupVersion, LIMIT};
-use crate::gate::{CGROUP_VARIABLE, Kind, Order, Report, Stop, held_path, monotonic_now};
+use crate::gate::{CGROUP_VARIABLE, Kind, LAZY_VARIABLE, Order, Report, Stop, held_path, monotonic_now};
 use crate::marker;
 use crate::operation::go_on;
 
@@ -30,7 +31,18 @@ pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
     let held_at = held_path(gate);
     let gate = Socket::connect(gate).with_context(|| format!("the gate at {}", gate.display()))?;
     let runc_pid = runc.peer()?.pid;
-    let adapted = request::adapt(&request, runc_pid)?;
+    let is_lazy = std::env::var_os(LAZY_VARIABLE).is_some();
+    let page_server = match kind {
+        Kind::Dump if is_lazy => Some(PageServer::new().context("a connection for CRIU's pages")?),
+        Kind::Dump | Kind::PreDump | Kind::Restore => None,
+    };
+    let private = match is_lazy {
+        true => Private::LeftOut {
+            configuration: page_server.as_ref().map(PageServer::configuration),
+        },
+        false => Private::InImages,
+    };
+    let adapted = request::adapt(&request, runc_pid, &private)?;
     let marked = match kind {
         Kind::Restore => Some(mark(adapted.work.as_ref(), runc_pid)?),
         Kind::Dump | Kind::PreDump => None,
@@ -44,6 +56,7 @@ pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
     let criu_process = pidfd_open(criu_process, PidfdFlags::empty()).context("CRIU's process")?;
     let relay = Relay {
         kind,
+        page_server: page_server.map(PageServer::inherited),
         marked,
         cgroup,
         goes_on: Cell::new(true),
@@ -100,6 +113,8 @@ struct Lost;
 
 struct Relay {
     kind: Kind,
+    /// As long as it is there CRIU serves the pages that a lazy dump has left out.
+    page_server: Option<Connection>,
     /// Where the marker of a restore is.
     marked: Option<File>,
     /// Where the tasks of a dump are.
@@ -160,17 +175,25 @@ impl Relay {
                         pid,
                         stop,
                     });
+                    let mut has_more = false;
                     let answer = match stop {
-                        Some(Stop::Decision) => self.decide(&message.message)?,
+                        Some(Stop::Decision) => {
+                            let answer = self.decide(&message.message)?;
+                            has_more = self.page_server.take().is_some();
+                            answer
+                        }
                         Some(Stop::Network) => self.change_network(&message.message)?,
-                        None if request::runc_ignores(&script) => request::acceptance(),
+                        None if request::runc_ignores(&script) || script == lazy::SERVING => {
+                            request::acceptance()
+                        }
                         None => {
                             self.runc.send_bytes(&message.message, &fds)?;
                             self.runc.recv_bytes()?.message
                         }
                     };
                     self.criu.send_bytes(&answer, &[])?;
-                    if self.committed.get() {
+                    // It kills the dumped when it is done with serving.
+                    if self.committed.get() && !has_more {
                         self.kill_the_dumped();
                     }
                 }

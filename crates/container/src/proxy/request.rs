@@ -40,7 +40,9 @@ mod opts {
     pub const MANAGE_CGROUPS_MODE: Number = 34;
     pub const FREEZE_CGROUP: Number = 44;
     pub const TCP_SKIP_IN_FLIGHT: Number = 46;
+    pub const LAZY_PAGES: Number = 48;
     pub const STATUS_FD: Number = 49;
+    pub const CONFIG_FILE: Number = 51;
     pub const NETWORK_LOCK: Number = 64;
 }
 
@@ -172,9 +174,22 @@ pub(super) struct Adapted {
     pub _directories: Vec<File>,
 }
 
+/// What of private memory is in the images.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Private {
+    /// All of it.
+    InImages,
+    /// As little as CRIU can, which looks into this configuration file for whom to serve the rest (see
+    /// [`lazy`](super::lazy)).
+    LeftOut {
+        /// Of a dump.
+        configuration: Option<String>,
+    },
+}
+
 /// Makes runc's request ours: CRIU is to look for its directories among our descriptors, and to leave out what costs
 /// time in a blackout and is not needed here.
-pub(super) fn adapt(request: &[u8], runc_pid: i32) -> anyhow::Result<Adapted> {
+pub(super) fn adapt(request: &[u8], runc_pid: i32, private: &Private) -> anyhow::Result<Adapted> {
     let options = wire::find_bytes(request, req::OPTS)?.context("runc's request has no options")?;
     let mut directories = Vec::new();
     let mut work = None;
@@ -199,6 +214,12 @@ pub(super) fn adapt(request: &[u8], runc_pid: i32) -> anyhow::Result<Adapted> {
     wire::put_varint(&mut ours, opts::MANAGE_CGROUPS_MODE, CG_MODE_IGNORE);
     wire::put_varint(&mut ours, opts::NETWORK_LOCK, NETWORK_LOCK_SKIP);
     wire::put_varint(&mut ours, opts::TCP_SKIP_IN_FLIGHT, 1);
+    if let Private::LeftOut { configuration } = private {
+        wire::put_varint(&mut ours, opts::LAZY_PAGES, 1);
+        if let Some(path) = configuration {
+            wire::put_bytes(&mut ours, opts::CONFIG_FILE, path.as_bytes());
+        }
+    }
     // They are no part of the images: the destination puts its own in place.
     for path in crate::bundle::masks::MASKED {
         wire::put_bytes(&mut ours, opts::SKIP_MNT, path.as_bytes());
@@ -256,9 +277,11 @@ mod tests {
         let directory = File::open("/").unwrap();
         let request = dump(directory.as_raw_fd());
         assert_eq!(operation(&request), Ok(Some(Kind::Dump)));
-        let adapted = adapt(&request, std::process::id() as i32).unwrap();
+        let adapted = adapt(&request, std::process::id() as i32, &Private::InImages).unwrap();
         assert_eq!(operation(&adapted.message), Ok(Some(Kind::Dump)));
         let options = wire::find_bytes(&adapted.message, req::OPTS).unwrap().unwrap();
+        assert_eq!(wire::find(options, opts::LAZY_PAGES), Ok(None));
+        assert_eq!(wire::find(options, opts::CONFIG_FILE), Ok(None));
         let images = wire::find_varint(options, opts::IMAGES_DIR_FD).unwrap().unwrap();
         assert_ne!(images, directory.as_raw_fd() as u64);
         assert_eq!(
@@ -299,11 +322,26 @@ mod tests {
             message
         };
         assert_eq!(operation(&request), Ok(Some(Kind::PreDump)));
-        let adapted = adapt(&request, std::process::id() as i32).unwrap();
+        let adapted = adapt(&request, std::process::id() as i32, &Private::InImages).unwrap();
         assert_eq!(operation(&adapted.message), Ok(Some(Kind::PreDump)));
         let options = wire::find_bytes(&adapted.message, req::OPTS).unwrap().unwrap();
         assert_eq!(wire::find_bytes(options, 14), Ok(Some(&b"../1"[..])));
         assert_eq!(wire::find_varint(options, 15), Ok(Some(1)));
+    }
+
+    #[test]
+    fn a_lazy_request_names_who_is_served() {
+        let directory = File::open("/").unwrap();
+        let private = Private::LeftOut {
+            configuration: Some("/proc/1/fd/9".to_owned()),
+        };
+        let adapted = adapt(&dump(directory.as_raw_fd()), std::process::id() as i32, &private).unwrap();
+        let options = wire::find_bytes(&adapted.message, req::OPTS).unwrap().unwrap();
+        assert_eq!(wire::find_varint(options, opts::LAZY_PAGES), Ok(Some(1)));
+        assert_eq!(
+            wire::find_bytes(options, opts::CONFIG_FILE),
+            Ok(Some(&b"/proc/1/fd/9"[..]))
+        );
     }
 
     #[test]

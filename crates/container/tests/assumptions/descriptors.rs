@@ -55,6 +55,7 @@ pub fn the_gates_sockets(world: &mut World) {
             images: world.a.images(&name()),
             work: world.a.work(),
             parent: None,
+            lazy: world.a.lazy.get(),
         };
         let taken = world
             .runtime

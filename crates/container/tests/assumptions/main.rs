@@ -38,7 +38,7 @@ const UNIFIED: &str = "umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs
 
 type Case = (&'static str, fn(&mut World));
 
-const CASES: [Case; 16] = [
+const CASES: [Case; 22] = [
     (
         "frozen_tasks_stand_still_and_go_on",
         freezer::frozen_tasks_stand_still_and_go_on,
@@ -60,6 +60,22 @@ const CASES: [Case; 16] = [
         "a_dump_that_criu_let_go_of_is_not_held",
         held::a_dump_that_criu_let_go_of_is_not_held,
     ),
+    ("lazy_dump_order_of_notifications", |world| {
+        lazily(world, dump::order_of_notifications)
+    }),
+    ("lazy_dump_kills", |world| lazily(world, dump::kills)),
+    ("lazy_held_kills_then_abort", |world| {
+        lazily(world, held::kills_then_abort)
+    }),
+    ("lazy_held_kills_then_commit", |world| {
+        lazily(world, held::kills_then_commit)
+    }),
+    ("lazy_held_then_the_agent_too", |world| {
+        lazily(world, held::then_the_agent_too)
+    }),
+    ("lazy_dump_that_criu_let_go_of_is_not_held", |world| {
+        lazily(world, held::a_dump_that_criu_let_go_of_is_not_held)
+    }),
     (
         "restore_order_of_notifications_and_the_marker",
         restore::order_of_notifications_and_the_marker,
@@ -77,6 +93,13 @@ const CASES: [Case; 16] = [
     ("pidfds_of_frozen_tasks", descriptors::pidfds_of_frozen_tasks),
     ("the_gates_sockets", descriptors::the_gates_sockets),
 ];
+
+/// The same case with dumps that leave private memory out.
+fn lazily(world: &mut World, case: fn(&mut World)) {
+    world.a.lazy.set(true);
+    case(world);
+    world.a.lazy.set(false);
+}
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -71,6 +71,8 @@ impl Drop for World {
 pub struct TestHost {
     pub host: Host,
     pub dir: PathBuf,
+    /// Dumps leave private memory out of the images.
+    pub lazy: std::cell::Cell<bool>,
 }
 
 /// A container's parts on one host, whether it runs there or not.
@@ -91,6 +93,7 @@ impl TestHost {
         Self {
             host: Host::open(config).await.unwrap(),
             dir,
+            lazy: std::cell::Cell::new(false),
         }
     }
 
@@ -169,6 +172,7 @@ impl TestHost {
             images,
             work,
             parent: None,
+            lazy: self.lazy.get(),
         };
         Checkpoint::prepare(&self.host, config).await.unwrap()
     }
@@ -182,6 +186,7 @@ impl TestHost {
             bundle,
             images,
             work,
+            lazy: false,
         };
         Restore::prepare(&self.host, config).await.unwrap()
     }

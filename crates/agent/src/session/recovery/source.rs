@@ -237,6 +237,7 @@ impl Recovery {
             images: home.paths.images.clone(),
             work: home.paths.work.clone(),
             parent: None,
+            lazy: false,
         };
         let dumped = Dumped::take_over(&self.agent.tools, checkpoint, held).await;
         if dumped.is_err()

@@ -177,6 +177,7 @@ impl Source {
             images,
             work: self.instance.home.paths.work.clone(),
             parent: self.ahead.parent(),
+            lazy: false,
         };
         let (dump, restore) = tokio::join!(
             Checkpoint::prepare(&self.agent.tools, checkpoint),
