@@ -12,6 +12,7 @@ use serde::Serialize;
 use verbatim_e2e::{Migration, PERFTEST_PORT, PHASES, TestLab, Tools, Traffic};
 
 use crate::context::Context;
+use crate::stock;
 use crate::summary::Summary;
 
 /// What must pass between two moves.
@@ -23,6 +24,8 @@ struct Report {
     context: Context,
     program: String,
     unit: &'static str,
+    /// CRIU alone, of a small program without RDMA, by turns with the moves.
+    stock_criu_gap: Summary,
     sides: Vec<Side>,
 }
 
@@ -74,19 +77,35 @@ pub fn run(tools: &Tools, moves: u32, out: &Path) -> anyhow::Result<()> {
     // Two requests each keep the link busy; perftest's 128 would be 4 GiB to drain.
     let all = format!("ib_write_bw -F -q 16 -s 2097152 -t 2 -Q 1 -D {seconds}");
     let argv: Vec<_> = all.split(' ').collect();
-    let mut sides = Vec::new();
+    let (mut sides, mut stock) = (Vec::new(), Vec::new());
     for in_flight in InFlight::ALL {
         for moved in ["sender", "receiver"] {
-            let migrations = measure(tools, &argv, moved, in_flight, moves)?;
+            let migrations = measure(tools, &argv, moved, in_flight, moves, &mut stock)?;
             let side = summarise(moved, in_flight, migrations);
             print(&side);
             sides.push(side);
         }
     }
+    let stock_criu_gap = Summary::of(stock);
+    println!(
+        "CRIU alone takes {:.1} ms ({:.1} to {:.1}) for a small program without RDMA; service blackouts over it:",
+        stock_criu_gap.median, stock_criu_gap.least, stock_criu_gap.most
+    );
+    for side in &sides {
+        let (median, worst) = (side.service_blackout.median, side.service_blackout.most);
+        println!(
+            "  {} of the {}: median {:.2}, worst {:.2}",
+            side.in_flight.name(),
+            side.moved,
+            median / stock_criu_gap.median,
+            worst / stock_criu_gap.median
+        );
+    }
     let report = Report {
         context,
         program: argv.join(" "),
         unit: "ms",
+        stock_criu_gap,
         sides,
     };
     std::fs::write(out, serde_json::to_vec_pretty(&report)?)
@@ -101,6 +120,7 @@ fn measure(
     moved: &str,
     in_flight: InFlight,
     moves: u32,
+    stock: &mut Vec<f64>,
 ) -> anyhow::Result<Vec<Migration>> {
     let lab = TestLab::up(tools, &["one", "other", "peer"])?;
     let (sender_host, receiver_host) = if moved == "sender" {
@@ -125,6 +145,9 @@ fn measure(
             .and_then(|moved| moved.must_be_committed().map(|()| moved))
             .with_context(|| format!("move {number}{}", lab.logs()))?;
         migrations.push(moved);
+        // On the host that the instance has left: with the partner as busy as during the move.
+        let left = if here == "one" { "other" } else { "one" };
+        stock.push(stock::gap(&lab, left, 0)?);
     }
     Traffic::of(&lab, here)?.flows(BYTES_BETWEEN, FLOW_LIMIT)?;
     lab.down()?;

@@ -1,6 +1,6 @@
 //! Measures what the papers measured, between hosts of a lab on this machine, and writes it to `out/bench/`.
 //!
-//! One module per subject: [`bandwidth`], [`soft_rnic`], [`cost`], [`blackout`], [`methods`],
+//! One module per subject: [`bandwidth`], [`soft_rnic`], [`cost`], [`blackout`], [`memory`], [`methods`],
 //! and [`migrrdma`] and [`migros`] for the papers' figures. Each prints a table for people and writes a JSON file for
 //! programs, with every single measurement and what it was measured on.
 
@@ -8,11 +8,13 @@ mod bandwidth;
 mod blackout;
 mod context;
 mod cost;
+mod memory;
 mod methods;
 mod migros;
 mod migrrdma;
 mod programs;
 mod soft_rnic;
+mod stock;
 mod summary;
 
 use std::path::PathBuf;
@@ -44,7 +46,7 @@ struct Arguments {
     /// The fewest queue pairs of `methods`.
     #[arg(long, default_value_t = 1)]
     least: u32,
-    /// The most queue pairs.
+    /// The most queue pairs; the most private memory of `memory` in MiB.
     #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     most: u32,
     /// Packets lost of a hundred, for rows of `methods`.
@@ -67,8 +69,10 @@ enum Bench {
     Bandwidth,
     /// Bandwidth, latency, set-up, memory and loss of the software RNIC, beside TCP and UDP.
     SoftRnic,
-    /// Moves of `ib_write_bw` with 16 queue pairs.
+    /// Moves of `ib_write_bw` with 16 queue pairs, beside what CRIU alone takes for a small program.
     Blackout,
+    /// Moves of programs with private memory, beside what CRIU alone takes for the same.
+    Memory,
     /// What virtualisation costs per operation (MigrRDMA, table 4).
     Cost,
     /// The blackout by phase against the number of queue pairs (MigrRDMA, figure 3).
@@ -142,6 +146,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         blackout::run(&tools, arguments.moves, &arguments.out.join("blackout.json"))?;
     }
     let (repeats, most) = (arguments.repeats, arguments.most);
+    if wanted(Bench::Memory) {
+        memory::run(&tools, repeats, most, &arguments.out.join("memory.json"))?;
+    }
     if wanted(Bench::Connections) {
         migrrdma::connections::run(&tools, repeats, most, &arguments.out.join("connections.json"))?;
     }

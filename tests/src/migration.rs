@@ -107,6 +107,20 @@ pub struct PreCopy {
     pub pre_dumps: Vec<PreDump>,
     /// Why all of that went in the blackout, if it did.
     pub private_in_one_piece: Option<String>,
+    /// What was sent of it beside the images, if it was.
+    pub private_tracked: Option<PrivateTracked>,
+    /// Why it was not tracked from outside, if it was not.
+    pub private_not_tracked: Option<String>,
+}
+
+/// Private memory that was no part of the images.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrivateTracked {
+    /// While the program ran.
+    pub rounds: Vec<PreDump>,
+    /// While it stood still, in bytes.
+    pub last_bytes: u64,
 }
 
 /// A pre-dump of private memory.

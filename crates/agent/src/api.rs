@@ -367,9 +367,7 @@ impl Control for ControlService {
     async fn check(&self, request: Request<CheckRequest>) -> Reply<CheckReply> {
         let request = request.into_inner();
         reply(
-            checks::blockers(&self.0, &request.name, &request.destination)
-                .await
-                .map(|blockers| CheckReply { blockers }),
+            checks::check(&self.0, &request.name, &request.destination).await,
         )
     }
 

@@ -10,7 +10,7 @@ use crate::peers::reason;
 use crate::proto::control_client::ControlClient;
 use crate::proto::migrate_event::Event;
 use crate::proto::{
-    CancelRequest, CheckRequest, ExecRequest, Instance, ListRequest, LogsRequest, MigrateRequest, PauseReply,
+    CancelRequest, CheckReply, CheckRequest, ExecRequest, Instance, ListRequest, LogsRequest, MigrateRequest, PauseReply,
     PauseRequest, PreCopyRound, RemoveRequest, ResolveSessionRequest, ResumePausedRequest, RunRequest,
     Session, SessionsRequest, VersionReply, WaitReply, WaitRequest,
 };
@@ -141,12 +141,12 @@ impl Client {
     }
 
     /// What stands in the way of moving an instance; empty if nothing does.
-    pub async fn check(&self, name: &str, destination: &str) -> anyhow::Result<Vec<String>> {
+    pub async fn check(&self, name: &str, destination: &str) -> anyhow::Result<CheckReply> {
         let request = CheckRequest {
             name: name.to_owned(),
             destination: destination.to_owned(),
         };
-        Ok(told(self.inner.clone().check(request).await)?.blockers)
+        told(self.inner.clone().check(request).await)
     }
 
     /// Rolls the migration of an instance back; returns where it runs on.

@@ -39,6 +39,8 @@ pub struct Instance {
     init_pid: i32,
     state: watch::Sender<State>,
     settled: watch::Sender<bool>,
+    /// It has all of its private memory.
+    whole: watch::Sender<bool>,
 }
 
 impl Instance {
@@ -78,6 +80,7 @@ impl Instance {
             init_pid,
             state,
             settled,
+            whole: watch::Sender::new(true),
         });
         let watched = Arc::clone(&instance);
         tokio::spawn(async move {
@@ -108,6 +111,22 @@ impl Instance {
     pub async fn settled(&self) {
         // The sender is part of self.
         let _ = self.settled.subscribe().wait_for(|settled| *settled).await;
+    }
+
+    /// Part of its private memory has still to come, or all of it has.
+    pub fn set_whole(&self, whole: bool) {
+        self.whole.send_replace(whole);
+    }
+
+    /// Whether it has all of its private memory.
+    pub fn is_whole(&self) -> bool {
+        *self.whole.borrow()
+    }
+
+    /// Waits until it has all of its private memory: before that it can be neither written down nor sent.
+    pub async fn whole(&self) {
+        // The sender is part of self.
+        let _ = self.whole.subscribe().wait_for(|whole| *whole).await;
     }
 
     /// Its name.

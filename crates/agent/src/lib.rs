@@ -21,6 +21,7 @@ mod caller;
 pub mod client;
 mod config;
 mod datagrams;
+mod filling;
 mod directory;
 pub mod faults;
 mod forwarding;

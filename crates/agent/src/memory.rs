@@ -9,6 +9,7 @@
 //! - [`place`]: the other end of that stream;
 //! - [`convergence`]: when further rounds are of no use;
 //! - [`private`]: how much memory is in no file, and so in no round;
+//! - [`tracked`]: which pages of it were written, seen from outside, and so what of it is sent ahead in rounds;
 //! - [`moves`]: whether a program has moved pages, which pre-dumps do not see;
 //! - [`pre_dump`]: when that is worth sending ahead, too, as images of CRIU.
 
@@ -21,5 +22,6 @@ pub mod place;
 pub mod pre_dump;
 pub mod private;
 pub mod send;
+pub mod tracked;
 pub mod tracker;
 pub mod tree;

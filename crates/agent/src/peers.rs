@@ -146,6 +146,13 @@ impl Peers {
         self.lock_agreed().get(host).map_or(0, |agreed| agreed.protocol)
     }
 
+    /// Whether the agent of `host`, which has been connected to, has said that it can do this.
+    pub fn can(&self, host: &str, capability: &str) -> bool {
+        let agreed = self.lock_agreed();
+        let agreed = agreed.get(host);
+        agreed.is_some_and(|agreed| agreed.capabilities.iter().any(|name| name == capability))
+    }
+
     /// An error if one of these programs could not speak to the agent of `host`, which has been connected to.
     pub fn must_know(&self, host: &str, guests: &[Guest]) -> anyhow::Result<()> {
         match self.lock_agreed().get(host) {

@@ -29,8 +29,11 @@ pub const PROTOCOLS: Versions = Versions::new(OLDEST, PROTOCOL);
 const SILENT: u32 = 10;
 const SILENT_CHANNEL: Versions = Versions::only(7);
 
-/// What not every agent of a version can do, and what others may ask it for only if it says so. None yet.
-const CAPABILITIES: &[&str] = &[];
+/// It can restore tasks whose private memory comes while they run (`PreSetupRequest.fill`).
+pub const FILL: &str = "fill";
+
+/// What not every agent of a version can do, and what others may ask it for only if it says so.
+const CAPABILITIES: &[&str] = &[FILL];
 
 /// The names of the contracts that a host has with what is on it.
 const CHANNEL: &str = "channel";

@@ -145,6 +145,19 @@ pub struct PreCopy {
     pub pre_dumps: Vec<PreDump>,
     /// Why all of it went in the blackout, in one piece; `None` if it did not.
     pub private_in_one_piece: Option<String>,
+    /// How it went if the tasks were restored without it, and have got it since; `None` if it was part of the images.
+    pub private_tracked: Option<PrivateTracked>,
+    /// Why it was not tracked from outside, or not any more; `None` if it was.
+    pub private_not_tracked: Option<String>,
+}
+
+/// Private memory that was tracked from outside.
+#[derive(Debug, Clone, Serialize)]
+pub struct PrivateTracked {
+    /// What was sent while the program ran.
+    pub rounds: Vec<PreDump>,
+    /// What was sent while it stood still, in bytes.
+    pub last_bytes: u64,
 }
 
 /// The report of a migration. Times in milliseconds, all by the source's clock.
@@ -307,6 +320,8 @@ mod tests {
                 private_bytes: 0,
                 pre_dumps: Vec::new(),
                 private_in_one_piece: Some("the kernel".into()),
+                private_tracked: None,
+                private_not_tracked: Some("the kernel".into()),
             },
             connections: 0,
             intercepted_wrs: 0,

@@ -152,7 +152,7 @@ pub enum Command {
         /// The destination.
         #[arg(long, value_name = "HOST")]
         to: String,
-        /// {"blockers": [...]} instead of lines.
+        /// {"blockers": [...], "notes": [...]} instead of lines.
         #[arg(long)]
         json: bool,
     },

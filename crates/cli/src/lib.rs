@@ -1,7 +1,7 @@
 //! The `verbatim` command: everything of Verbatim but the guest library, in one program.
 //!
 //! Besides what is typed, it takes roles in which it starts itself again: CRIU's proxy under the name `criu`, the keeper
-//! of a session's RNIC connections, and the processes of a lab.
+//! of a session's RNIC connections, those who give restored tasks their memory, and the processes of a lab.
 
 mod args;
 mod commands;
@@ -23,6 +23,9 @@ pub fn main(faults: fn(&Config) -> Faults) -> ExitCode {
     }
     if name == verbatim_agent::keeper::PROGRAM_NAME {
         verbatim_agent::keeper::keeper_main();
+    }
+    if name == verbatim_fill::PROGRAM_NAME {
+        return verbatim_fill::main(std::env::args_os());
     }
     // Before any thread is started.
     verbatim_lab::run_role();

@@ -33,6 +33,7 @@ mod on_demand;
 mod pause;
 mod pause_resume;
 mod pre_copy;
+mod private;
 mod programs;
 mod rnic_again;
 mod robustness;
@@ -49,6 +50,9 @@ use verbatim_e2e::{Release, Stolen, TestLab, Tools};
 
 /// How long each test took, its lab included.
 static TIMES: Mutex<Vec<(Duration, String)>> = Mutex::new(Vec::new());
+
+/// More than any test takes that `make test` runs.
+const LONGEST: Duration = Duration::from_secs(600);
 
 /// So many of the slowest are told at the end.
 const TOLD: usize = 15;
@@ -115,6 +119,7 @@ impl Test {
             false => tools,
         };
         let lab = TestLab::up_with(tools, self.hosts, &self.releases)?;
+        let _deadline = (!self.only_on_demand).then(|| Deadline::of(&self.name));
         let body = self.body;
         // A panic must not hide the logs.
         let result = catch_unwind(AssertUnwindSafe(|| body(&lab)));
@@ -136,6 +141,30 @@ impl Test {
     }
 }
 
+/// Ends everything when a test that is no long one has not ended in time: one that hangs would keep its reader from all that the
+/// others have to say. The lab's supervisor sees it, and takes the lab down.
+struct Deadline(Option<std::sync::mpsc::Sender<()>>);
+
+impl Deadline {
+    fn of(name: &str) -> Self {
+        let (ended, waits) = std::sync::mpsc::channel::<()>();
+        let name = name.to_owned();
+        std::thread::spawn(move || {
+            if waits.recv_timeout(LONGEST) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                eprintln!("{name} has not ended in {LONGEST:?}: it hangs, and so everything is ended");
+                std::process::exit(1);
+            }
+        });
+        Self(Some(ended))
+    }
+}
+
+impl Drop for Deadline {
+    fn drop(&mut self) {
+        drop(self.0.take());
+    }
+}
+
 fn main() -> ExitCode {
     // A program of these tests that is no test: it says that other programs' queue pairs are its own.
     if std::env::args().nth(1).as_deref() == Some(identity::PRETENDER) {
@@ -150,6 +179,7 @@ fn main() -> ExitCode {
         migration::tests(),
         objects::tests(),
         pre_copy::tests(),
+        private::tests(),
         rollback::tests(),
         drain::tests(),
         pause::tests(),

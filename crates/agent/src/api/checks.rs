@@ -4,13 +4,20 @@ use crate::agent::Shared;
 use crate::instances::State;
 use crate::memory::private;
 use crate::peers::reason;
-use crate::proto::OpenRequest;
+use crate::proto::{CheckReply, OpenRequest};
+use crate::protocol::FILL;
 use crate::session::source;
 
-/// Everything that stands in the way of moving `name` to `destination`, in words for an operator.
-pub async fn blockers(agent: &Shared, name: &str, destination: &str) -> anyhow::Result<Vec<String>> {
+/// Everything that stands in the way of moving `name` to `destination`, and how its private memory would go, in words for an
+/// operator.
+pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Result<CheckReply> {
     let instance = agent.instances.find(name)?;
-    let mut blockers = Vec::new();
+    let (mut blockers, mut notes) = (Vec::new(), Vec::new());
+    if !instance.is_whole() {
+        notes.push(format!(
+            "{name} is still being given the memory that it had at its last place; a migration waits for that"
+        ));
+    }
     match instance.state() {
         State::Running => {}
         State::Moving => blockers.push(format!(
@@ -55,10 +62,14 @@ pub async fn blockers(agent: &Shared, name: &str, destination: &str) -> anyhow::
                 Ok(reply) => blockers.extend(reply.into_inner().blockers),
                 Err(status) => blockers.push(format!("{destination} cannot say: {}", reason(&status))),
             }
+            let (to, tracks) = (destination.to_owned(), agent.tools.tracks_memory().await);
+            let can_fill = agent.peers.can(destination, FILL);
+            let note = tokio::task::spawn_blocking(move || source::private_note(init, &to, can_fill, tracks.is_ok()));
+            notes.push(note.await?);
         }
         Err(error) => blockers.push(format!("{error:#}")),
     }
-    Ok(blockers)
+    Ok(CheckReply { blockers, notes })
 }
 
 async fn adopted_bytes(agent: &Shared, name: &str) -> u64 {

@@ -9,6 +9,7 @@
 //!  bundles/NAME/     config.json and mounts, made anew on each host
 //!  net/NAME          the network namespace
 //!  images/NAME/      CRIU's images, during a move
+//!  private/NAME/     private memory of tasks that have come here, until they have all of it
 //!  records/NAME      what an agent that comes after this one must know
 //! ```
 
@@ -27,6 +28,7 @@ use verbatim_seqpacket::Listener;
 
 use super::record::Record;
 use crate::config::Config;
+use crate::filling;
 use crate::forwarding::Forward;
 use crate::guests::{Guests, Resolver};
 use crate::memory::beneath;
@@ -55,6 +57,8 @@ pub struct Paths {
     pub network: PathBuf,
     /// CRIU's images.
     pub images: PathBuf,
+    /// Private memory that the tasks have not been given yet.
+    pub private: PathBuf,
     /// CRIU's logs.
     pub work: PathBuf,
     /// What an agent that comes after this one must know.
@@ -96,6 +100,7 @@ impl Paths {
             bundle: runtime_dir.join("bundles").join(name),
             network: runtime_dir.join("net").join(name),
             images: runtime_dir.join("images").join(name),
+            private: runtime_dir.join("private").join(name),
             work: runtime_dir.join("criu").join(name),
             record: runtime_dir.join("records").join(name),
             records: runtime_dir.join("records"),
@@ -193,7 +198,8 @@ impl Home {
         let paths = Paths::new(&config.runtime_dir, name);
         Bundle::clear(&paths.bundle)?;
         Network::clear(&paths.network)?;
-        for path in [&paths.folder, &paths.images, &paths.work] {
+        filling::give_up(&paths);
+        for path in [&paths.folder, &paths.images, &paths.private, &paths.work] {
             remove_tree(path).with_context(|| format!("cannot remove {}", path.display()))?;
         }
         match std::fs::remove_file(&paths.record) {
@@ -234,6 +240,8 @@ impl Home {
         resolver: &Arc<impl Resolver>,
     ) -> anyhow::Result<()> {
         let folder = &self.paths.folder;
+        filling::give_up(&self.paths);
+        remove_tree(&self.paths.private)?;
         for path in [folder, &self.paths.images, &self.paths.work] {
             // What an earlier attempt may have left.
             remove_tree(path)?;
@@ -374,7 +382,13 @@ impl Home {
         {
             failed.push(format!("cannot remove {}: {error}", self.paths.record.display()));
         }
-        for path in [&self.paths.folder, &self.paths.images, &self.paths.work] {
+        filling::give_up(&self.paths);
+        for path in [
+            &self.paths.folder,
+            &self.paths.images,
+            &self.paths.private,
+            &self.paths.work,
+        ] {
             if let Err(error) = remove_tree(path) {
                 failed.push(format!("cannot remove {}: {error}", path.display()));
             }

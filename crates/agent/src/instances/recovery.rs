@@ -17,13 +17,14 @@ use verbatim_container::{ContainerName, Init, Status};
 use super::Instance;
 use super::home::{Home, Kept, Paths, Undecided};
 use crate::agent::Shared;
+use crate::filling;
 use crate::session::recovery;
 
 /// The pause before something is looked at again.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// What there is of instances, one entry for each.
-const FOLDERS: [&str; 6] = ["instances", "bundles", "net", "images", "criu", "records"];
+const FOLDERS: [&str; 7] = ["instances", "bundles", "net", "images", "private", "criu", "records"];
 
 /// An instance that was found.
 pub struct Found {
@@ -136,6 +137,7 @@ pub async fn take_over(agent: &Shared, name: &str, moving: bool) -> anyhow::Resu
     let home = Home::open(&agent.config, record, &agent.nic_listeners, &agent.guests, agent)?;
     let init = std::future::ready(Ok(init));
     let instance = Instance::take_over(home, init_pid, init, moving);
+    filling::take_over(agent, &instance);
     agent.instances.insert(Arc::clone(&instance));
     Ok(Some(Found { instance, undecided }))
 }

@@ -29,6 +29,17 @@ fn has_rings(maps: &str) -> bool {
         .any(|line| line.ends_with(" /[aio]") || line.ends_with(" /[aio] (deleted)"))
 }
 
+/// The numbers of a process and all that descend from it, parents first. Those that have ended and wait for their parent have no
+/// memory, and are not among them.
+pub fn processes(root: i32) -> Vec<u32> {
+    let with_memory = tree(root).into_iter().filter(|process| {
+        let maps = std::fs::read(process.join("maps"));
+        maps.is_ok_and(|maps| !maps.is_empty())
+    });
+    let numbers = with_memory.filter_map(|process| process.file_name()?.to_str()?.parse().ok());
+    numbers.collect()
+}
+
 /// The folders in `/proc` of a process and all that descend from it, parents first.
 fn tree(root: i32) -> Vec<PathBuf> {
     let mut waiting = VecDeque::from([root]);
@@ -72,6 +83,29 @@ pub fn lack_of_room(folder: &Path, bytes: u64) -> Option<String> {
     }
 }
 
+/// Why that much memory is more than this machine can give, if it is: the kernel would end programs instead.
+pub fn lack_of_memory(bytes: u64) -> Option<String> {
+    let available = std::fs::read_to_string("/proc/meminfo");
+    let available = available.ok().and_then(|text| available_bytes(&text))?;
+    (available < bytes).then(|| {
+        format!(
+            "the machine there has {} MiB of memory available, and the instance takes {} MiB; end something there, or add \
+             memory or swap",
+            available >> 20,
+            bytes >> 20
+        )
+    })
+}
+
+/// `MemAvailable` and `SwapFree` of proc_meminfo(5).
+fn available_bytes(meminfo: &str) -> Option<u64> {
+    let kib = |name: &str| {
+        let value = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+        value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    };
+    Some((kib("MemAvailable:")? + kib("SwapFree:").unwrap_or(0)) * 1024)
+}
+
 /// `RssAnon` and `VmSwap` of proc_pid_status(5).
 fn anonymous_bytes(status: &str) -> u64 {
     let kib = status.lines().filter_map(|line| {
@@ -102,6 +136,15 @@ mod tests {
         child.wait().unwrap();
         assert!(all > alone, "{all} {alone}");
         assert_eq!(bytes_of_tree(i32::MAX), 0);
+    }
+
+    #[test]
+    fn a_machine_says_what_it_can_give() {
+        let text = "MemTotal: 100 kB\nMemAvailable:   60 kB\nSwapFree:  4 kB\n";
+        assert_eq!(available_bytes(text), Some(64 * 1024));
+        assert_eq!(available_bytes("MemTotal: 1 kB\n"), None);
+        assert_eq!(lack_of_memory(1), None);
+        assert!(lack_of_memory(u64::MAX).unwrap().contains("MiB of memory available"));
     }
 
     #[test]

@@ -128,21 +128,16 @@ impl Sender {
 
     /// Sends everything that the destination does not have, and says how many bytes of content that were.
     pub async fn round(&mut self, destination: &mut PeerClient<Channel>) -> anyhow::Result<u64> {
-        let (parts, receiver) = mpsc::channel(QUEUE_PARTS);
         self.sent.store(0, Ordering::Relaxed);
         let mut this = std::mem::replace(self, Self::new(self.session, self.folder, PathBuf::new(), None));
-        let reader = tokio::task::spawn_blocking(move || {
-            let result = this.read(&parts);
+        let streamed = stream(destination, move |parts| {
+            let result = this.read(parts);
             (this, result)
         });
-        let placed = destination
-            .place(tokio_stream::wrappers::ReceiverStream::new(receiver))
-            .await;
-        let (this, read) = reader.await.context("reading an instance's files panicked")?;
+        let ((this, read), placed) = streamed.await?;
         *self = this;
         // What the destination says explains a reader whose queue was closed.
-        let placed = placed.map_err(|status| anyhow::anyhow!("{}", crate::peers::reason(&status)));
-        placed.context("the destination could not place the files")?;
+        placed?;
         read.with_context(|| format!("reading {}", self.root.display()))
     }
 
@@ -244,14 +239,29 @@ impl Sender {
     }
 }
 
-fn put(parts: &mpsc::Sender<FilePart>, part: FilePart) -> io::Result<()> {
+/// Lets `read` put parts into a stream to the destination. Returns what it said, and whether the destination has placed them all.
+pub(super) async fn stream<T: Send + 'static>(
+    destination: &mut PeerClient<Channel>,
+    read: impl FnOnce(&mpsc::Sender<FilePart>) -> T + Send + 'static,
+) -> anyhow::Result<(T, anyhow::Result<()>)> {
+    let (parts, receiver) = mpsc::channel(QUEUE_PARTS);
+    let reader = tokio::task::spawn_blocking(move || read(&parts));
+    let placed = destination
+        .place(tokio_stream::wrappers::ReceiverStream::new(receiver))
+        .await;
+    let read = reader.await.context("reading what is to be sent panicked")?;
+    let placed = placed.map_err(|status| anyhow::anyhow!("{}", crate::peers::reason(&status)));
+    Ok((read, placed.map(drop).context("the destination could not place the files")))
+}
+
+pub(super) fn put(parts: &mpsc::Sender<FilePart>, part: FilePart) -> io::Result<()> {
     parts
         .blocking_send(part)
         .map_err(|_| io::Error::new(io::ErrorKind::BrokenPipe, "the destination takes no more parts"))
 }
 
 /// Until the network has taken all parts, or takes none any more. Called outside of asynchronous code, on a thread of the runtime.
-fn wait_until_taken(parts: &mpsc::Sender<FilePart>) {
+pub(super) fn wait_until_taken(parts: &mpsc::Sender<FilePart>) {
     // Room for all of them is there when none waits.
     _ = tokio::runtime::Handle::current().block_on(parts.reserve_many(QUEUE_PARTS));
 }

@@ -18,6 +18,7 @@ use verbatim_channel::{ClaimedContext, ContextRecord, Endpoint, MEMORY_DIR, Move
 use verbatim_container::{Link, Restore, RestoreConfig, Restored};
 use verbatim_device::control::QpType;
 use verbatim_device::gids::counterpart;
+use verbatim_fill::Filler;
 use verbatim_session::decision::Outcome;
 use verbatim_session::decision::destination::{Destination as Machine, Event};
 use verbatim_session::record::{Note, Parties, What};
@@ -27,6 +28,7 @@ use super::writer::Writer;
 use super::{ProcessKeys, decode, encode};
 use crate::agent::Shared;
 use crate::faults::Point;
+use crate::filling;
 use crate::gids::gid_of;
 use crate::guests::Guest;
 use crate::instances::home::{Home, Paths};
@@ -35,6 +37,7 @@ use crate::instances::{Instance, Reservation};
 use crate::keeper::Keeper;
 use crate::memory::beneath;
 use crate::memory::place::Placer;
+use crate::memory::private;
 use crate::proto::file_part::Folder;
 use crate::proto::{ConnectRequest, FilePart, NewQp, OpenRequest, PreSetupReply, PreSetupRequest};
 use crate::report::milliseconds;
@@ -198,6 +201,8 @@ pub fn blockers(agent: &Shared, record: &Record, memory_bytes: u64) -> Vec<Strin
         }
         Err(errno) => blockers.push(format!("the free memory there is unknown: {errno}")),
     }
+    // What waits for the tasks and what they have together are never much more than once that.
+    blockers.extend(private::lack_of_memory(memory_bytes));
     blockers
 }
 
@@ -228,6 +233,11 @@ pub struct Destination {
     paths: Paths,
     runtime: Placer,
     images: Placer,
+    private: Placer,
+    /// The images lack private memory, which comes in a folder of its own.
+    fills: bool,
+    /// They give it to the tasks.
+    filler: Option<Filler>,
     /// By process, in the order of its contexts.
     contexts: Vec<(u32, StandbyContext)>,
     keys: ProcessKeys,
@@ -269,6 +279,9 @@ impl Destination {
             why: String::new(),
             runtime: Placer::new(paths.folder.clone()),
             images: Placer::new(paths.images.clone()),
+            private: Placer::new(paths.private.clone()),
+            fills: false,
+            filler: None,
             paths: paths.clone(),
             home: None,
             _reservation: reservation,
@@ -297,13 +310,25 @@ impl Destination {
     /// Puts a part of a file in its place.
     pub fn place(&mut self, part: &FilePart) -> anyhow::Result<u64> {
         self.home()?;
+        if part.folder() == Folder::Private && !self.fills {
+            self.expect_private()?;
+        }
         let placer = match part.folder() {
             Folder::Runtime => &mut self.runtime,
             Folder::Images => &mut self.images,
+            Folder::Private => &mut self.private,
         };
         placer
             .place(part)
             .with_context(|| format!("cannot write {:?}", String::from_utf8_lossy(&part.path)))
+    }
+
+    /// Private memory comes. From now on its folder says that it is missing to the tasks.
+    fn expect_private(&mut self) -> anyhow::Result<()> {
+        let folder = &self.paths.private;
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        self.fills = true;
+        Ok(())
     }
 
     /// Makes the standby contexts.
@@ -311,6 +336,14 @@ impl Destination {
         self.begin(Phase::Prepare, "PreSetup", Point::DestinationPreSetup)
             .await?;
         let road_maps: Vec<RoadMap> = decode(&request.road_maps)?;
+        match request.fill {
+            true => self.expect_private()?,
+            // Of an attempt that has given it up.
+            false => {
+                self.fills = false;
+                filling::forget(&self.paths)?;
+            }
+        }
         let home = self.home()?;
         let (nic, name) = (self.agent.config.nic_socket(), home.record.name.to_string());
         let folder = home.paths.folder.clone();
@@ -465,10 +498,15 @@ impl Destination {
             bundle: home.paths.bundle.clone(),
             images: home.paths.images.clone(),
             work: home.paths.work.clone(),
-            lazy: false,
+            lazy: self.fills,
         };
         self.home = Some(home);
         made?;
+        if self.fills {
+            let (agent, paths) = (Arc::clone(&self.agent), self.paths.clone());
+            let started = tokio::task::spawn_blocking(move || filling::start(&agent, &paths));
+            self.filler = Some(started.await.context("starting who gives memory panicked")??);
+        }
         self.restore = Some(Restore::prepare(&self.agent.tools, restore).await?);
         Ok(())
     }

@@ -1,9 +1,10 @@
 //! The source's part of a session: it drives.
 //!
 //! [`migrate`] is the whole story. What an attempt has done, and would have to undo, is kept in [`Source`]; its steps are
-//! in [`pre_copy`], [`pre_dump`], [`turn`], [`prepare`], [`stop`] with [`settle`] or [`pause`], and [`commit`], the way back
+//! in [`pre_copy`], [`track`], [`pre_dump`], [`turn`], [`prepare`], [`stop`] with [`settle`] or [`pause`], and [`commit`], the way back
 //! in [`undo`]. Who decides what, and when, is the machine's in [`decision`].
 
+mod ahead;
 mod commit;
 mod connections;
 mod decision;
@@ -15,6 +16,7 @@ mod pre_dump;
 mod prepare;
 mod settle;
 mod stop;
+mod track;
 mod turn;
 mod undo;
 
@@ -55,11 +57,12 @@ use crate::session::members::Settled;
 use crate::session::{PAUSE, ProcessKeys, told};
 use crate::turns::Turn;
 
+use ahead::Ahead;
 use connections::Connection;
 pub use connections::{blockers, describe, describe_own, memory_bytes};
 use decision::Decision;
+pub use track::private_note;
 use participants::PartnerHost;
-use pre_dump::Ahead;
 
 /// How often a migration starts anew because the program changed its objects meanwhile.
 const ATTEMPTS: u32 = 3;
@@ -226,7 +229,7 @@ pub async fn migrate(
                 source.note(&format!(
                     "{error:#}; starting again, with private memory in one piece"
                 ));
-                ahead = Ahead::in_one_piece(format!("a dump that relied on pre-dumps failed: {error:#}"));
+                ahead = Ahead::in_one_piece(format!("a dump that relied on what was sent ahead failed: {error:#}"));
             }
             result => {
                 let error = match result {
@@ -538,6 +541,8 @@ impl Source {
                 private_bytes: self.convergence.private_bytes(),
                 pre_dumps: self.ahead.pre_dumps().to_vec(),
                 private_in_one_piece: self.ahead.why_not().map(str::to_owned),
+                private_tracked: self.ahead.report(),
+                private_not_tracked: self.ahead.why_not_tracked().map(str::to_owned),
             },
             connections: self.connections.len(),
             intercepted_wrs: self.intercepted,

@@ -4,18 +4,23 @@ use std::process::ExitCode;
 
 use crate::hosts::Hosts;
 
-/// Prints what stands in the way of a migration.
+/// Prints what stands in the way of a migration, and what is to be known of how it would go.
 pub async fn run(lab: &str, name: &str, to: &str, json: bool) -> anyhow::Result<ExitCode> {
     let hosts = Hosts::connect(lab).await?;
     let (host, _) = hosts.of_instance(name).await?;
-    let blockers = host.check(name, to).await?;
+    let found = host.check(name, to).await?;
+    let (blockers, notes) = (found.blockers, found.notes);
     if json {
-        println!("{}", serde_json::json!({ "blockers": blockers }));
-    } else if blockers.is_empty() {
-        eprintln!("nothing stands in the way of moving {name} to {to}");
+        println!("{}", serde_json::json!({ "blockers": blockers, "notes": notes }));
     } else {
+        if blockers.is_empty() {
+            eprintln!("nothing stands in the way of moving {name} to {to}");
+        }
         for blocker in &blockers {
             println!("{blocker}");
+        }
+        for note in &notes {
+            eprintln!("note: {note}");
         }
     }
     Ok(if blockers.is_empty() {

@@ -7,11 +7,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use verbatim_container::{ContainerName, Init, Tasks};
+use verbatim_fill::Phase;
 use verbatim_session::decision::destination::{Action, Event, State};
 use verbatim_session::decision::{CommitAnswer, Fact, Mark, Outcome, Timer};
 
 use super::Destination;
 use crate::faults::Point;
+use crate::filling;
 use crate::instances::Instance;
 use crate::instances::recovery;
 use crate::keeper::Keeper;
@@ -105,6 +107,7 @@ impl Destination {
     async fn ready_to_run(&mut self) -> anyhow::Result<()> {
         self.agent.faults.pass(Point::DestinationCommit).await?;
         self.contexts_are_alive()?;
+        self.has_all_memory()?;
         let restored = self.restored.as_ref().context("nothing was restored")?;
         self.home()?.gate()?;
         // Before CRIU is told, so that whoever asks again gets the right answer, whatever happens to this agent: one that
@@ -112,6 +115,19 @@ impl Destination {
         let pid = restored.pid().context("CRIU did not name the first process")?;
         self.init_pid = Some(pid);
         self.home()?.keep_record(pid, None)
+    }
+
+    /// An error unless whoever gives the tasks their memory is there, and has all of it.
+    fn has_all_memory(&self) -> anyhow::Result<()> {
+        let Some(filler) = &self.filler else {
+            return Ok(());
+        };
+        let status = filler.status().context("who gives the tasks their memory is gone")?;
+        match status.phase {
+            Phase::Filling | Phase::Filled => Ok(()),
+            Phase::Waiting | Phase::Restoring => bail!("CRIU has not told which memory the tasks lack"),
+            Phase::Refused(why) | Phase::Lost(why) => bail!("the tasks' memory is not all there: {why}"),
+        }
     }
 
     /// Lets the tasks run. After an error they may run or not.
@@ -162,6 +178,9 @@ impl Destination {
         }
         self.turn = Some(self.agent.turns.have(home.record.name.as_str(), self.session));
         let instance = Instance::start(home, pid, init, true);
+        if let Some(filler) = self.filler.take() {
+            filling::watch(&self.agent, &instance, filler);
+        }
         self.agent.instances.insert(Arc::clone(&instance));
         self.instance = Some(instance);
     }
@@ -261,6 +280,14 @@ impl Destination {
             );
         }
         self.contexts.clear();
+        if let Some(filler) = self.filler.take()
+            && let Err(error) = filler.give_up()
+        {
+            tracing::warn!(
+                error = format!("{:#}", anyhow::Error::from(error)),
+                "who gave memory to the tasks may be left behind"
+            );
+        }
         // An earlier agent may have started it.
         let keeper = self.keeper.take();
         if let Some(keeper) = keeper.or_else(|| Keeper::find(&self.agent.config, self.session)) {

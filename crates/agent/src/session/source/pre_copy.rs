@@ -1,4 +1,4 @@
-//! Pre-copy: private memory ([`super::pre_dump`]), then the runtime folder, adopted memory included, is sent in rounds while
+//! Pre-copy: private memory ([`super::track`]), then the runtime folder, adopted memory included, is sent in rounds while
 //! the program runs.
 
 use std::sync::atomic::Ordering;
@@ -19,7 +19,7 @@ impl Source {
     pub(super) async fn pre_copy(&mut self) -> anyhow::Result<()> {
         let begun = Instant::now();
         let limits = self.request.limits;
-        self.pre_dump_rounds(begun).await?;
+        self.private_rounds(begun).await?;
         loop {
             self.round().await?;
             match self.convergence.verdict(&limits, begun.elapsed()) {

@@ -10,15 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
-use tokio::task::JoinHandle;
-use verbatim_container::{Dumped, PreDumpConfig, PreDumped};
+use anyhow::Context;
+use verbatim_container::{PreDumpConfig, PreDumped};
 
 use super::{Progress, Source};
-use crate::instances::home::Paths;
 use crate::memory::convergence::Verdict;
 use crate::memory::moves::Moves;
-use crate::memory::pre_dump::{Chain, PreDump, WORTH_BYTES};
+use crate::memory::pre_dump::PreDump;
 use crate::memory::private;
 use crate::memory::send::Sender;
 use crate::proto::PreCopyRound;
@@ -30,116 +28,9 @@ pub(super) const PRE_DUMPS: &str = "pre-dump";
 /// How often a pre-dump that takes long to send is told of.
 const TELL_EVERY: Duration = Duration::from_millis(200);
 
-/// Private memory that was sent ahead, in one attempt.
-#[derive(Debug, Default)]
-pub(super) struct Ahead {
-    chain: Chain,
-    /// When the last one was complete.
-    last: Option<Instant>,
-    /// Why private memory goes in one piece, if it does.
-    why_not: Option<String>,
-    /// What makes it useless.
-    moves: Option<Moves>,
-    /// One that has begun and is not cut off.
-    running: Option<JoinHandle<Result<PreDumped, verbatim_container::Error>>>,
-    /// A dump that relied on them failed.
-    to_blame: bool,
-    /// A test has ordered that they fail.
-    pub(super) damaged: bool,
-}
-
-impl Ahead {
-    /// Nothing is to be sent ahead.
-    pub(super) fn in_one_piece(why: String) -> Self {
-        Self {
-            why_not: Some(why),
-            ..Self::default()
-        }
-    }
-
-    /// For another attempt.
-    pub(super) fn again(&self) -> Self {
-        Self {
-            why_not: self.why_not.clone(),
-            ..Self::default()
-        }
-    }
-
-    /// How much of `private_bytes` is left for the dump, by prediction.
-    pub(super) fn left(&self, private_bytes: u64) -> u64 {
-        match self.why_not {
-            None => self.chain.left(private_bytes),
-            Some(_) => private_bytes,
-        }
-    }
-
-    /// The images that a dump relies on, relative to its own.
-    pub(super) fn parent(&self) -> Option<PathBuf> {
-        let usable = self.why_not.is_none() && !self.chain.all().is_empty();
-        usable.then(|| Path::new(PRE_DUMPS).join(self.chain.all().len().to_string()))
-    }
-
-    /// All of them.
-    pub(super) fn pre_dumps(&self) -> &[PreDump] {
-        self.chain.all()
-    }
-
-    /// Why private memory goes in one piece, if it does.
-    pub(super) fn why_not(&self) -> Option<&str> {
-        self.why_not.as_deref()
-    }
-
-    /// Whether the attempt failed because of them, and one without them is worth it.
-    pub(super) fn is_to_blame(&self) -> bool {
-        self.to_blame
-    }
-
-    /// The instance is frozen and written down, or that failed: whether what was sent ahead is still right.
-    pub(super) fn judge<E>(&mut self, dumped: &Result<Dumped, E>) -> anyhow::Result<()> {
-        if self.parent().is_none() {
-            return Ok(());
-        }
-        self.to_blame = dumped.is_err();
-        self.nothing_has_moved().inspect_err(|_| self.to_blame = true)
-    }
-
-    /// An error if the program has moved pages since the first one.
-    fn nothing_has_moved(&self) -> anyhow::Result<()> {
-        let moves = self.moves.as_ref().context("nobody has watched for moves")?;
-        let count = moves.count().context("the kernel does not tell the moves")?;
-        ensure!(
-            count == 0,
-            "the program has moved memory ({count} × mremap), which the kernel does not track"
-        );
-        Ok(())
-    }
-
-    /// Waits for one that has begun, and removes all images here.
-    pub(super) async fn clear(&mut self, paths: &Paths) {
-        if let Some(running) = self.running.take() {
-            let _ = running.await;
-        }
-        self.moves = None;
-        let paths = paths.clone();
-        let cleared = tokio::task::spawn_blocking(move || paths.clear_images()).await;
-        if let Ok(Err(error)) = cleared {
-            tracing::warn!(%error, "images are left behind");
-        }
-    }
-}
-
 impl Source {
     /// Pre-dumps until more of them gain nothing, or the limits are reached. An error is one of the migration.
     pub(super) async fn pre_dump_rounds(&mut self, begun: Instant) -> anyhow::Result<()> {
-        let paths = self.instance.home.paths.clone();
-        // Those of an earlier attempt, or of the instance's arrival: CRIU and the destination must not take them for new ones.
-        tokio::task::spawn_blocking(move || paths.clear_images())
-            .await
-            .context("removing images panicked")?
-            .context("old images cannot be removed")?;
-        if self.ahead.why_not.is_some() {
-            return Ok(());
-        }
         match self.may_pre_dump().await {
             Ok(moves) => self.ahead.moves = Some(moves),
             Err(why_not) => {
@@ -179,14 +70,6 @@ impl Source {
             ));
         }
         let init = self.instance.init_pid();
-        let bytes = private::bytes_of_tree(init);
-        if bytes < WORTH_BYTES {
-            return Err(format!(
-                "it is {} KiB, and less than {} KiB are not worth a pre-dump",
-                bytes >> 10,
-                WORTH_BYTES >> 10
-            ));
-        }
         if let Some(why_not) = private::untracked(init) {
             return Err(why_not.to_owned());
         }
@@ -295,51 +178,5 @@ impl Source {
                 "pre-dumps are left at the destination"
             );
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn one() -> PreDump {
-        PreDump {
-            bytes: 4096,
-            time: Duration::from_millis(100),
-            frozen: None,
-        }
-    }
-
-    #[test]
-    fn a_dump_relies_on_the_last_one_unless_something_stood_in_the_way() {
-        let mut ahead = Ahead::default();
-        assert_eq!(ahead.parent(), None);
-        assert_eq!(ahead.left(1 << 20), 1 << 20);
-        ahead.chain.note(one());
-        ahead.chain.note(one());
-        assert_eq!(ahead.parent(), Some("pre-dump/2".into()));
-        assert_eq!(ahead.left(1 << 20), 4096);
-        ahead.why_not = Some("x".into());
-        assert_eq!((ahead.parent(), ahead.left(1 << 20)), (None, 1 << 20));
-        assert_eq!(
-            ahead.pre_dumps().len(),
-            2,
-            "what was done is reported all the same"
-        );
-        let again = ahead.again();
-        assert_eq!((again.why_not(), again.pre_dumps().len()), (Some("x"), 0));
-    }
-
-    #[test]
-    fn only_a_failure_on_top_of_pre_dumps_is_theirs() {
-        let failed: Result<Dumped, &str> = Err("no");
-        let mut ahead = Ahead::default();
-        assert!(ahead.judge(&failed).is_ok() && !ahead.is_to_blame());
-        ahead.chain.note(one());
-        // What nobody has watched is not relied on.
-        assert!(ahead.judge(&failed).is_err() && ahead.is_to_blame());
-        let mut ahead = Ahead::in_one_piece("the kernel".into());
-        ahead.chain.note(one());
-        assert!(ahead.judge(&failed).is_ok() && !ahead.is_to_blame());
     }
 }

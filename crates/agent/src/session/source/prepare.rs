@@ -36,6 +36,10 @@ impl Source {
             bail!("{} is on {to} already", self.instance.name());
         }
         self.instance.settled().await;
+        if !self.instance.is_whole() {
+            self.note("waiting until the instance has the memory that it left at its last place");
+            self.instance.whole().await;
+        }
         let mut destination = self.agent.peers.connect(&to).await?;
         let parties = Parties {
             instance: self.instance.name().to_owned(),
@@ -148,6 +152,7 @@ impl Source {
             session: self.session,
             road_maps: encode(&road_maps),
             keep_numbers: self.pauses(),
+            fill: self.ahead.fills(),
         };
         let mut destination = self.destination();
         let prepared = told(
@@ -167,7 +172,7 @@ impl Source {
             false => self.connect(&standbys).await?,
         }
 
-        self.pre_dump_again().await;
+        self.private_round_again().await?;
         let (config, session) = (self.agent.config.clone(), self.session);
         let keeper = tokio::task::spawn_blocking(move || Keeper::start(&config, session));
         self.keeper = Some(keeper.await.context("starting a keeper panicked")??);
@@ -177,7 +182,7 @@ impl Source {
             images,
             work: self.instance.home.paths.work.clone(),
             parent: self.ahead.parent(),
-            lazy: false,
+            lazy: self.ahead.fills(),
         };
         let (dump, restore) = tokio::join!(
             Checkpoint::prepare(&self.agent.tools, checkpoint),

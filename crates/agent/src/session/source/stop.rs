@@ -148,15 +148,26 @@ impl Source {
             let _ = frozen.send(());
             detached
         });
+        let way = self.in_a_hurry();
+        let is_tracked = self.ahead.fills();
         let (files, mut destination) = (&mut self.files, self.destination.clone());
+        let tracked = &mut self.ahead.tracked;
         let last_round = async {
             match (when_frozen.await, &mut destination) {
                 (Ok(()), Some(destination)) => {
                     files.hurry();
-                    files.round(destination).await
+                    let mut beside = destination.clone();
+                    let private = async {
+                        match is_tracked {
+                            true => way.last_written(tracked, &mut beside).await,
+                            false => Ok(0),
+                        }
+                    };
+                    let (files, private) = tokio::join!(files.round(destination), private);
+                    anyhow::Ok((files?, private?))
                 }
                 // The dump has failed, and says why.
-                _ => Ok(0),
+                _ => Ok((0, 0)),
             }
         };
         let (dumped, sent) = tokio::join!(dump, last_round);
@@ -164,12 +175,15 @@ impl Source {
         let judged = self.ahead.judge(&dumped);
         self.dumped = Some(dumped?);
         judged?;
-        self.bytes.stop_and_copy += sent?;
+        let (files, private) = sent?;
+        self.bytes.stop_and_copy += files + private;
+        self.ahead.last_bytes += private;
         Ok(())
     }
 
-    /// Sends the images.
+    /// Sends the images, and what private memory they lack.
     pub(super) async fn stop_and_copy(&mut self) -> anyhow::Result<()> {
+        self.send_the_rest().await?;
         let images = self.instance.home.paths.images.clone();
         // Pre-dumps are there already.
         let mut images =

@@ -1,0 +1,408 @@
+//! Private memory of an instance's processes, tracked from outside ([`verbatim_tracking`]) and sent in rounds.
+//!
+//! A page that was sent is clean as long as its tracker says so. What is left is sent while the tasks stand still: first what was
+//! written since the last round, beside CRIU's dump, then whatever else CRIU has left out of its images. So the
+//! destination has every page that the images lack, whatever the rounds have missed: processes that came late, or were not
+//! tracked at all.
+//!
+//! The destination has a file for each process, named by its number in the instance's PID namespace; offsets are addresses.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context, bail, ensure};
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tonic::transport::Channel;
+use verbatim_tracking::{Error, Memory, Ranges, Tracker};
+
+use super::pace::Pace;
+use super::private::processes;
+use super::send::{put, stream, wait_until_taken};
+use crate::proto::FilePart;
+use crate::proto::file_part::{Folder, Kind};
+use crate::proto::peer_client::PeerClient;
+
+/// More goes with the images: CRIU keeps what it leaves out in pipes, which its limits on descriptors and pipes let hold some
+/// 9.7 GiB.
+pub const MOST_BYTES: u64 = 8 << 30;
+
+/// As much may memory grow by processes that no longer share what fork let them share: each gets its own pages.
+pub const MOST_SHARED_BYTES: u64 = 16 << 20;
+
+/// Bytes in one part.
+const PART_BYTES: usize = 256 << 10;
+
+/// The length of each file: beyond every address of a process.
+const FILE_LENGTH: u64 = 1 << 47;
+
+/// Why memory is not tracked (any more). What was sent is of no use where it says so.
+#[derive(Debug)]
+pub struct Untracked(pub String);
+
+/// What the destination has of each process, and what says whether that is still right.
+#[derive(Debug, Default)]
+pub struct Tracked {
+    /// By the process's number in this host's PID namespace.
+    tasks: BTreeMap<u32, Task>,
+}
+
+#[derive(Debug)]
+struct Task {
+    /// Its number in the instance's PID namespace.
+    number: u32,
+    tracker: Tracker,
+    memory: Memory,
+    /// What the destination has, as far as nobody has written to it since.
+    sent: Ranges,
+}
+
+/// Why the private memory of a process and all that descend from it cannot be left out of the images, if so: neither tracked nor
+/// sent at once.
+pub fn must_go_in_images(root: i32, bytes: u64) -> Option<String> {
+    if bytes > MOST_BYTES {
+        return Some(format!(
+            "it is {} MiB, and CRIU can leave {} MiB out of its images",
+            bytes >> 20,
+            MOST_BYTES >> 20
+        ));
+    }
+    let pids: Vec<_> = processes(root);
+    match verbatim_tracking::shared_by_fork(&pids) {
+        Ok(shared) if shared > MOST_SHARED_BYTES => Some(format!(
+            "its processes share memory since they were forked, and would take {} MiB more if each got its own",
+            shared >> 20
+        )),
+        Ok(_) => None,
+        Err(error) => Some(format!("what its processes share is unknown: {error}")),
+    }
+}
+
+/// Why the private memory of a process and all that descend from it cannot be tracked from outside, if so.
+pub fn cannot_be_tracked(root: i32) -> Option<String> {
+    if let Err(unsupported) = verbatim_tracking::supported() {
+        return Some(unsupported.to_string());
+    }
+    processes(root)
+        .into_iter()
+        .find_map(|pid| match verbatim_tracking::pinned_writers(pid) {
+            Ok(writers) => writers,
+            // It has ended.
+            Err(Error::Gone) => None,
+            Err(error) => Some(error.to_string()),
+        })
+}
+
+impl Tracked {
+    /// What is to be sent now, by process: what was written since the last look, and what is not tracked yet. Nothing that is
+    /// written later is missed by the next look.
+    fn look(&mut self, root: i32) -> Result<Vec<(u32, Ranges)>, Untracked> {
+        let pids = processes(root);
+        self.tasks.retain(|pid, _| pids.contains(pid));
+        let mut written = Vec::new();
+        for pid in &pids {
+            match self.look_at(*pid) {
+                Ok(ranges) => written.push((*pid, ranges)),
+                // It has ended.
+                Err(Error::Gone) => _ = self.tasks.remove(pid),
+                Err(error) => return Err(Untracked(format!("process {pid}: {error}"))),
+            }
+            if let Ok(Some(writers)) = verbatim_tracking::pinned_writers(*pid) {
+                return Err(Untracked(writers));
+            }
+        }
+        let pids: Vec<_> = self.tasks.keys().copied().collect();
+        verbatim_tracking::stand_still_once(&pids).map_err(|error| Untracked(error.to_string()))?;
+        Ok(written)
+    }
+
+    fn look_at(&mut self, pid: u32) -> Result<Ranges, Error> {
+        // Another program has another memory: all of it is to be sent.
+        for _ in 0..3 {
+            let task = match self.tasks.entry(pid) {
+                std::collections::btree_map::Entry::Occupied(task) => task.into_mut(),
+                std::collections::btree_map::Entry::Vacant(place) => place.insert(Task::arm(pid)?),
+            };
+            match task.tracker.look() {
+                Ok(look) => {
+                    task.sent.subtract(&look.written);
+                    return Ok(look.written);
+                }
+                Err(Error::Changed) => _ = self.tasks.remove(&pid),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::Changed)
+    }
+
+    /// The tasks stand still: what was written since the last look. What is no longer tracked is forgotten, and so not sent.
+    fn last_look(&mut self) -> Vec<(u32, Ranges)> {
+        let mut written = Vec::new();
+        self.tasks.retain(|pid, task| match task.tracker.last_look() {
+            Ok(look) => {
+                task.sent.subtract(&look.written);
+                written.push((*pid, look.written));
+                true
+            }
+            Err(_) => false,
+        });
+        written
+    }
+
+    /// The tasks stand still and CRIU's images are complete: what they lack and the destination has not, by process.
+    fn missing(&self, root: i32, images: &Path) -> anyhow::Result<Vec<Missing>> {
+        let mut by_number: BTreeMap<u32, u32> = BTreeMap::new();
+        for pid in processes(root) {
+            by_number.insert(number_of(pid).with_context(|| format!("process {pid}"))?, pid);
+        }
+        let mut missing = Vec::new();
+        for number in verbatim_fill::tasks(images)? {
+            let mut ranges = Ranges::from_iter(verbatim_fill::left_to_fill(images, number)?);
+            if ranges.is_empty() {
+                continue;
+            }
+            let pid = *by_number
+                .get(&number)
+                .with_context(|| format!("the images have a task {number} that is not there"))?;
+            if let Some(task) = self.tasks.get(&pid).filter(|task| task.number == number) {
+                ranges.subtract(&task.sent);
+            }
+            missing.push(Missing { pid, number, ranges });
+        }
+        Ok(missing)
+    }
+}
+
+/// What the destination has to get of one process.
+struct Missing {
+    pid: u32,
+    number: u32,
+    ranges: Ranges,
+}
+
+impl Task {
+    fn arm(pid: u32) -> Result<Self, Error> {
+        let tracker = Tracker::arm(pid)?;
+        let number = number_of(pid).map_err(|_| Error::Gone)?;
+        Ok(Self {
+            number,
+            tracker,
+            memory: Memory::open(pid)?,
+            sent: Ranges::default(),
+        })
+    }
+}
+
+/// A process's number in the innermost of its PID namespaces (`NSpid` of proc_pid_status(5)).
+fn number_of(pid: u32) -> anyhow::Result<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    let innermost = numbers.and_then(|numbers| numbers.split_ascii_whitespace().last());
+    Ok(innermost.context("the kernel does not tell its number")?.parse()?)
+}
+
+/// Reads memory, and puts it into the stream to the destination.
+struct Out<'a> {
+    session: u64,
+    parts: &'a mpsc::Sender<FilePart>,
+    pace: &'a Pace,
+    sent: &'a AtomicU64,
+    buffer: Vec<u8>,
+}
+
+impl Out<'_> {
+    /// Sends what can be read of these ranges; returns what that was.
+    fn send(&mut self, number: u32, memory: &Memory, ranges: &Ranges) -> anyhow::Result<Ranges> {
+        let mut sent = Ranges::default();
+        for range in ranges.iter() {
+            let mut from = range.start;
+            while from < range.end {
+                let to = range.end.min(from + PART_BYTES as u64);
+                let bytes = &mut self.buffer[..(to - from) as usize];
+                for read in memory.read(from..to, bytes)?.iter() {
+                    let data = &bytes[(read.start - from) as usize..(read.end - from) as usize];
+                    let part = part(self.session, number, read.start, data);
+                    put(self.parts, part)?;
+                    let count = data.len() as u64;
+                    self.sent.fetch_add(count, Ordering::Relaxed);
+                    self.pace.pass(count, || wait_until_taken(self.parts));
+                    sent.insert(read);
+                }
+                from = to;
+            }
+        }
+        Ok(sent)
+    }
+}
+
+fn part(session: u64, number: u32, offset: u64, data: &[u8]) -> FilePart {
+    FilePart {
+        session,
+        folder: Folder::Private.into(),
+        path: number.to_string().into_bytes(),
+        kind: Kind::File.into(),
+        offset,
+        length: FILE_LENGTH,
+        data: Bytes::copy_from_slice(data),
+        ..FilePart::default()
+    }
+}
+
+/// The way to the destination.
+#[derive(Debug, Clone)]
+pub struct Way {
+    /// The session.
+    pub session: u64,
+    /// Of what is sent while the program runs.
+    pub pace: Arc<Pace>,
+    /// What the round that runs has sent, in bytes; may be looked at while it runs.
+    pub sent: Arc<AtomicU64>,
+}
+
+/// Tracking, or the state of it that a round came to its end with, and what the round has sent in bytes.
+type Sent<E> = (Tracked, Result<u64, E>);
+
+impl Way {
+    /// Reads and sends in a thread of its own.
+    async fn carry<E: Send + 'static>(
+        &self,
+        tracked: &mut Tracked,
+        destination: &mut PeerClient<Channel>,
+        read: impl FnOnce(&mut Tracked, &mut Out<'_>) -> Result<(), E> + Send + 'static,
+    ) -> anyhow::Result<Result<u64, E>> {
+        let mut taken = std::mem::take(tracked);
+        let way = self.clone();
+        way.sent.store(0, Ordering::Relaxed);
+        let streamed = stream(destination, move |parts| -> Sent<E> {
+            let mut out = Out {
+                session: way.session,
+                parts,
+                pace: &way.pace,
+                sent: &way.sent,
+                buffer: vec![0; PART_BYTES],
+            };
+            let read = read(&mut taken, &mut out);
+            (taken, read.map(|()| way.sent.load(Ordering::Relaxed)))
+        });
+        let ((back, read), placed) = streamed.await?;
+        *tracked = back;
+        placed?;
+        Ok(read)
+    }
+
+    /// One round: sends what was written since the last one, while the program runs. The inner error says that nothing is tracked
+    /// any more; the outer one is of the way to the destination.
+    pub async fn round(
+        &self,
+        tracked: &mut Tracked,
+        root: i32,
+        destination: &mut PeerClient<Channel>,
+    ) -> anyhow::Result<Result<u64, Untracked>> {
+        let round = self.carry(tracked, destination, move |tracked, out| {
+            let written = tracked.look(root)?;
+            for (pid, ranges) in written {
+                let Some(task) = tracked.tasks.get_mut(&pid) else { continue };
+                let sent = out.send(task.number, &task.memory, &ranges);
+                let sent = sent.map_err(|error| Untracked(format!("process {pid}: {error:#}")))?;
+                task.sent.union(&sent);
+            }
+            Ok(())
+        });
+        let round = round.await;
+        if !matches!(round, Ok(Ok(_))) {
+            *tracked = Tracked::default();
+        }
+        round
+    }
+
+    /// The tasks stand still: sends what was written since the last round.
+    pub async fn last_written(
+        &self,
+        tracked: &mut Tracked,
+        destination: &mut PeerClient<Channel>,
+    ) -> anyhow::Result<u64> {
+        let sending = self.carry(tracked, destination, |tracked, out| {
+            for (pid, ranges) in tracked.last_look() {
+                let Some(task) = tracked.tasks.get_mut(&pid) else { continue };
+                let sent = out.send(task.number, &task.memory, &ranges)?;
+                task.sent.union(&sent);
+            }
+            anyhow::Ok(())
+        });
+        sending.await?
+    }
+
+    /// The tasks stand still and CRIU's images are complete: sends all that they lack and the destination has not.
+    pub async fn rest(
+        &self,
+        tracked: &mut Tracked,
+        root: i32,
+        images: &Path,
+        destination: &mut PeerClient<Channel>,
+    ) -> anyhow::Result<u64> {
+        let images = images.to_owned();
+        let sending = self.carry(tracked, destination, move |tracked, out| {
+            for Missing { pid, number, ranges } in tracked.missing(root, &images)? {
+                let memory = Memory::open(pid)?;
+                let sent = out.send(number, &memory, &ranges)?;
+                ensure_all(pid, &ranges, &sent)?;
+            }
+            anyhow::Ok(())
+        });
+        sending.await?
+    }
+}
+
+/// An error unless everything was read.
+fn ensure_all(pid: u32, wanted: &Ranges, read: &Ranges) -> anyhow::Result<()> {
+    let mut unread = wanted.clone();
+    unread.subtract(read);
+    let first: Option<Range<u64>> = unread.iter().next();
+    if let Some(first) = first {
+        bail!(
+            "{} bytes of the memory of process {pid} cannot be read, from {:#x} on",
+            unread.bytes(),
+            first.start
+        );
+    }
+    ensure!(wanted.bytes() == read.bytes(), "more was read of process {pid} than asked for");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_lies_at_its_address() {
+        let part = part(7, 12, 0x7000, &[1, 2]);
+        assert_eq!((part.path.as_slice(), part.offset), (&b"12"[..], 0x7000));
+        assert_eq!(part.folder(), Folder::Private);
+        assert!(part.length > part.offset);
+    }
+
+    #[test]
+    fn numbers_are_those_of_the_innermost_namespace() {
+        assert_eq!(number_of(std::process::id()).unwrap(), std::process::id());
+        assert!(number_of(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn what_was_not_read_is_an_error() {
+        let all = Ranges::from_iter([0x1000..0x3000]);
+        assert!(ensure_all(1, &all, &all).is_ok());
+        let half = Ranges::from_iter([0x1000..0x2000]);
+        let error = ensure_all(1, &all, &half).unwrap_err().to_string();
+        assert!(error.contains("4096 bytes") && error.contains("0x2000"), "{error}");
+    }
+
+    #[test]
+    fn too_much_memory_goes_with_the_images() {
+        let own = std::process::id().cast_signed();
+        assert!(must_go_in_images(own, MOST_BYTES + 1).unwrap().contains("MiB"));
+        assert_eq!(must_go_in_images(own, 1 << 20), None);
+    }
+}

@@ -1,0 +1,6 @@
+//! System calls that have no safe form elsewhere.
+
+pub mod child;
+pub mod ptrace;
+pub mod read;
+pub mod uffd;

@@ -1,0 +1,425 @@
+//! The program that is tracked.
+
+use std::io::{Read, Write};
+use std::os::unix::process::CommandExt;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// What it is to do.
+pub const WHAT: &str = "TRACKED";
+/// What `read` has.
+pub const READ_BYTES: usize = 16 << 20;
+/// So many are sent.
+pub const SIGNALS: u32 = 300;
+/// What `calls` says of its system calls.
+pub const CALLS: &[&str] = &["sleep", "poll", "wait", "read"];
+
+fn say(text: &str) {
+    let mut output = std::io::stdout().lock();
+    writeln!(output, "{text}")
+        .and_then(|()| output.flush())
+        .expect("somebody listens");
+}
+
+pub fn run(what: &str) -> ExitCode {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).expect("always");
+    match what {
+        "write" => write(),
+        "map" => map(),
+        "kernel" => kernel(),
+        "writer" => writer(),
+        "read" => read(),
+        "calls" => calls(),
+        "filter" => filter(),
+        "speak" => speak(),
+        "signals" => signals(),
+        "execute" => execute(),
+        _ => panic!("what is {what}?"),
+    }
+    ExitCode::SUCCESS
+}
+
+/// A stream of numbers (SplitMix64).
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+}
+
+fn map_private(length: usize) -> *mut u8 {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a fresh mapping.
+    let mapped = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            length,
+            libc::PROT_READ | libc::PROT_WRITE,
+            flags,
+            -1,
+            0,
+        )
+    };
+    assert_ne!(mapped, libc::MAP_FAILED);
+    mapped.cast()
+}
+
+/// Three threads write numbers at random places, with huge pages among them.
+fn write() {
+    const LENGTH: usize = 24 << 20;
+    let area = map_private(LENGTH).expose_provenance();
+    // SAFETY: advice about our own mapping.
+    unsafe {
+        libc::madvise(
+            std::ptr::with_exposed_provenance_mut(area),
+            LENGTH,
+            libc::MADV_HUGEPAGE,
+        )
+    };
+    for seed in 0..3 {
+        std::thread::spawn(move || {
+            let mut numbers = Numbers(seed);
+            loop {
+                let word = numbers.below(LENGTH / 8);
+                // SAFETY: within the mapping, which stays; atomic, since all threads write.
+                let word: &AtomicU64 =
+                    unsafe { &*std::ptr::with_exposed_provenance::<AtomicU64>(area).add(word) };
+                word.store(numbers.next(), Ordering::Relaxed);
+            }
+        });
+    }
+    say("ready");
+    loop {
+        std::thread::park();
+    }
+}
+
+/// One thread writes, unmaps, maps, moves, drops, grows and forks.
+fn map() {
+    const SIZE: usize = 1 << 20;
+    const TABLE: usize = 2 << 20;
+    let mut numbers = Numbers(7);
+    let mut areas: Vec<(*mut u8, usize)> = (0..16).map(|_| (map_private(SIZE), SIZE)).collect();
+    // For moves by whole page tables.
+    areas.push((map_private(2 * TABLE), 2 * TABLE));
+    let mut told = false;
+    for turn in 0u64.. {
+        let index = numbers.below(areas.len());
+        let (area, length) = areas[index];
+        for _ in 0..32 {
+            // SAFETY: within a mapping that this thread alone has.
+            unsafe {
+                area.add(numbers.below(length / 8) * 8)
+                    .cast::<u64>()
+                    .write_volatile(numbers.next())
+            };
+        }
+        // SAFETY: as above; what is unmapped or moved is not used by its old address again.
+        unsafe {
+            match numbers.below(8) {
+                0 => {
+                    libc::munmap(area.cast(), length);
+                    areas[index] = (map_private(length), length);
+                }
+                1 | 2 => {
+                    let to = map_private(length);
+                    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+                    let moved = libc::mremap(area.cast(), length, length, flags, to);
+                    assert_ne!(moved, libc::MAP_FAILED);
+                    areas[index].0 = moved.cast();
+                }
+                3 => {
+                    let at = numbers.below(length / 8192) * 4096;
+                    libc::madvise(area.add(at).cast(), (length / 2) & !4095, libc::MADV_DONTNEED);
+                }
+                4 if turn % 16 == 0 => match libc::fork() {
+                    0 => libc::_exit(0),
+                    child => _ = libc::waitpid(child, std::ptr::null_mut(), 0),
+                },
+                5 => {
+                    let (from, half) = (area.add(length / 2), length / 2);
+                    libc::mprotect(from.cast(), half, libc::PROT_NONE);
+                    libc::mprotect(from.cast(), half, libc::PROT_READ | libc::PROT_WRITE);
+                }
+                _ => {}
+            }
+        }
+        if !told && turn == 100 {
+            say("ready");
+            told = true;
+        }
+    }
+}
+
+/// The kernel writes to this program's memory: direct reads of its own, process_vm_writev of another one.
+fn kernel() {
+    const LENGTH: usize = 8 << 20;
+    let area = map_private(LENGTH);
+    // SAFETY: the whole mapping, before anybody else has it.
+    unsafe { area.write_bytes(1, LENGTH) };
+    let mut writer = std::process::Command::new(std::env::current_exe().expect("our own path"))
+        .env(WHAT, "writer")
+        .env("AREA", area.expose_provenance().to_string())
+        .spawn()
+        .expect("it can be started");
+    let area = area.expose_provenance();
+    std::thread::spawn(move || {
+        use std::os::unix::fs::OpenOptionsExt;
+        let path = std::env::current_exe().expect("our own path");
+        let options = std::fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(&path);
+        let file = options
+            .or_else(|_| std::fs::File::open(&path))
+            .expect("it can be read");
+        let mut numbers = Numbers(9);
+        loop {
+            let (to, from) = (
+                numbers.below(LENGTH / 8 / 65536) * 65536,
+                numbers.below(16) * 65536,
+            );
+            // SAFETY: the first eighth of the mapping is this thread's alone.
+            let bytes = unsafe {
+                std::slice::from_raw_parts_mut(
+                    std::ptr::with_exposed_provenance_mut::<u8>(area).add(to),
+                    65536,
+                )
+            };
+            let _ = std::os::unix::fs::FileExt::read_at(&file, bytes, from as u64);
+        }
+    });
+    say("ready");
+    let _ = writer.wait();
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Writes to its parent's memory by process_vm_writev.
+fn writer() {
+    const LENGTH: usize = 8 << 20;
+    let area: usize = std::env::var("AREA")
+        .expect("it is set")
+        .parse()
+        .expect("an address");
+    // SAFETY: always succeeds.
+    let parent = unsafe { libc::getppid() };
+    let mut numbers = Numbers(11);
+    let mut bytes = vec![0u8; 256 << 10];
+    loop {
+        bytes.fill(numbers.next() as u8);
+        let local = libc::iovec {
+            iov_base: bytes.as_mut_ptr().cast(),
+            iov_len: bytes.len(),
+        };
+        let at = LENGTH / 8 + numbers.below((LENGTH - LENGTH / 8 - bytes.len()) / 4096) * 4096;
+        let remote = libc::iovec {
+            iov_base: std::ptr::with_exposed_provenance_mut(area + at),
+            iov_len: bytes.len(),
+        };
+        // SAFETY: it reads from our own vector, and writes to memory of another process.
+        let written =
+            unsafe { libc::process_vm_writev(parent, &raw const local, 1, &raw const remote, 1, 0) };
+        if written < 0 {
+            return;
+        }
+    }
+}
+
+/// The children of a program that is tracked.
+pub fn others(pid: u32) -> Vec<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    children
+        .split_whitespace()
+        .filter_map(|pid| pid.parse().ok())
+        .collect()
+}
+
+/// Ends one of them, and returns when it writes no more.
+pub fn end(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid.cast_signed()).expect("not 0");
+    let Ok(process) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) else {
+        return;
+    };
+    let _ = rustix::process::pidfd_send_signal(&process, rustix::process::Signal::KILL);
+    let mut ended = [rustix::event::PollFd::new(&process, rustix::event::PollFlags::IN)];
+    rustix::event::poll(&mut ended, None).expect("poll");
+}
+
+fn read() {
+    let bytes: Vec<u8> = (0..READ_BYTES).map(|index| index as u8).collect();
+    say("ready");
+    loop {
+        let sum: u64 = std::hint::black_box(&bytes)
+            .iter()
+            .map(|byte| u64::from(*byte))
+            .sum();
+        say(&sum.to_string());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Calls that take their time, one after the other, each of which must neither end early nor fail.
+fn calls() {
+    const TIME: Duration = Duration::from_millis(300);
+    let (mut reader, mut pipe) = std::io::pipe().expect("a pipe");
+    let before = descriptors();
+    say("ready");
+    let timed = |what: &str, call: &mut dyn FnMut() -> bool| {
+        let begun = Instant::now();
+        let is_good = call();
+        let took = begun.elapsed();
+        say(match is_good && took >= TIME && took < TIME * 4 {
+            true => what.to_owned(),
+            false => format!("{what}: {is_good} after {took:?}"),
+        }
+        .as_str());
+    };
+    let time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: TIME.as_nanos() as i64,
+    };
+    // SAFETY: the calls get pointers to what lives longer than they last, or none.
+    unsafe {
+        timed("sleep", &mut || {
+            libc::nanosleep(&raw const time, std::ptr::null_mut()) == 0
+        });
+        timed("poll", &mut || {
+            libc::poll(std::ptr::null_mut(), 0, TIME.as_millis() as i32) == 0
+        });
+        let word = 0u32;
+        timed("wait", &mut || {
+            let waited = libc::syscall(
+                libc::SYS_futex,
+                &raw const word,
+                libc::FUTEX_WAIT,
+                0,
+                &raw const time,
+            );
+            waited == -1 && *libc::__errno_location() == libc::ETIMEDOUT
+        });
+    }
+    std::thread::spawn(move || {
+        std::thread::sleep(TIME + Duration::from_millis(20));
+        pipe.write_all(&[7]).expect("somebody reads");
+        std::mem::forget(pipe);
+    });
+    timed("read", &mut || {
+        let mut byte = [0];
+        reader.read(&mut byte).is_ok_and(|read| read == 1) && byte == [7]
+    });
+    std::thread::sleep(TIME);
+    say(&format!("descriptors {}", descriptors().abs_diff(before)));
+    loop {
+        std::thread::park();
+    }
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("it is there").count()
+}
+
+/// Whoever makes a userfaultfd is killed.
+fn filter() {
+    let deny = libc::SYS_userfaultfd as u32;
+    let instruction = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    let mut program = [
+        instruction(0x20, 0, 0, 0),
+        instruction(0x15, 0, 1, deny),
+        instruction(0x06, 0, 0, libc::SECCOMP_RET_KILL_PROCESS),
+        instruction(0x06, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_mut_ptr(),
+    };
+    // SAFETY: the program is read in the call.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(
+            libc::prctl(
+                libc::PR_SET_SECCOMP,
+                libc::SECCOMP_MODE_FILTER,
+                &raw const program
+            ),
+            0
+        );
+    }
+    say("ready");
+    std::thread::sleep(Duration::from_millis(300));
+    say("alive");
+    loop {
+        std::thread::park();
+    }
+}
+
+fn speak() {
+    say("ready");
+    loop {
+        std::thread::sleep(Duration::from_millis(50));
+        say("speaks");
+    }
+}
+
+static GOT: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn count(_: i32) {
+    GOT.fetch_add(1, Ordering::SeqCst);
+}
+
+/// Sends one more, which waits behind those before.
+pub fn queue_signal(pid: u32) {
+    let value = libc::sigval {
+        sival_ptr: std::ptr::null_mut(),
+    };
+    // SAFETY: no pointer is used.
+    let sent = unsafe { libc::sigqueue(pid.cast_signed(), libc::SIGRTMIN(), value) };
+    assert_eq!(sent, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// Counts what comes by a handler, until another signal says that no more will.
+fn signals() {
+    // SAFETY: the handler does nothing but count.
+    unsafe {
+        libc::signal(libc::SIGRTMIN(), count as *const () as libc::sighandler_t);
+        let mut last: libc::sigset_t = std::mem::zeroed();
+        libc::sigaddset(&raw mut last, libc::SIGUSR1);
+        libc::sigprocmask(libc::SIG_BLOCK, &raw const last, std::ptr::null_mut());
+        say("ready");
+        let mut signal = 0;
+        while libc::sigwait(&raw const last, &raw mut signal) != 0 || signal != libc::SIGUSR1 {}
+    }
+    // Those that were sent before are delivered before this returns to the program.
+    std::thread::sleep(Duration::from_millis(50));
+    say(&format!("got {}", GOT.load(Ordering::SeqCst)));
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Becomes another program when it is told to.
+fn execute() {
+    // SAFETY: plain sets of signals.
+    unsafe {
+        let mut told: libc::sigset_t = std::mem::zeroed();
+        libc::sigaddset(&raw mut told, libc::SIGUSR1);
+        libc::sigprocmask(libc::SIG_BLOCK, &raw const told, std::ptr::null_mut());
+        say("ready");
+        let mut signal = 0;
+        libc::sigwait(&raw const told, &raw mut signal);
+    }
+    let error = std::process::Command::new(std::env::current_exe().expect("our own path"))
+        .env(WHAT, "speak")
+        .exec();
+    panic!("{error}");
+}

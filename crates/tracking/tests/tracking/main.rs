@@ -1,0 +1,249 @@
+//! Real processes that are tracked while they do to their memory whatever programs do.
+//!
+//! The program that is tracked is this one, started again with the name of what it is to do ([`child`]). Each case ends it, also when
+//! it fails: it dies with this one.
+
+mod child;
+mod copy;
+
+use std::io::{BufRead, BufReader};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
+use verbatim_tracking::{Error, Tracker, pinned_writers, shared_by_fork, stand_still_once, supported};
+
+use copy::Copy;
+
+/// No case takes as long.
+const LIMIT: Duration = Duration::from_secs(60);
+
+type Case = (&'static str, fn());
+
+const CASES: [Case; 9] = [
+    ("every_write_is_seen", || is_seen("write", 40)),
+    ("every_write_is_seen_whatever_becomes_of_mappings", || {
+        is_seen("map", 40)
+    }),
+    ("what_the_kernel_writes_for_others_is_seen", || {
+        is_seen("kernel", 40)
+    }),
+    ("what_is_only_read_stays_clean", what_is_only_read_stays_clean),
+    ("system_calls_go_on", system_calls_go_on),
+    ("a_filter_says_nothing", a_filter_says_nothing),
+    ("a_stopped_process_stays_so", a_stopped_process_stays_so),
+    (
+        "signals_are_neither_lost_nor_repeated",
+        signals_are_neither_lost_nor_repeated,
+    ),
+    ("another_program_is_noticed", another_program_is_noticed),
+];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(what) = std::env::var_os(child::WHAT) {
+        return child::run(&what.into_string().expect("a name"));
+    }
+    if arguments.iter().any(|argument| argument == "--list") {
+        CASES.iter().for_each(|(name, _)| println!("{name}: test"));
+        return ExitCode::SUCCESS;
+    }
+    let wanted: Vec<_> = arguments
+        .iter()
+        .filter(|argument| !argument.starts_with('-'))
+        .collect();
+    if let Err(unsupported) = supported() {
+        println!("skipped: {unsupported}");
+        return ExitCode::SUCCESS;
+    }
+    end_in_time();
+    let mut failed = 0;
+    let mut passed = 0;
+    for (name, case) in CASES {
+        if !wanted.is_empty() && !wanted.iter().any(|part| name.contains(part.as_str())) {
+            continue;
+        }
+        let begun = Instant::now();
+        match catch_unwind(AssertUnwindSafe(case)) {
+            Ok(()) => passed += 1,
+            Err(_) => failed += 1,
+        }
+        println!("case {name}: {:.1} s", begun.elapsed().as_secs_f64());
+    }
+    println!("{passed} passed, {failed} failed");
+    ExitCode::from(u8::from(failed > 0))
+}
+
+/// Ends this program when its cases have not ended in time, and the children with it.
+fn end_in_time() {
+    std::thread::spawn(|| {
+        std::thread::sleep(LIMIT * 2);
+        eprintln!("a case hangs");
+        std::process::exit(1);
+    });
+}
+
+/// A program that is tracked; it is killed when this is dropped.
+struct Tracked {
+    process: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Tracked {
+    /// Starts one, which has said that it is ready.
+    fn start(what: &str) -> Self {
+        let mut process = Command::new(std::env::current_exe().expect("our own path"))
+            .env(child::WHAT, what)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this program can be started");
+        let output = BufReader::new(process.stdout.take().expect("it was piped"));
+        let mut tracked = Self { process, output };
+        assert_eq!(tracked.line(), "ready", "{what}");
+        tracked
+    }
+
+    fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("it speaks");
+        line.trim_end().to_owned()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(self.number(), signal).expect("it lives");
+    }
+
+    fn number(&self) -> Pid {
+        Pid::from_raw(self.pid().cast_signed()).expect("not 0")
+    }
+
+    /// Stops it, and returns when it stands still.
+    fn freeze(&self) {
+        self.signal(Signal::STOP);
+        let stopped = WaitIdOptions::STOPPED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(self.number()), stopped).expect("it is our child");
+    }
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// What is put together from many looks is the memory of the program, to the last byte.
+fn is_seen(what: &str, looks: u32) {
+    let program = Tracked::start(what);
+    let pid = program.pid();
+    let mut tracker = Tracker::arm(pid).expect("it can be tracked");
+    let mut copy = Copy::new(pid);
+    let mut bytes = 0;
+    for number in 0..looks {
+        let look = tracker.look().expect("a look");
+        stand_still_once(&[&[pid], &child::others(pid)[..]].concat()).expect("they stand still");
+        if number > 0 {
+            bytes += look.written.bytes();
+        }
+        copy.take(&look.written);
+    }
+    assert!(bytes > 0, "nothing was written meanwhile");
+    // Others write to it, too.
+    child::others(pid).into_iter().for_each(child::end);
+    program.freeze();
+    let look = tracker.last_look().expect("the last look");
+    copy.take(&look.written);
+    println!(
+        "  {looks} looks found {} KiB after the first, the last one {} KiB",
+        bytes >> 10,
+        look.written.bytes() >> 10
+    );
+    copy.must_be_all_of_it();
+}
+
+fn what_is_only_read_stays_clean() {
+    let mut program = Tracked::start("read");
+    let mut tracker = Tracker::arm(program.pid()).expect("it can be tracked");
+    let first = tracker.look().expect("a look").written;
+    assert!(first.bytes() >= child::READ_BYTES as u64);
+    program.line();
+    program.line();
+    let second = tracker.look().expect("a look").written;
+    assert!(second.bytes() < 1 << 20, "{} KiB", second.bytes() >> 10);
+    assert_eq!(pinned_writers(program.pid()).expect("it is there"), None);
+    assert!(shared_by_fork(&[program.pid()]).expect("it is there") < 1 << 20);
+}
+
+/// Armed and let go again and again, a program's system calls take as long as they should, and return what they should.
+fn system_calls_go_on() {
+    let mut program = Tracked::start("calls");
+    let pid = program.pid();
+    let begun = Instant::now();
+    let mut armed = 0;
+    while begun.elapsed() < Duration::from_millis(1500) {
+        drop(Tracker::arm(pid).expect("it can be tracked"));
+        stand_still_once(&[pid]).expect("it stands still");
+        armed += 1;
+    }
+    assert!(armed > 50);
+    for call in child::CALLS {
+        assert_eq!(program.line(), *call);
+    }
+    assert_eq!(program.line(), "descriptors 0");
+}
+
+fn a_filter_says_nothing() {
+    let mut program = Tracked::start("filter");
+    for _ in 0..20 {
+        let mut tracker = Tracker::arm(program.pid()).expect("it can be tracked");
+        tracker.look().expect("a look");
+    }
+    assert_eq!(program.line(), "alive");
+}
+
+fn a_stopped_process_stays_so() {
+    let mut program = Tracked::start("speak");
+    program.freeze();
+    let mut tracker = Tracker::arm(program.pid()).expect("it can be tracked");
+    tracker.look().expect("a look");
+    stand_still_once(&[program.pid()]).expect("it stands still");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid())).expect("it is there");
+    assert!(status.contains("State:\tT"), "{status}");
+    program.signal(Signal::CONT);
+    assert_eq!(program.line(), "speaks");
+}
+
+fn signals_are_neither_lost_nor_repeated() {
+    let mut program = Tracked::start("signals");
+    let pid = program.pid();
+    for _ in 0..child::SIGNALS {
+        child::queue_signal(pid);
+        drop(Tracker::arm(pid).expect("it can be tracked"));
+        stand_still_once(&[pid]).expect("it stands still");
+    }
+    program.signal(Signal::USR1);
+    assert_eq!(program.line(), format!("got {}", child::SIGNALS));
+}
+
+fn another_program_is_noticed() {
+    let mut program = Tracked::start("execute");
+    let pid = program.pid();
+    let mut tracker = Tracker::arm(pid).expect("it can be tracked");
+    tracker.look().expect("a look");
+    program.signal(Signal::USR1);
+    assert_eq!(program.line(), "ready");
+    assert!(matches!(tracker.look(), Err(Error::Changed)));
+    let mut tracker = Tracker::arm(pid).expect("it can be tracked");
+    tracker.look().expect("a look");
+    let _ = program.process.kill();
+    let _ = program.process.wait();
+    assert!(matches!(tracker.look(), Err(Error::Gone)));
+    assert!(matches!(Tracker::arm(pid), Err(Error::Gone)));
+    stand_still_once(&[pid]).expect("nobody is waited for");
+}

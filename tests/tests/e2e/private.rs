@@ -1,0 +1,398 @@
+//! Private memory that goes ahead of an instance, and that the instance gets while it runs.
+//!
+//! `vcheck --private` changes part of its private memory all the time and verifies all of it at its end, as it does with every
+//! message: so each of these tests sees one byte that is wrong.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use verbatim_e2e::{Instance, Migration, TestLab, eventually};
+
+use crate::Test;
+use crate::migration::Check;
+
+const HOSTS: &[&str] = &["src", "dst", "peer"];
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// MiB of private memory: filling it takes some time, and sending it not too long.
+const PRIVATE_MIB: u64 = 96;
+
+/// All of them.
+pub fn tests() -> Vec<Test> {
+    let mut tests = vec![
+        Test::new("private::to_and_fro", HOSTS, to_and_fro),
+        Test::new("private::it_is_told_which_way", HOSTS, it_is_told_which_way),
+        Test::new("private::fork_shares", HOSTS, fork_shares),
+        Test::new("private::another_way", HOSTS, another_way),
+        Test::new("private::forks_and_maps", HOSTS, forks_and_maps),
+        Test::new("private::workers_die", HOSTS, workers_die),
+        Test::new("private::both_die", HOSTS, both_die),
+        Test::new("private::stopped", HOSTS, stopped),
+    ];
+    let failing: [(&str, fn(&TestLab) -> anyhow::Result<()>); 2] = [
+        ("private::rolled_back", rolled_back),
+        ("private::agents_die", agents_die),
+    ];
+    let failing = failing
+        .into_iter()
+        .map(|(name, body)| Test::new(name, HOSTS, body).injecting_faults());
+    tests.extend(failing);
+    tests
+}
+
+fn check(lab: &TestLab) -> anyhow::Result<Check<'_>> {
+    let mebibytes = PRIVATE_MIB.to_string();
+    let options = ["--op", "mix", "-q", "2", "-s", "16384", "--private", &mebibytes];
+    Check::start(lab, &options)
+}
+
+/// It went ahead, and little was left for the blackout.
+fn must_be_tracked(report: &Migration) -> anyhow::Result<()> {
+    report.must_be_committed()?;
+    let pre_copy = &report.pre_copy;
+    ensure!(
+        pre_copy.private_not_tracked.is_none() && pre_copy.private_in_one_piece.is_none(),
+        "{report:?}"
+    );
+    let tracked = pre_copy.private_tracked.as_ref().context("it was not tracked")?;
+    let first = tracked.rounds.first().context("it was not sent ahead")?;
+    ensure!(first.bytes >= PRIVATE_MIB << 20, "{report:?}");
+    ensure!(tracked.last_bytes < PRIVATE_MIB << 20 >> 2, "{report:?}");
+    Ok(())
+}
+
+/// Nothing of it waits for the instance on that host any more, and nobody is there to give it.
+fn must_be_filled(lab: &TestLab, host: &str, name: &str) -> anyhow::Result<()> {
+    let folder = lab.path(host, &format!("/run/verbatim/private/{name}"))?;
+    eventually("the end of the fill", LIMIT, || {
+        Ok((!folder.exists() && fillers(lab, host)?.is_empty()).then_some(()))
+    })
+}
+
+/// The processes that give tasks of that host their memory.
+fn fillers(lab: &TestLab, host: &str) -> anyhow::Result<Vec<i32>> {
+    let place = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+    let agent = lab.service_pid(host, "agent")?.to_string();
+    let here = place(&agent).context("the agent is gone")?;
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        let name = entry.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else {
+            continue;
+        };
+        let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let command = command.split(|byte| *byte == 0).next().unwrap_or_default();
+        if command == verbatim_fill::PROGRAM_NAME.as_bytes() && place(&pid.to_string()).as_ref() == Some(&here) {
+            found.push(pid);
+        }
+    }
+    Ok(found)
+}
+
+fn kill(pid: i32) {
+    if let Some(pid) = Pid::from_raw(pid) {
+        // It may have ended.
+        let _ = kill_process(pid, Signal::KILL);
+    }
+}
+
+fn to_and_fro(lab: &TestLab) -> anyhow::Result<()> {
+    let check = check(lab)?;
+    // The second one begins while the first one's memory may still come.
+    for to in ["dst", "src", "dst"] {
+        must_be_tracked(&check.client.migrate(to)?)?;
+        check.flows(to)?;
+    }
+    must_be_filled(lab, "dst", "client")?;
+    must_be_filled(lab, "src", "client")?;
+    check.end()?;
+    Ok(())
+}
+
+fn it_is_told_which_way(lab: &TestLab) -> anyhow::Result<()> {
+    let check = check(lab)?;
+    let said = lab.ask(&["check", "client", "--to", "dst", "--json"])?;
+    let said: serde_json::Value = serde_json::from_str(&said.stdout)?;
+    let note = said["notes"][0].as_str().context("there is no note")?;
+    ensure!(note.contains("tracked from outside"), "{note}");
+    let small = lab.instance("src", "small", &["sleep", "1000"])?;
+    let said = lab.ask(&["check", "small", "--to", "dst", "--json"])?;
+    let said: serde_json::Value = serde_json::from_str(&said.stdout)?;
+    let note = said["notes"][0].as_str().context("there is no note")?;
+    ensure!(note.contains("not worth it"), "{note}");
+    let moved = small.migrate("dst")?;
+    moved.must_be_committed()?;
+    ensure!(moved.pre_copy.private_tracked.is_none(), "{moved:?}");
+    let why = moved.pre_copy.private_in_one_piece.as_deref();
+    ensure!(why.is_some_and(|why| why.contains("not worth it")), "{moved:?}");
+    check.end()?;
+    Ok(())
+}
+
+/// A program in Python, on `src`, that has said that it is ready.
+fn python<'l>(lab: &'l TestLab, name: &str, program: &str) -> anyhow::Result<Instance<'l>> {
+    let instance = lab.instance("src", name, &["/usr/bin/python3", "-u", "-c", program])?;
+    says(&instance, "ready")?;
+    Ok(instance)
+}
+
+fn says(instance: &Instance<'_>, word: &str) -> anyhow::Result<()> {
+    eventually(&format!("{word:?} of {}", instance.name()), LIMIT, || {
+        let output = instance.output()?;
+        ensure!(!output.contains("Traceback") && !output.contains("wrong"), "{output}");
+        Ok(output.lines().any(|line| line == word).then_some(()))
+    })
+}
+
+/// What is said next is of now: the program counts.
+fn goes_on(instance: &Instance<'_>) -> anyhow::Result<()> {
+    let lines = instance.output()?.lines().count();
+    eventually(&format!("more of {}", instance.name()), LIMIT, || {
+        let output = instance.output()?;
+        ensure!(!output.contains("Traceback") && !output.contains("wrong"), "{output}");
+        Ok((output.lines().count() > lines + 2).then_some(()))
+    })
+}
+
+/// A parent and its children read the same memory: each getting its own would take it several times.
+fn fork_shares(lab: &TestLab) -> anyhow::Result<()> {
+    let program = "
+import os, time
+block = os.urandom(1 << 20) * 48
+want = hash(block)
+children = [pid for pid in (os.fork(), ) if pid]
+print('ready')
+while True:
+    if hash(bytes(block)) != want: print('wrong')
+    print(os.getpid())
+    time.sleep(0.05)
+";
+    let instance = python(lab, "forked", program)?;
+    let moved = instance.migrate("dst")?;
+    moved.must_be_committed()?;
+    let why = moved.pre_copy.private_not_tracked.as_deref().unwrap_or_default();
+    ensure!(why.contains("share memory since they were forked"), "{moved:?}");
+    ensure!(moved.pre_copy.private_tracked.is_none(), "{moved:?}");
+    goes_on(&instance)
+}
+
+/// Asynchronous reads write to memory behind the kernel's tracking: what can be left out of the images goes while the program stands
+/// still.
+fn another_way(lab: &TestLab) -> anyhow::Result<()> {
+    let program = "
+import ctypes, os, time
+libc = ctypes.CDLL(None, use_errno=True)
+context = ctypes.c_ulong(0)
+if libc.syscall(206, 8, ctypes.byref(context)): raise OSError(ctypes.get_errno())
+block = bytearray(os.urandom(1 << 20) * 48)
+want = hash(bytes(block))
+print('ready')
+while True:
+    if hash(bytes(block)) != want: print('wrong')
+    print(len(block))
+    time.sleep(0.02)
+";
+    let instance = python(lab, "rings", program)?;
+    let moved = instance.migrate("dst")?;
+    moved.must_be_committed()?;
+    let why = moved.pre_copy.private_not_tracked.as_deref().unwrap_or_default();
+    ensure!(why.contains("io_setup"), "{moved:?}");
+    let beside = moved.pre_copy.private_tracked.as_ref().context("it went with the images")?;
+    ensure!(
+        beside.rounds.is_empty() && beside.last_bytes >= 48 << 20,
+        "{moved:?}"
+    );
+    goes_on(&instance)?;
+    must_be_filled(lab, "dst", "rings")
+}
+
+/// What programs do to their memory while it comes, and before.
+fn forks_and_maps(lab: &TestLab) -> anyhow::Result<()> {
+    let program = "
+import mmap, os, random, time
+size = 1 << 20
+make = lambda seed: random.Random(seed).randbytes(4096) * (size // 4096)
+blocks = {}
+turn = 0
+print('ready')
+while True:
+    turn += 1
+    if len(blocks) < 64:
+        block = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        block.write(make(turn))
+        blocks[turn] = block
+    key = random.choice(list(blocks))
+    block = blocks[key]
+    if block[:] != make(key): print('wrong', key)
+    act = random.randrange(4)
+    if act == 0 and len(blocks) > 56:
+        block.close()
+        del blocks[key]
+    elif act == 1:
+        block.madvise(mmap.MADV_DONTNEED)
+        if any(block[:]): print('wrong', 'not zero')
+        block.seek(0)
+        block.write(make(key))
+    elif act == 2 and turn % 16 == 0:
+        child = os.fork()
+        if not child:
+            good = all(blocks[key][:] == make(key) for key in blocks)
+            os._exit(0 if good else 1)
+        if os.waitpid(child, 0)[1]: print('wrong', 'child')
+    elif act == 3:
+        block.resize(2 * size)
+        if any(block[size:]): print('wrong', 'grown')
+        block.resize(size)
+    if turn % 20 == 0: print(turn)
+";
+    let instance = python(lab, "maps", program)?;
+    // More than is left alone.
+    eventually("enough memory", LIMIT, || {
+        let last = instance.output()?.lines().last().map(str::to_owned);
+        let turn = last.and_then(|line| line.parse::<u32>().ok()).unwrap_or(0);
+        Ok((turn > 100).then_some(()))
+    })?;
+    for to in ["dst", "src", "dst", "src"] {
+        let moved = instance.migrate(to)?;
+        moved.must_be_committed()?;
+        ensure!(moved.pre_copy.private_tracked.is_some(), "{moved:?}");
+        goes_on(&instance)?;
+    }
+    must_be_filled(lab, "src", "maps")
+}
+
+/// Whoever gives the memory is killed again and again while it comes; another one goes on.
+fn workers_die(lab: &TestLab) -> anyhow::Result<()> {
+    let check = check(lab)?;
+    let mut killed = 0;
+    for to in ["dst", "src", "dst", "src"] {
+        let migrating = lab.verbatim(&["migrate", "client", "--to", to, "--json"])?;
+        let begun = Instant::now();
+        let mut last = None;
+        // One of the two at a time, and the other one is given the time to replace it.
+        while begun.elapsed() < LIMIT {
+            let found = fillers(lab, to)?;
+            if let [first, second] = found[..] {
+                let victim = if killed % 2 == 0 { first } else { second };
+                if last != Some(victim) {
+                    kill(victim);
+                    killed += 1;
+                    last = Some(victim);
+                }
+            }
+            let moved = !lab.path(to, "/run/verbatim/private/client")?.exists();
+            if killed > 0 && moved && found.is_empty() && last.is_some() {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        let moved = migrating.wait(LIMIT)?;
+        must_be_tracked(&Migration::of(&moved)?)?;
+        check.flows(to)?;
+        must_be_filled(lab, to, "client")?;
+    }
+    ensure!(killed >= 4, "only {killed} were killed");
+    eprintln!("{killed} killed");
+    check.end()?;
+    Ok(())
+}
+
+/// Both are killed at once, and what the instance has not got yet is lost: it is ended rather than let go on with zeros.
+fn both_die(lab: &TestLab) -> anyhow::Result<()> {
+    // Sent slowly no memory would be lost: all of it is there before the instance runs. So it has much.
+    for attempt in 0..8 {
+        let name = format!("lost{attempt}");
+        let program = lab.tools().vcheck.display().to_string();
+        let _ = program;
+        let instance = python(lab, &name, "
+import os, time
+block = os.urandom(1 << 20) * 400
+print('ready')
+while True: time.sleep(0.05); print(len(block))
+")?;
+        let migrating = lab.verbatim(&["migrate", &name, "--to", "dst", "--json"])?;
+        let folder = lab.path("dst", &format!("/run/verbatim/private/{name}"))?;
+        let row = || -> anyhow::Result<serde_json::Value> {
+            let rows = lab.ask(&["ps", "--json"])?.stdout;
+            let rows: Vec<serde_json::Value> = serde_json::from_str(&rows)?;
+            let own = rows.into_iter().find(|row| row["name"] == name.as_str());
+            Ok(own.unwrap_or_default())
+        };
+        let moved = migrating.succeed(LIMIT)?;
+        Migration::of(&moved)?.must_be_committed()?;
+        let pids = fillers(lab, "dst")?;
+        pids.iter().for_each(|pid| kill(*pid));
+        if pids.is_empty() || !folder.exists() {
+            // It was too fast.
+            instance.kill()?;
+            continue;
+        }
+        return eventually("the end of the instance", LIMIT, || {
+            let row = row()?;
+            match row["state"].as_str() {
+                Some("exited") => {
+                    ensure!(row["exit_status"] == 128 + 9, "{row}");
+                    Ok(Some(()))
+                }
+                Some("running") if folder.exists() => Ok(None),
+                // All of it had come just before.
+                Some("running") => Ok(Some(())),
+                _ => bail!("{row}"),
+            }
+        });
+    }
+    bail!("each time all memory had come before anybody could be killed")
+}
+
+/// Ended while its memory comes: nothing is left.
+fn stopped(lab: &TestLab) -> anyhow::Result<()> {
+    for _ in 0..2 {
+        let check = check(lab)?;
+        must_be_tracked(&check.client.migrate("dst")?)?;
+        lab.ask(&["stop", "client"])?;
+        must_be_filled(lab, "dst", "client")?;
+        lab.ask(&["stop", "server"])?;
+    }
+    Ok(())
+}
+
+/// A failure when the tasks are restored, and some of their memory is given to them already: the source's are as they were.
+fn rolled_back(lab: &TestLab) -> anyhow::Result<()> {
+    let check = check(lab)?;
+    for point in ["destination-commit", "source-commit", "destination-restore", "source-transfer"] {
+        let host = if point.starts_with("source") { "src" } else { "dst" };
+        lab.order_faults(host, &format!("{point} fail\n"))?;
+        let refused = check.client.migrate("dst")?;
+        refused.must_be_rolled_back(&[point])?;
+        lab.order_faults(host, "")?;
+        check.flows("src")?;
+        must_be_filled(lab, "dst", "client")?;
+    }
+    must_be_tracked(&check.client.migrate("dst")?)?;
+    check.flows("dst")?;
+    check.end()?;
+    Ok(())
+}
+
+/// The agents die while memory comes, and those that come after them go on.
+fn agents_die(lab: &TestLab) -> anyhow::Result<()> {
+    let check = check(lab)?;
+    let (mut here, mut there) = ("src", "dst");
+    for point in ["destination-committed", "destination-running", "destination-claim"] {
+        lab.order_faults(there, &format!("{point} exit\n"))?;
+        let migrating = lab.verbatim(&["migrate", "client", "--to", there, "--json"])?;
+        lab.ended(there, "agent")?;
+        lab.order_faults(there, "")?;
+        lab.lab().start(there, "agent")?;
+        let moved = migrating.wait(LIMIT)?;
+        must_be_tracked(&Migration::of(&moved)?).with_context(|| point)?;
+        check.flows(there)?;
+        must_be_filled(lab, there, "client")?;
+        std::mem::swap(&mut here, &mut there);
+    }
+    must_be_tracked(&check.client.migrate(there)?)?;
+    must_be_filled(lab, there, "client")?;
+    check.end()?;
+    Ok(())
+}
