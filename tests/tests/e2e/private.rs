@@ -72,9 +72,8 @@ fn must_be_filled(lab: &TestLab, host: &str, name: &str) -> anyhow::Result<()> {
 
 /// The processes that give tasks of that host their memory.
 fn fillers(lab: &TestLab, host: &str) -> anyhow::Result<Vec<i32>> {
-    let place = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
-    let agent = lab.service_pid(host, "agent")?.to_string();
-    let here = place(&agent).context("the agent is gone")?;
+    let place = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let here = std::fs::read_link(lab.path(host, "/proc/1/ns/pid")?).context("the host is gone")?;
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let name = entry.file_name();
@@ -83,7 +82,9 @@ fn fillers(lab: &TestLab, host: &str) -> anyhow::Result<Vec<i32>> {
         };
         let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         let command = command.split(|byte| *byte == 0).next().unwrap_or_default();
-        if command == verbatim_fill::PROGRAM_NAME.as_bytes() && place(&pid.to_string()).as_ref() == Some(&here) {
+        if command == verbatim_fill::PROGRAM_NAME.as_bytes()
+            && place(&pid.to_string()).as_ref() == Some(&here)
+        {
             found.push(pid);
         }
     }
@@ -140,7 +141,10 @@ fn python<'l>(lab: &'l TestLab, name: &str, program: &str) -> anyhow::Result<Ins
 fn says(instance: &Instance<'_>, word: &str) -> anyhow::Result<()> {
     eventually(&format!("{word:?} of {}", instance.name()), LIMIT, || {
         let output = instance.output()?;
-        ensure!(!output.contains("Traceback") && !output.contains("wrong"), "{output}");
+        ensure!(
+            !output.contains("Traceback") && !output.contains("wrong"),
+            "{output}"
+        );
         Ok(output.lines().any(|line| line == word).then_some(()))
     })
 }
@@ -150,7 +154,10 @@ fn goes_on(instance: &Instance<'_>) -> anyhow::Result<()> {
     let lines = instance.output()?.lines().count();
     eventually(&format!("more of {}", instance.name()), LIMIT, || {
         let output = instance.output()?;
-        ensure!(!output.contains("Traceback") && !output.contains("wrong"), "{output}");
+        ensure!(
+            !output.contains("Traceback") && !output.contains("wrong"),
+            "{output}"
+        );
         Ok((output.lines().count() > lines + 2).then_some(()))
     })
 }
@@ -198,7 +205,11 @@ while True:
     moved.must_be_committed()?;
     let why = moved.pre_copy.private_not_tracked.as_deref().unwrap_or_default();
     ensure!(why.contains("io_setup"), "{moved:?}");
-    let beside = moved.pre_copy.private_tracked.as_ref().context("it went with the images")?;
+    let beside = moved
+        .pre_copy
+        .private_tracked
+        .as_ref()
+        .context("it went with the images")?;
     ensure!(
         beside.rounds.is_empty() && beside.last_bytes >= 48 << 20,
         "{moved:?}"
@@ -267,25 +278,23 @@ fn workers_die(lab: &TestLab) -> anyhow::Result<()> {
     let check = check(lab)?;
     let mut killed = 0;
     for to in ["dst", "src", "dst", "src"] {
-        let migrating = lab.verbatim(&["migrate", "client", "--to", to, "--json"])?;
+        let folder = lab.path(to, "/run/verbatim/private/client")?;
+        // From here on tasks are restored.
+        let images = lab.path(to, "/run/verbatim/images/client/inventory.img")?;
+        let mut migrating = lab.verbatim(&["migrate", "client", "--to", to, "--json"])?;
         let begun = Instant::now();
-        let mut last = None;
+        let mut before = Vec::new();
         // One of the two at a time, and the other one is given the time to replace it.
-        while begun.elapsed() < LIMIT {
+        while begun.elapsed() < LIMIT && (folder.exists() || !migrating.has_ended()?) {
             let found = fillers(lab, to)?;
-            if let [first, second] = found[..] {
-                let victim = if killed % 2 == 0 { first } else { second };
-                if last != Some(victim) {
-                    kill(victim);
-                    killed += 1;
-                    last = Some(victim);
-                }
+            if let [first, second] = found[..]
+                && found != before
+                && images.exists()
+            {
+                kill(if killed % 2 == 0 { first } else { second });
+                killed += 1;
+                before = found;
             }
-            let moved = !lab.path(to, "/run/verbatim/private/client")?.exists();
-            if killed > 0 && moved && found.is_empty() && last.is_some() {
-                break;
-            }
-            std::thread::yield_now();
         }
         let moved = migrating.wait(LIMIT)?;
         must_be_tracked(&Migration::of(&moved)?)?;
@@ -300,17 +309,18 @@ fn workers_die(lab: &TestLab) -> anyhow::Result<()> {
 
 /// Both are killed at once, and what the instance has not got yet is lost: it is ended rather than let go on with zeros.
 fn both_die(lab: &TestLab) -> anyhow::Result<()> {
-    // Sent slowly no memory would be lost: all of it is there before the instance runs. So it has much.
     for attempt in 0..8 {
         let name = format!("lost{attempt}");
-        let program = lab.tools().vcheck.display().to_string();
-        let _ = program;
-        let instance = python(lab, &name, "
+        let instance = python(
+            lab,
+            &name,
+            "
 import os, time
 block = os.urandom(1 << 20) * 400
 print('ready')
 while True: time.sleep(0.05); print(len(block))
-")?;
+",
+        )?;
         let migrating = lab.verbatim(&["migrate", &name, "--to", "dst", "--json"])?;
         let folder = lab.path("dst", &format!("/run/verbatim/private/{name}"))?;
         let row = || -> anyhow::Result<serde_json::Value> {
@@ -319,11 +329,20 @@ while True: time.sleep(0.05); print(len(block))
             let own = rows.into_iter().find(|row| row["name"] == name.as_str());
             Ok(own.unwrap_or_default())
         };
-        let moved = migrating.succeed(LIMIT)?;
-        Migration::of(&moved)?.must_be_committed()?;
-        let pids = fillers(lab, "dst")?;
-        pids.iter().for_each(|pid| kill(*pid));
-        if pids.is_empty() || !folder.exists() {
+        // From this mark on the tasks may run.
+        let released = lab.path("dst", &format!("/run/verbatim/criu/{name}/released"))?;
+        eventually("the release", LIMIT, || Ok(released.exists().then_some(())))?;
+        // Neither replaces the other one.
+        for signal in [Signal::STOP, Signal::KILL] {
+            for pid in fillers(lab, "dst")? {
+                if let Some(pid) = Pid::from_raw(pid) {
+                    let _ = kill_process(pid, signal);
+                }
+            }
+        }
+        let is_missing = folder.exists();
+        Migration::of(&migrating.wait(LIMIT)?)?.must_be_committed()?;
+        if !is_missing {
             // It was too fast.
             instance.kill()?;
             continue;
@@ -332,7 +351,8 @@ while True: time.sleep(0.05); print(len(block))
             let row = row()?;
             match row["state"].as_str() {
                 Some("exited") => {
-                    ensure!(row["exit_status"] == 128 + 9, "{row}");
+                    // Or it has met the zeros before it was killed.
+                    ensure!(row["exit_status"].as_i64() > Some(128), "{row}");
                     Ok(Some(()))
                 }
                 Some("running") if folder.exists() => Ok(None),
@@ -360,7 +380,12 @@ fn stopped(lab: &TestLab) -> anyhow::Result<()> {
 /// A failure when the tasks are restored, and some of their memory is given to them already: the source's are as they were.
 fn rolled_back(lab: &TestLab) -> anyhow::Result<()> {
     let check = check(lab)?;
-    for point in ["destination-commit", "source-commit", "destination-restore", "source-transfer"] {
+    for point in [
+        "destination-commit",
+        "source-commit",
+        "destination-restore",
+        "source-transfer",
+    ] {
         let host = if point.starts_with("source") { "src" } else { "dst" };
         lab.order_faults(host, &format!("{point} fail\n"))?;
         let refused = check.client.migrate("dst")?;
@@ -379,14 +404,25 @@ fn rolled_back(lab: &TestLab) -> anyhow::Result<()> {
 fn agents_die(lab: &TestLab) -> anyhow::Result<()> {
     let check = check(lab)?;
     let (mut here, mut there) = ("src", "dst");
-    for point in ["destination-committed", "destination-running", "destination-claim"] {
+    for point in [
+        "destination-committed",
+        "destination-running",
+        "destination-claim",
+    ] {
         lab.order_faults(there, &format!("{point} exit\n"))?;
         let migrating = lab.verbatim(&["migrate", "client", "--to", there, "--json"])?;
         lab.ended(there, "agent")?;
         lab.order_faults(there, "")?;
         lab.lab().start(there, "agent")?;
-        let moved = migrating.wait(LIMIT)?;
-        must_be_tracked(&Migration::of(&moved)?).with_context(|| point)?;
+        let moved = Migration::of(&migrating.wait(LIMIT)?)?;
+        if point == "destination-committed" {
+            // Just before they ran.
+            moved.must_be_rolled_back(&[])?;
+            check.flows(here)?;
+            must_be_filled(lab, there, "client")?;
+            continue;
+        }
+        must_be_tracked(&moved).with_context(|| point)?;
         check.flows(there)?;
         must_be_filled(lab, there, "client")?;
         std::mem::swap(&mut here, &mut there);

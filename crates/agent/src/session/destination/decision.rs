@@ -124,8 +124,9 @@ impl Destination {
         };
         let status = filler.status().context("who gives the tasks their memory is gone")?;
         match status.phase {
-            Phase::Filling | Phase::Filled => Ok(()),
-            Phase::Waiting | Phase::Restoring => bail!("CRIU has not told which memory the tasks lack"),
+            // CRIU has given the memory of each task away, and says that these are all just before they run.
+            Phase::Restoring | Phase::Filling | Phase::Filled => Ok(()),
+            Phase::Waiting => bail!("CRIU has not told which memory the tasks lack"),
             Phase::Refused(why) | Phase::Lost(why) => bail!("the tasks' memory is not all there: {why}"),
         }
     }
