@@ -83,13 +83,17 @@ impl Filler {
             let said = String::from_utf8_lossy(&output.stderr);
             return Err(Error::Start(format!("{} ({})", said.trim(), output.status)));
         }
-        Ok(Self { control: config.control.clone() })
+        Ok(Self {
+            control: config.control.clone(),
+        })
     }
 
     /// Those that an earlier agent has started; `None` if there are none, or they have ended as they should. If they died the phase
     /// is [`Phase::Lost`].
     pub fn find(control: &Path) -> Result<Option<Self>, Error> {
-        let filler = Self { control: control.to_owned() };
+        let filler = Self {
+            control: control.to_owned(),
+        };
         Ok(control.exists().then_some(filler))
     }
 
@@ -99,7 +103,11 @@ impl Filler {
     }
 
     fn error(&self, call: &'static str, source: io::Error) -> Error {
-        Error::Os { control: self.control.clone(), call, source }
+        Error::Os {
+            control: self.control.clone(),
+            call,
+            source,
+        }
     }
 
     fn connect(&self) -> Result<Connected, Error> {
@@ -107,7 +115,10 @@ impl Filler {
             Ok(socket) => Ok(Connected::To(socket)),
             Err(verbatim_seqpacket::Error::Closed) => Ok(Connected::Nobody),
             Err(verbatim_seqpacket::Error::Os { source, .. })
-                if matches!(source.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) =>
+                if matches!(
+                    source.kind(),
+                    io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
+                ) =>
             {
                 Ok(Connected::Nobody)
             }
@@ -118,9 +129,14 @@ impl Filler {
     /// What is known of processes that are gone.
     fn gone(&self) -> Status {
         let filled = Config::filled_mark(&self.control).exists() || !self.control.exists();
-        let lost = "guardian and worker were killed, both at once; pages that they had not filled read as zeros";
+        let lost =
+            "guardian and worker were killed, both at once; pages that they had not filled read as zeros";
         Status {
-            phase: if filled { Phase::Filled } else { Phase::Lost(lost.to_owned()) },
+            phase: if filled {
+                Phase::Filled
+            } else {
+                Phase::Lost(lost.to_owned())
+            },
             tasks: 0,
             pages: 0,
             pages_left: 0,
@@ -147,7 +163,10 @@ impl Filler {
                 return Ok((Some(socket), received.message));
             }
         }
-        Err(Error::Silent { control: self.control.clone(), within: ANSWER })
+        Err(Error::Silent {
+            control: self.control.clone(),
+            within: ANSWER,
+        })
     }
 
     /// How it stands.
@@ -162,7 +181,12 @@ impl Filler {
 
     /// Tells of each change.
     pub fn watch(&self) -> Result<Watch, Error> {
-        let mut watch = Watch { filler: self.clone(), socket: None, known: None, next: None };
+        let mut watch = Watch {
+            filler: self.clone(),
+            socket: None,
+            known: None,
+            next: None,
+        };
         watch.connect()?;
         Ok(watch)
     }
@@ -188,7 +212,10 @@ impl Filler {
                 _ => found = status.phase,
             }
         }
-        Err(Error::Late { wanted: wanted.clone(), found })
+        Err(Error::Late {
+            wanted: wanted.clone(),
+            found,
+        })
     }
 
     /// After [`Phase::Filled`]: they end. Returns when they are gone.
@@ -229,7 +256,10 @@ impl Filler {
                 readable(process.as_fd(), Some(deadline));
             }
         }
-        Err(Error::Silent { control: self.control.clone(), within: ANSWER })
+        Err(Error::Silent {
+            control: self.control.clone(),
+            within: ANSWER,
+        })
     }
 }
 

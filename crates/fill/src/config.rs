@@ -23,7 +23,8 @@ pub struct Config {
 impl Config {
     /// As a helper process gets it.
     pub fn arguments(&self) -> [OsString; 5] {
-        [&self.images, &self.cache, &self.work, &self.control, &self.log].map(|path| path.clone().into_os_string())
+        [&self.images, &self.cache, &self.work, &self.control, &self.log]
+            .map(|path| path.clone().into_os_string())
     }
 
     /// What a helper process got, its name first.

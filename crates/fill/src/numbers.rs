@@ -23,12 +23,26 @@ impl Numbers {
         let hard = getrlimit(Resource::Nofile).maximum.unwrap_or(1 << 20);
         for most in [hard.clamp(1 << 16, 1 << 20), hard] {
             let limit = Some(most);
-            if setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit }).is_ok() {
+            if setrlimit(
+                Resource::Nofile,
+                Rlimit {
+                    current: limit,
+                    maximum: limit,
+                },
+            )
+            .is_ok()
+            {
                 break;
             }
         }
-        let most = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20).clamp(64, 1 << 16) as i32;
-        Self { base: most / 4, room: (most - most / 4) as u32 }
+        let most = getrlimit(Resource::Nofile)
+            .current
+            .unwrap_or(1 << 20)
+            .clamp(64, 1 << 16) as i32;
+        Self {
+            base: most / 4,
+            room: (most - most / 4) as u32,
+        }
     }
 
     pub fn save(self, header: &Header) {

@@ -48,7 +48,11 @@ fn failed(error: &str) -> ExitCode {
 
 /// A line for the log.
 pub fn say(text: &str) {
-    let _ = writeln!(std::io::stderr(), "verbatim-fill[{}]: {text}", getpid().as_raw_nonzero());
+    let _ = writeln!(
+        std::io::stderr(),
+        "verbatim-fill[{}]: {text}",
+        getpid().as_raw_nonzero()
+    );
 }
 
 fn prepare(config: &Config) -> Result<Region, String> {
@@ -58,11 +62,17 @@ fn prepare(config: &Config) -> Result<Region, String> {
     numbers.save(region.header());
     let place = |fd: OwnedFd, to| descriptors::place(fd, to).map_err(|error| format!("dup3: {error}"));
     let criu = config.lazy_pages_socket();
-    place(stream_listener(&criu).map_err(|error| format!("{}: {error}", criu.display()))?, numbers.listener())?;
+    place(
+        stream_listener(&criu).map_err(|error| format!("{}: {error}", criu.display()))?,
+        numbers.listener(),
+    )?;
     let control = Listener::bind(&config.control);
     let control = control.map_err(|error| format!("{}: {error}", config.control.display()))?;
     let _ = control.set_nonblocking(true);
-    let control = control.as_fd().try_clone_to_owned().map_err(|error| format!("dup: {error}"))?;
+    let control = control
+        .as_fd()
+        .try_clone_to_owned()
+        .map_err(|error| format!("dup: {error}"))?;
     place(control, numbers.control())?;
     let _ = std::fs::remove_file(Config::filled_mark(&config.control));
     Ok(region)
@@ -89,8 +99,14 @@ fn detach(config: &Config) -> std::io::Result<()> {
             break;
         }
     }
-    let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
-    let log = std::fs::File::options().append(true).create(true).open(&config.log);
+    let null = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/null")?;
+    let log = std::fs::File::options()
+        .append(true)
+        .create(true)
+        .open(&config.log);
     let log = log.as_ref().unwrap_or(&null);
     rustix::stdio::dup2_stdin(&null)?;
     rustix::stdio::dup2_stdout(log)?;
@@ -99,7 +115,10 @@ fn detach(config: &Config) -> std::io::Result<()> {
 }
 
 fn become_guardian(config: &Config, region: &Region) -> ! {
-    region.header().guardian.store(getpid().as_raw_nonzero().get(), Ordering::SeqCst);
+    region
+        .header()
+        .guardian
+        .store(getpid().as_raw_nonzero().get(), Ordering::SeqCst);
     let mut pause = PAUSES[0];
     loop {
         let started = Instant::now();
@@ -147,7 +166,10 @@ fn wait_for_child(pid: i32) -> bool {
 
 /// A guardian that the worker has made: its child.
 fn guard_parent(config: &Config, region: &Region, numbers: Numbers) -> ! {
-    region.header().guardian.store(getpid().as_raw_nonzero().get(), Ordering::SeqCst);
+    region
+        .header()
+        .guardian
+        .store(getpid().as_raw_nonzero().get(), Ordering::SeqCst);
     let worker = descriptors::at(numbers.worker());
     while poll(&mut [PollFd::new(&worker, PollFlags::IN)], None).is_err() {}
     end_if_all_is_over(region);
@@ -157,7 +179,10 @@ fn guard_parent(config: &Config, region: &Region, numbers: Numbers) -> ! {
 
 /// The worker's whole life.
 fn work(config: &Config, region: &Region) -> ! {
-    region.header().worker.store(getpid().as_raw_nonzero().get(), Ordering::SeqCst);
+    region
+        .header()
+        .worker
+        .store(getpid().as_raw_nonzero().get(), Ordering::SeqCst);
     let numbers = Numbers::load(region.header());
     let mut worker = Worker::new(config, region, numbers, say);
     let mut guardian = of_parent(region);

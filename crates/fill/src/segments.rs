@@ -94,7 +94,11 @@ impl Segments {
         let before = self.by_start.range(..range.start).next_back();
         let first = before.filter(|(_, segment)| segment.end > range.start);
         let from = first.map_or(range.start, |(start, _)| *start);
-        let touched: Vec<u64> = self.by_start.range(from..range.end).map(|(start, _)| *start).collect();
+        let touched: Vec<u64> = self
+            .by_start
+            .range(from..range.end)
+            .map(|(start, _)| *start)
+            .collect();
         let mut taken = Vec::with_capacity(touched.len());
         for start in touched {
             let segment = self.by_start.remove(&start).expect("it was found just now");
@@ -168,7 +172,12 @@ mod tests {
                         let length = length.min(8);
                         let (origin, inherited) = (random.random_range(0..1000), random.random());
                         let end = start + length;
-                        segments.insert(Segment { start, end, origin, inherited });
+                        segments.insert(Segment {
+                            start,
+                            end,
+                            origin,
+                            inherited,
+                        });
                         (start..end).for_each(|page| {
                             table[page as usize] = Some((origin + (page - start), inherited));
                         });
@@ -198,7 +207,9 @@ mod tests {
                 let left = table.iter().flatten().count() as u64;
                 assert_eq!((segments.bytes(), segments.is_empty()), (left, left == 0));
                 for (page, entry) in table.iter().enumerate() {
-                    let origin = segments.at(page as u64).map(|found| (found.origin, found.inherited));
+                    let origin = segments
+                        .at(page as u64)
+                        .map(|found| (found.origin, found.inherited));
                     assert_eq!(origin, *entry, "seed {seed}, page {page}");
                 }
             }

@@ -50,7 +50,10 @@ impl Source {
             Ok(hole) => Err(missing(hole)),
             // Behind the end of the file.
             Err(Errno::NXIO) => Err(missing(range.start)),
-            Err(errno) => Err(format!("the cache {} cannot be searched: {errno}", self.path.display())),
+            Err(errno) => Err(format!(
+                "the cache {} cannot be searched: {errno}",
+                self.path.display()
+            )),
         }
     }
 
@@ -100,7 +103,12 @@ impl Source {
     /// Gives the memory of `range` back.
     pub fn punch(&self, range: &Range<u64>) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        Ok(fallocate(&self.file, flags, range.start, range.end - range.start)?)
+        Ok(fallocate(
+            &self.file,
+            flags,
+            range.start,
+            range.end - range.start,
+        )?)
     }
 }
 
@@ -171,9 +179,28 @@ mod tests {
         std::os::unix::fs::FileExt::write_all_at(&file, &vec![0; 3 * page as usize], page).unwrap();
         let source = Source::open(folder.path(), 5).unwrap();
         assert_eq!(source.check(&(page..4 * page)), Ok(()));
-        assert!(source.check(&(0..2 * page)).unwrap_err().contains("lacks the page at 0x0"));
-        assert!(source.check(&(3 * page..5 * page)).unwrap_err().contains("lacks the page"));
-        assert!(source.check(&(8 * page..9 * page)).unwrap_err().contains("lacks the page"));
-        assert!(Source::open(folder.path(), 6).unwrap_err().contains("cannot be opened"));
+        assert!(
+            source
+                .check(&(0..2 * page))
+                .unwrap_err()
+                .contains("lacks the page at 0x0")
+        );
+        assert!(
+            source
+                .check(&(3 * page..5 * page))
+                .unwrap_err()
+                .contains("lacks the page")
+        );
+        assert!(
+            source
+                .check(&(8 * page..9 * page))
+                .unwrap_err()
+                .contains("lacks the page")
+        );
+        assert!(
+            Source::open(folder.path(), 6)
+                .unwrap_err()
+                .contains("cannot be opened")
+        );
     }
 }

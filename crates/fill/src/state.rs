@@ -41,7 +41,11 @@ impl Event {
         let [kind, a, b, c] = message;
         match kind as u8 {
             FORK => Some(Self::Fork(a as u32 as i32)),
-            REMAP => Some(Self::Remap { from: a, to: b, bytes: c }),
+            REMAP => Some(Self::Remap {
+                from: a,
+                to: b,
+                bytes: c,
+            }),
             REMOVE | UNMAP => Some(Self::Removed(a, b)),
             CLOSED => Some(Self::Closed),
             _ => None,
@@ -79,7 +83,10 @@ pub struct State {
 impl State {
     /// The lowest number that no task has.
     pub fn free(&self) -> u32 {
-        (0..).zip(self.tasks.keys()).find(|(free, used)| free != *used).map_or(self.tasks.len() as u32, |(free, _)| free)
+        (0..)
+            .zip(self.tasks.keys())
+            .find(|(free, used)| free != *used)
+            .map_or(self.tasks.len() as u32, |(free, _)| free)
     }
 
     /// What is left, in bytes.
@@ -97,7 +104,13 @@ impl State {
         let index = self.free();
         self.bytes += segments.bytes();
         self.arrived.push(vpid);
-        self.tasks.insert(index, Task { cache: vpid, segments });
+        self.tasks.insert(
+            index,
+            Task {
+                cache: vpid,
+                segments,
+            },
+        );
         index
     }
 
@@ -110,7 +123,10 @@ impl State {
         };
         match event {
             Event::Fork(_) => {
-                let child = Task { cache: task.cache, segments: task.segments.forked() };
+                let child = Task {
+                    cache: task.cache,
+                    segments: task.segments.forked(),
+                };
                 self.bytes += child.segments.bytes();
                 self.tasks.insert(free, child);
                 Vec::new()
@@ -170,14 +186,26 @@ impl State {
         let mut from = half.iter();
         let mut get = || from.next().map_or(0, |word| word.load(Ordering::Relaxed));
         let log = get();
-        let mut state = Self { bytes: get(), filling: get() != 0, ..Self::default() };
+        let mut state = Self {
+            bytes: get(),
+            filling: get() != 0,
+            ..Self::default()
+        };
         state.arrived = (0..get()).map(|_| get() as u32).collect();
         for _ in 0..get() {
             let index = get() as u32;
-            let mut task = Task { cache: get() as u32, ..Task::default() };
+            let mut task = Task {
+                cache: get() as u32,
+                ..Task::default()
+            };
             for _ in 0..get() {
                 let (start, end, origin) = (get(), get(), get());
-                task.segments.insert(Segment { start: start & !1, end, origin, inherited: start & 1 != 0 });
+                task.segments.insert(Segment {
+                    start: start & !1,
+                    end,
+                    origin,
+                    inherited: start & 1 != 0,
+                });
             }
             state.tasks.insert(index, task);
         }
@@ -194,7 +222,12 @@ mod tests {
         for vpid in [7, 9] {
             let mut segments = Segments::default();
             for (start, inherited) in [(0x1000, true), (0x8000, false)] {
-                segments.insert(Segment { start, end: start + 0x3000, origin: start, inherited });
+                segments.insert(Segment {
+                    start,
+                    end: start + 0x3000,
+                    origin: start,
+                    inherited,
+                });
             }
             state.add(vpid, segments);
         }
@@ -221,8 +254,21 @@ mod tests {
         assert_eq!(state.free(), 2);
         assert_eq!(state.needed(9), [0x1000..0x4000, 0x1000..0x4000, 0x8000..0xb000]);
         let dropped = state.apply(1, Event::Removed(0x2000, 0x9000));
-        assert_eq!(dropped.iter().map(Segment::origins).collect::<Vec<_>>(), [0x2000..0x4000, 0x8000..0x9000]);
-        state.apply(1, Event::Remap { from: 0x9000, to: 0x100_0000, bytes: 0x1000 });
-        assert_eq!(state.tasks[&1].segments.at(0x100_0000).unwrap().origins(), 0x9000..0xa000);
+        assert_eq!(
+            dropped.iter().map(Segment::origins).collect::<Vec<_>>(),
+            [0x2000..0x4000, 0x8000..0x9000]
+        );
+        state.apply(
+            1,
+            Event::Remap {
+                from: 0x9000,
+                to: 0x100_0000,
+                bytes: 0x1000,
+            },
+        );
+        assert_eq!(
+            state.tasks[&1].segments.at(0x100_0000).unwrap().origins(),
+            0x9000..0xa000
+        );
     }
 }

@@ -166,10 +166,20 @@ impl<'a> Worker<'a> {
             return None;
         }
         let now = Instant::now();
-        let retry = self.paused.values().chain(self.stalled.as_ref().map(|(.., until)| until)).min();
+        let retry = self
+            .paused
+            .values()
+            .chain(self.stalled.as_ref().map(|(.., until)| until))
+            .min();
         let retry = retry.map(|at| at.saturating_duration_since(now));
         let faults = (!self.faults.is_empty()).then_some(fill::AGAIN);
-        Some([retry, faults, Some(LOOK)].into_iter().flatten().min().unwrap_or(LOOK))
+        Some(
+            [retry, faults, Some(LOOK)]
+                .into_iter()
+                .flatten()
+                .min()
+                .unwrap_or(LOOK),
+        )
     }
 
     fn is_refused(&self) -> bool {

@@ -59,10 +59,14 @@ pub fn close_range(first: i32, last: i32) {
 /// The connection of a stream socket below `last`: CRIU's is the only one.
 pub fn find_stream(last: i32) -> Option<i32> {
     let entries = std::fs::read_dir("/proc/self/fd").ok()?;
-    let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    numbers.filter(|number| (3..last).contains(number)).find(|number| {
-        let socket = at(*number);
-        sockopt::socket_type(socket) == Ok(rustix::net::SocketType::STREAM)
-            && sockopt::socket_acceptconn(socket) == Ok(false)
-    })
+    let numbers = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    numbers
+        .filter(|number| (3..last).contains(number))
+        .find(|number| {
+            let socket = at(*number);
+            sockopt::socket_type(socket) == Ok(rustix::net::SocketType::STREAM)
+                && sockopt::socket_acceptconn(socket) == Ok(false)
+        })
 }

@@ -201,7 +201,14 @@ impl Header {
     /// many bytes came: 0 if CRIU closed the connection.
     pub fn receive_word(&self, criu: BorrowedFd<'_>) -> io::Result<Option<usize>> {
         // SAFETY: the kernel writes at most 4 bytes to an atomic in shared memory.
-        let received = unsafe { libc::recv(criu.as_raw_fd(), self.criu_word.as_ptr().cast(), 4, libc::MSG_DONTWAIT) };
+        let received = unsafe {
+            libc::recv(
+                criu.as_raw_fd(),
+                self.criu_word.as_ptr().cast(),
+                4,
+                libc::MSG_DONTWAIT,
+            )
+        };
         outcome(received)
     }
 

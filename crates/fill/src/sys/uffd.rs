@@ -44,7 +44,10 @@ struct ZeroPage {
 }
 
 fn failed() -> Outcome {
-    match std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) {
+    match std::io::Error::last_os_error()
+        .raw_os_error()
+        .unwrap_or(libc::EIO)
+    {
         libc::EEXIST => Outcome::Exists,
         libc::EAGAIN | libc::EINTR => Outcome::EventFirst,
         libc::ENOENT => Outcome::NotThere,

@@ -39,7 +39,13 @@ impl Worker<'_> {
         let number = accepted.as_raw_fd();
         self.waiter.add_client(number);
         let socket = Socket::from_fd(accepted);
-        self.control.clients.insert(number, Client { socket, watches: false });
+        self.control.clients.insert(
+            number,
+            Client {
+                socket,
+                watches: false,
+            },
+        );
     }
 
     /// Answers one request. A client that has gone, or does not read, is forgotten.
@@ -80,8 +86,13 @@ impl Worker<'_> {
 
     /// Maps the cache files that there are.
     fn prepare(&mut self) {
-        let entries = std::fs::read_dir(&self.config.cache).into_iter().flatten().flatten();
-        let numbers: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+        let entries = std::fs::read_dir(&self.config.cache)
+            .into_iter()
+            .flatten()
+            .flatten();
+        let numbers: Vec<u32> = entries
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .collect();
         for vpid in numbers {
             if self.state.arrived.contains(&vpid) {
                 continue;
@@ -114,4 +125,3 @@ impl Worker<'_> {
             .retain(|_, client| !client.watches || client.socket.send(&status, &[]).is_ok());
     }
 }
-

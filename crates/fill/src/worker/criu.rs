@@ -59,7 +59,9 @@ impl Worker<'_> {
         while descriptors::is_open(criu) {
             let header = self.region.header();
             let received = match header.criu_word.load(Ordering::SeqCst) {
-                0 => header.receive_word(descriptors::at(criu)).map(|some| some.map(|bytes| bytes == 4)),
+                0 => header
+                    .receive_word(descriptors::at(criu))
+                    .map(|some| some.map(|bytes| bytes == 4)),
                 _ => header
                     .receive_descriptor(descriptors::at(criu))
                     .map(|some| some.map(|bytes| bytes == 1 && header.descriptor().is_some())),
@@ -68,7 +70,9 @@ impl Worker<'_> {
                 Ok(Some(true)) => self.take_word(),
                 Ok(None) => return,
                 Ok(Some(false)) => {
-                    return self.end_criu("CRIU closed its connection, or sent something else than a task, before the end");
+                    return self.end_criu(
+                        "CRIU closed its connection, or sent something else than a task, before the end",
+                    );
                 }
                 Err(error) => return self.end_criu(&format!("CRIU's connection fails: {error}")),
             }
@@ -119,7 +123,9 @@ impl Worker<'_> {
         placed.expect("the number of a task is below the limit");
         let index = self.state.add(vpid, segments);
         if !self.snapshot() {
-            self.refuse("the tasks have more ranges of pages than there is room for; restore without lazy pages");
+            self.refuse(
+                "the tasks have more ranges of pages than there is room for; restore without lazy pages",
+            );
         }
         let _ = rustix::io::ioctl_fionbio(descriptors::at(self.numbers.task(index)), true);
         if self.waiter.is_made() {

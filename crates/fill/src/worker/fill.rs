@@ -99,7 +99,11 @@ impl Worker<'_> {
     }
 
     fn fill_one(&mut self, index: u32, segment: Segment, now: Instant) -> bool {
-        let piece = if self.faults.is_empty() && now > self.quiet_from { PIECE } else { SMALL_PIECE };
+        let piece = if self.faults.is_empty() && now > self.quiet_from {
+            PIECE
+        } else {
+            SMALL_PIECE
+        };
         let outcome = self.copy(index, segment, piece.min(segment.end - segment.start));
         let page = rustix::param::page_size() as u64;
         match outcome {

@@ -56,7 +56,10 @@ pub struct Waiter {
 
 impl Waiter {
     pub fn nothing() -> Self {
-        Self { epoll: None, numbers: None }
+        Self {
+            epoll: None,
+            numbers: None,
+        }
     }
 
     /// Waits for connections to our listener.
@@ -85,7 +88,10 @@ impl Waiter {
         let data = EventData::new_u64(ready.encode());
         let added = epoll::add(self.epoll(), descriptors::at(number), data, EventFlags::IN);
         // One that a later number has replaced is still there in the table's eyes.
-        assert!(matches!(added, Ok(()) | Err(rustix::io::Errno::EXIST)), "epoll: {added:?}");
+        assert!(
+            matches!(added, Ok(()) | Err(rustix::io::Errno::EXIST)),
+            "epoll: {added:?}"
+        );
     }
 
     fn remove(&self, number: RawFd) {
@@ -113,7 +119,14 @@ impl Waiter {
     }
 
     pub fn add_criu(&self, number: RawFd, is_connection: bool) {
-        self.add(number, if is_connection { Ready::Criu } else { Ready::Listener });
+        self.add(
+            number,
+            if is_connection {
+                Ready::Criu
+            } else {
+                Ready::Listener
+            },
+        );
     }
 
     /// What is ready now, or, with a pause, is first within it.
@@ -131,7 +144,10 @@ impl Waiter {
             tv_nsec: (wait.subsec_millis() * 1_000_000).into(),
         };
         match epoll::wait(self.epoll().as_fd(), &mut events[..], Some(&timeout)) {
-            Ok((ready, _)) => ready.iter().map(|event| Ready::decode(event.data.u64())).collect(),
+            Ok((ready, _)) => ready
+                .iter()
+                .map(|event| Ready::decode(event.data.u64()))
+                .collect(),
             Err(_) => Vec::new(),
         }
     }
