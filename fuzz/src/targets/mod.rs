@@ -6,6 +6,7 @@ mod control;
 mod dump;
 mod folder;
 mod guest;
+mod images;
 mod packet;
 mod rings;
 mod segments;
@@ -39,6 +40,12 @@ pub const TARGETS: &[Target] = &[
         run: guest::agent_messages,
         seeds: guest::seeds,
         short_executions: 10_000,
+    },
+    Target {
+        name: "criu_images",
+        run: images::criu_images,
+        seeds: images::seeds,
+        short_executions: 50_000,
     },
     Target {
         name: "gate_file",
