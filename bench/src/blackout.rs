@@ -145,9 +145,8 @@ fn measure(
             .and_then(|moved| moved.must_be_committed().map(|()| moved))
             .with_context(|| format!("move {number}{}", lab.logs()))?;
         migrations.push(moved);
-        // On the host that the instance has left: with the partner as busy as during the move.
-        let left = if here == "one" { "other" } else { "one" };
-        stock.push(stock::gap(&lab, left, 0)?);
+        // While the partner is as busy as it is during a move.
+        stock.push(stock::gap(0)?);
     }
     Traffic::of(&lab, here)?.flows(BYTES_BETWEEN, FLOW_LIMIT)?;
     lab.down()?;

@@ -123,7 +123,7 @@ fn measure(tools: &Tools, mebibytes: u32, repeats: u32) -> anyhow::Result<Row> {
     let (mut stock_gaps, mut gaps, mut migrations) = (Vec::new(), Vec::new(), Vec::new());
     let mut here = "one";
     for _ in 0..repeats {
-        stock_gaps.push(stock::gap(&lab, "peer", mebibytes)?);
+        stock_gaps.push(stock::gap(mebibytes)?);
         let there = if here == "one" { "other" } else { "one" };
         let begun = stock::now();
         migrations.push(moved(&lab, &plain, there)?);
@@ -168,14 +168,21 @@ fn plot(rows: &[Row], path: &Path) -> anyhow::Result<()> {
     };
     let line = |name: &str, peer: bool, get: fn(&Row) -> f64| Line {
         name: name.to_owned(),
-        points: rows.iter().map(|row| (f64::from(row.mebibytes), get(row))).collect(),
+        points: rows
+            .iter()
+            .map(|row| (f64::from(row.mebibytes), get(row)))
+            .collect(),
         peer,
     };
     let lines = [
         line("CRIU alone, on one host", true, |row| row.stock.median),
         line("the same program, moved", false, |row| row.gap.median),
-        line("vcheck, moved (service blackout)", false, |row| row.service[1].median),
-        line("Python, moved (service blackout)", false, |row| row.service[2].median),
+        line("vcheck, moved (service blackout)", false, |row| {
+            row.service[1].median
+        }),
+        line("Python, moved (service blackout)", false, |row| {
+            row.service[2].median
+        }),
     ];
     draw(path, &axes, &lines)
 }

@@ -1,14 +1,18 @@
 //! What CRIU alone takes to write a program down and make it again, as the program itself sees it: the peer of every blackout.
 //!
-//! The program is `bench/programs/memory.c`, which has no RDMA. Images lie in memory, nothing is sent anywhere, and CRIU does what it
-//! does by itself: `criu dump`, then at once `criu restore`.
+//! The program is `bench/programs/memory.c`, which has no RDMA, on this machine itself: in no host of a lab and in no container.
+//! Images lie in memory, nothing is sent anywhere, and CRIU does what it does by itself: `criu dump`, then at once
+//! `criu restore`.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
+use rustix::process::{Pid, Signal, kill_process};
 use verbatim_container::Criu;
-use verbatim_e2e::{TestLab, eventually};
+use verbatim_e2e::eventually;
 
 use crate::programs::program;
 
@@ -33,72 +37,86 @@ pub fn now() -> f64 {
 
 /// What a program that holds so much private memory says that it stood still for, in ms, while CRIU alone wrote it down and made
 /// it again.
-pub fn gap(lab: &TestLab, host: &str, mebibytes: u32) -> anyhow::Result<f64> {
-    let criu = Criu::find()?.path().display().to_string();
-    let folder = lab.path(host, "/run/stock-criu")?;
-    let inside = Path::new("/run/stock-criu");
-    clear(&folder)?;
-    std::fs::create_dir_all(folder.join("images"))?;
-    let result = dump_and_restore(lab, host, &criu, &folder, inside, mebibytes);
-    end(&folder);
-    clear(&folder)?;
-    result
-}
-
-fn dump_and_restore(
-    lab: &TestLab,
-    host: &str,
-    criu: &str,
-    folder: &Path,
-    inside: &Path,
-    mebibytes: u32,
-) -> anyhow::Result<f64> {
-    let path = |name: &str| inside.join(name).display().to_string();
-    let memory = program("memory")?;
-    // A session of its own, without a terminal, whose streams are files.
-    let script = format!(
-        "setsid sh -c 'echo $$ >{}; exec {memory} {mebibytes}' </dev/null >{} 2>&1 &",
-        path("pid"),
-        path("output")
-    );
-    lab.start_plain(host, &["sh", "-c", &script])?.succeed(LIMIT)?;
-    let said = || std::fs::read_to_string(folder.join("output")).unwrap_or_default();
-    eventually("the program's memory", LIMIT, || {
-        Ok(said().contains("ready").then_some(()))
-    })?;
-    let pid = std::fs::read_to_string(folder.join("pid"))?.trim().to_owned();
-    let begun = now();
-    let images = path("images");
-    let one_after_the_other = format!(
-        "{criu} dump --tree {pid} --images-dir {images} --log-file dump.log -v1 && \
-         {criu} restore --restore-detached --images-dir {images} --log-file restore.log -v1"
-    );
-    let done = lab
-        .start_plain(host, &["sh", "-c", &one_after_the_other])?
-        .wait(LIMIT)?;
-    if done.code != 0 {
-        let log = |name: &str| std::fs::read_to_string(folder.join("images").join(name)).unwrap_or_default();
-        bail!("CRIU failed{}\n{}{}", done.output(), log("dump.log"), log("restore.log"));
+pub fn gap(mebibytes: u32) -> anyhow::Result<f64> {
+    let criu = Criu::find()?;
+    let place = Place::new()?;
+    let mut started = place.start(mebibytes)?;
+    let pid = started.id().cast_signed();
+    let measured = place.dump_and_restore(criu.path(), &mut started);
+    // Whichever of the two lives has the number.
+    if let Some(pid) = Pid::from_raw(pid) {
+        let _ = kill_process(pid, Signal::KILL);
     }
-    let gap = eventually("the program that goes on", LIMIT, || Ok(longest_gap(&said(), begun)))?;
-    ensure!(gap > 0.0, "no gap");
-    Ok(gap)
+    let _ = started.wait();
+    measured
 }
 
-/// Ends the program, whose number is the same after its restore.
-fn end(folder: &Path) {
-    let pid = std::fs::read_to_string(folder.join("pid")).unwrap_or_default();
-    if let Some(pid) = pid.trim().parse().ok().and_then(rustix::process::Pid::from_raw) {
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+/// A folder in memory, which is removed when this is dropped.
+struct Place(PathBuf);
+
+impl Place {
+    fn new() -> anyhow::Result<Self> {
+        let folder = PathBuf::from(format!("/dev/shm/verbatim-stock-criu-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("images"))
+            .with_context(|| format!("cannot make {}", folder.display()))?;
+        Ok(Self(folder))
     }
-}
 
-fn clear(folder: &PathBuf) -> anyhow::Result<()> {
-    match std::fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", folder.display()))
+    fn said(&self) -> String {
+        std::fs::read_to_string(self.0.join("output")).unwrap_or_default()
+    }
+
+    /// In a session of its own, without a terminal, with files for its streams.
+    fn start(&self, mebibytes: u32) -> anyhow::Result<Child> {
+        let output = File::create(self.0.join("output"))?;
+        let started = Command::new("setsid")
+            .args([&program("memory")?, &mebibytes.to_string()])
+            .stdin(Stdio::null())
+            .stderr(output.try_clone()?)
+            .stdout(output)
+            .spawn()
+            .context("setsid cannot be started")?;
+        eventually("the program's memory", LIMIT, || {
+            Ok(self.said().contains("ready").then_some(()))
+        })?;
+        Ok(started)
+    }
+
+    fn dump_and_restore(&self, criu: &Path, started: &mut Child) -> anyhow::Result<f64> {
+        let begun = now();
+        self.criu(criu, "dump", &["--tree", &started.id().to_string()])?;
+        // The number is free again when it is reaped.
+        started.wait()?;
+        self.criu(criu, "restore", &["--restore-detached"])?;
+        eventually("the program that goes on", LIMIT, || {
+            Ok(longest_gap(&self.said(), begun))
+        })
+    }
+
+    fn criu(&self, criu: &Path, what: &str, arguments: &[&str]) -> anyhow::Result<()> {
+        let images = self.0.join("images");
+        let log = format!("{what}.log");
+        let status = Command::new(criu)
+            .arg(what)
+            .arg("--images-dir")
+            .arg(&images)
+            .args(["--log-file", &log, "-v1"])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()?;
+        if !status.success() {
+            let said = std::fs::read_to_string(images.join(&log)).unwrap_or_default();
+            bail!("criu {what} failed ({status}):\n{said}");
         }
-        _ => Ok(()),
+        Ok(())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

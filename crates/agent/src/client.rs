@@ -10,9 +10,9 @@ use crate::peers::reason;
 use crate::proto::control_client::ControlClient;
 use crate::proto::migrate_event::Event;
 use crate::proto::{
-    CancelRequest, CheckReply, CheckRequest, ExecRequest, Instance, ListRequest, LogsRequest, MigrateRequest, PauseReply,
-    PauseRequest, PreCopyRound, RemoveRequest, ResolveSessionRequest, ResumePausedRequest, RunRequest,
-    Session, SessionsRequest, VersionReply, WaitReply, WaitRequest,
+    CancelRequest, CheckReply, CheckRequest, ExecRequest, Instance, ListRequest, LogsRequest, MigrateRequest,
+    PauseReply, PauseRequest, PreCopyRound, RemoveRequest, ResolveSessionRequest, ResumePausedRequest,
+    RunRequest, Session, SessionsRequest, VersionReply, WaitReply, WaitRequest,
 };
 use crate::protocol::{self, PROTOCOLS};
 

@@ -151,7 +151,9 @@ async fn wait(filler: Filler) -> Ended {
         });
     match waiting {
         // The sender speaks before it is dropped.
-        Ok(_) => receiver.await.unwrap_or(Ended::Lost("waiting panicked".to_owned())),
+        Ok(_) => receiver
+            .await
+            .unwrap_or(Ended::Lost("waiting panicked".to_owned())),
         Err(error) => Ended::Lost(format!("nobody can wait for it: {error}")),
     }
 }

@@ -21,9 +21,9 @@ mod caller;
 pub mod client;
 mod config;
 mod datagrams;
-mod filling;
 mod directory;
 pub mod faults;
+mod filling;
 mod forwarding;
 #[doc(hidden)]
 pub mod fuzzing;

@@ -72,7 +72,10 @@ fn only_what_the_images_lack_is_left() {
     write("core-8.img", &core(2));
     assert_eq!(tasks(folder.path()).unwrap(), [1, 7]);
     let missing = left_to_fill(folder.path(), 9).unwrap_err().to_string();
-    assert!(missing.contains("pagemap-9.img") && missing.contains("cannot be opened"), "{missing}");
+    assert!(
+        missing.contains("pagemap-9.img") && missing.contains("cannot be opened"),
+        "{missing}"
+    );
 }
 
 #[test]
@@ -90,7 +93,10 @@ fn mappings_say_what_a_child_has() {
 fn what_is_cut_off_is_an_error() {
     let whole = page_map();
     let mut ends = vec![8];
-    while let Some(length) = whole.get(ends[ends.len() - 1]..).and_then(|rest| rest.first_chunk::<4>()) {
+    while let Some(length) = whole
+        .get(ends[ends.len() - 1]..)
+        .and_then(|rest| rest.first_chunk::<4>())
+    {
         ends.push(ends[ends.len() - 1] + 4 + u32::from_le_bytes(*length) as usize);
     }
     assert_eq!(*ends.last().unwrap(), whole.len());
@@ -113,10 +119,26 @@ fn ranges_are_pages_in_order() {
         lazy_pages(Path::new("x"), &image(PAGEMAP, &records)).map_err(|error| error.to_string())
     };
     assert!(read(&[entry(0x1000, 1), entry(0x2000, 1)]).is_ok());
-    assert!(read(&[entry(0x2000, 1), entry(0x1000, 1)]).unwrap_err().contains("below the end"));
-    assert!(read(&[entry(0x1234, 1)]).unwrap_err().contains("no range of pages"));
-    assert!(read(&[entry(0x1000, u64::MAX)]).unwrap_err().contains("no range of pages"));
-    assert!(read(&[entry(0x1000, 0)]).unwrap_err().contains("no range of pages"));
+    assert!(
+        read(&[entry(0x2000, 1), entry(0x1000, 1)])
+            .unwrap_err()
+            .contains("below the end")
+    );
+    assert!(
+        read(&[entry(0x1234, 1)])
+            .unwrap_err()
+            .contains("no range of pages")
+    );
+    assert!(
+        read(&[entry(0x1000, u64::MAX)])
+            .unwrap_err()
+            .contains("no range of pages")
+    );
+    assert!(
+        read(&[entry(0x1000, 0)])
+            .unwrap_err()
+            .contains("no range of pages")
+    );
     let error = mappings_of(Path::new("x"), &page_map()).unwrap_err().to_string();
     assert!(error.contains("magic number"), "{error}");
 }

@@ -16,7 +16,11 @@ pub fn criu_images(bytes: &[u8]) {
         assert!(ranges.iter().all(|range| range.start < range.end));
     }
     if let Ok(mappings) = images::mappings_of(path, bytes) {
-        assert!(mappings.windows(2).all(|pair| pair[0].range.end <= pair[1].range.start));
+        assert!(
+            mappings
+                .windows(2)
+                .all(|pair| pair[0].range.end <= pair[1].range.start)
+        );
     }
     let _ = (images::tree_of(path, bytes), images::is_zombie(path, bytes));
 }

@@ -30,14 +30,11 @@ pub fn tests() -> Vec<Test> {
         Test::new("private::both_die", HOSTS, both_die),
         Test::new("private::stopped", HOSTS, stopped),
     ];
-    let failing: [(&str, fn(&TestLab) -> anyhow::Result<()>); 2] = [
-        ("private::rolled_back", rolled_back),
-        ("private::agents_die", agents_die),
+    let failing = [
+        Test::new("private::rolled_back", HOSTS, rolled_back),
+        Test::new("private::agents_die", HOSTS, agents_die),
     ];
-    let failing = failing
-        .into_iter()
-        .map(|(name, body)| Test::new(name, HOSTS, body).injecting_faults());
-    tests.extend(failing);
+    tests.extend(failing.map(Test::injecting_faults));
     tests
 }
 
@@ -272,7 +269,11 @@ while True:
             Some(_) => tracked += 1,
             // A child was there at that moment.
             None => ensure!(
-                moved.pre_copy.private_not_tracked.as_deref().is_some_and(|why| why.contains("share memory")),
+                moved
+                    .pre_copy
+                    .private_not_tracked
+                    .as_deref()
+                    .is_some_and(|why| why.contains("share memory")),
                 "{moved:?}"
             ),
         }

@@ -64,7 +64,9 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
             }
             let (to, tracks) = (destination.to_owned(), agent.tools.tracks_memory().await);
             let can_fill = agent.peers.can(destination, FILL);
-            let note = tokio::task::spawn_blocking(move || source::private_note(init, &to, can_fill, tracks.is_ok()));
+            let note = tokio::task::spawn_blocking(move || {
+                source::private_note(init, &to, can_fill, tracks.is_ok())
+            });
             notes.push(note.await?);
         }
         Err(error) => blockers.push(format!("{error:#}")),

@@ -24,7 +24,15 @@ use crate::session::recovery;
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// What there is of instances, one entry for each.
-const FOLDERS: [&str; 7] = ["instances", "bundles", "net", "images", "private", "criu", "records"];
+const FOLDERS: [&str; 7] = [
+    "instances",
+    "bundles",
+    "net",
+    "images",
+    "private",
+    "criu",
+    "records",
+];
 
 /// An instance that was found.
 pub struct Found {

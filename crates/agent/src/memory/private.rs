@@ -144,7 +144,11 @@ mod tests {
         assert_eq!(available_bytes(text), Some(64 * 1024));
         assert_eq!(available_bytes("MemTotal: 1 kB\n"), None);
         assert_eq!(lack_of_memory(1), None);
-        assert!(lack_of_memory(u64::MAX).unwrap().contains("MiB of memory available"));
+        assert!(
+            lack_of_memory(u64::MAX)
+                .unwrap()
+                .contains("MiB of memory available")
+        );
     }
 
     #[test]

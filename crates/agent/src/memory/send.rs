@@ -251,7 +251,12 @@ pub(super) async fn stream<T: Send + 'static>(
         .await;
     let read = reader.await.context("reading what is to be sent panicked")?;
     let placed = placed.map_err(|status| anyhow::anyhow!("{}", crate::peers::reason(&status)));
-    Ok((read, placed.map(drop).context("the destination could not place the files")))
+    Ok((
+        read,
+        placed
+            .map(drop)
+            .context("the destination could not place the files"),
+    ))
 }
 
 pub(super) fn put(parts: &mpsc::Sender<FilePart>, part: FilePart) -> io::Result<()> {

@@ -201,7 +201,9 @@ fn number_of(pid: u32) -> anyhow::Result<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     let innermost = numbers.and_then(|numbers| numbers.split_ascii_whitespace().last());
-    Ok(innermost.context("the kernel does not tell its number")?.parse()?)
+    Ok(innermost
+        .context("the kernel does not tell its number")?
+        .parse()?)
 }
 
 /// Reads memory, and puts it into the stream to the destination.
@@ -304,7 +306,9 @@ impl Way {
         let round = self.carry(tracked, destination, move |tracked, out| {
             let written = tracked.look(root)?;
             for (pid, ranges) in written {
-                let Some(task) = tracked.tasks.get_mut(&pid) else { continue };
+                let Some(task) = tracked.tasks.get_mut(&pid) else {
+                    continue;
+                };
                 let sent = out.send(task.number, &task.memory, &ranges);
                 let sent = sent.map_err(|error| Untracked(format!("process {pid}: {error:#}")))?;
                 task.sent.union(&sent);
@@ -326,7 +330,9 @@ impl Way {
     ) -> anyhow::Result<u64> {
         let sending = self.carry(tracked, destination, |tracked, out| {
             for (pid, ranges) in tracked.last_look() {
-                let Some(task) = tracked.tasks.get_mut(&pid) else { continue };
+                let Some(task) = tracked.tasks.get_mut(&pid) else {
+                    continue;
+                };
                 let sent = out.send(task.number, &task.memory, &ranges)?;
                 task.sent.union(&sent);
             }
@@ -368,7 +374,10 @@ fn ensure_all(pid: u32, wanted: &Ranges, read: &Ranges) -> anyhow::Result<()> {
             first.start
         );
     }
-    ensure!(wanted.bytes() == read.bytes(), "more was read of process {pid} than asked for");
+    ensure!(
+        wanted.bytes() == read.bytes(),
+        "more was read of process {pid} than asked for"
+    );
     Ok(())
 }
 
@@ -392,11 +401,15 @@ mod tests {
 
     #[test]
     fn what_was_not_read_is_an_error() {
-        let all = Ranges::from_iter([0x1000..0x3000]);
+        let ranges = |end| std::iter::once(0x1000..end).collect::<Ranges>();
+        let all = ranges(0x3000);
         assert!(ensure_all(1, &all, &all).is_ok());
-        let half = Ranges::from_iter([0x1000..0x2000]);
+        let half = ranges(0x2000);
         let error = ensure_all(1, &all, &half).unwrap_err().to_string();
-        assert!(error.contains("4096 bytes") && error.contains("0x2000"), "{error}");
+        assert!(
+            error.contains("4096 bytes") && error.contains("0x2000"),
+            "{error}"
+        );
     }
 
     #[test]

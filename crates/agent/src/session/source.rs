@@ -61,8 +61,8 @@ use ahead::Ahead;
 use connections::Connection;
 pub use connections::{blockers, describe, describe_own, memory_bytes};
 use decision::Decision;
-pub use track::private_note;
 use participants::PartnerHost;
+pub use track::private_note;
 
 /// How often a migration starts anew because the program changed its objects meanwhile.
 const ATTEMPTS: u32 = 3;
@@ -229,7 +229,9 @@ pub async fn migrate(
                 source.note(&format!(
                     "{error:#}; starting again, with private memory in one piece"
                 ));
-                ahead = Ahead::in_one_piece(format!("a dump that relied on what was sent ahead failed: {error:#}"));
+                ahead = Ahead::in_one_piece(format!(
+                    "a dump that relied on what was sent ahead failed: {error:#}"
+                ));
             }
             result => {
                 let error = match result {

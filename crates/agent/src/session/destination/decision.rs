@@ -122,7 +122,9 @@ impl Destination {
         let Some(filler) = &self.filler else {
             return Ok(());
         };
-        let status = filler.status().context("who gives the tasks their memory is gone")?;
+        let status = filler
+            .status()
+            .context("who gives the tasks their memory is gone")?;
         match status.phase {
             // CRIU has given the memory of each task away, and says that these are all just before they run.
             Phase::Restoring | Phase::Filling | Phase::Filled => Ok(()),
