@@ -172,7 +172,7 @@ impl<'a> Worker<'a> {
             .chain(self.stalled.as_ref().map(|(.., until)| until))
             .min();
         let retry = retry.map(|at| at.saturating_duration_since(now));
-        let faults = (!self.faults.is_empty()).then_some(fill::AGAIN);
+        let faults = (!self.faults.is_empty() && !self.is_stalled()).then_some(fill::AGAIN);
         Some(
             [retry, faults, Some(LOOK)]
                 .into_iter()

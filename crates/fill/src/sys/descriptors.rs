@@ -4,7 +4,7 @@
 //! gives low numbers, and whatever is left there by a worker that died is closed by the next.
 
 use std::io;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::net::sockopt;
 
@@ -38,13 +38,6 @@ pub fn place(from: OwnedFd, to: i32) -> io::Result<()> {
 pub fn close(number: i32) {
     // SAFETY: the number is one that no owner in this process has: those that tables and messages name.
     let _ = unsafe { libc::close(number) };
-}
-
-/// Takes possession of a descriptor that a message names.
-pub fn own(number: i32) -> OwnedFd {
-    assert!(number >= 0, "no descriptor has a negative number");
-    // SAFETY: the kernel made it for us, and nothing else in this process owns it.
-    unsafe { OwnedFd::from_raw_fd(number) }
 }
 
 /// Closes all from `first` to `last`.

@@ -238,10 +238,11 @@ impl Header {
         came.then(|| descriptor.load(Ordering::SeqCst) as u32 as i32)
     }
 
-    /// What came from CRIU has taken effect.
+    /// What came from CRIU has taken effect. A worker that dies in between leaves the number of a task that has come already,
+    /// without a descriptor.
     pub fn descriptor_done(&self) {
-        self.criu_word.store(0, Ordering::SeqCst);
         self.criu_control[0].store(0, Ordering::SeqCst);
+        self.criu_word.store(0, Ordering::SeqCst);
     }
 }
 

@@ -101,6 +101,10 @@ impl Worker<'_> {
             word if (word as i32) < 0 => header.descriptor_done(),
             vpid => {
                 let Some(descriptor) = header.descriptor() else {
+                    // Its descriptor has been used, and only the number is still there: the next thing is another number.
+                    if self.state.arrived.contains(&vpid) {
+                        header.descriptor_done();
+                    }
                     return;
                 };
                 self.task_came(vpid, descriptor);

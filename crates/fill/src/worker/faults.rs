@@ -12,6 +12,9 @@ const TOGETHER: u64 = 4;
 impl Worker<'_> {
     /// Answers all that can be answered now. Whether there were any.
     pub(super) fn answer_faults(&mut self) -> bool {
+        if self.is_stalled() {
+            return false;
+        }
         let mut answered = false;
         for _ in 0..self.faults.len() {
             let Some((task, address)) = self.faults.pop_front() else {
@@ -62,6 +65,12 @@ impl Worker<'_> {
         }
         header.faults.fetch_add(1, Ordering::Relaxed);
         true
+    }
+
+    /// Memory could not be had, and it is not yet time to try again.
+    pub(super) fn is_stalled(&self) -> bool {
+        let now = std::time::Instant::now();
+        self.stalled.as_ref().is_some_and(|(.., until)| *until > now)
     }
 
     /// Memory can be had again.

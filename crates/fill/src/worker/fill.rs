@@ -22,7 +22,7 @@ pub(super) const AGAIN: Duration = Duration::from_micros(30);
 /// Until CRIU has made a mapping.
 const NOT_YET: Duration = Duration::from_micros(500);
 /// While there is no memory: first, and at most.
-pub(super) const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_secs(1)];
+pub(super) const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(200)];
 
 impl Worker<'_> {
     /// Copies from the start of `segment`, of task `index`, `bytes` at most. What is in place then is not left any more.
@@ -78,10 +78,10 @@ impl Worker<'_> {
 
     /// Puts one piece in place. Whether that is so.
     pub(super) fn fill_next(&mut self) -> bool {
-        let now = Instant::now();
-        if self.stalled.as_ref().is_some_and(|(.., until)| *until > now) {
+        if self.is_stalled() {
             return false;
         }
+        let now = Instant::now();
         self.paused.retain(|_, until| *until > now);
         let tasks: Vec<u32> = self.state.tasks.keys().copied().collect();
         for index in tasks {

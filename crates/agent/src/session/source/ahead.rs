@@ -84,16 +84,24 @@ impl Ahead {
 
     /// All pre-dumps.
     pub(super) fn pre_dumps(&self) -> &[PreDump] {
-        match self.fills {
+        match self.is_tracked() {
             true => &[],
             false => self.chain.all(),
         }
     }
 
-    /// How it was tracked from outside, if it was.
+    /// Whether the rounds are those of trackers; else they are pre-dumps, whatever became of those.
+    fn is_tracked(&self) -> bool {
+        self.fills && self.why_not.is_none()
+    }
+
+    /// How it went beside the images, if it did.
     pub(super) fn report(&self) -> Option<PrivateTracked> {
         self.fills.then(|| PrivateTracked {
-            rounds: self.chain.all().to_vec(),
+            rounds: match self.is_tracked() {
+                true => self.chain.all().to_vec(),
+                false => Vec::new(),
+            },
             last_bytes: self.last_bytes,
         })
     }
@@ -208,5 +216,9 @@ mod tests {
         assert_eq!(ahead.report().unwrap().rounds.len(), 1);
         assert!(ahead.judge(&Err::<Dumped, _>("no")).is_ok() && ahead.is_to_blame());
         assert!(!ahead.again().fills());
+        // Pre-dumps that have failed, and what follows them.
+        ahead.why_not = Some("x".into());
+        assert_eq!((ahead.pre_dumps().len(), ahead.left(1 << 20)), (1, 1 << 20));
+        assert!(ahead.report().unwrap().rounds.is_empty());
     }
 }
