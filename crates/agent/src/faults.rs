@@ -73,6 +73,8 @@ points! {
     SourceOpen = "source-open", Open, BeforeCommit;
     /// The source is about to send memory ahead.
     SourcePreCopy = "source-pre-copy", Converge, BeforeCommit;
+    /// The source is about to track private memory; damaged, the kernel cannot.
+    SourceTrack = "source-track", Converge, BeforeCommit;
     /// The source is about to have the new connections made.
     SourcePreSetup = "source-pre-setup", Prepare, BeforeCommit;
     /// The source is about to suspend all connections.

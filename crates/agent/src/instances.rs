@@ -3,8 +3,10 @@
 //! - [`record`]: what an instance is, wherever it is; it goes along when it moves;
 //! - [`home`]: its place on one host: runtime folder, sockets, network, bundle;
 //! - [`Instance`]: both, with the running container;
+//! - [`filling`]: private memory that comes to it while it runs;
 //! - [`recovery`]: what an agent finds that comes after one that died.
 
+pub mod filling;
 pub mod home;
 pub mod record;
 pub mod recovery;

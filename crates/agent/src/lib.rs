@@ -23,7 +23,6 @@ mod config;
 mod datagrams;
 mod directory;
 pub mod faults;
-mod filling;
 mod forwarding;
 #[doc(hidden)]
 pub mod fuzzing;

@@ -83,9 +83,14 @@ impl Filler {
             let said = String::from_utf8_lossy(&output.stderr);
             return Err(Error::Start(format!("{} ({})", said.trim(), output.status)));
         }
-        Ok(Self {
+        let filler = Self {
             control: config.control.clone(),
-        })
+        };
+        // From its answer on there are two processes, of which one may die.
+        match filler.status()?.phase {
+            Phase::Waiting => Ok(filler),
+            phase => Err(Error::Phase(phase)),
+        }
     }
 
     /// Those that an earlier agent has started; `None` if there are none, or they have ended as they should. If they died the phase

@@ -26,9 +26,9 @@ use verbatim_container::{Bundle, BundleConfig, Link, Network, NetworkConfig};
 use verbatim_device::control::SOCKET_NAME as NIC_SOCKET_NAME;
 use verbatim_seqpacket::Listener;
 
+use super::filling;
 use super::record::Record;
 use crate::config::Config;
-use crate::filling;
 use crate::forwarding::Forward;
 use crate::guests::{Guests, Resolver};
 use crate::memory::beneath;

@@ -15,9 +15,9 @@ use anyhow::Context;
 use verbatim_container::{ContainerName, Init, Status};
 
 use super::Instance;
+use super::filling;
 use super::home::{Home, Kept, Paths, Undecided};
 use crate::agent::Shared;
-use crate::filling;
 use crate::session::recovery;
 
 /// The pause before something is looked at again.

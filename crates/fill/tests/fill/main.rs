@@ -4,9 +4,13 @@
 //! kills the helper processes and the containers. `cargo test -p verbatim-fill --test fill -- [NAME…]` runs the stories whose
 //! names contain a NAME; `VERBATIM_FILL_SEED` sets the seed.
 
+mod changes;
 mod criu;
+mod kills;
+mod speed;
 mod stories;
 mod task;
+mod world;
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};

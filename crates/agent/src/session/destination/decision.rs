@@ -13,8 +13,8 @@ use verbatim_session::decision::{CommitAnswer, Fact, Mark, Outcome, Timer};
 
 use super::Destination;
 use crate::faults::Point;
-use crate::filling;
 use crate::instances::Instance;
+use crate::instances::filling;
 use crate::instances::recovery;
 use crate::keeper::Keeper;
 use crate::proto::OutcomeReply;

@@ -1,5 +1,5 @@
 //! Private memory is sent ahead by tracking it from outside, and left out of CRIU's images: what the tasks have written since is
-//! little, and the destination gives them their memory while they run (`crate::filling`).
+//! little, and the destination gives them their memory while they run (`crate::instances::filling`).
 //!
 //! The ways, best first; each is taken where those before it cannot be, and the report says why:
 //!
@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 
 use super::{Progress, Source};
+use crate::faults::Point;
 use crate::memory::convergence::Verdict;
 use crate::memory::pace::Pace;
 use crate::memory::pre_dump::{PreDump, WORTH_BYTES};
@@ -87,13 +88,17 @@ impl Source {
             .await
             .context("removing images panicked")?
             .context("old images cannot be removed")?;
+        let is_damaged = self.pass(Point::SourceTrack).await?;
         if self.ahead.why_not.is_some() {
             return Ok(());
         }
         let (root, to) = (self.instance.init_pid(), self.request.destination.clone());
         let can_fill = self.agent.peers.can(&to, FILL);
         let found = tokio::task::spawn_blocking(move || ways(root, &to, can_fill));
-        let Ways { images, tracking } = found.await.context("looking at private memory panicked")?;
+        let Ways { images, mut tracking } = found.await.context("looking at private memory panicked")?;
+        if is_damaged && images.is_none() {
+            tracking = Some("a test has ordered that it is not tracked".to_owned());
+        }
         if images.is_none() && tracking.is_none() {
             self.ahead.fill();
             return self.tracked_rounds(begun).await;
