@@ -50,6 +50,7 @@ short_runs! {
     gate_file
     nic_ends
     program_ends
+    criu_images
     criu_messages
     bundle_config
     journal
