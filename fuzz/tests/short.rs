@@ -47,10 +47,10 @@ short_runs! {
     transport
     control_messages
     agent_messages
+    criu_images
     gate_file
     nic_ends
     program_ends
-    criu_images
     criu_messages
     bundle_config
     journal
