@@ -25,6 +25,13 @@ impl Memory {
         Ok(Self { pid, file })
     }
 
+    /// Reads a number, if it can be read.
+    pub(crate) fn number(&self, address: u64) -> Option<u64> {
+        let mut bytes = [0; 8];
+        self.file.read_exact_at(&mut bytes, address).ok()?;
+        Some(u64::from_ne_bytes(bytes))
+    }
+
     /// Reads the pages of a range into bytes of its length; returns which could be read. Others are gone.
     pub fn read(&self, range: Range<u64>, into: &mut [u8]) -> Result<Ranges, Error> {
         assert_eq!(

@@ -24,7 +24,11 @@ pub fn stand_still_once(pids: &[u32]) -> Result<(), Error> {
                         seized.push((tid, thread));
                     }
                     Err(error) if has_ended(&error) => {}
-                    Err(error) => return Err(refusal(tid, error)?),
+                    Err(error) => match refusal(tid, error) {
+                        // It waits for its parent.
+                        Err(Error::Gone) => {}
+                        refused => return Err(refused?),
+                    },
                 }
             }
         }

@@ -129,8 +129,8 @@ impl Tracker {
         self.is_there()?;
         match uffd::has_memory(self.uffd.as_fd()) {
             true => Ok(()),
-            // It ends between the two.
-            false => self.is_there().and(Err(Error::Changed)),
+            // One that is ending has no memory, for some time before it has ended.
+            false => maps::read(self.pid).and(Err(Error::Changed)),
         }
     }
 }
@@ -144,7 +144,7 @@ fn note(ranges: &mut Ranges, region: Region) {
 fn put_in(pid: u32, process: &OwnedFd) -> Result<OwnedFd, Error> {
     const FLAGS: u64 = uffd::USER_MODE_ONLY | (libc::O_CLOEXEC | libc::O_NONBLOCK) as u64;
     let gadget = system_call_instruction(pid)?;
-    let mut thread = Stopped::stop(pid)?;
+    let mut thread = Stopped::stop(pid, &crate::Memory::open(pid)?)?;
     let made = thread.call(gadget, libc::SYS_userfaultfd, FLAGS)?;
     let Ok(descriptor) = i32::try_from(made) else {
         return Err(Error::Io {
@@ -210,7 +210,7 @@ struct Stopped {
 
 #[cfg(target_arch = "x86_64")]
 impl Stopped {
-    fn stop(pid: u32) -> Result<Self, Error> {
+    fn stop(pid: u32, memory: &crate::Memory) -> Result<Self, Error> {
         let until = Instant::now() + LIMIT;
         let mut thread = match Seized::seize(pid, true) {
             Err(error) if has_ended(&error) => return Err(Error::Gone),
@@ -219,12 +219,13 @@ impl Stopped {
         };
         thread.interrupt().map_err(Error::io("stop a process"))?;
         wait_for(&mut thread, until, Stop::Event)?;
-        let before = thread
+        let mut before = thread
             .registers()
             .map_err(Error::io("read the registers of a process"))?;
         if before.cs != USER_CS {
             return Err(Error::ThirtyTwoBit);
         }
+        before.rip = after_interruption(&thread, memory, before.rip);
         let mask = thread
             .signal_mask()
             .map_err(Error::io("read the signals of a process"))?;
@@ -289,6 +290,22 @@ impl Drop for Stopped {
             let _ = self.restore();
         }
     }
+}
+
+/// Where a thread goes on that was stopped at `rip`. In a restartable sequence (rseq(2)) that is where the sequence is given up: the
+/// kernel does not see that it was interrupted, since the thread makes its system calls elsewhere.
+#[cfg(target_arch = "x86_64")]
+fn after_interruption(thread: &Seized, memory: &crate::Memory, rip: u64) -> u64 {
+    let given_up = || {
+        // `struct rseq` has the address of a `struct rseq_cs` behind two u32, or 0; that has where it starts, how long it is, and
+        // where it is given up, behind two u32.
+        let sequence = memory
+            .number(thread.restartable()? + 8)
+            .filter(|address| *address != 0)?;
+        let [start, length, abort] = [8, 16, 24].map(|offset| memory.number(sequence + offset));
+        (rip.wrapping_sub(start?) < length?).then_some(abort?)
+    };
+    given_up().unwrap_or(rip)
 }
 
 /// Waits for a stop of this kind. A signal that comes first is let through to the thread, which stops again.

@@ -51,6 +51,38 @@ fn request(what: libc::c_uint, tid: i32, address: u64, data: u64) -> io::Result<
     }
 }
 
+/// What has become of a thread.
+struct Change {
+    is_stop: bool,
+    /// Of a stop: the signal, and above it the event.
+    status: i32,
+}
+
+/// A change of these kinds that a thread has gone through, if there is one; ESRCH if there is no such thread to wait for any more.
+fn changed(tid: i32, kinds: i32) -> io::Result<Option<Change>> {
+    loop {
+        // SAFETY: all bits zero are a `siginfo_t`.
+        let mut information: libc::siginfo_t = unsafe { std::mem::zeroed() };
+        let options = kinds | libc::__WALL | libc::WNOHANG;
+        // SAFETY: `information` is a `siginfo_t` to write to.
+        let done = unsafe { libc::waitid(libc::P_PID, tid.unsigned_abs(), &raw mut information, options) };
+        if done == -1 {
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EINTR) => continue,
+                Some(libc::ECHILD) => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
+                _ => return Err(error),
+            }
+        }
+        // SAFETY: waitid fills these fields in, or leaves them zero.
+        let (pid, status) = unsafe { (information.si_pid(), information.si_status()) };
+        return Ok((pid != 0).then_some(Change {
+            is_stop: matches!(information.si_code, libc::CLD_TRAPPED | libc::CLD_STOPPED),
+            status,
+        }));
+    }
+}
+
 impl Seized {
     /// Seizes a thread, which runs on.
     pub fn seize(tid: u32, suspend_seccomp: bool) -> io::Result<Self> {
@@ -77,36 +109,31 @@ impl Seized {
     /// Waits until it has stopped. An error of the kind `TimedOut` if it does not until then, and ESRCH if it has ended.
     pub fn wait(&mut self, until: Instant) -> io::Result<Stop> {
         loop {
-            let mut status = 0;
-            // SAFETY: `status` is an int to write to.
-            let found = unsafe { libc::waitpid(self.tid, &raw mut status, libc::__WALL | libc::WNOHANG) };
-            match found {
-                -1 => {
-                    let error = io::Error::last_os_error();
-                    match error.raw_os_error() {
-                        Some(libc::EINTR) => continue,
-                        Some(libc::ECHILD) => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
-                        _ => return Err(error),
-                    }
+            // Only looked at: the end of a process is its parent's to hear of, also where that is us.
+            let Some(found) = changed(self.tid, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT)? else {
+                if Instant::now() >= until {
+                    return Err(io::ErrorKind::TimedOut.into());
                 }
-                0 if Instant::now() < until => std::thread::sleep(LOOK_AGAIN),
-                0 => return Err(io::ErrorKind::TimedOut.into()),
-                _ if libc::WIFSTOPPED(status) => {
-                    self.stopped = true;
-                    self.signal = 0;
-                    let (signal, event) = (libc::WSTOPSIG(status), status >> 16);
-                    return Ok(match (signal, event) {
-                        (SYSTEM_CALL_STOP, _) => Stop::SystemCall,
-                        (_, EVENT_STOP) => Stop::Event,
-                        (signal, _) => {
-                            self.signal = signal;
-                            Stop::Signal
-                        }
-                    });
-                }
-                // It has ended.
-                _ => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
+                std::thread::sleep(LOOK_AGAIN);
+                continue;
+            };
+            if !found.is_stop {
+                return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
+            let Some(stop) = changed(self.tid, libc::WSTOPPED)? else {
+                // It was killed in between.
+                continue;
+            };
+            self.stopped = true;
+            self.signal = 0;
+            return Ok(match (stop.status & 0xff, stop.status >> 8) {
+                (SYSTEM_CALL_STOP, 0) => Stop::SystemCall,
+                (_, EVENT_STOP) => Stop::Event,
+                (signal, _) => {
+                    self.signal = signal;
+                    Stop::Signal
+                }
+            });
         }
     }
 
@@ -155,6 +182,15 @@ impl Seized {
         }
     }
 
+    /// Where its `struct rseq` is (rseq(2)), if it has one.
+    pub fn restartable(&self) -> Option<u64> {
+        let mut found = RestartableSequences::default();
+        let size = size_of::<RestartableSequences>();
+        // SAFETY: PTRACE_GET_RSEQ_CONFIGURATION writes no more bytes than `address` says, which is the size of `found`.
+        let done = unsafe { libc::ptrace(PTRACE_GET_RSEQ_CONFIGURATION, self.tid, size, &raw mut found) };
+        (done > 0 && found.pointer != 0).then_some(found.pointer)
+    }
+
     /// Which signals it blocks.
     pub fn signal_mask(&self) -> io::Result<u64> {
         let mut mask = 0u64;
@@ -177,6 +213,18 @@ impl Seized {
     }
 }
 
+/// `struct ptrace_rseq_configuration`.
+#[repr(C)]
+#[derive(Default)]
+struct RestartableSequences {
+    pointer: u64,
+    size: u32,
+    signature: u32,
+    flags: u32,
+    pad: u32,
+}
+
+const PTRACE_GET_RSEQ_CONFIGURATION: libc::c_uint = 0x420f;
 const PTRACE_GETSIGMASK: libc::c_uint = 0x420a;
 const PTRACE_SETSIGMASK: libc::c_uint = 0x420b;
 

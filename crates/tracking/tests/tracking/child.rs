@@ -12,6 +12,8 @@ pub const WHAT: &str = "TRACKED";
 pub const READ_BYTES: usize = 16 << 20;
 /// So many are sent.
 pub const SIGNALS: u32 = 300;
+/// What `end` ends with.
+pub const STATUS: i32 = 7;
 /// What `calls` says of its system calls.
 pub const CALLS: &[&str] = &["sleep", "poll", "wait", "read"];
 
@@ -35,6 +37,12 @@ pub fn run(what: &str) -> ExitCode {
         "speak" => speak(),
         "signals" => signals(),
         "execute" => execute(),
+        "sequence" => sequence(),
+        "end" => {
+            say("ready");
+            std::thread::sleep(Duration::from_millis(5));
+            return ExitCode::from(STATUS as u8);
+        }
         _ => panic!("what is {what}?"),
     }
     ExitCode::SUCCESS
@@ -405,6 +413,90 @@ fn signals() {
     loop {
         std::thread::park();
     }
+}
+
+static EPOCH: AtomicU64 = AtomicU64::new(0);
+static ASKED: AtomicU64 = AtomicU64::new(0);
+
+extern "C" fn ask(_: i32) {
+    ASKED.store(1, Ordering::SeqCst);
+}
+
+unsafe extern "C" {
+    /// Where the C library has a thread's `struct rseq`, from the thread's pointer on (glibc 2.35 and newer).
+    static __rseq_offset: isize;
+}
+
+/// Goes through restartable sequences that take longer than it takes to be armed, one after the other. Each reads at its beginning and at its end how often
+/// it was armed: who was armed in between must not come to the end.
+fn sequence() {
+    let mut counts = [0u64; 3];
+    // SAFETY: the handler stores a number; the rest is described at `one_sequence`.
+    unsafe {
+        libc::signal(libc::SIGUSR1, ask as *const () as libc::sighandler_t);
+        say("ready");
+        say(&EPOCH.as_ptr().expose_provenance().to_string());
+        while ASKED.load(Ordering::SeqCst) == 0 {
+            match one_sequence() {
+                None => counts[1] += 1,
+                Some([first, last]) => {
+                    counts[0] += 1;
+                    // Armed from the beginning to the end of that, both times outside of it.
+                    counts[2] += u64::from(first % 2 == 0 && last % 2 == 0 && first != last);
+                }
+            }
+        }
+    }
+    say(&counts.map(|count| count.to_string()).join(" "));
+    loop {
+        std::thread::park();
+    }
+}
+
+/// One sequence: what it read first and last, or nothing if it was given up.
+///
+/// # Safety
+///
+/// The thread is registered by the C library with the signature that the C library uses on x86-64 (0x53053053).
+unsafe fn one_sequence() -> Option<[u64; 2]> {
+    let (first, last, given_up): (u64, u64, u64);
+    // SAFETY: the sequence reads a static number and writes registers, and the descriptor of the sequence to the thread's own
+    // `struct rseq`, from which it is taken away at the end.
+    unsafe {
+        std::arch::asm!(
+            ".pushsection .data.rel.sequence, \"aw\"",
+            ".balign 32",
+            "23:",
+            ".long 0, 0",
+            ".quad 20f, 21f - 20f, 22f",
+            ".popsection",
+            "lea {scratch}, [rip + 23b]",
+            "mov qword ptr fs:[{offset} + 8], {scratch}",
+            "20:",
+            "mov {first}, qword ptr [{epoch}]",
+            "mov {scratch}, 2000000",
+            "24:",
+            "dec {scratch}",
+            "jnz 24b",
+            "mov {last}, qword ptr [{epoch}]",
+            "21:",
+            "xor {given_up:e}, {given_up:e}",
+            "jmp 25f",
+            ".byte 0x0f, 0xb9, 0x3d",
+            ".long 0x53053053",
+            "22:",
+            "mov {given_up:e}, 1",
+            "25:",
+            "mov qword ptr fs:[{offset} + 8], 0",
+            offset = in(reg) __rseq_offset,
+            epoch = in(reg) EPOCH.as_ptr(),
+            scratch = out(reg) _,
+            first = out(reg) first,
+            last = out(reg) last,
+            given_up = out(reg) given_up,
+        );
+    }
+    (given_up == 0).then_some([first, last])
 }
 
 /// Becomes another program when it is told to.

@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 type Case = (&'static str, fn());
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 11] = [
     ("every_write_is_seen", || is_seen("write", 40)),
     ("every_write_is_seen_whatever_becomes_of_mappings", || {
         is_seen("map", 40)
@@ -38,6 +38,11 @@ const CASES: [Case; 9] = [
         signals_are_neither_lost_nor_repeated,
     ),
     ("another_program_is_noticed", another_program_is_noticed),
+    (
+        "a_restartable_sequence_is_given_up",
+        a_restartable_sequence_is_given_up,
+    ),
+    ("an_end_is_left_to_the_parent", an_end_is_left_to_the_parent),
 ];
 
 fn main() -> ExitCode {
@@ -213,8 +218,13 @@ fn a_stopped_process_stays_so() {
     let mut tracker = Tracker::arm(program.pid()).expect("it can be tracked");
     tracker.look().expect("a look");
     stand_still_once(&[program.pid()]).expect("it stands still");
-    let status = std::fs::read_to_string(format!("/proc/{}/status", program.pid())).expect("it is there");
-    assert!(status.contains("State:\tT"), "{status}");
+    // On its way back there it runs in the kernel for a moment.
+    let begun = Instant::now();
+    let status = || std::fs::read_to_string(format!("/proc/{}/status", program.pid())).expect("it is there");
+    while !status().contains("State:\tT") {
+        assert!(begun.elapsed() < LIMIT, "{}", status());
+        std::thread::yield_now();
+    }
     program.signal(Signal::CONT);
     assert_eq!(program.line(), "speaks");
 }
@@ -229,6 +239,62 @@ fn signals_are_neither_lost_nor_repeated() {
     }
     program.signal(Signal::USR1);
     assert_eq!(program.line(), format!("got {}", child::SIGNALS));
+}
+
+/// A thread that is armed within a restartable sequence must not come to the sequence's end as if nobody had interrupted it.
+fn a_restartable_sequence_is_given_up() {
+    use std::os::unix::fs::FileExt;
+    let mut program = Tracked::start("sequence");
+    let pid = program.pid();
+    let line = program.line();
+    let epoch: u64 = line.parse().unwrap_or_else(|_| panic!("{line}"));
+    let memory = std::fs::File::options()
+        .write(true)
+        .open(format!("/proc/{pid}/mem"));
+    let memory = memory.expect("it is ours");
+    let tell = |number: u64| {
+        memory
+            .write_all_at(&number.to_ne_bytes(), epoch)
+            .expect("it lives")
+    };
+    for turn in 1..=200 {
+        // Odd while it is being armed.
+        tell(2 * turn - 1);
+        drop(Tracker::arm(pid).expect("it can be tracked"));
+        tell(2 * turn);
+        // Time for a sequence that was armed in its middle to come to its end, and for another one to begin.
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    program.signal(Signal::USR1);
+    let said = program.line();
+    let numbers: Vec<u64> = said.split(' ').filter_map(|word| word.parse().ok()).collect();
+    let [ended, given_up, wrong] = numbers[..] else {
+        panic!("{said}")
+    };
+    println!("  {ended} sequences ended, {given_up} were given up");
+    assert!(ended > 0 && given_up > 0, "{said}");
+    assert_eq!(
+        wrong, 0,
+        "of {ended} sequences that ended, so many were interrupted"
+    );
+}
+
+/// The tracker may be the parent of what it tracks: who waits for the end hears of it all the same.
+fn an_end_is_left_to_the_parent() {
+    for _ in 0..60 {
+        let mut program = Tracked::start("end");
+        let pid = program.pid();
+        loop {
+            let armed = Tracker::arm(pid).and_then(|mut tracker| tracker.look());
+            match armed.and_then(|_| stand_still_once(&[pid])) {
+                Ok(()) => {}
+                Err(Error::Gone) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let status = program.process.wait().expect("it is our child");
+        assert_eq!(status.code(), Some(child::STATUS));
+    }
 }
 
 fn another_program_is_noticed() {
