@@ -21,7 +21,7 @@ build: setup ## build verbatim, libverbatim.so and vcheck
 demo: build ## move a running RDMA program between two hosts on this machine
 	$(release)/verbatim demo
 
-# A test that hangs must not hide what the others said; nor may what it has started keep the output open.
+# A test that hangs must not hide what the others said.
 test: build ## all tests, from units to end to end
 	PATH="$$(./setup.sh --path)" timeout --verbose --kill-after=60 3000 cargo test --release --locked --workspace
 	$(MAKE) -C vcheck test

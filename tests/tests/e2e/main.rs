@@ -142,7 +142,7 @@ impl Test {
 }
 
 /// Ends everything when a test that is no long one has not ended in time: one that hangs would keep its reader from all that the
-/// others have to say. The lab's supervisor sees it, and takes the lab down.
+/// others have to say. The lab's keeper sees it, and takes the lab down.
 struct Deadline(Option<std::sync::mpsc::Sender<()>>);
 
 impl Deadline {

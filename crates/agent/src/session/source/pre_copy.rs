@@ -113,6 +113,25 @@ impl Source {
     }
 }
 
+/// How round `round` of private memory goes, which began at `begun`.
+pub(super) fn private_round(
+    round: u32,
+    begun: Instant,
+    sent_bytes: u64,
+    dirty_bytes: u64,
+    complete: bool,
+) -> Progress {
+    Progress::PreCopy(PreCopyRound {
+        round,
+        sent_bytes,
+        dirty_bytes,
+        bytes_per_second: (sent_bytes as f64 / begun.elapsed().as_secs_f64().max(1e-6)) as u64,
+        predicted_blackout_ms: None,
+        complete,
+        private: true,
+    })
+}
+
 fn in_milliseconds(time: Duration) -> u32 {
     u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
 }

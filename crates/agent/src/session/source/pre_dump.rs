@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use verbatim_container::{PreDumpConfig, PreDumped};
 
-use super::{Progress, Source};
+use super::Source;
+use super::pre_copy::private_round;
 use crate::memory::convergence::Verdict;
 use crate::memory::moves::Moves;
 use crate::memory::pre_dump::PreDump;
 use crate::memory::private;
 use crate::memory::send::Sender;
-use crate::proto::PreCopyRound;
 use crate::proto::file_part::Folder;
 
 /// Where they are, in the folder of images.
@@ -130,17 +130,7 @@ impl Source {
             let all = self.ahead.chain.all();
             (all.len() as u32 + 1, all.last().map_or(0, |last| last.bytes))
         };
-        let told = |sent_bytes: u64, dirty_bytes: u64, complete: bool| {
-            Progress::PreCopy(PreCopyRound {
-                round,
-                sent_bytes,
-                dirty_bytes,
-                bytes_per_second: (sent_bytes as f64 / begun.elapsed().as_secs_f64().max(1e-6)) as u64,
-                predicted_blackout_ms: None,
-                complete,
-                private: true,
-            })
-        };
+        let told = |sent, dirty, complete| private_round(round, begun, sent, dirty, complete);
         let images = self.instance.home.paths.images.clone();
         // Nobody writes to them any more: what the files' times say is enough.
         let trusted = Some(PathBuf::new());

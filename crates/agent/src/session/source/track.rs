@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
-use super::{Progress, Source};
+use super::Source;
+use super::pre_copy::private_round;
 use crate::faults::Point;
 use crate::memory::convergence::Verdict;
 use crate::memory::pace::Pace;
 use crate::memory::pre_dump::{PreDump, WORTH_BYTES};
 use crate::memory::private;
 use crate::memory::tracked::{self, Tracked, Untracked, Way};
-use crate::proto::PreCopyRound;
 use crate::protocol::FILL;
 
 /// How often a round that takes long is told of.
@@ -149,17 +149,7 @@ impl Source {
         let waited = self.pace.waited();
         let all = self.ahead.chain.all();
         let (round, dirty_bytes) = (all.len() as u32 + 1, all.last().map_or(0, |last| last.bytes));
-        let told = |sent_bytes: u64, dirty_bytes: u64, complete: bool| {
-            Progress::PreCopy(PreCopyRound {
-                round,
-                sent_bytes,
-                dirty_bytes,
-                bytes_per_second: (sent_bytes as f64 / begun.elapsed().as_secs_f64().max(1e-6)) as u64,
-                predicted_blackout_ms: None,
-                complete,
-                private: true,
-            })
-        };
+        let told = |sent, dirty, complete| private_round(round, begun, sent, dirty, complete);
         let way = Way {
             session: self.session,
             pace: Arc::clone(&self.pace),
