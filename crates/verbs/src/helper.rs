@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use verbatim_channel::{Answer, GATE_NAME, Gate, Greeting, MAX_LONG_BYTES, Order, SOCKET_NAME, VERSIONS};
+use verbatim_channel::{Answer, GATE_NAME, Gate, Greeting, MAX_LONG_BYTES, Order, VERSIONS};
 use verbatim_seqpacket::{Error, Socket};
 use verbatim_versions::Versions;
 
@@ -79,7 +79,7 @@ fn wake(process: &Process) {
 }
 
 fn connect(process: &Process) -> Option<Socket> {
-    Socket::connect(&process.runtime().join(SOCKET_NAME)).ok()
+    Socket::connect(&process.agent_socket()?).ok()
 }
 
 /// The version of the next greeting: after an agent has refused this one, that below; else the newest.

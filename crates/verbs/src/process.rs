@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use verbatim_adopt::Adopter;
-use verbatim_channel::{MEMORY_DIR, RUNTIME_DIR, RUNTIME_DIR_VARIABLE};
+use verbatim_channel::{MEMORY_DIR, RUNTIME_DIR, RUNTIME_DIR_VARIABLE, SOCKET_NAME};
 
 use crate::backend::{self, Device, DeviceInfo, Provider};
 use crate::context::Context;
@@ -25,6 +25,8 @@ use crate::watch::{HungUp, Watch};
 #[derive(Debug)]
 pub struct Process {
     runtime: PathBuf,
+    /// An agent looks after it, where there is one.
+    attended: bool,
     adopter: OnceLock<Option<Adopter>>,
     pub(crate) control: ControlGate,
     road_map_version: AtomicU64,
@@ -75,8 +77,19 @@ impl Process {
 
     /// With its own runtime folder.
     pub fn new(runtime: &Path) -> Arc<Self> {
+        Self::with(runtime, true)
+    }
+
+    /// As [`Self::new`], of a program that no agent looks after, an agent itself for one: it does not move, and what it connects to
+    /// is where its number says.
+    pub fn unattended(runtime: &Path) -> Arc<Self> {
+        Self::with(runtime, false)
+    }
+
+    fn with(runtime: &Path, attended: bool) -> Arc<Self> {
         Arc::new(Self {
             runtime: runtime.to_owned(),
+            attended,
             adopter: OnceLock::new(),
             control: ControlGate::default(),
             road_map_version: AtomicU64::new(0),
@@ -86,6 +99,11 @@ impl Process {
             watch: Mutex::default(),
             dm_bytes: Mutex::default(),
         })
+    }
+
+    /// Where the agent's socket is; none if no agent looks after it.
+    pub(crate) fn agent_socket(&self) -> Option<PathBuf> {
+        self.attended.then(|| self.runtime.join(SOCKET_NAME))
     }
 
     /// The runtime folder.

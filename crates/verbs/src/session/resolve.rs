@@ -6,9 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use verbatim_channel::{
-    Endpoint, Greeting, KeyPair, MAX_LONG_BYTES, MovedEndpoint, Resolved, SOCKET_NAME, VERSIONS,
-};
+use verbatim_channel::{Endpoint, Greeting, KeyPair, MAX_LONG_BYTES, MovedEndpoint, Resolved, VERSIONS};
 use verbatim_device::control::QpType;
 use verbatim_seqpacket::{Error, Socket};
 
@@ -125,7 +123,10 @@ fn ask_as<T>(
         peer: "host agent",
         source,
     };
-    let socket = match Socket::connect(&process.runtime().join(SOCKET_NAME)) {
+    let Some(agent) = process.agent_socket() else {
+        return Ok(None);
+    };
+    let socket = match Socket::connect(&agent) {
         Ok(socket) => socket,
         Err(Error::Os { source, .. })
             if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) =>

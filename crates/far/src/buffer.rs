@@ -1,0 +1,185 @@
+//! Registered memory that the RNIC may change at any time: it is only ever copied to and from.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::mm::{MapFlags, ProtFlags};
+use serde::{Deserialize, Serialize};
+use verbatim_verbs::{Access, Context, Mr, Pd};
+
+use crate::device::Opened;
+use crate::error::Error;
+
+/// Private anonymous memory of this process.
+#[derive(Debug)]
+struct Memory {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: plain bytes, which the RNIC changes in any case; they are only ever copied to and from.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    fn map(length: usize) -> Result<Self, Error> {
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                length,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        };
+        let start = start.map_err(Error::os("mmap"))?;
+        let start = NonNull::new(start.cast()).expect("mmap never returns the null page here");
+        Ok(Self { start, length })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the whole mapping, which nothing refers to any more.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.length) };
+    }
+}
+
+/// What a connection's queue pair can reach, as long as one of its buffers lives.
+#[derive(Debug)]
+pub(crate) struct Domain {
+    pd: Arc<Pd>,
+    opened: Arc<Opened>,
+}
+
+impl Domain {
+    pub(crate) fn new(opened: Arc<Opened>) -> Result<Arc<Self>, Error> {
+        let pd = opened.context.alloc_pd();
+        let pd = pd.map_err(Error::verbs("a connection cannot be made"))?;
+        Ok(Arc::new(Self { pd, opened }))
+    }
+
+    pub(crate) fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.opened.context
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // An RNIC that is gone has none any more.
+        let _ = self.pd.dealloc();
+    }
+}
+
+/// Registered memory of a connection.
+#[derive(Debug)]
+pub struct Buffer {
+    region: Arc<Mr>,
+    memory: Memory,
+    _domain: Arc<Domain>,
+}
+
+/// What the other side must know of a buffer to read and write it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Exposed {
+    /// Its address.
+    pub address: u64,
+    /// Its remote key.
+    pub rkey: u32,
+    /// Bytes.
+    pub length: u64,
+}
+
+impl Buffer {
+    pub(crate) fn register(domain: &Arc<Domain>, length: usize) -> Result<Arc<Self>, Error> {
+        let page = rustix::param::page_size();
+        let memory = Memory::map(length.max(1).next_multiple_of(page))?;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let address = memory.start.as_ptr() as u64;
+        let region = domain.pd.reg_mr(address, memory.length as u64, address, access);
+        Ok(Arc::new(Self {
+            region: region.map_err(Error::verbs("a buffer cannot be registered"))?,
+            memory,
+            _domain: Arc::clone(domain),
+        }))
+    }
+
+    /// Bytes.
+    pub fn length(&self) -> u64 {
+        self.memory.length as u64
+    }
+
+    /// For the other side.
+    pub fn exposed(&self) -> Exposed {
+        Exposed {
+            address: self.memory.start.as_ptr() as u64,
+            rkey: self.region.rkey(),
+            length: self.length(),
+        }
+    }
+
+    pub(crate) fn lkey(&self) -> u32 {
+        self.region.lkey()
+    }
+
+    /// Copies into it.
+    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
+        self.check(offset, bytes.len() as u64)?;
+        // SAFETY: inside of the mapping, as just checked; nobody has a reference to it.
+        unsafe {
+            self.memory
+                .start
+                .add(offset as usize)
+                .copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len());
+        }
+        Ok(())
+    }
+
+    /// Copies out of it.
+    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), Error> {
+        self.check(offset, bytes.len() as u64)?;
+        // SAFETY: as above.
+        unsafe {
+            self.memory
+                .start
+                .add(offset as usize)
+                .copy_to_nonoverlapping(NonNull::from(&mut *bytes).cast(), bytes.len());
+        }
+        Ok(())
+    }
+
+    /// An error unless the range is in it.
+    pub(crate) fn check(&self, offset: u64, length: u64) -> Result<(), Error> {
+        check(self.length(), offset, length)
+    }
+}
+
+impl Exposed {
+    /// An error unless the range is in it.
+    pub(crate) fn check(&self, offset: u64, length: u64) -> Result<(), Error> {
+        check(self.length, offset, length)
+    }
+}
+
+fn check(buffer: u64, offset: u64, length: u64) -> Result<(), Error> {
+    match offset.checked_add(length).is_some_and(|end| end <= buffer) {
+        true => Ok(()),
+        false => Err(Error::Range {
+            offset,
+            length,
+            buffer,
+        }),
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // Before its memory goes. An RNIC that is gone has no region any more.
+        let _ = self.region.dereg();
+    }
+}
