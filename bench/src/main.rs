@@ -1,6 +1,6 @@
 //! Measures what the papers measured, between hosts of a lab on this machine, and writes it to `out/bench/`.
 //!
-//! One module per subject: [`bandwidth`], [`soft_rnic`], [`cost`], [`blackout`], [`memory`], [`methods`],
+//! One module per subject: [`bandwidth`], [`soft_rnic`], [`cost`], [`blackout`], [`memory`], [`far`], [`methods`],
 //! and [`migrrdma`] and [`migros`] for the papers' figures. Each prints a table for people and writes a JSON file for
 //! programs, with every single measurement and what it was measured on.
 
@@ -8,6 +8,7 @@ mod bandwidth;
 mod blackout;
 mod context;
 mod cost;
+mod far;
 mod memory;
 mod methods;
 mod migros;
@@ -73,6 +74,8 @@ enum Bench {
     Blackout,
     /// Moves of programs with private memory, beside what CRIU alone takes for the same.
     Memory,
+    /// 4 KiB of another host's memory by a one-sided READ, beside TCP.
+    Far,
     /// What virtualisation costs per operation (MigrRDMA, table 4).
     Cost,
     /// The blackout by phase against the number of queue pairs (MigrRDMA, figure 3).
@@ -104,6 +107,8 @@ fn main() -> ExitCode {
         Some("delay-line") => migros::delay_line::run(&arguments[2..]),
         Some("transport-messages") => migros::transport::instructions::messages(&arguments[2..]),
         Some("object-numbers") => migros::objects::numbers::run(&arguments[2..]),
+        Some("far-server") => far::serve(&arguments[2..]),
+        Some("far-client") => far::read(&arguments[2..]),
         Some("cost-batches") => cost::batches(&arguments[2..]),
         _ => run(&Arguments::parse()),
     };
@@ -148,6 +153,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (repeats, most) = (arguments.repeats, arguments.most);
     if wanted(Bench::Memory) {
         memory::run(&tools, repeats, most, &arguments.out.join("memory.json"))?;
+    }
+    if wanted(Bench::Far) {
+        far::run(&tools, arguments.rounds, &arguments.out.join("far.json"))?;
     }
     if wanted(Bench::Connections) {
         migrrdma::connections::run(&tools, repeats, most, &arguments.out.join("connections.json"))?;
