@@ -99,6 +99,7 @@ fn rule(request: &Request) -> Rule {
         | R::StopQp { .. }
         | R::RestartQp { .. }
         | R::SetQpSecret { .. }
+        | R::SetQpClass { .. }
         | R::PauseQps { .. }
         | R::DumpQps { .. }
         | R::RestoreQps { .. }

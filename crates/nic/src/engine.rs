@@ -13,6 +13,7 @@ mod attention;
 mod busy_poll;
 mod capture;
 mod control;
+mod lineup;
 mod listeners;
 mod notify;
 mod receive;
@@ -21,19 +22,20 @@ mod statistics;
 mod transmit;
 mod withheld;
 
-use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::event::epoll::EventFlags;
+use verbatim_device::control::QpClass;
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::{Time, TxBatch, UDP_PORT};
 
 use self::attention::Attention;
-use self::busy_poll::{Arrivals, BusyPoll};
+use self::busy_poll::{Amount, BusyPoll};
 use self::control::{Clients, Endpoint};
+use self::lineup::Lineup;
 use crate::config::{HostNumber, NicConfig};
 use crate::device::Device;
 use crate::error::NicError;
@@ -73,7 +75,7 @@ pub struct Nic {
     /// Queue pairs that something has happened to in this turn.
     touched: Touched,
     /// Queue pairs that wait for their turn to transmit.
-    ready: VecDeque<u32>,
+    lineup: Lineup,
     timers: Timers,
     withheld: withheld::Withheld,
     busy_poll: BusyPoll,
@@ -152,7 +154,7 @@ impl Nic {
             listeners: listeners::Listeners::default(),
             effects: Effects::default(),
             touched: Touched::default(),
-            ready: VecDeque::new(),
+            lineup: Lineup::default(),
             timers: Timers::default(),
             withheld: withheld::Withheld::default(),
             busy_poll: BusyPoll::default(),
@@ -192,7 +194,7 @@ impl Nic {
                 self.publish();
                 (last_work, idle_turns, wait) = (time, 0, Some(Wait::No));
                 // Whoever the work was for may wait for this core.
-                let is_done = self.turns_behind == 0 && self.ready.is_empty();
+                let is_done = self.turns_behind == 0 && !self.has_more(time);
                 if is_done && self.spin.is_zero() && !self.busy_poll.is_on(time) {
                     wait = Some(self.nap(time));
                 }
@@ -218,6 +220,7 @@ impl Nic {
         let NicCounters {
             rx_packets, rx_bytes, ..
         } = self.counters;
+        self.lineup.begin();
         self.read_doorbells();
         // The answer that a timer waits for may be among what has not been taken yet.
         let all = self.receive(now);
@@ -226,17 +229,18 @@ impl Nic {
             self.expire(now);
         }
         self.release_due(now);
-        self.line_up();
+        self.line_up(now);
         self.transmit(now)?;
         self.apply_effects(now);
         self.notify();
         let worked = !self.touched.0.is_empty() || self.turns_behind > 0;
         self.settle(now);
-        let arrivals = Arrivals {
+        let arrivals = Amount {
             packets: self.counters.rx_packets - rx_packets,
             bytes: self.counters.rx_bytes - rx_bytes,
         };
         self.busy_poll.follow(now, arrivals, self::now);
+        self.lineup.end(self::now);
         Ok(worked)
     }
 
@@ -264,33 +268,32 @@ impl Nic {
                 touched,
                 ..
             } = self;
-            let Objects { qps, shared, .. } = objects;
-            let Some(qp) = qps.get_mut(qpn) else {
+            let Some(qp) = objects.qps.get_mut(qpn) else {
                 continue;
             };
             if !qp.alarm.rings(entry) || qp.stopped {
                 continue;
             }
             touched.add(qpn, qp);
-            let was_paused = qp.is_paused();
-            let (transport, mut host) = qp.split(shared, effects, now);
-            transport.handle_timeout(now, &mut host);
-            if was_paused && !qp.is_paused() {
-                objects.went_on(qpn, effects, now);
+            // In the background this comes with its turn: what it did not yet send for want of one, nobody can have answered.
+            if qp.class == QpClass::User {
+                ring(qpn, objects, effects, now);
             }
         }
     }
 
     /// Whoever was touched may have something to send.
-    fn line_up(&mut self) {
+    fn line_up(&mut self, now: Time) {
         for qpn in &self.touched.0 {
-            if let Some(qp) = self.objects.qps.get_mut(*qpn)
-                && !qp.queued
-            {
-                qp.queued = true;
-                self.ready.push_back(*qpn);
+            if let Some(qp) = self.objects.qps.get_mut(*qpn) {
+                self.lineup.join(*qpn, &mut qp.line, qp.class, now);
             }
         }
+    }
+
+    /// Whether somebody can send at once.
+    fn has_more(&self, now: Time) -> bool {
+        self.lineup.next().is_some_and(|next| next <= now)
     }
 
     /// Until when to sleep; programs are told to wake the RNIC meanwhile. Not at all if something has come up.
@@ -299,6 +302,10 @@ impl Nic {
             self.timers.next(),
             self.withheld.next(&self.objects),
             self.blocked.until(),
+            // Who is blocked is woken when there is room.
+            self.lineup
+                .next()
+                .filter(|_| self.blocked == transmit::Blocked::No),
         ];
         let next = deadlines.into_iter().flatten().min();
         if next.is_some_and(|deadline| deadline <= now) {
@@ -331,6 +338,18 @@ impl Nic {
         self.counters.migration_ignored =
             migration.migration_forged + migration.migration_replayed + migration.migration_refused;
         self.stats.publish(&self.counters);
+    }
+}
+
+/// A queue pair's time has come.
+fn ring(qpn: u32, objects: &mut Objects, effects: &mut Effects, now: Time) {
+    let Objects { qps, shared, .. } = objects;
+    let Some(qp) = qps.get_mut(qpn) else { return };
+    let was_paused = qp.is_paused();
+    let (transport, mut host) = qp.split(shared, effects, now);
+    transport.handle_timeout(now, &mut host);
+    if was_paused && !qp.is_paused() {
+        objects.went_on(qpn, effects, now);
     }
 }
 

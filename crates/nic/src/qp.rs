@@ -8,7 +8,7 @@ mod stream;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use verbatim_device::control::{QpCap, QpType};
+use verbatim_device::control::{QpCap, QpClass, QpType};
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::{Counters, Mtu, Qp, QpConfig, Standing, Time, Traffic};
 
@@ -62,8 +62,13 @@ pub struct QueuePair {
     pub stopped: bool,
     /// Something that concerns several queue pairs has broken it while it was stopped: it goes to ERR when it goes on.
     pub doomed: bool,
-    /// It waits for its turn to transmit.
-    pub queued: bool,
+    /// Who goes before it.
+    pub class: QpClass,
+    /// The line in which it waits for its turn to transmit. It is that of its class, but for the time until the next turn after
+    /// that was changed.
+    pub line: Option<QpClass>,
+    /// The turns that it had in the background.
+    pub background: Turns,
     /// It is in the list of those whose counters may have changed.
     pub touched: bool,
     /// It counts as one of those that share what its destination can take.
@@ -74,6 +79,15 @@ pub struct QueuePair {
     pub flush_interval: Duration,
     /// The transport's counters as they were added to the RNIC's last.
     pub counted: Counters,
+}
+
+/// Turns in the background.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Turns {
+    /// All of them.
+    pub all: u64,
+    /// Those that it had although users had something to send.
+    pub starved: u64,
 }
 
 /// The way to the partner.

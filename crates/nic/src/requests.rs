@@ -160,6 +160,7 @@ impl Desk<'_> {
             Request::StopQp { qpn } => self.stop_qp(id, qpn),
             Request::RestartQp { qpn } => self.restart_qp(id, qpn),
             Request::SetQpSecret { qpn, secret } => self.set_qp_secret(id, qpn, secret),
+            Request::SetQpClass { qpn, class } => self.set_qp_class(id, qpn, class),
             Request::PauseQps { qpns, limit_s } => {
                 let limit = limit_s.map(|seconds| Duration::from_secs(seconds.into()));
                 self.each_done(&qpns, |desk, qpn| desk.pause_qp(id, qpn, limit))

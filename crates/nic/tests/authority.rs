@@ -17,8 +17,8 @@ use support::objects::av;
 use support::program::CAP;
 use support::{Program, Qp, Queue, Server};
 use verbatim_device::control::{
-    Access, Backing, ForwardedQp, MOST_QPS, MwState, MwType, QpAttr, QpAttrMask, QpState, QpType, Reply,
-    Request, RequestKind, Segment, SrqAttr, VERSION,
+    Access, Backing, ForwardedQp, MOST_QPS, MwState, MwType, QpAttr, QpAttrMask, QpClass, QpState, QpType,
+    Reply, Request, RequestKind, Segment, SrqAttr, VERSION,
 };
 use verbatim_seqpacket::{Carried, Listener, Socket};
 
@@ -79,6 +79,7 @@ DestroyQp                    -+++ -+++ -+++ -+++
 QueryOwners                  +-PP PPPP PPPP PPPP
 RemoveListener               +-PP PPPP PPPP PPPP
 QueryListeners               +-PP PPPP PPPP PPPP
+SetQpClass                   -+++ -+++ -+++ -+++
 ";
 
 const USERS: [u32; 2] = [0, 1000];
@@ -544,6 +545,10 @@ fn samples(kind: RequestKind) -> Vec<Sample> {
                 to_qpn: 0x1234,
             }],
             seconds: 1,
+        }),
+        K::SetQpClass => Box::new(|world| Request::SetQpClass {
+            qpn: world.qp.qpn,
+            class: QpClass::Background,
         }),
         K::DestroyQp => Box::new(|world| Request::DestroyQp { qpn: world.qp.qpn }),
         K::QueryOwners => Box::new(|world| Request::QueryOwners {

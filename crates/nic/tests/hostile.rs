@@ -10,8 +10,8 @@ use rand::{Rng, SeedableRng};
 use support::program::{ALL_ACCESS, CAP, write};
 use support::{Program, Server, pair, wait_for};
 use verbatim_device::control::{
-    Access, AddressVector, Backing, ForwardedQp, QpAttr, QpAttrMask, QpCap, QpState, QpType, Request,
-    RestoredQp, Segment, VERSION,
+    Access, AddressVector, Backing, ForwardedQp, QpAttr, QpAttrMask, QpCap, QpClass, QpState, QpType,
+    Request, RestoredQp, Segment, VERSION,
 };
 use verbatim_device::layout::{CONTEXT_BYTES, QpLayout};
 use verbatim_roce::icrc::Flow;
@@ -78,7 +78,7 @@ fn any_request(rng: &mut StdRng, qpn: u32) -> Request {
     let id = any(rng);
     let qpn = if rng.random() { qpn } else { id };
     let qpns = vec![qpn; rng.random_range(0..2000)];
-    match rng.random_range(0..18) {
+    match rng.random_range(0..19) {
         0 => Request::OpenContext {
             version: VERSION,
             name: "x".repeat(rng.random_range(0..400)),
@@ -153,6 +153,13 @@ fn any_request(rng: &mut StdRng, qpn: u32) -> Request {
                 })
                 .collect(),
             seconds: any(rng),
+        },
+        17 => Request::SetQpClass {
+            qpn,
+            class: match rng.random() {
+                true => QpClass::Background,
+                false => QpClass::User,
+            },
         },
         _ => Request::QueryQp { qpn },
     }

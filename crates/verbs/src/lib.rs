@@ -81,8 +81,8 @@ pub use process::Process;
 pub use qp::{OwnedSendBatch, Qp, QpInit, SendBatch};
 pub use srq::Srq;
 pub use verbatim_device::control::{
-    Access, AddressVector, AsyncEventType, DeviceAttr, MwType, PortAttr, QpAttr, QpAttrMask, QpCap, QpSecret,
-    QpState, QpType, SrqAttr,
+    Access, AddressVector, AsyncEventType, DeviceAttr, MwType, PortAttr, QpAttr, QpAttrMask, QpCap, QpClass,
+    QpSecret, QpState, QpType, SrqAttr,
 };
 pub use verbatim_device::layout::Sge;
 pub use work::{

@@ -10,8 +10,8 @@ use support::end::{CAP, STEPS, connection_attr};
 use support::{End, Nic};
 use verbatim_verbs::{
     Access, AddressVector, AsyncEventType, AsyncObject, Body, CompChannel, Cq, MrChange, MwBind, MwRange,
-    MwType, Qp, QpAttrMask, QpInit, QpState, QpType, RecvWr, SEND_SIGNALED, SendOpcode, SendWr, Sge, Srq,
-    SrqAttr, UdAddress, WC_SUCCESS, Wc,
+    MwType, Qp, QpAttrMask, QpClass, QpInit, QpState, QpType, RecvWr, SEND_SIGNALED, SendOpcode, SendWr, Sge,
+    Srq, SrqAttr, UdAddress, VerbsError, WC_SUCCESS, Wc,
 };
 
 /// `IBV_WC_REM_ACCESS_ERR`
@@ -404,4 +404,37 @@ fn unreliable_connections_and_atomics() {
     assert_eq!(a.wait().status, WC_SUCCESS);
     assert_eq!((a.memory.read_u64(0), b.memory.read_u64(9)), (8, 100));
     mr.dereg().unwrap();
+}
+
+#[test]
+fn a_connection_goes_to_the_background_and_back() {
+    let scene = Scene::new(94);
+    let [sender, receiver] = &scene.ends;
+    let send = |message: u64| {
+        let target = [sge(receiver, 100, 8)];
+        let recv = RecvWr {
+            wr_id: message,
+            sges: &target,
+        };
+        receiver.qp.post_recv([recv]).unwrap();
+        sender.memory.write_u64(0, message);
+        post(&sender.qp, request(SendOpcode::Send, &[sge(sender, 0, 8)], 0, 0));
+        assert_eq!(sender.wait().status, WC_SUCCESS);
+        assert_eq!(
+            (receiver.wait().status, receiver.memory.read_u64(100)),
+            (WC_SUCCESS, message)
+        );
+    };
+    for (message, class) in [(7, QpClass::Background), (8, QpClass::User)] {
+        for end in [sender, receiver] {
+            end.qp.set_class(class).unwrap();
+        }
+        send(message);
+    }
+    let datagrams = sender.pd.create_qp(&init(&sender.cq, QpType::Ud, None)).unwrap();
+    let refused = datagrams.set_class(QpClass::Background).unwrap_err();
+    assert_eq!(refused.errno(), libc::EINVAL);
+    datagrams.destroy().unwrap();
+    let gone = datagrams.set_class(QpClass::User).unwrap_err();
+    assert!(matches!(gone, VerbsError::Gone { .. }), "{gone}");
 }

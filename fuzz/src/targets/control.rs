@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 
 use verbatim_device::control::{
-    Access, AddressVector, AsyncEvent, Backing, Captured, CompletionEvent, QpAttr, QpAttrMask, QpCap, QpType,
-    Reply, Request, Segment, VERSION,
+    Access, AddressVector, AsyncEvent, Backing, Captured, CompletionEvent, QpAttr, QpAttrMask, QpCap,
+    QpClass, QpType, Reply, Request, Segment, VERSION,
 };
 use verbatim_seqpacket::Socket;
 
@@ -85,6 +85,10 @@ pub fn seeds() -> Vec<Vec<u8>> {
                 },
                 ..QpAttr::default()
             },
+        }),
+        encoded(&Request::SetQpClass {
+            qpn: 17,
+            class: QpClass::Background,
         }),
         encoded(&Reply::Error {
             errno: 22,

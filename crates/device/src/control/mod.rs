@@ -22,7 +22,7 @@ pub use self::request::*;
 use verbatim_versions::{Versioned, Versions};
 
 /// The version of this contract. What is sent under it is recorded, and `docs/versions.md` says when it rises.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 /// The oldest version that is spoken, too.
 pub const OLDEST: u32 = 11;
@@ -32,6 +32,9 @@ pub const VERSIONS: Versions = Versions::new(OLDEST, VERSION);
 
 impl Versioned for Request {}
 impl Versioned for Reply {}
+
+/// The first version with [`Request::SetQpClass`]: nobody sends it under an older one.
+pub const CLASS_VERSION: u32 = 12;
 
 /// The most queue pairs in one request; more are `EINVAL`. The RNIC does nothing else meanwhile.
 pub const MOST_QPS: usize = 1024;

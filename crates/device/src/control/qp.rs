@@ -96,6 +96,17 @@ pub enum QpType {
     Ud = 4,
 }
 
+/// Who goes first when several queue pairs of an RNIC have something to send. A queue pair begins as a user's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+pub enum QpClass {
+    /// A program's.
+    #[default]
+    User,
+    /// It sends, requests and answers alike, while no user's has anything to send; and a little every few milliseconds, so that
+    /// its connection does not fail.
+    Background,
+}
+
 /// `struct ibv_qp_cap`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct QpCap {

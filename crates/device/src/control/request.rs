@@ -5,8 +5,8 @@ use strum::{EnumDiscriminants, EnumIter, IntoStaticStr};
 use verbatim_seqpacket::Carried;
 
 use super::{
-    Access, AddressVector, ForwardedQp, MwState, MwType, QpAttr, QpAttrMask, QpCap, QpSecret, QpType,
-    RestoredQp, Segment, SrqAttr, Translation,
+    Access, AddressVector, ForwardedQp, MwState, MwType, QpAttr, QpAttrMask, QpCap, QpClass, QpSecret,
+    QpType, RestoredQp, Segment, SrqAttr, Translation,
 };
 
 /// A request to the RNIC. Handles are the RNIC's numbers, unique within the context for PDs and CQs, within the RNIC
@@ -345,6 +345,15 @@ pub enum Request {
     QueryListeners {
         /// Only those whose names come after this one.
         after: Option<String>,
+    },
+    /// Who goes first when several queue pairs have something to send. The class is the queue pair's until it is changed or the
+    /// queue pair is destroyed, RESET or not; no image has it. Answered by [`Reply::Done`](super::Reply::Done); `EINVAL` for a transport other than
+    /// the reliable connection in the background. From version 12 on ([`CLASS_VERSION`](super::CLASS_VERSION)).
+    SetQpClass {
+        /// Which.
+        qpn: u32,
+        /// Its class from now on.
+        class: QpClass,
     },
 }
 

@@ -25,11 +25,18 @@ const PART: u32 = 8;
 /// and for so long at most.
 const MOST: Duration = Duration::from_micros(100);
 
-/// What a turn has received.
-#[derive(Debug, Clone, Copy)]
-pub struct Arrivals {
+/// Packets, and their bytes.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Amount {
     pub packets: u64,
     pub bytes: u64,
+}
+
+impl Amount {
+    /// Whether it is part of a stream, if it came or went in one turn.
+    pub fn is_burst(self) -> bool {
+        self.packets >= PACKETS || self.bytes >= BYTES
+    }
 }
 
 /// The stream that arrives.
@@ -44,8 +51,8 @@ pub struct BusyPoll {
 impl BusyPoll {
     /// A turn that began then has received something; `now` is asked after a burst only.
     #[inline]
-    pub fn follow(&mut self, began: Time, arrivals: Arrivals, now: impl FnOnce() -> Time) {
-        if arrivals.packets < PACKETS && arrivals.bytes < BYTES {
+    pub fn follow(&mut self, began: Time, arrivals: Amount, now: impl FnOnce() -> Time) {
+        if !arrivals.is_burst() {
             return;
         }
         if began - self.ended > GAP {
@@ -65,7 +72,7 @@ impl BusyPoll {
 mod tests {
     use super::*;
 
-    const BURST: Arrivals = Arrivals {
+    const BURST: Amount = Amount {
         packets: 15,
         bytes: 60_000,
     };
@@ -109,7 +116,7 @@ mod tests {
         let mut poll = BusyPoll::default();
         for message in 0..1000 {
             let begin = 20 * message;
-            let small = Arrivals {
+            let small = Amount {
                 packets: 2,
                 bytes: 100,
             };

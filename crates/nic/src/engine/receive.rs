@@ -9,6 +9,7 @@ use verbatim_roce::{Packet, ParseError, Time, UDP_PORT};
 
 use super::capture::{Seen, Sink};
 use super::control::Clients;
+use super::lineup::Lineup;
 use super::{Nic, Touched};
 use crate::objects::Objects;
 use crate::qp::Effects;
@@ -66,6 +67,7 @@ impl Nic {
                 buffer,
                 captures,
                 clients,
+                lineup,
                 ..
             } = self;
             let received = match at {
@@ -111,6 +113,7 @@ impl Nic {
                 objects,
                 effects,
                 touched,
+                lineup,
                 counters,
                 at,
                 now,
@@ -151,6 +154,7 @@ struct Intake<'a> {
     objects: &'a mut Objects,
     effects: &'a mut Effects,
     touched: &'a mut Touched,
+    lineup: &'a mut Lineup,
     counters: &'a mut NicCounters,
     at: At,
     now: Time,
@@ -259,6 +263,7 @@ impl Intake<'_> {
             return;
         }
         self.touched.add(qpn, qp);
+        self.lineup.note(qp.class, 1, packet.payload.len());
         let (transport, mut host) = qp.split(shared, self.effects, self.now);
         transport.handle_packet(self.now, packet, &mut host);
     }

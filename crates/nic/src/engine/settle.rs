@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use verbatim_device::control::AsyncEventType;
+use verbatim_device::control::{AsyncEventType, QpClass};
 use verbatim_roce::{Counters, QpAttributes, QpState, Time};
 
 use super::Nic;
@@ -103,12 +103,16 @@ impl Nic {
             qp.touched = false;
             let deadline = match qp.transport.state() {
                 _ if qp.stopped => None,
+                // Time is looked at when it has its turn.
+                _ if qp.line == Some(QpClass::Background) => None,
                 QpState::Err => Some(now + qp.flush_interval),
                 _ => qp.transport.next_timeout(),
             };
             self.timers.set(qpn, &mut qp.alarm, deadline);
             if let Some(route) = &qp.route {
-                let active = !qp.stopped && (qp.queued || qp.transport.in_flight_bytes() > 0);
+                // What waits in the background takes no part of the users' windows.
+                let sends = qp.line == Some(QpClass::User) || qp.transport.in_flight_bytes() > 0;
+                let active = !qp.stopped && sends;
                 if active != qp.active {
                     qp.active = active;
                     self.objects.peers.set_active(route.peer, active);

@@ -1,6 +1,6 @@
 //! The counters for people: `Request::QueryStatistics`; and whose queue pairs are, for the agent: `Request::QueryOwners`.
 
-use verbatim_device::control::{MAX_OWNERS, QpOwner, QpState, QpStatistics, Reply};
+use verbatim_device::control::{MAX_OWNERS, QpClass, QpOwner, QpState, QpStatistics, Reply};
 use verbatim_roce::Counters;
 use verbatim_seqpacket::Credentials;
 
@@ -64,9 +64,17 @@ impl Nic {
         let dest_qpn = query.dest_qpn.map_or(0, |qpn| qpn.get());
         let counters: &Counters = qp.transport.counters();
         let migration = qp.transport.as_rc().map(|rc| *rc.migration_counters());
+        let turns: &[_] = match qp.class {
+            QpClass::User => &[],
+            QpClass::Background => &[
+                ("background_turns", qp.background.all),
+                ("background_starved_turns", qp.background.starved),
+            ],
+        };
         let migration: Vec<_> = migration
             .unwrap_or_default()
             .iter()
+            .chain(turns.iter().copied())
             .map(|(name, value)| (name.to_owned(), value))
             .collect();
         QpStatistics {

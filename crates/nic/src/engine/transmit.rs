@@ -4,16 +4,15 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use verbatim_device::control::QpClass;
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::{Time, Transmit, UDP_PORT};
 
-use super::Nic;
+use super::lineup::Turn;
+use super::{Nic, ring};
 use crate::error::NicError;
 use crate::objects::Objects;
 use crate::poller::Token;
-
-/// Packets of one queue pair before the next has its turn: two full batches of the largest MTU.
-const PACKETS_PER_QP: usize = 32;
 
 /// Batches sent in a turn, so that receiving has its turn too.
 const BATCHES_PER_TURN: u64 = 16;
@@ -42,6 +41,19 @@ impl Blocked {
     }
 }
 
+/// What became of a queue pair's turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Served {
+    /// There was no turn: the queue pair is not there, or has left the line.
+    Nothing,
+    /// It has nothing more to send.
+    All,
+    /// Its share is used up, and it has more.
+    Part,
+    /// The socket is blocked.
+    Blocked,
+}
+
 impl Nic {
     /// Sends for those whose turn it is.
     pub(super) fn transmit(&mut self, now: Time) -> Result<(), NicError> {
@@ -58,9 +70,51 @@ impl Nic {
         }
         let most = self.counters.tx_batches + BATCHES_PER_TURN;
         while self.counters.tx_batches < most {
-            let Some(qpn) = self.ready.pop_front() else { break };
-            if !self.transmit_one(qpn, now)? {
-                self.ready.push_front(qpn);
+            let Some(turn) = self.lineup.take(now, self.turns_behind == 0) else {
+                break;
+            };
+            match self.serve_turn(turn, now)? {
+                Served::Nothing => {}
+                Served::All => {
+                    if let Some(qp) = self.objects.qps.get_mut(turn.qpn) {
+                        qp.line = None;
+                    }
+                }
+                Served::Part => self.lineup.queue_again(turn, now),
+                Served::Blocked => {
+                    self.lineup.put_back(turn);
+                    return Ok(());
+                }
+            }
+        }
+        self.send_batch(now)?;
+        Ok(())
+    }
+
+    /// A queue pair's turn, if it is in the line from which it was taken.
+    fn serve_turn(&mut self, turn: Turn, now: Time) -> Result<Served, NicError> {
+        let Turn { qpn, class, .. } = turn;
+        let Some(qp) = self.objects.qps.get_mut(qpn) else {
+            return Ok(Served::Nothing);
+        };
+        if qp.line != Some(class) {
+            return Ok(Served::Nothing);
+        }
+        if class == QpClass::Background && !qp.stopped {
+            qp.background.all += 1;
+            qp.background.starved += u64::from(turn.starved);
+            if qp.transport.next_timeout().is_some_and(|due| due <= now) {
+                ring(qpn, &mut self.objects, &mut self.effects, now);
+            }
+        }
+        self.transmit_one(qpn, turn.packets, now)
+    }
+
+    /// Acknowledgements that wait for a turn in the background are sent now.
+    pub(super) fn acknowledge_in_background(&mut self, now: Time) -> Result<(), NicError> {
+        let waiting: Vec<_> = self.lineup.in_background().collect();
+        for qpn in waiting {
+            if let Served::Blocked = self.transmit_one(qpn, 0, now)? {
                 return Ok(());
             }
         }
@@ -86,14 +140,14 @@ impl Nic {
         Ok(())
     }
 
-    /// Sends for one queue pair until it has nothing more or its share is used up; false: the socket is blocked.
-    fn transmit_one(&mut self, qpn: u32, now: Time) -> Result<bool, NicError> {
+    /// Sends for one queue pair until it has nothing more or its share of packets is used up, which acknowledgements do not count
+    /// for.
+    fn transmit_one(&mut self, qpn: u32, share: usize, now: Time) -> Result<Served, NicError> {
         let Some(qp) = self.objects.qps.get_mut(qpn) else {
-            return Ok(true);
+            return Ok(Served::Nothing);
         };
         if qp.stopped {
-            qp.queued = false;
-            return Ok(true);
+            return Ok(Served::All);
         }
         // A datagram queue pair starts the batch for each of its destinations by itself.
         if let Some(route) = &qp.route {
@@ -105,48 +159,47 @@ impl Nic {
             if *self.batch.flow() != route.flow || self.batch.traffic() != route.traffic {
                 let (flow, traffic) = (route.flow, route.traffic);
                 if !self.send_batch(now)? {
-                    return Ok(false);
+                    return Ok(Served::Blocked);
                 }
                 self.batch.restart_with(flow, traffic);
             }
         }
-        let mut budget = PACKETS_PER_QP;
+        let mut budget = share;
         loop {
             let Self {
                 objects,
                 effects,
                 touched,
                 batch,
+                lineup,
                 ..
             } = self;
             let Objects { qps, shared, .. } = objects;
             let Some(qp) = qps.get_mut(qpn) else {
-                return Ok(true);
+                return Ok(Served::Nothing);
             };
             touched.add(qpn, qp);
-            let before = batch.segments();
+            let class = qp.class;
+            let before = (batch.segments(), batch.as_bytes().len());
             let (transport, mut host) = qp.split(shared, effects, now);
             let outcome = transport.poll_transmit(now, &mut host, batch, budget);
-            budget = budget.saturating_sub(usize::from(batch.segments() - before));
+            let sent = usize::from(batch.segments() - before.0);
+            lineup.note(class, sent, batch.as_bytes().len() - before.1);
+            budget = budget.saturating_sub(sent);
             match outcome {
                 Transmit::Idle => {
-                    qp.queued = false;
                     self.withheld.note(qpn, qp.transport.ack_deadline());
-                    return Ok(true);
+                    return Ok(Served::All);
                 }
                 Transmit::Full => {
                     if !self.send_batch(now)? {
-                        return Ok(false);
+                        return Ok(Served::Blocked);
                     }
-                    if budget == 0 {
-                        self.ready.push_back(qpn);
-                        return Ok(true);
+                    if budget == 0 && share > 0 {
+                        return Ok(Served::Part);
                     }
                 }
-                Transmit::More => {
-                    self.ready.push_back(qpn);
-                    return Ok(true);
-                }
+                Transmit::More => return Ok(Served::Part),
             }
         }
     }

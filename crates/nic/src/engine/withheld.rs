@@ -50,16 +50,17 @@ impl Nic {
         }
     }
 
-    /// All are sent now: something may be taken away.
+    /// All are sent now, and those that wait for a turn in the background: something may be taken away.
     pub(super) fn release_all(&mut self, now: Time) -> Result<(), crate::error::NicError> {
         if self.withheld.next(&self.objects).is_none() {
-            return Ok(());
+            return self.acknowledge_in_background(now);
         }
         while self.withheld.next(&self.objects).is_some() {
             self.release_first();
         }
-        self.line_up();
-        self.transmit(now)
+        self.line_up(now);
+        self.transmit(now)?;
+        self.acknowledge_in_background(now)
     }
 
     fn release_first(&mut self) {

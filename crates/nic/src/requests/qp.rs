@@ -1,7 +1,7 @@
 //! Queue pairs: making, asking, destroying. Changing them: `modify.rs`.
 
 use verbatim_device::control::{
-    Access, AddressVector, AsyncEventType, MOST_QPS, QpAttr, QpCap, QpState, QpType, Reply,
+    Access, AddressVector, AsyncEventType, MOST_QPS, QpAttr, QpCap, QpClass, QpState, QpType, Reply,
 };
 use verbatim_roce::{Counters, MAX_INLINE, MAX_SGE, Mtu, Qp, QpAttributes, Qpn};
 
@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::ends::QpEnds;
 use crate::error::Refused;
 use crate::qp::FLUSH_INTERVAL;
-use crate::qp::{QueuePair, Rings, Stream};
+use crate::qp::{QueuePair, Rings, Stream, Turns};
 use crate::timers::Alarm;
 
 /// `Request::CreateQp`.
@@ -71,7 +71,9 @@ impl Desk<'_> {
             parked: context.parked,
             stopped: false,
             doomed: false,
-            queued: false,
+            class: QpClass::User,
+            line: None,
+            background: Turns::default(),
             touched: false,
             active: false,
             alarm: Alarm::default(),
@@ -108,6 +110,20 @@ impl Desk<'_> {
             cap: qp.cap,
             paused: qp.is_paused(),
         })
+    }
+
+    pub(super) fn set_qp_class(&mut self, id: u32, qpn: u32, class: QpClass) -> Result<Reply, Refused> {
+        let qp = self.own_qp(qpn, id)?;
+        if class == QpClass::Background && qp.qp_type != QpType::Rc {
+            return Err(Refused::invalid(format!(
+                "queue pair {qpn} is {:?}: only a reliable connection can be in the background",
+                qp.qp_type
+            )));
+        }
+        qp.class = class;
+        // It changes lines in the next turn.
+        self.changed_qps.push(qpn);
+        Ok(Reply::Done)
     }
 
     pub(super) fn query_qps(&mut self, id: u32, qpns: &[u32]) -> Result<Reply, Refused> {

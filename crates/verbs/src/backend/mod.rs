@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use verbatim_device::control::{
     Access, AddressVector, AsyncEvent, DeviceAttr, MwState, MwType, PortAttr, QpAttr, QpAttrMask, QpCap,
-    QpPosition, QpSecret, QpState, QpType, SrqAttr,
+    QpClass, QpPosition, QpSecret, QpState, QpType, SrqAttr,
 };
 use verbatim_device::image::QpImage;
 use verbatim_device::layout::{Cqe, SendWqe, Sge};
@@ -237,6 +237,11 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// The secret that a reliable connection's RNIC shares with that of the other end, for pause and resume.
     fn set_qp_secret(&self, _qpn: u32, _secret: Option<QpSecret>) -> Result<(), VerbsError> {
         unsupported("way to pause a queue pair")
+    }
+    /// Who goes first when several queue pairs have something to send. A device without classes serves all alike: who wants a
+    /// reliable connection to yield must then send at a pace of its own.
+    fn set_qp_class(&self, _qpn: u32, _class: QpClass) -> Result<(), VerbsError> {
+        unsupported("classes of queue pairs")
     }
     /// From now on reliable connections stand still, until [`Device::resume_qps`], or for so many seconds. An error is the first
     /// one's, and the others stand still all the same.

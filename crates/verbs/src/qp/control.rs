@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use verbatim_channel::Endpoint;
-use verbatim_device::control::{QpAttr, QpAttrMask, QpCap, QpSecret, QpState, QpType};
+use verbatim_device::control::{QpAttr, QpAttrMask, QpCap, QpClass, QpSecret, QpState, QpType};
 
 use super::Qp;
 use super::standby::Standby;
@@ -142,6 +142,19 @@ impl Qp {
         self.context()
             .device()?
             .set_qp_secret(control.physical_qpn(), secret)
+    }
+
+    /// Who goes first when several queue pairs have something to send: one in the background, a reliable connection, yields to
+    /// all others ([`QpClass`]). [`VerbsError::Unsupported`] where the RNIC has no classes (hardware, an older software RNIC): there
+    /// the caller sends at a pace of its own. It is for queue pairs that do not move: no road map and no dump has the class, and
+    /// one that takes this one's place at another RNIC is a user's.
+    pub fn set_class(&self, class: QpClass) -> Result<(), VerbsError> {
+        let _pass = self.context().process().control.enter_qp(self.number());
+        self.check_alive()?;
+        let control = self.control.lock();
+        self.context()
+            .device()?
+            .set_qp_class(control.physical_qpn(), class)
     }
 
     /// The attributes as the program set them, in the state in which the RNIC has it, and the limits.

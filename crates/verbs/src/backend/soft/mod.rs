@@ -15,8 +15,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use verbatim_channel::SegmentRecord;
 use verbatim_device::Connection;
 use verbatim_device::control::{
-    AddressVector, AsyncEvent, Backing, DeviceAttr, MOST_QPS, MwState, MwType, PortAttr, QpAttr, QpAttrMask,
-    QpPosition, QpSecret, QpState, Reply, Request, SOCKET_NAME, Segment, SrqAttr, Translation,
+    AddressVector, AsyncEvent, Backing, CLASS_VERSION, DeviceAttr, MOST_QPS, MwState, MwType, PortAttr,
+    QpAttr, QpAttrMask, QpClass, QpPosition, QpSecret, QpState, Reply, Request, SOCKET_NAME, Segment,
+    SrqAttr, Translation,
 };
 use verbatim_device::image::{self, QpImage, Restoring};
 use verbatim_seqpacket::{Received, Socket};
@@ -440,6 +441,11 @@ impl Device for SoftDevice {
         self.call_done("set_qp_secret", &Request::SetQpSecret { qpn, secret })
     }
 
+    fn set_qp_class(&self, qpn: u32, class: QpClass) -> Result<(), VerbsError> {
+        check_classes(self.connection.lock().version())?;
+        self.call_done("set_qp_class", &Request::SetQpClass { qpn, class })
+    }
+
     fn pause_qps(&self, qpns: &[u32], limit_s: Option<u32>) -> Result<(), VerbsError> {
         let requests = qpns.chunks(MOST_QPS).map(|qpns| Request::PauseQps {
             qpns: qpns.to_vec(),
@@ -615,6 +621,17 @@ impl Device for SoftDevice {
     }
 }
 
+/// Whether this version of the contract has classes of queue pairs.
+fn check_classes(version: u32) -> Result<(), VerbsError> {
+    match version >= CLASS_VERSION {
+        true => Ok(()),
+        false => Err(VerbsError::Unsupported(format!(
+            "the software RNIC speaks version {version} of the device contract, and classes of queue pairs came with version \
+             {CLASS_VERSION}: upgrade it"
+        ))),
+    }
+}
+
 /// Opens a connection that was parked, or prepared by an agent.
 fn attach(connection: OwnedFd) -> Result<Arc<dyn Device>, VerbsError> {
     let request = |version| Request::AttachContext { version };
@@ -640,5 +657,18 @@ fn segment(record: &SegmentRecord) -> Segment {
             Some(offset) => Backing::File { fd_index: 0, offset },
             None => Backing::Process,
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_rnic_of_an_earlier_release_is_not_asked_for_classes() {
+        check_classes(CLASS_VERSION).unwrap();
+        let error = check_classes(CLASS_VERSION - 1).unwrap_err();
+        assert_eq!(error.errno(), libc::EOPNOTSUPP);
+        assert!(error.to_string().contains("upgrade it"), "{error}");
     }
 }
