@@ -10,8 +10,8 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use verbatim_verbs::{
-    Access, AddressVector, Body, CompChannel, Cq, Qp, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType,
-    SEND_SIGNALED, SendOpcode, SendWr, Sge, UdAddress, WC_SUCCESS, Wc,
+    Access, AddressVector, Body, CompChannel, Cq, Qp, QpAttr, QpAttrMask, QpCap, QpClass, QpInit, QpState,
+    QpType, SEND_SIGNALED, SendOpcode, SendWr, Sge, UdAddress, VerbsError, WC_SUCCESS, Wc,
 };
 
 use crate::buffer::{Buffer, Domain, Exposed};
@@ -75,6 +75,7 @@ pub struct Connection {
     in_use: VecDeque<(&'static str, Arc<Buffer>)>,
     domain: Arc<Domain>,
     psn: u32,
+    yields: bool,
     cancel: Arc<Cancel>,
 }
 
@@ -119,13 +120,23 @@ impl Connection {
             srq: None,
         };
         let qp = domain.pd().create_qp(&init).map_err(failed())?;
+        let queue = Queue { qp, cq, channel };
+        let yields = match options.class {
+            QpClass::User => false,
+            QpClass::Background => match queue.qp.set_class(QpClass::Background) {
+                Ok(()) => true,
+                Err(VerbsError::Unsupported(_)) => false,
+                Err(error) => return Err(failed()(error)),
+            },
+        };
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         Ok(Self {
-            queue: Queue { qp, cq, channel },
+            queue,
             window: Window::new(options.window_bytes, options.window_requests),
             in_use: VecDeque::new(),
             domain,
             psn: rand::random::<u32>() & PSN_MASK,
+            yields,
             cancel: Arc::new(Cancel {
                 is_set: AtomicBool::new(false),
                 event: event.map_err(Error::os("eventfd"))?,
@@ -143,6 +154,12 @@ impl Connection {
             mtu: context.port_attr().active_mtu,
             reads: context.device_attr().max_qp_rd_atom,
         }
+    }
+
+    /// Whether the RNIC serves it behind programs. Of a connection in the background this is false where the RNIC has no classes:
+    /// hardware, or a software RNIC of an earlier release. There whoever uses it must keep to a pace.
+    pub fn yields(&self) -> bool {
+        self.yields
     }
 
     /// Memory that the other side may read and write, and that requests of this one go from and to.

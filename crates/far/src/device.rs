@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use verbatim_verbs::{Context, Process};
+use verbatim_verbs::{Context, Process, QpClass};
 
 use crate::connection::Connection;
 use crate::error::Error;
@@ -20,21 +20,12 @@ pub(crate) struct Opened {
     pub(crate) context: Arc<Context>,
 }
 
-/// Whose work goes first where both have some.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Class {
-    /// As that of programs.
-    #[default]
-    User,
-    /// Behind that of programs.
-    Background,
-}
-
 /// How a connection is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// Whose work goes first.
-    pub class: Class,
+    /// Whose work goes first. In the background, answers wait like requests: both ends should be of one class. Where an RNIC has no
+    /// classes, it is served as all others are ([`Connection::yields`]).
+    pub class: QpClass,
     /// The most bytes in flight; a request that is longer goes alone.
     pub window_bytes: u64,
     /// The most requests in flight.
@@ -44,7 +35,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            class: Class::User,
+            class: QpClass::User,
             window_bytes: 4 << 20,
             window_requests: 64,
         }

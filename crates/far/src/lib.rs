@@ -28,5 +28,6 @@ mod window;
 
 pub use buffer::{Buffer, Exposed};
 pub use connection::{Canceller, Connection, End, Ticket};
-pub use device::{Class, Device, Options};
+pub use device::{Device, Options};
 pub use error::Error;
+pub use verbatim_verbs::QpClass;

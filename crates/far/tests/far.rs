@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use support::{Nic, pair};
-use verbatim_far::{Class, Connection, Device, Error, Options};
+use verbatim_far::{Connection, Device, Error, Options, QpClass};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -252,7 +252,7 @@ fn an_rnic_that_goes_ends_the_wait() {
 #[test]
 fn both_ends_may_be_active_at_once() {
     let (_nics, one, other) = pair(Options {
-        class: Class::User,
+        class: QpClass::User,
         window_bytes: 64 << 10,
         window_requests: 3,
     });
@@ -286,6 +286,43 @@ fn both_ends_may_be_active_at_once() {
     let ends: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
     drop(ends);
     drop((Arc::clone(&a), Arc::clone(&b)));
+}
+
+#[test]
+fn in_the_background_all_arrives_while_a_user_streams() {
+    let nics = support::Nics::start();
+    let (mut user, user_to) = nics.connect(Options::default());
+    let (mut behind, behind_to) = nics.connect(Options {
+        class: QpClass::Background,
+        ..Options::default()
+    });
+    assert!(behind.yields() && !user.yields());
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    const BYTES: usize = 1 << 20;
+    let (near, far) = (behind.buffer(BYTES).unwrap(), behind_to.buffer(BYTES).unwrap());
+    let exposed = far.exposed();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (near, far) = (user.buffer(BYTES).unwrap(), user_to.buffer(BYTES).unwrap());
+            let exposed = far.exposed();
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                user.write((&near, 0), (&exposed, 0), BYTES as u64, soon())
+                    .unwrap();
+            }
+            user.wait_for_all(soon()).unwrap();
+        });
+        let wanted = content(3, BYTES);
+        near.write(0, &wanted).unwrap();
+        behind
+            .write((&near, 0), (&exposed, 0), BYTES as u64, soon())
+            .unwrap();
+        let all = behind.wait_for_all(soon());
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        all.unwrap();
+        let mut seen = vec![0; BYTES];
+        far.read(0, &mut seen).unwrap();
+        assert!(seen == wanted);
+    });
 }
 
 #[test]
