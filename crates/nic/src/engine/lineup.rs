@@ -8,6 +8,9 @@
 //! - for [`QUIET`] no burst of a user's has come or gone. A stream that waits for its next acknowledgement is not over: what
 //!   is sent into such a gap keeps the partner from the stream. A lone small message holds nobody up.
 //!
+//! A user's stream also pauses where its partner waits for a core. What is sent then lies before the stream when the partner goes on. So for
+//! [`BESIDE`] after a user's last burst no queue pair in the background has more under way than [`WINDOW_BESIDE_BYTES`].
+//!
 //! The class is of the queue pair that sends, so answers of one in the background wait, too: who streams to a host that is busy
 //! with users' traffic is acknowledged slowly, and slows down. But a connection must not fail because one end waits in
 //! line. So whoever has waited for [`STARVED`] has its turn before users do. The partner gives up after its ACK timeout at the earliest,
@@ -23,6 +26,12 @@ use super::busy_poll::Amount;
 
 /// The background is quiet for so long after a burst of a user's.
 const QUIET: Duration = Duration::from_micros(100);
+
+/// Users that had a burst so recently may have the next one soon.
+const BESIDE: Duration = Duration::from_millis(5);
+
+/// What one in the background may have under way beside users: two turns' packets of the largest MTU.
+const WINDOW_BESIDE_BYTES: u32 = 64 << 10;
 
 /// One in the background that has waited so long has its turn. If several have, they do one by one, in a turn of the loop each.
 pub const STARVED: Duration = Duration::from_millis(5);
@@ -157,6 +166,16 @@ impl Lineup {
         }
     }
 
+    /// The most bytes that a queue pair may have under way, of those that are its share.
+    #[inline]
+    pub fn window(&self, class: QpClass, share_bytes: u32, now: Time) -> u32 {
+        let beside = self.of_users.is_burst() || now < self.quiet_until + BESIDE;
+        match class {
+            QpClass::Background if beside => share_bytes.min(WINDOW_BESIDE_BYTES),
+            QpClass::User | QpClass::Background => share_bytes,
+        }
+    }
+
     /// When somebody's turn comes if nothing happens before; a time that has passed if it has come.
     #[inline]
     pub fn next(&self) -> Option<Time> {
@@ -275,6 +294,23 @@ mod tests {
         assert_eq!((line, lineup.background.len()), (Some(BACKGROUND), 1));
         lineup.join(1, &mut line, USER, at(2));
         assert_eq!((line, turn(&mut lineup, 3)), (Some(USER), vec![1]));
+    }
+
+    #[test]
+    fn beside_users_little_is_under_way_in_the_background() {
+        const SHARE: u32 = 1 << 20;
+        let mut lineup = Lineup::default();
+        assert_eq!(lineup.window(BACKGROUND, SHARE, at(0)), SHARE);
+        lineup.begin();
+        lineup.note(USER, 8, 0);
+        assert_eq!(lineup.window(BACKGROUND, SHARE, at(0)), WINDOW_BESIDE_BYTES);
+        lineup.end(|| at(0));
+        lineup.begin();
+        assert_eq!(lineup.window(USER, SHARE, at(1)), SHARE);
+        assert_eq!(lineup.window(BACKGROUND, SHARE, at(1)), WINDOW_BESIDE_BYTES);
+        assert_eq!(lineup.window(BACKGROUND, 4096, at(1)), 4096);
+        let later = at(0) + QUIET + BESIDE;
+        assert_eq!(lineup.window(BACKGROUND, SHARE, later), SHARE);
     }
 
     /// What a queue pair does at its turn.

@@ -155,7 +155,7 @@ impl Nic {
                 .objects
                 .peers
                 .window(route.peer, self.device.limits.window_bytes);
-            qp.transport.set_window(window);
+            qp.transport.set_window(self.lineup.window(qp.class, window, now));
             if *self.batch.flow() != route.flow || self.batch.traffic() != route.traffic {
                 let (flow, traffic) = (route.flow, route.traffic);
                 if !self.send_batch(now)? {
