@@ -7,8 +7,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 use verbatim_verbs::{Access, Context, Mr, Pd};
 
-use crate::device::Opened;
 use crate::error::Error;
+use crate::opened::Opened;
 
 /// Private anonymous memory of this process.
 #[derive(Debug)]

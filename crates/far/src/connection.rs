@@ -15,8 +15,8 @@ use verbatim_verbs::{
 };
 
 use crate::buffer::{Buffer, Domain, Exposed};
-use crate::device::{Opened, Options};
 use crate::error::{Error, status};
+use crate::opened::Opened;
 use crate::window::Window;
 
 /// 4.096 µs × 2^17 without an answer, half a second, before packets are sent again, and so often: an RNIC that gets no processor for
@@ -40,6 +40,28 @@ pub struct End {
     pub mtu: u8,
     /// How many READs it serves at a time.
     pub reads: u8,
+}
+
+/// How a connection is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Whose work goes first. In the background, answers wait like requests: both ends should be of one class. Where an RNIC has no
+    /// classes, it is served as all others are ([`Connection::yields`]).
+    pub class: QpClass,
+    /// The most bytes in flight; a request that is longer goes alone.
+    pub window_bytes: u64,
+    /// The most requests in flight.
+    pub window_requests: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            class: QpClass::User,
+            window_bytes: 4 << 20,
+            window_requests: 64,
+        }
+    }
 }
 
 /// The number of a request that was posted.

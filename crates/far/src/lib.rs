@@ -24,10 +24,11 @@ mod buffer;
 mod connection;
 mod device;
 mod error;
+mod opened;
 mod window;
 
 pub use buffer::{Buffer, Exposed};
-pub use connection::{Canceller, Connection, End, Ticket};
-pub use device::{Device, Options};
+pub use connection::{Canceller, Connection, End, Options, Ticket};
+pub use device::Device;
 pub use error::Error;
 pub use verbatim_verbs::QpClass;
