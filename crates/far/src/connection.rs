@@ -98,6 +98,8 @@ pub struct Connection {
     domain: Arc<Domain>,
     psn: u32,
     yields: bool,
+    /// The first request that failed: which, how long, and why. All behind it are lost.
+    failed: Option<(&'static str, u64, &'static str)>,
     cancel: Arc<Cancel>,
 }
 
@@ -159,6 +161,7 @@ impl Connection {
             domain,
             psn: rand::random::<u32>() & PSN_MASK,
             yields,
+            failed: None,
             cancel: Arc::new(Cancel {
                 is_set: AtomicBool::new(false),
                 event: event.map_err(Error::os("eventfd"))?,
@@ -268,10 +271,13 @@ impl Connection {
     ) -> Result<Ticket, Error> {
         local.check(offset, length)?;
         remote.check(remote_offset, length)?;
+        let most = self.queue.qp.context().port_attr().max_msg_bytes;
+        let message = u32::try_from(length).ok().filter(|bytes| *bytes <= most);
+        let message = message.ok_or(Error::TooLong { length, most })?;
         self.wait_until(deadline, |connection| connection.window.has_room(length))?;
         let sges = [Sge {
             address: local.exposed().address + offset,
-            length: u32::try_from(length).unwrap_or(u32::MAX),
+            length: message,
             lkey: local.lkey(),
         }];
         let request = SendWr {
@@ -373,6 +379,13 @@ impl Connection {
 
     /// Takes what has completed; how many.
     fn poll(&mut self) -> Result<usize, Error> {
+        if let Some((request, bytes, status)) = self.failed {
+            return Err(Error::Failed {
+                request,
+                bytes,
+                status,
+            });
+        }
         let mut completions = [Wc::default(); 16];
         let mut all = 0;
         loop {
@@ -380,11 +393,9 @@ impl Connection {
             for completion in &completions[..taken] {
                 let request = self.in_use.front().map_or("a request", |(name, _)| *name);
                 if completion.status != WC_SUCCESS {
-                    return Err(Error::Failed {
-                        request,
-                        bytes: self.window.oldest().unwrap_or(0),
-                        status: status(completion.status),
-                    });
+                    let bytes = self.window.oldest().unwrap_or(0);
+                    self.failed = Some((request, bytes, status(completion.status)));
+                    return self.poll();
                 }
                 self.window.completed();
                 self.in_use.pop_front();

@@ -51,6 +51,14 @@ pub enum Error {
         /// The buffer's length.
         buffer: u64,
     },
+    /// A request that is longer than a message can be.
+    #[error("a request of {length} bytes is longer than the RNIC's messages, {most} bytes; divide it")]
+    TooLong {
+        /// Its length.
+        length: u64,
+        /// The longest message.
+        most: u32,
+    },
     /// The operating system refused.
     #[error("{call} failed: {source}")]
     Os {

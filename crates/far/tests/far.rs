@@ -125,6 +125,10 @@ fn a_buffer_that_was_taken_back_cannot_be_written_any_more() {
         ),
         "{error}"
     );
+    // It says so again, and nobody waits for what will never be done.
+    let again = one.wait_for_all(None).unwrap_err();
+    assert_eq!(again.to_string(), error.to_string());
+    assert!(one.write((&near, 0), (&exposed, 0), 8, None).is_err());
 }
 
 #[test]
