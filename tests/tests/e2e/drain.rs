@@ -161,7 +161,8 @@ fn never_waited_for(lab: &TestLab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Both ends of the connections are stopped and moved together, and so are the ends of two processes on one host.
+/// Both ends of the connections are stopped and moved together, and so are the ends of two processes on one host. None of
+/// their packets arrives from before a move on: on a busy machine all that is posted may be complete when they are stopped.
 fn both_in_one_instance(lab: &TestLab) -> anyhow::Result<()> {
     let program = lab.tools().vcheck.display().to_string();
     let script = format!(
@@ -171,17 +172,18 @@ fn both_in_one_instance(lab: &TestLab) -> anyhow::Result<()> {
     );
     let instance = lab.instance("src", "pair", &["sh", "-c", &script])?;
     let words = || instance.output().unwrap_or_default();
-    let mut unfinished = Unfinished::default();
     let mut here = "src";
     for to in ["dst", "src"] {
         Traffic::of(lab, here)?
             .flows(SOME_BYTES, LIMIT)
             .with_context(words)?;
+        let loss = Loss::of(lab, here, &["out"], 100)?;
         let migration = instance
             .migrate_with(to, &["--drain-timeout", "0"])
             .with_context(words)?;
+        drop(loss);
         migration.must_be_committed().with_context(words)?;
-        unfinished.add(&migration);
+        ensure!(migration.unfinished_replayed_wrs > 0, "{migration:?}");
         here = to;
     }
     Traffic::of(lab, here)?
@@ -190,7 +192,6 @@ fn both_in_one_instance(lab: &TestLab) -> anyhow::Result<()> {
     let output = instance.succeed(LIMIT)?.stdout;
     let clean = output.matches("\"verdict\":\"ok\"").count();
     ensure!(clean == 2, "the two sides wrote {output}");
-    ensure!(unfinished.replayed > 0, "{unfinished:?}");
     Ok(())
 }
 
