@@ -63,6 +63,12 @@ pub struct Migration {
     pub unfinished_replayed_wrs: u64,
     /// Not complete either, but executed.
     pub unfinished_completed_wrs: u64,
+    /// How memory went while the program ran: `tls` or `rdma`.
+    pub memory_transport: String,
+    /// Why by that.
+    pub memory_transport_reason: String,
+    /// Bytes that went by RDMA.
+    pub rdma_bytes: u64,
     /// By which method.
     pub method: String,
     /// Why by that.

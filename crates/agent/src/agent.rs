@@ -18,6 +18,7 @@ use crate::guests::{Guests, Resolver};
 use crate::held::Held;
 use crate::instances::Instances;
 use crate::journal::Journal;
+use crate::memory::bulk::Rnic;
 use crate::nic_listeners::NicListeners;
 use crate::peers::Peers;
 use crate::proto;
@@ -53,6 +54,8 @@ pub struct Agent {
     pub instances: Instances,
     /// The sockets over which they reach the RNIC.
     pub nic_listeners: Arc<NicListeners>,
+    /// This host's RNIC, for memory on its way.
+    pub rnic: Arc<Rnic>,
     /// Migrations that this host drives.
     pub controls: Controls,
     /// Sessions in which this host is the destination.
@@ -85,6 +88,7 @@ impl Agent {
             tools,
             instances: Instances::default(),
             nic_listeners: Arc::new(NicListeners::new(config.nic_socket())),
+            rnic: Arc::new(Rnic::new(config.runtime_dir.clone())),
             controls: Default::default(),
             destinations: Default::default(),
             partners: Default::default(),

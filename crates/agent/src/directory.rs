@@ -15,6 +15,10 @@ pub struct HostEntry {
     pub name: String,
     /// Where its agent listens; also the address of its RNIC, whose GID is derived from it.
     pub address: IpAddr,
+    /// Whether memory may go to and from it without encryption, where a migration leaves that to the list
+    /// (`--memory-transport auto`).
+    #[serde(default)]
+    pub trusted_network: bool,
 }
 
 /// All hosts, this one among them.
@@ -128,6 +132,7 @@ mod tests {
         HostEntry {
             name: name.to_owned(),
             address: address.parse().unwrap(),
+            trusted_network: false,
         }
     }
 
@@ -138,6 +143,13 @@ mod tests {
         assert_eq!(directory.by_gid(&gid).unwrap().name, "b");
         assert_eq!(directory.by_gid(&[0; 16]), None);
         assert_eq!(directory.own().number(), 1);
+    }
+
+    #[test]
+    fn a_network_is_trusted_where_the_list_says_so() {
+        let hosts = r#"[{"name": "a", "address": "10.77.0.1", "trusted_network": true}, {"name": "b", "address": "10.77.0.2"}]"#;
+        let directory = Directory::new("a", serde_json::from_str(hosts).unwrap()).unwrap();
+        assert!(directory.own().trusted_network && !directory.host("b").unwrap().trusted_network);
     }
 
     #[test]

@@ -280,6 +280,7 @@ pub mod tests {
         ["a", "b", "c"].map(|name| HostEntry {
             name: name.to_owned(),
             address: "10.0.0.1".parse().unwrap(),
+            trusted_network: false,
         })
     }
 

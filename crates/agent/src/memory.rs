@@ -1,11 +1,14 @@
 //! The files of an instance's runtime folder, adopted memory above all: what must be sent, and how it is put in place.
 //!
 //! - [`tracker`]: which pages of a file differ from what was last sent;
-//! - [`fingerprint`]: what tells two contents of a page apart;
 //! - [`beneath`]: how files are opened that a program can replace;
 //! - [`tree`]: which files of a folder are there, changed or gone;
+//! - [`transport`]: whether they go over TLS or by RDMA;
+//! - [`bulk`]: the session's connection for the latter;
+//! - [`parts`]: how they are packed;
 //! - [`send`]: both together, as a stream of parts;
 //! - [`pace`]: at which rate, while the program runs;
+//! - [`pieces`]: what is in a part;
 //! - [`place`]: the other end of that stream;
 //! - [`convergence`]: when further rounds are of no use;
 //! - [`private`]: how much memory is in no file, and so in no round;
@@ -14,14 +17,18 @@
 //! - [`pre_dump`]: when that is worth sending ahead, too, as images of CRIU.
 
 pub mod beneath;
+pub mod bulk;
 pub mod convergence;
-pub mod fingerprint;
+
 pub mod moves;
 pub mod pace;
+pub mod parts;
+pub mod pieces;
 pub mod place;
 pub mod pre_dump;
 pub mod private;
 pub mod send;
 pub mod tracked;
 pub mod tracker;
+pub mod transport;
 pub mod tree;

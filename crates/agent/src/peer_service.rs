@@ -3,9 +3,10 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, mpsc};
 use tokio_stream::{Stream, StreamExt, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
+use verbatim_bulk::Incoming;
 use verbatim_channel::{Endpoint, MovedEndpoint, QpProgress};
 use verbatim_session::Role;
 use verbatim_session::decision::Outcome;
@@ -21,19 +22,24 @@ use crate::instances::record::Record;
 use crate::pause;
 use crate::proto::peer_server::Peer;
 use crate::proto::*;
+use crate::load;
 use crate::protocol;
 use crate::rpcs::PeerRpc;
 use crate::secrets;
-use crate::session::destination::{self, Destination, Destinations};
+use crate::session::destination::{self, Destination, Destinations, landed};
 use crate::session::partner::{Partner, Partners};
 use crate::session::{self, Resumed, decode, encode};
 
 /// How long a question when an instance is let go is left open before it is to be asked again.
 const LET_GO_PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
 
+/// Parts and answers that may wait for each other.
+const LANDED_PARTS: usize = 16;
+
 /// The service of one agent.
 pub struct PeerService(pub Shared);
 
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 type Reply<T> = Result<Response<T>, Status>;
 
 fn reply<T>(result: anyhow::Result<T>) -> Reply<T> {
@@ -114,6 +120,49 @@ impl PeerService {
         Destinations::abort(agent, session).await;
         Partners::abort(agent, session).await
     }
+}
+
+/// Gives parts to the thread that places them, until there are no more or one cannot be placed.
+async fn place_landed(
+    destination: &Arc<Mutex<Destination>>,
+    mut parts: impl Stream<Item = Result<FilePart, Status>> + Unpin,
+    answers: mpsc::Sender<Result<Freed, Status>>,
+    is_to_damage: bool,
+) -> Result<(), Status> {
+    let incoming = destination.lock().await.lend_bulk();
+    let canceller = incoming.as_ref().map(Incoming::canceller);
+    let (to_place, mut waiting) = mpsc::channel(LANDED_PARTS);
+    let place = Arc::clone(destination);
+    let placing = tokio::task::spawn_blocking(move || {
+        let mut incoming = incoming;
+        let placed = landed::place_all(&place, &mut incoming, &mut waiting, &answers, is_to_damage);
+        if placed.is_ok() {
+            place.blocking_lock().take_bulk_back(incoming);
+        }
+        placed
+    });
+    let mut cut_off = Ok(());
+    while let Some(part) = parts.next().await {
+        match part {
+            // It says why it takes no more.
+            Ok(part) => {
+                if to_place.send(part).await.is_err() {
+                    break;
+                }
+            }
+            Err(status) => {
+                cut_off = Err(status);
+                if let Some(canceller) = &canceller {
+                    canceller.cancel();
+                }
+                break;
+            }
+        }
+    }
+    drop(to_place);
+    let placed = placing.await;
+    placed.unwrap_or_else(|error| Err(Status::internal(format!("placing files panicked: {error}"))))?;
+    cut_off
 }
 
 #[tonic::async_trait]
@@ -255,10 +304,50 @@ impl Peer for PeerService {
                     session.insert((part.session, self.destination(part.session)?))
                 }
             };
-            let placed = destination.lock().await.place(&part);
+            let placed = destination.lock().await.place(&part, None);
             bytes += placed.map_err(|error| status(&error))?;
         }
         Ok(Response::new(PlaceReply { bytes }))
+    }
+
+    async fn offer_bulk(&self, request: Request<OfferBulkRequest>) -> Reply<OfferBulkReply> {
+        let request = self.admit(PeerRpc::OfferBulk, request).await?;
+        let session = self.destination(request.session)?;
+        let accepted = step(async move { session.lock().await.offer_bulk(&request.offer).await });
+        reply(accepted.await.map(|accepted| OfferBulkReply {
+            accepted,
+            waiting_percent: load::waiting_percent(),
+        }))
+    }
+
+    type PlaceLandedStream = Answers<Freed>;
+
+    async fn place_landed(&self, request: Request<Streaming<FilePart>>) -> Reply<Self::PlaceLandedStream> {
+        let caller = caller::identify(&request, self.0.peers.directory())?.clone();
+        let passed = self.0.faults.pass(Point::DestinationPlace).await;
+        let is_to_damage = passed.map_err(|error| status(&error))?;
+        let mut parts = request.into_inner();
+        let (answers, receiver) = mpsc::channel(LANDED_PARTS);
+        if let Some(first) = parts.next().await {
+            let first = first?;
+            self.0.permit(PeerRpc::PlaceLanded, &caller, &first).await?;
+            let session = first.session;
+            let destination = self.destination(session)?;
+            tokio::spawn(async move {
+                let rest = parts.map(move |part| match part {
+                    Ok(part) if part.session != session => {
+                        Err(Status::invalid_argument("parts of several sessions in one call"))
+                    }
+                    part => part,
+                });
+                let all = tokio_stream::once(Ok(first)).chain(rest);
+                if let Err(status) = place_landed(&destination, all, answers.clone(), is_to_damage).await {
+                    // If the source is gone, nobody wants to know.
+                    let _ = answers.send(Err(status)).await;
+                }
+            });
+        }
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 
     async fn pre_setup(&self, request: Request<PreSetupRequest>) -> Reply<PreSetupReply> {

@@ -32,8 +32,11 @@ const SILENT_CHANNEL: Versions = Versions::only(7);
 /// It can restore tasks whose private memory comes while they run (`PreSetupRequest.fill`).
 pub const FILL: &str = "fill";
 
+/// It takes contents by one-sided RDMA, and several runs of bytes in one part (`OfferBulk`, `FilePart.pieces`).
+pub const BULK: &str = "bulk";
+
 /// What not every agent of a version can do, and what others may ask it for only if it says so.
-const CAPABILITIES: &[&str] = &[FILL];
+const CAPABILITIES: &[&str] = &[FILL, BULK];
 
 /// The names of the contracts that a host has with what is on it.
 const CHANNEL: &str = "channel";

@@ -11,6 +11,9 @@ use crate::{PROTOCOL, keeper};
 /// The version of what an agent leaves on its own host. An agent that is older than what it finds there is told by the journal.
 const RECORDS: u32 = 1;
 
+/// The version of what is said to agents that say `bulk`. Another one needs another word.
+const BULK: u32 = 1;
+
 /// The version of what keepers are told.
 const KEEPER: u32 = 1;
 
@@ -44,6 +47,14 @@ fn bytes_within_grpc_are_as_recorded() {
     recording.check::<Vec<(u32, QpProgress)>>("StopReply.progress");
     // JSON, as in the records.
     recording.check_json::<Record>("OpenRequest.instance");
+    recording.finish();
+}
+
+#[test]
+fn what_connections_for_memory_are_made_of_is_as_recorded() {
+    let mut recording = open("bulk.txt", BULK);
+    recording.check::<verbatim_bulk::Offer>("OfferBulkRequest.offer");
+    recording.check::<verbatim_bulk::Accepted>("OfferBulkReply.accepted");
     recording.finish();
 }
 

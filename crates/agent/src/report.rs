@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::memory::convergence::Round;
 use crate::memory::pre_dump::PreDump;
+use crate::memory::transport::Transport;
 use crate::method::Method;
 
 /// The phases, by the names of the paper (MigrRDMA §5.2) where it has one.
@@ -197,6 +198,12 @@ pub struct Migration {
     pub unfinished_replayed_wrs: u64,
     /// Those that had been executed: only completed.
     pub unfinished_completed_wrs: u64,
+    /// How memory went while the program ran.
+    pub memory_transport: Transport,
+    /// Why by that.
+    pub memory_transport_reason: String,
+    /// Bytes that went by RDMA, of those above.
+    pub rdma_bytes: u64,
     /// How the connections were brought to a stop.
     pub method: Method,
     /// Why by that.
@@ -328,6 +335,9 @@ mod tests {
             replayed_wrs: 0,
             unfinished_replayed_wrs: 0,
             unfinished_completed_wrs: 0,
+            memory_transport: Transport::Tls,
+            memory_transport_reason: "asked for".to_owned(),
+            rdma_bytes: 0,
             method: Method::PauseResume,
             method_reason: "asked for".into(),
             paused: Paused::default(),

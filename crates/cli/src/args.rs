@@ -284,6 +284,15 @@ pub struct MigrateArguments {
     /// blackout goes as fast as can be.
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_bandwidth: Option<u32>,
+    /// How memory goes while the program runs. tls: encrypted, on the agents' own connection. rdma: by one-sided RDMA, not encrypted;
+    /// what arrives is compared with fingerprints that go over TLS. auto: rdma where the list of hosts says "trusted_network" of both
+    /// hosts. Where RDMA cannot be, it is TLS, and the report says why.
+    #[arg(long, value_name = "TRANSPORT", default_value = "tls", value_parser = ["tls", "rdma", "auto"])]
+    pub memory_transport: String,
+    /// Details of that, for measurements: operation=write|read|auto, run=BYTES, window=BYTES, class=user|background,
+    /// zeroes=skip|send, pack=on|off, with commas between them.
+    #[arg(long, value_name = "NAME=VALUE,...", default_value = "", hide_default_value = true)]
+    pub memory_tuning: String,
     /// How connections are brought to a stop. wait-before-stop: requests are intercepted at both ends until nothing is in flight.
     /// pause-resume: the RNICs of both ends pause the connections in the middle of what is under way, nothing is waited for,
     /// and the partners' programs are not touched; where that cannot be, it is wait-before-stop after all, and the report

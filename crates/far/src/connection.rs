@@ -110,6 +110,17 @@ struct Queue {
     channel: Arc<CompChannel>,
 }
 
+impl Queue {
+    /// Whether the RNIC serves it behind programs from now on. Where it has no classes, it never does.
+    fn set_class(&self, class: QpClass) -> Result<bool, Error> {
+        match self.qp.set_class(class) {
+            Ok(()) => Ok(class == QpClass::Background),
+            Err(VerbsError::Unsupported(_)) => Ok(false),
+            Err(error) => Err(Error::verbs("the connection's class cannot be changed")(error)),
+        }
+    }
+}
+
 impl Drop for Queue {
     fn drop(&mut self) {
         // Of an RNIC that is gone nothing is left to destroy.
@@ -146,12 +157,9 @@ impl Connection {
         let qp = domain.pd().create_qp(&init).map_err(failed())?;
         let queue = Queue { qp, cq, channel };
         let yields = match options.class {
+            // As it was made.
             QpClass::User => false,
-            QpClass::Background => match queue.qp.set_class(QpClass::Background) {
-                Ok(()) => true,
-                Err(VerbsError::Unsupported(_)) => false,
-                Err(error) => return Err(failed()(error)),
-            },
+            QpClass::Background => queue.set_class(QpClass::Background)?,
         };
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         Ok(Self {
@@ -185,6 +193,12 @@ impl Connection {
     /// hardware, or a software RNIC of an earlier release. There whoever uses it must keep to a pace.
     pub fn yields(&self) -> bool {
         self.yields
+    }
+
+    /// Makes it one of another class, also while it is connected. The other side's end keeps its own.
+    pub fn set_class(&mut self, class: QpClass) -> Result<(), Error> {
+        self.yields = self.queue.set_class(class)?;
+        Ok(())
     }
 
     /// Memory that the other side may read and write, and that requests of this one go from and to.

@@ -1,5 +1,6 @@
 //! Two daemons at two RNICs, which run in threads of the test on loopback addresses.
 
+#[allow(dead_code, reason = "each test file uses a part of it")]
 mod support;
 
 use std::sync::Arc;

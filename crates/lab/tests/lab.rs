@@ -93,7 +93,7 @@ fn a_host_has_its_own_view() {
     .unwrap();
     assert_eq!(
         hosts[1],
-        serde_json::json!({ "name": "dst", "address": "10.77.0.2" })
+        serde_json::json!({ "name": "dst", "address": "10.77.0.2", "trusted_network": true })
     );
     let tls = lab.host_path("src", "/run/verbatim/tls").unwrap();
     for file in ["ca.pem", "cert.pem"] {

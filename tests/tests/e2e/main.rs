@@ -39,6 +39,7 @@ mod rnic_again;
 mod robustness;
 mod rollback;
 mod soak;
+mod transport;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -180,6 +181,7 @@ fn main() -> ExitCode {
         objects::tests(),
         pre_copy::tests(),
         private::tests(),
+        transport::tests(),
         rollback::tests(),
         drain::tests(),
         pause::tests(),

@@ -68,6 +68,7 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                 source::private_note(init, &to, can_fill, tracks.is_ok())
             });
             notes.push(note.await?);
+            notes.push(source::transport_note(agent, destination));
         }
         Err(error) => blockers.push(format!("{error:#}")),
     }

@@ -199,6 +199,21 @@ async fn ask(client: &mut PeerClient<Channel>, rpc: PeerRpc, session: u64, name:
             };
             client.place(tokio_stream::once(part)).await.map(drop)
         }
+        PeerRpc::OfferBulk => {
+            let offer = OfferBulkRequest {
+                session,
+                ..OfferBulkRequest::default()
+            };
+            client.offer_bulk(offer).await.map(drop)
+        }
+        PeerRpc::PlaceLanded => {
+            let part = FilePart {
+                session,
+                path: "f".into(),
+                ..FilePart::default()
+            };
+            client.place_landed(tokio_stream::once(part)).await.map(drop)
+        }
         PeerRpc::PreSetup => {
             let request = PreSetupRequest {
                 session,

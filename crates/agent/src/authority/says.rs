@@ -47,6 +47,7 @@ nothing!(HelloRequest, GidsRequest, ResolveRequest, RetargetRequest);
 session!(
     SessionId,
     FilePart,
+    OfferBulkRequest,
     PreSetupRequest,
     ConnectRequest,
     PartnerConnectRequest,

@@ -14,10 +14,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
 use super::beneath;
+use super::pieces::{self, PieceOf};
 use crate::proto::FilePart;
 use crate::proto::file_part::Kind;
 use crate::quotas;
@@ -41,11 +42,12 @@ impl Placer {
         }
     }
 
-    /// Puts one part in its place and says how many bytes of content it had.
-    pub fn place(&mut self, part: &FilePart) -> io::Result<u64> {
+    /// Puts one part in its place and says how many bytes of content it had. `landed` is the content of a part that has it not with
+    /// it.
+    pub fn place(&mut self, part: &FilePart, landed: Option<&[u8]>) -> io::Result<u64> {
         let path = plain(&part.path)?;
         if part.kind() == Kind::File {
-            return self.place_data(path, part);
+            return self.place_data(path, part, landed);
         }
         // What is open keeps its room, also below a folder that is gone.
         self.open.close(path);
@@ -88,7 +90,8 @@ impl Placer {
         Ok(0)
     }
 
-    fn place_data(&mut self, path: &Path, part: &FilePart) -> io::Result<u64> {
+    fn place_data(&mut self, path: &Path, part: &FilePart, landed: Option<&[u8]>) -> io::Result<u64> {
+        let pieces = pieces::of(part, landed)?;
         let file = match self.open.get(path) {
             Some(file) => file,
             None => {
@@ -100,8 +103,21 @@ impl Placer {
         if file.metadata()?.len() != part.length {
             file.set_len(part.length)?;
         }
-        file.write_all_at(&part.data, part.offset)?;
-        Ok(part.data.len() as u64)
+        let mut bytes = 0;
+        for piece in pieces {
+            match piece {
+                PieceOf::Data(offset, data) => {
+                    file.write_all_at(data, offset)?;
+                    bytes += data.len() as u64;
+                }
+                PieceOf::Zeroes(range) => {
+                    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                    rustix::fs::fallocate(&*file, flags, range.start, range.end - range.start)?;
+                    bytes += range.end - range.start;
+                }
+            }
+        }
+        Ok(bytes)
     }
 
     /// The regular file at `path`, which is made if there is none.
@@ -252,6 +268,14 @@ impl OpenFiles {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::proto::Piece;
+
+    impl Placer {
+        /// A part that has its content with it.
+        fn put(&mut self, part: &FilePart) -> io::Result<u64> {
+            self.place(part, None)
+        }
+    }
 
     fn part(path: &str, kind: Kind) -> FilePart {
         FilePart {
@@ -267,7 +291,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut placer = Placer::new(folder.path().to_owned());
         placer
-            .place(&FilePart {
+            .put(&FilePart {
                 mode: 0o750,
                 ..part("d", Kind::Directory)
             })
@@ -277,14 +301,14 @@ mod tests {
             ..part("d/f", Kind::File)
         };
         placer
-            .place(&FilePart {
+            .put(&FilePart {
                 offset: 4,
                 data: b"four".as_slice().into(),
                 ..file.clone()
             })
             .unwrap();
         placer
-            .place(&FilePart {
+            .put(&FilePart {
                 offset: 0,
                 data: b"zero".as_slice().into(),
                 ..file
@@ -292,7 +316,7 @@ mod tests {
             .unwrap();
         assert_eq!(std::fs::read(folder.path().join("d/f")).unwrap(), b"zerofour\0\0");
         placer
-            .place(&FilePart {
+            .put(&FilePart {
                 data: b"d/f".as_slice().into(),
                 ..part("l", Kind::Symlink)
             })
@@ -303,13 +327,13 @@ mod tests {
         );
         // Each round sends it anew, as long as it is fresh.
         for _ in 0..2 {
-            placer.place(&part("p", Kind::Fifo)).unwrap();
+            placer.put(&part("p", Kind::Fifo)).unwrap();
         }
         let fifo = std::fs::symlink_metadata(folder.path().join("p")).unwrap();
         assert!(std::os::unix::fs::FileTypeExt::is_fifo(&fifo.file_type()));
         assert_eq!(fifo.permissions().mode() & 0o7777, 0o640);
         for path in ["d", "d/f", "d/f/g"] {
-            placer.place(&part(path, Kind::Removed)).unwrap();
+            placer.put(&part(path, Kind::Removed)).unwrap();
         }
         assert!(!folder.path().join("d").exists());
         assert!(placer.open.files.is_empty(), "what is removed keeps no room");
@@ -320,13 +344,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut placer = Placer::new(folder.path().to_owned());
         placer
-            .place(&FilePart {
+            .put(&FilePart {
                 data: b"/tmp".as_slice().into(),
                 ..part("out", Kind::Symlink)
             })
             .unwrap();
         for path in ["", "/etc/x", "../x", "a/../../x", "out/x", "."] {
-            assert!(placer.place(&part(path, Kind::File)).is_err(), "{path}");
+            assert!(placer.put(&part(path, Kind::File)).is_err(), "{path}");
         }
     }
 
@@ -462,7 +486,7 @@ mod tests {
             let root = tempfile::tempdir().unwrap();
             let mut placer = Placer::new(root.path().to_owned());
             for part in parts {
-                let placed = placer.place(&part);
+                let placed = placer.put(&part);
                 outside.must_be_as_before(what);
                 // Whatever was in the way: it is what the part says now, or the part is refused.
                 let path = root.path().join(OsStr::from_bytes(&part.path));
@@ -494,7 +518,7 @@ mod tests {
             Kind::Fifo,
             Kind::Removed,
         ] {
-            assert!(placer.place(&part("agent.sock", kind)).is_err(), "{kind:?}");
+            assert!(placer.put(&part("agent.sock", kind)).is_err(), "{kind:?}");
         }
         let found = std::fs::symlink_metadata(root.path().join("agent.sock")).unwrap();
         assert!(std::os::unix::fs::FileTypeExt::is_socket(&found.file_type()));
@@ -511,12 +535,12 @@ mod tests {
             data: b"x".as_slice().into(),
             ..FilePart::default()
         };
-        placer.place(&file).unwrap();
+        placer.put(&file).unwrap();
         let link = FilePart {
             data: name.as_bytes().to_vec().into(),
             ..part("l", Kind::Symlink)
         };
-        placer.place(&link).unwrap();
+        placer.put(&link).unwrap();
         assert_eq!(std::fs::read(root.path().join(name)).unwrap(), b"x");
         assert_eq!(
             std::fs::read_link(root.path().join("l")).unwrap(),
@@ -537,7 +561,7 @@ mod tests {
                     data: vec![b'0' + round as u8].into(),
                     ..part(&number.to_string(), Kind::File)
                 };
-                placer.place(&file).unwrap();
+                placer.put(&file).unwrap();
                 assert!(placer.open.files.len() <= quotas::PLACED_OPEN);
             }
         }
@@ -547,5 +571,43 @@ mod tests {
                 b"01"
             );
         }
+    }
+
+    #[test]
+    fn pieces_are_put_where_they_belong_and_zeroes_punched() {
+        let root = tempfile::tempdir().unwrap();
+        let mut placer = Placer::new(root.path().to_owned());
+        let whole = FilePart {
+            data: vec![1; 5 * 4096].into(),
+            length: 5 * 4096,
+            ..part("f", Kind::File)
+        };
+        placer.put(&whole).unwrap();
+        let piece = |offset, length, zeroes| Piece {
+            offset,
+            length,
+            zeroes,
+        };
+        let changes = FilePart {
+            pieces: vec![
+                piece(0, 2, false),
+                piece(4096, 8192, true),
+                piece(4 * 4096, 3, false),
+            ],
+            data: b"abcde".as_slice().into(),
+            length: 5 * 4096,
+            ..part("f", Kind::File)
+        };
+        assert_eq!(placer.put(&changes).unwrap(), 2 + 8192 + 3);
+        let mut wanted = vec![1; 5 * 4096];
+        wanted[..2].copy_from_slice(b"ab");
+        wanted[4096..3 * 4096].fill(0);
+        wanted[4 * 4096..][..3].copy_from_slice(b"cde");
+        let file = File::open(root.path().join("f")).unwrap();
+        assert!(std::fs::read(root.path().join("f")).unwrap() == wanted);
+        // Zeroes take no room.
+        let hole = rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0)).unwrap();
+        assert_eq!(hole, 4096);
+        assert!(placer.place(&changes, Some(b"abcde")).is_err(), "it has not landed");
     }
 }

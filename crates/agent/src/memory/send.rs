@@ -12,17 +12,16 @@ use bytes::Bytes;
 use rustix::fs::OFlags;
 use tokio::sync::mpsc;
 use tonic::transport::Channel;
+use verbatim_bulk::QpClass;
 
 use super::beneath;
-use super::pace::Pace;
+use super::bulk::{Bulk, Credits, CutOnDrop, Cutter};
+use super::parts::{Parts, QUEUE_PARTS, Ring, Route};
 use super::tracker::Tracker;
 use super::tree::{Kind, Tree};
 use crate::proto::FilePart;
 use crate::proto::file_part::{Folder, Kind as PartKind};
 use crate::proto::peer_client::PeerClient;
-
-/// How many parts may wait for the network.
-const QUEUE_PARTS: usize = 16;
 
 /// The source's view of what the destination has of one folder.
 #[derive(Debug)]
@@ -40,7 +39,7 @@ pub struct Sender {
     sent: Arc<AtomicU64>,
     /// How many read.
     threads: usize,
-    pace: Arc<Pace>,
+    route: Route,
     scope: Scope,
 }
 
@@ -77,7 +76,7 @@ impl Sender {
             trusted,
             sent: Arc::default(),
             threads: 1,
-            pace: Arc::new(Pace::new(None)),
+            route: Route::default(),
             scope: Scope::default(),
         }
     }
@@ -94,10 +93,15 @@ impl Sender {
         self
     }
 
-    /// It sends at this pace.
-    pub fn at(mut self, pace: &Arc<Pace>) -> Self {
-        self.pace = Arc::clone(pace);
+    /// It sends by this route.
+    pub fn by(mut self, route: &Route) -> Self {
+        self.route = route.clone();
         self
+    }
+
+    /// From now on it sends by this route.
+    pub fn go_by(&mut self, route: &Route) {
+        self.route = route.clone();
     }
 
     /// Has something removed at the destination, which may have none of it.
@@ -121,7 +125,7 @@ impl Sender {
     /// From now on files are sent as fast as can be, read by all processors but one, which CRIU keeps busy: the instance is
     /// frozen and does not need them.
     pub fn hurry(&mut self) {
-        self.pace = Arc::new(Pace::new(None));
+        self.route = self.route.in_a_hurry();
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         self.threads = processors.saturating_sub(1).max(1);
     }
@@ -129,8 +133,9 @@ impl Sender {
     /// Sends everything that the destination does not have, and says how many bytes of content that were.
     pub async fn round(&mut self, destination: &mut PeerClient<Channel>) -> anyhow::Result<u64> {
         self.sent.store(0, Ordering::Relaxed);
+        let (route, sent) = (self.route.clone(), Arc::clone(&self.sent));
         let mut this = std::mem::replace(self, Self::new(self.session, self.folder, PathBuf::new(), None));
-        let streamed = stream(destination, move |parts| {
+        let streamed = stream(destination, &route, &sent, move |parts| {
             let result = this.read(parts);
             (this, result)
         });
@@ -141,14 +146,14 @@ impl Sender {
         read.with_context(|| format!("reading {}", self.root.display()))
     }
 
-    fn read(&mut self, parts: &mpsc::Sender<FilePart>) -> io::Result<u64> {
+    fn read(&mut self, parts: &Parts) -> io::Result<u64> {
         let mut changes = self.tree.look(&self.root)?;
         changes.touched.retain(|entry| self.scope.has(&entry.path));
         changes.removed.retain(|path| self.scope.has(path));
         let mut bytes = 0;
         for path in &changes.removed {
             self.trackers.remove(path);
-            put(parts, self.part(path, PartKind::Removed))?;
+            parts.put(self.part(path, PartKind::Removed))?;
         }
         for entry in &changes.touched {
             let mut part = FilePart {
@@ -166,12 +171,12 @@ impl Sender {
                     part.data = Bytes::copy_from_slice(to.as_os_str().as_bytes());
                 }
                 Kind::File => {
-                    put(parts, part)?;
+                    parts.put(part)?;
                     bytes += self.read_file(&entry.path, parts)?;
                     continue;
                 }
             }
-            put(parts, part)?;
+            parts.put(part)?;
         }
         Ok(bytes + self.read_always(&changes.touched, parts)?)
     }
@@ -180,7 +185,7 @@ impl Sender {
     fn read_always(
         &mut self,
         sent: &[super::tree::Entry],
-        parts: &mpsc::Sender<FilePart>,
+        parts: &Parts,
     ) -> io::Result<u64> {
         let trusted = |path: &Path| {
             self.trusted
@@ -202,7 +207,7 @@ impl Sender {
         Ok(bytes)
     }
 
-    fn read_file(&mut self, path: &Path, parts: &mpsc::Sender<FilePart>) -> io::Result<u64> {
+    fn read_file(&mut self, path: &Path, parts: &Parts) -> io::Result<u64> {
         let Some(file) = beneath::open(&self.root, path, OFlags::RDONLY)? else {
             // Removed, or no file any more, since the look; the next one sees it.
             return Ok(0);
@@ -213,19 +218,7 @@ impl Sender {
             ..self.part(path, PartKind::File)
         };
         let tracker = self.trackers.entry(path.to_owned()).or_default();
-        let (sent, pace) = (&self.sent, &self.pace);
-        tracker.round(&file, self.threads, |offset, data| {
-            let bytes = data.len() as u64;
-            let part = FilePart {
-                offset,
-                data: Bytes::copy_from_slice(data),
-                ..part.clone()
-            };
-            put(parts, part)?;
-            sent.fetch_add(bytes, Ordering::Relaxed);
-            pace.pass(bytes, || wait_until_taken(parts));
-            Ok(())
-        })
+        tracker.round(&file, self.threads, |offset, data| parts.data(&part, offset, data))
     }
 
     fn part(&self, path: &Path, kind: PartKind) -> FilePart {
@@ -239,36 +232,91 @@ impl Sender {
     }
 }
 
-/// Lets `read` put parts into a stream to the destination. Returns what it said, and whether the destination has placed them all.
+/// Lets `read` put parts into a stream to the destination, by this route; `sent` counts the bytes of their content. Returns what it said, and
+/// whether the destination has placed them all.
 pub(super) async fn stream<T: Send + 'static>(
     destination: &mut PeerClient<Channel>,
-    read: impl FnOnce(&mpsc::Sender<FilePart>) -> T + Send + 'static,
+    route: &Route,
+    sent: &Arc<AtomicU64>,
+    read: impl FnOnce(&Parts) -> T + Send + 'static,
 ) -> anyhow::Result<(T, anyhow::Result<()>)> {
-    let (parts, receiver) = mpsc::channel(QUEUE_PARTS);
-    let reader = tokio::task::spawn_blocking(move || read(&parts));
-    let placed = destination
-        .place(tokio_stream::wrappers::ReceiverStream::new(receiver))
-        .await;
-    let read = reader.await.context("reading what is to be sent panicked")?;
+    let (channel, receiver) = mpsc::channel(QUEUE_PARTS);
+    let receiver = tokio_stream::wrappers::ReceiverStream::new(receiver);
+    let lent = route.bulk.lend();
+    let ring = lent.map(|outgoing| Ring {
+        outgoing,
+        credits: Arc::new(Credits::default()),
+        background: route.class() == QpClass::Background,
+        bytes: 0,
+    });
+    let cutter = ring.as_ref().map(|ring| Cutter {
+        canceller: ring.outgoing.canceller(),
+        credits: Arc::clone(&ring.credits),
+    });
+    let (carrying, sent) = (route.clone(), Arc::clone(sent));
+    let reader = tokio::task::spawn_blocking(move || {
+        let mut ring = ring;
+        let class = ring.as_mut().map(|ring| ring.outgoing.set_class(carrying.class()));
+        let parts = Parts::new(carrying, channel, ring, sent);
+        let read = read(&parts);
+        let (ring, ended) = parts.finish();
+        (read, ring, class.transpose().map_err(io::Error::other).and(ended))
+    });
+    let mut on_the_way = CutOnDrop(cutter);
+    let placed = match &on_the_way.0 {
+        None => destination.place(receiver).await.map(drop),
+        Some(cutter) => {
+            let placed = place_landed(destination, receiver, &cutter.credits).await;
+            match &placed {
+                Ok(()) => cutter.credits.end(),
+                // Nobody waits for a destination that takes no more.
+                Err(_) => cutter.cut(),
+            }
+            placed
+        }
+    };
+    let (read, ring, ended) = reader.await.context("reading what is to be sent panicked")?;
+    on_the_way.0 = None;
+    if let Some(ring) = ring {
+        settle(&route.bulk, ring, &ended, placed.as_ref().err());
+    }
     let placed = placed.map_err(|status| anyhow::anyhow!("{}", crate::peers::reason(&status)));
-    Ok((
-        read,
-        placed
-            .map(drop)
-            .context("the destination could not place the files"),
-    ))
+    let placed = placed.context("the destination could not place the files");
+    Ok((read, placed.and(ended.context("what was read did not leave"))))
 }
 
-pub(super) fn put(parts: &mpsc::Sender<FilePart>, part: FilePart) -> io::Result<()> {
-    parts
-        .blocking_send(part)
-        .map_err(|_| io::Error::new(io::ErrorKind::BrokenPipe, "the destination takes no more parts"))
+/// Until all parts are in place; what is freed meanwhile becomes known.
+async fn place_landed(
+    destination: &mut PeerClient<Channel>,
+    parts: tokio_stream::wrappers::ReceiverStream<FilePart>,
+    credits: &Credits,
+) -> Result<(), tonic::Status> {
+    let mut answers = destination.place_landed(parts).await?.into_inner();
+    while let Some(freed) = answers.message().await? {
+        credits.freed(freed.position);
+    }
+    Ok(())
 }
 
-/// Until the network has taken all parts, or takes none any more. Called outside of asynchronous code, on a thread of the runtime.
-pub(super) fn wait_until_taken(parts: &mpsc::Sender<FilePart>) {
-    // Room for all of them is there when none waits.
-    _ = tokio::runtime::Handle::current().block_on(parts.reserve_many(QUEUE_PARTS));
+/// The session's connection is lent to the next round, or is of no use any more.
+fn settle(bulk: &Bulk, mut ring: Ring, ended: &io::Result<()>, placed: Option<&tonic::Status>) {
+    let is_theirs = placed.filter(|status| status.code() == tonic::Code::DataLoss);
+    if let Some(status) = is_theirs {
+        return bulk.fail(status.message().to_owned());
+    }
+    match ended {
+        // What has become of its runs is unknown, and the round has failed in any case.
+        _ if placed.is_some() => {}
+        Err(error) if error.get_ref().is_some_and(|error| error.is::<verbatim_bulk::Error>()) => {
+            bulk.fail(error.to_string());
+        }
+        Err(_) => {}
+        Ok(()) => match ring.outgoing.freed(ring.credits.position()) {
+            Ok(()) if ring.outgoing.is_empty() => bulk.give_back(ring.outgoing, ring.bytes),
+            Ok(()) => bulk.fail("the destination has not taken all that was sent".to_owned()),
+            Err(error) => bulk.fail(error.to_string()),
+        },
+    }
 }
 
 #[cfg(test)]

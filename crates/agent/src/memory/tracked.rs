@@ -14,14 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, bail, ensure};
-use bytes::Bytes;
-use tokio::sync::mpsc;
 use tonic::transport::Channel;
 use verbatim_tracking::{Error, Memory, Ranges, Tracker};
 
-use super::pace::Pace;
+use super::parts::{PART_BYTES, Parts, Route};
 use super::private::processes;
-use super::send::{put, stream, wait_until_taken};
+use super::send::stream;
 use crate::proto::FilePart;
 use crate::proto::file_part::{Folder, Kind};
 use crate::proto::peer_client::PeerClient;
@@ -32,9 +30,6 @@ pub const MOST_BYTES: u64 = 8 << 30;
 
 /// As much may memory grow by processes that no longer share what fork let them share: each gets its own pages.
 pub const MOST_SHARED_BYTES: u64 = 16 << 20;
-
-/// Bytes in one part.
-const PART_BYTES: usize = 256 << 10;
 
 /// The length of each file: beyond every address of a process.
 const FILE_LENGTH: u64 = 1 << 47;
@@ -209,15 +204,14 @@ fn number_of(pid: u32) -> anyhow::Result<u32> {
 /// Reads memory, and puts it into the stream to the destination.
 struct Out<'a> {
     session: u64,
-    parts: &'a mpsc::Sender<FilePart>,
-    pace: &'a Pace,
-    sent: &'a AtomicU64,
+    parts: &'a Parts,
     buffer: Vec<u8>,
 }
 
 impl Out<'_> {
     /// Sends what can be read of these ranges; returns what that was.
     fn send(&mut self, number: u32, memory: &Memory, ranges: &Ranges) -> anyhow::Result<Ranges> {
+        let part = part(self.session, number);
         let mut sent = Ranges::default();
         for range in ranges.iter() {
             let mut from = range.start;
@@ -226,11 +220,7 @@ impl Out<'_> {
                 let bytes = &mut self.buffer[..(to - from) as usize];
                 for read in memory.read(from..to, bytes)?.iter() {
                     let data = &bytes[(read.start - from) as usize..(read.end - from) as usize];
-                    let part = part(self.session, number, read.start, data);
-                    put(self.parts, part)?;
-                    let count = data.len() as u64;
-                    self.sent.fetch_add(count, Ordering::Relaxed);
-                    self.pace.pass(count, || wait_until_taken(self.parts));
+                    self.parts.data(&part, read.start, data)?;
                     sent.insert(read);
                 }
                 from = to;
@@ -240,15 +230,14 @@ impl Out<'_> {
     }
 }
 
-fn part(session: u64, number: u32, offset: u64, data: &[u8]) -> FilePart {
+/// The file of a process, whose offsets are its addresses.
+fn part(session: u64, number: u32) -> FilePart {
     FilePart {
         session,
         folder: Folder::Private.into(),
         path: number.to_string().into_bytes(),
         kind: Kind::File.into(),
-        offset,
         length: FILE_LENGTH,
-        data: Bytes::copy_from_slice(data),
         ..FilePart::default()
     }
 }
@@ -258,8 +247,8 @@ fn part(session: u64, number: u32, offset: u64, data: &[u8]) -> FilePart {
 pub struct Way {
     /// The session.
     pub session: u64,
-    /// Of what is sent while the program runs.
-    pub pace: Arc<Pace>,
+    /// How it goes.
+    pub route: Route,
     /// What the round that runs has sent, in bytes; may be looked at while it runs.
     pub sent: Arc<AtomicU64>,
 }
@@ -278,12 +267,11 @@ impl Way {
         let mut taken = std::mem::take(tracked);
         let way = self.clone();
         way.sent.store(0, Ordering::Relaxed);
-        let streamed = stream(destination, move |parts| -> Sent<E> {
+        let (route, sent) = (way.route.clone(), Arc::clone(&way.sent));
+        let streamed = stream(destination, &route, &sent, move |parts| -> Sent<E> {
             let mut out = Out {
                 session: way.session,
                 parts,
-                pace: &way.pace,
-                sent: &way.sent,
                 buffer: vec![0; PART_BYTES],
             };
             let read = read(&mut taken, &mut out);
@@ -386,11 +374,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_lies_at_its_address() {
-        let part = part(7, 12, 0x7000, &[1, 2]);
-        assert_eq!((part.path.as_slice(), part.offset), (&b"12"[..], 0x7000));
+    fn a_process_has_a_file_as_long_as_its_addresses() {
+        let part = part(7, 12);
+        assert_eq!(part.path.as_slice(), b"12");
         assert_eq!(part.folder(), Folder::Private);
-        assert!(part.length > part.offset);
+        assert!(part.length >= 1 << 47);
     }
 
     #[test]

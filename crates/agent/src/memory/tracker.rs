@@ -16,10 +16,9 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::{Mutex, PoisonError};
 
-use super::fingerprint::{Fingerprint, Key};
+use verbatim_bulk::PAGE_BYTES;
+use verbatim_bulk::fingerprint::{Fingerprint, Key};
 
-/// Bytes of a page.
-pub const PAGE_BYTES: usize = 4096;
 
 /// The longest run that is given out at once.
 pub const RUN_BYTES: usize = 256 * 1024;

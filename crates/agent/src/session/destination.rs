@@ -2,6 +2,7 @@
 
 mod claim;
 mod decision;
+pub mod landed;
 mod recover;
 
 use std::collections::{BTreeMap, HashMap};
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
+use verbatim_bulk::Incoming;
 use verbatim_channel::{ClaimedContext, ContextRecord, Endpoint, MEMORY_DIR, MovedEndpoint, RoadMap};
 use verbatim_container::{Link, Restore, RestoreConfig, Restored};
 use verbatim_device::control::QpType;
@@ -234,6 +236,8 @@ pub struct Destination {
     runtime: Placer,
     images: Placer,
     private: Placer,
+    /// By which contents come, unless they come with their parts; lent to the call that places them.
+    bulk: Option<Incoming>,
     /// The images lack private memory, which comes in a folder of its own.
     fills: bool,
     /// They give it to the tasks.
@@ -280,6 +284,7 @@ impl Destination {
             runtime: Placer::new(paths.folder.clone()),
             images: Placer::new(paths.images.clone()),
             private: Placer::new(paths.private.clone()),
+            bulk: None,
             fills: false,
             filler: None,
             paths: paths.clone(),
@@ -307,8 +312,8 @@ impl Destination {
             .context("the session was undone or is committed already")
     }
 
-    /// Puts a part of a file in its place.
-    pub fn place(&mut self, part: &FilePart) -> anyhow::Result<u64> {
+    /// Puts a part of a file in its place; `landed` is its content, if that came by RDMA.
+    pub fn place(&mut self, part: &FilePart, landed: Option<&[u8]>) -> anyhow::Result<u64> {
         self.home()?;
         if part.folder() == Folder::Private && !self.fills {
             self.expect_private()?;
@@ -319,7 +324,7 @@ impl Destination {
             Folder::Private => &mut self.private,
         };
         placer
-            .place(part)
+            .place(part, landed)
             .with_context(|| format!("cannot write {:?}", String::from_utf8_lossy(&part.path)))
     }
 

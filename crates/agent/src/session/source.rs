@@ -1,7 +1,7 @@
 //! The source's part of a session: it drives.
 //!
 //! [`migrate`] is the whole story. What an attempt has done, and would have to undo, is kept in [`Source`]; its steps are
-//! in [`pre_copy`], [`track`], [`pre_dump`], [`turn`], [`prepare`], [`stop`] with [`settle`] or [`pause`], and [`commit`], the way back
+//! in [`transport`], [`pre_copy`], [`track`], [`pre_dump`], [`turn`], [`prepare`], [`stop`] with [`settle`] or [`pause`], and [`commit`], the way back
 //! in [`undo`]. Who decides what, and when, is the machine's in [`decision`].
 
 mod ahead;
@@ -17,6 +17,7 @@ mod prepare;
 mod settle;
 mod stop;
 mod track;
+mod transport;
 mod turn;
 mod undo;
 
@@ -46,7 +47,9 @@ use crate::instances::{Instance, Reservation};
 use crate::keeper::Keeper;
 use crate::memory::convergence::{Convergence, Limits};
 use crate::memory::pace::Pace;
+use crate::memory::parts::Route;
 use crate::memory::send::Sender;
+use crate::memory::transport as memory_transport;
 use crate::method::{Choice, Wanted};
 use crate::proto::peer_client::PeerClient;
 use crate::proto::{NewQp, PreCopyRound, SessionId};
@@ -63,6 +66,7 @@ pub use connections::{blockers, describe, describe_own, memory_bytes};
 use decision::Decision;
 use participants::PartnerHost;
 pub use track::private_note;
+pub use transport::transport_note;
 
 /// How often a migration starts anew because the program changed its objects meanwhile.
 const ATTEMPTS: u32 = 3;
@@ -83,6 +87,10 @@ pub struct Request {
     pub max_bandwidth: Option<NonZeroU64>,
     /// How connections are brought to a stop.
     pub method: Wanted,
+    /// How memory goes while the program runs.
+    pub transport: memory_transport::Wanted,
+    /// That, in detail.
+    pub tuning: memory_transport::Tuning,
 }
 
 /// What a watcher is told while it runs.
@@ -153,7 +161,11 @@ struct Source {
     turn: Option<Turn>,
     files: Sender,
     /// Of what is sent while the program runs.
-    pace: Arc<Pace>,
+    route: Route,
+    /// Whether that is TLS, and why.
+    transport: memory_transport::Choice,
+    /// Why it must be.
+    no_rdma: Option<String>,
     /// Private memory that was sent ahead.
     ahead: Ahead,
     /// What is made for each of the instance's queue pairs, by process and virtual number.
@@ -199,12 +211,14 @@ pub async fn migrate(
     let mut attempt = 1;
     let mut choice = Choice::first(request.method);
     let mut ahead = Ahead::default();
+    let mut no_rdma: Option<String> = None;
     loop {
         let mut source = Source::new(&agent, &instance, &request, &driven.control, &progress);
         source.choice = choice.clone();
         // A program that changes its objects all the time is let wait with that.
         source.holds = attempt > 1;
         source.ahead = ahead;
+        source.no_rdma = no_rdma.clone();
         let result = source.attempt().await;
         match result {
             Err(Failure::Changed) if attempt < ATTEMPTS => {
@@ -221,6 +235,14 @@ pub async fn migrate(
                 source.close();
                 source.note(&format!("{error:#}; going on with wait-before-stop"));
                 choice = Choice::instead(&why);
+                ahead = source.ahead.again();
+            }
+            Err(Failure::Error(error)) if source.route.bulk.failure().is_some() && !source.is_committed() => {
+                source.roll_back(&error).await;
+                source.close();
+                let why = source.route.bulk.failure().unwrap_or_default();
+                source.note(&format!("memory could not go by RDMA: {why}; starting again, over TLS"));
+                no_rdma = Some(format!("RDMA failed in the attempt before: {why}"));
                 ahead = source.ahead.again();
             }
             Err(Failure::Error(error)) if source.ahead.is_to_blame() && !source.is_committed() => {
@@ -260,7 +282,12 @@ impl Source {
         control.set_session(session);
         let folder = instance.home.paths.folder.clone();
         let trusted = std::path::PathBuf::from(LIBRARY_DIR);
-        let pace = Arc::new(Pace::new(request.max_bandwidth));
+        let route = Route {
+            pace: Arc::new(Pace::new(request.max_bandwidth)),
+            tuning: request.tuning,
+            background: true,
+            ..Route::default()
+        };
         Self {
             agent: Arc::clone(agent),
             instance: Arc::clone(instance),
@@ -290,8 +317,10 @@ impl Source {
                 folder,
                 Some(trusted),
             )
-            .at(&pace),
-            pace,
+            .by(&route),
+            route,
+            transport: memory_transport::Choice::tls("nothing was sent"),
+            no_rdma: None,
             ahead: Ahead::default(),
             new_qps: HashMap::new(),
             keys: Vec::new(),
@@ -392,6 +421,7 @@ impl Source {
     async fn until_suspended(&mut self) -> Result<(), Failure> {
         self.pass(Point::SourceOpen).await?;
         self.open().await?;
+        self.choose_transport().await;
         self.enter(Phase::PreCopy);
         self.ahead.damaged = self.pass(Point::SourcePreCopy).await?;
         self.pre_copy().await?;
@@ -551,6 +581,9 @@ impl Source {
             replayed_wrs: self.replayed,
             unfinished_replayed_wrs: self.settled.replayed,
             unfinished_completed_wrs: self.settled.completed,
+            memory_transport: self.transport.transport,
+            memory_transport_reason: self.transport.reason,
+            rdma_bytes: self.route.bulk.bytes(),
             method: self.choice.method,
             method_reason: self.choice.reason,
             paused: self.paused,

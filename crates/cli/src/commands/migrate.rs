@@ -26,6 +26,8 @@ pub async fn run(lab: &str, arguments: MigrateArguments) -> anyhow::Result<ExitC
         strict: arguments.strict,
         method: arguments.method.clone(),
         max_bytes_per_second: u64::from(arguments.max_bandwidth.unwrap_or(0)) << 20,
+        memory_transport: arguments.memory_transport.clone(),
+        memory_tuning: arguments.memory_tuning.clone(),
     };
     // Shows itself on a terminal only.
     let spinner = ProgressBar::new_spinner()
@@ -186,6 +188,10 @@ fn readable(report: &serde_json::Value) -> String {
             ),
         ),
         ("private memory", private_memory(&report["pre_copy"])),
+        (
+            "memory transport",
+            format!("{:>10}: {}", text("memory_transport"), text("memory_transport_reason")),
+        ),
         ("connections", format!("{:>10}", report["connections"])),
         (
             "requests intercepted",

@@ -80,6 +80,11 @@ impl Nics {
         Self { devices, _nics: nics }
     }
 
+    /// The first host's, or the second's.
+    pub fn device(&self, host: usize) -> &Device {
+        &self.devices[host]
+    }
+
     pub fn unconnected(&self, options: Options) -> (Connection, Connection) {
         let [one, other] = &self.devices;
         (

@@ -89,6 +89,8 @@ pub(super) fn prepare(config: &LabConfig, host_dir: &Path) -> Result<()> {
 struct Entry<'a> {
     name: &'a str,
     address: Ipv4Addr,
+    /// It is this machine's own.
+    trusted_network: bool,
 }
 
 fn directory(config: &LabConfig) -> Vec<Entry<'_>> {
@@ -97,6 +99,7 @@ fn directory(config: &LabConfig) -> Vec<Entry<'_>> {
         .map(|(index, host)| Entry {
             name: &host.name,
             address: config.address(index),
+            trusted_network: true,
         })
         .collect()
 }
@@ -104,7 +107,7 @@ fn directory(config: &LabConfig) -> Vec<Entry<'_>> {
 /// The hosts' names for every program in the host, over the machine's own /etc/hosts.
 fn name_hosts(config: &LabConfig) -> io::Result<()> {
     let mut text = "127.0.0.1 localhost\n::1 localhost\n".to_owned();
-    for Entry { name, address } in directory(config) {
+    for Entry { name, address, .. } in directory(config) {
         text.push_str(&format!("{address} {name}\n"));
     }
     let names = Path::new("/run/hosts");

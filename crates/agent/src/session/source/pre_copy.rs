@@ -74,7 +74,7 @@ impl Source {
         let number = self.convergence.rounds().len() as u32 + 1;
         let (mut destination, progress) = (self.destination(), self.progress.clone());
         let (sent, before) = (self.files.sent(), self.convergence.clone());
-        let waited = self.pace.waited();
+        let waited = self.route.pace.waited();
         let mut ticks = tokio::time::interval_at((begun + TELL_EVERY).into(), TELL_EVERY);
         let round = self.files.round(&mut destination);
         tokio::pin!(round);
@@ -96,7 +96,7 @@ impl Source {
             }
         };
         // The last round is not held up.
-        let time = begun.elapsed().saturating_sub(self.pace.waited() - waited);
+        let time = begun.elapsed().saturating_sub(self.route.pace.waited() - waited);
         let private_bytes = self.ahead.left(private::bytes_of_tree(self.instance.init_pid()));
         self.bytes.pre_copy += bytes;
         self.convergence.note(Round { bytes, time }, private_bytes);

@@ -136,7 +136,7 @@ impl Source {
         let trusted = Some(PathBuf::new());
         let mut sender = Sender::new(self.session, Folder::Images, images, trusted)
             .only(folder)
-            .at(&self.pace);
+            .by(&self.route);
         let (mut destination, sent) = (self.destination(), sender.sent());
         let mut ticks = tokio::time::interval_at((begun + TELL_EVERY).into(), TELL_EVERY);
         let sending = sender.round(&mut destination);

@@ -18,7 +18,6 @@ use super::Source;
 use super::pre_copy::private_round;
 use crate::faults::Point;
 use crate::memory::convergence::Verdict;
-use crate::memory::pace::Pace;
 use crate::memory::pre_dump::{PreDump, WORTH_BYTES};
 use crate::memory::private;
 use crate::memory::tracked::{self, Tracked, Untracked, Way};
@@ -146,13 +145,13 @@ impl Source {
     /// One round. False if memory is not tracked any more, and all of it is sent while the tasks stand still.
     async fn tracked_round(&mut self) -> anyhow::Result<bool> {
         let begun = Instant::now();
-        let waited = self.pace.waited();
+        let waited = self.route.pace.waited();
         let all = self.ahead.chain.all();
         let (round, dirty_bytes) = (all.len() as u32 + 1, all.last().map_or(0, |last| last.bytes));
         let told = |sent, dirty, complete| private_round(round, begun, sent, dirty, complete);
         let way = Way {
             session: self.session,
-            pace: Arc::clone(&self.pace),
+            route: self.route.clone(),
             sent: Arc::default(),
         };
         let (root, mut destination) = (self.instance.init_pid(), self.destination());
@@ -174,7 +173,7 @@ impl Source {
             Ok(bytes) => {
                 self.bytes.pre_copy += bytes;
                 self.ahead.last = Some(Instant::now());
-                let time = begun.elapsed().saturating_sub(self.pace.waited() - waited);
+                let time = begun.elapsed().saturating_sub(self.route.pace.waited() - waited);
                 self.ahead.chain.note(PreDump {
                     bytes,
                     time,
@@ -197,7 +196,7 @@ impl Source {
     pub(super) fn in_a_hurry(&self) -> Way {
         Way {
             session: self.session,
-            pace: Arc::new(Pace::new(None)),
+            route: self.route.in_a_hurry(),
             sent: Arc::default(),
         }
     }

@@ -2,13 +2,14 @@
 //!
 //! NH of UMAC (J. Black et al., "UMAC: Fast and Secure Message Authentication", CRYPTO 1999, §4.1) with words of 64 bits and two
 //! iterations by a Toeplitz shift of the key (§4.3). Two different pages have the same fingerprint with a chance of at most 2⁻¹²⁸, for
-//! every choice of pages that does not depend on the key: that is random, new for each file and migration, and neither it
-//! nor a fingerprint leaves the agent.
+//! every choice of pages that does not depend on the key. So a key is random and used for one purpose; it and fingerprints are told to
+//! nobody who chooses pages or could change them.
 //!
 //! It takes a quarter of a microsecond for a page that is in the cache, a sixth of what a cryptographic hash takes, and the last
 //! look at all memory is a part of the blackout.
 
-use super::tracker::PAGE_BYTES;
+/// Bytes of a page.
+pub const PAGE_BYTES: usize = 4096;
 
 /// Pairs of words in a page.
 const PAIRS: usize = PAGE_BYTES / 16;
@@ -16,9 +17,24 @@ const PAIRS: usize = PAGE_BYTES / 16;
 /// The fingerprint of one page.
 pub type Fingerprint = [u128; 2];
 
+/// Bytes of a fingerprint.
+pub const FINGERPRINT_BYTES: usize = 32;
+
 /// The key, a pair of words for each pair of the page; the second iteration begins with its second pair.
-#[derive(Debug)]
 pub struct Key(Box<[[u64; 2]; PAIRS + 1]>);
+
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // It is a secret.
+        f.write_str("Key")
+    }
+}
+
+impl Default for Key {
+    fn default() -> Self {
+        Self::new()
+    }
+}
 
 impl Key {
     /// A random one.
@@ -26,6 +42,26 @@ impl Key {
         let mut pairs = Box::new([[0; 2]; PAIRS + 1]);
         pairs.fill_with(rand::random);
         Self(pairs)
+    }
+
+    /// The one with these bytes, if they are as many as a key has.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (words, rest) = bytes.as_chunks::<8>();
+        let (pairs, odd) = words.as_chunks::<2>();
+        if !rest.is_empty() || !odd.is_empty() || pairs.len() != PAIRS + 1 {
+            return None;
+        }
+        let mut key = Box::new([[0; 2]; PAIRS + 1]);
+        for (pair, bytes) in key.iter_mut().zip(pairs) {
+            *pair = bytes.map(u64::from_le_bytes);
+        }
+        Some(Self(key))
+    }
+
+    /// For another agent that is to compare.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let words = self.0.iter().flatten();
+        words.flat_map(|word| word.to_le_bytes()).collect()
     }
 
     /// Of one page.
@@ -43,6 +79,14 @@ impl Key {
         }
         sums
     }
+}
+
+/// As bytes, for another agent.
+pub fn to_bytes(fingerprint: Fingerprint) -> [u8; FINGERPRINT_BYTES] {
+    let mut bytes = [0; FINGERPRINT_BYTES];
+    bytes[..16].copy_from_slice(&fingerprint[0].to_le_bytes());
+    bytes[16..].copy_from_slice(&fingerprint[1].to_le_bytes());
+    bytes
 }
 
 #[cfg(test)]
@@ -67,6 +111,18 @@ mod tests {
             }
             assert_eq!(key.fingerprint(&page)[iteration], sum);
         }
+    }
+
+    #[test]
+    fn a_key_that_was_told_gives_the_same_fingerprints() {
+        let (key, page) = (Key::new(), page());
+        let told = Key::from_bytes(&key.to_bytes()).unwrap();
+        assert_eq!(
+            to_bytes(told.fingerprint(&page)),
+            to_bytes(key.fingerprint(&page))
+        );
+        assert!(Key::from_bytes(&key.to_bytes()[1..]).is_none());
+        assert!(Key::from_bytes(&[]).is_none());
     }
 
     #[test]

@@ -1,0 +1,90 @@
+//! By which way memory goes to the destination.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use verbatim_bulk::{Operation, Outgoing};
+
+use super::Source;
+use crate::load;
+use crate::memory::transport::{Choice, Transport};
+use crate::proto::OfferBulkRequest;
+use crate::protocol::BULK;
+use crate::session::told;
+
+/// By how many percent more the source's tasks must wait for their processors until the destination fetches what it gets.
+const BUSIER_PERCENT: u32 = 10;
+
+/// How memory would go from here to `to`, in words for an operator, if that is left to the list of hosts.
+pub fn transport_note(agent: &crate::agent::Shared, to: &str) -> String {
+    let choice = first(agent, crate::memory::transport::Wanted::Auto, to);
+    format!(
+        "memory goes over TLS unless asked otherwise; --memory-transport auto would take {}: {}",
+        choice.transport, choice.reason
+    )
+}
+
+fn first(agent: &crate::agent::Shared, wanted: crate::memory::transport::Wanted, to: &str) -> Choice {
+    let directory = agent.peers.directory();
+    let hosts = [Some(directory.own()), directory.host(to)];
+    let untrusted: Vec<&str> = hosts
+        .into_iter()
+        .flatten()
+        .filter(|host| !host.trusted_network)
+        .map(|host| host.name.as_str())
+        .collect();
+    Choice::first(wanted, to, agent.peers.can(to, BULK), &untrusted)
+}
+
+impl Source {
+    /// Chooses it, once the session is open there. Where RDMA cannot be, it is TLS, and the report says why.
+    pub(super) async fn choose_transport(&mut self) {
+        let to = self.request.destination.clone();
+        self.route.packs = self.agent.peers.can(&to, BULK) && self.request.tuning.packs;
+        let choice = match self.no_rdma.clone() {
+            Some(why) => Choice::tls(why),
+            None => first(&self.agent, self.request.transport, &to),
+        };
+        self.transport = match choice.transport {
+            Transport::Tls => choice,
+            Transport::Rdma => match self.offer_bulk().await {
+                Ok(()) => choice,
+                Err(error) => {
+                    self.note(&format!("memory does not go by RDMA: {error:#}; going on with TLS"));
+                    Choice::tls(format!("RDMA cannot be used: {error:#}"))
+                }
+            },
+        };
+        self.files.go_by(&self.route);
+    }
+
+    /// Makes this host's end of a connection and has the destination make its own.
+    async fn offer_bulk(&mut self) -> anyhow::Result<()> {
+        let (rnic, tuning) = (Arc::clone(&self.agent.rnic), self.request.tuning);
+        let own_load = load::waiting_percent();
+        // Who carries is known only when the destination has told how busy it is.
+        let opened = tokio::task::spawn_blocking(move || {
+            let device = rnic.device()?;
+            Outgoing::open(&device, tuning.options(tuning.operation.unwrap_or(Operation::Write)))
+        });
+        let (mut outgoing, offer) = opened.await.context("making a connection panicked")??;
+        let request = OfferBulkRequest {
+            session: self.session,
+            offer: postcard::to_allocvec(&offer)?,
+        };
+        let to = self.request.destination.clone();
+        let answer = self.destination().offer_bulk(request).await;
+        let answer = told(&to, "take memory by RDMA", answer)?;
+        let accepted = postcard::from_bytes(&answer.accepted).context("a malformed answer")?;
+        if tuning.operation.is_none() && own_load > answer.waiting_percent + BUSIER_PERCENT {
+            outgoing.have_it_fetched();
+        }
+        let accepting = tokio::task::spawn_blocking(move || {
+            outgoing.accept(&accepted)?;
+            anyhow::Ok(outgoing)
+        });
+        let outgoing = accepting.await.context("connecting panicked")??;
+        self.route.bulk.set(outgoing);
+        Ok(())
+    }
+}

@@ -1,0 +1,140 @@
+//! The side that receives.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use verbatim_far::{Buffer, Canceller, Connection, Device, Exposed, QpClass, Ticket};
+
+use crate::error::Error;
+use crate::fingerprint::{FINGERPRINT_BYTES, Key, PAGE_BYTES, to_bytes};
+use crate::outgoing::{PATIENCE, WINDOW_REQUESTS};
+use crate::ring::offset;
+use crate::{Accepted, Landed, MOST_RING_BYTES, MOST_RUN_BYTES, Offer, Operation};
+
+/// The side that receives runs.
+#[derive(Debug)]
+pub struct Incoming {
+    connection: Connection,
+    buffer: Arc<Buffer>,
+    /// The ring at the other side.
+    there: Exposed,
+    key: Key,
+    ring_bytes: u64,
+    class: QpClass,
+}
+
+impl Incoming {
+    /// Takes the other side's offer, and says what that must know.
+    pub fn accept(device: &Device, offer: &Offer) -> Result<(Self, Accepted), Error> {
+        let key = Key::from_bytes(&offer.key).ok_or(Error::Malformed("its key is not as long as a key"))?;
+        let page = PAGE_BYTES as u64;
+        if offer.ring_bytes == 0 || offer.ring_bytes > MOST_RING_BYTES || offer.ring_bytes % page != 0 {
+            return Err(Error::Malformed("a ring of that length is not made"));
+        }
+        if offer.ring.length < offer.ring_bytes {
+            return Err(Error::Malformed("its ring is shorter than it says"));
+        }
+        let class = match offer.yields {
+            true => QpClass::Background,
+            false => QpClass::User,
+        };
+        let mut connection = device.connection(verbatim_far::Options {
+            class,
+            window_bytes: offer.window_bytes.min(MOST_RING_BYTES),
+            window_requests: WINDOW_REQUESTS,
+        })?;
+        let buffer = connection.buffer(offer.ring_bytes as usize)?;
+        connection.connect(&offer.end)?;
+        let accepted = Accepted {
+            end: connection.end(),
+            ring: buffer.exposed(),
+        };
+        let incoming = Self {
+            connection,
+            buffer,
+            there: offer.ring,
+            key,
+            ring_bytes: offer.ring_bytes,
+            class,
+        };
+        Ok((incoming, accepted))
+    }
+
+    /// Ends the waiting, from any thread.
+    pub fn canceller(&self) -> Canceller {
+        self.connection.canceller()
+    }
+
+    /// Whose work goes first at this side's RNIC: answers wait like requests.
+    pub fn set_class(&mut self, class: QpClass) -> Result<(), Error> {
+        if self.class != class {
+            self.connection.set_class(class)?;
+            self.class = class;
+        }
+        Ok(())
+    }
+
+    /// Fetches a run, if that is this side's to do; it may wait for room in the window. [`Self::take`] waits for the run itself.
+    pub fn fetch(&mut self, landed: &Landed) -> Result<Option<Ticket>, Error> {
+        let at = self.place_of(landed)?;
+        match landed.operation {
+            Operation::Write => Ok(None),
+            Operation::Read => Ok(Some(self.connection.read(
+                (&self.buffer, at),
+                (&self.there, at),
+                landed.length,
+                Some(Instant::now() + PATIENCE),
+            )?)),
+        }
+    }
+
+    /// Copies a run out of the ring, from where nobody else can reach it any more, and compares it with its fingerprints. The other
+    /// side may then be told [`Landed::end`]. `fetched` is what [`Self::fetch`] has returned.
+    pub fn take(
+        &mut self,
+        landed: &Landed,
+        fetched: Option<Ticket>,
+        into: &mut Vec<u8>,
+    ) -> Result<(), Error> {
+        if let Some(fetched) = fetched {
+            self.connection.wait(fetched, Some(Instant::now() + PATIENCE))?;
+        }
+        let at = self.place_of(landed)?;
+        into.resize(landed.length as usize, 0);
+        self.buffer.read(at, into)?;
+        let (pages, _) = into.as_chunks::<PAGE_BYTES>();
+        let (fingerprints, _) = landed.fingerprints.as_chunks::<FINGERPRINT_BYTES>();
+        let pairs = pages.iter().zip(fingerprints).enumerate();
+        let damaged = pairs.filter(|(_, (page, wanted))| to_bytes(self.key.fingerprint(page)) != **wanted);
+        let mut damaged = damaged.map(|(index, _)| (index * PAGE_BYTES) as u64);
+        match damaged.next() {
+            None => Ok(()),
+            Some(offset) => Err(Error::Damaged {
+                damaged: 1 + damaged.count() as u64,
+                offset,
+                length: landed.length,
+            }),
+        }
+    }
+
+    /// Where it lies in both rings.
+    fn place_of(&self, landed: &Landed) -> Result<u64, Error> {
+        let page = PAGE_BYTES as u64;
+        if landed.length == 0 || landed.length > MOST_RUN_BYTES || landed.length % page != 0 {
+            return Err(Error::Malformed("a run is not whole pages, or too long"));
+        }
+        if landed.fingerprints.len() as u64 != landed.length / page * FINGERPRINT_BYTES as u64 {
+            return Err(Error::Malformed("a run has not a fingerprint for each page"));
+        }
+        offset(landed.position, landed.length, self.ring_bytes)
+    }
+
+    /// Changes a bit of a run that lies in the ring, for a test that wants to see it noticed.
+    pub fn damage(&mut self, landed: &Landed) -> Result<(), Error> {
+        let at = self.place_of(landed)?;
+        let mut byte = [0];
+        self.buffer.read(at, &mut byte)?;
+        self.buffer.write(at, &[byte[0] ^ 1])?;
+        Ok(())
+    }
+}
