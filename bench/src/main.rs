@@ -13,6 +13,7 @@ mod memory;
 mod methods;
 mod migros;
 mod migrrdma;
+mod pre_copy;
 mod programs;
 mod soft_rnic;
 mod stock;
@@ -76,6 +77,8 @@ enum Bench {
     Memory,
     /// 4 KiB of another host's memory by a one-sided READ, beside TCP.
     Far,
+    /// What it costs to send memory ahead, over TLS and by RDMA, alone and beside a partner.
+    PreCopy,
     /// What virtualisation costs per operation (MigrRDMA, table 4).
     Cost,
     /// The blackout by phase against the number of queue pairs (MigrRDMA, figure 3).
@@ -153,6 +156,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (repeats, most) = (arguments.repeats, arguments.most);
     if wanted(Bench::Memory) {
         memory::run(&tools, repeats, most, &arguments.out.join("memory.json"))?;
+    }
+    if wanted(Bench::PreCopy) {
+        pre_copy::run(&tools, repeats, most, &arguments.out.join("pre-copy.json"))?;
     }
     if wanted(Bench::Far) {
         far::run(&tools, arguments.rounds, &arguments.out.join("far.json"))?;

@@ -324,8 +324,14 @@ impl Control for ControlService {
             limits,
             max_bandwidth: NonZeroU64::new(request.max_bytes_per_second),
             method: request.method.parse().map_err(tonic::Status::invalid_argument)?,
-            transport: request.memory_transport.parse().map_err(tonic::Status::invalid_argument)?,
-            tuning: request.memory_tuning.parse().map_err(tonic::Status::invalid_argument)?,
+            transport: request
+                .memory_transport
+                .parse()
+                .map_err(tonic::Status::invalid_argument)?,
+            tuning: request
+                .memory_tuning
+                .parse()
+                .map_err(tonic::Status::invalid_argument)?,
         };
         let (events, receiver) = mpsc::channel(64);
         let (progress, mut steps) = mpsc::channel(64);

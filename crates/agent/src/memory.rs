@@ -7,6 +7,7 @@
 //! - [`bulk`]: the session's connection for the latter;
 //! - [`parts`]: how they are packed;
 //! - [`send`]: both together, as a stream of parts;
+//! - [`others`]: who else uses the RNIC;
 //! - [`pace`]: at which rate, while the program runs;
 //! - [`pieces`]: what is in a part;
 //! - [`place`]: the other end of that stream;
@@ -21,6 +22,7 @@ pub mod bulk;
 pub mod convergence;
 
 pub mod moves;
+pub mod others;
 pub mod pace;
 pub mod parts;
 pub mod pieces;

@@ -19,10 +19,11 @@ use crate::caller;
 use crate::faults::Point;
 use crate::forwarding::{self, Forward};
 use crate::instances::record::Record;
+use crate::load;
+use crate::memory::others::Others;
 use crate::pause;
 use crate::proto::peer_server::Peer;
 use crate::proto::*;
-use crate::load;
 use crate::protocol;
 use crate::rpcs::PeerRpc;
 use crate::secrets;
@@ -127,6 +128,7 @@ async fn place_landed(
     destination: &Arc<Mutex<Destination>>,
     mut parts: impl Stream<Item = Result<FilePart, Status>> + Unpin,
     answers: mpsc::Sender<Result<Freed, Status>>,
+    others: Others,
     is_to_damage: bool,
 ) -> Result<(), Status> {
     let incoming = destination.lock().await.lend_bulk();
@@ -135,7 +137,14 @@ async fn place_landed(
     let place = Arc::clone(destination);
     let placing = tokio::task::spawn_blocking(move || {
         let mut incoming = incoming;
-        let placed = landed::place_all(&place, &mut incoming, &mut waiting, &answers, is_to_damage);
+        let placed = landed::place_all(
+            &place,
+            &mut incoming,
+            &mut waiting,
+            &answers,
+            others,
+            is_to_damage,
+        );
         if placed.is_ok() {
             place.blocking_lock().take_bulk_back(incoming);
         }
@@ -333,6 +342,7 @@ impl Peer for PeerService {
             self.0.permit(PeerRpc::PlaceLanded, &caller, &first).await?;
             let session = first.session;
             let destination = self.destination(session)?;
+            let others = Others::new(self.0.config.nic_socket());
             tokio::spawn(async move {
                 let rest = parts.map(move |part| match part {
                     Ok(part) if part.session != session => {
@@ -341,7 +351,9 @@ impl Peer for PeerService {
                     part => part,
                 });
                 let all = tokio_stream::once(Ok(first)).chain(rest);
-                if let Err(status) = place_landed(&destination, all, answers.clone(), is_to_damage).await {
+                if let Err(status) =
+                    place_landed(&destination, all, answers.clone(), others, is_to_damage).await
+                {
                     // If the source is gone, nobody wants to know.
                     let _ = answers.send(Err(status)).await;
                 }

@@ -28,7 +28,10 @@ impl Incoming {
     pub fn accept(device: &Device, offer: &Offer) -> Result<(Self, Accepted), Error> {
         let key = Key::from_bytes(&offer.key).ok_or(Error::Malformed("its key is not as long as a key"))?;
         let page = PAGE_BYTES as u64;
-        if offer.ring_bytes == 0 || offer.ring_bytes > MOST_RING_BYTES || offer.ring_bytes % page != 0 {
+        if offer.ring_bytes == 0
+            || offer.ring_bytes > MOST_RING_BYTES
+            || !offer.ring_bytes.is_multiple_of(page)
+        {
             return Err(Error::Malformed("a ring of that length is not made"));
         }
         if offer.ring.length < offer.ring_bytes {
@@ -58,6 +61,11 @@ impl Incoming {
             class,
         };
         Ok((incoming, accepted))
+    }
+
+    /// The number of this side's queue pair.
+    pub fn number(&self) -> u32 {
+        self.connection.end().qpn
     }
 
     /// Ends the waiting, from any thread.
@@ -120,7 +128,7 @@ impl Incoming {
     /// Where it lies in both rings.
     fn place_of(&self, landed: &Landed) -> Result<u64, Error> {
         let page = PAGE_BYTES as u64;
-        if landed.length == 0 || landed.length > MOST_RUN_BYTES || landed.length % page != 0 {
+        if landed.length == 0 || landed.length > MOST_RUN_BYTES || !landed.length.is_multiple_of(page) {
             return Err(Error::Malformed("a run is not whole pages, or too long"));
         }
         if landed.fingerprints.len() as u64 != landed.length / page * FINGERPRINT_BYTES as u64 {

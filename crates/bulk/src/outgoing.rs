@@ -66,9 +66,9 @@ impl<T> Outgoing<T> {
     pub fn open(device: &Device, options: Options) -> Result<(Self, Offer), Error> {
         let page = PAGE_BYTES as u64;
         if options.run_bytes == 0
-            || options.run_bytes % page != 0
+            || !options.run_bytes.is_multiple_of(page)
             || options.run_bytes > MOST_RUN_BYTES
-            || options.ring_bytes % options.run_bytes != 0
+            || !options.ring_bytes.is_multiple_of(options.run_bytes)
             || !(options.run_bytes..=MOST_RING_BYTES).contains(&options.ring_bytes)
         {
             return Err(Error::Malformed("runs are whole pages, and a ring is whole runs"));
@@ -108,6 +108,11 @@ impl<T> Outgoing<T> {
         self.connection.connect(&accepted.end)?;
         self.there = Some(accepted.ring);
         Ok(())
+    }
+
+    /// The number of this side's queue pair.
+    pub fn number(&self) -> u32 {
+        self.connection.end().qpn
     }
 
     /// From now on the other side carries runs, by READs.

@@ -30,7 +30,9 @@ fn pair(nics: &Nics, options: Options) -> (Outgoing<u64>, Incoming) {
 }
 
 fn bytes_of(number: u64, length: usize) -> Vec<u8> {
-    (0..length).map(|index| (number * 31 + index as u64 / 7) as u8).collect()
+    (0..length)
+        .map(|index| (number * 31 + index as u64 / 7) as u8)
+        .collect()
 }
 
 /// What is to be sent, by its number: so many bytes in pieces, or nothing but the number.

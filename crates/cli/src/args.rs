@@ -290,8 +290,13 @@ pub struct MigrateArguments {
     #[arg(long, value_name = "TRANSPORT", default_value = "tls", value_parser = ["tls", "rdma", "auto"])]
     pub memory_transport: String,
     /// Details of that, for measurements: operation=write|read|auto, run=BYTES, window=BYTES, class=user|background,
-    /// zeroes=skip|send, pack=on|off, with commas between them.
-    #[arg(long, value_name = "NAME=VALUE,...", default_value = "", hide_default_value = true)]
+    /// zeroes=skip|send, pack=on|off, rate=adaptive|full, with commas between them.
+    #[arg(
+        long,
+        value_name = "NAME=VALUE,...",
+        default_value = "",
+        hide_default_value = true
+    )]
     pub memory_tuning: String,
     /// How connections are brought to a stop. wait-before-stop: requests are intercepted at both ends until nothing is in flight.
     /// pause-resume: the RNICs of both ends pause the connections in the middle of what is under way, nothing is waited for,

@@ -79,9 +79,14 @@ fn by_the_list_of_hosts(lab: &TestLab) -> anyhow::Result<()> {
     );
     ensure!(report.rdma_bytes == 0, "{report:?}");
     check.flows("dst")?;
-    let report = check.client.migrate_with("src", &["--memory-transport", "auto"])?;
+    let report = check
+        .client
+        .migrate_with("src", &["--memory-transport", "auto"])?;
     must_have_gone_by_rdma(&report)?;
-    ensure!(report.memory_transport_reason.contains("list of hosts"), "{report:?}");
+    ensure!(
+        report.memory_transport_reason.contains("list of hosts"),
+        "{report:?}"
+    );
     check.end()?;
     Ok(())
 }
@@ -90,7 +95,9 @@ fn by_the_list_of_hosts(lab: &TestLab) -> anyhow::Result<()> {
 fn in_a_bad_network(lab: &TestLab) -> anyhow::Result<()> {
     let check = check(lab)?;
     let loss = Loss::of(lab, "dst", &["in"], 2)?;
-    let report = check.client.migrate_with("dst", &["--memory-transport", "rdma"])?;
+    let report = check
+        .client
+        .migrate_with("dst", &["--memory-transport", "rdma"])?;
     drop(loss);
     must_have_gone_by_rdma(&report)?;
     check.flows("dst")?;
@@ -102,7 +109,9 @@ fn in_a_bad_network(lab: &TestLab) -> anyhow::Result<()> {
 fn damaged(lab: &TestLab) -> anyhow::Result<()> {
     let check = check(lab)?;
     lab.order_faults("dst", "destination-place damage\n")?;
-    let report = check.client.migrate_with("dst", &["--memory-transport", "rdma"])?;
+    let report = check
+        .client
+        .migrate_with("dst", &["--memory-transport", "rdma"])?;
     lab.order_faults("dst", "")?;
     report.must_be_committed()?;
     ensure!(report.memory_transport == "tls", "{report:?}");
@@ -117,7 +126,9 @@ fn damaged(lab: &TestLab) -> anyhow::Result<()> {
 fn an_rnic_dies(lab: &TestLab) -> anyhow::Result<()> {
     let check = check(lab)?;
     lab.order_faults("dst", "destination-place kill-nic\n")?;
-    let report = check.client.migrate_with("dst", &["--memory-transport", "rdma"])?;
+    let report = check
+        .client
+        .migrate_with("dst", &["--memory-transport", "rdma"])?;
     lab.order_faults("dst", "")?;
     report.must_be_rolled_back(&["RNIC"])?;
     check.flows("src")?;
@@ -129,12 +140,18 @@ fn an_rnic_dies(lab: &TestLab) -> anyhow::Result<()> {
 fn an_agent_dies(lab: &TestLab) -> anyhow::Result<()> {
     let check = check(lab)?;
     lab.order_faults("dst", "destination-place exit\n")?;
-    let report = check.client.migrate_with("dst", &["--memory-transport", "rdma"])?;
+    let report = check
+        .client
+        .migrate_with("dst", &["--memory-transport", "rdma"])?;
     lab.order_faults("dst", "")?;
     report.must_be_rolled_back(&[])?;
     check.flows("src")?;
     lab.restart("dst", "agent")?;
-    must_have_gone_by_rdma(&check.client.migrate_with("dst", &["--memory-transport", "rdma"])?)?;
+    must_have_gone_by_rdma(
+        &check
+            .client
+            .migrate_with("dst", &["--memory-transport", "rdma"])?,
+    )?;
     check.flows("dst")?;
     check.end()?;
     Ok(())

@@ -91,7 +91,9 @@ struct State {
 pub struct Ring {
     pub outgoing: Outgoing<FilePart>,
     pub credits: Arc<Credits>,
-    /// The destination's RNIC serves it behind programs.
+    /// The RNICs may serve it behind programs.
+    pub may_yield: bool,
+    /// They do.
     pub background: bool,
     /// Bytes of runs.
     pub bytes: u64,
@@ -137,13 +139,14 @@ impl Parts {
 
     /// Content of the file that `part` names, at `offset`; it may wait for its turn by the pace.
     pub fn data(&self, part: &FilePart, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let is_beside_others = self.route.pace.is_beside_others();
         {
             let mut state = self.lock();
             for (range, is_zero) in segments(bytes, self.route.packs && self.route.tuning.skips_zeroes) {
                 let at = offset + range.start as u64;
                 match (is_zero, self.route.packs) {
                     (true, _) => state.zeroes(part, at, range.len() as u64)?,
-                    (false, true) => state.pack(part, at, &bytes[range])?,
+                    (false, true) => state.pack(part, at, &bytes[range], is_beside_others)?,
                     (false, false) => state.leave(FilePart {
                         offset: at,
                         data: Bytes::copy_from_slice(&bytes[range]),
@@ -218,8 +221,7 @@ impl State {
     /// The batch is one of this file, with room for one more piece.
     fn turn_to(&mut self, part: &FilePart) -> io::Result<()> {
         let batch = &self.batch.part;
-        let is_same =
-            (batch.folder, &batch.path, batch.length) == (part.folder, &part.path, part.length);
+        let is_same = (batch.folder, &batch.path, batch.length) == (part.folder, &part.path, part.length);
         if !is_same || batch.pieces.len() >= MOST_PIECES {
             self.flush()?;
             self.batch.part = part.clone();
@@ -233,7 +235,13 @@ impl State {
         Ok(())
     }
 
-    fn pack(&mut self, part: &FilePart, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
+    fn pack(
+        &mut self,
+        part: &FilePart,
+        mut offset: u64,
+        mut bytes: &[u8],
+        is_beside_others: bool,
+    ) -> io::Result<()> {
         while !bytes.is_empty() {
             let by_rdma = self.ring.is_some();
             self.turn_to(part)?;
@@ -244,7 +252,7 @@ impl State {
                     self.flush()?;
                     continue;
                 }
-                let run = self.room()?;
+                let run = self.room(is_beside_others)?;
                 self.batch.run = Some(run);
                 continue;
             }
@@ -268,8 +276,18 @@ impl State {
         Ok(())
     }
 
-    /// A new run. Waits until the rings have room.
-    fn room(&mut self) -> io::Result<Run> {
+    /// A new run. Waits until the rings have room. Beside others it keeps to a pace, and does not wait for them at the RNICs, too.
+    fn room(&mut self, is_beside_others: bool) -> io::Result<Run> {
+        let ring = self.ring.as_mut().expect("the caller has looked");
+        let background = ring.may_yield && !is_beside_others;
+        if ring.background != background {
+            let class = match background {
+                true => QpClass::Background,
+                false => QpClass::User,
+            };
+            ring.outgoing.set_class(class).map_err(io::Error::other)?;
+            ring.background = background;
+        }
         loop {
             let ring = self.ring.as_mut().expect("the caller has looked");
             let freed = ring.credits.position();

@@ -41,7 +41,9 @@ pub fn of<'a>(part: &'a FilePart, landed: Option<&'a [u8]>) -> io::Result<Vec<Pi
             pieces.push(PieceOf::Zeroes(piece.offset..end));
             continue;
         }
-        let length = usize::try_from(piece.length).ok().filter(|length| *length <= rest.len());
+        let length = usize::try_from(piece.length)
+            .ok()
+            .filter(|length| *length <= rest.len());
         let length = length.ok_or_else(|| wrong("has less content than it says"))?;
         pieces.push(PieceOf::Data(piece.offset, &rest[..length]));
         // In a ring the next one begins a page.
@@ -111,13 +113,19 @@ mod tests {
             ..FilePart::default()
         };
         let wrong = [
-            (part(4, vec![piece(i64::MAX as u64, 3, false)], b"abc"), "beyond any end"),
+            (
+                part(4, vec![piece(i64::MAX as u64, 3, false)], b"abc"),
+                "beyond any end",
+            ),
             (part(4, vec![piece(u64::MAX, 3, true)], b""), "overflows"),
             (part(4, vec![piece(0, 0, true)], b""), "empty"),
             (part(4, vec![piece(0, 3, false)], b"ab"), "too little"),
             (part(4, vec![piece(0, 1, false)], b"ab"), "too much"),
             (part(4, vec![piece(0, 1, true)], b"a"), "zeroes with content"),
-            (part(9000, vec![piece(0, 1, true); MOST_PIECES + 1], b""), "too many"),
+            (
+                part(9000, vec![piece(0, 1, true); MOST_PIECES + 1], b""),
+                "too many",
+            ),
         ];
         for (part, what) in wrong {
             assert!(of(&part, None).is_err(), "{what}");

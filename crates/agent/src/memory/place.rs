@@ -112,7 +112,7 @@ impl Placer {
                 }
                 PieceOf::Zeroes(range) => {
                     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                    rustix::fs::fallocate(&*file, flags, range.start, range.end - range.start)?;
+                    rustix::fs::fallocate(file, flags, range.start, range.end - range.start)?;
                     bytes += range.end - range.start;
                 }
             }
@@ -608,6 +608,9 @@ mod tests {
         // Zeroes take no room.
         let hole = rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0)).unwrap();
         assert_eq!(hole, 4096);
-        assert!(placer.place(&changes, Some(b"abcde")).is_err(), "it has not landed");
+        assert!(
+            placer.place(&changes, Some(b"abcde")).is_err(),
+            "it has not landed"
+        );
     }
 }

@@ -16,6 +16,7 @@ use verbatim_bulk::QpClass;
 
 use super::beneath;
 use super::bulk::{Bulk, Credits, CutOnDrop, Cutter};
+use super::pace::Pace;
 use super::parts::{Parts, QUEUE_PARTS, Ring, Route};
 use super::tracker::Tracker;
 use super::tree::{Kind, Tree};
@@ -182,11 +183,7 @@ impl Sender {
     }
 
     /// The files whose times tell nothing, as far as they were not sent above.
-    fn read_always(
-        &mut self,
-        sent: &[super::tree::Entry],
-        parts: &Parts,
-    ) -> io::Result<u64> {
+    fn read_always(&mut self, sent: &[super::tree::Entry], parts: &Parts) -> io::Result<u64> {
         let trusted = |path: &Path| {
             self.trusted
                 .as_deref()
@@ -218,7 +215,9 @@ impl Sender {
             ..self.part(path, PartKind::File)
         };
         let tracker = self.trackers.entry(path.to_owned()).or_default();
-        tracker.round(&file, self.threads, |offset, data| parts.data(&part, offset, data))
+        tracker.round(&file, self.threads, |offset, data| {
+            parts.data(&part, offset, data)
+        })
     }
 
     fn part(&self, path: &Path, kind: PartKind) -> FilePart {
@@ -246,6 +245,7 @@ pub(super) async fn stream<T: Send + 'static>(
     let ring = lent.map(|outgoing| Ring {
         outgoing,
         credits: Arc::new(Credits::default()),
+        may_yield: route.class() == QpClass::Background,
         background: route.class() == QpClass::Background,
         bytes: 0,
     });
@@ -256,7 +256,9 @@ pub(super) async fn stream<T: Send + 'static>(
     let (carrying, sent) = (route.clone(), Arc::clone(sent));
     let reader = tokio::task::spawn_blocking(move || {
         let mut ring = ring;
-        let class = ring.as_mut().map(|ring| ring.outgoing.set_class(carrying.class()));
+        let class = ring
+            .as_mut()
+            .map(|ring| ring.outgoing.set_class(carrying.class()));
         let parts = Parts::new(carrying, channel, ring, sent);
         let read = read(&parts);
         let (ring, ended) = parts.finish();
@@ -266,7 +268,7 @@ pub(super) async fn stream<T: Send + 'static>(
     let placed = match &on_the_way.0 {
         None => destination.place(receiver).await.map(drop),
         Some(cutter) => {
-            let placed = place_landed(destination, receiver, &cutter.credits).await;
+            let placed = place_landed(destination, receiver, &cutter.credits, &route.pace).await;
             match &placed {
                 Ok(()) => cutter.credits.end(),
                 // Nobody waits for a destination that takes no more.
@@ -290,10 +292,12 @@ async fn place_landed(
     destination: &mut PeerClient<Channel>,
     parts: tokio_stream::wrappers::ReceiverStream<FilePart>,
     credits: &Credits,
+    pace: &Pace,
 ) -> Result<(), tonic::Status> {
     let mut answers = destination.place_landed(parts).await?.into_inner();
     while let Some(freed) = answers.message().await? {
         credits.freed(freed.position);
+        pace.hear(freed.others_bytes_per_second);
     }
     Ok(())
 }
@@ -307,7 +311,11 @@ fn settle(bulk: &Bulk, mut ring: Ring, ended: &io::Result<()>, placed: Option<&t
     match ended {
         // What has become of its runs is unknown, and the round has failed in any case.
         _ if placed.is_some() => {}
-        Err(error) if error.get_ref().is_some_and(|error| error.is::<verbatim_bulk::Error>()) => {
+        Err(error)
+            if error
+                .get_ref()
+                .is_some_and(|error| error.is::<verbatim_bulk::Error>()) =>
+        {
             bulk.fail(error.to_string());
         }
         Err(_) => {}

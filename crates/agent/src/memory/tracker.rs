@@ -19,7 +19,6 @@ use std::sync::{Mutex, PoisonError};
 use verbatim_bulk::PAGE_BYTES;
 use verbatim_bulk::fingerprint::{Fingerprint, Key};
 
-
 /// The longest run that is given out at once.
 pub const RUN_BYTES: usize = 256 * 1024;
 

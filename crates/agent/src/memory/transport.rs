@@ -111,6 +111,8 @@ pub struct Tuning {
     pub skips_zeroes: bool,
     /// Several runs of bytes go in one part.
     pub packs: bool,
+    /// Slower while others use the RNICs.
+    pub adapts: bool,
 }
 
 impl Default for Tuning {
@@ -123,6 +125,7 @@ impl Default for Tuning {
             class: options.class,
             skips_zeroes: true,
             packs: true,
+            adapts: true,
         }
     }
 }
@@ -153,7 +156,7 @@ impl FromStr for Tuning {
             let wrong = || {
                 format!(
                     "{setting:?} is no setting of the memory transport; there are operation=write|read|auto, run=BYTES (whole pages), \
-                     window=BYTES, class=user|background, zeroes=skip|send and pack=on|off"
+                     window=BYTES, class=user|background, zeroes=skip|send, pack=on|off and rate=adaptive|full"
                 )
             };
             let bytes = |value: &str, most: u64| {
@@ -176,6 +179,8 @@ impl FromStr for Tuning {
                 ("zeroes", "send") => tuning.skips_zeroes = false,
                 ("pack", "on") => tuning.packs = true,
                 ("pack", "off") => tuning.packs = false,
+                ("rate", "adaptive") => tuning.adapts = true,
+                ("rate", "full") => tuning.adapts = false,
                 _ => return Err(wrong()),
             }
         }
@@ -202,13 +207,18 @@ mod tests {
             assert_eq!(old.transport, Transport::Tls);
             assert!(old.reason.contains("upgrade"), "{old:?}");
         }
-        assert!("udp".parse::<Wanted>().unwrap_err().contains("tls, rdma and auto"));
+        assert!(
+            "udp"
+                .parse::<Wanted>()
+                .unwrap_err()
+                .contains("tls, rdma and auto")
+        );
     }
 
     #[test]
     fn settings_are_read_and_wrong_ones_refused() {
         assert_eq!("".parse(), Ok(Tuning::default()));
-        let tuning: Tuning = "operation=read,run=4096,window=65536,class=user,zeroes=send,pack=off"
+        let tuning: Tuning = "operation=read,run=4096,window=65536,class=user,zeroes=send,pack=off,rate=full"
             .parse()
             .unwrap();
         assert_eq!(
@@ -219,10 +229,19 @@ mod tests {
                 window_bytes: 65536,
                 class: QpClass::User,
                 skips_zeroes: false,
-                packs: false
+                packs: false,
+                adapts: false
             }
         );
-        for wrong in ["run=1", "run=0", "run=8388608", "x=1", "run", "window=x", "class=fast"] {
+        for wrong in [
+            "run=1",
+            "run=0",
+            "run=8388608",
+            "x=1",
+            "run",
+            "window=x",
+            "class=fast",
+        ] {
             let error = wrong.parse::<Tuning>().unwrap_err();
             assert!(error.contains(wrong) && error.contains("operation="), "{error}");
         }

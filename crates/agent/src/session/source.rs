@@ -46,6 +46,7 @@ use crate::instances::record::Record;
 use crate::instances::{Instance, Reservation};
 use crate::keeper::Keeper;
 use crate::memory::convergence::{Convergence, Limits};
+use crate::memory::others::Others;
 use crate::memory::pace::Pace;
 use crate::memory::parts::Route;
 use crate::memory::send::Sender;
@@ -241,7 +242,9 @@ pub async fn migrate(
                 source.roll_back(&error).await;
                 source.close();
                 let why = source.route.bulk.failure().unwrap_or_default();
-                source.note(&format!("memory could not go by RDMA: {why}; starting again, over TLS"));
+                source.note(&format!(
+                    "memory could not go by RDMA: {why}; starting again, over TLS"
+                ));
                 no_rdma = Some(format!("RDMA failed in the attempt before: {why}"));
                 ahead = source.ahead.again();
             }
@@ -282,8 +285,12 @@ impl Source {
         control.set_session(session);
         let folder = instance.home.paths.folder.clone();
         let trusted = std::path::PathBuf::from(LIBRARY_DIR);
+        let pace = Pace::new(request.max_bandwidth);
         let route = Route {
-            pace: Arc::new(Pace::new(request.max_bandwidth)),
+            pace: Arc::new(match request.tuning.adapts {
+                true => pace.beside(Others::new(agent.config.nic_socket())),
+                false => pace,
+            }),
             tuning: request.tuning,
             background: true,
             ..Route::default()

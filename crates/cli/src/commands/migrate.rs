@@ -190,7 +190,11 @@ fn readable(report: &serde_json::Value) -> String {
         ("private memory", private_memory(&report["pre_copy"])),
         (
             "memory transport",
-            format!("{:>10}: {}", text("memory_transport"), text("memory_transport_reason")),
+            format!(
+                "{:>10}: {}",
+                text("memory_transport"),
+                text("memory_transport_reason")
+            ),
         ),
         ("connections", format!("{:>10}", report["connections"])),
         (

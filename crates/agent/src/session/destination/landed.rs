@@ -12,6 +12,7 @@ use verbatim_bulk::{Incoming, Landed, Operation, QpClass};
 
 use super::Destination;
 use crate::agent::status;
+use crate::memory::others::Others;
 use crate::proto::{self, FilePart, Freed};
 
 /// Parts that are taken ahead of the one that is written, at most.
@@ -55,8 +56,12 @@ pub fn place_all(
     incoming: &mut Option<Incoming>,
     parts: &mut mpsc::Receiver<FilePart>,
     answers: &mpsc::Sender<Result<Freed, Status>>,
+    mut others: Others,
     mut is_to_damage: bool,
 ) -> Result<(), Status> {
+    if let Some(incoming) = incoming.as_ref() {
+        others.without(incoming.number());
+    }
     let mut pending: VecDeque<Pending> = VecDeque::new();
     let mut content = Vec::new();
     loop {
@@ -84,8 +89,11 @@ pub fn place_all(
         }
         incoming.take(&landed, fetched, &mut content).map_err(lost)?;
         // It was copied: the source may use that room again. If it is gone, the next part does not come.
-        let position = landed.end();
-        let _ = answers.blocking_send(Ok(Freed { position }));
+        let freed = Freed {
+            position: landed.end(),
+            others_bytes_per_second: others.bytes_per_second(),
+        };
+        let _ = answers.blocking_send(Ok(freed));
         let placed = destination.blocking_lock().place(&part, Some(&content));
         placed.map_err(|error| status(&error))?;
     }

@@ -74,6 +74,7 @@ impl Source {
         let number = self.convergence.rounds().len() as u32 + 1;
         let (mut destination, progress) = (self.destination(), self.progress.clone());
         let (sent, before) = (self.files.sent(), self.convergence.clone());
+        self.route.pace.begin(number);
         let waited = self.route.pace.waited();
         let mut ticks = tokio::time::interval_at((begun + TELL_EVERY).into(), TELL_EVERY);
         let round = self.files.round(&mut destination);

@@ -148,6 +148,7 @@ impl Source {
         let waited = self.route.pace.waited();
         let all = self.ahead.chain.all();
         let (round, dirty_bytes) = (all.len() as u32 + 1, all.last().map_or(0, |last| last.bytes));
+        self.route.pace.begin(round);
         let told = |sent, dirty, complete| private_round(round, begun, sent, dirty, complete);
         let way = Way {
             session: self.session,

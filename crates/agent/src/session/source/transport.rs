@@ -39,6 +39,9 @@ fn first(agent: &crate::agent::Shared, wanted: crate::memory::transport::Wanted,
 impl Source {
     /// Chooses it, once the session is open there. Where RDMA cannot be, it is TLS, and the report says why.
     pub(super) async fn choose_transport(&mut self) {
+        let pace = Arc::clone(&self.route.pace);
+        // How busy the RNIC is shows in two looks.
+        _ = tokio::task::spawn_blocking(move || pace.look()).await;
         let to = self.request.destination.clone();
         self.route.packs = self.agent.peers.can(&to, BULK) && self.request.tuning.packs;
         let choice = match self.no_rdma.clone() {
@@ -50,7 +53,9 @@ impl Source {
             Transport::Rdma => match self.offer_bulk().await {
                 Ok(()) => choice,
                 Err(error) => {
-                    self.note(&format!("memory does not go by RDMA: {error:#}; going on with TLS"));
+                    self.note(&format!(
+                        "memory does not go by RDMA: {error:#}; going on with TLS"
+                    ));
                     Choice::tls(format!("RDMA cannot be used: {error:#}"))
                 }
             },
@@ -65,7 +70,10 @@ impl Source {
         // Who carries is known only when the destination has told how busy it is.
         let opened = tokio::task::spawn_blocking(move || {
             let device = rnic.device()?;
-            Outgoing::open(&device, tuning.options(tuning.operation.unwrap_or(Operation::Write)))
+            Outgoing::open(
+                &device,
+                tuning.options(tuning.operation.unwrap_or(Operation::Write)),
+            )
         });
         let (mut outgoing, offer) = opened.await.context("making a connection panicked")??;
         let request = OfferBulkRequest {
@@ -84,6 +92,7 @@ impl Source {
             anyhow::Ok(outgoing)
         });
         let outgoing = accepting.await.context("connecting panicked")??;
+        self.route.pace.goes_by(outgoing.number());
         self.route.bulk.set(outgoing);
         Ok(())
     }
