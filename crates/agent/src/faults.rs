@@ -107,7 +107,7 @@ points! {
     SourceReclaim = "source-reclaim", Reclaim, AfterCommit;
     /// The destination is about to make the instance's place.
     DestinationOpen = "destination-open", Open, BeforeCommit;
-    /// Files for the destination are coming.
+    /// The destination is about to place files; damaged, private memory is lost or changed on the way.
     DestinationPlace = "destination-place", Converge, BeforeCommit;
     /// The destination is about to make the standby contexts.
     DestinationPreSetup = "destination-pre-setup", Prepare, BeforeCommit;

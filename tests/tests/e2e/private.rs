@@ -33,6 +33,7 @@ pub fn tests() -> Vec<Test> {
     let failing = [
         Test::new("private::rolled_back", HOSTS, rolled_back),
         Test::new("private::agents_die", HOSTS, agents_die),
+        Test::new("private::a_page_never_came", HOSTS, a_page_never_came),
     ];
     tests.extend(failing.map(Test::injecting_faults));
     tests
@@ -313,6 +314,21 @@ fn workers_die(lab: &TestLab) -> anyhow::Result<()> {
     }
     ensure!(killed >= 4, "only {killed} were killed");
     eprintln!("{killed} killed");
+    check.end()?;
+    Ok(())
+}
+
+/// Whatever loses a page on the way: the tasks are not restored without it, and nobody waits for it.
+fn a_page_never_came(lab: &TestLab) -> anyhow::Result<()> {
+    let check = check(lab)?;
+    lab.order_faults("dst", "destination-place damage\n")?;
+    let report = check.client.migrate("dst")?;
+    lab.order_faults("dst", "")?;
+    // It is tried once more without the rounds, which is no better.
+    report.must_be_rolled_back(&["lacks the page"])?;
+    check.flows("src")?;
+    must_be_tracked(&check.client.migrate("dst")?)?;
+    check.flows("dst")?;
     check.end()?;
     Ok(())
 }

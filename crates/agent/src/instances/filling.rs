@@ -40,6 +40,9 @@ enum Ended {
     Lost(String),
 }
 
+/// How long a restore that has ended is still listened to.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
 /// Where the socket of those processes is.
 fn control(paths: &Paths) -> PathBuf {
     paths.work.join("filler.sock")
@@ -138,6 +141,37 @@ async fn until_whole(agent: Shared, instance: Arc<Instance>, filler: Option<Fill
         }
     }
     instance.set_whole(true);
+}
+
+/// Why they will not give the tasks their memory; never ends if they do, or there is nobody.
+pub async fn refused(filler: Option<&Filler>) -> String {
+    let Some(filler) = filler.cloned() else {
+        return std::future::pending().await;
+    };
+    let (sender, receiver) = oneshot::channel();
+    let waiting = std::thread::Builder::new()
+        .name("refused".to_owned())
+        .stack_size(128 << 10)
+        .spawn(move || {
+            while !sender.is_closed() {
+                match filler.wait(&Phase::Filled, Instant::now() + LOOK_EVERY) {
+                    Ok(_) => return,
+                    Err(Error::Phase(Phase::Lost(why) | Phase::Refused(why))) => {
+                        let _ = sender.send(why);
+                        return;
+                    }
+                    // Late, or one is replaced by another.
+                    Err(_) => {}
+                }
+            }
+        });
+    match waiting.map(|_| receiver) {
+        Ok(receiver) => match receiver.await {
+            Ok(why) => why,
+            Err(_) => std::future::pending().await,
+        },
+        Err(error) => format!("nobody can wait for their word: {error}"),
+    }
 }
 
 /// Waits in a thread of its own: an agent that ends does not wait for it.

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{File, Permissions};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -30,6 +31,8 @@ pub struct Placer {
     /// The root, once something was placed.
     folder: Option<OwnedFd>,
     open: OpenFiles,
+    /// What is zero is written, too: a hole is what has not come.
+    writes_zeroes: bool,
 }
 
 impl Placer {
@@ -39,7 +42,14 @@ impl Placer {
             root,
             folder: None,
             open: OpenFiles::default(),
+            writes_zeroes: false,
         }
+    }
+
+    /// From now on zeroes take room, and a hole in a file is what never came.
+    pub fn writing_zeroes(mut self) -> Self {
+        self.writes_zeroes = true;
+        self
     }
 
     /// Puts one part in its place and says how many bytes of content it had. `landed` is the content of a part that has it not with
@@ -110,6 +120,10 @@ impl Placer {
                     file.write_all_at(data, offset)?;
                     bytes += data.len() as u64;
                 }
+                PieceOf::Zeroes(range) if self.writes_zeroes => {
+                    bytes += range.end - range.start;
+                    write_zeroes(file, range)?;
+                }
                 PieceOf::Zeroes(range) => {
                     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                     rustix::fs::fallocate(file, flags, range.start, range.end - range.start)?;
@@ -162,6 +176,17 @@ impl Placer {
             Err(errno) => Err(errno.into()),
         }
     }
+}
+
+fn write_zeroes(file: &File, range: Range<u64>) -> io::Result<()> {
+    const ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+    let mut at = range.start;
+    while at < range.end {
+        let now = (range.end - at).min(ZEROES.len() as u64);
+        file.write_all_at(&ZEROES[..now as usize], at)?;
+        at += now;
+    }
+    Ok(())
 }
 
 fn refused(path: &Path, why: &str) -> io::Error {
@@ -605,9 +630,12 @@ mod tests {
         wanted[4 * 4096..][..3].copy_from_slice(b"cde");
         let file = File::open(root.path().join("f")).unwrap();
         assert!(std::fs::read(root.path().join("f")).unwrap() == wanted);
-        // Zeroes take no room.
-        let hole = rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0)).unwrap();
-        assert_eq!(hole, 4096);
+        let hole = |file: &File| rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(0)).unwrap();
+        assert_eq!(hole(&file), 4096, "zeroes take no room");
+        let mut placer = Placer::new(root.path().to_owned()).writing_zeroes();
+        placer.put(&changes).unwrap();
+        assert!(std::fs::read(root.path().join("f")).unwrap() == wanted);
+        assert_eq!(hole(&file), 5 * 4096, "a hole is what never came");
         assert!(
             placer.place(&changes, Some(b"abcde")).is_err(),
             "it has not landed"

@@ -283,7 +283,7 @@ impl Destination {
             why: String::new(),
             runtime: Placer::new(paths.folder.clone()),
             images: Placer::new(paths.images.clone()),
-            private: Placer::new(paths.private.clone()),
+            private: Placer::new(paths.private.clone()).writing_zeroes(),
             bulk: None,
             fills: false,
             filler: None,
@@ -527,7 +527,13 @@ impl Destination {
             File::options().write(true).open(&inventory)?.set_len(3)?;
         }
         let restore = self.restore.take().context("the restore was not prepared")?;
-        self.restored = Some(restore.restore().await?);
+        // A task that waits for memory that never came would be waited for, and CRIU with it.
+        let refused = filling::refused(self.filler.as_ref());
+        let restored = tokio::select! {
+            restored = restore.restore() => restored?,
+            why = refused => bail!("the tasks' memory is not all there: {why}"),
+        };
+        self.restored = Some(restored);
         self.decide(Event::Restored).await;
         Ok(milliseconds(begun.elapsed()))
     }
