@@ -61,6 +61,8 @@ pub fn records(bytes: &[u8]) {
     }
     let _ = decode::<ProcessKeys>(bytes);
     let _ = decode::<Vec<Vec<KeyPair>>>(bytes);
+    let _ = decode::<verbatim_bulk::Offer>(bytes);
+    let _ = decode::<verbatim_bulk::Accepted>(bytes);
 }
 
 /// Puts parts in their places below `root`, whatever they say.

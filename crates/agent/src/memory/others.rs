@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use verbatim_device::control::{Reply, Request};
 use verbatim_seqpacket::Socket;
 
@@ -15,6 +16,15 @@ const EVERY: Duration = Duration::from_millis(100);
 
 /// How soon after the first answer, so that something is known early.
 const FIRST: Duration = Duration::from_millis(5);
+
+/// How long it may take to answer.
+const ANSWER: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 200_000_000,
+};
+
+/// For so long an RNIC that did not answer is not asked.
+const SILENT: Duration = Duration::from_secs(5);
 
 /// What the RNIC counts at its sockets has headers and acknowledgements, what it counts of a queue pair has none: of own traffic, one
 /// part in so many is taken for that.
@@ -28,6 +38,7 @@ pub struct Others {
     own: Option<u32>,
     last: Option<(Instant, Sample)>,
     bytes_per_second: Option<u64>,
+    silent_until: Option<Instant>,
 }
 
 /// Bytes so far, sent and received.
@@ -46,6 +57,7 @@ impl Others {
             own: None,
             last: None,
             bytes_per_second: None,
+            silent_until: None,
         }
     }
 
@@ -55,7 +67,7 @@ impl Others {
     }
 
     /// What they have sent and received in each second of late; 0 if that is not known. It blocks as long as the RNIC takes to
-    /// answer, once in a while.
+    /// answer, once in a while, but not for one that hangs.
     pub fn bytes_per_second(&mut self) -> u64 {
         let now = Instant::now();
         let elapsed = self.last.map(|(at, _)| now.saturating_duration_since(at));
@@ -64,13 +76,16 @@ impl Others {
             None => FIRST,
             Some(_) => EVERY,
         };
-        if elapsed.is_some_and(|elapsed| elapsed < least) {
+        let is_silent = self.silent_until.is_some_and(|until| now < until);
+        if is_silent || elapsed.is_some_and(|elapsed| elapsed < least) {
             return known;
         }
-        // Without an answer it is asked anew next time, on another connection.
+        // Without an answer it is asked anew later, on another connection, and nothing is known of others meanwhile.
         let Some(sample) = self.ask() else {
             self.socket = None;
-            return known;
+            self.bytes_per_second = None;
+            self.silent_until = Some(now + SILENT);
+            return 0;
         };
         let before = self.last.replace((now, sample));
         if let (Some((_, before)), Some(elapsed)) = (before, elapsed) {
@@ -85,9 +100,14 @@ impl Others {
             None => standby::connect(&self.nic).ok()?,
         };
         let from_qpn = self.own.unwrap_or(u32::MAX);
-        let reply = socket.call::<_, Reply>(&Request::QueryStatistics { from_qpn }, &[]);
+        socket.send(&Request::QueryStatistics { from_qpn }, &[]).ok()?;
+        let answers = rustix::event::poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&ANSWER));
+        if !answers.is_ok_and(|count| count > 0) {
+            return None;
+        }
+        let reply = socket.recv::<Reply>().ok()?.message;
         self.socket = Some(socket);
-        let Reply::Statistics { device, qps, .. } = reply.ok()?.message else {
+        let Reply::Statistics { device, qps, .. } = reply else {
             return None;
         };
         let own = qps.first().filter(|qp| Some(qp.qpn) == self.own);
@@ -128,6 +148,19 @@ mod tests {
         assert_eq!(rate(before, sample(5_000_000, 0), second / 2), 10_000_000);
         // An RNIC that was restarted counts anew.
         assert_eq!(rate(sample(9, 9), before, second), 0);
+    }
+
+    #[test]
+    fn an_rnic_that_hangs_holds_nobody_up_for_long() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("nic.sock");
+        let _hangs = verbatim_seqpacket::Listener::bind(&path).unwrap();
+        let mut others = Others::new(path);
+        let begun = Instant::now();
+        for _ in 0..1000 {
+            assert_eq!(others.bytes_per_second(), 0);
+        }
+        assert!(begun.elapsed() < SILENT, "it was asked once");
     }
 
     #[test]
