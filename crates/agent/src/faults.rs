@@ -107,13 +107,13 @@ points! {
     SourceReclaim = "source-reclaim", Reclaim, AfterCommit;
     /// The destination is about to make the instance's place.
     DestinationOpen = "destination-open", Open, BeforeCommit;
-    /// The destination is about to place files; damaged, private memory is lost or changed on the way.
+    /// The destination is about to place files; damaged, what comes by RDMA is changed on the way.
     DestinationPlace = "destination-place", Converge, BeforeCommit;
     /// The destination is about to make the standby contexts.
     DestinationPreSetup = "destination-pre-setup", Prepare, BeforeCommit;
     /// The destination is about to connect them.
     DestinationConnect = "destination-connect", Prepare, BeforeCommit;
-    /// The destination is about to start runc and CRIU.
+    /// The destination is about to start runc and CRIU; damaged, it loses memory that has come.
     DestinationPrepareRestore = "destination-prepare-restore", Prepare, BeforeCommit;
     /// The destination has all images and is about to restore.
     DestinationRestore = "destination-restore", Restore, BeforeCommit;

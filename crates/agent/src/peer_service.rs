@@ -22,7 +22,6 @@ use crate::instances::record::Record;
 use crate::load;
 use crate::memory::others::Others;
 use crate::pause;
-use crate::proto::file_part::Folder;
 use crate::proto::peer_server::Peer;
 use crate::proto::*;
 use crate::protocol;
@@ -298,7 +297,7 @@ impl Peer for PeerService {
     async fn place(&self, request: Request<Streaming<FilePart>>) -> Reply<PlaceReply> {
         let caller = caller::identify(&request, self.0.peers.directory())?.clone();
         let passed = self.0.faults.pass(Point::DestinationPlace).await;
-        let mut is_to_lose = passed.map_err(|error| status(&error))?;
+        passed.map_err(|error| status(&error))?;
         let mut parts = request.into_inner();
         let mut bytes = 0;
         let mut session = None;
@@ -314,10 +313,6 @@ impl Peer for PeerService {
                     session.insert((part.session, self.destination(part.session)?))
                 }
             };
-            if is_to_lose && part.folder() == Folder::Private {
-                is_to_lose = false;
-                continue;
-            }
             let placed = destination.lock().await.place(&part, None);
             bytes += placed.map_err(|error| status(&error))?;
         }

@@ -156,6 +156,8 @@ impl fmt::Display for Aim {
 pub struct Schedule {
     /// The method that is asked for.
     pub method: &'static str,
+    /// How memory goes.
+    pub memory_transport: &'static str,
     /// Where the move is held until the strikes that are meant for this moment have struck. A step lasts milliseconds: strikes by
     /// the clock alone would meet the short ones never.
     pub held_at: Option<Point>,
@@ -170,9 +172,14 @@ impl Schedule {
     /// and a third more, each fault strikes in each phase. The seed says in which order.
     pub fn of(seed: u64, number: u64) -> Self {
         let mut dice = StdRng::seed_from_u64(seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
-        match number % 4 {
+        let schedule = match number % 4 {
             3 => Self::by_the_clock(&mut dice),
             place => Self::aimed(aim(seed, number / 4 * 3 + place), &mut dice),
+        };
+        let by_rdma = dice.random_bool(0.5);
+        Self {
+            memory_transport: if by_rdma { "rdma" } else { "tls" },
+            ..schedule
         }
     }
 
@@ -193,6 +200,7 @@ impl Schedule {
         let strikes = dice.random_range(0..=MOST_STRIKES);
         let mut schedule = Self {
             method,
+            memory_transport: "tls",
             held_at: None,
             strikes: Vec::new(),
         };
@@ -219,6 +227,7 @@ impl Schedule {
             .expect("each phase has a point that a move passes");
         let mut schedule = Self {
             method,
+            memory_transport: "tls",
             held_at: passed(&method).choose(dice).copied(),
             strikes: Vec::new(),
         };
@@ -324,7 +333,7 @@ impl fmt::Display for Strike {
 
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.method)?;
+        write!(f, "{}, memory over {}", self.method, self.memory_transport)?;
         if let Some(point) = &self.held_at {
             write!(f, ", held at {}", point.name())?;
         }

@@ -258,6 +258,8 @@ pub fn struck_move(
         "--json",
         "--method",
         schedule.method,
+        "--memory-transport",
+        schedule.memory_transport,
     ];
     let migrate = lab.verbatim(&arguments)?;
     let finished = std::thread::scope(|scope| {

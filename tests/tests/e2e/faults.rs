@@ -332,8 +332,10 @@ impl<'a> Site<'a> {
             // A frozen copy is in doubt until the other host says whether the instance runs there.
             let runs = |row: &&serde_json::Value| row["name"] == "client" && row["state"] != "in doubt";
             let mine: Vec<_> = rows.iter().filter(runs).collect();
-            ensure!(mine.len() <= 1, "the instance is there twice: {rows:?}");
-            let Some(row) = mine.first() else { return Ok(None) };
+            let running = mine.iter().filter(|row| row["state"] == "running").count();
+            ensure!(running <= 1, "the instance runs twice: {rows:?}");
+            // The frozen copy that was left behind is moving until it is cleared away.
+            let [row] = &mine[..] else { return Ok(None) };
             if row["state"] != "running" || row["connections"] != 4 {
                 return Ok(None);
             }

@@ -13,6 +13,8 @@
 //!
 //! So the removal of the folder is what is noted of the end. It lies in memory and ends with the machine, as the tasks do.
 
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -80,6 +82,24 @@ pub fn forget(paths: &Paths) -> anyhow::Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Loses some of what has come, for a test that wants to see it missed: the middle of each task's longest run of pages.
+pub fn lose_some(paths: &Paths) -> anyhow::Result<()> {
+    for entry in std::fs::read_dir(&paths.private)? {
+        let file = File::options().read(true).write(true).open(entry?.path())?;
+        let (mut at, mut longest) = (0, 0..0);
+        while let Ok(begin) = seek(&file, SeekFrom::Data(at)) {
+            at = seek(&file, SeekFrom::Hole(begin))?;
+            if at - begin > longest.end - longest.start {
+                longest = begin..at;
+            }
+        }
+        let quarter = (longest.end - longest.start) / 4 / 4096 * 4096;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&file, flags, longest.start + quarter, quarter)?;
+    }
+    Ok(())
 }
 
 /// The tasks of an instance run, and get their memory from this one.

@@ -485,8 +485,12 @@ impl Destination {
 
     /// Makes the bundle and starts runc and CRIU, which wait for the images.
     pub async fn prepare_restore(&mut self) -> anyhow::Result<()> {
-        self.begin(Phase::Prepare, "PrepareRestore", Point::DestinationPrepareRestore)
-            .await?;
+        if self
+            .begin(Phase::Prepare, "PrepareRestore", Point::DestinationPrepareRestore)
+            .await?
+        {
+            filling::lose_some(&self.paths)?;
+        }
         let config = self.agent.config.clone();
         let home = self
             .home
