@@ -35,8 +35,12 @@ pub const FILL: &str = "fill";
 /// It takes contents by one-sided RDMA, and several runs of bytes in one part (`OfferBulk`, `FilePart.pieces`).
 pub const BULK: &str = "bulk";
 
+/// It restores images that say nothing of a network namespace in that of the instance; before, tasks of such images came into the
+/// host's.
+pub const NETWORK: &str = "network";
+
 /// What not every agent of a version can do, and what others may ask it for only if it says so.
-const CAPABILITIES: &[&str] = &[FILL, BULK];
+const CAPABILITIES: &[&str] = &[FILL, BULK, NETWORK];
 
 /// The names of the contracts that a host has with what is on it.
 const CHANNEL: &str = "channel";

@@ -9,7 +9,7 @@ use std::fmt::Display;
 use std::path::PathBuf;
 
 use crate::error::Error;
-use crate::gate::{Kind, LAZY_VARIABLE};
+use crate::gate::{Kind, LAZY_VARIABLE, NETWORK_VARIABLE};
 use crate::host::Host;
 use crate::name::ContainerName;
 use crate::operation::Operation;
@@ -32,6 +32,10 @@ pub struct CheckpointConfig {
     /// says which, and whoever restores them must have their contents. As long as the tasks stand still their memory can be
     /// read.
     pub lazy: bool,
+    /// The container's network namespace. If it is named CRIU works in it, the images say nothing of a network namespace, and who
+    /// restores them says in which one ([`RestoreConfig::network`](crate::RestoreConfig::network)). Else CRIU has the kernel search the
+    /// whole table of connections that it tracks, twice: 18 ms with a table of 262,144 buckets.
+    pub network: Option<PathBuf>,
 }
 
 /// A checkpoint that is ready to freeze: runc and CRIU are started and everything that can be probed is.
@@ -52,10 +56,14 @@ impl Checkpoint {
             work,
             parent,
             lazy,
+            network,
         } = config;
         let mut command = host.runc().checkpoint(&name, &images, &work, parent.as_deref());
         if lazy {
             command.env(LAZY_VARIABLE, "1");
+        }
+        if let Some(network) = network {
+            command.env(NETWORK_VARIABLE, network);
         }
         Ok(Self(
             Operation::prepare(host, Kind::Dump, name, command, &images, &work).await?,

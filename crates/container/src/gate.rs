@@ -1,10 +1,10 @@
 //! The gate: what the proxy and the agent say to each other about one checkpoint or restore.
 //!
 //! ```text
-//!  proxy ── Requested ──► agent      runc has sent its request; CRIU is started and has not got it yet
-//!  proxy ◄── Go ───────── agent      CRIU gets the request
-//!  proxy ── Reached ────► agent      one for each notification of CRIU; at a stop it waits for an order
-//!  proxy ◄── Go ───────── agent      go on: the network is cut off, or connected again
+//!  proxy ── Requested ──► agent      runc has sent its request, CRIU is started: with a dump's request, to `pre-dump`
+//!  proxy ◄── Go ───────── agent      CRIU gets the request, or the answer to `pre-dump`
+//!  proxy ── Reached ────► agent      one for each later notification of CRIU, and `connect`; at a stop it waits for an order
+//!  proxy ◄── Go ───────── agent      go on: the network is cut off (dump), or connected (restore, after Commit)
 //!  proxy ◄── Hold ─────── agent      the tasks are frozen and the decision is being made elsewhere: wait for it,
 //!                                    whatever happens to the agent
 //!  proxy ── Held ───────► agent      another agent has come to where the proxy can be found ([`held_path`])
@@ -35,6 +35,13 @@ pub(crate) const CGROUP_VARIABLE: &str = "VERBATIM_CRIU_CGROUP";
 /// [`RestoreConfig::lazy`]: crate::RestoreConfig::lazy
 pub(crate) const LAZY_VARIABLE: &str = "VERBATIM_CRIU_LAZY";
 
+/// The variable that tells the proxy in which network namespace CRIU is to work, by its file; without it CRIU stays where the agent
+/// is (see [`CheckpointConfig::network`] and [`RestoreConfig::network`]).
+///
+/// [`CheckpointConfig::network`]: crate::CheckpointConfig::network
+/// [`RestoreConfig::network`]: crate::RestoreConfig::network
+pub(crate) const NETWORK_VARIABLE: &str = "VERBATIM_CRIU_NETWORK";
+
 /// The version of these messages: an agent finds the proxy of an earlier release's agent. They have had one form so far; who
 /// changes one finds out first whether the other side is of this release.
 #[cfg(test)]
@@ -62,13 +69,12 @@ impl Kind {
         }
     }
 
-    /// The notification at which the network changes hands. For a dump: the tasks are frozen and their sockets are not
-    /// written down yet. For a restore: the decision is made and the sockets are about to work again.
+    /// The notification at which the network is cut off: the tasks of a dump are frozen and their sockets are not written down yet.
+    /// CRIU's own word for it, `network-lock`, comes just before, and does not come where CRIU is in the tasks' network namespace.
     pub fn network_stop(self) -> Option<&'static str> {
         match self {
-            Self::Dump => Some("network-lock"),
-            Self::PreDump => None,
-            Self::Restore => Some("network-unlock"),
+            Self::Dump => Some("query-ext-files"),
+            Self::PreDump | Self::Restore => None,
         }
     }
 
@@ -104,7 +110,7 @@ impl Kind {
 /// Why the proxy waits for an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Stop {
-    /// The agent changes something about the network, then says [`Order::Go`].
+    /// The agent cuts the network off, or, after a restore's decision, connects it; then it says [`Order::Go`].
     Network,
     /// The agent says [`Order::Commit`] or [`Order::Abort`].
     Decision,
@@ -157,6 +163,10 @@ pub(crate) enum Order {
     /// Give up.
     Abort,
 }
+
+/// What [`Report::Reached`] calls the moment after a restore's decision, before CRIU hears of it: nothing keeps the tasks from running
+/// any more, and their sockets are about to work again. CRIU's own word for it, `network-unlock`, comes later, and not always.
+pub(crate) const CONNECT: &str = "connect";
 
 /// Where a proxy that holds frozen tasks waits for another agent, when the one that started it with `gate` is gone.
 pub(crate) fn held_path(gate: &Path) -> PathBuf {

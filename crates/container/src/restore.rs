@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::error::Error;
-use crate::gate::{Kind, LAZY_VARIABLE};
+use crate::gate::{Kind, LAZY_VARIABLE, NETWORK_VARIABLE};
 use crate::host::Host;
 use crate::init::Init;
 use crate::name::ContainerName;
@@ -33,6 +33,9 @@ pub struct RestoreConfig {
     /// The images leave private memory out, and the socket `lazy-pages.socket` in `work` is that of whoever has it: a task is given
     /// a page when it touches it, or before (userfaultfd(2)). The socket is needed when [`Restore::restore`] is called.
     pub lazy: bool,
+    /// The container's network namespace. CRIU works in it, and so do tasks whose images say nothing of one
+    /// ([`CheckpointConfig::network`](crate::CheckpointConfig::network)).
+    pub network: PathBuf,
 }
 
 /// A restore that waits for its images: runc and CRIU are started. Dropping it cancels the restore.
@@ -74,6 +77,7 @@ impl Restore {
             images,
             work,
             lazy,
+            network,
         } = config;
         crate::error::make_dir(&images)?;
         // runc reads it before it starts CRIU. Its entries matter only where they name pipes, and our containers'
@@ -87,6 +91,7 @@ impl Restore {
         if lazy {
             command.env(LAZY_VARIABLE, "1");
         }
+        command.env(NETWORK_VARIABLE, network);
         let operation = Operation::prepare(host, Kind::Restore, name, command, &images, &work).await?;
         Ok(Self { operation, bundle })
     }

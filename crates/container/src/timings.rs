@@ -1,5 +1,6 @@
 //! When the parts of an operation happened.
 
+use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -50,5 +51,31 @@ impl Timings {
             name: name.into(),
             at,
         });
+    }
+}
+
+/// The steps in milliseconds: `query-ext-files +2.1, post-dump +11.4`.
+impl fmt::Display for Timings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (name, step)) in self.steps().enumerate() {
+            let comma = if index == 0 { "" } else { ", " };
+            write!(f, "{comma}{name} +{:.1}", step.as_secs_f64() * 1e3)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_shown_in_milliseconds() {
+        let mut timings = Timings::default();
+        assert_eq!(timings.to_string(), "");
+        for (name, at) in [("go", 1_000), ("query-ext-files", 3_100), ("post-dump", 14_500)] {
+            timings.push(name, Duration::from_micros(at));
+        }
+        assert_eq!(timings.to_string(), "query-ext-files +2.1, post-dump +11.4");
     }
 }

@@ -12,12 +12,17 @@
 //! ```
 //! Either the first sees `waiting`, or its store came before the barrier and the second sees `FREE`. Who takes the lock
 //! after the barrier lets go after it as well, and sees `waiting`.
+//!
+//! A process that wants the barrier says so once, and CRIU says it again for a process that it restores, with all threads there
+//! already: then the kernel waits until every processor has passed a quiet state (`synchronize_rcu`, 5 to 15 ms in the blackout). So
+//! only a process whose threads meet often asks for it. Who waits in another one looks again after a while.
 
 #![allow(unsafe_code)]
 
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, compiler_fence};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::lock_api::{self, GuardSend, RawMutex};
 use rustix::io::Errno;
@@ -29,8 +34,14 @@ const HELD: u32 = 1;
 /// How often it is looked at before its holder is waited for: as long as a request takes.
 const LOOKS: u32 = 100;
 
-/// Where the kernel has no such barrier (a filter of system calls may take it away), whoever waits looks again so often.
+/// Without such a barrier whoever waits looks again so often. It is woken all the same, but for the rare case in the figure above.
 const WITHOUT_BARRIER: Duration = Duration::from_millis(1);
+
+/// A process whose threads wait for each other so often in a [`SPAN`] asks for the barrier. Two threads that share a queue do it
+/// thousands of times a second; an order of the agent that meets a program's poll is a handful.
+const OFTEN: u32 = 200;
+/// How long that is counted.
+const SPAN: Duration = Duration::from_secs(1);
 
 /// A queue's lock.
 pub type Mutex<T> = lock_api::Mutex<RawLock, T>;
@@ -88,7 +99,7 @@ impl RawLock {
             std::hint::spin_loop();
         }
         self.waiting.fetch_add(1, SeqCst);
-        let limit = (!barrier()).then(|| WITHOUT_BARRIER.try_into().expect("a millisecond"));
+        let limit = (!barrier(&WAITS)).then(|| WITHOUT_BARRIER.try_into().expect("a millisecond"));
         while !self.try_lock() {
             // Woken, interrupted, free already or too late: it is looked at again.
             let _ = futex::wait(&self.state, futex::Flags::PRIVATE, HELD, limit.as_ref());
@@ -102,12 +113,45 @@ impl RawLock {
     }
 }
 
-/// A full barrier in every thread of this process that runs; false if there is none to be had.
-fn barrier() -> bool {
+/// The waits of this process.
+static WAITS: Waits = Waits::new();
+
+/// How often somebody has waited lately. Threads that count at the same time may lose some of it.
+#[derive(Debug)]
+struct Waits {
+    /// The span that is counted: how many have passed since `first`.
+    span: AtomicU32,
+    count: AtomicU32,
+    /// The first wait of all.
+    first: OnceLock<Instant>,
+}
+
+impl Waits {
+    const fn new() -> Self {
+        Self {
+            span: AtomicU32::new(0),
+            count: AtomicU32::new(0),
+            first: OnceLock::new(),
+        }
+    }
+
+    /// Counts a wait that begins `now`; whether there have been many.
+    fn are_many(&self, now: Instant) -> bool {
+        let since = now.saturating_duration_since(*self.first.get_or_init(|| now));
+        let span = (since.as_nanos() / SPAN.as_nanos()) as u32;
+        if self.span.swap(span, Relaxed) != span {
+            self.count.store(0, Relaxed);
+        }
+        self.count.fetch_add(1, Relaxed) >= OFTEN
+    }
+}
+
+/// A full barrier in every thread of this process that runs; false if there is none to be had: a filter of system calls may take it
+/// away, or it was not asked for yet.
+fn barrier(waits: &Waits) -> bool {
     match membarrier(MembarrierCommand::PrivateExpedited) {
         Ok(()) => true,
-        // Once in the life of a process, and once more after CRIU has restored it.
-        Err(Errno::PERM) => {
+        Err(Errno::PERM) if waits.are_many(Instant::now()) => {
             membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
                 && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
         }
@@ -143,6 +187,18 @@ mod tests {
             }
         });
         assert_eq!(*count.lock(), THREADS * ROUNDS);
+    }
+
+    #[test]
+    fn who_waits_now_and_then_does_not_wait_often() {
+        let (waits, start) = (Waits::new(), Instant::now());
+        // The same moment counts as one span, whenever it is.
+        for second in 0..3 {
+            let now = start + SPAN * second;
+            assert!((0..OFTEN).all(|_| !waits.are_many(now)), "{second}");
+        }
+        assert!(waits.are_many(start + SPAN * 2));
+        assert!(!waits.are_many(start + SPAN * 3));
     }
 
     #[test]

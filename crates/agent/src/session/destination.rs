@@ -508,6 +508,7 @@ impl Destination {
             images: home.paths.images.clone(),
             work: home.paths.work.clone(),
             lazy: self.fills,
+            network: home.paths.network.clone(),
         };
         self.home = Some(home);
         made?;
@@ -537,6 +538,7 @@ impl Destination {
             restored = restore.restore() => restored?,
             why = refused => bail!("the tasks' memory is not all there: {why}"),
         };
+        tracing::debug!("restored: {}", restored.timings());
         self.restored = Some(restored);
         self.decide(Event::Restored).await;
         Ok(milliseconds(begun.elapsed()))

@@ -9,6 +9,7 @@ mod attempts;
 mod commit;
 mod connections;
 mod decision;
+mod images;
 mod participants;
 mod pause;
 mod plan;
@@ -68,6 +69,7 @@ pub use attempts::{begin, migrate};
 use connections::Connection;
 pub use connections::{blockers, describe, describe_own, memory_bytes};
 use decision::Decision;
+use images::Images;
 use participants::PartnerHost;
 pub use track::private_note;
 pub use transport::transport_note;
@@ -165,6 +167,8 @@ struct Source {
     gate_closed: bool,
     detached: bool,
     dumped: Option<Dumped>,
+    /// What of it the destination has.
+    images: Option<Images>,
     /// From the decision until the old place is cleared.
     reservation: Option<Reservation>,
     decision: Decision,
@@ -239,6 +243,7 @@ impl Source {
             gate_closed: false,
             detached: false,
             dumped: None,
+            images: None,
             reservation: None,
             decision: Decision::new(agent, session),
             unfinished: None,

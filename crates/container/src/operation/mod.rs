@@ -157,6 +157,7 @@ impl Operation {
         operation.accept(listener).await?;
         match operation.next_report().await? {
             Report::Requested { kind: requested } if requested == kind => Ok(operation),
+            Report::Finished { reason, .. } => Err(operation.fail(&reason).await),
             other => Err(operation.fail(&format!("the proxy opened with {other:?}")).await),
         }
     }

@@ -2,9 +2,10 @@
 //!
 //! runc starts `criu swrk 3`, whose third descriptor is a `SOCK_SEQPACKET` socket that speaks CRIU's RPC
 //! (`images/rpc.proto`; one packet is one message). The proxy starts the real CRIU in the same way, passes the
-//! messages on, and stops at two points until the agent decides (see [`gate`](crate::gate)): before a DUMP, PRE_DUMP or
-//! RESTORE request reaches CRIU, and at the notification after which there is no way back. So everything that is slow and does
-//! not need a frozen container (starting runc twice, its versions and mounts, starting CRIU) happens before the freeze.
+//! messages on, and stops at two points until the agent decides (see [`gate`](crate::gate)): before CRIU does anything (it has got the
+//! request of a dump and stands at `pre-dump`; it has not got that of a pre-dump or restore), and at the notification after which
+//! there is no way back. So everything that is slow and does not need a frozen container (starting runc twice, its versions and
+//! mounts, starting CRIU) happens before the freeze.
 //!
 //! ```text
 //!  runc ◄── fd 3 ──► proxy ◄── socketpair ──► criu swrk 3
@@ -28,11 +29,13 @@ mod request;
 pub(crate) mod wire;
 
 use std::ffi::OsString;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use verbatim_seqpacket::Socket;
 
 use crate::criu::CRIU_VARIABLE;
@@ -87,21 +90,35 @@ fn become_criu(runc: Socket) -> anyhow::Result<i32> {
     Err(exec_criu(&["swrk".into(), "3".into()]))
 }
 
-/// Starts the real CRIU with a socket of ours as its descriptor 3; it inherits all others from runc.
+/// Starts the real CRIU with a socket of ours as its descriptor 3, in the network namespace that the agent has named; it inherits all
+/// other descriptors from runc.
 fn start_criu() -> anyhow::Result<(Child, Socket)> {
     use anyhow::Context;
 
+    let network = match std::env::var_os(crate::gate::NETWORK_VARIABLE) {
+        Some(path) => {
+            Some(File::open(&path).with_context(|| format!("the network namespace {}", path.display()))?)
+        }
+        None => None,
+    };
     let (ours, theirs) = Socket::pair()?;
     let theirs = theirs.into_fd();
     let number = theirs.as_raw_fd();
     let mut command = Command::new(real_criu()?);
     command.args(["swrk", "3"]).env_remove(crate::gate::GATE_VARIABLE);
-    // SAFETY: between fork and exec only `dup2` is called, which is async-signal-safe; both numbers are open
-    // descriptors of the child, and it gives number 3 no close-on-exec flag.
+    let enter = move || match &network {
+        Some(network) => move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network)),
+        None => Ok(()),
+    };
+    // SAFETY: between fork and exec only `setns` and `dup2` are called, which are async-signal-safe; the descriptors are open in the
+    // child, and `dup2` gives number 3 no close-on-exec flag.
     unsafe {
-        command.pre_exec(move || match libc::dup2(number, RPC_FD) {
-            -1 => Err(std::io::Error::last_os_error()),
-            _ => Ok(()),
+        command.pre_exec(move || {
+            enter()?;
+            match libc::dup2(number, RPC_FD) {
+                -1 => Err(std::io::Error::last_os_error()),
+                _ => Ok(()),
+            }
         });
     }
     let child = command

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Child;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use rustix::net::RecvFlags;
@@ -16,7 +16,9 @@ use verbatim_seqpacket::{Error, Listener, Socket};
 use super::lazy::{self, Connection, PageServer};
 use super::request::{self, Private, Response};
 use crate::cgroup::{Cgroup, CgroupVersion, LIMIT};
-use crate::gate::{CGROUP_VARIABLE, Kind, LAZY_VARIABLE, Order, Report, Stop, held_path, monotonic_now};
+use crate::gate::{
+    CGROUP_VARIABLE, CONNECT, Kind, LAZY_VARIABLE, Order, Report, Stop, held_path, monotonic_now,
+};
 use crate::marker;
 use crate::operation::go_on;
 
@@ -77,6 +79,15 @@ pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
         .send_bytes(&request::are_you_there(), &[])
         .context("CRIU's socket")?;
     relay.criu.recv_bytes().context("CRIU did not start")?;
+    // What lets CRIU go on. A dump comes as far as to where CRIU has not touched the tasks yet; of a restore not even the first
+    // image is there.
+    let go = match kind {
+        Kind::Dump => match relay.up_to_the_first_notification(&adapted.message)? {
+            true => request::acceptance(),
+            false => return Ok(1),
+        },
+        Kind::PreDump | Kind::Restore => adapted.message,
+    };
     relay
         .gate
         .borrow()
@@ -86,10 +97,7 @@ pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
         Ok(Order::Go) => {}
         Ok(Order::Hold | Order::Commit | Order::Abort) | Err(Lost) => return relay.cancel(),
     }
-    relay
-        .criu
-        .send_bytes(&adapted.message, &[])
-        .context("CRIU's socket")?;
+    relay.criu.send_bytes(&go, &[]).context("CRIU's socket")?;
     relay.pass_on()
 }
 
@@ -103,6 +111,10 @@ fn mark(work: Option<&File>, runc_pid: i32) -> anyhow::Result<File> {
     marker::prepare(&work, &cgroup).context("cannot write the restore's marker")?;
     Ok(work)
 }
+
+/// The first notification of a dump: CRIU has read the request and knows the kernel, and the tasks run (`criu/cr-dump.c`,
+/// `cr_dump_tasks`).
+const FIRST: &str = "pre-dump";
 
 /// A message of CRIU's or runc's, with its descriptors.
 type Bytes = verbatim_seqpacket::Received<Vec<u8>>;
@@ -152,6 +164,26 @@ impl Drop for Relay {
 }
 
 impl Relay {
+    /// Gives CRIU the request of a dump and takes its `pre-dump`, which is to be answered; false if CRIU will not do it.
+    fn up_to_the_first_notification(&self, request: &[u8]) -> anyhow::Result<bool> {
+        self.criu.send_bytes(request, &[]).context("CRIU's socket")?;
+        let Some(message) = self.next_from_criu()? else {
+            self.report_end(false, "CRIU ended when it was asked".to_owned());
+            return Ok(false);
+        };
+        match request::response(&message.message)? {
+            Response::Notify { script, .. } if script == FIRST => Ok(true),
+            Response::Notify { script, .. } => {
+                bail!("CRIU has come to {script} without {FIRST}; this release of CRIU is not known")
+            }
+            Response::Final { success, reason } => {
+                self.report_end(success, reason);
+                let _ = self.runc.send_bytes(&message.message, &[]);
+                Ok(false)
+            }
+        }
+    }
+
     /// Passes CRIU's notifications to runc and runc's answers back, until CRIU's last word.
     fn pass_on(mut self) -> anyhow::Result<i32> {
         loop {
@@ -182,7 +214,11 @@ impl Relay {
                             has_more = self.page_server.take().is_some();
                             answer
                         }
-                        Some(Stop::Network) => self.change_network(&message.message)?,
+                        // Runc has nothing to say to that.
+                        Some(Stop::Network) => match self.wait_for_order() {
+                            Ok(Order::Go) => request::acceptance(),
+                            Ok(Order::Hold | Order::Commit | Order::Abort) | Err(Lost) => request::refusal(),
+                        },
                         None if request::runc_ignores(&script) || script == lazy::SERVING => {
                             request::acceptance()
                         }
@@ -247,6 +283,14 @@ impl Relay {
                 {
                     // Without it nothing may run. Our end is a refusal, too.
                     marker::release(work).context("cannot rename the restore's marker")?;
+                    self.report(&Report::Reached {
+                        name: CONNECT.to_owned(),
+                        at: monotonic_now(),
+                        pid: None,
+                        stop: Some(Stop::Network),
+                    });
+                    // A lost agent changes nothing any more: the next one connects the network.
+                    let _ = self.wait_for_order();
                 }
                 Ok(answer)
             }
@@ -290,16 +334,6 @@ impl Relay {
         if let Err(error) = killed.and_then(|()| cgroup.kill(LIMIT)) {
             // The agent, which misses an end that is good, kills them, too.
             eprintln!("verbatim: the tasks do not end: {error}");
-        }
-    }
-
-    /// Keeps CRIU waiting until the agent has cut the network off, or connected it; returns the answer for CRIU.
-    fn change_network(&mut self, notification: &[u8]) -> anyhow::Result<Vec<u8>> {
-        let order = self.wait_for_order();
-        match self.kind {
-            Kind::Dump if order != Ok(Order::Go) => Ok(request::refusal()),
-            // After the decision a lost agent changes nothing: the next one connects the network.
-            Kind::Dump | Kind::PreDump | Kind::Restore => self.ask_runc(notification),
         }
     }
 
@@ -357,7 +391,7 @@ impl Relay {
         }
     }
 
-    /// Ends everything before CRIU has got the request.
+    /// Ends everything before CRIU has done anything.
     fn cancel(mut self) -> anyhow::Result<i32> {
         let _ = self
             .runc

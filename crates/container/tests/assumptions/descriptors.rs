@@ -56,6 +56,7 @@ pub fn the_gates_sockets(world: &mut World) {
             work: world.a.work(),
             parent: None,
             lazy: world.a.lazy.get(),
+            network: None,
         };
         let taken = world
             .runtime

@@ -38,7 +38,7 @@ const UNIFIED: &str = "umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs
 
 type Case = (&'static str, fn(&mut World));
 
-const CASES: [Case; 22] = [
+const CASES: [Case; 24] = [
     (
         "frozen_tasks_stand_still_and_go_on",
         freezer::frozen_tasks_stand_still_and_go_on,
@@ -52,6 +52,9 @@ const CASES: [Case; 22] = [
         freezer::frozen_before_the_dump_criu_hangs,
     ),
     ("dump_order_of_notifications", dump::order_of_notifications),
+    ("dump_with_the_network_order_of_notifications", |world| {
+        with_the_network(world, dump::order_of_notifications)
+    }),
     ("dump_kills", dump::kills),
     ("held_kills_then_abort", held::kills_then_abort),
     ("held_kills_then_commit", held::kills_then_commit),
@@ -80,6 +83,9 @@ const CASES: [Case; 22] = [
         "restore_order_of_notifications_and_the_marker",
         restore::order_of_notifications_and_the_marker,
     ),
+    ("restore_with_the_network_order_of_notifications", |world| {
+        with_the_network(world, restore::order_of_notifications_and_the_marker)
+    }),
     ("restore_kills", restore::kills),
     (
         "what_was_released_is_left_alone",
@@ -99,6 +105,13 @@ fn lazily(world: &mut World, case: fn(&mut World)) {
     world.a.lazy.set(true);
     case(world);
     world.a.lazy.set(false);
+}
+
+/// The same case with images that say something of the network namespace, as for a destination of an earlier release.
+fn with_the_network(world: &mut World, case: fn(&mut World)) {
+    world.a.apart.set(false);
+    case(world);
+    world.a.apart.set(true);
 }
 
 fn main() -> ExitCode {

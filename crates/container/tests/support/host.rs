@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use verbatim_container::{
-    Bundle, BundleConfig, Checkpoint, CheckpointConfig, ContainerName, Host, HostConfig, Link, Network,
-    NetworkConfig, Restore, RestoreConfig, Tasks, Workload,
+    Bundle, BundleConfig, Checkpoint, CheckpointConfig, ContainerName, Error, Host, HostConfig, Link,
+    Network, NetworkConfig, Restore, RestoreConfig, Tasks, Workload,
 };
 
 use super::workload::Board;
@@ -73,6 +73,8 @@ pub struct TestHost {
     pub dir: PathBuf,
     /// Dumps leave private memory out of the images.
     pub lazy: std::cell::Cell<bool>,
+    /// Dumps say nothing of the network namespace.
+    pub apart: std::cell::Cell<bool>,
 }
 
 /// A container's parts on one host, whether it runs there or not.
@@ -94,6 +96,7 @@ impl TestHost {
             host: Host::open(config).await.unwrap(),
             dir,
             lazy: std::cell::Cell::new(false),
+            apart: std::cell::Cell::new(true),
         }
     }
 
@@ -118,7 +121,7 @@ impl TestHost {
         }
         let board = runtime.join("board");
         std::fs::write(&board, vec![0; std::mem::size_of::<Board>()]).unwrap();
-        let config = network_config(self.dir.join("net").join(name), INSTANCE);
+        let config = network_config(self.network(name), INSTANCE);
         let network = Network::create(&config, link).unwrap();
         let bundle = BundleConfig {
             name: name.clone(),
@@ -144,6 +147,10 @@ impl TestHost {
         verbatim_container::remove_cgroup_parent(&self.cgroup_parent()).unwrap();
     }
 
+    fn network(&self, name: &ContainerName) -> PathBuf {
+        self.dir.join("net").join(name)
+    }
+
     fn cgroup_parent(&self) -> PathBuf {
         let run = super::inside().expect("the hosts are inside the namespaces");
         format!("/{run}-{}", self.dir.file_name().unwrap().display()).into()
@@ -164,6 +171,10 @@ impl TestHost {
     }
 
     pub async fn checkpoint(&self, name: &ContainerName) -> Checkpoint {
+        self.try_checkpoint(name).await.unwrap()
+    }
+
+    pub async fn try_checkpoint(&self, name: &ContainerName) -> Result<Checkpoint, Error> {
         let images = self.images(name);
         let _ = std::fs::remove_dir_all(&images);
         let work = self.work();
@@ -173,8 +184,9 @@ impl TestHost {
             work,
             parent: None,
             lazy: self.lazy.get(),
+            network: self.apart.get().then(|| self.network(name)),
         };
-        Checkpoint::prepare(&self.host, config).await.unwrap()
+        Checkpoint::prepare(&self.host, config).await
     }
 
     pub async fn restore(&self, name: &ContainerName, place: &Place) -> Restore {
@@ -187,6 +199,7 @@ impl TestHost {
             images,
             work,
             lazy: false,
+            network: place.network.path().to_owned(),
         };
         Restore::prepare(&self.host, config).await.unwrap()
     }

@@ -238,6 +238,7 @@ impl Recovery {
             work: home.paths.work.clone(),
             parent: None,
             lazy: false,
+            network: None,
         };
         let dumped = Dumped::take_over(&self.agent.tools, checkpoint, held).await;
         if dumped.is_err()

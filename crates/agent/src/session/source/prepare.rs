@@ -23,6 +23,7 @@ use crate::held::Hold;
 use crate::keeper::Keeper;
 use crate::memory::private;
 use crate::proto;
+use crate::protocol::NETWORK;
 use crate::session::{decode, encode, in_time};
 
 /// How long another host may take to look for partners.
@@ -176,13 +177,14 @@ impl Source {
         let (config, session) = (self.agent.config.clone(), self.session);
         let keeper = tokio::task::spawn_blocking(move || Keeper::start(&config, session));
         self.keeper = Some(keeper.await.context("starting a keeper panicked")??);
-        let images = self.instance.home.paths.images.clone();
+        let paths = &self.instance.home.paths;
         let checkpoint = CheckpointConfig {
             name: self.record().name.clone(),
-            images,
-            work: self.instance.home.paths.work.clone(),
+            images: paths.images.clone(),
+            work: paths.work.clone(),
             parent: self.ahead.parent(),
             lazy: self.ahead.fills(),
+            network: self.agent.peers.can(&to, NETWORK).then(|| paths.network.clone()),
         };
         let (dump, restore) = tokio::join!(
             Checkpoint::prepare(&self.agent.tools, checkpoint),

@@ -2,23 +2,20 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
-use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use futures_util::future::{join_all, try_join_all};
 use verbatim_channel::{Answer, Order};
 use verbatim_device::control::QpType;
 
+use super::images::Images;
 use super::participants::Participant;
 use super::plan::{self, End};
-use super::pre_dump::PRE_DUMPS;
 use super::{Failure, Source};
 use crate::faults::Point;
 use crate::guests::unexpected;
-use crate::memory::send::Sender;
-use crate::proto::file_part::Folder;
-use crate::report::Phase;
+use crate::report::{Phase, milliseconds};
 use crate::session::members::Undrained;
 use crate::session::{in_time, told};
 
@@ -163,18 +160,26 @@ impl Source {
                             false => Ok(0),
                         }
                     };
+                    let begun = Instant::now();
                     let (files, private) = tokio::join!(files.round(destination), private);
+                    let last = milliseconds(begun.elapsed());
+                    tracing::debug!("the last round of memory took {last:.1} ms");
                     anyhow::Ok((files?, private?))
                 }
                 // The dump has failed, and says why.
                 _ => Ok((0, 0)),
             }
         };
-        let (dumped, sent) = tokio::join!(dump, last_round);
+        let images = &self.instance.home.paths.images;
+        let images = self.images.insert(Images::new(self.session, images));
+        let mut to = self.destination.clone().context("there is no destination")?;
+        let ((dumped, ahead), sent) = tokio::join!(images.ahead(&mut to, dump), last_round);
         // Kept before the other's error is looked at, so that it is undone in order.
         let judged = self.ahead.judge(&dumped);
-        self.dumped = Some(dumped?);
+        let dumped = self.dumped.insert(dumped?);
+        tracing::debug!("dumped: {}", dumped.timings());
         judged?;
+        ahead.context("CRIU's images cannot be sent")?;
         let (files, private) = sent?;
         self.bytes.stop_and_copy += files + private;
         self.ahead.last_bytes += private;
@@ -184,12 +189,10 @@ impl Source {
     /// Sends the images, and what private memory they lack.
     pub(super) async fn stop_and_copy(&mut self) -> anyhow::Result<()> {
         self.send_the_rest().await?;
-        let images = self.instance.home.paths.images.clone();
-        // Pre-dumps are there already.
-        let mut images =
-            Sender::new(self.session, Folder::Images, images, None).without(Path::new(PRE_DUMPS));
-        images.hurry();
-        self.bytes.stop_and_copy += images.round(&mut self.destination()).await?;
+        let mut destination = self.destination();
+        let images = self.images.as_mut().context("nothing was dumped")?;
+        images.rest(&mut destination).await?;
+        self.bytes.stop_and_copy += images.sent;
         Ok(())
     }
 
