@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! 0                 ContextPage: doorbell bits, "the RNIC sleeps"
+//! SIGNS_OFFSET      Signs: what the RNIC tells whoever polls
 //! CONTEXT_BYTES …   queues, each at a page boundary, wherever the RNIC put it
 //!
 //! queue pair:  QpHeader (256 B) │ send slots (power of two) │ receive slots (power of two)
@@ -38,6 +39,17 @@ pub struct ContextPage {
     pub summary: [AtomicU64; DOORBELL_WORDS / 64],
     /// Bit `s % 64` of word `s / 64`: the QP at slot `s` has new send requests.
     pub doorbells: [AtomicU64; DOORBELL_WORDS],
+}
+
+/// Where [`Signs`] are: between the [`ContextPage`] and the first queue, where RNICs that have none of it leave zeroes.
+pub const SIGNS_OFFSET: u64 = 8448;
+
+/// What the RNIC tells programs. It only writes here and never reads: what a program writes misleads nobody else.
+#[repr(C, align(64))]
+pub struct Signs {
+    /// Not 0: the RNIC has to wait for a core. Who polls and finds nothing should leave it one for a moment.
+    pub starved: AtomicU32,
+    _pad0: [u32; 15],
 }
 
 /// A queue pair's counters.
@@ -191,7 +203,8 @@ pub struct Cqe {
 }
 
 const _: () = {
-    assert!(size_of::<ContextPage>() as u64 <= CONTEXT_BYTES);
+    assert!(size_of::<ContextPage>() as u64 <= SIGNS_OFFSET && SIGNS_OFFSET.is_multiple_of(64));
+    assert!(SIGNS_OFFSET + size_of::<Signs>() as u64 <= CONTEXT_BYTES);
     assert!(size_of::<QpHeader>() == 256 && size_of::<CqHeader>() == 256);
     assert!(size_of::<SendWqe>() == 64 && size_of::<RecvWqe>() == 16 && size_of::<Sge>() == 16);
     assert!(size_of::<Cqe>() == 56);

@@ -9,6 +9,7 @@
 //! | receive | [`RecvProducer`] | [`RecvConsumer`] |
 //! | completion | [`CqConsumer`] | [`CqProducer`] |
 //! | doorbell | [`Doorbell`] | [`DoorbellReader`] |
+//! | signs | [`Signs`] | [`SignsWriter`] |
 //!
 //! The RNIC's ends take nothing on trust: they copy a slot before they look at it, and an index that cannot be is
 //! [`BadIndex`], which costs the program its queue pair and nobody else anything.
@@ -16,6 +17,7 @@
 mod completion;
 mod doorbell;
 mod index;
+mod signs;
 #[cfg(test)]
 mod testing;
 mod work;
@@ -23,4 +25,5 @@ mod work;
 pub use completion::{Armed, CqConsumer, CqProducer};
 pub use doorbell::{Doorbell, DoorbellReader};
 pub use index::BadIndex;
+pub use signs::{Signs, SignsWriter};
 pub use work::{Body, RecvConsumer, RecvProducer, SendConsumer, SendProducer, SentWqe};

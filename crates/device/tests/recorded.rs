@@ -60,6 +60,7 @@ macro_rules! values {
 fn shared_memory_is_as_recorded() {
     let mut recording = open("layout.txt");
     fields!(recording, ContextPage: nic_sleeping, summary, doorbells);
+    fields!(recording, Signs: starved);
     fields!(recording, QpHeader: sq_producer, rq_producer, sq_completed, rq_consumed);
     fields!(recording, CqHeader: producer, consumer, armed);
     fields!(recording, Sge: address, length, lkey);
@@ -76,6 +77,7 @@ fn shared_memory_is_as_recorded() {
     values!(
         recording,
         CONTEXT_BYTES,
+        SIGNS_OFFSET,
         DOORBELL_WORDS,
         CQE_STRIDE,
         CQ_ARMED,

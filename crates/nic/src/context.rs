@@ -162,4 +162,9 @@ impl Context {
         self.doorbells.reader.set_sleeping(sleeping);
         sleeping && self.doorbells.reader.is_rung()
     }
+
+    /// Tells the program whether the RNIC has to wait for a core.
+    pub fn set_starved(&self, starved: bool) {
+        self.doorbells.signs.set_starved(starved);
+    }
 }

@@ -7,8 +7,8 @@
 use std::rc::Rc;
 
 use verbatim_device::control::{QpCap, SrqAttr};
-use verbatim_device::layout::{CONTEXT_BYTES, CqLayout, QpLayout, RecvLayout};
-use verbatim_device::ring::{CqProducer, DoorbellReader, RecvConsumer, SendConsumer};
+use verbatim_device::layout::{CONTEXT_BYTES, CqLayout, QpLayout, RecvLayout, SIGNS_OFFSET};
+use verbatim_device::ring::{CqProducer, DoorbellReader, RecvConsumer, SendConsumer, SignsWriter};
 
 use crate::arena::{Arena, Block};
 use crate::error::Refused;
@@ -81,10 +81,11 @@ impl SrqEnd {
     }
 }
 
-/// A context's doorbells. They are the first thing in an arena.
+/// A context's doorbells and signs. They are the first thing in an arena.
 #[derive(Debug)]
 pub struct Doorbells {
     pub reader: DoorbellReader,
+    pub signs: SignsWriter,
     _block: Block,
 }
 
@@ -98,8 +99,11 @@ impl Doorbells {
         );
         // SAFETY: see the head of the file; a ContextPage is not longer than CONTEXT_BYTES.
         let reader = unsafe { DoorbellReader::new(block.base().cast()) };
+        // SAFETY: see the head of the file; the signs are inside of the first CONTEXT_BYTES, at a line of their own.
+        let signs = unsafe { SignsWriter::new(block.base().add(SIGNS_OFFSET as usize).cast()) };
         Ok(Self {
             reader,
+            signs,
             _block: block,
         })
     }

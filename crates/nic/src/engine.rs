@@ -13,6 +13,7 @@ mod attention;
 mod busy_poll;
 mod capture;
 mod control;
+mod core_watch;
 mod lineup;
 mod listeners;
 mod notify;
@@ -35,6 +36,7 @@ use verbatim_roce::{Time, TxBatch, UDP_PORT};
 use self::attention::Attention;
 use self::busy_poll::{Amount, BusyPoll};
 use self::control::{Clients, Endpoint};
+use self::core_watch::CoreWatch;
 use self::lineup::Lineup;
 use crate::config::{HostNumber, NicConfig};
 use crate::device::Device;
@@ -79,6 +81,7 @@ pub struct Nic {
     timers: Timers,
     withheld: withheld::Withheld,
     busy_poll: BusyPoll,
+    core: CoreWatch,
     /// Turns since all that had arrived was taken.
     turns_behind: u32,
     batch: TxBatch,
@@ -158,6 +161,7 @@ impl Nic {
             timers: Timers::default(),
             withheld: withheld::Withheld::default(),
             busy_poll: BusyPoll::default(),
+            core: CoreWatch::default(),
             turns_behind: 0,
             batch: TxBatch::new(flow),
             blocked: transmit::Blocked::default(),
@@ -175,6 +179,7 @@ impl Nic {
     /// Works until `stop` is readable.
     pub fn run(&mut self, stop: &OwnedFd) -> Result<(), NicError> {
         self.poller.add(stop, Token::Stop)?;
+        self.core.begin();
         let mut last_work = now();
         let mut idle_turns = 0;
         let mut wait = Some(Wait::No);
@@ -188,6 +193,7 @@ impl Nic {
                 }
             }
             let time = now();
+            self.watch_core(time);
             worked |= self.turn(time)?;
             if worked {
                 self.counters.busy_turns += 1;
@@ -302,6 +308,7 @@ impl Nic {
             self.timers.next(),
             self.withheld.next(&self.objects),
             self.blocked.until(),
+            self.core.next(),
             // Who is blocked is woken when there is room.
             self.lineup
                 .next()

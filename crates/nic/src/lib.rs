@@ -51,10 +51,12 @@ mod poller;
 mod priority;
 mod qp;
 mod requests;
+mod run_queue;
 #[allow(unsafe_code)]
 mod signals;
 #[allow(unsafe_code)]
 mod socket;
+mod starvation;
 #[allow(unsafe_code)]
 mod stats;
 mod table;

@@ -18,10 +18,11 @@ use crate::error::VerbsError;
 use crate::lock::{Mutex, MutexGuard};
 use crate::qp::{CompletionSide, SendQueue};
 use crate::unacked::Unacked;
+use crate::vain;
 use crate::work::RECV_BIT;
 use crate::work::{Completion, WC_SUCCESS, WC_WITH_INV, Wc};
 
-/// After so many polls in a row that found nothing, a poll lets others run: where RNICs are software, they may need
+/// After so many polls in a row that found nothing, a poll lets others run ([`vain`]): where RNICs are software, they may need
 /// this very CPU to make the completion.
 const IDLE_POLLS: u32 = 32;
 
@@ -329,7 +330,7 @@ impl Cq {
     }
 
     /// Takes completions, as many as there are and `out` holds; how many. Never blocks; a series of polls that find
-    /// nothing yields the CPU.
+    /// nothing yields the CPU, and naps while a software RNIC says that it gets none ([`vain`]).
     pub fn poll(&self, out: &mut [Wc]) -> usize {
         let mut taken = 0;
         let mut queue = self.queue.lock();
@@ -352,14 +353,19 @@ impl Cq {
 
     #[inline]
     fn after_poll(&self, mut queue: MutexGuard<'_, CompletionQueue>, found: bool) {
-        queue.idle_polls = if found { 0 } else { queue.idle_polls + 1 };
+        if found {
+            queue.idle_polls = 0;
+            vain::found();
+        } else {
+            queue.idle_polls += 1;
+        }
         if queue.idle_polls >= IDLE_POLLS || self.backlog.load(Relaxed) {
-            self.pump_or_yield(queue);
+            self.pump_or_pause(queue);
         }
     }
 
     #[cold]
-    fn pump_or_yield(&self, mut queue: MutexGuard<'_, CompletionQueue>) {
+    fn pump_or_pause(&self, mut queue: MutexGuard<'_, CompletionQueue>) {
         let idle = queue.idle_polls >= IDLE_POLLS;
         if idle {
             queue.idle_polls = 0;
@@ -369,12 +375,13 @@ impl Cq {
             true => queue.backlogged(),
             false => Vec::new(),
         };
+        let is_starved = idle && queue.ring.as_ref().is_some_and(|ring| ring.is_starved());
         drop(queue);
         for send in backlogged {
             send.lock().pump();
         }
         if idle {
-            crate::sys::yield_now();
+            vain::pause(std::ptr::from_ref(self).addr(), is_starved);
         }
     }
 

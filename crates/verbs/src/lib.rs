@@ -62,6 +62,7 @@ mod tables;
 #[cfg(test)]
 mod testing;
 mod unacked;
+mod vain;
 mod watch;
 mod work;
 

@@ -29,12 +29,14 @@ impl Nic {
             .take(QPS_PER_ANSWER)
             .map(|(qpn, qp)| self.qp_statistics(qpn, qp))
             .collect();
+        let mut device = device_counters(
+            &self.counters,
+            &self.objects.counted,
+            &self.objects.shared.migration,
+        );
+        device.push(("starved".to_owned(), self.core.times()));
         Reply::Statistics {
-            device: device_counters(
-                &self.counters,
-                &self.objects.counted,
-                &self.objects.shared.migration,
-            ),
+            device,
             qps,
             next: visible.next().map(|(qpn, _)| qpn),
         }

@@ -153,4 +153,8 @@ impl CompletionRing for Completions {
     fn disarm(&mut self) -> Option<Armed> {
         either!(self, ring => ring.disarm())
     }
+
+    fn is_starved(&self) -> bool {
+        either!(self, ring => ring.is_starved())
+    }
 }

@@ -423,4 +423,8 @@ pub trait CompletionRing: Any + Send + std::fmt::Debug {
     fn arm(&mut self, solicited_only: bool) -> bool;
     /// Takes that back: what was asked for, if no event was made for it.
     fn disarm(&mut self) -> Option<Armed>;
+    /// Whether its RNIC says that it has to wait for a core: one of hardware has its own.
+    fn is_starved(&self) -> bool {
+        false
+    }
 }

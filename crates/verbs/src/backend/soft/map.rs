@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags};
-use verbatim_device::layout::{CONTEXT_BYTES, ContextPage, CqLayout, QpLayout, RecvLayout};
-use verbatim_device::ring::{CqConsumer, Doorbell, RecvProducer, SendProducer};
+use verbatim_device::layout::{CONTEXT_BYTES, ContextPage, CqLayout, QpLayout, RecvLayout, SIGNS_OFFSET};
+use verbatim_device::ring::{CqConsumer, Doorbell, RecvProducer, SendProducer, Signs};
 
 use crate::backend::{CqPlace, QpPlace, SrqPlace};
 use crate::held;
@@ -20,6 +20,7 @@ pub struct Arena {
     bytes: usize,
     wake: OwnedFd,
     doorbell: Doorbell,
+    signs: Signs,
     /// A child of this process shall have neither the memory nor the eventfd. Forgotten before they go.
     held: Option<[held::Held; 2]>,
 }
@@ -55,6 +56,8 @@ impl Arena {
         // SAFETY: the context page is at the start of the arena, which is longer, and stays mapped as long as self,
         // which nobody uses the doorbell without.
         let doorbell = unsafe { Doorbell::new(base.cast::<ContextPage>()) };
+        // SAFETY: as above; they lie behind the context page, in front of the first queue.
+        let signs = unsafe { Signs::new(base.add(SIGNS_OFFSET as usize).cast()) };
         Ok(Self {
             held: Some([
                 held::hold_mapping(base.as_ptr() as usize, length),
@@ -64,6 +67,7 @@ impl Arena {
             bytes: length,
             wake,
             doorbell,
+            signs,
         })
     }
 
@@ -106,6 +110,12 @@ impl Arena {
         let base = self.part(place.offset, layout.bytes)?;
         // SAFETY: as above.
         unsafe { Some(RecvProducer::new(base, &layout)) }
+    }
+
+    /// Whether the RNIC says that it has to wait for a core.
+    #[inline]
+    pub fn is_starved(&self) -> bool {
+        self.signs.is_starved()
     }
 
     /// Tells the RNIC of new requests at a slot.

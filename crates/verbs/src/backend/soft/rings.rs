@@ -104,12 +104,12 @@ impl RecvRing for SoftRecvs {
 #[derive(Debug)]
 pub struct SoftCompletions {
     end: CqConsumer,
-    _arena: Arc<Arena>,
+    arena: Arc<Arena>,
 }
 
 impl SoftCompletions {
     pub fn new(arena: Arc<Arena>, end: CqConsumer) -> Self {
-        Self { end, _arena: arena }
+        Self { end, arena }
     }
 }
 
@@ -124,5 +124,9 @@ impl CompletionRing for SoftCompletions {
 
     fn disarm(&mut self) -> Option<Armed> {
         self.end.disarm()
+    }
+
+    fn is_starved(&self) -> bool {
+        self.arena.is_starved()
     }
 }
