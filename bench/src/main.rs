@@ -1,8 +1,8 @@
 //! Measures what the papers measured, between hosts of a lab on this machine, and writes it to `out/bench/`.
 //!
-//! One module per subject: [`bandwidth`], [`soft_rnic`], [`cost`], [`blackout`], [`memory`], [`far`], [`methods`],
-//! and [`migrrdma`] and [`migros`] for the papers' figures. Each prints a table for people and writes a JSON file for
-//! programs, with every single measurement and what it was measured on.
+//! One module per subject: [`bandwidth`], [`soft_rnic`], [`cost`], [`blackout`], [`memory`], [`far`], [`pollers`],
+//! [`methods`], and [`migrrdma`] and [`migros`] for the papers' figures. Each prints a table for people and writes a JSON file
+//! for programs, with every single measurement and what it was measured on.
 
 mod bandwidth;
 mod blackout;
@@ -13,6 +13,7 @@ mod memory;
 mod methods;
 mod migros;
 mod migrrdma;
+mod pollers;
 mod pre_copy;
 mod programs;
 mod soft_rnic;
@@ -77,6 +78,8 @@ enum Bench {
     Memory,
     /// 4 KiB of another host's memory by a one-sided READ, beside TCP.
     Far,
+    /// Transfers beside threads that poll without pause, more of them than there are processors.
+    Pollers,
     /// What it costs to send memory ahead, over TLS and by RDMA, alone and beside a partner.
     PreCopy,
     /// What virtualisation costs per operation (MigrRDMA, table 4).
@@ -110,6 +113,7 @@ fn main() -> ExitCode {
         Some("delay-line") => migros::delay_line::run(&arguments[2..]),
         Some("transport-messages") => migros::transport::instructions::messages(&arguments[2..]),
         Some("object-numbers") => migros::objects::numbers::run(&arguments[2..]),
+        Some("compute") => pollers::compute(),
         Some("far-server") => far::serve(&arguments[2..]),
         Some("far-client") => far::read(&arguments[2..]),
         Some("cost-batches") => cost::batches(&arguments[2..]),
@@ -162,6 +166,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     if wanted(Bench::Far) {
         far::run(&tools, arguments.rounds, &arguments.out.join("far.json"))?;
+    }
+    if wanted(Bench::Pollers) {
+        pollers::run(&tools, arguments.rounds, &arguments.out.join("pollers.json"))?;
     }
     if wanted(Bench::Connections) {
         migrrdma::connections::run(&tools, repeats, most, &arguments.out.join("connections.json"))?;

@@ -63,6 +63,8 @@ mod tables;
 mod testing;
 mod unacked;
 mod vain;
+#[cfg(test)]
+mod vain_tests;
 mod watch;
 mod work;
 

@@ -14,8 +14,10 @@ use std::sync::Arc;
 use rustix::event::EventfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use verbatim_device::control::{DeviceAttr, PortAttr, QpAttr, QpAttrMask, QpCap, QpState, QpType};
-use verbatim_device::layout::{self, CONTEXT_BYTES, CqLayout, Cqe, QpLayout, SEND_SIGNALED, SendWqe, Sge};
-use verbatim_device::ring::{Body, CqProducer, RecvConsumer, SendConsumer, SentWqe};
+use verbatim_device::layout::{
+    self, CONTEXT_BYTES, CqLayout, Cqe, QpLayout, SEND_SIGNALED, SIGNS_OFFSET, SendWqe, Sge,
+};
+use verbatim_device::ring::{Body, CqProducer, RecvConsumer, SendConsumer, SentWqe, SignsWriter};
 
 use crate::backend::soft::map::Arena;
 use crate::backend::soft::rings::{SoftCompletions, SoftRecvs, SoftSends};
@@ -56,13 +58,14 @@ pub struct Rig {
     pub provider: Provider,
     /// The RNIC of the objects, and of the provider.
     hardware: [Hardware; 2],
+    signs: SignsWriter,
 }
 
 impl Rig {
     /// Makes all of it.
     #[allow(clippy::new_without_default, reason = "it maps memory")]
     pub fn new() -> Self {
-        let (device, hardware) = Bare::new();
+        let (device, hardware, signs) = Bare::new();
         let arena = device.arena.clone();
         let provider = Provider::new(&arena);
         let process = Process::new(Path::new("/proc/none"));
@@ -90,6 +93,7 @@ impl Rig {
             cq,
             provider,
             hardware,
+            signs,
         }
     }
 
@@ -107,6 +111,11 @@ impl Rig {
     /// The RNICs complete all that was posted.
     pub fn complete(&mut self) {
         self.hardware.iter_mut().for_each(Hardware::complete);
+    }
+
+    /// The RNIC has to wait for a core, or not any more.
+    pub fn set_starved(&self, starved: bool) {
+        self.signs.set_starved(starved);
     }
 }
 
@@ -305,7 +314,7 @@ struct Bare {
 }
 
 impl Bare {
-    fn new() -> (Self, [Hardware; 2]) {
+    fn new() -> (Self, [Hardware; 2], SignsWriter) {
         let memory = rustix::fs::memfd_create("measure", rustix::fs::MemfdFlags::CLOEXEC).expect("memory");
         rustix::fs::ftruncate(&memory, ARENA_BYTES).expect("memory");
         let wake: OwnedFd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).expect("a descriptor");
@@ -336,12 +345,14 @@ impl Bare {
                 sges: Vec::new(),
             }
         });
+        // SAFETY: they lie behind the context page and in front of both queues.
+        let signs = unsafe { SignsWriter::new(base.add(SIGNS_OFFSET as usize).cast()) };
         let bare = Self {
             arena: Arc::new(Arena::map(&memory, ARENA_BYTES, wake).expect("memory")),
             device: DeviceAttr::default(),
             port: PortAttr::default(),
         };
-        (bare, hardware)
+        (bare, hardware, signs)
     }
 }
 

@@ -40,7 +40,7 @@ const AWAY: u64 = 10_000_000;
 /// So many pauses at other queues, and the one at which a thread naps is taken for one that it polls no more.
 const MOST_QUEUES: u32 = 64;
 
-/// Some RNIC of this process is starved: threads note what they find.
+/// An RNIC of this process was starved once: threads note what they find from then on.
 static NOTED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -64,12 +64,10 @@ fn note() {
 
 /// After a series of polls of `queue`, any number that names it, that found nothing: lets others run, its RNIC in the first place.
 pub fn pause(queue: usize, is_starved: bool) {
-    if NOTED.load(Relaxed) != is_starved {
-        NOTED.store(is_starved, Relaxed);
-    }
     if !is_starved {
         return sys::yield_now();
     }
+    NOTED.store(true, Relaxed);
     let mut wait = WAIT.get();
     match wait.nap(sys::monotonic_ns(), FOUND.get(), queue) {
         None => sys::yield_now(),
