@@ -43,33 +43,39 @@ fn second_number(text: &[u8]) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU32;
+    use std::sync::atomic::Ordering::Relaxed;
+    use std::time::Instant;
+
     use super::*;
 
-    #[test]
-    fn a_thread_that_others_keep_from_its_core_has_waited() {
-        let (sender, receiver) = std::sync::mpsc::channel();
-        // Two threads that never sleep, on one core: both have to wait, and end when both have.
-        std::thread::scope(|scope| {
-            let core = rustix::thread::sched_getcpu();
-            let over = std::sync::atomic::AtomicU32::new(0);
-            let run = |sender: std::sync::mpsc::Sender<bool>, over: &std::sync::atomic::AtomicU32| {
-                crate::priority::keep_to(core).unwrap();
-                let queue = RunQueue::of_this_thread().unwrap();
-                let before = queue.waited().unwrap();
-                let start = std::time::Instant::now();
-                while queue.waited().unwrap() <= before && start.elapsed().as_secs() < 20 {}
-                over.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                while over.load(std::sync::atomic::Ordering::Relaxed) < 2 {}
-                sender.send(queue.waited().unwrap() > before).unwrap();
-            };
-            let over = &over;
-            for _ in 0..2 {
-                let sender = sender.clone();
-                scope.spawn(move || run(sender, over));
+    /// Longer than any thread has to wait.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// Computes on a core until both of two threads have had to wait for it. Whether this one has.
+    fn compete(core: usize, have_waited: &AtomicU32) -> bool {
+        crate::priority::keep_to(core).unwrap();
+        let queue = RunQueue::of_this_thread().unwrap();
+        let before = queue.waited().unwrap();
+        let start = Instant::now();
+        while queue.waited().unwrap() <= before {
+            if start.elapsed() > PATIENCE {
+                return false;
             }
+        }
+        have_waited.fetch_add(1, Relaxed);
+        while have_waited.load(Relaxed) < 2 && start.elapsed() < PATIENCE {}
+        true
+    }
+
+    #[test]
+    fn a_thread_that_another_keeps_from_its_core_has_waited() {
+        let core = rustix::thread::sched_getcpu();
+        let have_waited = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            let threads = [0, 1].map(|_| scope.spawn(|| compete(core, &have_waited)));
+            assert!(threads.into_iter().all(|thread| thread.join().unwrap()));
         });
-        drop(sender);
-        assert_eq!(receiver.iter().collect::<Vec<_>>(), [true, true]);
     }
 
     #[test]

@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn looks_are_rare() {
         let mut starvation = Starvation::default();
-        let at = |micros| Time::from_nanos(micros * 1000);
+        let at = |micros: u64| Time::from_nanos(micros * 1000);
         assert!(starvation.is_due(at(5)));
         starvation.look(at(5), Duration::ZERO);
         assert!(!starvation.is_due(at(1004)) && starvation.is_due(at(1005)));
