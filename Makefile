@@ -81,6 +81,7 @@ conformance-rxe: build ## rdma-core's own tests on the kernel's rxe, in a virtua
 
 vm-test: build ## our RNIC against the kernel's rxe in a virtual machine (docs/testbed.md)
 	@./setup.sh --vm
+	$(MAKE) -C tests/vm/probes
 	$(cargo) test --release --locked -p verbatim-testbed --test vm -- --ignored
 
 vm-bench: build ## our RNIC and the kernel's rxe in one virtual machine, as JSON into out/
@@ -108,4 +109,5 @@ clean: ## remove what was built
 	$(cargo) clean
 	$(MAKE) -C vcheck clean
 	$(MAKE) -C bench/programs clean
+	$(MAKE) -C tests/vm/probes clean
 	rm -rf out

@@ -9,6 +9,7 @@
 
 mod cases;
 mod private;
+mod probes;
 mod run;
 mod site;
 mod tool;
@@ -42,7 +43,7 @@ fn main() -> ExitCode {
         };
         Trial::ignorable_test(name, run).with_ignored_flag(true)
     };
-    let tool = tool::ALL.iter().chain(private::ALL).map(|&(name, body)| {
+    let tool = tool::ALL.iter().chain(private::ALL).chain(probes::ALL).map(|&(name, body)| {
         trial(
             name.to_owned(),
             Box::new(move |site| body(site).map(|()| Completion::Completed)),

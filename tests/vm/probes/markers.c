@@ -1,0 +1,223 @@
+/*
+ * The drain's hidden markers: a request that a program never posted, behind its own, whose completion tells that all before
+ * it are done. And what a stopped program's RNIC does.
+ */
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "uverbs.h"
+#include "verdict.h"
+
+enum { LENGTH = 1 << 20, HALF = LENGTH / 2, ENTRIES = 128, MARK = 0xabcd, NO_KEY = 0x7fffff01, NOBODY = 0x00fedc };
+
+struct pair {
+	struct device device;
+	uint32_t pd;
+	struct cq at_a, at_b;
+	struct qp a, b;
+	struct mr mr;
+	uint8_t *memory;
+};
+
+static const unsigned ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+
+/* A pair of which `b` allows this to its peer. */
+static struct pair pair_make(enum ibv_qp_type type, unsigned access)
+{
+	struct pair pair = { .device = device_open() };
+
+	pair.pd = pd_make(&pair.device);
+	pair.at_a = cq_make(&pair.device, 512);
+	pair.at_b = cq_make(&pair.device, 512);
+	ring_map(&pair.device, &pair.at_a.ring);
+	ring_map(&pair.device, &pair.at_b.ring);
+	pair.memory = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	pair.mr = mr_make(&pair.device, pair.pd, pair.memory, LENGTH, ALL);
+	pair.a = qp_make(&pair.device, pair.pd, &pair.at_a, type, ENTRIES);
+	pair.b = qp_make(&pair.device, pair.pd, &pair.at_b, type, ENTRIES);
+	qp_map(&pair.device, &pair.a);
+	qp_map(&pair.device, &pair.b);
+	qp_connect(&pair.device, &pair.a, type, pair.b.number, 1, 1, ALL);
+	qp_connect(&pair.device, &pair.b, type, pair.a.number, 1, 1, access);
+	return pair;
+}
+
+static struct request marker(void)
+{
+	return (struct request){ .opcode = IBV_WR_RDMA_WRITE, .id = MARK, .flags = IBV_SEND_SIGNALED, .rkey = NO_KEY };
+}
+
+/* A request of the program's own from the first half of its memory to the second. */
+static struct request own(const struct pair *pair, enum ibv_wr_opcode opcode, uint32_t length, unsigned flags)
+{
+	return (struct request){
+		.opcode = opcode,
+		.flags = flags,
+		.local = (uintptr_t)pair->memory,
+		.length = length,
+		.lkey = pair->mr.lkey,
+		.remote = (uintptr_t)pair->memory + HALF,
+		.rkey = pair->mr.rkey,
+	};
+}
+
+static bool is_mark(const struct ib_uverbs_wc *wc)
+{
+	return wc->status == IBV_WC_SUCCESS && wc->wr_id == MARK;
+}
+
+static void connected(enum ibv_qp_type type, const char *bare, const char *behind, const char *unseen)
+{
+	struct pair pair = pair_make(type, ALL);
+	struct request request = marker();
+	struct ib_uverbs_wc wc = { 0 };
+	int landed = 0;
+
+	put_recv(&pair.b, 1, (uintptr_t)pair.memory, 64, pair.mr.lkey);
+	send_request(&pair.device, &pair.a, &request);
+	claim(bare, cq_wait(&pair.at_a, &wc, PATIENCE_MS) && is_mark(&wc), "status %u", wc.status);
+
+	/* Unsignaled requests of many packets, and the marker behind them. */
+	enum { COUNT = 50, SIZE = 8000 };
+
+	memset(pair.memory, 0x5a, HALF);
+	for (int i = 0; i < COUNT; i++) {
+		request = own(&pair, IBV_WR_RDMA_WRITE, SIZE, 0);
+		request.remote += (uint64_t)i * SIZE;
+		put_send(&pair.a, &request);
+	}
+	request = marker();
+	send_request(&pair.device, &pair.a, &request);
+	wc = cq_next(&pair.at_a);
+	for (int i = 0; i < COUNT; i++)
+		landed += pair.memory[HALF + i * SIZE] == 0x5a && pair.memory[HALF + (i + 1) * SIZE - 1] == 0x5a;
+	claim(behind, is_mark(&wc) && landed == COUNT, "status %u, %d of %d WRITEs landed", wc.status, landed, COUNT);
+	claim(unseen, !cq_wait(&pair.at_b, &wc, 500), "the peer got a completion of status %u", wc.status);
+}
+
+/* The peer allows no WRITE. */
+static void not_allowed(void)
+{
+	struct pair pair = pair_make(IBV_QPT_RC, IBV_ACCESS_LOCAL_WRITE);
+	struct request request = marker();
+	struct ib_uverbs_wc wc = { 0 };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTS, .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE };
+
+	send_request(&pair.device, &pair.a, &request);
+	wc = cq_next(&pair.at_a);
+	claim("a-marker-to-a-peer-that-allows-no-write-breaks-the-connection",
+	      wc.status != IBV_WC_SUCCESS && qp_query(&pair.device, &pair.a).qp_state == IBV_QPS_ERR, "status %u", wc.status);
+	seen("it completed with status %u, and the peer's queue pair is in state %u", wc.status,
+	     qp_query(&pair.device, &pair.b).qp_state);
+
+	pair = pair_make(IBV_QPT_RC, IBV_ACCESS_LOCAL_WRITE);
+	int error = qp_modify(&pair.device, &pair.b, &attr, IBV_QP_STATE | IBV_QP_ACCESS_FLAGS);
+
+	send_request(&pair.device, &pair.a, &request);
+	wc = cq_next(&pair.at_a);
+	claim("rts-to-rts-allows-the-marker", error == 0 && is_mark(&wc), "errno %d, status %u", error, wc.status);
+}
+
+/* Access is given and taken all the time while requests of all kinds are under way. */
+static void rights_change_under_way(void)
+{
+	struct pair pair = pair_make(IBV_QPT_RC, ALL);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTS };
+	struct ib_uverbs_wc wc;
+	enum { COUNT = 60, SIZE = 20000 };
+	int changes = 0, good = 0, errors = 0;
+
+	memset(pair.memory, 0x77, HALF);
+	for (int i = 0; i < COUNT; i++)
+		put_recv(&pair.b, i, (uintptr_t)pair.memory + HALF, SIZE, pair.mr.lkey);
+	for (int i = 0; i < COUNT; i++) {
+		struct request request = own(&pair, i % 3 == 0 ? IBV_WR_SEND : IBV_WR_RDMA_WRITE, SIZE, IBV_SEND_SIGNALED);
+
+		put_send(&pair.a, &request);
+	}
+	if (doorbell(&pair.device, &pair.a))
+		trouble("POST_SEND");
+	/* READ goes and comes; WRITE, which is under way, stays. Memory windows' binding is of no concern. */
+	for (int done = 0; done < COUNT; changes++) {
+		attr.qp_access_flags = changes % 2 ? ALL : IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
+		errors += qp_modify(&pair.device, &pair.b, &attr, IBV_QP_STATE | IBV_QP_ACCESS_FLAGS) != 0;
+		while (cq_take(&pair.at_a, &wc)) {
+			done++;
+			good += wc.status == IBV_WC_SUCCESS;
+		}
+	}
+	claim("rts-to-rts-with-access-flags-disturbs-nothing-under-way", good == COUNT && errors == 0,
+	      "%d of %d requests were good, %d changes of %d failed", good, COUNT, errors, changes);
+	seen("%d changes while %d requests were under way", changes, COUNT);
+}
+
+static void datagrams(void)
+{
+	struct pair pair = pair_make(IBV_QPT_UD, ALL);
+	uint32_t ah = ah_make(&pair.device, pair.pd);
+	struct request request = own(&pair, IBV_WR_SEND, 100, 0);
+	struct ib_uverbs_wc wc = { 0 };
+
+	/* The program's own datagram first, to the peer; the marker behind it, to nobody. */
+	put_recv(&pair.b, 5, (uintptr_t)pair.memory + HALF, 200, pair.mr.lkey);
+	put_recv(&pair.b, 6, (uintptr_t)pair.memory + HALF, 200, pair.mr.lkey);
+	request.ah = ah;
+	request.qpn = pair.b.number;
+	put_send(&pair.a, &request);
+	request = (struct request){
+		.opcode = IBV_WR_SEND, .id = MARK, .flags = IBV_SEND_SIGNALED, .ah = ah, .qpn = NOBODY,
+	};
+	send_request(&pair.device, &pair.a, &request);
+	claim("a-datagram-to-a-number-that-nobody-has-completes", cq_wait(&pair.at_a, &wc, PATIENCE_MS) && is_mark(&wc),
+	      "status %u", wc.status);
+	wc = cq_next(&pair.at_b);
+	claim("the-programs-datagram-before-it-arrives", wc.status == IBV_WC_SUCCESS && wc.wr_id == 5, "status %u, id %llu",
+	      wc.status, (unsigned long long)wc.wr_id);
+	claim("nobody-gets-the-datagram", !cq_wait(&pair.at_b, &wc, 500), "a completion of status %u", wc.status);
+
+	/* Where the program has left no RECV, its own queue pair is as good an address. */
+	qp_state(&pair.device, &pair.a, IBV_QPS_RESET);
+	claim("a-datagram-queue-pair-goes-to-reset", qp_query(&pair.device, &pair.a).qp_state == IBV_QPS_RESET, "no");
+}
+
+/* A process that stands still, frozen or stopped, is written to. */
+static void stopped(void)
+{
+	struct pair pair = pair_make(IBV_QPT_RC, ALL);
+	struct request request;
+	struct ib_uverbs_wc wc = { 0 };
+	uint8_t *shared = pair.memory;
+	int status;
+	pid_t child = fork();
+
+	/* The child has the descriptor and the mappings, and neither it nor anybody runs on behalf of queue pair b. */
+	if (child == 0) {
+		for (;;)
+			pause();
+	}
+	kill(child, SIGSTOP);
+	waitpid(child, &status, WUNTRACED);
+	memset(shared, 0x42, 100);
+	request = own(&pair, IBV_WR_RDMA_WRITE, 100, IBV_SEND_SIGNALED);
+	send_request(&pair.device, &pair.a, &request);
+	wc = cq_next(&pair.at_a);
+	claim("memory-of-a-stopped-process-is-written", wc.status == IBV_WC_SUCCESS && shared[HALF + 99] == 0x42, "status %u",
+	      wc.status);
+	kill(child, SIGKILL);
+	waitpid(child, &status, 0);
+}
+
+int main(void)
+{
+	connected(IBV_QPT_RC, "a-zero-length-write-with-an-invalid-rkey-completes", "its-completion-tells-that-all-before-it-landed",
+		  "the-peer-sees-nothing-of-it");
+	connected(IBV_QPT_UC, "uc:a-zero-length-write-with-an-invalid-rkey-completes",
+		  "uc:its-completion-tells-that-all-before-it-landed", "uc:the-peer-sees-nothing-of-it");
+	not_allowed();
+	rights_change_under_way();
+	datagrams();
+	stopped();
+	return verdict_worst;
+}
