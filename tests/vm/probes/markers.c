@@ -93,7 +93,11 @@ static void connected(enum ibv_qp_type type, const char *bare, const char *behin
 	wc = cq_next(&pair.at_a);
 	for (int i = 0; i < COUNT; i++)
 		landed += pair.memory[HALF + i * SIZE] == 0x5a && pair.memory[HALF + (i + 1) * SIZE - 1] == 0x5a;
-	claim(behind, is_mark(&wc) && landed == COUNT, "status %u, %d of %d WRITEs landed", wc.status, landed, COUNT);
+	/* Nothing acknowledges on UC: there it tells that they were sent. */
+	if (type == IBV_QPT_UC)
+		seen("on UC, at the marker's completion %d of %d WRITEs had landed", landed, COUNT);
+	claim(behind, is_mark(&wc) && (landed == COUNT || type == IBV_QPT_UC), "status %u, %d of %d WRITEs landed", wc.status,
+	      landed, COUNT);
 	claim(unseen, !cq_wait(&pair.at_b, &wc, 500), "the peer got a completion of status %u", wc.status);
 }
 
@@ -214,7 +218,7 @@ int main(void)
 	connected(IBV_QPT_RC, "a-zero-length-write-with-an-invalid-rkey-completes", "its-completion-tells-that-all-before-it-landed",
 		  "the-peer-sees-nothing-of-it");
 	connected(IBV_QPT_UC, "uc:a-zero-length-write-with-an-invalid-rkey-completes",
-		  "uc:its-completion-tells-that-all-before-it-landed", "uc:the-peer-sees-nothing-of-it");
+		  "uc:it-completes-behind-requests-of-many-packets", "uc:the-peer-sees-nothing-of-it");
 	not_allowed();
 	rights_change_under_way();
 	datagrams();
