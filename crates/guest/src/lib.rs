@@ -14,7 +14,8 @@
 //! for each symbol of libibverbs, and compared with the list by a test.
 //!
 //! A preloaded library is a guest: it starts nothing before the program opens a device, keeps `errno`, and writes
-//! nothing unless `VERBATIM_LOG` is set. Only a command that an agent adds to a container is met before its `main` ([`detach`]).
+//! nothing unless `VERBATIM_LOG` is set. Only a command that an agent adds to a container is met before its `main` ([`detach`]). Of the
+//! C library it stands before a few functions that wait ([`sleep`]).
 
 pub mod abi;
 mod clock;
@@ -27,4 +28,6 @@ mod log;
 #[cfg(feature = "measure")]
 pub mod measure;
 mod process;
+#[cfg(target_arch = "x86_64")]
+mod sleep;
 pub mod verbs;

@@ -38,6 +38,7 @@ mod programs;
 mod rnic_again;
 mod robustness;
 mod rollback;
+mod sleeps;
 mod soak;
 mod transport;
 
@@ -194,6 +195,7 @@ fn main() -> ExitCode {
         robustness::tests(),
         identity::tests(),
         many::tests(),
+        sleeps::tests(),
         soak::tests(),
         nemesis::tests(),
         compat::tests(),
