@@ -18,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+mod away;
 mod cm;
 mod command;
 mod config;
@@ -25,8 +26,11 @@ mod counters;
 mod error;
 mod event;
 mod image;
+mod messages;
 mod num;
 mod state;
+mod table;
+mod talk;
 pub mod wire;
 
 pub use cm::{Cm, DropReason, Outcome, Transmit};

@@ -23,11 +23,3 @@ pub fn get_24_8(bytes: &[u8], at: usize) -> (u32, u8) {
 pub fn put_24_8(bytes: &mut [u8], at: usize, value: u32, last: u8) {
     put(bytes, at, (value << 8 | u32::from(last)).to_be_bytes());
 }
-
-/// As much as there is room for, zeros behind it.
-pub fn padded<const N: usize>(bytes: &[u8]) -> [u8; N] {
-    let mut padded = [0; N];
-    let length = bytes.len().min(N);
-    padded[..length].copy_from_slice(&bytes[..length]);
-    padded
-}
