@@ -61,4 +61,6 @@ short_runs! {
     statistics
     context_dump
     rc_image
+    cm_messages
+    cm_image
 }

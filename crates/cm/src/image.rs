@@ -130,7 +130,7 @@ fn check(talk: &Talk) -> Result<bool, &'static str> {
         "it repeats itself too often",
     )?;
     unless(
-        talk.interval <= LONGEST && talk.wait <= LONGEST,
+        talk.interval.max(talk.wait).max(talk.linger) <= LONGEST,
         "it waits too long",
     )?;
     unless(talk.path.packet_life_time <= 31, "its packets live too long")?;

@@ -67,6 +67,8 @@ pub(crate) struct Talk {
     pub interval: Duration,
     /// The same for the message that waits for one now: an MRA makes it longer.
     pub wait: Duration,
+    /// How long the peer may go on asking, once this is over.
+    pub linger: Duration,
     /// How often each message is sent again.
     pub retries: u8,
     /// How often the last one still is.
@@ -200,16 +202,18 @@ impl Talk {
         })
     }
 
-    /// How long what is over answers repetitions: the peer repeats itself once in each interval.
-    pub fn linger(&self) -> Duration {
-        self.interval * 2
-    }
-
     /// How long anything of the connection may still be on the wire.
     pub fn time_wait(&self) -> Duration {
         self.connection
             .as_ref()
             .map_or(Duration::ZERO, |connection| field_time(connection.ack_timeout))
+    }
+
+    /// The peer has been told that the answer takes so long: it repeats itself more rarely.
+    pub fn has_excused(&mut self, state: State, mra: Frame, service_timeout: u8) {
+        self.state = state;
+        self.last = Some(mra);
+        self.linger = (self.linger + field_time(service_timeout) * 2).min(LONGEST_LINGER * 2);
     }
 
     /// The message goes out now, and the answer is waited for.
@@ -220,6 +224,9 @@ impl Talk {
         self.wait = self.interval;
     }
 }
+
+/// The longest time for which a request that is over answers repetitions; with rdma_cm's timeouts it is 103 s.
+pub(crate) const LONGEST_LINGER: Duration = Duration::from_secs(120);
 
 /// How long an answer takes: both ways and the peer's own time (IBA §12.9.8.2).
 pub(crate) fn interval(packet_life_time: u8, response_timeout: u8) -> Duration {
@@ -232,7 +239,7 @@ pub(crate) fn ack_timeout(ack_delay: u8, packet_life_time: u8) -> u8 {
     let ways = packet_life_time.saturating_add(1);
     let (long, short) = (ways.max(ack_delay), ways.min(ack_delay));
     let round_up = u8::from(long - short <= 1);
-    (long + round_up).min(31)
+    long.saturating_add(round_up).min(31)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The targets, one file for each party whose bytes they stand for.
 
 mod agent;
+mod cm;
 mod container;
 mod control;
 mod dump;
@@ -123,6 +124,18 @@ pub const TARGETS: &[Target] = &[
         name: "rc_image",
         run: dump::rc_image,
         seeds: dump::image_seeds,
+        short_executions: 100_000,
+    },
+    Target {
+        name: "cm_messages",
+        run: cm::cm_messages,
+        seeds: cm::seeds,
+        short_executions: 30_000,
+    },
+    Target {
+        name: "cm_image",
+        run: cm::cm_image,
+        seeds: cm::image_seeds,
         short_executions: 100_000,
     },
 ];

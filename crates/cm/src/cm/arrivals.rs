@@ -21,7 +21,7 @@ pub(super) struct Arrival {
 
 impl Cm {
     /// A datagram has come to queue pair 1, without its headers and the 40 bytes in front: from this GID, to this one of the RNIC's.
-    /// Of one that another host has passed on, both are those of the sender and of the host where it came first.
+    /// Of one that another host has passed on, `from` is who sent it, and `to` the RNIC's own GID all the same.
     pub fn handle_mad(&mut self, now: Time, from: Gid, to: Gid, bytes: &[u8]) -> Outcome {
         let outcome = match Mad::parse(bytes) {
             Ok(mad) => {
@@ -91,11 +91,11 @@ impl Cm {
                 let mra = talk
                     .mra(id, timeout, &[])
                     .expect("without private data there is room");
-                talk.last = Some((&mra).into());
-                talk.state = match talk.state {
+                let state = match talk.state {
                     State::RepReceived => State::MraRepSent,
                     _ => State::MraReqSent,
                 };
+                talk.has_excused(state, (&mra).into(), timeout);
             }
             talk.last.clone()
         });

@@ -1,5 +1,7 @@
 //! What owners ask for.
 
+use std::time::Duration;
+
 use verbatim_roce::{Psn, Qpn, Time};
 
 use super::Cm;
@@ -105,6 +107,7 @@ impl Cm {
             remote: None,
             interval,
             wait: interval,
+            linger: Duration::ZERO,
             retries: retries.min(15),
             left: 0,
             last: None,
@@ -209,8 +212,7 @@ impl Cm {
         let mra: Frame = (&talk.mra(id, service_timeout, private_data)?).into();
         let path = talk.path;
         self.table.update_talk(id, |talk, _| {
-            talk.state = state;
-            talk.last = Some(mra.clone());
+            talk.has_excused(state, mra.clone(), service_timeout)
         });
         self.send(&path, &mra);
         Ok(())

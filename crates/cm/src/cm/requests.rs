@@ -1,19 +1,22 @@
 //! Messages that come for a service.
 
+use std::time::Duration;
+
 use verbatim_roce::{Mtu, Psn, Qpn};
 
 use super::arrivals::Arrival;
 use super::{Cm, DropReason, Outcome};
 use crate::command::Path;
+use crate::config::MAX_CM_RETRIES;
 use crate::event::{ConnectRequest, Event, ResolveRequest};
 use crate::messages;
 use crate::num::{CommId, Owner, ServiceId, Transport};
 use crate::state::State;
 use crate::table::Found;
-use crate::talk::{Conn, Id, Kind, Talk, interval};
+use crate::talk::{Conn, Id, Kind, LONGEST_LINGER, Talk, interval};
 use crate::wire::{IP_HEADER_BYTES, IpHeader, RejectReason, Rejected, Req, SidrReq, SidrStatus, WirePath};
 
-/// How long the answer to an answered question for a queue pair is given again: SIDR_REQ says nothing of timeouts.
+/// What is taken for the peer's response timeout in a question for a queue pair: SIDR_REQ says nothing of timeouts.
 const SIDR_TIMEOUT: u8 = crate::config::RESPONSE_TIMEOUT;
 
 impl Cm {
@@ -65,7 +68,7 @@ impl Cm {
             State::RepSent | State::Closed => {
                 if talk.state == State::Closed {
                     // The peer is still there.
-                    let until = arrival.now + talk.linger();
+                    let until = arrival.now + talk.linger;
                     self.table.update(id, |entry| entry.deadline = Some(until));
                 }
                 let last = self.table.talk(id).and_then(|talk| talk.last.clone());
@@ -107,10 +110,12 @@ impl Cm {
             failover: req.alternate.local_lid != 0,
             peer_moved: false,
         };
-        let interval = interval(path.packet_life_time, req.local_response_timeout);
+        let own = interval(path.packet_life_time, req.local_response_timeout);
+        let peers = interval(path.packet_life_time, req.remote_response_timeout);
         let talk = Talk {
-            interval,
-            wait: interval,
+            interval: own,
+            wait: own,
+            linger: linger(peers, req.max_cm_retries),
             retries: req.max_cm_retries,
             connection: Some(connection),
             ..asked(
@@ -178,10 +183,11 @@ impl Cm {
         let mut path = Path::new(arrival.to, arrival.from, Mtu::default());
         path.pkey = req.pkey;
         let id = self.new_comm_id();
-        let interval = interval(path.packet_life_time, SIDR_TIMEOUT);
+        let wait = interval(path.packet_life_time, SIDR_TIMEOUT);
         let talk = Talk {
-            interval,
-            wait: interval,
+            interval: wait,
+            wait,
+            linger: linger(wait, MAX_CM_RETRIES),
             ..asked(
                 arrival,
                 State::SidrReqReceived,
@@ -250,11 +256,17 @@ fn asked(
         remote: Some(remote),
         interval: Default::default(),
         wait: Default::default(),
+        linger: Default::default(),
         retries: 0,
         left: 0,
         last: None,
         connection: None,
     }
+}
+
+/// How long a peer repeats a request at most.
+fn linger(interval: Duration, retries: u8) -> Duration {
+    (interval * (u32::from(retries) + 1)).min(LONGEST_LINGER)
 }
 
 fn transport(req: &Req) -> Option<Transport> {

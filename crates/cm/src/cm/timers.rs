@@ -115,7 +115,7 @@ impl Cm {
             talk.state = State::Closed;
             let lingers = talk.passive;
             talk.last = answer.filter(|_| lingers);
-            *deadline = lingers.then(|| now + talk.linger());
+            *deadline = lingers.then(|| now + talk.linger);
         });
     }
 
