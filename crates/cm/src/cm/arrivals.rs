@@ -1,6 +1,6 @@
 //! Messages that come for an id.
 
-use verbatim_roce::Time;
+use verbatim_roce::{Qpn, Time};
 
 use super::{Cm, DropReason, Outcome};
 use crate::event::{ConnectResponse, Event, ResolveResponse};
@@ -212,7 +212,7 @@ impl Cm {
         if self.table.peer(rep.local_guid, rep.local_comm_id).is_some() {
             return None;
         }
-        if let Some(holder) = self.table.peer_qp(rep.local_guid, rep.qpn) {
+        if let Some(holder) = self.stale(arrival, rep.local_guid, rep.qpn) {
             let reason = RejectReason::STALE_CONNECTION;
             let rej = messages::rejection(arrival.tid, id, rep.local_comm_id, Rejected::REP, reason);
             self.answer_to(arrival.from, arrival.to, &(&rej).into());
@@ -342,6 +342,13 @@ impl Cm {
         };
         self.tell(id, Event::ResolveResponse(Box::new(response)));
         Some(())
+    }
+
+    /// The connection with the queue pair that a message is about. Only who sends from where the connection's peer is, is believed.
+    pub(super) fn stale(&self, arrival: Arrival, guid: u64, qpn: Qpn) -> Option<CommId> {
+        let holder = self.table.peer_qp(guid, qpn)?;
+        let talk = self.table.talk(holder)?;
+        (talk.path.remote == arrival.from).then_some(holder)
     }
 
     /// The peer has another connection on the queue pair of this one, so it has forgotten this one.

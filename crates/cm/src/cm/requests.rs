@@ -34,7 +34,7 @@ impl Cm {
         {
             return Outcome::Away(listener);
         }
-        if let Some(holder) = self.table.peer_qp(req.local_guid, req.qpn) {
+        if let Some(holder) = self.stale(arrival, req.local_guid, req.qpn) {
             self.refuse(arrival, req, RejectReason::STALE_CONNECTION);
             self.end_stale(arrival.now, holder);
             return Outcome::Dropped(DropReason::Rejected);

@@ -1,6 +1,8 @@
 //! Communication managers on a network with faults.
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub mod story;
+
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::net::IpAddr;
