@@ -30,6 +30,7 @@ mod held;
 mod host;
 mod link;
 mod location;
+mod management;
 mod num;
 mod qp;
 mod queue_pair;
@@ -49,6 +50,7 @@ pub use forwarding::{Forwarded, Forwarding};
 pub use held::HoldBudget;
 pub use host::{AccessError, Event, Host, Key, LocalAccess, RemoteAccess};
 pub use location::Location;
+pub use management::Datagram;
 pub use num::{InvalidMtu, Lkey, Mtu, Pd, Psn, Qpn, Rkey};
 pub use qp::{
     AccessFlags, AddressVector, AttrMask, ModifyError, QpAttributes, QpState, QpType, Transition, transition,
