@@ -105,7 +105,8 @@ fn rule(request: &Request) -> Rule {
         | R::RestoreQps { .. }
         | R::ResumeQps { .. }
         | R::ForwardQps { .. }
-        | R::DestroyQp { .. } => Rule::Holder,
+        | R::DestroyQp { .. }
+        | R::Cm(_) => Rule::Holder,
     }
 }
 

@@ -143,6 +143,8 @@ pub struct Limits {
     /// Bytes of packets that came before one that is missing, of all queue pairs. Beyond it they are dropped, and their
     /// sender sends them again. Default: 128 MiB.
     pub max_held_bytes: usize,
+    /// Ids of rdma_cm; as many channels. Default, and most: 65,535.
+    pub max_cm_ids: u32,
     /// What one program can have of it.
     pub per_program: PerProgram,
     /// Bytes that may be on their way to one destination without an acknowledgement, shared by the queue pairs. More
@@ -182,6 +184,8 @@ pub struct PerProgram {
     pub max_ah: u32,
     /// Memberships in multicast groups, each of one queue pair in one group. Default: 256.
     pub max_mcast_attach: u32,
+    /// Ids of rdma_cm; as many channels. Default: 16,384.
+    pub max_cm_ids: u32,
 }
 
 impl Default for Limits {
@@ -199,6 +203,7 @@ impl Default for Limits {
             max_srq: 65_536,
             max_ah: 131_072,
             max_mcast_grp: 1024,
+            max_cm_ids: 65_535,
             max_dm_bytes: 1 << 20,
             max_rd_atomic: 128,
             arena_bytes: 16 << 30,
@@ -228,6 +233,7 @@ impl Default for PerProgram {
             max_srq: 16_384,
             max_ah: 32_768,
             max_mcast_attach: 256,
+            max_cm_ids: 16_384,
         }
     }
 }

@@ -40,6 +40,8 @@ pub struct Context {
     /// Entries of all its completion queues.
     pub cqes: u64,
     pub channels: HashSet<u32>,
+    /// Channels of rdma_cm.
+    pub cm_channels: HashSet<u32>,
     pub srqs: HashSet<u32>,
     pub ahs: HashSet<u32>,
     pub regions: HashSet<u32>,
@@ -85,6 +87,7 @@ impl Context {
             cqs: HashSet::new(),
             cqes: 0,
             channels: HashSet::new(),
+            cm_channels: HashSet::new(),
             srqs: HashSet::new(),
             ahs: HashSet::new(),
             regions: HashSet::new(),

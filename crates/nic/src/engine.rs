@@ -16,6 +16,7 @@ mod control;
 mod core_watch;
 mod lineup;
 mod listeners;
+mod management;
 mod notify;
 mod receive;
 mod settle;
@@ -31,7 +32,7 @@ use std::time::Duration;
 use rustix::event::epoll::EventFlags;
 use verbatim_device::control::QpClass;
 use verbatim_roce::icrc::Flow;
-use verbatim_roce::{Time, TxBatch, UDP_PORT};
+use verbatim_roce::{Psn, Time, TxBatch, UDP_PORT};
 
 use self::attention::Attention;
 use self::busy_poll::{Amount, BusyPoll};
@@ -66,6 +67,8 @@ pub struct Nic {
     ports: Vec<PortSocket>,
     /// The port that receives first in this turn.
     first_port: usize,
+    /// The GID table.
+    gids: Vec<[u8; 16]>,
     /// For what is received.
     buffer: Box<[u8]>,
     poller: Poller,
@@ -86,6 +89,8 @@ pub struct Nic {
     turns_behind: u32,
     batch: TxBatch,
     blocked: transmit::Blocked,
+    /// The latest PSN of queue pair 1.
+    management_psn: Psn,
     /// Who has copies of all packets.
     captures: Vec<capture::Sink>,
     counters: NicCounters,
@@ -145,7 +150,8 @@ impl Nic {
         );
         Ok(Self {
             clients: Clients::new(device.limits.max_contexts),
-            objects: Objects::new(&device.limits, host_number),
+            gids: device.port.gid_table(),
+            objects: Objects::new(&device.limits, host_number, device.attr.node_guid),
             device,
             spin: config.spin,
             runtime_dir: config.runtime_dir,
@@ -165,6 +171,7 @@ impl Nic {
             turns_behind: 0,
             batch: TxBatch::new(flow),
             blocked: transmit::Blocked::default(),
+            management_psn: management::first_psn(),
             captures: Vec::new(),
             counters: NicCounters::default(),
             stats,
@@ -233,6 +240,7 @@ impl Nic {
         self.turns_behind = if all { 0 } else { self.turns_behind + 1 };
         if self.turns_behind.is_multiple_of(TURNS_BEHIND_PER_EXPIRY) {
             self.expire(now);
+            self.objects.cm.handle_timeout(now, &self.gids);
         }
         self.release_due(now);
         self.line_up(now);
@@ -307,6 +315,7 @@ impl Nic {
         let deadlines = [
             self.timers.next(),
             self.withheld.next(&self.objects),
+            self.objects.cm.next_deadline(),
             self.blocked.until(),
             self.core.next(),
             // Who is blocked is woken when there is room.
@@ -396,6 +405,7 @@ impl Nic {
                     continue;
                 }
                 Token::Channel(id) => self.flush_channel(id),
+                Token::CmChannel(id) => self.flush_cm_channel(id),
                 Token::Events(id) => self.flush_events(id),
                 // These are only there to wake the loop; the turn reads the doorbells and looks at the time.
                 Token::Doorbell(_) | Token::Clock => continue,

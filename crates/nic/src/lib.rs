@@ -14,6 +14,7 @@
 //!  registered memory ◄───────────────────────► memory/                     ▼ │
 //!                                              engine/transmit.rs  engine/receive.rs
 //!                                                        └── socket.rs (GSO, GRO) ──► partner
+//!                                    queue pair 1: cm.rs ◄──► verbatim_cm::Cm
 //! ```
 //!
 //! It takes nothing on trust: not the rings, not the control messages, not the memory's files, not the packets. A
@@ -32,6 +33,7 @@
 mod arena;
 mod authority;
 mod budget;
+mod cm;
 mod config;
 mod context;
 mod device;

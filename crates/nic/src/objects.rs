@@ -12,6 +12,7 @@ use verbatim_roce::{Counters, Forwarding, HoldBudget, MigrationCounters, Path};
 pub use queues::{Cq, News, Srq};
 
 use crate::budget::Peers;
+use crate::cm::Manager;
 use crate::config::{HostNumber, Limits};
 use crate::context::Context;
 use crate::memory::{Account, Regions};
@@ -69,6 +70,8 @@ pub struct Objects {
     pub peers: Peers,
     /// Queue pairs that have gone on elsewhere.
     pub forwarding: Forwarding,
+    /// Connections by address and port.
+    pub cm: Manager,
     pub shared: Shared,
     /// What all programs' mapped files take.
     pub mapped: Rc<Account>,
@@ -80,7 +83,7 @@ pub struct Objects {
 const QPNS: Range<u32> = 2..FIRST_PUBLISHED_QPN;
 
 impl Objects {
-    pub fn new(limits: &Limits, host: HostNumber) -> Self {
+    pub fn new(limits: &Limits, host: HostNumber, guid: [u8; 8]) -> Self {
         Self {
             pds: Table::new(1, limits.max_pd, 0),
             qps: Table::random(limits.max_qp, host.first_of(QPNS_PER_HOST), QPNS),
@@ -88,6 +91,7 @@ impl Objects {
             groups: Groups::new(limits.max_mcast_grp),
             peers: Peers::default(),
             forwarding: Forwarding::new(limits.max_qp as usize),
+            cm: Manager::new(guid, limits),
             shared: Shared {
                 cqs: Table::new(1, limits.max_cq, 0),
                 srqs: Table::new(1, limits.max_srq, 0),

@@ -40,6 +40,8 @@ pub enum Token {
     Doorbell(u32),
     /// The socket of a completion channel.
     Channel(u32),
+    /// The socket of a channel of rdma_cm.
+    CmChannel(u32),
     /// The socket of a context's asynchronous events.
     Events(u32),
     /// The time that was waited for.
@@ -74,6 +76,7 @@ impl Token {
             Self::Channel(id) => (7, id),
             Self::Events(id) => (8, id),
             Self::Clock => (9, 0),
+            Self::CmChannel(id) => (10, id),
         };
         kind << 32 | u64::from(id)
     }
@@ -91,6 +94,7 @@ impl Token {
             7 => Self::Channel(id),
             8 => Self::Events(id),
             9 => Self::Clock,
+            10 => Self::CmChannel(id),
             kind => unreachable!("no token of kind {kind} was encoded"),
         }
     }

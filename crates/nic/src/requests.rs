@@ -3,6 +3,7 @@
 //! Whoever sent it may: `crate::authority` has said so. Every field of a request is the program's word and is checked. A request that is refused has changed nothing.
 
 mod ah;
+mod cm;
 mod context;
 mod cq;
 mod mcast;
@@ -181,6 +182,7 @@ impl Desk<'_> {
             Request::DestroyAh { ah } => self.destroy_ah(ah, context),
             Request::AttachMcast { qpn, gid } => self.attach_mcast(id, qpn, gid, context),
             Request::DetachMcast { qpn, gid } => self.detach_mcast(id, qpn, gid),
+            Request::Cm(request) => self.cm(id, request, &mut asker.fds, context),
             Request::OpenContext { .. } | Request::AttachContext { .. } => unreachable!("answered above"),
             Request::QueryStatistics { .. }
             | Request::AddListener { .. }

@@ -17,8 +17,8 @@ use support::objects::av;
 use support::program::CAP;
 use support::{Program, Qp, Queue, Server};
 use verbatim_device::control::{
-    Access, Backing, ForwardedQp, MOST_QPS, MwState, MwType, QpAttr, QpAttrMask, QpClass, QpState, QpType,
-    Reply, Request, RequestKind, Segment, SrqAttr, VERSION,
+    Access, Backing, CmRequest, ForwardedQp, MOST_QPS, MwState, MwType, QpAttr, QpAttrMask, QpClass, QpState,
+    QpType, Reply, Request, RequestKind, Segment, SrqAttr, VERSION,
 };
 use verbatim_seqpacket::{Carried, Listener, Socket};
 
@@ -80,6 +80,7 @@ QueryOwners                  +-PP PPPP PPPP PPPP
 RemoveListener               +-PP PPPP PPPP PPPP
 QueryListeners               +-PP PPPP PPPP PPPP
 SetQpClass                   -+++ -+++ -+++ -+++
+Cm                           -+++ -+++ -+++ -+++
 ";
 
 const USERS: [u32; 2] = [0, 1000];
@@ -550,6 +551,12 @@ fn samples(kind: RequestKind) -> Vec<Sample> {
             qpn: world.qp.qpn,
             class: QpClass::Background,
         }),
+        K::Cm => {
+            return vec![with_fd(
+                event_socket,
+                Box::new(|_| Request::Cm(CmRequest::CreateChannel)),
+            )];
+        }
         K::DestroyQp => Box::new(|world| Request::DestroyQp { qpn: world.qp.qpn }),
         K::QueryOwners => Box::new(|world| Request::QueryOwners {
             qpns: vec![world.qp.qpn],

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -10,8 +11,8 @@ use rand::{Rng, SeedableRng};
 use support::program::{ALL_ACCESS, CAP, write};
 use support::{Program, Server, pair, wait_for};
 use verbatim_device::control::{
-    Access, AddressVector, Backing, ForwardedQp, QpAttr, QpAttrMask, QpCap, QpClass, QpState, QpType,
-    Request, RestoredQp, Segment, VERSION,
+    Access, AddressVector, Backing, CmParameters, CmRequest, ForwardedQp, QpAttr, QpAttrMask, QpCap, QpClass,
+    QpState, QpType, Request, RestoredQp, Segment, VERSION,
 };
 use verbatim_device::layout::{CONTEXT_BYTES, QpLayout};
 use verbatim_roce::icrc::Flow;
@@ -78,7 +79,7 @@ fn any_request(rng: &mut StdRng, qpn: u32) -> Request {
     let id = any(rng);
     let qpn = if rng.random() { qpn } else { id };
     let qpns = vec![qpn; rng.random_range(0..2000)];
-    match rng.random_range(0..19) {
+    match rng.random_range(0..20) {
         0 => Request::OpenContext {
             version: VERSION,
             name: "x".repeat(rng.random_range(0..400)),
@@ -161,7 +162,64 @@ fn any_request(rng: &mut StdRng, qpn: u32) -> Request {
                 false => QpClass::User,
             },
         },
+        18 => Request::Cm(any_cm_request(rng)),
         _ => Request::QueryQp { qpn },
+    }
+}
+
+fn any_cm_request(rng: &mut StdRng) -> CmRequest {
+    let id = rng.random_range(0..4);
+    let channel = rng.random_range(0..4);
+    let address = SocketAddr::from(([127, 7, 96, any(rng) as u8], any(rng) as u16));
+    let parameters = CmParameters {
+        qp_num: any(rng),
+        private_data: vec![7; rng.random_range(0..400)],
+        retry_count: any(rng) as u8,
+        ..CmParameters::default()
+    };
+    match rng.random_range(0..16) {
+        0 => CmRequest::CreateChannel,
+        1 => CmRequest::DestroyChannel { channel },
+        2 => CmRequest::GetEvent { channel },
+        3 => CmRequest::DestroyId { id },
+        4 => CmRequest::Bind { id, address },
+        5 => CmRequest::ResolveAddress {
+            id,
+            source: None,
+            destination: address,
+            timeout_ms: any(rng),
+        },
+        6 => CmRequest::ResolveRoute { id, timeout_ms: 0 },
+        7 => CmRequest::Listen {
+            id,
+            backlog: any(rng),
+        },
+        8 => CmRequest::Connect { id, parameters },
+        9 => CmRequest::Accept {
+            id,
+            uid: rng.random(),
+            parameters: rng.random_bool(0.5).then_some(parameters),
+        },
+        10 => CmRequest::Reject {
+            id,
+            reason: any(rng) as u8,
+            private_data: parameters.private_data,
+        },
+        11 => CmRequest::Disconnect { id },
+        12 => CmRequest::MigrateId { id, channel },
+        13 => CmRequest::SetOption {
+            id,
+            level: rng.random_range(0..2),
+            name: rng.random_range(0..5),
+            value: vec![1; rng.random_range(0..5)],
+        },
+        14 => CmRequest::JoinMulticast { id, uid: 1, address },
+        _ => CmRequest::CreateId {
+            channel,
+            uid: rng.random(),
+            port_space: if rng.random() { 0x0106 } else { 0x0111 },
+            qp_type: any(rng) as u8,
+        },
     }
 }
 

@@ -3,6 +3,7 @@
 //! Strictly one answer per request, in order. Errors carry an errno as the verbs return it. The numbers of enumerations
 //! and bit masks are those of `<infiniband/verbs.h>`, since both sides are asked in these terms.
 
+mod cm;
 mod device;
 mod events;
 mod memory;
@@ -11,6 +12,7 @@ mod qp;
 mod reply;
 mod request;
 
+pub use self::cm::*;
 pub use self::device::*;
 pub use self::events::*;
 pub use self::memory::*;

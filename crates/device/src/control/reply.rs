@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 use verbatim_seqpacket::Carried;
 
-use super::{DeviceAttr, MwState, PortAttr, QpAttr, QpCap, QpPosition, QpState, QpStatistics, SrqAttr};
+use super::{
+    CmReply, DeviceAttr, MwState, PortAttr, QpAttr, QpCap, QpPosition, QpState, QpStatistics, SrqAttr,
+};
 
 /// An answer of the RNIC.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -125,6 +127,8 @@ pub enum Reply {
         /// There are more: ask again from behind the last one.
         more: bool,
     },
+    /// To a [`Request::Cm`](super::Request::Cm). From version 12 on ([`CM_VERSION`](super::CM_VERSION)).
+    Cm(CmReply),
 }
 
 /// Whose a queue pair is.

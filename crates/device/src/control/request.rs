@@ -5,8 +5,8 @@ use strum::{EnumDiscriminants, EnumIter, IntoStaticStr};
 use verbatim_seqpacket::Carried;
 
 use super::{
-    Access, AddressVector, ForwardedQp, MwState, MwType, QpAttr, QpAttrMask, QpCap, QpClass, QpSecret,
-    QpType, RestoredQp, Segment, SrqAttr, Translation,
+    Access, AddressVector, CmRequest, ForwardedQp, MwState, MwType, QpAttr, QpAttrMask, QpCap, QpClass,
+    QpSecret, QpType, RestoredQp, Segment, SrqAttr, Translation,
 };
 
 /// A request to the RNIC. Handles are the RNIC's numbers, unique within the context for PDs and CQs, within the RNIC
@@ -355,6 +355,9 @@ pub enum Request {
         /// Its class from now on.
         class: QpClass,
     },
+    /// Connections by address and port. Answered by [`Reply::Cm`](super::Reply::Cm). From version 12 on
+    /// ([`CM_VERSION`](super::CM_VERSION)).
+    Cm(CmRequest),
 }
 
 /// How many queue pairs one [`Request::QueryOwners`] can name.

@@ -457,6 +457,9 @@ impl Nic {
                 }
             }
             self.clients.open.retain(|open| *open != id);
+            for channel in &context.cm_channels {
+                self.remove_cm_channel(*channel, super::now());
+            }
             self.objects.remove_all(context);
         }
     }

@@ -28,6 +28,11 @@ impl Nic {
             channel.outbox.send(CompletionEvent { cq: queue.event });
             poller.follow(&mut channel.outbox, Token::Channel(id));
         }
+        for id in std::mem::take(&mut objects.cm.told) {
+            if let Some(outbox) = objects.cm.outbox(id) {
+                poller.follow(outbox, Token::CmChannel(id));
+            }
+        }
         for (id, event) in self.effects.events.drain(..) {
             tracing::debug!(context = id, ?event, "asynchronous event");
             let context = self.clients.context_mut(id);
@@ -43,6 +48,14 @@ impl Nic {
         if let Some(channel) = self.objects.channels.get_mut(id) {
             channel.outbox.flush();
             self.poller.follow(&mut channel.outbox, Token::Channel(id));
+        }
+    }
+
+    /// The same for the socket of a channel of rdma_cm.
+    pub(super) fn flush_cm_channel(&mut self, id: u32) {
+        if let Some(outbox) = self.objects.cm.outbox(id) {
+            outbox.flush();
+            self.poller.follow(outbox, Token::CmChannel(id));
         }
     }
 

@@ -4,13 +4,14 @@ use std::net::SocketAddr;
 
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::wire::grh;
-use verbatim_roce::wire::opcode::{Kind, Service};
+use verbatim_roce::wire::opcode::{Kind, Opcode, Service};
 use verbatim_roce::{Packet, ParseError, Time, UDP_PORT};
 
 use super::capture::{Seen, Sink};
 use super::control::Clients;
 use super::lineup::Lineup;
 use super::{Nic, Touched};
+use crate::device::gid;
 use crate::objects::Objects;
 use crate::qp::Effects;
 use crate::socket::Arrival;
@@ -18,6 +19,9 @@ use crate::stats::NicCounters;
 
 /// Batches taken in a turn, so that sending has its turn too: ACKs for what came, above all.
 const BATCHES_PER_TURN: usize = 16;
+
+/// Queue pair 1 (IBA Vol 1 §10.2.4).
+const MANAGEMENT_QPN: u32 = 1;
 
 /// The destination of multicast packets (IBA Vol 1 §10.5).
 const MULTICAST_QPN: u32 = 0xff_ffff;
@@ -68,6 +72,7 @@ impl Nic {
                 captures,
                 clients,
                 lineup,
+                gids,
                 ..
             } = self;
             let received = match at {
@@ -116,6 +121,7 @@ impl Nic {
                 lineup,
                 counters,
                 at,
+                gids,
                 now,
             };
             intake.take(&arrival, SocketAddr::new(address, UDP_PORT));
@@ -157,6 +163,7 @@ struct Intake<'a> {
     lineup: &'a mut Lineup,
     counters: &'a mut NicCounters,
     at: At,
+    gids: &'a [[u8; 16]],
     now: Time,
 }
 
@@ -189,6 +196,10 @@ impl Intake<'_> {
                 At::Port(_) => self.objects.qps.get(qpn).is_some(),
                 At::Group(_) => qpn == MULTICAST_QPN,
             };
+            if self.at_management(qpn) {
+                self.manage(&flow, datagram, index as u16, &packet);
+                continue;
+            }
             if !known {
                 self.forward(&flow, datagram, index as u16, &packet);
                 self.counters.rx_unknown_qp += 1;
@@ -219,6 +230,31 @@ impl Intake<'_> {
                     }
                 }
             }
+        }
+    }
+
+    #[inline]
+    fn at_management(&self, qpn: u32) -> bool {
+        qpn == MANAGEMENT_QPN && matches!(self.at, At::Port(_))
+    }
+
+    /// A packet for queue pair 1, which is the RNIC's own (IBA Vol 1 §13.5): a message of the communication manager, or nothing.
+    #[cold]
+    fn manage(&mut self, flow: &Flow, datagram: &[u8], index: u16, packet: &Packet<'_>) {
+        if !flow.verify(datagram, index).is_good() {
+            self.counters.rx_icrc_errors += 1;
+            return;
+        }
+        self.counters.rx_packets += 1;
+        let is_for_it = packet.bth.opcode == Opcode::UD_SEND_ONLY
+            && packet.deth.is_some_and(|deth| deth.qkey == verbatim_cm::QP1_QKEY);
+        if is_for_it {
+            let (from, to) = (gid(flow.source().ip()), gid(flow.destination().ip()));
+            let outcome = self
+                .objects
+                .cm
+                .handle_mad(self.now, from, to, packet.payload, self.gids);
+            tracing::debug!(from = %flow.source().ip(), ?outcome, "a management datagram");
         }
     }
 

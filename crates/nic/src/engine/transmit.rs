@@ -68,6 +68,7 @@ impl Nic {
         if !self.effects.forwarded.is_empty() {
             self.pass_on(now)?;
         }
+        self.send_management(now)?;
         let most = self.counters.tx_batches + BATCHES_PER_TURN;
         while self.counters.tx_batches < most {
             let Some(turn) = self.lineup.take(now, self.turns_behind == 0) else {
@@ -205,7 +206,7 @@ impl Nic {
     }
 
     /// Sends the batch, if there is one; false: it has to wait.
-    fn send_batch(&mut self, now: Time) -> Result<bool, NicError> {
+    pub(super) fn send_batch(&mut self, now: Time) -> Result<bool, NicError> {
         if self.blocked != Blocked::No {
             return Ok(false);
         }
