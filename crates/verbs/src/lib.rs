@@ -29,6 +29,8 @@ mod ah;
 mod async_events;
 mod backend;
 mod channel;
+mod cm;
+mod cm_line;
 mod context;
 mod control_gate;
 mod cq;
@@ -72,6 +74,7 @@ pub use ah::Ah;
 pub use async_events::{AsyncEvent, AsyncObject};
 pub use backend::DeviceInfo;
 pub use channel::CompChannel;
+pub use cm::CmChannel;
 pub use context::{Context, devices};
 pub use cq::Cq;
 pub use dm::Dm;
@@ -84,8 +87,9 @@ pub use process::Process;
 pub use qp::{OwnedSendBatch, Qp, QpInit, SendBatch};
 pub use srq::Srq;
 pub use verbatim_device::control::{
-    Access, AddressVector, AsyncEventType, DeviceAttr, MwType, PortAttr, QpAttr, QpAttrMask, QpCap, QpClass,
-    QpSecret, QpState, QpType, SrqAttr,
+    Access, AddressVector, AsyncEventType, CM_MAX_PRIVATE_DATA, CmDatagrams, CmDetails, CmEvent,
+    CmParameters, CmPath, CmReply, CmRequest, CmRoute, DeviceAttr, MwType, PortAttr, QpAttr, QpAttrMask,
+    QpCap, QpClass, QpSecret, QpState, QpType, SrqAttr,
 };
 pub use verbatim_device::layout::Sge;
 pub use work::{

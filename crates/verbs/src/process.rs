@@ -12,6 +12,7 @@ use verbatim_adopt::Adopter;
 use verbatim_channel::{MEMORY_DIR, RUNTIME_DIR, RUNTIME_DIR_VARIABLE, SOCKET_NAME};
 
 use crate::backend::{self, Device, DeviceInfo, Provider};
+use crate::cm_line::Cm;
 use crate::context::Context;
 use crate::control_gate::ControlGate;
 use crate::error::VerbsError;
@@ -37,6 +38,8 @@ pub struct Process {
     watch: Mutex<Option<Arc<Watch>>>,
     /// On-chip memory in use.
     pub(crate) dm_bytes: Mutex<u64>,
+    /// Connections by address and port.
+    pub(crate) cm: Mutex<Cm>,
 }
 
 static GLOBAL: OnceLock<Arc<Process>> = OnceLock::new();
@@ -98,6 +101,7 @@ impl Process {
             providers: backend::providers(runtime),
             watch: Mutex::default(),
             dm_bytes: Mutex::default(),
+            cm: Mutex::default(),
         })
     }
 
@@ -134,6 +138,22 @@ impl Process {
                 runtime: self.runtime.display().to_string(),
             })?;
         self.open_on(|| provider.open(name))
+    }
+
+    /// Whether there is a device at which programs connect by address and port.
+    pub(crate) fn has_cm_device(&self) -> bool {
+        self.providers.iter().any(|provider| provider.has_cm())
+    }
+
+    /// Opens a context of it, which is none of the program's devices.
+    pub(crate) fn open_cm_device(&self) -> Result<Arc<dyn Device>, VerbsError> {
+        let provider = self.providers.iter().find(|provider| provider.has_cm());
+        provider
+            .map(|provider| provider.open(""))
+            .ok_or_else(|| VerbsError::NoDevice {
+                name: "rdma_cm".to_owned(),
+                runtime: self.runtime.display().to_string(),
+            })?
     }
 
     /// Opens a device of any backend.

@@ -24,7 +24,7 @@ pub fn describe(process: &Process) -> Result<RoadMap, VerbsError> {
     // Read first: a change while the rest is read makes the answer look old, never new.
     let version = process.road_map_version();
     let contexts = process.contexts();
-    let mut blockers = Vec::new();
+    let mut blockers: Vec<_> = blocker_of_cm(process).into_iter().collect();
     if contexts.len() > MAX_FDS {
         blockers.push(format!(
             "{} opened devices; at most {MAX_FDS} can be moved",
@@ -121,7 +121,19 @@ fn describe_context(context: &Context, blockers: &mut Vec<String>) -> Result<Con
 /// What `process` uses that cannot be moved, in words for an operator.
 pub fn blockers(process: &Process) -> Vec<String> {
     let contexts = process.contexts();
-    contexts.iter().flat_map(|context| blockers_of(context)).collect()
+    let of_contexts = contexts.iter().flat_map(|context| blockers_of(context));
+    blocker_of_cm(process).into_iter().chain(of_contexts).collect()
+}
+
+/// A process that connects by rdma_cm stays where it is: its ids, and what is known of their connections, are at the RNIC.
+pub fn blocker_of_cm(process: &Process) -> Option<String> {
+    let channels = process.cm.lock().channels();
+    (channels > 0).then(|| {
+        format!(
+            "the program connects by rdma_cm and has {channels} channel{} for it: those cannot be moved yet",
+            if channels == 1 { "" } else { "s" }
+        )
+    })
 }
 
 /// Those of one device. None of these objects is in the road map yet.

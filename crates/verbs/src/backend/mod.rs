@@ -17,8 +17,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use verbatim_device::control::{
-    Access, AddressVector, AsyncEvent, DeviceAttr, MwState, MwType, PortAttr, QpAttr, QpAttrMask, QpCap,
-    QpClass, QpPosition, QpSecret, QpState, QpType, SrqAttr,
+    Access, AddressVector, AsyncEvent, CmReply, CmRequest, DeviceAttr, MwState, MwType, PortAttr, QpAttr,
+    QpAttrMask, QpCap, QpClass, QpPosition, QpSecret, QpState, QpType, SrqAttr,
 };
 use verbatim_device::image::QpImage;
 use verbatim_device::layout::{Cqe, SendWqe, Sge};
@@ -44,6 +44,10 @@ pub trait Provider: Send + Sync + std::fmt::Debug {
     fn devices(&self) -> Vec<DeviceInfo>;
     /// Opens the one of that name.
     fn open(&self, name: &str) -> Result<Arc<dyn Device>, VerbsError>;
+    /// Whether there is a device here that answers [`Device::cm`]: the only one, whatever name it is opened by.
+    fn has_cm(&self) -> bool {
+        false
+    }
 }
 
 /// Where a queue pair is: what its ends are made of.
@@ -291,6 +295,11 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     }
     fn destroy_ah(&self, _ah: u32) -> Result<(), VerbsError> {
         unsupported("destroy_ah")
+    }
+
+    /// Connections by address and port; `socket` is what comes with [`CmRequest::CreateChannel`].
+    fn cm(&self, _request: CmRequest, _socket: Option<BorrowedFd<'_>>) -> Result<CmReply, VerbsError> {
+        unsupported("way to connect by rdma_cm")
     }
 
     /// The ends of a queue pair, going on where earlier ends of the same queues stopped. The receive end of one that has

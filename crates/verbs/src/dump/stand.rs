@@ -15,6 +15,7 @@ use crate::backend::{Device, TakenUp};
 use crate::context::Context;
 use crate::error::VerbsError;
 use crate::qp::Qp;
+use crate::road_map::blocker_of_cm;
 
 /// How long is waited for requests of queue pairs that cannot be paused.
 const DRAIN_LIMIT: Duration = Duration::from_secs(5);
@@ -123,6 +124,9 @@ impl Context {
     /// Makes all stand still that does not yet. The caller is alone with the process. If it fails, all is as it was.
     pub(super) fn stand(&self) -> Result<(), VerbsError> {
         self.check_dump()?;
+        if let Some(why) = blocker_of_cm(self.process()) {
+            return Err(VerbsError::Unsupported(why));
+        }
         let device = self.device()?;
         let qps: Vec<_> = self.objects.lock().qps.values().cloned().collect();
         let mut fresh = Standing::default();

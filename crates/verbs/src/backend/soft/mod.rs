@@ -15,9 +15,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use verbatim_channel::SegmentRecord;
 use verbatim_device::Connection;
 use verbatim_device::control::{
-    AddressVector, AsyncEvent, Backing, CLASS_VERSION, DeviceAttr, MOST_QPS, MwState, MwType, PortAttr,
-    QpAttr, QpAttrMask, QpClass, QpPosition, QpSecret, QpState, Reply, Request, SOCKET_NAME, Segment,
-    SrqAttr, Translation,
+    AddressVector, AsyncEvent, Backing, CLASS_VERSION, CM_VERSION, CmReply, CmRequest, DeviceAttr, MOST_QPS,
+    MwState, MwType, PortAttr, QpAttr, QpAttrMask, QpClass, QpPosition, QpSecret, QpState, Reply, Request,
+    SOCKET_NAME, Segment, SrqAttr, Translation,
 };
 use verbatim_device::image::{self, QpImage, Restoring};
 use verbatim_seqpacket::{Received, Socket};
@@ -67,6 +67,10 @@ impl Provider for SoftProvider {
 
     fn open(&self, _name: &str) -> Result<Arc<dyn Device>, VerbsError> {
         open(&self.runtime)
+    }
+
+    fn has_cm(&self) -> bool {
+        self.runtime.join(SOCKET_NAME).exists()
     }
 }
 
@@ -579,6 +583,17 @@ impl Device for SoftDevice {
         self.call_done("destroy_ah", &Request::DestroyAh { ah })
     }
 
+    fn cm(&self, request: CmRequest, socket: Option<BorrowedFd<'_>>) -> Result<CmReply, VerbsError> {
+        const VERB: &str = "rdma_cm";
+        let connection = self.connection.lock();
+        check_cm(connection.version())?;
+        let socket: Vec<_> = socket.into_iter().collect();
+        match call(&connection, VERB, &Request::Cm(request), &socket)?.message {
+            Reply::Cm(reply) => Ok(reply),
+            reply => wrong(VERB, reply),
+        }
+    }
+
     fn qp_ends(&self, place: &QpPlace) -> Result<QpEnds, VerbsError> {
         let (send, recv) = self.arena.qp_ends(place).ok_or_else(|| outside(place.offset))?;
         Ok(QpEnds {
@@ -632,6 +647,17 @@ fn check_classes(version: u32) -> Result<(), VerbsError> {
     }
 }
 
+/// Whether this version of the contract has connections by address and port.
+fn check_cm(version: u32) -> Result<(), VerbsError> {
+    match version >= CM_VERSION {
+        true => Ok(()),
+        false => Err(VerbsError::Unsupported(format!(
+            "the software RNIC speaks version {version} of the device contract, and rdma_cm came with version {CM_VERSION}: \
+             upgrade it"
+        ))),
+    }
+}
+
 /// Opens a connection that was parked, or prepared by an agent.
 fn attach(connection: OwnedFd) -> Result<Arc<dyn Device>, VerbsError> {
     let request = |version| Request::AttachContext { version };
@@ -663,6 +689,14 @@ fn segment(record: &SegmentRecord) -> Segment {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_rnic_of_an_earlier_release_is_not_asked_to_connect() {
+        check_cm(CM_VERSION).unwrap();
+        let error = check_cm(CM_VERSION - 1).unwrap_err();
+        assert_eq!(error.errno(), libc::EOPNOTSUPP);
+        assert!(error.to_string().contains("upgrade it"), "{error}");
+    }
 
     #[test]
     fn an_rnic_of_an_earlier_release_is_not_asked_for_classes() {
