@@ -19,6 +19,7 @@
 
 pub mod abi;
 mod clock;
+mod cm;
 mod convert;
 pub mod data;
 mod detach;

@@ -12,12 +12,14 @@
 )]
 
 mod attributes;
+mod cm;
 mod context;
 mod device;
 mod objects;
 mod work;
 
 pub use attributes::*;
+pub use cm::*;
 pub use context::*;
 pub use device::*;
 pub use objects::*;
@@ -57,6 +59,7 @@ pub(crate) use c_structs;
 pub fn layouts() -> impl Iterator<Item = &'static Layout> {
     [
         attributes::LAYOUTS,
+        cm::LAYOUTS,
         context::LAYOUTS,
         device::LAYOUTS,
         objects::LAYOUTS,

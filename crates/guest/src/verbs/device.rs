@@ -101,6 +101,8 @@ fn devices() -> Vec<&'static Device> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> Pointer<*mut ibv_device> {
     verb("ibv_get_device_list", || {
+        // librdmacm asks before it opens its own device.
+        crate::cm::attach();
         let devices = devices();
         // From the C library, since only it knows at `ibv_free_device_list` how long it is.
         // SAFETY: plain allocation.
