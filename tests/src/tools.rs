@@ -16,6 +16,7 @@ const PROGRAMS: &[&str] = &[
     "ibv_devinfo",
     "ibv_rc_pingpong",
     "ib_write_bw",
+    "rping",
     "tshark",
     "dumpcap",
 ];

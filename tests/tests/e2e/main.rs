@@ -35,6 +35,7 @@ mod pause_resume;
 mod pre_copy;
 mod private;
 mod programs;
+mod rdma_cm;
 mod rnic_again;
 mod robustness;
 mod rollback;
@@ -178,6 +179,7 @@ fn main() -> ExitCode {
     let strict = std::env::var("CI").is_ok_and(|value| value == "true");
     let tests = [
         programs::tests(),
+        rdma_cm::tests(),
         migration::tests(),
         objects::tests(),
         pre_copy::tests(),
