@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::witness::Outcome;
 
-const INTERRUPTED: isize = -(libc::EINTR as isize);
+/// What the kernel returns then.
+pub const INTERRUPTED: isize = -(libc::EINTR as isize);
 
 /// Makes a system call, and makes it again as long as it is interrupted and no handler has run; what it returned last.
 ///

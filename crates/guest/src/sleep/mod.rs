@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use libc::{c_int, c_uint, clockid_t, epoll_event, nfds_t, pollfd, sigset_t, timespec};
 
-use go_on::go_on;
+use go_on::{INTERRUPTED, go_on};
 use witness::{Outcome, at_once, witnessed};
 
 /// Bytes of the kernel's signal set.
@@ -37,34 +37,43 @@ unsafe extern "C" {
 /// As clock_nanosleep(2), but a failure is negative.
 ///
 /// # Safety
-/// That of clock_nanosleep(2): the kernel looks at the pointers first.
+/// That of clock_nanosleep(2): the kernel looks at `length` first.
 unsafe fn sleep_by(clock: clockid_t, flags: c_int, length: *const timespec, left: *mut timespec) -> isize {
+    // The program may give one variable for both, and what the kernel writes there must not become the length.
+    let mut rest = timespec_of(Duration::ZERO);
+    let rest_at = &raw mut rest;
     let call = |length: *const timespec| {
         let arguments = [
             clock as usize,
             flags as usize,
             length as usize,
-            left as usize,
+            rest_at as usize,
             0,
             0,
         ];
         // SAFETY: the caller's contract; the kernel checks what it is given.
         unsafe { witnessed(libc::SYS_clock_nanosleep, arguments) }
     };
-    // Time that a process or thread has used: the kernel knows how much is left.
-    if clock < 0 || clock == libc::CLOCK_PROCESS_CPUTIME_ID {
-        return call(length).returned;
-    }
-    if flags & libc::TIMER_ABSTIME != 0 {
-        return go_on(|| call(length), || None, |_| call(length));
-    }
     // SAFETY: the kernel has read it.
     let given = || Some(duration(unsafe { &*length }));
-    go_on(
-        || call(length),
-        given,
-        |left| call(&timespec_of(left.unwrap_or(Duration::MAX))),
-    )
+    let returned = if clock < 0 || clock == libc::CLOCK_PROCESS_CPUTIME_ID {
+        // Time that a process or thread has used: the kernel knows how much is left.
+        call(length).returned
+    } else if flags & libc::TIMER_ABSTIME != 0 {
+        return go_on(|| call(length), || None, |_| call(length));
+    } else {
+        go_on(
+            || call(length),
+            given,
+            |left| call(&timespec_of(left.unwrap_or(Duration::MAX))),
+        )
+    };
+    // SAFETY: NULL, or the caller's.
+    if let (true, Some(left)) = (returned == INTERRUPTED, unsafe { left.as_mut() }) {
+        // SAFETY: a local variable, which the kernel wrote.
+        *left = unsafe { rest_at.read_volatile() };
+    }
+    returned
 }
 
 /// nanosleep(2)

@@ -62,6 +62,8 @@ fn tracer() {
         panic!("{told:?}");
     };
     until_in(pid, thread, call);
+    // So that a part of the time is over, which a wrong sum would count twice.
+    std::thread::sleep(LENGTH / 4);
     let id = thread as libc::pid_t;
     // SAFETY: plain values, and room for what is asked for.
     unsafe {
@@ -125,11 +127,18 @@ fn what_is_frozen_waits_for_what_is_left() {
     let sleep_number = libc::SYS_clock_nanosleep;
     // SAFETY: local variables, and descriptors that are open.
     unsafe {
+        let (took, left) = frozen(sleep_number, 0, || sleep(1));
+        assert!(took >= Duration::from_secs(1) && left == 0, "{took:?}, {left}");
+        // One variable for what is to be slept and what is left.
+        full(frozen(sleep_number, 0, || {
+            let mut time = timespec_of(LENGTH);
+            let at = &raw mut time;
+            nanosleep(at, at)
+        }));
         full(frozen(sleep_number, 0, || {
             nanosleep(&timespec_of(LENGTH), null_mut())
         }));
         full(frozen(sleep_number, 0, || usleep(LENGTH.as_micros() as c_uint)));
-        full(frozen(sleep_number, 0, || sleep(1) as c_int));
         full(frozen(sleep_number, 0, || {
             clock_nanosleep(libc::CLOCK_MONOTONIC, 0, &timespec_of(LENGTH), null_mut())
         }));
