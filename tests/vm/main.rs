@@ -43,12 +43,16 @@ fn main() -> ExitCode {
         };
         Trial::ignorable_test(name, run).with_ignored_flag(true)
     };
-    let tool = tool::ALL.iter().chain(private::ALL).chain(probes::ALL).map(|&(name, body)| {
-        trial(
-            name.to_owned(),
-            Box::new(move |site| body(site).map(|()| Completion::Completed)),
-        )
-    });
+    let tool = tool::ALL
+        .iter()
+        .chain(private::ALL)
+        .chain(probes::ALL)
+        .map(|&(name, body)| {
+            trial(
+                name.to_owned(),
+                Box::new(move |site| body(site).map(|()| Completion::Completed)),
+            )
+        });
     let cases = cases::all()
         .into_iter()
         .map(|case| trial(case.name(), Box::new(move |site| run::run(site, &case))));

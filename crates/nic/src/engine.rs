@@ -43,7 +43,6 @@ use crate::config::{HostNumber, NicConfig};
 use crate::device::Device;
 use crate::error::NicError;
 use crate::interface::Interface;
-use crate::memory::install_sigbus_handler;
 use crate::objects::Objects;
 use crate::poller::{Poller, Token, Wait, now};
 use crate::qp::{Effects, QueuePair};
@@ -121,7 +120,7 @@ impl Touched {
 impl Nic {
     /// Binds the sockets: from now on programs can connect, though nobody answers before [`Nic::run`].
     pub fn new(config: NicConfig) -> Result<Self, NicError> {
-        install_sigbus_handler();
+        verbatim_mapped::install();
         let interface = Interface::find(&config)?;
         let address = interface.address();
         let host_number = config.host_number.unwrap_or_else(|| HostNumber::of(address));

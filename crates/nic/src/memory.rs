@@ -1,7 +1,7 @@
 //! Programs' memory as the RNIC reaches it.
 //!
 //! ```text
-//!  key ─► Regions ─► Region ─► Piece ─┬─► FileMapping   adopted memory: a memcpy           (mapping.rs, sigbus.rs)
+//!  key ─► Regions ─► Region ─► Piece ─┬─► FileMapping   adopted memory: a memcpy           (mapping.rs, verbatim-mapped)
 //!                                     └─► Owner         any other: /proc/PID/mem (process.rs)
 //! ```
 //!
@@ -16,7 +16,6 @@ mod process;
 mod region;
 mod regions;
 #[allow(unsafe_code)]
-mod sigbus;
 mod windows;
 
 pub use account::Account;
@@ -24,5 +23,4 @@ pub use mapping::Mappings;
 pub use process::Owner;
 pub use region::{Region, Registration};
 pub use regions::{Denied, Domain, Regions};
-pub use sigbus::install as install_sigbus_handler;
 pub use windows::{BindWanted, Window};

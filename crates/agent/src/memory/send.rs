@@ -123,12 +123,11 @@ impl Sender {
         Arc::clone(&self.sent)
     }
 
-    /// From now on files are sent as fast as can be, read by all processors but one, which CRIU keeps busy: the instance is
-    /// frozen and does not need them.
+    /// From now on files are sent as fast as can be, read by all processors: the instance is frozen and does not need them, and CRIU
+    /// goes before (`container::proxy::hurry`) and sleeps in between.
     pub fn hurry(&mut self) {
         self.route = self.route.in_a_hurry();
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        self.threads = processors.saturating_sub(1).max(1);
+        self.threads = std::thread::available_parallelism().map_or(1, usize::from);
     }
 
     /// Sends everything that the destination does not have, and says how many bytes of content that were.

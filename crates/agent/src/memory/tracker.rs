@@ -5,7 +5,8 @@
 //! bytes that are sent, so that a write between reading and sending cannot be missed: it makes another fingerprint next
 //! time.
 //!
-//! The price is that every round reads all that is not a hole: `cargo test
+//! The price is that every round reads all that is not a hole (large files through a mapping that stays from round to round, since
+//! read(2) takes three times as long for it as the fingerprints): `cargo test
 //! --release -p verbatim-agent how_long -- --ignored --nocapture` says how long that takes. Dirty tracking by the kernel (`PAGEMAP_SCAN`, soft-dirty) would be faster and is not used: it
 //! sees what goes through a page table, and neither what a device or the kernel writes to pages that it has pinned
 //! (`O_DIRECT`, registered io_uring buffers) nor what other mappings of the file write.
@@ -18,9 +19,13 @@ use std::sync::{Mutex, PoisonError};
 
 use verbatim_bulk::PAGE_BYTES;
 use verbatim_bulk::fingerprint::{Fingerprint, Key};
+use verbatim_mapped::ReadOnly;
 
 /// The longest run that is given out at once.
 pub const RUN_BYTES: usize = 256 * 1024;
+
+/// Shorter files are read by system calls.
+const MAPPED_BYTES: u64 = 1 << 20;
 
 /// What one thread looks at before it takes the next, in pages.
 const PIECE_PAGES: usize = 1024;
@@ -32,6 +37,8 @@ pub struct Tracker {
     /// Of each page, as last sent.
     sent: Vec<Fingerprint>,
     zero: Fingerprint,
+    /// The file of the last round.
+    mapped: Option<ReadOnly>,
 }
 
 impl Default for Tracker {
@@ -41,6 +48,7 @@ impl Default for Tracker {
             sent: Vec::new(),
             zero: key.fingerprint(&[0; PAGE_BYTES]),
             key,
+            mapped: None,
         }
     }
 }
@@ -72,8 +80,26 @@ impl Tracker {
             position = run.end;
         }
         emitted += self.hole(position..length, length, &emit)?;
+        self.map(file, length)?;
+        let source = Source {
+            file,
+            mapped: self.mapped.as_ref(),
+            length,
+        };
         let pieces = pieces(&data, &mut self.sent);
-        Ok(emitted + look(&self.key, file, pieces, threads, &emit)?)
+        Ok(emitted + look(&self.key, source, pieces, threads, &emit)?)
+    }
+
+    /// Keeps a mapping of the file, if it is worth one and can be had.
+    fn map(&mut self, file: &File, length: u64) -> io::Result<()> {
+        let is_of = |mapped: &ReadOnly| mapped.is_of(file);
+        if !self.mapped.as_ref().map(is_of).transpose()?.unwrap_or(false) {
+            self.mapped = None;
+            if length >= MAPPED_BYTES {
+                self.mapped = ReadOnly::map(file).ok();
+            }
+        }
+        Ok(())
     }
 
     /// Pages that are zero now, since nothing is stored there.
@@ -137,7 +163,13 @@ fn pieces<'a>(data: &[Range<u64>], sent: &'a mut [Fingerprint]) -> Vec<Piece<'a>
     pieces
 }
 
-fn look(key: &Key, file: &File, pieces: Vec<Piece<'_>>, threads: usize, emit: &impl Emit) -> io::Result<u64> {
+fn look(
+    key: &Key,
+    source: Source<'_>,
+    pieces: Vec<Piece<'_>>,
+    threads: usize,
+    emit: &impl Emit,
+) -> io::Result<u64> {
     let threads = threads.clamp(1, pieces.len().max(1));
     let waiting = Mutex::new(pieces.into_iter());
     let work = || {
@@ -148,7 +180,7 @@ fn look(key: &Key, file: &File, pieces: Vec<Piece<'_>>, threads: usize, emit: &i
             let Some(piece) = next else {
                 return Ok(emitted);
             };
-            emitted += piece.look(key, file, &mut buffer, emit)?;
+            emitted += piece.look(key, source, &mut buffer, emit)?;
         }
     };
     std::thread::scope(|scope| {
@@ -164,13 +196,13 @@ fn look(key: &Key, file: &File, pieces: Vec<Piece<'_>>, threads: usize, emit: &i
 }
 
 impl Piece<'_> {
-    fn look(self, key: &Key, file: &File, buffer: &mut [u8], emit: &impl Emit) -> io::Result<u64> {
+    fn look(self, key: &Key, source: Source<'_>, buffer: &mut [u8], emit: &impl Emit) -> io::Result<u64> {
         let mut emitted = 0;
         for (index, sent) in self.sent.chunks_mut(RUN_BYTES / PAGE_BYTES).enumerate() {
             let skipped = index * RUN_BYTES;
             let offset = self.offset + skipped as u64;
             let wanted = (self.length - skipped).min(RUN_BYTES);
-            let read = read_full(file, &mut buffer[..wanted], offset)?;
+            let read = source.read(&mut buffer[..wanted], offset)?;
             // Dirty pages that follow each other leave as one run. What is missing was cut off meanwhile; the next round sees
             // the new length.
             let mut run: Option<usize> = None;
@@ -202,17 +234,36 @@ impl Piece<'_> {
     }
 }
 
-fn read_full(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-    let mut done = 0;
-    while done < buffer.len() {
-        match file.read_at(&mut buffer[done..], offset + done as u64) {
-            Ok(0) => break,
-            Ok(read) => done += read,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+/// The file of a round.
+#[derive(Clone, Copy)]
+struct Source<'a> {
+    file: &'a File,
+    mapped: Option<&'a ReadOnly>,
+    /// When the round began.
+    length: u64,
+}
+
+impl Source<'_> {
+    /// Reads until the buffer is full or the file ends; how much that was.
+    fn read(self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        if let Some(mapped) = self.mapped {
+            let wanted = self.length.saturating_sub(offset).min(buffer.len() as u64) as usize;
+            // Else it was cut off meanwhile; where it ends now the system call says.
+            if mapped.read(offset, &mut buffer[..wanted]).is_ok() {
+                return Ok(wanted);
+            }
         }
+        let mut done = 0;
+        while done < buffer.len() {
+            match self.file.read_at(&mut buffer[done..], offset + done as u64) {
+                Ok(0) => break,
+                Ok(read) => done += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
     }
-    Ok(done)
 }
 
 enum Seek {
@@ -281,6 +332,33 @@ mod tests {
         assert_eq!(copy[10 * PAGE_BYTES], 0);
     }
 
+    /// A program may cut its file off, and make it longer again, at any time.
+    #[test]
+    fn a_file_that_is_cut_off_while_it_is_read_ends_nothing() {
+        const BYTES: usize = 2 << 20;
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        file.write_all_at(&vec![5; BYTES], 0).unwrap();
+        let (mut tracker, mut copy) = (Tracker::default(), Vec::new());
+        assert_eq!(send(&mut tracker, &file, &mut copy), BYTES as u64);
+        assert!(tracker.mapped.is_some());
+        // In the middle of a round: behind the first run nothing is there any more.
+        file.write_all_at(&[6; PAGE_BYTES], 0).unwrap();
+        let cut = |offset: u64, _: &[u8]| match offset {
+            0 => file.set_len(RUN_BYTES as u64),
+            _ => Ok(()),
+        };
+        let sent = tracker.round(&file, 1, cut).unwrap();
+        assert_eq!(sent, PAGE_BYTES as u64);
+        file.set_len(BYTES as u64).unwrap();
+        file.write_all_at(&[7; 3 * PAGE_BYTES], (BYTES - 3 * PAGE_BYTES) as u64)
+            .unwrap();
+        copy[..PAGE_BYTES].fill(6);
+        send(&mut tracker, &file, &mut copy);
+        let mut whole = vec![0; BYTES];
+        file.read_exact_at(&mut whole, 0).unwrap();
+        assert!(copy == whole);
+    }
+
     #[test]
     fn several_threads_share_the_work() {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
@@ -332,7 +410,7 @@ mod tests {
         #[test]
         fn the_copy_equals_the_file_after_every_round(
             rounds in prop::collection::vec(
-                (0usize..400_000, prop::collection::vec((0usize..400_000, 1usize..20_000, any::<u8>()), 0..8)), 1..6)
+                (0usize..2_500_000, prop::collection::vec((0usize..2_500_000, 1usize..20_000, any::<u8>()), 0..8)), 1..6)
         ) {
             let file = tempfile::tempfile_in("/dev/shm").unwrap();
             let (mut tracker, mut copy) = (Tracker::default(), Vec::new());

@@ -10,9 +10,9 @@ use std::sync::atomic::AtomicU64;
 
 use rustix::fs::{FileType, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
+use verbatim_mapped::Truncated;
 
 use super::account::Account;
-use super::sigbus::{self, Truncated};
 use crate::error::Refused;
 
 const PAGE: u64 = 4096;
@@ -41,7 +41,7 @@ impl FileMapping {
         if self.truncated.get() {
             return Err(Truncated);
         }
-        sigbus::guarded(start, length, access).inspect_err(|_| self.truncated.set(true))
+        verbatim_mapped::guarded(start, length, access).inspect_err(|_| self.truncated.set(true))
     }
 
     /// Copies out of the mapping, from `at` on.
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_truncated_file_is_an_error_and_no_crash() {
-        sigbus::install();
+        verbatim_mapped::install();
         let file = memfd(4);
         let mut mappings = mappings();
         let part = mappings.map(file.as_fd(), 0, 4 * PAGE, true).unwrap();

@@ -53,6 +53,18 @@ impl Images {
             Ok(written) => written,
             Err(error) => return (dump.await, Err(error)),
         };
+        let ended = self.until_dumped(&mut written, destination, dump).await;
+        // The last close of an inotify descriptor waits until no processor looks at its marks any more, some 10 ms.
+        tokio::task::spawn_blocking(move || drop(written));
+        ended
+    }
+
+    async fn until_dumped<T>(
+        &mut self,
+        written: &mut Written,
+        destination: &mut PeerClient<Channel>,
+        dump: impl Future<Output = T>,
+    ) -> (T, anyhow::Result<()>) {
         tokio::pin!(dump);
         loop {
             let more = tokio::select! {

@@ -1,8 +1,8 @@
-//! A program may truncate a file that the RNIC has mapped; touching a page behind its new end raises SIGBUS.
+//! A program may truncate a file that a daemon has mapped; touching a page behind its new end raises SIGBUS.
 //!
 //! Each access is announced in a variable of the thread. The handler, which runs on the thread that faulted, puts a page
 //! of zeroes in the place of a missing page of the announced range and leaves a note; the access goes on and its result
-//! is thrown away. A fault anywhere else is a defect of the RNIC and takes the default action.
+//! is thrown away. A fault anywhere else is a defect of the daemon and takes the default action.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -67,7 +67,7 @@ extern "C" fn on_sigbus(_signal: c_int, info: *mut libc::siginfo_t, _context: *m
         let hit = (announced.start.get()..announced.end.get()).contains(&address);
         hit && {
             announced.faulted.set(true);
-            // SAFETY: the page belongs to a file mapping of the RNIC (contract of `guarded`), which holds no Rust
+            // SAFETY: the page belongs to a file mapping of the daemon (contract of `guarded`), which holds no Rust
             // object; mmap is a plain system call, safe in a handler.
             let page = unsafe {
                 libc::mmap(
