@@ -6,8 +6,8 @@
 //! freeze, and that keeps the way back open until the agent commits.
 //!
 //! ```text
-//!  agent ── Checkpoint::prepare ──► runc checkpoint ──► proxy (holds DUMP)
-//!        ── Checkpoint::freeze_and_dump_with ─────────► proxy ──► criu: freeze … network-lock (network is cut off)
+//!  agent ── Checkpoint::prepare ──► runc checkpoint ──► proxy ──► criu: pre-dump (held)
+//!        ── Checkpoint::freeze_and_dump_with ─────────► proxy ──► criu: freeze … query-ext-files (network is cut off)
 //!                                                                  … images … post-dump (held)
 //!        ── Dumped::hold                               the container's cgroup is frozen: nobody's death lets it run
 //!        ── Dumped::commit / Dumped::abort ───────────► proxy ──► criu: kill the tasks / let them go on
@@ -17,8 +17,8 @@
 //!  agent ── Restore::prepare ─────► runc restore ─────► proxy (holds RESTORE; the images may still be missing)
 //!        ── Restore::restore ─────────────────────────► proxy ──► criu: tasks made … post-restore (held)
 //!        ── Restored::resume_with / Restored::abort ──► proxy     the marker says: they may have run from now on
-//!                                                       proxy ──► criu: … network-unlock (network is connected)
-//!                                                                  … tasks run / tasks are killed
+//!                                                                  network is connected
+//!                                                       proxy ──► criu: … tasks run / tasks are killed
 //! ```
 //!
 //! Dropping a handle of an operation that is not committed or held aborts it; so does the agent's death. What is left when somebody

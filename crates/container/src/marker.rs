@@ -8,10 +8,9 @@
 //!
 //! The proxy makes the file before the agent can let the request through, and renames it before CRIU gets the answer to
 //! `post-restore`. That is the last notification whose refusal CRIU heeds, and the death of the proxy or of runc is a
-//! refusal: whatever happens to them at `network-unlock` or later, CRIU goes on and lets the tasks run
-//! (`criu/cr-restore.c`, `restore_root_task`: "Below this line nothing should fail"; `network_unlock` and what follows do
-//! not look at what their scripts return). So a marker that was made at `network-unlock` could be missing where the program
-//! runs.
+//! refusal: whatever happens to them later, CRIU goes on and lets the tasks run (`criu/cr-restore.c`, `restore_root_task`: "Below
+//! this line nothing should fail"; what follows does not look at what its scripts return). So a marker that was made later
+//! could be missing where the program runs.
 //!
 //! The file says which cgroup the container is in, since runc writes that down only when the restore is done. It is on
 //! tmpfs: it is there for all when the call returns, and gone when the machine was restarted. That must be told by the

@@ -171,8 +171,7 @@ impl Sender {
                     part.data = Bytes::copy_from_slice(to.as_os_str().as_bytes());
                 }
                 Kind::File => {
-                    parts.put(part)?;
-                    bytes += self.read_file(&entry.path, parts)?;
+                    bytes += self.read_file(&entry.path, Some(part), parts)?;
                     continue;
                 }
             }
@@ -197,24 +196,29 @@ impl Sender {
         let mut bytes = 0;
         for path in below {
             if !sent.iter().any(|entry| entry.path == path) {
-                bytes += self.read_file(&path, parts)?;
+                bytes += self.read_file(&path, None, parts)?;
             }
         }
         Ok(bytes)
     }
 
-    fn read_file(&mut self, path: &Path, parts: &Parts) -> io::Result<u64> {
+    /// Sends what the destination does not have of a file, behind `itself`, the file without content. Both tell one length, that of now:
+    /// the destination cuts off what lies behind it, and the tracker goes by it.
+    fn read_file(&mut self, path: &Path, itself: Option<FilePart>, parts: &Parts) -> io::Result<u64> {
         let Some(file) = beneath::open(&self.root, path, OFlags::RDONLY)? else {
             // Removed, or no file any more, since the look; the next one sees it.
             return Ok(0);
         };
         let length = file.metadata()?.len();
+        if let Some(itself) = itself {
+            parts.put(FilePart { length, ..itself })?;
+        }
         let part = FilePart {
             length,
             ..self.part(path, PartKind::File)
         };
         let tracker = self.trackers.entry(path.to_owned()).or_default();
-        tracker.round(&file, self.threads, |offset, data| {
+        tracker.round(&file, length, self.threads, |offset, data| {
             parts.data(&part, offset, data)
         })
     }

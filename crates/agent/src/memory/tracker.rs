@@ -68,8 +68,10 @@ impl Tracker {
     /// Gives every run of pages that the other side does not have to `emit`, as offset and bytes, and takes them for
     /// sent; runs come in any order, from as many threads as it is allowed to use. A file that the other side does not have
     /// yet reads as zeroes there.
-    pub fn round(&mut self, file: &File, threads: usize, emit: impl Emit) -> io::Result<u64> {
-        let length = file.metadata()?.len();
+    ///
+    /// `length` is what the other side is told of the file's: what a file that grows has beyond that is cut off there, and so is not
+    /// looked at.
+    pub fn round(&mut self, file: &File, length: u64, threads: usize, emit: impl Emit) -> io::Result<u64> {
         let pages = length.div_ceil(PAGE_BYTES as u64) as usize;
         self.sent.resize(pages, self.zero);
         let data = data_of(file, length)?;
@@ -295,10 +297,11 @@ mod tests {
     }
 
     fn send_by(tracker: &mut Tracker, threads: usize, file: &File, copy: &mut Vec<u8>) -> u64 {
-        copy.resize(file.metadata().unwrap().len() as usize, 0);
+        let length = file.metadata().unwrap().len();
+        copy.resize(length as usize, 0);
         let copy = Mutex::new(copy);
         tracker
-            .round(file, threads, |offset, bytes| {
+            .round(file, length, threads, |offset, bytes| {
                 copy.lock().unwrap()[offset as usize..][..bytes.len()].copy_from_slice(bytes);
                 Ok(())
             })
@@ -332,6 +335,28 @@ mod tests {
         assert_eq!(copy[10 * PAGE_BYTES], 0);
     }
 
+    /// The other side cuts a file off where it is told that it ends, whatever is sent behind that.
+    #[test]
+    fn of_a_file_that_grows_meanwhile_nothing_is_lost() {
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        let content: Vec<u8> = (0..600_000).map(|byte| (byte / 777 + byte % 251) as u8).collect();
+        let mut tracker = Tracker::default();
+        let mut copy = Vec::new();
+        for told in [100_000, 300_001, 300_001, 600_000] {
+            // It is longer already than what the other side is told.
+            file.write_all_at(&content[..content.len().min(told + 150_000)], 0)
+                .unwrap();
+            copy.resize(told, 0);
+            let other = Mutex::new(&mut copy);
+            let emit = |offset: u64, bytes: &[u8]| {
+                other.lock().unwrap()[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+                Ok(())
+            };
+            tracker.round(&file, told as u64, 1, emit).unwrap();
+            assert!(copy == content[..told], "{told}");
+        }
+    }
+
     /// A program may cut its file off, and make it longer again, at any time.
     #[test]
     fn a_file_that_is_cut_off_while_it_is_read_ends_nothing() {
@@ -347,7 +372,7 @@ mod tests {
             0 => file.set_len(RUN_BYTES as u64),
             _ => Ok(()),
         };
-        let sent = tracker.round(&file, 1, cut).unwrap();
+        let sent = tracker.round(&file, BYTES as u64, 1, cut).unwrap();
         assert_eq!(sent, PAGE_BYTES as u64);
         file.set_len(BYTES as u64).unwrap();
         file.write_all_at(&[7; 3 * PAGE_BYTES], (BYTES - 3 * PAGE_BYTES) as u64)
@@ -374,7 +399,7 @@ mod tests {
         let failed = std::io::ErrorKind::BrokenPipe;
         file.write_all_at(&[0xFF; 8], 4 * (PIECE_PAGES * PAGE_BYTES) as u64)
             .unwrap();
-        let result = tracker.round(&file, 4, |_, _| Err(failed.into()));
+        let result = tracker.round(&file, content.len() as u64, 4, |_, _| Err(failed.into()));
         assert_eq!(result.unwrap_err().kind(), failed);
     }
 
@@ -395,7 +420,9 @@ mod tests {
                         .unwrap();
                 }
                 let begun = std::time::Instant::now();
-                let found = tracker.round(&file, threads, |_, _| Ok(())).unwrap();
+                let found = tracker
+                    .round(&file, mebibytes << 20, threads, |_, _| Ok(()))
+                    .unwrap();
                 println!(
                     "{threads} threads: {} pages to send found in 1 GiB in {:.0} ms",
                     found / PAGE_BYTES as u64,
