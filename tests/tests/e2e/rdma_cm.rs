@@ -54,12 +54,21 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
+/// The program, with rdma_cm: without that it finds none.
+fn with_rdma_cm<'a>(argv: &[&'a str]) -> Vec<&'a str> {
+    [&["/usr/bin/env", "VERBATIM_RDMA_CM=1"], argv].concat()
+}
+
+fn start(lab: &TestLab, host: &str, argv: &[&str]) -> anyhow::Result<Running> {
+    lab.start(host, &with_rdma_cm(argv))
+}
+
 /// Runs a server in `peer` and a client in `src`, the client again while nobody listens yet. Both must end well.
 fn meet(lab: &TestLab, server: &[&str], client: &[&str]) -> anyhow::Result<(Finished, Finished)> {
-    let mut server = lab.start("peer", server)?;
+    let mut server = start(lab, "peer", server)?;
     let begun = Instant::now();
     let client = loop {
-        let client = lab.start("src", client)?.wait(LIMIT)?;
+        let client = start(lab, "src", client)?.wait(LIMIT)?;
         if client.code == 0 {
             break client;
         }
@@ -111,7 +120,7 @@ fn perftest(lab: &TestLab) -> anyhow::Result<()> {
 
 fn nobody_listens(lab: &TestLab) -> anyhow::Result<()> {
     let address = lab.address("peer")?;
-    let refused = lab.start("src", &["rping", "-c", "-a", &address])?.wait(LIMIT)?;
+    let refused = start(lab, "src", &["rping", "-c", "-a", &address])?.wait(LIMIT)?;
     ensure!(refused.code != 0, "{}", refused.output());
     // IBA Vol 1 table 111: invalid service id.
     ensure!(
@@ -125,12 +134,12 @@ fn nobody_listens(lab: &TestLab) -> anyhow::Result<()> {
 /// A client that pings without an end, once it does.
 fn endless_pings(lab: &TestLab) -> anyhow::Result<(Running, Running)> {
     let address = lab.address("peer")?;
-    let mut server = lab.start("peer", &["rping", "-s", "-a", "0.0.0.0"])?;
-    let mut client = lab.start("src", &["rping", "-c", "-a", &address, "-v"])?;
+    let mut server = start(lab, "peer", &["rping", "-s", "-a", "0.0.0.0"])?;
+    let mut client = start(lab, "src", &["rping", "-c", "-a", &address, "-v"])?;
     eventually("a ping", LISTENS_WITHIN, || {
         if client.has_ended()? {
             ensure!(!server.has_ended()?, "the server has ended");
-            client = lab.start("src", &["rping", "-c", "-a", &address, "-v"])?;
+            client = start(lab, "src", &["rping", "-c", "-a", &address, "-v"])?;
         }
         Ok(client.stdout()?.contains("ping data").then_some(()))
     })?;
@@ -161,7 +170,7 @@ fn not_moved(lab: &TestLab) -> anyhow::Result<()> {
     let server = lab.instance(
         "src",
         "server",
-        &["rping", "-s", "-a", "0.0.0.0", "-C", "100", "-V"],
+        &with_rdma_cm(&["rping", "-s", "-a", "0.0.0.0", "-C", "100", "-V"]),
     )?;
     let found = eventually("that the program's channel is known", LISTENS_WITHIN, || {
         let found = blockers(lab, "server", "dst")?.join("; ");
@@ -173,8 +182,7 @@ fn not_moved(lab: &TestLab) -> anyhow::Result<()> {
         report.must_be_rolled_back(&["rdma_cm"])?;
     }
     let address = lab.address("src")?;
-    lab.start("peer", &["rping", "-c", "-a", &address, "-C", "100", "-V"])?
-        .succeed(LIMIT)?;
+    start(lab, "peer", &["rping", "-c", "-a", &address, "-C", "100", "-V"])?.succeed(LIMIT)?;
     server.succeed(LIMIT)?;
     Ok(())
 }

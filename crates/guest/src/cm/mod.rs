@@ -22,7 +22,13 @@ mod got;
 mod hooks;
 mod plain;
 
-/// Looks whether there is a librdmacm that does not come here yet, and leads it here.
+/// The programs that say so get rdma_cm. Others find none, as where there is no device file: UCX and other libraries open a channel in
+/// any case, use it for nothing, and a process with a channel is not moved yet.
+const VARIABLE: &str = "VERBATIM_RDMA_CM";
+
+/// Looks whether there is a librdmacm that does not come here yet, and leads it here, if the program is to have rdma_cm.
 pub fn attach() {
-    got::patch(&hooks::HOOKS);
+    if std::env::var_os(VARIABLE).is_some_and(|value| value == "1") {
+        got::patch(&hooks::HOOKS);
+    }
 }
