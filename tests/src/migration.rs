@@ -63,11 +63,14 @@ pub struct Migration {
     pub unfinished_replayed_wrs: u64,
     /// Not complete either, but executed.
     pub unfinished_completed_wrs: u64,
-    /// How memory went while the program ran: `tls` or `rdma`.
+    /// How memory went while the program ran: `tls` or `rdma`. The release before this one does not say it.
+    #[serde(default)]
     pub memory_transport: String,
     /// Why by that.
+    #[serde(default)]
     pub memory_transport_reason: String,
     /// Bytes that went by RDMA.
+    #[serde(default)]
     pub rdma_bytes: u64,
     /// By which method.
     pub method: String,
