@@ -34,7 +34,7 @@ pub use gate::Gate;
 pub use message::{MAX_LONG_BYTES, recv, recv_as, recv_at_most, send, send_as};
 pub use orders::{
     Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedMw, ClaimedPd, ClaimedQp,
-    ClaimedSrq, Greeting, KeyPair, MovedEndpoint, Order, QpCount, QpProgress, Relocated, Resolved, Scope,
+    ClaimedSrq, Greeting, KeyPair, MadeAgain, MadeContext, MadePeer, MadeQp, MovedEndpoint, Order, QpCount, QpProgress, Relocated, Resolved, Scope,
     StandbyPeer, StandbyQp,
 };
 pub use road_map::{
@@ -46,7 +46,7 @@ pub use road_map::{
 ///
 /// A guest library greets with its newest version, and goes down after an agent that closes the channel without a word. The
 /// agent takes any in its range, and then speaks that one to that process.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// The oldest version that is spoken, too. A container keeps the guest library that it started with: containers of a
 /// release whose version is below this have to be started again.

@@ -411,6 +411,68 @@ pub enum Order {
         /// Virtual numbers.
         qpns: Vec<u32>,
     },
+    /// As [`Order::Describe`], by an agent that knows of contexts which their process makes again. Answer:
+    /// [`Answer::DescribedAll`].
+    DescribeAll,
+    /// In a restored process that waits at the gate: open the devices of [`MadeAgain`] contexts, and make their objects there.
+    /// Asked again, it gives the same answer. Answer: [`Answer::Made`].
+    MakeAgain {
+        /// The migration.
+        session: u64,
+    },
+    /// After it, and before [`Order::Claim`]: connect the new queue pairs, with the attributes of those that they replace.
+    /// Answer: [`Answer::Made`], with what could not be connected.
+    ConnectMade {
+        /// The migration.
+        session: u64,
+        /// One for each queue pair that is connected.
+        peers: Vec<MadePeer>,
+    },
+}
+
+/// A context that nobody but its own process can make at another host: its RNIC is driven by a library in the process. The process
+/// does so after it has been restored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MadeAgain {
+    /// [`crate::ContextRecord::id`].
+    pub id: u32,
+    /// The device's name.
+    pub device: String,
+    /// The name of its kernel driver, if the kernel says it.
+    pub driver: Option<String>,
+}
+
+/// A context that its process has made again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MadeContext {
+    /// [`crate::ContextRecord::id`].
+    pub id: u32,
+    /// The GID table of its RNIC.
+    pub gids: Vec<[u8; 16]>,
+    /// Its queue pairs.
+    pub qps: Vec<MadeQp>,
+    /// Its remote keys.
+    pub keys: Vec<KeyPair>,
+}
+
+/// A queue pair of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MadeQp {
+    /// The virtual number.
+    pub qpn: u32,
+    /// By which GID it is connected, and its physical number.
+    pub own: Endpoint,
+    /// The PSN with which it starts to send.
+    pub sq_psn: u32,
+}
+
+/// To what a queue pair of it is to be connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MadePeer {
+    /// As of a standby queue pair.
+    pub peer: StandbyPeer,
+    /// Which of [`Order::Claim`]'s key tables translates its remote keys; `None`: as before the move.
+    pub key_table: Option<u32>,
 }
 
 /// A guest library's answer.
@@ -479,5 +541,19 @@ pub enum Answer {
         intercepted: u64,
         /// The RNIC of one of its opened devices died on the way: the program has lost the connections there.
         lost_rnic: bool,
+    },
+    /// The road map, and which of its contexts their process makes again.
+    DescribedAll {
+        /// The road map.
+        road_map: crate::RoadMap,
+        /// Some of its contexts.
+        made_again: Vec<MadeAgain>,
+    },
+    /// The contexts stand ready.
+    Made {
+        /// Those that could be made.
+        contexts: Vec<MadeContext>,
+        /// What could not, for an operator: the program has lost these as if their RNICs had died.
+        lost: Vec<String>,
     },
 }

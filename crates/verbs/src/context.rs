@@ -214,6 +214,11 @@ impl Context {
         })
     }
 
+    /// What the program calls it.
+    pub(crate) fn device_name(&self) -> &str {
+        &self.device_attr.name
+    }
+
     /// Takes the physical device away.
     pub(crate) fn take_device(&self) -> Option<Arc<dyn Device>> {
         self.device.write().take()

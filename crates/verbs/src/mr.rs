@@ -235,6 +235,23 @@ impl Mr {
         context.datagrams.set_shift(self.lkey, shift);
     }
 
+    /// Registers the same memory at another RNIC: the keys there.
+    pub(crate) fn register_again(
+        &self,
+        process: &Process,
+        device: &dyn Device,
+        physical_pd: u32,
+    ) -> Result<(u32, u32), VerbsError> {
+        let now = self.now.lock();
+        with_physical(process, Some(&now.memory), |memory| {
+            device.reg_mr(&PhysicalMrInit {
+                pd: physical_pd,
+                access: now.access,
+                memory: memory.expect("it was given"),
+            })
+        })
+    }
+
     /// Changes it under its keys (ibv_rereg_mr(3)). If that fails, it is as it was.
     pub fn rereg(&self, change: &MrChange<'_>) -> Result<(), VerbsError> {
         let context = self.pd().context.clone();

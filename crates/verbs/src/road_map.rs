@@ -4,10 +4,11 @@
 //! whether what it was told still holds.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use verbatim_channel::{
-    ChannelRecord, ContextRecord, CqRecord, MwRecord, PdRecord, QpRecord, RoadMap, SrqRecord,
+    ChannelRecord, ContextRecord, CqRecord, MadeAgain, MwRecord, PdRecord, QpRecord, RoadMap, SrqRecord,
 };
 use verbatim_device::control::SrqAttr;
 use verbatim_seqpacket::MAX_FDS;
@@ -134,6 +135,30 @@ pub fn blocker_of_cm(process: &Process) -> Option<String> {
             if channels == 1 { "" } else { "s" }
         )
     })
+}
+
+/// The contexts that the process makes again where it moves to.
+pub fn made_again(process: &Process) -> Vec<MadeAgain> {
+    let contexts = process.contexts();
+    let of_context = |context: &Arc<Context>| {
+        let by = context.device().ok()?.made_again()?;
+        Some(MadeAgain {
+            id: context.id(),
+            device: by.name,
+            driver: by.driver,
+        })
+    };
+    contexts.iter().filter_map(of_context).collect()
+}
+
+/// What an agent of an earlier release does not know how to move.
+pub fn too_new(process: &Process) -> Vec<String> {
+    let made_again = made_again(process);
+    let devices = made_again.iter().map(|context| &context.device);
+    let text = |device| {
+        format!("its device {device} is driven by the system's libibverbs, and the agent of this host cannot move that: upgrade the agent")
+    };
+    devices.map(text).collect()
 }
 
 /// Those of one device. None of these objects is in the road map yet.

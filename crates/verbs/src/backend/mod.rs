@@ -122,6 +122,15 @@ pub struct PhysicalMrChange<'a> {
     pub memory: Option<PhysicalMemory<'a>>,
 }
 
+/// By what a process finds the device that takes the place of one that it had at another host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MadeAgainBy {
+    /// Its name.
+    pub name: String,
+    /// The name of its kernel driver, if the kernel says it.
+    pub driver: Option<String>,
+}
+
 /// What the helper thread sleeps on for a device, besides the agent.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Watched<'a> {
@@ -148,6 +157,18 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     fn blocker(&self) -> Option<String> {
         None
     }
+    /// Of a device that nobody but this process can make ready where it moves to: by what it is found there. [`Self::park`] keeps
+    /// it as it is, for a migration that is rolled back.
+    fn made_again(&self) -> Option<MadeAgainBy> {
+        None
+    }
+    /// Opens the device of this host that takes its place, of one whose process has moved here.
+    fn open_again(&self) -> Result<Arc<dyn Device>, VerbsError> {
+        unsupported("way to be opened at another host")
+    }
+    /// This process has moved, and the device that it had has stayed behind: lets go of what there is of it here. The RNIC is
+    /// not reached any more.
+    fn abandon(self: Arc<Self>) {}
     /// What to sleep on for [`Self::is_gone`] and [`Self::next_async_event`].
     fn watch(&self) -> Watched<'_> {
         Watched::default()

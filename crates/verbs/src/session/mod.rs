@@ -8,7 +8,7 @@
 //!                           │ Drain (past its limit: Stop ─► Stopped, Settle), or StopAndDump (instance)
 //!                        Drained ── Switch (partner) ──────────────► Replaced ── Resume ──► (none)
 //!                           │ Quiesce (instance)                        ▲
-//!                        Quiesced ── gate, Claim ───────────────────────┘
+//!                        Quiesced ── gate, (MakeAgain, ConnectMade,) Claim ─┘
 //! ```
 //! `Hold` leads to Prepared, too. `Abort` leads from Prepared, Suspended, Stopped and Drained back to (none). All is done by
 //! the helper thread, one order at a time; the program's threads see it only as a suspended queue or a completion that comes
@@ -21,6 +21,9 @@ mod drain;
 mod dumped;
 #[cfg(test)]
 mod every_step;
+mod made_again;
+#[cfg(test)]
+mod made_again_tests;
 mod moved;
 mod partner;
 mod pause;
@@ -38,10 +41,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use verbatim_channel::{Answer, Order, QpCount, Scope};
+use verbatim_channel::{Answer, Order, QpCount, RoadMap, Scope};
 use verbatim_device::control::QpState;
 
-use crate::backend::{QpPlace, Reopen};
+use crate::backend::{Parked, QpPlace, Reopen};
 use crate::context::Context;
 use crate::dump;
 use crate::error::VerbsError;
@@ -51,6 +54,7 @@ use crate::road_map;
 
 use decision::Uncertain;
 use dumped::AllDumped;
+use made_again::AllMade;
 pub(crate) use pause::blocker as paused;
 pub(crate) use resolve::{publish, resolve, ways};
 use stopped::Stopped;
@@ -130,7 +134,18 @@ struct Session {
     /// Send requests of such that are posted, or will be, to the queue pairs that have taken their places.
     replayed_sends: u64,
     /// Per context, the way back to its device.
-    reopen: Vec<Reopen>,
+    let_go: Vec<LetGo>,
+    /// What the restored process has made again, until it is claimed, and what the agent was told of it.
+    made: Option<AllMade>,
+    told_made: Option<Answer>,
+}
+
+/// A context that was let go.
+enum LetGo {
+    /// The agent has its connection.
+    Given(Reopen),
+    /// The process keeps its device as it is, until it knows that it has moved.
+    Kept(Option<Parked>),
 }
 
 impl Session {
@@ -145,7 +160,9 @@ impl Session {
             stopped: Vec::new(),
             dumped: AllDumped::new(),
             replayed_sends: 0,
-            reopen: Vec::new(),
+            let_go: Vec::new(),
+            made: None,
+            told_made: None,
         }
     }
 }
@@ -204,12 +221,17 @@ impl Sessions {
         self.check_paused(&order)?;
         match order {
             Order::Describe => {
-                // Whoever asks looks next at what speaks against a dump.
-                if let Some(adopter) = self.process.adopter_in_use() {
-                    adopter.close_userfaultfds();
-                }
-                Ok(Answer::Described(road_map::describe(&self.process)?))
+                let mut road_map = self.describe()?;
+                road_map.blockers.extend(road_map::too_new(&self.process));
+                Ok(Answer::Described(road_map))
             }
+            Order::DescribeAll => {
+                let road_map = self.describe()?;
+                let made_again = road_map::made_again(&self.process);
+                Ok(Answer::DescribedAll { road_map, made_again })
+            }
+            Order::MakeAgain { session } => self.make_again(session),
+            Order::ConnectMade { session, peers } => self.connect_made(session, &peers),
             Order::PrepareStandby { session, qpns } => self.prepare(session, &qpns),
             Order::ConnectStandby { session, peers } => self.connect(session, &peers),
             Order::Hold { session } => self.hold(session),
@@ -256,6 +278,14 @@ impl Sessions {
             Order::Pause { qpns, limit_s } => self.pause(&qpns, limit_s),
             Order::Unpause { qpns } => self.unpause(&qpns),
         }
+    }
+
+    fn describe(&self) -> Result<RoadMap, SessionError> {
+        // Whoever asks looks next at what speaks against a dump.
+        if let Some(adopter) = self.process.adopter_in_use() {
+            adopter.close_userfaultfds();
+        }
+        Ok(road_map::describe(&self.process)?)
     }
 
     fn find(&mut self, session: u64) -> Result<&mut Session, SessionError> {

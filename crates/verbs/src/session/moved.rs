@@ -12,7 +12,7 @@ use verbatim_seqpacket::MAX_FDS;
 
 use super::dumped::{keep_taken, take_dumped};
 use super::stopped::take_stopped;
-use super::{Phase, SessionError, Sessions};
+use super::{LetGo, Phase, SessionError, Sessions};
 use crate::backend::{CompletionRing, CqPlace, Device, Parked, QpEnds, QpPlace, RecvRing, SrqPlace};
 use crate::context::Context;
 use crate::cq::Cq;
@@ -62,13 +62,15 @@ impl Sessions {
             }
         }
         let mut connections = Vec::with_capacity(contexts.len());
-        let mut reopen = Vec::with_capacity(contexts.len());
+        let mut all_let_go = Vec::with_capacity(contexts.len());
         let mut failure = None;
         for context in &contexts {
+            let stays = context.device().is_ok_and(|device| device.made_again().is_some());
             match let_go(context) {
+                Ok(parked) if stays => all_let_go.push(LetGo::Kept(Some(parked))),
                 Ok(parked) => {
                     connections.push(parked.connection);
-                    reopen.push(parked.reopen);
+                    all_let_go.push(LetGo::Given(parked.reopen));
                 }
                 Err(error) => {
                     failure = Some(error);
@@ -76,7 +78,7 @@ impl Sessions {
                 }
             }
         }
-        record.reopen = reopen;
+        record.let_go = all_let_go;
         record.phase = Phase::Quiesced;
         if let Some(error) = failure {
             // A thread still uses the device: cannot be, since control verbs are shut out. The contexts that were let
@@ -100,26 +102,47 @@ impl Sessions {
         let process = self.process.clone();
         let record = self.find_in(session, Phase::Quiesced, "Claim")?;
         let contexts = process.contexts();
-        if fds.len() != record.reopen.len() {
+        let given = record.let_go.iter().filter(|let_go| matches!(let_go, LetGo::Given(_))).count();
+        if fds.len() != given {
             return Err(SessionError::Claim(format!(
-                "{} connections for {} contexts",
-                fds.len(),
-                record.reopen.len()
+                "{} connections for {given} contexts",
+                fds.len()
             )));
         }
+        let has_moved = !claimed.is_empty() || record.made.is_some();
+        let mut fds = fds.into_iter();
         let built: Vec<_> = key_tables.iter().map(|keys| Arc::new(key_table(keys))).collect();
         let mut ready = Vec::with_capacity(contexts.len());
-        for ((context, fd), reopen) in contexts.iter().zip(fds).zip(&record.reopen) {
-            let replacement = claimed.iter().find(|claimed| claimed.id == context.id());
-            if replacement.is_none() && !claimed.is_empty() {
-                return Err(SessionError::Claim(format!(
-                    "nothing for context {}",
-                    context.id()
-                )));
-            }
+        for (context, let_go) in contexts.iter().zip(&mut record.let_go) {
+            let (device, replacement) = match let_go {
+                LetGo::Given(reopen) => {
+                    let replacement = claimed.iter().find(|claimed| claimed.id == context.id());
+                    if replacement.is_none() && has_moved {
+                        return Err(SessionError::Claim(format!(
+                            "nothing for context {}",
+                            context.id()
+                        )));
+                    }
+                    let fd = fds.next().expect("they were counted");
+                    (reopen(fd), replacement.cloned())
+                }
+                LetGo::Kept(_) if has_moved => {
+                    let made = record.made.as_mut().and_then(|made| made.take(context.id()));
+                    let Some(made) = made else {
+                        // It could not be made here.
+                        context.die();
+                        continue;
+                    };
+                    (Ok(made.device), Some(made.claimed))
+                }
+                LetGo::Kept(kept) => {
+                    let Some(kept) = kept.take() else { continue };
+                    ((kept.reopen)(kept.connection), None)
+                }
+            };
             let taken = || {
-                let device = reopen(fd)?;
-                let ends = new_ends(context, &*device, replacement)?;
+                let device = device?;
+                let ends = new_ends(context, &*device, replacement.as_ref())?;
                 Ok((device, ends))
             };
             match taken() {
@@ -131,7 +154,7 @@ impl Sessions {
         }
         for (context, device, ends, replacement) in ready {
             context.set_device(device);
-            if let Some(replacement) = replacement {
+            if let Some(replacement) = &replacement {
                 unless_lost(renumber(context, replacement, &built))?;
                 unless_lost(find_ways(context, replacement))?;
             }
@@ -143,11 +166,11 @@ impl Sessions {
             };
             record.replayed_sends += put_in(ends, replacement.is_some().then_some(&mut again));
             keep_taken(&record.dumped);
-            if let Some(replacement) = replacement {
+            if let Some(replacement) = &replacement {
                 unless_lost(open_windows(context, replacement))?;
             }
         }
-        if !claimed.is_empty() {
+        if has_moved {
             for qp in &record.qps {
                 unless_lost(fail_if_failed(qp))?;
             }
@@ -155,7 +178,7 @@ impl Sessions {
         let mut replayed_receives = record.qps.iter().map(|qp| qp.recv.lock().release()).sum();
         for srq in contexts.iter().flat_map(|context| context.srqs()) {
             replayed_receives += srq.queue.lock().release();
-            if !claimed.is_empty() {
+            if has_moved {
                 // After its RECVs, of which there may have been fewer than the limit for a moment.
                 let arm = || -> Result<(), SessionError> {
                     let device = srq.context().device()?;
@@ -165,7 +188,8 @@ impl Sessions {
             }
         }
         record.phase = Phase::Replaced;
-        record.reopen.clear();
+        record.let_go.clear();
+        record.made = None;
         self.process.changed();
         Ok(Answer::Claimed { replayed_receives })
     }

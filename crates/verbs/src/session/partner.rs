@@ -51,7 +51,15 @@ impl Sessions {
     }
 
     pub(super) fn connect(&mut self, session: u64, peers: &[StandbyPeer]) -> Result<Answer, SessionError> {
-        self.find_in(session, Phase::Prepared, "ConnectStandby")?;
+        match self.find(session)?.phase {
+            // The other end's new queue pairs may be there only after the decision.
+            Phase::Prepared | Phase::Drained => {}
+            Phase::Replaced => return Ok(Answer::Done),
+            phase => {
+                let order = "ConnectStandby";
+                return Err(SessionError::Phase { session, phase, order });
+            }
+        }
         for peer in peers {
             // What the program has destroyed or changed meanwhile has no standby any more, and needs none.
             let Some(qp) = self.process.qp(peer.qpn) else {
@@ -64,6 +72,8 @@ impl Sessions {
                 .standby
                 .as_mut()
                 .filter(|standby| standby.session == session)
+                // Whoever drives the session now may not know that it is done.
+                .filter(|standby| standby.remote != Some(peer.remote))
             {
                 standby.connect(&*device, qp.qp_type(), &attr, sgid_index, peer)?;
             }

@@ -154,7 +154,7 @@ impl Run {
                     Some((migration, Step::Quiesced))
                 }
                 Step::Quiesced => {
-                    story.claim(&migration);
+                    story.claim(&mut migration);
                     Some((migration, Step::Claimed))
                 }
                 Step::Claimed => {
@@ -214,10 +214,11 @@ proptest! {
     fn each_request_completes_once_and_in_order(
         srq: bool,
         unreliable: bool,
+        made_again: bool,
         acts in prop::collection::vec(act(), 1..120),
     ) {
         let mut run = Run {
-            story: Story::with(Shape { srq, unreliable, ..Shape::default() }),
+            story: Story::with(Shape { srq, unreliable, made_again, ..Shape::default() }),
             logs: Default::default(),
             migration: None,
             next: 0,

@@ -16,6 +16,7 @@ const PLAIN: Shape = Shape {
     channel: false,
     unreliable: false,
     datagrams: false,
+    made_again: false,
 };
 const SHARED: Shape = Shape { srq: true, ..PLAIN };
 const WITH_EVENTS: Shape = Shape {
@@ -50,7 +51,7 @@ fn completions_of_before_during_and_after_come_in_order() {
         [0, 1],
         "from the fake queue, without an RNIC"
     );
-    assert_eq!(story.claim(&migration), 0);
+    assert_eq!(story.claim(&mut migration), 0);
     assert_eq!(story.switch(&migration), 6, "RECVs that no message has consumed");
     assert_eq!(story.resume(&migration), [2, 0]);
     story.ends[0].send(4, SEND, true, false).unwrap();
@@ -83,7 +84,7 @@ fn unsignaled_requests_at_the_end_are_waited_for_and_their_room_comes_back() {
     assert!(story.drain(&migration, 1000));
     assert_eq!(story.world.unfinished(), 0);
     story.quiesce(&mut migration);
-    story.claim(&migration);
+    story.claim(&mut migration);
     story.switch(&migration);
     story.resume(&migration);
     for n in 0..4 {
@@ -217,7 +218,7 @@ fn a_shared_receive_queue_moves_with_what_nothing_has_consumed() {
     story.ends[0].recv(7).unwrap();
     story.ends[0].recv(8).unwrap();
     assert_eq!(story.ends[0].recv(9), Err(PostError::Full));
-    assert_eq!(story.claim(&migration), 8, "each of them once");
+    assert_eq!(story.claim(&mut migration), 8, "each of them once");
     story.switch(&migration);
     story.resume(&migration);
     for message in 1..9 {
@@ -249,7 +250,7 @@ fn the_limit_of_a_shared_receive_queue_is_armed_where_it_goes_and_fires_once() {
     story.suspend(&mut migration);
     assert!(story.drain(&migration, 1000));
     story.quiesce(&mut migration);
-    story.claim(&migration);
+    story.claim(&mut migration);
     story.switch(&migration);
     story.resume(&migration);
     assert_eq!(srq.query().unwrap().limit, 2);
@@ -330,7 +331,7 @@ fn events_that_nobody_has_read_and_completions_that_nobody_was_told_of_come_afte
     assert_eq!(wr_ids(&story.ends[0].poll()), [0, 1]);
     story.ends[0].cq.arm(false);
     assert!(!event(&story, 0));
-    story.claim(&migration);
+    story.claim(&mut migration);
     story.switch(&migration);
     story.resume(&migration);
     assert!(!event(&story, 0));
@@ -564,7 +565,7 @@ fn control_verbs_wait_until_the_session_is_over() {
         assert!(story.drain(&migration, 1000));
         story.quiesce(&mut migration);
         assert!(!alloc.is_finished() && !modify.is_finished());
-        story.claim(&migration);
+        story.claim(&mut migration);
         story.switch(&migration);
         story.resume(&migration);
         alloc.join().unwrap().unwrap();
@@ -620,7 +621,7 @@ fn a_failed_queue_pair_is_still_failed_on_its_new_device() {
     story.quiesce(&mut migration);
     story.ends[0].recv(2).unwrap();
     story.ends[0].send(3, SendOpcode::Write, false, false).unwrap();
-    story.claim(&migration);
+    story.claim(&mut migration);
     story.switch(&migration);
     story.resume(&migration);
     assert_eq!(story.ends[0].qp.query().unwrap().0.state, QpState::Err);
@@ -749,7 +750,7 @@ fn orders_out_of_turn_are_refused() {
             .sessions
             .handle(Order::Abort { session }, Vec::new())
     ));
-    story.claim(&migration);
+    story.claim(&mut migration);
     story.switch(&migration);
     assert!(refused(
         story.ends[1]

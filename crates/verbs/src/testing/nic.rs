@@ -17,7 +17,7 @@ use verbatim_device::ring::{Armed, Body};
 
 use crate::backend::soft::events::{Events, SoftChannel};
 use crate::backend::{
-    CompletionRing, CqPlace, Device, EventChannel, Parked, PhysicalMrInit, PhysicalQpInit, QpEnds, QpPlace,
+    CompletionRing, CqPlace, Device, EventChannel, MadeAgainBy, Parked, PhysicalMrInit, PhysicalQpInit, QpEnds, QpPlace,
     RecvRing, Refused, SendRing, SrqPlace, Watched,
 };
 use crate::error::VerbsError;
@@ -71,6 +71,8 @@ struct State {
     late_room: u32,
     /// Devices whose contexts cannot be moved.
     immovable: HashSet<u8>,
+    /// Devices whose processes make them again where they move to, and where that is.
+    made_again: HashMap<u8, Option<u8>>,
     /// Done once the next queue pair is gone at its device, before its destroyer hears of it.
     on_destroy: Option<Hook>,
 }
@@ -345,6 +347,11 @@ impl World {
         self.0.lock().immovable.insert(device);
     }
 
+    /// The process that has `device` makes it again where it moves to: at `target`, or nowhere.
+    pub fn makes_again(&self, device: u8, target: Option<u8>) {
+        self.0.lock().made_again.insert(device, target);
+    }
+
     /// Has something done when the next queue pair is gone at its device, before its destroyer hears of it.
     pub fn on_destroy(&self, hook: impl FnOnce() + Send + 'static) {
         self.0.lock().on_destroy = Some(Hook(Box::new(hook)));
@@ -371,6 +378,22 @@ impl Device for FakeDevice {
     fn blocker(&self) -> Option<String> {
         let immovable = self.world.0.lock().immovable.contains(&self.id);
         immovable.then(|| format!("device {} cannot be moved", self.id))
+    }
+
+    fn made_again(&self) -> Option<MadeAgainBy> {
+        let again = self.world.0.lock().made_again.contains_key(&self.id);
+        again.then(|| MadeAgainBy {
+            name: self.attr.name.clone(),
+            driver: None,
+        })
+    }
+
+    fn open_again(&self) -> Result<Arc<dyn Device>, VerbsError> {
+        let mut state = self.world.0.lock();
+        let target = state.made_again[&self.id].ok_or(VerbsError::Unsupported("no such device here".to_owned()))?;
+        state.made_again.entry(target).or_default();
+        drop(state);
+        Ok(self.world.device(target))
     }
 
     fn is_gone(&self) -> bool {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use verbatim_channel::{
     Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedMw, ClaimedPd, ClaimedQp,
-    ClaimedSrq, Endpoint, KeyPair, MovedEndpoint, Order, QpCount, RoadMap, Scope, StandbyPeer, StandbyQp,
+    ClaimedSrq, Endpoint, KeyPair, MadeContext, MadePeer, MovedEndpoint, Order, QpCount, RoadMap, Scope, StandbyPeer, StandbyQp,
 };
 use verbatim_device::control::{Access, AddressVector, QpAttr, QpAttrMask, QpCap, QpState, QpType, SrqAttr};
 use verbatim_device::layout::Sge;
@@ -43,6 +43,8 @@ pub struct Shape {
     pub unreliable: bool,
     /// Their queue pairs are of datagrams.
     pub datagrams: bool,
+    /// Their processes make their contexts again where they move to.
+    pub made_again: bool,
 }
 
 /// Memory to be registered: read-only, so that it is never adopted.
@@ -231,6 +233,7 @@ impl End {
 pub struct Story {
     pub world: World,
     pub ends: [End; 2],
+    made_again: bool,
     next_device: u8,
     next_session: u64,
 }
@@ -245,7 +248,28 @@ pub struct Migration {
     claimed: Vec<ClaimedContext>,
     sent: [Vec<QpCount>; 2],
     parked: Vec<std::os::fd::OwnedFd>,
+    standby: StandbyQp,
+    /// What the mover has made again, once it has.
+    made: Vec<MadeContext>,
 }
+
+impl Migration {
+    /// What the agent was given when the mover was quiesced.
+    pub fn parked(&self) -> &[std::os::fd::OwnedFd] {
+        &self.parked
+    }
+
+    /// What the mover has made again.
+    pub fn made(&self) -> &[MadeContext] {
+        &self.made
+    }
+}
+
+const NOBODY: StandbyQp = StandbyQp {
+    qpn: 0,
+    physical_qpn: 0,
+    sq_psn: 0,
+};
 
 impl Story {
     pub fn new() -> Self {
@@ -254,12 +278,16 @@ impl Story {
 
     pub fn with(shape: Shape) -> Self {
         let world = World::default();
+        if shape.made_again {
+            [1, 2].iter().for_each(|device| world.makes_again(*device, None));
+        }
         let ends = [End::new(&world, 1, shape), End::new(&world, 2, shape)];
         ends[0].connect(ends[1].endpoint());
         ends[1].connect(ends[0].endpoint());
         Self {
             world,
             ends,
+            made_again: shape.made_again,
             next_device: 3,
             next_session: 1,
         }
@@ -282,6 +310,21 @@ impl Story {
         let Answer::StandbyPrepared(standby) = partner.order(prepare) else {
             panic!("no standby")
         };
+        let mut migration = Migration {
+            session,
+            mover,
+            target,
+            claimed: Vec::new(),
+            sent: Default::default(),
+            parked: Vec::new(),
+            standby: standby[0],
+            made: Vec::new(),
+        };
+        if self.made_again {
+            let device = self.ends[mover].device;
+            self.world.makes_again(device, Some(target));
+            return migration;
+        }
         let partner_gid = partner.endpoint().gid;
         let device = self.world.device(target);
         let claimed = make_again(&*device, &map, partner_gid, &standby[0]);
@@ -297,14 +340,8 @@ impl Story {
             rq_psn: Some(0),
         }];
         partner.order(Order::ConnectStandby { session, peers });
-        Migration {
-            session,
-            mover,
-            target,
-            claimed,
-            sent: Default::default(),
-            parked: Vec::new(),
-        }
+        migration.claimed = claimed;
+        migration
     }
 
     pub fn suspend(&mut self, migration: &mut Migration) {
@@ -364,8 +401,37 @@ impl Story {
         self.ends[mover].order(Order::Resume { session });
     }
 
+    /// The mover makes its context again, and connects it.
+    pub fn make_again(&mut self, migration: &mut Migration) {
+        let session = migration.session;
+        let partner = self.ends[1 - migration.mover].endpoint();
+        let mover = &mut self.ends[migration.mover];
+        let Answer::Made { contexts, lost } = mover.order(Order::MakeAgain { session }) else {
+            panic!("nothing is made")
+        };
+        assert_eq!(lost, [""; 0]);
+        let peers = contexts[0].qps.iter().map(|qp| MadePeer {
+            peer: StandbyPeer {
+                qpn: qp.qpn,
+                remote: Endpoint {
+                    gid: partner.gid,
+                    qpn: migration.standby.physical_qpn,
+                },
+                rq_psn: Some(migration.standby.sq_psn),
+            },
+            key_table: None,
+        });
+        let peers = peers.collect();
+        let connected = mover.order(Order::ConnectMade { session, peers });
+        assert!(matches!(connected, Answer::Made { lost, .. } if lost.is_empty()));
+        migration.made = contexts;
+    }
+
     /// The mover takes up its new device. How many RECVs were posted again.
-    pub fn claim(&mut self, migration: &Migration) -> u64 {
+    pub fn claim(&mut self, migration: &mut Migration) -> u64 {
+        if self.made_again {
+            self.make_again(migration);
+        }
         let mover = &mut self.ends[migration.mover];
         let claim = Order::Claim {
             session: migration.session,
@@ -373,7 +439,11 @@ impl Story {
             key_tables: Vec::new(),
         };
         mover.device = migration.target;
-        match mover.sessions.handle(claim, vec![connection(migration.target)]) {
+        let connections = match self.made_again {
+            true => Vec::new(),
+            false => vec![connection(migration.target)],
+        };
+        match mover.sessions.handle(claim, connections) {
             Answer::Claimed { replayed_receives } => replayed_receives,
             other => panic!("{other:?}"),
         }
@@ -381,6 +451,40 @@ impl Story {
 
     /// The partner switches. How many RECVs were posted again.
     pub fn switch(&mut self, migration: &Migration) -> u64 {
+        let session = migration.session;
+        if let [made] = &migration.made[..] {
+            let partner = &mut self.ends[1 - migration.mover];
+            let qpn = partner.qp.number();
+            let peers = made.qps.iter().map(|qp| StandbyPeer {
+                qpn,
+                remote: qp.own,
+                rq_psn: Some(qp.sq_psn),
+            });
+            let peers: Vec<_> = peers.collect();
+            // Whoever asks again is answered.
+            for _ in 0..2 {
+                let peers = peers.clone();
+                partner.order(Order::ConnectStandby { session, peers });
+            }
+        }
+        let keys = self.new_keys(migration);
+        let partner = &mut self.ends[1 - migration.mover];
+        let order = Order::Switch {
+            session: migration.session,
+            key_tables: vec![keys],
+            tables: vec![(partner.qp.number(), 0)],
+        };
+        match partner.order(order) {
+            Answer::Claimed { replayed_receives } => replayed_receives,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The mover's remote keys.
+    fn new_keys(&self, migration: &Migration) -> Vec<KeyPair> {
+        if let [made] = &migration.made[..] {
+            return made.keys.clone();
+        }
         let mover = &self.ends[migration.mover];
         let mut keys = vec![KeyPair {
             virtual_key: mover.mr.rkey(),
@@ -392,16 +496,7 @@ impl Story {
             physical_key: mw.physical_rkey,
             any_tag: true,
         }));
-        let partner = &mut self.ends[1 - migration.mover];
-        let order = Order::Switch {
-            session: migration.session,
-            key_tables: vec![keys],
-            tables: vec![(partner.qp.number(), 0)],
-        };
-        match partner.order(order) {
-            Answer::Claimed { replayed_receives } => replayed_receives,
-            other => panic!("{other:?}"),
-        }
+        keys
     }
 
     /// Both go on. How many requests were intercepted at each end.
@@ -419,7 +514,7 @@ impl Story {
         self.suspend(&mut migration);
         assert!(self.drain(&migration, 1000), "everything arrives");
         self.quiesce(&mut migration);
-        self.claim(&migration);
+        self.claim(&mut migration);
         self.switch(&migration);
         self.resume(&migration);
     }
@@ -437,13 +532,14 @@ impl Story {
             panic!("no road map")
         };
         assert_eq!(map.contexts[0].gids[0], known.gid);
-        let device = self.world.device(target);
-        let nobody = StandbyQp {
-            qpn: 0,
-            physical_qpn: 0,
-            sq_psn: 0,
+        let claimed = match self.made_again {
+            true => Vec::new(),
+            false => make_again(&*self.world.device(target), &map, [0; 16], &NOBODY),
         };
-        let claimed = make_again(&*device, &map, [0; 16], &nobody);
+        if self.made_again {
+            let device = self.ends[mover].device;
+            self.world.makes_again(device, Some(target));
+        }
         let mut migration = Migration {
             session,
             mover,
@@ -451,6 +547,8 @@ impl Story {
             claimed,
             sent: Default::default(),
             parked: Vec::new(),
+            standby: NOBODY,
+            made: Vec::new(),
         };
         let end = &mut self.ends[mover];
         end.suspend(session, Scope::All);
@@ -461,7 +559,7 @@ impl Story {
             sends_only: false,
         });
         self.quiesce(&mut migration);
-        self.claim(&migration);
+        self.claim(&mut migration);
         let endpoints = vec![MovedEndpoint {
             known,
             now: self.ends[mover].endpoint(),
