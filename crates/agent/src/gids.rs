@@ -18,6 +18,7 @@ use verbatim_device::gids::counterpart;
 
 use crate::agent::Agent;
 use crate::directory::HostEntry;
+use crate::kernel_rnics;
 use crate::proto::GidsRequest;
 use crate::session::told;
 use crate::standby::{self, is_connected};
@@ -78,6 +79,12 @@ impl Gids {
     }
 }
 
+/// The first of a host's GIDs is that of its address, by which hosts know each other.
+fn own_address_first(mut gids: Vec<Gid>, own: Gid) -> Vec<Gid> {
+    gids.sort_by_key(|gid| *gid != own);
+    gids
+}
+
 /// Which of the hosts has `gid`, by what they have answered; `None` if none has.
 fn owner<'h>(gid: Gid, answers: &[(&'h HostEntry, Answer)]) -> anyhow::Result<Option<&'h HostEntry>> {
     let has = |answer: &Answer| answer.table.as_ref().is_ok_and(|table| table.contains(&gid));
@@ -114,10 +121,24 @@ fn nobody(gid: Gid, answers: &[(&HostEntry, Answer)]) -> anyhow::Error {
 }
 
 impl Agent {
-    /// The GID table of this host's RNIC.
+    /// The GIDs of this host's RNICs: those of the software RNIC first.
     pub async fn own_gids(&self) -> anyhow::Result<Vec<Gid>> {
-        let nic = self.config.nic_socket();
-        let asked = tokio::task::spawn_blocking(move || standby::gids(&nic));
+        let (nic, self_gid) = (self.config.nic_socket(), self.gid());
+        let asked = tokio::task::spawn_blocking(move || {
+            let kernel_s = kernel_rnics::all().into_iter().flat_map(|rnic| rnic.gids);
+            let kernel_s = kernel_s.filter(|gid| *gid != Gid::default());
+            match standby::gids(&nic) {
+                Ok(mut gids) => {
+                    gids.extend(kernel_s);
+                    Ok(gids)
+                }
+                // Hosts with RNICs of the kernel's need no other.
+                Err(error) => match kernel_s.collect::<Vec<_>>() {
+                    gids if gids.is_empty() => Err(error),
+                    gids => Ok(own_address_first(gids, self_gid)),
+                },
+            }
+        });
         let gids = asked.await.context("asking the RNIC panicked")??;
         if gids.is_empty() {
             bail!("the RNIC has no GID");

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
-use verbatim_channel::{Answer, Endpoint, Greeting, KeyPair, MovedEndpoint, Order, Resolved, RoadMap};
+use verbatim_channel::{
+    Answer, Endpoint, Greeting, KeyPair, MadeAgain, MovedEndpoint, Order, Resolved, RoadMap,
+};
 use verbatim_seqpacket::{Error as SocketError, Listener, Process, Socket};
 use verbatim_versions::{Mismatch, Side, Versioned, Versions, agree};
 
@@ -23,6 +25,9 @@ use crate::quotas::{self, Given};
 
 /// What comes back for an order.
 type Reply = anyhow::Result<(Answer, Vec<OwnedFd>)>;
+
+/// From this version of the contract on guest libraries say which contexts they make again.
+const WITH_MADE_AGAIN: u32 = 8;
 
 /// A guest library that was refused comes back at least this often; one that does not has ended.
 const KNOCKS: Duration = Duration::from_secs(5);
@@ -49,6 +54,8 @@ pub struct Guest {
     pub version: u32,
     /// It waited at the gate and has not been given its queues back yet.
     pub quiesced: bool,
+    /// Which of its contexts it makes again where it moves to, as it said when it was last described.
+    made_again: Arc<Mutex<Vec<MadeAgain>>>,
     calls: mpsc::Sender<Call>,
 }
 
@@ -85,10 +92,23 @@ impl Guest {
 
     /// Its road map.
     pub async fn describe(&self) -> anyhow::Result<RoadMap> {
-        match self.order(Order::Describe, Vec::new()).await?.0 {
+        let order = match self.version {
+            ..WITH_MADE_AGAIN => Order::Describe,
+            _ => Order::DescribeAll,
+        };
+        match self.order(order, Vec::new()).await?.0 {
             Answer::Described(road_map) => Ok(road_map),
+            Answer::DescribedAll { road_map, made_again } => {
+                *self.made_again.lock().expect("no panic under this lock") = made_again;
+                Ok(road_map)
+            }
             other => Err(unexpected(&other, "Described")),
         }
+    }
+
+    /// Which of its contexts it makes again where it moves to, as of the last road map.
+    pub fn made_again(&self) -> Vec<MadeAgain> {
+        self.made_again.lock().expect("no panic under this lock").clone()
     }
 }
 
@@ -449,6 +469,7 @@ impl Guests {
                     program,
                     version,
                     quiesced,
+                    made_again: Arc::default(),
                     calls,
                 };
                 self.lock().insert(id, guest.clone());

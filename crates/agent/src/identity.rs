@@ -3,7 +3,7 @@
 //! A road map is a program's own word. Before anything is done to a queue pair that one names, the RNIC is asked which
 //! process has it, and that must be the one whose channel the road map came over. Both are the kernel's word
 //! (`SCM_CREDENTIALS` there, `SO_PEERCRED` here), held by descriptors of the processes, so that a number that one process
-//! had before another does not count. RNIC and agent must be in one PID namespace.
+//! had before another does not count. Of RNICs of the kernel's, the kernel says it ([`crate::kernel_rnics`]). RNIC and agent must be in one PID namespace.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,6 +14,7 @@ use verbatim_device::control::{MAX_OWNERS, QpOwner, Reply, Request};
 
 use crate::agent::Agent;
 use crate::guests::Guest;
+use crate::kernel_rnics;
 use crate::standby;
 
 /// Whose the queue pairs with these physical numbers are.
@@ -27,6 +28,25 @@ pub async fn owners(agent: &Agent, qpns: Vec<u32>) -> anyhow::Result<HashMap<u32
 }
 
 fn ask(nic: &Path, qpns: &[u32]) -> anyhow::Result<HashMap<u32, QpOwner>> {
+    let has_kernel_s = !kernel_rnics::all().is_empty();
+    let mut known = match ask_software(nic, qpns) {
+        Ok(known) => known,
+        // Hosts with RNICs of the kernel's need no other.
+        Err(_) if has_kernel_s => qpns.iter().map(|qpn| (*qpn, QpOwner::None)).collect(),
+        Err(error) => return Err(error),
+    };
+    if has_kernel_s && known.values().any(|owner| *owner == QpOwner::None) {
+        let kernel_s = kernel_rnics::owners()?;
+        for (qpn, owner) in &mut known {
+            if let (QpOwner::None, Some(pid)) = (*owner, kernel_s.get(qpn)) {
+                *owner = pid.map_or(QpOwner::Unknown, QpOwner::Process);
+            }
+        }
+    }
+    Ok(known)
+}
+
+fn ask_software(nic: &Path, qpns: &[u32]) -> anyhow::Result<HashMap<u32, QpOwner>> {
     let socket = standby::connect(nic)?;
     let mut known = HashMap::with_capacity(qpns.len());
     for qpns in qpns.chunks(MAX_OWNERS) {
@@ -75,7 +95,7 @@ pub fn objection(owner: QpOwner, pid: Option<i32>) -> Option<String> {
             "is that of a process that has ended or that the RNIC cannot see (it must be in the agent's PID namespace)"
                 .to_owned(),
         ),
-        QpOwner::None => Some("the software RNIC does not have".to_owned()),
+        QpOwner::None => Some("no RNIC of this host has".to_owned()),
     }
 }
 

@@ -33,6 +33,7 @@ mod identity;
 mod instances;
 mod journal;
 pub mod keeper;
+mod kernel_rnics;
 mod load;
 mod memory;
 mod method;

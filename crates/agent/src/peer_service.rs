@@ -54,6 +54,7 @@ fn count(result: anyhow::Result<u64>) -> Reply<CountReply> {
     reply(result.map(|count| CountReply {
         count,
         lost_rnic: false,
+        ..CountReply::default()
     }))
 }
 
@@ -61,6 +62,7 @@ fn resumed(result: anyhow::Result<Resumed>) -> Reply<CountReply> {
     reply(result.map(|resumed| CountReply {
         count: resumed.intercepted,
         lost_rnic: resumed.lost_rnic,
+        ..CountReply::default()
     }))
 }
 
@@ -409,7 +411,7 @@ impl Peer for PeerService {
             return count(Ok(0));
         }
         let session = self.destination(id)?;
-        count(step(async move { session.lock().await.claim().await }).await)
+        reply(step(async move { session.lock().await.claim().await }).await)
     }
 
     async fn resume(&self, request: Request<SessionId>) -> Reply<CountReply> {
@@ -484,6 +486,10 @@ impl Peer for PeerService {
 
     async fn partner_connect(&self, request: Request<PartnerConnectRequest>) -> Reply<Done> {
         let request = self.admit(PeerRpc::PartnerConnect, request).await?;
+        if self.is_over(request.session, Role::Partner) {
+            // Whoever drives the session does not know that this host has nothing left to do.
+            return done(Ok(()));
+        }
         let session = self.partner(request.session)?;
         done(step(async move { session.lock().await.connect(request).await }).await)
     }

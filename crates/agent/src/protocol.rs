@@ -39,8 +39,11 @@ pub const BULK: &str = "bulk";
 /// host's.
 pub const NETWORK: &str = "network";
 
+/// It moves contexts that their processes make again (`PreSetupRequest.made_again`), and has partners of such.
+pub const MADE_AGAIN: &str = "made-again";
+
 /// What not every agent of a version can do, and what others may ask it for only if it says so.
-const CAPABILITIES: &[&str] = &[FILL, BULK, NETWORK];
+const CAPABILITIES: &[&str] = &[FILL, BULK, NETWORK, MADE_AGAIN];
 
 /// The names of the contracts that a host has with what is on it.
 const CHANNEL: &str = "channel";

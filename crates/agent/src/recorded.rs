@@ -15,7 +15,7 @@ const RECORDS: u32 = 1;
 const BULK: u32 = 1;
 
 /// The version of what keepers are told.
-const KEEPER: u32 = 1;
+const KEEPER: u32 = 2;
 
 fn open(file: &str, version: u32) -> Recording {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recorded");

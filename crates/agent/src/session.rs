@@ -22,6 +22,7 @@
 pub mod control;
 pub mod destination;
 pub mod driver;
+pub mod made_again;
 pub mod members;
 pub mod partner;
 pub mod recovery;

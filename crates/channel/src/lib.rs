@@ -34,8 +34,8 @@ pub use gate::Gate;
 pub use message::{MAX_LONG_BYTES, recv, recv_as, recv_at_most, send, send_as};
 pub use orders::{
     Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedMw, ClaimedPd, ClaimedQp,
-    ClaimedSrq, Greeting, KeyPair, MadeAgain, MadeContext, MadePeer, MadeQp, MovedEndpoint, Order, QpCount, QpProgress, Relocated, Resolved, Scope,
-    StandbyPeer, StandbyQp,
+    ClaimedSrq, Greeting, KeyPair, MadeAgain, MadeContext, MadePeer, MadeQp, MovedEndpoint, Order, QpCount,
+    QpProgress, Relocated, Resolved, Scope, StandbyPeer, StandbyQp,
 };
 pub use road_map::{
     ChannelRecord, ContextRecord, CqRecord, Endpoint, MrRecord, MwRecord, PdRecord, QpRecord, RoadMap,

@@ -156,7 +156,9 @@ pub fn too_new(process: &Process) -> Vec<String> {
     let made_again = made_again(process);
     let devices = made_again.iter().map(|context| &context.device);
     let text = |device| {
-        format!("its device {device} is driven by the system's libibverbs, and the agent of this host cannot move that: upgrade the agent")
+        format!(
+            "its device {device} is driven by the system's libibverbs, and the agent of this host cannot move that: upgrade the agent"
+        )
     };
     devices.map(text).collect()
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU32;
 
-use verbatim_channel::VERSION;
+use verbatim_channel::{OLDEST, VERSION};
 
 use super::*;
 
@@ -218,7 +218,7 @@ async fn a_library_outside_of_the_range_is_refused_at_once_and_named() {
     let site = Site::new();
     let path = site.instance("a");
     let remedies = [
-        (VERSION - 1, "end the instance and start it again"),
+        (OLDEST - 1, "end the instance and start it again"),
         (VERSION + 1, "upgrade this host's agent"),
     ];
     for (version, remedy) in remedies {
@@ -232,7 +232,7 @@ async fn a_library_outside_of_the_range_is_refused_at_once_and_named() {
         for word in [
             "web",
             &format!("version {version}"),
-            &format!("version {VERSION}"),
+            &format!("versions {OLDEST} to {VERSION}"),
             remedy,
         ] {
             assert!(refused.contains(word), "{refused}");

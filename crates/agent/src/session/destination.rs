@@ -5,7 +5,7 @@ mod decision;
 pub mod landed;
 mod recover;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,9 @@ use anyhow::{Context, bail};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use verbatim_bulk::Incoming;
-use verbatim_channel::{ClaimedContext, ContextRecord, Endpoint, MEMORY_DIR, MovedEndpoint, RoadMap};
+use verbatim_channel::{
+    ClaimedContext, ContextRecord, Endpoint, MEMORY_DIR, MadeAgain, MovedEndpoint, RoadMap,
+};
 use verbatim_container::{Link, Restore, RestoreConfig, Restored};
 use verbatim_device::control::QpType;
 use verbatim_device::gids::counterpart;
@@ -26,6 +28,7 @@ use verbatim_session::decision::destination::{Destination as Machine, Event};
 use verbatim_session::record::{Note, Parties, What};
 use verbatim_session::{Phase, Role};
 
+use super::made_again::{AllMade, Made, MadeRecord, ToMake};
 use super::writer::Writer;
 use super::{ProcessKeys, decode, encode};
 use crate::agent::Shared;
@@ -37,6 +40,7 @@ use crate::instances::home::{Home, Paths};
 use crate::instances::record::Record;
 use crate::instances::{Instance, Reservation};
 use crate::keeper::Keeper;
+use crate::kernel_rnics;
 use crate::memory::beneath;
 use crate::memory::place::Placer;
 use crate::memory::private;
@@ -219,6 +223,8 @@ pub(crate) enum Kept {
         moved: Vec<MovedEndpoint>,
         partners: Vec<String>,
     },
+    /// Contexts that the processes make again; only if there are some.
+    ToMake(ToMake),
 }
 
 /// One session, at its destination.
@@ -247,6 +253,10 @@ pub struct Destination {
     keys: ProcessKeys,
     /// Queue pairs of datagrams, which anybody may send to.
     moved: Vec<MovedEndpoint>,
+    /// Contexts that the processes make again.
+    to_make: ToMake,
+    /// What they have made, once [`Destination::claim`] has asked them.
+    made: Option<AllMade>,
     /// The partners' hosts.
     partners: Vec<String>,
     /// It has copies of the contexts' connections until they are claimed.
@@ -265,6 +275,8 @@ pub struct Destination {
     lost: Vec<u32>,
     /// Their requests reach the RNIC.
     resumed: bool,
+    /// Something of what they had could not be made again.
+    lost_rnic: bool,
 }
 
 impl Destination {
@@ -293,6 +305,8 @@ impl Destination {
             contexts: Vec::new(),
             keys: Vec::new(),
             moved: Vec::new(),
+            to_make: ToMake::default(),
+            made: None,
             partners: Vec::new(),
             keeper: None,
             restore: None,
@@ -303,6 +317,7 @@ impl Destination {
             guests: None,
             lost: Vec::new(),
             resumed: false,
+            lost_rnic: false,
         }
     }
 
@@ -349,6 +364,27 @@ impl Destination {
                 filling::forget(&self.paths)?;
             }
         }
+        let made_again = match request.made_again.is_empty() {
+            true => Vec::new(),
+            false => decode::<Vec<(u32, MadeAgain)>>(&request.made_again)?,
+        };
+        if !made_again.is_empty() {
+            let rnics = kernel_rnics::all();
+            for (_, made) in &made_again {
+                kernel_rnics::counterpart(&rnics, &made.device, made.driver.as_deref()).with_context(
+                    || format!("{} cannot take its device {}", self.agent.name(), made.device),
+                )?;
+            }
+        }
+        let made_again: HashSet<_> = made_again.into_iter().map(|(pid, made)| (pid, made.id)).collect();
+        let is_made_again = move |pid: u32, id: u32| made_again.contains(&(pid, id));
+        self.to_make = ToMake::default();
+        for road_map in &road_maps {
+            let contexts = road_map.contexts.iter();
+            let made = contexts.filter(|context| is_made_again(road_map.pid, context.id));
+            let records = made.map(|context| MadeRecord::new(road_map.pid, context));
+            self.to_make.records.extend(records);
+        }
         let home = self.home()?;
         let (nic, name) = (self.agent.config.nic_socket(), home.record.name.to_string());
         let folder = home.paths.folder.clone();
@@ -365,6 +401,9 @@ impl Destination {
                 // Missing is right if nothing is adopted; if something is, the RNIC's request fails and says so.
                 let memory = beneath::open(&folder, &path, OFlags::RDWR)?;
                 for record in &road_map.contexts {
+                    if is_made_again(road_map.pid, record.id) {
+                        continue;
+                    }
                     let context = StandbyContext::build(&nic, &name, record, memory.as_ref(), numbers)?;
                     moved.extend(moved_datagrams(record, &context));
                     contexts.push((road_map.pid, context));
@@ -390,6 +429,7 @@ impl Destination {
                 qpn: qp.qpn,
                 physical_qpn: qp.physical_qpn,
                 sq_psn: qp.sq_psn,
+                gid: Vec::new(),
             }));
         }
         self.keys = keys.into_iter().collect();
@@ -405,6 +445,8 @@ impl Destination {
         self.begin(Phase::Prepare, "Connect", Point::DestinationConnect)
             .await?;
         self.partners = request.partners.clone();
+        let made = request.made.iter().cloned().map(Made::try_from);
+        self.to_make.connections = made.collect::<anyhow::Result<_>>()?;
         // They may ask what was decided, also an agent that comes after this one.
         let partners = Note {
             partners: request.partners.clone(),
@@ -475,6 +517,9 @@ impl Destination {
             partners: self.partners.clone(),
         };
         keeper.keep(&session, &[])?;
+        if !self.to_make.is_empty() {
+            keeper.keep(&Kept::ToMake(self.to_make.clone()), &[])?;
+        }
         for (pid, context) in &self.contexts {
             let (connection, claimed) = context.hand_over()?;
             let pid = *pid;

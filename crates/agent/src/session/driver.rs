@@ -4,16 +4,18 @@
 //! be refused with an RNR NAK, and those may be counted. There is no way back, so a host that is out of reach is asked
 //! again until it is there; every host takes what it is asked twice for done.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::transport::Channel;
 
-use super::{PAUSE, told};
+use super::made_again::partner_request;
+use super::{PAUSE, ProcessKeys, decode, told};
 use crate::agent::Shared;
 use crate::proto::peer_client::PeerClient;
-use crate::proto::{CountReply, SessionId};
+use crate::proto::{CountReply, MadeEnd, NewQp, SessionId};
 
 /// How long one question may take: longer than a process has to come for its contexts.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
@@ -46,6 +48,18 @@ pub struct Driver {
     hosts: Vec<Host>,
     /// Hosts whose RNIC died on the way.
     lost: Vec<String>,
+    /// Something may be made again at the destination, so that partners switch after it.
+    makes_again: bool,
+    /// What was, once the destination has said it.
+    made: Arc<Mutex<Made>>,
+}
+
+/// What the destination's processes have made again.
+#[derive(Debug, Clone, Default)]
+struct Made {
+    qps: Vec<NewQp>,
+    ends: Vec<MadeEnd>,
+    keys: ProcessKeys,
 }
 
 impl Driver {
@@ -69,22 +83,46 @@ impl Driver {
             session,
             hosts,
             lost: Vec::new(),
+            makes_again: true,
+            made: Arc::default(),
         }
+    }
+
+    /// Nothing is made again: partners need not wait for the destination.
+    pub fn made_nothing_again(&mut self) {
+        self.makes_again = false;
+    }
+
+    /// What was made again, and the remote keys of all processes, if something was.
+    pub fn made(&self) -> Option<(Vec<NewQp>, ProcessKeys)> {
+        let made = self.made.lock().expect("no panic under this lock");
+        (!made.qps.is_empty()).then(|| (made.qps.clone(), made.keys.clone()))
+    }
+
+    /// Which hosts take a step together: first those, then these.
+    fn waves(&self, step: Step) -> [Vec<usize>; 2] {
+        let all = 0..self.hosts.len();
+        let first =
+            |index: &usize| step != Step::Switch || !self.makes_again || self.hosts[*index].is_destination;
+        all.partition::<Vec<_>, _>(first).into()
     }
 
     /// Takes a step at all hosts that are not behind. Those that have not taken it after `limit` are from then on, and
     /// are the error. Also says how many requests the others posted, and notes whose RNIC was lost.
     pub async fn take(&mut self, step: Step, limit: Duration) -> (u64, anyhow::Result<()>) {
         let deadline = Some(Instant::now() + limit);
-        let asked: Vec<_> = (0..self.hosts.len())
-            .filter(|index| !self.hosts[*index].behind)
-            .collect();
-        let answers = join_all(
-            asked
+        let (mut asked, mut answers) = (Vec::new(), Vec::new());
+        for wave in self.waves(step) {
+            let wave: Vec<_> = wave
+                .into_iter()
+                .filter(|index| !self.hosts[*index].behind)
+                .collect();
+            let asking = wave
                 .iter()
-                .map(|index| self.insist(&self.hosts[*index], step, deadline)),
-        )
-        .await;
+                .map(|index| self.insist(&self.hosts[*index], step, deadline));
+            answers.extend(join_all(asking).await);
+            asked.extend(wave);
+        }
         let (mut posted, mut outcome) = (0, Ok(()));
         for (index, answer) in asked.into_iter().zip(answers) {
             match answer {
@@ -118,8 +156,14 @@ impl Driver {
     /// Takes both steps at all hosts, however long that takes.
     pub async fn finish(&self) {
         for step in [Step::Switch, Step::Resume] {
-            // Without a limit it does not fail.
-            join_all(self.hosts.iter().map(|host| self.insist(host, step, None))).await;
+            for wave in self.waves(step) {
+                // Without a limit it does not fail.
+                join_all(
+                    wave.iter()
+                        .map(|index| self.insist(&self.hosts[*index], step, None)),
+                )
+                .await;
+            }
         }
     }
 
@@ -165,10 +209,27 @@ impl Driver {
         let (what, reply) = match (host.is_destination, step) {
             (true, Step::Switch) => ("give the processes their queues", client.claim(id).await),
             (true, Step::Resume) => ("resume the instance's connections", client.resume(id).await),
-            (false, Step::Switch) => ("switch to the new connections", client.partner_switch(id).await),
+            (false, Step::Switch) => {
+                let made = self.made.lock().expect("no panic under this lock").clone();
+                if let Some(request) = partner_request(self.session, &host.name, &made.ends, &made.keys)? {
+                    told(
+                        &host.name,
+                        "connect its new queue pairs",
+                        client.partner_connect(request).await,
+                    )?;
+                }
+                ("switch to the new connections", client.partner_switch(id).await)
+            }
             (false, Step::Resume) => ("resume its connections", client.partner_resume(id).await),
         };
         let reply = told(&host.name, what, reply)?;
+        if !reply.made.is_empty() {
+            *self.made.lock().expect("no panic under this lock") = Made {
+                qps: reply.made.clone(),
+                ends: reply.ends.clone(),
+                keys: decode(&reply.keys)?,
+            };
+        }
         if reply.lost_rnic {
             tracing::error!(
                 session = format!("{:016x}", self.session),

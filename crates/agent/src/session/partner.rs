@@ -16,7 +16,7 @@ use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use verbatim_channel::{Answer, Endpoint, KeyPair, Order, StandbyPeer};
 use verbatim_seqpacket::Socket;
-use verbatim_session::decision::partner::{Event, Partner as Machine};
+use verbatim_session::decision::partner::{Event, Partner as Machine, State};
 use verbatim_session::decision::{Fact, Outcome};
 use verbatim_session::record::{Parties, Standing, What};
 use verbatim_session::turns::Joined;
@@ -59,6 +59,9 @@ pub(crate) struct Kept {
     key_tables: Vec<Vec<KeyPair>>,
     /// Per connection, the index of its key table.
     tables: HashMap<u32, u32>,
+    /// Connections whose new other ends are made after the decision, until they are told.
+    #[serde(default)]
+    awaited: BTreeSet<u32>,
 }
 
 /// One session, at a partner's host.
@@ -78,6 +81,8 @@ pub struct Partner {
     pauses: bool,
     /// By connection, where the other end of one that pauses will be.
     moved_to: HashMap<u32, Endpoint>,
+    /// Connections whose new other ends are made after the decision, until they are told.
+    awaited: BTreeSet<u32>,
     machine: Machine,
     writer: Writer,
     /// The source was not told that nothing is in flight.
@@ -199,6 +204,7 @@ impl Partners {
             numbers,
             pauses,
             moved_to: HashMap::new(),
+            awaited: BTreeSet::new(),
             machine: Machine::begin(),
             writer: Writer::new(&agent.journal, session, Role::Partner),
             refused: false,
@@ -298,6 +304,7 @@ impl Partners {
                 moved_to,
                 key_tables,
                 tables,
+                awaited,
             } = serde_json::from_slice(&text)
                 .with_context(|| format!("session {session:016x} is damaged"))?;
             let joined: BTreeSet<String> = members
@@ -318,6 +325,7 @@ impl Partners {
                 numbers,
                 pauses,
                 moved_to,
+                awaited,
                 // An earlier agent may have died where it is looked at.
                 machine: Machine::recover(known.standing).0,
                 writer: Writer::new(&agent.journal, session, Role::Partner),
@@ -396,7 +404,9 @@ impl Partner {
             .await?;
         self.key_tables = decode(&request.keys)?;
         let tables = request.tables.iter();
-        self.tables = tables.map(|table| (table.connection, table.table)).collect();
+        self.tables
+            .extend(tables.map(|table| (table.connection, table.table)));
+        self.awaited.extend(&request.made_again);
         let mut peers = HashMap::new();
         for peer in request.peers {
             let remote: Endpoint = peer.remote.context("a peer without address")?.try_into()?;
@@ -413,10 +423,14 @@ impl Partner {
         let session = self.session;
         let agent = &self.agent;
         let connected = self.members.all.iter().map(|member| {
-            let peers: anyhow::Result<Vec<_>> = member
-                .kept
-                .connections
-                .iter()
+            let of_member = member.kept.connections.iter();
+            // Those that are awaited are told of after the decision; then, of nothing else.
+            let named = |(connection, _): &&(u32, u32)| {
+                peers.contains_key(connection)
+                    || !(self.after_decision() || self.awaited.contains(connection))
+            };
+            let peers: anyhow::Result<Vec<_>> = of_member
+                .filter(named)
                 .map(|(connection, qpn)| {
                     let (remote, rq_psn) = *peers
                         .get(connection)
@@ -440,7 +454,15 @@ impl Partner {
                 )
             }
         });
-        join_all(connected).await.into_iter().collect()
+        let connected: anyhow::Result<()> = join_all(connected).await.into_iter().collect();
+        connected?;
+        self.awaited.retain(|connection| !peers.contains_key(connection));
+        self.keep()
+    }
+
+    /// Nothing can be taken back any more, as far as this host knows.
+    fn after_decision(&self) -> bool {
+        !matches!(self.machine.state(), State::Prepared)
     }
 
     /// Writes down what an agent that comes after this one must know.
@@ -459,6 +481,7 @@ impl Partner {
             moved_to: self.moved_to.clone(),
             key_tables: self.key_tables.clone(),
             tables: self.tables.clone(),
+            awaited: self.awaited.clone(),
         };
         let fresh = path.with_extension("new");
         std::fs::create_dir_all(path.parent().expect("it has a folder"))

@@ -31,7 +31,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
-use verbatim_channel::RoadMap;
+use verbatim_channel::{MadeAgain, RoadMap};
 use verbatim_container::{Checkpoint, Dumped};
 use verbatim_session::Role;
 use verbatim_session::decision::source::Event;
@@ -111,6 +111,18 @@ pub enum Progress {
 struct Process {
     guest: Guest,
     road_map: RoadMap,
+    /// Contexts that it makes again at the destination.
+    made_again: Vec<MadeAgain>,
+}
+
+impl Process {
+    /// Whether a queue pair is of a context that is made again.
+    fn makes_again(&self, qpn: u32) -> bool {
+        let contexts = self.road_map.contexts.iter();
+        let of_qp = contexts.filter(|context| context.qps.iter().any(|qp| qp.qpn == qpn));
+        let ids: Vec<u32> = of_qp.map(|context| context.id).collect();
+        self.made_again.iter().any(|made| ids.contains(&made.id))
+    }
 }
 
 /// One attempt: what it knows, and what it has done.
@@ -408,9 +420,18 @@ impl Source {
             .map(|partner| (partner.host.clone(), Some(partner.client.clone())));
         let to = (self.request.destination.clone(), self.destination.clone());
         let mut driver = Driver::new(&self.agent, self.session, to, partners);
+        if self.makes_again().is_none() {
+            driver.made_nothing_again();
+        }
         self.enter(Phase::RestoreRDMA);
         self.pass_at_last(Point::SourceSwitch).await;
         let (switched, all_switched) = driver.take(Step::Switch, FINISH_LIMIT).await;
+        if let Some((new_qps, keys)) = driver.made() {
+            self.new_qps
+                .extend(new_qps.into_iter().map(|new| ((new.pid, new.qpn), new)));
+            self.keys = keys;
+            self.agent.forwarding.insert(self.forwarding());
+        }
         self.enter(Phase::Replay);
         self.pass_at_last(Point::SourceResume).await;
         let (resumed, all_resumed) = driver.take(Step::Resume, FINISH_LIMIT).await;

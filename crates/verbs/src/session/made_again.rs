@@ -113,7 +113,9 @@ impl Sessions {
         let mut lost = Vec::new();
         for MadePeer { peer, key_table } in peers {
             let contexts = &mut all.contexts;
-            let owner = contexts.values_mut().find(|made| made.rest.contains_key(&peer.qpn));
+            let owner = contexts
+                .values_mut()
+                .find(|made| made.rest.contains_key(&peer.qpn));
             // Lost with its context, or connected by whoever asked before.
             let Some(made) = owner else { continue };
             let rest = made.rest.remove(&peer.qpn).expect("it was found by it");
@@ -126,11 +128,17 @@ impl Sessions {
                 (attr.rq_psn, attr.sq_psn) = (rq_psn, rest.sq_psn);
             }
             let connected = rest.steps.iter().try_for_each(|(state, mask)| {
-                let step = QpAttr { state: *state, ..attr };
+                let step = QpAttr {
+                    state: *state,
+                    ..attr
+                };
                 made.device.modify_qp(claimed.physical_qpn, *mask, &step)
             });
             if let Err(error) = connected {
-                lost.push(format!("queue pair {:#x} cannot be connected there: {error}", peer.qpn));
+                lost.push(format!(
+                    "queue pair {:#x} cannot be connected there: {error}",
+                    peer.qpn
+                ));
                 fail(&*made.device, claimed.physical_qpn);
             }
             claimed.remote = Some(peer.remote);
@@ -269,7 +277,9 @@ impl Maker {
         }
         for cq in cqs {
             let number = cq.number();
-            let channel = cq.channel().map(|channel| find(&self.physical.channels, channel.number()));
+            let channel = cq
+                .channel()
+                .map(|channel| find(&self.physical.channels, channel.number()));
             let channel = channel.transpose()?.map(|channel| (channel, number));
             let place = self.device.create_cq(cq.entries(), channel)?;
             self.physical.cqs.insert(number, place.cq);
@@ -314,7 +324,10 @@ impl Maker {
             false => control.attr.state,
         };
         let whole = steps(qp.qp_type(), state).ok_or_else(|| {
-            VerbsError::Invalid(format!("queue pair {:#x} is in SQE after a failed request", qp.number()))
+            VerbsError::Invalid(format!(
+                "queue pair {:#x} is in SQE after a failed request",
+                qp.number()
+            ))
         })?;
         let (own, sgid_index) = self.own_gid(control.attr.av.sgid_index)?;
         let mut attr = control.attr;
@@ -325,7 +338,10 @@ impl Maker {
         // The rest of the way needs the other end.
         let alone = if connected { 1 } else { whole.len() };
         for (state, mask) in &whole[..alone] {
-            let step = QpAttr { state: *state, ..attr };
+            let step = QpAttr {
+                state: *state,
+                ..attr
+            };
             self.device.modify_qp(place.qpn, *mask, &step)?;
         }
         for gid in &control.mcast {
@@ -366,10 +382,12 @@ impl Maker {
             return Ok(([0; 16], index));
         };
         let found = counterpart(&self.known, *known, there);
-        let found = found.ok_or_else(|| VerbsError::Invalid(format!(
-            "the RNIC has no GID of the kind of {}",
-            std::net::Ipv6Addr::from(*known)
-        )))?;
+        let found = found.ok_or_else(|| {
+            VerbsError::Invalid(format!(
+                "the RNIC has no GID of the kind of {}",
+                std::net::Ipv6Addr::from(*known)
+            ))
+        })?;
         Ok((there[found], found as u8))
     }
 }

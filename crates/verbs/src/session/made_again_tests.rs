@@ -166,7 +166,11 @@ fn an_agent_of_an_earlier_release_is_told_that_it_cannot_move_it() {
     let Answer::Described(old) = story.ends[0].order(Order::Describe) else {
         panic!("no road map")
     };
-    assert!(old.blockers[0].contains("upgrade the agent"), "{:?}", old.blockers);
+    assert!(
+        old.blockers[0].contains("upgrade the agent"),
+        "{:?}",
+        old.blockers
+    );
     let Answer::DescribedAll { road_map, made_again } = story.ends[0].order(Order::DescribeAll) else {
         panic!("no road map")
     };

@@ -102,7 +102,11 @@ impl Sessions {
         let process = self.process.clone();
         let record = self.find_in(session, Phase::Quiesced, "Claim")?;
         let contexts = process.contexts();
-        let given = record.let_go.iter().filter(|let_go| matches!(let_go, LetGo::Given(_))).count();
+        let given = record
+            .let_go
+            .iter()
+            .filter(|let_go| matches!(let_go, LetGo::Given(_)))
+            .count();
         if fds.len() != given {
             return Err(SessionError::Claim(format!(
                 "{} connections for {given} contexts",

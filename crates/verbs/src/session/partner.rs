@@ -57,7 +57,11 @@ impl Sessions {
             Phase::Replaced => return Ok(Answer::Done),
             phase => {
                 let order = "ConnectStandby";
-                return Err(SessionError::Phase { session, phase, order });
+                return Err(SessionError::Phase {
+                    session,
+                    phase,
+                    order,
+                });
             }
         }
         for peer in peers {

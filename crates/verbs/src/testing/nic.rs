@@ -17,8 +17,8 @@ use verbatim_device::ring::{Armed, Body};
 
 use crate::backend::soft::events::{Events, SoftChannel};
 use crate::backend::{
-    CompletionRing, CqPlace, Device, EventChannel, MadeAgainBy, Parked, PhysicalMrInit, PhysicalQpInit, QpEnds, QpPlace,
-    RecvRing, Refused, SendRing, SrqPlace, Watched,
+    CompletionRing, CqPlace, Device, EventChannel, MadeAgainBy, Parked, PhysicalMrInit, PhysicalQpInit,
+    QpEnds, QpPlace, RecvRing, Refused, SendRing, SrqPlace, Watched,
 };
 use crate::error::VerbsError;
 use crate::work::{SendOpcode, WC_WITH_INV, WC_WR_FLUSH_ERR};
@@ -390,7 +390,8 @@ impl Device for FakeDevice {
 
     fn open_again(&self) -> Result<Arc<dyn Device>, VerbsError> {
         let mut state = self.world.0.lock();
-        let target = state.made_again[&self.id].ok_or(VerbsError::Unsupported("no such device here".to_owned()))?;
+        let target =
+            state.made_again[&self.id].ok_or(VerbsError::Unsupported("no such device here".to_owned()))?;
         state.made_again.entry(target).or_default();
         drop(state);
         Ok(self.world.device(target))

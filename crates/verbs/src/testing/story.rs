@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use verbatim_channel::{
     Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedMw, ClaimedPd, ClaimedQp,
-    ClaimedSrq, Endpoint, KeyPair, MadeContext, MadePeer, MovedEndpoint, Order, QpCount, RoadMap, Scope, StandbyPeer, StandbyQp,
+    ClaimedSrq, Endpoint, KeyPair, MadeContext, MadePeer, MovedEndpoint, Order, QpCount, RoadMap, Scope,
+    StandbyPeer, StandbyQp,
 };
 use verbatim_device::control::{Access, AddressVector, QpAttr, QpAttrMask, QpCap, QpState, QpType, SrqAttr};
 use verbatim_device::layout::Sge;

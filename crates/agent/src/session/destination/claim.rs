@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use verbatim_channel::{Answer, Order};
+use verbatim_channel::{Answer, MadeContext, Order};
 use verbatim_session::Phase;
 use verbatim_session::decision::destination::Event;
 
@@ -13,8 +13,10 @@ use crate::allocator;
 use crate::datagrams;
 use crate::faults::Point;
 use crate::guests::unexpected;
+use crate::proto::CountReply;
+use crate::session::made_again::AllMade;
 use crate::session::members::{Member, Members};
-use crate::session::{Resumed, in_time};
+use crate::session::{Resumed, encode, in_time};
 
 /// How long the restored processes may take to come for their contexts.
 const RETURN_TIMEOUT: Duration = Duration::from_secs(30);
@@ -22,17 +24,106 @@ const RETURN_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the pause may be for those who send datagrams to the instance: who is slow to hear of the move loses some.
 const TELLING_TIMEOUT: Duration = Duration::from_millis(200);
 
+type MadeAndLost = (Vec<MadeContext>, Vec<String>);
+
+fn made(answer: Answer) -> anyhow::Result<MadeAndLost> {
+    match answer {
+        Answer::Made { contexts, lost } => Ok((contexts, lost)),
+        other => Err(unexpected(&other, "Made")),
+    }
+}
+
 impl Destination {
-    /// Gives the processes their contexts; says how many RECVs were posted again. Those that have theirs are passed over.
-    pub async fn claim(&mut self) -> anyhow::Result<u64> {
+    /// Gives the processes their contexts; says how many RECVs were posted again, and what the processes have made again. Those that
+    /// have theirs are passed over.
+    pub async fn claim(&mut self) -> anyhow::Result<CountReply> {
+        let count = self.give_contexts().await?;
+        let made = self.made.as_ref();
+        Ok(CountReply {
+            count,
+            lost_rnic: false,
+            made: made.map(AllMade::new_qps).unwrap_or_default(),
+            ends: made.map(|made| made.ends(&self.to_make)).unwrap_or_default(),
+            keys: made.map(|_| encode(&self.keys)).unwrap_or_default(),
+        })
+    }
+
+    /// Lets the processes make what nobody could make ahead of them, and connect it.
+    async fn make_again(&mut self) -> anyhow::Result<()> {
+        if self.to_make.is_empty() || self.made.is_some() {
+            return Ok(());
+        }
+        let name = self.instance.as_ref().map(|instance| instance.name().to_owned());
+        let mut guests = Vec::new();
+        for pid in self.to_make.pids() {
+            if self.lost.contains(&pid) {
+                continue;
+            }
+            let came = self.agent.guests.present(name.as_deref(), pid);
+            match tokio::time::timeout(RETURN_TIMEOUT, came).await {
+                Ok(guest) => guests.push((pid, guest)),
+                // Whoever asks again does not wait for a process that is gone.
+                Err(_) => {
+                    self.lost.push(pid);
+                    tracing::error!(
+                        pid,
+                        "the process has not come back in {RETURN_TIMEOUT:?}; its connections are lost"
+                    );
+                }
+            }
+        }
+        let session = self.session;
+        let mut all = AllMade::default();
+        let asked = guests.iter().map(|(_, guest)| async move {
+            let order = guest.order(Order::MakeAgain { session }, Vec::new());
+            made(in_time("making contexts again", order).await?.0)
+        });
+        for ((pid, _), answer) in guests.iter().zip(join_all(asked).await) {
+            let (contexts, lost) = answer?;
+            self.tell_lost(*pid, &lost);
+            all.add(*pid, contexts);
+        }
+        all.keys_into(&mut self.keys);
+        let tables = (0u32..).zip(&self.keys).map(|(index, (pid, _))| (*pid, index));
+        let mut peers = all.peers(&self.to_make, &tables.collect());
+        let connected = guests.iter().map(|(pid, guest)| {
+            let peers = peers.remove(pid).unwrap_or_default();
+            async move {
+                let order = guest.order(Order::ConnectMade { session, peers }, Vec::new());
+                made(in_time("connecting what was made again", order).await?.0)
+            }
+        });
+        let connected: Vec<_> = connected.collect();
+        for ((pid, _), answer) in guests.iter().zip(join_all(connected).await) {
+            self.tell_lost(*pid, &answer?.1);
+        }
+        self.moved.extend(all.moved(&self.to_make));
+        self.made = Some(all);
+        Ok(())
+    }
+
+    fn tell_lost(&mut self, pid: u32, lost: &[String]) {
+        for lost in lost {
+            self.lost_rnic = true;
+            tracing::error!(
+                session = format!("{:016x}", self.session),
+                pid,
+                "after the decision {lost}; the program sees it as the end of its RNIC, or of the connection"
+            );
+        }
+    }
+
+    /// See [`Destination::claim`].
+    async fn give_contexts(&mut self) -> anyhow::Result<u64> {
         self.begin(Phase::Switch, "RestoreRDMA", Point::DestinationClaim)
             .await?;
-        let Some(instance) = &self.instance else {
+        if self.instance.is_none() {
             // It has run, and has ended since.
             self.must_be_committed()?;
             self.guests = Some(Vec::new());
             return Ok(0);
-        };
+        }
+        self.make_again().await?;
         let mut by_process: BTreeMap<u32, Vec<_>> = BTreeMap::new();
         for (pid, context) in &self.contexts {
             let handed = context.hand_over()?;
@@ -43,12 +134,14 @@ impl Destination {
         }
         let key_tables: Vec<_> = self.keys.iter().map(|(_, keys)| keys.clone()).collect();
         let (agent, session) = (&self.agent, self.session);
+        let name = self.instance.as_ref().map(|instance| instance.name().to_owned());
         let telling = join_all(datagrams::tell_all(agent, &self.moved));
         let claims = by_process.into_iter().map(|(pid, contexts)| {
             let (fds, contexts): (Vec<_>, Vec<_>) = contexts.into_iter().unzip();
+            let name = name.clone();
             let key_tables = key_tables.clone();
             async move {
-                let came = agent.guests.present(Some(instance.name()), pid);
+                let came = agent.guests.present(name.as_deref(), pid);
                 let Ok(guest) = tokio::time::timeout(RETURN_TIMEOUT, came).await else {
                     let error =
                         anyhow::anyhow!("process {pid} has not come for its contexts in {RETURN_TIMEOUT:?}");
@@ -122,7 +215,7 @@ impl Destination {
         let members = guests.map(|guest| Member::here(guest, Vec::new())).collect();
         let members = Members::new(&self.agent, self.session, members);
         let mut resumed = members.resume().await?;
-        resumed.lost_rnic |= self.contexts_are_alive().is_err();
+        resumed.lost_rnic |= self.lost_rnic || self.contexts_are_alive().is_err();
         if let Some(instance) = &self.instance {
             instance.settled().await;
             instance.end_move();

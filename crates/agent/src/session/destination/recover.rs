@@ -78,6 +78,7 @@ impl Destination {
                     (self.keys, self.moved) = (keys, moved);
                     self.partners = partners;
                 }
+                (Kept::ToMake(to_make), _) => self.to_make = to_make,
             }
         }
         self.keeper = Some(keeper);

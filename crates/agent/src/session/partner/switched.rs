@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use anyhow::bail;
 use futures_util::future::join_all;
 use verbatim_channel::{Answer, Endpoint, Order};
 use verbatim_session::Phase;
@@ -23,6 +24,12 @@ impl Partner {
             .await?;
         if self.pauses {
             return self.relocate().await;
+        }
+        if !self.awaited.is_empty() {
+            bail!(
+                "{} connections wait for their new other ends, which the destination has not told yet",
+                self.awaited.len()
+            );
         }
         let session = self.session;
         let agent = &self.agent;

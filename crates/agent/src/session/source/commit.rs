@@ -49,7 +49,8 @@ impl Source {
             for qp in process.road_map.contexts.iter().flat_map(|context| &context.qps) {
                 if let Some(new) = self.new_qp(pid, qp.qpn) {
                     let endpoint = Endpoint {
-                        gid,
+                        // Of one that was made again, that of its RNIC.
+                        gid: new.gid.as_slice().try_into().unwrap_or(gid),
                         qpn: new.physical_qpn,
                     };
                     let keys = keys.clone();

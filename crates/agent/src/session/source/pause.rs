@@ -52,6 +52,11 @@ impl Source {
         let unreliable = contexts
             .flat_map(|context| &context.qps)
             .find(|qp| qp.qp_type == QpType::Uc);
+        if let Some(device) = self.makes_again() {
+            return Err(Failure::CannotPause(format!(
+                "{device} is an RNIC that cannot pause connections"
+            )));
+        }
         match unreliable {
             None => Ok(()),
             Some(qp) => Err(Failure::CannotPause(format!(
@@ -123,7 +128,7 @@ impl Source {
                 gid: gid.to_vec(),
             });
         }
-        self.connect_destination(at_destination).await?;
+        self.connect_destination(at_destination, Vec::new()).await?;
         // Keys stay what they are, everywhere.
         self.connect_partners(&at_partners, &[]).await?;
         let shared = self.share_secrets().await;

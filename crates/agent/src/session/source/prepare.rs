@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use futures_util::future::{join_all, try_join_all};
-use verbatim_channel::{Answer, Endpoint, KeyPair, Order};
+use verbatim_channel::{Answer, Endpoint, KeyPair, MadeAgain, Order};
 use verbatim_container::{Checkpoint, CheckpointConfig};
 use verbatim_device::gids::counterpart;
 use verbatim_session::Role;
@@ -23,7 +23,7 @@ use crate::held::Hold;
 use crate::keeper::Keeper;
 use crate::memory::private;
 use crate::proto;
-use crate::protocol::NETWORK;
+use crate::protocol::{MADE_AGAIN, NETWORK};
 use crate::session::{decode, encode, in_time};
 
 /// How long another host may take to look for partners.
@@ -103,7 +103,11 @@ impl Source {
         let described = describe_own(&self.agent, self.instance.name()).await?;
         self.processes = described
             .into_iter()
-            .map(|(guest, road_map)| Process { guest, road_map })
+            .map(|(guest, road_map)| Process {
+                made_again: guest.made_again(),
+                guest,
+                road_map,
+            })
             .collect();
         let road_maps: Vec<_> = self.processes.iter().map(|process| &process.road_map).collect();
         let places = self.agent.places(&road_maps).await?;
@@ -113,6 +117,13 @@ impl Source {
         blockers.extend(lacking(&places, &connections, &road_maps, (to, &there)));
         blockers.extend(road_maps.iter().flat_map(|road_map| road_map.blockers.clone()));
         blockers.extend(self.agent.guests.refused(self.instance.name()));
+        if let Some(device) = self.makes_again()
+            && !self.agent.peers.can(to, MADE_AGAIN)
+        {
+            blockers.push(format!(
+                "what it has on {device} is made again where it moves to, which the agent of {to} does not know: upgrade the agent there"
+            ));
+        }
         if let Some(blocker) = blockers.first() {
             bail!("{blocker}");
         }
@@ -154,6 +165,7 @@ impl Source {
             road_maps: encode(&road_maps),
             keep_numbers: self.pauses(),
             fill: self.ahead.fills(),
+            made_again: encode(&self.all_made_again()),
         };
         let mut destination = self.destination();
         let prepared = told(
@@ -391,7 +403,12 @@ impl Source {
         let gone = "a connection's new end is missing";
         let mut at_destination = Vec::new();
         let mut at_partners: HashMap<u32, proto::PartnerPeer> = HashMap::new();
+        let mut made = Vec::new();
         for (index, connection) in (0u32..).zip(&self.connections) {
+            if self.is_made_again(connection.pid, connection.qpn) {
+                made.extend(self.made_connection(index, connection, standbys.get(&index))?);
+                continue;
+            }
             let own = self.new_qp(connection.pid, connection.qpn).context(gone)?;
             let gid = self.there(connection.moving.gid)?;
             let there = |gid, qp: &proto::NewQp| Endpoint {
@@ -444,15 +461,91 @@ impl Source {
                 gid: gid.to_vec(),
             });
         }
-        self.connect_destination(at_destination).await?;
+        self.connect_destination(at_destination, made).await?;
         self.connect_partners(&at_partners, &self.keys).await
     }
 
+    /// The device of one of the contexts that are made again, if there is one.
+    pub(super) fn makes_again(&self) -> Option<&str> {
+        let made_again = self.processes.iter().flat_map(|process| &process.made_again);
+        made_again.map(|made| made.device.as_str()).next()
+    }
+
+    fn all_made_again(&self) -> Vec<(u32, MadeAgain)> {
+        let of_process = |process: &Process| {
+            let pid = process.guest.pid;
+            let made_again = process.made_again.iter().cloned();
+            made_again.map(move |made| (pid, made)).collect::<Vec<_>>()
+        };
+        self.processes.iter().flat_map(of_process).collect()
+    }
+
+    fn is_made_again(&self, pid: u32, qpn: u32) -> bool {
+        let process = self.processes.iter().find(|process| process.guest.pid == pid);
+        process.is_some_and(|process| process.makes_again(qpn))
+    }
+
+    /// What the destination must know of a connection that will be connected after the decision; `None` if nothing will be.
+    fn made_connection(
+        &self,
+        index: u32,
+        connection: &Connection,
+        standby: Option<&proto::Standby>,
+    ) -> anyhow::Result<Option<proto::MadeConnection>> {
+        let mut made = proto::MadeConnection {
+            connection: index,
+            pid: connection.pid,
+            qpn: connection.qpn,
+            connected: connection.connected != Connected::Partner,
+            ..proto::MadeConnection::default()
+        };
+        match &connection.other_end {
+            OtherEnd::Own(_) | OtherEnd::OwnUnconnected { .. } => {
+                let (pid, qpn, sends) = match &connection.other_end {
+                    OtherEnd::Own(other) => {
+                        let other = &self.connections[*other];
+                        (other.pid, other.qpn, other.sends)
+                    }
+                    OtherEnd::OwnUnconnected { pid, qpn } => (*pid, *qpn, false),
+                    OtherEnd::Host(_) => unreachable!("the arm is for others"),
+                };
+                if !self.is_made_again(pid, qpn) {
+                    bail!(
+                        "queue pair {:#x} of process {} is connected to one of the instance's own on an RNIC of another kind, \
+                         which cannot be moved",
+                        connection.qpn,
+                        connection.pid
+                    );
+                }
+                (made.other_pid, made.other_qpn) = (pid, qpn);
+                made.sends = connection.sends && sends;
+            }
+            OtherEnd::Host(host) => match standby {
+                Some(standby) => {
+                    let gid = connection.partner.gid;
+                    let qpn = standby.physical_qpn;
+                    made.partner = host.clone();
+                    made.remote = Some(Endpoint { gid, qpn }.into());
+                    made.sq_psn = standby.sq_psn;
+                    made.sends = connection.sends && standby.sends;
+                }
+                None if connection.connected == Connected::Partner => return Ok(None),
+                None => made.remote = Some(connection.partner.into()),
+            },
+        }
+        Ok(Some(made))
+    }
+
     /// What the destination's standby queue pairs are to be connected with.
-    pub(super) async fn connect_destination(&self, peers: Vec<proto::DestinationPeer>) -> anyhow::Result<()> {
+    pub(super) async fn connect_destination(
+        &self,
+        peers: Vec<proto::DestinationPeer>,
+        made: Vec<proto::MadeConnection>,
+    ) -> anyhow::Result<()> {
         let request = proto::ConnectRequest {
             session: self.session,
             peers,
+            made,
             partners: self.partners.iter().map(|partner| partner.host.clone()).collect(),
         };
         let to = self.request.destination.clone();
@@ -490,13 +583,26 @@ impl Source {
                     table,
                 })
             });
+            let later = partner.connections.iter().filter(|index| {
+                let connection = &self.connections[**index as usize];
+                self.is_made_again(connection.pid, connection.qpn)
+            });
             let request = proto::PartnerConnectRequest {
                 session: self.session,
                 peers,
                 keys: keys.clone(),
                 tables: tables.collect(),
+                made_again: later.copied().collect(),
             };
+            let knows = request.made_again.is_empty() || self.agent.peers.can(&partner.host, MADE_AGAIN);
             async move {
+                if !knows {
+                    bail!(
+                        "the instance has contexts that are made again where it moves to, and the agent of {}, where a partner is, does \
+                         not know that: upgrade the agent there",
+                        partner.host
+                    );
+                }
                 told(
                     &partner.host,
                     "connect its new queue pairs",

@@ -1,0 +1,227 @@
+//! The RNICs that the kernel has: their GIDs, and whose queue pairs are.
+//!
+//! Programs reach them through the system's libibverbs (`docs/backends.md`); the agent only asks about them. What the kernel says is in
+//! sysfs, and behind its RDMA netlink family, for which iproute2's `rdma` is the client that distributions have.
+
+use std::collections::HashMap;
+use std::net::Ipv6Addr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+use serde::Deserialize;
+
+use crate::gids::Gid;
+
+/// Where the kernel lists RDMA devices.
+const CLASS: &str = "/sys/class/infiniband";
+/// Programs see an RNIC's first port.
+const PORT: &str = "ports/1";
+/// What the kernel calls the only kind of GID that counts.
+const ROCE_V2: &str = "RoCE v2";
+
+/// A device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KernelRnic {
+    /// Its name.
+    pub name: String,
+    /// The name of its driver, if it has hardware behind it.
+    pub driver: Option<String>,
+    /// Its GIDs of RoCE version 2, by index; empty ones are zeroes.
+    pub gids: Vec<Gid>,
+}
+
+/// All that there are.
+pub fn all() -> Vec<KernelRnic> {
+    all_in(Path::new(CLASS))
+}
+
+fn all_in(class: &Path) -> Vec<KernelRnic> {
+    let Ok(entries) = std::fs::read_dir(class) else {
+        return Vec::new();
+    };
+    let mut rnics: Vec<_> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let driver = std::fs::read_link(entry.path().join("device/driver")).ok();
+            Some(KernelRnic {
+                name,
+                driver: driver.and_then(|path| Some(path.file_name()?.to_str()?.to_owned())),
+                gids: gids(&entry.path().join(PORT)),
+            })
+        })
+        .collect();
+    rnics.sort_by(|one, other| one.name.cmp(&other.name));
+    rnics
+}
+
+/// Up to the last one that counts. The kernel has hundreds of entries, most of them empty, and refuses to say the kind of those.
+fn gids(port: &Path) -> Vec<Gid> {
+    let mut gids = Vec::new();
+    let Ok(entries) = std::fs::read_dir(port.join("gids")) else {
+        return gids;
+    };
+    for entry in entries.flatten() {
+        let Some(index) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<usize>().ok())
+        else {
+            continue;
+        };
+        let kind: PathBuf = port.join("gid_attrs/types").join(index.to_string());
+        let is_v2 = std::fs::read_to_string(kind).is_ok_and(|kind| kind.trim() == ROCE_V2);
+        let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+        if let (true, Ok(gid)) = (is_v2, text.trim().parse::<Ipv6Addr>()) {
+            if gids.len() <= index {
+                gids.resize(index + 1, Gid::default());
+            }
+            gids[index] = gid.octets();
+        }
+    }
+    gids
+}
+
+/// The device that takes the place of one that was called `name` and driven by `driver` at another host: that of the same name, or
+/// else the only one.
+pub fn counterpart<'r>(
+    rnics: &'r [KernelRnic],
+    name: &str,
+    driver: Option<&str>,
+) -> anyhow::Result<&'r KernelRnic> {
+    let of_driver = |rnic: &&KernelRnic| rnic.driver.as_deref() == driver;
+    if let Some(same) = rnics.iter().filter(of_driver).find(|rnic| rnic.name == name) {
+        return Ok(same);
+    }
+    let mut alike = rnics.iter().filter(of_driver);
+    match (alike.next(), alike.next()) {
+        (Some(one), None) => Ok(one),
+        (None, _) if rnics.is_empty() => bail!("it has no RNIC there: {CLASS} is empty"),
+        (None, _) => bail!(
+            "no RNIC there is driven as its device {name} is ({}): {}",
+            driver.unwrap_or("by software"),
+            names(rnics)
+        ),
+        (Some(_), Some(_)) => bail!(
+            "none of the RNICs there is called {name}, and there are several of its kind ({}): give one of them that name (`rdma dev set`)",
+            names(rnics)
+        ),
+    }
+}
+
+fn names(rnics: &[KernelRnic]) -> String {
+    let names: Vec<_> = rnics.iter().map(|rnic| rnic.name.as_str()).collect();
+    names.join(", ")
+}
+
+/// A queue pair, as `rdma -j resource show qp` says it.
+#[derive(Debug, Deserialize)]
+struct Resource {
+    lqpn: u32,
+    /// None of a queue pair of the kernel's own, or of a process outside of the caller's PID namespace.
+    pid: Option<i32>,
+}
+
+/// Whose queue pairs are: by number, the process. A number that several devices have is nobody's: which is meant is not known.
+pub fn owners() -> anyhow::Result<HashMap<u32, Option<i32>>> {
+    let output = Command::new("rdma")
+        .args(["-j", "resource", "show", "qp"])
+        .output()
+        .context(
+            "the kernel cannot be asked whose queue pairs are: `rdma` cannot be started; install iproute2",
+        )?;
+    if !output.status.success() {
+        bail!(
+            "the kernel does not say whose queue pairs are: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    owners_from(&output.stdout)
+}
+
+fn owners_from(json: &[u8]) -> anyhow::Result<HashMap<u32, Option<i32>>> {
+    if json.iter().all(u8::is_ascii_whitespace) {
+        return Ok(HashMap::new());
+    }
+    let resources: Vec<Resource> =
+        serde_json::from_slice(json).context("`rdma -j resource show qp` says what is not understood")?;
+    let mut owners = HashMap::new();
+    for Resource { lqpn, pid } in resources {
+        // Each device has queue pairs 0 and 1, which are the kernel's.
+        owners
+            .entry(lqpn)
+            .and_modify(|owner: &mut Option<i32>| *owner = None)
+            .or_insert(pid);
+    }
+    Ok(owners)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_s_list_is_read() {
+        let json = br#"[{"ifindex":0,"ifname":"rxe0","port":1,"lqpn":1,"type":"GSI","state":"RTS","sq-psn":0,"comm":"[ib_core]"},
+            {"ifindex":0,"ifname":"rxe0","port":1,"lqpn":17,"rqpn":18,"type":"RC","state":"RTS","rq-psn":0,"sq-psn":0,
+             "path-mig-state":"MIGRATED","pdn":8,"pid":533,"comm":"ib_send_bw"},
+            {"ifindex":1,"ifname":"rxe1","port":1,"lqpn":1,"type":"GSI","state":"RTS","sq-psn":0,"comm":"[ib_core]"}]"#;
+        let owners = owners_from(json).unwrap();
+        assert_eq!(owners, HashMap::from([(1, None), (17, Some(533))]));
+        assert!(owners_from(b"\n").unwrap().is_empty());
+        assert!(owners_from(b"error").is_err());
+    }
+
+    #[test]
+    fn gids_of_other_kinds_and_empty_ones_do_not_count() {
+        let class = tempfile::tempdir().unwrap();
+        let port = class.path().join("rxe0/ports/1");
+        std::fs::create_dir_all(port.join("gids")).unwrap();
+        std::fs::create_dir_all(port.join("gid_attrs/types")).unwrap();
+        for (index, gid, kind) in [
+            (0, "fe80::1", "IB/RoCE v1\n"),
+            (1, "fe80::1", "RoCE v2\n"),
+            (3, "::ffff:10.0.0.1", "RoCE v2\n"),
+        ] {
+            std::fs::write(port.join(format!("gids/{index}")), format!("{gid}\n")).unwrap();
+            std::fs::write(port.join(format!("gid_attrs/types/{index}")), kind).unwrap();
+        }
+        std::fs::write(port.join("gids/5"), "::\n").unwrap();
+        let rnics = all_in(class.path());
+        let gid = |text: &str| text.parse::<Ipv6Addr>().unwrap().octets();
+        let expected = [
+            Gid::default(),
+            gid("fe80::1"),
+            Gid::default(),
+            gid("::ffff:10.0.0.1"),
+        ];
+        assert_eq!(rnics[0].gids, expected);
+        assert_eq!((rnics[0].name.as_str(), &rnics[0].driver), ("rxe0", &None));
+        assert!(all_in(Path::new("/nowhere")).is_empty());
+    }
+
+    #[test]
+    fn a_device_is_found_by_name_or_as_the_only_one_of_its_kind() {
+        let rnic = |name: &str, driver: Option<&str>| KernelRnic {
+            name: name.to_owned(),
+            driver: driver.map(str::to_owned),
+            gids: Vec::new(),
+        };
+        let rnics = [
+            rnic("mlx5_0", Some("mlx5_core")),
+            rnic("mlx5_1", Some("mlx5_core")),
+            rnic("rxe7", None),
+        ];
+        let found = |name, driver| counterpart(&rnics, name, driver).map(|rnic| rnic.name.as_str());
+        assert_eq!(found("mlx5_1", Some("mlx5_core")).unwrap(), "mlx5_1");
+        assert_eq!(found("rxe0", None).unwrap(), "rxe7");
+        let error = found("mlx5_5", Some("mlx5_core")).unwrap_err().to_string();
+        assert!(error.contains("several of its kind"), "{error}");
+        let error = found("irdma0", Some("irdma")).unwrap_err().to_string();
+        assert!(error.contains("no RNIC there is driven"), "{error}");
+        // The same name, and another driver.
+        assert!(found("mlx5_0", Some("irdma")).is_err());
+        assert!(counterpart(&[], "rxe0", None).is_err());
+    }
+}
