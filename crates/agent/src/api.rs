@@ -71,6 +71,11 @@ impl ControlService {
             address,
             prefix,
             visited: Default::default(),
+            rnics: request
+                .rnics
+                .iter()
+                .map(|name| verbatim_container::find_rnic(name))
+                .collect::<Result<_, _>>()?,
         };
         match self.0.instances.conflict(&record) {
             Some(conflict) => bail!("{conflict}; choose another one"),

@@ -64,7 +64,8 @@ impl NicListeners {
         Ok(())
     }
 
-    /// The same for an instance that an earlier agent has left running: the RNIC may have its socket, or come later.
+    /// The same for an instance that an earlier agent has left running, or that can do without: the RNIC may have its socket, or
+    /// come later.
     pub fn take_over(&self, instance: &str, path: &Path) {
         let mut state = self.lock();
         state.wanted.insert(instance.to_owned(), path.to_owned());

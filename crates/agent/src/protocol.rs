@@ -42,8 +42,11 @@ pub const NETWORK: &str = "network";
 /// It moves contexts that their processes make again (`PreSetupRequest.made_again`), and has partners of such.
 pub const MADE_AGAIN: &str = "made-again";
 
+/// It gives instances RNICs of the kernel's (`rnics` of a record), and restores tasks that had one open.
+pub const RNICS: &str = "rnics";
+
 /// What not every agent of a version can do, and what others may ask it for only if it says so.
-const CAPABILITIES: &[&str] = &[FILL, BULK, NETWORK, MADE_AGAIN];
+const CAPABILITIES: &[&str] = &[FILL, BULK, NETWORK, MADE_AGAIN, RNICS];
 
 /// The names of the contracts that a host has with what is on it.
 const CHANNEL: &str = "channel";

@@ -1,5 +1,6 @@
 //! What can be typed.
 
+mod hosts;
 mod nic;
 mod pause;
 mod sessions;
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+pub use hosts::HostsArguments;
 pub use nic::{CaptureArguments, NicArguments, NicCommand, NicRunArguments, StatArguments};
 pub use pause::{PauseArguments, PauseTarget, ResumeArguments};
 pub use sessions::{Keep, ResolveArguments, SessionCommand};
@@ -56,7 +58,8 @@ pub enum Command {
     },
     /// Start an instance: a runc container with the guest library.
     #[command(
-        after_help = "Example:\n  verbatim run --host peer --name server -- ib_write_bw -d verbatim0 -D 15"
+        after_help = "Examples:\n  verbatim run --host peer --name server -- ib_write_bw -d verbatim0 -D 15\n  verbatim run --name server \
+                      --rnic mlx5_0 -- ib_write_bw -d mlx5_0 -D 15"
     )]
     Run(RunArguments),
     /// Add a command to an instance: it runs beside the first one, writes where that one writes, and moves along.
@@ -165,8 +168,18 @@ pub enum Command {
     )]
     Nic(NicArguments),
     /// Run the agent of this host.
-    #[command(after_help = "Example:\n  verbatim agent --name host1 --bridge br0")]
+    #[command(
+        after_help = "Example:\n  verbatim agent --name host1 --bridge br0 --config-dir /etc/verbatim\n\n`verbatim hosts` makes what is \
+                      in --config-dir."
+    )]
     Agent(AgentArguments),
+    /// Make the list of hosts and the certificates that agents on several machines need; again with more hosts: add them.
+    #[command(
+        after_help = "Example:\n  verbatim hosts cluster host1=10.0.0.1 host2=10.0.0.2\n  scp -r cluster/host1 \
+                      root@10.0.0.1:/etc/verbatim\n  scp -r cluster/host2 root@10.0.0.2:/etc/verbatim\n\nAgents read the list when they \
+                      start: where hosts are added, the others need it, too, and a restart of their agents."
+    )]
+    Hosts(HostsArguments),
 }
 
 fn host_binaries(text: &str) -> Result<(String, PathBuf), String> {
@@ -237,6 +250,10 @@ pub struct RunArguments {
     /// Environment variables.
     #[arg(short, long, value_name = "NAME=VALUE")]
     pub env: Vec<String>,
+    /// An RNIC of this host's own that it may open, such as mlx5_0 or rxe0; `rdma link` lists them. It then sees these, and not the
+    /// software RNIC, unless its environment says otherwise (VERBATIM_BACKEND). May be given more than once.
+    #[arg(long, value_name = "DEVICE")]
+    pub rnic: Vec<String>,
     /// JSON instead of a line.
     #[arg(long)]
     pub json: bool,
@@ -331,9 +348,12 @@ pub struct AgentArguments {
     /// This host's name in hosts.json and in its certificate; its host name if not given.
     #[arg(long)]
     pub name: Option<String>,
-    /// The folder of sockets, instances, hosts.json and tls/.
+    /// The folder of sockets and instances, in memory.
     #[arg(long, default_value = "/run/verbatim")]
     pub runtime_dir: PathBuf,
+    /// The folder of hosts.json and tls/; that of the sockets if not given.
+    #[arg(long, value_name = "DIR")]
+    pub config_dir: Option<PathBuf>,
     /// The folder of the journal, on a disk that outlives a restart of the machine.
     #[arg(long, default_value = "/var/lib/verbatim", env = "VERBATIM_STATE_DIR")]
     pub state_dir: PathBuf,

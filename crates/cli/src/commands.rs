@@ -3,6 +3,7 @@
 mod check;
 mod daemons;
 mod demo;
+mod hosts;
 mod instances;
 pub mod lab;
 mod migrate;
@@ -25,6 +26,7 @@ pub fn run(arguments: Arguments, faults: fn(&Config) -> Faults) -> anyhow::Resul
         Command::Nic(arguments) => nic::run(arguments),
         Command::Agent(arguments) => daemons::agent(arguments, faults),
         Command::Demo(arguments) => demo::run(arguments),
+        Command::Hosts(arguments) => hosts::run(&arguments),
         command => in_runtime(async {
             match command {
                 Command::Run(arguments) => instances::run(&lab, arguments).await,
@@ -40,9 +42,11 @@ pub fn run(arguments: Arguments, faults: fn(&Config) -> Faults) -> anyhow::Resul
                 Command::Sessions { all, json } => sessions::list(&lab, all, json).await,
                 Command::Session { command } => sessions::one(&lab, command).await,
                 Command::Check { name, to, json } => check::run(&lab, &name, &to, json).await,
-                Command::Lab { .. } | Command::Nic(_) | Command::Agent(_) | Command::Demo(_) => {
-                    unreachable!("dealt with above")
-                }
+                Command::Lab { .. }
+                | Command::Nic(_)
+                | Command::Agent(_)
+                | Command::Demo(_)
+                | Command::Hosts(_) => unreachable!("dealt with above"),
             }
         }),
     }

@@ -82,6 +82,12 @@ pub enum Error {
         /// What is wrong with it, and what to do.
         reason: String,
     },
+    /// An RNIC that the container is to have is not there.
+    #[error("this host has no RNIC {name}; `rdma link` lists those that it has")]
+    NoRnic {
+        /// Its name.
+        name: String,
+    },
     /// The gate between the agent and the proxy failed.
     #[error("the gate to the CRIU proxy failed")]
     Gate(#[from] verbatim_seqpacket::Error),

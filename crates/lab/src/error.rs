@@ -84,7 +84,7 @@ pub enum Error {
         name: String,
         /// Why.
         #[source]
-        source: rcgen::Error,
+        source: verbatim_certificates::Error,
     },
     /// A system call failed.
     #[error("cannot {what}")]

@@ -30,7 +30,6 @@
 //!
 //! Where to start: [`Lab`], then `supervisor`, then `host`.
 
-mod certificates;
 mod cgroup;
 mod config;
 mod enter;

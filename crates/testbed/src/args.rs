@@ -110,7 +110,10 @@ pub struct Machine {
     /// The address of its eth0, such as 10.77.0.100/16 or fd77::100/64.
     #[arg(long, value_name = "ADDRESS/LENGTH")]
     address: Option<Address>,
-    /// Make rxe0, the kernel's software RNIC, on eth0.
+    /// Make eth0 a port of a bridge br0, which has the address, as agents want it.
+    #[arg(long, requires = "address")]
+    bridge: bool,
+    /// Make rxe0, the kernel's software RNIC, on eth0, or on the bridge.
     #[arg(long, requires = "address")]
     rxe: bool,
     /// Join the network of this lab.
@@ -131,6 +134,7 @@ impl Machine {
             cpus: self.cpus,
             memory_mib: self.memory,
             address: self.address,
+            bridge: self.bridge,
             rxe: self.rxe,
             parameters: self.append.clone(),
             ..VmConfig::new(name)

@@ -38,7 +38,9 @@ pub struct VmConfig {
     pub memory_mib: u32,
     /// The address of its `eth0`.
     pub address: Option<Address>,
-    /// Whether to make `rxe0`, the kernel's software RNIC, on `eth0`.
+    /// Whether `eth0` is a port of a bridge `br0`, which has the address, as agents want it.
+    pub bridge: bool,
+    /// Whether to make `rxe0`, the kernel's software RNIC, on `eth0`, or on the bridge.
     pub rxe: bool,
     /// What an emulated processor has beside the ordinary, by QEMU's names, each with a comma before it: `,+aes`, say. Default
     /// none.
@@ -58,6 +60,7 @@ impl VmConfig {
             cpus: 2,
             memory_mib: 2048,
             address: None,
+            bridge: false,
             rxe: false,
             features: String::new(),
             parameters: String::new(),
@@ -75,9 +78,9 @@ impl VmConfig {
                 self.cpus, self.memory_mib
             )));
         }
-        if self.rxe && self.address.is_none() {
+        if (self.rxe || self.bridge) && self.address.is_none() {
             return Err(Error::Config(
-                "rxe needs an interface with an address: give one".to_owned(),
+                "rxe and a bridge need an interface with an address: give one".to_owned(),
             ));
         }
         Ok(())
@@ -145,17 +148,27 @@ impl Vm {
     /// Gives the machine what the configuration asks for, once it is up.
     fn set_up(&self, config: &VmConfig) -> Result<()> {
         let mut script = "ip link set lo up\n".to_owned();
+        let port = if config.bridge { "br0" } else { "eth0" };
         if let Some(address) = config.address {
             let mtu = self.keeper.as_ref().map_or(1500, |keeper| keeper.mtu);
             // nodad: an IPv6 address is usable, and among the GIDs, at once.
             let no_dad = if address.ip.is_ipv6() { " nodad" } else { "" };
+            if config.bridge {
+                // Its Ethernet address is that of its port whatever ports come: GID 0 is made of it.
+                script += &format!(
+                    "sysctl -qw net.ipv6.conf.eth0.disable_ipv6=1\n\
+                     ip link add br0 address \"$(cat /sys/class/net/eth0/address)\" type bridge forward_delay 0 mcast_snooping 0\n\
+                     ip link set eth0 mtu {mtu} master br0 up\n"
+                );
+            }
             script += &format!(
-                "sysctl -qw net.ipv6.conf.eth0.accept_dad=0\nip addr add {address} dev eth0{no_dad}\n\
-                 ip link set eth0 mtu {mtu} up\n"
+                "sysctl -qw net.ipv6.conf.{port}.accept_dad=0\nip addr add {address} dev {port}{no_dad}\n\
+                 ip link set {port} mtu {mtu} up\n"
             );
         }
         if config.rxe {
-            script += "modprobe rdma_rxe\nrdma link add rxe0 type rxe netdev eth0\n";
+            // Not on the bridge's port: what comes for an address of the bridge's is the bridge's, and rxe looks for its own.
+            script += &format!("modprobe rdma_rxe\nrdma link add rxe0 type rxe netdev {port}\n");
         }
         let command = Command::new(["sh", "-ec", &script]);
         let ended = self.run(&command, SETUP_LIMIT)?;

@@ -248,7 +248,13 @@ impl Home {
             std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
         }
         self.listen(guests, resolver)?;
-        nic.add(self.record.name.as_str(), &self.nic_socket())?;
+        let name = self.record.name.as_str();
+        if self.record.rnics.is_empty() {
+            nic.add(name, &self.nic_socket())?;
+        } else {
+            // It has RNICs of its own, and this host may have none of ours.
+            nic.take_over(name, &self.nic_socket());
+        }
         self.parts().nic_listeners = Some(Arc::clone(nic));
         self.parts().network = Some(Network::create(&self.network_config(config), link)?);
         Ok(())
@@ -315,6 +321,7 @@ impl Home {
             netns: self.paths.network.clone(),
             cgroup_parent: config.cgroup_parent.clone(),
             preload: Some(Path::new(RUNTIME_DIR).join(LIBRARY)),
+            rnics: self.record.rnics.iter().map(|rnic| rnic.name.clone()).collect(),
         };
         self.parts().bundle = Some(Bundle::create(&bundle, &self.record.workload)?);
         Ok(())

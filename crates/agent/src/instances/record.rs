@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
-use verbatim_container::{ContainerName, Workload};
+use verbatim_container::{ContainerName, Rnic, Workload};
 
 /// What an instance is. It is stored as JSON and goes to the destination as it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +21,9 @@ pub struct Record {
     /// Hosts that it has been on: somebody may ask for it there.
     #[serde(default)]
     pub visited: BTreeSet<String>,
+    /// RNICs of the kernel's that it may open, as they are where it started. Each host that it is on has one of each name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rnics: Vec<Rnic>,
 }
 
 impl Record {

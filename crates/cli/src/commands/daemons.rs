@@ -21,10 +21,11 @@ pub fn agent(arguments: AgentArguments, faults: fn(&Config) -> Faults) -> anyhow
         Some(library) => library,
         None => super::lab::library()?,
     };
+    let told = arguments.config_dir.as_ref().unwrap_or(&arguments.runtime_dir);
     let config = Config {
         name,
-        hosts: arguments.runtime_dir.join("hosts.json"),
-        tls: arguments.runtime_dir.join("tls"),
+        hosts: told.join("hosts.json"),
+        tls: told.join("tls"),
         runtime_dir: arguments.runtime_dir,
         state_dir: arguments.state_dir,
         library,

@@ -74,6 +74,7 @@ pub async fn run(lab: &str, arguments: RunArguments) -> anyhow::Result<ExitCode>
         bundle,
         environment: arguments.env,
         address: arguments.address.unwrap_or_default(),
+        rnics: arguments.rnic,
     };
     let instance = host.run(request).await?;
     if arguments.json {

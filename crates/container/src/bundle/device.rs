@@ -1,17 +1,19 @@
 //! The device nodes of a container.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::mount::MountFlags;
 
 use crate::error::{Error, make_dir};
+use crate::rnic::Node;
 
-/// A device that containers get, and that CRIU can restore a descriptor of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A device that containers get. CRIU can restore a descriptor of it, unless it is an RNIC's.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Device {
     /// Its name in `/dev`.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     pub major: u32,
     pub minor: u32,
 }
@@ -20,32 +22,32 @@ pub(crate) struct Device {
 /// `Documentation/admin-guide/devices.txt`).
 const DEFAULT: [Device; 6] = [
     Device {
-        name: "null",
+        name: Cow::Borrowed("null"),
         major: 1,
         minor: 3,
     },
     Device {
-        name: "zero",
+        name: Cow::Borrowed("zero"),
         major: 1,
         minor: 5,
     },
     Device {
-        name: "full",
+        name: Cow::Borrowed("full"),
         major: 1,
         minor: 7,
     },
     Device {
-        name: "random",
+        name: Cow::Borrowed("random"),
         major: 1,
         minor: 8,
     },
     Device {
-        name: "urandom",
+        name: Cow::Borrowed("urandom"),
         major: 1,
         minor: 9,
     },
     Device {
-        name: "tty",
+        name: Cow::Borrowed("tty"),
         major: 5,
         minor: 0,
     },
@@ -62,11 +64,17 @@ pub(super) fn make_tmpfs(dir: &Path) -> Result<(), Error> {
         .map_err(|errno| Error::file("mount a tmpfs at", dir, errno.into()))
 }
 
-/// Makes the nodes in `dir` and returns them.
-pub(super) fn populate(dir: &Path) -> Result<Vec<Device>, Error> {
-    let devices: Vec<_> = DEFAULT.into_iter().chain(userfaultfd()).collect();
+/// Makes the nodes in `dir`, those of `rnics` among them, and returns them.
+pub(super) fn populate(dir: &Path, rnics: &[Node]) -> Result<Vec<Device>, Error> {
+    make_dir(&dir.join("infiniband"))?;
+    let nodes = rnics.iter().map(|node| Device {
+        name: format!("infiniband/{}", node.name).into(),
+        major: node.major,
+        minor: node.minor,
+    });
+    let devices: Vec<_> = DEFAULT.into_iter().chain(userfaultfd()).chain(nodes).collect();
     for device in &devices {
-        make_node(&dir.join(device.name), *device)?;
+        make_node(&dir.join(&*device.name), device)?;
     }
     for (name, target) in [
         ("fd", "/proc/self/fd"),
@@ -78,13 +86,14 @@ pub(super) fn populate(dir: &Path) -> Result<Vec<Device>, Error> {
         std::os::unix::fs::symlink(target, &path).map_err(|source| Error::file("link", &path, source))?;
     }
     make_dir(&dir.join("shm"))?;
-    make_dir(&dir.join("infiniband"))?;
-    make_node(&dir.join(UVERBS), DEFAULT[0])?;
+    if rnics.is_empty() {
+        make_node(&dir.join(UVERBS), &DEFAULT[0])?;
+    }
     Ok(devices)
 }
 
 /// Makes a node of a device that everybody may read and write.
-fn make_node(path: &Path, device: Device) -> Result<(), Error> {
+fn make_node(path: &Path, device: &Device) -> Result<(), Error> {
     let mode = Mode::from_raw_mode(0o666);
     mknodat(
         CWD,
@@ -102,7 +111,7 @@ fn userfaultfd() -> Option<Device> {
     let status = rustix::fs::stat("/dev/userfaultfd").ok()?;
     let number = status.st_rdev;
     Some(Device {
-        name: "userfaultfd",
+        name: Cow::Borrowed("userfaultfd"),
         major: rustix::fs::major(number),
         minor: rustix::fs::minor(number),
     })

@@ -19,6 +19,7 @@ pub fn bundle_config(text: &str) {
         netns: "/n".into(),
         cgroup_parent: "/c".into(),
         preload: None,
+        rnics: Vec::new(),
     };
     let ours = spec::for_bundle(&config, Path::new("/user"), Path::new("/b/dev"), &[], users)
         .expect("what was accepted can be changed");

@@ -106,6 +106,8 @@ pub struct BundleConfig {
     pub cgroup_parent: PathBuf,
     /// The library to preload, as seen inside. `None`: none.
     pub preload: Option<PathBuf>,
+    /// RNICs of this host that the container may open, by their names.
+    pub rnics: Vec<String>,
 }
 
 /// A bundle on disk, with its mounts in place. Dropping it leaves it there; see [`Bundle::remove`].
@@ -184,7 +186,7 @@ impl Bundle {
         let dev = self.dev();
         make_dir(&dev)?;
         device::make_tmpfs(&dev)?;
-        let devices = device::populate(&dev)?;
+        let devices = device::populate(&dev, &crate::rnic::nodes_of(&config.rnics)?)?;
         let spec = match workload {
             Workload::Command {
                 args,

@@ -33,6 +33,9 @@ const CAPABILITIES: [&str; 14] = [
 /// Where programs are looked for, the usual places, if the command's environment does not say.
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// The variable that tells the guest library whose RNICs to show (`docs/backends.md`).
+const BACKEND: &str = "VERBATIM_BACKEND=";
+
 /// Runs its arguments with the standard streams opened inside the container. CRIU refuses to dump a descriptor of a
 /// file that is not on one of the container's own mounts, and the file is to move with the runtime folder.
 ///
@@ -225,6 +228,10 @@ fn environment(config: &BundleConfig, mut env: Vec<Value>) -> Result<Vec<Value>,
     if let Some(preload) = &config.preload {
         env.push(format!("VERBATIM_PRELOAD={}", text(preload)?).into());
     }
+    let chosen = |variable: &Value| variable.as_str().is_some_and(|text| text.starts_with(BACKEND));
+    if !config.rnics.is_empty() && !env.iter().any(chosen) {
+        env.push(format!("{BACKEND}rdma-core").into());
+    }
     Ok(env)
 }
 
@@ -307,6 +314,7 @@ mod tests {
             netns: "/run/netns/web".into(),
             cgroup_parent: "/verbatim-h1".into(),
             preload: Some("/run/verbatim/lib/libverbatim.so".into()),
+            rnics: Vec::new(),
         }
     }
 
@@ -415,6 +423,39 @@ mod tests {
         for changed in [runtime, netns, cgroup, preload] {
             refused(&changed, &[]);
         }
+    }
+
+    #[test]
+    fn a_container_with_rnics_is_told_and_may_open_them() {
+        let with = BundleConfig {
+            rnics: vec!["rxe0".to_owned()],
+            ..config()
+        };
+        let backend = |env: &[&str]| {
+            let env = env.iter().map(|variable| Value::from(*variable)).collect();
+            let env = environment(&with, env).unwrap();
+            let own = env.iter().filter_map(Value::as_str);
+            own.filter(|variable| variable.starts_with(BACKEND))
+                .map(ToOwned::to_owned)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(backend(&["A=b"]), ["VERBATIM_BACKEND=rdma-core"]);
+        assert_eq!(
+            backend(&["VERBATIM_BACKEND=auto"]),
+            ["VERBATIM_BACKEND=auto"],
+            "who chooses has chosen"
+        );
+        let node = Device {
+            name: "infiniband/uverbs3".into(),
+            major: 231,
+            minor: 195,
+        };
+        let rules = device_rules(&[node]);
+        assert_eq!(rules[0]["allow"], false);
+        assert_eq!(
+            rules[1],
+            json!({"allow": true, "type": "c", "major": 231, "minor": 195, "access": "rwm"})
+        );
     }
 
     #[test]

@@ -130,6 +130,7 @@ impl TestHost {
             netns: network.path().to_owned(),
             cgroup_parent: self.cgroup_parent(),
             preload: None,
+            rnics: Vec::new(),
         };
         let bundle = Bundle::create(&bundle, workload).unwrap();
         Place {

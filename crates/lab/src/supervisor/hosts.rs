@@ -1,7 +1,6 @@
 //! The supervisor's side of a host.
 
 use crate::HOST;
-use crate::certificates::Authority;
 use crate::config::LabConfig;
 use crate::error::{Error, Result};
 use crate::process::ProcessId;
@@ -16,6 +15,7 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
+use verbatim_certificates::Authority;
 
 /// A host that was started.
 pub(super) struct Host {
@@ -203,9 +203,16 @@ pub(super) fn reply(client: &UnixStream, response: &Response) {
 
 /// Makes the lab's certificates and puts them where the hosts fetch them.
 pub(super) fn write_identities(dir: &StateDir, config: &LabConfig) -> Result<()> {
-    let authority = Authority::new(&config.name)?;
+    let subject = format!("verbatim lab {}", config.name);
+    let failed = |name: &str| {
+        let name = name.to_owned();
+        move |source| Error::Certificate { name, source }
+    };
+    let authority = Authority::new(&subject).map_err(failed(&subject))?;
     for (index, host) in config.hosts.iter().enumerate() {
-        let identity = authority.issue(&host.name, config.address(index))?;
+        let identity = authority
+            .issue(&host.name, config.address(index).into())
+            .map_err(failed(&host.name))?;
         let tls = dir.host(&host.name).join("tls");
         let write = || {
             fs::DirBuilder::new()
@@ -213,9 +220,9 @@ pub(super) fn write_identities(dir: &StateDir, config: &LabConfig) -> Result<()>
                 .create(dir.host(&host.name))?;
             fs::DirBuilder::new().mode(0o700).create(&tls)?;
             for (file, text) in [
-                ("ca.pem", &authority.certificate()),
-                ("cert.pem", &identity.certificate),
-                ("key.pem", &identity.key),
+                ("ca.pem", authority.certificate()),
+                ("cert.pem", identity.certificate.as_str()),
+                ("key.pem", identity.key.as_str()),
             ] {
                 let mut to = fs::OpenOptions::new()
                     .write(true)
