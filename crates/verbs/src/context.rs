@@ -403,11 +403,12 @@ impl Context {
         for srq in objects.srqs.values() {
             srq.close();
         }
+        // Before its regions' pages are given back: what the RNIC may write to is the program's memory until then.
+        self.take_device();
         for mr in objects.mrs.values() {
             mr.give_pages_back(&self.process);
         }
         *self.process.dm_bytes.lock() -= objects.dms.iter().map(|dm| dm.length()).sum::<u64>();
-        self.take_device();
         self.process.changed();
         Ok(())
     }

@@ -414,7 +414,12 @@ fn adopt(
                 });
             Ok((segments.collect(), Some(adoption.token)))
         }
-        Err(error) if error.leaves_process_access() && !matches!(error, AdoptError::Closed) => Ok(as_it_is()),
+        Err(error)
+            if (error.leaves_process_access() || device.checks_memory())
+                && !matches!(error, AdoptError::Closed) =>
+        {
+            Ok(as_it_is())
+        }
         Err(error) => Err(VerbsError::Memory(error)),
     }
 }

@@ -109,6 +109,10 @@ impl SendRing for Sends {
         either!(self, ring => ring.unfinished())
     }
 
+    fn mark(&mut self) -> bool {
+        either!(self, ring => ring.mark())
+    }
+
     fn reset(&mut self) {
         either!(self, ring => ring.reset());
     }

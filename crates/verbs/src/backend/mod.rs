@@ -153,6 +153,11 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     fn adopts_memory(&self) -> bool {
         true
     }
+    /// Whether the device finds out by itself that memory is not there. Then what cannot be adopted, for whatever reason, is
+    /// registered where it is.
+    fn checks_memory(&self) -> bool {
+        false
+    }
     /// Why a process that has this device open cannot be moved, in words for an operator.
     fn blocker(&self) -> Option<String> {
         None
@@ -341,6 +346,16 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// Lets go of everything but the connection that keeps the physical objects alive, and gives that. All ends must
     /// have been dropped.
     fn park(self: Arc<Self>) -> Result<Parked, VerbsError>;
+    /// Of a device that was parked and taken up again: numbers of queue pairs that have none of the RECVs any more that were
+    /// posted to their own queues.
+    #[allow(dead_code, reason = "for sessions that move such a device")]
+    fn lost_recvs(&self) -> Vec<u32> {
+        Vec::new()
+    }
+    /// The process goes on where this device is not, and its descriptors and mappings are of something else by now. Lets go of
+    /// all that is left of it here, and tells nobody. All ends must have been dropped.
+    #[allow(dead_code, reason = "for sessions that move such a device")]
+    fn abandon(self: Arc<Self>) {}
 }
 
 /// Opens a connection that was parked, or one that an agent has prepared in its place.
@@ -352,10 +367,13 @@ pub struct Parked {
     pub connection: OwnedFd,
     /// The way back.
     pub reopen: Reopen,
+    /// The device, where it is kept: elsewhere, it is to be abandoned ([`Device::abandon`]).
+    #[allow(dead_code, reason = "for sessions that move such a device")]
+    pub kept: Option<Arc<dyn Device>>,
 }
 
 /// Where the events of completion queues come out.
-pub trait EventChannel: Send + Sync + std::fmt::Debug {
+pub trait EventChannel: Any + Send + Sync + std::fmt::Debug {
     /// The physical number that it was made with.
     fn number(&self) -> u32;
     /// What the program waits on.
@@ -428,6 +446,12 @@ pub trait SendRing: Any + Send + std::fmt::Debug {
     /// Requests that the RNIC has not finished. Completions of the others are visible at the latest when it has answered
     /// a control verb that was called after this.
     fn unfinished(&self) -> u32;
+    /// Sees to it that [`Self::unfinished`] comes to 0 also where the program has not asked for the completion of its last
+    /// requests. To be called again and again until it has: it may have to wait for room. False: it cannot be, since the
+    /// queue pair has failed. The other end of a connection must have said that it may ([`crate::qp::Qp::allow_markers`]).
+    fn mark(&mut self) -> bool {
+        true
+    }
     /// Starts from zero, after the queue pair went to RESET.
     fn reset(&mut self);
 }

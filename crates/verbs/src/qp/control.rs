@@ -30,6 +30,8 @@ pub struct Control {
     pub was_failed: bool,
     /// How many sessions have stopped the physical queue pair.
     pub stops: u32,
+    /// The other end may write to it, of a program that has not allowed that ([`Qp::allow_markers`]).
+    pub markers_allowed: bool,
     /// An operator has paused it: ask [`Qp::is_paused`].
     pub paused: bool,
     /// It stands still for a dump ([`crate::dump`]).
@@ -50,6 +52,7 @@ impl Control {
             standby: None,
             was_failed: false,
             stops: 0,
+            markers_allowed: false,
             paused: false,
             stands: false,
             awaits_refill: false,
@@ -111,6 +114,9 @@ impl Qp {
             standby.destroy(&*device);
         }
         control.attr.merge(attr, mask);
+        if mask.contains(QpAttrMask::ACCESS_FLAGS) || ends {
+            control.markers_allowed = false;
+        }
         if connects {
             control.remote = remote;
             control.sgid_index = physical.av.sgid_index;

@@ -15,6 +15,7 @@ mod control;
 mod create;
 mod intercept;
 mod keys;
+mod markers;
 #[cfg(test)]
 mod number_tests;
 mod recv;

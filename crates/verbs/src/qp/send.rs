@@ -348,6 +348,11 @@ impl SendQueue {
         self.ring.as_ref().is_none_or(|ring| ring.unfinished() == 0)
     }
 
+    /// Sees to it that all that the RNIC was given is finished before long ([`SendRing::mark`]); false if it has failed.
+    pub fn mark_end(&mut self) -> bool {
+        self.ring.as_mut().is_none_or(|ring| ring.mark())
+    }
+
     /// Two-sided messages given to the ring.
     pub fn messages(&self) -> u64 {
         self.messages

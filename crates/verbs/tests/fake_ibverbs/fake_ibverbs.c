@@ -3,7 +3,8 @@
  * and what it has seen in `fake`.
  *
  * A send that is signaled completes when it is posted, or, while `hold` is set, when `fake_release` is called. RECVs wait
- * for `fake_receive`.
+ * for `fake_receive`. What destroys or changes an object is a command, a byte that is written to the context's `cmd_fd`; where that
+ * fails so does the verb, but for the EIO of an RNIC that was unplugged, which is success if the caller says so.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -11,6 +12,7 @@
 #include <infiniband/verbs.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define LOG 64
@@ -27,9 +29,14 @@ struct seen {
 struct fake {
 	/* knobs */
 	int refuse_at, refuse_errno, hold;
+	unsigned status;
+	int keep_errno;
 	/* what happened */
 	int live, posted, binds, acked_cq, acked_async, closed;
 	unsigned mw_rkey_seen;
+	/* the states to which queue pairs were taken, one a digit, the last one lowest */
+	unsigned long states;
+	unsigned long registered;
 	struct seen log[LOG];
 };
 
@@ -77,11 +84,25 @@ static void *made(size_t bytes)
 	return calloc(1, bytes);
 }
 
+static int command(struct ibv_context *context)
+{
+	return write(context->cmd_fd, "c", 1) == 1 ? 0 : errno;
+}
+
 static int gone(void *object)
 {
 	fake.live--;
 	free(object);
 	return 0;
+}
+
+/* As `verbs_is_destroy_err` of rdma-core has it. */
+static int destroyed(struct ibv_context *context, void *object)
+{
+	int error = command(context);
+	if (error == EIO && getenv("RDMAV_ALLOW_DISASSOC_DESTROY"))
+		error = 0;
+	return error ? error : gone(object);
 }
 
 /* Calls between exported functions, as the real library has them. */
@@ -165,7 +186,7 @@ static int post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_sen
 			fake.mw_rkey_seen = wr->bind_mw.mw->rkey;
 		if (!(wr->send_flags & IBV_SEND_SIGNALED))
 			continue;
-		struct ibv_wc wc = { .wr_id = wr->wr_id, .qp_num = base->qp_num, .opcode = IBV_WC_SEND };
+		struct ibv_wc wc = { .wr_id = wr->wr_id, .qp_num = base->qp_num, .opcode = IBV_WC_SEND, .status = fake.status };
 		if (fake.hold)
 			qp->held[qp->held_count++] = wc;
 		else
@@ -255,7 +276,7 @@ static int bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bin
 	return 0;
 }
 
-static int dealloc_mw(struct ibv_mw *mw) { return gone(mw); }
+static int dealloc_mw(struct ibv_mw *mw) { return destroyed(mw->context, mw); }
 
 struct ibv_context *ibv_open_device(struct ibv_device *device)
 {
@@ -264,6 +285,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device)
 	if (pipe(ends))
 		return NULL;
 	context->base.device = device;
+	context->base.cmd_fd = memfd_create("commands", MFD_CLOEXEC);
 	context->base.async_fd = ends[0];
 	context->async_write_end = ends[1];
 	context->base.num_comp_vectors = 1;
@@ -281,6 +303,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device)
 int ibv_close_device(struct ibv_context *base)
 {
 	struct context *context = (struct context *)base;
+	close(base->cmd_fd);
 	close(base->async_fd);
 	close(context->async_write_end);
 	fake.closed++;
@@ -340,7 +363,7 @@ struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
 	return pd;
 }
 
-int ibv_dealloc_pd(struct ibv_pd *pd) { return gone(pd); }
+int ibv_dealloc_pd(struct ibv_pd *pd) { return destroyed(pd->context, pd); }
 
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned access)
 {
@@ -348,6 +371,7 @@ struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, ui
 		errno = EINVAL;
 		return NULL;
 	}
+	fake.registered = (unsigned long)addr;
 	struct ibv_mr *mr = made(sizeof *mr);
 	unsigned key = next_number++ << 8;
 	*mr = (struct ibv_mr){ .context = pd->context, .pd = pd, .addr = addr, .length = length,
@@ -371,7 +395,10 @@ int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, si
 	return 0;
 }
 
-int ibv_dereg_mr(struct ibv_mr *mr) { return gone(mr); }
+int ibv_dereg_mr(struct ibv_mr *mr)
+{
+	return fake.keep_errno ? fake.keep_errno : destroyed(mr->context, mr);
+}
 
 struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context)
 {
@@ -420,7 +447,7 @@ int ibv_destroy_cq(struct ibv_cq *cq)
 	for (int i = 0; i < 64; i++)
 		if (qps[i] && (qps[i]->base.send_cq == cq || qps[i]->base.recv_cq == cq))
 			return EBUSY;
-	return gone(cq);
+	return destroyed(cq->context, cq);
 }
 
 int ibv_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **cq_context)
@@ -457,10 +484,14 @@ int ibv_query_srq(struct ibv_srq *srq, struct ibv_srq_attr *attr)
 	return 0;
 }
 
-int ibv_destroy_srq(struct ibv_srq *srq) { return gone(srq); }
+int ibv_destroy_srq(struct ibv_srq *srq) { return destroyed(srq->context, srq); }
 
 struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 {
+	if (init->cap.max_send_wr > 128) {
+		errno = EINVAL;
+		return NULL;
+	}
 	int number = next_number++;
 	if (number >= 64) {
 		errno = ENOMEM;
@@ -481,9 +512,17 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init)
 
 int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask)
 {
-	if (attr->qp_state == IBV_QPS_RTS && !(mask & IBV_QP_SQ_PSN))
+	struct qp *own = (struct qp *)qp;
+	int again = own->attr.qp_state == IBV_QPS_RTS && mask == (IBV_QP_STATE | IBV_QP_ACCESS_FLAGS);
+	if (attr->qp_state == IBV_QPS_RTS && !(mask & IBV_QP_SQ_PSN) && !again)
 		return EINVAL;
-	((struct qp *)qp)->attr = *attr;
+	int error = command(qp->context);
+	if (error)
+		return error;
+	fake.states = fake.states * 10 + attr->qp_state;
+	if (attr->qp_state == IBV_QPS_RESET)
+		own->recv_head = own->recv_tail;
+	own->attr = *attr;
 	return 0;
 }
 
@@ -497,8 +536,11 @@ int ibv_query_qp(struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask, struct i
 
 int ibv_destroy_qp(struct ibv_qp *qp)
 {
-	qps[qp->qp_num] = NULL;
-	return gone(qp);
+	unsigned number = qp->qp_num;
+	int error = destroyed(qp->context, qp);
+	if (!error)
+		qps[number] = NULL;
+	return error;
 }
 
 struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
@@ -514,7 +556,7 @@ struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr)
 	return ah;
 }
 
-int ibv_destroy_ah(struct ibv_ah *ah) { return gone(ah); }
+int ibv_destroy_ah(struct ibv_ah *ah) { return destroyed(ah->context, ah); }
 
 int ibv_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
 {

@@ -1,21 +1,31 @@
-//! Completion channels: the kernel's own descriptors.
+//! Completion channels: an epoll descriptor that the program has, and in it the kernel's.
+//!
+//! The kernel's channel goes with its device; what the program waits on must not. So the program has the outer descriptor,
+//! and [`Channel::attach`] puts another device's channel into it, while threads sleep there. Beside it in the outer one is
+//! an eventfd, for events that no RNIC has made. Whether a read waits is what the program says of its own descriptor.
 //!
 //! Events are acknowledged to the library as soon as they are read, since the objects above count for themselves what the
 //! program has not acknowledged.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::BorrowedFd;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU8;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU8, AtomicU32};
+use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 use verbatim_device::ring;
 
 use super::ffi::ibv_comp_channel;
 use super::live::Live;
+use super::wait;
 use crate::backend::EventChannel;
 use crate::error::VerbsError;
+use crate::held;
 
 /// What a completion queue was asked for and no event has come of yet.
 #[derive(Debug, Default)]
@@ -40,33 +50,40 @@ impl Armed {
     }
 }
 
-/// A completion channel.
+/// A channel of the kernel.
 #[derive(Debug)]
-pub struct Channel {
+pub struct Source {
+    /// A child's reading would take the parent's events away. Forgotten before the descriptor goes.
+    _held: held::Held,
     live: Live<ibv_comp_channel>,
     number: u32,
     /// Those that send their events here, by number, and what these say.
     cqs: Mutex<HashMap<u32, (u32, Arc<Armed>)>>,
-    /// Events that no RNIC made. Who asks for an event finds them; the descriptor does not tell of them, since it is the
-    /// kernel's. They are made for an RNIC that is gone, whose descriptor is readable for ever, and for a queue with
-    /// completions in it, which a program that has armed it looks at before it waits.
-    injected: Mutex<VecDeque<u32>>,
 }
 
-impl Channel {
-    pub fn new(live: Live<ibv_comp_channel>, number: u32) -> Self {
-        Self {
+impl Source {
+    /// Reads of it never wait from now on.
+    pub fn new(live: Live<ibv_comp_channel>, number: u32) -> Result<Self, VerbsError> {
+        let fd = descriptor(&live);
+        let set = rustix::fs::fcntl_getfl(fd)
+            .and_then(|flags| rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK));
+        set.map_err(|errno| VerbsError::os("fcntl", errno))?;
+        let held = held::hold_fd(fd);
+        Ok(Self {
+            _held: held,
             live,
             number,
             cqs: Mutex::default(),
-            injected: Mutex::default(),
-        }
+        })
     }
 
     /// For the library, as long as this exists.
     pub fn pointer(&self) -> *mut ibv_comp_channel {
-        let held = self.live.hold().expect("it is destroyed when self is dropped");
-        held.as_ptr()
+        pointer(&self.live)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        descriptor(&self.live)
     }
 
     pub fn add(&self, cq: u32, event: u32, armed: Arc<Armed>) {
@@ -76,22 +93,9 @@ impl Channel {
     pub fn remove(&self, cq: u32) {
         self.cqs.lock().remove(&cq);
     }
-}
 
-impl EventChannel for Channel {
-    fn number(&self) -> u32 {
-        self.number
-    }
-
-    fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel is alive, and with it its descriptor, as long as self.
-        unsafe { BorrowedFd::borrow_raw((*self.pointer()).fd) }
-    }
-
-    fn next(&self) -> Result<u32, VerbsError> {
-        if let Some(cq) = self.injected.lock().pop_front() {
-            return Ok(cq);
-        }
+    /// The next event, if there is one now.
+    fn next(&self) -> Result<u32, Errno> {
         let library = self.live.opened().library();
         let functions = library.functions();
         let (mut cq, mut number) = (std::ptr::null_mut(), std::ptr::null_mut());
@@ -99,13 +103,8 @@ impl EventChannel for Channel {
         // is done at once.
         let number = unsafe {
             if (functions.ibv_get_cq_event)(self.pointer(), &mut cq, &mut number) != 0 {
-                // Many libraries leave `errno` as read(2) did, which is what the caller wants: EAGAIN, EINTR, EIO.
-                let source = std::io::Error::from_raw_os_error(library.errno());
-                // An RNIC that is gone ends a wait; what was made for it meanwhile counts.
-                return self.injected.lock().pop_front().ok_or(VerbsError::Os {
-                    call: "ibv_get_cq_event",
-                    source,
-                });
+                // The library leaves `errno` as read(2) did: EAGAIN, or EIO of an RNIC that is gone.
+                return Err(Errno::from_raw_os_error(library.errno()));
             }
             (functions.ibv_ack_cq_events)(cq, 1);
             number as usize as u32
@@ -117,8 +116,161 @@ impl EventChannel for Channel {
             *event
         }))
     }
+}
+
+fn pointer(live: &Live<ibv_comp_channel>) -> *mut ibv_comp_channel {
+    let held = live.hold().expect("it is destroyed when its channel is dropped");
+    held.as_ptr()
+}
+
+fn descriptor(live: &Live<ibv_comp_channel>) -> BorrowedFd<'_> {
+    // SAFETY: the channel is alive, and with it its descriptor, as long as `live`.
+    unsafe { BorrowedFd::borrow_raw((*pointer(live)).fd) }
+}
+
+/// Events that no RNIC made, and those taken from one that was let go.
+#[derive(Debug)]
+struct Injected {
+    events: VecDeque<u32>,
+    /// Readable while there are any.
+    bell: OwnedFd,
+}
+
+impl Injected {
+    fn push(&mut self, event: u32) {
+        self.events.push_back(event);
+        // Fails only when the counter is about to overflow, and then it is readable.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    fn pop(&mut self) -> Option<u32> {
+        let event = self.events.pop_front()?;
+        if self.events.is_empty() {
+            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        }
+        Some(event)
+    }
+}
+
+/// A completion channel of the program.
+#[derive(Debug)]
+pub struct Channel {
+    me: Weak<Self>,
+    _held: [held::Held; 2],
+    /// What the program waits on.
+    outer: OwnedFd,
+    /// None while its device is parked: then nobody reads what may be a placeholder by now.
+    source: RwLock<Option<Arc<Source>>>,
+    injected: Mutex<Injected>,
+    /// The last that it had.
+    number: AtomicU32,
+}
+
+impl Channel {
+    pub fn new() -> Result<Arc<Self>, VerbsError> {
+        let outer =
+            epoll::create(CreateFlags::CLOEXEC).map_err(|errno| VerbsError::os("epoll_create1", errno))?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| VerbsError::os("eventfd", errno))?;
+        watch(&outer, bell.as_fd())?;
+        Ok(Arc::new_cyclic(|me| Self {
+            me: me.clone(),
+            _held: [held::hold_fd(outer.as_fd()), held::hold_fd(bell.as_fd())],
+            outer,
+            source: RwLock::new(None),
+            injected: Mutex::new(Injected {
+                events: VecDeque::new(),
+                bell,
+            }),
+            number: AtomicU32::new(0),
+        }))
+    }
+
+    /// For those who must not keep it.
+    pub fn downgrade(&self) -> Weak<Self> {
+        self.me.clone()
+    }
+
+    /// Goes on with this channel of the kernel. Who sleeps on the outer descriptor sleeps on.
+    pub fn attach(&self, source: Arc<Source>) -> Result<(), VerbsError> {
+        self.detach();
+        let mut current = self.source.write();
+        watch(&self.outer, source.fd())?;
+        self.number.store(source.number, SeqCst);
+        *current = Some(source);
+        Ok(())
+    }
+
+    /// Lets go of the kernel's channel. What that has told and nobody has read stays here.
+    pub fn detach(&self) {
+        let mut current = self.source.write();
+        let Some(source) = current.take() else { return };
+        let mut injected = self.injected.lock();
+        while let Ok(event) = source.next() {
+            injected.push(event);
+        }
+        let _ = epoll::delete(&self.outer, source.fd());
+    }
+
+    /// The next event, if there is one now.
+    fn try_next(&self) -> Result<u32, Errno> {
+        if let Some(event) = self.injected.lock().pop() {
+            return Ok(event);
+        }
+        let current = self.source.read();
+        let outcome = current.as_ref().map_or(Err(Errno::AGAIN), |source| source.next());
+        // What was injected for an RNIC that is gone counts before its error.
+        outcome.or_else(|errno| self.injected.lock().pop().ok_or(errno))
+    }
+
+    fn is_non_blocking(&self) -> bool {
+        rustix::fs::fcntl_getfl(&self.outer).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK))
+    }
+}
+
+fn watch(outer: &OwnedFd, fd: BorrowedFd<'_>) -> Result<(), VerbsError> {
+    epoll::add(
+        outer,
+        fd,
+        EventData::new_u64(fd.as_raw_fd() as u64),
+        EventFlags::IN,
+    )
+    .map_err(|errno| VerbsError::os("epoll_ctl", errno))
+}
+
+impl EventChannel for Channel {
+    fn number(&self) -> u32 {
+        self.number.load(SeqCst)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.outer.as_fd()
+    }
+
+    fn next(&self) -> Result<u32, VerbsError> {
+        let failed = |errno| VerbsError::os("ibv_get_cq_event", errno);
+        loop {
+            match self.try_next() {
+                Ok(event) => return Ok(event),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if !self.is_non_blocking() => {
+                    wait::until_readable(self.outer.as_fd()).map_err(failed)?;
+                }
+                Err(errno) => return Err(failed(errno)),
+            }
+        }
+    }
 
     fn inject(&self, event: u32) {
-        self.injected.lock().push_back(event);
+        self.injected.lock().push(event);
+    }
+
+    fn unread(&self) -> Result<Vec<u32>, VerbsError> {
+        let current = self.source.read();
+        let mut injected = self.injected.lock();
+        while let Some(Ok(event)) = current.as_ref().map(|source| source.next()) {
+            injected.push(event);
+        }
+        Ok(injected.events.iter().copied().collect())
     }
 }

@@ -1,21 +1,24 @@
 //! The control path: one verb of the library for each of ours.
 
+use std::any::Any;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 
+use parking_lot::Mutex;
 use verbatim_device::control::{
     AddressVector, AsyncEvent, DeviceAttr, MwType, PortAttr, QpAttr, QpAttrMask, SrqAttr,
 };
 
-use super::channel::Channel;
+use super::channel::{Channel, Source};
 use super::completions::Completions;
 use super::ffi;
 use super::functions::Functions;
 use super::library::Library;
 use super::live::{Live, Opened};
-use super::objects::{Ah, Objects};
+use super::objects::{Ah, Comp, Objects, Qp};
+use super::park::Rested;
 use super::recvs::Recvs;
 use super::sends::Sends;
 use super::{convert, events, port};
@@ -26,6 +29,11 @@ use crate::backend::{
 use crate::error::VerbsError;
 use crate::tables::key_slot;
 
+/// So many markers are under way to a completion queue at a time.
+const HIDDEN_ENTRIES: u32 = 64;
+/// A device whose completion queues cannot have so many entries gives one of them to markers.
+const FEW_ENTRIES: u32 = 16 * HIDDEN_ENTRIES;
+
 /// A device of the library.
 #[derive(Debug)]
 pub struct RdmaCoreDevice {
@@ -33,6 +41,12 @@ pub struct RdmaCoreDevice {
     device_attr: DeviceAttr,
     port_attr: PortAttr,
     gone: AtomicBool,
+    /// Entries of each completion queue that the program does not see ([`super::markers`]).
+    pub hidden_entries: u32,
+    /// What stands still while the device is parked.
+    pub resting: Mutex<Vec<Rested>>,
+    /// Queue pairs that lost their RECVs when it was parked last.
+    pub lost_recvs: Mutex<Vec<u32>>,
     /// Before `opened`, which every object of it holds too.
     pub objects: Arc<Objects>,
     pub opened: Arc<Opened>,
@@ -40,15 +54,26 @@ pub struct RdmaCoreDevice {
 
 impl RdmaCoreDevice {
     pub fn new(name: &str, opened: Opened) -> Result<Self, VerbsError> {
-        let device_attr = port::query_device(name, &opened)?;
+        let mut device_attr = port::query_device(name, &opened)?;
         let port_attr = port::query_port(name, &opened)?;
         events::make_non_blocking(&opened)?;
+        let hidden_entries = if device_attr.max_cqe < FEW_ENTRIES {
+            1
+        } else {
+            HIDDEN_ENTRIES
+        };
+        device_attr.max_cqe = device_attr.max_cqe.saturating_sub(hidden_entries);
+        device_attr.max_qp_wr = device_attr.max_qp_wr.saturating_sub(1);
+        let own = port::way_to_itself(&port_attr);
         Ok(Self {
             name: name.to_owned(),
             device_attr,
             port_attr,
             gone: AtomicBool::new(false),
-            objects: Arc::new(Objects::new()),
+            hidden_entries,
+            resting: Mutex::default(),
+            lost_recvs: Mutex::default(),
+            objects: Arc::new(Objects::new(own)),
             opened: Arc::new(opened),
         })
     }
@@ -59,6 +84,17 @@ impl RdmaCoreDevice {
 
     pub fn functions(&self) -> &Functions {
         self.library().functions()
+    }
+
+    pub fn modify(&self, qp: &Qp, mask: QpAttrMask, attr: &QpAttr) -> Result<(), VerbsError> {
+        const VERB: &str = "modify_qp";
+        let mut attr = convert::qp_attr_to_c(attr);
+        // SAFETY: the queue pair is held.
+        let returned = unsafe {
+            let qp = qp.live.get(VERB)?;
+            (self.functions().ibv_modify_qp)(qp.as_ptr(), &mut attr, mask.bits() as c_int)
+        };
+        self.check(VERB, returned)
     }
 
     pub fn check(&self, verb: &'static str, returned: c_int) -> Result<(), VerbsError> {
@@ -75,8 +111,13 @@ impl Device for RdmaCoreDevice {
         (&self.device_attr, &self.port_attr)
     }
 
+    /// Pages of the memory file are pinned as others are, and what the RNIC writes to them is seen by whoever maps the file.
     fn adopts_memory(&self) -> bool {
-        false
+        true
+    }
+
+    fn checks_memory(&self) -> bool {
+        true
     }
 
     fn blocker(&self) -> Option<String> {
@@ -148,7 +189,27 @@ impl Device for RdmaCoreDevice {
         // SAFETY: just made.
         let live = unsafe { Live::new(self.opened.clone(), channel, functions.ibv_destroy_comp_channel) };
         let number = self.objects.next_number();
-        Ok(self.objects.channels.insert(number, Channel::new(live, number)))
+        let source = Arc::new(Source::new(live, number)?);
+        let shell = Channel::new()?;
+        shell.attach(source.clone())?;
+        let comp = Comp {
+            source,
+            shell: shell.downgrade().into(),
+        };
+        self.objects.channels.insert(number, comp);
+        Ok(shell)
+    }
+
+    fn attach_comp_channel(&self, number: u32, channel: &dyn EventChannel) -> Result<(), VerbsError> {
+        let comp = self.objects.channels.get(number)?;
+        let shell = (channel as &dyn Any).downcast_ref::<Channel>().ok_or_else(|| {
+            VerbsError::Invalid("a completion channel goes from a device to one of the same kind".to_owned())
+        })?;
+        let before = std::mem::replace(&mut *comp.shell.lock(), shell.downgrade());
+        if let Some(before) = before.upgrade() {
+            before.detach();
+        }
+        shell.attach(comp.source.clone())
     }
 
     /// It is closed when nobody waits in it any more.
@@ -166,13 +227,14 @@ impl Device for RdmaCoreDevice {
         const VERB: &str = "resize_cq";
         let object = self.objects.cqs.get(cq)?;
         let held = object.live.get(VERB)?;
+        let with_hidden = clamp(entries.saturating_add(object.hidden));
         // SAFETY: the queue is held.
-        let returned = unsafe { (self.functions().ibv_resize_cq)(held.as_ptr(), clamp(entries)) };
+        let returned = unsafe { (self.functions().ibv_resize_cq)(held.as_ptr(), with_hidden) };
         self.check(VERB, returned)?;
         Ok(CqPlace {
             cq,
             // SAFETY: the queue is held.
-            entries: unsafe { (*held.as_ptr()).cqe } as u32,
+            entries: unsafe { (*held.as_ptr()).cqe } as u32 - object.hidden,
             offset: 0,
         })
     }
@@ -192,15 +254,10 @@ impl Device for RdmaCoreDevice {
     }
 
     fn modify_qp(&self, qpn: u32, mask: QpAttrMask, attr: &QpAttr) -> Result<(), VerbsError> {
-        const VERB: &str = "modify_qp";
         let qp = self.objects.qps.get(qpn)?;
-        let mut attr = convert::qp_attr_to_c(attr);
-        // SAFETY: the queue pair is held.
-        let returned = unsafe {
-            let qp = qp.live.get(VERB)?;
-            (self.functions().ibv_modify_qp)(qp.as_ptr(), &mut attr, mask.bits() as c_int)
-        };
-        self.check(VERB, returned)
+        self.modify(&qp, mask, attr)?;
+        qp.attr.lock().merge(attr, mask);
+        Ok(())
     }
 
     fn query_qp(&self, qpn: u32) -> Result<QpAttr, VerbsError> {
@@ -228,7 +285,10 @@ impl Device for RdmaCoreDevice {
     fn destroy_qp(&self, qpn: u32) -> Result<(), VerbsError> {
         self.objects.qps.destroy(qpn, |qp| {
             qp.disown();
-            qp.live.destroy("destroy_qp").inspect_err(|_| qp.own())
+            qp.live.destroy("destroy_qp").inspect_err(|_| qp.own())?;
+            qp.forget_marks();
+            qp.marker_ah.lock().take();
+            Ok(())
         })
     }
 
@@ -320,6 +380,14 @@ impl Device for RdmaCoreDevice {
     }
 
     fn park(self: Arc<Self>) -> Result<Parked, VerbsError> {
-        Err(VerbsError::Unsupported(self.blocker().unwrap_or_default()))
+        self.rest()
+    }
+
+    fn lost_recvs(&self) -> Vec<u32> {
+        self.lost_recvs.lock().clone()
+    }
+
+    fn abandon(self: Arc<Self>) {
+        self.cut_off();
     }
 }

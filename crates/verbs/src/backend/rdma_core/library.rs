@@ -14,15 +14,17 @@
 //! - That C library prepares its character tables only for the thread that loads it; other threads would find null
 //!   pointers there (sscanf(3) in a driver). uselocale(3) of that C library does it for the calling thread, before its first
 //!   call ([`Library::functions`]). Posting and polling do not look at characters.
+//!   It also has an environment of its own.
 //! - It is never unloaded, and there is one for the process.
 
 use std::cell::Cell;
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
+use super::abandon::ALLOW_DISASSOCIATED;
 use super::functions::Functions;
 use super::locate;
 use crate::error::VerbsError;
@@ -128,9 +130,16 @@ impl Library {
             Ok(address)
         };
         let [errno_location, uselocale] = [find(c"__errno_location")?, find(c"uselocale")?];
-        // SAFETY: all are functions of those names, from that library or, the last two, from the C library that it depends
+        let setenv = find(c"setenv")?;
+        // SAFETY: all are functions of those names, from that library or, the last three, from the C library that it depends
         // on; it is never closed.
         unsafe {
+            let setenv = std::mem::transmute::<
+                *mut c_void,
+                unsafe extern "C" fn(*const c_char, *const c_char, c_int) -> c_int,
+            >(setenv);
+            // In the environment of that C library, which nobody else reads. What is short of memory now says so soon enough.
+            setenv(ALLOW_DISASSOCIATED.as_ptr(), c"1".as_ptr(), 1);
             Ok(Self {
                 functions: Functions::load(find)?,
                 errno_location: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *mut c_int>(

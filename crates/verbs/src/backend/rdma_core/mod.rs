@@ -13,13 +13,16 @@
 //! - [`sends`], [`recvs`] and [`completions`] are the data path. Requests are translated into the header's structures and
 //!   posted when they are published, and what the library refuses is told to whoever posts. The queues of verbs are
 //!   below, so room and what is unfinished follow from completions ([`progress`]).
-//! - Memory is registered where it is; descriptors of channels are the kernel's ([`channel`]).
+//! - Memory is adopted first and then registered where the program sees it. What the program waits on for completion events
+//!   has the kernel's descriptor in it ([`channel`], [`wait`]).
+//! - Below a move: [`markers`] end a drain, [`park`] keeps all as it is beside a dump, [`abandon`] lets go of it elsewhere.
 //!
 //! Left out, each with a clear error: moving (see `Device::blocker`), ports other than the first, link layers other than
 //! Ethernet, on-chip memory, extensions that the objects above do not have.
 
 #![allow(unsafe_code)]
 
+mod abandon;
 mod channel;
 mod completions;
 mod convert;
@@ -30,8 +33,10 @@ mod functions;
 mod library;
 mod live;
 mod locate;
+mod markers;
 mod memory;
 mod objects;
+mod park;
 mod port;
 mod progress;
 mod queues;
@@ -39,6 +44,7 @@ mod recvs;
 mod sends;
 #[cfg(test)]
 mod tests;
+mod wait;
 
 use std::path::Path;
 use std::ptr::NonNull;

@@ -3,20 +3,21 @@
 //! An object holds those that it was made from, so that they are destroyed after it, whatever the order in which a table
 //! lets go of them.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
-use verbatim_device::control::{QpCap, QpType, SrqAttr};
+use verbatim_device::control::{AddressVector, QpAttr, QpCap, QpType, SrqAttr};
 
-use super::channel::{Armed, Channel};
+use super::channel::{Armed, Channel, Source};
 use super::ffi::{ibv_ah, ibv_cq, ibv_mr, ibv_mw, ibv_pd, ibv_qp, ibv_srq};
 use super::live::Live;
 use super::progress::{Progress, QpProgress};
 use crate::error::VerbsError;
 use crate::tables::Radix24;
+use crate::work::Wc;
 
 #[derive(Debug)]
 pub struct Mr {
@@ -46,7 +47,22 @@ pub struct Cq {
     pub number: u32,
     pub owners: RwLock<Owners>,
     pub armed: Arc<Armed>,
-    pub channel: Option<Arc<Channel>>,
+    pub channel: Option<Arc<Source>>,
+    /// Entries that the program does not know of, for markers.
+    pub spare: AtomicU32,
+    /// How many those are when no marker is under way.
+    pub hidden: u32,
+    /// Completions that were taken while nobody had its end.
+    pub left: Mutex<VecDeque<Wc>>,
+}
+
+/// A completion channel.
+#[derive(Debug)]
+pub struct Comp {
+    /// The kernel's.
+    pub source: Arc<Source>,
+    /// The program's that it is in.
+    pub shell: Mutex<Weak<Channel>>,
 }
 
 #[derive(Debug)]
@@ -65,8 +81,12 @@ pub struct Qp {
     pub cap: QpCap,
     pub progress: Arc<QpProgress>,
     pub cqs: [Arc<Cq>; 2],
-    pub _srq: Option<Arc<Srq>>,
-    pub _pd: Arc<Live<ibv_pd>>,
+    pub srq: Option<Arc<Srq>>,
+    pub pd: Arc<Live<ibv_pd>>,
+    /// As it was told.
+    pub attr: Mutex<QpAttr>,
+    /// Where the markers of one for datagrams go.
+    pub marker_ah: Mutex<Option<Live<ibv_ah>>>,
 }
 
 impl Qp {
@@ -132,6 +152,11 @@ impl<T> Table<T> {
         destroy(&object).inspect_err(|_| _ = self.objects.write().insert(number, object.clone()))
     }
 
+    /// All that there are.
+    pub fn all(&self) -> Vec<Arc<T>> {
+        self.objects.read().values().cloned().collect()
+    }
+
     /// Takes it out.
     pub fn remove(&self, number: u32) -> Option<Arc<T>> {
         self.objects.write().remove(&number)
@@ -149,13 +174,15 @@ pub struct Objects {
     /// By local key.
     pub mrs: Table<Mr>,
     pub cqs: Table<Cq>,
-    pub channels: Table<Channel>,
+    pub channels: Table<Comp>,
     pub pds: Table<Live<ibv_pd>>,
     last_number: AtomicU32,
+    /// The way to the device itself.
+    pub own: AddressVector,
 }
 
 impl Objects {
-    pub fn new() -> Self {
+    pub fn new(own: AddressVector) -> Self {
         Self {
             qps: Table::new("queue pair"),
             srqs: Table::new("shared receive queue"),
@@ -166,6 +193,7 @@ impl Objects {
             channels: Table::new("completion channel"),
             pds: Table::new("protection domain"),
             last_number: AtomicU32::new(0),
+            own,
         }
     }
 

@@ -5,7 +5,7 @@
 
 use std::mem::MaybeUninit;
 
-use verbatim_device::control::{DeviceAttr, Gid, PortAttr};
+use verbatim_device::control::{AddressVector, DeviceAttr, Gid, PortAttr};
 
 use super::convert;
 use super::ffi;
@@ -89,6 +89,19 @@ fn gids(entries: &[ffi::ibv_gid_entry]) -> Vec<Gid> {
         };
     }
     gids
+}
+
+/// An address vector to the port itself, by the first GID that it has.
+pub fn way_to_itself(port: &PortAttr) -> AddressVector {
+    let found = port.gids.iter().position(|entry| *entry != Gid::default());
+    let index = found.unwrap_or(0);
+    AddressVector {
+        dgid: port.gids.get(index).map(|entry| entry.gid).unwrap_or_default(),
+        sgid_index: index as u8,
+        hop_limit: 1,
+        port_num: PORT,
+        ..AddressVector::default()
+    }
 }
 
 fn interface_name(index: u32) -> Option<String> {

@@ -4,7 +4,8 @@
 //! 1 §10.8.3.1). So a completion tells that all up to its position are done, those that were not signaled included. No
 //! request is signaled that the program did not ask for: its completion would take room in a completion queue that the
 //! program has sized for its own. So what is posted behind the last signaled request counts as unfinished until a later
-//! one completes, which is the rule that verbs have for the room of a queue too (ibv_post_send(3)).
+//! one completes, which is the rule that verbs have for the room of a queue too (ibv_post_send(3)), or until somebody has
+//! asked for a marker ([`super::markers`]).
 //!
 //! RECVs of a shared queue complete in any order; these are counted.
 
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use super::markers::{MARK_BIT, Marks};
 use crate::work::RECV_BIT;
 use crate::work::Wc;
 
@@ -49,6 +51,16 @@ impl Progress {
         self.done.store(position + 1, Release);
     }
 
+    /// Those before `position` are done.
+    fn done_before(&self, position: u64) {
+        self.done.store(position, Release);
+    }
+
+    /// The position of the next.
+    pub fn posted(&self) -> u64 {
+        self.posted.load(Relaxed)
+    }
+
     /// One is done, whichever.
     fn done_one(&self) {
         self.done.fetch_add(1, Release);
@@ -67,6 +79,7 @@ pub struct QpProgress {
     /// Its own receive queue, or the shared one.
     pub recv: Arc<Progress>,
     pub recv_is_shared: bool,
+    pub marks: Marks,
 }
 
 impl QpProgress {
@@ -78,6 +91,15 @@ impl QpProgress {
             (true, false) => self.recv.done_up_to(wc.wr_id & !RECV_BIT),
             (true, true) => self.recv.done_one(),
         }
+    }
+
+    /// Takes the completion of a marker into account; false if it is not the one under way.
+    pub fn note_mark(&self, wr_id: u64, succeeded: bool) -> bool {
+        let ended = self.marks.end(wr_id, succeeded);
+        if ended {
+            self.send.done_before(wr_id & !MARK_BIT);
+        }
+        ended
     }
 }
 
@@ -98,6 +120,7 @@ mod tests {
             send: Progress::default(),
             recv: Arc::default(),
             recv_is_shared: false,
+            marks: Marks::new(8, 9),
         };
         progress.send.posted_up_to(4);
         progress.recv.posted_up_to(1);
@@ -116,6 +139,7 @@ mod tests {
             send: Progress::default(),
             recv: shared.clone(),
             recv_is_shared: true,
+            marks: Marks::new(8, 9),
         });
         shared.posted_more(10);
         qps[0].note(&completion(RECV_BIT | 9));

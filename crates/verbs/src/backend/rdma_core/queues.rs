@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use verbatim_device::control::SrqAttr;
 
 use super::channel::Armed;
@@ -10,6 +11,7 @@ use super::convert;
 use super::device::{RdmaCoreDevice, clamp};
 use super::ffi;
 use super::live::Live;
+use super::markers::Marks;
 use super::objects::{Cq, Qp, Srq};
 use super::progress::{Progress, QpProgress};
 use crate::backend::{CqPlace, PhysicalQpInit, QpPlace, SrqPlace};
@@ -29,24 +31,27 @@ impl RdmaCoreDevice {
         let cq = unsafe {
             (functions.ibv_create_cq)(
                 self.opened.context(),
-                clamp(entries),
+                clamp(entries.saturating_add(self.hidden_entries)),
                 number as usize as *mut c_void,
                 channel
                     .as_ref()
-                    .map_or(std::ptr::null_mut(), |channel| channel.pointer()),
+                    .map_or(std::ptr::null_mut(), |channel| channel.source.pointer()),
                 0,
             )
         };
         let cq = self.library().made("create_cq", cq)?;
         // SAFETY: just made.
-        let entries = unsafe { (*cq.as_ptr()).cqe } as u32;
+        let entries = unsafe { (*cq.as_ptr()).cqe } as u32 - self.hidden_entries;
         let cq = Cq {
             // SAFETY: just made.
             live: unsafe { Live::new(self.opened.clone(), cq, functions.ibv_destroy_cq) },
             number,
             owners: Radix24::new().into(),
             armed: Arc::new(Armed::default()),
-            channel,
+            channel: channel.map(|channel| channel.source.clone()),
+            spare: self.hidden_entries.into(),
+            hidden: self.hidden_entries,
+            left: Mutex::default(),
         };
         if let Some(channel) = &cq.channel {
             channel.add(number, event, cq.armed.clone());
@@ -80,12 +85,23 @@ impl RdmaCoreDevice {
             // The objects above say it with each request.
             sq_sig_all: 0,
         };
+        let held_pd = pd.get(VERB)?;
         // SAFETY: all objects are held.
-        let qp = unsafe { (functions.ibv_create_qp)(pd.get(VERB)?.as_ptr(), &mut attr) };
+        let create = |attr: &mut _| unsafe { (functions.ibv_create_qp)(held_pd.as_ptr(), attr) };
+        attr.cap.max_send_wr = init.cap.max_send_wr.saturating_add(1);
+        let mut qp = create(&mut attr);
+        let mut hidden = 1;
+        if qp.is_null() {
+            // As large as can be: it goes without the slot for markers.
+            (attr.cap, hidden) = (convert::cap_to_c(&init.cap), 0);
+            qp = create(&mut attr);
+        }
         let qp = self.library().made(VERB, qp)?;
-        drop((send_cq, recv_cq, held_srq));
+        drop((send_cq, recv_cq, held_srq, held_pd));
         // SAFETY: just made.
         let number = unsafe { (*qp.as_ptr()).qp_num };
+        let physical = attr.cap.max_send_wr;
+        attr.cap.max_send_wr = physical.saturating_sub(hidden);
         let cap = convert::cap_from_c(&attr.cap);
         let qp = Qp {
             // SAFETY: just made.
@@ -97,10 +113,13 @@ impl RdmaCoreDevice {
                 send: Progress::default(),
                 recv: srq.as_ref().map_or_else(Arc::default, |srq| srq.progress.clone()),
                 recv_is_shared: srq.is_some(),
+                marks: Marks::new(cap.max_send_wr, physical),
             }),
             cqs,
-            _srq: srq,
-            _pd: pd,
+            srq,
+            pd,
+            attr: Mutex::default(),
+            marker_ah: Mutex::default(),
         };
         self.objects.qps.insert(number, qp).own();
         Ok(QpPlace {

@@ -270,7 +270,7 @@ fn point(wr: &mut ffi::ibv_send_wr, found: &Kept) {
 }
 
 /// Libraries return an errno; some once returned it negative.
-fn positive(returned: c_int) -> c_int {
+pub fn positive(returned: c_int) -> c_int {
     returned.abs()
 }
 
@@ -296,7 +296,7 @@ fn flags_to_c(flags: u8) -> u32 {
 impl SendRing for Sends {
     fn room(&self) -> u32 {
         let outstanding = self.qp.progress.send.outstanding() + self.requests.len() as u32;
-        self.qp.cap.max_send_wr.saturating_sub(outstanding)
+        self.qp.progress.marks.limit().saturating_sub(outstanding)
     }
 
     fn push(&mut self, wqe: &SendWqe, body: Body<'_>) {
@@ -418,8 +418,13 @@ impl SendRing for Sends {
         self.qp.progress.send.outstanding()
     }
 
+    fn mark(&mut self) -> bool {
+        self.qp.mark(&self.objects.own)
+    }
+
     fn reset(&mut self) {
         self.truncate(0);
         self.qp.progress.send.reset();
+        self.qp.forget_marks();
     }
 }

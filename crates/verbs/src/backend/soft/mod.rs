@@ -630,6 +630,7 @@ impl Device for SoftDevice {
         // Unmapped here and now, or not parked: the caller freezes the process next.
         Arc::try_unwrap(arena).map_err(|arena| held("the RNIC's memory", Arc::strong_count(&arena)))?;
         Ok(Parked {
+            kept: None,
             connection: connection.into_inner().into_socket().into_fd(),
             reopen: Box::new(attach),
         })

@@ -309,6 +309,7 @@ impl Device for WireDevice {
         self.wire.park(self.id, true);
         let wire = self.wire.clone();
         Ok(Parked {
+            kept: None,
             connection: connection(self.id),
             reopen: Box::new(move |connection| {
                 let mut id = [0];

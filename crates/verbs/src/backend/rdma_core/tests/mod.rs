@@ -4,10 +4,11 @@ mod control;
 mod cost;
 mod data;
 mod layout;
+mod moving;
 mod namespace;
 mod through_the_objects;
 
-use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_int, c_uint, c_ulong, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -40,6 +41,8 @@ struct Knobs {
     refuse_at: c_int,
     refuse_errno: c_int,
     hold: c_int,
+    status: c_uint,
+    keep_errno: c_int,
     live: c_int,
     posted: c_int,
     binds: c_int,
@@ -47,6 +50,8 @@ struct Knobs {
     acked_async: c_int,
     closed: c_int,
     mw_rkey_seen: c_uint,
+    states: c_ulong,
+    registered: u64,
     log: [Seen; LOG],
 }
 
@@ -152,6 +157,48 @@ impl Fake {
                 .map(|index| knobs.log[index % LOG])
                 .collect()
         })
+    }
+}
+
+/// Pages of their own.
+struct Pages {
+    start: *mut c_void,
+    length: usize,
+}
+
+impl Pages {
+    fn new(count: usize) -> Self {
+        let length = count * 4096;
+        // SAFETY: new memory.
+        let start = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(start, libc::MAP_FAILED);
+        Self { start, length }
+    }
+
+    fn address(&self) -> usize {
+        self.start as usize
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: mapped, and nobody else's.
+        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.length) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`.
+        unsafe { libc::munmap(self.start, self.length) };
     }
 }
 

@@ -151,33 +151,79 @@ fn two_rnics_may_give_the_same_numbers() {
     assert_eq!(one, other);
 }
 
+/// Whether the page at `address` is one that is shared, of a file.
+fn is_shared(address: usize) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let line = maps.lines().find(|line| {
+        let (range, _) = line.split_once(' ').unwrap();
+        let (start, end) = range.split_once('-').unwrap();
+        let [start, end] = [start, end].map(|end| usize::from_str_radix(end, 16).unwrap());
+        (start..end).contains(&address)
+    });
+    line.unwrap().split(' ').nth(1).unwrap().ends_with('s')
+}
+
 #[test]
-fn memory_stays_where_it_is_and_the_process_cannot_be_moved() {
+fn memory_is_moved_to_a_file_first_and_back_after_it_was_deregistered() {
     let fake = Fake::new();
     let Program {
         process, context, qp, ..
     } = program(&fake);
-    let buffer = vec![7u8; 1 << 16];
-    let before = std::fs::read_to_string("/proc/self/maps")
-        .unwrap()
-        .matches("/mem/")
-        .count();
+    let mut buffer = Pages::new(4);
+    buffer.bytes().fill(7);
+    let (address, length) = (buffer.address(), buffer.bytes().len());
     let mr = qp
         .pd()
-        .reg_mr(buffer.as_ptr() as u64, buffer.len() as u64, 0, Access::empty())
+        .reg_mr(address as u64, length as u64, address as u64, Access::empty())
         .unwrap();
-    let after = std::fs::read_to_string("/proc/self/maps")
-        .unwrap()
-        .matches("/mem/")
-        .count();
-    assert_eq!(before, after);
+    assert!(is_shared(address));
+    assert_eq!(
+        fake.get(|knobs| knobs.registered),
+        address as u64,
+        "where the program sees it"
+    );
+    assert!(buffer.bytes().iter().all(|byte| *byte == 7));
+    // The RNIC refuses to let go of it: the pages stay.
+    fake.set(|knobs| knobs.keep_errno = libc::EBUSY);
+    assert_eq!(mr.dereg().unwrap_err().errno(), libc::EBUSY);
+    assert!(is_shared(address));
+    fake.set(|knobs| knobs.keep_errno = 0);
     mr.dereg().unwrap();
+    assert!(!is_shared(address));
+    assert!(buffer.bytes().iter().all(|byte| *byte == 7));
+
+    // What is not there is the library's business.
+    let nowhere = qp.pd().reg_mr(0, u64::MAX, 0, Access::empty()).unwrap();
+    assert_eq!(fake.get(|knobs| knobs.registered), 0);
+    nowhere.dereg().unwrap();
     let blockers = crate::road_map::blockers(&process);
     assert!(
         blockers.iter().any(|blocker| blocker.contains("fake0")),
         "{blockers:?}"
     );
     context.close().unwrap();
+}
+
+#[test]
+fn a_region_changes_its_pages_and_those_of_before_go_back() {
+    let fake = Fake::new();
+    let Program { qp, .. } = program(&fake);
+    let (mut first, mut second) = (Pages::new(2), Pages::new(2));
+    first.bytes().fill(1);
+    second.bytes().fill(2);
+    let of = |pages: &mut Pages| (pages.address() as u64, pages.bytes().len() as u64);
+    let (address, length) = of(&mut first);
+    let mr = qp.pd().reg_mr(address, length, address, Access::empty()).unwrap();
+    let change = crate::MrChange {
+        memory: Some(of(&mut second)),
+        ..crate::MrChange::default()
+    };
+    mr.rereg(&change).unwrap();
+    assert!(!is_shared(first.address()) && is_shared(second.address()));
+    assert!(first.bytes().iter().all(|byte| *byte == 1));
+    assert!(second.bytes().iter().all(|byte| *byte == 2));
+    mr.dereg().unwrap();
+    assert!(!is_shared(second.address()));
 }
 
 #[test]

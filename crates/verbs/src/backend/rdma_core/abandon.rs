@@ -1,0 +1,74 @@
+//! Letting go of a device in a process that goes on without it.
+//!
+//! Its descriptors are placeholders by now, and so is what was mapped of it. The library still has all of its objects, and
+//! must forget them without telling anybody. It has a way for that: a device that was unplugged answers every command with
+//! `EIO`, and with the variable [`ALLOW_DISASSOCIATED`] the library takes that for success of whatever destroys. What
+//! answers everything so is a terminal that was hung up. It takes the place of the descriptor for commands; then all is
+//! destroyed as always, and its memory, descriptors and mappings are given back.
+//!
+//! Where there are no terminals a placeholder refuses the commands, and what the library keeps for objects that it could
+//! not destroy stays in memory.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use super::device::RdmaCoreDevice;
+
+/// rdma-core's own, since release 19; read when the library is first used.
+pub const ALLOW_DISASSOCIATED: &CStr = c"RDMAV_ALLOW_DISASSOC_DESTROY";
+
+impl RdmaCoreDevice {
+    /// All of its objects go with the last reference.
+    pub fn cut_off(self: Arc<Self>) {
+        if let Ok(dead) = hung_up_terminal() {
+            // SAFETY: the context is open as long as the device is; the library closes that number with it.
+            unsafe {
+                let commands = (*self.opened.context()).cmd_fd;
+                libc::dup3(dead.as_raw_fd(), commands, libc::O_CLOEXEC);
+            }
+        }
+    }
+}
+
+/// A descriptor on which every ioctl and every write fails with `EIO`.
+fn hung_up_terminal() -> io::Result<OwnedFd> {
+    let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+    // SAFETY: a C string.
+    let master = owned(unsafe { libc::open(c"/dev/ptmx".as_ptr(), flags) })?;
+    let unlock: libc::c_int = 0;
+    // SAFETY: reads one number.
+    if unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCSPTLCK, &unlock) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: makes a descriptor. It is hung up when its master is closed, at the end of this.
+    owned(unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCGPTPEER, flags) })
+}
+
+fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
+    match fd {
+        // SAFETY: just made, and nobody else's.
+        0.. => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_that_was_hung_up_fails_every_command() {
+        let dead = hung_up_terminal().unwrap();
+        // `RDMA_VERBS_IOCTL`
+        let command: libc::c_ulong = 0xc018_1b01;
+        // SAFETY: the descriptor fails before it looks at the structure, which is there all the same.
+        let returned = unsafe { libc::ioctl(dead.as_raw_fd(), command, &mut [0u64; 8]) };
+        assert_eq!(
+            (returned, io::Error::last_os_error().raw_os_error()),
+            (-1, Some(libc::EIO))
+        );
+        assert_eq!(rustix::io::write(&dead, b"command"), Err(rustix::io::Errno::IO));
+    }
+}
