@@ -106,6 +106,11 @@ impl Guest {
         }
     }
 
+    /// Whether its library knows of markers ([`Order::Mark`]).
+    pub fn knows_markers(&self) -> bool {
+        self.version >= WITH_MADE_AGAIN
+    }
+
     /// Which of its contexts it makes again where it moves to, as of the last road map.
     pub fn made_again(&self) -> Vec<MadeAgain> {
         self.made_again.lock().expect("no panic under this lock").clone()

@@ -498,7 +498,7 @@ impl Peer for PeerService {
         let id = self.admit(PeerRpc::PartnerSuspend, request).await?.session;
         let session = self.partner(id)?;
         let counts = step(async move { session.lock().await.suspend().await }).await;
-        reply(counts.map(|counts| Counts { counts }))
+        reply(counts)
     }
 
     async fn partner_drain(&self, request: Request<DrainRequest>) -> Reply<DrainReply> {

@@ -428,6 +428,19 @@ pub enum Order {
         /// One for each queue pair that is connected.
         peers: Vec<MadePeer>,
     },
+    /// After [`Order::Suspend`]: let the other ends post markers, by which an RNIC tells that all it was given is done also where
+    /// the program has not asked. Answer: [`Answer::MarkersAllowed`].
+    AllowMarkers {
+        /// The migration.
+        session: u64,
+    },
+    /// Before [`Order::Drain`]: these may post markers, for their other ends allow it. Answer: [`Answer::Done`].
+    Mark {
+        /// The migration.
+        session: u64,
+        /// Virtual numbers.
+        qpns: Vec<u32>,
+    },
 }
 
 /// A context that nobody but its own process can make at another host: its RNIC is driven by a library in the process. The process
@@ -555,5 +568,10 @@ pub enum Answer {
         contexts: Vec<MadeContext>,
         /// What could not, for an operator: the program has lost these as if their RNICs had died.
         lost: Vec<String>,
+    },
+    /// The other ends of these queue pairs may post markers.
+    MarkersAllowed {
+        /// Virtual numbers.
+        qpns: Vec<u32>,
     },
 }

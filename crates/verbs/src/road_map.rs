@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use verbatim_channel::{
-    ChannelRecord, ContextRecord, CqRecord, MadeAgain, MwRecord, PdRecord, QpRecord, RoadMap, SrqRecord,
+    ChannelRecord, ContextRecord, CqRecord, MadeAgain, MwRecord, PdRecord, QpRecord, RoadMap, SegmentRecord,
+    SrqRecord,
 };
 use verbatim_device::control::SrqAttr;
 use verbatim_seqpacket::MAX_FDS;
@@ -168,9 +169,27 @@ fn blockers_of(context: &Context) -> Vec<String> {
     if context.is_dead() {
         return vec![format!("the RNIC of opened device {} is gone", context.id())];
     }
-    let device = context.device().ok().and_then(|device| device.blocker());
+    let device = context.device().ok();
+    let memory = device
+        .as_ref()
+        .filter(|device| device.checks_memory())
+        .and_then(|_| blocker_of_memory(context));
+    let device = device.and_then(|device| device.blocker());
     let stands = context.standing.lock().is_some().then(dump::blocker);
-    device.into_iter().chain(stands).collect()
+    device.into_iter().chain(memory).chain(stands).collect()
+}
+
+/// What an RNIC that pins pages writes to memory that is not in the file of adopted memory, nobody sees who copies it.
+fn blocker_of_memory(context: &Context) -> Option<String> {
+    let objects = context.objects.lock();
+    let of_process = |segment: &SegmentRecord| segment.offset.is_none() && segment.length > 0;
+    let mut segments = objects.mrs.values().flat_map(|mr| mr.describe().segments);
+    let SegmentRecord { address, length, .. } = segments.find(of_process)?;
+    let device = &context.device_attr().name;
+    Some(format!(
+        "its registered memory at {address:#x}, of {length} bytes, cannot be moved into a file (mapped files, huge pages and stacks cannot), \
+         and what {device} writes there would not be seen while it is copied"
+    ))
 }
 
 fn describe_qp(qp: &Qp) -> Result<QpRecord, VerbsError> {

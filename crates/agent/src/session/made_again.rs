@@ -261,5 +261,6 @@ pub fn partner_request(
         keys: encode(&keys.iter().map(|(_, keys)| keys).collect::<Vec<_>>()),
         tables,
         made_again: Vec::new(),
+        marks: false,
     }))
 }

@@ -120,6 +120,61 @@ impl Members {
         Ok(sent.await?.concat())
     }
 
+    /// Lets the other ends post markers: of which connections they may.
+    pub async fn allow_markers(&self) -> anyhow::Result<Vec<u32>> {
+        let allowed = self.each(|member| async move {
+            let guest = member.must_be_here(&self.agent).await?;
+            if !guest.knows_markers() {
+                return Ok(Vec::new());
+            }
+            let order = Order::AllowMarkers {
+                session: self.session,
+            };
+            match member.order(&self.agent, "allowing markers", order).await? {
+                Answer::MarkersAllowed { qpns } => {
+                    let connections = member.by_qpn();
+                    // Of others, there is nobody to be told.
+                    Ok(qpns
+                        .iter()
+                        .filter_map(|qpn| connections.get(qpn).copied())
+                        .collect())
+                }
+                other => Err(unexpected(&other, "MarkersAllowed")),
+            }
+        });
+        Ok(allowed.await?.concat())
+    }
+
+    /// The ends of these connections may post markers.
+    pub async fn mark(&self, connections: &[u32]) -> anyhow::Result<()> {
+        let marked = self.each(|member| async move {
+            let guest = member.must_be_here(&self.agent).await?;
+            let by_connection = member.by_connection();
+            let qpns = connections
+                .iter()
+                .filter_map(|connection| by_connection.get(connection).copied());
+            let qpns: Vec<_> = qpns.collect();
+            if qpns.is_empty() || !guest.knows_markers() {
+                return Ok(());
+            }
+            let session = self.session;
+            match member
+                .order(&self.agent, "marking", Order::Mark { session, qpns })
+                .await?
+            {
+                Answer::Done => Ok(()),
+                other => Err(unexpected(&other, "Done")),
+            }
+        });
+        marked.await.map(drop)
+    }
+
+    /// Whether one of the processes has an RNIC that needs markers.
+    pub fn need_markers(&self) -> bool {
+        let guests = self.all.iter().filter_map(|member| member.guest.as_ref());
+        guests.into_iter().any(|guest| !guest.made_again().is_empty())
+    }
+
     /// Waits until nothing is in flight (MigrRDMA §3.4), or the limit has come: what is not drained then. `expected`: how many
     /// messages the other ends have sent, by connection. With `sends_only` only the ends' own send requests are waited for.
     pub async fn drain(

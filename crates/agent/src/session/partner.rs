@@ -83,6 +83,8 @@ pub struct Partner {
     moved_to: HashMap<u32, Endpoint>,
     /// Connections whose new other ends are made after the decision, until they are told.
     awaited: BTreeSet<u32>,
+    /// Ends need markers.
+    marks: bool,
     machine: Machine,
     writer: Writer,
     /// The source was not told that nothing is in flight.
@@ -205,6 +207,7 @@ impl Partners {
             pauses,
             moved_to: HashMap::new(),
             awaited: BTreeSet::new(),
+            marks: false,
             machine: Machine::begin(),
             writer: Writer::new(&agent.journal, session, Role::Partner),
             refused: false,
@@ -224,6 +227,7 @@ impl Partners {
             return Ok(PartnerPrepareReply {
                 standbys: Vec::new(),
                 unconnected,
+                marks: false,
             });
         }
         let mut standbys = prepared.prepare().await?;
@@ -233,6 +237,7 @@ impl Partners {
         Ok(PartnerPrepareReply {
             standbys,
             unconnected,
+            marks: prepared.members.need_markers(),
         })
     }
 
@@ -326,6 +331,7 @@ impl Partners {
                 pauses,
                 moved_to,
                 awaited,
+                marks: false,
                 // An earlier agent may have died where it is looked at.
                 machine: Machine::recover(known.standing).0,
                 writer: Writer::new(&agent.journal, session, Role::Partner),
@@ -407,6 +413,7 @@ impl Partner {
         self.tables
             .extend(tables.map(|table| (table.connection, table.table)));
         self.awaited.extend(&request.made_again);
+        self.marks = request.marks;
         let mut peers = HashMap::new();
         for peer in request.peers {
             let remote: Endpoint = peer.remote.context("a peer without address")?.try_into()?;

@@ -165,6 +165,8 @@ struct Source {
     /// What is made for each of the instance's queue pairs, by process and virtual number.
     new_qps: HashMap<(u32, u32), NewQp>,
     keys: ProcessKeys,
+    /// Some end needs markers to know that all it was given is done.
+    marks: bool,
 
     /// Nobody is told where its queue pairs are that are not connected yet.
     hold: Option<Hold>,
@@ -246,6 +248,7 @@ impl Source {
             ahead: Ahead::default(),
             new_qps: HashMap::new(),
             keys: Vec::new(),
+            marks: false,
             hold: None,
             holds: false,
             suspended: false,

@@ -171,9 +171,6 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     fn open_again(&self) -> Result<Arc<dyn Device>, VerbsError> {
         unsupported("way to be opened at another host")
     }
-    /// This process has moved, and the device that it had has stayed behind: lets go of what there is of it here. The RNIC is
-    /// not reached any more.
-    fn abandon(self: Arc<Self>) {}
     /// What to sleep on for [`Self::is_gone`] and [`Self::next_async_event`].
     fn watch(&self) -> Watched<'_> {
         Watched::default()
@@ -348,13 +345,11 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     fn park(self: Arc<Self>) -> Result<Parked, VerbsError>;
     /// Of a device that was parked and taken up again: numbers of queue pairs that have none of the RECVs any more that were
     /// posted to their own queues.
-    #[allow(dead_code, reason = "for sessions that move such a device")]
     fn lost_recvs(&self) -> Vec<u32> {
         Vec::new()
     }
     /// The process goes on where this device is not, and its descriptors and mappings are of something else by now. Lets go of
     /// all that is left of it here, and tells nobody. All ends must have been dropped.
-    #[allow(dead_code, reason = "for sessions that move such a device")]
     fn abandon(self: Arc<Self>) {}
 }
 
@@ -368,7 +363,6 @@ pub struct Parked {
     /// The way back.
     pub reopen: Reopen,
     /// The device, where it is kept: elsewhere, it is to be abandoned ([`Device::abandon`]).
-    #[allow(dead_code, reason = "for sessions that move such a device")]
     pub kept: Option<Arc<dyn Device>>,
 }
 

@@ -10,10 +10,6 @@ use verbatim_device::control::{Access, QpAttr, QpAttrMask, QpState, QpType};
 use super::{Control, Qp};
 use crate::error::VerbsError;
 
-#[allow(
-    dead_code,
-    reason = "for sessions that move a device which finishes requests unseen"
-)]
 impl Qp {
     /// Brings about that the RNIC finishes all that it was given. The other end has allowed markers. To be called at each
     /// look of a drain.

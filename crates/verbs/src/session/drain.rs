@@ -35,7 +35,13 @@ impl Sessions {
         timeout_ms: u32,
         sends_only: bool,
     ) -> Result<Answer, SessionError> {
-        let qps = self.find_in(session, Phase::Suspended, "Drain")?.qps.clone();
+        let record = self.find_in(session, Phase::Suspended, "Drain")?;
+        let (qps, marked) = (record.qps.clone(), record.marked.clone());
+        // Datagrams need nobody's leave.
+        let marks = qps
+            .iter()
+            .filter(|qp| qp.qp_type() == QpType::Ud || marked.contains(&qp.number()));
+        let marks: Vec<_> = marks.cloned().collect();
         let counted = expected.iter().filter(|_| !sends_only);
         let expected: HashMap<u32, u64> = counted.map(|count| (count.qpn, count.messages)).collect();
         let uc: HashSet<u32> = qps
@@ -50,6 +56,8 @@ impl Sessions {
         let deadline = Instant::now() + Duration::from_millis(timeout_ms.into());
         let mut looks = 0;
         while !look(&qps, &cqs, &reliable) {
+            let unfinished = marks.iter().filter(|qp| !qp.send.lock().is_idle());
+            unfinished.for_each(|qp| qp.mark());
             if Instant::now() >= deadline {
                 match undrained(&qps, &reliable) {
                     // Drained since the look.
@@ -78,6 +86,18 @@ impl Sessions {
         Ok(Answer::Drained)
     }
 
+    /// Lets the other ends post markers ([`crate::qp`], `markers`).
+    pub(super) fn allow_markers(&mut self, session: u64) -> Result<Answer, SessionError> {
+        let record = self.find_in(session, Phase::Suspended, "AllowMarkers")?;
+        let mut qpns = Vec::new();
+        for qp in &record.qps {
+            if qp.allow_markers()? {
+                qpns.push(qp.number());
+            }
+        }
+        Ok(Answer::MarkersAllowed { qpns })
+    }
+
     /// Nothing is in flight any more, but for queue pairs that are stopped: RECVs stay here from now on.
     pub(super) fn finish_drain(&mut self, session: u64) -> Result<(), SessionError> {
         let (qps, all) = {
@@ -101,6 +121,15 @@ impl Sessions {
         cqs_of(&qps).iter().for_each(|cq| _ = cq.queue.lock().sweep());
         self.find(session)?.phase = Phase::Drained;
         Ok(())
+    }
+}
+
+/// The rights are again those that the program has set. Only when nothing is in flight: what a marker meets that is under way
+/// would break the connection.
+pub(super) fn disallow_markers(qps: &[Arc<Qp>]) {
+    for qp in qps {
+        // One that has failed meanwhile takes nothing more.
+        let _ = qp.disallow_markers();
     }
 }
 

@@ -80,12 +80,11 @@ impl Sessions {
         for (context, let_go) in process.contexts().iter().zip(&mut record.let_go) {
             let LetGo::Kept(kept) = let_go else { continue };
             let Some(kept) = kept.take() else { continue };
-            let made = (kept.reopen)(kept.connection).and_then(|old| {
-                let new = old.open_again();
-                old.abandon();
-                make(context, new?)
-            });
-            match made {
+            let Some(old) = kept.kept else { continue };
+            drop(kept.reopen);
+            let new = old.open_again();
+            old.abandon();
+            match new.and_then(|new| make(context, new)) {
                 Ok(made) => _ = all.contexts.insert(context.id(), made),
                 Err(error) => {
                     let device = context.device_name();

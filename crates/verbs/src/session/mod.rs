@@ -125,6 +125,8 @@ struct Session {
     qps: Vec<Arc<Qp>>,
     /// Those for which a standby was made.
     prepared: Vec<Arc<Qp>>,
+    /// Those that may post markers.
+    marked: HashSet<u32>,
     /// Physical queue pairs that are no longer used.
     replaced: Vec<(Arc<Qp>, QpPlace)>,
     /// Those that were stopped before they were drained, as long as they are in use.
@@ -156,6 +158,7 @@ impl Session {
             held: false,
             qps: Vec::new(),
             prepared: Vec::new(),
+            marked: HashSet::new(),
             replaced: Vec::new(),
             stopped: Vec::new(),
             dumped: AllDumped::new(),
@@ -229,6 +232,12 @@ impl Sessions {
                 let road_map = self.describe()?;
                 let made_again = road_map::made_again(&self.process);
                 Ok(Answer::DescribedAll { road_map, made_again })
+            }
+            Order::AllowMarkers { session } => self.allow_markers(session),
+            Order::Mark { session, qpns } => {
+                let record = self.find_in(session, Phase::Suspended, "Mark")?;
+                record.marked = qpns.into_iter().collect();
+                Ok(Answer::Done)
             }
             Order::MakeAgain { session } => self.make_again(session),
             Order::ConnectMade { session, peers } => self.connect_made(session, &peers),
@@ -431,6 +440,7 @@ impl Sessions {
             for qp in &ended.qps {
                 qp.recv.lock().release();
             }
+            drain::disallow_markers(&ended.qps);
             if ended.all {
                 self.process.srqs().for_each(|srq| _ = srq.queue.lock().release());
             }

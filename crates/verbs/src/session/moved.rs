@@ -157,6 +157,7 @@ impl Sessions {
             }
         }
         for (context, device, ends, replacement) in ready {
+            let lost_recvs = device.lost_recvs();
             context.set_device(device);
             if let Some(replacement) = &replacement {
                 unless_lost(renumber(context, replacement, &built))?;
@@ -168,11 +169,15 @@ impl Sessions {
                 again.append(&mut take_dumped(dumped, qp));
                 again
             };
-            record.replayed_sends += put_in(ends, replacement.is_some().then_some(&mut again));
+            let moved = replacement.is_some().then_some(&mut again as Again<'_>);
+            record.replayed_sends += put_in(ends, moved, &lost_recvs);
             keep_taken(&record.dumped);
             if let Some(replacement) = &replacement {
                 unless_lost(open_windows(context, replacement))?;
             }
+        }
+        if !has_moved {
+            super::drain::disallow_markers(&record.qps);
         }
         if has_moved {
             for qp in &record.qps {
@@ -371,6 +376,7 @@ fn renumber(
         drop(send);
         qp.recv.lock().set_local_keys(context.lkeys.clone());
         let mut control = qp.control.lock();
+        control.markers_allowed = false;
         control.remote = claimed.remote;
         control.sgid_index = claimed.sgid_index.unwrap_or_default();
     }
@@ -436,7 +442,7 @@ fn open_windows(context: &Context, replacement: &ClaimedContext) -> Result<(), S
 
 /// Puts the new ends in. Of a context that has moved, with the requests of each queue pair that are to be posted again: how
 /// many those are.
-fn put_in(ends: NewEnds, mut again: Option<Again<'_>>) -> u64 {
+fn put_in(ends: NewEnds, mut again: Option<Again<'_>>, lost_recvs: &[u32]) -> u64 {
     let moved = again.is_some();
     let mut replayed = 0;
     for (cq, place, ring) in ends.cqs {
@@ -447,6 +453,7 @@ fn put_in(ends: NewEnds, mut again: Option<Again<'_>>) -> u64 {
         cq.take_ring(ring);
     }
     for (qp, place, QpEnds { send, recv }) in ends.qps {
+        let has_lost_recvs = lost_recvs.contains(&place.qpn);
         let mut control = qp.control.lock();
         control.place = place;
         if let Some(again) = &mut again {
@@ -464,7 +471,7 @@ fn put_in(ends: NewEnds, mut again: Option<Again<'_>>) -> u64 {
             continue;
         }
         let mut queue = qp.recv.lock();
-        if moved {
+        if moved || has_lost_recvs {
             queue.attach_new(recv);
         } else {
             queue.attach_again(recv);

@@ -129,6 +129,7 @@ impl Sessions {
         for (qp, standby, ends) in ready {
             let mut control = qp.control.lock();
             control.standby = None;
+            control.markers_allowed = false;
             control.remote = standby.remote;
             control.stops = 0;
             let old = std::mem::replace(&mut control.place, standby.place);

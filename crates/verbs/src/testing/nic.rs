@@ -646,7 +646,7 @@ impl Device for FakeDevice {
     fn park(self: Arc<Self>) -> Result<Parked, VerbsError> {
         let world = self.world.clone();
         Ok(Parked {
-            kept: None,
+            kept: Some(self.clone()),
             connection: connection(self.id),
             reopen: Box::new(move |connection| {
                 let mut id = [0];

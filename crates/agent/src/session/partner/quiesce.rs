@@ -8,21 +8,27 @@ use verbatim_session::Phase;
 
 use super::Partner;
 use crate::faults::Point;
-use crate::proto::{Count, DrainReply, DrainRequest, SettleReply};
+use crate::proto::{Count, Counts, DrainReply, DrainRequest, SettleReply};
 use crate::session::members::Settled;
 
 impl Partner {
     /// Suspends the connections; says how many messages each has sent. Those that pause go on.
-    pub async fn suspend(&mut self) -> anyhow::Result<Vec<Count>> {
+    pub async fn suspend(&mut self) -> anyhow::Result<Counts> {
         self.begin(Phase::Quiesce, "WaitBeforeStop", Point::PartnerSuspend)
             .await?;
         if self.pauses {
             self.quiesced().await?;
-            return Ok(Vec::new());
+            return Ok(Counts::default());
         }
         let sent = self.members.suspend().await?.into_iter();
         let counts = sent.map(|(connection, messages)| Count { connection, messages });
-        Ok(counts.collect())
+        Ok(Counts {
+            counts: counts.collect(),
+            marks: match self.marks {
+                true => self.members.allow_markers().await?,
+                false => Vec::new(),
+            },
+        })
     }
 
     /// Waits until nothing is in flight, or the limit has come: which connections are not drained then.
@@ -31,6 +37,9 @@ impl Partner {
         let expected = request.expected.iter();
         let expected: Vec<_> = expected.map(|count| (count.connection, count.messages)).collect();
         let limit = Duration::from_millis(request.timeout_ms.into());
+        if !request.marks.is_empty() {
+            self.members.mark(&request.marks).await?;
+        }
         let drained = self.members.drain(&expected, limit, request.sends_only).await;
         if !request.sends_only {
             // Before the source hears of it, and also if one of several processes is not: the others are.

@@ -1,6 +1,7 @@
 //! Who has ends of the instance's connections, as the source asks them: the instance's own processes, and the hosts of the
 //! partners. What is asked is the same ([`Members`]); a partner's agent does there what this one does here.
 
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use tonic::transport::Channel;
@@ -21,6 +22,15 @@ pub struct PartnerHost {
     pub client: PeerClient<Channel>,
     /// Its connections, by number.
     pub connections: Vec<u32>,
+}
+
+/// What was said when requests were intercepted.
+#[derive(Default)]
+pub struct Suspended {
+    /// How many messages each end has sent.
+    pub sent: HashMap<End, u64>,
+    /// Ends whose other ends may post markers.
+    pub allows: HashSet<End>,
 }
 
 /// Who has ends of the connections.
@@ -81,9 +91,16 @@ impl Participant {
     }
 
     /// Intercepts requests: how many messages each end has sent; of connections that pause a partner's host says nothing.
-    pub async fn suspend(self) -> anyhow::Result<Vec<(End, u64)>> {
-        let sent = match &self {
-            Self::Own(members) => members.suspend().await?,
+    pub async fn suspend(self, marks: bool) -> anyhow::Result<Suspended> {
+        let (sent, allows) = match &self {
+            Self::Own(members) => {
+                let sent = members.suspend().await?;
+                let allows = match marks {
+                    true => members.allow_markers().await?,
+                    false => Vec::new(),
+                };
+                (sent, allows)
+            }
             Self::Partner(PartnerHost { host, client, .. }, session) => {
                 let id = SessionId { session: *session };
                 let counts = match client.clone().partner_suspend(id).await {
@@ -91,29 +108,37 @@ impl Participant {
                         let who = format!("a program on {host}");
                         return Err(Changed { who }.into());
                     }
-                    reply => told(host, "suspend its connections", reply)?.counts,
+                    reply => told(host, "suspend its connections", reply)?,
                 };
-                counts
-                    .into_iter()
-                    .map(|count| (count.connection, count.messages))
-                    .collect()
+                let sent = counts.counts.into_iter();
+                let sent = sent.map(|count| (count.connection, count.messages));
+                (sent.collect::<Vec<_>>(), counts.marks)
             }
         };
-        Ok(sent
-            .into_iter()
-            .map(|(connection, messages)| (self.end(connection), messages))
-            .collect())
+        let sent = sent.into_iter();
+        let sent = sent.map(|(connection, messages)| (self.end(connection), messages));
+        let allows = allows.into_iter().map(|connection| self.end(connection));
+        Ok(Suspended {
+            sent: sent.collect(),
+            allows: allows.collect(),
+        })
     }
 
     /// Waits until nothing is in flight, or the limit has come ([`Members::drain`]).
     pub async fn drain(
         self,
         expected: Vec<(u32, u64)>,
+        marks: Vec<u32>,
         limit: Duration,
         sends_only: bool,
     ) -> anyhow::Result<Undrained> {
         let (PartnerHost { host, mut client, .. }, session) = match self {
-            Self::Own(members) => return members.drain(&expected, limit, sends_only).await,
+            Self::Own(members) => {
+                if !marks.is_empty() {
+                    members.mark(&marks).await?;
+                }
+                return members.drain(&expected, limit, sends_only).await;
+            }
             Self::Partner(partner, session) => (partner, session),
         };
         let expected = expected
@@ -124,6 +149,7 @@ impl Participant {
             expected: expected.collect(),
             timeout_ms: in_milliseconds(limit),
             sends_only,
+            marks,
         };
         let reply = told(
             &host,

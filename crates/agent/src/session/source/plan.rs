@@ -1,6 +1,6 @@
 //! Which end of a connection is told what the other one has said. No I/O.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::connections::{Connected, Connection, OtherEnd};
 
@@ -57,6 +57,16 @@ pub fn said_at_the_other_end<T: Clone>(
         Ok((connection, value.clone()))
     };
     ends.into_iter().map(other).collect()
+}
+
+/// Of these ends, by connection, those whose other end allows something.
+pub fn allowed_at_the_other_end(
+    connections: &[Connection],
+    ends: impl IntoIterator<Item = End>,
+    allows: &HashSet<End>,
+) -> Vec<u32> {
+    let is_allowed = |end: &End| other_end(connections, *end).is_some_and(|other| allows.contains(&other));
+    ends.into_iter().filter(is_allowed).map(End::connection).collect()
 }
 
 /// Those that are connected at both ends. From an end that is not connected nothing comes, and to one that is not nothing has

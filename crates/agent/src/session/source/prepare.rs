@@ -383,6 +383,7 @@ impl Source {
             }
         });
         let prepared = try_join_all(prepared).await?;
+        self.marks = self.makes_again().is_some() || prepared.iter().any(|reply| reply.marks);
         for index in prepared.iter().flat_map(|reply| &reply.unconnected) {
             let connection = self.connections.get_mut(*index as usize);
             let connection = connection.context("no such connection")?;
@@ -593,6 +594,7 @@ impl Source {
                 keys: keys.clone(),
                 tables: tables.collect(),
                 made_again: later.copied().collect(),
+                marks: self.marks,
             };
             let knows = request.made_again.is_empty() || self.agent.peers.can(&partner.host, MADE_AGAIN);
             async move {

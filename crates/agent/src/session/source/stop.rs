@@ -1,6 +1,5 @@
 //! What happens while the instance's connections are suspended: wait-before-stop, quiesce, freeze, stop-and-copy, restore.
 
-use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -10,8 +9,8 @@ use verbatim_channel::{Answer, Order};
 use verbatim_device::control::QpType;
 
 use super::images::Images;
-use super::participants::Participant;
-use super::plan::{self, End};
+use super::participants::Suspended;
+use super::plan;
 use super::{Failure, Source};
 use crate::faults::Point;
 use crate::guests::unexpected;
@@ -35,24 +34,38 @@ impl Source {
 
     /// Intercepts requests at all ends: how many messages each has sent. Of connections that pause the partners' hosts only learn
     /// that nothing but the decision ends the session from here on.
-    pub(super) async fn suspend(&mut self, phase: Phase, point: Point) -> Result<HashMap<End, u64>, Failure> {
+    pub(super) async fn suspend(&mut self, phase: Phase, point: Point) -> Result<Suspended, Failure> {
         self.before_the_stop().await?;
         self.enter(phase);
         self.pass(point).await?;
         self.timeline.suspended();
         self.suspended = true;
-        let sent = self.participants().into_iter().map(Participant::suspend);
-        let sent: anyhow::Result<Vec<_>> = join_all(sent).await.into_iter().collect();
-        let sent = sent?.into_iter().flatten().collect();
+        let marks = self.marks && !self.pauses();
+        let participants = self.participants().into_iter();
+        let suspended = participants.map(|participant| participant.suspend(marks));
+        let mut all = Suspended::default();
+        let mut failed = None;
+        for suspended in join_all(suspended).await {
+            match suspended {
+                Ok(Suspended { sent, allows }) => {
+                    all.sent.extend(sent);
+                    all.allows.extend(allows);
+                }
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
         if self.has_new_partners().await {
             return Err(Failure::Changed);
         }
-        Ok(sent)
+        Ok(all)
     }
 
     /// Intercepts requests on both sides and waits until nothing is in flight (MigrRDMA §3.4).
     pub(super) async fn wait_before_stop(&mut self) -> Result<(), Failure> {
-        let sent = self.suspend(Phase::WaitBeforeStop, Point::SourceSuspend).await?;
+        let suspended = self.suspend(Phase::WaitBeforeStop, Point::SourceSuspend).await?;
         let unreliable = self.processes.iter().any(|process| {
             let qps = process.road_map.contexts.iter().flat_map(|context| &context.qps);
             qps.into_iter().any(|qp| qp.qp_type == QpType::Uc)
@@ -60,22 +73,24 @@ impl Source {
         self.pass(Point::SourceDrain).await?;
         if unreliable {
             // What is not drained now is found again below.
-            self.drain(&sent, true).await?;
+            self.drain(&suspended, true).await?;
         }
-        let undrained = self.drain(&sent, false).await?;
+        let undrained = self.drain(&suspended, false).await?;
         if !undrained.is_empty() {
             self.settle(undrained).await?;
         }
         Ok(())
     }
 
-    /// What is not drained when the limit has come. `sent`: how many messages each end has sent.
-    async fn drain(&self, sent: &HashMap<End, u64>, sends_only: bool) -> anyhow::Result<Undrained> {
+    /// What is not drained when the limit has come.
+    async fn drain(&self, suspended: &Suspended, sends_only: bool) -> anyhow::Result<Undrained> {
         let limit = self.request.drain_timeout;
         let drained = self.participants().into_iter().map(|participant| {
             let ends = plan::connected(&self.connections, participant.ends());
-            let expected = plan::said_at_the_other_end(&self.connections, ends, sent);
-            async move { participant.drain(expected?, limit, sends_only).await }
+            let expected = plan::said_at_the_other_end(&self.connections, ends, &suspended.sent);
+            let marks =
+                plan::allowed_at_the_other_end(&self.connections, participant.ends(), &suspended.allows);
+            async move { participant.drain(expected?, marks, limit, sends_only).await }
         });
         let drained = tokio::time::timeout(limit + ANSWER_TIMEOUT, try_join_all(drained)).await;
         let drained = drained.context("waiting for what is in flight took too long")??;
@@ -102,7 +117,10 @@ impl Source {
                 );
             }
             match answer {
-                Answer::Quiesced if fds.len() == process.road_map.contexts.len() => {
+                // Contexts that are made again stay with their process.
+                Answer::Quiesced
+                    if fds.len() + process.made_again.len() == process.road_map.contexts.len() =>
+                {
                     Ok((process.guest.pid, fds))
                 }
                 Answer::Quiesced => bail!(

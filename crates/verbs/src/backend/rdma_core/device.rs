@@ -23,8 +23,8 @@ use super::recvs::Recvs;
 use super::sends::Sends;
 use super::{convert, events, port};
 use crate::backend::{
-    CompletionRing, CqPlace, Device, EventChannel, Parked, PhysicalMrChange, PhysicalMrInit, PhysicalQpInit,
-    QpEnds, QpPlace, RecvRing, SrqPlace, Watched,
+    CompletionRing, CqPlace, Device, EventChannel, MadeAgainBy, Parked, PhysicalMrChange, PhysicalMrInit,
+    PhysicalQpInit, QpEnds, QpPlace, RecvRing, SrqPlace, Watched,
 };
 use crate::error::VerbsError;
 use crate::tables::key_slot;
@@ -121,10 +121,24 @@ impl Device for RdmaCoreDevice {
     }
 
     fn blocker(&self) -> Option<String> {
-        Some(format!(
-            "its device {} is driven by the system's libibverbs, and what was made on it cannot be moved yet",
-            self.name
-        ))
+        let windows = self.objects.mws.count();
+        (windows > 0).then(|| {
+            format!(
+                "it has {windows} memory windows on {}, which nobody says how they are bound: those cannot be moved yet",
+                self.name
+            )
+        })
+    }
+
+    fn made_again(&self) -> Option<MadeAgainBy> {
+        Some(MadeAgainBy {
+            name: self.name.clone(),
+            driver: super::driver_of(&self.name),
+        })
+    }
+
+    fn open_again(&self) -> Result<Arc<dyn Device>, VerbsError> {
+        super::open(self.opened.shared_library(), &self.name)
     }
 
     fn watch(&self) -> Watched<'_> {

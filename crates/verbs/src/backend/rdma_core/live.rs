@@ -50,6 +50,11 @@ impl Opened {
         &self.library
     }
 
+    /// The library, for whoever outlives this.
+    pub fn shared_library(&self) -> &Arc<Library> {
+        &self.library
+    }
+
     /// Good as long as this exists.
     pub fn context(&self) -> *mut ibv_context {
         self.context.0.as_ptr()

@@ -104,18 +104,27 @@ impl Provider for RdmaCoreProvider {
     }
 
     fn open(&self, name: &str) -> Result<Arc<dyn Device>, VerbsError> {
-        let library = self.library()?;
-        let list = DeviceList::get(library)?;
-        let (device, _) = list.iter().find(|(_, info)| info.name == name).ok_or_else(|| {
-            VerbsError::Unsupported(format!("{} has no device {name}", library.path().display()))
-        })?;
-        // SAFETY: of a list that was not given back.
-        let context = unsafe { (library.functions().ibv_open_device)(device.as_ptr()) };
-        let context = library.made("open_device", context)?;
-        // SAFETY: just opened.
-        let opened = unsafe { Opened::new(library.clone(), context) };
-        Ok(Arc::new(RdmaCoreDevice::new(name, opened)?))
+        open(self.library()?, name)
     }
+}
+
+fn open(library: &Arc<Library>, name: &str) -> Result<Arc<dyn Device>, VerbsError> {
+    let list = DeviceList::get(library)?;
+    let (device, _) = list.iter().find(|(_, info)| info.name == name).ok_or_else(|| {
+        VerbsError::Unsupported(format!("{} has no device {name}", library.path().display()))
+    })?;
+    // SAFETY: of a list that was not given back.
+    let context = unsafe { (library.functions().ibv_open_device)(device.as_ptr()) };
+    let context = library.made("open_device", context)?;
+    // SAFETY: just opened.
+    let opened = unsafe { Opened::new(library.clone(), context) };
+    Ok(Arc::new(RdmaCoreDevice::new(name, opened)?))
+}
+
+/// The name of the driver of a device that has hardware behind it.
+fn driver_of(device: &str) -> Option<String> {
+    let link = std::fs::read_link(Path::new(CLASS).join(device).join("device/driver"));
+    Some(link.ok()?.file_name()?.to_str()?.to_owned())
 }
 
 /// The library's list of devices, given back when dropped.
