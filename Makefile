@@ -82,6 +82,8 @@ conformance-rxe: build ## rdma-core's own tests on the kernel's rxe, in a virtua
 vm-test: build ## our RNIC against the kernel's rxe in a virtual machine (docs/testbed.md)
 	@./setup.sh --vm
 	$(MAKE) -C tests/vm/probes
+	$(cargo) test --release --locked -p verbatim-verbs --lib --no-run --message-format=json >target/vm-probes/verbs.json
+	cp "$$(sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' target/vm-probes/verbs.json)" target/vm-probes/verbs
 	$(cargo) test --release --locked -p verbatim-testbed --test vm -- --ignored
 
 vm-bench: build ## our RNIC and the kernel's rxe in one virtual machine, as JSON into out/

@@ -7,6 +7,7 @@
 //! Booting takes seconds and a kernel that not every machine has, so plain `cargo test` only lists these tests;
 //! `make vm-test` runs them.
 
+mod backend;
 mod cases;
 mod private;
 mod probes;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         .iter()
         .chain(private::ALL)
         .chain(probes::ALL)
+        .chain(backend::ALL)
         .map(|&(name, body)| {
             trial(
                 name.to_owned(),

@@ -4,6 +4,7 @@
 //! empty, since the objects above know no other kind.
 
 use std::mem::MaybeUninit;
+use std::net::Ipv6Addr;
 
 use verbatim_device::control::{AddressVector, DeviceAttr, Gid, PortAttr};
 
@@ -91,10 +92,16 @@ fn gids(entries: &[ffi::ibv_gid_entry]) -> Vec<Gid> {
     gids
 }
 
-/// An address vector to the port itself, by the first GID that it has.
+/// An address vector to the port itself: by an IPv4 address if it has one, and by a link-local one if it has no other.
 pub fn way_to_itself(port: &PortAttr) -> AddressVector {
-    let found = port.gids.iter().position(|entry| *entry != Gid::default());
-    let index = found.unwrap_or(0);
+    let rank = |gid: [u8; 16]| match Ipv6Addr::from(gid) {
+        address if address.is_unspecified() => 3,
+        address if address.to_ipv4_mapped().is_some() => 0,
+        address if address.is_unicast_link_local() => 2,
+        _ => 1,
+    };
+    let best = (0..port.gids.len()).min_by_key(|index| rank(port.gids[*index].gid));
+    let index = best.unwrap_or(0);
     AddressVector {
         dgid: port.gids.get(index).map(|entry| entry.gid).unwrap_or_default(),
         sgid_index: index as u8,
@@ -116,6 +123,25 @@ fn interface_name(index: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_way_to_itself_prefers_what_is_routed_everywhere() {
+        let gid = |text: &str| Gid {
+            gid: text.parse::<Ipv6Addr>().unwrap().octets(),
+            ifindex: 1,
+        };
+        let way = |gids: &[&str]| {
+            let port = PortAttr {
+                gids: gids.iter().map(|text| gid(text)).collect(),
+                ..PortAttr::default()
+            };
+            way_to_itself(&port).sgid_index
+        };
+        assert_eq!(way(&["::", "fe80::1", "2001:db8::1", "::ffff:10.0.0.1"]), 3);
+        assert_eq!(way(&["::", "fe80::1", "2001:db8::1"]), 2);
+        assert_eq!(way(&["::", "fe80::1"]), 1);
+        assert_eq!(way(&[]), 0);
+    }
 
     #[test]
     fn gids_keep_their_indices_and_other_kinds_leave_holes() {

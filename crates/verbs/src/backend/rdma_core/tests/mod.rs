@@ -6,6 +6,7 @@ mod data;
 mod layout;
 mod moving;
 mod namespace;
+mod rxe;
 mod through_the_objects;
 
 use std::ffi::{CStr, c_int, c_uint, c_ulong, c_void};

@@ -152,7 +152,7 @@ fn where_two_rnics_give_the_same_numbers_the_program_sees_two() {
 }
 
 /// Whether the page at `address` is one that is shared, of a file.
-fn is_shared(address: usize) -> bool {
+pub fn is_shared(address: usize) -> bool {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let line = maps.lines().find(|line| {
         let (range, _) = line.split_once(' ').unwrap();
