@@ -15,7 +15,7 @@ use super::device::RdmaCoreDevice;
 use super::objects::{Cq, Qp};
 use crate::backend::{Device, Parked};
 use crate::error::VerbsError;
-use crate::work::RECV_BIT;
+use crate::work::{RECV_BIT, Wc};
 
 /// A queue pair that went to RESET.
 #[derive(Debug)]
@@ -105,11 +105,15 @@ impl RdmaCoreDevice {
     }
 }
 
-/// Takes what a queue has, but for messages that arrived at `qp` since the last look.
+/// Takes what a queue has, but for messages that arrived at `qp` since the last look: their RECVs are posted again. Those of a shared
+/// queue stay consumed, and count.
 fn keep_what_counts(cq: &Cq, qp: &Qp) {
+    let counts = |wc: &Wc| wc.qp_num != qp.number || wc.wr_id & RECV_BIT == 0 || qp.srq.is_some();
     let mut left = cq.left.lock();
+    // Looks after other queue pairs have put them there.
+    left.retain(counts);
     while let Some(wc) = cq.next() {
-        if wc.qp_num != qp.number || wc.wr_id & RECV_BIT == 0 {
+        if counts(&wc) {
             left.push_back(wc);
         }
     }
