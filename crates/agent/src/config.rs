@@ -21,6 +21,8 @@ pub struct Config {
     pub library: PathBuf,
     /// The program that acts as CRIU's proxy when it is started under the name `criu`.
     pub program: PathBuf,
+    /// CRIU's plugin for instances with RNICs of the kernel's.
+    pub criu_plugin: PathBuf,
     /// The bridge to which instances are linked.
     pub bridge: String,
     /// The largest packet of an instance's link in bytes; the kernel's default if `None`.

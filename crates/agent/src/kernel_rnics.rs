@@ -25,8 +25,6 @@ const ROCE_V2: &str = "RoCE v2";
 pub struct KernelRnic {
     /// Its name.
     pub name: String,
-    /// The name of its driver, if it has hardware behind it.
-    pub driver: Option<String>,
     /// Its GIDs of RoCE version 2, by index; empty ones are zeroes.
     pub gids: Vec<Gid>,
 }
@@ -44,10 +42,8 @@ fn all_in(class: &Path) -> Vec<KernelRnic> {
         .flatten()
         .filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
-            let driver = std::fs::read_link(entry.path().join("device/driver")).ok();
             Some(KernelRnic {
                 name,
-                driver: driver.and_then(|path| Some(path.file_name()?.to_str()?.to_owned())),
                 gids: gids(&entry.path().join(PORT)),
             })
         })
@@ -81,38 +77,6 @@ fn gids(port: &Path) -> Vec<Gid> {
         }
     }
     gids
-}
-
-/// The device that takes the place of one that was called `name` and driven by `driver` at another host: that of the same name, or
-/// else the only one.
-pub fn counterpart<'r>(
-    rnics: &'r [KernelRnic],
-    name: &str,
-    driver: Option<&str>,
-) -> anyhow::Result<&'r KernelRnic> {
-    let of_driver = |rnic: &&KernelRnic| rnic.driver.as_deref() == driver;
-    if let Some(same) = rnics.iter().filter(of_driver).find(|rnic| rnic.name == name) {
-        return Ok(same);
-    }
-    let mut alike = rnics.iter().filter(of_driver);
-    match (alike.next(), alike.next()) {
-        (Some(one), None) => Ok(one),
-        (None, _) if rnics.is_empty() => bail!("it has no RNIC there: {CLASS} is empty"),
-        (None, _) => bail!(
-            "no RNIC there is driven as its device {name} is ({}): {}",
-            driver.unwrap_or("by software"),
-            names(rnics)
-        ),
-        (Some(_), Some(_)) => bail!(
-            "none of the RNICs there is called {name}, and there are several of its kind ({}): give one of them that name (`rdma dev set`)",
-            names(rnics)
-        ),
-    }
-}
-
-fn names(rnics: &[KernelRnic]) -> String {
-    let names: Vec<_> = rnics.iter().map(|rnic| rnic.name.as_str()).collect();
-    names.join(", ")
 }
 
 /// A queue pair, as `rdma -j resource show qp` says it.
@@ -197,31 +161,7 @@ mod tests {
             gid("::ffff:10.0.0.1"),
         ];
         assert_eq!(rnics[0].gids, expected);
-        assert_eq!((rnics[0].name.as_str(), &rnics[0].driver), ("rxe0", &None));
+        assert_eq!(rnics[0].name, "rxe0");
         assert!(all_in(Path::new("/nowhere")).is_empty());
-    }
-
-    #[test]
-    fn a_device_is_found_by_name_or_as_the_only_one_of_its_kind() {
-        let rnic = |name: &str, driver: Option<&str>| KernelRnic {
-            name: name.to_owned(),
-            driver: driver.map(str::to_owned),
-            gids: Vec::new(),
-        };
-        let rnics = [
-            rnic("mlx5_0", Some("mlx5_core")),
-            rnic("mlx5_1", Some("mlx5_core")),
-            rnic("rxe7", None),
-        ];
-        let found = |name, driver| counterpart(&rnics, name, driver).map(|rnic| rnic.name.as_str());
-        assert_eq!(found("mlx5_1", Some("mlx5_core")).unwrap(), "mlx5_1");
-        assert_eq!(found("rxe0", None).unwrap(), "rxe7");
-        let error = found("mlx5_5", Some("mlx5_core")).unwrap_err().to_string();
-        assert!(error.contains("several of its kind"), "{error}");
-        let error = found("irdma0", Some("irdma")).unwrap_err().to_string();
-        assert!(error.contains("no RNIC there is driven"), "{error}");
-        // The same name, and another driver.
-        assert!(found("mlx5_0", Some("irdma")).is_err());
-        assert!(counterpart(&[], "rxe0", None).is_err());
     }
 }

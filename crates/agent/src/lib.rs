@@ -46,7 +46,8 @@ mod quotas;
 #[cfg(test)]
 mod recorded;
 pub mod report;
-pub mod rpcs;
+pub mod rnics;
+mod rpcs;
 mod run;
 mod secrets;
 mod session;

@@ -25,6 +25,7 @@ use crate::pause;
 use crate::proto::peer_server::Peer;
 use crate::proto::*;
 use crate::protocol;
+use crate::rnics;
 use crate::rpcs::PeerRpc;
 use crate::secrets;
 use crate::session::destination::{self, Destination, Destinations, landed};
@@ -286,7 +287,12 @@ impl Peer for PeerService {
         // Opening a session finds this out by itself.
         let gids = self.0.gids_of(self.0.name()).await;
         blockers.extend(gids.err().map(|error| format!("{}: {error:#}", self.0.name())));
-        Ok(Response::new(CheckInstanceReply { blockers }))
+        let mut reply = CheckInstanceReply {
+            blockers,
+            ..Default::default()
+        };
+        rnics::describe_host(&mut reply);
+        Ok(Response::new(reply))
     }
 
     async fn open(&self, request: Request<OpenRequest>) -> Reply<Done> {
@@ -430,6 +436,7 @@ impl Peer for PeerService {
         let blockers = found.err().map(|error| format!("{error:#}"));
         Ok(Response::new(CheckInstanceReply {
             blockers: blockers.into_iter().collect(),
+            ..Default::default()
         }))
     }
 

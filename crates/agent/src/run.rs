@@ -78,6 +78,7 @@ pub async fn run(config: Config, faults: Faults) -> anyhow::Result<()> {
         state: config.runtime_dir.join("containers"),
         proxy: config.program.clone(),
         descriptors,
+        plugin: config.criu_plugin.clone(),
     })
     .await?;
     let mut agent = Agent::open(config, Peers::new(directory, credentials), tools)?;

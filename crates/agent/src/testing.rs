@@ -78,6 +78,7 @@ impl TestHost {
             hosts: path.join("hosts.json"),
             tls: path.clone(),
             library: path.join("lib"),
+            criu_plugin: "/nonexistent".into(),
             program: path.join("program"),
             bridge: String::new(),
             mtu: None,

@@ -366,6 +366,9 @@ pub struct AgentArguments {
     /// The guest library; the one beside this program if not given.
     #[arg(long)]
     pub library: Option<PathBuf>,
+    /// CRIU's plugin, by which instances with RNICs of this host's own move; the one beside this program if not given.
+    #[arg(long)]
+    pub criu_plugin: Option<PathBuf>,
     /// The parent of the instances' cgroups.
     #[arg(long, default_value = "/verbatim", env = "VERBATIM_CGROUP_PARENT")]
     pub cgroup_parent: PathBuf,

@@ -10,6 +10,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::bundle::is_harmless_device;
+use crate::rnic::is_rnic;
 
 /// Files without a name that CRIU knows, as `/proc/PID/fd` shows them.
 const KNOWN_ANONYMOUS: [&str; 7] = [
@@ -22,11 +23,18 @@ const KNOWN_ANONYMOUS: [&str; 7] = [
     "anon_inode:bpf-map",
 ];
 
+/// As what `/proc/PID/fd` shows events of an RNIC of the kernel's.
+const RNIC_EVENTS: &str = "anon_inode:[infinibandevent]";
+
+/// Where a container has the nodes of its RNICs.
+const RNIC_NODES: &str = "/dev/infiniband/uverbs";
+
 /// The largest file that is deleted and still open which CRIU puts into its images (`--ghost-limit`).
 const GHOST_LIMIT_BYTES: u64 = 1 << 20;
 
-/// What stands in the way of a checkpoint of the container with this first process, in words for an operator.
-pub fn blockers(init_pid: i32) -> io::Result<Vec<String>> {
+/// What stands in the way of a checkpoint of the container with this first process, in words for an operator. `rnics`: that it has RNICs
+/// of the kernel's open does not ([`CheckpointConfig::rnics`](crate::CheckpointConfig::rnics)).
+pub fn blockers(init_pid: i32, rnics: bool) -> io::Result<Vec<String>> {
     let processes = processes_of(init_pid)?;
     let mut found = added_to(init_pid, &processes);
     for (pid, process) in &processes {
@@ -38,9 +46,9 @@ pub fn blockers(init_pid: i32) -> io::Result<Vec<String>> {
             ));
         }
         // A process that ends while we look is no blocker.
-        for problem in descriptor_problems(*pid)
+        for problem in descriptor_problems(*pid, rnics)
             .and_then(|mut problems| {
-                problems.extend(mapping_problems(*pid)?);
+                problems.extend(mapping_problems(*pid, rnics)?);
                 Ok(problems)
             })
             .unwrap_or_default()
@@ -49,6 +57,25 @@ pub fn blockers(init_pid: i32) -> io::Result<Vec<String>> {
         }
     }
     Ok(found)
+}
+
+/// Processes of the container that have an RNIC of the kernel's open, with their names.
+pub fn with_rnics(init_pid: i32) -> io::Result<Vec<(i32, String)>> {
+    let processes = processes_of(init_pid)?;
+    let has = |pid: &i32| {
+        // Those of a process that ends while we look are closed.
+        let entries = fs::read_dir(format!("/proc/{pid}/fd"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        entries.map(|entry| entry.path()).any(|link| {
+            let of_rnic = |meta: fs::Metadata| meta.file_type().is_char_device() && is_rnic(meta.rdev());
+            fs::read_link(&link).is_ok_and(|target| target.to_string_lossy() == RNIC_EVENTS)
+                || fs::metadata(&link).is_ok_and(of_rnic)
+        })
+    };
+    let found = processes.into_iter().filter(|(pid, _)| has(pid));
+    Ok(found.map(|(pid, process)| (pid, process.command)).collect())
 }
 
 /// Processes of the container that do not descend from its first one, in words for an operator. CRIU takes a tree, so
@@ -127,7 +154,7 @@ fn descendants(root: i32, processes: &BTreeMap<i32, Process>) -> HashSet<i32> {
     }
 }
 
-fn descriptor_problems(pid: i32) -> io::Result<Vec<String>> {
+fn descriptor_problems(pid: i32, rnics: bool) -> io::Result<Vec<String>> {
     let mounts = mount_ids(&read_text(Path::new(&format!("/proc/{pid}/mountinfo")))?);
     let mut problems = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
@@ -136,7 +163,7 @@ fn descriptor_problems(pid: i32) -> io::Result<Vec<String>> {
         };
         let number = entry.file_name();
         let number = number.to_string_lossy();
-        if let Some(problem) = descriptor_problem(pid, &number, &target, &entry.path(), &mounts) {
+        if let Some(problem) = descriptor_problem(pid, &number, &target, &entry.path(), &mounts, rnics) {
             problems.push(format!("descriptor {number} ({}) {problem}", target.display()));
         }
     }
@@ -149,10 +176,11 @@ fn descriptor_problem(
     target: &Path,
     link: &Path,
     mounts: &HashSet<u32>,
+    rnics: bool,
 ) -> Option<String> {
     let text = target.to_string_lossy();
     if text.starts_with("anon_inode:") {
-        let known = KNOWN_ANONYMOUS.contains(&text.as_ref());
+        let known = KNOWN_ANONYMOUS.contains(&text.as_ref()) || rnics && text == RNIC_EVENTS;
         return (!known).then(|| "is of a kind that CRIU cannot write down".to_owned());
     }
     if !text.starts_with('/') || text.starts_with("/memfd:") {
@@ -160,6 +188,9 @@ fn descriptor_problem(
     }
     let meta = fs::metadata(link).ok()?;
     let kind = meta.file_type();
+    if rnics && kind.is_char_device() && is_rnic(meta.rdev()) {
+        return None;
+    }
     if kind.is_char_device() && !is_harmless_device(meta.rdev()) || kind.is_block_device() {
         return Some("is a device that CRIU cannot write down".to_owned());
     }
@@ -187,7 +218,7 @@ fn mount_ids(mountinfo: &str) -> HashSet<u32> {
         .collect()
 }
 
-fn mapping_problems(pid: i32) -> io::Result<Vec<String>> {
+fn mapping_problems(pid: i32, rnics: bool) -> io::Result<Vec<String>> {
     let maps = read_text(Path::new(&format!("/proc/{pid}/maps")))?;
     let mut seen = HashSet::new();
     let mapped = maps
@@ -198,7 +229,7 @@ fn mapping_problems(pid: i32) -> io::Result<Vec<String>> {
         .filter(|path| {
             let text = path.to_string_lossy();
             let device = text.starts_with("/dev/") && !text.starts_with("/dev/shm/") && text != "/dev/zero";
-            device || text.starts_with("anon_inode:")
+            (device || text.starts_with("anon_inode:")) && !(rnics && text.starts_with(RNIC_NODES))
         })
         .filter(|path| seen.insert(path.clone()))
         .map(|path| format!("a mapping of {} cannot be written down by CRIU", path.display()))
@@ -217,7 +248,7 @@ mod tests {
         let judge = |file: &fs::File, mounts: &HashSet<u32>| {
             let number = file.as_raw_fd().to_string();
             let link = PathBuf::from(format!("/proc/self/fd/{number}"));
-            descriptor_problem(own, &number, &fs::read_link(&link).unwrap(), &link, mounts)
+            descriptor_problem(own, &number, &fs::read_link(&link).unwrap(), &link, mounts, false)
         };
         let null = fs::File::open("/dev/null").unwrap();
         assert_eq!(judge(&null, &mounts), None);
@@ -240,7 +271,7 @@ mod tests {
         let mut child = std::process::Command::new(&odd).arg("1000").spawn().unwrap();
         let pid = child.id() as i32;
         let found = processes_of(own).map(|processes| processes.get(&pid).map(|child| child.parent));
-        let (mapped, opened) = (mapping_problems(pid), descriptor_problems(pid));
+        let (mapped, opened) = (mapping_problems(pid, false), descriptor_problems(pid, false));
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(found.unwrap(), Some(own), "it is one of the processes here");

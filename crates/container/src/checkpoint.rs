@@ -36,6 +36,9 @@ pub struct CheckpointConfig {
     /// restores them says in which one ([`RestoreConfig::network`](crate::RestoreConfig::network)). Else CRIU has the kernel search the
     /// whole table of connections that it tracks, twice: 18 ms with a table of 262,144 buckets.
     pub network: Option<PathBuf>,
+    /// The container may have RNICs of the kernel's open ([`BundleConfig::rnics`](crate::BundleConfig::rnics)): CRIU is to leave them
+    /// alone, by our plugin ([`HostConfig::plugin`](crate::HostConfig::plugin)).
+    pub rnics: bool,
 }
 
 /// A checkpoint that is ready to freeze: runc and CRIU are started and everything that can be probed is.
@@ -57,6 +60,7 @@ impl Checkpoint {
             parent,
             lazy,
             network,
+            rnics,
         } = config;
         let mut command = host.runc().checkpoint(&name, &images, &work, parent.as_deref());
         if lazy {
@@ -65,6 +69,7 @@ impl Checkpoint {
         if let Some(network) = network {
             command.env(NETWORK_VARIABLE, network);
         }
+        host.load_plugin(&mut command, rnics)?;
         Ok(Self(
             Operation::prepare(host, Kind::Dump, name, command, &images, &work).await?,
         ))

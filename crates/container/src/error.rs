@@ -82,6 +82,12 @@ pub enum Error {
         /// What is wrong with it, and what to do.
         reason: String,
     },
+    /// CRIU's plugin for the kernel's RNICs is missing.
+    #[error("CRIU's plugin {} is missing, without which no container with RNICs moves; build it, or name it with --criu-plugin", .path.display())]
+    PluginMissing {
+        /// Where it should be.
+        path: PathBuf,
+    },
     /// An RNIC that the container is to have is not there.
     #[error("this host has no RNIC {name}; `rdma link` lists those that it has")]
     NoRnic {

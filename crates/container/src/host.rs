@@ -3,9 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use tokio::process::Command;
+
 use crate::criu::Criu;
 use crate::error::Error;
 use crate::runc::Runc;
+
+/// The folder of CRIU's plugins, in [`HostConfig::state`].
+const PLUGINS: &str = "plugins";
+
+/// The variable that names it to CRIU (`criu/plugin.c`).
+const PLUGINS_VARIABLE: &str = "CRIU_LIBS_DIR";
 
 /// Where a [`Host`] keeps its things.
 #[derive(Debug, Clone)]
@@ -18,6 +26,8 @@ pub struct HostConfig {
     pub proxy: PathBuf,
     /// The limit on descriptors (`RLIMIT_NOFILE`, the soft one) that containers get if they ask for none; as the caller's if `None`.
     pub descriptors: Option<u64>,
+    /// CRIU's plugin for the kernel's RNICs (`crates/criu-plugin`). Where it is missing, containers that have such RNICs are not moved.
+    pub plugin: PathBuf,
 }
 
 /// The tools of one host.
@@ -26,6 +36,7 @@ pub struct Host {
     runc: Runc,
     criu: Criu,
     state: PathBuf,
+    plugin: PathBuf,
     /// What [`Self::tracks_memory`] has found.
     tracks_memory: Arc<OnceLock<Result<(), String>>>,
 }
@@ -40,22 +51,20 @@ impl Host {
             state,
             proxy,
             descriptors,
+            plugin,
         } = config;
         tokio::task::spawn_blocking(move || {
             let criu = Criu::find()?;
             criu.warm()?;
-            let bin = state.join("bin");
-            crate::error::make_dir(&bin)?;
-            let link = bin.join("criu");
-            let fresh = bin.join(format!("criu.{}", std::process::id()));
-            std::os::unix::fs::symlink(&proxy, &fresh)
-                .map_err(|source| Error::file("link", &fresh, source))?;
-            std::fs::rename(&fresh, &link).map_err(|source| Error::file("rename", &link, source))?;
+            let link = put_link(&state.join("bin"), "criu", &proxy)?;
+            // CRIU loads whatever is in the folder, so this is all that is in it.
+            put_link(&state.join(PLUGINS), "verbatim.so", &plugin)?;
             let runc = Runc::find(state.join("runc"), link, criu.path().to_owned(), descriptors)?;
             Ok(Self {
                 runc,
                 criu,
                 state,
+                plugin,
                 tracks_memory: Arc::default(),
             })
         })
@@ -70,6 +79,7 @@ impl Host {
         Self {
             runc: Runc::missing(&nowhere),
             criu: Criu::missing(&nowhere),
+            plugin: nowhere.clone(),
             state: nowhere,
             tracks_memory: Arc::default(),
         }
@@ -100,8 +110,37 @@ impl Host {
         asked.await.expect("asking CRIU does not panic")
     }
 
+    /// Whether containers that have RNICs of the kernel's can be moved here; if not, why.
+    pub fn moves_rnics(&self) -> Result<(), Error> {
+        match self.plugin.exists() {
+            true => Ok(()),
+            false => Err(Error::PluginMissing {
+                path: self.plugin.clone(),
+            }),
+        }
+    }
+
+    /// Has the CRIU that a command starts load our plugin, if `rnics`. It has only that one then.
+    pub(crate) fn load_plugin(&self, command: &mut Command, rnics: bool) -> Result<(), Error> {
+        if rnics {
+            self.moves_rnics()?;
+            command.env(PLUGINS_VARIABLE, self.state.join(PLUGINS));
+        }
+        Ok(())
+    }
+
     /// The directory of this host's containers' state.
     pub fn state(&self) -> &Path {
         &self.state
     }
+}
+
+/// Puts a link called `name` into `folder`, in the place of an earlier one.
+fn put_link(folder: &Path, name: &str, to: &Path) -> Result<PathBuf, Error> {
+    crate::error::make_dir(folder)?;
+    let link = folder.join(name);
+    let fresh = folder.join(format!("{name}.{}", std::process::id()));
+    std::os::unix::fs::symlink(to, &fresh).map_err(|source| Error::file("link", &fresh, source))?;
+    std::fs::rename(&fresh, &link).map_err(|source| Error::file("rename", &link, source))?;
+    Ok(link)
 }

@@ -62,7 +62,7 @@ pub mod fuzzing {
 
 pub use bundle::{Bind, Bundle, BundleConfig, STARTED_NAME, Workload};
 pub use cgroup::{Cgroup, CgroupVersion, remove_cgroup_parent};
-pub use check::{added, blockers};
+pub use check::{added, blockers, with_rnics};
 pub use checkpoint::{Checkpoint, CheckpointConfig, Dumped};
 pub use criu::{Criu, CriuError, Version};
 pub use error::Error;

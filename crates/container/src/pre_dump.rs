@@ -46,6 +46,8 @@ pub struct PreDumpConfig {
     pub work: PathBuf,
     /// The images of the pre-dump before, relative to `images`.
     pub parent: Option<PathBuf>,
+    /// As in [`CheckpointConfig::rnics`](crate::CheckpointConfig::rnics).
+    pub rnics: bool,
 }
 
 /// What a pre-dump has done.
@@ -68,11 +70,13 @@ pub async fn pre_dump(host: &Host, config: PreDumpConfig) -> Result<PreDumped, E
         images,
         work,
         parent,
+        rnics,
     } = config;
     let stats = work.join("stats-dump");
     // That of an earlier one must not explain this one.
     let _ = std::fs::remove_file(&stats);
-    let command = host.runc().pre_dump(&name, &images, &work, parent.as_deref());
+    let mut command = host.runc().pre_dump(&name, &images, &work, parent.as_deref());
+    host.load_plugin(&mut command, rnics)?;
     let operation = Operation::prepare(host, Kind::PreDump, name, command, &images, &work).await?;
     operation.run().await?;
     let failed = |source| Error::file("look at the images in", &images, source);

@@ -36,6 +36,8 @@ pub struct RestoreConfig {
     /// The container's network namespace. CRIU works in it, and so do tasks whose images say nothing of one
     /// ([`CheckpointConfig::network`](crate::CheckpointConfig::network)).
     pub network: PathBuf,
+    /// As in [`CheckpointConfig::rnics`](crate::CheckpointConfig::rnics): where an RNIC was open there are placeholders.
+    pub rnics: bool,
 }
 
 /// A restore that waits for its images: runc and CRIU are started. Dropping it cancels the restore.
@@ -78,6 +80,7 @@ impl Restore {
             work,
             lazy,
             network,
+            rnics,
         } = config;
         crate::error::make_dir(&images)?;
         // runc reads it before it starts CRIU. Its entries matter only where they name pipes, and our containers'
@@ -92,6 +95,7 @@ impl Restore {
             command.env(LAZY_VARIABLE, "1");
         }
         command.env(NETWORK_VARIABLE, network);
+        host.load_plugin(&mut command, rnics)?;
         let operation = Operation::prepare(host, Kind::Restore, name, command, &images, &work).await?;
         Ok(Self { operation, bundle })
     }

@@ -56,6 +56,12 @@ pub(crate) fn nodes_of(names: &[String]) -> Result<Vec<Node>, Error> {
     names.iter().map(find).collect()
 }
 
+/// Whether the device with this number is the node of an RNIC.
+pub(crate) fn is_rnic(number: u64) -> bool {
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    Path::new(&format!("/sys/dev/char/{major}:{minor}/ibdev")).exists()
+}
+
 fn in_class(class: &Path) -> io::Result<Vec<Node>> {
     let entries = match fs::read_dir(class) {
         Ok(entries) => entries,

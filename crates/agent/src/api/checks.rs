@@ -6,6 +6,7 @@ use crate::memory::private;
 use crate::peers::reason;
 use crate::proto::{CheckReply, OpenRequest};
 use crate::protocol::FILL;
+use crate::rnics;
 use crate::session::source;
 
 /// Everything that stands in the way of moving `name` to `destination`, and how its private memory would go, in words for an
@@ -35,11 +36,18 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
         Ok(found) => blockers.extend(found),
         Err(error) => blockers.push(format!("the program's verbs objects are unknown: {error:#}")),
     }
-    let init = instance.init_pid();
-    match tokio::task::spawn_blocking(move || verbatim_container::blockers(init)).await? {
+    let (init, record) = (instance.init_pid(), &instance.home.record);
+    let has_rnics = !record.rnics.is_empty();
+    match tokio::task::spawn_blocking(move || verbatim_container::blockers(init, has_rnics)).await? {
         Ok(found) => blockers.extend(found),
         Err(error) => blockers.push(format!("the container's processes cannot be looked at: {error}")),
     }
+
+    match rnics::strangers(agent, name, init) {
+        Ok(found) => blockers.extend(found),
+        Err(error) => blockers.push(format!("who has an RNIC open is not known: {error}")),
+    }
+    notes.extend(rnics::notes(record, init));
 
     let private_bytes = private::bytes_of_tree(init);
     blockers.extend(private::lack_of_room(&agent.config.runtime_dir, private_bytes));
@@ -58,8 +66,17 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                 .peers
                 .must_know(destination, &agent.guests.of_instance(name));
             blockers.extend(unknown.err().map(|error| format!("{error:#}")));
+            blockers.extend(rnics::blockers(agent, record, destination));
             match peer.check_instance(request).await {
-                Ok(reply) => blockers.extend(reply.into_inner().blockers),
+                Ok(reply) => {
+                    let reply = reply.into_inner();
+                    if has_rnics {
+                        let (lacks, differs) = rnics::compare(&reply, destination);
+                        blockers.extend(lacks);
+                        notes.extend(differs);
+                    }
+                    blockers.extend(reply.blockers);
+                }
                 Err(status) => blockers.push(format!("{destination} cannot say: {}", reason(&status))),
             }
             let (to, tracks) = (destination.to_owned(), agent.tools.tracks_memory().await);

@@ -427,6 +427,7 @@ mod tests {
             tls: folder.to_owned(),
             library: folder.join("libverbatim.so"),
             program: folder.join("verbatim"),
+            criu_plugin: folder.join("plugin.so"),
             bridge: String::new(),
             mtu: None,
             cgroup_parent: folder.to_owned(),

@@ -40,13 +40,13 @@ use crate::instances::home::{Home, Paths};
 use crate::instances::record::Record;
 use crate::instances::{Instance, Reservation};
 use crate::keeper::Keeper;
-use crate::kernel_rnics;
 use crate::memory::beneath;
 use crate::memory::place::Placer;
 use crate::memory::private;
 use crate::proto::file_part::Folder;
 use crate::proto::{ConnectRequest, FilePart, NewQp, OpenRequest, PreSetupReply, PreSetupRequest};
 use crate::report::milliseconds;
+use crate::rnics;
 use crate::standby::{Numbers, StandbyContext, Taken};
 use crate::turns::Turn;
 
@@ -209,6 +209,7 @@ pub fn blockers(agent: &Shared, record: &Record, memory_bytes: u64) -> Vec<Strin
     }
     // What waits for the tasks and what they have together are never much more than once that.
     blockers.extend(private::lack_of_memory(memory_bytes));
+    blockers.extend(rnics::lacking(agent, record));
     blockers
 }
 
@@ -368,14 +369,6 @@ impl Destination {
             true => Vec::new(),
             false => decode::<Vec<(u32, MadeAgain)>>(&request.made_again)?,
         };
-        if !made_again.is_empty() {
-            let rnics = kernel_rnics::all();
-            for (_, made) in &made_again {
-                kernel_rnics::counterpart(&rnics, &made.device, made.driver.as_deref()).with_context(
-                    || format!("{} cannot take its device {}", self.agent.name(), made.device),
-                )?;
-            }
-        }
         let made_again: HashSet<_> = made_again.into_iter().map(|(pid, made)| (pid, made.id)).collect();
         let is_made_again = move |pid: u32, id: u32| made_again.contains(&(pid, id));
         self.to_make = ToMake::default();
@@ -554,6 +547,7 @@ impl Destination {
             work: home.paths.work.clone(),
             lazy: self.fills,
             network: home.paths.network.clone(),
+            rnics: !home.record.rnics.is_empty(),
         };
         self.home = Some(home);
         made?;

@@ -8,6 +8,9 @@ use verbatim_agent::faults::Faults;
 
 use crate::args::AgentArguments;
 
+/// The name of CRIU's plugin, beside this program.
+const CRIU_PLUGIN: &str = "libverbatim_criu_plugin.so";
+
 /// Runs the agent until it is told to stop.
 pub fn agent(arguments: AgentArguments, faults: fn(&Config) -> Faults) -> anyhow::Result<ExitCode> {
     let name = match arguments.name {
@@ -22,6 +25,7 @@ pub fn agent(arguments: AgentArguments, faults: fn(&Config) -> Faults) -> anyhow
         None => super::lab::library()?,
     };
     let told = arguments.config_dir.as_ref().unwrap_or(&arguments.runtime_dir);
+    let program = std::env::current_exe().context("cannot find this program's own path")?;
     let config = Config {
         name,
         hosts: told.join("hosts.json"),
@@ -29,7 +33,10 @@ pub fn agent(arguments: AgentArguments, faults: fn(&Config) -> Faults) -> anyhow
         runtime_dir: arguments.runtime_dir,
         state_dir: arguments.state_dir,
         library,
-        program: std::env::current_exe().context("cannot find this program's own path")?,
+        criu_plugin: arguments
+            .criu_plugin
+            .unwrap_or_else(|| program.with_file_name(CRIU_PLUGIN)),
+        program,
         bridge: arguments.bridge,
         mtu: arguments.mtu,
         cgroup_parent: arguments.cgroup_parent,

@@ -57,6 +57,7 @@ pub fn the_gates_sockets(world: &mut World) {
             parent: None,
             lazy: world.a.lazy.get(),
             network: None,
+            rnics: false,
         };
         let taken = world
             .runtime

@@ -91,6 +91,7 @@ impl TestHost {
             state: dir.join("containers"),
             proxy: std::env::current_exe().unwrap(),
             descriptors: None,
+            plugin: PathBuf::from("/nonexistent"),
         };
         Self {
             host: Host::open(config).await.unwrap(),
@@ -186,6 +187,7 @@ impl TestHost {
             parent: None,
             lazy: self.lazy.get(),
             network: self.apart.get().then(|| self.network(name)),
+            rnics: false,
         };
         Checkpoint::prepare(&self.host, config).await
     }
@@ -201,6 +203,7 @@ impl TestHost {
             work,
             lazy: false,
             network: place.network.path().to_owned(),
+            rnics: false,
         };
         Restore::prepare(&self.host, config).await.unwrap()
     }

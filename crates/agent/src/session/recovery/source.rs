@@ -239,6 +239,7 @@ impl Recovery {
             parent: None,
             lazy: false,
             network: None,
+            rnics: false,
         };
         let dumped = Dumped::take_over(&self.agent.tools, checkpoint, held).await;
         if dumped.is_err()

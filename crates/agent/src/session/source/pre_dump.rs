@@ -102,6 +102,7 @@ impl Source {
             images: paths.images.join(&folder),
             work: paths.work.clone(),
             parent: (before > 0).then(|| Path::new("..").join(before.to_string())),
+            rnics: !self.record().rnics.is_empty(),
         };
         if self.ahead.damaged {
             std::fs::write(paths.images.join(PRE_DUMPS), b"a file where a folder should be")?;

@@ -24,6 +24,7 @@ use crate::keeper::Keeper;
 use crate::memory::private;
 use crate::proto;
 use crate::protocol::{MADE_AGAIN, NETWORK};
+use crate::rnics;
 use crate::session::{decode, encode, in_time};
 
 /// How long another host may take to look for partners.
@@ -52,6 +53,9 @@ impl Source {
             .write(self.session, Role::Source, What::Opened(parties))
             .context("the journal cannot be written")?;
         self.takes_all().await?;
+        if let Some(blocker) = rnics::blockers(&self.agent, self.record(), &to).first() {
+            bail!("{blocker}");
+        }
         self.describe().await?;
         let guests: Vec<_> = self
             .processes
@@ -95,6 +99,21 @@ impl Source {
             .first()
         {
             Some(added) => bail!("{added}"),
+            None => self.knows_who_has_rnics(),
+        }
+    }
+
+    /// An error if a process has an RNIC of the kernel's open and nobody could make what it has there again.
+    fn knows_who_has_rnics(&self) -> anyhow::Result<()> {
+        if self.record().rnics.is_empty() {
+            return Ok(());
+        }
+        let strangers = rnics::strangers(&self.agent, self.instance.name(), self.instance.init_pid());
+        match strangers
+            .context("the container's processes cannot be looked at")?
+            .first()
+        {
+            Some(stranger) => bail!("{stranger}"),
             None => Ok(()),
         }
     }
@@ -117,6 +136,15 @@ impl Source {
         blockers.extend(lacking(&places, &connections, &road_maps, (to, &there)));
         blockers.extend(road_maps.iter().flat_map(|road_map| road_map.blockers.clone()));
         blockers.extend(self.agent.guests.refused(self.instance.name()));
+        let given = |device: &str| self.record().rnics.iter().any(|rnic| rnic.name == device);
+        let all = self.processes.iter().flat_map(|process| &process.made_again);
+        if let Some(made) = all.clone().find(|made| !given(&made.device)) {
+            blockers.push(format!(
+                "a process has the device {} open, which the instance was not given: nothing says that it is there at {to}; start the \
+                 instance with --rnic {}",
+                made.device, made.device
+            ));
+        }
         if let Some(device) = self.makes_again()
             && !self.agent.peers.can(to, MADE_AGAIN)
         {
@@ -197,6 +225,7 @@ impl Source {
             parent: self.ahead.parent(),
             lazy: self.ahead.fills(),
             network: self.agent.peers.can(&to, NETWORK).then(|| paths.network.clone()),
+            rnics: !self.record().rnics.is_empty(),
         };
         let (dump, restore) = tokio::join!(
             Checkpoint::prepare(&self.agent.tools, checkpoint),

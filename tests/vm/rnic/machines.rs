@@ -1,0 +1,184 @@
+//! Machines that are hosts: each has a bridge, rxe on it, and an agent.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use serde::Deserialize;
+use tempfile::TempDir;
+use verbatim_e2e::eventually;
+use verbatim_testbed::{Command, Ended, Network, Vm, VmConfig};
+
+use crate::built;
+
+/// The hosts. All cases have the moving side on the first; it goes to the last.
+pub const HOSTS: [&str; 3] = ["a", "b", "c"];
+
+/// How long a command may take that does not wait for a program.
+pub const SHORT: Duration = Duration::from_secs(60);
+
+/// The network of all machines.
+fn address(index: usize) -> String {
+    format!("10.78.0.{}", index + 1)
+}
+
+/// A machine for one test. One processor: the kernel changes its own code while it runs, which several emulated ones take badly.
+pub fn boot(name: &str, index: usize, network: &Network) -> anyhow::Result<Vm> {
+    let config = VmConfig {
+        cpus: 1,
+        memory_mib: 1536,
+        bridge: true,
+        rxe: true,
+        address: Some(
+            format!("{}/16", address(index))
+                .parse()
+                .map_err(anyhow::Error::msg)?,
+        ),
+        ..VmConfig::new(format!("rnic-{name}-{}", std::process::id()))
+    };
+    Ok(Vm::boot(&config, network)?)
+}
+
+/// Runs a command in a machine; an error if its status is not 0.
+pub fn succeed(vm: &Vm, command: &Command, limit: Duration) -> anyhow::Result<String> {
+    let ended = vm.run(command, limit)?;
+    ensure!(ended.code == 0, "status {}: {}", ended.code, words(&ended));
+    Ok(String::from_utf8_lossy(&ended.stdout).into_owned())
+}
+
+/// What a command has written.
+pub fn words(ended: &Ended) -> String {
+    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    format!("{}{}", text(&ended.stdout), text(&ended.stderr))
+}
+
+/// All of them, with agents.
+pub struct Machines {
+    vms: Vec<Vm>,
+    _cluster: TempDir,
+    verbatim: String,
+}
+
+/// As `verbatim ps --json` says it.
+#[derive(Debug, Deserialize)]
+pub struct Row {
+    pub name: String,
+    pub state: String,
+    pub address: String,
+    pub exit_status: Option<i32>,
+}
+
+impl Machines {
+    /// Boots them.
+    pub fn up() -> anyhow::Result<Self> {
+        let path = |path: &Path| {
+            Ok::<_, anyhow::Error>(path.to_str().context("a path that is not UTF-8")?.to_owned())
+        };
+        let verbatim = path(&built("verbatim")?)?;
+        // Machines have a /run of their own, and see everything else.
+        let cluster = tempfile::tempdir_in(built("verbatim")?.parent().context("a folder")?)?;
+        let hosts = HOSTS.iter().enumerate();
+        let made = std::process::Command::new(&verbatim)
+            .arg("hosts")
+            .arg(cluster.path())
+            .args(hosts.map(|(index, name)| format!("{name}={}", address(index))))
+            .arg("--trusted-network")
+            .output()?;
+        ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        let network = Network::new()?;
+        let boot = |(index, name): (usize, &&str)| boot(name, index, &network);
+        let vms = HOSTS
+            .iter()
+            .enumerate()
+            .map(boot)
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vm/rnic/host.sh");
+        let (script, folder) = (path(&script.canonicalize()?)?, path(cluster.path())?);
+        for (vm, name) in vms.iter().zip(HOSTS) {
+            let argv = [script.as_str(), verbatim.as_str(), folder.as_str(), name];
+            succeed(vm, &Command::new(argv), SHORT).with_context(|| format!("making {name} a host"))?;
+        }
+        Ok(Self {
+            vms,
+            _cluster: cluster,
+            verbatim,
+        })
+    }
+
+    fn vm(&self, host: &str) -> anyhow::Result<&Vm> {
+        let index = HOSTS.iter().position(|name| *name == host);
+        Ok(&self.vms[index.context("no such host")?])
+    }
+
+    /// Runs `verbatim` on a host; what it printed.
+    pub fn verbatim(&self, host: &str, arguments: &[&str], limit: Duration) -> anyhow::Result<String> {
+        let argv = [&[self.verbatim.as_str()], arguments].concat();
+        succeed(self.vm(host)?, &Command::new(argv), limit)
+            .with_context(|| format!("verbatim {} on {host}", arguments.join(" ")))
+    }
+
+    /// Starts an instance with rxe0; its address.
+    pub fn start(&self, host: &str, name: &str, argv: &[&str]) -> anyhow::Result<String> {
+        let arguments = [&["run", "--json", "--name", name, "--rnic", "rxe0", "--"], argv].concat();
+        let row: Row = serde_json::from_str(&self.verbatim(host, &arguments, SHORT)?)?;
+        Ok(row.address)
+    }
+
+    /// How an instance is, on a host that has it.
+    pub fn row(&self, host: &str, name: &str) -> anyhow::Result<Row> {
+        let rows: Vec<Row> = serde_json::from_str(&self.verbatim(host, &["ps", "--json"], SHORT)?)?;
+        let row = rows.into_iter().find(|row| row.name == name);
+        row.with_context(|| format!("{host} has no {name}"))
+    }
+
+    /// What it wrote.
+    pub fn output(&self, host: &str, name: &str) -> anyhow::Result<String> {
+        self.verbatim(host, &["logs", name], SHORT)
+    }
+
+    /// Waits until it has ended; its status.
+    pub fn ended(&self, host: &str, name: &str, limit: Duration) -> anyhow::Result<i32> {
+        eventually(&format!("the end of {name}"), limit, || {
+            Ok(self.row(host, name)?.exit_status)
+        })
+    }
+
+    /// Waits until something listens on a TCP port in an instance.
+    pub fn listens(&self, host: &str, name: &str, port: u16) -> anyhow::Result<()> {
+        // Local port and state 0A: proc_pid_net(5).
+        let script = format!(
+            "cd /run/verbatim/net; until nsenter --net={name} grep -q ':{port:04X} [0-9A-F]*:[0-9A-F]* 0A' /proc/net/tcp \
+             /proc/net/tcp6; do sleep 0.1; done"
+        );
+        succeed(self.vm(host)?, &Command::new(["sh", "-c", &script]), SHORT).map(drop)
+    }
+
+    /// The octets that an RNIC's port has sent, as its driver counts them.
+    pub fn sent(&self, host: &str) -> anyhow::Result<u64> {
+        let counter = "cat /sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts";
+        let said = succeed(self.vm(host)?, &Command::new(["sh", "-c", counter]), SHORT)?;
+        said.trim().parse().context("a counter that is no number")
+    }
+
+    /// Ends instances that are there, wherever.
+    pub fn clear(&self) -> anyhow::Result<()> {
+        for host in HOSTS {
+            let rows: Vec<Row> = serde_json::from_str(&self.verbatim(host, &["ps", "--json"], SHORT)?)?;
+            for row in rows.iter().filter(|row| !row.state.starts_with("moved")) {
+                self.verbatim(host, &["stop", &row.name], SHORT)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// For the message of a case that failed: what agents and kernels have said last.
+    pub fn told(&self) -> String {
+        let script = "tail -n 30 /run/agent.log; dmesg | tail -n 15";
+        let told = HOSTS.iter().zip(&self.vms).map(|(host, vm)| {
+            let said = vm.run(&Command::new(["sh", "-c", script]), SHORT);
+            let said = said.map_or_else(|error| error.to_string(), |ended| words(&ended));
+            format!("\n--- {host}\n{said}")
+        });
+        told.collect()
+    }
+}

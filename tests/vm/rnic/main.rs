@@ -1,0 +1,114 @@
+//! Instances that have an RNIC of the kernel's, on machines that are hosts of their own: agents without a lab, rxe, containers.
+//!
+//! Machines are booted once for all cases. `make rnic-test` runs what has not passed on this build yet (`results.rs`); plain `cargo test`
+//! only lists these tests.
+
+mod cases;
+mod machines;
+mod plugin;
+mod results;
+mod run;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use machines::Machines;
+use results::Results;
+use verbatim_testbed::{Command, Network};
+
+/// The first argument of the part within a machine.
+const INSIDE: &str = "--inside";
+
+/// How long the story of CRIU's plugin may take.
+const STORY_LIMIT: Duration = Duration::from_secs(240);
+
+/// What `make build` has made, in the folder of what was built with this program.
+fn built(name: &str) -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let folder = own.parent().and_then(std::path::Path::parent);
+    let path = folder.context("a test is in target/PROFILE/deps")?.join(name);
+    path.canonicalize().with_context(|| {
+        format!(
+            "{} is missing: run `make build` and `make -C tests/vm/probes`",
+            path.display()
+        )
+    })
+}
+
+type Body = Box<dyn FnOnce(&mut Option<Machines>) -> anyhow::Result<()> + Send>;
+
+fn main() -> ExitCode {
+    verbatim_testbed::run_role();
+    if std::env::args().nth(1).as_deref() == Some(INSIDE) {
+        return match plugin::tell() {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("{error:#}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let mut arguments = Arguments::from_args();
+    // One machine with two cores; and the thread that boots machines must live as long as they do.
+    arguments.test_threads = Some(1);
+    let machines = Arc::new(Mutex::new(None));
+    let trial = |name: String, body: Body| {
+        let machines = Arc::clone(&machines);
+        let test = name.clone();
+        let run = move || {
+            let mut machines = machines.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            let result = once(&test, |_| body(&mut machines));
+            result.map_err(|error| Failed::from(format!("{error:#}")))
+        };
+        Trial::ignorable_test(name, run).with_ignored_flag(true)
+    };
+    let plugin = trial(
+        "plugin::a_container_is_dumped_and_restored".to_owned(),
+        Box::new(|_| plugin()),
+    );
+    let cases = cases::all().into_iter().map(|case| {
+        let body: Body = Box::new(move |machines| run::run(shared(machines)?, &case));
+        trial(case.name(), body)
+    });
+    let trials = std::iter::once(plugin).chain(cases).collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Runs what has not passed on this build yet.
+fn once(test: &str, run: impl FnOnce(&Results) -> anyhow::Result<()>) -> anyhow::Result<Completion> {
+    let results = Results::open()?;
+    if results.has(test) {
+        return Ok(Completion::ignored_with("it has passed on this build"));
+    }
+    run(&results)?;
+    results.note(test)?;
+    Ok(Completion::Completed)
+}
+
+/// The machines that all cases share, which are booted by the first of them.
+fn shared(slot: &mut Option<Machines>) -> anyhow::Result<&Machines> {
+    if slot.is_none() {
+        *slot = Some(Machines::up()?);
+    }
+    slot.as_ref().context("they were booted just now")
+}
+
+/// A story in a machine of its own: no agent is in the way.
+fn plugin() -> anyhow::Result<()> {
+    let vm = machines::boot("plugin", 8, &Network::new()?)?;
+    let program = std::env::current_exe()?.display().to_string();
+    // No hardware breakpoints: see host.sh.
+    let command = Command::new([program.as_str(), INSIDE]).env("CRIU_FAULT", "130");
+    let ended = vm.run(&command, STORY_LIMIT)?;
+    ensure!(
+        ended.code == 0,
+        "status {}\n{}",
+        ended.code,
+        machines::words(&ended)
+    );
+    Ok(())
+}
