@@ -83,7 +83,7 @@ fn gids(port: &Path) -> Vec<Gid> {
 #[derive(Debug, Deserialize)]
 struct Resource {
     lqpn: u32,
-    /// None of a queue pair of the kernel's own, or of a process outside of the caller's PID namespace.
+    /// The thread that made it. None of a queue pair of the kernel's own, or of a process outside of the caller's PID namespace.
     pid: Option<i32>,
 }
 
@@ -101,7 +101,18 @@ pub fn owners() -> anyhow::Result<HashMap<u32, Option<i32>>> {
             String::from_utf8_lossy(&output.stderr).trim()
         );
     }
-    owners_from(&output.stdout)
+    let mut owners = owners_from(&output.stdout)?;
+    for thread in owners.values_mut() {
+        *thread = thread.and_then(process_of);
+    }
+    Ok(owners)
+}
+
+/// The process of a thread; none if it has ended. The kernel names the thread that made a queue pair.
+fn process_of(thread: i32) -> Option<i32> {
+    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+    let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
+    process.trim().parse().ok()
 }
 
 fn owners_from(json: &[u8]) -> anyhow::Result<HashMap<u32, Option<i32>>> {
@@ -135,6 +146,20 @@ mod tests {
         assert_eq!(owners, HashMap::from([(1, None), (17, Some(533))]));
         assert!(owners_from(b"\n").unwrap().is_empty());
         assert!(owners_from(b"error").is_err());
+    }
+
+    #[test]
+    fn a_thread_is_its_process_s() {
+        let own = std::process::id() as i32;
+        let thread = std::thread::spawn(move || {
+            // SAFETY: has no arguments.
+            let thread = unsafe { libc::gettid() };
+            (thread, process_of(thread))
+        });
+        let (thread, process) = thread.join().expect("it only looks");
+        assert_ne!(thread, own);
+        assert_eq!((process, process_of(own)), (Some(own), Some(own)));
+        assert_eq!(process_of(-1), None);
     }
 
     #[test]
