@@ -251,11 +251,13 @@ fn allocated() -> usize {
 #[test]
 #[ignore = "needs rxe0"]
 fn rxe_an_abandoned_device_leaves_nothing_behind_and_the_channel_goes_on_with_the_next() {
+    /// The C library keeps a few freed pieces of each size at hand, and counts them as given out.
+    const ROUNDS: usize = 16;
     let mut channel = None;
     let mut number = None;
     let mut sizes = Vec::new();
     let others = descriptors();
-    for round in 0..4 {
+    for round in 0..ROUNDS {
         let rig = Rig::new(channel.take());
         let mut end = rig.end();
         end.arm(false);
@@ -301,5 +303,5 @@ fn rxe_an_abandoned_device_leaves_nothing_behind_and_the_channel_goes_on_with_th
         rustix::fs::fcntl_setfl(mine.fd(), OFlags::empty()).unwrap();
         channel = Some(mine);
     }
-    assert_eq!(sizes[2], sizes[3], "{sizes:?}");
+    assert_eq!(sizes[ROUNDS - 2], sizes[ROUNDS - 1], "{sizes:?}");
 }
