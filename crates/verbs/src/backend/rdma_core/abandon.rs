@@ -6,8 +6,8 @@
 //! answers everything so is a terminal that was hung up. It takes the place of the descriptor for commands; then all is
 //! destroyed as always, and its memory, descriptors and mappings are given back.
 //!
-//! Where there are no terminals a placeholder refuses the commands, and what the library keeps for objects that it could
-//! not destroy stays in memory.
+//! Where there are no terminals it is a descriptor on which nothing at all can be done, and what the library keeps for
+//! objects that it could not destroy stays in memory. The placeholder would not do: commands may be written to it.
 
 use std::ffi::CStr;
 use std::io;
@@ -22,7 +22,7 @@ pub const ALLOW_DISASSOCIATED: &CStr = c"RDMAV_ALLOW_DISASSOC_DESTROY";
 impl RdmaCoreDevice {
     /// All of its objects go with the last reference.
     pub fn cut_off(self: Arc<Self>) {
-        if let Ok(dead) = hung_up_terminal() {
+        if let Ok(dead) = hung_up_terminal().or_else(|_| bare_name()) {
             // SAFETY: the context is open as long as the device is; the library closes that number with it.
             unsafe {
                 let commands = (*self.opened.context()).cmd_fd;
@@ -46,6 +46,12 @@ fn hung_up_terminal() -> io::Result<OwnedFd> {
     owned(unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCGPTPEER, flags) })
 }
 
+/// A descriptor on which every ioctl and every write fails with `EBADF`.
+fn bare_name() -> io::Result<OwnedFd> {
+    // SAFETY: a C string.
+    owned(unsafe { libc::open(c"/".as_ptr(), libc::O_PATH | libc::O_CLOEXEC) })
+}
+
 fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
     match fd {
         // SAFETY: just made, and nobody else's.
@@ -59,16 +65,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_terminal_that_was_hung_up_fails_every_command() {
-        let dead = hung_up_terminal().unwrap();
-        // `RDMA_VERBS_IOCTL`
-        let command: libc::c_ulong = 0xc018_1b01;
-        // SAFETY: the descriptor fails before it looks at the structure, which is there all the same.
-        let returned = unsafe { libc::ioctl(dead.as_raw_fd(), command, &mut [0u64; 8]) };
-        assert_eq!(
-            (returned, io::Error::last_os_error().raw_os_error()),
-            (-1, Some(libc::EIO))
-        );
-        assert_eq!(rustix::io::write(&dead, b"command"), Err(rustix::io::Errno::IO));
+    fn nothing_can_be_commanded_of_what_takes_the_descriptors_place() {
+        for (dead, errno) in [(hung_up_terminal(), libc::EIO), (bare_name(), libc::EBADF)] {
+            let dead = dead.unwrap();
+            // `RDMA_VERBS_IOCTL`
+            let command: libc::c_ulong = 0xc018_1b01;
+            // SAFETY: the descriptor fails before it looks at the structure, which is there all the same.
+            let returned = unsafe { libc::ioctl(dead.as_raw_fd(), command, &mut [0u64; 8]) };
+            let failed = io::Error::last_os_error().raw_os_error();
+            assert_eq!((returned, failed), (-1, Some(errno)));
+            let written = rustix::io::write(&dead, b"command");
+            assert_eq!(written.unwrap_err().raw_os_error(), errno);
+        }
     }
 }
