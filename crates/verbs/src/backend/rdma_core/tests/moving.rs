@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
 use verbatim_device::control::{Access, AddressVector, QpAttr, QpState, SrqAttr};
@@ -232,6 +233,49 @@ fn injected_events_are_seen_by_who_polls_and_come_before_others() {
     assert_eq!([(); 3].map(|()| channel.next().unwrap()), [7, 8, super::EVENT]);
     assert!(!is_readable(&*channel));
     assert_eq!(channel.next().unwrap_err().errno(), libc::EAGAIN);
+}
+
+#[test]
+fn who_waits_for_edges_sees_each_event() {
+    let fake = Fake::new();
+    let (device, channel, cq, qp) = with_channel(&fake);
+    rustix::fs::fcntl_setfl(channel.fd(), OFlags::NONBLOCK).unwrap();
+    let mine = epoll::create(CreateFlags::CLOEXEC).unwrap();
+    epoll::add(
+        &mine,
+        channel.fd(),
+        EventData::new_u64(1),
+        EventFlags::IN | EventFlags::ET,
+    )
+    .unwrap();
+    let edges = || {
+        let mut events = Vec::with_capacity(2);
+        let found = epoll::wait(
+            &mine,
+            rustix::buffer::spare_capacity(&mut events),
+            Some(&Timespec::default()),
+        );
+        found.unwrap()
+    };
+    assert_eq!(edges(), 0);
+    // Also of one that comes while another is there, which nobody has read.
+    let makers: [&dyn Fn(); 4] = [
+        &|| complete(&*device, &cq, &qp),
+        &|| complete(&*device, &cq, &qp),
+        &|| channel.inject(1),
+        &|| channel.inject(2),
+    ];
+    for make in makers {
+        make();
+        assert_eq!((edges(), edges()), (1, 0));
+    }
+    assert_eq!(
+        [(); 4].map(|()| channel.next().unwrap()),
+        [1, 2, super::EVENT, super::EVENT]
+    );
+    assert_eq!(channel.next().unwrap_err().errno(), libc::EAGAIN);
+    complete(&*device, &cq, &qp);
+    assert_eq!(edges(), 1);
 }
 
 #[test]
