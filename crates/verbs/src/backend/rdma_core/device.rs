@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use parking_lot::Mutex;
 use verbatim_device::control::{
-    AddressVector, AsyncEvent, DeviceAttr, MwType, PortAttr, QpAttr, QpAttrMask, SrqAttr,
+    AddressVector, AsyncEvent, DeviceAttr, MwState, MwType, PortAttr, QpAttr, QpAttrMask, SrqAttr,
 };
 
 use super::channel::{Channel, Source};
@@ -193,6 +193,21 @@ impl Device for RdmaCoreDevice {
         self.objects
             .mws
             .destroy(key_slot(rkey), |mw| mw.live.destroy("dealloc_mw"))
+    }
+
+    fn query_mw(&self, rkey: u32) -> Result<MwState, VerbsError> {
+        self.state_of_mw(rkey)
+    }
+
+    /// One that is bound to nothing is as it was made.
+    fn restore_mw(&self, state: &MwState) -> Result<(), VerbsError> {
+        match state.bound {
+            None => self.state_of_mw(state.rkey).map(drop),
+            Some(_) => Err(VerbsError::Unsupported(format!(
+                "{} binds windows for programs only",
+                self.name
+            ))),
+        }
     }
 
     fn create_comp_channel(&self) -> Result<Arc<dyn EventChannel>, VerbsError> {

@@ -4,8 +4,8 @@
 //! lets go of them.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
@@ -29,6 +29,8 @@ pub struct Mr {
 #[derive(Debug)]
 pub struct Mw {
     pub live: Live<ibv_mw>,
+    /// A bind was posted: nobody but the RNIC knows what it opens.
+    pub was_bound: AtomicBool,
     pub _pd: Arc<Live<ibv_pd>>,
 }
 

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use verbatim_device::control::{MwType, QpType};
 use verbatim_device::layout::{self, SendWqe, Sge};
@@ -98,7 +99,11 @@ impl Sends {
             }
             Names::Window { mw_rkey, lkey } => {
                 let mw = self.objects.mws.find(key_slot(mw_rkey));
-                let mw = mw.and_then(|mw| mw.live.hold_owned()).ok_or(libc::EINVAL)?;
+                let mw = mw.and_then(|mw| {
+                    mw.was_bound.store(true, Relaxed);
+                    mw.live.hold_owned()
+                });
+                let mw = mw.ok_or(libc::EINVAL)?;
                 let mr = self.objects.mrs.find(lkey).and_then(|mr| mr.live.hold_owned());
                 if mr.is_none() && lkey != 0 {
                     return Err(libc::EINVAL);

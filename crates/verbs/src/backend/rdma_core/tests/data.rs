@@ -307,6 +307,9 @@ fn windows_are_bound_by_the_verb_of_their_type() {
     };
     let (lkey, _) = device.reg_mr(&init).unwrap();
     let [one, two] = [MwType::One, MwType::Two].map(|mw_type| device.alloc_mw(pd, mw_type).unwrap());
+    let unbound = device.query_mw(two).unwrap();
+    assert_eq!((unbound.rkey, unbound.bound), (two, None));
+    device.restore_mw(&unbound).unwrap();
     let bind = |wr_id, window: u32| SendWqe {
         wr_id,
         opcode: layout::WR_BIND_MW,
@@ -351,6 +354,8 @@ fn windows_are_bound_by_the_verb_of_their_type() {
     assert_eq!(end.pop().unwrap().wr_id, 1);
     assert_eq!(end.pop().unwrap().wr_id, 2);
 
+    // What it opens is the RNIC's secret.
+    assert_eq!(device.query_mw(two).unwrap_err().errno(), libc::EOPNOTSUPP);
     device.dealloc_mw(two + 1).unwrap();
     send.push(&bind(4, two), Body::Sges(&[]));
     assert_eq!(send.publish().unwrap_err().errno, libc::EINVAL);
