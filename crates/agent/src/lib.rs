@@ -46,8 +46,8 @@ mod quotas;
 #[cfg(test)]
 mod recorded;
 pub mod report;
-pub mod rnics;
-mod rpcs;
+mod rnics;
+pub mod rpcs;
 mod run;
 mod secrets;
 mod session;

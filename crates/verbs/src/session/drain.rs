@@ -56,8 +56,8 @@ impl Sessions {
         let deadline = Instant::now() + Duration::from_millis(timeout_ms.into());
         let mut looks = 0;
         while !look(&qps, &cqs, &reliable) {
-            let unfinished = marks.iter().filter(|qp| !qp.send.lock().is_idle());
-            unfinished.for_each(|qp| qp.mark());
+            // Also where nothing is unfinished: a marker that has failed says that its queue pair has.
+            marks.iter().for_each(|qp| qp.mark());
             if Instant::now() >= deadline {
                 match undrained(&qps, &reliable) {
                     // Drained since the look.

@@ -36,6 +36,10 @@ impl Sessions {
     fn prepare_one(&self, session: u64, qpn: u32) -> Result<(Arc<Qp>, Standby), SessionError> {
         let qp = self.process.qp(qpn).ok_or(SessionError::NoQp { qpn })?;
         let device = qp.context().device()?;
+        if let Some(blocker) = device.blocker() {
+            // What cannot be told of it here could not be carried over to the standby either: windows that are bound to it.
+            return Err(SessionError::Blocked(blocker));
+        }
         // Locked until the standby is noted, so that the program cannot change the queue pair in between.
         let mut control = qp.control.lock();
         if let Some(other) = &control.standby {

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use parking_lot::Mutex;
 use verbatim_device::control::{
@@ -121,10 +121,11 @@ impl Device for RdmaCoreDevice {
     }
 
     fn blocker(&self) -> Option<String> {
-        let windows = self.objects.mws.count();
-        (windows > 0).then(|| {
+        let windows = self.objects.mws.all();
+        let bound = windows.iter().filter(|mw| mw.was_bound.load(Relaxed)).count();
+        (bound > 0).then(|| {
             format!(
-                "it has {windows} memory windows on {}, which nobody says how they are bound: those cannot be moved yet",
+                "it has bound {bound} memory windows of {}, which does not tell to what: those cannot be moved",
                 self.name
             )
         })

@@ -154,11 +154,6 @@ impl<T> Table<T> {
         destroy(&object).inspect_err(|_| _ = self.objects.write().insert(number, object.clone()))
     }
 
-    /// How many there are.
-    pub fn count(&self) -> usize {
-        self.objects.read().len()
-    }
-
     /// All that there are.
     pub fn all(&self) -> Vec<Arc<T>> {
         self.objects.read().values().cloned().collect()
