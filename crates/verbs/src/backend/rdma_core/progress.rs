@@ -27,6 +27,15 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// The first request of this queue is about to be posted, at `position`: what the program has posted before went to the queue
+    /// whose place this one has taken. Of one that was used already nothing changes.
+    pub fn start_at(&self, position: u64) {
+        if self.posted.load(Relaxed) == 0 {
+            self.done.store(position, Relaxed);
+            self.posted.store(position, Relaxed);
+        }
+    }
+
     /// The library has taken all up to `position`.
     pub fn posted_up_to(&self, position: u64) {
         self.posted.store(position + 1, Relaxed);
@@ -130,6 +139,19 @@ mod tests {
         assert_eq!((progress.send.outstanding(), progress.recv.outstanding()), (2, 1));
         progress.send.reset();
         assert_eq!(progress.send.outstanding(), 0);
+    }
+
+    #[test]
+    fn a_queue_that_takes_the_place_of_another_goes_on_at_its_positions() {
+        let progress = Progress::default();
+        progress.start_at(5000);
+        assert_eq!(progress.outstanding(), 0);
+        progress.posted_up_to(5001);
+        assert_eq!(progress.outstanding(), 2, "none of which is known to be done");
+        progress.start_at(5002);
+        assert_eq!(progress.outstanding(), 2);
+        progress.done_up_to(5001);
+        assert_eq!(progress.outstanding(), 0);
     }
 
     #[test]

@@ -139,6 +139,9 @@ impl RecvRing for Recvs {
         if self.requests.is_empty() {
             return Ok(());
         }
+        if let Queue::Own(qp) = &self.queue {
+            qp.progress.recv.start_at(self.requests[0].wr_id & !RECV_BIT);
+        }
         let outcome = self.post();
         let taken = outcome.map_or_else(|(taken, _)| taken, |()| self.requests.len());
         self.count_posted(taken);

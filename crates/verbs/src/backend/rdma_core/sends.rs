@@ -402,6 +402,9 @@ impl SendRing for Sends {
     }
 
     fn publish(&mut self) -> Result<(), Refused> {
+        if let Some(first) = self.requests.first() {
+            self.qp.progress.send.start_at(first.wr.wr_id);
+        }
         let outcome = self.post();
         let taken = outcome.map_or_else(|(taken, _)| taken, |()| self.requests.len());
         if let Some(last) = taken.checked_sub(1) {
