@@ -64,14 +64,18 @@ impl NicListeners {
         Ok(())
     }
 
-    /// The same for an instance that an earlier agent has left running, or that can do without: the RNIC may have its socket, or
-    /// come later.
-    pub fn take_over(&self, instance: &str, path: &Path) {
+    /// The same for an instance that can do without the RNIC, which may come later; an error if it is not there now.
+    pub fn add_for_later(&self, instance: &str, path: &Path) -> anyhow::Result<()> {
         let mut state = self.lock();
         state.wanted.insert(instance.to_owned(), path.to_owned());
         // If it is connected, it has heard of the others only.
         state.connection = None;
-        if let Err(error) = state.connected(&self.nic) {
+        state.connected(&self.nic).map(drop)
+    }
+
+    /// The same for an instance that an earlier agent has left running: the RNIC may have its socket, or come later.
+    pub fn take_over(&self, instance: &str, path: &Path) {
+        if let Err(error) = self.add_for_later(instance, path) {
             let error = format!("{error:#}");
             tracing::warn!(
                 instance,

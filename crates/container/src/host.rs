@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use tokio::process::Command;
 
-use crate::criu::Criu;
+use crate::criu::{Criu, Version};
 use crate::error::Error;
 use crate::runc::Runc;
 
@@ -14,6 +14,17 @@ const PLUGINS: &str = "plugins";
 
 /// The variable that names it to CRIU (`criu/plugin.c`).
 const PLUGINS_VARIABLE: &str = "CRIU_LIBS_DIR";
+
+/// Tells the plugin that CRIU's hook for restored files has a second argument (`criu-plugin.h`, `retry_needed`). Its interface has the
+/// same version with and without.
+const RETRIES_VARIABLE: &str = "VERBATIM_CRIU_RETRIES";
+
+/// The first CRIU where that is so.
+const RETRIES_SINCE: Version = Version {
+    major: 4,
+    minor: 3,
+    patch: 0,
+};
 
 /// Where a [`Host`] keeps its things.
 #[derive(Debug, Clone)]
@@ -125,6 +136,9 @@ impl Host {
         if rnics {
             self.moves_rnics()?;
             command.env(PLUGINS_VARIABLE, self.state.join(PLUGINS));
+            if self.criu.version() >= RETRIES_SINCE {
+                command.env(RETRIES_VARIABLE, "1");
+            }
         }
         Ok(())
     }

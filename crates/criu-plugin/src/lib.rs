@@ -16,6 +16,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::io;
 use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FileType, MemfdFlags, fstat, ftruncate, memfd_create};
@@ -25,6 +26,10 @@ pub const PLACEHOLDER: &CStr = c"verbatim-uverbs";
 
 /// More than any ring is long. Nobody touches a page, so none is there.
 const PLACEHOLDER_BYTES: u64 = 1 << 30;
+
+/// Is set for a CRIU whose hook for restored files has a second argument: that of 4.2 has not, later ones have, and the interface's version
+/// is the same.
+const RETRIES_VARIABLE: &str = "VERBATIM_CRIU_RETRIES";
 
 /// What `/proc/PID/fd` shows of a completion channel and of a context's asynchronous events (`uverbs_std_types.c`,
 /// `"[infinibandevent]"`).
@@ -65,7 +70,7 @@ unsafe impl Sync for Descriptor {}
 union Hook {
     none: *const (),
     dump_file: extern "C" fn(c_int, c_int) -> c_int,
-    restore_file: extern "C" fn(c_int) -> c_int,
+    restore_file: unsafe extern "C" fn(c_int, *mut bool) -> c_int,
     device_mapping: extern "C" fn(c_int, *const libc::stat) -> c_int,
     restore_mapping: unsafe extern "C" fn(*const c_char, u64, u64, *mut u64, *mut c_int) -> c_int,
 }
@@ -90,7 +95,11 @@ pub static CR_PLUGIN_DESC: Descriptor = {
     }
 };
 
+/// Whether CRIU passes [`restore_file`] where to say that it must be asked again.
+static RETRIES: AtomicBool = AtomicBool::new(false);
+
 extern "C" fn begin(_stage: c_int) -> c_int {
+    RETRIES.store(std::env::var_os(RETRIES_VARIABLE).is_some(), Ordering::Relaxed);
     0
 }
 
@@ -116,9 +125,14 @@ fn answer(ours: io::Result<bool>) -> c_int {
 
 /// `CR_PLUGIN_HOOK__RESTORE_EXT_FILE`: a descriptor for a file that [`dump_file`] has passed over. CRIU puts it at its number.
 ///
-/// Versions of CRIU after 4.2 have a second argument, by which a hook asks to be called again; those before it leave there whatever was in
-/// the register. So it is not looked at: it says no by itself.
-extern "C" fn restore_file(_id: c_int) -> c_int {
+/// # Safety
+///
+/// `again` is CRIU's, to be written to, if [`RETRIES`]; else it is whatever was in the register.
+unsafe extern "C" fn restore_file(_id: c_int, again: *mut bool) -> c_int {
+    if RETRIES.load(Ordering::Relaxed) {
+        // SAFETY: as above.
+        unsafe { again.write(false) };
+    }
     match eventfd(0, EventfdFlags::CLOEXEC) {
         Ok(fd) => fd.into_raw_fd(),
         Err(errno) => -errno.raw_os_error(),
@@ -218,10 +232,18 @@ mod tests {
 
     #[test]
     fn placeholders_are_inert_and_have_a_name() {
-        let fd = restore_file(7);
-        assert!(fd >= 0);
+        let mut again = true;
+        RETRIES.store(true, Ordering::Relaxed);
+        // SAFETY: it is to be written to.
+        let fd = unsafe { restore_file(7, &raw mut again) };
+        assert!(fd >= 0 && !again);
         // SAFETY: it was given to us.
         let event = unsafe { OwnedFd::from_raw_fd(fd) };
+        RETRIES.store(false, Ordering::Relaxed);
+        // SAFETY: it is not looked at.
+        let fd = unsafe { restore_file(7, std::ptr::without_provenance_mut(8)) };
+        // SAFETY: it was given to us.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
         let mut ends = [rustix::event::PollFd::new(&event, rustix::event::PollFlags::IN)];
         let now = rustix::event::Timespec::default();
         assert_eq!(

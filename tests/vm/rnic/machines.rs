@@ -48,7 +48,7 @@ pub fn succeed(vm: &Vm, command: &Command, limit: Duration) -> anyhow::Result<St
 
 /// What a command has written.
 pub fn words(ended: &Ended) -> String {
-    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     format!("{}{}", text(&ended.stdout), text(&ended.stderr))
 }
 

@@ -54,7 +54,11 @@ fn attempt(machines: &Machines, case: &Case) -> anyhow::Result<()> {
     let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
     let address = machines.start(server.host, server.name, &argv)?;
     machines.listens(server.host, server.name, port)?;
-    machines.start(client.host, client.name, &[&argv[..], &[&address]].concat())?;
+    machines.start(
+        client.host,
+        client.name,
+        &[&argv[..], &[address.as_str()]].concat(),
+    )?;
     if moves {
         flows(machines, client.host)?;
         let (moving, stays) = match case.moves {

@@ -251,9 +251,13 @@ impl Home {
         let name = self.record.name.as_str();
         if self.record.rnics.is_empty() {
             nic.add(name, &self.nic_socket())?;
-        } else {
+        } else if let Err(error) = nic.add_for_later(name, &self.nic_socket()) {
             // It has RNICs of its own, and this host may have none of ours.
-            nic.take_over(name, &self.nic_socket());
+            tracing::debug!(
+                instance = name,
+                error = format!("{error:#}"),
+                "it has no software RNIC"
+            );
         }
         self.parts().nic_listeners = Some(Arc::clone(nic));
         self.parts().network = Some(Network::create(&self.network_config(config), link)?);
