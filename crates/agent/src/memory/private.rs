@@ -14,13 +14,27 @@ pub fn bytes_of_tree(root: i32) -> u64 {
 }
 
 /// Why the kernel does not see everything that is written to the private memory of a process and all that descend from it, in
-/// words for an operator; `None` if it does. What asynchronous reads bring goes to pages that are pinned.
+/// words for an operator; `None` if it does. What asynchronous reads bring goes to pages that are pinned, and so does what an RNIC of the
+/// kernel's writes: to registered memory that is private, and to queues that its provider has allocated.
 pub fn untracked(root: i32) -> Option<&'static str> {
     let maps = tree(root)
         .into_iter()
-        .map(|process| std::fs::read_to_string(process.join("maps")));
-    let rings = maps.into_iter().any(|maps| has_rings(&maps.unwrap_or_default()));
-    rings.then_some("a process has asynchronous reads and writes (io_setup), which the kernel does not track")
+        .map(|process| std::fs::read_to_string(process.join("maps")).unwrap_or_default());
+    let words = |maps: String| {
+        if has_rings(&maps) {
+            Some("a process has asynchronous reads and writes (io_setup), which the kernel does not track")
+        } else if has_rnics(&maps) {
+            Some("a process has an RNIC of this host's open, whose writes the kernel does not track")
+        } else {
+            None
+        }
+    };
+    maps.into_iter().find_map(words)
+}
+
+/// Whether a proc_pid_maps(5) has a mapping of an RNIC. Who has queues on one has a mapping, of a queue or of a doorbell.
+fn has_rnics(maps: &str) -> bool {
+    maps.lines().any(|line| line.contains("/infiniband/uverbs"))
 }
 
 /// Whether a proc_pid_maps(5) has the rings of io_setup(2).
@@ -156,6 +170,10 @@ mod tests {
         let ordinary =
             "7f00-7f01 rw-p 0 00:00 0 \n7f01-7f02 rw-s 0 00:01 99 /memfd:verbatim-arena (deleted)\n";
         assert!(!has_rings(ordinary));
+        assert!(!has_rnics(ordinary));
+        assert!(has_rnics(&format!(
+            "{ordinary}7f0000200000-7f0000201000 rw-s 00000000 00:2f 9  /dev/infiniband/uverbs3\n"
+        )));
         assert!(has_rings(&format!(
             "{ordinary}7f02-7f03 rw-s 0 00:0f 17 /[aio] (deleted)\n"
         )));
