@@ -45,6 +45,8 @@ const KNOWN: &[(&str, &[&str])] = &[
             "ah",
             "async_events",
             "channel",
+            "cm",
+            "cm_line",
             "context",
             "cq",
             "dm",

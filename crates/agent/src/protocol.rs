@@ -45,8 +45,11 @@ pub const MADE_AGAIN: &str = "made-again";
 /// It gives instances RNICs of the kernel's (`rnics` of a record), and restores tasks that had one open.
 pub const RNICS: &str = "rnics";
 
+/// It takes programs that have connections by rdma_cm (`PreSetupRequest.cm`).
+pub const CM: &str = "rdma-cm";
+
 /// What not every agent of a version can do, and what others may ask it for only if it says so.
-const CAPABILITIES: &[&str] = &[FILL, BULK, NETWORK, MADE_AGAIN, RNICS];
+const CAPABILITIES: &[&str] = &[FILL, BULK, NETWORK, MADE_AGAIN, RNICS, CM];
 
 /// The names of the contracts that a host has with what is on it.
 const CHANNEL: &str = "channel";
@@ -180,20 +183,22 @@ pub fn read_version(own: Versions, reply: &VersionReply) -> Result<u32, Mismatch
 pub fn must_know(agreed: &Agreed, host: &str, guests: &[Guest]) -> anyhow::Result<()> {
     for guest in guests {
         let there = Side::new(format!("the agent of {host}"), agreed.channel);
-        agree(
-            "channel",
-            there,
-            library(&guest.program, guest.pid, guest.version),
-        )?;
+        // There it goes down, if it must.
+        let spoken = verbatim_channel::spoken_by_library(guest.version);
+        agree("channel", there, speaking(&guest.program, guest.pid, spoken))?;
     }
     Ok(())
 }
 
 /// The guest library of a program, which keeps the one that its container started with.
 pub fn library(program: &str, pid: impl Display, version: u32) -> Side {
+    speaking(program, pid, Versions::only(version))
+}
+
+fn speaking(program: &str, pid: impl Display, versions: Versions) -> Side {
     Side::new(
         format!("the guest library of {program} (process {pid})"),
-        Versions::only(version),
+        versions,
     )
     .with_remedy("end the instance and start it again with the library of this release")
 }

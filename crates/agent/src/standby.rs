@@ -15,15 +15,16 @@ use anyhow::{Context, bail};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use verbatim_channel::{
-    ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedMw, ClaimedPd, ClaimedQp, ClaimedSrq,
-    ContextRecord, Endpoint, KeyPair, MrRecord, QpRecord,
+    CM_CONTEXT, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedMw, ClaimedPd, ClaimedQp,
+    ClaimedSrq, ContextRecord, Endpoint, KeyPair, MrRecord, QpRecord,
 };
 use verbatim_device::Connection;
 use verbatim_device::control::{
-    AddressVector, Backing, QpAttr, QpAttrMask, QpState, QpType, Reply, Request, Segment,
+    self, AddressVector, Backing, CmRequest, MOST_CM_BYTES_HERE, QpAttr, QpAttrMask, QpState, QpType, Reply,
+    Request, Segment,
 };
 use verbatim_device::transitions::steps;
-use verbatim_seqpacket::Socket;
+use verbatim_seqpacket::{Carried, Socket};
 
 /// A connection to the RNIC.
 pub fn connect(nic: &Path) -> anyhow::Result<Socket> {
@@ -237,6 +238,38 @@ impl StandbyContext {
             this.create_qp(qp, &pds, &cqs, &srqs, numbers)?;
         }
         // Nothing arrives before somebody looks after it: datagrams of a group would.
+        this.call(&Request::ParkContext, &[])?;
+        Ok(this)
+    }
+
+    /// Makes a context for a process's ids of rdma_cm, at which all that they need is kept free for them. `from` is the host where they
+    /// are.
+    pub fn build_cm(nic: &Path, name: &str, needs: &[u8], from: [u8; 16]) -> anyhow::Result<Self> {
+        let (connection, gids) = open(nic, name)?;
+        if connection.version() < control::CM_VERSION {
+            bail!(
+                "the program has connections by rdma_cm, which the software RNIC does not know: upgrade it"
+            );
+        }
+        let this = Self {
+            connection,
+            claimed: ClaimedContext {
+                id: CM_CONTEXT,
+                pds: Vec::new(),
+                mrs: Vec::new(),
+                mws: Vec::new(),
+                channels: Vec::new(),
+                cqs: Vec::new(),
+                srqs: Vec::new(),
+                qps: Vec::new(),
+            },
+            qps: Vec::new(),
+            keys: Vec::new(),
+            gids,
+        };
+        let (needs, memory) = Carried::new(needs.to_vec(), MOST_CM_BYTES_HERE)?;
+        let fds: Vec<_> = memory.iter().map(AsFd::as_fd).collect();
+        this.call(&Request::Cm(CmRequest::Reserve { needs, from }), &fds)?;
         this.call(&Request::ParkContext, &[])?;
         Ok(this)
     }

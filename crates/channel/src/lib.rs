@@ -48,9 +48,20 @@ pub use road_map::{
 /// agent takes any in its range, and then speaks that one to that process.
 pub const VERSION: u32 = 8;
 
+/// The first version with [`Order::DescribeCm`].
+pub const CM_VERSION: u32 = 8;
+
+/// [`ClaimedContext::id`] of the context that the channels of rdma_cm share. It is in no road map; its connection comes last.
+pub const CM_CONTEXT: u32 = u32::MAX;
+
 /// The oldest version that is spoken, too. A container keeps the guest library that it started with: containers of a
 /// release whose version is below this have to be started again.
 pub const OLDEST: u32 = 7;
+
+/// What a guest library speaks that greets with `version`: those of this release speak the earlier ones, too.
+pub fn spoken_by_library(version: u32) -> Versions {
+    Versions::new(OLDEST.min(version), version)
+}
 
 /// Both.
 pub const VERSIONS: Versions = Versions::new(OLDEST, VERSION);

@@ -411,6 +411,8 @@ pub enum Order {
         /// Virtual numbers.
         qpns: Vec<u32>,
     },
+    /// What the program's ids of rdma_cm need at another RNIC. From version 8 on ([`crate::CM_VERSION`]). Answer: [`Answer::CmDescribed`].
+    DescribeCm,
     /// As [`Order::Describe`], by an agent that knows of contexts which their process makes again. Answer:
     /// [`Answer::DescribedAll`].
     DescribeAll,
@@ -574,4 +576,7 @@ pub enum Answer {
         /// Virtual numbers.
         qpns: Vec<u32>,
     },
+    /// What the RNIC says of its ids; none if it has no context for them. With one, [`Answer::Quiesced`] has one descriptor more, which
+    /// comes last.
+    CmDescribed(Option<Vec<u8>>),
 }

@@ -6,13 +6,14 @@ use serde::{Deserialize, Serialize};
 use verbatim_roce::Time;
 
 use crate::command::ListenAddress;
+use crate::error::AdoptError;
 use crate::event::Event;
 use crate::num::{CommId, Gid, Owner, field_time};
 use crate::state::State;
 use crate::talk::{Id, Kind, Talk};
 
-/// The version of [`IdImage`]: another form has another number. Whoever writes images down puts it in front.
-pub const IMAGE_VERSION: u16 = 1;
+/// The version of [`IdImage`]'s bytes, which is the first of them: another form has another number.
+pub const IMAGE_VERSION: u8 = 1;
 
 /// More events than an id can have had.
 const MOST_EVENTS: usize = 16;
@@ -39,6 +40,22 @@ impl IdImage {
             events: id.events.iter().cloned().collect(),
             kind: id.kind.clone(),
         }
+    }
+
+    /// Itself, in bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        postcard::to_extend(self, vec![IMAGE_VERSION]).expect("plain data can always be encoded")
+    }
+
+    /// From its bytes.
+    pub fn decode(bytes: &[u8]) -> Result<IdImage, AdoptError> {
+        let Some((version, bytes)) = bytes.split_first() else {
+            return Err(AdoptError::Invalid("it is empty"));
+        };
+        if *version != IMAGE_VERSION {
+            return Err(AdoptError::Invalid("it is of another version"));
+        }
+        postcard::from_bytes(bytes).map_err(|_| AdoptError::Invalid("it is malformed"))
     }
 
     /// Its number, which stays.
@@ -68,10 +85,12 @@ impl IdImage {
         unless(self.events.len() <= MOST_EVENTS, "it has too many events")?;
         let timed = match &mut self.kind {
             Kind::Listener(listener) => {
-                let address = listener.listen.address;
-                let other = local.filter(|local| address != ListenAddress::One(local.ip()));
-                let at_one = matches!(address, ListenAddress::One(_));
-                listener.here = other.filter(|_| at_one).map(Gid::ip);
+                if let Some(local) = local {
+                    let address = listener.listen.address;
+                    let at_one = matches!(address, ListenAddress::One(_));
+                    let is_other = address != ListenAddress::One(local.ip());
+                    listener.here = (at_one && is_other).then(|| local.ip());
+                }
                 false
             }
             Kind::Talk(talk) => {

@@ -35,6 +35,12 @@ impl Listeners {
         service.entry(listen.address).or_insert(id);
     }
 
+    /// As [`Self::insert`], in the place of another one.
+    pub fn replace(&mut self, listen: &Listen, id: CommId) {
+        let service = self.0.entry(listen.service).or_default();
+        service.insert(listen.address, id);
+    }
+
     pub fn remove(&mut self, listen: &Listen, id: CommId) {
         if let Some(service) = self.0.get_mut(&listen.service) {
             if service.get(&listen.address) == Some(&id) {

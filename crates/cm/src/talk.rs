@@ -63,6 +63,8 @@ pub(crate) struct Talk {
     pub tid: u64,
     /// The peer's id, once it is known.
     pub remote: Option<CommId>,
+    /// The address by which a peer has asked for a queue pair, where that is not [`Self::path`]'s: it stays the same when the peer goes.
+    pub asker: Option<Gid>,
     /// How long the answer to a message takes at most.
     pub interval: Duration,
     /// The same for the message that waits for one now: an MRA makes it longer.
@@ -169,7 +171,8 @@ impl Id {
             return keys;
         };
         let Some(connection) = &talk.connection else {
-            keys.asker = talk.passive.then_some((talk.path.remote, remote));
+            let asker = talk.asker.unwrap_or(talk.path.remote);
+            keys.asker = talk.passive.then_some((asker, remote));
             return keys;
         };
         keys.peer = Some((connection.remote_guid, remote));

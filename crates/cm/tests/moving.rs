@@ -376,3 +376,80 @@ fn damaged_images() {
     }
     assert!(taken > 1000 && refused > 1000, "{taken} {refused}");
 }
+
+/// All of an owner's ids stand still: nothing of them happens, nobody is answered, and then they go on where they were.
+#[test]
+fn what_is_held_stands_still_and_goes_on() {
+    let mut world = World::new(2, Faults::default(), 0);
+    let listener = world.hosts[1].listen(OWNER, &listen(PortSpace::TCP)).unwrap();
+    let asking = world.hosts[0]
+        .connect(world.now, OWNER, &connect(0, 1, 0x11))
+        .unwrap();
+    let held = world.hosts[1].hold(world.now, OWNER);
+    assert_eq!(held.len(), 1);
+    assert!(world.hosts[1].is_empty());
+    world.run_for(Duration::from_secs(5));
+    assert_eq!(
+        world.hosts[0].state(asking),
+        Some(State::ReqSent),
+        "nobody answers"
+    );
+    assert_eq!(world.event(1), None);
+    // Who is held does not lose its number, and what others make meanwhile does not keep it away.
+    world.hosts[1].give_back(world.now, OWNER, held);
+    assert_eq!(world.hosts[1].state(listener), Some(State::Listening));
+    world.run_for(Duration::from_secs(7));
+    assert!(matches!(
+        world.event(1).expect("the REQ was repeated").event,
+        Event::ConnectRequest(_)
+    ));
+}
+
+#[test]
+fn what_does_not_come_back_is_sent_on() {
+    let mut world = World::new(3, Faults::default(), 0);
+    world.hosts[1].listen(OWNER, &listen(PortSpace::TCP)).unwrap();
+    let held = world.hosts[1].hold(world.now, OWNER);
+    let ids: Vec<_> = held.iter().map(IdImage::comm_id).collect();
+    assert_eq!(world.hosts[1].place_of(ids[0]), None);
+    world.hosts[1].let_go(ids.clone(), Some(gid(2)));
+    assert_eq!(world.hosts[1].place_of(ids[0]), Some(gid(2)));
+}
+
+#[test]
+fn reserved_numbers_are_not_given() {
+    let mut world = World::new(1, Faults::default(), 0);
+    let cm = &mut world.hosts[0];
+    let first = cm.config().first_comm_id;
+    cm.reserve(CommId(first)).unwrap();
+    assert_eq!(cm.reserve(CommId(first)), Err(AdoptError::Taken(CommId(first))));
+    let given = cm.listen(OWNER, &listen(PortSpace::TCP)).unwrap();
+    assert_eq!(given, CommId(first.wrapping_add(1)));
+    assert_eq!(cm.reserve(given), Err(AdoptError::Taken(given)));
+}
+
+#[test]
+fn bytes_of_another_version_are_refused() {
+    let mut world = World::new(1, Faults::default(), 0);
+    let id = world.hosts[0].listen(OWNER, &listen(PortSpace::TCP)).unwrap();
+    let image = world.hosts[0].image(world.now, id).unwrap();
+    let mut bytes = image.encode();
+    assert_eq!(IdImage::decode(&bytes), Ok(image));
+    bytes[0] += 1;
+    assert!(IdImage::decode(&bytes).is_err());
+    assert!(IdImage::decode(&[]).is_err());
+}
+
+/// A question that its asker repeats from elsewhere is the same question.
+#[test]
+fn a_question_that_is_repeated_from_elsewhere_is_no_new_one() {
+    let mut world = World::new(3, Faults::default(), 0);
+    world.hosts[1].listen(OWNER, &listen(PortSpace::UDP)).unwrap();
+    let asker = world.hosts[0].resolve(world.now, OWNER, &resolve(0, 1)).unwrap();
+    world.settle();
+    assert!(world.event(1).is_some());
+    world.move_id(asker, 0, 2);
+    world.run_for(Duration::from_secs(30));
+    assert!(world.sent.iter().filter(|sent| sent.1 == 0x17).count() > 1);
+    assert_eq!(world.event(1), None);
+}

@@ -4,7 +4,7 @@
 //! alone is not enough: root in a container is root to the kernel, and comes over its instance's listener, or over a
 //! connection that an agent has opened and handed over.
 
-use verbatim_device::control::{Request, RequestKind};
+use verbatim_device::control::{CmRequest, Request, RequestKind};
 
 use crate::error::Refused;
 
@@ -66,7 +66,8 @@ fn rule(request: &Request) -> Rule {
         // Peers of somebody else may still send to a number or key that is chosen.
         R::RegMr { key: Some(_), .. }
         | R::AllocMw { rkey: Some(_), .. }
-        | R::CreateQp { qpn: Some(_), .. } => Rule::Maker,
+        | R::CreateQp { qpn: Some(_), .. }
+        | R::Cm(CmRequest::Reserve { .. }) => Rule::Maker,
         R::RegMr { key: None, .. }
         | R::AllocMw { rkey: None, .. }
         | R::CreateQp { qpn: None, .. }

@@ -12,33 +12,42 @@
 //!
 //! An id of a program has at most one id of the communication manager: its listener, its connection, its question for a queue
 //! pair. Ports are the RNIC's: all programs share its addresses. Everything belongs to a context and goes with it.
+//!
+//! A program moves with all it has: `moving.rs`. What comes for its ids at the old place is passed on.
 
 mod attributes;
 mod channels;
 mod commands;
 mod groups;
 mod ids;
+mod image;
+mod moving;
 mod notices;
 mod options;
 mod ports;
+mod programs;
+mod requests;
 mod ways;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
-use verbatim_cm::{CommId, Config, Limits as CmLimits, Outcome, Transmit};
+use verbatim_cm::{CommId, Config, Gid, Limits as CmLimits, Outcome, Transmit};
 use verbatim_device::control::CmNews;
 use verbatim_roce::Time;
 
-pub use self::commands::Asking;
+pub use self::moving::{PASS_ON_QKEY, PassingOn};
+pub use self::requests::Asking;
 
 use self::channels::Channel;
 use self::ids::{Id, Membership};
+use self::moving::PassedOn;
 use self::ports::Ports;
+use self::programs::Programs;
 use crate::config::Limits;
 use crate::outbox::Outbox;
 use crate::table::Table;
 
-/// librdmacm finds ids by their numbers, and has no room for larger ones.
+/// As many as a program has names for.
 const MOST_IDS: u32 = 65_535;
 
 /// How many programs' requests that nobody has taken are kept.
@@ -54,9 +63,13 @@ pub struct Manager {
     /// Ids by those of the machine.
     by_comm: HashMap<CommId, u32>,
     ports: Ports,
-    /// How many ids a context has, and may have.
-    have: HashMap<u32, usize>,
+    programs: Programs,
+    /// How many ids a program may have.
     most_of_context: usize,
+    /// Hosts from which programs have come: they may pass on what comes for those.
+    trusted: BTreeSet<Gid>,
+    /// What is to be passed on.
+    passing_on: Vec<PassingOn>,
     /// Channels to whose sockets something was written.
     pub told: Vec<u32>,
 }
@@ -81,8 +94,10 @@ impl Manager {
             memberships: Table::new(1, most, 0),
             by_comm: HashMap::new(),
             ports: Ports::default(),
-            have: HashMap::new(),
+            programs: Programs::default(),
             most_of_context: limits.per_program.max_cm_ids as usize,
+            trusted: BTreeSet::new(),
+            passing_on: Vec::new(),
             told: Vec::new(),
         }
     }
@@ -96,10 +111,7 @@ impl Manager {
         bytes: &[u8],
         gids: &[[u8; 16]],
     ) -> Outcome {
-        let (from, to) = (verbatim_cm::Gid(from), verbatim_cm::Gid(to));
-        let outcome = self.machine.handle_mad(now, from, to, bytes);
-        self.take_notices(now, gids);
-        outcome
+        self.arrived(now, PassedOn::direct(Gid(from), Gid(to)), bytes, gids)
     }
 
     /// The time has come that [`Self::next_deadline`] has named.
@@ -122,6 +134,6 @@ impl Manager {
 
     /// The socket of a channel.
     pub fn outbox(&mut self, channel: u32) -> Option<&mut Outbox<CmNews>> {
-        Some(&mut self.channels.get_mut(channel)?.outbox)
+        self.channels.get_mut(channel)?.outbox.as_mut()
     }
 }

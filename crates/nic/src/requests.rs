@@ -90,7 +90,7 @@ impl Desk<'_> {
             ));
         }
         match request {
-            Request::ParkContext => Ok(self.park_context(context)),
+            Request::ParkContext => Ok(self.park_context(id, context)),
             Request::AllocPd => self.alloc_pd(id, context),
             Request::DeallocPd { pd } => self.dealloc_pd(pd, context),
             Request::RegMr {
@@ -182,7 +182,7 @@ impl Desk<'_> {
             Request::DestroyAh { ah } => self.destroy_ah(ah, context),
             Request::AttachMcast { qpn, gid } => self.attach_mcast(id, qpn, gid, context),
             Request::DetachMcast { qpn, gid } => self.detach_mcast(id, qpn, gid),
-            Request::Cm(request) => self.cm(id, request, &mut asker.fds, context),
+            Request::Cm(request) => self.cm(id, request, &mut asker.fds, asker.attached, context),
             Request::OpenContext { .. } | Request::AttachContext { .. } => unreachable!("answered above"),
             Request::QueryStatistics { .. }
             | Request::AddListener { .. }

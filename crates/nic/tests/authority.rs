@@ -81,6 +81,7 @@ RemoveListener               +-PP PPPP PPPP PPPP
 QueryListeners               +-PP PPPP PPPP PPPP
 SetQpClass                   -+++ -+++ -+++ -+++
 Cm                           -+++ -+++ -+++ -+++
+Cm of a chosen port          -+PP PPPP PPPP PPPP
 ";
 
 const USERS: [u32; 2] = [0, 1000];
@@ -552,10 +553,16 @@ fn samples(kind: RequestKind) -> Vec<Sample> {
             class: QpClass::Background,
         }),
         K::Cm => {
-            return vec![with_fd(
-                event_socket,
-                Box::new(|_| Request::Cm(CmRequest::CreateChannel)),
-            )];
+            // Version 1, and nothing.
+            let needs = || Carried::Here(vec![1, 0, 0, 0]);
+            let reserve = move |_: &World| {
+                let (needs, from) = (needs(), [0; 16]);
+                Request::Cm(CmRequest::Reserve { needs, from })
+            };
+            return vec![
+                with_fd(event_socket, Box::new(|_| Request::Cm(CmRequest::CreateChannel))),
+                chosen("port", Box::new(reserve)),
+            ];
         }
         K::DestroyQp => Box::new(|world| Request::DestroyQp { qpn: world.qp.qpn }),
         K::QueryOwners => Box::new(|world| Request::QueryOwners {

@@ -23,7 +23,7 @@ use crate::error::VerbsError;
 use crate::mr::Mr;
 use crate::mw::{Mw, Windows};
 use crate::pd::Pd;
-use crate::process::Process;
+use crate::process::{Home, Process};
 use crate::qp::Qp;
 use crate::srq::Srq;
 use crate::tables::KeyTable;
@@ -95,10 +95,21 @@ impl Context {
         Process::global().open(name)
     }
 
-    pub(crate) fn new(process: Arc<Process>, id: u32, device: Arc<dyn Device>) -> Result<Self, VerbsError> {
+    /// Of a program that knows another RNIC, with that and with how often the program has moved.
+    pub(crate) fn new(
+        process: Arc<Process>,
+        id: u32,
+        device: Arc<dyn Device>,
+        home: Option<(&Home, u32)>,
+    ) -> Result<Self, VerbsError> {
         let (device_attr, port_attr) = device.attributes();
-        let (device_attr, port_attr) = (device_attr.clone(), port_attr.clone());
-        Ok(Self {
+        let (mut device_attr, mut port_attr) = (device_attr.clone(), port_attr.clone());
+        let now = port_attr.gid_table();
+        if let Some((home, _)) = home {
+            device_attr.node_guid = home.node_guid;
+            port_attr.gids.clone_from(&home.gids);
+        }
+        let context = Self {
             process,
             id,
             is_movable: device.blocker().is_none(),
@@ -116,7 +127,26 @@ impl Context {
             lkeys: Arc::new(KeyTable::new()),
             standing: Mutex::default(),
             taking_events: Mutex::default(),
-        })
+        };
+        if let Some((_, moves)) = home {
+            context.moves.store(moves, SeqCst);
+            context.objects.lock().moved = true;
+            context.find_own_ways(&now);
+        }
+        Ok(context)
+    }
+
+    /// The RNIC's GIDs from now on. Each of the program's stands for one of them: which, and for which of the program's.
+    pub(crate) fn find_own_ways(&self, now: &[[u8; 16]]) -> Vec<([u8; 16], [u8; 16])> {
+        let known = self.port_attr.gid_table();
+        let own = known.iter().filter_map(|gid| {
+            let index = counterpart(&known, *gid, now)?;
+            Some((now[index], *gid))
+        });
+        let own: Vec<_> = own.collect();
+        *self.physical_gids.write() = Some(now.to_vec());
+        self.datagrams.arrive(own.clone());
+        own
     }
 
     /// Its number within the process.
@@ -137,11 +167,6 @@ impl Context {
     /// An entry of the port's GID table, in network byte order.
     pub fn gid(&self, index: usize) -> Option<[u8; 16]> {
         self.port_attr.gids.get(index).map(|entry| entry.gid)
-    }
-
-    /// The RNIC's GID table from now on.
-    pub(crate) fn set_physical_gids(&self, gids: Vec<[u8; 16]>) {
-        *self.physical_gids.write() = Some(gids);
     }
 
     /// The RNIC's index of the GID that the program knows by `index`.

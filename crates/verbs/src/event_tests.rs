@@ -312,7 +312,9 @@ fn a_dead_rnic_leaves_no_request_without_its_completion() {
     assert_eq!(done, [flushed(30), flushed(31)]);
     ring.cq.ack_events(1);
 
-    let blockers = crate::road_map::describe(&ring.process).unwrap().blockers;
+    let blockers = crate::road_map::describe(&ring.process, verbatim_channel::VERSION)
+        .unwrap()
+        .blockers;
     assert!(
         blockers.iter().any(|blocker| blocker.contains("is gone")),
         "{blockers:?}"

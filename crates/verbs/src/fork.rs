@@ -11,13 +11,16 @@
 use std::cell::RefCell;
 use std::sync::MutexGuard;
 
+use crate::cm_line::Cm;
 use crate::process::Process;
 use crate::{held, nap};
 
-/// What is locked while a thread forks.
+/// What is locked while a thread forks. Dropped in this order.
 struct InFork {
     asleep: MutexGuard<'static, usize>,
     record: held::Locked,
+    /// The child has none of its parent's channels of rdma_cm, and may open its own.
+    _cm: Option<parking_lot::MutexGuard<'static, Cm>>,
 }
 
 thread_local! {
@@ -27,6 +30,8 @@ thread_local! {
 /// For the `prepare` handler of `pthread_atfork`. Handlers run on the thread that forks, so that what this locks is
 /// unlocked by the same thread.
 pub fn before_fork() {
+    // Who has it may need one of the others.
+    let cm = Process::existing_global().map(|process| process.cm.lock());
     let asleep = nap::lock_for_fork();
     if let Some(adopter) = Process::existing_global().and_then(|process| process.adopter_in_use()) {
         adopter.before_fork();
@@ -34,6 +39,7 @@ pub fn before_fork() {
     let in_fork = InFork {
         asleep,
         record: held::lock(),
+        _cm: cm,
     };
     // A thread whose thread-locals are gone is about to end, and does not fork.
     let _ = IN_FORK.try_with(|slot| slot.replace(Some(in_fork)));

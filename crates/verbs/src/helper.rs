@@ -169,6 +169,7 @@ impl Helper {
 
     fn serve(&mut self, socket: Socket, ordered: &mut bool) -> Result<Ended, Error> {
         let held = held::hold_fd(socket.as_fd());
+        self.sessions.speak(self.version);
         verbatim_channel::send(&socket, &self.greeting(), &[])?;
         loop {
             match self.sleep(None, Some(&socket)) {

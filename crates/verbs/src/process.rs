@@ -2,14 +2,15 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use verbatim_adopt::Adopter;
-use verbatim_channel::{MEMORY_DIR, RUNTIME_DIR, RUNTIME_DIR_VARIABLE, SOCKET_NAME};
+use verbatim_channel::{CM_CONTEXT, MEMORY_DIR, RUNTIME_DIR, RUNTIME_DIR_VARIABLE, SOCKET_NAME};
+use verbatim_device::control::Gid;
 
 use crate::backend::{self, Device, DeviceInfo, Provider};
 use crate::cm_line::Cm;
@@ -40,6 +41,17 @@ pub struct Process {
     pub(crate) dm_bytes: Mutex<u64>,
     /// Connections by address and port.
     pub(crate) cm: Mutex<Cm>,
+    /// The RNIC that it opened first.
+    home: OnceLock<Home>,
+    /// Its contexts have moved.
+    moved: AtomicBool,
+}
+
+/// The RNIC that a program knows: a move changes neither GUID nor GIDs for it, of what it opens afterwards as little as of what it has.
+#[derive(Debug, Clone)]
+pub(crate) struct Home {
+    pub node_guid: [u8; 8],
+    pub gids: Vec<Gid>,
 }
 
 static GLOBAL: OnceLock<Arc<Process>> = OnceLock::new();
@@ -102,6 +114,8 @@ impl Process {
             watch: Mutex::default(),
             dm_bytes: Mutex::default(),
             cm: Mutex::default(),
+            home: OnceLock::new(),
+            moved: AtomicBool::new(false),
         })
     }
 
@@ -156,6 +170,27 @@ impl Process {
             })?
     }
 
+    /// The RNIC that the program knows, if `device` is of another one: the program has moved since it saw the first.
+    pub(crate) fn home_of(&self, device: &dyn Device) -> Option<&Home> {
+        if !self.attended || device.blocker().is_some() {
+            return None;
+        }
+        let (attr, port) = device.attributes();
+        let home = self.home.get_or_init(|| Home {
+            node_guid: attr.node_guid,
+            gids: port.gids.clone(),
+        });
+        // An RNIC that was started again may have other addresses.
+        let is_other = home.node_guid != attr.node_guid;
+        let has_moved = self.moved.load(SeqCst) && home.gids != port.gids;
+        (is_other || has_moved).then_some(home)
+    }
+
+    /// Its contexts are at another RNIC now.
+    pub(crate) fn has_moved(&self) {
+        self.moved.store(true, SeqCst);
+    }
+
     /// Opens a device of any backend.
     pub(crate) fn open_on(
         self: &Arc<Self>,
@@ -163,10 +198,14 @@ impl Process {
     ) -> Result<Arc<Context>, VerbsError> {
         let _pass = self.control.enter();
         let device = open()?;
+        let contexts = self.contexts();
+        let moves = contexts.iter().map(|context| context.moves.load(SeqCst));
+        let moves = moves.max().unwrap_or_default().max(1);
+        let home = self.home_of(&*device).map(|home| (home, moves));
         let mut registry = self.registry.lock();
         let id = registry.next_context;
         registry.next_context += 1;
-        let context = Arc::new(Context::new(self.clone(), id, device.clone())?);
+        let context = Arc::new(Context::new(self.clone(), id, device.clone(), home)?);
         registry.contexts.insert(id, context.clone());
         drop(registry);
         self.changed();
@@ -189,6 +228,10 @@ impl Process {
                 new.add_device(context.id(), &*device);
             }
         }
+        let line = self.cm.lock().own().and_then(|line| line.device().cloned());
+        if let Some(device) = line {
+            new.add_device(CM_CONTEXT, &*device);
+        }
         Ok(new)
     }
 
@@ -210,6 +253,13 @@ impl Process {
     /// Takes what the RNICs of these contexts have said.
     pub(crate) fn look_after(&self, contexts: &[(u32, HungUp)], watch: &Watch) {
         for (id, hung_up) in contexts {
+            if *id == CM_CONTEXT {
+                // Closed with its RNIC, which ends the watch, too.
+                if self.cm.lock().look_after() {
+                    self.changed();
+                }
+                continue;
+            }
             let context = self.registry.lock().contexts.get(id).cloned();
             if let Some(context) = context {
                 context.look_after(watch, *hung_up);

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 use verbatim_channel::{
-    ChannelRecord, ContextRecord, CqRecord, MadeAgain, MwRecord, PdRecord, QpRecord, RoadMap, SegmentRecord,
-    SrqRecord,
+    CM_VERSION, ChannelRecord, ContextRecord, CqRecord, MadeAgain, MwRecord, PdRecord, QpRecord, RoadMap,
+    SegmentRecord, SrqRecord,
 };
 use verbatim_device::control::SrqAttr;
 use verbatim_seqpacket::MAX_FDS;
@@ -21,12 +21,12 @@ use crate::process::Process;
 use crate::qp::Qp;
 use crate::session;
 
-/// Everything that `process` has made.
-pub fn describe(process: &Process) -> Result<RoadMap, VerbsError> {
+/// Everything that `process` has made, told in this version of the contract.
+pub fn describe(process: &Process, contract: u32) -> Result<RoadMap, VerbsError> {
     // Read first: a change while the rest is read makes the answer look old, never new.
     let version = process.road_map_version();
     let contexts = process.contexts();
-    let mut blockers: Vec<_> = blocker_of_cm(process).into_iter().collect();
+    let mut blockers: Vec<_> = blocker_of_old_agent(process, contract).into_iter().collect();
     if contexts.len() > MAX_FDS {
         blockers.push(format!(
             "{} opened devices; at most {MAX_FDS} can be moved",
@@ -121,21 +121,26 @@ fn describe_context(context: &Context, blockers: &mut Vec<String>) -> Result<Con
 }
 
 /// What `process` uses that cannot be moved, in words for an operator.
-pub fn blockers(process: &Process) -> Vec<String> {
+pub fn blockers(process: &Process, contract: u32) -> Vec<String> {
     let contexts = process.contexts();
     let of_contexts = contexts.iter().flat_map(|context| blockers_of(context));
-    blocker_of_cm(process).into_iter().chain(of_contexts).collect()
+    let of_cm = blocker_of_old_agent(process, contract);
+    of_cm.into_iter().chain(of_contexts).collect()
 }
 
-/// A process that connects by rdma_cm stays where it is: its ids, and what is known of their connections, are at the RNIC.
+/// What an agent of an earlier release does not move.
+fn blocker_of_old_agent(process: &Process, contract: u32) -> Option<String> {
+    let blocker = (contract < CM_VERSION).then(|| blocker_of_cm(process));
+    Some(format!(
+        "{}: those cannot be moved by the agent's release; upgrade it",
+        blocker.flatten()?
+    ))
+}
+
+/// A process with ids of rdma_cm has a context for them, which whoever speaks of its devices only does not know.
 pub fn blocker_of_cm(process: &Process) -> Option<String> {
-    let channels = process.cm.lock().channels();
-    (channels > 0).then(|| {
-        format!(
-            "the program connects by rdma_cm and has {channels} channel{} for it: those cannot be moved yet",
-            if channels == 1 { "" } else { "s" }
-        )
-    })
+    let is_open = process.cm.lock().is_open();
+    is_open.then(|| "the program has connections by rdma_cm".to_owned())
 }
 
 /// The contexts that the process makes again where it moves to.

@@ -36,6 +36,7 @@ mod pre_copy;
 mod private;
 mod programs;
 mod rdma_cm;
+mod rdma_cm_moves;
 mod rnic_again;
 mod robustness;
 mod rollback;
@@ -180,6 +181,7 @@ fn main() -> ExitCode {
     let tests = [
         programs::tests(),
         rdma_cm::tests(),
+        rdma_cm_moves::tests(),
         migration::tests(),
         objects::tests(),
         pre_copy::tests(),

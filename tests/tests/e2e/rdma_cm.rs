@@ -4,10 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
 use rustix::process::Signal;
-use verbatim_e2e::{Finished, Migration, Running, TestLab, eventually};
+use verbatim_e2e::{Finished, Running, TestLab, eventually};
 
 use crate::Test;
-use crate::robustness::blockers;
 
 const HOSTS: &[&str] = &["src", "peer"];
 const LIMIT: Duration = Duration::from_secs(60);
@@ -39,7 +38,6 @@ pub fn tests() -> Vec<Test> {
         Test::new("rdma_cm::nobody_listens", HOSTS, nobody_listens),
         Test::new("rdma_cm::server_is_killed", HOSTS, server_is_killed),
         Test::new("rdma_cm::rnic_is_killed", HOSTS, rnic_is_killed),
-        Test::new("rdma_cm::not_moved", &["src", "dst", "peer"], not_moved),
     ];
     for (name, argv) in both_end_well {
         tests.push(Test::new(format!("rdma_cm::{name}"), HOSTS, move |lab| {
@@ -54,21 +52,12 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
-/// The program, with rdma_cm: without that it finds none.
-fn with_rdma_cm<'a>(argv: &[&'a str]) -> Vec<&'a str> {
-    [&["/usr/bin/env", "VERBATIM_RDMA_CM=1"], argv].concat()
-}
-
-fn start(lab: &TestLab, host: &str, argv: &[&str]) -> anyhow::Result<Running> {
-    lab.start(host, &with_rdma_cm(argv))
-}
-
 /// Runs a server in `peer` and a client in `src`, the client again while nobody listens yet. Both must end well.
 fn meet(lab: &TestLab, server: &[&str], client: &[&str]) -> anyhow::Result<(Finished, Finished)> {
-    let mut server = start(lab, "peer", server)?;
+    let mut server = lab.start("peer", server)?;
     let begun = Instant::now();
     let client = loop {
-        let client = start(lab, "src", client)?.wait(LIMIT)?;
+        let client = lab.start("src", client)?.wait(LIMIT)?;
         if client.code == 0 {
             break client;
         }
@@ -120,7 +109,7 @@ fn perftest(lab: &TestLab) -> anyhow::Result<()> {
 
 fn nobody_listens(lab: &TestLab) -> anyhow::Result<()> {
     let address = lab.address("peer")?;
-    let refused = start(lab, "src", &["rping", "-c", "-a", &address])?.wait(LIMIT)?;
+    let refused = lab.start("src", &["rping", "-c", "-a", &address])?.wait(LIMIT)?;
     ensure!(refused.code != 0, "{}", refused.output());
     // IBA Vol 1 table 111: invalid service id.
     ensure!(
@@ -134,12 +123,12 @@ fn nobody_listens(lab: &TestLab) -> anyhow::Result<()> {
 /// A client that pings without an end, once it does.
 fn endless_pings(lab: &TestLab) -> anyhow::Result<(Running, Running)> {
     let address = lab.address("peer")?;
-    let mut server = start(lab, "peer", &["rping", "-s", "-a", "0.0.0.0"])?;
-    let mut client = start(lab, "src", &["rping", "-c", "-a", &address, "-v"])?;
+    let mut server = lab.start("peer", &["rping", "-s", "-a", "0.0.0.0"])?;
+    let mut client = lab.start("src", &["rping", "-c", "-a", &address, "-v"])?;
     eventually("a ping", LISTENS_WITHIN, || {
         if client.has_ended()? {
             ensure!(!server.has_ended()?, "the server has ended");
-            client = start(lab, "src", &["rping", "-c", "-a", &address, "-v"])?;
+            client = lab.start("src", &["rping", "-c", "-a", &address, "-v"])?;
         }
         Ok(client.stdout()?.contains("ping data").then_some(()))
     })?;
@@ -162,27 +151,5 @@ fn rnic_is_killed(lab: &TestLab) -> anyhow::Result<()> {
     lab.restart("peer", "nic")?;
     let server = server.wait(LIMIT)?;
     ensure!(server.code != 0, "{}", server.output());
-    Ok(())
-}
-
-/// What rdma_cm knows of a program does not move yet, and is not lost silently: the program stays, and goes on.
-fn not_moved(lab: &TestLab) -> anyhow::Result<()> {
-    let server = lab.instance(
-        "src",
-        "server",
-        &with_rdma_cm(&["rping", "-s", "-a", "0.0.0.0", "-C", "100", "-V"]),
-    )?;
-    let found = eventually("that the program's channel is known", LISTENS_WITHIN, || {
-        let found = blockers(lab, "server", "dst")?.join("; ");
-        Ok(found.contains("rdma_cm").then_some(found))
-    })?;
-    ensure!(found.contains("cannot be moved yet"), "{found}");
-    for method in ["wait-before-stop", "pause-resume"] {
-        let report: Migration = server.migrate_with("dst", &["--method", method])?;
-        report.must_be_rolled_back(&["rdma_cm"])?;
-    }
-    let address = lab.address("src")?;
-    start(lab, "peer", &["rping", "-c", "-a", &address, "-C", "100", "-V"])?.succeed(LIMIT)?;
-    server.succeed(LIMIT)?;
     Ok(())
 }

@@ -387,6 +387,7 @@ impl Destination {
             true => Numbers::Kept,
             false => Numbers::New,
         };
+        let needs = request.cm.clone();
         let built = tokio::task::spawn_blocking(move || {
             let (mut contexts, mut moved) = (Vec::new(), Vec::new());
             for road_map in &road_maps {
@@ -399,6 +400,12 @@ impl Destination {
                     }
                     let context = StandbyContext::build(&nic, &name, record, memory.as_ref(), numbers)?;
                     moved.extend(moved_datagrams(record, &context));
+                    contexts.push((road_map.pid, context));
+                }
+                for cm in needs.iter().filter(|cm| cm.pid == road_map.pid) {
+                    // It comes last, as in what the process gives away.
+                    let from = gid_of(cm.from.clone())?;
+                    let context = StandbyContext::build_cm(&nic, &name, &cm.needs, from)?;
                     contexts.push((road_map.pid, context));
                 }
             }

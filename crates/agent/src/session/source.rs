@@ -6,6 +6,7 @@
 
 mod ahead;
 mod attempts;
+mod cm;
 mod commit;
 mod connections;
 mod decision;
@@ -113,6 +114,8 @@ struct Process {
     road_map: RoadMap,
     /// Contexts that it makes again at the destination.
     made_again: Vec<MadeAgain>,
+    /// What its ids of rdma_cm need at the destination, if it has a context for them.
+    cm: Option<Vec<u8>>,
 }
 
 impl Process {
@@ -122,6 +125,12 @@ impl Process {
         let of_qp = contexts.filter(|context| context.qps.iter().any(|qp| qp.qpn == qpn));
         let ids: Vec<u32> = of_qp.map(|context| context.id).collect();
         self.made_again.iter().any(|made| ids.contains(&made.id))
+    }
+
+    /// How many contexts of its RNIC it gives away: those that are made again stay with it.
+    fn contexts(&self) -> usize {
+        let kept = self.made_again.len();
+        self.road_map.contexts.len().saturating_sub(kept) + usize::from(self.cm.is_some())
     }
 }
 

@@ -225,7 +225,10 @@ impl Cm {
             talk.last = None;
             *deadline = None;
             let life_time = talk.path.packet_life_time;
+            // Who listened may have gone elsewhere. What is sent there from now on is known there only.
+            let peer_moved = std::mem::replace(&mut talk.path.remote, arrival.from) != arrival.from;
             if let Some(conn) = &mut talk.connection {
+                conn.peer_moved |= peer_moved;
                 conn.remote_guid = rep.local_guid;
                 conn.remote_qpn = rep.qpn;
                 conn.send_psn = rep.starting_psn;

@@ -105,6 +105,7 @@ impl Cm {
             path,
             tid: message.tid,
             remote: None,
+            asker: None,
             interval,
             wait: interval,
             linger: Duration::ZERO,

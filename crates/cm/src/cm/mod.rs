@@ -9,7 +9,7 @@ mod timers;
 
 pub use outcome::{DropReason, Outcome, Transmit};
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use verbatim_roce::Time;
 
@@ -32,7 +32,8 @@ use crate::talk::{Frame, Id, Kind, Talk};
 /// *Arrivals*: [`handle_mad`](Cm::handle_mad), [`notify_established`](Cm::notify_established),
 /// [`handle_timeout`](Cm::handle_timeout). *Polls*, after each of those, until they give nothing more:
 /// [`poll_transmit`](Cm::poll_transmit), [`poll_event`](Cm::poll_event); then [`next_deadline`](Cm::next_deadline).
-/// *Moving*: [`take`](Cm::take), [`adopt`](Cm::adopt), [`forget`](Cm::forget), [`peer_moved`](Cm::peer_moved).
+/// *Moving*: [`take`](Cm::take), [`adopt`](Cm::adopt), [`forget`](Cm::forget), [`peer_moved`](Cm::peer_moved); all of an owner's:
+/// [`reserve`](Cm::reserve), [`hold`](Cm::hold), [`give_back`](Cm::give_back), [`let_go`](Cm::let_go).
 ///
 /// An id is there until [`destroy`](Cm::destroy). What the peer is still owed then (a DREQ that must arrive, the same answer to the
 /// same question) is done without an owner, for a limited time, and gives no more events.
@@ -43,6 +44,8 @@ pub struct Cm {
     table: Table,
     away: Away,
     next_comm_id: u32,
+    /// Numbers of ids that are to come from elsewhere.
+    reserved: HashSet<CommId>,
     /// Whose events are next. Ids that have gone since are passed over.
     notices: VecDeque<CommId>,
     transmits: VecDeque<Transmit>,
@@ -57,6 +60,7 @@ impl Cm {
             counters: Counters::default(),
             table: Table::default(),
             away: Away::default(),
+            reserved: HashSet::new(),
             notices: VecDeque::new(),
             transmits: VecDeque::new(),
         }
@@ -143,8 +147,10 @@ impl Cm {
         loop {
             let id = CommId(self.next_comm_id);
             self.next_comm_id = self.next_comm_id.wrapping_add(1);
+            let is_free =
+                self.table.get(id).is_none() && !self.away.contains(id) && !self.reserved.contains(&id);
             // Zero stands for a number that is not known.
-            if id.0 != 0 && self.table.get(id).is_none() && !self.away.contains(id) {
+            if id.0 != 0 && is_free {
                 return id;
             }
         }

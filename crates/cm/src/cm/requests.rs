@@ -151,7 +151,9 @@ impl Cm {
     }
 
     pub(super) fn sidr_req_arrived(&mut self, arrival: Arrival, req: &SidrReq) -> Outcome {
-        if let Some(id) = self.table.asker(arrival.from, req.request_id) {
+        let header = header_of(&req.private_data);
+        let asker = header.map_or(arrival.from, |header| header.source.into());
+        if let Some(id) = self.table.asker(asker, req.request_id) {
             let last = self.table.talk(id).and_then(|talk| talk.last.clone());
             match last {
                 Some(rep) => self.repeat(arrival, &rep),
@@ -159,10 +161,9 @@ impl Cm {
             }
             return Outcome::Taken;
         }
-        if let Some(id) = self.away.asker(arrival.from, req.request_id) {
+        if let Some(id) = self.away.asker(asker, req.request_id) {
             return Outcome::Away(id);
         }
-        let header = header_of(&req.private_data);
         let found = self.table.listener(req.service, header, true);
         let Found::Listener(listener, header) = found else {
             if let Some(listener) = self.away.listener(req.service, header) {
@@ -188,6 +189,7 @@ impl Cm {
             interval: wait,
             wait,
             linger: linger(wait, MAX_CM_RETRIES),
+            asker: Some(asker),
             ..asked(
                 arrival,
                 State::SidrReqReceived,
@@ -254,6 +256,7 @@ fn asked(
         path,
         tid: arrival.tid,
         remote: Some(remote),
+        asker: None,
         interval: Default::default(),
         wait: Default::default(),
         linger: Default::default(),

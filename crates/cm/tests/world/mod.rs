@@ -211,7 +211,10 @@ impl World {
     fn deliver(&mut self, host: usize, from: Gid, to: Gid, bytes: &[u8]) {
         let outcome = self.hosts[host].handle_mad(self.now, from, to, bytes);
         if let Outcome::Away(id) = outcome {
-            let place = self.places[&id];
+            // One that is held is nowhere.
+            let Some(place) = self.places.get(&id).copied() else {
+                return;
+            };
             assert_ne!(place, host, "what has come back is not away");
             self.passed_on += 1;
             let outcome = self.hosts[place].handle_mad(self.now, from, gid(place), bytes);

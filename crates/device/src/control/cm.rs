@@ -11,6 +11,7 @@
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
+use verbatim_seqpacket::Carried;
 
 use super::{AddressVector, QpAttr, QpAttrMask, QpState};
 
@@ -20,7 +21,13 @@ pub const CM_VERSION: u32 = 12;
 /// The most bytes of private data in a request or an event.
 pub const CM_MAX_PRIVATE_DATA: usize = 256;
 
-/// A request of a program's librdmacm.
+/// The most bytes of [`CmReply::Bytes`] and of what requests carry in the same way.
+pub const MOST_CM_BYTES: u64 = 64 << 20;
+
+/// More of them than so many come in a descriptor.
+pub const MOST_CM_BYTES_HERE: usize = 16 << 10;
+
+/// A request of a program's librdmacm, or of one that moves with what it has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CmRequest {
     /// Comes with one descriptor: a `SOCK_SEQPACKET` Unix socket for [`CmNews`]. Answered by [`CmReply::Channel`].
@@ -164,6 +171,44 @@ pub enum CmRequest {
         /// Where to.
         channel: u32,
     },
+    /// Before the first id of a program that has moved: the RNIC that it knows. It goes on under that one's addresses. Answered by
+    /// [`CmReply::Done`].
+    Know {
+        /// That RNIC's.
+        node_guid: [u8; 8],
+        /// Its GID table.
+        gids: Vec<[u8; 16]>,
+    },
+    /// What the ids of this context need at another RNIC, to go on there: for [`CmRequest::Reserve`]. Answered by
+    /// [`CmReply::Bytes`].
+    Describe,
+    /// From root of the host, on a new context for a program that comes: keeps free what its ids need. Answered by
+    /// [`CmReply::Done`]; `EADDRNOTAVAIL` or `EADDRINUSE` if that is somebody else's here, `ENOMEM` if there is no room.
+    Reserve {
+        /// What [`CmRequest::Describe`] says where the program is.
+        needs: Carried,
+        /// The GID of that host: what comes there for the ids it may pass on.
+        from: [u8; 16],
+    },
+    /// All ids of a parked context, with their events. Answered by [`CmReply::Bytes`]; `EBUSY` if it is not parked.
+    Dump,
+    /// On a context with a reservation: the ids of [`CmRequest::Dump`] go on here. Answered by [`CmReply::Adopted`].
+    Adopt {
+        /// The bytes.
+        image: Carried,
+    },
+    /// Comes with one descriptor, as [`CmRequest::CreateChannel`]: the end of a channel that has come by [`CmRequest::Adopt`]. Nothing
+    /// is sent for events that it has already. Answered by [`CmReply::Attached`].
+    AttachChannel {
+        /// Which.
+        channel: u32,
+    },
+    /// Of a parked context: once it is gone without having been attached again, what comes for its ids is passed on to this host.
+    /// Answered by [`CmReply::Done`].
+    SendOn {
+        /// The host's GID.
+        to: [u8; 16],
+    },
 }
 
 /// What the RNIC answers to a [`CmRequest`].
@@ -203,6 +248,18 @@ pub enum CmReply {
         mask: QpAttrMask,
         /// Their values.
         attr: QpAttr,
+    },
+    /// What only RNICs understand. If it is long, it comes in a descriptor.
+    Bytes(Carried),
+    /// The ids are here.
+    Adopted {
+        /// The channels: the number where they were, and the number here.
+        channels: Vec<(u32, u32)>,
+    },
+    /// The channel has its end.
+    Attached {
+        /// It has events.
+        waiting: bool,
     },
 }
 

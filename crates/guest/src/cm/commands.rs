@@ -69,13 +69,8 @@ pub unsafe fn run(channel: &CmChannel, written: &[u8]) -> Result<(), Errno> {
         match header.cmd {
             RDMA_USER_CM_CMD_CREATE_ID => {
                 let cmd = rdma_ucm_create_id::from_bytes(body);
-                let request = CmRequest::CreateId {
-                    channel: channel.number(),
-                    uid: cmd.uid,
-                    port_space: cmd.ps,
-                    qp_type: cmd.qp_type,
-                };
-                to(cmd.response).whole(&created(channel, request)?)
+                let id = channel.create_id(cmd.uid, cmd.ps, cmd.qp_type)?;
+                to(cmd.response).whole(&rdma_ucm_create_id_resp { id })
             }
             RDMA_USER_CM_CMD_DESTROY_ID => {
                 let cmd = rdma_ucm_destroy_id::from_bytes(body);
@@ -91,10 +86,7 @@ pub unsafe fn run(channel: &CmChannel, written: &[u8]) -> Result<(), Errno> {
             RDMA_USER_CM_CMD_MIGRATE_ID => {
                 let cmd = rdma_ucm_migrate_id::from_bytes(body);
                 let from = channels::find(cmd.fd as RawFd).ok_or(Errno::INVALID)?;
-                let events_reported = from.call_reported(CmRequest::MigrateId {
-                    id: cmd.id,
-                    channel: channel.number(),
-                })?;
+                let events_reported = channel.migrate_id(&from, cmd.id)?;
                 to(cmd.response).whole(&rdma_ucm_migrate_resp { events_reported })
             }
             RDMA_USER_CM_CMD_GET_EVENT => {

@@ -22,13 +22,9 @@ mod got;
 mod hooks;
 mod plain;
 
-/// The programs that say so get rdma_cm. Others find none, as where there is no device file: UCX and other libraries open a channel in
-/// any case, use it for nothing, and a process with a channel is not moved yet.
-const VARIABLE: &str = "VERBATIM_RDMA_CM";
+pub use channels::{after_fork, before_fork};
 
-/// Looks whether there is a librdmacm that does not come here yet, and leads it here, if the program is to have rdma_cm.
+/// Looks whether there is a librdmacm that does not come here yet, and leads it here.
 pub fn attach() {
-    if std::env::var_os(VARIABLE).is_some_and(|value| value == "1") {
-        got::patch(&hooks::HOOKS);
-    }
+    got::patch(&hooks::HOOKS);
 }

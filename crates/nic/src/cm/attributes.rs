@@ -76,7 +76,8 @@ fn to_receive(
     gids: &[[u8; 16]],
     attr: &mut QpAttr,
 ) -> Result<QpAttrMask, Refused> {
-    let path = &connection.path;
+    // As the program knows it: its library finds out where the peer's queue pair is.
+    let path = id.path.as_ref().unwrap_or(&connection.path);
     let sgid_index = ways::index_of(gids, path.local)
         .ok_or_else(|| Refused::new(libc::ENODEV, format!("{} is no address of this RNIC", path.local)))?;
     attr.av = AddressVector {

@@ -2,6 +2,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
+use serde::{Deserialize, Serialize};
 use verbatim_cm::CommId;
 use verbatim_device::control::{CmEvent, CmNews};
 
@@ -12,25 +13,29 @@ use crate::outbox::Outbox;
 #[derive(Debug)]
 pub struct Channel {
     pub context: u32,
-    pub outbox: Outbox<CmNews>,
+    /// None until its program gives its end, after a move.
+    pub outbox: Option<Outbox<CmNews>>,
     pub ids: HashSet<u32>,
     waiting: VecDeque<Waiting>,
 }
 
 /// An event that no program has taken yet.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Waiting {
+    /// The id that it is about.
+    pub id: u32,
     /// The id that counts it: of a new connection, the listening one.
     pub counts: u32,
     /// The membership that counts it too.
     pub membership: Option<u32>,
     /// The request of a peer that the program learns of.
     pub request: Option<CommId>,
+    /// As the program is told, with its own name of the id.
     pub event: CmEvent,
 }
 
 impl Channel {
-    pub fn new(context: u32, outbox: Outbox<CmNews>) -> Self {
+    pub fn new(context: u32, outbox: Option<Outbox<CmNews>>) -> Self {
         Self {
             context,
             outbox,
@@ -43,6 +48,16 @@ impl Channel {
     pub fn take(&mut self) -> Option<(Waiting, bool)> {
         let waiting = self.waiting.pop_front()?;
         Some((waiting, self.waiting.is_empty()))
+    }
+
+    /// All that wait, the oldest first.
+    pub fn waiting(&self) -> &VecDeque<Waiting> {
+        &self.waiting
+    }
+
+    /// What waits from now on, without a message in the socket.
+    pub fn set_waiting(&mut self, waiting: VecDeque<Waiting>) {
+        self.waiting = waiting;
     }
 
     /// Takes those out for which that is true; says whether the channel had events, and has none now.
@@ -71,8 +86,8 @@ impl Manager {
         };
         let is_first = channel.waiting.is_empty();
         channel.waiting.push_back(waiting);
-        if is_first {
-            channel.outbox.send(CmNews { channel: number });
+        if is_first && let Some(outbox) = &mut channel.outbox {
+            outbox.send(CmNews { channel: number });
             self.told.push(number);
         }
     }

@@ -11,13 +11,14 @@ use verbatim_cm::{
 use verbatim_device::control::{
     CM_MAX_PRIVATE_DATA, CmDetails, CmParameters, CmPath, CmReply, CmRequest, CmRoute, QpType,
 };
-use verbatim_roce::{Qpn, Time};
+use verbatim_roce::Qpn;
 
 use super::channels::Channel;
 use super::ids::{Id, Stage};
 use super::notices::event;
-use super::{Manager, attributes, options, ways};
-use crate::device::Device;
+use super::ports::Holder;
+use super::requests::Asking;
+use super::{Manager, attributes, options};
 use crate::error::Refused;
 use crate::outbox::Outbox;
 
@@ -29,13 +30,6 @@ const MOST_RETRIES: u8 = 7;
 
 /// `IBV_EVENT_COMM_EST`
 const COMM_EST: u32 = 4;
-
-/// Who asks, and where.
-pub struct Asking<'a> {
-    pub context: u32,
-    pub device: &'a Device,
-    pub now: Time,
-}
 
 fn refused(error: Error) -> Refused {
     let errno = match error {
@@ -52,26 +46,14 @@ fn wrong_stage<T>(id: u32, stage: Stage) -> Result<T, Refused> {
 }
 
 impl Manager {
-    /// Answers a request.
-    pub fn answer(
+    /// Carries out one whose ids are the table's.
+    pub(super) fn carry_out(
         &mut self,
         request: CmRequest,
         fds: &mut Vec<OwnedFd>,
         asking: &Asking<'_>,
     ) -> Result<CmReply, Refused> {
-        let answer = self.answer_one(request, fds, asking);
-        // What the machine has to tell of it belongs before whatever comes next.
-        self.take_notices(asking.now, &asking.device.port.gid_table());
-        answer
-    }
-
-    fn answer_one(
-        &mut self,
-        request: CmRequest,
-        fds: &mut Vec<OwnedFd>,
-        asking: &Asking<'_>,
-    ) -> Result<CmReply, Refused> {
-        let Asking { context, device, now } = *asking;
+        let Asking { context, now, .. } = *asking;
         let done = |()| CmReply::Done;
         match request {
             CmRequest::CreateChannel => self.create_channel(fds, asking),
@@ -90,7 +72,10 @@ impl Manager {
                 self.own_channel(channel, context)?;
                 let space = PortSpace(port_space);
                 let id = Id::new(context, channel, uid, space, qp_type_of(space, qp_type)?);
-                self.add_id(id).map(|id| CmReply::Id { id })
+                let number = self.add_id(id)?;
+                Ok(CmReply::Id {
+                    id: self.name_of(number),
+                })
             }
             CmRequest::DestroyId { id } => {
                 self.own_id(id, context)?;
@@ -129,7 +114,7 @@ impl Manager {
             CmRequest::InitQpAttr { id, state } => {
                 let comm = self.own_id(id, context)?.comm;
                 let connection = comm.and_then(|comm| self.machine.connection(comm));
-                let gids = device.port.gid_table();
+                let gids = self.ways(asking).gids();
                 let (mask, attr) =
                     attributes::init(self.own_id(id, context)?, connection.as_ref(), state, &gids)?;
                 Ok(CmReply::QpAttr { mask, attr })
@@ -152,6 +137,13 @@ impl Manager {
             CmRequest::JoinMulticast { id, uid, address } => self.join(id, uid, address.ip(), asking),
             CmRequest::LeaveMulticast { membership } => self.leave(membership, context),
             CmRequest::MigrateId { id, channel } => self.migrate(id, channel, context),
+            CmRequest::Know { .. }
+            | CmRequest::Describe
+            | CmRequest::Reserve { .. }
+            | CmRequest::Dump
+            | CmRequest::Adopt { .. }
+            | CmRequest::AttachChannel { .. }
+            | CmRequest::SendOn { .. } => unreachable!("answered by others"),
         }
     }
 
@@ -179,7 +171,7 @@ impl Manager {
         let outbox = Outbox::new(fds)?;
         let channel = self
             .channels
-            .insert_with(|_, _| Channel::new(context, outbox))
+            .insert_with(|_, _| Channel::new(context, Some(outbox)))
             .ok_or_else(|| Refused::new(libc::ENOMEM, "no rdma_cm channel is left"))?;
         Ok(CmReply::Channel { channel })
     }
@@ -204,16 +196,16 @@ impl Manager {
     }
 
     fn bind(&mut self, id: u32, address: SocketAddr, asking: &Asking<'_>) -> Result<(), Refused> {
-        let own = ways::own(asking.device, address.ip())?;
+        let own = self.ways(asking).own(address.ip())?;
         let known = self.own_id(id, asking.context)?;
         if known.stage != Stage::Idle {
             return wrong_stage(id, known.stage);
         }
         let mut address = SocketAddr::new(own.unwrap_or(address.ip()), address.port());
         let (space, sharing) = (known.space, known.sharing);
-        address.set_port(self.ports.take(space, id, address, sharing)?);
+        address.set_port(self.ports.take(space, Holder::Id(id), address, sharing)?);
         // The way to itself: it says which device and which own GID, and nothing of a peer.
-        let path = own.and_then(|own| ways::find(asking.device, Some(own), own).ok());
+        let path = own.and_then(|own| self.ways(asking).find(Some(own), own).ok());
         let known = self.own_id(id, asking.context)?;
         known.port = Some(address.port());
         known.source = Some(address);
@@ -245,7 +237,9 @@ impl Manager {
         }
         let from = (!source.ip().is_unspecified()).then_some(source.ip());
         known.destination = Some(destination);
-        match ways::find(asking.device, from, destination.ip()) {
+        let found = self.ways(asking).find(from, destination.ip());
+        let known = self.own_id(id, asking.context)?;
+        match found {
             Ok(mut path) => {
                 path.traffic_class = known.traffic_class;
                 known.source = Some(SocketAddr::new(path.local.ip(), source.port()));
@@ -260,10 +254,10 @@ impl Manager {
     }
 
     fn query(&mut self, id: u32, asking: &Asking<'_>) -> Result<CmRoute, Refused> {
-        let device = asking.device;
+        let node_guid = self.ways(asking).node_guid();
         let known = self.own_id(id, asking.context)?;
         let path = known.path.map(|path| CmPath {
-            node_guid: device.attr.node_guid,
+            node_guid,
             sgid: path.local.0,
             dgid: match known.destination {
                 Some(_) => path.remote.0,
@@ -335,8 +329,10 @@ impl Manager {
             source_port: source.port(),
             destination: destination.ip(),
         });
+        let (is_datagrams, qp_type, psn) = (known.is_datagrams(), known.qp_type, known.psn);
+        let path = self.ways(asking).physical(path);
         let owner = Owner(asking.context.into());
-        let comm = match known.is_datagrams() {
+        let comm = match is_datagrams {
             true => {
                 let resolve = Resolve {
                     ip,
@@ -346,7 +342,7 @@ impl Manager {
                 self.machine.resolve(asking.now, owner, &resolve)
             }
             false => {
-                let transport = match known.qp_type {
+                let transport = match qp_type {
                     QpType::Uc => Transport::Uc,
                     _ => Transport::Rc,
                 };
@@ -360,7 +356,7 @@ impl Manager {
                     retry_count: parameters.retry_count.min(MOST_RETRIES),
                     rnr_retry_count: parameters.rnr_retry_count.min(MOST_RETRIES),
                     private_data: parameters.private_data,
-                    ..Connect::new(service, path, Qpn::new(parameters.qp_num), known.psn)
+                    ..Connect::new(service, path, Qpn::new(parameters.qp_num), psn)
                 };
                 self.machine.connect(asking.now, owner, &connect)
             }
@@ -467,7 +463,7 @@ impl Manager {
         for waiting in moved {
             // Requests that nobody knows of yet go along with the listener.
             if waiting.request.is_some() {
-                self.follow(waiting.event.id, from, to);
+                self.follow(waiting.id, from, to);
             }
             self.tell(to, waiting);
         }

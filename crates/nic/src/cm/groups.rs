@@ -6,9 +6,10 @@ use verbatim_device::control::{CmDatagrams, CmDetails, CmEvent, CmReply};
 
 use super::Manager;
 use super::channels::Waiting;
-use super::commands::Asking;
 use super::ids::Membership;
 use super::notices::{address_vector, event};
+use super::programs::Kind;
+use super::requests::Asking;
 use crate::error::Refused;
 use crate::multicast::group_address;
 
@@ -24,7 +25,7 @@ impl Manager {
         address: IpAddr,
         asking: &Asking<'_>,
     ) -> Result<CmReply, Refused> {
-        let gids = asking.device.port.gid_table();
+        let gids = self.ways(asking).gids();
         let known = self.own_id(id, asking.context)?;
         let mgid = verbatim_cm::Gid::from(address);
         let Some(group) = group_address(mgid.0) else {
@@ -44,8 +45,10 @@ impl Manager {
         }
         let way = verbatim_cm::Path { remote: mgid, ..path };
         let (channel, qkey) = (known.channel, known.qkey);
+        let name = self.programs.free_name(asking.context, Kind::Membership);
         let membership = Membership {
             context: asking.context,
+            name,
             id,
             reported: 0,
         };
@@ -53,14 +56,18 @@ impl Manager {
             .memberships
             .insert_with(|_, _| membership)
             .ok_or_else(|| Refused::new(libc::ENOMEM, "no membership of a group is left"))?;
-        self.own_id(id, asking.context)?.memberships.push(number);
+        self.programs.name(asking.context, Kind::Membership, name, number);
+        let known = self.own_id(id, asking.context)?;
+        known.memberships.push(number);
+        let id_name = known.name;
         let waiting = Waiting {
+            id,
             counts: id,
             membership: Some(number),
             request: None,
             event: CmEvent {
                 uid,
-                id,
+                id: id_name,
                 event: event::MULTICAST_JOIN,
                 status: 0,
                 details: CmDetails::Datagrams(CmDatagrams {
@@ -72,7 +79,7 @@ impl Manager {
             },
         };
         self.tell(channel, waiting);
-        Ok(CmReply::Id { id: number })
+        Ok(CmReply::Id { id: name })
     }
 
     /// Leaves it.
@@ -85,8 +92,7 @@ impl Manager {
             .ok_or_else(|| Refused::new(libc::ENOENT, format!("there is no membership {number}")))?
             .id;
         let events = self
-            .memberships
-            .remove(number)
+            .remove_membership(number)
             .map_or(0, |membership| membership.reported);
         let known = self.own_id(id, context)?;
         known.memberships.retain(|membership| *membership != number);

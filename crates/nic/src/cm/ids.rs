@@ -2,17 +2,19 @@
 
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
 use verbatim_cm::{CommId, Path, PortSpace};
 use verbatim_device::control::QpType;
 use verbatim_roce::{Psn, Time};
 
 use super::Manager;
 use super::channels::Waiting;
-use super::ports::Sharing;
+use super::ports::{Holder, Sharing};
+use super::programs::Kind;
 use crate::error::Refused;
 
 /// How far an id is, as far as the communication manager does not know (`enum rdma_cm_state`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stage {
     Idle,
     Bound,
@@ -24,9 +26,11 @@ pub enum Stage {
 }
 
 /// An id.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Id {
     pub context: u32,
+    /// What its program calls it.
+    pub name: u32,
     pub channel: u32,
     pub uid: u64,
     pub space: PortSpace,
@@ -40,7 +44,7 @@ pub struct Id {
     pub traffic_class: u8,
     /// `RDMA_OPTION_ID_ACK_TIMEOUT`.
     pub ack_timeout: Option<u8>,
-    /// The way, once the id belongs to the device.
+    /// The way as the program knows it, once the id belongs to the device.
     pub path: Option<Path>,
     /// From which PSN the peer is to send.
     pub psn: Psn,
@@ -55,9 +59,11 @@ pub struct Id {
 }
 
 /// A membership of a multicast group.
-#[derive(Debug)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Membership {
     pub context: u32,
+    /// What its program calls it.
+    pub name: u32,
     pub id: u32,
     pub reported: u32,
 }
@@ -69,6 +75,7 @@ impl Id {
     pub fn new(context: u32, channel: u32, uid: u64, space: PortSpace, qp_type: QpType) -> Self {
         Self {
             context,
+            name: 0,
             channel,
             uid,
             space,
@@ -125,18 +132,17 @@ impl Manager {
             let _ = self.machine.destroy(now, comm);
         }
         if let Some(port) = id.port {
-            self.ports.release(id.space, number, port);
+            self.ports.release(id.space, Holder::Id(number), port);
         }
         for membership in &id.memberships {
-            self.memberships.remove(*membership);
+            self.remove_membership(*membership);
         }
-        self.count(id.context, -1);
+        self.programs.forget(id.context, Kind::Id, id.name);
         let Some(channel) = self.channels.get_mut(id.channel) else {
             return (id.reported, false);
         };
         channel.ids.remove(&number);
-        let (gone, quiet) =
-            channel.take_out(|waiting| waiting.counts == number || waiting.event.id == number);
+        let (gone, quiet) = channel.take_out(|waiting| waiting.counts == number || waiting.id == number);
         self.remove_requests(now, number, gone);
         (id.reported, quiet)
     }
@@ -144,39 +150,49 @@ impl Manager {
     /// What peers have asked for and no program knows of goes with the events that would have told it.
     fn remove_requests(&mut self, now: Time, listener: u32, events: Vec<Waiting>) {
         for event in events {
-            if event.request.is_some() && event.event.id != listener {
-                self.remove_id(now, event.event.id);
+            if event.request.is_some() && event.id != listener {
+                self.remove_id(now, event.id);
             }
         }
     }
 
-    /// Adds an id to its channel; `ENOMEM` if there are as many as there may be.
-    pub fn add_id(&mut self, id: Id) -> Result<u32, Refused> {
-        let (context, channel) = (id.context, id.channel);
-        let have = self.have.get(&context).copied().unwrap_or_default();
+    /// Adds an id to its channel, under a name that its program has no other id under; `ENOMEM` if there are as many as there may
+    /// be.
+    pub fn add_id(&mut self, mut id: Id) -> Result<u32, Refused> {
+        let context = id.context;
+        let have = self.programs.count(context);
         if have >= self.most_of_context {
             return Err(Refused::new(
                 libc::ENOMEM,
                 format!("this program has {have} rdma_cm ids, and may have no more"),
             ));
         }
+        if id.name == 0 {
+            id.name = self.programs.free_name(context, Kind::Id);
+        }
+        let (name, channel) = (id.name, id.channel);
         let number = self
             .ids
             .insert_with(|_, _| id)
             .ok_or_else(|| Refused::new(libc::ENOMEM, "no rdma_cm id is left"))?;
-        self.count(context, 1);
+        self.programs.name(context, Kind::Id, name, number);
         if let Some(channel) = self.channels.get_mut(channel) {
             channel.ids.insert(number);
         }
         Ok(number)
     }
 
-    fn count(&mut self, context: u32, change: isize) {
-        let have = self.have.entry(context).or_default();
-        *have = have.saturating_add_signed(change);
-        if *have == 0 {
-            self.have.remove(&context);
-        }
+    /// What an id's program calls it.
+    pub fn name_of(&self, id: u32) -> u32 {
+        self.ids.get(id).map_or(0, |id| id.name)
+    }
+
+    /// Removes a membership; what it was.
+    pub fn remove_membership(&mut self, number: u32) -> Option<Membership> {
+        let membership = self.memberships.remove(number)?;
+        let Membership { context, name, .. } = membership;
+        self.programs.forget(context, Kind::Membership, name);
+        Some(membership)
     }
 
     /// Removes a channel and its ids.

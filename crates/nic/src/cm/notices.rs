@@ -1,15 +1,16 @@
 //! What the communication manager tells, as events of programs (the kernel's `cma_ib_handler`).
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use verbatim_cm::wire::{IpHeader, SidrStatus};
-use verbatim_cm::{CommId, Event, Notice, Path};
+use verbatim_cm::wire::{IpHeader, RejectReason, SidrStatus};
+use verbatim_cm::{Answer, CommId, Event, Gid, Notice, Path};
 use verbatim_device::control::{AddressVector, CmDatagrams, CmDetails, CmEvent, CmParameters, QpType};
-use verbatim_roce::Time;
+use verbatim_roce::{Qpn, Time};
 
+use super::Manager;
 use super::channels::Waiting;
 use super::ids::{Id, Stage};
-use super::{Manager, ways};
+use super::ways::{self, stands_for};
 
 /// `enum rdma_cm_event_type`
 pub mod event {
@@ -22,6 +23,7 @@ pub mod event {
     pub const REJECTED: u32 = 8;
     pub const ESTABLISHED: u32 = 9;
     pub const DISCONNECTED: u32 = 10;
+    pub const DEVICE_REMOVAL: u32 = 11;
     pub const MULTICAST_JOIN: u32 = 12;
     pub const TIMEWAIT_EXIT: u32 = 15;
 }
@@ -67,7 +69,7 @@ impl Manager {
                         rnr_retry_count: request.rnr_retry_count,
                     }),
                 };
-                return self.asked(now, comm, request.listener, asked);
+                return self.asked(now, comm, request.listener, asked, gids);
             }
             Event::ResolveRequest(request) => {
                 let asked = Asked {
@@ -80,7 +82,7 @@ impl Manager {
                         ..CmDatagrams::default()
                     }),
                 };
-                return self.asked(now, comm, request.listener, asked);
+                return self.asked(now, comm, request.listener, asked, gids);
             }
             Event::ConnectResponse(response) => (
                 event::CONNECT_RESPONSE,
@@ -122,7 +124,10 @@ impl Manager {
                 (event::UNREACHABLE, i32::from(response.status.0), CmDetails::None)
             }
             Event::ResolveResponse(response) => {
-                let path = self.by_comm.get(&comm).and_then(|id| self.ids.get(*id)?.path);
+                let id = self.by_comm.get(&comm).and_then(|id| self.ids.get(*id));
+                let path = id.and_then(|id| id.path);
+                let known = id.and_then(|id| self.programs.get(id.context)?.known.as_ref());
+                let gids = known.map_or(gids, |known| &known.gids);
                 let datagrams = CmDatagrams {
                     qp_num: response.qpn.get(),
                     qkey: response.qkey,
@@ -143,12 +148,13 @@ impl Manager {
             return;
         };
         let waiting = Waiting {
+            id: number,
             counts: number,
             membership: None,
             request: None,
             event: CmEvent {
                 uid: id.uid,
-                id: number,
+                id: id.name,
                 event: kind,
                 status,
                 details,
@@ -158,7 +164,7 @@ impl Manager {
     }
 
     /// A peer has asked a listener: a new id, of which the listener's program is told.
-    fn asked(&mut self, now: Time, comm: CommId, listener: CommId, asked: Asked) {
+    fn asked(&mut self, now: Time, comm: CommId, listener: CommId, mut asked: Asked, gids: &[[u8; 16]]) {
         let Some((listener, parent)) = self
             .by_comm
             .get(&listener)
@@ -168,6 +174,21 @@ impl Manager {
             return;
         };
         let (uid, channel) = (parent.uid, parent.channel);
+        let known = self.programs.get(parent.context);
+        if let Some(known) = known.and_then(|program| program.known.as_ref()) {
+            // Numbers of its queue pairs are known at the addresses that it knows, and nowhere else.
+            let to = asked.ip.map(|ip| Gid::from(ip.destination));
+            if to.is_some_and(|to| !known.gids.contains(&to.0)) {
+                return self.refuse(now, comm, asked.qp_type);
+            }
+            let known = stands_for(gids, asked.path.local, &known.gids);
+            asked.path.local = to.or(known).unwrap_or(asked.path.local);
+        }
+        // By which the peer knows its queue pair: it may have moved.
+        let by = asked.ip.map(|ip| ip.source);
+        if let Some(by) = by.filter(|by| is_possible(*by, asked.path.remote)) {
+            asked.path.remote = by.into();
+        }
         let ends = asked.ip.map(|ip| {
             let own = SocketAddr::new(ip.destination, asked.port);
             (own, SocketAddr::new(ip.source, ip.source_port))
@@ -188,13 +209,15 @@ impl Manager {
             return;
         };
         self.by_comm.insert(comm, number);
+        let name = self.name_of(number);
         let waiting = Waiting {
+            id: number,
             counts: listener,
             membership: None,
             request: Some(comm),
             event: CmEvent {
                 uid,
-                id: number,
+                id: name,
                 event: event::CONNECT_REQUEST,
                 status: 0,
                 details: asked.details,
@@ -202,6 +225,30 @@ impl Manager {
         };
         self.tell(channel, waiting);
     }
+
+    /// A request for which nobody is here.
+    fn refuse(&mut self, now: Time, comm: CommId, qp_type: QpType) {
+        let answer = Answer {
+            status: SidrStatus::UNSUPPORTED_SERVICE,
+            qpn: Qpn::new(0),
+            qkey: 0,
+            private_data: Vec::new(),
+        };
+        let _ = match qp_type {
+            QpType::Ud => self.machine.answer(now, comm, &answer),
+            _ => self
+                .machine
+                .reject(now, comm, RejectReason::INVALID_SERVICE_ID, &[]),
+        };
+        let _ = self.machine.destroy(now, comm);
+    }
+}
+
+/// Whether a peer whose message came from `from` may be known by that address.
+fn is_possible(by: IpAddr, from: Gid) -> bool {
+    let from = from.ip();
+    let is_one = !by.is_unspecified() && !by.is_multicast() && by.is_loopback() == from.is_loopback();
+    is_one && by.is_ipv4() == from.is_ipv4()
 }
 
 /// For an address handle.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
 use verbatim_cm::PortSpace;
 
 use crate::error::Refused;
@@ -11,15 +12,24 @@ use crate::error::Refused;
 const EPHEMERAL: std::ops::RangeInclusive<u16> = 32_768..=60_999;
 
 /// Who has a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holder {
+    /// An id.
+    Id(u32),
+    /// A context whose program is to come.
+    Context(u32),
+}
+
+/// A port that somebody has.
 #[derive(Debug, Clone, Copy)]
-struct Holder {
-    id: u32,
+struct Taken {
+    holder: Holder,
     address: SocketAddr,
     sharing: Sharing,
 }
 
 /// What an id allows others.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sharing {
     /// `RDMA_OPTION_ID_REUSEADDR`: others that say so too may have the same port.
     pub reuse: bool,
@@ -28,9 +38,9 @@ pub struct Sharing {
 }
 
 #[derive(Debug, Default)]
-pub struct Ports(HashMap<(PortSpace, u16), Vec<Holder>>);
+pub struct Ports(HashMap<(PortSpace, u16), Vec<Taken>>);
 
-impl Holder {
+impl Taken {
     fn allows(&self, other: &Self) -> Result<(), Refused> {
         let both = |of: fn(&Sharing) -> bool| of(&self.sharing) && of(&other.sharing);
         let refused = |errno| {
@@ -53,23 +63,27 @@ impl Holder {
 }
 
 impl Ports {
-    /// Gives the port of that address to an id; another one than it has. Port 0 is any that nobody has. Gives the port.
+    /// Gives the port of that address to somebody; another one than it has. Port 0 is any that nobody has. Gives the port.
     pub fn take(
         &mut self,
         space: PortSpace,
-        id: u32,
+        holder: Holder,
         mut address: SocketAddr,
         sharing: Sharing,
     ) -> Result<u16, Refused> {
         if address.port() == 0 {
             address.set_port(self.free(space)?);
         }
-        let holder = Holder { id, address, sharing };
+        let taken = Taken {
+            holder,
+            address,
+            sharing,
+        };
         let holders = self.0.get(&(space, address.port()));
         for other in holders.into_iter().flatten() {
-            other.allows(&holder)?;
+            other.allows(&taken)?;
         }
-        self.0.entry((space, address.port())).or_default().push(holder);
+        self.0.entry((space, address.port())).or_default().push(taken);
         Ok(address.port())
     }
 
@@ -82,9 +96,9 @@ impl Ports {
     }
 
     /// Takes it back.
-    pub fn release(&mut self, space: PortSpace, id: u32, port: u16) {
+    pub fn release(&mut self, space: PortSpace, holder: Holder, port: u16) {
         if let Some(holders) = self.0.get_mut(&(space, port)) {
-            holders.retain(|holder| holder.id != id);
+            holders.retain(|taken| taken.holder != holder);
             if holders.is_empty() {
                 self.0.remove(&(space, port));
             }
@@ -97,7 +111,7 @@ mod tests {
     use super::*;
 
     fn take(ports: &mut Ports, id: u32, address: &str, sharing: Sharing) -> Result<u16, i32> {
-        let taken = ports.take(PortSpace::TCP, id, address.parse().unwrap(), sharing);
+        let taken = ports.take(PortSpace::TCP, Holder::Id(id), address.parse().unwrap(), sharing);
         taken.map_err(|refused| refused.errno)
     }
 
@@ -109,9 +123,14 @@ mod tests {
         assert_eq!(take(&mut ports, 2, "10.0.0.1:7", alone), Err(libc::EADDRINUSE));
         assert_eq!(take(&mut ports, 2, "0.0.0.0:7", alone), Err(libc::EADDRNOTAVAIL));
         assert_eq!(take(&mut ports, 2, "10.0.0.2:7", alone), Ok(7));
-        let udp = ports.take(PortSpace::UDP, 3, "10.0.0.1:7".parse().unwrap(), alone);
+        let udp = ports.take(
+            PortSpace::UDP,
+            Holder::Id(3),
+            "10.0.0.1:7".parse().unwrap(),
+            alone,
+        );
         assert_eq!(udp, Ok(7), "another space");
-        ports.release(PortSpace::TCP, 1, 7);
+        ports.release(PortSpace::TCP, Holder::Id(1), 7);
         assert_eq!(take(&mut ports, 4, "10.0.0.1:7", alone), Ok(7));
 
         let reuse = Sharing { reuse: true, ..alone };
@@ -138,7 +157,7 @@ mod tests {
         let none = take(&mut ports, 0, "0.0.0.0:0", Sharing::default());
         assert_eq!(none, Err(libc::EADDRNOTAVAIL));
         let port = *seen.iter().next().unwrap();
-        ports.release(PortSpace::TCP, 1 << 20, port);
+        ports.release(PortSpace::TCP, Holder::Id(1 << 20), port);
         assert!(ports.0.contains_key(&(PortSpace::TCP, port)), "another's");
     }
 }

@@ -460,6 +460,7 @@ impl Nic {
             for channel in &context.cm_channels {
                 self.remove_cm_channel(*channel, super::now());
             }
+            self.objects.cm.remove_program(id);
             self.objects.remove_all(context);
         }
     }

@@ -3,14 +3,23 @@
 use std::net::SocketAddr;
 
 use verbatim_cm::{QP1_QKEY, Transmit};
+use verbatim_device::gids::counterpart;
 use verbatim_roce::icrc::Flow;
 use verbatim_roce::{Datagram, Psn, Qpn, Time, Traffic, UDP_PORT};
 
 use super::Nic;
+use crate::cm::{PASS_ON_QKEY, PassingOn};
 use crate::error::NicError;
+
+/// The partition of all.
+const DEFAULT_PKEY: u16 = 0xffff;
 
 /// Queue pair 1, at both ends (IBA Vol 1 §10.2.4).
 const QP1: Qpn = Qpn::new(1);
+
+fn end(gid: verbatim_cm::Gid) -> SocketAddr {
+    SocketAddr::new(gid.ip(), UDP_PORT)
+}
 
 impl Nic {
     /// Sends what the communication manager has to send. What the socket has no room for is lost: it comes again.
@@ -23,11 +32,30 @@ impl Nic {
             }
             self.put_into_batch(&transmit);
         }
+        while let Some(passing_on) = self.objects.cm.next_passing_on() {
+            if self.send_batch(now)? {
+                self.put_on(&passing_on);
+            }
+        }
         Ok(())
     }
 
+    /// Sends a message on to where its id has gone.
+    fn put_on(&mut self, passing_on: &PassingOn) {
+        let own = counterpart(&[passing_on.to.0], passing_on.to.0, &self.gids);
+        let own = match passing_on.own.ip().is_ipv4() == passing_on.to.ip().is_ipv4() {
+            true => Some(passing_on.own),
+            false => own.map(|index| verbatim_cm::Gid(self.gids[index])),
+        };
+        let Some(Ok(flow)) = own.map(|own| Flow::new(end(own), end(passing_on.to))) else {
+            return;
+        };
+        tracing::debug!(to = %passing_on.to, "a management datagram is passed on");
+        self.batch.restart_with(flow, Traffic::default());
+        self.put_datagram(PASS_ON_QKEY, DEFAULT_PKEY, &passing_on.bytes);
+    }
+
     fn put_into_batch(&mut self, transmit: &Transmit) {
-        let end = |gid: verbatim_cm::Gid| SocketAddr::new(gid.ip(), UDP_PORT);
         let Ok(flow) = Flow::new(end(transmit.from), end(transmit.to)) else {
             return;
         };
@@ -42,15 +70,19 @@ impl Nic {
             flow_label: default.flow_label,
         };
         self.batch.restart_with(flow, traffic);
+        self.put_datagram(QP1_QKEY, transmit.pkey, &transmit.bytes[..]);
+    }
+
+    fn put_datagram(&mut self, qkey: u32, pkey: u16, bytes: &[u8]) {
         self.management_psn = self.management_psn.next();
         let datagram = Datagram {
             destination: QP1,
             source: QP1,
-            qkey: QP1_QKEY,
-            pkey: transmit.pkey,
+            qkey,
+            pkey,
             psn: self.management_psn,
         };
-        datagram.append(&transmit.bytes[..], &mut self.batch);
+        datagram.append(bytes, &mut self.batch);
     }
 
     /// Ends a channel of rdma_cm, and all its ids.

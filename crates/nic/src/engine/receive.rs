@@ -11,6 +11,7 @@ use super::capture::{Seen, Sink};
 use super::control::Clients;
 use super::lineup::Lineup;
 use super::{Nic, Touched};
+use crate::cm::PASS_ON_QKEY;
 use crate::device::gid;
 use crate::objects::Objects;
 use crate::qp::Effects;
@@ -246,16 +247,16 @@ impl Intake<'_> {
             return;
         }
         self.counters.rx_packets += 1;
-        let is_for_it = packet.bth.opcode == Opcode::UD_SEND_ONLY
-            && packet.deth.is_some_and(|deth| deth.qkey == verbatim_cm::QP1_QKEY);
-        if is_for_it {
-            let (from, to) = (gid(flow.source().ip()), gid(flow.destination().ip()));
-            let outcome = self
-                .objects
-                .cm
-                .handle_mad(self.now, from, to, packet.payload, self.gids);
-            tracing::debug!(from = %flow.source().ip(), ?outcome, "a management datagram");
-        }
+        let qkey = packet.deth.map(|deth| deth.qkey);
+        let qkey = qkey.filter(|_| packet.bth.opcode == Opcode::UD_SEND_ONLY);
+        let (from, to) = (gid(flow.source().ip()), gid(flow.destination().ip()));
+        let cm = &mut self.objects.cm;
+        let outcome = match qkey {
+            Some(verbatim_cm::QP1_QKEY) => Some(cm.handle_mad(self.now, from, to, packet.payload, self.gids)),
+            Some(PASS_ON_QKEY) => cm.handle_passed_on(self.now, from, packet.payload, self.gids),
+            _ => None,
+        };
+        tracing::debug!(from = %flow.source().ip(), ?outcome, "a management datagram");
     }
 
     /// A packet for a queue pair that is not here, but may have been: RESUME is passed on.

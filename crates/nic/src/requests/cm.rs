@@ -15,6 +15,7 @@ impl Desk<'_> {
         id: u32,
         request: CmRequest,
         fds: &mut Vec<OwnedFd>,
+        attached: &mut Option<OwnedFd>,
         context: &mut Context,
     ) -> Result<Reply, Refused> {
         let destroyed = match request {
@@ -30,9 +31,15 @@ impl Desk<'_> {
             device: self.device,
             now: self.now,
         };
-        let reply = self.objects.cm.answer(request, fds, &asking)?;
-        if let CmReply::Channel { channel } = reply {
-            context.cm_channels.insert(channel);
+        let reply = self.objects.cm.answer(request, fds, attached, &asking)?;
+        match &reply {
+            CmReply::Channel { channel } => _ = context.cm_channels.insert(*channel),
+            CmReply::Adopted { channels } => {
+                context
+                    .cm_channels
+                    .extend(channels.iter().map(|(_, channel)| *channel));
+            }
+            _ => {}
         }
         if let Some(channel) = destroyed {
             context.cm_channels.remove(&channel);

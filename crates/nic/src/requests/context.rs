@@ -87,7 +87,7 @@ impl Desk<'_> {
         if let Some(earlier) = std::mem::replace(&mut context.events, events) {
             self.poller.remove(&earlier);
         }
-        self.set_parked(context, false);
+        self.set_parked(asker.id, context, false);
         tracing::debug!(
             id = asker.id,
             version,
@@ -98,13 +98,20 @@ impl Desk<'_> {
         Ok(self.context_reply(context.arena.bytes()))
     }
 
-    pub(super) fn park_context(&mut self, context: &mut Context) -> Reply {
-        self.set_parked(context, true);
+    pub(super) fn park_context(&mut self, id: u32, context: &mut Context) -> Reply {
+        self.set_parked(id, context, true);
         Reply::Done
     }
 
-    fn set_parked(&mut self, context: &mut Context, parked: bool) {
+    fn set_parked(&mut self, id: u32, context: &mut Context, parked: bool) {
         context.parked = parked;
+        match parked {
+            true => self.objects.cm.park(self.now, id),
+            false => self
+                .objects
+                .cm
+                .unpark(self.now, id, &self.device.port.gid_table()),
+        }
         for qpn in context.qps() {
             if let Some(qp) = self.objects.qps.get_mut(qpn) {
                 qp.parked = parked;

@@ -2,6 +2,7 @@
 #![allow(dead_code, unused_imports, reason = "each user takes its part")]
 
 pub mod chance;
+pub mod cm;
 pub mod objects;
 pub mod program;
 pub mod server;

@@ -320,8 +320,13 @@ pub trait Device: Send + Sync + std::fmt::Debug {
         unsupported("destroy_ah")
     }
 
-    /// Connections by address and port; `socket` is what comes with [`CmRequest::CreateChannel`].
-    fn cm(&self, _request: CmRequest, _socket: Option<BorrowedFd<'_>>) -> Result<CmReply, VerbsError> {
+    /// Connections by address and port; `fd` is what comes with [`CmRequest::CreateChannel`] and others.
+    fn cm(&self, _request: CmRequest, _fd: Option<BorrowedFd<'_>>) -> Result<CmReply, VerbsError> {
+        unsupported("way to connect by rdma_cm")
+    }
+
+    /// Those that are answered by [`CmReply::Bytes`].
+    fn cm_bytes(&self, _request: CmRequest) -> Result<Vec<u8>, VerbsError> {
         unsupported("way to connect by rdma_cm")
     }
 

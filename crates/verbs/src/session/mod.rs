@@ -41,7 +41,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use verbatim_channel::{Answer, Order, QpCount, RoadMap, Scope};
+use verbatim_channel::{Answer, Order, QpCount, RoadMap, Scope, VERSIONS};
 use verbatim_device::control::QpState;
 
 use crate::backend::{Parked, QpPlace, Reopen};
@@ -140,6 +140,8 @@ struct Session {
     /// What the restored process has made again, until it is claimed, and what the agent was told of it.
     made: Option<AllMade>,
     told_made: Option<Answer>,
+    /// The way back to the context that the channels of rdma_cm share.
+    reopen_cm: Option<Reopen>,
 }
 
 /// A context that was let go.
@@ -166,6 +168,7 @@ impl Session {
             let_go: Vec::new(),
             made: None,
             told_made: None,
+            reopen_cm: None,
         }
     }
 }
@@ -173,6 +176,8 @@ impl Session {
 /// All migrations that this process takes part in.
 pub(crate) struct Sessions {
     process: Arc<Process>,
+    /// The version of the contract that the agent speaks.
+    contract: u32,
     open: BTreeMap<u64, Session>,
     /// Old queue pairs of sessions that have ended.
     unused: Vec<(Arc<Qp>, QpPlace)>,
@@ -182,9 +187,15 @@ impl Sessions {
     pub fn new(process: Arc<Process>) -> Self {
         Self {
             process,
+            contract: VERSIONS.newest,
             open: BTreeMap::new(),
             unused: Vec::new(),
         }
+    }
+
+    /// The agent speaks this version of the contract.
+    pub fn speak(&mut self, contract: u32) {
+        self.contract = contract;
     }
 
     /// Carries out any order but `Quiesce`, which [`Self::quiesce`] does.
@@ -286,6 +297,7 @@ impl Sessions {
             Order::Share { secrets } => self.share(&secrets),
             Order::Pause { qpns, limit_s } => self.pause(&qpns, limit_s),
             Order::Unpause { qpns } => self.unpause(&qpns),
+            Order::DescribeCm => Ok(Answer::CmDescribed(self.process.cm.lock().describe()?)),
         }
     }
 
@@ -294,7 +306,7 @@ impl Sessions {
         if let Some(adopter) = self.process.adopter_in_use() {
             adopter.close_userfaultfds();
         }
-        Ok(road_map::describe(&self.process)?)
+        Ok(road_map::describe(&self.process, self.contract)?)
     }
 
     fn find(&mut self, session: u64) -> Result<&mut Session, SessionError> {

@@ -5,9 +5,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-use verbatim_channel::{Answer, ClaimedContext, ClaimedMw, Endpoint, KeyPair, MovedEndpoint};
+use verbatim_channel::{Answer, CM_CONTEXT, ClaimedContext, ClaimedMw, Endpoint, KeyPair, MovedEndpoint};
 use verbatim_device::control::{QpAttr, QpAttrMask, QpState, QpType};
-use verbatim_device::gids::counterpart;
 use verbatim_seqpacket::MAX_FDS;
 
 use super::dumped::{keep_taken, take_dumped};
@@ -35,7 +34,7 @@ struct NewEnds {
 impl Sessions {
     /// Takes the last completions and lets go of everything that is not the process's own. One connection per context.
     pub fn quiesce(&mut self, session: u64) -> Result<Vec<OwnedFd>, SessionError> {
-        let process = self.process.clone();
+        let (process, contract) = (self.process.clone(), self.contract);
         let record = self.find_in(session, Phase::Drained, "Quiesce")?;
         if !record.all {
             return Err(SessionError::Claim(
@@ -43,11 +42,12 @@ impl Sessions {
             ));
         }
         // Made since the road map was told.
-        if let Some(blocker) = road_map::blockers(&process).into_iter().next() {
+        if let Some(blocker) = road_map::blockers(&process, contract).into_iter().next() {
             return Err(SessionError::Blocked(blocker));
         }
         let contexts = process.contexts();
-        if contexts.len() > MAX_FDS {
+        let of_cm = usize::from(process.cm.lock().is_open());
+        if contexts.len() + of_cm > MAX_FDS {
             return Err(SessionError::Claim(format!(
                 "{} opened devices; at most {MAX_FDS} can be moved",
                 contexts.len()
@@ -79,6 +79,17 @@ impl Sessions {
             }
         }
         record.let_go = all_let_go;
+        if failure.is_none() {
+            match process.cm.lock().park() {
+                Ok(None) => {}
+                Ok(Some((parked, outcome))) => {
+                    connections.push(parked.connection);
+                    record.reopen_cm = Some(parked.reopen);
+                    failure = outcome.err();
+                }
+                Err(error) => failure = Some(error),
+            }
+        }
         record.phase = Phase::Quiesced;
         if let Some(error) = failure {
             // A thread still uses the device: cannot be, since control verbs are shut out. The contexts that were let
@@ -107,13 +118,18 @@ impl Sessions {
             .iter()
             .filter(|let_go| matches!(let_go, LetGo::Given(_)))
             .count();
-        if fds.len() != given {
+        let reopen_cm = record.reopen_cm.take();
+        let expected = given + usize::from(reopen_cm.is_some());
+        if fds.len() != expected {
+            record.reopen_cm = reopen_cm;
             return Err(SessionError::Claim(format!(
-                "{} connections for {given} contexts",
-                fds.len()
+                "{} connections for {expected} contexts",
+                fds.len(),
             )));
         }
         let has_moved = !claimed.is_empty() || record.made.is_some();
+        let mut fds = fds;
+        let of_cm = reopen_cm.and_then(|reopen| Some((reopen, fds.pop()?)));
         let mut fds = fds.into_iter();
         let built: Vec<_> = key_tables.iter().map(|keys| Arc::new(key_table(keys))).collect();
         let mut ready = Vec::with_capacity(contexts.len());
@@ -199,6 +215,15 @@ impl Sessions {
         record.phase = Phase::Replaced;
         record.let_go.clear();
         record.made = None;
+        if has_moved {
+            process.has_moved();
+        }
+        if let Some((reopen, fd)) = of_cm {
+            let device = process.cm.lock().claim(&reopen, fd, has_moved);
+            if let Some(device) = device {
+                process.watch_device(CM_CONTEXT, &*device);
+            }
+        }
         self.process.changed();
         Ok(Answer::Claimed { replayed_receives })
     }
@@ -388,14 +413,7 @@ fn find_ways(context: &Context, replacement: &ClaimedContext) -> Result<(), Sess
     let device = context.device()?;
     let moves = context.moves.fetch_add(1, SeqCst) + 1;
     let (_, port) = device.attributes();
-    let known = context.port_attr().gid_table();
-    let now = port.gid_table();
-    let own = known.iter().filter_map(|gid| {
-        let index = counterpart(&known, *gid, &now)?;
-        Some((now[index], *gid))
-    });
-    let own: Vec<_> = own.collect();
-    context.set_physical_gids(now.clone());
+    let own = context.find_own_ways(&port.gid_table());
     let objects = context.objects.lock();
     let ahs: Vec<_> = objects.ahs.values().cloned().collect();
     let datagram = |qpn| {
@@ -419,7 +437,6 @@ fn find_ways(context: &Context, replacement: &ClaimedContext) -> Result<(), Sess
         })
         .collect();
     drop(objects);
-    context.datagrams.arrive(own);
     context.datagrams.learn(&moved);
     for ah in ahs {
         ah.make_again(&*device)?;

@@ -21,6 +21,7 @@ impl Source {
         if self.pauses() {
             self.forward_resumes().await?;
         }
+        self.send_messages_on().await?;
         self.decision().await?;
         self.control.committed();
         // There is no way back any more: nothing that fails from here on may look like one.

@@ -126,6 +126,7 @@ impl Source {
                 made_again: guest.made_again(),
                 guest,
                 road_map,
+                cm: None,
             })
             .collect();
         let road_maps: Vec<_> = self.processes.iter().map(|process| &process.road_map).collect();
@@ -157,7 +158,7 @@ impl Source {
         }
         self.connections = connections;
         self.gids = (places.own, there);
-        Ok(())
+        self.describe_cm().await
     }
 
     /// The destination's GID that takes the place of one of this host's.
@@ -194,6 +195,7 @@ impl Source {
             keep_numbers: self.pauses(),
             fill: self.ahead.fills(),
             made_again: encode(&self.all_made_again()),
+            cm: self.cm_needs(),
         };
         let mut destination = self.destination();
         let prepared = told(

@@ -117,12 +117,7 @@ impl Source {
                 );
             }
             match answer {
-                // Contexts that are made again stay with their process.
-                Answer::Quiesced
-                    if fds.len() + process.made_again.len() == process.road_map.contexts.len() =>
-                {
-                    Ok((process.guest.pid, fds))
-                }
+                Answer::Quiesced if fds.len() == process.contexts() => Ok((process.guest.pid, fds)),
                 Answer::Quiesced => bail!(
                     "a process gave {} connections to its RNIC away, not all",
                     fds.len()

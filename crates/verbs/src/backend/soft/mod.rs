@@ -15,9 +15,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use verbatim_channel::SegmentRecord;
 use verbatim_device::Connection;
 use verbatim_device::control::{
-    AddressVector, AsyncEvent, Backing, CLASS_VERSION, CM_VERSION, CmReply, CmRequest, DeviceAttr, MOST_QPS,
-    MwState, MwType, PortAttr, QpAttr, QpAttrMask, QpClass, QpPosition, QpSecret, QpState, Reply, Request,
-    SOCKET_NAME, Segment, SrqAttr, Translation,
+    AddressVector, AsyncEvent, Backing, CLASS_VERSION, CM_VERSION, CmReply, CmRequest, DeviceAttr,
+    MOST_CM_BYTES, MOST_QPS, MwState, MwType, PortAttr, QpAttr, QpAttrMask, QpClass, QpPosition, QpSecret,
+    QpState, Reply, Request, SOCKET_NAME, Segment, SrqAttr, Translation,
 };
 use verbatim_device::image::{self, QpImage, Restoring};
 use verbatim_seqpacket::{Received, Socket};
@@ -114,6 +114,9 @@ fn no_answer(verb: &'static str) -> impl Fn(verbatim_seqpacket::Error) -> VerbsE
     }
 }
 
+/// What all requests of rdma_cm are called.
+const CM: &str = "rdma_cm";
+
 fn call(
     connection: &Connection,
     verb: &'static str,
@@ -183,6 +186,21 @@ impl SoftDevice {
             device_attr: device,
             port_attr: port,
         })
+    }
+
+    fn call_cm(
+        &self,
+        request: CmRequest,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(CmReply, Vec<OwnedFd>), VerbsError> {
+        let connection = self.connection.lock();
+        check_cm(connection.version())?;
+        let fds: Vec<_> = fd.into_iter().collect();
+        let received = call(&connection, CM, &Request::Cm(request), &fds)?;
+        match received.message {
+            Reply::Cm(reply) => Ok((reply, received.fds)),
+            reply => wrong(CM, reply),
+        }
     }
 
     fn call(&self, verb: &'static str, request: &Request) -> Result<Reply, VerbsError> {
@@ -583,14 +601,14 @@ impl Device for SoftDevice {
         self.call_done("destroy_ah", &Request::DestroyAh { ah })
     }
 
-    fn cm(&self, request: CmRequest, socket: Option<BorrowedFd<'_>>) -> Result<CmReply, VerbsError> {
-        const VERB: &str = "rdma_cm";
-        let connection = self.connection.lock();
-        check_cm(connection.version())?;
-        let socket: Vec<_> = socket.into_iter().collect();
-        match call(&connection, VERB, &Request::Cm(request), &socket)?.message {
-            Reply::Cm(reply) => Ok(reply),
-            reply => wrong(VERB, reply),
+    fn cm(&self, request: CmRequest, fd: Option<BorrowedFd<'_>>) -> Result<CmReply, VerbsError> {
+        Ok(self.call_cm(request, fd)?.0)
+    }
+
+    fn cm_bytes(&self, request: CmRequest) -> Result<Vec<u8>, VerbsError> {
+        match self.call_cm(request, None)? {
+            (CmReply::Bytes(bytes), mut fds) => bytes.take(&mut fds, MOST_CM_BYTES).map_err(no_answer(CM)),
+            (reply, _) => wrong(CM, Reply::Cm(reply)),
         }
     }
 

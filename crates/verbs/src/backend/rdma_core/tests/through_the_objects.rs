@@ -193,10 +193,10 @@ fn memory_is_moved_to_a_file_first_and_back_after_it_was_deregistered() {
     assert!(buffer.bytes().iter().all(|byte| *byte == 7));
 
     // What is not there is the library's business.
-    assert!(crate::road_map::blockers(&process).is_empty());
+    assert!(crate::road_map::blockers(&process, verbatim_channel::VERSION).is_empty());
     let nowhere = qp.pd().reg_mr(0, u64::MAX, 0, Access::empty()).unwrap();
     assert_eq!(fake.get(|knobs| knobs.registered), 0);
-    let blockers = crate::road_map::blockers(&process);
+    let blockers = crate::road_map::blockers(&process, verbatim_channel::VERSION);
     assert!(
         blockers.iter().any(|blocker| blocker.contains("fake0")),
         "{blockers:?}"

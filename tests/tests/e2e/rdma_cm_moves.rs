@@ -1,0 +1,316 @@
+//! Programs that connect by address and port, with Debian's own librdmacm, move in the middle of it: there and back.
+
+use std::time::Duration;
+
+use anyhow::{bail, ensure};
+use rustix::process::Signal;
+use verbatim_e2e::{Instance, Migration, Running, TestLab, Traffic, eventually};
+
+use crate::Test;
+
+const HOSTS: &[&str] = &["src", "dst", "peer"];
+const LIMIT: Duration = Duration::from_secs(90);
+/// How long a server may take until it listens, which nothing tells: connections are refused until then.
+const LISTENS_WITHIN: Duration = Duration::from_secs(20);
+/// Packets of a connection that works.
+const SOME: u64 = 100;
+
+/// All of them.
+pub fn tests() -> Vec<Test> {
+    vec![
+        Test::new("rdma_cm::moves_server", HOSTS, |lab| pings(lab, &["server"])),
+        Test::new("rdma_cm::moves_client", HOSTS, |lab| pings(lab, &["client"])),
+        Test::new("rdma_cm::moves_both", HOSTS, |lab| {
+            pings(lab, &["server", "client"])
+        }),
+        Test::new("rdma_cm::moves_paused", HOSTS, paused),
+        Test::new("rdma_cm::moves_listener", HOSTS, listener),
+        Test::new("rdma_cm::moves_asking", HOSTS, asking),
+        Test::new("rdma_cm::moves_many", HOSTS, many),
+        Test::new("rdma_cm::moves_datagrams", HOSTS, datagrams),
+        Test::new("rdma_cm::moves_perftest", HOSTS, perftest),
+        Test::new("rdma_cm::moves_rsockets", HOSTS, rsockets),
+        Test::new("rdma_cm::moves_back_undone", HOSTS, undone).injecting_faults(),
+        Test::new("rdma_cm::port_is_taken", HOSTS, port_is_taken),
+    ]
+}
+
+/// A client of a server that may not listen yet.
+fn client_of<'a>(lab: &'a TestLab, name: &str, argv: &[&str]) -> anyhow::Result<Instance<'a>> {
+    let traffic = Traffic::of(lab, "peer")?;
+    for attempt in 0..20 {
+        let client = lab.instance("peer", &format!("{name}{attempt}"), argv)?;
+        if traffic.packets_flow(SOME, Duration::from_secs(2)).is_ok() {
+            return Ok(client);
+        }
+    }
+    bail!("`{argv:?}` does not connect");
+}
+
+/// Two programs that send each other what both look at, until one of them is told to end.
+fn both_ping<'a>(lab: &'a TestLab) -> anyhow::Result<(Instance<'a>, Instance<'a>)> {
+    let server = lab.instance(
+        "src",
+        "server",
+        &["rping", "-s", "-a", "0.0.0.0", "-V", "-S", "1000"],
+    )?;
+    let address = lab.address("src")?;
+    let client = client_of(
+        lab,
+        "client",
+        &["rping", "-c", "-a", &address, "-V", "-S", "1000"],
+    )?;
+    Ok((server, client))
+}
+
+/// The client ends, and the server is told, wherever both are.
+fn end_well(server: &Instance<'_>, client: &Instance<'_>) -> anyhow::Result<()> {
+    client.kill()?;
+    eventually("that the server is told", LIMIT, || {
+        Ok(server.output()?.contains("DISCONNECT EVENT").then_some(()))
+    })?;
+    for side in [server, client] {
+        let output = side.output()?;
+        ensure!(
+            !output.contains("mismatch") && !output.contains("failed"),
+            "{output}"
+        );
+    }
+    Ok(())
+}
+
+fn pings(lab: &TestLab, movers: &[&str]) -> anyhow::Result<()> {
+    let (server, client) = both_ping(lab)?;
+    let traffic = |host| -> anyhow::Result<()> { Traffic::of(lab, host)?.packets_flow(SOME, LIMIT) };
+    for mover in movers {
+        let (instance, home) = match *mover {
+            "server" => (&server, "src"),
+            _ => (&client, "peer"),
+        };
+        for to in ["dst", home, "dst"] {
+            instance.moves(to)?;
+            traffic(to)?;
+        }
+        if movers.len() > 1 {
+            instance.moves(home)?;
+            traffic(home)?;
+        }
+    }
+    end_well(&server, &client)
+}
+
+/// By the other method, too.
+fn paused(lab: &TestLab) -> anyhow::Result<()> {
+    let (server, client) = both_ping(lab)?;
+    for to in ["dst", "src"] {
+        let report = server.migrate_with(to, &["--method", "pause-resume"])?;
+        report.must_be_committed()?;
+        Traffic::of(lab, to)?.packets_flow(SOME, LIMIT)?;
+    }
+    end_well(&server, &client)
+}
+
+/// Who waits for connections gets them at the address that it has always had.
+fn listener(lab: &TestLab) -> anyhow::Result<()> {
+    let address = lab.address("src")?;
+    for (name, moves) in [
+        ("once", &["dst"][..]),
+        ("twice", &["dst", "src"]),
+        ("on", &["dst", "peer"]),
+    ] {
+        let server = lab.instance("src", name, &["rping", "-s", "-a", "0.0.0.0", "-C", "100", "-V"])?;
+        listens(lab, &address)?;
+        for to in moves {
+            server.moves(to)?;
+        }
+        let argv = ["rping", "-c", "-a", &address, "-C", "100", "-V"];
+        lab.start("peer", &argv)?.succeed(LIMIT)?;
+        server.succeed(LIMIT)?;
+    }
+    Ok(())
+}
+
+/// Waits until somebody listens at rping's port: another program cannot have it then.
+fn listens(lab: &TestLab, address: &str) -> anyhow::Result<()> {
+    let _ = address;
+    let other = ["timeout", "0.3", "rping", "-s", "-a", "0.0.0.0"];
+    eventually("that the server listens", LISTENS_WITHIN, || {
+        let other = lab.start("src", &other)?.wait(LIMIT)?;
+        Ok(other.stderr.contains("rdma_bind_addr").then_some(()))
+    })
+}
+
+/// Who has asked for a connection and is not answered yet.
+fn asking(lab: &TestLab) -> anyhow::Result<()> {
+    let address = lab.address("peer")?;
+    let server = lab.start("peer", &["rping", "-s", "-P", "-a", "0.0.0.0"])?;
+    eventually("that the server listens", LISTENS_WITHIN, || {
+        let probe = ["rping", "-c", "-a", &address, "-C", "1"];
+        Ok((lab.start("src", &probe)?.wait(LIMIT)?.code == 0).then_some(()))
+    })?;
+    server.signal(Signal::STOP)?;
+    let traffic = Traffic::of(lab, "peer")?;
+    let client = lab.instance(
+        "src",
+        "client",
+        &["rping", "-c", "-a", &address, "-C", "100", "-V"],
+    )?;
+    // The request and the RNIC's word that the program takes its time.
+    traffic.packets_flow(1, LIMIT)?;
+    for to in ["dst", "src", "dst"] {
+        client.moves(to)?;
+    }
+    server.signal(Signal::CONT)?;
+    client.succeed(LIMIT)?;
+    Ok(())
+}
+
+/// Both ends are there until one of them has moved there and back.
+fn in_the_middle(
+    lab: &TestLab,
+    server: &[&str],
+    client: &[&str],
+    packets: u64,
+) -> anyhow::Result<(String, String)> {
+    let traffic = Traffic::of(lab, "peer")?;
+    for attempt in 0..20 {
+        let instance = lab.instance("src", &format!("server{attempt}"), server)?;
+        let mut running: Option<Running> = None;
+        let flows = eventually("the client", LISTENS_WITHIN, || {
+            let mut started = match running.take() {
+                Some(running) => running,
+                None => lab.start("peer", client)?,
+            };
+            if started.has_ended()? {
+                return Ok(None);
+            }
+            let flows = traffic.packets_flow(packets, Duration::from_secs(1)).is_ok();
+            running = Some(started);
+            Ok(flows.then_some(()))
+        });
+        flows?;
+        let mut client = running.take().expect("it was started");
+        for to in ["dst", "src"] {
+            instance.moves(to)?;
+        }
+        ensure!(
+            !client.has_ended()?,
+            "it ended before the last move: {}",
+            client.stdout()?
+        );
+        let client = client.succeed(LIMIT)?;
+        let server = instance.succeed(LIMIT)?;
+        return Ok((client.stdout, server.stdout));
+    }
+    bail!("no attempt")
+}
+
+fn many(lab: &TestLab) -> anyhow::Result<()> {
+    let address = lab.address("src")?;
+    let argv = ["ucmatose", "-c", "64", "-C", "20000", "-S", "1000"];
+    in_the_middle(lab, &argv, &[&argv[..], &["-s", &address]].concat(), SOME)?;
+    Ok(())
+}
+
+fn perftest(lab: &TestLab) -> anyhow::Result<()> {
+    let address = lab.address("src")?;
+    let argv = ["ib_write_bw", "-R", "-D", "15", "-u", "21"];
+    let (client, _) = in_the_middle(lab, &argv, &[&argv[..], &[&address]].concat(), 1000)?;
+    ensure!(client.contains("65536"), "no result: {client}");
+    Ok(())
+}
+
+fn rsockets(lab: &TestLab) -> anyhow::Result<()> {
+    let address = lab.address("src")?;
+    let argv = ["rstream", "-S", "65536", "-C", "40000", "-T", "v"];
+    in_the_middle(lab, &argv, &[&argv[..], &["-s", &address]].concat(), 1000)?;
+    Ok(())
+}
+
+/// Who waits for questions after a queue pair of datagrams is asked where it was.
+fn datagrams(lab: &TestLab) -> anyhow::Result<()> {
+    let address = lab.address("src")?;
+    let argv = ["udaddy", "-c", "4", "-C", "20"];
+    for (name, moves) in [("once", &["dst"][..]), ("twice", &["dst", "src"])] {
+        let server = lab.instance("src", name, &argv)?;
+        let row = server.row()?;
+        ensure!(row.host == "src");
+        // It listens soon: its ids are known where it goes in any case.
+        eventually("that it has an id", LISTENS_WITHIN, || {
+            Ok((Traffic::of(lab, "src")?.objects()[0] > 0).then_some(()))
+        })?;
+        for to in moves {
+            server.moves(to)?;
+        }
+        let client = [&argv[..], &["-s", &address]].concat();
+        eventually("that the client ends well", LIMIT, || {
+            Ok((lab.start("peer", &client)?.wait(LIMIT)?.code == 0).then_some(()))
+        })?;
+        server.succeed(LIMIT)?;
+    }
+    Ok(())
+}
+
+/// A move that fails in its last step before the decision leaves all as it was: a connection, and who waits for more.
+fn undone(lab: &TestLab) -> anyhow::Result<()> {
+    let (server, client) = both_ping(lab)?;
+    let waiting = lab.instance(
+        "src",
+        "waiting",
+        &["rping", "-s", "-P", "-a", "0.0.0.0", "-p", "7999"],
+    )?;
+    let address = lab.address("src")?;
+    let probe = ["rping", "-c", "-a", &address, "-p", "7999", "-C", "10", "-V"];
+    let works = || {
+        eventually("that the listener answers", LISTENS_WITHIN, || {
+            Ok((lab.start("peer", &probe)?.wait(LIMIT)?.code == 0).then_some(()))
+        })
+    };
+    works()?;
+    for (host, order) in [
+        ("src", "source-freeze damage\n"),
+        ("dst", "destination-restore damage\n"),
+        ("dst", "destination-commit fail\n"),
+    ] {
+        lab.order_faults(host, order)?;
+        for instance in [&server, &waiting] {
+            let report: Migration = instance.migrate("dst")?;
+            report.must_be_rolled_back(&[])?;
+        }
+        lab.order_faults(host, "")?;
+        Traffic::of(lab, "peer")?.packets_flow(SOME, LIMIT)?;
+        works()?;
+    }
+    server.moves("dst")?;
+    waiting.moves("dst")?;
+    Traffic::of(lab, "dst")?.packets_flow(SOME, LIMIT)?;
+    works()?;
+    end_well(&server, &client)
+}
+
+/// Somebody else has the port there: it is said before anything is touched.
+fn port_is_taken(lab: &TestLab) -> anyhow::Result<()> {
+    let server = lab.instance(
+        "src",
+        "server",
+        &["rping", "-s", "-a", "0.0.0.0", "-C", "100", "-V"],
+    )?;
+    listens(lab, "")?;
+    let mut other = lab.start("dst", &["rping", "-s", "-a", "0.0.0.0"])?;
+    let report = eventually("that the port is taken", LISTENS_WITHIN, || {
+        ensure!(!other.has_ended()?, "it has ended");
+        let report = server.migrate("dst")?;
+        if report.must_be_committed().is_ok() {
+            // The other was not there yet.
+            server.moves("src")?;
+            return Ok(None);
+        }
+        Ok(Some(report))
+    })?;
+    report.must_be_rolled_back(&["another program's here"])?;
+    let address = lab.address("src")?;
+    let argv = ["rping", "-c", "-a", &address, "-C", "100", "-V"];
+    lab.start("peer", &argv)?.succeed(LIMIT)?;
+    server.succeed(LIMIT)?;
+    Ok(())
+}
