@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{bail, ensure};
-use rustix::process::Signal;
+use anyhow::{Context, bail, ensure};
 use verbatim_e2e::{Instance, Migration, Running, TestLab, Traffic, eventually};
 
 use crate::Test;
@@ -119,7 +118,7 @@ fn listener(lab: &TestLab) -> anyhow::Result<()> {
         ("on", &["dst", "peer"]),
     ] {
         let server = lab.instance("src", name, &["rping", "-s", "-a", "0.0.0.0", "-C", "100", "-V"])?;
-        listens(lab, &address)?;
+        listens(lab)?;
         for to in moves {
             server.moves(to)?;
         }
@@ -131,8 +130,7 @@ fn listener(lab: &TestLab) -> anyhow::Result<()> {
 }
 
 /// Waits until somebody listens at rping's port: another program cannot have it then.
-fn listens(lab: &TestLab, address: &str) -> anyhow::Result<()> {
-    let _ = address;
+fn listens(lab: &TestLab) -> anyhow::Result<()> {
     let other = ["timeout", "0.3", "rping", "-s", "-a", "0.0.0.0"];
     eventually("that the server listens", LISTENS_WITHIN, || {
         let other = lab.start("src", &other)?.wait(LIMIT)?;
@@ -143,12 +141,17 @@ fn listens(lab: &TestLab, address: &str) -> anyhow::Result<()> {
 /// Who has asked for a connection and is not answered yet.
 fn asking(lab: &TestLab) -> anyhow::Result<()> {
     let address = lab.address("peer")?;
-    let server = lab.start("peer", &["rping", "-s", "-P", "-a", "0.0.0.0"])?;
+    let server = lab.instance("peer", "server", &["rping", "-s", "-P", "-a", "0.0.0.0"])?;
+    let signal = |signal: &str| -> anyhow::Result<()> {
+        let pid = server.row()?.pid.context("the server has ended")?.to_string();
+        lab.start_plain("peer", &["kill", signal, &pid])?.succeed(LIMIT)?;
+        Ok(())
+    };
     eventually("that the server listens", LISTENS_WITHIN, || {
         let probe = ["rping", "-c", "-a", &address, "-C", "1"];
         Ok((lab.start("src", &probe)?.wait(LIMIT)?.code == 0).then_some(()))
     })?;
-    server.signal(Signal::STOP)?;
+    signal("-STOP")?;
     let traffic = Traffic::of(lab, "peer")?;
     let client = lab.instance(
         "src",
@@ -160,12 +163,12 @@ fn asking(lab: &TestLab) -> anyhow::Result<()> {
     for to in ["dst", "src", "dst"] {
         client.moves(to)?;
     }
-    server.signal(Signal::CONT)?;
+    signal("-CONT")?;
     client.succeed(LIMIT)?;
     Ok(())
 }
 
-/// Both ends are there until one of them has moved there and back.
+/// The server moves there and back while its client is at it, and both end well.
 fn in_the_middle(
     lab: &TestLab,
     server: &[&str],
@@ -173,36 +176,32 @@ fn in_the_middle(
     packets: u64,
 ) -> anyhow::Result<(String, String)> {
     let traffic = Traffic::of(lab, "peer")?;
-    for attempt in 0..20 {
-        let instance = lab.instance("src", &format!("server{attempt}"), server)?;
-        let mut running: Option<Running> = None;
-        let flows = eventually("the client", LISTENS_WITHIN, || {
-            let mut started = match running.take() {
-                Some(running) => running,
-                None => lab.start("peer", client)?,
-            };
-            if started.has_ended()? {
-                return Ok(None);
-            }
-            let flows = traffic.packets_flow(packets, Duration::from_secs(1)).is_ok();
-            running = Some(started);
-            Ok(flows.then_some(()))
-        });
-        flows?;
-        let mut client = running.take().expect("it was started");
-        for to in ["dst", "src"] {
-            instance.moves(to)?;
+    let server = lab.instance("src", "server", server)?;
+    let mut running: Option<Running> = None;
+    eventually("that the client is connected", LISTENS_WITHIN, || {
+        let mut started = match running.take() {
+            Some(running) => running,
+            None => lab.start("peer", client)?,
+        };
+        if started.has_ended()? {
+            return Ok(None);
         }
-        ensure!(
-            !client.has_ended()?,
-            "it ended before the last move: {}",
-            client.stdout()?
-        );
-        let client = client.succeed(LIMIT)?;
-        let server = instance.succeed(LIMIT)?;
-        return Ok((client.stdout, server.stdout));
+        let flows = traffic.packets_flow(packets, Duration::from_secs(1)).is_ok();
+        running = Some(started);
+        Ok(flows.then_some(()))
+    })?;
+    let mut client = running.context("no client was started")?;
+    for to in ["dst", "src"] {
+        server.moves(to)?;
     }
-    bail!("no attempt")
+    ensure!(
+        !client.has_ended()?,
+        "it ended before the last move: {}",
+        client.stdout()?
+    );
+    let client = client.succeed(LIMIT)?;
+    let server = server.succeed(LIMIT)?;
+    Ok((client.stdout, server.stdout))
 }
 
 fn many(lab: &TestLab) -> anyhow::Result<()> {
@@ -295,7 +294,7 @@ fn port_is_taken(lab: &TestLab) -> anyhow::Result<()> {
         "server",
         &["rping", "-s", "-a", "0.0.0.0", "-C", "100", "-V"],
     )?;
-    listens(lab, "")?;
+    listens(lab)?;
     let mut other = lab.start("dst", &["rping", "-s", "-a", "0.0.0.0"])?;
     let report = eventually("that the port is taken", LISTENS_WITHIN, || {
         ensure!(!other.has_ended()?, "it has ended");
