@@ -206,7 +206,8 @@ fn in_the_middle(
 
 fn many(lab: &TestLab) -> anyhow::Result<()> {
     let address = lab.address("src")?;
-    let argv = ["ucmatose", "-c", "64", "-C", "20000", "-S", "1000"];
+    // 12 GiB, which take longer than two moves.
+    let argv = ["ucmatose", "-c", "64", "-C", "3000", "-S", "65536"];
     in_the_middle(lab, &argv, &[&argv[..], &["-s", &address]].concat(), SOME)?;
     Ok(())
 }
