@@ -11,6 +11,7 @@ mod commit;
 mod connections;
 mod decision;
 mod images;
+mod made_again;
 mod participants;
 mod pause;
 mod plan;

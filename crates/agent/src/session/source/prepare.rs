@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use futures_util::future::{join_all, try_join_all};
-use verbatim_channel::{Answer, Endpoint, KeyPair, MadeAgain, Order};
+use verbatim_channel::{Answer, Endpoint, KeyPair, Order};
 use verbatim_container::{Checkpoint, CheckpointConfig};
 use verbatim_device::gids::counterpart;
 use verbatim_session::Role;
@@ -495,77 +495,6 @@ impl Source {
         }
         self.connect_destination(at_destination, made).await?;
         self.connect_partners(&at_partners, &self.keys).await
-    }
-
-    /// The device of one of the contexts that are made again, if there is one.
-    pub(super) fn makes_again(&self) -> Option<&str> {
-        let made_again = self.processes.iter().flat_map(|process| &process.made_again);
-        made_again.map(|made| made.device.as_str()).next()
-    }
-
-    fn all_made_again(&self) -> Vec<(u32, MadeAgain)> {
-        let of_process = |process: &Process| {
-            let pid = process.guest.pid;
-            let made_again = process.made_again.iter().cloned();
-            made_again.map(move |made| (pid, made)).collect::<Vec<_>>()
-        };
-        self.processes.iter().flat_map(of_process).collect()
-    }
-
-    fn is_made_again(&self, pid: u32, qpn: u32) -> bool {
-        let process = self.processes.iter().find(|process| process.guest.pid == pid);
-        process.is_some_and(|process| process.makes_again(qpn))
-    }
-
-    /// What the destination must know of a connection that will be connected after the decision; `None` if nothing will be.
-    fn made_connection(
-        &self,
-        index: u32,
-        connection: &Connection,
-        standby: Option<&proto::Standby>,
-    ) -> anyhow::Result<Option<proto::MadeConnection>> {
-        let mut made = proto::MadeConnection {
-            connection: index,
-            pid: connection.pid,
-            qpn: connection.qpn,
-            connected: connection.connected != Connected::Partner,
-            ..proto::MadeConnection::default()
-        };
-        match &connection.other_end {
-            OtherEnd::Own(_) | OtherEnd::OwnUnconnected { .. } => {
-                let (pid, qpn, sends) = match &connection.other_end {
-                    OtherEnd::Own(other) => {
-                        let other = &self.connections[*other];
-                        (other.pid, other.qpn, other.sends)
-                    }
-                    OtherEnd::OwnUnconnected { pid, qpn } => (*pid, *qpn, false),
-                    OtherEnd::Host(_) => unreachable!("the arm is for others"),
-                };
-                if !self.is_made_again(pid, qpn) {
-                    bail!(
-                        "queue pair {:#x} of process {} is connected to one of the instance's own on an RNIC of another kind, \
-                         which cannot be moved",
-                        connection.qpn,
-                        connection.pid
-                    );
-                }
-                (made.other_pid, made.other_qpn) = (pid, qpn);
-                made.sends = connection.sends && sends;
-            }
-            OtherEnd::Host(host) => match standby {
-                Some(standby) => {
-                    let gid = connection.partner.gid;
-                    let qpn = standby.physical_qpn;
-                    made.partner = host.clone();
-                    made.remote = Some(Endpoint { gid, qpn }.into());
-                    made.sq_psn = standby.sq_psn;
-                    made.sends = connection.sends && standby.sends;
-                }
-                None if connection.connected == Connected::Partner => return Ok(None),
-                None => made.remote = Some(connection.partner.into()),
-            },
-        }
-        Ok(Some(made))
     }
 
     /// What the destination's standby queue pairs are to be connected with.

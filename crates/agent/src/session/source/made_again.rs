@@ -1,0 +1,81 @@
+//! Contexts that the instance's processes make again at the destination (`crate::session::made_again`): what is said of them before.
+
+use anyhow::bail;
+use verbatim_channel::{Endpoint, MadeAgain};
+
+use super::connections::{Connected, Connection, OtherEnd};
+use super::{Process, Source};
+use crate::proto;
+
+impl Source {
+    /// The device of one of the contexts that are made again, if there is one.
+    pub(super) fn makes_again(&self) -> Option<&str> {
+        let made_again = self.processes.iter().flat_map(|process| &process.made_again);
+        made_again.map(|made| made.device.as_str()).next()
+    }
+
+    pub(super) fn all_made_again(&self) -> Vec<(u32, MadeAgain)> {
+        let of_process = |process: &Process| {
+            let pid = process.guest.pid;
+            let made_again = process.made_again.iter().cloned();
+            made_again.map(move |made| (pid, made)).collect::<Vec<_>>()
+        };
+        self.processes.iter().flat_map(of_process).collect()
+    }
+
+    pub(super) fn is_made_again(&self, pid: u32, qpn: u32) -> bool {
+        let process = self.processes.iter().find(|process| process.guest.pid == pid);
+        process.is_some_and(|process| process.makes_again(qpn))
+    }
+
+    /// What the destination must know of a connection that will be connected after the decision; `None` if nothing will be.
+    pub(super) fn made_connection(
+        &self,
+        index: u32,
+        connection: &Connection,
+        standby: Option<&proto::Standby>,
+    ) -> anyhow::Result<Option<proto::MadeConnection>> {
+        let mut made = proto::MadeConnection {
+            connection: index,
+            pid: connection.pid,
+            qpn: connection.qpn,
+            connected: connection.connected != Connected::Partner,
+            ..proto::MadeConnection::default()
+        };
+        match &connection.other_end {
+            OtherEnd::Own(_) | OtherEnd::OwnUnconnected { .. } => {
+                let (pid, qpn, sends) = match &connection.other_end {
+                    OtherEnd::Own(other) => {
+                        let other = &self.connections[*other];
+                        (other.pid, other.qpn, other.sends)
+                    }
+                    OtherEnd::OwnUnconnected { pid, qpn } => (*pid, *qpn, false),
+                    OtherEnd::Host(_) => unreachable!("the arm is for others"),
+                };
+                if !self.is_made_again(pid, qpn) {
+                    bail!(
+                        "queue pair {:#x} of process {} is connected to one of the instance's own on an RNIC of another kind, \
+                         which cannot be moved",
+                        connection.qpn,
+                        connection.pid
+                    );
+                }
+                (made.other_pid, made.other_qpn) = (pid, qpn);
+                made.sends = connection.sends && sends;
+            }
+            OtherEnd::Host(host) => match standby {
+                Some(standby) => {
+                    let gid = connection.partner.gid;
+                    let qpn = standby.physical_qpn;
+                    made.partner = host.clone();
+                    made.remote = Some(Endpoint { gid, qpn }.into());
+                    made.sq_psn = standby.sq_psn;
+                    made.sends = connection.sends && standby.sends;
+                }
+                None if connection.connected == Connected::Partner => return Ok(None),
+                None => made.remote = Some(connection.partner.into()),
+            },
+        }
+        Ok(Some(made))
+    }
+}
