@@ -198,7 +198,6 @@ fn what_is_not_there_is_refused_and_nobody_crashes() {
     for (name, arguments) in [
         ("ibv_xsrq_pingpong", &["-g", "0"][..]),
         ("ib_send_bw", &["-c", "XRC"]),
-        ("ib_write_bw", &["-R"]),
     ] {
         let Some(program) = installed(name) else { return };
         let statuses = pair().play_badly(&program, arguments);

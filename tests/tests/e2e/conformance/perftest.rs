@@ -5,10 +5,10 @@ mod cases;
 
 use std::time::Duration;
 
-use anyhow::{bail, ensure};
+use anyhow::ensure;
 use verbatim_e2e::{BandwidthRow, Finished, LatencyRow, PATIENCE, PERFTEST_PORT, Shim, TestLab};
 
-use self::cases::{FAMILIES, REFUSED, WITH_WR, WITH_WR_FAST};
+use self::cases::{FAMILIES, WITH_WR, WITH_WR_FAST};
 use crate::Test;
 use crate::programs::between_preloaded;
 
@@ -35,10 +35,6 @@ pub fn tests() -> Vec<Test> {
         for case in cases {
             add(words(case), Calls::Wr, only_on_demand);
         }
-    }
-    for (case, reason) in REFUSED {
-        let name = format!("conformance::perftest::{case} is refused");
-        tests.push(Test::new(name, HOSTS, move |lab| is_refused(lab, case, reason)));
     }
     tests
 }
@@ -107,14 +103,4 @@ fn sizes(client: &Finished) -> anyhow::Result<Vec<u64>> {
 fn value_of<'a>(argv: &[&'a str], option: &str) -> Option<&'a str> {
     let at = argv.iter().position(|word| *word == option)?;
     argv.get(at + 1).copied()
-}
-
-/// The program ends at once, with an error that says why.
-fn is_refused(lab: &TestLab, case: &str, reason: &str) -> anyhow::Result<()> {
-    let argv: Vec<_> = case.split(' ').collect();
-    let finished = lab.start("src", &argv)?.wait(LIMIT)?;
-    if finished.code == 0 || !finished.output().contains(reason) {
-        bail!("status {}, no {reason:?} in{}", finished.code, finished.output());
-    }
-    Ok(())
 }

@@ -199,9 +199,6 @@ pub const FAMILIES: &[Family] = &[
     },
 ];
 
-/// What is refused, and the words that say so: the connection manager is one of the kernel's devices.
-pub const REFUSED: &[(&str, &str)] = &[("ib_write_bw -R", "rdma_create_event_channel failed")];
-
 /// With the `ibv_wr_*` calls; the first ones run in `make test` too.
 pub const WITH_WR_FAST: &[&str] = &[
     "ib_send_bw -c RC -s 65536",
