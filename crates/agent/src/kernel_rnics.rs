@@ -11,7 +11,8 @@ use std::process::Command;
 use anyhow::{Context, bail};
 use serde::Deserialize;
 
-use crate::gids::Gid;
+/// In network byte order.
+type Gid = [u8; 16];
 
 /// Where the kernel lists RDMA devices.
 const CLASS: &str = "/sys/class/infiniband";

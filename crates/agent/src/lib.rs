@@ -46,7 +46,6 @@ mod quotas;
 #[cfg(test)]
 mod recorded;
 pub mod report;
-mod rnics;
 pub mod rpcs;
 mod run;
 mod secrets;

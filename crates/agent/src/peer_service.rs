@@ -25,11 +25,11 @@ use crate::pause;
 use crate::proto::peer_server::Peer;
 use crate::proto::*;
 use crate::protocol;
-use crate::rnics;
 use crate::rpcs::PeerRpc;
 use crate::secrets;
 use crate::session::destination::{self, Destination, Destinations, landed};
 use crate::session::partner::{Partner, Partners};
+use crate::session::rnics;
 use crate::session::{self, Resumed, decode, encode};
 
 /// How long a question when an instance is let go is left open before it is to be asked again.

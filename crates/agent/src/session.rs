@@ -26,6 +26,7 @@ pub mod made_again;
 pub mod members;
 pub mod partner;
 pub mod recovery;
+pub mod rnics;
 pub mod source;
 pub mod watched;
 mod writer;

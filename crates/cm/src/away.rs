@@ -71,8 +71,12 @@ impl Away {
             return;
         };
         place.map(|place| self.order.remove(&place));
-        keys.peer.map(|key| forget(&mut self.peers, key, id));
-        keys.asker.map(|key| forget(&mut self.askers, key, id));
+        if let Some(key) = keys.peer {
+            forget(&mut self.peers, key, id);
+        }
+        if let Some(key) = keys.asker {
+            forget(&mut self.askers, key, id);
+        }
         for listen in &keys.listens {
             self.listeners.remove(listen, id);
         }

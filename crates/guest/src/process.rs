@@ -30,18 +30,15 @@ pub fn register() {
 }
 
 unsafe extern "C" fn before() {
-    data_path(crate::cm::before_fork, || ());
     data_path(verbatim_verbs::before_fork, || ());
 }
 
 unsafe extern "C" fn in_parent() {
     data_path(verbatim_verbs::after_fork_in_parent, || ());
-    data_path(crate::cm::after_fork, || ());
 }
 
 unsafe extern "C" fn in_child() {
     data_path(verbatim_verbs::after_fork_in_child, || ());
-    data_path(crate::cm::after_fork, || ());
 }
 
 extern "C" fn at_exit() {

@@ -65,6 +65,9 @@ impl Line {
     }
 }
 
+/// The context, and whether its ids could be taken along; if not, it is to be taken up again.
+pub type ParkedIds = (Parked, Result<(), VerbsError>);
+
 impl Cm {
     /// The line of this process, opened if there is none, or one to an RNIC that is gone.
     pub fn line(&mut self, process: &Process) -> Result<&mut Line, VerbsError> {
@@ -140,7 +143,7 @@ impl Cm {
     }
 
     /// Lets go of the RNIC. What it has of the ids stays in the process; on an error, too, it is let go of.
-    pub fn park(&mut self) -> Result<Option<(Parked, Result<(), VerbsError>)>, VerbsError> {
+    pub fn park(&mut self) -> Result<Option<ParkedIds>, VerbsError> {
         let Some(line) = self.own() else { return Ok(None) };
         let Some(device) = line.device.as_ref() else {
             return Ok(None);

@@ -6,7 +6,7 @@ use crate::memory::private;
 use crate::peers::reason;
 use crate::proto::{CheckReply, OpenRequest};
 use crate::protocol::FILL;
-use crate::rnics;
+use crate::session::rnics;
 use crate::session::source;
 
 /// Everything that stands in the way of moving `name` to `destination`, and how its private memory would go, in words for an

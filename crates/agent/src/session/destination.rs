@@ -41,7 +41,7 @@ use crate::memory::private;
 use crate::proto::file_part::Folder;
 use crate::proto::{ConnectRequest, FilePart, OpenRequest};
 use crate::report::milliseconds;
-use crate::rnics;
+use crate::session::rnics;
 use crate::standby::StandbyContext;
 use crate::turns::Turn;
 

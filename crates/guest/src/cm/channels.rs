@@ -67,20 +67,23 @@ pub fn remove(fd: RawFd) -> Option<Arc<CmChannel>> {
     None
 }
 
+/// All channels, while nobody else may look at them.
+type Locked = RwLockWriteGuard<'static, Option<HashMap<RawFd, Known>>>;
+
 thread_local! {
-    static IN_FORK: RefCell<Option<RwLockWriteGuard<'static, Option<HashMap<RawFd, Known>>>>> = const { RefCell::new(None) };
+    static IN_FORK: RefCell<Option<Locked>> = const { RefCell::new(None) };
 }
 
 /// Nobody changes them while this thread forks: the child may open channels of its own.
 pub fn before_fork() {
     let locked = CHANNELS.write();
     // A thread whose thread-locals are gone is about to end, and does not fork.
-    let _ = IN_FORK.try_with(|slot| slot.replace(Some(locked)));
+    drop(IN_FORK.try_with(|slot| slot.replace(Some(locked))));
 }
 
 /// In the parent and in the child.
 pub fn after_fork() {
-    let _ = IN_FORK.try_with(RefCell::take);
+    drop(IN_FORK.try_with(RefCell::take));
 }
 
 /// Ends a channel whose descriptor is somebody else's now.

@@ -57,6 +57,7 @@ unsafe fn open_device(path: *const c_char) -> Option<Result<c_int, Errno>> {
         return None;
     }
     process::register();
+    super::fork::register();
     let channel = CmChannel::open(Process::global())?;
     Some(channel.map(channels::insert).map_err(Errno::from))
 }

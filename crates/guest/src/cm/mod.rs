@@ -18,11 +18,10 @@ mod address;
 mod answers;
 mod channels;
 mod commands;
+mod fork;
 mod got;
 mod hooks;
 mod plain;
-
-pub use channels::{after_fork, before_fork};
 
 /// Looks whether there is a librdmacm that does not come here yet, and leads it here.
 pub fn attach() {

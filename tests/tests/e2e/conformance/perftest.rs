@@ -3,8 +3,6 @@
 
 mod cases;
 
-use std::time::Duration;
-
 use anyhow::ensure;
 use verbatim_e2e::{BandwidthRow, Finished, LatencyRow, PATIENCE, PERFTEST_PORT, Shim, TestLab};
 
@@ -13,7 +11,6 @@ use crate::Test;
 use crate::programs::between_preloaded;
 
 const HOSTS: &[&str] = &["src", "peer"];
-const LIMIT: Duration = Duration::from_secs(20);
 
 /// All of them.
 pub fn tests() -> Vec<Test> {

@@ -24,7 +24,7 @@ use crate::keeper::Keeper;
 use crate::memory::private;
 use crate::proto;
 use crate::protocol::{MADE_AGAIN, NETWORK};
-use crate::rnics;
+use crate::session::rnics;
 use crate::session::{decode, encode, in_time};
 
 /// How long another host may take to look for partners.
