@@ -27,6 +27,9 @@ use crate::protocol::{MADE_AGAIN, NETWORK};
 use crate::session::rnics;
 use crate::session::{decode, encode, in_time};
 
+/// With this variable an agent moves contexts that are made again, for who works on that.
+const TRY_MADE_AGAIN: &str = "VERBATIM_TRY_MADE_AGAIN";
+
 /// How long another host may take to look for partners.
 const FINDING_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -144,6 +147,14 @@ impl Source {
                 "a process has the device {} open, which the instance was not given: nothing says that it is there at {to}; start the \
                  instance with --rnic {}",
                 made.device, made.device
+            ));
+        }
+        if let Some(device) = self.makes_again()
+            && std::env::var_os(TRY_MADE_AGAIN).is_none()
+        {
+            blockers.push(format!(
+                "what it has on {device} can be made again where it moves to, but the kernel would refuse the doorbells of its threads there: such \
+                 programs do not move yet (docs/rnics.md; {TRY_MADE_AGAIN}=1 in the agent's environment tries it all the same)"
             ));
         }
         if let Some(device) = self.makes_again()
