@@ -8,6 +8,7 @@ use futures_util::future::try_join_all;
 use verbatim_channel::{Endpoint, RoadMap};
 use verbatim_device::gids::{GidKind, counterpart};
 
+use super::made_again;
 use crate::agent::{Agent, Shared};
 use crate::gids::{Gid, Places};
 use crate::guests::Guest;
@@ -233,6 +234,17 @@ pub async fn blockers(agent: &Shared, instance: &str, destination: &str) -> anyh
     }
     blockers.extend(road_maps.iter().flat_map(|road_map| road_map.blockers.clone()));
     blockers.extend(agent.guests.refused(instance));
+    if let Some(found) = agent.instances.get(instance) {
+        // Connected with before it is asked what it can do; one that is out of reach is told of elsewhere.
+        let reached = agent.peers.connect(destination).await.is_ok();
+        let all: Vec<_> = described
+            .iter()
+            .flat_map(|(guest, _)| guest.made_again())
+            .collect();
+        if reached {
+            blockers.extend(made_again::blockers(agent, &found.home.record, &all, destination));
+        }
+    }
     let mut by_host: BTreeMap<String, Vec<proto::PartnerConnection>> = BTreeMap::new();
     for (index, connection) in connections.into_iter().enumerate() {
         if let OtherEnd::Host(host) = connection.other_end {

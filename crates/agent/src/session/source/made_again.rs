@@ -5,7 +5,44 @@ use verbatim_channel::{Endpoint, MadeAgain};
 
 use super::connections::{Connected, Connection, OtherEnd};
 use super::{Process, Source};
+use crate::agent::Agent;
+use crate::instances::record::Record;
 use crate::proto;
+use crate::protocol::MADE_AGAIN;
+
+/// With this variable in its environment an agent moves such contexts, for who works on that.
+const TRY: &str = "VERBATIM_TRY_MADE_AGAIN";
+
+/// What speaks against moving an instance whose processes have these contexts.
+pub fn blockers<'m>(
+    agent: &Agent,
+    record: &Record,
+    all: impl IntoIterator<Item = &'m MadeAgain>,
+    to: &str,
+) -> Vec<String> {
+    let mut blockers = Vec::new();
+    for made in all {
+        let device = &made.device;
+        if !record.rnics.iter().any(|rnic| rnic.name == *device) {
+            blockers.push(format!(
+                "a process has the device {device} open, which the instance was not given: nothing says that it is there at {to}; start \
+                 the instance with --rnic {device}"
+            ));
+        }
+        if std::env::var_os(TRY).is_none() {
+            blockers.push(format!(
+                "what it has on {device} can be made again where it moves to, but the kernel would refuse the doorbells of its threads there: \
+                 such programs do not move yet (docs/rnics.md; {TRY}=1 in the agent's environment tries it all the same)"
+            ));
+        }
+        if !agent.peers.can(to, MADE_AGAIN) {
+            blockers.push(format!(
+                "what it has on {device} is made again where it moves to, which the agent of {to} does not know: upgrade the agent there"
+            ));
+        }
+    }
+    blockers
+}
 
 impl Source {
     /// The device of one of the contexts that are made again, if there is one.

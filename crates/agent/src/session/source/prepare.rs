@@ -16,7 +16,7 @@ use super::connections::{
     unconnected,
 };
 use super::participants::PartnerHost;
-use super::{Failure, Process, Source, told};
+use super::{Failure, Process, Source, made_again, told};
 use crate::gids::Gid;
 use crate::guests::unexpected;
 use crate::held::Hold;
@@ -26,9 +26,6 @@ use crate::proto;
 use crate::protocol::{MADE_AGAIN, NETWORK};
 use crate::session::rnics;
 use crate::session::{decode, encode, in_time};
-
-/// With this variable an agent moves contexts that are made again, for who works on that.
-const TRY_MADE_AGAIN: &str = "VERBATIM_TRY_MADE_AGAIN";
 
 /// How long another host may take to look for partners.
 const FINDING_TIMEOUT: Duration = Duration::from_secs(2);
@@ -140,30 +137,8 @@ impl Source {
         blockers.extend(lacking(&places, &connections, &road_maps, (to, &there)));
         blockers.extend(road_maps.iter().flat_map(|road_map| road_map.blockers.clone()));
         blockers.extend(self.agent.guests.refused(self.instance.name()));
-        let given = |device: &str| self.record().rnics.iter().any(|rnic| rnic.name == device);
         let all = self.processes.iter().flat_map(|process| &process.made_again);
-        if let Some(made) = all.clone().find(|made| !given(&made.device)) {
-            blockers.push(format!(
-                "a process has the device {} open, which the instance was not given: nothing says that it is there at {to}; start the \
-                 instance with --rnic {}",
-                made.device, made.device
-            ));
-        }
-        if let Some(device) = self.makes_again()
-            && std::env::var_os(TRY_MADE_AGAIN).is_none()
-        {
-            blockers.push(format!(
-                "what it has on {device} can be made again where it moves to, but the kernel would refuse the doorbells of its threads there: such \
-                 programs do not move yet (docs/rnics.md; {TRY_MADE_AGAIN}=1 in the agent's environment tries it all the same)"
-            ));
-        }
-        if let Some(device) = self.makes_again()
-            && !self.agent.peers.can(to, MADE_AGAIN)
-        {
-            blockers.push(format!(
-                "what it has on {device} is made again where it moves to, which the agent of {to} does not know: upgrade the agent there"
-            ));
-        }
+        blockers.extend(made_again::blockers(&self.agent, self.record(), all, to));
         if let Some(blocker) = blockers.first() {
             bail!("{blocker}");
         }
