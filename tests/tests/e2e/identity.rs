@@ -84,17 +84,22 @@ fn pretends() -> anyhow::Result<()> {
     loop {
         let (order, _) = verbatim_channel::recv::<Order>(&socket)?;
         println!("ordered: {order:?}");
+        let road_map = RoadMap {
+            pid,
+            version: 1,
+            contexts: vec![ContextRecord {
+                id: 1,
+                qps: vec![own.clone()],
+                ..ContextRecord::default()
+            }],
+            blockers: Vec::new(),
+        };
         let answer = match order {
-            Order::Describe => Answer::Described(RoadMap {
-                pid,
-                version: 1,
-                contexts: vec![ContextRecord {
-                    id: 1,
-                    qps: vec![own.clone()],
-                    ..ContextRecord::default()
-                }],
-                blockers: Vec::new(),
-            }),
+            Order::Describe => Answer::Described(road_map),
+            Order::DescribeAll => Answer::DescribedAll {
+                road_map,
+                made_again: Vec::new(),
+            },
             _ => Answer::Error {
                 message: "it only pretends".to_owned(),
             },

@@ -11,8 +11,6 @@ verbatim=$1 folder=$2 name=$3 kind=${4:-}
 
 # No hardware breakpoints: the kernel patches its scheduler for them, which emulated processors (TCG) take badly at times.
 export CRIU_FAULT=130
-# Not refused, as it is elsewhere until threads of restored processes can post (docs/rnics.md).
-export VERBATIM_TRY_MADE_AGAIN=1
 mkdir -p /run/verbatim /run/verbatim-state /run/verbatim-config
 cp -r "$folder/$name/." /run/verbatim-config
 

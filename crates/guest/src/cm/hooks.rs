@@ -2,9 +2,9 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
+use verbatim_got::Hook;
 use verbatim_verbs::{CmChannel, Process};
 
-use super::got::Hook;
 use super::{channels, commands};
 use crate::ffi::{Answer, Errno, MinusOne, verb};
 use crate::process;

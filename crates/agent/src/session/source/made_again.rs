@@ -10,9 +10,6 @@ use crate::instances::record::Record;
 use crate::proto;
 use crate::protocol::MADE_AGAIN;
 
-/// With this variable in its environment an agent moves such contexts, for who works on that.
-const TRY: &str = "VERBATIM_TRY_MADE_AGAIN";
-
 /// What speaks against moving an instance whose processes have these contexts.
 pub fn blockers<'m>(
     agent: &Agent,
@@ -27,12 +24,6 @@ pub fn blockers<'m>(
             blockers.push(format!(
                 "a process has the device {device} open, which the instance was not given: nothing says that it is there at {to}; start \
                  the instance with --rnic {device}"
-            ));
-        }
-        if std::env::var_os(TRY).is_none() {
-            blockers.push(format!(
-                "what it has on {device} can be made again where it moves to, but the kernel would refuse the doorbells of its threads there: \
-                 such programs do not move yet (docs/rnics.md; {TRY}=1 in the agent's environment tries it all the same)"
             ));
         }
         if !agent.peers.can(to, MADE_AGAIN) {

@@ -41,6 +41,8 @@ pub struct RdmaCoreDevice {
     device_attr: DeviceAttr,
     port_attr: PortAttr,
     gone: AtomicBool,
+    /// Why restored threads could not ring its doorbells.
+    no_doorbells: Option<String>,
     /// Entries of each completion queue that the program does not see ([`super::markers`]).
     pub hidden_entries: u32,
     /// What stands still while the device is parked.
@@ -53,7 +55,7 @@ pub struct RdmaCoreDevice {
 }
 
 impl RdmaCoreDevice {
-    pub fn new(name: &str, opened: Opened) -> Result<Self, VerbsError> {
+    pub fn new(name: &str, opened: Opened, no_doorbells: Option<String>) -> Result<Self, VerbsError> {
         let mut device_attr = port::query_device(name, &opened)?;
         let port_attr = port::query_port(name, &opened)?;
         events::make_non_blocking(&opened)?;
@@ -70,6 +72,7 @@ impl RdmaCoreDevice {
             device_attr,
             port_attr,
             gone: AtomicBool::new(false),
+            no_doorbells,
             hidden_entries,
             resting: Mutex::default(),
             lost_recvs: Mutex::default(),
@@ -121,6 +124,9 @@ impl Device for RdmaCoreDevice {
     }
 
     fn blocker(&self) -> Option<String> {
+        if let Some(why) = &self.no_doorbells {
+            return Some(format!("no restored thread could post to {}: {why}", self.name));
+        }
         let windows = self.objects.mws.all();
         let bound = windows.iter().filter(|mw| mw.was_bound.load(Relaxed)).count();
         (bound > 0).then(|| {

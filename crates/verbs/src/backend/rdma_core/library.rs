@@ -18,13 +18,15 @@
 //! - It is never unloaded, and there is one for the process.
 
 use std::cell::Cell;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_long, c_void};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicBool;
 
 use super::abandon::ALLOW_DISASSOCIATED;
+use super::doorbell::{self, Below};
 use super::functions::Functions;
 use super::locate;
 use crate::error::VerbsError;
@@ -69,22 +71,20 @@ impl From<LoadError> for VerbsError {
 #[derive(Debug)]
 pub struct Library {
     path: PathBuf,
-    #[cfg(test)]
     handle: Handle,
     functions: Functions,
     errno_location: unsafe extern "C" fn() -> *mut c_int,
+    write: unsafe extern "C" fn(c_int, *const c_void, usize) -> isize,
+    ioctl: unsafe extern "C" fn(c_int, c_long, *mut c_void) -> c_int,
     uselocale: unsafe extern "C" fn(libc::locale_t) -> libc::locale_t,
 }
 
 /// What dlmopen(3) gave.
-#[cfg(test)]
 #[derive(Debug)]
 struct Handle(NonNull<c_void>);
 
-#[cfg(test)]
 // SAFETY: the loader's functions may be called with it from any thread.
 unsafe impl Send for Handle {}
-#[cfg(test)]
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
@@ -130,9 +130,9 @@ impl Library {
             Ok(address)
         };
         let [errno_location, uselocale] = [find(c"__errno_location")?, find(c"uselocale")?];
-        let setenv = find(c"setenv")?;
-        // SAFETY: all are functions of those names, from that library or, the last three, from the C library that it depends
-        // on; it is never closed.
+        let [setenv, write, ioctl] = [find(c"setenv")?, find(c"write")?, find(c"ioctl")?];
+        // SAFETY: all are functions of those names, from that library or, those that are not verbs, from the C library that it depends
+        // on; it is never closed. ioctl(2) takes any arguments, and this one where others lie.
         unsafe {
             let setenv = std::mem::transmute::<
                 *mut c_void,
@@ -149,8 +149,15 @@ impl Library {
                     *mut c_void,
                     unsafe extern "C" fn(libc::locale_t) -> libc::locale_t,
                 >(uselocale),
+                write: std::mem::transmute::<
+                    *mut c_void,
+                    unsafe extern "C" fn(c_int, *const c_void, usize) -> isize,
+                >(write),
+                ioctl: std::mem::transmute::<
+                    *mut c_void,
+                    unsafe extern "C" fn(c_int, c_long, *mut c_void) -> c_int,
+                >(ioctl),
                 path: path.to_owned(),
-                #[cfg(test)]
                 handle: Handle(handle),
             })
         }
@@ -161,6 +168,19 @@ impl Library {
     pub fn symbol(&self, name: &CStr) -> *mut c_void {
         // SAFETY: the handle is never closed.
         unsafe { libc::dlsym(self.handle.0.as_ptr(), name.as_ptr()) }
+    }
+
+    /// Has what drivers call done as it must be where the threads of a process are restored ones. To be called when drivers are
+    /// loaded, and again after others are. An error says why that cannot be.
+    pub fn lead_doorbells(&self) -> Result<(), String> {
+        let below = || Below {
+            write: self.write,
+            ioctl: self.ioctl,
+            errno_location: self.errno_location,
+            refused: AtomicBool::new(false),
+        };
+        // SAFETY: the handle is never closed.
+        unsafe { doorbell::attach(self.handle.0, below) }
     }
 
     /// Its file.

@@ -15,9 +15,10 @@
 //!   below, so room and what is unfinished follow from completions ([`progress`]).
 //! - Memory is adopted first and then registered where the program sees it. What the program waits on for completion events
 //!   has the kernel's descriptor in it ([`channel`], [`wait`]).
+//! - [`doorbell`]: librxe's, where restored threads ring it.
 //! - Below a move: [`markers`] end a drain, [`park`] keeps all as it is beside a dump, [`abandon`] lets go of it elsewhere.
 //!
-//! Left out, each with a clear error: moving (see `Device::blocker`), ports other than the first, link layers other than
+//! Left out, each with a clear error: ports other than the first, link layers other than
 //! Ethernet, on-chip memory, extensions that the objects above do not have.
 
 #![allow(unsafe_code)]
@@ -27,6 +28,7 @@ mod channel;
 mod completions;
 mod convert;
 mod device;
+mod doorbell;
 mod events;
 mod ffi;
 mod functions;
@@ -113,12 +115,14 @@ fn open(library: &Arc<Library>, name: &str) -> Result<Arc<dyn Device>, VerbsErro
     let (device, _) = list.iter().find(|(_, info)| info.name == name).ok_or_else(|| {
         VerbsError::Unsupported(format!("{} has no device {name}", library.path().display()))
     })?;
+    // The drivers are loaded with the list.
+    let doorbells = library.lead_doorbells();
     // SAFETY: of a list that was not given back.
     let context = unsafe { (library.functions().ibv_open_device)(device.as_ptr()) };
     let context = library.made("open_device", context)?;
     // SAFETY: just opened.
     let opened = unsafe { Opened::new(library.clone(), context) };
-    Ok(Arc::new(RdmaCoreDevice::new(name, opened)?))
+    Ok(Arc::new(RdmaCoreDevice::new(name, opened, doorbells.err())?))
 }
 
 /// The name of the driver of a device that has hardware behind it.
