@@ -5,7 +5,7 @@ cargo := PATH="$$(./setup.sh --path)" cargo
 release := $(or $(CARGO_TARGET_DIR),target)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test e2e faults nemesis sim mutants soak compat-test application conformance lint fuzz sanitize bench clean vm-test rnic-test vm-bench conformance-rxe
+.PHONY: help setup build demo test e2e faults nemesis sim mutants soak compat-test application conformance lint fuzz sanitize bench clean vm-test rnic-test rnic-bench vm-bench conformance-rxe
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -84,13 +84,19 @@ vm-test: build ## our RNIC against the kernel's rxe in a virtual machine (docs/t
 	$(MAKE) -C tests/vm/probes
 	$(cargo) test --release --locked -p verbatim-verbs --lib --no-run --message-format=json >target/vm-probes/verbs.json
 	cp "$$(sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' target/vm-probes/verbs.json)" target/vm-probes/verbs
-	$(cargo) test --release --locked -p verbatim-testbed --test vm -- --ignored
+	$(cargo) test --release --locked --workspace --test vm -- --ignored
 
 # What has passed on this build is left out, so a run that was cut off after LIMIT seconds (3000) goes on.
 rnic-test: build ## instances with the kernel's rxe, on virtual machines that are hosts (docs/rnics.md)
 	@./setup.sh --vm
 	$(MAKE) -C tests/vm/probes
-	timeout --verbose --kill-after=60 $(or $(LIMIT),3000) $(cargo) test --release --locked -p verbatim-testbed --test rnic -- --ignored
+	timeout --verbose --kill-after=60 $(or $(LIMIT),4500) $(cargo) test --release --locked --workspace --test rnic -- --ignored
+
+rnic-bench: build ## the blackout with rxe beside CRIU alone on the same virtual machines, as JSON into out/
+	@./setup.sh --vm
+	mkdir -p out
+	$(cargo) test --release --locked --workspace --test rnic -- --blackout >out/rnic-blackout.json
+	cat out/rnic-blackout.json
 
 vm-bench: build ## our RNIC and the kernel's rxe in one virtual machine, as JSON into out/
 	@./setup.sh --vm

@@ -22,7 +22,7 @@ pub enum Program {
     Check,
 }
 
-/// Who moves, from the first host to the last; the other end is on the second.
+/// Who moves. The server is on the first host, the client on the second, but for [`Moves::Client`]; who moves goes to the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moves {
     Nobody,
@@ -30,6 +30,12 @@ pub enum Moves {
     Client,
     /// There, and back.
     ServerTwice,
+    /// The server, then the client to where the server was.
+    Both,
+    /// The same, without waiting for each other.
+    AtOnce,
+    /// The server; then its old host is switched off.
+    Left,
 }
 
 impl Moves {
@@ -39,6 +45,18 @@ impl Moves {
             Self::Server => "server",
             Self::Client => "client",
             Self::ServerTwice => "server-twice",
+            Self::Both => "both",
+            Self::AtOnce => "at-once",
+            Self::Left => "left",
+        }
+    }
+
+    /// How many moves there are one after the other.
+    pub fn in_a_row(self) -> u32 {
+        match self {
+            Self::Nobody => 0,
+            Self::Server | Self::Client | Self::Left => 1,
+            Self::ServerTwice | Self::Both | Self::AtOnce => 2,
         }
     }
 }
@@ -69,8 +87,26 @@ const PROGRAMS: &[(&str, Program, &str)] = &[
     perftest("send_bw_srq", "ib_send_bw", "-s 4096 -t 16 -r 32 --use-srq"),
     perftest("atomic_bw", "ib_atomic_bw", "-t 8"),
     perftest("write_bw_two_qps", "ib_write_bw", "-s 4096 -t 16 -q 2"),
-    ("check", Program::Check, "--op mix --depth 8"),
+    perftest("write_bw_both_ways", "ib_write_bw", "-s 4096 -t 16 -b"),
+    perftest("write_bw_inline", "ib_write_bw", "-s 64 -t 16 -I 64"),
+    perftest(
+        "write_bw_old_verbs",
+        "ib_write_bw",
+        "-s 4096 -t 16 --use_old_post_send",
+    ),
+    perftest("write_lat", "ib_write_lat", "-s 64"),
+    perftest("read_lat", "ib_read_lat", "-s 4096"),
+    perftest("send_lat", "ib_send_lat", "-s 64"),
+    perftest("atomic_lat", "ib_atomic_lat", "-A CMP_AND_SWAP"),
+    (
+        "check",
+        Program::Check,
+        "--op all -q 2 --depth 8 --random-size --bidirectional --nap 5",
+    ),
 ];
+
+/// Those that are run where it is about who moves.
+const SEVERAL: &[&str] = &["write_bw", "check"];
 
 /// All of them.
 pub fn all() -> Vec<Case> {
@@ -80,13 +116,17 @@ pub fn all() -> Vec<Case> {
         options,
         moves,
     };
+    let some = |names: &'static [&str], moves| {
+        let named = PROGRAMS.iter().filter(move |(what, ..)| names.contains(what));
+        named.map(move |program| case(program, moves))
+    };
     let each = |moves| PROGRAMS.iter().map(move |program| case(program, moves));
-    let twice = PROGRAMS
-        .iter()
-        .filter(|(what, ..)| ["write_bw", "check"].contains(what));
     each(Moves::Nobody)
         .chain(each(Moves::Server))
         .chain(each(Moves::Client))
-        .chain(twice.map(|program| case(program, Moves::ServerTwice)))
+        .chain(some(SEVERAL, Moves::ServerTwice))
+        .chain(some(SEVERAL, Moves::Both))
+        .chain(some(SEVERAL, Moves::AtOnce))
+        .chain(some(&["check"], Moves::Left))
         .collect()
 }

@@ -4,6 +4,8 @@
 #
 #   host.sh VERBATIM FOLDER NAME [soft]
 #
+# Run again, it starts an agent that has ended.
+#
 # VERBATIM is the program, FOLDER what `verbatim hosts` has made, NAME the host's. `soft`: with our software RNIC, which cannot
 # be where rxe is, since both want UDP port 4791.
 set -eu
@@ -18,7 +20,8 @@ cp -r "$folder/$name/." /run/verbatim-config
 daemon() {
     log=/run/$1.log socket=$2
     shift 2
-    setsid "$@" </dev/null >"$log" 2>&1 &
+    rm -f "$socket"
+    setsid "$@" </dev/null >>"$log" 2>&1 &
     pid=$!
     until [ -S "$socket" ]; do
         kill -0 "$pid" 2>/dev/null || { cat "$log" >&2; exit 1; }

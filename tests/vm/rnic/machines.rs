@@ -55,8 +55,9 @@ pub fn words(ended: &Ended) -> String {
 /// All of them, with agents.
 pub struct Machines {
     vms: Vec<Vm>,
-    _cluster: TempDir,
+    cluster: TempDir,
     verbatim: String,
+    script: String,
 }
 
 /// As `verbatim ps --json` says it.
@@ -66,15 +67,16 @@ pub struct Row {
     pub state: String,
     pub address: String,
     pub exit_status: Option<i32>,
+    pub pid: Option<u32>,
 }
 
 impl Machines {
-    /// Boots them.
+    /// Boots them. Their agents fail on order ([`Self::order_faults`]).
     pub fn up() -> anyhow::Result<Self> {
         let path = |path: &Path| {
             Ok::<_, anyhow::Error>(path.to_str().context("a path that is not UTF-8")?.to_owned())
         };
-        let verbatim = path(&built("verbatim")?)?;
+        let verbatim = path(&built("verbatim-with-faults")?)?;
         // Machines have a /run of their own, and see everything else.
         let cluster = tempfile::tempdir_in(built("verbatim")?.parent().context("a folder")?)?;
         let hosts = HOSTS.iter().enumerate();
@@ -93,21 +95,76 @@ impl Machines {
             .map(boot)
             .collect::<anyhow::Result<Vec<_>>>()?;
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vm/rnic/host.sh");
-        let (script, folder) = (path(&script.canonicalize()?)?, path(cluster.path())?);
-        for (vm, name) in vms.iter().zip(HOSTS) {
-            let argv = [script.as_str(), verbatim.as_str(), folder.as_str(), name];
-            succeed(vm, &Command::new(argv), SHORT).with_context(|| format!("making {name} a host"))?;
-        }
-        Ok(Self {
+        let machines = Self {
             vms,
-            _cluster: cluster,
+            cluster,
             verbatim,
-        })
+            script: path(&script.canonicalize()?)?,
+        };
+        for host in HOSTS {
+            machines
+                .start_agent(host)
+                .with_context(|| format!("making {host} a host"))?;
+        }
+        Ok(machines)
     }
 
     fn vm(&self, host: &str) -> anyhow::Result<&Vm> {
         let index = HOSTS.iter().position(|name| *name == host);
         Ok(&self.vms[index.context("no such host")?])
+    }
+
+    /// Starts a host's agent, for the first time or after one that has ended.
+    pub fn start_agent(&self, host: &str) -> anyhow::Result<()> {
+        let folder = self.cluster.path().to_str().context("a path that is not UTF-8")?;
+        let argv = [self.script.as_str(), self.verbatim.as_str(), folder, host];
+        succeed(self.vm(host)?, &Command::new(argv), SHORT).map(drop)
+    }
+
+    /// Runs a script on a host; what it printed.
+    pub fn shell(&self, host: &str, script: &str) -> anyhow::Result<String> {
+        self.shell_for(host, script, SHORT)
+    }
+
+    /// The same, where it takes longer.
+    pub fn shell_for(&self, host: &str, script: &str, limit: Duration) -> anyhow::Result<String> {
+        succeed(self.vm(host)?, &Command::new(["sh", "-c", script]), limit)
+    }
+
+    /// Orders failures of a host's agent, a line `POINT ACTION` for each; none if it is empty.
+    pub fn order_faults(&self, host: &str, lines: &str) -> anyhow::Result<()> {
+        let script = format!(
+            "cd /run/verbatim && {{ [ -n '{lines}' ] && rm -f faults.reached; printf '%s' '{lines}' >faults.new; mv faults.new faults; }}"
+        );
+        self.shell(host, &script).map(drop)
+    }
+
+    /// Waits until a host's agent has come to a point at which a failure was ordered.
+    pub fn reached(&self, host: &str, point: &str) -> anyhow::Result<()> {
+        let script =
+            format!("until grep -q '{point}' /run/verbatim/faults.reached 2>/dev/null; do sleep 0.1; done");
+        self.shell(host, &script)
+            .map(drop)
+            .with_context(|| format!("the agent of {host} does not come to {point}"))
+    }
+
+    /// Switches a machine off, as if its power had failed.
+    pub fn switch_off(&self, host: &str) -> anyhow::Result<()> {
+        let vm = self.vm(host)?;
+        // Nobody is left to answer.
+        let _ = vm.run(
+            &Command::new(["sh", "-c", "echo o >/proc/sysrq-trigger; sleep 60"]),
+            SHORT,
+        );
+        eventually(&format!("{host} switched off"), SHORT, || {
+            Ok((!vm.record().is_alive()).then_some(()))
+        })
+    }
+
+    /// Runs `verbatim` on a host; how that ended.
+    pub fn verbatim_ended(&self, host: &str, arguments: &[&str], limit: Duration) -> anyhow::Result<Ended> {
+        let argv = [&[self.verbatim.as_str()], arguments].concat();
+        Ok(self.vm(host)?.run(&Command::new(argv), limit)?)
     }
 
     /// Runs `verbatim` on a host; what it printed.
@@ -124,11 +181,34 @@ impl Machines {
         Ok(row.address)
     }
 
+    /// What a host's agent lists.
+    pub fn rows(&self, host: &str) -> anyhow::Result<Vec<Row>> {
+        Ok(serde_json::from_str(&self.verbatim(
+            host,
+            &["ps", "--json"],
+            SHORT,
+        )?)?)
+    }
+
     /// How an instance is, on a host that has it.
     pub fn row(&self, host: &str, name: &str) -> anyhow::Result<Row> {
-        let rows: Vec<Row> = serde_json::from_str(&self.verbatim(host, &["ps", "--json"], SHORT)?)?;
+        let rows = self.rows(host)?;
         let row = rows.into_iter().find(|row| row.name == name);
         row.with_context(|| format!("{host} has no {name}"))
+    }
+
+    /// Where an instance has last been running or has ended.
+    pub fn host_of(&self, name: &str) -> anyhow::Result<&'static str> {
+        for host in HOSTS {
+            let rows = self.rows(host)?;
+            if rows
+                .iter()
+                .any(|row| row.name == name && !row.state.starts_with("moved"))
+            {
+                return Ok(host);
+            }
+        }
+        anyhow::bail!("no host has {name}")
     }
 
     /// What it wrote.
@@ -150,20 +230,26 @@ impl Machines {
             "cd /run/verbatim/net; until nsenter --net={name} grep -q ':{port:04X} [0-9A-F]*:[0-9A-F]* 0A' /proc/net/tcp \
              /proc/net/tcp6; do sleep 0.1; done"
         );
-        succeed(self.vm(host)?, &Command::new(["sh", "-c", &script]), SHORT).map(drop)
+        self.shell(host, &script).map(drop)
     }
 
-    /// The octets that an RNIC's port has sent, as its driver counts them.
+    /// Sends SIGINT to an instance's first process.
+    pub fn interrupt(&self, host: &str, name: &str) -> anyhow::Result<()> {
+        let pid = self.row(host, name)?.pid.context("it does not run")?;
+        self.shell(host, &format!("kill -INT {pid}")).map(drop)
+    }
+
+    /// The packets that an RNIC's port has sent, as its driver counts them.
     pub fn sent(&self, host: &str) -> anyhow::Result<u64> {
         let counter = "cat /sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts";
-        let said = succeed(self.vm(host)?, &Command::new(["sh", "-c", counter]), SHORT)?;
+        let said = self.shell(host, counter)?;
         said.trim().parse().context("a counter that is no number")
     }
 
     /// Ends instances that are there, wherever.
     pub fn clear(&self) -> anyhow::Result<()> {
         for host in HOSTS {
-            let rows: Vec<Row> = serde_json::from_str(&self.verbatim(host, &["ps", "--json"], SHORT)?)?;
+            let rows = self.rows(host)?;
             for row in rows.iter().filter(|row| !row.state.starts_with("moved")) {
                 self.verbatim(host, &["stop", &row.name], SHORT)?;
             }

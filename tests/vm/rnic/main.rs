@@ -3,11 +3,14 @@
 //! Machines are booted once for all cases. `make rnic-test` runs what has not passed on this build yet (`results.rs`); plain `cargo test`
 //! only lists these tests.
 
+mod blackout;
 mod cases;
+mod faults;
 mod machines;
 mod plugin;
 mod results;
 mod run;
+mod soak;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,6 +25,9 @@ use verbatim_testbed::{Command, Network};
 
 /// The first argument of the part within a machine.
 const INSIDE: &str = "--inside";
+
+/// The first argument where blackouts are to be measured instead.
+const BLACKOUT: &str = "--blackout";
 
 /// How long the story of CRIU's plugin may take.
 const STORY_LIMIT: Duration = Duration::from_secs(240);
@@ -43,8 +49,13 @@ type Body = Box<dyn FnOnce(&mut Option<Machines>) -> anyhow::Result<()> + Send>;
 
 fn main() -> ExitCode {
     verbatim_testbed::run_role();
-    if std::env::args().nth(1).as_deref() == Some(INSIDE) {
-        return match plugin::tell() {
+    let told = match std::env::args().nth(1).as_deref() {
+        Some(INSIDE) => Some(plugin::tell()),
+        Some(BLACKOUT) => Some(blackout::tell()),
+        _ => None,
+    };
+    if let Some(told) = told {
+        return match told {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("{error:#}");
@@ -71,10 +82,29 @@ fn main() -> ExitCode {
         Box::new(|_| plugin()),
     );
     let cases = cases::all().into_iter().map(|case| {
-        let body: Body = Box::new(move |machines| run::run(shared(machines)?, &case));
+        let body: Body = Box::new(move |machines| {
+            let done = run::run(shared(machines)?, &case);
+            if case.moves == cases::Moves::Left {
+                // One of them is off.
+                *machines = None;
+            }
+            done
+        });
         trial(case.name(), body)
     });
-    let trials = std::iter::once(plugin).chain(cases).collect();
+    let faults = faults::points().map(|point| {
+        let body: Body = Box::new(move |machines| faults::run(shared(machines)?, point));
+        trial(format!("faults::{}", point.name()), body)
+    });
+    let lossy = trial(
+        "soak::lossy".to_owned(),
+        Box::new(|machines| soak::lossy(shared(machines)?)),
+    );
+    let trials = std::iter::once(plugin)
+        .chain(cases)
+        .chain(faults)
+        .chain([lossy])
+        .collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 

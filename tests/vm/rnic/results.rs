@@ -10,6 +10,7 @@ use crate::built;
 /// Everything of ours that a case runs.
 const PARTS: &[&str] = &[
     "verbatim",
+    "verbatim-with-faults",
     "libverbatim.so",
     "libverbatim_criu_plugin.so",
     "../vm-probes/traffic",

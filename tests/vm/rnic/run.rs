@@ -9,12 +9,18 @@ use crate::built;
 use crate::cases::{Case, Moves, Program};
 use crate::machines::{HOSTS, Machines, SHORT};
 
-/// How long a program runs, in seconds: one move takes some fifteen where processors are emulated.
+/// How long a program runs, in seconds, and how much longer for each move: one takes some fifteen where processors are emulated.
 const STAYS_S: u32 = 3;
-const MOVES_S: u32 = 45;
+const MOVES_S: u32 = 42;
+
+/// The check program ends when it is told to, or else after so many seconds.
+const CHECK_S: &str = "3600";
 
 /// How long a move may take.
-const MOVE_LIMIT: Duration = Duration::from_secs(120);
+pub const MOVE_LIMIT: Duration = Duration::from_secs(120);
+
+/// What the check does where it is about who moves and what fails.
+pub const CHECK: &str = "--op all -q 2 --depth 8 --random-size --bidirectional --nap 5";
 
 /// How long a program may go on after its time.
 const END_LIMIT: Duration = Duration::from_secs(90);
@@ -36,10 +42,9 @@ struct End {
 
 fn attempt(machines: &Machines, case: &Case) -> anyhow::Result<()> {
     let [first, second, last] = HOSTS;
-    let moves = case.moves != Moves::Nobody;
     let (server_host, client_host) = match case.moves {
         Moves::Client => (second, first),
-        Moves::Nobody | Moves::Server | Moves::ServerTwice => (first, second),
+        _ => (first, second),
     };
     let mut server = End {
         name: "server",
@@ -49,7 +54,7 @@ fn attempt(machines: &Machines, case: &Case) -> anyhow::Result<()> {
         name: "client",
         host: client_host,
     };
-    let seconds = if moves { MOVES_S } else { STAYS_S };
+    let seconds = STAYS_S + MOVES_S * case.moves.in_a_row();
     let (argv, port) = command(case, seconds)?;
     let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
     let address = machines.start(server.host, server.name, &argv)?;
@@ -59,69 +64,116 @@ fn attempt(machines: &Machines, case: &Case) -> anyhow::Result<()> {
         client.name,
         &[&argv[..], &[address.as_str()]].concat(),
     )?;
-    if moves {
-        flows(machines, client.host)?;
-        let (moving, stays) = match case.moves {
-            Moves::Client => (&mut client, server.host),
-            Moves::Nobody | Moves::Server | Moves::ServerTwice => (&mut server, client.host),
-        };
-        migrate(machines, moving, last)?;
-        flows(machines, stays)?;
-        if case.moves == Moves::ServerTwice {
-            migrate(machines, moving, first)?;
-            flows(machines, stays)?;
+    flows(machines, client.host)?;
+    match case.moves {
+        Moves::Nobody => {}
+        Moves::Server => migrate(machines, &mut server, last)?,
+        Moves::Client => migrate(machines, &mut client, last)?,
+        Moves::ServerTwice => {
+            migrate(machines, &mut server, last)?;
+            flows(machines, client.host)?;
+            migrate(machines, &mut server, first)?;
+        }
+        Moves::Both => {
+            migrate(machines, &mut server, last)?;
+            flows(machines, client.host)?;
+            migrate(machines, &mut client, first)?;
+        }
+        Moves::AtOnce => std::thread::scope(|scope| {
+            let other = scope.spawn(|| migrate(machines, &mut server, last));
+            let one = migrate(machines, &mut client, first);
+            other.join().expect("it does not panic").and(one)
+        })?,
+        Moves::Left => {
+            migrate(machines, &mut server, last)?;
+            machines.switch_off(first)?;
         }
     }
+    if case.moves != Moves::Nobody {
+        flows(machines, client.host)?;
+    }
+    if case.program == Program::Check {
+        machines.interrupt(client.host, client.name)?;
+    }
     let limit = Duration::from_secs(seconds.into()) + END_LIMIT;
-    let [client, server] = [client, server].map(|end| finish(machines, &end, limit));
-    let (client, server) = match (client, server) {
-        (Ok(client), Ok(server)) if client.code == 0 && server.code == 0 => (client, server),
-        (client, server) => anyhow::bail!("{}\n{}", told(client), told(server)),
-    };
+    let [client, server] = both([client, server].map(|end| finish(machines, &end, limit)))?;
     judge(case, &client, &server)
+}
+
+/// An error with the words of both if one did not end well.
+fn both(ends: [anyhow::Result<Finished>; 2]) -> anyhow::Result<[Finished; 2]> {
+    match ends {
+        [Ok(client), Ok(server)] if client.code == 0 && server.code == 0 => Ok([client, server]),
+        [client, server] => anyhow::bail!("{}\n{}", told(client), told(server)),
+    }
 }
 
 /// What both ends run, and where the server listens.
 fn command(case: &Case, seconds: u32) -> anyhow::Result<(Vec<String>, u16)> {
     let seconds = seconds.to_string();
-    let (program, fixed, port): (_, &[&str], _) = match case.program {
-        // -F: the frequency of an emulated processor says nothing. -u: an acknowledge timeout of 2 s.
-        Program::Perftest(name) => (
-            name.to_owned(),
-            &["-d", "rxe0", "-x", "1", "-F", "-u", "19", "-D"],
-            PERFTEST_PORT,
-        ),
-        Program::Check => {
-            let path = built("../../vcheck/vcheck")?.display().to_string();
-            (
-                path,
-                &[
-                    "-d",
-                    "rxe0",
-                    "-x",
-                    "1",
-                    "--stall-timeout",
-                    "120",
-                    "--ack-timeout",
-                    "19",
-                    "-D",
-                ],
-                VCHECK_PORT,
-            )
-        }
+    let Program::Perftest(program) = case.program else {
+        return Ok((check_command(case.options)?, VCHECK_PORT));
     };
-    let options = case.options.split_ascii_whitespace();
-    let words = fixed.iter().copied().chain([seconds.as_str()]).chain(options);
-    Ok((
-        std::iter::once(program)
-            .chain(words.map(ToOwned::to_owned))
-            .collect(),
-        port,
-    ))
+    // -F: the frequency of an emulated processor says nothing. -u: an acknowledge timeout of 2 s.
+    let fixed = [program, "-d", "rxe0", "-x", "1", "-F", "-u", "19", "-D", &seconds];
+    let words = fixed.into_iter().chain(case.options.split_ascii_whitespace());
+    Ok((words.map(ToOwned::to_owned).collect(), PERFTEST_PORT))
+}
+
+fn check_command(options: &str) -> anyhow::Result<Vec<String>> {
+    let path = built("../../vcheck/vcheck")?.display().to_string();
+    let fixed = "-d rxe0 -x 1 --stall-timeout 120 --ack-timeout 19 -D";
+    let words = fixed
+        .split_ascii_whitespace()
+        .chain([CHECK_S])
+        .chain(options.split_ascii_whitespace());
+    Ok(std::iter::once(path.as_str())
+        .chain(words)
+        .map(ToOwned::to_owned)
+        .collect())
+}
+
+/// The check program at both ends, until it is told to end.
+pub struct Check {
+    client_host: &'static str,
+}
+
+impl Check {
+    /// Starts a server and a client, which stays where it is.
+    pub fn start(
+        machines: &Machines,
+        server_host: &'static str,
+        client_host: &'static str,
+        options: &str,
+    ) -> anyhow::Result<Self> {
+        let argv = check_command(options)?;
+        let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+        let address = machines.start(server_host, "server", &argv)?;
+        machines.listens(server_host, "server", VCHECK_PORT)?;
+        machines.start(client_host, "client", &[&argv[..], &[address.as_str()]].concat())?;
+        flows(machines, client_host)?;
+        Ok(Self { client_host })
+    }
+
+    /// Ends it; an error if anything was lost, repeated, reordered or changed.
+    pub fn end(&self, machines: &Machines) -> anyhow::Result<()> {
+        machines.interrupt(self.client_host, "client")?;
+        let client = End {
+            name: "client",
+            host: self.client_host,
+        };
+        let server = End {
+            name: "server",
+            host: machines.host_of("server")?,
+        };
+        let ends = [client, server].map(|end| finish(machines, &end, END_LIMIT));
+        let [client, server] = both(ends)?;
+        CheckReport::both_clean(&client, &server).map(drop)
+    }
 }
 
 /// Waits until a host's RNIC has sent something more.
-fn flows(machines: &Machines, host: &str) -> anyhow::Result<()> {
+pub fn flows(machines: &Machines, host: &str) -> anyhow::Result<()> {
     let before = machines.sent(host)?;
     eventually(&format!("packets of {host}"), SHORT, || {
         Ok((machines.sent(host)? > before + FLOWS).then_some(()))
@@ -162,6 +214,21 @@ fn told(result: anyhow::Result<Finished>) -> String {
 
 fn judge(case: &Case, client: &Finished, server: &Finished) -> anyhow::Result<()> {
     match case.program {
+        Program::Perftest(name) if name.ends_with("_lat") => {
+            // With a duration there is only the mean: #bytes #iterations t_avg tps.
+            let mut lines = client.stdout.lines().skip_while(|line| !line.contains("#bytes"));
+            let row = lines.nth(1).unwrap_or_default();
+            let iterations = row
+                .split_ascii_whitespace()
+                .nth(1)
+                .and_then(|n| n.parse::<u64>().ok());
+            ensure!(
+                iterations.is_some_and(|iterations| iterations > 0),
+                "perftest counts {row:?}{}",
+                client.output()
+            );
+            Ok(())
+        }
         Program::Perftest(_) => {
             let rows = BandwidthRow::parse(client)?;
             ensure!(

@@ -1,0 +1,42 @@
+//! Many moves in a row, while the network loses packets.
+
+use anyhow::Context;
+
+use crate::machines::{HOSTS, Machines};
+use crate::run::{CHECK, Check, MOVE_LIMIT, flows};
+
+/// How many, unless `VERBATIM_RNIC_MOVES` says so.
+const MOVES: u32 = 50;
+
+/// Lost of what leaves each machine, by netem.
+const LOSS: &str = "1%";
+
+/// The server goes to and fro; nothing of either end may be lost, repeated or reordered.
+pub fn lossy(machines: &Machines) -> anyhow::Result<()> {
+    machines.clear()?;
+    let attempt = attempt(machines);
+    for host in HOSTS {
+        machines.shell(host, "tc qdisc del dev eth0 root 2>/dev/null || true")?;
+    }
+    attempt.map_err(|error| error.context(machines.told()))
+}
+
+fn attempt(machines: &Machines) -> anyhow::Result<()> {
+    let moves = match std::env::var("VERBATIM_RNIC_MOVES") {
+        Ok(number) => number.parse().context("VERBATIM_RNIC_MOVES is no number")?,
+        Err(_) => MOVES,
+    };
+    let [mut here, partner, mut there] = HOSTS;
+    let check = Check::start(machines, here, partner, CHECK)?;
+    for host in HOSTS {
+        machines.shell(host, &format!("tc qdisc add dev eth0 root netem loss {LOSS}"))?;
+    }
+    for number in 1..=moves {
+        machines
+            .verbatim(here, &["migrate", "server", "--to", there], MOVE_LIMIT)
+            .with_context(|| format!("move {number} of {moves}"))?;
+        std::mem::swap(&mut here, &mut there);
+        flows(machines, partner)?;
+    }
+    check.end(machines)
+}
