@@ -28,12 +28,12 @@ const ALARMS: u32 = 3;
 /// `SIGALRM` in the masks of `/proc/PID/status`.
 const ALARM: u64 = 1 << (14 - 1);
 
-/// A server in an instance on `peer`, and a client in one on `src`.
+/// A server and a client, each in an instance.
 pub struct Bandwidth<'a> {
     lab: &'a TestLab,
-    /// The client, named `client`.
+    /// The client.
     pub client: Instance<'a>,
-    /// The server, named `server`.
+    /// The server.
     pub server: Instance<'a>,
     by_time: bool,
     /// How many alarms the client and the server have taken.
@@ -41,17 +41,31 @@ pub struct Bandwidth<'a> {
 }
 
 impl<'a> Bandwidth<'a> {
-    /// Starts perftest with these options; returns when the client counts. With a number of messages among them (`-n`) it ends
+    /// With these options a test goes on until [`Self::end`].
+    pub const ENDLESS: [&'static str; 2] = ["-D", FOREVER];
+
+    /// Starts perftest with these options, the server (`server`) on `peer` and the client (`client`) on `src`; returns when the client
+    /// counts. With a number of messages among them (`-n`) it ends
     /// by itself when those are through, else it goes on until [`Bandwidth::end`].
     pub fn start(lab: &'a TestLab, argv: &[&str]) -> anyhow::Result<Self> {
         let by_time = !argv.contains(&"-n");
-        let length: &[&str] = if by_time { &["-D", FOREVER] } else { &[] };
+        let length: &[&str] = if by_time { &Self::ENDLESS } else { &[] };
         let patience: &[&str] = if argv.contains(&"-u") { &[] } else { PATIENCE };
         let argv = [argv, &["-F"], length, patience].concat();
         let server = lab.instance("peer", "server", &argv)?;
         server.listens(PERFTEST_PORT)?;
         let address = server.address()?;
         let client = lab.instance("src", "client", &[&argv[..], &[&address]].concat())?;
+        Self::of(lab, client, server, by_time)
+    }
+
+    /// Of two that are connected, started with [`Self::ENDLESS`] if they go by time; returns when the client counts.
+    pub fn of(
+        lab: &'a TestLab,
+        client: Instance<'a>,
+        server: Instance<'a>,
+        by_time: bool,
+    ) -> anyhow::Result<Self> {
         let started = Self {
             lab,
             client,

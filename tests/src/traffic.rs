@@ -46,15 +46,21 @@ impl Traffic {
 
     /// Waits until `packets` more have passed than now: atomics have no message whose bytes would count.
     pub fn packets_flow(&self, packets: u64, limit: Duration) -> anyhow::Result<()> {
-        let packets_now = || {
-            let counters = self.counters();
-            counters.tx_packets + counters.rx_packets
-        };
-        let before = packets_now();
+        self.has_had(self.packets() + packets, limit)
+    }
+
+    /// Packets that this host has sent and received.
+    pub fn packets(&self) -> u64 {
+        let counters = self.counters();
+        counters.tx_packets + counters.rx_packets
+    }
+
+    /// Waits until there have been so many packets.
+    pub fn has_had(&self, packets: u64, limit: Duration) -> anyhow::Result<()> {
         eventually(
             &format!("{packets} packets through the RNIC of {}", self.host),
             limit,
-            || Ok((packets_now() >= before + packets).then_some(())),
+            || Ok((self.packets() >= packets).then_some(())),
         )
     }
 

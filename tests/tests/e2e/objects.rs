@@ -17,7 +17,7 @@ const PORT: u16 = 18517;
 const PACKETS: u64 = 500;
 
 /// The interpreter that the bindings of libibverbs are made for.
-const PYTHON: &str = "/usr/bin/python3";
+pub const PYTHON: &str = "/usr/bin/python3";
 
 /// All of them.
 pub fn tests() -> Vec<Test> {
@@ -59,11 +59,12 @@ impl Side {
 
 /// A program of `tests/programs` with the module that all of them use, as text: an instance has a `/tmp` of its own, and the
 /// sources may lie there.
-fn text_of(program: &str) -> String {
+pub fn text_of(program: &str) -> String {
     let main = match program {
         "messages.py" => include_str!("../../programs/messages.py"),
         "windows.py" => include_str!("../../programs/windows.py"),
         "halves.py" => include_str!("../../programs/halves.py"),
+        "connections.py" => include_str!("../../programs/connections.py"),
         "churn.py" => include_str!("../../programs/churn.py"),
         "newcomers.py" => include_str!("../../programs/newcomers.py"),
         other => unreachable!("{other} is not among the programs"),

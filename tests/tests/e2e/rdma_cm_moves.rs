@@ -1,11 +1,12 @@
 //! Programs that connect by address and port, with Debian's own librdmacm, move in the middle of it: there and back.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use verbatim_e2e::{Instance, Migration, Running, TestLab, Traffic, eventually};
+use verbatim_e2e::{Bandwidth, Instance, Migration, TestLab, Traffic, eventually};
 
 use crate::Test;
+use crate::objects::{PYTHON, text_of};
 
 const HOSTS: &[&str] = &["src", "dst", "peer"];
 const LIMIT: Duration = Duration::from_secs(90);
@@ -13,6 +14,8 @@ const LIMIT: Duration = Duration::from_secs(90);
 const LISTENS_WITHIN: Duration = Duration::from_secs(20);
 /// Packets of a connection that works.
 const SOME: u64 = 100;
+/// Packets of many that work: some of each.
+const MANY: u64 = 2000;
 
 /// All of them.
 pub fn tests() -> Vec<Test> {
@@ -34,12 +37,20 @@ pub fn tests() -> Vec<Test> {
     ]
 }
 
-/// A client of a server that may not listen yet.
+/// A client on `peer` that is connected: of a server that may not listen yet, so that it is started again while it ends.
 fn client_of<'a>(lab: &'a TestLab, name: &str, argv: &[&str]) -> anyhow::Result<Instance<'a>> {
     let traffic = Traffic::of(lab, "peer")?;
-    for attempt in 0..20 {
-        let client = lab.instance("peer", &format!("{name}{attempt}"), argv)?;
-        if traffic.packets_flow(SOME, Duration::from_secs(2)).is_ok() {
+    let (begun, mut attempts) = (Instant::now(), 0..);
+    while begun.elapsed() < LISTENS_WITHIN {
+        let before = traffic.packets();
+        let client = lab.instance("peer", &format!("{name}{}", attempts.next().unwrap_or(0)), argv)?;
+        let connected = eventually("that the client is connected, or ends", LIMIT, || {
+            if traffic.packets() > before + SOME {
+                return Ok(Some(true));
+            }
+            Ok((client.row()?.state == "exited").then_some(false))
+        })?;
+        if connected {
             return Ok(client);
         }
     }
@@ -153,13 +164,14 @@ fn asking(lab: &TestLab) -> anyhow::Result<()> {
     })?;
     signal("-STOP")?;
     let traffic = Traffic::of(lab, "peer")?;
+    let before = traffic.packets();
     let client = lab.instance(
         "src",
         "client",
         &["rping", "-c", "-a", &address, "-C", "100", "-V"],
     )?;
-    // The request and the RNIC's word that the program takes its time.
-    traffic.packets_flow(1, LIMIT)?;
+    // The request. What has come before is counted from, since the next one would be the request's repetition.
+    traffic.has_had(before + 1, LIMIT)?;
     for to in ["dst", "src", "dst"] {
         client.moves(to)?;
     }
@@ -168,62 +180,63 @@ fn asking(lab: &TestLab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The server moves there and back while its client is at it, and both end well.
-fn in_the_middle(
-    lab: &TestLab,
-    server: &[&str],
-    client: &[&str],
-    packets: u64,
-) -> anyhow::Result<(String, String)> {
-    let traffic = Traffic::of(lab, "peer")?;
-    let server = lab.instance("src", "server", server)?;
-    let mut running: Option<Running> = None;
-    eventually("that the client is connected", LISTENS_WITHIN, || {
-        let mut started = match running.take() {
-            Some(running) => running,
-            None => lab.start("peer", client)?,
-        };
-        if started.has_ended()? {
-            return Ok(None);
-        }
-        let flows = traffic.packets_flow(packets, Duration::from_secs(1)).is_ok();
-        running = Some(started);
-        Ok(flows.then_some(()))
-    })?;
-    let mut client = running.context("no client was started")?;
+/// It moves there and back while it and its client are at it. What it is connected by must not end by itself.
+fn there_and_back(lab: &TestLab, server: &Instance<'_>, client: &Instance<'_>) -> anyhow::Result<()> {
     for to in ["dst", "src"] {
-        server.moves(to)?;
+        let words = || verbatim_e2e::words(client, server);
+        server.moves(to).with_context(words)?;
+        Traffic::of(lab, to)?
+            .packets_flow(MANY, LIMIT)
+            .with_context(words)?;
     }
-    ensure!(
-        !client.has_ended()?,
-        "it ended before the last move: {}",
-        client.stdout()?
-    );
-    let client = client.succeed(LIMIT)?;
-    let server = server.succeed(LIMIT)?;
-    Ok((client.stdout, server.stdout))
+    Ok(())
 }
 
+/// They go on until the client is told to end; each looks at each message that it gets.
 fn many(lab: &TestLab) -> anyhow::Result<()> {
+    let text = text_of("connections.py");
+    let argv = [PYTHON, "-c", &text, "64"];
+    let server = lab.instance("src", "server", &argv)?;
     let address = lab.address("src")?;
-    // 12 GiB, which take longer than two moves.
-    let argv = ["ucmatose", "-c", "64", "-C", "3000", "-S", "65536"];
-    in_the_middle(lab, &argv, &[&argv[..], &["-s", &address]].concat(), SOME)?;
+    let client = client_of(lab, "client", &[&argv[..], &[&address]].concat())?;
+    there_and_back(lab, &server, &client)?;
+    client.interrupt()?;
+    for side in [&client, &server] {
+        let said = side.succeed(LIMIT)?.stdout;
+        ensure!(
+            said.contains("\"connections\": 64") && said.contains("\"verdict\": \"ok\""),
+            "{said}"
+        );
+    }
     Ok(())
 }
 
 fn perftest(lab: &TestLab) -> anyhow::Result<()> {
     let address = lab.address("src")?;
-    let argv = ["ib_write_bw", "-R", "-D", "15", "-u", "21"];
-    let (client, _) = in_the_middle(lab, &argv, &[&argv[..], &[&address]].concat(), 1000)?;
-    ensure!(client.contains("65536"), "no result: {client}");
+    let argv = [&["ib_write_bw", "-R", "-u", "21"], &Bandwidth::ENDLESS[..]].concat();
+    let server = lab.instance("src", "server", &argv)?;
+    let client = client_of(lab, "client", &[&argv[..], &[&address]].concat())?;
+    let test = Bandwidth::of(lab, client, server, true)?;
+    there_and_back(lab, &test.server, &test.client)?;
+    test.end()?;
     Ok(())
 }
 
+/// It would go on for hours; each side looks at what it gets.
 fn rsockets(lab: &TestLab) -> anyhow::Result<()> {
     let address = lab.address("src")?;
-    let argv = ["rstream", "-S", "65536", "-C", "40000", "-T", "v"];
-    in_the_middle(lab, &argv, &[&argv[..], &["-s", &address]].concat(), 1000)?;
+    let argv = ["rstream", "-S", "65536", "-C", "100", "-I", "10000000", "-T", "v"];
+    let server = lab.instance("src", "server", &argv)?;
+    let client = client_of(lab, "client", &[&argv[..], &["-s", &address]].concat())?;
+    there_and_back(lab, &server, &client)?;
+    for side in [&server, &client] {
+        ensure!(side.row()?.state == "running", "it has ended: {}", side.output()?);
+        let said = side.output()?;
+        ensure!(
+            !said.contains("failed") && !said.contains("rrecv") && !said.contains("rsend"),
+            "{said}"
+        );
+    }
     Ok(())
 }
 
