@@ -53,6 +53,7 @@ mod session;
 mod standby;
 #[cfg(test)]
 mod testing;
+pub mod trial;
 mod turns;
 
 /// The gRPC messages and services.

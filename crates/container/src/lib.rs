@@ -61,7 +61,7 @@ pub mod fuzzing {
 }
 
 pub use bundle::{Bind, Bundle, BundleConfig, STARTED_NAME, Workload};
-pub use cgroup::{Cgroup, CgroupVersion, remove_cgroup_parent};
+pub use cgroup::{Cgroup, CgroupBeside, CgroupVersion, remove_cgroup_parent};
 pub use check::{added, blockers, with_rnics};
 pub use checkpoint::{Checkpoint, CheckpointConfig, Dumped};
 pub use criu::{Criu, CriuError, Version};

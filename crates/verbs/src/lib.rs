@@ -36,6 +36,7 @@ mod control_gate;
 mod cq;
 mod datagrams;
 mod death;
+mod described;
 mod dm;
 pub mod dump;
 mod error;
@@ -48,6 +49,7 @@ mod helper;
 #[cfg(test)]
 mod helper_tests;
 mod lock;
+mod maker;
 #[cfg(any(test, feature = "measure"))]
 pub mod measure;
 mod mr;
@@ -63,6 +65,7 @@ mod sys;
 mod tables;
 #[cfg(test)]
 mod testing;
+pub mod trial;
 mod unacked;
 mod vain;
 #[cfg(test)]

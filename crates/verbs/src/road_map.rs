@@ -3,22 +3,16 @@
 //! The objects are the record; nothing is kept beside them. A version counts every change, so that the agent can see
 //! whether what it was told still holds.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 
-use verbatim_channel::{
-    CM_VERSION, ChannelRecord, ContextRecord, CqRecord, MadeAgain, MwRecord, PdRecord, QpRecord, RoadMap,
-    SegmentRecord, SrqRecord,
-};
-use verbatim_device::control::SrqAttr;
+use verbatim_channel::{CM_VERSION, ContextRecord, MadeAgain, RoadMap, SegmentRecord};
 use verbatim_seqpacket::MAX_FDS;
 
 use crate::context::Context;
+use crate::described;
 use crate::dump;
 use crate::error::VerbsError;
 use crate::process::Process;
-use crate::qp::Qp;
 use crate::session;
 
 /// Everything that `process` has made, told in this version of the contract.
@@ -54,46 +48,11 @@ fn describe_context(context: &Context, blockers: &mut Vec<String>) -> Result<Con
             ..ContextRecord::default()
         });
     }
-    let objects = context.objects.lock();
-    let pds = objects.pds.keys().map(|pd| PdRecord { pd: *pd }).collect();
-    let mrs = objects.mrs.values().map(|mr| mr.describe()).collect();
-    let mws = objects.mws.values().map(|mw| MwRecord {
-        rkey: mw.rkey(),
-        physical_rkey: context.windows.physical(mw.rkey()),
-        pd: mw.pd().number(),
-        mw_type: mw.mw_type(),
-    });
-    let mws = mws.collect();
-    let channels = objects.channels.keys();
-    let channels = channels
-        .map(|channel| ChannelRecord { channel: *channel })
-        .collect();
-    let cqs = objects.cqs.values().map(|cq| CqRecord {
-        cq: cq.number(),
-        entries: cq.entries(),
-        channel: cq.channel().map(|channel| channel.number()),
-    });
-    let cqs = cqs.collect();
-    let srqs = objects.srqs.values().map(|srq| SrqRecord {
-        srq: srq.number(),
-        pd: srq.pd().number(),
-        attr: SrqAttr {
-            limit: 0,
-            ..*srq.attr()
-        },
-    });
-    let srqs = srqs.collect();
-    let handles = objects.ahs.values();
-    let handle_gids: BTreeSet<_> = handles
-        .filter_map(|ah| context.gid(ah.attr().sgid_index.into()))
-        .collect();
-    let handle_gids = handle_gids.into_iter().collect();
-    let live: Vec<_> = objects.qps.values().cloned().collect();
-    drop(objects);
-
+    let mut record = described::objects(context);
+    let live: Vec<_> = context.objects.lock().qps.values().cloned().collect();
     let mut qps = Vec::with_capacity(live.len());
     for qp in live {
-        match describe_qp(&qp) {
+        match described::queue_pair(&qp) {
             Ok(record) => qps.push(record),
             // Destroyed since it was listed: the version shows that this road map is old.
             Err(_) if !context.objects.lock().qps.contains_key(&qp.number()) => {}
@@ -105,19 +64,8 @@ fn describe_context(context: &Context, blockers: &mut Vec<String>) -> Result<Con
             .find(|qp| qp.paused)
             .map(|qp| session::paused(qp.physical_qpn)),
     );
-    Ok(ContextRecord {
-        id: context.id(),
-        gids: context.port_attr().gid_table(),
-        handle_gids,
-        moves: context.moves.load(SeqCst),
-        pds,
-        mrs,
-        mws,
-        channels,
-        cqs,
-        srqs,
-        qps,
-    })
+    record.qps = qps;
+    Ok(record)
 }
 
 /// What `process` uses that cannot be moved, in words for an operator.
@@ -195,27 +143,4 @@ fn blocker_of_memory(context: &Context) -> Option<String> {
         "its registered memory at {address:#x}, of {length} bytes, cannot be moved into a file (mapped files, huge pages and stacks cannot), \
          and what {device} writes there would not be seen while it is copied"
     ))
-}
-
-fn describe_qp(qp: &Qp) -> Result<QpRecord, VerbsError> {
-    let attr = qp.current_attr()?;
-    let paused = qp.is_paused();
-    let control = qp.control.lock();
-    Ok(QpRecord {
-        qpn: qp.number(),
-        pd: qp.pd().number(),
-        send_cq: qp.send_cq().number(),
-        recv_cq: qp.recv_cq().number(),
-        srq: qp.srq().map(|srq| srq.number()),
-        qp_type: qp.qp_type(),
-        cap: *qp.cap(),
-        attr,
-        groups: control.mcast.clone(),
-        physical_qpn: control.physical_qpn(),
-        local_gid: control
-            .remote
-            .and_then(|_| qp.context().physical_gid(control.sgid_index)),
-        remote: control.remote,
-        paused,
-    })
 }

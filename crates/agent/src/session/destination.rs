@@ -5,6 +5,7 @@ mod decision;
 pub mod landed;
 mod recover;
 mod set_up;
+mod tried;
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -23,6 +23,7 @@
 //! `runc delete --force` kill the *first process and thaw*, and what else is in the container may run until the kernel
 //! has killed it, too. So a frozen container is killed by [`Cgroup::kill`], and only then runc is told to forget it.
 
+mod beside;
 mod find;
 mod freezer;
 mod kill;
@@ -34,6 +35,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+pub use beside::CgroupBeside;
 
 /// Where cgroups are mounted: one hierarchy, or, with version 1, one in each subdirectory.
 const MOUNTED: &str = "/sys/fs/cgroup";

@@ -9,7 +9,7 @@
 
 mod choice;
 mod ends;
-mod rdma_core;
+pub(crate) mod rdma_core;
 pub(crate) mod soft;
 
 use std::any::Any;

@@ -38,6 +38,8 @@ impl Destination {
             true => Vec::new(),
             false => decode::<Vec<(u32, MadeAgain)>>(&request.made_again)?,
         };
+        self.try_made_again(&road_maps, &made_again, &request.limits)
+            .await?;
         let made_again: HashSet<_> = made_again.into_iter().map(|(pid, made)| (pid, made.id)).collect();
         let is_made_again = move |pid: u32, id: u32| made_again.contains(&(pid, id));
         self.to_make = ToMake::default();

@@ -1,6 +1,6 @@
 //! Contexts that the instance's processes make again at the destination (`crate::session::made_again`): what is said of them before.
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use verbatim_channel::{Endpoint, MadeAgain};
 
 use super::connections::{Connected, Connection, OtherEnd};
@@ -9,6 +9,8 @@ use crate::agent::Agent;
 use crate::instances::record::Record;
 use crate::proto;
 use crate::protocol::MADE_AGAIN;
+use crate::session::encode;
+use crate::trial::Limits;
 
 /// What speaks against moving an instance whose processes have these contexts.
 pub fn blockers<'m>(
@@ -49,6 +51,24 @@ impl Source {
             made_again.map(move |made| (pid, made)).collect::<Vec<_>>()
         };
         self.processes.iter().flat_map(of_process).collect()
+    }
+
+    /// Under which limits the processes are that make some, encoded; empty if none does.
+    pub(super) fn limits(&self) -> anyhow::Result<Vec<u8>> {
+        let makers = self
+            .processes
+            .iter()
+            .filter(|process| !process.made_again.is_empty());
+        let limits = makers.map(|process| {
+            let guest = &process.guest;
+            let host_pid = guest.host_pid().context("a process has ended")?;
+            Limits::of(guest.pid, host_pid)
+        });
+        let limits: Vec<_> = limits.collect::<anyhow::Result<_>>()?;
+        Ok(match limits.is_empty() {
+            true => Vec::new(),
+            false => encode(&limits),
+        })
     }
 
     pub(super) fn is_made_again(&self, pid: u32, qpn: u32) -> bool {

@@ -181,6 +181,7 @@ impl Source {
             keep_numbers: self.pauses(),
             fill: self.ahead.fills(),
             made_again: encode(&self.all_made_again()),
+            limits: self.limits()?,
             cm: self.cm_needs(),
         };
         let mut destination = self.destination();

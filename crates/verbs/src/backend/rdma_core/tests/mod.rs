@@ -8,6 +8,7 @@ mod moving;
 mod namespace;
 mod rxe;
 mod through_the_objects;
+mod trial;
 
 use std::ffi::{CStr, c_int, c_uint, c_ulong, c_void};
 use std::path::{Path, PathBuf};

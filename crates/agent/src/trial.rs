@@ -1,0 +1,280 @@
+//! A helper process in which objects of the kernel's RNICs are made on trial, and what it has to know.
+//!
+//! A process that makes its contexts again does so after the decision ([`crate::session::made_again`]), when nothing can be refused any
+//! more. So the destination's agent has the same objects made ahead of it, by a process that ends then:
+//!
+//! ```text
+//!  agent ── Request + the file of registered memory ──► helper     the agent's program under another name
+//!  agent ◄── what cannot be made ───────────────────── helper
+//!  agent ── SIGKILL ──────────────────────────────────► helper     the kernel destroys what it has made
+//! ```
+//!
+//! It is in a cgroup beside the container's, with the limits on RDMA objects that the container will have, and has the rights and the
+//! limit on locked memory that the program's process has. Who makes the objects is for the program to say ([`trial_main`]): an agent
+//! has no libibverbs in it.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, Resource, Rlimit, setrlimit};
+use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
+use serde::{Deserialize, Serialize};
+use verbatim_channel::ContextRecord;
+use verbatim_container::CgroupBeside;
+use verbatim_seqpacket::Socket;
+
+use crate::config::Config;
+use crate::instances::record::Record;
+
+/// The name under which the program makes objects on trial.
+pub const PROGRAM_NAME: &str = "verbatim-trial";
+
+/// How long the helper may take. Pinning memory takes some 100 ms for each GiB.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What a process may do, as far as it decides what it can make.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// The process, in its own PID namespace.
+    pub pid: u32,
+    /// How many bytes it may lock; none: as many as it likes.
+    pub memlock: Option<u64>,
+    /// What it is capable of, by the kernel's bits.
+    pub capabilities: u64,
+}
+
+impl Limits {
+    /// Those of a process that is `host_pid` in the host's PID namespace.
+    pub fn of(pid: u32, host_pid: i32) -> anyhow::Result<Self> {
+        let path = format!("/proc/{host_pid}/limits");
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        let sets = capabilities(Some(Pid::from_raw(host_pid).context("no process")?))?;
+        Ok(Self {
+            pid,
+            memlock: memlock(&text).with_context(|| format!("{path} does not say what may be locked"))?,
+            capabilities: sets.effective.bits(),
+        })
+    }
+
+    fn apply(&self) -> std::io::Result<()> {
+        let both = Rlimit {
+            current: self.memlock,
+            maximum: self.memlock,
+        };
+        setrlimit(Resource::Memlock, both)?;
+        let own = capabilities(None)?;
+        let kept = own.effective & CapabilitySet::from_bits_retain(self.capabilities);
+        let sets = CapabilitySets {
+            effective: kept,
+            permitted: kept,
+            inheritable: CapabilitySet::empty(),
+        };
+        Ok(set_capabilities(None, sets)?)
+    }
+
+    fn describe(&self) -> String {
+        let may_all = self.capabilities & CapabilitySet::IPC_LOCK.bits() != 0;
+        match self.memlock {
+            Some(bytes) if !may_all => {
+                format!("it may lock {bytes} bytes (RLIMIT_MEMLOCK, and it lacks CAP_IPC_LOCK)")
+            }
+            _ => "it may lock all memory".to_owned(),
+        }
+    }
+}
+
+/// The soft limit in a `/proc/PID/limits`.
+fn memlock(limits: &str) -> Option<Option<u64>> {
+    let line = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max locked memory"))?;
+    match line.split_whitespace().next()? {
+        "unlimited" => Some(None),
+        bytes => Some(Some(bytes.parse().ok()?)),
+    }
+}
+
+/// What one process will make again.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Tried {
+    /// Under which limits, if they are known.
+    pub limits: Option<Limits>,
+    /// The names of the devices, and what was made there.
+    pub contexts: Vec<(String, ContextRecord)>,
+}
+
+/// The helper's answer: what cannot be made.
+type Answer = Result<(), String>;
+
+/// Makes it, in a process of its own; an error says what cannot be made here. Blocks for as long as that takes.
+pub fn run(config: &Config, record: &Record, tried: &Tried, memory: Option<&File>) -> anyhow::Result<()> {
+    let cgroup = CgroupBeside::create(&config.cgroup_parent, &record.name, &record.workload);
+    let cgroup = cgroup.unwrap_or_else(|error| {
+        // A trial outside of it sees less, and what it sees is right.
+        tracing::warn!(%error, "objects are tried without the container's cgroup");
+        None
+    });
+    let mut helper = Helper::start(config)?;
+    if let Some(cgroup) = &cgroup
+        && let Err(error) = cgroup.enter(helper.child.id())
+    {
+        tracing::warn!(%error, "objects are tried outside of the container's cgroup");
+    }
+    let answer = helper.ask(tried, memory);
+    drop(helper);
+    let Err(refused) = answer? else { return Ok(()) };
+    let limits = tried.limits.iter().map(Limits::describe);
+    let limits = limits.chain(cgroup.iter().flat_map(CgroupBeside::rdma_limits));
+    bail!("{refused} ({})", limits.collect::<Vec<_>>().join("; "))
+}
+
+struct Helper {
+    child: Child,
+    socket: Socket,
+}
+
+impl Helper {
+    fn start(config: &Config) -> anyhow::Result<Self> {
+        let (socket, theirs) = Socket::pair()?;
+        let child = Command::new(&config.program)
+            .arg0(PROGRAM_NAME)
+            .stdin(Stdio::from(theirs.into_fd()))
+            .stdout(Stdio::null())
+            .spawn()
+            .with_context(|| format!("cannot start {} to try objects", config.program.display()))?;
+        Ok(Self { child, socket })
+    }
+
+    fn ask(&mut self, tried: &Tried, memory: Option<&File>) -> anyhow::Result<Answer> {
+        let fds: Vec<_> = memory.iter().map(|file| file.as_fd()).collect();
+        verbatim_channel::send(&self.socket, tried, &fds)?;
+        let limit = Timespec::try_from(LIMIT)?;
+        let mut answers = [PollFd::new(&self.socket, PollFlags::IN)];
+        if poll(&mut answers, Some(&limit))? == 0 {
+            bail!("making the program's objects on trial took longer than {LIMIT:?}");
+        }
+        match verbatim_channel::recv::<Answer>(&self.socket) {
+            Ok((answer, _)) => Ok(answer),
+            Err(_) => {
+                let status = self.child.wait()?;
+                bail!("the process that made the program's objects on trial ended with {status}")
+            }
+        }
+    }
+}
+
+impl Drop for Helper {
+    /// Waits for its end: with it the kernel has destroyed all.
+    fn drop(&mut self) {
+        let ended = self.child.kill().and_then(|()| self.child.wait());
+        if let Err(error) = ended {
+            tracing::warn!(%error, "a process that tries objects may be left behind");
+        }
+    }
+}
+
+/// What the program does when it is started under the name [`PROGRAM_NAME`]; its standard input is the socket. `make` makes what the record
+/// says at the device of that name; the file is that of registered memory. What it gives is kept.
+pub fn trial_main<T>(make: impl Fn(&str, &ContextRecord, Option<&File>) -> Result<T, String>) -> ! {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned();
+    let code = match socket {
+        Ok(socket) => serve(&Socket::from_fd(socket), make),
+        Err(_) => 1,
+    };
+    std::process::exit(code)
+}
+
+fn serve<T>(socket: &Socket, make: impl Fn(&str, &ContextRecord, Option<&File>) -> Result<T, String>) -> i32 {
+    let Ok((tried, fds)) = verbatim_channel::recv::<Tried>(socket) else {
+        return 1;
+    };
+    let memory = fds.into_iter().next().map(File::from);
+    let applied = tried.limits.as_ref().map_or(Ok(()), Limits::apply);
+    let made = applied
+        .map_err(|error| format!("the limits of the process cannot be had here: {error}"))
+        .and_then(|()| {
+            let contexts = tried.contexts.iter();
+            let made = contexts.map(|(device, record)| make(device, record, memory.as_ref()));
+            made.collect::<Result<Vec<T>, String>>()
+        });
+    let (made, answer): (Vec<T>, Answer) = match made {
+        Ok(made) => (made, Ok(())),
+        Err(refused) => (Vec::new(), Err(refused)),
+    };
+    if verbatim_channel::send(socket, &answer, &[]).is_err() {
+        return 1;
+    }
+    // Until the agent has had enough, or is gone.
+    let _ = socket.recv_bytes();
+    drop(made);
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_be_locked_is_read() {
+        let text = "Limit                     Soft Limit           Hard Limit           Units     \n\
+                    Max locked memory         8388608              unlimited            bytes     \n";
+        assert_eq!(memlock(text), Some(Some(8_388_608)));
+        assert_eq!(memlock(&text.replace("8388608  ", "unlimited")), Some(None));
+        assert_eq!(memlock("Max nice priority  0\n"), None);
+        let own = Limits::of(1, std::process::id() as i32).unwrap();
+        assert_eq!(own.pid, 1);
+    }
+
+    #[test]
+    fn limits_are_told_where_they_count() {
+        let mut limits = Limits {
+            pid: 1,
+            memlock: Some(65_536),
+            capabilities: 0,
+        };
+        assert!(limits.describe().contains("65536 bytes"), "{}", limits.describe());
+        limits.capabilities = CapabilitySet::IPC_LOCK.bits();
+        assert_eq!(limits.describe(), "it may lock all memory");
+    }
+
+    #[test]
+    fn the_helper_says_what_cannot_be_made_and_keeps_the_rest_until_it_is_let_go() {
+        let context = |id| ContextRecord {
+            id,
+            ..ContextRecord::default()
+        };
+        let tried = |contexts| Tried {
+            limits: None,
+            contexts,
+        };
+        let made = |device: &str, record: &ContextRecord, memory: Option<&File>| {
+            assert!(memory.is_some());
+            match record.id {
+                1 => Ok(()),
+                other => Err(format!("{device}: no {other}")),
+            }
+        };
+        for (contexts, expected) in [
+            (vec![("rxe0".to_owned(), context(1))], Ok(())),
+            (
+                vec![("rxe0".to_owned(), context(1)), ("rxe1".to_owned(), context(2))],
+                Err("rxe1: no 2".to_owned()),
+            ),
+        ] {
+            let (ours, theirs) = Socket::pair().unwrap();
+            let helper = std::thread::spawn(move || serve(&theirs, made));
+            let file = tempfile::tempfile().unwrap();
+            verbatim_channel::send(&ours, &tried(contexts), &[file.as_fd()]).unwrap();
+            let (answer, _) = verbatim_channel::recv::<Answer>(&ours).unwrap();
+            assert_eq!(answer, expected);
+            assert!(!helper.is_finished());
+            drop(ours);
+            assert_eq!(helper.join().unwrap(), 0);
+        }
+    }
+}
