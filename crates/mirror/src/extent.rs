@@ -1,0 +1,65 @@
+//! A run of bytes of a volume.
+
+use std::ops::RangeInclusive;
+
+/// `length` bytes from `offset` on; at least one, and the end is no overflow: whoever takes a request from outside checks it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Extent {
+    /// The first byte.
+    pub offset: u64,
+    /// How many.
+    pub length: u64,
+}
+
+impl Extent {
+    /// Of `length` bytes from `offset` on, if they are within a volume of `size` bytes.
+    pub fn within(size: u64, offset: u64, length: u64) -> Option<Self> {
+        let end = offset.checked_add(length)?;
+        (length > 0 && end <= size).then_some(Self { offset, length })
+    }
+
+    /// The byte after the last one.
+    pub fn end(self) -> u64 {
+        self.offset + self.length
+    }
+
+    /// Whether they have a byte in common.
+    pub fn overlaps(self, other: Self) -> bool {
+        self.offset < other.end() && other.offset < self.end()
+    }
+
+    /// The numbers of the chunks of that size which it touches.
+    pub fn chunks(self, chunk_bytes: u64) -> RangeInclusive<u64> {
+        self.offset / chunk_bytes..=(self.end() - 1) / chunk_bytes
+    }
+
+    /// The chunk of that number in a volume of `size` bytes; the last one may be shorter.
+    pub fn of_chunk(chunk: u64, chunk_bytes: u64, size: u64) -> Self {
+        let offset = chunk * chunk_bytes;
+        Self {
+            offset,
+            length: chunk_bytes.min(size - offset),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_within_is_an_extent() {
+        assert!(Extent::within(10, 9, 1).is_some());
+        for (offset, length) in [(9, 2), (10, 0), (0, 0), (11, 1), (u64::MAX, 2), (2, u64::MAX)] {
+            assert_eq!(Extent::within(10, offset, length), None, "{offset} {length}");
+        }
+    }
+
+    #[test]
+    fn chunks_are_those_that_it_touches() {
+        let extent = Extent { offset: 7, length: 2 };
+        assert_eq!(extent.chunks(8), 0..=1);
+        assert_eq!(extent.chunks(4), 1..=2);
+        assert_eq!(Extent::of_chunk(1, 8, 10), Extent { offset: 8, length: 2 });
+    }
+}

@@ -1,0 +1,120 @@
+//! A disk with a cache that a power failure loses, cell by cell.
+
+use rand::Rng;
+use rand::rngs::SmallRng;
+
+/// What a cell holds: the number of the write that it is from.
+pub type Value = u32;
+
+/// One disk.
+#[derive(Debug, Clone)]
+pub struct Disk {
+    durable: Vec<Value>,
+    visible: Vec<Value>,
+    /// Per cell what was written since the last flush, in order.
+    cached: Vec<Vec<Value>>,
+}
+
+/// I/O that is under way at a disk. It is carried out cell by cell, in any order.
+#[derive(Debug, Clone)]
+pub struct Io {
+    pub kind: IoKind,
+    left: Vec<usize>,
+    pub offset: usize,
+    /// What is written, or what was read so far.
+    pub values: Vec<Value>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IoKind {
+    Read,
+    Write,
+    Flush,
+}
+
+impl Io {
+    pub fn read(offset: usize, length: usize) -> Self {
+        Self {
+            kind: IoKind::Read,
+            left: (0..length).collect(),
+            offset,
+            values: vec![0; length],
+        }
+    }
+
+    pub fn write(offset: usize, values: Vec<Value>) -> Self {
+        Self {
+            kind: IoKind::Write,
+            left: (0..values.len()).collect(),
+            offset,
+            values,
+        }
+    }
+
+    pub fn flush() -> Self {
+        Self {
+            kind: IoKind::Flush,
+            left: vec![0],
+            offset: 0,
+            values: Vec::new(),
+        }
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.left.is_empty()
+    }
+
+    /// It goes on by one cell.
+    pub fn step(&mut self, disk: &mut Disk, random: &mut SmallRng) {
+        let which = random.random_range(0..self.left.len());
+        let cell = self.left.swap_remove(which);
+        match self.kind {
+            IoKind::Read => self.values[cell] = disk.visible[self.offset + cell],
+            IoKind::Write => disk.write(self.offset + cell, self.values[cell]),
+            IoKind::Flush => disk.flush(),
+        }
+    }
+}
+
+impl Disk {
+    pub fn new(cells: usize) -> Self {
+        Self {
+            durable: vec![0; cells],
+            visible: vec![0; cells],
+            cached: vec![Vec::new(); cells],
+        }
+    }
+
+    /// As programs see it.
+    pub fn visible(&self) -> &[Value] {
+        &self.visible
+    }
+
+    /// What a power failure leaves at least.
+    pub fn durable(&self) -> &[Value] {
+        &self.durable
+    }
+
+    fn write(&mut self, cell: usize, value: Value) {
+        self.visible[cell] = value;
+        self.cached[cell].push(value);
+    }
+
+    pub fn flush(&mut self) {
+        self.durable.clone_from(&self.visible);
+        self.cached.iter_mut().for_each(Vec::clear);
+    }
+
+    /// Of each cell any of the values since the last flush may be what is left.
+    pub fn lose_power(&mut self, random: &mut SmallRng) {
+        for cell in 0..self.visible.len() {
+            let cached = &mut self.cached[cell];
+            let which = random.random_range(0..=cached.len());
+            if which > 0 {
+                self.durable[cell] = cached[which - 1];
+            }
+            cached.clear();
+        }
+        self.visible.clone_from(&self.durable);
+    }
+}

@@ -1,0 +1,131 @@
+//! A host: its disk, its sidecar, and the process that may be there.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use verbatim_mirror::decision::{Ask, SessionId, Sidecar};
+use verbatim_mirror::{Arrival, Extent, Receiver, RequestId, Standing, Ticket};
+
+use super::disk::{Disk, Io, Value};
+use super::paper::Machine;
+
+/// What a sidecar is written for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// To take an offer that came on this connection.
+    Prepare(usize),
+    /// To hold the tenant for the decision.
+    Deciding,
+    /// To answer a question.
+    Answer(Ask),
+    /// What a source's question has led to.
+    Decided,
+    /// The decision could not be begun.
+    Undo,
+}
+
+/// A sidecar that is being written.
+#[derive(Debug, Clone)]
+pub struct Writing {
+    pub sidecar: Sidecar,
+    pub purpose: Purpose,
+}
+
+/// What an I/O was made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum For {
+    Tenant(RequestId),
+    /// Of the engine with that number.
+    Chunk(u64, Ticket),
+    Arrival(Arrival),
+}
+
+/// What the process remembers of a request.
+#[derive(Debug, Clone)]
+pub enum Data {
+    Read {
+        extent: Extent,
+        promised: Vec<usize>,
+        values: Vec<Value>,
+    },
+    Write {
+        extent: Extent,
+        values: Vec<Value>,
+    },
+    Flush {
+        promised: Vec<usize>,
+    },
+}
+
+/// An attempt to move the volume, at its source.
+#[derive(Debug, Clone, Copy)]
+pub struct Session {
+    pub id: SessionId,
+    pub to: usize,
+    /// The connection that counts.
+    pub connection: Option<usize>,
+    /// Who has acknowledged everything so far.
+    pub peer: Option<u64>,
+    pub is_mirrored: bool,
+}
+
+/// How far a source is with the decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    None,
+    Writing,
+    Asking,
+}
+
+pub struct Process {
+    /// No two have the same.
+    pub number: u64,
+    pub engine: Option<Box<dyn Machine>>,
+    pub engine_number: u64,
+    pub io: Vec<(For, Io)>,
+    pub requests: BTreeMap<RequestId, Data>,
+    /// Those that have no answer yet.
+    pub open: BTreeSet<RequestId>,
+    pub chunks: BTreeMap<Ticket, (Extent, Vec<Value>)>,
+    pub session: Option<Session>,
+    pub stage: Stage,
+    pub receiver: Receiver,
+    /// The session of the receiver's last connection.
+    pub receives: Option<SessionId>,
+    /// What an arrival is called at the source, and on which connection it came.
+    pub arrivals: BTreeMap<Arrival, (usize, super::network::Name)>,
+    pub writing: Option<Writing>,
+}
+
+impl Process {
+    pub fn new(number: u64) -> Self {
+        Self {
+            number,
+            engine: None,
+            engine_number: 0,
+            io: Vec::new(),
+            requests: BTreeMap::new(),
+            open: BTreeSet::new(),
+            chunks: BTreeMap::new(),
+            session: None,
+            stage: Stage::None,
+            receiver: Receiver::default(),
+            receives: None,
+            arrivals: BTreeMap::new(),
+            writing: None,
+        }
+    }
+
+    /// Whether the tenant may be answered here.
+    pub fn serves(&self) -> bool {
+        let standing = self.engine.as_ref().map(|engine| engine.standing());
+        matches!(standing, Some(Standing::Serving | Standing::Holding))
+    }
+}
+
+pub struct Host {
+    pub disk: Disk,
+    pub sidecar: Option<Sidecar>,
+    pub process: Option<Process>,
+    /// Since a copy was last served here.
+    pub has_lost_power: bool,
+}
