@@ -17,6 +17,7 @@ use verbatim_device::transitions::steps;
 
 use crate::backend::{Device, PhysicalQpInit};
 use crate::error::VerbsError;
+use crate::mw::alloc_that_fits;
 
 /// What cannot be made, and why not.
 #[derive(Debug, thiserror::Error)]
@@ -218,7 +219,7 @@ impl Maker<'_> {
         }
         for (index, mw) in record.mws.iter().enumerate() {
             let pd = find(&self.physical.pds, mw.pd);
-            let rkey = pd.and_then(|pd| made.device.alloc_mw(pd, mw.mw_type));
+            let rkey = pd.and_then(|pd| alloc_that_fits(&*made.device, pd, mw.mw_type, mw.rkey));
             let all = record.mws.len();
             let physical_rkey =
                 rkey.of(|| one_of("memory window", format_args!("{:#x}", mw.rkey), index, all))?;
