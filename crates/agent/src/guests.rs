@@ -3,6 +3,8 @@
 //! Each process that opened a device keeps one connection (see [`verbatim_channel`]); it is served by a task of its own,
 //! which passes orders on one at a time. [`Guests`] knows them all.
 
+mod describing;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Display;
 use std::os::fd::{AsFd, OwnedFd};
@@ -88,22 +90,6 @@ impl Guest {
     /// Its number in this process's PID namespace; `None` if it has ended, whoever holds its channel.
     pub fn host_pid(&self) -> Option<i32> {
         self.process.pid()
-    }
-
-    /// Its road map.
-    pub async fn describe(&self) -> anyhow::Result<RoadMap> {
-        let order = match self.version {
-            ..WITH_MADE_AGAIN => Order::Describe,
-            _ => Order::DescribeAll,
-        };
-        match self.order(order, Vec::new()).await?.0 {
-            Answer::Described(road_map) => Ok(road_map),
-            Answer::DescribedAll { road_map, made_again } => {
-                *self.made_again.lock().expect("no panic under this lock") = made_again;
-                Ok(road_map)
-            }
-            other => Err(unexpected(&other, "Described")),
-        }
     }
 
     /// Whether its library knows of markers ([`Order::Mark`]).
