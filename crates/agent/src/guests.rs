@@ -15,9 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot, watch};
-use verbatim_channel::{
-    Answer, Endpoint, Greeting, KeyPair, MadeAgain, MovedEndpoint, Order, Resolved, RoadMap,
-};
+use verbatim_channel::{Answer, Endpoint, Greeting, KeyPair, MadeAgain, MovedEndpoint, Order, Resolved};
 use verbatim_seqpacket::{Error as SocketError, Listener, Process, Socket};
 use verbatim_versions::{Mismatch, Side, Versioned, Versions, agree};
 
