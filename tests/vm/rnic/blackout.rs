@@ -3,6 +3,7 @@
 //! `make rnic-bench`. By turns: CRIU alone on the first host, then a move of the server to the last host and back. An emulated
 //! processor's milliseconds say nothing; the ratio does.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -20,6 +21,7 @@ const TURNS: usize = 7;
 struct Report {
     service_blackout_ms: f64,
     communication_blackout_ms: f64,
+    phases_ms: BTreeMap<String, f64>,
 }
 
 /// Prints it.
@@ -31,6 +33,7 @@ pub fn tell() -> anyhow::Result<()> {
     let machines = Machines::up()?;
     let [here, partner, there] = HOSTS;
     let (mut alone, mut service, mut communication) = (Vec::new(), Vec::new(), Vec::new());
+    let mut phases: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for turn in 1..=turns {
         eprintln!("turn {turn} of {turns}");
         alone.push(criu_alone(&machines, here)?);
@@ -41,11 +44,19 @@ pub fn tell() -> anyhow::Result<()> {
             let report: Report = serde_json::from_str(&said).with_context(|| said.clone())?;
             service.push(report.service_blackout_ms);
             communication.push(report.communication_blackout_ms);
+            for (phase, ms) in report.phases_ms {
+                phases.entry(phase).or_default().push(ms);
+            }
             flows(&machines, partner)?;
         }
         check.end(&machines)?;
     }
+    let phases: BTreeMap<_, _> = phases
+        .iter_mut()
+        .map(|(phase, ms)| (phase.as_str(), median(ms)))
+        .collect();
     let told = serde_json::json!({
+        "phases_ms": phases,
         "criu_alone_ms": median(&mut alone),
         "service_blackout_ms": median(&mut service),
         "communication_blackout_ms": median(&mut communication),
