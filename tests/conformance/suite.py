@@ -61,6 +61,7 @@ def parse_arguments():
     parser.add_argument('words', nargs='*', help='run only the tests that have one of these in their names')
     parser.add_argument('--dev', required=True, help='the device')
     parser.add_argument('--gid', type=int, help='index of the GID, if not the one that the suite chooses')
+    parser.add_argument('--net', help='the interface of the device for the tests of rdma_cm, which find one in sysfs only')
     parser.add_argument('--suite', type=Path, help='where the suite is, if not where the distribution has it')
     parser.add_argument('--limit', type=float, default=60, help='seconds that a test may take (default: %(default)s)')
     parser.add_argument('--seed', type=int, default=1, help='of the random choices that tests make')
@@ -106,6 +107,11 @@ def load(folder, arguments):
         import tests
     except ImportError as error:
         raise SuiteError(f'{error}; run `make setup`, which installs python3-pyverbs') from error
+
+    if arguments.net:
+        # Of these tests alone: others are not run where there is no such folder, and are compared with that.
+        tests.base.RDMACMBaseTest._get_ip_mac = lambda test, dev, port, gid_index: test.args.append(
+            [dev, port, gid_index, *test.get_ip_mac_address(arguments.net)])
 
     def flatten(suite):
         for item in suite:

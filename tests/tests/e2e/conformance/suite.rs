@@ -13,6 +13,9 @@ const HOSTS: &[&str] = &["src"];
 /// Of the whole suite; each test has a limit of its own.
 const LIMIT: Duration = Duration::from_secs(900);
 
+/// The interface of a host's RNIC, for the tests of rdma_cm.
+const NET: &str = "br0";
+
 /// Of them there is one; the suite has hundreds.
 pub fn tests() -> Vec<Test> {
     vec![Test::new("conformance::suite", HOSTS, suite)]
@@ -28,7 +31,10 @@ fn suite(lab: &TestLab) -> anyhow::Result<()> {
     let program = here.join("suite.py").display().to_string();
     let report = json.display().to_string();
     let finished = lab
-        .start("src", &[&program, "--dev", "verbatim0", "--json", &report])?
+        .start(
+            "src",
+            &[&program, "--dev", "verbatim0", "--net", NET, "--json", &report],
+        )?
         .succeed(LIMIT)?;
     fs::write(&text, &finished.stdout).with_context(|| format!("cannot write {}", text.display()))?;
     let report: SuiteReport = serde_json::from_slice(&fs::read(&json)?)
