@@ -5,7 +5,7 @@ cargo := PATH="$$(./setup.sh --path)" cargo
 release := $(or $(CARGO_TARGET_DIR),target)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test e2e faults nemesis sim mutants soak compat-test application conformance lint fuzz sanitize bench clean vm-test rnic-test rnic-bench vm-bench conformance-rxe
+.PHONY: help setup build demo test e2e faults nemesis sim mutants soak compat-test application conformance lint fuzz sanitize bench clean vm-test rnic-test rnic-bench vm-bench conformance-rxe volume-test
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -104,6 +104,11 @@ vm-bench: build ## our RNIC and the kernel's rxe in one virtual machine, as JSON
 	$(release)/testbed run --memory 3072 -- /usr/bin/python3 $(CURDIR)/tests/vm/bench_rxe.py \
 		--built $(abspath $(release)) >out/vm-bench.json
 	cat out/vm-bench.json
+
+volume-test: setup ## volumes that move: MOVES (200) with kills and silence in between by SEED (1), and the model of the core by SEEDS (0..2000000)
+	VERBATIM_VOLUME_SEEDS=$(or $(SEEDS),0..2000000) $(cargo) test --release --locked -p verbatim-mirror --test model -- --nocapture
+	VERBATIM_VOLUME_MOVES=$(or $(MOVES),200) VERBATIM_VOLUME_SEED=$(or $(SEED),1) \
+		$(cargo) test --release --locked -p verbatim-volume -- --include-ignored --nocapture
 
 lint: setup ## format and clippy, warnings are errors
 	$(cargo) fmt --all --check

@@ -15,6 +15,7 @@ packages=(
     rdmacm-utils librdmacm1                                         # programs that connect by address and port
     ucx-utils                                                       # a library over verbs, not ours
     python3 python3-pyverbs tshark                                  # rdma-core's own tests, a look at the wire
+    libnbd-bin python3-libnbd                                       # clients of volumes that are not ours
 )
 
 # What `--application` adds: a simulation that speaks verbs through MPI and UCX, for figure 6 of docs/migration-figures.md.

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use verbatim_volume::command::VolumeCommand;
 
 pub use hosts::HostsArguments;
 pub use nic::{CaptureArguments, NicArguments, NicCommand, NicRunArguments, StatArguments};
@@ -180,6 +181,15 @@ pub enum Command {
                       start: where hosts are added, the others need it, too, and a restart of their agents."
     )]
     Hosts(HostsArguments),
+    /// Disks of this host that programs and virtual machines use by NBD, and that move to another host while they are used.
+    #[command(
+        after_help = "Example:\n  verbatim volume daemon --config-dir /etc/verbatim &\n  verbatim volume create db --size 100G\n  \
+                      verbatim volume attach db\n  verbatim volume migrate db --to host2"
+    )]
+    Volume {
+        #[command(subcommand)]
+        command: VolumeCommand,
+    },
 }
 
 fn host_binaries(text: &str) -> Result<(String, PathBuf), String> {

@@ -27,6 +27,7 @@ pub fn run(arguments: Arguments, faults: fn(&Config) -> Faults) -> anyhow::Resul
         Command::Agent(arguments) => daemons::agent(arguments, faults),
         Command::Demo(arguments) => demo::run(arguments),
         Command::Hosts(arguments) => hosts::run(&arguments),
+        Command::Volume { command } => verbatim_volume::command::run(command, verbatim_volume::faults::none),
         command => in_runtime(async {
             match command {
                 Command::Run(arguments) => instances::run(&lab, arguments).await,
@@ -46,7 +47,8 @@ pub fn run(arguments: Arguments, faults: fn(&Config) -> Faults) -> anyhow::Resul
                 | Command::Nic(_)
                 | Command::Agent(_)
                 | Command::Demo(_)
-                | Command::Hosts(_) => unreachable!("dealt with above"),
+                | Command::Hosts(_)
+                | Command::Volume { .. } => unreachable!("dealt with above"),
             }
         }),
     }

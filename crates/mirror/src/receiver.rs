@@ -104,6 +104,11 @@ impl Receiver {
         }
     }
 
+    /// Whether the source has a connection.
+    pub fn is_connected(&self) -> bool {
+        self.current.is_some()
+    }
+
     /// Whether everything that has come on this connection is on the disk. Without that, no commit.
     pub fn is_flushed(&self) -> bool {
         self.is_flushed

@@ -1,0 +1,324 @@
+//! `verbatim volume …`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+
+use crate::control::{Order, Outcome, Row, order};
+use crate::daemon::{self, Config};
+use crate::faults::Hook;
+
+/// The port of the daemons for each other.
+const PORT: u16 = 4794;
+
+/// What can be done with volumes.
+#[derive(Debug, Subcommand)]
+#[allow(missing_docs, reason = "a comment at `common` would become a command's help")]
+pub enum VolumeCommand {
+    /// Run the daemon that serves the volumes of this host.
+    #[command(
+        after_help = "Example:\n  verbatim volume daemon --name host1 --config-dir /etc/verbatim\n\n`verbatim hosts` makes what is in \
+                      --config-dir. Without it volumes are served, but do not move."
+    )]
+    Daemon(DaemonArguments),
+    /// Make a volume: a file, or what is in a block device.
+    #[command(
+        after_help = "Examples:\n  verbatim volume create db --size 100G\n  verbatim volume create db --size 100G --data /dev/vg/db"
+    )]
+    Create {
+        /// Its name; the same on all hosts.
+        name: String,
+        /// Its size in bytes, or with K, M, G or T.
+        #[arg(long, value_parser = size)]
+        size: u64,
+        /// A file or block device with the data, in place of a file of the daemon's.
+        #[arg(long, value_name = "PATH")]
+        data: Option<PathBuf>,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Let clients connect by NBD; prints the address.
+    #[command(
+        after_help = "Example:\n  verbatim volume attach db\n  nbdinfo \"$(verbatim volume attach db)\""
+    )]
+    Attach {
+        /// The volume.
+        name: String,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// End the connections of clients, and take no more.
+    #[command(after_help = "Example:\n  verbatim volume detach db")]
+    Detach {
+        /// The volume.
+        name: String,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// List the copies of volumes on this host.
+    #[command(after_help = "Example:\n  verbatim volume list --json")]
+    List {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Say how a volume is, and how far its move.
+    #[command(after_help = "Example:\n  verbatim volume status db")]
+    Status {
+        /// The volume.
+        name: String,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Make a volume larger. Clients see it when they connect again.
+    #[command(after_help = "Example:\n  verbatim volume resize db --size 200G")]
+    Resize {
+        /// The volume.
+        name: String,
+        /// Its size from now on.
+        #[arg(long, value_parser = size)]
+        size: u64,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Remove a copy of a volume and its data. A block device stays as it is.
+    #[command(after_help = "Example:\n  verbatim volume detach db && verbatim volume delete db")]
+    Delete {
+        /// The volume.
+        name: String,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Move a volume to another host while it is used. Clients connect there afterwards.
+    #[command(
+        after_help = "Example:\n  verbatim volume migrate db --to host2\n\nIt goes on if this command is ended; `verbatim volume cancel db` \
+                      ends it.\nExit status: 0 it has moved, 1 it is served here as before, or the daemon was ended meanwhile: `verbatim volume status db` tells."
+    )]
+    Migrate {
+        /// The volume.
+        name: String,
+        /// The destination.
+        #[arg(long, value_name = "HOST")]
+        to: String,
+        /// How fast it is copied at most, in MiB per second. Changes that are doubled do not count.
+        #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..1 << 20))]
+        max_bandwidth: Option<u64>,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Give the move of a volume up.
+    #[command(
+        after_help = "Example:\n  verbatim volume cancel db\n\nExit status: 0 it stays here, 1 it is too late, or it is not being moved."
+    )]
+    Cancel {
+        /// The volume.
+        name: String,
+        #[command(flatten)]
+        common: Common,
+    },
+}
+
+/// What most of them take.
+#[derive(Debug, Args)]
+pub struct Common {
+    /// The folder of the daemon's sockets.
+    #[arg(long, default_value = "/run/verbatim")]
+    pub runtime_dir: PathBuf,
+    /// JSON instead of lines.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What a daemon takes.
+#[derive(Debug, Args)]
+pub struct DaemonArguments {
+    /// This host's name in hosts.json and in its certificate; its host name if not given.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// The folder of the volumes, on a disk that outlives a restart of the machine.
+    #[arg(long, default_value = "/var/lib/verbatim/volumes")]
+    pub state_dir: PathBuf,
+    /// The folder of its sockets.
+    #[arg(long, default_value = "/run/verbatim")]
+    pub runtime_dir: PathBuf,
+    /// The folder of hosts.json and tls/.
+    #[arg(long, value_name = "DIR", default_value = "/etc/verbatim")]
+    pub config_dir: PathBuf,
+    /// The TCP port on which the daemons of all hosts listen for each other.
+    #[arg(long, default_value_t = PORT)]
+    pub port: u16,
+    /// Serve clients of other hosts on this TCP port: with TLS, and a certificate of the same authority.
+    #[arg(long, value_name = "PORT")]
+    pub nbd_port: Option<u16>,
+    /// How many threads wait for disks.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u8).range(2..))]
+    pub threads: u8,
+}
+
+/// Does what was typed. `hook` is the daemon's.
+pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
+    let (wanted, common) = match command {
+        VolumeCommand::Daemon(arguments) => return daemon(arguments, hook),
+        VolumeCommand::Create {
+            name,
+            size: length,
+            data,
+            common,
+        } => (Order::Create { name, length, data }, common),
+        VolumeCommand::Attach { name, common } => (Order::Attach { name }, common),
+        VolumeCommand::Detach { name, common } => (Order::Detach { name }, common),
+        VolumeCommand::List { common } => (Order::List, common),
+        VolumeCommand::Status { name, common } => return status(&name, &common),
+        VolumeCommand::Resize { name, size, common } => (Order::Resize { name, length: size }, common),
+        VolumeCommand::Delete { name, common } => (Order::Delete { name }, common),
+        VolumeCommand::Migrate {
+            name,
+            to,
+            max_bandwidth,
+            common,
+        } => {
+            let bytes_per_second = max_bandwidth.map(|mib| mib << 20);
+            let order = Order::Migrate {
+                name,
+                to,
+                bytes_per_second,
+            };
+            (order, common)
+        }
+        VolumeCommand::Cancel { name, common } => (Order::Cancel { name }, common),
+    };
+    let outcome = give(&wanted, &common)?;
+    match (&outcome, &wanted) {
+        (_, _) if common.json => println!("{}", serde_json::to_string_pretty(&inner(&outcome)?)?),
+        (Outcome::Volumes(rows), Order::List) => print!("{}", table(rows)),
+        (Outcome::Volumes(rows), Order::Attach { .. }) => {
+            for uri in rows.iter().filter_map(|row| row.uri.as_ref()) {
+                println!("{uri}");
+            }
+        }
+        (Outcome::Volumes(_), _) => eprintln!("done"),
+        (Outcome::Moved(moved), _) => eprintln!(
+            "{}: moved to {} in {:.1} s; requests waited {:.1} ms at the end; {:.1} MiB were sent",
+            moved.name,
+            moved.to,
+            moved.seconds,
+            moved.blackout_ms,
+            moved.sent_bytes as f64 / f64::from(1 << 20)
+        ),
+        (Outcome::Failed(why), _) => anyhow::bail!("{why}"),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn give(wanted: &Order, common: &Common) -> anyhow::Result<Outcome> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(order(&common.runtime_dir.join("volumes.sock"), wanted))
+}
+
+/// The rows, or what has moved, without the word around it.
+fn inner(outcome: &Outcome) -> anyhow::Result<serde_json::Value> {
+    Ok(match outcome {
+        Outcome::Volumes(rows) => serde_json::to_value(rows)?,
+        Outcome::Moved(moved) => serde_json::to_value(moved)?,
+        Outcome::Failed(why) => serde_json::to_value(why)?,
+    })
+}
+
+fn status(name: &str, common: &Common) -> anyhow::Result<ExitCode> {
+    let Outcome::Volumes(rows) = give(&Order::List, common)? else {
+        anyhow::bail!("the daemon answers something else");
+    };
+    let row = rows.iter().find(|row| row.name == name);
+    let row = row.with_context(|| format!("there is no volume {name} here"))?;
+    match common.json {
+        true => println!("{}", serde_json::to_string_pretty(row)?),
+        false => {
+            print!("{}", table(std::slice::from_ref(row)));
+            if let Some(migration) = &row.migration {
+                println!("{migration}");
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut text = format!(
+        "{:<20} {:>14} {:>4} {:<22} ATTACHED\n",
+        "NAME", "BYTES", "GEN", "ROLE"
+    );
+    for row in rows {
+        let role = match &row.other_host {
+            Some(host) => format!("{} ({host})", row.role),
+            None => row.role.clone(),
+        };
+        let attached = row
+            .uri
+            .as_deref()
+            .unwrap_or(if row.attached { "when served" } else { "no" });
+        text += &format!(
+            "{:<20} {:>14} {:>4} {role:<22} {attached}\n",
+            row.name, row.length_bytes, row.generation
+        );
+    }
+    text
+}
+
+fn daemon(arguments: DaemonArguments, hook: Hook) -> anyhow::Result<ExitCode> {
+    let name = match arguments.name {
+        Some(name) => name,
+        None => std::fs::read_to_string("/proc/sys/kernel/hostname")
+            .context("cannot read the host name")?
+            .trim()
+            .to_owned(),
+    };
+    let config = Config {
+        name,
+        state_dir: arguments.state_dir,
+        runtime_dir: arguments.runtime_dir,
+        config_dir: arguments.config_dir,
+        port: arguments.port,
+        nbd_port: arguments.nbd_port,
+        threads: arguments.threads.into(),
+        hook,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    runtime.block_on(daemon::run(config))?;
+    // Requests under way were not acknowledged, or are on their way to the disk.
+    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    let (number, shift) = match text.to_ascii_uppercase().strip_suffix(['K', 'M', 'G', 'T']) {
+        Some(number) => {
+            let unit = text.to_ascii_uppercase().pop().expect("it has a suffix");
+            let shift = 10 * (1 + "KMGT".find(unit).expect("it is one of them"));
+            (number.to_owned(), shift)
+        }
+        None => (text.to_owned(), 0),
+    };
+    let number: u64 = number.parse().map_err(|_| format!("{text:?} is no size"))?;
+    let bytes = number.checked_mul(1 << shift).filter(|&bytes| bytes > 0);
+    bytes.ok_or_else(|| format!("{text:?} is no size"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::size;
+
+    #[test]
+    fn sizes_are_read() {
+        assert_eq!(size("4096"), Ok(4096));
+        assert_eq!(size("3g"), Ok(3 << 30));
+        for bad in ["", "G", "-1", "0", "99999999999T", "1.5G"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What the command and the daemon of a host say to each other: a line of JSON each, on a Unix socket.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+
+/// The longest line.
+const MAX_LINE: u64 = 1 << 20;
+
+/// What is wanted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "as the commands call them")]
+pub enum Order {
+    Create {
+        name: String,
+        length: u64,
+        data: Option<PathBuf>,
+    },
+    Attach {
+        name: String,
+    },
+    Detach {
+        name: String,
+    },
+    List,
+    Resize {
+        name: String,
+        length: u64,
+    },
+    Delete {
+        name: String,
+    },
+    Migrate {
+        name: String,
+        to: String,
+        bytes_per_second: Option<u64>,
+    },
+    Cancel {
+        name: String,
+    },
+}
+
+/// A volume as the daemon sees it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// Its name.
+    pub name: String,
+    /// Its identity, on all hosts.
+    pub id: String,
+    /// Its size.
+    pub length_bytes: u64,
+    /// How often it has moved, and one.
+    pub generation: u64,
+    /// serving, deciding, moved, incoming or incomplete.
+    pub role: String,
+    /// The other host, if the role has one.
+    pub other_host: Option<String>,
+    /// Clients may connect.
+    pub attached: bool,
+    /// How.
+    pub uri: Option<String>,
+    /// Where a migration stands.
+    pub migration: Option<serde_json::Value>,
+}
+
+/// What comes back.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It is done; about these volumes.
+    Volumes(Vec<Row>),
+    /// A volume has moved.
+    Moved(Moved),
+    /// It is not done.
+    Failed(String),
+}
+
+/// What a move has cost.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Moved {
+    /// The volume.
+    pub name: String,
+    /// Where it is now.
+    pub to: String,
+    /// Its generation there.
+    pub generation: u64,
+    /// From the order to the commit.
+    pub seconds: f64,
+    /// Requests waited for so long at the end.
+    pub blackout_ms: f64,
+    /// What was sent, changes included.
+    pub sent_bytes: u64,
+    /// What was copied, chunks that were copied again included.
+    pub copied_bytes: u64,
+    /// How often the destination was silent or gone.
+    pub interruptions: u32,
+}
+
+/// Gives an order and waits for its outcome.
+pub async fn order(socket: &Path, order: &Order) -> anyhow::Result<Outcome> {
+    let stream = UnixStream::connect(socket).await;
+    let mut stream = stream.with_context(|| {
+        format!(
+            "no volume daemon answers at {}; start one with `verbatim volume daemon`",
+            socket.display()
+        )
+    })?;
+    send(&mut stream, order).await?;
+    match receive(&mut BufReader::new(stream)).await? {
+        Some(Outcome::Failed(why)) => bail!("{why}"),
+        Some(outcome) => Ok(outcome),
+        None => bail!("the volume daemon has gone away; what it was doing goes on when it is started again"),
+    }
+}
+
+/// Sends one line.
+pub async fn send(stream: &mut UnixStream, value: &impl Serialize) -> anyhow::Result<()> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    Ok(stream.write_all(&line).await?)
+}
+
+/// Takes one line, if there is one.
+pub async fn receive<T: for<'a> Deserialize<'a>>(
+    stream: &mut BufReader<UnixStream>,
+) -> anyhow::Result<Option<T>> {
+    let mut line = Vec::new();
+    stream.take(MAX_LINE).read_until(b'\n', &mut line).await?;
+    match line.last() {
+        None => Ok(None),
+        Some(b'\n') => Ok(Some(serde_json::from_slice(&line)?)),
+        Some(_) => bail!("a line is cut off or too long"),
+    }
+}

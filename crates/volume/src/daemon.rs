@@ -1,0 +1,221 @@
+//! The daemon of a host: all its volumes.
+
+mod deciding;
+mod listeners;
+mod orders;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::sync::Mutex;
+use verbatim_mirror::decision::{Role, Sidecar};
+
+use crate::control::Row;
+use crate::disk::Disks;
+use crate::faults::Hook;
+use crate::folder::{Folder, Settings};
+use crate::peer::destination::Incoming;
+use crate::store::Store;
+use crate::tls::Hosts;
+use crate::volume::Volume;
+
+/// A sidecar that could not be written is written again after this time.
+const AGAIN: Duration = Duration::from_millis(200);
+
+/// What a daemon is told when it starts.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The host's name in hosts.json and in its certificate.
+    pub name: String,
+    /// The volumes are in it.
+    pub state_dir: PathBuf,
+    /// The sockets are in it.
+    pub runtime_dir: PathBuf,
+    /// hosts.json and tls/ are in it; without them volumes do not move.
+    pub config_dir: PathBuf,
+    /// On which port the daemons of all hosts listen for each other.
+    pub port: u16,
+    /// On which port clients of other hosts are served, by TLS.
+    pub nbd_port: Option<u16>,
+    /// How many threads wait for disks.
+    pub threads: usize,
+    /// What is called at the points of [`crate::faults`].
+    pub hook: Hook,
+}
+
+impl Config {
+    /// Where orders are taken.
+    pub fn control_socket(&self) -> PathBuf {
+        self.runtime_dir.join("volumes.sock")
+    }
+
+    fn nbd_socket(&self, name: &str) -> PathBuf {
+        self.runtime_dir.join("volumes").join(format!("{name}.sock"))
+    }
+}
+
+/// What is known of one volume. Whoever changes what is on its disk has the lock.
+#[derive(Default)]
+struct State {
+    sidecar: Option<Sidecar>,
+    settings: Settings,
+    /// While it is served here.
+    volume: Option<Arc<Volume>>,
+    /// From the first offer on.
+    incoming: Option<Arc<Incoming>>,
+    /// Takes clients; aborted when that ends.
+    listener: Option<tokio::task::JoinHandle<()>>,
+}
+
+struct Entry {
+    name: String,
+    folder: Folder,
+    state: Mutex<State>,
+}
+
+struct Daemon {
+    config: Config,
+    hosts: Option<Hosts>,
+    disks: Disks,
+    /// A number of this process.
+    incarnation: u128,
+    entries: Mutex<BTreeMap<String, Arc<Entry>>>,
+}
+
+/// Runs until it is told to stop, by SIGTERM or SIGINT.
+pub async fn run(config: Config) -> anyhow::Result<()> {
+    let make = |path: &PathBuf| {
+        std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))
+    };
+    make(&config.state_dir)?;
+    make(&config.runtime_dir.join("volumes"))?;
+    let _lock = lock(&config)?;
+    let hosts = match config.config_dir.join("hosts.json").exists() {
+        true => Some(Hosts::load(&config.config_dir)?),
+        false => None,
+    };
+    let daemon = Arc::new(Daemon {
+        disks: Disks::new(config.threads),
+        hosts,
+        incarnation: rand::random(),
+        entries: Mutex::default(),
+        config,
+    });
+    for name in Folder::names(&daemon.config.state_dir)? {
+        let entry = daemon.entry(&name).await?;
+        let mut state = entry.state.lock().await;
+        let opened: anyhow::Result<()> = (|| {
+            state.sidecar = entry.folder.sidecar()?;
+            state.settings = entry.folder.settings()?;
+            // The process before this one may have been ended between a rename and its sync.
+            if let Some(sidecar) = &state.sidecar {
+                entry.folder.write_sidecar(sidecar)?;
+            }
+            daemon.serve(&entry, &mut state)
+        })();
+        if let Err(error) = opened {
+            // The others are served all the same.
+            tracing::error!("volume {name} is not served: {error:#}");
+            state.sidecar = None;
+            continue;
+        }
+        let is_deciding = matches!(
+            &state.sidecar,
+            Some(Sidecar {
+                role: Role::Deciding { .. },
+                ..
+            })
+        );
+        drop(state);
+        if is_deciding {
+            let daemon = daemon.clone();
+            tokio::spawn(async move { daemon.resolve(&entry).await });
+        }
+    }
+    listeners::run(daemon).await
+}
+
+/// Two daemons with the same volumes would be two copies.
+fn lock(config: &Config) -> anyhow::Result<std::fs::File> {
+    let path = config.state_dir.join(".lock");
+    let file = std::fs::File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+        .with_context(|| format!("{} is used by another daemon", config.state_dir.display()))?;
+    Ok(file)
+}
+
+impl Daemon {
+    /// What is known of that volume; made if nothing is.
+    async fn entry(&self, name: &str) -> anyhow::Result<Arc<Entry>> {
+        let folder = Folder::new(&self.config.state_dir, name)?;
+        let mut entries = self.entries.lock().await;
+        let entry = entries.entry(name.to_owned()).or_insert_with(|| {
+            Arc::new(Entry {
+                name: name.to_owned(),
+                folder,
+                state: Mutex::default(),
+            })
+        });
+        Ok(entry.clone())
+    }
+
+    /// Serves it if its sidecar says so, to clients if it is attached.
+    fn serve(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) -> anyhow::Result<()> {
+        let Some(sidecar) = state.sidecar.as_ref().filter(|sidecar| sidecar.may_serve()) else {
+            return Ok(());
+        };
+        if state.volume.is_none() {
+            let path = entry.folder.data(&state.settings);
+            let store = Store::open(&path, sidecar.length);
+            let store = store.with_context(|| format!("cannot open {}", path.display()))?;
+            state.volume = Some(Volume::new(
+                store,
+                sidecar.length,
+                self.disks.clone(),
+                self.config.hook,
+            ));
+        }
+        if let (true, None, Some(volume)) = (state.settings.attached, &state.listener, &state.volume) {
+            let socket = self.config.nbd_socket(&entry.name);
+            state.listener = Some(listeners::nbd(&socket, &entry.name, volume.clone())?);
+        }
+        Ok(())
+    }
+
+    fn row(&self, entry: &Entry, state: &State) -> Option<Row> {
+        let sidecar = state.sidecar.as_ref()?;
+        let (role, other_host) = match &sidecar.role {
+            Role::Serving => ("serving", None),
+            Role::Deciding { to, .. } => ("deciding", Some(to.clone())),
+            Role::Moved { to } => ("moved", Some(to.clone())),
+            Role::Incoming { from, .. } => ("incoming", Some(from.clone())),
+            Role::Incomplete => ("incomplete", None),
+        };
+        let socket = self.config.nbd_socket(&entry.name);
+        let uri = format!("nbd+unix:///{}?socket={}", entry.name, socket.display());
+        let migration = state.volume.as_ref().and_then(|volume| volume.migration());
+        Some(Row {
+            name: entry.name.clone(),
+            id: sidecar.id.into(),
+            length_bytes: sidecar.length,
+            generation: sidecar.generation,
+            role: role.to_owned(),
+            other_host,
+            attached: state.settings.attached,
+            uri: state.listener.is_some().then_some(uri),
+            migration: migration.and_then(|(status, _)| serde_json::to_value(status).ok()),
+        })
+    }
+
+    /// Writes a sidecar until it is durable: until then nobody knows which of the two is on the disk.
+    async fn write(&self, entry: &Entry, state: &mut State, sidecar: Sidecar) {
+        while let Err(error) = tokio::task::block_in_place(|| entry.folder.write_sidecar(&sidecar)) {
+            tracing::error!("volume {}: {error:#}; it is tried again", entry.name);
+            tokio::time::sleep(AGAIN).await;
+        }
+        state.sidecar = Some(sidecar);
+    }
+}

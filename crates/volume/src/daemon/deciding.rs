@@ -1,0 +1,348 @@
+//! A volume moves: at its source, and at its destination. `verbatim_mirror::decision` has the rules.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc::unbounded_channel;
+use tokio::time::MissedTickBehavior;
+use verbatim_mirror::decision::{
+    Answer, Ask, Offer, Refusal, Role, SessionId, Sidecar, Verdict, answer, decided, prepare,
+};
+use verbatim_mirror::{Event, Report};
+
+use super::orders::serving;
+use super::{AGAIN, Daemon, Entry};
+use crate::control::Moved;
+use crate::faults::Point;
+use crate::folder::Settings;
+use crate::peer::destination::Incoming;
+use crate::peer::source::Call;
+use crate::store::Store;
+use crate::volume::Volume;
+use crate::wire::{self, Hello, Purpose, ToSource, VERSION};
+
+/// How often the engine is told the time.
+const TICK: Duration = Duration::from_millis(10);
+
+/// After a hold that has failed.
+const HOLD_AGAIN: Duration = Duration::from_millis(300);
+
+impl Daemon {
+    fn call(
+        &self,
+        entry: &Entry,
+        sidecar: &Sidecar,
+        session: SessionId,
+        to: &str,
+        purpose: Purpose,
+    ) -> anyhow::Result<Call> {
+        let hosts = self.hosts.clone();
+        let hosts = hosts
+            .with_context(|| format!("there is no hosts.json in {}", self.config.config_dir.display()))?;
+        hosts.address(to)?;
+        Ok(Call {
+            hosts,
+            to: to.to_owned(),
+            port: self.config.port,
+            hello: Hello {
+                version: VERSION,
+                name: entry.name.clone(),
+                id: sidecar.id,
+                session,
+                base: sidecar.generation,
+                purpose,
+            },
+        })
+    }
+
+    /// Moves it. Every error means that it is served here as before.
+    pub(super) async fn migrate(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        to: String,
+        bytes_per_second: Option<u64>,
+    ) -> anyhow::Result<Moved> {
+        let began = Instant::now();
+        let session = SessionId(rand::random());
+        let (reports, mut reported) = unbounded_channel();
+        let (refusals, mut refused) = unbounded_channel();
+        let (volume, call) = {
+            let state = entry.state.lock().await;
+            serving(entry, &state)?;
+            if to == self.config.name {
+                bail!("{} is on {to} already", entry.name);
+            }
+            let volume = state.volume.clone().context("it is not served")?;
+            if volume.migration().is_some() {
+                bail!("{} is being moved already", entry.name);
+            }
+            let sidecar = state.sidecar.as_ref().expect("it is served");
+            let purpose = Purpose::Fill {
+                length: sidecar.length,
+                from: self.config.name.clone(),
+                attached: state.settings.attached,
+            };
+            let call = self.call(entry, sidecar, session, &to, purpose)?;
+            volume.migrate(bytes_per_second, reports);
+            (volume, call)
+        };
+        let link = tokio::spawn(call.keep(volume.clone(), refusals, self.config.hook));
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        let mut hold_at: Option<Instant> = None;
+        let mut held_since = Instant::now();
+        let result = loop {
+            tokio::select! {
+                _ = ticks.tick() => {
+                    volume.event(Event::Tick);
+                    if hold_at.is_some_and(|at| Instant::now() >= at) {
+                        hold_at = None;
+                        held_since = Instant::now();
+                        volume.event(Event::Hold);
+                    }
+                }
+                report = reported.recv() => match report.expect("the volume has a sender") {
+                    Report::Mirrored => {
+                        (self.config.hook)(Point::Mirrored);
+                        hold_at = Some(Instant::now());
+                    }
+                    Report::HoldFailed(why) => {
+                        tracing::info!("{}: a hold has failed: {why:?}", entry.name);
+                        hold_at = Some(Instant::now() + HOLD_AGAIN);
+                    }
+                    Report::Held => break Ok(()),
+                    Report::Ended(why) => {
+                        let why = refused.try_recv().unwrap_or_else(|_| format!("{why:?}"));
+                        break Err(anyhow::anyhow!("{} was not moved, and is served here: {why}", entry.name));
+                    }
+                },
+            }
+        };
+        let status = volume.migration();
+        if let Err(error) = result {
+            link.abort();
+            return Err(error);
+        }
+        let generation = self.decide(entry, &volume, session, &to).await;
+        link.abort();
+        let (status, sent_bytes) = status.context("a volume that is held is being moved")?;
+        Ok(Moved {
+            name: entry.name.clone(),
+            generation: generation?,
+            seconds: began.elapsed().as_secs_f64(),
+            blackout_ms: held_since.elapsed().as_secs_f64() * 1e3,
+            sent_bytes,
+            copied_bytes: status.copied_bytes,
+            interruptions: status.interruptions,
+            to,
+        })
+    }
+
+    /// The tenant is held, and the destination has everything.
+    async fn decide(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        volume: &Arc<Volume>,
+        session: SessionId,
+        to: &str,
+    ) -> anyhow::Result<u64> {
+        let hook = self.config.hook;
+        hook(Point::Held);
+        {
+            let mut state = entry.state.lock().await;
+            let sidecar = state.sidecar.clone().expect("it is served");
+            let to = to.to_owned();
+            let deciding = sidecar.with(Role::Deciding { session, to });
+            if let Err(error) = tokio::task::block_in_place(|| entry.folder.write_sidecar(&deciding)) {
+                // It may be there all the same. A process that comes later would ask, and the destination would commit what it
+                // has now: so the tenant goes on only when that is off the disk.
+                self.write(entry, &mut state, sidecar).await;
+                volume.event(Event::Release);
+                return Err(error.context("the decision could not be written down; it is served here"));
+            }
+            state.sidecar = Some(deciding);
+        }
+        hook(Point::Deciding);
+        match self.resolve(entry).await {
+            Some(sidecar) if sidecar.may_serve() => {
+                bail!("{to} did not commit; {} is served here", entry.name)
+            }
+            Some(sidecar) => Ok(sidecar.generation + 1),
+            None => bail!("{} is not being decided any more", entry.name),
+        }
+    }
+
+    /// Asks the destination until it says which of the two copies it is.
+    pub(super) async fn resolve(self: &Arc<Self>, entry: &Arc<Entry>) -> Option<Sidecar> {
+        let hook = self.config.hook;
+        loop {
+            let sidecar = entry.state.lock().await.sidecar.clone()?;
+            let Role::Deciding { session, to } = &sidecar.role else {
+                return None;
+            };
+            let purpose = Purpose::Decide { gives_up: false };
+            let asked = match self.call(entry, &sidecar, *session, to, purpose) {
+                Ok(call) => {
+                    hook(Point::Asked);
+                    call.ask().await
+                }
+                Err(error) => Err(error),
+            };
+            let next = match asked {
+                Ok(answer) => decided(&sidecar, answer),
+                Err(error) => {
+                    tracing::warn!("{} waits for {to}: {error:#}", entry.name);
+                    None
+                }
+            };
+            let Some(next) = next else {
+                tokio::time::sleep(AGAIN).await;
+                continue;
+            };
+            hook(Point::Answered);
+            let mut state = entry.state.lock().await;
+            if next.may_serve() {
+                // By the destination's word it is never committed: a tenant that waits here need not wait for the disk.
+                if let Some(volume) = &state.volume {
+                    volume.event(Event::Release);
+                }
+                self.write(entry, &mut state, next.clone()).await;
+                if let Err(error) = self.serve(entry, &mut state) {
+                    tracing::error!("volume {} is not served: {error:#}", entry.name);
+                }
+            } else {
+                if let Some(volume) = &state.volume {
+                    volume.event(Event::Moved);
+                }
+                self.write(entry, &mut state, next.clone()).await;
+                hook(Point::Moved);
+                if let Err(error) = self.close(entry, &mut state).await {
+                    tracing::warn!("{}: {error:#}", entry.name);
+                }
+            }
+            return Some(next);
+        }
+    }
+
+    /// Another daemon has called.
+    pub(super) async fn peer<S>(self: &Arc<Self>, mut stream: S) -> anyhow::Result<()>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (hello, _) = wire::receive::<Hello>(&mut stream).await?;
+        if hello.version != VERSION {
+            let why = format!("this daemon speaks version {VERSION}, not {}", hello.version);
+            return Ok(wire::send(&mut stream, &ToSource::Refused(why)).await?);
+        }
+        match hello.purpose.clone() {
+            Purpose::Fill {
+                length,
+                from,
+                attached,
+            } => {
+                let offer = Offer {
+                    id: hello.id,
+                    session: hello.session,
+                    base: hello.base,
+                    length,
+                    from,
+                };
+                match self.prepare(&hello.name, &offer, attached).await {
+                    Ok((incoming, store, has_old)) => {
+                        (self.config.hook)(Point::Prepared);
+                        let incarnation = self.incarnation;
+                        let welcome = ToSource::Welcome { incarnation, has_old };
+                        incoming
+                            .fill(stream, offer.session, store, length, welcome)
+                            .await?;
+                    }
+                    Err(error) => {
+                        wire::send(&mut stream, &ToSource::Refused(format!("{error:#}"))).await?;
+                    }
+                }
+            }
+            Purpose::Decide { gives_up } => {
+                (self.config.hook)(Point::Question);
+                let ask = Ask {
+                    id: hello.id,
+                    session: hello.session,
+                    base: hello.base,
+                };
+                let answer = self.asked(&hello.name, &ask, gives_up).await?;
+                wire::send(&mut stream, &ToSource::Answer(answer)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn prepare(
+        self: &Arc<Self>,
+        name: &str,
+        offer: &Offer,
+        attached: bool,
+    ) -> anyhow::Result<(Arc<Incoming>, Arc<Store>, bool)> {
+        let entry = self.entry(name).await?;
+        let mut state = entry.state.lock().await;
+        if state.sidecar.is_none() && entry.folder.sidecar()?.is_some() {
+            bail!("the volume {name} here is damaged");
+        }
+        let is_same = state.sidecar.as_ref().is_some_and(|here| {
+            let is_session = matches!(here.role, Role::Incoming { session, .. } if session == offer.session);
+            is_session && here.id == offer.id
+        });
+        let has_old = state.sidecar.is_some();
+        if !is_same {
+            let sidecar = prepare(state.sidecar.as_ref(), offer).map_err(|refusal| match refusal {
+                Refusal::OtherVolume => anyhow::anyhow!("there is another volume {name} already"),
+                Refusal::Serves => anyhow::anyhow!("{name} is served here, or was about to leave"),
+                Refusal::NotOlder => anyhow::anyhow!("the copy of {name} here is not older"),
+            })?;
+            entry.folder.make()?;
+            let settings = Settings {
+                attached,
+                ..state.settings.clone()
+            };
+            entry.folder.write_settings(&settings)?;
+            entry.folder.write_sidecar(&sidecar)?;
+            (state.sidecar, state.settings) = (Some(sidecar), settings);
+        }
+        let path = entry.folder.data(&state.settings);
+        let store =
+            Store::open(&path, offer.length).with_context(|| format!("cannot open {}", path.display()))?;
+        let incoming = &mut state.incoming;
+        let incoming = incoming.get_or_insert_with(|| Incoming::new(self.disks.clone(), self.config.hook));
+        Ok((incoming.clone(), Arc::new(store), has_old))
+    }
+
+    async fn asked(self: &Arc<Self>, name: &str, ask: &Ask, gives_up: bool) -> anyhow::Result<Answer> {
+        let hook = self.config.hook;
+        let entry = self.entry(name).await?;
+        let mut state = entry.state.lock().await;
+        let incoming = state.incoming.clone();
+        let is_complete = !gives_up
+            && incoming
+                .as_ref()
+                .is_some_and(|incoming| incoming.is_complete(ask.session));
+        match answer(state.sidecar.as_ref(), ask, is_complete) {
+            Verdict::Say(answer) => Ok(answer),
+            Verdict::WriteThenSay(sidecar, answer) => {
+                if let Some(incoming) = incoming {
+                    incoming.close();
+                }
+                if sidecar.may_serve() {
+                    hook(Point::Committing);
+                }
+                self.write(&entry, &mut state, sidecar).await;
+                if answer == Answer::Committed {
+                    hook(Point::Committed);
+                    if let Err(error) = self.serve(&entry, &mut state) {
+                        tracing::error!("volume {name} has moved here and is not served: {error:#}");
+                    }
+                }
+                Ok(answer)
+            }
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Who connects: commands, clients, and the daemons of other hosts.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::Context;
+use tokio::io::BufReader;
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinHandle;
+
+use super::Daemon;
+use crate::control::{self, Order, Outcome};
+use crate::nbd::server::{Exports, Negotiated, Tls, negotiate, transmit};
+use crate::volume::Volume;
+
+/// Takes everybody, until the daemon is told to stop.
+pub async fn run(daemon: Arc<Daemon>) -> anyhow::Result<()> {
+    let mut stop = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let control = listen(&daemon.config.control_socket())?;
+    if let Some(hosts) = daemon.hosts.clone() {
+        let address = hosts.address(&daemon.config.name)?;
+        let bind = |port| async move {
+            let listener = TcpListener::bind((address, port)).await;
+            listener.with_context(|| format!("cannot listen on {address} port {port}"))
+        };
+        let peers = bind(daemon.config.port).await?;
+        let of = daemon.clone();
+        tokio::spawn(async move {
+            while let Some(stream) = accepted(peers.accept().await) {
+                let (daemon, hosts) = (of.clone(), hosts.clone());
+                tokio::spawn(async move {
+                    let result: anyhow::Result<()> =
+                        async { daemon.peer(hosts.accept(stream).await?).await }.await;
+                    if let Err(error) = result {
+                        tracing::info!("a connection of another daemon has ended: {error:#}");
+                    }
+                });
+            }
+        });
+        if let Some(port) = daemon.config.nbd_port {
+            let clients = bind(port).await?;
+            let of = daemon.clone();
+            tokio::spawn(async move {
+                while let Some(stream) = accepted(clients.accept().await) {
+                    let daemon = of.clone();
+                    tokio::spawn(async move { ended(tls_client(&daemon, stream).await) });
+                }
+            });
+        }
+    }
+    loop {
+        tokio::select! {
+            _ = stop.0.recv() => break,
+            _ = stop.1.recv() => break,
+            accepted = control.accept() => {
+                if let Ok((stream, _)) = accepted {
+                    let daemon = daemon.clone();
+                    tokio::spawn(async move {
+                        if let Err(error) = command(&daemon, stream).await {
+                            tracing::info!("a command was cut off: {error:#}");
+                        }
+                    });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Takes clients of that volume on a socket of its own.
+pub fn nbd(socket: &Path, name: &str, volume: Arc<Volume>) -> anyhow::Result<JoinHandle<()>> {
+    let listener = listen(socket)?;
+    let export = Arc::new(One {
+        name: name.to_owned(),
+        volume,
+    });
+    Ok(tokio::spawn(async move {
+        loop {
+            if let Ok((stream, _)) = listener.accept().await {
+                let export = export.clone();
+                tokio::spawn(async move { ended(client(&export, stream).await) });
+            }
+        }
+    }))
+}
+
+fn listen(socket: &Path) -> anyhow::Result<UnixListener> {
+    // A daemon that was killed leaves its sockets.
+    let _ = std::fs::remove_file(socket);
+    UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))
+}
+
+fn accepted<A>(accepted: io::Result<(tokio::net::TcpStream, A)>) -> Option<tokio::net::TcpStream> {
+    match accepted {
+        Ok((stream, _)) => Some(stream),
+        Err(error) => {
+            tracing::error!("nobody is taken any more: {error}");
+            None
+        }
+    }
+}
+
+fn ended(result: io::Result<()>) {
+    if let Err(error) = result {
+        tracing::info!("a client's connection has ended: {error}");
+    }
+}
+
+struct One {
+    name: String,
+    volume: Arc<Volume>,
+}
+
+impl Exports for One {
+    fn find(&self, name: &str) -> Option<Arc<Volume>> {
+        (name.is_empty() || name == self.name).then(|| self.volume.clone())
+    }
+
+    fn names(&self) -> Vec<String> {
+        vec![self.name.clone()]
+    }
+}
+
+/// Those that were attached when the client connected.
+struct All(Vec<One>);
+
+impl Exports for All {
+    fn find(&self, name: &str) -> Option<Arc<Volume>> {
+        self.0
+            .iter()
+            .find(|one| one.name == name)
+            .map(|one| one.volume.clone())
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.iter().map(|one| one.name.clone()).collect()
+    }
+}
+
+async fn client(exports: &One, mut stream: UnixStream) -> io::Result<()> {
+    match negotiate(&mut stream, exports, Tls::None).await? {
+        Negotiated::Go(volume) => transmit(stream, volume).await,
+        Negotiated::StartTls | Negotiated::Ended => Ok(()),
+    }
+}
+
+async fn tls_client(daemon: &Arc<Daemon>, mut stream: tokio::net::TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let none = All(Vec::new());
+    let Negotiated::StartTls = negotiate(&mut stream, &none, Tls::Wanted).await? else {
+        return Ok(());
+    };
+    let acceptor = daemon.hosts.as_ref().expect("there is a port").acceptor();
+    let mut stream = acceptor.accept(stream).await?;
+    let all = daemon.attached().await;
+    match negotiate(&mut stream, &all, Tls::Done).await? {
+        Negotiated::Go(volume) => transmit(stream, volume).await,
+        Negotiated::StartTls | Negotiated::Ended => Ok(()),
+    }
+}
+
+async fn command(daemon: &Arc<Daemon>, stream: UnixStream) -> anyhow::Result<()> {
+    let mut stream = BufReader::new(stream);
+    let Some(order) = control::receive::<Order>(&mut stream).await? else {
+        return Ok(());
+    };
+    let outcome = daemon.carry_out(order).await;
+    let outcome = outcome.unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")));
+    control::send(stream.get_mut(), &outcome).await
+}
+
+impl Daemon {
+    async fn attached(&self) -> All {
+        let mut all = Vec::new();
+        for entry in self.entries.lock().await.values() {
+            let state = entry.state.lock().await;
+            if let (true, Some(volume)) = (state.settings.attached, &state.volume) {
+                all.push(One {
+                    name: entry.name.clone(),
+                    volume: volume.clone(),
+                });
+            }
+        }
+        All(all)
+    }
+}

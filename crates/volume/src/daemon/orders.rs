@@ -1,0 +1,233 @@
+//! What commands want.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use verbatim_mirror::decision::{Role, Sidecar, VolumeId};
+use verbatim_mirror::{Event, Standing};
+
+use super::{Daemon, Entry, State};
+use crate::control::{Order, Outcome};
+use crate::folder::Settings;
+use crate::store::Store;
+
+/// So long a detach waits for what is under way.
+const CLOSE: Duration = Duration::from_secs(30);
+
+/// The largest volume; offsets of files are signed.
+const MAX_LENGTH: u64 = 1 << 62;
+
+impl Daemon {
+    /// Does it.
+    pub async fn carry_out(self: &Arc<Self>, order: Order) -> anyhow::Result<Outcome> {
+        match order {
+            Order::List => {
+                let mut rows = Vec::new();
+                let entries: Vec<_> = self.entries.lock().await.values().cloned().collect();
+                for entry in entries {
+                    rows.extend(self.row(&entry, &*entry.state.lock().await));
+                }
+                Ok(Outcome::Volumes(rows))
+            }
+            Order::Create { name, length, data } => {
+                let entry = self.entry(&name).await?;
+                let mut state = entry.state.lock().await;
+                self.create(&entry, &mut state, length, data)?;
+                self.done(&entry, &state)
+            }
+            Order::Attach { name } => {
+                let entry = self.entry(&name).await?;
+                let mut state = entry.state.lock().await;
+                known(&entry, &state)?;
+                serving(&entry, &state)?;
+                let settings = Settings {
+                    attached: true,
+                    ..state.settings.clone()
+                };
+                entry.folder.write_settings(&settings)?;
+                state.settings = settings;
+                self.serve(&entry, &mut state)?;
+                self.done(&entry, &state)
+            }
+            Order::Detach { name } => {
+                let entry = self.entry(&name).await?;
+                let mut state = entry.state.lock().await;
+                known(&entry, &state)?;
+                if state
+                    .volume
+                    .as_ref()
+                    .is_some_and(|volume| volume.migration().is_some())
+                {
+                    bail!("{name} is being moved; `verbatim volume cancel {name}` ends that");
+                }
+                let settings = Settings {
+                    attached: false,
+                    ..state.settings.clone()
+                };
+                entry.folder.write_settings(&settings)?;
+                state.settings = settings;
+                self.close(&entry, &mut state).await?;
+                self.serve(&entry, &mut state)?;
+                self.done(&entry, &state)
+            }
+            Order::Resize { name, length } => {
+                let entry = self.entry(&name).await?;
+                let mut state = entry.state.lock().await;
+                self.resize(&entry, &mut state, length).await?;
+                self.done(&entry, &state)
+            }
+            Order::Delete { name } => {
+                let entry = self.entry(&name).await?;
+                let mut state = entry.state.lock().await;
+                let sidecar = known(&entry, &state)?;
+                match sidecar.role {
+                    Role::Serving if state.settings.attached => {
+                        bail!("{name} is attached; `verbatim volume detach {name}` first")
+                    }
+                    Role::Deciding { .. } | Role::Incoming { .. } => bail!("{name} is being moved"),
+                    Role::Serving | Role::Moved { .. } | Role::Incomplete => {}
+                }
+                if state
+                    .volume
+                    .as_ref()
+                    .is_some_and(|volume| volume.migration().is_some())
+                {
+                    bail!("{name} is being moved");
+                }
+                self.close(&entry, &mut state).await?;
+                entry.folder.delete()?;
+                *state = State::default();
+                Ok(Outcome::Volumes(Vec::new()))
+            }
+            Order::Migrate {
+                name,
+                to,
+                bytes_per_second,
+            } => {
+                let entry = self.entry(&name).await?;
+                // It goes on if the command is ended.
+                let daemon = self.clone();
+                let moving = tokio::spawn(async move { daemon.migrate(&entry, to, bytes_per_second).await });
+                Ok(Outcome::Moved(moving.await??))
+            }
+            Order::Cancel { name } => {
+                let entry = self.entry(&name).await?;
+                let state = entry.state.lock().await;
+                let sidecar = known(&entry, &state)?;
+                let Some(volume) = state
+                    .volume
+                    .as_ref()
+                    .filter(|volume| volume.migration().is_some())
+                else {
+                    bail!("{name} is not being moved from here");
+                };
+                if !sidecar.may_serve() || volume.standing() == Standing::Held {
+                    bail!("it is too late: the destination has been asked, or is about to be");
+                }
+                volume.event(Event::Cancel);
+                self.done(&entry, &state)
+            }
+        }
+    }
+
+    fn done(&self, entry: &Entry, state: &State) -> anyhow::Result<Outcome> {
+        Ok(Outcome::Volumes(self.row(entry, state).into_iter().collect()))
+    }
+
+    fn create(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        state: &mut State,
+        length: u64,
+        data: Option<std::path::PathBuf>,
+    ) -> anyhow::Result<()> {
+        if state.sidecar.is_some() || entry.folder.sidecar()?.is_some() {
+            bail!("there is a volume {} already", entry.name);
+        }
+        if !(1..=MAX_LENGTH).contains(&length) {
+            bail!("a volume has between 1 and {MAX_LENGTH} bytes");
+        }
+        entry.folder.make()?;
+        let settings = Settings {
+            attached: false,
+            data,
+        };
+        entry.folder.write_settings(&settings)?;
+        let path = entry.folder.data(&settings);
+        Store::open(&path, length).with_context(|| format!("cannot open {}", path.display()))?;
+        let sidecar = Sidecar::new(VolumeId(rand::random()), length);
+        // The last: without it there is no volume.
+        entry.folder.write_sidecar(&sidecar)?;
+        (state.sidecar, state.settings) = (Some(sidecar), settings);
+        self.serve(entry, state)
+    }
+
+    async fn resize(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        state: &mut State,
+        length: u64,
+    ) -> anyhow::Result<()> {
+        let name = &entry.name;
+        let sidecar = known(entry, state)?.clone();
+        serving(entry, state)?;
+        if length < sidecar.length || length > MAX_LENGTH {
+            bail!("{name} has {} bytes; a volume only grows", sidecar.length);
+        }
+        if state.settings.data.is_some() {
+            bail!("the data of {name} are elsewhere: they are as large as they are");
+        }
+        let volume = state.volume.clone().context("it is not served")?;
+        if !volume.resize(length) {
+            bail!("{name} is in use or being moved; try again when it is idle");
+        }
+        // Longer data with a shorter sidecar are harmless.
+        let path = entry.folder.data(&state.settings);
+        let grown = Store::open(&path, length)
+            .context("the data cannot grow")
+            .map(drop);
+        if let Err(error) = grown {
+            volume.resize(sidecar.length);
+            return Err(error);
+        }
+        self.write(entry, state, Sidecar { length, ..sidecar }).await;
+        Ok(())
+    }
+
+    /// Ends the connections of clients. The volume is not served afterwards.
+    pub(super) async fn close(&self, entry: &Entry, state: &mut State) -> anyhow::Result<()> {
+        if let Some(listener) = state.listener.take() {
+            listener.abort();
+            // It may be gone, if somebody else has removed it.
+            let _ = std::fs::remove_file(self.config.nbd_socket(&entry.name));
+        }
+        if let Some(volume) = &state.volume {
+            let closed = tokio::time::timeout(CLOSE, volume.close()).await;
+            closed.context("what is under way does not end")?;
+        }
+        state.volume = None;
+        Ok(())
+    }
+}
+
+fn known<'a>(entry: &Entry, state: &'a State) -> anyhow::Result<&'a Sidecar> {
+    let sidecar = state.sidecar.as_ref();
+    sidecar.with_context(|| {
+        format!(
+            "there is no volume {} here; `verbatim volume list` shows all",
+            entry.name
+        )
+    })
+}
+
+pub(super) fn serving(entry: &Entry, state: &State) -> anyhow::Result<()> {
+    let name = &entry.name;
+    match &known(entry, state)?.role {
+        Role::Serving => Ok(()),
+        Role::Deciding { to, .. } => bail!("{name} waits for {to} to say whether it has moved there"),
+        Role::Moved { to } => bail!("{name} has moved to {to}"),
+        Role::Incoming { from, .. } => bail!("{name} is being filled from {from}"),
+        Role::Incomplete => bail!("{name} was not filled to the end; it is on another host"),
+    }
+}

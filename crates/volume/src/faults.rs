@@ -1,0 +1,55 @@
+//! Points that a daemon passes, at which a test can end it. The shipped program has a hook that does nothing.
+
+/// Where a daemon is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Point {
+    /// The source is about to offer the volume.
+    Offering,
+    /// The destination has its sidecar for that.
+    Prepared,
+    /// The source has sent a chunk.
+    ChunkSent,
+    /// The destination has written something that came.
+    Written,
+    /// The destination has everything for the first time.
+    Mirrored,
+    /// The source holds the tenant.
+    Held,
+    /// The source has written that it is deciding.
+    Deciding,
+    /// The source has sent the question.
+    Asked,
+    /// The destination has the question.
+    Question,
+    /// The destination is about to commit.
+    Committing,
+    /// It has committed, and not answered.
+    Committed,
+    /// The source has the answer, and has not written it.
+    Answered,
+    /// The source has written that the volume has moved.
+    Moved,
+}
+
+/// All of them.
+pub const POINTS: [Point; 13] = [
+    Point::Offering,
+    Point::Prepared,
+    Point::ChunkSent,
+    Point::Written,
+    Point::Mirrored,
+    Point::Held,
+    Point::Deciding,
+    Point::Asked,
+    Point::Question,
+    Point::Committing,
+    Point::Committed,
+    Point::Answered,
+    Point::Moved,
+];
+
+/// What is called at each.
+pub type Hook = fn(Point);
+
+/// Does nothing.
+pub fn none(_: Point) {}

@@ -1,0 +1,33 @@
+//! Volumes: local disks of programs and virtual machines, which move to another host while they are in use.
+//!
+//! One daemon on each host, apart from the agent, so that I/O outlives the agent's death and its upgrade.
+//!
+//! ```text
+//!  client ── NBD ──► nbd::server ──► Volume ── verbatim_mirror::Engine decides
+//!                                      │ ├──► disk: threads, the file or block device
+//!                                      │ └──► peer::source ── TLS ──► peer::destination of the other daemon ──► disk
+//!  verbatim volume … ── Unix socket ──► control ──► daemon ──► folder: sidecars
+//! ```
+//!
+//! - [`Volume`] carries out what the engine wants. The engine is behind a lock, and each event is handled, and its actions are handed on,
+//!   under that lock, so that actions leave in order. Nothing under it waits.
+//! - [`folder`]: what is on the disk of a volume, and how it is replaced.
+//! - [`nbd`]: the protocol, and its server.
+//! - [`peer`]: the two sides of a move; [`wire`]: what they say to each other.
+//! - [`command`]: `verbatim volume …`.
+
+pub mod command;
+pub mod control;
+mod daemon;
+mod disk;
+pub mod faults;
+pub mod folder;
+pub mod nbd;
+pub mod peer;
+mod store;
+mod tls;
+mod volume;
+pub mod wire;
+
+pub use daemon::{Config, run};
+pub use volume::Volume;

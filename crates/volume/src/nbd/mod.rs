@@ -1,0 +1,7 @@
+//! The NBD protocol, as `doc/proto.md` of the reference implementation has it: newstyle negotiation, simple replies.
+//!
+//! [`wire`] parses and builds, and knows no socket; [`server`] is a connection. What is offered: READ, WRITE, FLUSH, DISCARD (TRIM),
+//! WRITE_ZEROES, FUA, several connections at once, TLS. What is not: structured replies, metadata contexts, resize of an export that is open.
+
+pub mod server;
+pub mod wire;

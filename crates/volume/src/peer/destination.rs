@@ -1,0 +1,248 @@
+//! What another host fills.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use verbatim_mirror::decision::SessionId;
+use verbatim_mirror::{Arrival, Extent, Line, Receiver, Task};
+
+use crate::disk::{Class, Disks};
+use crate::faults::{Hook, Point};
+use crate::store::Store;
+use crate::wire::{self, MAX_DATA, Tag, ToDestination, ToSource};
+
+enum What {
+    Data(Vec<u8>),
+    Zero,
+    Flush,
+}
+
+#[derive(Default)]
+struct Inner {
+    receiver: Receiver,
+    lines: HashMap<Line, UnboundedSender<ToSource>>,
+    arrivals: HashMap<Arrival, (Tag, Extent, What)>,
+    names: HashMap<Arrival, (Tag, i32)>,
+    target: Option<(SessionId, Arc<Store>, u64)>,
+}
+
+/// A volume that is filled, through all attempts in the life of this process.
+pub struct Incoming {
+    inner: Mutex<Inner>,
+    disks: Disks,
+    hook: Hook,
+}
+
+impl Incoming {
+    /// Nothing is filled yet.
+    pub fn new(disks: Disks, hook: Hook) -> Arc<Self> {
+        Arc::new(Self {
+            inner: Mutex::default(),
+            disks,
+            hook,
+        })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no panic under this lock")
+    }
+
+    /// Whether all that this session has sent is on the disk.
+    pub fn is_complete(&self, session: SessionId) -> bool {
+        let inner = self.lock();
+        inner.target.as_ref().is_some_and(|(of, ..)| *of == session) && inner.receiver.is_flushed()
+    }
+
+    /// Whether the source has a connection.
+    pub fn is_connected(&self) -> bool {
+        self.lock().receiver.is_connected()
+    }
+
+    /// Takes nothing more.
+    pub fn close(&self) {
+        let mut inner = self.lock();
+        inner.receiver.close();
+        inner.lines.clear();
+    }
+
+    /// Serves a connection of the source, of that session, until it ends.
+    pub async fn fill<S>(
+        self: &Arc<Self>,
+        stream: S,
+        session: SessionId,
+        store: Arc<Store>,
+        length: u64,
+        welcome: ToSource,
+    ) -> io::Result<()>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (reader, writer) = tokio::io::split(stream);
+        let (sender, mut receiver) = unbounded_channel();
+        let line = {
+            let mut inner = self.lock();
+            inner.target = Some((session, store, length));
+            let mut tasks = Vec::new();
+            let line = inner.receiver.connected(&mut tasks);
+            inner.lines.insert(line, sender);
+            self.carry_out(&mut inner, tasks, &welcome);
+            line
+        };
+        // The first is the welcome, as soon as nothing of an earlier connection is under way.
+        let Some(first) = receiver.recv().await else {
+            return Ok(());
+        };
+        let writing = tokio::spawn(write(writer, first, receiver));
+        let result = self
+            .read(BufReader::with_capacity(256 << 10, reader), line, &welcome)
+            .await;
+        let mut inner = self.lock();
+        inner.receiver.lost(line);
+        inner.lines.remove(&line);
+        drop(inner);
+        writing.abort();
+        result
+    }
+
+    async fn read(
+        self: &Arc<Self>,
+        mut reader: impl AsyncRead + Unpin,
+        line: Line,
+        welcome: &ToSource,
+    ) -> io::Result<()> {
+        loop {
+            let (message, data) = wire::receive::<ToDestination>(&mut reader).await?;
+            let mut inner = self.lock();
+            let Some(size) = inner.target.as_ref().map(|(.., length)| *length) else {
+                return Ok(());
+            };
+            let within = |offset, length| {
+                let extent = Extent::within(size, offset, length);
+                extent.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "outside of the volume"))
+            };
+            let mut tasks = Vec::new();
+            let (tag, extent, what) = match message {
+                ToDestination::Put { tag, offset } => {
+                    (tag, within(offset, data.len() as u64)?, What::Data(data))
+                }
+                ToDestination::Zero { tag, offset, length } => (tag, within(offset, length)?, What::Zero),
+                ToDestination::Flush { tag } => (tag, within(0, 1)?, What::Flush),
+                ToDestination::Compare {
+                    tag,
+                    offset,
+                    length,
+                    hash,
+                } => {
+                    if length > MAX_DATA as u64 {
+                        return Err(io::Error::new(io::ErrorKind::InvalidData, "too much to compare"));
+                    }
+                    self.compare(&inner, line, tag, within(offset, length)?, hash);
+                    continue;
+                }
+            };
+            let arrival = match what {
+                What::Flush => inner.receiver.flush(line, &mut tasks),
+                What::Data(_) | What::Zero => inner.receiver.write(line, &mut tasks),
+            };
+            // Another connection has come.
+            let Some(arrival) = arrival else {
+                return Ok(());
+            };
+            inner.arrivals.insert(arrival, (tag, extent, what));
+            self.carry_out(&mut inner, tasks, welcome);
+        }
+    }
+
+    fn carry_out(self: &Arc<Self>, inner: &mut Inner, tasks: Vec<Task>, welcome: &ToSource) {
+        for task in tasks {
+            match task {
+                Task::Welcome(line) => inner.say(line, welcome.clone()),
+                Task::Close(line) => {
+                    inner.lines.remove(&line);
+                }
+                Task::Write(arrival) | Task::Flush(arrival) => {
+                    let (tag, extent, what) = inner.arrivals.remove(&arrival).expect("it has come");
+                    let (_, store, _) = inner.target.as_ref().expect("it is filled");
+                    let (store, incoming, welcome) = (store.clone(), self.clone(), welcome.clone());
+                    let class = match tag {
+                        Tag::Change(_) | Tag::Flush(_) => Class::Tenant,
+                        Tag::Chunk(_) => Class::Copy,
+                    };
+                    self.disks.submit(class, move || {
+                        let done = match &what {
+                            What::Data(data) => store.write(extent.offset, data),
+                            What::Zero => store.zero(extent.offset, extent.length, true),
+                            What::Flush => store.flush(),
+                        };
+                        let errno = done
+                            .err()
+                            .map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO));
+                        (incoming.hook)(Point::Written);
+                        let mut inner = incoming.lock();
+                        inner.names.insert(arrival, (tag, errno));
+                        let mut tasks = Vec::new();
+                        match what {
+                            What::Flush => inner.receiver.flushed(arrival, errno == 0, &mut tasks),
+                            What::Data(_) | What::Zero => {
+                                inner.receiver.written(arrival, errno == 0, &mut tasks)
+                            }
+                        }
+                        incoming.carry_out(&mut inner, tasks, &welcome);
+                        inner.names.remove(&arrival);
+                    });
+                }
+                Task::Answer { line, arrival, .. } => {
+                    if let Some((tag, errno)) = inner.names.get(&arrival).copied() {
+                        inner.say(line, ToSource::Done(tag, errno));
+                    }
+                }
+            }
+        }
+    }
+
+    /// What is there is as good as what would come. It need not be durable: the last flush makes all of it so.
+    fn compare(self: &Arc<Self>, inner: &Inner, line: Line, tag: Tag, extent: Extent, hash: [u8; 32]) {
+        let (_, store, _) = inner.target.as_ref().expect("it is filled");
+        let (store, incoming) = (store.clone(), self.clone());
+        self.disks.submit(Class::Copy, move || {
+            let mut data = vec![0; extent.length as usize];
+            let is_same =
+                store.read(extent.offset, &mut data).is_ok() && *blake3::hash(&data).as_bytes() == hash;
+            let answer = if is_same {
+                ToSource::Done(tag, 0)
+            } else {
+                ToSource::Differs(tag)
+            };
+            incoming.lock().say(line, answer);
+        });
+    }
+}
+
+impl Inner {
+    fn say(&self, line: Line, message: ToSource) {
+        if let Some(sender) = self.lines.get(&line) {
+            // If nobody takes it, the connection has ended.
+            let _ = sender.send(message);
+        }
+    }
+}
+
+async fn write(
+    writer: impl AsyncWrite + Unpin,
+    first: ToSource,
+    mut messages: UnboundedReceiver<ToSource>,
+) -> io::Result<()> {
+    let mut writer = BufWriter::new(writer);
+    let mut next = Some(first);
+    while let Some(message) = next {
+        writer.write_all(&wire::frame(&message, 0)).await?;
+        if messages.is_empty() {
+            writer.flush().await?;
+        }
+        next = messages.recv().await;
+    }
+    writer.shutdown().await
+}

@@ -1,0 +1,396 @@
+//! One volume that this host serves: carries out what its engine wants.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::{Notify, watch};
+use verbatim_mirror::{
+    Action, Config, Engine, Event, Extent, Failure, Op, Report, RequestId, Standing, Status, Ticket,
+};
+
+use crate::disk::{Class, Disks};
+use crate::faults::{Hook, Point};
+use crate::store::Store;
+use crate::wire::{Tag, ToDestination, ToSource, frame};
+
+/// How a request ends: with what was read, or nothing.
+pub type Reply = Box<dyn FnOnce(Result<Vec<u8>, Failure>) + Send>;
+
+/// What a client wants, in bounds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wanted {
+    /// Data.
+    Read,
+    /// These data are to be there.
+    Write(Arc<Vec<u8>>),
+    /// Zeros; they need no space on the disk.
+    Zero {
+        /// Space may be given back.
+        may_free: bool,
+    },
+    /// What was acknowledged is to be durable.
+    Flush,
+}
+
+struct Request {
+    wanted: Wanted,
+    extent: Extent,
+    is_durable: bool,
+    read: Vec<u8>,
+    reply: Reply,
+}
+
+/// A chunk that is being copied.
+struct Chunk {
+    extent: Extent,
+    data: Arc<Vec<u8>>,
+    hash: Option<[u8; 32]>,
+}
+
+/// What leaves for the destination: a frame, and data that it was not copied into.
+pub type Outgoing = (Vec<u8>, Option<Arc<Vec<u8>>>);
+
+struct Link {
+    number: u64,
+    sender: UnboundedSender<Outgoing>,
+    compares: bool,
+}
+
+struct Inner {
+    engine: Engine,
+    ids: u64,
+    requests: HashMap<RequestId, Request>,
+    chunks: HashMap<Ticket, Chunk>,
+    links: u64,
+    link: Option<Link>,
+    reports: Option<UnboundedSender<Report>>,
+    sent_bytes: u64,
+}
+
+/// A volume that is served.
+pub struct Volume {
+    inner: Mutex<Inner>,
+    store: Store,
+    disks: Disks,
+    began: Instant,
+    hook: Hook,
+    /// A request has come to its end.
+    answered: Notify,
+    is_open: watch::Sender<bool>,
+}
+
+impl Volume {
+    /// Serves that store.
+    pub fn new(store: Store, length: u64, disks: Disks, hook: Hook) -> Arc<Self> {
+        let inner = Inner {
+            engine: Engine::new(Config::default(), length),
+            ids: 0,
+            requests: HashMap::new(),
+            chunks: HashMap::new(),
+            links: 0,
+            link: None,
+            reports: None,
+            sent_bytes: 0,
+        };
+        Arc::new(Self {
+            inner: Mutex::new(inner),
+            store,
+            disks,
+            began: Instant::now(),
+            hook,
+            answered: Notify::new(),
+            is_open: watch::Sender::new(true),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("no panic under this lock")
+    }
+
+    /// Its size in bytes.
+    pub fn length(&self) -> u64 {
+        self.lock().engine.length()
+    }
+
+    /// Whether it answers.
+    pub fn standing(&self) -> Standing {
+        self.lock().engine.standing()
+    }
+
+    /// Where a migration stands, and how many bytes have left for it.
+    pub fn migration(&self) -> Option<(Status, u64)> {
+        let inner = self.lock();
+        Some((inner.engine.status()?, inner.sent_bytes))
+    }
+
+    /// It has another size from now on, if nothing is under way.
+    pub fn resize(&self, length: u64) -> bool {
+        self.lock().engine.resize(length)
+    }
+
+    /// Turns false when connections of clients are to end.
+    pub fn open(&self) -> watch::Receiver<bool> {
+        self.is_open.subscribe()
+    }
+
+    /// Ends the connections of clients, and waits for what is under way.
+    pub async fn close(&self) {
+        self.is_open.send_replace(false);
+        loop {
+            let answered = self.answered.notified();
+            if self.lock().engine.in_flight() == 0 {
+                return;
+            }
+            answered.await;
+        }
+    }
+
+    /// A request of a client. The reply may be called at once or at any later time; it must not wait.
+    pub fn request(self: &Arc<Self>, wanted: Wanted, extent: Extent, is_durable: bool, reply: Reply) {
+        let mut inner = self.lock();
+        inner.ids += 1;
+        let id = RequestId(inner.ids);
+        let op = match &wanted {
+            Wanted::Read => Op::Read,
+            Wanted::Write(_) | Wanted::Zero { .. } => Op::Change(extent),
+            Wanted::Flush => Op::Flush,
+        };
+        let request = Request {
+            wanted,
+            extent,
+            is_durable,
+            read: Vec::new(),
+            reply,
+        };
+        inner.requests.insert(id, request);
+        self.handle(&mut inner, Event::Request { id, op });
+    }
+
+    /// Something that does not belong to a connection to the destination.
+    pub fn event(self: &Arc<Self>, event: Event) {
+        self.handle(&mut self.lock(), event);
+    }
+
+    /// Begins to move. Reports go there.
+    pub fn migrate(self: &Arc<Self>, bytes_per_second: Option<u64>, reports: UnboundedSender<Report>) {
+        let mut inner = self.lock();
+        inner.reports = Some(reports);
+        inner.sent_bytes = 0;
+        self.handle(&mut inner, Event::Migrate { bytes_per_second });
+    }
+
+    /// There is a connection to the destination; what is to be sent goes there. Its number.
+    pub fn link_up(self: &Arc<Self>, keeps: bool, compares: bool, sender: UnboundedSender<Outgoing>) -> u64 {
+        let mut inner = self.lock();
+        inner.links += 1;
+        let number = inner.links;
+        inner.link = Some(Link {
+            number,
+            sender,
+            compares,
+        });
+        self.handle(&mut inner, Event::LinkUp { keeps });
+        number
+    }
+
+    /// That connection is lost.
+    pub fn link_down(self: &Arc<Self>, number: u64) {
+        let mut inner = self.lock();
+        if inner.link.as_ref().is_some_and(|link| link.number == number) {
+            inner.link = None;
+            self.handle(&mut inner, Event::LinkDown);
+        }
+    }
+
+    /// The destination has said something on that connection. False if it does not count any more.
+    pub fn heard(self: &Arc<Self>, number: u64, message: ToSource) -> bool {
+        let mut inner = self.lock();
+        if inner.link.as_ref().is_none_or(|link| link.number != number) {
+            return false;
+        }
+        match message {
+            ToSource::Done(tag, errno) => {
+                let result = if errno == 0 {
+                    Ok(())
+                } else {
+                    Err(Failure::Disk(errno))
+                };
+                let event = match tag {
+                    Tag::Change(id) => Event::MirrorDone {
+                        id: RequestId(id),
+                        result,
+                    },
+                    Tag::Chunk(ticket) => {
+                        inner.chunks.remove(&Ticket(ticket));
+                        let ticket = Ticket(ticket);
+                        Event::ChunkSent { ticket, result }
+                    }
+                    Tag::Flush(ticket) => Event::MirrorFlushed {
+                        ticket: Ticket(ticket),
+                        result,
+                    },
+                };
+                self.handle(&mut inner, event);
+                true
+            }
+            ToSource::Differs(Tag::Chunk(ticket)) => {
+                if let Some(chunk) = inner.chunks.remove(&Ticket(ticket)) {
+                    inner.send_data(Tag::Chunk(ticket), chunk.extent, chunk.data);
+                }
+                true
+            }
+            ToSource::Differs(_) | ToSource::Welcome { .. } | ToSource::Refused(_) | ToSource::Answer(_) => {
+                false
+            }
+        }
+    }
+
+    fn handle(self: &Arc<Self>, inner: &mut Inner, event: Event) {
+        let mut actions = Vec::new();
+        inner.engine.handle(self.began.elapsed(), event, &mut actions);
+        for action in actions {
+            self.act(inner, action);
+        }
+    }
+
+    fn act(self: &Arc<Self>, inner: &mut Inner, action: Action) {
+        match action {
+            Action::Local { id } => self.local(&inner.requests[&id], id),
+            Action::Mirror { id } => {
+                let request = &inner.requests[&id];
+                let (tag, extent) = (Tag::Change(id.0), request.extent);
+                match request.wanted.clone() {
+                    Wanted::Write(data) => inner.send_data(tag, extent, data),
+                    _ => inner.send_zero(tag, extent),
+                }
+            }
+            Action::Reply { id, result } => {
+                let request = inner.requests.remove(&id).expect("it has no answer yet");
+                (request.reply)(result.map(|()| request.read));
+                self.answered.notify_waiters();
+            }
+            Action::ReadChunk { ticket, extent } => self.read_chunk(inner, ticket, extent),
+            Action::SendChunk { ticket } => inner.send_chunk(ticket, self.hook),
+            Action::DropChunk { ticket } => {
+                inner.chunks.remove(&ticket);
+            }
+            Action::FlushMirror { ticket } => {
+                let tag = Tag::Flush(ticket.0);
+                inner.send(&ToDestination::Flush { tag }, None);
+            }
+            Action::Disconnect => inner.link = None,
+            Action::Report(report) => {
+                if let Some(reports) = &inner.reports {
+                    // Nobody listens where a migration was begun and its task has ended.
+                    let _ = reports.send(report);
+                }
+            }
+        }
+    }
+
+    fn local(self: &Arc<Self>, request: &Request, id: RequestId) {
+        let (volume, wanted) = (self.clone(), request.wanted.clone());
+        let (extent, is_durable) = (request.extent, request.is_durable);
+        self.disks.submit(Class::Tenant, move || {
+            let mut read = Vec::new();
+            let store = &volume.store;
+            let done = match &wanted {
+                Wanted::Read => {
+                    read = vec![0; extent.length as usize];
+                    store.read(extent.offset, &mut read)
+                }
+                Wanted::Write(data) => store.write(extent.offset, data),
+                Wanted::Zero { may_free } => store.zero(extent.offset, extent.length, *may_free),
+                Wanted::Flush => store.flush(),
+            };
+            let done = match is_durable {
+                true => done.and_then(|()| store.flush()),
+                false => done,
+            };
+            let mut inner = volume.lock();
+            if let Some(request) = inner.requests.get_mut(&id) {
+                request.read = read;
+            }
+            let result = done.map_err(failure);
+            volume.handle(&mut inner, Event::LocalDone { id, result });
+        });
+    }
+
+    fn read_chunk(self: &Arc<Self>, inner: &Inner, ticket: Ticket, extent: Extent) {
+        let volume = self.clone();
+        let compares = inner.link.as_ref().is_some_and(|link| link.compares);
+        self.disks.submit(Class::Copy, move || {
+            let mut data = vec![0; extent.length as usize];
+            let done = volume.store.read(extent.offset, &mut data);
+            let chunk = Chunk {
+                extent,
+                hash: compares.then(|| *blake3::hash(&data).as_bytes()),
+                data: Arc::new(data),
+            };
+            let mut inner = volume.lock();
+            let result = done.map_err(failure);
+            // Otherwise it was given up meanwhile.
+            if inner.engine.reads(ticket) {
+                inner.chunks.insert(ticket, chunk);
+                volume.handle(&mut inner, Event::ChunkRead { ticket, result });
+            }
+        });
+    }
+}
+
+impl Inner {
+    fn send(&mut self, message: &ToDestination, data: Option<Arc<Vec<u8>>>) {
+        let length = data.as_ref().map_or(0, |data| data.len());
+        let frame = frame(message, length);
+        if let Some(link) = &self.link {
+            self.sent_bytes += (frame.len() + length) as u64;
+            // If nobody takes it, the connection's end is told soon.
+            let _ = link.sender.send((frame, data));
+        }
+    }
+
+    fn send_data(&mut self, tag: Tag, extent: Extent, data: Arc<Vec<u8>>) {
+        match data.iter().all(|&byte| byte == 0) {
+            true => self.send_zero(tag, extent),
+            false => {
+                let offset = extent.offset;
+                self.send(&ToDestination::Put { tag, offset }, Some(data));
+            }
+        }
+    }
+
+    fn send_zero(&mut self, tag: Tag, extent: Extent) {
+        let Extent { offset, length } = extent;
+        self.send(&ToDestination::Zero { tag, offset, length }, None);
+    }
+
+    fn send_chunk(&mut self, ticket: Ticket, hook: Hook) {
+        let chunk = self.chunks.get(&ticket).expect("it was read");
+        let (tag, extent) = (Tag::Chunk(ticket.0), chunk.extent);
+        match chunk.hash {
+            Some(hash) => {
+                let Extent { offset, length } = extent;
+                let compare = ToDestination::Compare {
+                    tag,
+                    offset,
+                    length,
+                    hash,
+                };
+                self.send(&compare, None);
+            }
+            None => {
+                let chunk = self.chunks.remove(&ticket).expect("it was read");
+                self.send_data(tag, extent, chunk.data);
+            }
+        }
+        hook(Point::ChunkSent);
+    }
+}
+
+/// As the engine knows it.
+pub fn failure(error: io::Error) -> Failure {
+    Failure::Disk(error.raw_os_error().unwrap_or(libc::EIO))
+}

@@ -1,0 +1,218 @@
+//! Messages, and their frames: two lengths, the message, and the data that belong to it.
+//!
+//! ```text
+//!  0         4         8
+//! ┌─────────┬─────────┬─────────┬──────
+//! │ message │ data    │ message │ data
+//! │ length  │ length  │         │
+//! └─────────┴─────────┴─────────┴──────
+//! ```
+//!
+//! Lengths are little-endian; the message is postcard.
+
+use std::io;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use verbatim_mirror::decision::{Answer, Generation, SessionId, VolumeId};
+
+/// The version of these messages.
+pub const VERSION: u32 = 1;
+
+/// The longest message without its data.
+pub const MAX_MESSAGE: usize = 4 << 10;
+
+/// The longest data.
+pub const MAX_DATA: usize = 32 << 20;
+
+/// The first message on a connection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`VERSION`] of the sender.
+    pub version: u32,
+    /// The volume's name on both hosts.
+    pub name: String,
+    /// Which volume.
+    pub id: VolumeId,
+    /// The attempt.
+    pub session: SessionId,
+    /// The source's generation.
+    pub base: Generation,
+    /// What it is about.
+    pub purpose: Purpose,
+}
+
+/// What a connection is for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Purpose {
+    /// Changes and chunks.
+    Fill {
+        /// The size of the volume.
+        length: u64,
+        /// The source.
+        from: String,
+        /// Whether clients may connect when it has moved.
+        attached: bool,
+    },
+    /// One question, one answer.
+    Decide {
+        /// The source does not want it committed any more.
+        gives_up: bool,
+    },
+}
+
+/// What follows from the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToDestination {
+    /// Write the data that belong to this.
+    Put {
+        /// How it is called in the answer.
+        tag: Tag,
+        /// Where.
+        offset: u64,
+    },
+    /// Zeros.
+    Zero {
+        /// How it is called in the answer.
+        tag: Tag,
+        /// Where.
+        offset: u64,
+        /// How many bytes.
+        length: u64,
+    },
+    /// Say whether that is there already.
+    Compare {
+        /// How it is called in the answer.
+        tag: Tag,
+        /// Where.
+        offset: u64,
+        /// How many bytes.
+        length: u64,
+        /// BLAKE3 of them.
+        hash: [u8; 32],
+    },
+    /// Flush what was acknowledged.
+    Flush {
+        /// How it is called in the answer.
+        tag: Tag,
+    },
+}
+
+/// What the source calls something that it has sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Tag {
+    /// A change of the tenant.
+    Change(u64),
+    /// A chunk.
+    Chunk(u64),
+    /// A flush.
+    Flush(u64),
+}
+
+/// What the destination answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ToSource {
+    /// Nothing of an earlier connection is under way any more.
+    Welcome {
+        /// Which process this is.
+        incarnation: u128,
+        /// There was a copy before: comparing may be worth it.
+        has_old: bool,
+    },
+    /// It will not have the volume.
+    Refused(String),
+    /// It is on the disk, or the disk said this errno.
+    Done(Tag, i32),
+    /// What was compared differs: it is to be sent.
+    Differs(Tag),
+    /// To [`Purpose::Decide`].
+    Answer(Answer),
+}
+
+/// A frame in one piece, without its data.
+pub fn frame(message: &impl Serialize, data: usize) -> Vec<u8> {
+    let mut frame = vec![0; 8];
+    frame = postcard::to_extend(message, frame).expect("it can be encoded");
+    let length = frame.len() - 8;
+    debug_assert!(length <= MAX_MESSAGE && data <= MAX_DATA);
+    frame[..4].copy_from_slice(&(length as u32).to_le_bytes());
+    frame[4..8].copy_from_slice(&(data as u32).to_le_bytes());
+    frame
+}
+
+/// Sends a message without data.
+pub async fn send(stream: &mut (impl AsyncWrite + Unpin), message: &impl Serialize) -> io::Result<()> {
+    stream.write_all(&frame(message, 0)).await?;
+    stream.flush().await
+}
+
+/// Takes the next message and its data.
+pub async fn receive<T: DeserializeOwned>(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(T, Vec<u8>)> {
+    let mut lengths = [0; 8];
+    stream.read_exact(&mut lengths).await?;
+    let (message, data) = lengths_of(lengths)?;
+    let mut bytes = vec![0; message];
+    stream.read_exact(&mut bytes).await?;
+    let message = decode(&bytes)?;
+    let mut bytes = vec![0; data];
+    stream.read_exact(&mut bytes).await?;
+    Ok((message, bytes))
+}
+
+/// The two lengths of a frame, if they are within the limits.
+pub fn lengths_of(bytes: [u8; 8]) -> io::Result<(usize, usize)> {
+    let message = u32::from_le_bytes(bytes[..4].try_into().expect("four bytes")) as usize;
+    let data = u32::from_le_bytes(bytes[4..].try_into().expect("four bytes")) as usize;
+    match message <= MAX_MESSAGE && data <= MAX_DATA {
+        true => Ok((message, data)),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "a frame is too long")),
+    }
+}
+
+/// A message, with nothing behind it.
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a message cannot be read",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_was_sent_is_received() {
+        let hello = Hello {
+            version: VERSION,
+            name: "a".into(),
+            id: VolumeId(1 << 127),
+            session: SessionId(3),
+            base: 9,
+            purpose: Purpose::Decide { gives_up: true },
+        };
+        let mut bytes = Vec::new();
+        send(&mut bytes, &hello).await.expect("sent");
+        let put = ToDestination::Put {
+            tag: Tag::Chunk(5),
+            offset: 1 << 40,
+        };
+        bytes.extend(frame(&put, 3));
+        bytes.extend([1, 2, 3]);
+        let mut stream = bytes.as_slice();
+        assert_eq!(receive::<Hello>(&mut stream).await.expect("received").0, hello);
+        let (message, data) = receive::<ToDestination>(&mut stream).await.expect("received");
+        assert_eq!((message, data.as_slice()), (put, [1, 2, 3].as_slice()));
+    }
+
+    #[test]
+    fn what_is_too_long_is_refused() {
+        assert!(lengths_of([0xff; 8]).is_err());
+        assert!(lengths_of([0, 0, 0, 1, 0, 0, 0, 0]).is_err());
+        assert!(lengths_of([0, 16, 0, 0, 0, 0, 0, 2]).is_ok());
+    }
+}

@@ -1,0 +1,265 @@
+//! Two hosts on the loopback interface, each with a daemon.
+
+#![allow(dead_code, reason = "each test file uses a part")]
+
+pub mod client;
+pub mod tenant;
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use verbatim_certificates::Authority;
+
+/// So long anything may take on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_verbatim-volume-with-faults");
+
+/// Daemons end with it.
+pub struct Lab {
+    folder: tempfile::TempDir,
+    port: u16,
+    daemons: [Option<Child>; 2],
+}
+
+/// The hosts' names; a host is its index.
+pub const NAMES: [&str; 2] = ["a", "b"];
+
+impl Lab {
+    /// Both run.
+    pub fn new() -> Self {
+        let mut lab = Self::without_daemons();
+        lab.start(0, None);
+        lab.start(1, None);
+        lab
+    }
+
+    /// None runs yet.
+    pub fn without_daemons() -> Self {
+        static LABS: AtomicU8 = AtomicU8::new(1);
+        let number = LABS.fetch_add(1, Ordering::Relaxed);
+        // Two addresses that no other test has, and a port that is free on the first.
+        let pid = std::process::id().to_le_bytes();
+        let address = |host: u8| {
+            Ipv4Addr::new(
+                127,
+                64 | (pid[1] & 63),
+                pid[0],
+                number.wrapping_mul(2).wrapping_add(host),
+            )
+        };
+        let port = TcpListener::bind((address(0), 0))
+            .expect("a port")
+            .local_addr()
+            .expect("bound")
+            .port();
+        let folder = tempfile::tempdir().expect("a folder");
+        let authority = Authority::new("test").expect("an authority");
+        let entry =
+            |host: u8| serde_json::json!({ "name": NAMES[usize::from(host)], "address": address(host) });
+        let list = Value::Array(vec![entry(0), entry(1)]).to_string();
+        for (host, name) in (0..).zip(NAMES) {
+            let tls = folder.path().join(name).join("config/tls");
+            std::fs::create_dir_all(&tls).expect("a folder");
+            let identity = authority
+                .issue(name, address(host).into())
+                .expect("a certificate");
+            // The second names are those that libnbd and QEMU look for.
+            for (names, text) in [
+                (["ca.pem", "ca-cert.pem"], authority.certificate()),
+                (["cert.pem", "client-cert.pem"], identity.certificate.as_str()),
+                (["key.pem", "client-key.pem"], identity.key.as_str()),
+            ] {
+                for name in names {
+                    std::fs::write(tls.join(name), text).expect("written");
+                }
+            }
+            std::fs::write(folder.path().join(name).join("config/hosts.json"), &list).expect("written");
+        }
+        Self {
+            folder,
+            port,
+            daemons: [None, None],
+        }
+    }
+
+    /// A path of that host.
+    pub fn path(&self, host: usize, name: &str) -> PathBuf {
+        self.folder.path().join(NAMES[host]).join(name)
+    }
+
+    /// The address of clients that use TLS.
+    pub fn tls_uri(&self, host: usize, volume: &str) -> String {
+        let list = std::fs::read_to_string(self.path(host, "config/hosts.json")).expect("it is there");
+        let list: Value = serde_json::from_str(&list).expect("a list");
+        let address = list[host]["address"].as_str().expect("an address").to_owned();
+        let tls = self.path(1 - host, "config/tls");
+        format!(
+            "nbds://{address}:{}/{volume}?tls-certificates={}",
+            self.nbd_port(),
+            tls.display()
+        )
+    }
+
+    fn nbd_port(&self) -> u16 {
+        self.port ^ 1
+    }
+
+    /// Starts that host's daemon, which ends itself at that point, and waits until it takes orders.
+    pub fn start(&mut self, host: usize, die_at: Option<&str>) {
+        assert!(self.daemons[host].is_none(), "it runs already");
+        let socket = self.path(host, "run/volumes.sock");
+        // One that is left over would be taken for the new one's.
+        let _ = std::fs::remove_file(&socket);
+        let path = self.path(host, "log");
+        let log = std::fs::File::options()
+            .append(true)
+            .create(true)
+            .open(path)
+            .expect("a log");
+        let mut command = Command::new(PROGRAM);
+        command
+            .args([
+                "daemon",
+                "--name",
+                NAMES[host],
+                "--port",
+                &self.port.to_string(),
+                "--threads",
+                "4",
+            ])
+            .args(["--nbd-port", &self.nbd_port().to_string()])
+            .arg("--state-dir")
+            .arg(self.path(host, "state"))
+            .arg("--runtime-dir")
+            .arg(self.path(host, "run"))
+            .arg("--config-dir")
+            .arg(self.path(host, "config"))
+            .env_remove("VERBATIM_VOLUME_DIE_AT")
+            .stderr(log.try_clone().expect("a log"))
+            .stdout(log)
+            .stdin(Stdio::null());
+        if let Some(point) = die_at {
+            command.env("VERBATIM_VOLUME_DIE_AT", point);
+        }
+        self.daemons[host] = Some(command.spawn().expect("it starts"));
+        until("a daemon takes orders", || socket.exists());
+    }
+
+    /// The process of that host's daemon.
+    pub fn signal(&self, host: usize, signal: rustix::process::Signal) {
+        let child = self.daemons[host].as_ref().expect("it runs");
+        let pid = rustix::process::Pid::from_child(child);
+        rustix::process::kill_process(pid, signal).expect("it is there");
+    }
+
+    /// Kills that host's daemon.
+    pub fn kill(&mut self, host: usize) {
+        if let Some(mut child) = self.daemons[host].take() {
+            // It may have ended itself.
+            let _ = child.kill();
+            child.wait().expect("it ends");
+        }
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&mut self, host: usize) -> bool {
+        let child = self.daemons[host].as_mut().expect("it was started");
+        child.try_wait().expect("it is ours").is_some()
+    }
+
+    /// A command, which is not waited for.
+    pub fn command(&self, host: usize, args: &[&str]) -> Command {
+        let mut command = Command::new(PROGRAM);
+        command
+            .args(args)
+            .arg("--runtime-dir")
+            .arg(self.path(host, "run"));
+        command
+    }
+
+    /// A command, and how it ends.
+    pub fn try_order(&self, host: usize, args: &[&str]) -> Output {
+        self.command(host, args).output().expect("it runs")
+    }
+
+    /// A command that must go well; what it writes.
+    pub fn order(&self, host: usize, args: &[&str]) -> String {
+        let output = self.try_order(host, args);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success(),
+            "{} {args:?}: {errors}\n{}",
+            NAMES[host],
+            self.logs()
+        );
+        String::from_utf8(output.stdout).expect("text").trim().to_owned()
+    }
+
+    /// A volume as a host sees it.
+    pub fn status(&self, host: usize, volume: &str) -> Option<Value> {
+        let output = self.try_order(host, &["status", volume, "--json"]);
+        output
+            .status
+            .success()
+            .then(|| serde_json::from_slice(&output.stdout).expect("JSON"))
+    }
+
+    /// What a copy is on a host.
+    pub fn role(&self, host: usize, volume: &str) -> String {
+        let status = self.status(host, volume);
+        status.map_or("none".into(), |status| {
+            status["role"].as_str().expect("a role").to_owned()
+        })
+    }
+
+    /// A volume that is attached on the first host.
+    pub fn volume(&self, name: &str, size: &str) {
+        self.order(0, &["create", name, "--size", size]);
+        self.order(0, &["attach", name]);
+    }
+
+    /// The socket for clients.
+    pub fn socket(&self, host: usize, volume: &str) -> PathBuf {
+        self.path(host, "run/volumes").join(format!("{volume}.sock"))
+    }
+
+    /// The data of a copy.
+    pub fn data(&self, host: usize, volume: &str) -> Vec<u8> {
+        std::fs::read(self.path(host, "state").join(volume).join("data")).expect("it is there")
+    }
+
+    /// What the daemons have said.
+    pub fn logs(&self) -> String {
+        let log = |host| std::fs::read_to_string(self.path(host, "log")).unwrap_or_default();
+        format!("--- a\n{}--- b\n{}", log(0), log(1))
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        self.kill(0);
+        self.kill(1);
+    }
+}
+
+/// Waits until that is so.
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < end, "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Where a program is, if it is installed.
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(program))
+        .find(|path| path.exists())
+}
