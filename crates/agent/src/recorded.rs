@@ -6,7 +6,6 @@ use verbatim_recorded::Recording;
 use crate::instances::home;
 use crate::instances::record::Record;
 use crate::session::{ProcessKeys, destination, partner};
-use crate::trial::Limits;
 use crate::{PROTOCOL, keeper};
 
 /// The version of what an agent leaves on its own host. An agent that is older than what it finds there is told by the journal.
@@ -38,7 +37,6 @@ fn grpc_is_as_recorded() {
 fn bytes_within_grpc_are_as_recorded() {
     let mut recording = open("peer.txt", PROTOCOL);
     recording.check::<Vec<RoadMap>>("PreSetupRequest.road_maps");
-    recording.check::<Vec<Limits>>("PreSetupRequest.limits");
     recording.check::<ProcessKeys>("PreSetupReply.keys");
     recording.check::<Vec<KeyPair>>("ResolveReply.keys");
     recording.check::<Vec<KeyPair>>("PublishRequest.keys");

@@ -30,6 +30,7 @@ use verbatim_seqpacket::Socket;
 
 use crate::config::Config;
 use crate::instances::record::Record;
+use crate::proto::ProcessLimits;
 
 /// The name under which the program makes objects on trial.
 pub const PROGRAM_NAME: &str = "verbatim-trial";
@@ -84,6 +85,26 @@ impl Limits {
                 format!("it may lock {bytes} bytes (RLIMIT_MEMLOCK, and it lacks CAP_IPC_LOCK)")
             }
             _ => "it may lock all memory".to_owned(),
+        }
+    }
+}
+
+impl From<&ProcessLimits> for Limits {
+    fn from(told: &ProcessLimits) -> Self {
+        Self {
+            pid: told.pid,
+            memlock: told.memlock,
+            capabilities: told.capabilities,
+        }
+    }
+}
+
+impl From<Limits> for ProcessLimits {
+    fn from(limits: Limits) -> Self {
+        Self {
+            pid: limits.pid,
+            memlock: limits.memlock,
+            capabilities: limits.capabilities,
         }
     }
 }

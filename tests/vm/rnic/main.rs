@@ -11,6 +11,7 @@ mod plugin;
 mod results;
 mod run;
 mod soak;
+mod trial;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -81,6 +82,10 @@ fn main() -> ExitCode {
         "plugin::a_container_is_dumped_and_restored".to_owned(),
         Box::new(|_| plugin()),
     );
+    let on_trial = trial(
+        "trial::what_cannot_be_made_is_refused_before".to_owned(),
+        Box::new(|machines| trial::run(shared(machines)?)),
+    );
     let cases = cases::all().into_iter().map(|case| {
         let body: Body = Box::new(move |machines| {
             let done = run::run(shared(machines)?, &case);
@@ -100,7 +105,8 @@ fn main() -> ExitCode {
         "soak::lossy".to_owned(),
         Box::new(|machines| soak::lossy(shared(machines)?)),
     );
-    let trials = std::iter::once(plugin)
+    let trials = [plugin, on_trial]
+        .into_iter()
         .chain(cases)
         .chain(faults)
         .chain([lossy])

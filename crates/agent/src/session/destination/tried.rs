@@ -9,7 +9,7 @@ use verbatim_channel::{MEMORY_DIR, MadeAgain, RoadMap};
 
 use super::Destination;
 use crate::memory::beneath;
-use crate::session::decode;
+use crate::proto::ProcessLimits;
 use crate::trial::{self, Limits, Tried};
 
 impl Destination {
@@ -19,15 +19,12 @@ impl Destination {
         &self,
         road_maps: &[RoadMap],
         made_again: &[(u32, MadeAgain)],
-        limits: &[u8],
+        limits: &[ProcessLimits],
     ) -> anyhow::Result<()> {
         if made_again.is_empty() {
             return Ok(());
         }
-        let limits: Vec<Limits> = match limits.is_empty() {
-            true => Vec::new(),
-            false => decode(limits)?,
-        };
+        let limits: Vec<_> = limits.iter().map(Limits::from).collect();
         let all = tried(road_maps, made_again, &limits);
         let home = self.home()?;
         let (config, record) = (self.agent.config.clone(), home.record.clone());

@@ -9,7 +9,6 @@ use crate::agent::Agent;
 use crate::instances::record::Record;
 use crate::proto;
 use crate::protocol::MADE_AGAIN;
-use crate::session::encode;
 use crate::trial::Limits;
 
 /// What speaks against moving an instance whose processes have these contexts.
@@ -53,8 +52,8 @@ impl Source {
         self.processes.iter().flat_map(of_process).collect()
     }
 
-    /// Under which limits the processes are that make some, encoded; empty if none does.
-    pub(super) fn limits(&self) -> anyhow::Result<Vec<u8>> {
+    /// Under which limits the processes are that make some.
+    pub(super) fn limits(&self) -> anyhow::Result<Vec<proto::ProcessLimits>> {
         let makers = self
             .processes
             .iter()
@@ -62,13 +61,9 @@ impl Source {
         let limits = makers.map(|process| {
             let guest = &process.guest;
             let host_pid = guest.host_pid().context("a process has ended")?;
-            Limits::of(guest.pid, host_pid)
+            Ok(Limits::of(guest.pid, host_pid)?.into())
         });
-        let limits: Vec<_> = limits.collect::<anyhow::Result<_>>()?;
-        Ok(match limits.is_empty() {
-            true => Vec::new(),
-            false => encode(&limits),
-        })
+        limits.collect()
     }
 
     pub(super) fn is_made_again(&self, pid: u32, qpn: u32) -> bool {
