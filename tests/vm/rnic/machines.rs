@@ -174,11 +174,6 @@ impl Machines {
             .with_context(|| format!("verbatim {} on {host}", arguments.join(" ")))
     }
 
-    /// Runs a script of the shell on a host; what it printed.
-    pub fn shell(&self, host: &str, script: &str) -> anyhow::Result<String> {
-        succeed(self.vm(host)?, &Command::new(["sh", "-c", script]), SHORT)
-    }
-
     /// Starts an instance with rxe0; its address.
     pub fn start(&self, host: &str, name: &str, argv: &[&str]) -> anyhow::Result<String> {
         let arguments = [&["run", "--json", "--name", name, "--rnic", "rxe0", "--"], argv].concat();

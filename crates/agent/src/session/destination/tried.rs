@@ -96,7 +96,7 @@ mod tests {
         let found = tried(
             &road_maps,
             &[(7, made(1, "mlx5_0")), (9, made(0, "mlx5_0"))],
-            &[limits.clone()],
+            std::slice::from_ref(&limits),
         );
         let [(7, only)] = &found[..] else {
             panic!("{found:?}")
