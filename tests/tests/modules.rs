@@ -49,6 +49,7 @@ const KNOWN: &[(&str, &[&str])] = &[
             "cm_line",
             "context",
             "cq",
+            "described",
             "dm",
             "dump",
             "helper",

@@ -25,11 +25,10 @@ use rustix::process::{Pid, Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use serde::{Deserialize, Serialize};
 use verbatim_channel::ContextRecord;
-use verbatim_container::CgroupBeside;
+use verbatim_container::{CgroupBeside, ContainerName, Workload};
 use verbatim_seqpacket::Socket;
 
 use crate::config::Config;
-use crate::instances::record::Record;
 use crate::proto::ProcessLimits;
 
 /// The name under which the program makes objects on trial.
@@ -132,9 +131,14 @@ pub struct Tried {
 /// The helper's answer: what cannot be made.
 type Answer = Result<(), String>;
 
-/// Makes it, in a process of its own; an error says what cannot be made here. Blocks for as long as that takes.
-pub fn run(config: &Config, record: &Record, tried: &Tried, memory: Option<&File>) -> anyhow::Result<()> {
-    let cgroup = CgroupBeside::create(&config.cgroup_parent, &record.name, &record.workload);
+/// Makes it, in a process of its own, for the container of that name; an error says what cannot be made here. Blocks for as long as that takes.
+pub fn run(
+    config: &Config,
+    (name, workload): (&ContainerName, &Workload),
+    tried: &Tried,
+    memory: Option<&File>,
+) -> anyhow::Result<()> {
+    let cgroup = CgroupBeside::create(&config.cgroup_parent, name, workload);
     let cgroup = cgroup.unwrap_or_else(|error| {
         // A trial outside of it sees less, and what it sees is right.
         tracing::warn!(%error, "objects are tried without the container's cgroup");

@@ -230,7 +230,11 @@ fn vandalise(server: &Server, partner: &Server, rng: &mut StdRng) {
     let victim = program.adopted(4096, ALL_ACCESS);
     for _ in 0..20 {
         let mut qp = program.qp(&queue, CAP);
-        program.connect_qp_with(&qp, partner.address, qp.qpn, |attr| attr.retry_cnt = 0);
+        let connected = program.try_connect_qp_with(&qp, partner.address, qp.qpn, |attr| attr.retry_cnt = 0);
+        if let Err(refused) = connected {
+            // It has broken its own completion queue, and with that what completes there.
+            assert_eq!(program.state(&qp), QpState::Err, "{refused:?}");
+        }
         let layout = QpLayout::new(&qp.cap);
         for _ in 0..20 {
             // Anywhere in the queue pair, the completion queue, or the context page.
@@ -282,6 +286,15 @@ fn vandalise(server: &Server, partner: &Server, rng: &mut StdRng) {
     }
 }
 
+/// Sets it when dropped.
+struct Stops<'a>(&'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
 #[test]
 fn a_hostile_program_harms_only_itself() {
     let (a, b) = (Server::start([127, 7, 20, 1]), Server::start([127, 7, 20, 2]));
@@ -307,6 +320,8 @@ fn a_hostile_program_harms_only_itself() {
                 rounds += 1;
             }
         });
+        // Also where something here fails: the worker goes on until it is told.
+        let _stops = Stops(&stop);
         let mut rng = StdRng::seed_from_u64(SEED);
         for _ in 0..5 {
             vandalise(&a, &b, &mut rng);

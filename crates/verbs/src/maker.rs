@@ -3,6 +3,8 @@
 //! A process that has moved does so for good ([`crate::session`], `Order::MakeAgain`); before it moves, a helper at its destination
 //! does the same for a moment, to see whether it can ([`crate::trial`]).
 
+mod windows;
+
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::sync::Arc;
@@ -15,9 +17,9 @@ use verbatim_device::control::{QpAttr, QpAttrMask, QpState, QpType};
 use verbatim_device::gids::counterpart;
 use verbatim_device::transitions::steps;
 
+use self::windows::alloc_that_fits;
 use crate::backend::{Device, PhysicalQpInit};
 use crate::error::VerbsError;
-use crate::mw::alloc_that_fits;
 
 /// What cannot be made, and why not.
 #[derive(Debug, thiserror::Error)]

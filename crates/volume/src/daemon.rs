@@ -70,6 +70,14 @@ struct State {
     listener: Option<tokio::task::JoinHandle<()>>,
 }
 
+impl State {
+    /// Whether another host has a connection by which it fills this copy.
+    fn is_being_filled(&self) -> bool {
+        let incoming = self.incoming.as_ref();
+        incoming.is_some_and(|incoming| incoming.is_connected())
+    }
+}
+
 struct Entry {
     name: String,
     folder: Folder,

@@ -408,7 +408,21 @@ impl Program {
         remote_qpn: u32,
         adjust: impl Fn(&mut QpAttr),
     ) {
+        let connected = self.try_connect_qp_with(qp, remote, remote_qpn, adjust);
+        connected.unwrap_or_else(|error| panic!("connecting {:#x} was refused: {error:?}", qp.qpn));
+    }
+
+    /// The same, for who may be refused.
+    pub fn try_connect_qp_with(
+        &self,
+        qp: &Qp,
+        remote: impl Into<IpAddr>,
+        remote_qpn: u32,
+        adjust: impl Fn(&mut QpAttr),
+    ) -> Result<(), (i32, String)> {
         use QpAttrMask as M;
+        let qpn = qp.qpn;
+        let modify = |mask, attr| self.ask(&Request::ModifyQp { qpn, mask, attr }, &[]).map(drop);
         let mut attr = QpAttr {
             access: ALL_ACCESS,
             path_mtu: self.port.active_mtu,
@@ -432,13 +446,13 @@ impl Program {
         };
         adjust(&mut attr);
         attr.state = QpState::Init;
-        self.modify(qp, M::STATE | M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS, attr);
+        modify(M::STATE | M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS, attr)?;
         attr.state = QpState::Rtr;
         let rtr = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
-        self.modify(qp, M::STATE | rtr, attr);
+        modify(M::STATE | rtr, attr)?;
         attr.state = QpState::Rts;
         let rts = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
-        self.modify(qp, M::STATE | rts, attr);
+        modify(M::STATE | rts, attr)
     }
 
     /// RESET to RTS of an unreliable connection.

@@ -81,12 +81,18 @@ impl Daemon {
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
                 let sidecar = known(&entry, &state)?;
-                match sidecar.role {
+                match &sidecar.role {
                     Role::Serving if state.settings.attached => {
                         bail!("{name} is attached; `verbatim volume detach {name}` first")
                     }
-                    Role::Deciding { .. } | Role::Incoming { .. } => bail!("{name} is being moved"),
-                    Role::Serving | Role::Moved { .. } | Role::Incomplete => {}
+                    Role::Deciding { .. } => bail!("{name} is being moved"),
+                    Role::Incoming { from, .. } if state.is_being_filled() => {
+                        bail!(
+                            "{name} is being filled from {from}; `verbatim volume cancel {name}` there ends that"
+                        )
+                    }
+                    // The rest of an attempt: nobody may serve it, and nobody fills it.
+                    Role::Incoming { .. } | Role::Serving | Role::Moved { .. } | Role::Incomplete => {}
                 }
                 if state
                     .volume
@@ -96,6 +102,9 @@ impl Daemon {
                     bail!("{name} is being moved");
                 }
                 self.close(&entry, &mut state).await?;
+                if let Some(incoming) = state.incoming.take() {
+                    incoming.close();
+                }
                 entry.folder.delete()?;
                 *state = State::default();
                 Ok(Outcome::Volumes(Vec::new()))

@@ -30,10 +30,11 @@ impl Destination {
         let (config, record) = (self.agent.config.clone(), home.record.clone());
         let folder = home.paths.folder.clone();
         let outcome = tokio::task::spawn_blocking(move || {
+            let of = (&record.name, &record.workload);
             for (pid, tried) in &all {
                 let path = Path::new(MEMORY_DIR).join(pid.to_string());
                 let memory = beneath::open(&folder, &path, OFlags::RDWR)?;
-                if let Err(error) = trial::run(&config, &record, tried, memory.as_ref()) {
+                if let Err(error) = trial::run(&config, of, tried, memory.as_ref()) {
                     bail!("process {pid} would lose its RNIC here: {error:#}");
                 }
             }
