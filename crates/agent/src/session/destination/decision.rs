@@ -234,7 +234,17 @@ impl Destination {
             let tasks = Tasks::of(&self.agent.tools, name, &self.paths.work);
             match tasks.fact().await {
                 verbatim_container::Fact::Running => {}
-                verbatim_container::Fact::Gone { .. } => return Ok(Fact::Gone { ran: true }),
+                verbatim_container::Fact::Gone { .. } => {
+                    // CRIU ends them where it fails after that. The instance is this host's, has ended, and is listed so.
+                    tracing::error!(
+                        session = format!("{:016x}", self.session),
+                        instance = name.as_str(),
+                        why = self.why,
+                        "the tasks ended while CRIU let them go; CRIU's log has the reason"
+                    );
+                    self.arrive(pid, async { bail!("it ended while CRIU let it go") });
+                    return Ok(Fact::Running);
+                }
                 other => bail!("the tasks are neither running nor gone: {other:?}"),
             }
             if let Err(error) = home.attach() {
