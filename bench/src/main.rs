@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
-use verbatim_e2e::{Simulation, Tools};
+use verbatim_e2e::{Simulation, Tools, Ungrouped};
 
 /// Measures bandwidth and blackouts between virtual hosts on this machine.
 #[derive(Debug, Parser)]
@@ -133,6 +133,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         anyhow::bail!(obstacle);
     }
     let tools = Tools::find()?;
+    let _ungrouped = Ungrouped::hold()?;
     std::fs::create_dir_all(&arguments.out)?;
     let wanted = |bench| arguments.what.is_empty() || arguments.what.contains(&bench);
     if wanted(Bench::Bandwidth) {

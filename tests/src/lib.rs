@@ -29,6 +29,7 @@ mod simulation;
 mod stolen;
 mod tools;
 mod traffic;
+mod ungrouped;
 mod verdict;
 mod wait;
 
@@ -49,5 +50,6 @@ pub use simulation::{Found, STEPS_PER_LINE, Simulation, UCX_SETTING};
 pub use stolen::Stolen;
 pub use tools::Tools;
 pub use traffic::Traffic;
+pub use ungrouped::Ungrouped;
 pub use verdict::{Counts, Expected, Outcome, SuiteReport, SuiteTest, Table, Verdict, table};
 pub use wait::{eventually, patience};

@@ -3,6 +3,12 @@
 //! A host's processes are in the leaf `services` because on v2 a group with members cannot hand controllers down
 //! (cgroups(7), "no internal processes"); runc takes that into account and puts containers beside it on v2, below it on
 //! v1. Either way they are below the host's group, and two hosts may have containers of the same name.
+//!
+//! One hierarchy is left out: that of the controller `cpu` where it is of v1. Linux 6.13 to 6.19 lets a group with members on
+//! several cores starve everybody else for seconds: each change of the group's weight on a core where it runs puts the group
+//! back by what it is behind already (`reweight_entity` calls `place_entity`, whose average has the group in it). A lab
+//! changes these weights thousands of times a second, since its programs and RNICs wake each other. Without a group
+//! its sessions share the cores by the scheduler's autogroups: sched(7).
 
 use crate::error::{Error, Result};
 use rustix::io::Errno;
@@ -105,31 +111,49 @@ fn try_make(hierarchy: &Path, names: &[&str]) -> io::Result<PathBuf> {
     Ok(group)
 }
 
-/// Where cgroup hierarchies are mounted.
+/// Where the cgroup hierarchies are mounted that a lab uses.
 fn hierarchies() -> Result<Vec<PathBuf>> {
     let mounts =
         fs::read_to_string("/proc/self/mountinfo").map_err(Error::io("read /proc/self/mountinfo"))?;
-    Ok(parse_mountinfo(&mounts))
+    Ok(mounted(&mounts)
+        .into_iter()
+        .filter(|hierarchy| !hierarchy.shares_cpu)
+        .map(|hierarchy| hierarchy.point)
+        .collect())
 }
 
-fn parse_mountinfo(mounts: &str) -> Vec<PathBuf> {
-    let mut found: Vec<(&str, PathBuf)> = Vec::new();
+/// A cgroup hierarchy, as it is mounted.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Hierarchy {
+    pub(crate) point: PathBuf,
+    /// It is of version 1 and has the controller `cpu`. A lab keeps out of it: see [the module](self).
+    pub(crate) shares_cpu: bool,
+}
+
+/// Every hierarchy in a table of mounts, once.
+pub(crate) fn mounted(mounts: &str) -> Vec<Hierarchy> {
+    let mut found: Vec<(&str, Hierarchy)> = Vec::new();
     for line in mounts.lines() {
         // 36 35 98:0 ROOT MOUNT_POINT OPTIONS [tags] - TYPE SOURCE SUPER_OPTIONS: proc_pid_mountinfo(5)
         let Some((mount, filesystem)) = line.split_once(" - ") else {
             continue;
         };
-        let kind = filesystem.split(' ').next().unwrap_or_default();
+        let mut about = filesystem.split(' ');
+        let (kind, options) = (about.next().unwrap_or_default(), about.nth(1).unwrap_or_default());
         let mut fields = mount.split(' ').skip(2);
         let (Some(device), Some(point)) = (fields.next(), fields.nth(1)) else {
             continue;
         };
         // One device number per hierarchy: a second mount of it shows the same groups.
         if kind.starts_with("cgroup") && !found.iter().any(|(known, _)| *known == device) {
-            found.push((device, PathBuf::from(point)));
+            let hierarchy = Hierarchy {
+                point: PathBuf::from(point),
+                shares_cpu: kind == "cgroup" && options.split(',').any(|option| option == "cpu"),
+            };
+            found.push((device, hierarchy));
         }
     }
-    found.into_iter().map(|(_, point)| point).collect()
+    found.into_iter().map(|(_, hierarchy)| hierarchy).collect()
 }
 
 #[cfg(test)]
@@ -147,10 +171,14 @@ mod tests {
 34 30 0:29 / /elsewhere rw - cgroup cgroup rw,memory
 ";
         let expected = [
-            "/sys/fs/cgroup/unified",
-            "/sys/fs/cgroup/cpu,cpuacct",
-            "/sys/fs/cgroup/memory",
+            ("/sys/fs/cgroup/unified", false),
+            ("/sys/fs/cgroup/cpu,cpuacct", true),
+            ("/sys/fs/cgroup/memory", false),
         ];
-        assert_eq!(parse_mountinfo(mounts), expected.map(PathBuf::from));
+        let expected = expected.map(|(point, shares_cpu)| Hierarchy {
+            point: PathBuf::from(point),
+            shares_cpu,
+        });
+        assert_eq!(mounted(mounts), expected);
     }
 }

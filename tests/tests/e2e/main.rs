@@ -50,7 +50,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use verbatim_e2e::{Release, Stolen, TestLab, Tools};
+use verbatim_e2e::{Release, Stolen, TestLab, Tools, Ungrouped};
 
 /// How long each test took, its lab included.
 static TIMES: Mutex<Vec<(Duration, String)>> = Mutex::new(Vec::new());
@@ -226,7 +226,15 @@ fn main() -> ExitCode {
         });
         trial.with_ignored_flag(only_on_demand)
     });
+    let ungrouped = match arguments.list {
+        true => None,
+        false => Some(Ungrouped::hold()),
+    };
+    if let Some(Err(error)) = &ungrouped {
+        eprintln!("sessions stay groups of the scheduler: {error:#}");
+    }
     let code = libtest_mimic::run(&arguments, trials.collect()).exit_code();
+    drop(ungrouped);
     tell_slowest();
     code
 }

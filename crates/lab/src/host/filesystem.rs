@@ -3,6 +3,7 @@
 mod devices;
 
 use super::{RUNTIME_DIR, STATE_DIR};
+use crate::cgroup;
 use crate::config::LabConfig;
 use crate::error::{Error, Result};
 use rustix::fs::CWD;
@@ -128,6 +129,12 @@ fn mount_sys(table: &str, flags: MountFlags) -> Result<()> {
     mount_new("sysfs", "/sys", flags, None)?;
     move_mount(cgroups, "", CWD, CGROUPS, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
         .map_err(Error::io(what))?;
+    // Their containers would make groups there: see `cgroup`.
+    let hierarchies = cgroup::mounted(table).into_iter();
+    for hierarchy in hierarchies.filter(|found| found.shares_cpu && found.point.starts_with(CGROUPS)) {
+        unmount(hierarchy.point.as_path(), UnmountFlags::DETACH)
+            .map_err(Error::io(format!("hide {}", hierarchy.point.display())))?;
+    }
     // Where v1 and v2 are mounted side by side, runc makes a container's v2 group at the root of the hierarchy whatever
     // group it is in itself, so containers of one name on two hosts would share it. It does without.
     match unmount("/sys/fs/cgroup/unified", UnmountFlags::DETACH) {
