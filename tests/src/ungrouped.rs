@@ -1,7 +1,7 @@
 //! The scheduler without groups, for as long as somebody measures or tests.
 //!
 //! Linux 6.13 to 6.19 lets a group of tasks that run on several cores starve everybody else, for a minute in the worst case
-//! seen: see `docs/assumptions.md`. A lab makes no groups of its own (`verbatim_lab`), but by sched(7) each session is one
+//! seen: see `docs/soft-rnic.md`, "No idle moment". A lab makes no groups of its own (`verbatim_lab`), but by sched(7) each session is one
 //! where the machine has autogroups.
 
 use std::process::{Child, Command, Stdio};
