@@ -1,4 +1,5 @@
-//! What a process writes to its private memory, seen from outside, on a kernel without soft-dirty.
+//! What a process writes to its private memory, seen from outside, on a kernel without soft-dirty; and what it writes to a file that
+//! it maps and shares, by the same means ([`FileTracker`]).
 //!
 //! ```text
 //!  Tracker::arm ─► look ─ (stand_still_once, read) ─► look ─ … ─► [frozen] last_look ─ (read)
@@ -21,11 +22,13 @@
 
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, unused_imports))]
 
+mod armed;
 mod error;
 mod maps;
 mod memory;
 mod pinned;
 mod ranges;
+mod shared;
 mod still;
 mod supported;
 #[allow(unsafe_code, reason = "ptrace, userfaultfd, process_vm_readv")]
@@ -33,9 +36,11 @@ mod sys;
 mod tracker;
 
 pub use error::Error;
+pub use maps::MappedFile;
 pub use memory::Memory;
 pub use pinned::{pinned_writers, shared_by_fork};
 pub use ranges::Ranges;
+pub use shared::FileTracker;
 pub use still::stand_still_once;
 pub use supported::{Unsupported, supported};
 pub use tracker::{Look, Tracker};

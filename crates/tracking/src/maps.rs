@@ -10,7 +10,34 @@ pub struct Mapping<'a> {
     pub range: Range<u64>,
     pub is_private: bool,
     pub is_executable: bool,
+    /// Where in its file it begins, in bytes.
+    pub offset: u64,
+    /// The file that is mapped; all zeroes if none is.
+    pub file: MappedFile,
     pub name: &'a str,
+}
+
+/// A file, as `/proc/PID/maps` names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MappedFile {
+    /// Its device's major number.
+    pub major: u32,
+    /// Its device's minor number.
+    pub minor: u32,
+    /// Its inode.
+    pub inode: u64,
+}
+
+impl MappedFile {
+    /// That of a file of tmpfs. (Others may be called otherwise in `/proc/PID/maps` than stat(2) calls them: those of btrfs, or of overlayfs.)
+    pub fn of(file: &std::fs::File) -> std::io::Result<Self> {
+        let stat = rustix::fs::fstat(file)?;
+        Ok(Self {
+            major: rustix::fs::major(stat.st_dev),
+            minor: rustix::fs::minor(stat.st_dev),
+            inode: stat.st_ino,
+        })
+    }
 }
 
 /// Reads `/proc/PID/maps`; empty if the process has no memory (any more).
@@ -30,11 +57,21 @@ pub fn parse(text: &str) -> impl Iterator<Item = Mapping<'_>> {
         let mut words = line.splitn(6, ' ');
         let (start, end) = words.next()?.split_once('-')?;
         let rights = words.next()?;
-        let name = words.nth(3).unwrap_or_default().trim_start();
+        let offset = u64::from_str_radix(words.next()?, 16).ok()?;
+        let (major, minor) = words.next()?.split_once(':')?;
+        let file = MappedFile {
+            major: u32::from_str_radix(major, 16).ok()?,
+            minor: u32::from_str_radix(minor, 16).ok()?,
+            // The last word of a mapping that has no name.
+            inode: words.next()?.trim_end().parse().ok()?,
+        };
+        let name = words.next().unwrap_or_default().trim_start();
         Some(Mapping {
             range: u64::from_str_radix(start, 16).ok()?..u64::from_str_radix(end, 16).ok()?,
             is_private: rights.ends_with('p'),
             is_executable: rights.as_bytes().get(2) == Some(&b'x'),
+            offset,
+            file,
             name,
         })
     })
@@ -72,5 +109,12 @@ mod tests {
         assert_eq!(all[4].name, "/usr/lib/a b.so");
         assert_eq!(all[1].range, 0x7f00_0000_0000..0x7f00_0002_1000);
         assert!(all[7].is_executable && !all[0].is_executable);
+        let file = MappedFile {
+            major: 0xfe,
+            minor: 0,
+            inode: 99,
+        };
+        assert_eq!((all[4].file, all[4].offset), (file, 0));
+        assert_eq!(all[1].file, MappedFile::default());
     }
 }

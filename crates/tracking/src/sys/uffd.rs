@@ -126,13 +126,17 @@ const PAGEMAP_SCAN: ioctl::Opcode = opcode::read_write::<ScanRequest>(b'f', 16);
 /// Regions that one call may find.
 const REGIONS: usize = 16 << 10;
 
-/// What is looked for in pages that are there, in memory or swapped out.
+/// What is looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
-    /// What was written, which is protected in the same step.
+    /// What was written of the pages that are there, in memory or swapped out. It is protected in the same step.
     WrittenAndProtect,
-    /// All, with what they are.
+    /// What is in no page table, not even as a page that is protected: it is protected in the same step.
+    AbsentAndProtect,
+    /// The pages that are there, with what they are.
     All,
+    /// All of the range, with what it is.
+    Whole,
 }
 
 /// Looks at the pages of a range.
@@ -144,26 +148,26 @@ pub fn scan(
 ) -> io::Result<()> {
     let mut regions = vec![Region::default(); REGIONS];
     let mut from = range.start;
+    let (flags, inverted, mask, any_of) = match wanted {
+        Wanted::WrittenAndProtect => (PROTECT | CHECK, 0, WRITTEN, PRESENT | SWAPPED),
+        Wanted::AbsentAndProtect => (PROTECT | CHECK, PRESENT | SWAPPED, PRESENT | SWAPPED, 0),
+        Wanted::All => (0, 0, 0, PRESENT | SWAPPED),
+        Wanted::Whole => (0, 0, 0, 0),
+    };
     while from < range.end {
         let mut request = ScanRequest {
             size: size_of::<ScanRequest>() as u64,
-            flags: match wanted {
-                Wanted::WrittenAndProtect => PROTECT | CHECK,
-                Wanted::All => 0,
-            },
+            flags,
             start: from,
             end: range.end,
             walk_end: 0,
             regions: regions.as_mut_ptr().expose_provenance() as u64,
             regions_length: regions.len() as u64,
             most_pages: 0,
-            inverted: 0,
-            mask: match wanted {
-                Wanted::WrittenAndProtect => WRITTEN,
-                Wanted::All => 0,
-            },
-            any_of: PRESENT | SWAPPED,
-            returned: WRITTEN | WPALLOWED,
+            inverted,
+            mask,
+            any_of,
+            returned: WRITTEN | WPALLOWED | PRESENT | SWAPPED,
         };
         // SAFETY: the request is a `struct pm_scan_arg` of that size, and the vector has room for as many regions as it says. By
         // `libc`, since the number that the call returns counts.

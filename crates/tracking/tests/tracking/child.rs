@@ -1,6 +1,8 @@
 //! The program that is tracked.
 
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,6 +10,8 @@ use std::time::{Duration, Instant};
 
 /// What it is to do.
 pub const WHAT: &str = "TRACKED";
+/// What `shared` maps.
+pub const FILE: &str = "TRACKED_FILE";
 /// What `read` has.
 pub const READ_BYTES: usize = 16 << 20;
 /// So many are sent.
@@ -30,6 +34,7 @@ pub fn run(what: &str) -> ExitCode {
         "write" => write(),
         "map" => map(),
         "kernel" => kernel(),
+        "shared" => shared(),
         "writer" => writer(),
         "read" => read(),
         "calls" => calls(),
@@ -108,6 +113,72 @@ fn write() {
     say("ready");
     loop {
         std::thread::park();
+    }
+}
+
+/// Two threads write numbers at random places of a shared file, and a third one does what takes pages out of page tables, or has the
+/// kernel write: direct reads, which land in pages that were looked up before, are among it.
+fn shared() {
+    const PART: usize = 64 << 10;
+    let path = std::env::var(FILE).expect("the file's path");
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open(path)
+        .expect("it is there");
+    let length = file.metadata().expect("it is open").len() as usize;
+    // SAFETY: a fresh mapping.
+    let mapped = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            length,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    assert_ne!(mapped, libc::MAP_FAILED);
+    let area = mapped.expose_provenance();
+    let at = move |offset: usize| std::ptr::with_exposed_provenance_mut::<u8>(area + offset);
+    for seed in 0..2 {
+        std::thread::spawn(move || {
+            let mut numbers = Numbers(seed);
+            loop {
+                // SAFETY: within the mapping, which stays; atomic, since all threads write.
+                let word = unsafe { &*at(numbers.below(length / 8) * 8).cast::<AtomicU64>() };
+                word.store(numbers.next(), Ordering::Relaxed);
+                if numbers.below(64) == 0 {
+                    std::thread::sleep(Duration::from_micros(50));
+                }
+            }
+        });
+    }
+    let mut direct = std::env::current_exe().expect("our own path");
+    direct = direct.canonicalize().expect("it is there");
+    let direct = std::fs::File::options()
+        .read(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(direct)
+        .expect("this program lies on a disk");
+    say("ready");
+    let mut numbers = Numbers(99);
+    loop {
+        let part = at(numbers.below(length / PART) * PART).cast();
+        // SAFETY: within the mapping. Other threads' stores there are atomic, and nobody minds which come first.
+        unsafe {
+            match numbers.below(4) {
+                0 => _ = libc::madvise(part, PART, libc::MADV_DONTNEED),
+                1 => _ = libc::getrandom(part, PART, 0),
+                2 => {
+                    let from = (numbers.below(64) * PART) as i64;
+                    let read = libc::pread(direct.as_raw_fd(), part, PART, from);
+                    assert!(read > 0, "{}", std::io::Error::last_os_error());
+                }
+                _ => _ = libc::madvise(part, PART, libc::MADV_POPULATE_READ),
+            }
+        }
+        std::thread::sleep(Duration::from_micros(200));
     }
 }
 

@@ -7,12 +7,16 @@ mod child;
 mod copy;
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
-use verbatim_tracking::{Error, Tracker, pinned_writers, shared_by_fork, stand_still_once, supported};
+use verbatim_tracking::{
+    Error, FileTracker, Ranges, Tracker, pinned_writers, shared_by_fork, stand_still_once, supported,
+};
 
 use copy::Copy;
 
@@ -21,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 type Case = (&'static str, fn());
 
-const CASES: [Case; 11] = [
+const CASES: [Case; 12] = [
     ("every_write_is_seen", || is_seen("write", 40)),
     ("every_write_is_seen_whatever_becomes_of_mappings", || {
         is_seen("map", 40)
@@ -29,6 +33,7 @@ const CASES: [Case; 11] = [
     ("what_the_kernel_writes_for_others_is_seen", || {
         is_seen("kernel", 40)
     }),
+    ("every_write_to_a_shared_file_is_seen", a_shared_file_is_seen),
     ("what_is_only_read_stays_clean", what_is_only_read_stays_clean),
     ("system_calls_go_on", system_calls_go_on),
     ("a_filter_says_nothing", a_filter_says_nothing),
@@ -98,8 +103,14 @@ struct Tracked {
 impl Tracked {
     /// Starts one, which has said that it is ready.
     fn start(what: &str) -> Self {
+        Self::start_with(what, Path::new(""))
+    }
+
+    /// The same, which maps a file.
+    fn start_with(what: &str, file: &Path) -> Self {
         let mut process = Command::new(std::env::current_exe().expect("our own path"))
             .env(child::WHAT, what)
+            .env(child::FILE, file)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -170,6 +181,51 @@ fn is_seen(what: &str, looks: u32) {
         look.written.bytes() >> 10
     );
     copy.must_be_all_of_it();
+}
+
+/// What is put together from many looks is the file, to the last byte; and while nobody writes, nothing is found.
+fn a_shared_file_is_seen() {
+    const LENGTH: usize = 24 << 20;
+    let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("a file of tmpfs");
+    file.as_file().set_len(LENGTH as u64).expect("it can grow");
+    let program = Tracked::start_with("shared", file.path());
+    let pid = program.pid();
+    let mut tracker = FileTracker::arm(pid, file.as_file()).expect("it can be tracked");
+    let mut copy = vec![0; LENGTH];
+    let mut take = |written: &Ranges| {
+        for range in written.iter() {
+            let part = &mut copy[range.start as usize..range.end as usize];
+            file.as_file()
+                .read_exact_at(part, range.start)
+                .expect("it is ours");
+        }
+    };
+    let mut bytes = 0;
+    for number in 0..60 {
+        let written = tracker.look().expect("a look");
+        stand_still_once(&[pid]).expect("it stands still");
+        match number {
+            0 => assert_eq!(written.bytes(), LENGTH as u64, "the first look finds all"),
+            _ => bytes += written.bytes(),
+        }
+        take(&written);
+    }
+    program.freeze();
+    let last = tracker.last_look().expect("the last look");
+    take(&last);
+    println!(
+        "  found {} KiB after the first, the last one {} KiB",
+        bytes >> 10,
+        last.bytes() >> 10
+    );
+    assert!(bytes > 0, "nothing was written meanwhile");
+    let now = std::fs::read(file.path()).expect("it is ours");
+    let differs = |page: &usize| now[*page..page + 4096] != copy[*page..page + 4096];
+    let wrong: Vec<usize> = (0..LENGTH).step_by(4096).filter(differs).collect();
+    assert!(wrong.is_empty(), "pages differ: {wrong:x?}");
+    tracker.look().expect("a look at what stands still");
+    assert_eq!(tracker.look().expect("a look").bytes(), 0, "nobody writes");
+    assert_eq!(tracker.last_look().expect("a look").bytes(), 0, "nobody writes");
 }
 
 fn what_is_only_read_stays_clean() {
