@@ -36,7 +36,7 @@ mod sys;
 mod tracker;
 
 pub use error::Error;
-pub use maps::MappedFile;
+pub use maps::{MappedFile, maps_file, names_mapping};
 pub use memory::Memory;
 pub use pinned::{pinned_writers, shared_by_fork};
 pub use ranges::Ranges;

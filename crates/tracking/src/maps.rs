@@ -51,6 +51,16 @@ pub fn read(pid: u32) -> Result<String, Error> {
     }
 }
 
+/// Whether a process maps a file, privately or not.
+pub fn maps_file(pid: u32, file: MappedFile) -> Result<bool, Error> {
+    Ok(parse(&read(pid)?).any(|mapping| mapping.file == file))
+}
+
+/// Whether a process has a mapping whose name begins so.
+pub fn names_mapping(pid: u32, prefix: &str) -> Result<bool, Error> {
+    Ok(parse(&read(pid)?).any(|mapping| mapping.name.starts_with(prefix)))
+}
+
 /// The mappings in it.
 pub fn parse(text: &str) -> impl Iterator<Item = Mapping<'_>> {
     text.lines().filter_map(|line| {

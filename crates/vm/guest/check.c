@@ -1,0 +1,108 @@
+/* A guest without an operating system that knows what must be in its memory.
+ *
+ * It writes pages in an order that looks random, looks at each before it writes it again, and says on its serial line how far it
+ * is: "tick N" with N = 1, 2, 3, ... without a gap, for ever, or "BAD ..." and stops. What is in a page follows from how often it was
+ * written, and that is kept in another place: a page that is lost, old, or another one's is found. Between its ticks it
+ * looks at pages that it has written once and never again.
+ */
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned char u8;
+
+enum {
+    SERIAL = 0x3f8,
+    PAGE_WORDS = 1024,
+    FIRST = 4 << 20,      /* where pages begin, in bytes */
+    PAGES = 10 << 8,      /* 10 MiB: with the guest itself and its BIOS within 16 MiB, the least of RAM that it is given */
+    HOT = 1 << 8,         /* the first so many are written again and again */
+    WRITES = 2048,        /* of each tick */
+    LOOKS = 256,
+};
+
+static u32 written[PAGES];
+
+static void out(u16 port, u8 value) { __asm__ volatile("outb %0, %1" : : "a"(value), "Nd"(port)); }
+
+static u8 in(u16 port)
+{
+    u8 value;
+    __asm__ volatile("inb %1, %0" : "=a"(value) : "Nd"(port));
+    return value;
+}
+
+static void say(const char *text)
+{
+    for (; *text; text++) {
+        while (!(in(SERIAL + 5) & 0x20))
+            ;
+        out(SERIAL, *text);
+    }
+}
+
+static void say_number(u32 number)
+{
+    char digits[11], *at = digits + 10;
+    *at = 0;
+    do
+        *--at = '0' + number % 10;
+    while (number /= 10);
+    say(at);
+}
+
+static u32 mix(u32 number)
+{
+    number = (number ^ number >> 16) * 0x7feb352d;
+    number = (number ^ number >> 15) * 0x846ca68b;
+    return number ^ number >> 16;
+}
+
+static volatile u32 *page(u32 index) { return (volatile u32 *)(FIRST + index * PAGE_WORDS * 4); }
+
+/* The word at some places of the page that was written so often. */
+static u32 word(u32 index, u32 times, u32 place) { return mix(mix(index + 1) ^ mix(times) ^ place); }
+
+static void look(u32 index)
+{
+    for (u32 place = 0; place < PAGE_WORDS; place += 61) {
+        u32 found = page(index)[place], wanted = word(index, written[index], place);
+        if (found == wanted)
+            continue;
+        say("BAD page ");
+        say_number(index);
+        say(" written ");
+        say_number(written[index]);
+        say(" place ");
+        say_number(place);
+        say(" found ");
+        say_number(found);
+        say("\n");
+        for (;;)
+            __asm__ volatile("hlt");
+    }
+}
+
+static void write(u32 index)
+{
+    written[index]++;
+    for (u32 place = 0; place < PAGE_WORDS; place += 61)
+        page(index)[place] = word(index, written[index], place);
+}
+
+void check(void)
+{
+    u32 state = 1;
+    for (u32 index = 0; index < PAGES; index++)
+        write(index);
+    for (u32 tick = 1;; tick++) {
+        for (u32 number = 0; number < WRITES; number++) {
+            u32 index = (state = mix(state + tick)) % HOT;
+            look(index);
+            write(index);
+        }
+        for (u32 number = 0; number < LOOKS; number++)
+            look(HOT + (state = mix(state + tick)) % (PAGES - HOT));
+        say("tick ");
+        say_number(tick);
+        say("\n");
+    }
+}

@@ -1,0 +1,325 @@
+//! QEMU's command line: the user's part of it, and ours.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::error::{Error, Result};
+
+/// The object that is the RAM.
+pub const MEMORY: &str = "verbatim-ram";
+
+/// RAM of a virtual machine whose command line names none.
+const USUAL_RAM: u64 = 128 << 20;
+
+/// What a user asks for, of which each part can move.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Arguments {
+    /// The program: `qemu-system-x86_64`, or its path.
+    program: String,
+    /// The type of machine, with its version. `None`: QEMU's default, which is found out by [`Arguments::versioned`].
+    machine: Option<String>,
+    /// What `-machine` says beside the type, each with a comma before it.
+    properties: String,
+    /// In bytes.
+    ram: u64,
+    /// All other arguments, as they were.
+    rest: Vec<String>,
+}
+
+/// What a virtual machine may not have from its user, and why.
+const OURS: &[(&str, &str)] = &[
+    (
+        "-incoming",
+        "a virtual machine that arrives is started by a migration",
+    ),
+    ("-S", "it is started at once"),
+    ("-qmp", "the agent has QEMU's QMP socket"),
+    ("-qmp-pretty", "the agent has QEMU's QMP socket"),
+    ("-daemonize", "the agent is QEMU's parent"),
+    ("-mem-path", "its RAM is a file of the agent's"),
+    ("-mem-prealloc", "its RAM is a file of the agent's"),
+    (
+        "-snapshot",
+        "what it writes to its disks would be lost with the process",
+    ),
+    (
+        "-loadvm",
+        "start it without, and load the snapshot in its monitor",
+    ),
+    ("-numa", "one piece of RAM can move, and no more"),
+];
+
+impl Arguments {
+    /// Takes a command line apart: the program, and its arguments.
+    pub fn parse<S: AsRef<str>>(line: &[S]) -> Result<Self> {
+        let refused = |what: String| Err(Error::Arguments(what));
+        let mut words = line.iter().map(AsRef::as_ref);
+        let Some(program) = words.next() else {
+            return refused("there is no QEMU: say `qemu-system-x86_64`, and its arguments".to_owned());
+        };
+        let mut arguments = Self {
+            program: program.to_owned(),
+            machine: None,
+            properties: String::new(),
+            ram: USUAL_RAM,
+            rest: Vec::new(),
+        };
+        while let Some(word) = words.next() {
+            // QEMU takes two dashes for one.
+            let option = match word.strip_prefix("--") {
+                Some(name) => format!("-{name}"),
+                None => word.to_owned(),
+            };
+            if let Some((name, why)) = OURS.iter().find(|(name, _)| *name == option) {
+                return refused(format!("`{name}` cannot be taken: {why}"));
+            }
+            let mut value = || {
+                let missing = || Error::Arguments(format!("`{option}` needs a value"));
+                words.next().ok_or_else(missing)
+            };
+            match option.as_str() {
+                "-m" => arguments.ram = ram_of(value()?)?,
+                "-machine" | "-M" => arguments.take_machine(value()?)?,
+                "-object" | "-device" | "-chardev" | "-netdev" => {
+                    let value = value()?;
+                    if let Some(why) = immovable(value) {
+                        return refused(format!("`{option} {value}` cannot be taken: {why}"));
+                    }
+                    arguments.rest.extend([option, value.to_owned()]);
+                }
+                _ => arguments.rest.push(word.to_owned()),
+            }
+        }
+        Ok(arguments)
+    }
+
+    fn take_machine(&mut self, value: &str) -> Result<()> {
+        for (number, part) in value.split(',').enumerate() {
+            match part.split_once('=') {
+                Some(("memory-backend", _)) => {
+                    return Err(Error::Arguments(
+                        "`memory-backend` cannot be taken: its RAM is a file of the agent's".to_owned(),
+                    ));
+                }
+                Some(("type", name)) => self.machine = Some(name.to_owned()),
+                None if number == 0 => self.machine = Some(part.to_owned()),
+                _ => self.properties.push_str(&format!(",{part}")),
+            }
+        }
+        Ok(())
+    }
+
+    /// QEMU's program.
+    pub fn program(&self) -> &str {
+        &self.program
+    }
+
+    /// How many bytes of RAM it has.
+    pub fn ram(&self) -> u64 {
+        self.ram
+    }
+
+    /// The same with a type of machine that means the same for every QEMU. `pc` is another machine for each release. `types` is
+    /// what `-machine help` prints.
+    pub fn versioned(mut self, types: &str) -> Result<Self> {
+        let wanted = self.machine.as_deref();
+        for line in types.lines() {
+            let Some((name, about)) = line.split_once(' ') else {
+                continue;
+            };
+            let named = match wanted {
+                Some(wanted) => wanted == name,
+                None => about.ends_with("(default)"),
+            };
+            if named {
+                let alias = about
+                    .split_once("(alias of ")
+                    .and_then(|(_, of)| of.split_once(')'));
+                self.machine = Some(alias.map_or(name, |(of, _)| of).to_owned());
+                return Ok(self);
+            }
+        }
+        Err(Error::Arguments(match wanted {
+            Some(wanted) => format!(
+                "{} knows no machine `{wanted}`; `-machine help` lists them",
+                self.program
+            ),
+            None => format!(
+                "{} has no default machine: say which, with `-machine`",
+                self.program
+            ),
+        }))
+    }
+
+    /// The command that starts it, which stops before its first instruction: its RAM, QMP on a socket, and waiting for what
+    /// arrives if `incoming`.
+    pub fn command(&self, ram: &Path, qmp: &Path, incoming: bool) -> Command {
+        let mut command = Command::new(&self.program);
+        let escaped = |path: &Path| path.display().to_string().replace(',', ",,");
+        let machine = self.machine.as_deref().unwrap_or_default();
+        let mut option = |name: &str, value: String| {
+            command.args([name, &value]);
+        };
+        option(
+            "-machine",
+            format!("{machine}{},memory-backend={MEMORY}", self.properties),
+        );
+        option("-m", format!("{}B", self.ram));
+        option(
+            "-object",
+            format!(
+                "memory-backend-file,id={MEMORY},size={},mem-path={},share=on",
+                self.ram,
+                escaped(ram)
+            ),
+        );
+        option(
+            "-chardev",
+            format!("socket,id=verbatim-qmp,path={},server=on,wait=off", escaped(qmp)),
+        );
+        option("-mon", "chardev=verbatim-qmp,mode=control".to_owned());
+        command.args(&self.rest).arg("-S");
+        if incoming {
+            command.args(["-incoming", "defer"]);
+        }
+        command
+    }
+}
+
+/// Why what this names cannot move.
+fn immovable(value: &str) -> Option<&'static str> {
+    let kind = value.split(',').next().unwrap_or_default();
+    let kind = kind.split_once('=').map_or(kind, |(_, name)| name);
+    if kind.starts_with("memory-backend-") {
+        Some("one piece of RAM can move, and the agent makes it")
+    } else if kind.starts_with("vfio-") {
+        Some("the state of a device of the host's cannot move")
+    } else if kind.starts_with("vhost-user") || kind == "vhost-vdpa" {
+        Some("another process would write to the RAM, and nobody would see it")
+    } else if kind.contains("dimm") || kind.starts_with("virtio-mem") || kind.starts_with("virtio-pmem") {
+        Some("one piece of RAM can move, and no more")
+    } else {
+        None
+    }
+}
+
+/// The value of `-m`: a size, in MiB where it has no unit.
+fn ram_of(value: &str) -> Result<u64> {
+    let refused = |why: &str| Err(Error::Arguments(format!("`-m {value}` cannot be taken: {why}")));
+    let mut parts = value.split(',');
+    let size = parts.next().unwrap_or_default();
+    let size = size.strip_prefix("size=").unwrap_or(size);
+    if parts.any(|part| part.starts_with("slots=") || part.starts_with("maxmem=")) {
+        return refused("RAM that is added later cannot move");
+    }
+    let digits = size.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let shift = match size[digits.len()..].to_ascii_lowercase().as_str() {
+        "b" => 0,
+        "k" | "kib" => 10,
+        "" | "m" | "mib" => 20,
+        "g" | "gib" => 30,
+        "t" | "tib" => 40,
+        _ => return refused("it is no size"),
+    };
+    match digits
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(1 << shift))
+    {
+        // QEMU rounds to 8 KiB.
+        Some(bytes) if bytes > 0 => match bytes.checked_next_multiple_of(8 << 10) {
+            Some(bytes) => Ok(bytes),
+            None => refused("it is no size"),
+        },
+        _ => refused("it is no size"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TYPES: &str = "\
+Supported machines are:
+microvm              microvm (i386)
+pc                   Standard PC (i440FX + PIIX, 1996) (alias of pc-i440fx-7.2)
+pc-i440fx-7.2        Standard PC (i440FX + PIIX, 1996) (default)
+q35                  Standard PC (Q35 + ICH9, 2009) (alias of pc-q35-7.2)
+pc-q35-7.2           Standard PC (Q35 + ICH9, 2009)
+none                 empty machine
+";
+
+    fn line(line: &str) -> Result<Arguments> {
+        Arguments::parse(&line.split(' ').collect::<Vec<_>>())?.versioned(TYPES)
+    }
+
+    fn words(command: &Command) -> String {
+        let words = command.get_args().map(|word| word.to_str().unwrap());
+        words.collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_command_line_is_completed() {
+        let arguments = line("qemu -M q35,accel=tcg -m 1G --device virtio-net,netdev=a -nographic").unwrap();
+        assert_eq!(arguments.ram(), 1 << 30);
+        let command = arguments.command(Path::new("/run/a,b/ram"), Path::new("/run/qmp"), true);
+        assert_eq!(
+            words(&command),
+            "-machine pc-q35-7.2,accel=tcg,memory-backend=verbatim-ram -m 1073741824B \
+             -object memory-backend-file,id=verbatim-ram,size=1073741824,mem-path=/run/a,,b/ram,share=on \
+             -chardev socket,id=verbatim-qmp,path=/run/qmp,server=on,wait=off -mon chardev=verbatim-qmp,mode=control \
+             -device virtio-net,netdev=a -nographic -S -incoming defer"
+        );
+        let plain = line("qemu").unwrap();
+        assert_eq!(plain.ram(), 128 << 20);
+        let command = plain.command(Path::new("/r"), Path::new("/q"), false);
+        assert!(words(&command).starts_with("-machine pc-i440fx-7.2,memory-backend="));
+        assert!(words(&command).ends_with(" -S"));
+    }
+
+    #[test]
+    fn types_and_sizes() {
+        for (given, bytes) in [
+            ("64", 64 << 20),
+            ("size=64M", 64 << 20),
+            ("3k", 8192),
+            ("2g", 2 << 30),
+            ("1", 1 << 20),
+        ] {
+            assert_eq!(ram_of(given).unwrap(), bytes, "{given}");
+        }
+        for given in ["", "x", "1Z", "-1", "1G,maxmem=2G", "99999999999T", "0"] {
+            assert!(ram_of(given).is_err(), "{given}");
+        }
+        assert_eq!(
+            line("qemu -machine type=pc").unwrap().machine.unwrap(),
+            "pc-i440fx-7.2"
+        );
+        assert_eq!(line("qemu -machine none").unwrap().machine.unwrap(), "none");
+        assert!(
+            line("qemu -machine isapc")
+                .unwrap_err()
+                .to_string()
+                .contains("`isapc`")
+        );
+    }
+
+    #[test]
+    fn what_cannot_move_is_refused_with_the_reason() {
+        for (given, reason) in [
+            ("-incoming defer", "started by a migration"),
+            ("--daemonize", "QEMU's parent"),
+            ("-device vfio-pci,host=1", "device of the host's"),
+            ("-netdev type=vhost-user,id=a", "another process"),
+            ("-chardev vhost-user-x", "another process"),
+            ("-object memory-backend-memfd,id=a", "one piece of RAM"),
+            ("-object qom-type=memory-backend-ram,id=a", "one piece of RAM"),
+            ("-device pc-dimm,id=a", "one piece of RAM"),
+            ("-machine pc,memory-backend=a", "file of the agent's"),
+            ("-m", "needs a value"),
+        ] {
+            let error = line(&format!("qemu {given}")).unwrap_err().to_string();
+            assert!(error.contains(reason), "{given}: {error}");
+        }
+    }
+}

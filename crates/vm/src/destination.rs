@@ -1,0 +1,69 @@
+//! A virtual machine that arrives.
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::net::UnixStream;
+use tokio::sync::broadcast::Receiver;
+
+use crate::error::{Error, Result};
+use crate::machine::Machine;
+use crate::qmp::Event;
+
+/// How long the state of the devices may take to arrive, once it is expected, and to be loaded.
+const LOAD: Duration = Duration::from_secs(60);
+
+/// How its new place is told to switches: by so many packets, the first two ms apart, in ms and in numbers.
+const ANNOUNCEMENT: [(&str, u32); 4] = [("initial", 50), ("max", 550), ("rounds", 5), ("step", 100)];
+
+/// One that is on its way. It runs when [`Incoming::run`] says so, and never before.
+#[derive(Debug)]
+pub struct Incoming<'a> {
+    machine: &'a Machine,
+    events: Receiver<Event>,
+}
+
+impl Machine {
+    /// Has a QEMU that was started to take what arrives wait for the state of the devices, which is written to the stream that is returned.
+    /// `socket` is a path that does not exist.
+    pub async fn arrive(&self, socket: &Path) -> Result<(Incoming<'_>, UnixStream)> {
+        self.prepare().await?;
+        let incoming = Incoming {
+            machine: self,
+            events: self.qmp().events(),
+        };
+        let uri = format!("unix:{}", socket.display());
+        self.qmp().run("migrate-incoming", json!({"uri": uri})).await?;
+        let stream = UnixStream::connect(socket).await;
+        let (Ok(()) | Err(_)) = std::fs::remove_file(socket);
+        Ok((
+            incoming,
+            stream.map_err(Error::io(format!("connect to {}", socket.display())))?,
+        ))
+    }
+}
+
+impl Incoming<'_> {
+    /// Waits until the state of the devices is loaded. The guest could run then, and does not.
+    pub async fn loaded(&mut self) -> Result<()> {
+        self.machine
+            .comes_to(&["completed"], &mut self.events, LOAD)
+            .await?;
+        let status = self.machine.status().await?;
+        match status.running {
+            false => Ok(()),
+            true => Err(Error::Malformed("the guest runs, and was not told to".to_owned())),
+        }
+    }
+
+    /// Lets the guest run: after the decision that it runs here, and if it ran at its source.
+    pub async fn run(self) -> Result<()> {
+        self.machine.go_on().await?;
+        let announcement: serde_json::Map<_, _> = ANNOUNCEMENT
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).into()))
+            .collect();
+        self.machine.qmp().run("announce-self", announcement.into()).await
+    }
+}

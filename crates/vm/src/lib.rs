@@ -1,0 +1,40 @@
+//! Virtual machines of unmodified QEMU: started so that they can move, and moved step by step.
+//!
+//! ```text
+//!  source                                             destination
+//!  Machine (runs)                                     Machine (started with -incoming defer -S)
+//!  Rounds::round … ──── runs of the RAM ─────────────► Ram::write, Ram::clear
+//!  leave ────────────┐                   ┌─────────── arrive
+//!  stopped           │                   │
+//!  Rounds::last ─────│── last runs ─────►│
+//!  hand_over         └── device state ──►└─ loaded    (paused)
+//!                       *decision*
+//!  quit                                               run
+//! ```
+//!
+//! The RAM is a file of tmpfs that QEMU shares ([`Ram`]), and QEMU leaves it out of its own stream (`x-ignore-shared`). What the
+//! guest writes is found from outside ([`Rounds`], `verbatim_tracking`). QEMU sends the rest, some hundred KiB of devices' state, over a Unix
+//! socket of ours. The RAM is complete before that is loaded: virtio devices read their rings when they are.
+//!
+//! Until the decision the source's guest can go on ([`Outgoing::take_back`]): the destination's QEMU loads, and does not run.
+//! Nothing here decides: that is the session's.
+//!
+//! What cannot move is refused before anything is touched: by its command line ([`Arguments::parse`]), or by what it has
+//! ([`Machine::may_move`]).
+
+mod arguments;
+mod destination;
+mod error;
+mod machine;
+mod qmp;
+mod ram;
+mod refusal;
+mod source;
+
+pub use arguments::{Arguments, MEMORY};
+pub use destination::Incoming;
+pub use error::{Error, Result};
+pub use machine::{Machine, Status};
+pub use qmp::{Event, Qmp};
+pub use ram::{RUN, Ram, Rounds, Run};
+pub use source::Outgoing;

@@ -1,0 +1,191 @@
+//! A QEMU process, and what it is asked.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::json;
+use tokio::sync::broadcast::error::RecvError;
+
+use crate::error::{Error, Result};
+use crate::qmp::{Event, Qmp, in_time};
+use crate::ram::Ram;
+
+/// How long a new QEMU may take until it listens: it makes its devices before, and on a busy machine that takes seconds.
+const START: Duration = Duration::from_secs(30);
+
+/// Between two looks whether it listens. There is no event for that.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// A virtual machine that runs here, or is about to.
+#[derive(Debug)]
+pub struct Machine {
+    pid: u32,
+    qmp: Qmp,
+    ram: Ram,
+}
+
+/// What `query-status` says.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Status {
+    /// `running`, `paused`, `inmigrate`, ...
+    pub status: String,
+    /// Whether the guest runs.
+    pub running: bool,
+}
+
+/// What `query-migrate` says, as far as it is of interest.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct MigrationStatus {
+    #[serde(default)]
+    pub status: Option<String>,
+    #[serde(default)]
+    pub error_desc: Option<String>,
+    #[serde(default)]
+    pub blocked_reasons: Vec<String>,
+}
+
+impl Machine {
+    /// Connects to a QEMU that was started by [`crate::Arguments::command`] a moment ago.
+    pub async fn started(pid: u32, qmp: &Path, ram: Ram) -> Result<Self> {
+        let connected = async {
+            loop {
+                match Qmp::connect(qmp).await {
+                    Err(Error::Io { .. }) if is_there(pid) => tokio::time::sleep(LOOK).await,
+                    Err(Error::Io { .. }) => return Err(Error::Gone),
+                    connected => return connected,
+                }
+            }
+        };
+        let qmp = in_time("opened its QMP socket", START, connected).await?;
+        Ok(Self { pid, qmp, ram })
+    }
+
+    /// One that runs already, and whose RAM is shared memory in a file.
+    pub async fn attached(pid: u32, qmp: &Path) -> Result<Self> {
+        let qmp = Qmp::connect(qmp).await?;
+        let ram = Ram::open(&ram_file(&qmp, pid).await?)?;
+        Ok(Self { pid, qmp, ram })
+    }
+
+    /// QEMU's process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Its RAM.
+    pub fn ram(&self) -> &Ram {
+        &self.ram
+    }
+
+    /// Its QMP connection.
+    pub fn qmp(&self) -> &Qmp {
+        &self.qmp
+    }
+
+    /// Whether the guest runs, and if not, why.
+    pub async fn status(&self) -> Result<Status> {
+        self.qmp.ask("query-status", json!({})).await
+    }
+
+    /// Lets the guest run.
+    pub async fn go_on(&self) -> Result<()> {
+        self.qmp.run("cont", json!({})).await
+    }
+
+    /// QEMU ends, and the guest with it.
+    pub async fn quit(&self) -> Result<()> {
+        match self.qmp.run("quit", json!({})).await {
+            Err(Error::Gone) => Ok(()),
+            other => other,
+        }
+    }
+
+    pub(crate) async fn migration(&self) -> Result<MigrationStatus> {
+        self.qmp.ask("query-migrate", json!({})).await
+    }
+
+    /// What both ends of a migration must be told before it begins.
+    pub(crate) async fn prepare(&self) -> Result<()> {
+        let capabilities: Vec<_> = ["events", "x-ignore-shared", "pause-before-switchover"]
+            .map(|name| json!({"capability": name, "state": true}))
+            .into();
+        self.qmp
+            .run("migrate-set-capabilities", json!({"capabilities": capabilities}))
+            .await
+    }
+
+    /// Waits until a migration is in one of these states. `events` were subscribed to before it could be.
+    pub(crate) async fn comes_to(
+        &self,
+        wanted: &[&str],
+        events: &mut tokio::sync::broadcast::Receiver<Event>,
+        limit: Duration,
+    ) -> Result<()> {
+        let comes = async {
+            loop {
+                let now = self.migration().await?;
+                let status = now.status.as_deref().unwrap_or("none");
+                if wanted.contains(&status) {
+                    return Ok(());
+                }
+                if ["failed", "cancelled", "completed"].contains(&status) {
+                    return Err(Error::GivenUp {
+                        status: status.to_owned(),
+                        reason: now.error_desc,
+                    });
+                }
+                // The next event says only that it is worth asking again.
+                match events.recv().await {
+                    Ok(_) | Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => return Err(Error::Gone),
+                }
+            }
+        };
+        in_time(&format!("come to {}", wanted.join(" or ")), limit, comes).await
+    }
+}
+
+fn is_there(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')')
+        .is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z') && !rest.is_empty())
+}
+
+/// A memory device, by `query-memdev`.
+#[derive(Debug, Deserialize)]
+struct MemoryBackend {
+    id: Option<String>,
+    size: u64,
+    share: Option<bool>,
+}
+
+/// Where the RAM of a running QEMU lies: in one file that it shares.
+async fn ram_file(qmp: &Qmp, pid: u32) -> Result<PathBuf> {
+    let cannot = |why: String| {
+        Err(Error::Unmovable(vec![format!(
+            "{why}; start it with `-object memory-backend-file,id=ram,size=SIZE,mem-path=FILE,share=on -machine memory-backend=ram`, \
+             where FILE is in a tmpfs"
+        )]))
+    };
+    let backends: Vec<MemoryBackend> = qmp.ask("query-memdev", json!({})).await?;
+    let (backend, id) = match &backends[..] {
+        [backend @ MemoryBackend { id: Some(id), .. }] if backend.share == Some(true) => (backend, id),
+        [MemoryBackend { .. }] => return cannot("its RAM is not shared".to_owned()),
+        _ => return cannot(format!("its RAM is {} pieces", backends.len())),
+    };
+    let total: serde_json::Value = qmp.ask("query-memory-size-summary", json!({})).await?;
+    if total["base-memory"] != backend.size {
+        return cannot("its RAM is not that of its memory backend alone".to_owned());
+    }
+    let asked = json!({"path": format!("/objects/{id}"), "property": "mem-path"});
+    let path: PathBuf = match qmp.ask("qom-get", asked).await {
+        Ok(path) => path,
+        Err(Error::Refused { .. }) => return cannot("its RAM is in no file".to_owned()),
+        Err(error) => return Err(error),
+    };
+    // As QEMU sees it.
+    let seen = Path::new("/proc").join(pid.to_string()).join("root");
+    Ok(seen.join(path.strip_prefix("/").unwrap_or(&path)))
+}

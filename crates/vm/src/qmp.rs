@@ -1,0 +1,298 @@
+//! QEMU's machine protocol (QMP): commands that are answered, and events.
+//!
+//! Written here rather than taken from a library: those that there are give the connection up at an event that they do not know,
+//! and a newer QEMU has some; and they read lines of any length.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{broadcast, oneshot};
+
+use crate::error::{Error, Result};
+
+/// How long QEMU may take to answer a command. It answers from its main loop, which disks and networks can hold up.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// No line that QEMU sends is longer: the longest are lists of all devices or of all block nodes.
+const LONGEST: u64 = 16 << 20;
+
+/// So many events may wait for whoever listens; who falls behind asks for the state.
+const EVENTS: usize = 256;
+
+/// Something that has happened.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Event {
+    /// Its name: `STOP`, `MIGRATION`, ...
+    #[serde(rename = "event")]
+    pub name: String,
+    /// What it says.
+    #[serde(default)]
+    pub data: Value,
+}
+
+/// What QEMU says after its greeting.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Message {
+    Event(Event),
+    Failed { error: Refusal, id: Option<u64> },
+    Returned { r#return: Value, id: Option<u64> },
+}
+
+#[derive(Debug, Deserialize)]
+struct Refusal {
+    desc: String,
+}
+
+type Answer = std::result::Result<Value, String>;
+
+/// Who waits for answers; `None` when nobody answers any more.
+type Waiting = Mutex<Option<HashMap<u64, oneshot::Sender<Answer>>>>;
+
+/// A connection to a QMP socket.
+#[derive(Debug)]
+pub struct Qmp {
+    writer: tokio::sync::Mutex<OwnedWriteHalf>,
+    waiting: Arc<Waiting>,
+    events: broadcast::Sender<Event>,
+    next: AtomicU64,
+    reader: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Qmp {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+impl Qmp {
+    /// Connects to a socket on which QEMU listens.
+    pub async fn connect(path: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(path).await;
+        Self::of(stream.map_err(Error::io(format!("connect to {}", path.display())))?).await
+    }
+
+    /// Over a connection that is there.
+    pub async fn of(stream: UnixStream) -> Result<Self> {
+        let (reader, writer) = stream.into_split();
+        let mut lines = Lines(BufReader::new(reader));
+        let greeting = in_time("greeted", ANSWER, lines.next()).await?;
+        if greeting.get("QMP").is_none() {
+            return Err(Error::Malformed(greeting.to_string()));
+        }
+        let (events, _) = broadcast::channel(EVENTS);
+        let waiting = Arc::new(Mutex::new(Some(HashMap::new())));
+        let reader = tokio::spawn(read(lines, waiting.clone(), events.clone()));
+        let qmp = Self {
+            writer: tokio::sync::Mutex::new(writer),
+            waiting,
+            events,
+            next: AtomicU64::new(1),
+            reader,
+        };
+        qmp.run("qmp_capabilities", json!({})).await?;
+        Ok(qmp)
+    }
+
+    /// What happens from now on.
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.events.subscribe()
+    }
+
+    /// Has QEMU do something that returns nothing of interest.
+    pub async fn run(&self, command: &'static str, arguments: Value) -> Result<()> {
+        self.ask::<Value>(command, arguments).await.map(drop)
+    }
+
+    /// Asks QEMU for something.
+    pub async fn ask<T: DeserializeOwned>(&self, command: &'static str, arguments: Value) -> Result<T> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (sender, receiver) = oneshot::channel();
+        match &mut *self.waiting.lock().expect("no panic under this lock") {
+            Some(waiting) => waiting.insert(id, sender),
+            None => return Err(Error::Gone),
+        };
+        let mut line = json!({"execute": command, "arguments": arguments, "id": id}).to_string();
+        line.push('\n');
+        let asked = async {
+            let mut writer = self.writer.lock().await;
+            writer.write_all(line.as_bytes()).await.map_err(|_| Error::Gone)?;
+            drop(writer);
+            receiver.await.map_err(|_| Error::Gone)
+        };
+        let answer = in_time(&format!("answered `{command}`"), ANSWER, asked).await;
+        if answer.is_err()
+            && let Some(waiting) = &mut *self.waiting.lock().expect("no panic under this lock")
+        {
+            waiting.remove(&id);
+        }
+        let returned = answer?.map_err(|description| Error::Refused { command, description })?;
+        serde_json::from_value(returned)
+            .map_err(|error| Error::Malformed(format!("the answer to `{command}`: {error}")))
+    }
+}
+
+/// Waits for something, but not for longer than `limit`.
+pub(crate) async fn in_time<T>(
+    what: &str,
+    limit: Duration,
+    future: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let silent = || Error::Silent {
+        what: what.to_owned(),
+        limit,
+    };
+    tokio::time::timeout(limit, future).await.map_err(|_| silent())?
+}
+
+/// Lines of JSON.
+struct Lines(BufReader<OwnedReadHalf>);
+
+impl Lines {
+    async fn next(&mut self) -> Result<Value> {
+        let mut line = Vec::new();
+        let read = (&mut self.0).take(LONGEST).read_until(b'\n', &mut line).await;
+        match read {
+            Ok(0) => Err(Error::Gone),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Err(Error::Gone),
+            Err(error) => Err(Error::io("read from QEMU")(error)),
+            Ok(_) => serde_json::from_slice(&line).map_err(|error| Error::Malformed(error.to_string())),
+        }
+    }
+}
+
+/// Gives answers and events to those who wait, until there are no more.
+async fn read(mut lines: Lines, waiting: Arc<Waiting>, events: broadcast::Sender<Event>) {
+    let ended = loop {
+        let message = match lines.next().await {
+            Ok(message) => message,
+            Err(error) => break error,
+        };
+        let (id, answer) = match serde_json::from_value(message) {
+            Ok(Message::Event(event)) => {
+                // Nobody may be listening.
+                let (Ok(_) | Err(_)) = events.send(event);
+                continue;
+            }
+            Ok(Message::Failed { error, id }) => (id, Err(error.desc)),
+            Ok(Message::Returned { r#return, id }) => (id, Ok(r#return)),
+            Err(error) => break Error::Malformed(error.to_string()),
+        };
+        let mut waiting = waiting.lock().expect("no panic under this lock");
+        let waiter = id.and_then(|id| waiting.as_mut()?.remove(&id));
+        if let Some(waiter) = waiter {
+            // It may have given up.
+            let (Ok(()) | Err(_)) = waiter.send(answer);
+        }
+    };
+    if !matches!(ended, Error::Gone) {
+        tracing::warn!("the connection to QEMU is given up: {ended}");
+    }
+    waiting.lock().expect("no panic under this lock").take();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The other end, which has sent its greeting and taken the first command.
+    async fn pair() -> (Qmp, BufReader<UnixStream>) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut theirs = BufReader::new(theirs);
+        let connected = tokio::spawn(Qmp::of(ours));
+        say(
+            &mut theirs,
+            r#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#,
+        )
+        .await;
+        assert_eq!(command(&mut theirs).await["execute"], "qmp_capabilities");
+        say(&mut theirs, r#"{"return": {}, "id": 1}"#).await;
+        (connected.await.unwrap().unwrap(), theirs)
+    }
+
+    async fn say(theirs: &mut BufReader<UnixStream>, line: &str) {
+        theirs.write_all(line.as_bytes()).await.unwrap();
+        theirs.write_all(b"\r\n").await.unwrap();
+    }
+
+    async fn command(theirs: &mut BufReader<UnixStream>) -> Value {
+        let mut line = String::new();
+        theirs.read_line(&mut line).await.unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+
+    #[tokio::test]
+    async fn answers_find_their_commands_and_events_their_listeners() {
+        let (qmp, mut theirs) = pair().await;
+        let mut events = qmp.events();
+        let asked = async {
+            let both = tokio::join!(
+                qmp.ask::<u32>("first", json!({})),
+                qmp.ask::<u32>("second", json!({})),
+            );
+            (both.0.unwrap(), both.1.unwrap())
+        };
+        let answered = async {
+            let ids =
+                [command(&mut theirs).await, command(&mut theirs).await].map(|asked| asked["id"].clone());
+            say(
+                &mut theirs,
+                r#"{"event": "OF_A_LATER_QEMU", "data": {"x": [1]}, "timestamp": {}}"#,
+            )
+            .await;
+            say(&mut theirs, &format!(r#"{{"return": 2, "id": {}}}"#, ids[1])).await;
+            say(&mut theirs, &format!(r#"{{"return": 1, "id": {}}}"#, ids[0])).await;
+            theirs
+        };
+        let (answers, mut theirs) = tokio::join!(asked, answered);
+        assert_eq!(answers, (1, 2));
+        assert_eq!(events.recv().await.unwrap().name, "OF_A_LATER_QEMU");
+        let refused = async {
+            let asked = command(&mut theirs).await;
+            let line = format!(
+                r#"{{"error": {{"class": "GenericError", "desc": "no"}}, "id": {}}}"#,
+                asked["id"]
+            );
+            say(&mut theirs, &line).await;
+            theirs
+        };
+        let (answer, theirs) = tokio::join!(qmp.run("third", json!({})), refused);
+        assert!(
+            matches!(answer, Err(Error::Refused { command: "third", description }) if description == "no")
+        );
+        drop(theirs);
+        assert!(matches!(qmp.run("fourth", json!({})).await, Err(Error::Gone)));
+        assert!(matches!(qmp.run("fifth", json!({})).await, Err(Error::Gone)));
+    }
+
+    #[tokio::test]
+    async fn what_is_no_qmp_is_an_error() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut theirs = BufReader::new(theirs);
+        say(&mut theirs, r#"{"hello": 1}"#).await;
+        assert!(matches!(Qmp::of(ours).await, Err(Error::Malformed(_))));
+        let (qmp, mut theirs) = pair().await;
+        let (answer, ()) = tokio::join!(qmp.run("any", json!({})), say(&mut theirs, "nonsense"));
+        assert!(matches!(answer, Err(Error::Gone)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_one_is_not_waited_for() {
+        let (qmp, _theirs) = pair().await;
+        let answer = qmp.run("any", json!({})).await;
+        assert!(
+            matches!(answer, Err(Error::Silent { limit: ANSWER, .. })),
+            "{answer:?}"
+        );
+    }
+}

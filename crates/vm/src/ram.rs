@@ -1,0 +1,284 @@
+//! The RAM of a virtual machine: a file of tmpfs that QEMU maps and shares.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::io::Errno;
+use verbatim_tracking::{FileTracker, MappedFile, PAGE, Ranges, maps_file, stand_still_once};
+
+use crate::error::{Error, Result};
+
+/// A run has at most so many bytes.
+pub const RUN: u64 = 1 << 20;
+
+/// `TMPFS_MAGIC`.
+const TMPFS: i64 = 0x0102_1994;
+
+/// The file.
+#[derive(Debug)]
+pub struct Ram {
+    file: File,
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl Ram {
+    /// Makes the file of a new virtual machine: as long as its RAM, and without any memory yet.
+    pub fn create(path: &Path, bytes: u64) -> Result<Self> {
+        let mut options = File::options();
+        options.read(true).write(true).create_new(true);
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        let file = options
+            .open(path)
+            .map_err(Error::io(format!("make {}", path.display())))?;
+        let sized = file.set_len(bytes);
+        sized.map_err(Error::io(format!("make {} as long as the RAM", path.display())))?;
+        Self::of(file, path)
+    }
+
+    /// That of a virtual machine that is there.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = File::options().read(true).write(true).open(path);
+        Self::of(file.map_err(Error::io(format!("open {}", path.display())))?, path)
+    }
+
+    fn of(file: File, path: &Path) -> Result<Self> {
+        let what = || format!("look at {}", path.display());
+        let system = rustix::fs::fstatfs(&file).map_err(|error| Error::io(what())(error.into()))?;
+        if system.f_type != TMPFS {
+            return Err(Error::Unmovable(vec![format!(
+                "the RAM lies in {}, which is no tmpfs: what is written there cannot be tracked",
+                path.display()
+            )]));
+        }
+        let bytes = file.metadata().map_err(Error::io(what()))?.len();
+        Ok(Self {
+            file,
+            path: path.to_owned(),
+            bytes,
+        })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How many bytes it has.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Where there is memory; the rest is zero.
+    pub fn data(&self) -> Result<Ranges> {
+        let mut data = Ranges::default();
+        let mut from = 0;
+        let failed = |error: Errno| Error::io("look for holes in the RAM")(error.into());
+        while from < self.bytes {
+            let start = match seek(&self.file, SeekFrom::Data(from)) {
+                Ok(start) => start,
+                Err(Errno::NXIO) => break,
+                Err(error) => return Err(failed(error)),
+            };
+            let end = seek(&self.file, SeekFrom::Hole(start)).map_err(failed)?;
+            data.insert(start..end.min(self.bytes));
+            from = end;
+        }
+        Ok(data)
+    }
+
+    /// Reads a run.
+    pub fn read(&self, run: Range<u64>, into: &mut [u8]) -> Result<()> {
+        let read = self.file.read_exact_at(into, run.start);
+        read.map_err(Error::io("read the RAM"))
+    }
+
+    /// Puts a run in its place.
+    pub fn write(&self, start: u64, bytes: &[u8]) -> Result<()> {
+        self.holds(start..start + bytes.len() as u64)?;
+        let written = self.file.write_all_at(bytes, start);
+        written.map_err(Error::io("write to the RAM"))
+    }
+
+    /// Makes a run zero, and gives its memory back.
+    pub fn clear(&self, run: Range<u64>) -> Result<()> {
+        self.holds(run.clone())?;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&self.file, flags, run.start, run.end - run.start)
+            .map_err(|error| Error::io("make a hole in the RAM")(error.into()))
+    }
+
+    fn holds(&self, run: Range<u64>) -> Result<()> {
+        match run.start <= run.end && run.end <= self.bytes {
+            true => Ok(()),
+            false => Err(Error::Malformed(format!(
+                "a run at {run:?} of a RAM of {} bytes",
+                self.bytes
+            ))),
+        }
+    }
+}
+
+/// What has to be brought to the other copy of the RAM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Run {
+    /// This part as it is now.
+    Data(Range<u64>),
+    /// This part is zero.
+    Zero(Range<u64>),
+}
+
+/// The rounds by which a RAM is brought to its other copy while the virtual machine runs.
+///
+/// All runs of a round are read and brought there before the next round begins.
+#[derive(Debug)]
+pub struct Rounds<'a> {
+    ram: &'a Ram,
+    pid: u32,
+    tracker: FileTracker,
+    /// What the other copy has memory for.
+    brought: Ranges,
+}
+
+impl<'a> Rounds<'a> {
+    /// Begins to track what QEMU writes.
+    pub fn begin(ram: &'a Ram, pid: u32) -> Result<Self> {
+        Ok(Self {
+            ram,
+            pid,
+            tracker: FileTracker::arm(pid, ram.file())?,
+            brought: Ranges::default(),
+        })
+    }
+
+    /// What was written since the round before; all in the first.
+    pub fn round(&mut self) -> Result<Vec<Run>> {
+        let written = self.tracker.look()?;
+        // Reads from a disk that go to the RAM directly (O_DIRECT), and have looked its pages up before this, end before this returns.
+        stand_still_once(&[self.pid])?;
+        self.runs(&written)
+    }
+
+    /// The same of a virtual machine that stands still, and whose disks are quiet.
+    pub fn last(&mut self) -> Result<Vec<Run>> {
+        let written = self.tracker.last_look()?;
+        self.runs(&written)
+    }
+
+    fn runs(&mut self, written: &Ranges) -> Result<Vec<Run>> {
+        let data = self.ram.data()?;
+        let mut runs = Vec::new();
+        // What was given back reads as zero, whoever noticed that it was.
+        let mut gone = self.brought.clone();
+        gone.subtract(&data);
+        for range in gone.iter() {
+            runs.push(Run::Zero(range));
+        }
+        self.brought.subtract(&gone);
+        let written = written.intersection(&data);
+        self.brought.union(&written);
+        runs.extend(bridged(&written, &data).into_iter().map(Run::Data));
+        Ok(runs)
+    }
+}
+
+/// Ranges as runs: single pages between them that were not written are taken along, if they are memory, and none is longer than [`RUN`].
+fn bridged(written: &Ranges, data: &Ranges) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for range in written.iter() {
+        match runs.last_mut() {
+            Some(last) if range.start - last.end <= PAGE && data.contains(last.end) => last.end = range.end,
+            _ => runs.push(range),
+        }
+    }
+    let parts = |run: Range<u64>| {
+        let end = run.end;
+        let starts = (run.start..end).step_by(RUN as usize);
+        starts.map(move |start| start..end.min(start + RUN))
+    };
+    runs.into_iter().flat_map(parts).collect()
+}
+
+/// Who else maps the file, in words.
+pub(crate) fn other_users(ram: &Ram, pid: u32) -> Result<Vec<String>> {
+    let file = MappedFile::of(ram.file()).map_err(Error::io("look at the RAM"))?;
+    let own = std::process::id();
+    let mut others = Vec::new();
+    let processes = std::fs::read_dir("/proc").map_err(Error::io("look at the processes"))?;
+    let numbers = processes
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    for other in numbers.filter(|other: &u32| *other != pid && *other != own) {
+        // Those that have ended have none.
+        if maps_file(other, file).unwrap_or(false) {
+            let name = std::fs::read_to_string(format!("/proc/{other}/comm")).unwrap_or_default();
+            others.push(format!("process {other} ({}) maps the RAM, too", name.trim()));
+        }
+    }
+    Ok(others)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn ram(bytes: u64) -> (tempfile::TempDir, Ram) {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let ram = Ram::create(&folder.path().join("ram"), bytes).unwrap();
+        (folder, ram)
+    }
+
+    #[test]
+    fn holes_are_known_and_made() {
+        let (_folder, ram) = ram(8 * PAGE);
+        assert!(ram.data().unwrap().is_empty());
+        ram.write(2 * PAGE, &[7; 3 * PAGE as usize]).unwrap();
+        ram.clear(3 * PAGE..4 * PAGE).unwrap();
+        let data: Vec<_> = ram.data().unwrap().iter().collect();
+        assert_eq!(data, [2 * PAGE..3 * PAGE, 4 * PAGE..5 * PAGE]);
+        assert!(ram.write(7 * PAGE, &[0; 2 * PAGE as usize]).is_err());
+        assert!(ram.clear(0..9 * PAGE).is_err());
+    }
+
+    #[test]
+    fn a_file_of_a_disk_is_refused() {
+        let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+        match Ram::create(&folder.path().join("ram"), PAGE) {
+            Err(Error::Unmovable(reasons)) => assert!(reasons[0].contains("tmpfs"), "{reasons:?}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    proptest! {
+        /// Runs hold all that was written, no hole that was not, and at most one page more than that for each.
+        #[test]
+        fn runs_hold_what_was_written(pages in proptest::collection::vec((any::<bool>(), any::<bool>()), 1..64)) {
+            let set = |is_in: &dyn Fn(&(bool, bool)) -> bool| {
+                let numbers = (0..).zip(&pages).filter(|(_, page)| is_in(page));
+                Ranges::from_iter(numbers.map(|(number, _): (u64, _)| number * PAGE..(number + 1) * PAGE))
+            };
+            let data = set(&|page| page.0);
+            let written = set(&|page| page.0 && page.1);
+            let runs = bridged(&written, &data);
+            let carried = Ranges::from_iter(runs.iter().cloned());
+            let mut missing = written.clone();
+            missing.subtract(&carried);
+            prop_assert!(missing.is_empty());
+            let mut holes = carried.clone();
+            holes.subtract(&data);
+            prop_assert!(holes.is_empty());
+            prop_assert!(carried.bytes() <= 2 * written.bytes());
+            prop_assert!(runs.iter().all(|run| run.end - run.start <= RUN));
+            prop_assert_eq!(carried.bytes(), runs.iter().map(|run| run.end - run.start).sum::<u64>());
+        }
+    }
+}

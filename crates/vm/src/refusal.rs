@@ -1,0 +1,118 @@
+//! What stands in the way of a move.
+
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::error::{Error, Result};
+use crate::machine::Machine;
+use crate::ram::other_users;
+
+/// A block node, by `query-named-block-nodes`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct BlockNode {
+    #[serde(default)]
+    node_name: String,
+    cache: Cache,
+}
+
+#[derive(Debug, Deserialize)]
+struct Cache {
+    direct: bool,
+}
+
+impl Machine {
+    /// An error that says all that stands in the way of moving it, if there is anything.
+    pub async fn may_move(&self) -> Result<()> {
+        let mut reasons = Vec::new();
+        let status = self.status().await?.status;
+        if !["running", "paused"].contains(&status.as_str()) {
+            reasons.push(format!(
+                "it is in the state `{status}`, and would have to be `running` or `paused`"
+            ));
+        }
+        let migration = self.migration().await?;
+        let under_way = [
+            "setup",
+            "active",
+            "pre-switchover",
+            "device",
+            "postcopy-active",
+            "postcopy-paused",
+            "colo",
+        ];
+        if let Some(status) = migration
+            .status
+            .filter(|status| under_way.contains(&status.as_str()))
+        {
+            reasons.push(format!(
+                "a migration of its own is under way ({status}): end it with `migrate_cancel` in its monitor"
+            ));
+        }
+        reasons.extend(
+            migration
+                .blocked_reasons
+                .into_iter()
+                .map(|reason| format!("QEMU: {reason}")),
+        );
+        let jobs: Vec<Value> = self.qmp().ask("query-jobs", json!({})).await?;
+        for job in jobs {
+            let (kind, id) = (&job["type"], &job["id"]);
+            reasons.push(format!(
+                "a job is under way: {kind} {id}; wait for its end, or cancel it"
+            ));
+        }
+        reasons.extend(descriptors(self.pid())?);
+        reasons.extend(other_users(self.ram(), self.pid())?);
+        reasons.extend(self.unseen_disks().await?);
+        match reasons.is_empty() {
+            true => Ok(()),
+            false => Err(Error::Unmovable(reasons)),
+        }
+    }
+
+    /// Disks whose reads go to the RAM directly, and which no thread waits for: what they read may land after the look at the
+    /// RAM that was to find it. Where a thread waits, it is waited for ([`crate::Rounds::round`]).
+    async fn unseen_disks(&self) -> Result<Option<String>> {
+        let nodes: Vec<BlockNode> = self
+            .qmp()
+            .ask("query-named-block-nodes", json!({"flat": true}))
+            .await?;
+        let Some(direct) = nodes.iter().find(|node| node.cache.direct) else {
+            return Ok(None);
+        };
+        let path = format!("/proc/{}/cmdline", self.pid());
+        let line = std::fs::read(&path).map_err(Error::io(format!("read {path}")))?;
+        let line = String::from_utf8_lossy(&line);
+        let asynchronous = ["aio=native", "aio=io_uring", "\"native\"", "\"io_uring\""];
+        // Rings of io_setup are there once one was used.
+        let has_rings = verbatim_tracking::names_mapping(self.pid(), "/[aio]")?;
+        let is_asynchronous = has_rings || asynchronous.iter().any(|word| line.contains(word));
+        Ok(is_asynchronous.then(|| {
+            format!(
+                "the disk {} is read directly (cache.direct=on) and asynchronously (aio=native or aio=io_uring), which the kernel does not \
+                 track: start it with aio=threads",
+                direct.node_name
+            )
+        }))
+    }
+}
+
+/// What QEMU has open that cannot move.
+fn descriptors(pid: u32) -> Result<Vec<String>> {
+    let folder = format!("/proc/{pid}/fd");
+    let mut reasons = Vec::new();
+    for entry in std::fs::read_dir(&folder)
+        .map_err(Error::io(format!("read {folder}")))?
+        .flatten()
+    {
+        let target = std::fs::read_link(entry.path()).unwrap_or_default();
+        if target.starts_with("/dev/vfio") || target == Path::new("anon_inode:[vfio-device]") {
+            reasons.push("it has a device of the host's (VFIO), whose state cannot move".to_owned());
+            break;
+        }
+    }
+    Ok(reasons)
+}

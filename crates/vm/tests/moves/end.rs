@@ -1,0 +1,243 @@
+//! An end of a move: a QEMU process of ours, with its RAM and what its guest has said.
+
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use tempfile::TempDir;
+use verbatim_vm::{Arguments, Machine, RUN, Ram, Run};
+
+/// The program.
+pub const QEMU: &str = "qemu-system-x86_64";
+
+/// A guest's RAM in MiB.
+const MIB: &str = "16";
+
+/// How long a guest may take to say something, on a busy machine.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// What is missing on this machine.
+pub fn installed() -> Result<(), String> {
+    for program in [QEMU, "cc", "make"] {
+        let found = Command::new(program)
+            .arg("--version")
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+        if !found.is_ok_and(|status| status.success()) {
+            return Err(format!("{program} is not installed: run setup.sh"));
+        }
+    }
+    verbatim_tracking::supported().map_err(|unsupported| unsupported.to_string())
+}
+
+/// The guest's program, built when it is first asked for.
+fn guest() -> anyhow::Result<PathBuf> {
+    static BUILT: std::sync::OnceLock<Result<PathBuf, String>> = std::sync::OnceLock::new();
+    let build = || {
+        let out = format!("OUT={}", env!("CARGO_TARGET_TMPDIR"));
+        let made = Command::new("make")
+            .args(["-s", "-C", concat!(env!("CARGO_MANIFEST_DIR"), "/guest"), &out])
+            .output();
+        match made {
+            Ok(made) if made.status.success() => Ok(Path::new(env!("CARGO_TARGET_TMPDIR")).join("check")),
+            Ok(made) => Err(String::from_utf8_lossy(&made.stderr).into_owned()),
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    BUILT.get_or_init(build).clone().map_err(anyhow::Error::msg)
+}
+
+/// One end. Its QEMU is killed when this is dropped, also when the test fails.
+pub struct End {
+    folder: TempDir,
+    child: Child,
+    pub machine: Machine,
+}
+
+impl End {
+    /// Starts a QEMU with these arguments beside the usual ones.
+    pub async fn start(more: &[&str], incoming: bool) -> anyhow::Result<Self> {
+        // In tmpfs, as instances' folders are.
+        let folder = TempDir::new_in("/dev/shm")?;
+        let serial = format!("file:{}", folder.path().join("serial").display());
+        let guest = guest()?;
+        let usual = [
+            QEMU,
+            "-M",
+            "pc",
+            "-accel",
+            "tcg",
+            "-m",
+            MIB,
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-sandbox",
+            "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+            "-serial",
+            &serial,
+            "-kernel",
+        ];
+        let guest = guest.to_str().context("a path in UTF-8")?;
+        let line = [&usual[..], &[guest], more].concat();
+        let types = Command::new(QEMU).args(["-machine", "help"]).output()?;
+        let arguments = Arguments::parse(&line)?.versioned(std::str::from_utf8(&types.stdout)?)?;
+        let ram = Ram::create(&folder.path().join("ram"), arguments.ram())?;
+        let qmp = folder.path().join("qmp");
+        let mut child = Self::spawn(arguments.command(ram.path(), &qmp, incoming), folder.path())?;
+        let machine = match Machine::started(child.id(), &qmp, ram).await {
+            Ok(machine) => machine,
+            Err(error) => {
+                let (Ok(()) | Err(_)) = child.kill();
+                let (Ok(_) | Err(_)) = child.wait();
+                let said = std::fs::read_to_string(folder.path().join("log")).unwrap_or_default();
+                return Err(anyhow::Error::new(error).context(said));
+            }
+        };
+        Ok(Self {
+            folder,
+            child,
+            machine,
+        })
+    }
+
+    /// One whose guest runs.
+    pub async fn run(more: &[&str]) -> anyhow::Result<Self> {
+        let end = Self::start(more, false).await?;
+        end.machine.go_on().await?;
+        end.ticks_on()?;
+        Ok(end)
+    }
+
+    pub fn spawn(mut command: Command, folder: &Path) -> anyhow::Result<Child> {
+        let log = File::create(folder.join("log"))?;
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        // SAFETY: between fork and exec nothing is called but prctl(2), which is safe there.
+        unsafe {
+            command.pre_exec(|| {
+                rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+                Ok(())
+            });
+        }
+        command.spawn().with_context(|| format!("cannot start {QEMU}"))
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) -> anyhow::Result<()> {
+        let pid = rustix::process::Pid::from_raw(self.child.id().cast_signed()).context("not 0")?;
+        Ok(rustix::process::kill_process(pid, signal)?)
+    }
+
+    /// Whole lines that the guest has said here, and what may follow them.
+    pub fn said(&self) -> anyhow::Result<String> {
+        Ok(std::fs::read_to_string(self.path("serial"))?)
+    }
+
+    /// What QEMU has said.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    /// Waits until the guest says some ticks more here.
+    pub fn ticks_on(&self) -> anyhow::Result<()> {
+        let lines = || Ok::<_, anyhow::Error>(self.said()?.lines().count());
+        let (before, begun) = (lines()?, Instant::now());
+        while lines()? < before + 20 {
+            ensure!(
+                !self.said()?.contains("BAD"),
+                "{}",
+                self.said()?.lines().last().unwrap_or_default()
+            );
+            ensure!(begun.elapsed() < LIMIT, "the guest is silent: {}", self.log());
+            // A file tells nobody that it grows.
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// That the guest says nothing here, though it has the time.
+    pub fn is_silent(&self) -> anyhow::Result<()> {
+        let before = self.said()?;
+        std::thread::sleep(Duration::from_millis(50));
+        ensure!(self.said()? == before, "the guest runs");
+        Ok(())
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let (Ok(()) | Err(_)) = self.child.kill();
+        let (Ok(_) | Err(_)) = self.child.wait();
+    }
+}
+
+/// Brings runs from one RAM to another, as a mover would.
+pub fn copy(runs: &[Run], from: &Machine, to: &Machine) -> anyhow::Result<u64> {
+    let mut bytes = vec![0; RUN as usize];
+    let mut copied = 0;
+    for run in runs {
+        match run {
+            Run::Data(range) => {
+                let part = &mut bytes[..(range.end - range.start) as usize];
+                from.ram().read(range.clone(), part)?;
+                to.ram().write(range.start, part)?;
+                copied += range.end - range.start;
+            }
+            Run::Zero(range) => to.ram().clear(range.clone())?,
+        }
+    }
+    Ok(copied)
+}
+
+/// That two RAMs have the same content, whose guests stand still.
+pub fn same_ram(one: &Machine, other: &Machine) -> anyhow::Result<()> {
+    let read = |machine: &Machine| std::fs::read(machine.ram().path());
+    let (one, other) = (read(one)?, read(other)?);
+    ensure!(
+        one.len() == other.len(),
+        "{} and {} bytes",
+        one.len(),
+        other.len()
+    );
+    let differing = (0..one.len())
+        .step_by(4096)
+        .filter(|page| one[*page..page + 4096] != other[*page..page + 4096]);
+    let differing: Vec<usize> = differing.collect();
+    ensure!(
+        differing.is_empty(),
+        "{} pages differ, the first at {:#x}",
+        differing.len(),
+        differing[0]
+    );
+    Ok(())
+}
+
+/// That what a guest has said on all of its places, one after the other, is 1, 2, 3, ..., and how far it came.
+pub fn consecutive(places: &[&End]) -> anyhow::Result<u32> {
+    let mut all = String::new();
+    for place in places {
+        all.push_str(&place.said()?);
+    }
+    let mut expected = 0;
+    let mut lines = all.split('\n').peekable();
+    while let Some(line) = lines.next() {
+        // The last one may not be whole.
+        if lines.peek().is_none() {
+            break;
+        }
+        expected += 1;
+        if line != format!("tick {expected}") {
+            bail!("in the place of `tick {expected}` there is `{line}`");
+        }
+    }
+    ensure!(expected > 0, "the guest has said nothing");
+    Ok(expected)
+}

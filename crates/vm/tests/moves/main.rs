@@ -1,0 +1,386 @@
+//! Virtual machines of the QEMU that is installed, moved between two processes on this machine.
+//!
+//! Their guest (`guest/check.c`) knows what must be in its memory, and counts on its serial line: what it has said on all of its places together
+//! must be 1, 2, 3, ..., so that a copy that ran beside, a guest that went back in time, or one that missed a page is found.
+//! While it stands still the two copies of its RAM are compared, too.
+
+mod end;
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{ExitCode, Stdio};
+
+use anyhow::{Context, ensure};
+use libtest_mimic::{Arguments, Failed, Trial};
+use rustix::process::Signal;
+use serde_json::json;
+use verbatim_vm::{Error, Incoming, Machine, Outgoing, Rounds};
+
+use end::{End, QEMU, consecutive, copy, same_ram};
+
+/// Rounds before the guest stops.
+const ROUNDS: u32 = 3;
+
+/// So many times a guest moves in a row.
+const MOVES: usize = 8;
+
+/// Names a file that this program is to map, and nothing else, until its input ends.
+const MAPPER: &str = "MAPPED_RAM";
+
+fn main() -> ExitCode {
+    if let Some(path) = std::env::var_os(MAPPER) {
+        return map(path.as_ref()).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    }
+    let arguments = Arguments::from_args();
+    let trials = vec![
+        case("a_guest_moves_again_and_again", again_and_again),
+        case("a_guest_with_a_display_and_disks_moves", with_devices),
+        case("what_is_left_out_is_found", what_is_left_out_is_found),
+        case("it_goes_on_at_its_source", it_goes_on),
+        case("a_paused_guest_stays_paused", paused),
+        case("a_destination_that_dies", destination_dies),
+        case("a_source_that_is_silent", silent_source),
+        case("what_stands_in_the_way_is_said", obstacles),
+        case("one_that_runs_is_attached", attached),
+    ];
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn case(name: &'static str, body: impl AsyncFnOnce() -> anyhow::Result<()> + Send + 'static) -> Trial {
+    Trial::test(name, move || {
+        let strict = std::env::var("CI").is_ok_and(|value| value == "true");
+        if let Err(missing) = end::installed() {
+            return match strict {
+                true => Err(Failed::from(missing)),
+                false => {
+                    println!("skipped: {missing}");
+                    Ok(())
+                }
+            };
+        }
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()?;
+        runtime
+            .block_on(body())
+            .map_err(|error| Failed::from(format!("{error:#}")))
+    })
+}
+
+fn map(path: &Path) -> anyhow::Result<()> {
+    let file = std::fs::File::open(path)?;
+    let (read, shared) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
+    // SAFETY: a fresh mapping, which nobody looks into.
+    unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, read, shared, &file, 0)? };
+    println!("ready");
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+/// A move up to the decision: the guest is at both ends, and runs at neither.
+struct Moving<'a> {
+    outgoing: Outgoing<'a>,
+    incoming: Incoming<'a>,
+}
+
+/// Brings a guest so far. `last` says whether what was written since the last round is brought, too.
+async fn bring<'a>(from: &'a End, to: &'a End, last: bool) -> anyhow::Result<Moving<'a>> {
+    let mut rounds = Rounds::begin(from.machine.ram(), from.machine.pid())?;
+    for number in 0..ROUNDS {
+        let copied = copy(&rounds.round()?, &from.machine, &to.machine)?;
+        ensure!(number == 0 || copied > 0, "nothing was written in round {number}");
+        from.ticks_on()?;
+    }
+    let (mut outgoing, mut state) = from.machine.leave(&from.path("state")).await?;
+    let (mut incoming, mut sink) = to.machine.arrive(&to.path("state")).await?;
+    let pump = tokio::spawn(async move { tokio::io::copy(&mut state, &mut sink).await });
+    outgoing.stopped().await?;
+    let runs = rounds.last()?;
+    if last {
+        copy(&runs, &from.machine, &to.machine)?;
+    }
+    outgoing.hand_over().await?;
+    incoming.loaded().await.with_context(|| to.log())?;
+    pump.await??;
+    Ok(Moving { outgoing, incoming })
+}
+
+async fn move_it(from: &End, to: &End) -> anyhow::Result<()> {
+    let moving = bring(from, to, true).await?;
+    same_ram(&from.machine, &to.machine)?;
+    from.is_silent()?;
+    from.machine.quit().await?;
+    moving.incoming.run().await?;
+    to.ticks_on()
+}
+
+async fn again_and_again() -> anyhow::Result<()> {
+    let mut places = vec![End::run(&[]).await?];
+    for _ in 0..MOVES {
+        let next = End::start(&[], true).await?;
+        move_it(places.last().context("one at least")?, &next).await?;
+        places.push(next);
+    }
+    let ticks = consecutive(&places.iter().collect::<Vec<_>>())?;
+    println!("{MOVES} moves, {ticks} ticks");
+    Ok(())
+}
+
+/// Memory that is no RAM of ours goes with QEMU's stream: that of a display.
+async fn with_devices() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
+    let disk = folder.path().join("disk");
+    std::fs::File::create(&disk)?.set_len(1 << 20)?;
+    let drive = format!(
+        "file={},format=raw,if=none,id=disk,cache=none,aio=threads",
+        disk.display()
+    );
+    let more = [
+        "-vga",
+        "std",
+        "-drive",
+        &drive,
+        "-device",
+        "virtio-blk-pci,drive=disk",
+        "-device",
+        "qemu-xhci",
+    ];
+    let (from, to) = (End::run(&more).await?, End::start(&more, true).await?);
+    move_it(&from, &to).await?;
+    consecutive(&[&from, &to])?;
+    Ok(())
+}
+
+/// The checks of these tests see a page that is missing.
+async fn what_is_left_out_is_found() -> anyhow::Result<()> {
+    let (from, to) = (End::run(&[]).await?, End::start(&[], true).await?);
+    let moving = bring(&from, &to, false).await?;
+    ensure!(
+        same_ram(&from.machine, &to.machine).is_err(),
+        "nothing was written since the last round"
+    );
+    moving.incoming.run().await?;
+    let found = to.ticks_on().is_err() || consecutive(&[&from, &to]).is_err();
+    ensure!(found, "the guest misses no page: {}", to.said()?);
+    Ok(())
+}
+
+/// Given up at each step before the decision, the guest goes on, and can be moved afterwards.
+async fn it_goes_on() -> anyhow::Result<()> {
+    let from = End::run(&[]).await?;
+    // While it runs.
+    let (outgoing, state) = from.machine.leave(&from.path("state")).await?;
+    drop(state);
+    outgoing.take_back().await?;
+    from.ticks_on()?;
+    // When it stands still.
+    let (mut outgoing, _state) = from.machine.leave(&from.path("state")).await?;
+    outgoing.stopped().await?;
+    from.is_silent()?;
+    outgoing.take_back().await?;
+    from.ticks_on()?;
+    // When it is loaded at the destination.
+    let to = End::start(&[], true).await?;
+    let moving = bring(&from, &to, true).await?;
+    to.machine.quit().await?;
+    moving.outgoing.take_back().await?;
+    from.ticks_on()?;
+    let third = End::start(&[], true).await?;
+    move_it(&from, &third).await?;
+    consecutive(&[&from, &third])?;
+    ensure!(to.said()?.is_empty(), "the copy that was given up ran");
+    Ok(())
+}
+
+async fn paused() -> anyhow::Result<()> {
+    let (from, to) = (End::run(&[]).await?, End::start(&[], true).await?);
+    from.machine.qmp().run("stop", json!({})).await?;
+    let (mut outgoing, mut state) = from.machine.leave(&from.path("state")).await?;
+    ensure!(!outgoing.ran());
+    let (mut incoming, mut sink) = to.machine.arrive(&to.path("state")).await?;
+    let pump = tokio::spawn(async move { tokio::io::copy(&mut state, &mut sink).await });
+    outgoing.stopped().await?;
+    let mut rounds = Rounds::begin(from.machine.ram(), from.machine.pid())?;
+    copy(&rounds.round()?, &from.machine, &to.machine)?;
+    ensure!(rounds.last()?.is_empty(), "a guest that is paused writes");
+    outgoing.hand_over().await?;
+    incoming.loaded().await?;
+    pump.await??;
+    same_ram(&from.machine, &to.machine)?;
+    // Given up, it is as it was.
+    outgoing.take_back().await?;
+    from.is_silent()?;
+    ensure!(from.machine.status().await?.status == "postmigrate" || !from.machine.status().await?.running);
+    Ok(())
+}
+
+async fn destination_dies() -> anyhow::Result<()> {
+    let (from, to) = (End::run(&[]).await?, End::start(&[], true).await?);
+    let (mut outgoing, mut state) = from.machine.leave(&from.path("state")).await?;
+    let (mut incoming, mut sink) = to.machine.arrive(&to.path("state")).await?;
+    let pump = tokio::spawn(async move { tokio::io::copy(&mut state, &mut sink).await });
+    outgoing.stopped().await?;
+    to.signal(Signal::KILL)?;
+    let lost = incoming.loaded().await;
+    ensure!(matches!(lost, Err(Error::Gone)), "{lost:?}");
+    let (Ok(_) | Err(_)) = outgoing.hand_over().await;
+    outgoing.take_back().await?;
+    drop(pump.await?);
+    from.ticks_on()?;
+    consecutive(&[&from])?;
+    Ok(())
+}
+
+/// A QEMU that is stopped is not waited for without end, and is as it was when it goes on.
+async fn silent_source() -> anyhow::Result<()> {
+    let from = End::run(&[]).await?;
+    from.signal(Signal::STOP)?;
+    let asked = from.machine.may_move().await;
+    ensure!(matches!(asked, Err(Error::Silent { .. })), "{asked:?}");
+    from.signal(Signal::CONT)?;
+    from.ticks_on()?;
+    from.machine.may_move().await?;
+    consecutive(&[&from])?;
+    Ok(())
+}
+
+/// An error that says this.
+fn says<T: std::fmt::Debug>(result: Result<T, Error>, words: &str) -> anyhow::Result<()> {
+    let error = result
+        .map(drop)
+        .err()
+        .with_context(|| format!("nothing is said of {words}"))?;
+    ensure!(error.to_string().contains(words), "`{words}` is not in `{error}`");
+    Ok(())
+}
+
+async fn obstacles() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
+    let disk = folder.path().join("disk");
+    std::fs::File::create(&disk)?.set_len(64 << 20)?;
+    let drive = |aio: &str| {
+        format!(
+            "file={},format=raw,if=none,id=disk,cache=none,aio={aio}",
+            disk.display()
+        )
+    };
+    let from = End::run(&[
+        "-drive",
+        &drive("threads"),
+        "-device",
+        "virtio-blk-pci,drive=disk",
+    ])
+    .await?;
+    from.machine.may_move().await?;
+
+    let mut mapper = std::process::Command::new(std::env::current_exe()?)
+        .env(MAPPER, from.machine.ram().path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut said = [0];
+    let ready = mapper.stdout.as_mut().context("a pipe")?.read_exact(&mut said);
+    let asked = from.machine.may_move().await;
+    // The end of its input.
+    drop(mapper.stdin.take());
+    mapper.wait()?;
+    ready?;
+    says(asked, "maps the RAM, too")?;
+    from.machine.may_move().await?;
+
+    let target = folder.path().join("copy");
+    let backup = json!({"device": "disk", "target": target, "sync": "full", "job-id": "copy", "speed": 1, "format": "raw"});
+    from.machine.qmp().run("drive-mirror", backup).await?;
+    says(
+        from.machine.may_move().await,
+        "a job is under way: \"mirror\" \"copy\"",
+    )?;
+    from.machine
+        .qmp()
+        .run("block-job-cancel", json!({"device": "copy", "force": true}))
+        .await?;
+    while from.machine.may_move().await.is_err() {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+
+    let (outgoing, _state) = from.machine.leave(&from.path("state")).await?;
+    says(
+        from.machine.may_move().await,
+        "a migration of its own is under way",
+    )?;
+    outgoing.take_back().await?;
+    from.ticks_on()?;
+    drop(from);
+
+    for aio in ["native", "io_uring"] {
+        let direct = End::run(&["-drive", &drive(aio), "-device", "virtio-blk-pci,drive=disk"]).await?;
+        says(direct.machine.may_move().await, "aio=threads")?;
+    }
+    let share = format!(
+        "local,id=share,path={},security_model=none",
+        folder.path().display()
+    );
+    let blocked = End::run(&[
+        "-fsdev",
+        &share,
+        "-device",
+        "virtio-9p-pci,fsdev=share,mount_tag=share",
+    ])
+    .await?;
+    // It blocks a move only while it is mounted.
+    blocked.machine.may_move().await?;
+    Ok(())
+}
+
+async fn attached() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir_in("/dev/shm")?;
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let backend = format!(
+        "memory-backend-file,id=mem,size=16M,mem-path={},share=on",
+        path("theirs")
+    );
+    for (memory, refused) in [
+        (
+            vec!["-object", &backend, "-machine", "pc,memory-backend=mem"],
+            None,
+        ),
+        (vec!["-machine", "pc"], Some("its RAM is not shared")),
+    ] {
+        let socket = path("qmp");
+        let mut command = std::process::Command::new(QEMU);
+        command
+            .args([
+                "-m",
+                "16M",
+                "-nodefaults",
+                "-display",
+                "none",
+                "-accel",
+                "tcg",
+                "-S",
+            ])
+            .args(memory);
+        command.args(["-qmp", &format!("unix:{socket},server=on,wait=off")]);
+        let mut child = End::spawn(command, folder.path())?;
+        let listens = std::time::Instant::now();
+        let result = loop {
+            let result = Machine::attached(child.id(), socket.as_ref()).await;
+            if !matches!(result, Err(Error::Io { .. })) || listens.elapsed().as_secs() > 20 {
+                break result;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        };
+        let checked = match (result, refused) {
+            (Ok(machine), None) => (machine.ram().bytes() == 16 << 20)
+                .then_some(())
+                .context("another size"),
+            (result, Some(words)) => says(result, words),
+            (Err(error), None) => Err(error.into()),
+        };
+        child.kill()?;
+        child.wait()?;
+        checked?;
+    }
+    Ok(())
+}
