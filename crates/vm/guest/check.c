@@ -3,11 +3,10 @@
  * It writes pages in an order that looks random, looks at each before it writes it again, and says on its serial line how far it
  * is: "tick N" with N = 1, 2, 3, ... without a gap, for ever, or "BAD ..." and stops. What is in a page follows from how often it was
  * written, and that is kept in another place: a page that is lost, old, or another one's is found. Between its ticks it
- * looks at pages that it has written once and never again.
+ * looks at pages that it has written once and, without a disk, never again.
  */
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef unsigned char u8;
+#include "guest.h"
+#include "disk.h"
 
 enum {
     SERIAL = 0x3f8,
@@ -20,15 +19,6 @@ enum {
 };
 
 static u32 written[PAGES];
-
-static void out(u16 port, u8 value) { __asm__ volatile("outb %0, %1" : : "a"(value), "Nd"(port)); }
-
-static u8 in(u16 port)
-{
-    u8 value;
-    __asm__ volatile("inb %1, %0" : "=a"(value) : "Nd"(port));
-    return value;
-}
 
 static void say(const char *text)
 {
@@ -61,6 +51,12 @@ static volatile u32 *page(u32 index) { return (volatile u32 *)(FIRST + index * P
 /* The word at some places of the page that was written so often. */
 static u32 word(u32 index, u32 times, u32 place) { return mix(mix(index + 1) ^ mix(times) ^ place); }
 
+static void stop(void)
+{
+    for (;;)
+        __asm__ volatile("hlt");
+}
+
 static void look(u32 index)
 {
     for (u32 place = 0; place < PAGE_WORDS; place += 61) {
@@ -76,8 +72,7 @@ static void look(u32 index)
         say(" found ");
         say_number(found);
         say("\n");
-        for (;;)
-            __asm__ volatile("hlt");
+        stop();
     }
 }
 
@@ -88,9 +83,35 @@ static void write(u32 index)
         page(index)[place] = word(index, written[index], place);
 }
 
+/* Takes the pages that come next to the disk and back: the disk is then the last that has written there, until all others had their
+ * turn. */
+static void by_disk(void)
+{
+    static u32 next;
+    u32 blocks[BATCH];
+    void *memory[BATCH];
+    for (u32 number = 0; number < BATCH; number++) {
+        blocks[number] = next++ % ((PAGES - HOT) / REQUEST_PAGES);
+        u32 first = HOT + blocks[number] * REQUEST_PAGES;
+        memory[number] = (void *)page(first);
+        for (u32 index = 0; index < REQUEST_PAGES; index++)
+            write(first + index);
+    }
+    int moved = disk_move(1, BATCH, blocks, memory);
+    for (u32 number = 0; number < BATCH; number++)
+        for (u32 place = 0; place < REQUEST_PAGES * PAGE_WORDS; place++)
+            ((volatile u32 *)memory[number])[place] = ~place;
+    moved &= disk_move(0, BATCH, blocks, memory);
+    if (!moved) {
+        say("BAD disk\n");
+        stop();
+    }
+}
+
 void check(void)
 {
     u32 state = 1;
+    int has_disk = disk_found();
     for (u32 index = 0; index < PAGES; index++)
         write(index);
     for (u32 tick = 1;; tick++) {
@@ -101,6 +122,8 @@ void check(void)
         }
         for (u32 number = 0; number < LOOKS; number++)
             look(HOT + (state = mix(state + tick)) % (PAGES - HOT));
+        if (has_disk)
+            by_disk();
         say("tick ");
         say_number(tick);
         say("\n");

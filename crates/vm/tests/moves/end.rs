@@ -51,7 +51,7 @@ fn guest() -> anyhow::Result<PathBuf> {
     BUILT.get_or_init(build).clone().map_err(anyhow::Error::msg)
 }
 
-/// One end. Its QEMU is killed when this is dropped, also when the test fails.
+/// One end. Its QEMU is killed when this is dropped, also when the test fails, and what the guest has said stays.
 pub struct End {
     folder: TempDir,
     child: Child,
