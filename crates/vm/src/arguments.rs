@@ -114,6 +114,14 @@ impl Arguments {
         &self.program
     }
 
+    /// The same virtual machine, run by another program: QEMU's name or path at another host.
+    pub fn run_by(&self, program: &str) -> Self {
+        Self {
+            program: program.to_owned(),
+            ..self.clone()
+        }
+    }
+
     /// How many bytes of RAM it has.
     pub fn ram(&self) -> u64 {
         self.ram

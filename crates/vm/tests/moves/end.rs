@@ -13,15 +13,26 @@ use verbatim_vm::{Arguments, Machine, RUN, Ram, Run};
 /// The program.
 pub const QEMU: &str = "qemu-system-x86_64";
 
+/// Names another one, which runs in its place.
+const QEMU_VARIABLE: &str = "VERBATIM_QEMU";
+
+/// The program that the tests run.
+pub fn qemu() -> String {
+    std::env::var(QEMU_VARIABLE).unwrap_or_else(|_| QEMU.to_owned())
+}
+
 /// A guest's RAM in MiB.
 const MIB: &str = "16";
+
+/// Where its serial line goes, in the folder of each end.
+const SERIAL: &str = "file:serial";
 
 /// How long a guest may take to say something, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// What is missing on this machine.
 pub fn installed() -> Result<(), String> {
-    for program in [QEMU, "cc", "make"] {
+    for program in [&qemu()[..], "cc", "make"] {
         let found = Command::new(program)
             .arg("--version")
             .stdout(Stdio::null())
@@ -55,18 +66,17 @@ fn guest() -> anyhow::Result<PathBuf> {
 pub struct End {
     folder: TempDir,
     child: Child,
+    arguments: Arguments,
     pub machine: Machine,
 }
 
 impl End {
-    /// Starts a QEMU with these arguments beside the usual ones.
-    pub async fn start(more: &[&str], incoming: bool) -> anyhow::Result<Self> {
-        // In tmpfs, as instances' folders are.
-        let folder = TempDir::new_in("/dev/shm")?;
-        let serial = format!("file:{}", folder.path().join("serial").display());
+    /// Starts a QEMU with these arguments beside the usual ones. Its guest does not run yet.
+    async fn start(more: &[&str]) -> anyhow::Result<Self> {
         let guest = guest()?;
+        let qemu = qemu();
         let usual = [
-            QEMU,
+            &qemu[..],
             "-M",
             "pc",
             "-accel",
@@ -80,13 +90,29 @@ impl End {
             "-sandbox",
             "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
             "-serial",
-            &serial,
+            SERIAL,
             "-kernel",
+            guest.to_str().context("a path in UTF-8")?,
         ];
-        let guest = guest.to_str().context("a path in UTF-8")?;
-        let line = [&usual[..], &[guest], more].concat();
-        let types = Command::new(QEMU).args(["-machine", "help"]).output()?;
+        let line = [&usual[..], more].concat();
+        let types = Command::new(&qemu).args(["-machine", "help"]).output()?;
         let arguments = Arguments::parse(&line)?.versioned(std::str::from_utf8(&types.stdout)?)?;
+        Self::of(arguments, false).await
+    }
+
+    /// Starts a QEMU that takes the guest of another one.
+    pub async fn arriving(from: &Self) -> anyhow::Result<Self> {
+        Self::of(from.arguments.clone(), true).await
+    }
+
+    /// The same, run by another program.
+    pub async fn arriving_at(program: &str, from: &Self) -> anyhow::Result<Self> {
+        Self::of(from.arguments.run_by(program), true).await
+    }
+
+    async fn of(arguments: Arguments, incoming: bool) -> anyhow::Result<Self> {
+        // In tmpfs, as instances' folders are.
+        let folder = TempDir::new_in("/dev/shm")?;
         let ram = Ram::create(&folder.path().join("ram"), arguments.ram())?;
         let qmp = folder.path().join("qmp");
         let mut child = Self::spawn(arguments.command(ram.path(), &qmp, incoming), folder.path())?;
@@ -102,13 +128,14 @@ impl End {
         Ok(Self {
             folder,
             child,
+            arguments,
             machine,
         })
     }
 
     /// One whose guest runs.
     pub async fn run(more: &[&str]) -> anyhow::Result<Self> {
-        let end = Self::start(more, false).await?;
+        let end = Self::start(more).await?;
         end.machine.go_on().await?;
         end.ticks_on()?;
         Ok(end)
@@ -116,6 +143,7 @@ impl End {
 
     pub fn spawn(mut command: Command, folder: &Path) -> anyhow::Result<Child> {
         let log = File::create(folder.join("log"))?;
+        command.current_dir(folder);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         // SAFETY: between fork and exec nothing is called but prctl(2), which is safe there.
         unsafe {

@@ -16,13 +16,16 @@ use rustix::process::Signal;
 use serde_json::json;
 use verbatim_vm::{Error, Incoming, Machine, Outgoing, Rounds};
 
-use end::{End, QEMU, consecutive, copy, same_ram};
+use end::{End, consecutive, copy, qemu, same_ram};
 
 /// Rounds before the guest stops.
 const ROUNDS: u32 = 12;
 
 /// Names how many times a guest moves in a row, where that are not [`MOVES`].
 const MOVES_VARIABLE: &str = "VERBATIM_VM_MOVES";
+
+/// Names the program of a newer QEMU.
+const NEWER_VARIABLE: &str = "VERBATIM_NEWER_QEMU";
 
 /// So many times.
 const MOVES: usize = 8;
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
         case("what_a_disk_writes_is_not_lost", with_a_disk),
         case("a_guest_with_a_display_and_disks_moves", with_devices),
         case("what_is_left_out_is_found", what_is_left_out_is_found),
+        case("between_releases_of_qemu", between_releases),
         case("it_goes_on_at_its_source", it_goes_on),
         case("a_paused_guest_stays_paused", paused),
         case("a_destination_that_dies", destination_dies),
@@ -80,6 +84,13 @@ fn map(path: &Path) -> anyhow::Result<()> {
     println!("ready");
     std::io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
+}
+
+/// One whose guest runs, and one that is to take it.
+async fn pair(more: &[&str]) -> anyhow::Result<(End, End)> {
+    let from = End::run(more).await?;
+    let to = End::arriving(&from).await?;
+    Ok((from, to))
 }
 
 /// A move up to the decision: the guest is at both ends, and runs at neither.
@@ -158,8 +169,9 @@ async fn move_on(more: &[&str]) -> anyhow::Result<()> {
     let moves = moves.unwrap_or(MOVES);
     let mut places = vec![End::run(more).await?];
     for number in 1..=moves {
-        let next = End::start(more, true).await?;
-        move_it(places.last().context("one at least")?, &next)
+        let last = places.last().context("one at least")?;
+        let next = End::arriving(last).await?;
+        move_it(last, &next)
             .await
             .with_context(|| format!("move {number} of {moves}"))?;
         places.push(next);
@@ -188,15 +200,45 @@ async fn with_devices() -> anyhow::Result<()> {
         "-device",
         "qemu-xhci",
     ];
-    let (from, to) = (End::run(&more).await?, End::start(&more, true).await?);
+    let (from, to) = pair(&more).await?;
     move_it(&from, &to).await?;
     consecutive(&[&from, &to])?;
     Ok(())
 }
 
+/// To a newer QEMU, and back.
+async fn between_releases() -> anyhow::Result<()> {
+    let Ok(newer) = std::env::var(NEWER_VARIABLE) else {
+        println!("skipped: {NEWER_VARIABLE} names no newer QEMU");
+        return Ok(());
+    };
+    let folder = tempfile::tempdir_in("/var/tmp")?;
+    let disk = folder.path().join("disk");
+    std::fs::File::create(&disk)?.set_len(16 << 20)?;
+    let drive = format!(
+        "file={},format=raw,if=none,id=disk,cache=none,aio=threads",
+        disk.display()
+    );
+    let more = [
+        "-vga",
+        "std",
+        "-drive",
+        &drive,
+        "-device",
+        "virtio-blk-pci,drive=disk,disable-modern=on",
+    ];
+    let first = End::run(&more).await?;
+    let second = End::arriving_at(&newer, &first).await?;
+    move_it(&first, &second).await.context("to the newer one")?;
+    let third = End::arriving_at(&qemu(), &second).await?;
+    move_it(&second, &third).await.context("back to the older one")?;
+    consecutive(&[&first, &second, &third])?;
+    Ok(())
+}
+
 /// The checks of these tests see a page that is missing.
 async fn what_is_left_out_is_found() -> anyhow::Result<()> {
-    let (from, to) = (End::run(&[]).await?, End::start(&[], true).await?);
+    let (from, to) = pair(&[]).await?;
     let moving = bring(&from, &to, false).await?;
     ensure!(
         same_ram(&from.machine, &to.machine).is_err(),
@@ -223,12 +265,12 @@ async fn it_goes_on() -> anyhow::Result<()> {
     outgoing.take_back().await?;
     from.ticks_on()?;
     // When it is loaded at the destination.
-    let to = End::start(&[], true).await?;
+    let to = End::arriving(&from).await?;
     let moving = bring(&from, &to, true).await?;
     to.machine.quit().await?;
     moving.outgoing.take_back().await?;
     from.ticks_on()?;
-    let third = End::start(&[], true).await?;
+    let third = End::arriving(&from).await?;
     move_it(&from, &third).await?;
     consecutive(&[&from, &third])?;
     ensure!(to.said()?.is_empty(), "the copy that was given up ran");
@@ -236,7 +278,7 @@ async fn it_goes_on() -> anyhow::Result<()> {
 }
 
 async fn paused() -> anyhow::Result<()> {
-    let (from, to) = (End::run(&[]).await?, End::start(&[], true).await?);
+    let (from, to) = pair(&[]).await?;
     from.machine.qmp().run("stop", json!({})).await?;
     let (mut outgoing, mut state) = from.machine.leave(&from.path("state")).await?;
     ensure!(!outgoing.ran());
@@ -258,7 +300,7 @@ async fn paused() -> anyhow::Result<()> {
 }
 
 async fn destination_dies() -> anyhow::Result<()> {
-    let (from, to) = (End::run(&[]).await?, End::start(&[], true).await?);
+    let (from, to) = pair(&[]).await?;
     let (mut outgoing, mut state) = from.machine.leave(&from.path("state")).await?;
     let (mut incoming, mut sink) = to.machine.arrive(&to.path("state")).await?;
     let pump = tokio::spawn(async move { tokio::io::copy(&mut state, &mut sink).await });
@@ -390,7 +432,7 @@ async fn attached() -> anyhow::Result<()> {
         (vec!["-machine", "pc"], Some("its RAM is not shared")),
     ] {
         let socket = path("qmp");
-        let mut command = std::process::Command::new(QEMU);
+        let mut command = std::process::Command::new(qemu());
         command
             .args([
                 "-m",
