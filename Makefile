@@ -5,7 +5,7 @@ cargo := PATH="$$(./setup.sh --path)" cargo
 release := $(or $(CARGO_TARGET_DIR),target)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test e2e faults nemesis sim mutants soak compat-test application conformance lint fuzz sanitize bench clean vm-test rnic-test rnic-bench vm-bench conformance-rxe volume-test
+.PHONY: help setup build demo test e2e faults nemesis sim mutants soak compat-test application conformance lint fuzz sanitize bench clean vm-test rnic-test rnic-bench vm-bench vm-migrate-test conformance-rxe volume-test
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -104,6 +104,11 @@ vm-bench: build ## our RNIC and the kernel's rxe in one virtual machine, as JSON
 	$(release)/testbed run --memory 3072 -- /usr/bin/python3 $(CURDIR)/tests/vm/bench_rxe.py \
 		--built $(abspath $(release)) >out/vm-bench.json
 	cat out/vm-bench.json
+
+vm-migrate-test: ## virtual machines that move MOVES (50) times in a row, to a newer QEMU among them
+	@./setup.sh --newer-qemu
+	CI=true VERBATIM_VM_MOVES=$(or $(MOVES),50) VERBATIM_NEWER_QEMU=$(or $(NEWER_QEMU),/opt/verbatim/qemu/bin/qemu-system-x86_64) \
+		$(cargo) test --release --locked -p verbatim-vm
 
 volume-test: setup ## volumes that move: MOVES (200) with kills and silence in between by SEED (1), and the model of the core by SEEDS (0..2000000)
 	VERBATIM_VOLUME_SEEDS=$(or $(SEEDS),0..2000000) $(cargo) test --release --locked -p verbatim-mirror --test model -- --nocapture

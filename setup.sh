@@ -16,6 +16,7 @@ packages=(
     ucx-utils                                                       # a library over verbs, not ours
     python3 python3-pyverbs tshark                                  # rdma-core's own tests, a look at the wire
     libnbd-bin python3-libnbd                                       # clients of volumes that are not ours
+    qemu-system-x86                                                 # virtual machines that move
 )
 
 # What `--application` adds: a simulation that speaks verbs through MPI and UCX, for figure 6 of docs/migration-figures.md.
@@ -31,7 +32,7 @@ declare -A newer_suites=([debian]="forky sid" [ubuntu]="questing resolute devel"
 
 usage() {
     cat <<'HELP'
-Usage: ./setup.sh [--vm] [--application] [--check]
+Usage: ./setup.sh [--vm] [--newer-qemu] [--application] [--check]
        ./setup.sh --path | --help
 
 Installs, where they are missing:
@@ -42,6 +43,8 @@ Installs, where they are missing:
   toolchain   cargo and rustc, as new as Cargo.toml asks (rust-version)
 
   --vm        besides: QEMU and a kernel with the module rdma_rxe in /opt/verbatim/vm/kernel, for `make vm-test`
+  --newer-qemu
+              besides: the QEMU of a newer release, unpacked with its libraries to /opt/verbatim/qemu, for `make vm-migrate-test`
   --application
               besides: LAMMPS and Open MPI (32 MB to download), for `bench/run application` and `make application`
   --check     change nothing, only say what is missing
@@ -233,6 +236,22 @@ setup_packages() {
     fi
 }
 
+# ---- programs of newer releases --------------------------------------------------------------------------------------
+
+# unpack_apart DIR: unpacks what apt_apart DIR downloaded to DIR/root, and gathers in DIR/home/lib every shared library of it down to
+# the C library and the dynamic loader, since the machine's own may be older than what the program was built for.
+unpack_apart() {
+    local root=$1/root home=$1/home deb
+    mkdir -p "$root" "$home"/bin "$home"/lib "$home"/libexec
+    for deb in "$1"/cache/archives/*.deb; do
+        quiet dpkg-deb -x "$deb" "$root" || return 1
+    done
+    find "$root" -name '*.so*' ! -type d ! -path '*/gconv/*' ! -path '*/lib64/*' ! -path '*/lib/*/qemu/*' -exec cp -P -t "$home/lib" {} +
+}
+
+# loader_of HOME: the name of the dynamic loader in HOME/lib.
+loader_of() { basename "$(find "$1/lib" -name 'ld-linux*.so.*' | head -n 1)"; }
+
 # ---- criu ------------------------------------------------------------------------------------------------------------
 
 criu_version() { "$1" --version 2>/dev/null | awk '$1 == "Version:" { print $2 }'; }
@@ -255,17 +274,12 @@ criu_path() {
 
 criu_describe() { say criu "$(criu_version "$1") at $1, passes criu check"; }
 
-# criu_unpack DIR: makes $criu_home of what apt_apart DIR downloaded: the program, and every shared library that it
-# may need down to the C library and the dynamic loader, since the machine's own may be older than what it was built for.
+# criu_unpack DIR: makes $criu_home of what apt_apart DIR downloaded.
 criu_unpack() {
-    local root=$1/root home=$1/home deb loader
-    mkdir -p "$root" "$home"/bin "$home"/lib "$home"/libexec
-    for deb in "$1"/cache/archives/*.deb; do
-        quiet dpkg-deb -x "$deb" "$root" || return 1
-    done
-    find "$root" -name '*.so*' ! -type d ! -path '*/gconv/*' ! -path '*/lib64/*' -exec cp -P -t "$home/lib" {} +
+    local root=$1/root home=$1/home loader
+    unpack_apart "$1" || return 1
     find "$root" -path '*/sbin/criu' -type f -exec cp -t "$home/libexec" {} +
-    loader=$(basename "$(find "$home/lib" -name 'ld-linux*.so.*' | head -n 1)")
+    loader=$(loader_of "$home")
     [[ -n $loader && -x $home/libexec/criu ]] || return 1
     cat >"$home/bin/criu" <<WRAPPER
 #!/bin/sh
@@ -423,15 +437,19 @@ setup_toolchain() {
 
 # shellcheck source=setup/vm.sh
 . "$here/setup/vm.sh"
+# shellcheck source=setup/qemu.sh
+. "$here/setup/qemu.sh"
 
 # ---- main ------------------------------------------------------------------------------------------------------------
 
 check_only=no
 with_vm=no
+with_newer_qemu=no
 for option; do
     case $option in
         --check) check_only=yes ;;
         --vm) with_vm=yes ;;
+        --newer-qemu) with_newer_qemu=yes ;;
         --application) packages+=("${application_packages[@]}") ;;
         --path)
             rust_usable || fail "no cargo and rustc >= $rust_minimum" "PATH, $cargo_bin, $rust_home/bin" "run ./setup.sh"
@@ -459,4 +477,5 @@ setup_suite
 setup_criu
 setup_toolchain
 [[ $with_vm == no ]] || setup_vm
+[[ $with_newer_qemu == no ]] || setup_newer_qemu
 exit $missing_anything
