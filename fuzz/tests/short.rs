@@ -63,4 +63,7 @@ short_runs! {
     rc_image
     cm_messages
     cm_image
+    volume_messages
+    volume_clients
+    volume_sources
 }

@@ -22,6 +22,7 @@ mod daemon;
 mod disk;
 pub mod faults;
 pub mod folder;
+pub mod fuzzing;
 pub mod nbd;
 pub mod peer;
 mod store;

@@ -13,6 +13,7 @@ mod rings;
 mod segments;
 mod statistics;
 mod transport;
+mod volume;
 
 use crate::Target;
 
@@ -137,6 +138,24 @@ pub const TARGETS: &[Target] = &[
         run: cm::cm_image,
         seeds: cm::image_seeds,
         short_executions: 100_000,
+    },
+    Target {
+        name: "volume_messages",
+        run: volume::messages,
+        seeds: volume::message_seeds,
+        short_executions: 100_000,
+    },
+    Target {
+        name: "volume_clients",
+        run: volume::client,
+        seeds: volume::client_seeds,
+        short_executions: 3_000,
+    },
+    Target {
+        name: "volume_sources",
+        run: volume::source,
+        seeds: volume::source_seeds,
+        short_executions: 3_000,
     },
 ];
 

@@ -1,0 +1,246 @@
+//! Doors for the fuzz targets (`fuzz/`) to what reads bytes of clients and of other hosts.
+
+use std::fmt::Debug;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+use tokio::runtime::{Builder, Runtime};
+use verbatim_mirror::decision::{SessionId, VolumeId};
+
+use crate::disk::Disks;
+use crate::nbd::server::{Exports, Negotiated, Tls, negotiate, transmit};
+use crate::peer::destination::Incoming;
+use crate::store::Store;
+use crate::volume::Volume;
+use crate::wire::{self, Hello, Purpose, Tag, ToDestination, ToSource};
+
+/// What the volume has, in bytes.
+const LENGTH: u64 = 1 << 20;
+
+/// A volume on this machine, for clients and for a source that send anything.
+pub struct Host {
+    runtime: Runtime,
+    volume: Arc<Volume>,
+    store: Arc<Store>,
+    disks: Disks,
+    filled: PathBuf,
+}
+
+struct One<'a>(&'a Arc<Volume>);
+
+impl Exports for One<'_> {
+    fn find(&self, name: &str) -> Option<Arc<Volume>> {
+        (name.is_empty() || name == "db").then(|| self.0.clone())
+    }
+
+    fn names(&self) -> Vec<String> {
+        vec!["db".to_owned()]
+    }
+}
+
+impl Host {
+    /// Its files lie in an empty folder.
+    ///
+    /// # Panics
+    /// If they cannot be made there.
+    pub fn new(folder: &Path) -> Self {
+        let open = |path: &Path| Store::open(path, LENGTH).expect("a file can be made");
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let (disks, filled) = (Disks::new(1), folder.join("filled"));
+        let served = open(&folder.join("served"));
+        Self {
+            runtime: runtime.expect("threads can be started"),
+            volume: Volume::new(served, LENGTH, disks.clone(), crate::faults::none),
+            store: Arc::new(open(&filled)),
+            disks,
+            filled,
+        }
+    }
+
+    /// A client that sends these bytes and goes. The server must come to an end with it.
+    pub fn client(&self, bytes: &[u8]) {
+        self.runtime.block_on(async {
+            let (mut near, mut far) = duplex(1 << 16);
+            let served = async move {
+                if let Ok(Negotiated::Go(volume)) = negotiate(&mut far, &One(&self.volume), Tls::None).await {
+                    // What it makes of the rest is its affair.
+                    let (Ok(()) | Err(_)) = transmit(far, volume).await;
+                }
+            };
+            tokio::join!(served, say(&mut near, bytes));
+        });
+    }
+
+    /// A source that sends these bytes once it is welcome. Whatever they are, the file keeps its length.
+    pub fn source(&self, bytes: &[u8]) {
+        let incoming = Incoming::new(self.disks.clone(), crate::faults::none);
+        self.runtime.block_on(async {
+            let (mut near, far) = duplex(1 << 16);
+            let welcome = ToSource::Welcome {
+                incarnation: 1,
+                has_old: true,
+            };
+            let filled = incoming.fill(far, SessionId(1), self.store.clone(), LENGTH, welcome);
+            let (Ok(()) | Err(_), ()) = tokio::join!(filled, say(&mut near, bytes));
+        });
+        incoming.close();
+        let length = std::fs::metadata(&self.filled).map(|file| file.len());
+        assert_eq!(length.ok(), Some(LENGTH), "the volume has another length");
+    }
+}
+
+async fn say(stream: &mut tokio::io::DuplexStream, bytes: &[u8]) {
+    let (mut reader, mut writer) = tokio::io::split(stream);
+    let sent = async {
+        // The other side may have ended the connection already.
+        let (Ok(()) | Err(_)) = writer.write_all(bytes).await;
+        let (Ok(()) | Err(_)) = writer.shutdown().await;
+    };
+    let mut answers = Vec::new();
+    let (Ok(_) | Err(_), ()) = tokio::join!(reader.read_to_end(&mut answers), sent);
+}
+
+/// A message of any kind between hosts: what was read can be written, and is the same.
+pub fn message(bytes: &[u8]) {
+    round_trip::<Hello>(bytes);
+    round_trip::<ToDestination>(bytes);
+    round_trip::<ToSource>(bytes);
+    if let Some((lengths, _)) = bytes.split_first_chunk::<8>()
+        && let Ok((message, data)) = wire::lengths_of(*lengths)
+    {
+        assert!(message <= wire::MAX_MESSAGE && data <= wire::MAX_DATA);
+    }
+}
+
+fn round_trip<T: Serialize + DeserializeOwned + PartialEq + Debug>(bytes: &[u8]) {
+    if let Ok(message) = wire::decode::<T>(bytes) {
+        let frame = wire::frame(&message, 0);
+        assert_eq!(
+            wire::decode::<T>(&frame[8..]).ok(),
+            Some(message),
+            "what was read can be written"
+        );
+    }
+}
+
+/// Messages, for a start.
+pub fn messages() -> Vec<Vec<u8>> {
+    let hello = |purpose| Hello {
+        version: wire::VERSION,
+        name: "db".to_owned(),
+        id: VolumeId(5),
+        session: SessionId(1),
+        base: 3,
+        purpose,
+    };
+    let fill = Purpose::Fill {
+        length: LENGTH,
+        from: "a".to_owned(),
+        attached: true,
+    };
+    let mut all: Vec<Vec<u8>> = [fill, Purpose::Decide { gives_up: true }]
+        .map(|purpose| wire::frame(&hello(purpose), 0)[8..].to_vec())
+        .into();
+    all.extend(
+        orders()
+            .iter()
+            .map(|(order, _)| wire::frame(order, 0)[8..].to_vec()),
+    );
+    let answers = [
+        ToSource::Done(Tag::Chunk(9), 28),
+        ToSource::Refused("no".to_owned()),
+    ];
+    all.extend(answers.iter().map(|answer| wire::frame(answer, 0)[8..].to_vec()));
+    all
+}
+
+fn orders() -> [(ToDestination, usize); 4] {
+    let (offset, length) = (4096, 8192);
+    [
+        (
+            ToDestination::Put {
+                tag: Tag::Change(1),
+                offset,
+            },
+            512,
+        ),
+        (
+            ToDestination::Zero {
+                tag: Tag::Chunk(2),
+                offset,
+                length,
+            },
+            0,
+        ),
+        (
+            ToDestination::Compare {
+                tag: Tag::Chunk(3),
+                offset,
+                length,
+                hash: [7; 32],
+            },
+            0,
+        ),
+        (ToDestination::Flush { tag: Tag::Flush(4) }, 0),
+    ]
+}
+
+/// All that a source says, for a start.
+pub fn source_streams() -> Vec<Vec<u8>> {
+    let stream = orders().into_iter().flat_map(|(order, data)| {
+        let mut frame = wire::frame(&order, data);
+        frame.resize(frame.len() + data, 0xab);
+        frame
+    });
+    vec![stream.collect()]
+}
+
+/// All that a client says, for a start.
+pub fn client_streams() -> Vec<Vec<u8>> {
+    let option = |number: u32, data: &[u8]| {
+        let head = [
+            &0x4948_4156_454f_5054_u64.to_be_bytes()[..],
+            &number.to_be_bytes(),
+        ]
+        .concat();
+        [&head[..], &(data.len() as u32).to_be_bytes(), data].concat()
+    };
+    let request = |command: u16, offset: u64, length: u32, data: &[u8]| {
+        let head = [
+            &0x2560_9513_u32.to_be_bytes()[..],
+            &[0, 0],
+            &command.to_be_bytes(),
+        ]
+        .concat();
+        let rest = [
+            &7_u64.to_be_bytes()[..],
+            &offset.to_be_bytes(),
+            &length.to_be_bytes(),
+            data,
+        ]
+        .concat();
+        [head, rest].concat()
+    };
+    let go = [&[0, 0, 0, 2][..], b"db", &[0, 1, 0, 3]].concat();
+    let whole = [
+        3_u32.to_be_bytes().to_vec(),
+        option(3, b""),
+        option(6, &go),
+        option(7, &go),
+        request(1, 4096, 512, &[5; 512]),
+        request(0, 4096, 512, b""),
+        request(3, 0, 0, b""),
+        request(4, 0, 1 << 16, b""),
+        request(6, 100, 1 << 16, b""),
+        request(2, 0, 0, b""),
+    ];
+    let old = [
+        1_u32.to_be_bytes().to_vec(),
+        option(1, b"db"),
+        request(0, 0, 512, b""),
+    ];
+    vec![whole.concat(), old.concat()]
+}

@@ -1,0 +1,35 @@
+//! What a volume's daemon reads from clients and from the daemons of other hosts.
+
+use verbatim_volume::fuzzing::{self, Host};
+
+thread_local! {
+    static HOST: (tempfile::TempDir, Host) = {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let host = Host::new(folder.path());
+        (folder, host)
+    };
+}
+
+pub fn messages(bytes: &[u8]) {
+    fuzzing::message(bytes);
+}
+
+pub fn message_seeds() -> Vec<Vec<u8>> {
+    fuzzing::messages()
+}
+
+pub fn client(bytes: &[u8]) {
+    HOST.with(|(_, host)| host.client(bytes));
+}
+
+pub fn client_seeds() -> Vec<Vec<u8>> {
+    fuzzing::client_streams()
+}
+
+pub fn source(bytes: &[u8]) {
+    HOST.with(|(_, host)| host.source(bytes));
+}
+
+pub fn source_seeds() -> Vec<Vec<u8>> {
+    fuzzing::source_streams()
+}
