@@ -164,7 +164,7 @@ pub struct Service {
     /// Environment variables to add. Always there are `VERBATIM_LAB`, `VERBATIM_HOST` and `VERBATIM_ADDRESS` (the
     /// host's own), `VERBATIM_CGROUP_PARENT`: the cgroup below which the host's containers belong, since two hosts may have
     /// containers of one name, and `VERBATIM_NIC_CPU`: the core for the host's RNIC, since the hosts share the machine's,
-    /// and `VERBATIM_HOST_NUMBER`: the part of the numbers that its RNIC gives.
+    /// `VERBATIM_NIC_NICE`: that this RNIC is not preferred, and `VERBATIM_HOST_NUMBER`: the part of the numbers that its RNIC gives.
     pub env: BTreeMap<String, String>,
     /// Unix sockets (absolute paths in the host) that accept connections once the service is ready.
     pub sockets: Vec<PathBuf>,

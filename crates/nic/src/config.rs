@@ -68,6 +68,8 @@ pub struct NicConfig {
     pub spin: Duration,
     /// The core to keep to; see [`crate::run`]. Default: none, the scheduler chooses.
     pub core: Option<usize>,
+    /// The nice value (sched(7)) that the process asks for. Default: -10, as an agent's; programs have 0.
+    pub nice: i32,
     /// Which part of the queue pair numbers and memory keys it gives. Best another one on each host: what moves between them
     /// with its numbers then finds them free. Default: made of the port's address, see [`HostNumber::of`].
     pub host_number: Option<HostNumber>,
@@ -85,6 +87,7 @@ impl NicConfig {
             name: "verbatim0".to_owned(),
             spin: default_spin(),
             core: None,
+            nice: -10,
             host_number: None,
             limits: Limits::default(),
         }

@@ -74,7 +74,7 @@ pub use stats::{NicCounters, NicStats, STATS_NAME, StatsReader};
 pub fn run(config: NicConfig) -> Result<(), NicError> {
     let stop = signals::termination()?;
     signals::raise_descriptor_limit();
-    priority::raise();
+    priority::raise(config.nice);
     if let Some(core) = config.core {
         priority::keep_to(core)?;
     }

@@ -16,9 +16,6 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use crate::error::NicError;
 
-/// As an agent's; programs have 0.
-const NICE: i32 = -10;
-
 /// The shortest slice that the kernel gives, in ns; 3 ms are usual.
 const SLICE_NS: u64 = 100_000;
 
@@ -49,13 +46,14 @@ pub fn keep_to(core: usize) -> Result<(), NicError> {
     })
 }
 
-/// Asks the scheduler to prefer this process, and for timers that go off when they should instead of up to 50 µs later. Where something of it is not allowed, nothing changes.
-pub fn raise() {
+/// Asks the scheduler for this nice value and a short slice, and for timers that go off when they should instead of up to 50 µs later. Where something
+/// of it is not allowed, nothing changes.
+pub fn raise(nice: i32) {
     // SAFETY: it takes two numbers. It cannot fail: the kernel has had this since 2.6.28.
     unsafe {
         libc::prctl(libc::PR_SET_TIMERSLACK, 1);
     }
-    if let Err(error) = schedule(NICE) {
+    if let Err(error) = schedule(nice) {
         tracing::info!("the software RNIC runs with ordinary priority ({error}): slower on busy machines");
         // The slice alone. Kernels that do not know it take the rest, which is what there is already.
         let _ = schedule(0);

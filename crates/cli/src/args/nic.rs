@@ -34,6 +34,10 @@ pub struct NicRunArguments {
     /// The core to keep to: for a machine with several RNICs, or with a core to spare.
     #[arg(long, value_name = "NUMBER", env = "VERBATIM_NIC_CPU")]
     pub cpu: Option<usize>,
+    /// The nice value that the RNIC asks for. On a machine with several RNICs, whose programs compete for the same cores, 0 is fair.
+    #[arg(long, value_name = "NUMBER", env = "VERBATIM_NIC_NICE", default_value_t = -10, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(i32).range(-20..=19))]
+    pub nice: i32,
     /// Which part of the queue pair numbers and memory keys this RNIC gives: another one on each host, so that what moves here
     /// with its numbers finds them free. Default: made of the port's address.
     #[arg(long, value_name = "NUMBER", env = "VERBATIM_HOST_NUMBER",

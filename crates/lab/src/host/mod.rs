@@ -88,7 +88,7 @@ fn run(dir: &StateDir, index: usize, supervisor: &UnixStream) -> Result<()> {
 const HOST_NUMBERS: usize = 120;
 
 /// What the environment of everything in a host tells about it.
-pub(crate) type Environment = [(&'static str, String); 7];
+pub(crate) type Environment = [(&'static str, String); 8];
 
 /// The environment of the host at `index`.
 pub(crate) fn environment(config: &LabConfig, index: usize) -> Environment {
@@ -103,6 +103,8 @@ pub(crate) fn environment(config: &LabConfig, index: usize) -> Environment {
             "VERBATIM_NIC_CPU",
             cores::of_host(index, config.hosts.len()).to_string(),
         ),
+        // Preferred, it would take the cores from the other hosts' programs, too.
+        ("VERBATIM_NIC_NICE", "0".to_owned()),
         ("VERBATIM_HOST_NUMBER", (index % HOST_NUMBERS).to_string()),
     ]
 }
