@@ -393,10 +393,13 @@ impl Context {
         if let Some(channel) = cq.channel() {
             channel.remove(cq);
         }
+        // Before it is destroyed: its end uses it until that is gone.
+        let fires = cq.queue.lock().detach();
         let outcome = self.destroy_physically(|device| device.destroy_cq(cq.physical()));
         match outcome {
-            Ok(()) => _ = cq.queue.lock().detach(),
+            Ok(()) => {}
             Err(_) => {
+                cq.attach_again(fires);
                 if let Some(channel) = cq.channel() {
                     channel.add(&removed);
                 }

@@ -65,33 +65,63 @@ pub(crate) struct CompletionQueue {
     idle_polls: u32,
 }
 
+/// What a completion has beside its [`Wc`]. That goes where the caller wants it at once: copies of what was just written field by field
+/// wait for the writes.
+#[derive(Debug, Clone, Copy)]
+struct Stamp {
+    timestamp_ns: u64,
+    solicited: bool,
+}
+
+impl Stamp {
+    fn with(self, wc: Wc) -> Completion {
+        Completion {
+            wc,
+            timestamp_ns: self.timestamp_ns,
+            solicited: self.solicited,
+        }
+    }
+}
+
 /// Whether it is what an armed queue waits for.
 fn fires(completion: &Completion, armed: Armed) -> bool {
     armed == Armed::Any || completion.solicited || completion.wc.status != WC_SUCCESS
 }
 
 impl CompletionQueue {
+    /// Takes the next completion.
     #[inline(always)]
-    fn next(&mut self) -> Option<Completion> {
-        match self.fake.is_empty() {
-            true => self.next_real(),
-            false => self.fake.pop_front(),
+    fn next(&mut self, to: &mut Wc) -> Option<Stamp> {
+        if self.fake.is_empty() {
+            return self.next_real(to);
         }
+        let Completion {
+            wc,
+            timestamp_ns,
+            solicited,
+        } = self.fake.pop_front()?;
+        *to = wc;
+        Some(Stamp {
+            timestamp_ns,
+            solicited,
+        })
     }
 
     #[inline(always)]
-    fn next_real(&mut self) -> Option<Completion> {
+    fn next_real(&mut self, to: &mut Wc) -> Option<Stamp> {
         match self.ring.as_mut()? {
-            Completions::Soft(ring) => next_of(ring, &mut self.owners),
-            Completions::Other(ring) => next_of_other(&mut **ring, &mut self.owners),
+            Completions::Soft(ring) => next_of(ring, &mut self.owners, to),
+            Completions::System(ring) => next_of_other(ring, &mut self.owners, to),
+            Completions::Other(ring) => next_of_other(&mut **ring, &mut self.owners, to),
         }
     }
 
     /// Moves all that the RNIC has completed to the fake queue. How many.
     pub fn sweep(&mut self) -> usize {
         let before = self.fake.len();
-        while let Some(completion) = self.next_real() {
-            self.fake.push_back(completion);
+        let mut wc = Wc::default();
+        while let Some(stamp) = self.next_real(&mut wc) {
+            self.fake.push_back(stamp.with(wc));
         }
         self.fake.len() - before
     }
@@ -194,26 +224,34 @@ impl CompletionQueue {
 }
 
 #[inline(always)]
-fn next_of(ring: &mut (impl CompletionRing + ?Sized), owners: &mut Owners<Owner>) -> Option<Completion> {
+fn next_of(
+    ring: &mut (impl CompletionRing + ?Sized),
+    owners: &mut Owners<Owner>,
+    to: &mut Wc,
+) -> Option<Stamp> {
     loop {
         let cqe = ring.pop()?;
         // A number that nobody has belonged to a queue pair that was destroyed.
         let owner = owners.get(cqe.qpn);
-        if let Some(completion) = owner.and_then(|owner| complete(&owner.side, &cqe)) {
-            return Some(completion);
+        if let Some(stamp) = owner.and_then(|owner| complete(&owner.side, &cqe, to)) {
+            return Some(stamp);
         }
     }
 }
 
-/// Apart, so that each of the two is laid out for its ring.
+/// Apart, so that each is laid out for its ring.
 #[inline(never)]
-fn next_of_other(ring: &mut dyn CompletionRing, owners: &mut Owners<Owner>) -> Option<Completion> {
-    next_of(ring, owners)
+fn next_of_other(
+    ring: &mut (impl CompletionRing + ?Sized),
+    owners: &mut Owners<Owner>,
+    to: &mut Wc,
+) -> Option<Stamp> {
+    next_of(ring, owners, to)
 }
 
 /// Translates a completion and retires its request.
 #[inline(always)]
-fn complete(side: &CompletionSide, cqe: &Cqe) -> Option<Completion> {
+fn complete(side: &CompletionSide, cqe: &Cqe, to: &mut Wc) -> Option<Stamp> {
     let is_recv = cqe.wr_id & RECV_BIT != 0;
     let position = cqe.wr_id & !RECV_BIT;
     let front = side
@@ -237,7 +275,7 @@ fn complete(side: &CompletionSide, cqe: &Cqe) -> Option<Completion> {
     } else if is_recv {
         side.count_received();
     }
-    let mut wc = Wc {
+    *to = Wc {
         wr_id,
         status: cqe.status,
         opcode: cqe.opcode,
@@ -253,13 +291,12 @@ fn complete(side: &CompletionSide, cqe: &Cqe) -> Option<Completion> {
         dlid_path_bits: 0,
     };
     if cqe.wc_flags & WC_WITH_INV != 0 {
-        wc.imm = side.windows.known(wc.imm);
+        to.imm = side.windows.known(to.imm);
     }
     if let Some((ways, front)) = front {
-        ways.show(&mut wc, front);
+        ways.show(to, front);
     }
-    Some(Completion {
-        wc,
+    Some(Stamp {
         timestamp_ns: cqe.timestamp_ns,
         solicited: cqe.solicited != 0,
     })
@@ -334,9 +371,7 @@ impl Cq {
     pub fn poll(&self, out: &mut [Wc]) -> usize {
         let mut taken = 0;
         let mut queue = self.queue.lock();
-        while taken < out.len() {
-            let Some(completion) = queue.next() else { break };
-            out[taken] = completion.wc;
+        while taken < out.len() && queue.next(&mut out[taken]).is_some() {
             taken += 1;
         }
         self.after_poll(queue, taken > 0);
@@ -346,9 +381,15 @@ impl Cq {
     /// Takes one completion with its time, as [`Self::poll`].
     pub fn poll_one(&self) -> Option<Completion> {
         let mut queue = self.queue.lock();
-        let completion = queue.next();
-        self.after_poll(queue, completion.is_some());
-        completion
+        let mut wc = Wc::default();
+        let stamp = queue.next(&mut wc);
+        self.after_poll(queue, stamp.is_some());
+        let mut completion = stamp?.with(wc);
+        if completion.timestamp_ns == 0 {
+            // Its RNIC tells no time that we know.
+            completion.timestamp_ns = crate::sys::monotonic_ns();
+        }
+        Some(completion)
     }
 
     #[inline]
@@ -480,6 +521,15 @@ impl Cq {
     pub(crate) fn take_ring(&self, ring: Box<dyn CompletionRing>) {
         let missed = self.queue.lock().attach(ring);
         self.tell(missed);
+    }
+
+    /// Goes on where its RNIC would not destroy it; `fires` if what the program waits for has come.
+    pub(crate) fn attach_again(&self, fires: bool) {
+        let place = *self.place.lock();
+        if let Ok(ring) = self.context.device().and_then(|device| device.cq_end(&place)) {
+            self.take_ring(ring);
+        }
+        self.tell(fires);
     }
 
     /// Destroys it; `EBUSY` while a queue pair uses it. Waits until its events are acknowledged.

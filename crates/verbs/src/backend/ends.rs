@@ -1,11 +1,12 @@
-//! Ring ends as queues hold them: those of the software RNIC as they are, so that posting and polling need no call through
-//! a table and no copy for it; those of other backends behind their trait.
+//! Ring ends as queues hold them: those of the software RNIC and of the system's libibverbs as they are, so that posting and polling
+//! need no call through a table and no copy for it; those of others, as tests have them, behind their trait.
 
 use std::any::Any;
 
 use verbatim_device::layout::{Cqe, SendWqe, Sge};
 use verbatim_device::ring::{Armed, Body};
 
+use super::rdma_core::{SystemCompletions, SystemRecvs, SystemSends};
 use super::soft::{SoftCompletions, SoftRecvs, SoftSends};
 use super::{CompletionRing, RecvRing, Refused, SendRing};
 
@@ -13,6 +14,7 @@ use super::{CompletionRing, RecvRing, Refused, SendRing};
 #[derive(Debug)]
 pub enum Sends {
     Soft(SoftSends),
+    System(SystemSends),
     Other(Box<dyn SendRing>),
 }
 
@@ -20,6 +22,7 @@ pub enum Sends {
 #[derive(Debug)]
 pub enum Recvs {
     Soft(SoftRecvs),
+    System(SystemRecvs),
     Other(Box<dyn RecvRing>),
 }
 
@@ -27,6 +30,7 @@ pub enum Recvs {
 #[derive(Debug)]
 pub enum Completions {
     Soft(SoftCompletions),
+    System(SystemCompletions),
     Other(Box<dyn CompletionRing>),
 }
 
@@ -37,27 +41,30 @@ fn known<T: Any>(ring: Box<dyn Any>) -> T {
 
 impl From<Box<dyn SendRing>> for Sends {
     fn from(ring: Box<dyn SendRing>) -> Self {
-        match (&*ring as &dyn Any).is::<SoftSends>() {
-            true => Self::Soft(known(ring)),
-            false => Self::Other(ring),
+        match &*ring as &dyn Any {
+            any if any.is::<SoftSends>() => Self::Soft(known(ring)),
+            any if any.is::<SystemSends>() => Self::System(known(ring)),
+            _ => Self::Other(ring),
         }
     }
 }
 
 impl From<Box<dyn RecvRing>> for Recvs {
     fn from(ring: Box<dyn RecvRing>) -> Self {
-        match (&*ring as &dyn Any).is::<SoftRecvs>() {
-            true => Self::Soft(known(ring)),
-            false => Self::Other(ring),
+        match &*ring as &dyn Any {
+            any if any.is::<SoftRecvs>() => Self::Soft(known(ring)),
+            any if any.is::<SystemRecvs>() => Self::System(known(ring)),
+            _ => Self::Other(ring),
         }
     }
 }
 
 impl From<Box<dyn CompletionRing>> for Completions {
     fn from(ring: Box<dyn CompletionRing>) -> Self {
-        match (&*ring as &dyn Any).is::<SoftCompletions>() {
-            true => Self::Soft(known(ring)),
-            false => Self::Other(ring),
+        match &*ring as &dyn Any {
+            any if any.is::<SoftCompletions>() => Self::Soft(known(ring)),
+            any if any.is::<SystemCompletions>() => Self::System(known(ring)),
+            _ => Self::Other(ring),
         }
     }
 }
@@ -67,6 +74,7 @@ macro_rules! either {
     ($self:ident, $ring:ident => $call:expr) => {
         match $self {
             Self::Soft($ring) => $call,
+            Self::System($ring) => $call,
             Self::Other($ring) => $call,
         }
     };
@@ -88,6 +96,7 @@ impl SendRing for Sends {
         match self {
             Self::Soft(ring) => ring.try_push(wqe, body),
             // A copy: a request whose address nobody else is given need not lie in memory.
+            Self::System(ring) => ring.try_push(wqe, body),
             Self::Other(ring) => try_push_to_other(&mut **ring, *wqe, body),
         }
     }
@@ -119,7 +128,7 @@ impl SendRing for Sends {
 }
 
 #[inline(never)]
-fn try_push_to_other(ring: &mut dyn SendRing, wqe: SendWqe, body: Body<'_>) -> bool {
+fn try_push_to_other(ring: &mut (impl SendRing + ?Sized), wqe: SendWqe, body: Body<'_>) -> bool {
     ring.try_push(&wqe, body)
 }
 

@@ -242,11 +242,14 @@ impl Qp {
         }
         let qpn = control.physical_qpn();
         let numbers = context.numbers.lock();
-        context.destroy_physically(|device| device.destroy_qp(qpn))?;
+        // Before it is destroyed: the ends of its queues use it until they are gone.
+        self.detach();
+        context
+            .destroy_physically(|device| device.destroy_qp(qpn))
+            .inspect_err(|_| self.attach_again(&control.place))?;
         if let (Some(standby), Ok(device)) = (control.standby.take(), context.device()) {
             standby.destroy(&*device);
         }
-        self.detach();
         let mut objects = context.objects.lock();
         objects.qps.remove(&self.number());
         self.pd().users.fetch_sub(1, SeqCst);

@@ -40,7 +40,7 @@ pub(crate) use send::SendQueue;
 pub(crate) use shadow::{CompletionSide, Fronts};
 pub(crate) use standby::Standby;
 
-use crate::backend::Refused;
+use crate::backend::{QpEnds, QpPlace, Refused};
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::error::PostError;
@@ -196,6 +196,21 @@ impl Qp {
     pub(crate) fn detach(&self) {
         self.send.lock().detach();
         self.recv.lock().detach();
+    }
+
+    /// Goes on where its RNIC would not destroy it.
+    fn attach_again(&self, place: &QpPlace) {
+        let ends = self.context.device().and_then(|device| device.qp_ends(place));
+        let Ok(QpEnds { send, recv }) = ends else { return };
+        let mut queue = self.send.lock();
+        queue.attach_again(send);
+        queue.pump();
+        drop(queue);
+        if self.srq.is_none() {
+            let mut queue = self.recv.lock();
+            queue.attach_again(recv);
+            queue.catch_up();
+        }
     }
 }
 

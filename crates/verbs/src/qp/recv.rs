@@ -150,7 +150,8 @@ impl RecvQueue {
         self.given = self.posted;
     }
 
-    fn catch_up(&mut self) -> u64 {
+    /// Gives the ring what has come while there was none. How many.
+    pub fn catch_up(&mut self) -> u64 {
         let given = self.give();
         if given > 0 {
             // Only RNICs below which nothing moves refuse, and nothing is late there.

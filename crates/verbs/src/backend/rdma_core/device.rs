@@ -402,13 +402,13 @@ impl Device for RdmaCoreDevice {
     fn qp_ends(&self, place: &QpPlace) -> Result<QpEnds, VerbsError> {
         let qp = self.objects.qps.get(place.qpn)?;
         Ok(QpEnds {
-            send: Box::new(Sends::new(qp.clone(), self.objects.clone())),
-            recv: Box::new(Recvs::of_qp(qp)),
+            send: Box::new(Sends::new(qp.clone(), self.objects.clone())?),
+            recv: Box::new(Recvs::of_qp(qp)?),
         })
     }
 
     fn cq_end(&self, place: &CqPlace) -> Result<Box<dyn CompletionRing>, VerbsError> {
-        Ok(Box::new(Completions::new(self.objects.cqs.get(place.cq)?)))
+        Ok(Box::new(Completions::new(self.objects.cqs.get(place.cq)?)?))
     }
 
     fn srq_end(&self, place: &SrqPlace) -> Result<Box<dyn RecvRing>, VerbsError> {

@@ -8,6 +8,8 @@ use std::fmt;
 use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use parking_lot::{ArcRwLockReadGuard, RawRwLock, RwLock, RwLockReadGuard};
 
@@ -74,6 +76,7 @@ type Destroy<T> = unsafe extern "C" fn(*mut T) -> c_int;
 /// An object, destroyed when it is told to or else when this is dropped.
 pub struct Live<T> {
     object: Arc<RwLock<Option<Pointer<T>>>>,
+    pins: Arc<AtomicUsize>,
     destroy: Destroy<T>,
     opened: Arc<Opened>,
 }
@@ -108,12 +111,42 @@ impl<T> Deref for OwnedHeld<T> {
     }
 }
 
+/// Keeps an object from being destroyed for as long as it exists: whoever destroys it meanwhile is refused. For ends of queues, which
+/// use their object for every request: taking and leaving a lock costs as much as all the rest.
+pub struct Pin<T> {
+    object: Pointer<T>,
+    pins: Arc<AtomicUsize>,
+    _opened: Arc<Opened>,
+}
+
+impl<T> fmt::Debug for Pin<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Pin").field(&self.object).finish()
+    }
+}
+
+impl<T> Deref for Pin<T> {
+    type Target = NonNull<T>;
+
+    #[inline]
+    fn deref(&self) -> &NonNull<T> {
+        &self.object.0
+    }
+}
+
+impl<T> Drop for Pin<T> {
+    fn drop(&mut self) {
+        self.pins.fetch_sub(1, Release);
+    }
+}
+
 impl<T> Live<T> {
     /// # Safety
     /// `object` is of that device, `destroy` destroys its kind, and nobody else does.
     pub unsafe fn new(opened: Arc<Opened>, object: NonNull<T>, destroy: Destroy<T>) -> Self {
         Self {
             object: Arc::new(RwLock::new(Some(Pointer(object)))),
+            pins: Arc::default(),
             destroy,
             opened,
         }
@@ -144,9 +177,28 @@ impl<T> Live<T> {
         })
     }
 
-    /// Destroys it, after those who hold it; it stays if the library refuses.
+    /// The object, for the end of a queue.
+    pub fn pin(&self, verb: &'static str) -> Result<Pin<T>, VerbsError> {
+        let held = self.get(verb)?;
+        // Whoever destroys it looks with the lock that is held here.
+        self.pins.fetch_add(1, Relaxed);
+        Ok(Pin {
+            object: Pointer(*held),
+            pins: self.pins.clone(),
+            _opened: self.opened.clone(),
+        })
+    }
+
+    /// Destroys it, after those who hold it; it stays if the library refuses, and while it is pinned.
     pub fn destroy(&self, verb: &'static str) -> Result<(), VerbsError> {
         let mut object = self.object.write();
+        let users = self.pins.load(Acquire);
+        if users > 0 && object.is_some() {
+            return Err(VerbsError::Busy {
+                object: format!("what {verb} was asked for"),
+                users,
+            });
+        }
         let Some(pointer) = object.take() else {
             return Ok(());
         };
@@ -163,7 +215,7 @@ impl<T> Live<T> {
 
 impl<T> Drop for Live<T> {
     fn drop(&mut self) {
-        // What the library does not destroy the kernel does when the device is closed.
+        // What the library does not destroy, or what is pinned, the kernel destroys when the device is closed.
         let _ = self.destroy("close_device");
     }
 }

@@ -52,9 +52,12 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
 
+pub use self::completions::Completions as SystemCompletions;
 use self::device::RdmaCoreDevice;
 use self::library::{Library, LoadError};
 use self::live::Opened;
+pub use self::recvs::Recvs as SystemRecvs;
+pub use self::sends::Sends as SystemSends;
 use super::{Device, Provider};
 use crate::backend::DeviceInfo;
 use crate::error::VerbsError;

@@ -4,7 +4,7 @@
 //! lets go of them.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Weak};
 
@@ -48,6 +48,8 @@ pub struct Cq {
     pub live: Live<ibv_cq>,
     pub number: u32,
     pub owners: RwLock<Owners>,
+    /// Goes up after each change of those.
+    pub owner_changes: AtomicU32,
     pub armed: Arc<Armed>,
     pub channel: Option<Arc<Source>>,
     /// Entries that the program does not know of, for markers.
@@ -96,6 +98,7 @@ impl Qp {
     pub fn own(&self) {
         for cq in &self.cqs {
             *cq.owners.write().at_mut(self.number) = Some(self.progress.clone());
+            cq.owner_changes.fetch_add(1, Release);
         }
     }
 
@@ -103,6 +106,7 @@ impl Qp {
     pub fn disown(&self) {
         for cq in &self.cqs {
             *cq.owners.write().at_mut(self.number) = None;
+            cq.owner_changes.fetch_add(1, Release);
         }
     }
 }

@@ -47,6 +47,7 @@ impl RdmaCoreDevice {
             live: unsafe { Live::new(self.opened.clone(), cq, functions.ibv_destroy_cq) },
             number,
             owners: Radix24::new().into(),
+            owner_changes: 0.into(),
             armed: Arc::new(Armed::default()),
             channel: channel.map(|channel| channel.source.clone()),
             spare: self.hidden_entries.into(),

@@ -6,15 +6,18 @@ use std::sync::Arc;
 use verbatim_device::layout::Sge;
 
 use super::ffi;
+use super::live::Pin;
 use super::objects::{Qp, Srq};
 use super::sends::position_in;
 use crate::backend::{RecvRing, Refused};
+use crate::error::VerbsError;
 use crate::work::RECV_BIT;
 
 /// Whose RECVs these are.
 #[derive(Debug)]
 enum Queue {
-    Own(Arc<Qp>),
+    /// The pin goes first: what is dropped while it is pinned is not destroyed.
+    Own(Pin<ffi::ibv_qp>, Arc<Qp>),
     Shared(Arc<Srq>),
 }
 
@@ -39,8 +42,9 @@ impl std::fmt::Debug for Recvs {
 }
 
 impl Recvs {
-    pub fn of_qp(qp: Arc<Qp>) -> Self {
-        Self::new(Queue::Own(qp))
+    pub fn of_qp(qp: Arc<Qp>) -> Result<Self, VerbsError> {
+        let pin = qp.live.pin("post_recv")?;
+        Ok(Self::new(Queue::Own(pin, qp)))
     }
 
     pub fn of_srq(srq: Arc<Srq>) -> Self {
@@ -76,17 +80,14 @@ impl Recvs {
         self.link();
         let base = self.requests.as_mut_ptr();
         let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue is held, so it and its device are alive; requests and entries are good until the call returns, and
+        // SAFETY: the queue is pinned or held, so it and its device are alive; requests and entries are good until the call returns, and
         // the library copies what it needs longer.
         let returned = unsafe {
             match &self.queue {
-                Queue::Own(qp) => {
-                    let qp = qp.live.hold().ok_or((0, libc::EINVAL))?;
-                    match (*(*qp.as_ptr()).context).ops.post_recv {
-                        Some(post) => post(qp.as_ptr(), base, &mut bad),
-                        None => libc::EOPNOTSUPP,
-                    }
-                }
+                Queue::Own(qp, _) => match (*(*qp.as_ptr()).context).ops.post_recv {
+                    Some(post) => post(qp.as_ptr(), base, &mut bad),
+                    None => libc::EOPNOTSUPP,
+                },
                 Queue::Shared(srq) => {
                     let srq = srq.live.hold().ok_or((0, libc::EINVAL))?;
                     match (*(*srq.as_ptr()).context).ops.post_srq_recv {
@@ -104,7 +105,7 @@ impl Recvs {
 
     fn count_posted(&self, taken: usize) {
         match &self.queue {
-            Queue::Own(qp) => {
+            Queue::Own(_, qp) => {
                 if let Some(last) = taken.checked_sub(1) {
                     qp.progress
                         .recv
@@ -119,14 +120,18 @@ impl Recvs {
 impl RecvRing for Recvs {
     fn room(&self) -> u32 {
         let (progress, limit) = match &self.queue {
-            Queue::Own(qp) => (&qp.progress.recv, qp.cap.max_recv_wr),
+            Queue::Own(_, qp) => (&qp.progress.recv, qp.cap.max_recv_wr),
             Queue::Shared(srq) => (&srq.progress, srq.attr.max_wr),
         };
         limit.saturating_sub(progress.outstanding() + self.requests.len() as u32)
     }
 
+    #[inline]
     fn push(&mut self, wr_id: u64, sges: &[Sge]) {
-        self.sges.extend_from_slice(sges);
+        match sges {
+            [sge] => self.sges.push(*sge),
+            sges => self.sges.extend_from_slice(sges),
+        }
         self.requests.push(ffi::ibv_recv_wr {
             wr_id,
             next: std::ptr::null_mut(),
@@ -139,7 +144,7 @@ impl RecvRing for Recvs {
         if self.requests.is_empty() {
             return Ok(());
         }
-        if let Queue::Own(qp) = &self.queue {
+        if let Queue::Own(_, qp) = &self.queue {
             qp.progress.recv.start_at(self.requests[0].wr_id & !RECV_BIT);
         }
         let outcome = self.post();
@@ -158,7 +163,7 @@ impl RecvRing for Recvs {
     fn reset(&mut self) {
         self.requests.clear();
         self.sges.clear();
-        if let Queue::Own(qp) = &self.queue {
+        if let Queue::Own(_, qp) = &self.queue {
             qp.progress.recv.reset();
         }
     }

@@ -9,9 +9,10 @@ use verbatim_device::layout::{self, SendWqe, Sge};
 use verbatim_device::ring::Body;
 
 use super::ffi;
-use super::live::OwnedHeld;
+use super::live::{OwnedHeld, Pin};
 use super::objects::{Objects, Qp};
 use crate::backend::{Refused, SendRing};
+use crate::error::VerbsError;
 use crate::tables::key_slot;
 use crate::work::{self, SendOpcode};
 
@@ -21,8 +22,11 @@ const FETCH_ADD: u8 = SendOpcode::FetchAdd as u8;
 /// posts them wrongly from a list.
 const LAST_OPCODE: u32 = SendOpcode::SendWithInvalidate as u32;
 
-/// A request that waits to be posted, and where its data start in the chain's buffers.
+/// A request that waits to be posted, and where its data start in the buffers. It lies where the library reads it, and its place is
+/// used again: what an opcode does not use is whatever an earlier request has left there.
+#[repr(C)]
 struct Request {
+    /// The first member, so that a pointer to it is one to the whole.
     wr: ffi::ibv_send_wr,
     first_sge: usize,
     first_byte: usize,
@@ -31,6 +35,42 @@ struct Request {
 }
 
 impl Request {
+    fn new() -> Self {
+        Self {
+            wr: ffi::ibv_send_wr {
+                wr_id: 0,
+                next: std::ptr::null_mut(),
+                sg_list: std::ptr::null_mut(),
+                num_sge: 0,
+                opcode: 0,
+                send_flags: 0,
+                imm_data: 0,
+                wr: ffi::ibv_send_wr_target {
+                    atomic: ffi::ibv_send_wr_atomic {
+                        remote_addr: 0,
+                        compare_add: 0,
+                        swap: 0,
+                        rkey: 0,
+                    },
+                },
+                remote_srqn: 0,
+                bind_mw: ffi::ibv_send_wr_bind {
+                    mw: std::ptr::null_mut(),
+                    rkey: 0,
+                    bind_info: ffi::ibv_mw_bind_info {
+                        mr: std::ptr::null_mut(),
+                        addr: 0,
+                        length: 0,
+                        mw_access_flags: 0,
+                    },
+                },
+            },
+            first_sge: 0,
+            first_byte: 0,
+            names: Names::Nothing,
+        }
+    }
+
     fn is_message(&self) -> bool {
         SendOpcode::from_raw(self.wr.opcode).is_some_and(SendOpcode::is_two_sided)
     }
@@ -46,23 +86,25 @@ enum Names {
 
 /// The end of a send queue.
 pub struct Sends {
+    /// The first, since what is dropped while it is pinned is not destroyed.
+    pin: Pin<ffi::ibv_qp>,
     qp: Arc<Qp>,
     objects: Arc<Objects>,
+    /// Places for requests, of which the first `used` have one.
     requests: Vec<Request>,
+    used: usize,
     sges: Vec<Sge>,
     inline: Vec<u8>,
-    /// Both are here to spare allocations, and empty between calls.
-    chain: Vec<ffi::ibv_send_wr>,
+    /// Here to spare allocations, and empty between calls.
     kept: Vec<Kept>,
 }
 
-// SAFETY: the pointers in the requests are null; those in the chain, and what is kept, are made and forgotten within one
-// call.
+// SAFETY: the pointers in the requests, and what is kept, are made and used within one call; what is left of them nobody reads.
 unsafe impl Send for Sends {}
 
 impl std::fmt::Debug for Sends {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let requests = self.requests.len();
+        let requests = self.used;
         f.debug_struct("Sends")
             .field("qp", &self.qp.number)
             .field("requests", &requests)
@@ -77,16 +119,17 @@ enum Kept {
 }
 
 impl Sends {
-    pub fn new(qp: Arc<Qp>, objects: Arc<Objects>) -> Self {
-        Self {
+    pub fn new(qp: Arc<Qp>, objects: Arc<Objects>) -> Result<Self, VerbsError> {
+        Ok(Self {
+            pin: qp.live.pin("post_send")?,
             qp,
             objects,
             requests: Vec::new(),
+            used: 0,
             sges: Vec::new(),
             inline: Vec::new(),
-            chain: Vec::new(),
             kept: Vec::new(),
-        }
+        })
     }
 
     /// Finds what a request names; `EINVAL` if it was destroyed.
@@ -114,52 +157,58 @@ impl Sends {
     }
 
     /// Posts everything; how many were taken, and why the next was not.
+    #[inline]
     fn post(&mut self) -> Result<(), (usize, c_int)> {
-        let mut chain = std::mem::take(&mut self.chain);
+        if let [request] = &self.requests[..self.used]
+            && request.wr.opcode <= LAST_OPCODE
+            && matches!(request.names, Names::Nothing)
+        {
+            // Most posts: nothing to chain, nothing to find.
+            return self.post_list(0, 1);
+        }
+        self.post_several()
+    }
+
+    #[inline(never)]
+    fn post_several(&mut self) -> Result<(), (usize, c_int)> {
         let mut kept = std::mem::take(&mut self.kept);
         let mut first = 0;
         let outcome = loop {
-            if first == self.requests.len() {
+            if first == self.used {
                 break Ok(());
             }
-            match self.post_run(first, &mut chain, &mut kept) {
+            match self.post_run(first, &mut kept) {
                 Ok(taken) => first += taken,
                 Err(refused) => break Err(refused),
             }
-            chain.clear();
         };
-        chain.clear();
         kept.clear();
-        (self.chain, self.kept) = (chain, kept);
+        self.kept = kept;
         outcome
     }
 
     /// Posts from `first` on, up to the end or the first bind of a type 1 window, for which there is a verb of its own. How
     /// many were taken, at least one.
-    fn post_run(
-        &mut self,
-        first: usize,
-        chain: &mut Vec<ffi::ibv_send_wr>,
-        kept: &mut Vec<Kept>,
-    ) -> Result<usize, (usize, c_int)> {
+    fn post_run(&mut self, first: usize, kept: &mut Vec<Kept>) -> Result<usize, (usize, c_int)> {
         let mut refused = None;
-        for (index, request) in self.requests.iter().enumerate().skip(first) {
-            let mut wr = request.wr;
+        let mut count = 0;
+        for index in first..self.used {
+            let Request { wr, names, .. } = &self.requests[index];
             if wr.opcode > LAST_OPCODE {
                 refused = Some((index, libc::EOPNOTSUPP));
                 break;
             }
-            if !matches!(request.names, Names::Nothing) {
-                match self.find(request.names) {
+            if !matches!(names, Names::Nothing) {
+                match self.find(*names) {
                     Ok(Kept::Window(mw, mr)) if is_type_1(&mw) => {
-                        if chain.is_empty() {
-                            let bound = self.bind_type_1(&wr, &mw, mr.as_ref());
+                        if count == 0 {
+                            let bound = self.bind_type_1(wr, &mw, mr.as_ref());
                             return bound.map(|()| 1).map_err(|errno| (first, errno));
                         }
                         break;
                     }
                     Ok(found) => {
-                        point(&mut wr, &found);
+                        point(&mut self.requests[index].wr, &found);
                         kept.push(found);
                     }
                     Err(errno) => {
@@ -168,49 +217,56 @@ impl Sends {
                     }
                 }
             }
-            chain.push(wr);
+            count += 1;
         }
-        self.post_chain(first, chain)
-            .map_err(|(index, errno)| (first + index, errno))?;
+        if count > 0 {
+            self.post_list(first, count)
+                .map_err(|(index, errno)| (first + index, errno))?;
+        }
         match refused {
             Some(refused) => Err(refused),
-            None => Ok(chain.len()),
+            None => Ok(count),
         }
     }
 
-    /// Posts a chain that was made of the requests from `first` on.
-    fn post_chain(&mut self, first: usize, chain: &mut [ffi::ibv_send_wr]) -> Result<(), (usize, c_int)> {
-        if chain.is_empty() {
-            return Ok(());
-        }
-        for (wr, request) in chain.iter_mut().zip(&self.requests[first..]) {
-            wr.sg_list = self.sges[request.first_sge..].as_mut_ptr();
+    /// Posts so many from `first` on, at least one, as one list. What they name was found, and is kept.
+    #[inline]
+    fn post_list(&mut self, first: usize, count: usize) -> Result<(), (usize, c_int)> {
+        let sges = self.sges.as_mut_ptr();
+        let requests = &mut self.requests[first..first + count];
+        for Request {
+            wr,
+            first_sge,
+            first_byte,
+            ..
+        } in requests.iter_mut()
+        {
+            wr.sg_list = sges.wrapping_add(*first_sge);
             if wr.send_flags & work::SEND_INLINE != 0 && wr.num_sge > 0 {
-                let bytes = self.inline[request.first_byte..].as_ptr();
-                self.sges[request.first_sge].address = bytes as u64;
+                // SAFETY: its entry, which `push` has made.
+                unsafe { (*wr.sg_list).address = self.inline[*first_byte..].as_ptr() as u64 };
             }
         }
-        let base = chain.as_mut_ptr();
-        for index in 1..chain.len() {
-            // SAFETY: both are inside of the chain.
-            unsafe { (*base.add(index - 1)).next = base.add(index) };
+        let base = requests.as_mut_ptr();
+        for index in 1..count {
+            // SAFETY: both are among the requests.
+            unsafe { (*base.add(index - 1)).wr.next = &raw mut (*base.add(index)).wr };
         }
-        let Some(qp) = self.qp.live.hold() else {
-            return Err((0, libc::EINVAL));
-        };
+        let qp = self.pin.as_ptr();
         let mut bad = std::ptr::null_mut();
-        // SAFETY: the queue pair is held, so it and its device are alive; the chain, its entries, their inline data and the
-        // objects that it names (`kept`) are good until the call returns, and the library copies what it needs longer.
+        // SAFETY: the queue pair is pinned, so it and its device are alive; the list ends with `count` requests, and they, their entries,
+        // their inline data and the objects that they name are good until the call returns. The library copies what it needs longer.
         let returned = unsafe {
-            match (*(*qp.as_ptr()).context).ops.post_send {
-                Some(post) => post(qp.as_ptr(), base, &mut bad),
+            (*base.add(count - 1)).wr.next = std::ptr::null_mut();
+            match (*(*qp).context).ops.post_send {
+                Some(post) => post(qp, &raw mut (*base).wr, &mut bad),
                 None => libc::EOPNOTSUPP,
             }
         };
         if returned == 0 {
             return Ok(());
         }
-        Err((position_in(chain.as_ptr(), chain.len(), bad), positive(returned)))
+        Err((position_in(base, count, bad.cast()), positive(returned)))
     }
 
     /// ibv_bind_mw(3): the library makes the next remote key by itself, as the objects above do.
@@ -220,7 +276,7 @@ impl Sends {
         mw: &OwnedHeld<ffi::ibv_mw>,
         mr: Option<&OwnedHeld<ffi::ibv_mr>>,
     ) -> Result<(), c_int> {
-        let qp = self.qp.live.hold().ok_or(libc::EINVAL)?;
+        let qp = self.pin.as_ptr();
         let mut bind_info = wr.bind_mw.bind_info;
         bind_info.mr = mr.map_or(std::ptr::null_mut(), |mr| mr.as_ptr());
         let mut bind = ffi::ibv_mw_bind {
@@ -228,10 +284,10 @@ impl Sends {
             send_flags: wr.send_flags,
             bind_info,
         };
-        // SAFETY: queue pair, window and region are held, so they and their device are alive.
+        // SAFETY: the queue pair is pinned, window and region are held, so they and their device are alive.
         let returned = unsafe {
-            match (*(*qp.as_ptr()).context).ops.bind_mw {
-                Some(post) => post(qp.as_ptr(), mw.as_ptr(), &mut bind),
+            match (*(*qp).context).ops.bind_mw {
+                Some(post) => post(qp, mw.as_ptr(), &mut bind),
                 None => libc::EOPNOTSUPP,
             }
         };
@@ -242,12 +298,58 @@ impl Sends {
     }
 
     fn truncate(&mut self, count: usize) {
-        let Some(first) = self.requests.get(count) else {
+        let Some(first) = self.requests[..self.used].get(count) else {
             return;
         };
         self.sges.truncate(first.first_sge);
         self.inline.truncate(first.first_byte);
-        self.requests.truncate(count);
+        self.used = count;
+    }
+
+    /// Fills in what a request has that is not all in `wr.rdma`.
+    #[inline(never)]
+    fn fill_unusual(wr: &mut ffi::ibv_send_wr, wqe: &SendWqe, qp_type: QpType) -> Names {
+        match wqe.opcode {
+            layout::WR_BIND_MW => {
+                // A bind has its new key in its own place, and librxe refuses it if this is not 0.
+                wr.imm_data = 0;
+                wr.wr.rdma = ffi::ibv_send_wr_rdma {
+                    remote_addr: 0,
+                    rkey: wqe.rkey,
+                };
+                wr.bind_mw = ffi::ibv_send_wr_bind {
+                    mw: std::ptr::null_mut(),
+                    rkey: wqe.imm,
+                    bind_info: ffi::ibv_mw_bind_info {
+                        mr: std::ptr::null_mut(),
+                        addr: wqe.remote_address,
+                        length: wqe.compare_add,
+                        mw_access_flags: (wqe.swap >> 32) as u32,
+                    },
+                };
+                Names::Window {
+                    mw_rkey: wqe.rkey,
+                    lkey: wqe.swap as u32,
+                }
+            }
+            _ if qp_type == QpType::Ud => {
+                wr.wr.ud = ffi::ibv_send_wr_ud {
+                    ah: std::ptr::null_mut(),
+                    remote_qpn: wqe.remote_qpn,
+                    remote_qkey: wqe.remote_qkey,
+                };
+                Names::AddressHandle(wqe.ah)
+            }
+            _ => {
+                wr.wr.atomic = ffi::ibv_send_wr_atomic {
+                    remote_addr: wqe.remote_address,
+                    compare_add: wqe.compare_add,
+                    swap: wqe.swap,
+                    rkey: wqe.rkey,
+                };
+                Names::Nothing
+            }
+        }
     }
 }
 
@@ -285,28 +387,46 @@ pub fn position_in<T>(base: *const T, count: usize, bad: *const T) -> usize {
     if offset < count { offset } else { 0 }
 }
 
-fn flags_to_c(flags: u8) -> u32 {
+/// By the flags that are the contract's, the library's.
+const FLAGS: [u8; 16] = {
     let pairs = [
         (layout::SEND_FENCE, work::SEND_FENCE),
         (layout::SEND_SIGNALED, work::SEND_SIGNALED),
         (layout::SEND_SOLICITED, work::SEND_SOLICITED),
         (layout::SEND_INLINE, work::SEND_INLINE),
     ];
-    pairs.iter().fold(
-        0,
-        |all, (ours, theirs)| if flags & ours != 0 { all | theirs } else { all },
-    )
+    let mut all = [0; 16];
+    let mut flags = 0;
+    while flags < all.len() {
+        let mut pair = 0;
+        while pair < pairs.len() {
+            if flags as u8 & pairs[pair].0 != 0 {
+                all[flags] |= pairs[pair].1 as u8;
+            }
+            pair += 1;
+        }
+        flags += 1;
+    }
+    all
+};
+
+#[inline]
+fn flags_to_c(flags: u8) -> u32 {
+    FLAGS[usize::from(flags) % FLAGS.len()].into()
 }
 
 impl SendRing for Sends {
+    #[inline]
     fn room(&self) -> u32 {
-        let outstanding = self.qp.progress.send.outstanding() + self.requests.len() as u32;
+        let outstanding = self.qp.progress.send.outstanding() + self.used as u32;
         self.qp.progress.marks.limit().saturating_sub(outstanding)
     }
 
+    #[inline(always)]
     fn push(&mut self, wqe: &SendWqe, body: Body<'_>) {
         let (first_sge, first_byte) = (self.sges.len(), self.inline.len());
         match body {
+            Body::Sges([sge]) => self.sges.push(*sge),
             Body::Sges(sges) => self.sges.extend_from_slice(sges),
             Body::Inline(pieces) => {
                 pieces
@@ -320,99 +440,48 @@ impl SendRing for Sends {
                 });
             }
         }
-        let mut names = Names::Nothing;
-        let mut bind_info = ffi::ibv_mw_bind_info {
-            mr: std::ptr::null_mut(),
-            addr: 0,
-            length: 0,
-            mw_access_flags: 0,
+        if self.used == self.requests.len() {
+            self.requests.push(Request::new());
+        }
+        let request = &mut self.requests[self.used];
+        self.used += 1;
+        (request.first_sge, request.first_byte) = (first_sge, first_byte);
+        let wr = &mut request.wr;
+        wr.wr_id = wqe.wr_id;
+        wr.num_sge = (self.sges.len() - first_sge) as c_int;
+        wr.opcode = wqe.opcode.into();
+        wr.send_flags = flags_to_c(wqe.flags);
+        wr.imm_data = wqe.imm;
+        let is_usual = !matches!(wqe.opcode, layout::WR_BIND_MW | COMPARE_SWAP | FETCH_ADD);
+        request.names = if is_usual && self.qp.qp_type != QpType::Ud {
+            wr.wr.rdma = ffi::ibv_send_wr_rdma {
+                remote_addr: wqe.remote_address,
+                rkey: wqe.rkey,
+            };
+            Names::Nothing
+        } else {
+            Self::fill_unusual(wr, wqe, self.qp.qp_type)
         };
-        let wr = match wqe.opcode {
-            layout::WR_BIND_MW => {
-                names = Names::Window {
-                    mw_rkey: wqe.rkey,
-                    lkey: wqe.swap as u32,
-                };
-                bind_info.addr = wqe.remote_address;
-                bind_info.length = wqe.compare_add;
-                bind_info.mw_access_flags = (wqe.swap >> 32) as u32;
-                ffi::ibv_send_wr_target {
-                    rdma: ffi::ibv_send_wr_rdma {
-                        remote_addr: 0,
-                        rkey: wqe.rkey,
-                    },
-                }
-            }
-            _ if self.qp.qp_type == QpType::Ud => {
-                names = Names::AddressHandle(wqe.ah);
-                ffi::ibv_send_wr_target {
-                    ud: ffi::ibv_send_wr_ud {
-                        ah: std::ptr::null_mut(),
-                        remote_qpn: wqe.remote_qpn,
-                        remote_qkey: wqe.remote_qkey,
-                    },
-                }
-            }
-            COMPARE_SWAP | FETCH_ADD => ffi::ibv_send_wr_target {
-                atomic: ffi::ibv_send_wr_atomic {
-                    remote_addr: wqe.remote_address,
-                    compare_add: wqe.compare_add,
-                    swap: wqe.swap,
-                    rkey: wqe.rkey,
-                },
-            },
-            _ => ffi::ibv_send_wr_target {
-                rdma: ffi::ibv_send_wr_rdma {
-                    remote_addr: wqe.remote_address,
-                    rkey: wqe.rkey,
-                },
-            },
-        };
-        let wr = ffi::ibv_send_wr {
-            wr_id: wqe.wr_id,
-            next: std::ptr::null_mut(),
-            sg_list: std::ptr::null_mut(),
-            num_sge: (self.sges.len() - first_sge) as c_int,
-            opcode: wqe.opcode.into(),
-            send_flags: flags_to_c(wqe.flags),
-            // A bind has its new key in its own place, and librxe refuses it if this is not 0.
-            imm_data: if wqe.opcode == layout::WR_BIND_MW {
-                0
-            } else {
-                wqe.imm
-            },
-            wr,
-            remote_srqn: 0,
-            bind_mw: ffi::ibv_send_wr_bind {
-                mw: std::ptr::null_mut(),
-                rkey: wqe.imm,
-                bind_info,
-            },
-        };
-        self.requests.push(Request {
-            wr,
-            first_sge,
-            first_byte,
-            names,
-        });
     }
 
     fn unpush(&mut self, count: u32) {
-        self.truncate(self.requests.len().saturating_sub(count as usize));
+        self.truncate(self.used.saturating_sub(count as usize));
     }
 
+    #[inline]
     fn publish(&mut self) -> Result<(), Refused> {
-        if let Some(first) = self.requests.first() {
-            self.qp.progress.send.start_at(first.wr.wr_id);
-        }
+        let Some(first) = self.requests[..self.used].first() else {
+            return Ok(());
+        };
+        self.qp.progress.send.start_at(first.wr.wr_id);
         let outcome = self.post();
-        let taken = outcome.map_or_else(|(taken, _)| taken, |()| self.requests.len());
+        let taken = outcome.map_or_else(|(taken, _)| taken, |()| self.used);
         if let Some(last) = taken.checked_sub(1) {
             self.qp.progress.send.posted_up_to(self.requests[last].wr.wr_id);
         }
         let refused = outcome.map_err(|(_, errno)| Refused {
-            count: (self.requests.len() - taken) as u32,
-            messages: self.requests[taken..]
+            count: (self.used - taken) as u32,
+            messages: self.requests[taken..self.used]
                 .iter()
                 .filter(|request| request.is_message())
                 .count() as u32,

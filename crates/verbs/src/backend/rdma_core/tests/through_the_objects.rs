@@ -249,3 +249,85 @@ fn the_end_of_the_rnic_flushes_what_is_outstanding() {
     qp.destroy().unwrap();
     cq.destroy().unwrap();
 }
+
+#[test]
+fn a_completion_is_given_the_time_at_which_it_was_taken() {
+    let fake = Fake::new();
+    let program = program(&fake);
+    let sges = [Sge {
+        address: 4096,
+        length: 64,
+        lkey: 1,
+    }];
+    program
+        .qp
+        .post_send([SendWr {
+            wr_id: 5,
+            opcode: SendOpcode::Write,
+            flags: SEND_SIGNALED,
+            imm: 0,
+            remote_address: 0,
+            rkey: 0,
+            compare_add: 0,
+            swap: 0,
+            ud: UdAddress::default(),
+            body: Body::Sges(&sges),
+        }])
+        .unwrap();
+    let before = crate::sys::monotonic_ns();
+    let completion = program.cq.poll_one().unwrap();
+    assert_eq!(completion.wc.wr_id, 5);
+    assert!((before..=crate::sys::monotonic_ns()).contains(&completion.timestamp_ns));
+}
+
+/// While it exists no command reaches the RNIC.
+struct Refusing {
+    commands: i32,
+    kept: std::os::fd::OwnedFd,
+}
+
+impl Refusing {
+    fn new(commands: i32) -> Self {
+        // SAFETY: the fake's descriptor, which is open.
+        let kept = unsafe { std::os::fd::BorrowedFd::borrow_raw(commands) };
+        let kept = kept.try_clone_to_owned().unwrap();
+        let unwritable = std::fs::File::open("/dev/null").unwrap();
+        put(&unwritable, commands);
+        Self { commands, kept }
+    }
+}
+
+impl Drop for Refusing {
+    fn drop(&mut self) {
+        put(&self.kept, self.commands);
+    }
+}
+
+fn put(file: &impl std::os::fd::AsRawFd, at: i32) {
+    // SAFETY: a number of the fake's, which goes on with the other file.
+    assert_eq!(unsafe { libc::dup2(file.as_raw_fd(), at) }, at);
+}
+
+#[test]
+fn what_the_rnic_does_not_destroy_goes_on() {
+    let fake = Fake::new();
+    let Program { qp, cq, .. } = &program(&fake);
+    let mut wc = [Wc::default(); 4];
+    // SAFETY: the fake's queue pair is alive.
+    let commands = unsafe { (*(*fake.qp(qp.number())).context).cmd_fd };
+    let refusing = Refusing::new(commands);
+    assert_eq!(qp.destroy().unwrap_err().errno(), libc::EBADF);
+    qp.post_send([send(5, SEND_SIGNALED)]).unwrap();
+    qp.post_recv([RecvWr { wr_id: 6, sges: &[] }]).unwrap();
+    assert!(fake.receive(qp.number(), 1, false));
+    assert_eq!(cq.poll(&mut wc), 2);
+    assert_eq!([wc[0].wr_id, wc[1].wr_id], [5, 6]);
+    drop(refusing);
+    qp.post_send([send(7, SEND_SIGNALED)]).unwrap();
+    qp.destroy().unwrap();
+    let refusing = Refusing::new(commands);
+    assert_eq!(cq.destroy().unwrap_err().errno(), libc::EBADF);
+    assert_eq!(cq.poll(&mut wc), 0, "what it has goes with the queue pair");
+    drop(refusing);
+    cq.destroy().unwrap();
+}
