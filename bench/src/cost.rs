@@ -1,6 +1,9 @@
 //! What virtualisation costs per operation (MigrRDMA §5.5.1, table 4): cycles and instructions of the verbs as C programs
 //! call them, of a provider that virtualises nothing and of the guest library, before and after a move.
 //!
+//! Both backends: the software RNIC, and the system's libibverbs, of which the provider of the tests takes the place (it completes at
+//! once: rxe's own cost would hide ours).
+//!
 //! The paper compares an RNIC's library with and without its changes. Ours is compared with what the same rings need
 //! without it: lock, checks, the request into the ring, the doorbell; the lock, the completion out of the ring. The RNIC's
 //! side is played by the same thread between the measured stretches.
@@ -14,9 +17,10 @@ use std::process::Command;
 use anyhow::{Context as _, bail, ensure};
 use serde::Serialize;
 use verbatim::abi::*;
-use verbatim::measure::{KEY, Layer, Measured};
+use verbatim::measure::{KEY, Layer, Measured, MeasuredSystem, Target};
 
 use crate::context::Context;
+use crate::programs;
 
 /// Operations between two looks at the clock.
 const BATCH: u32 = 32;
@@ -58,6 +62,26 @@ enum Way {
 
 const WAYS: [Way; 3] = [Way::Provider, Way::Guest, Way::GuestAfterAMove];
 
+/// What is below the verbs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Backend {
+    /// The software RNIC's rings.
+    Soft,
+    /// A libibverbs.
+    RdmaCore,
+}
+
+const BACKENDS: [Backend; 2] = [Backend::Soft, Backend::RdmaCore];
+
+fn soft() -> anyhow::Result<Measured> {
+    Ok(Measured::new())
+}
+
+fn system() -> anyhow::Result<MeasuredSystem> {
+    Ok(MeasuredSystem::new(programs::program("libinstant.so")?.as_ref())?)
+}
+
 impl Operation {
     fn name(self) -> &'static str {
         match self {
@@ -91,6 +115,7 @@ struct Report {
 
 #[derive(Debug, Serialize)]
 struct Row {
+    backend: Backend,
     operation: Operation,
     way: Way,
     cycles: f64,
@@ -103,6 +128,8 @@ struct Row {
     /// As a part of the provider's.
     overhead: f64,
     paper_overhead: Option<f64>,
+    /// The extra cycles as a part of what the paper's provider needs: one that does more than the provider here.
+    of_paper: Option<f64>,
 }
 
 /// Measures, prints and writes.
@@ -115,27 +142,33 @@ pub fn run(out: &Path) -> anyhow::Result<()> {
     }
     println!("cost of an operation of 64 B, {cycles_per_ns:.2} cycles to the ns");
     println!(
-        "{:6} {:18} {:>8} {:>8} {:>8} {:>9} | {:>8} {:>9}",
-        "", "", "instr.", "cycles", "extra", "overhead", "paper", "overhead"
+        "{:6} {:18} {:>8} {:>8} {:>8} {:>9} | {:>8} {:>9} {:>12}",
+        "", "", "instr.", "cycles", "extra", "overhead", "paper", "overhead", "extra of its"
     );
     let mut rows = Vec::new();
-    for operation in OPERATIONS {
-        let cycles = cycles(operation);
-        for (way, cycles_of_it) in WAYS.into_iter().zip(cycles) {
-            let extra = cycles_of_it - cycles[0];
-            let paper = operation.paper().filter(|_| way != Way::Provider);
-            let row = Row {
-                operation,
-                way,
-                cycles: cycles_of_it,
-                instructions: has_valgrind.then(|| instructions(operation, way)).transpose()?,
-                extra_cycles: extra,
-                overhead: extra / cycles[0],
-                paper_extra_cycles: paper.map(|[without, with]| with - without),
-                paper_overhead: paper.map(|[without, with]| with / without - 1.0),
-            };
-            print(&row);
-            rows.push(row);
+    for backend in BACKENDS {
+        println!("{}", serde_json::to_value(backend)?.as_str().unwrap_or_default());
+        for operation in OPERATIONS {
+            let cycles = cycles(backend, operation)?;
+            for (way, cycles_of_it) in WAYS.into_iter().zip(cycles) {
+                let extra = cycles_of_it - cycles[0];
+                let paper = operation.paper().filter(|_| way != Way::Provider);
+                let count = || instructions(backend, operation, way);
+                let row = Row {
+                    backend,
+                    operation,
+                    way,
+                    cycles: cycles_of_it,
+                    instructions: has_valgrind.then(count).transpose()?,
+                    extra_cycles: extra,
+                    overhead: extra / cycles[0],
+                    paper_extra_cycles: paper.map(|[without, with]| with - without),
+                    paper_overhead: paper.map(|[without, with]| with / without - 1.0),
+                    of_paper: paper.map(|[without, _]| extra / without),
+                };
+                print(&row);
+                rows.push(row);
+            }
         }
     }
     let report = Report {
@@ -157,7 +190,7 @@ fn print(row: &Row) {
         Way::GuestAfterAMove => "... after a move",
     };
     println!(
-        "{:6} {way:18} {:>8} {:>8.1} {:>8.1} {:>8.1}% | {:>8} {:>8}%",
+        "{:6} {way:18} {:>8} {:>8.1} {:>8.1} {:>8.1}% | {:>8} {:>8}% {:>11}%",
         row.operation.name(),
         optional(row.instructions),
         row.cycles,
@@ -165,12 +198,13 @@ fn print(row: &Row) {
         100.0 * row.overhead,
         optional(row.paper_extra_cycles),
         optional(row.paper_overhead.map(|part| 100.0 * part)),
+        optional(row.of_paper.map(|part| 100.0 * part)),
     );
 }
 
 /// One way to do one operation, again and again.
-struct Subject {
-    measured: Measured,
+struct Subject<T> {
+    measured: T,
     layer: Layer,
     operation: Operation,
     sge: Box<ibv_sge>,
@@ -178,9 +212,8 @@ struct Subject {
     recv: Box<ibv_recv_wr>,
 }
 
-impl Subject {
-    fn new(operation: Operation, way: Way) -> Self {
-        let measured = Measured::new();
+impl<T: Target> Subject<T> {
+    fn new(measured: T, operation: Operation, way: Way) -> Self {
         if way == Way::GuestAfterAMove {
             measured.is_moved();
         }
@@ -280,7 +313,7 @@ impl Subject {
 
 /// What valgrind is told to count, by this name.
 #[inline(never)]
-fn measured(subject: &mut Subject, stretch: impl FnOnce(&mut Subject)) -> u64 {
+fn measured<T>(subject: &mut Subject<T>, stretch: impl FnOnce(&mut Subject<T>)) -> u64 {
     let start = now();
     stretch(subject);
     now() - start
@@ -298,17 +331,26 @@ fn now() -> u64 {
 }
 
 /// Cycles of one operation, each way.
-fn cycles(operation: Operation) -> [f64; 3] {
-    let mut subjects = WAYS.map(|way| (Subject::new(operation, way), Vec::new()));
+fn cycles(backend: Backend, operation: Operation) -> anyhow::Result<[f64; 3]> {
+    match backend {
+        Backend::Soft => cycles_of(soft, operation),
+        Backend::RdmaCore => cycles_of(system, operation),
+    }
+}
+
+fn cycles_of<T: Target>(make: fn() -> anyhow::Result<T>, operation: Operation) -> anyhow::Result<[f64; 3]> {
+    let subject = |way| anyhow::Ok((Subject::new(make()?, operation, way), Vec::new()));
+    let [one, two, three] = WAYS.map(subject);
+    let mut subjects = [one?, two?, three?];
     for _ in 0..TURNS {
         for (subject, batches) in &mut subjects {
             batches.extend((0..BATCHES).map(|_| subject.batch()));
         }
     }
-    subjects.map(|(_, mut batches)| {
+    Ok(subjects.map(|(_, mut batches)| {
         batches.sort_unstable();
         batches[batches.len() / 10] as f64 / f64::from(BATCH)
-    })
+    }))
 }
 
 /// Cycles of the counter in a nanosecond.
@@ -321,12 +363,13 @@ fn clock_rate() -> f64 {
 }
 
 /// Instructions of one operation: this program's once more, under valgrind.
-fn instructions(operation: Operation, way: Way) -> anyhow::Result<f64> {
+fn instructions(backend: Backend, operation: Operation, way: Way) -> anyhow::Result<f64> {
     let place = |of: usize| of.to_string();
     let operation = OPERATIONS.iter().position(|other| *other == operation);
     let way = WAYS.iter().position(|other| *other == way);
-    let (Some(operation), Some(way)) = (operation, way) else {
-        unreachable!("both lists are complete");
+    let backend = BACKENDS.iter().position(|other| *other == backend);
+    let (Some(backend), Some(operation), Some(way)) = (backend, operation, way) else {
+        unreachable!("the lists are complete");
     };
     let output = Command::new("valgrind")
         .args([
@@ -336,7 +379,7 @@ fn instructions(operation: Operation, way: Way) -> anyhow::Result<f64> {
             "--toggle-collect=verbatim_bench::cost::measured*",
         ])
         .arg(std::env::current_exe()?)
-        .args(["cost-batches", &place(operation), &place(way)])
+        .args(["cost-batches", &place(backend), &place(operation), &place(way)])
         .output()
         .context("cannot start valgrind")?;
     let text = String::from_utf8_lossy(&output.stderr);
@@ -353,16 +396,25 @@ fn instructions(operation: Operation, way: Way) -> anyhow::Result<f64> {
 
 /// What runs under valgrind.
 pub fn batches(arguments: &[String]) -> anyhow::Result<()> {
-    let [operation, way] = arguments else {
-        bail!("cost-batches wants an operation and a way");
+    let [backend, operation, way] = arguments else {
+        bail!("cost-batches wants a backend, an operation and a way");
     };
+    let backend = BACKENDS
+        .get(backend.parse::<usize>()?)
+        .context("no such backend")?;
     let operation = OPERATIONS
         .get(operation.parse::<usize>()?)
         .context("no such operation")?;
     let way = WAYS.get(way.parse::<usize>()?).context("no such way")?;
-    let mut subject = Subject::new(*operation, *way);
+    match backend {
+        Backend::Soft => count(Subject::new(soft()?, *operation, *way)),
+        Backend::RdmaCore => count(Subject::new(system()?, *operation, *way)),
+    }
+    Ok(())
+}
+
+fn count(mut subject: Subject<impl Target>) {
     for _ in 0..COUNTED_BATCHES {
         subject.batch();
     }
-    Ok(())
 }

@@ -2,6 +2,8 @@
 //! once of this library, once of a provider that virtualises nothing. Both read the program's requests and answer it with
 //! the same code, above the same rings.
 
+mod system;
+
 use std::ffi::c_int;
 use std::ptr::{NonNull, null_mut};
 
@@ -13,6 +15,32 @@ use crate::abi::*;
 use crate::data;
 use crate::ffi::{Errno, data_path};
 use crate::verbs::{cq_handle_of, qp_handle_of};
+
+pub use self::system::MeasuredSystem;
+
+/// A queue pair and its completion queue in two layers.
+pub trait Target {
+    /// From now on keys are translated, as after a move of this process and of its peer.
+    fn is_moved(&self);
+
+    /// The RNICs complete all that was posted.
+    fn complete(&mut self);
+
+    /// `ibv_post_send`(3) of one request.
+    ///
+    /// # Safety
+    /// The request is valid, and the only one in its list.
+    unsafe fn post_send(&self, layer: Layer, wr: *mut ibv_send_wr) -> c_int;
+
+    /// `ibv_post_recv`(3) of one request.
+    ///
+    /// # Safety
+    /// The request is valid, and the only one in its list.
+    unsafe fn post_recv(&self, layer: Layer, wr: *mut ibv_recv_wr) -> c_int;
+
+    /// `ibv_poll_cq`(3) for one completion.
+    fn poll(&self, layer: Layer, wc: &mut ibv_wc) -> c_int;
+}
 
 /// What is measured, with its C objects.
 pub struct Measured {
@@ -41,23 +69,19 @@ impl Measured {
             rig,
         }
     }
+}
 
-    /// From now on keys are translated, as after a move of this process and of its peer.
-    pub fn is_moved(&self) {
+impl Target for Measured {
+    fn is_moved(&self) {
         self.rig.is_moved();
     }
 
-    /// The RNICs complete all that was posted.
-    pub fn complete(&mut self) {
+    fn complete(&mut self) {
         self.rig.complete();
     }
 
-    /// `ibv_post_send`(3) of one request.
-    ///
-    /// # Safety
-    /// The request is valid, and the only one in its list.
     #[inline]
-    pub unsafe fn post_send(&self, layer: Layer, wr: *mut ibv_send_wr) -> c_int {
+    unsafe fn post_send(&self, layer: Layer, wr: *mut ibv_send_wr) -> c_int {
         let mut bad = null_mut();
         match layer {
             // SAFETY: the object lives as long as the process; the caller's contract.
@@ -67,12 +91,8 @@ impl Measured {
         }
     }
 
-    /// `ibv_post_recv`(3) of one request.
-    ///
-    /// # Safety
-    /// The request is valid, and the only one in its list.
     #[inline]
-    pub unsafe fn post_recv(&self, layer: Layer, wr: *mut ibv_recv_wr) -> c_int {
+    unsafe fn post_recv(&self, layer: Layer, wr: *mut ibv_recv_wr) -> c_int {
         let mut bad = null_mut();
         match layer {
             // SAFETY: the object lives as long as the process; the caller's contract.
@@ -82,9 +102,8 @@ impl Measured {
         }
     }
 
-    /// `ibv_poll_cq`(3) for one completion.
     #[inline]
-    pub fn poll(&self, layer: Layer, wc: &mut ibv_wc) -> c_int {
+    fn poll(&self, layer: Layer, wc: &mut ibv_wc) -> c_int {
         match layer {
             // SAFETY: the object lives as long as the process; there is room for one.
             Layer::Guest => unsafe { data::poll_cq(self.cq.as_ptr(), 1, wc) },

@@ -6,6 +6,8 @@
 
 #![allow(unsafe_code)]
 
+mod system;
+
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -30,6 +32,8 @@ use crate::lock::Mutex;
 use crate::tables::KeyTable;
 use crate::work::{self, RECV_BIT, RecvWr, SendWr, Wc};
 use crate::{Cq, Process, Qp, QpInit};
+
+pub use self::system::System;
 
 const ARENA_BYTES: u64 = 2 << 20;
 /// Of the objects, and of the provider.

@@ -164,7 +164,7 @@ impl Library {
     }
 
     /// Where a symbol of it is, or null.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "measure"))]
     pub fn symbol(&self, name: &CStr) -> *mut c_void {
         // SAFETY: the handle is never closed.
         unsafe { libc::dlsym(self.handle.0.as_ptr(), name.as_ptr()) }

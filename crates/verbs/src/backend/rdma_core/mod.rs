@@ -28,6 +28,8 @@ mod channel;
 mod completions;
 mod convert;
 mod device;
+#[cfg(any(test, feature = "measure"))]
+pub mod direct;
 mod doorbell;
 mod events;
 mod ffi;
@@ -113,7 +115,15 @@ impl Provider for RdmaCoreProvider {
     }
 }
 
+#[cfg(any(test, feature = "measure"))]
+pub use self::direct::{Loaded, load};
+
 fn open(library: &Arc<Library>, name: &str) -> Result<Arc<dyn Device>, VerbsError> {
+    let opened: Arc<dyn Device> = open_device(library, name)?;
+    Ok(opened)
+}
+
+fn open_device(library: &Arc<Library>, name: &str) -> Result<Arc<RdmaCoreDevice>, VerbsError> {
     let list = DeviceList::get(library)?;
     let (device, _) = list.iter().find(|(_, info)| info.name == name).ok_or_else(|| {
         VerbsError::Unsupported(format!("{} has no device {name}", library.path().display()))
