@@ -69,6 +69,7 @@ application: build ## LAMMPS over MPI and UCX, both ranks moved in the middle of
 	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored application::
 
 conformance: build ## rdma-core's own tests, and perftest in all its ways (docs/conformance.md)
+	@./setup.sh --vm
 	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored conformance::
 
 # The kernel's own results are the yardstick: the list is written anew.

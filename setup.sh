@@ -12,7 +12,7 @@ packages=(
     gcc libc6-dev make pkg-config protobuf-compiler ca-certificates # the build
     iproute2 util-linux nftables procps                             # the lab: ip, nsenter, nft, sysctl
     libibverbs-dev ibverbs-utils perftest iperf3 iputils-ping       # programs and headers for tests and benches
-    rdmacm-utils librdmacm1                                         # programs that connect by address and port
+    rdmacm-utils librdmacm1 libfabric-bin                           # programs that connect by address and port
     ucx-utils                                                       # a library over verbs, not ours
     python3 python3-pyverbs tshark                                  # rdma-core's own tests, a look at the wire
     libnbd-bin python3-libnbd                                       # clients of volumes that are not ours

@@ -36,6 +36,7 @@ mod pre_copy;
 mod private;
 mod programs;
 mod rdma_cm;
+mod rdma_cm_ends;
 mod rdma_cm_moves;
 mod rnic_again;
 mod robustness;
@@ -182,6 +183,7 @@ fn main() -> ExitCode {
         programs::tests(),
         rdma_cm::tests(),
         rdma_cm_moves::tests(),
+        rdma_cm_ends::tests(),
         migration::tests(),
         objects::tests(),
         pre_copy::tests(),

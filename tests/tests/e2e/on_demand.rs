@@ -35,6 +35,8 @@ const NAMES: &[&str] = &[
     "rollback::destination_refuses_to_commit",
     "rollback::partner_refuses",
     "rollback::partner_fails_when_suspended",
+    "rdma_cm::moves_client",
+    "rdma_cm::moves_iomapped",
     "pause::the_same_cut_without",
     "pause::ib_write_bw",
     "pause_resume::server",

@@ -8,10 +8,10 @@ use verbatim_e2e::{Bandwidth, Instance, Migration, TestLab, Traffic, eventually}
 use crate::Test;
 use crate::objects::{PYTHON, text_of};
 
-const HOSTS: &[&str] = &["src", "dst", "peer"];
-const LIMIT: Duration = Duration::from_secs(90);
+pub const HOSTS: &[&str] = &["src", "dst", "peer"];
+pub const LIMIT: Duration = Duration::from_secs(90);
 /// How long a server may take until it listens, which nothing tells: connections are refused until then.
-const LISTENS_WITHIN: Duration = Duration::from_secs(20);
+pub const LISTENS_WITHIN: Duration = Duration::from_secs(20);
 /// Packets of a connection that works.
 const SOME: u64 = 100;
 /// Packets of many that work: some of each.
@@ -31,14 +31,13 @@ pub fn tests() -> Vec<Test> {
         Test::new("rdma_cm::moves_many", HOSTS, many),
         Test::new("rdma_cm::moves_datagrams", HOSTS, datagrams),
         Test::new("rdma_cm::moves_perftest", HOSTS, perftest),
-        Test::new("rdma_cm::moves_rsockets", HOSTS, rsockets),
         Test::new("rdma_cm::moves_back_undone", HOSTS, undone).injecting_faults(),
         Test::new("rdma_cm::port_is_taken", HOSTS, port_is_taken),
     ]
 }
 
 /// A client on `peer` that is connected: of a server that may not listen yet, so that it is started again while it ends.
-fn client_of<'a>(lab: &'a TestLab, name: &str, argv: &[&str]) -> anyhow::Result<Instance<'a>> {
+pub fn client_of<'a>(lab: &'a TestLab, name: &str, argv: &[&str]) -> anyhow::Result<Instance<'a>> {
     let traffic = Traffic::of(lab, "peer")?;
     let (begun, mut attempts) = (Instant::now(), 0..);
     while begun.elapsed() < LISTENS_WITHIN {
@@ -219,24 +218,6 @@ fn perftest(lab: &TestLab) -> anyhow::Result<()> {
     let test = Bandwidth::of(lab, client, server, true)?;
     there_and_back(lab, &test.server, &test.client)?;
     test.end()?;
-    Ok(())
-}
-
-/// It would go on for hours; each side looks at what it gets.
-fn rsockets(lab: &TestLab) -> anyhow::Result<()> {
-    let address = lab.address("src")?;
-    let argv = ["rstream", "-S", "65536", "-C", "100", "-I", "10000000", "-T", "v"];
-    let server = lab.instance("src", "server", &argv)?;
-    let client = client_of(lab, "client", &[&argv[..], &["-s", &address]].concat())?;
-    there_and_back(lab, &server, &client)?;
-    for side in [&server, &client] {
-        ensure!(side.row()?.state == "running", "it has ended: {}", side.output()?);
-        let said = side.output()?;
-        ensure!(
-            !said.contains("failed") && !said.contains("rrecv") && !said.contains("rsend"),
-            "{said}"
-        );
-    }
     Ok(())
 }
 

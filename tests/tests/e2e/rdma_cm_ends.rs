@@ -1,0 +1,157 @@
+//! Programs of librdmacm that have so much to do and end then: their servers move in the middle of it, and both sides end well.
+//!
+//! None of them can be told when to end, and none says how far it is. What is too little for a machine is done before the last move;
+//! so more of it is tried.
+
+use anyhow::{Context, bail, ensure};
+use verbatim_e2e::{Instance, TestLab, Traffic, eventually};
+
+use crate::Test;
+use crate::rdma_cm_moves::{HOSTS, LIMIT, LISTENS_WITHIN, client_of};
+
+/// Where a server goes while its client is at it.
+const WAY: [&str; 2] = ["dst", "src"];
+/// So often there is four times as much to do.
+const ATTEMPTS: u32 = 4;
+
+/// All of them.
+pub fn tests() -> Vec<Test> {
+    vec![
+        Test::new("rdma_cm::moves_rsockets", HOSTS, |lab| rsockets(lab, "rstream")),
+        Test::new("rdma_cm::moves_iomapped", HOSTS, |lab| rsockets(lab, "riostream")),
+        Test::new("rdma_cm::moves_rcopy", HOSTS, rcopy),
+        Test::new("rdma_cm::moves_cmtime", HOSTS, cmtime),
+        Test::new("rdma_cm::moves_group", HOSTS, group),
+    ]
+}
+
+/// Whether it moved all the way before its client had ended.
+fn moves_before_the_end(server: &Instance<'_>, client: &Instance<'_>) -> anyhow::Result<bool> {
+    for to in WAY {
+        let report = server.migrate(to)?;
+        if client.row()?.state == "exited" {
+            return Ok(false);
+        }
+        report.must_be_committed()?;
+    }
+    Ok(true)
+}
+
+/// Tries it with more and more, until it takes longer than the moves.
+fn with_enough(first: u32, mut attempt: impl FnMut(u32) -> anyhow::Result<bool>) -> anyhow::Result<()> {
+    for exponent in 0..ATTEMPTS {
+        if attempt(first * 4_u32.pow(exponent))? {
+            return Ok(());
+        }
+    }
+    bail!("it always ends before its last move")
+}
+
+/// A stream in both directions, each side of which looks at what it gets (`-T v`).
+fn rsockets(lab: &TestLab, program: &str) -> anyhow::Result<()> {
+    let address = lab.address("src")?;
+    with_enough(5000, |messages| {
+        let count = messages.to_string();
+        let argv = [program, "-S", "65536", "-C", &count, "-I", "1", "-T", "v"];
+        let server = lab.instance("src", &format!("server{count}"), &argv)?;
+        let name = format!("client{count}-");
+        let client = client_of(lab, &name, &[&argv[..], &["-s", &address]].concat())?;
+        let in_time = moves_before_the_end(&server, &client)?;
+        for side in [&client, &server] {
+            let said = side.succeed(LIMIT)?.stdout;
+            // The line of a test that has ended.
+            ensure!(said.contains("custom"), "{said}");
+        }
+        Ok(in_time)
+    })
+}
+
+/// A server of many connections moves while most of them are asked for.
+fn cmtime(lab: &TestLab) -> anyhow::Result<()> {
+    let address = lab.address("src")?;
+    let server = lab.instance("src", "server", &["cmtime"])?;
+    with_enough(1000, |connections| {
+        let count = connections.to_string();
+        let argv = ["cmtime", "-s", &address, "-c", &count];
+        let client = lab.instance("peer", &format!("client{count}"), &argv)?;
+        let asks = eventually("that the first connection stands", LIMIT, || {
+            if server.row()?.connections > 0 {
+                return Ok(Some(true));
+            }
+            Ok((client.row()?.state == "exited").then_some(false))
+        })?;
+        let in_time = asks && moves_before_the_end(&server, &client)?;
+        let said = client.succeed(LIMIT)?.stdout;
+        // It ends with 0 whatever becomes of its connections, and names each event that it does not like.
+        ensure!(!said.contains("event") && !said.contains("fail"), "{said}");
+        ensure!(
+            said.contains("connect      :") && said.contains("destroy      :"),
+            "{said}"
+        );
+        ensure!(server.row()?.state == "running", "{}", server.output()?);
+        Ok(in_time)
+    })
+}
+
+/// A server that goes on for ever takes a file at each place.
+fn rcopy(lab: &TestLab) -> anyhow::Result<()> {
+    const FILE: &str = "/usr/bin/ib_write_bw";
+    let address = lab.address("src")?;
+    let server = lab.instance("src", "server", &["rcopy"])?;
+    for (copy, to) in [None, Some("dst"), Some("src")].into_iter().enumerate() {
+        if let Some(to) = to {
+            server.moves(to)?;
+        }
+        let name = format!("/tmp/copy{copy}");
+        let argv = ["rcopy", FILE, &format!("{address}:{name}")];
+        let ends_well = || Ok((lab.start("peer", &argv)?.wait(LIMIT)?.code == 0).then_some(()));
+        match to {
+            // It may not listen yet.
+            None => eventually("that the first copy ends well", LISTENS_WITHIN, ends_well)?,
+            Some(_) => ends_well()?.with_context(|| format!("copy {copy} fails"))?,
+        }
+        let row = server.row()?;
+        let pid = row.pid.context("the server has ended")?;
+        let copied = std::fs::read(lab.path(&row.host, &format!("/proc/{pid}/root{name}"))?)?;
+        ensure!(copied == std::fs::read(FILE)?, "{name} is not {FILE}");
+    }
+    Ok(())
+}
+
+/// A member of a multicast group gets what is sent to the group, wherever it is.
+fn group(lab: &TestLab) -> anyhow::Result<()> {
+    const MESSAGES: u64 = 10;
+    const BYTES: u64 = 100;
+    let messages = |count: u64| count.to_string();
+    let (here, there) = (lab.address("src")?, lab.address("peer")?);
+    let argv = |count| ["mckey", "-m", "239.77.0.1", "-C", count, "-b"];
+    let (all, some) = (messages(MESSAGES * 3), messages(MESSAGES));
+    let member = lab.instance("src", "member", &[&argv(&all)[..], &[&here]].concat())?;
+    for at in ["src", "dst", "src"] {
+        if member.row()?.host != at {
+            member.moves(at)?;
+        }
+        is_member(lab, at)?;
+        let traffic = Traffic::of(lab, at)?;
+        let before = traffic.counters().rx_payload_bytes;
+        lab.start("peer", &[&argv(&some)[..], &[&there, "-s"]].concat())?
+            .succeed(LIMIT)?;
+        eventually(&format!("{MESSAGES} messages at {at}"), LIMIT, || {
+            let come = traffic.counters().rx_payload_bytes - before;
+            Ok((come >= MESSAGES * BYTES).then_some(()))
+        })?;
+    }
+    let said = member.succeed(LIMIT)?.stdout;
+    ensure!(said.contains("data transfers complete"), "{said}");
+    Ok(())
+}
+
+/// Waits until the kernel has a member of 239.77.0.1 at a host: what is sent before is lost.
+fn is_member(lab: &TestLab, host: &str) -> anyhow::Result<()> {
+    let groups = lab.path(host, &format!("/proc/{}/net/igmp", lab.service_pid(host, "nic")?))?;
+    eventually(&format!("that {host} has joined"), LISTENS_WITHIN, || {
+        Ok(std::fs::read_to_string(&groups)?
+            .contains("01004DEF")
+            .then_some(()))
+    })
+}
