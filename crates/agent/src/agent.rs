@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::datagrams::{self, Datagrams};
 use crate::directory::HostEntry;
 use crate::faults::Faults;
-use crate::forwarding::{Forward, Forwarding};
+use crate::forwarding::{self, Forward, Forwarding};
 use crate::gids::{Gids, gid_of};
 use crate::guests::{Guests, Resolver};
 use crate::held::Held;
@@ -119,7 +119,7 @@ impl Agent {
     ) -> anyhow::Result<Option<Resolved>> {
         if host == self.name() {
             self.held.released(endpoint.qpn, asker).await;
-            let forward = self.forwarding.get(endpoint.qpn);
+            let forward = forwarding::current(self, endpoint.qpn).await;
             return Ok(forward.map(|forward| Resolved {
                 endpoint: forward.endpoint,
                 keys: forward.keys,

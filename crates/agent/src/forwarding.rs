@@ -4,23 +4,26 @@
 //! agent of the host whose GID it holds.
 //!
 //! Entries are in a file, one JSON object per line, so that they outlive the agent. Each expires [`LIFETIME`] after the
-//! instance left: numbers are published to be used soon, and what is wrong about an entry is that the RNIC may give its
-//! number to somebody else one day.
+//! instance left: numbers are published to be used soon.
+//!
+//! The RNIC gives the number of an entry to somebody else one day, who has it from then on ([`current`]). Until the queue pair that
+//! left is destroyed here, the number is its own; the RNIC says when it is ([`watch`]).
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context;
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
 use verbatim_channel::{Endpoint, KeyPair};
-use verbatim_device::control::FIRST_PUBLISHED_QPN;
+use verbatim_device::control::{FIRST_PUBLISHED_QPN, QpOwner};
 
 use crate::agent::Agent;
+use crate::identity;
 use crate::proto::{RetargetRequest, retarget_request};
 use crate::quotas::{self, Given};
 use crate::session;
@@ -33,6 +36,10 @@ const COMPACT_BYTES: u64 = 1 << 20;
 
 /// How long another host may take to note where a queue pair is now.
 const TELL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How often the RNIC is asked whether queue pairs that have left are destroyed, and in between. It takes a turn or two of its loop.
+const ASKED: u32 = 20;
+const ASKED_EVERY: Duration = Duration::from_millis(50);
 
 /// Queue pair numbers have 24 bits; the last is that of multicast groups.
 const QPNS: u32 = (1 << 24) - 1;
@@ -122,12 +129,67 @@ pub async fn tell(agent: &Agent, hosts: impl Iterator<Item = &str>, moved: &[Mov
     join_all(told).await.into_iter().all(|told| told)
 }
 
+/// Where the queue pair that was `qpn` on this host is now; nothing if the number is another one's here since.
+pub async fn current(agent: &Agent, qpn: u32) -> Option<Forward> {
+    let forward = agent.forwarding.get(qpn)?;
+    // Those are the agents', and no RNIC's.
+    if qpn >= FIRST_PUBLISHED_QPN {
+        return Some(forward);
+    }
+    match identity::owners(agent, vec![qpn]).await {
+        Ok(owners) => agent.forwarding.is_whose(qpn, owners[&qpn]),
+        Err(error) => tracing::debug!(error = format!("{error:#}"), "whose a number is, is not known"),
+    }
+    agent.forwarding.get(qpn)
+}
+
+/// Waits, in the background, until the RNIC has destroyed what has left.
+pub fn watch(agent: &Arc<Agent>, left: Vec<u32>) {
+    let agent = Arc::clone(agent);
+    tokio::spawn(async move {
+        for _ in 0..ASKED {
+            let Ok(owners) = identity::owners(&agent, left.clone()).await else {
+                return;
+            };
+            let destroyed = owners.iter().filter(|(_, owner)| **owner == QpOwner::None);
+            agent.forwarding.are_destroyed(destroyed.map(|(qpn, _)| *qpn));
+            if owners.values().all(|owner| *owner == QpOwner::None) {
+                return;
+            }
+            // Nothing tells.
+            tokio::time::sleep(ASKED_EVERY).await;
+        }
+    });
+}
+
 /// A line of the file: an entry, or that there is none any more.
 #[derive(Serialize, Deserialize)]
 struct Line {
     qpn: u32,
     forward: Option<Forward>,
     made: SystemTime,
+    /// Files of earlier releases do not say it.
+    #[serde(default)]
+    destroyed: bool,
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    forward: Forward,
+    made: SystemTime,
+    /// What left is destroyed here: whoever has the number at this host's RNIC is another one.
+    destroyed: bool,
+}
+
+impl Entry {
+    fn line(&self, qpn: u32) -> Line {
+        Line {
+            qpn,
+            forward: Some(self.forward.clone()),
+            made: self.made,
+            destroyed: self.destroyed,
+        }
+    }
 }
 
 /// The forwarding entries of one host.
@@ -141,7 +203,7 @@ struct Inner {
     /// Its length, and what that was when nothing in it was over.
     bytes: u64,
     bytes_compact: u64,
-    entries: HashMap<u32, (Forward, SystemTime)>,
+    entries: HashMap<u32, Entry>,
     /// The next number for a queue pair that was never here.
     next: u32,
     /// Numbers that were given to the hosts.
@@ -168,18 +230,28 @@ impl Inner {
         Ok(())
     }
 
+    fn remove(&mut self, qpn: u32) {
+        if self.entries.remove(&qpn).is_none() {
+            return;
+        }
+        let line = Line {
+            qpn,
+            forward: None,
+            made: SystemTime::now(),
+            destroyed: false,
+        };
+        if let Err(error) = self.append(&[line]) {
+            tracing::warn!(%error, "a forwarding entry may come back with another agent");
+        }
+    }
+
     /// Writes the file anew, without what is over.
     fn compact(&mut self) -> io::Result<()> {
         // Beside the old one, which is whole until the new one is.
         let fresh = self.path.with_extension("new");
         let mut text = Vec::new();
-        for (qpn, (forward, made)) in &self.entries {
-            let line = Line {
-                qpn: *qpn,
-                forward: Some(forward.clone()),
-                made: *made,
-            };
-            serde_json::to_writer(&mut text, &line)?;
+        for (qpn, entry) in &self.entries {
+            serde_json::to_writer(&mut text, &entry.line(*qpn))?;
             text.push(b'\n');
         }
         let options = OpenOptions::new()
@@ -213,7 +285,12 @@ impl Forwarding {
         {
             match line.forward {
                 Some(forward) if is_fresh(line.made, now) => {
-                    entries.insert(line.qpn, (forward, line.made));
+                    let entry = Entry {
+                        forward,
+                        made: line.made,
+                        destroyed: line.destroyed,
+                    };
+                    entries.insert(line.qpn, entry);
                 }
                 _ => {
                     entries.remove(&line.qpn);
@@ -240,17 +317,16 @@ impl Forwarding {
     /// From now on, the queue pairs that were these on this host are found there.
     pub fn insert(&self, left: impl IntoIterator<Item = (u32, Forward)>) {
         let made = SystemTime::now();
-        let lines: Vec<_> = left
-            .into_iter()
-            .map(|(qpn, forward)| Line {
-                qpn,
-                forward: Some(forward),
+        let entries = left.into_iter().map(|(qpn, forward)| {
+            let entry = Entry {
+                forward,
                 made,
-            })
-            .collect();
-        let entries = lines
-            .iter()
-            .filter_map(|line| Some((line.qpn, (line.forward.clone()?, made))));
+                destroyed: false,
+            };
+            (qpn, entry)
+        });
+        let entries: Vec<_> = entries.collect();
+        let lines: Vec<_> = entries.iter().map(|(qpn, entry)| entry.line(*qpn)).collect();
         let mut inner = self.lock();
         inner.entries.extend(entries);
         if let Err(error) = inner.append(&lines) {
@@ -265,7 +341,7 @@ impl Forwarding {
             let mut inner = self.lock();
             if inner.entries.len() >= MAX_ENTRIES {
                 let now = SystemTime::now();
-                inner.entries.retain(|_, (_, made)| is_fresh(*made, now));
+                inner.entries.retain(|_, entry| is_fresh(entry.made, now));
             }
             if inner.entries.len() >= MAX_ENTRIES {
                 return None;
@@ -294,17 +370,38 @@ impl Forwarding {
 
     /// The queue pair `qpn` lives on this host (again): there is nothing to forward.
     pub fn remove(&self, qpn: u32) {
+        self.lock().remove(qpn);
+    }
+
+    /// This host's RNIC has none of these queue pairs any more.
+    fn are_destroyed(&self, qpns: impl Iterator<Item = u32>) {
         let mut inner = self.lock();
-        if inner.entries.remove(&qpn).is_none() {
-            return;
+        let mut lines = Vec::new();
+        for qpn in qpns {
+            if let Some(entry) = inner.entries.get_mut(&qpn)
+                && !std::mem::replace(&mut entry.destroyed, true)
+            {
+                lines.push(entry.line(qpn));
+            }
         }
-        let line = Line {
-            qpn,
-            forward: None,
-            made: SystemTime::now(),
-        };
-        if let Err(error) = inner.append(&[line]) {
-            tracing::warn!(%error, "a forwarding entry may come back with another agent");
+        if let Err(error) = inner.append(&lines) {
+            tracing::warn!(%error, "that queue pairs are destroyed will not be known after this agent");
+        }
+    }
+
+    /// The RNIC says whose the number is here now: another one's, if what left had been destroyed before.
+    fn is_whose(&self, qpn: u32, owner: QpOwner) {
+        match owner {
+            QpOwner::None => self.are_destroyed([qpn].into_iter()),
+            // An agent, or one that has ended, made it for what left and may come back ([`Forwarding::remove`]), or not.
+            QpOwner::Unknown => {}
+            QpOwner::Process(pid) if pid.cast_unsigned() == std::process::id() => {}
+            QpOwner::Process(_) => {
+                let mut inner = self.lock();
+                if inner.entries.get(&qpn).is_some_and(|entry| entry.destroyed) {
+                    inner.remove(qpn);
+                }
+            }
         }
     }
 
@@ -313,19 +410,15 @@ impl Forwarding {
         let by_place: HashMap<Endpoint, &Moved> = moved.iter().map(|moved| (moved.from, moved)).collect();
         let mut inner = self.lock();
         let mut lines = Vec::new();
-        for (qpn, (forward, made)) in &mut inner.entries {
-            if let Some(moved) = by_place.get(&forward.endpoint) {
+        for (qpn, entry) in &mut inner.entries {
+            if let Some(moved) = by_place.get(&entry.forward.endpoint) {
                 // It has left once more, so that it may be asked for as long as after it left first.
-                *made = SystemTime::now();
-                forward.endpoint = moved.to;
+                entry.made = SystemTime::now();
+                entry.forward.endpoint = moved.to;
                 if let Some(keys) = &moved.keys {
-                    forward.keys.clone_from(keys);
+                    entry.forward.keys.clone_from(keys);
                 }
-                lines.push(Line {
-                    qpn: *qpn,
-                    forward: Some(forward.clone()),
-                    made: *made,
-                });
+                lines.push(entry.line(*qpn));
             }
         }
         if let Err(error) = inner.append(&lines) {
@@ -337,8 +430,8 @@ impl Forwarding {
     /// Removes entries that nobody asks for any more: of those that lead to the same endpoint, all but the ones from the
     /// numbers that are named.
     pub fn prune(&self, keep: &HashMap<Endpoint, [u32; 2]>) {
-        let superfluous = |(qpn, (forward, _)): (&u32, &(Forward, SystemTime))| {
-            let keep = keep.get(&forward.endpoint)?;
+        let superfluous = |(qpn, entry): (&u32, &Entry)| {
+            let keep = keep.get(&entry.forward.endpoint)?;
             (!keep.contains(qpn)).then_some(*qpn)
         };
         let superfluous: Vec<u32> = self.lock().entries.iter().filter_map(superfluous).collect();
@@ -352,9 +445,9 @@ impl Forwarding {
 
     fn get_at(&self, qpn: u32, now: SystemTime) -> Option<Forward> {
         let mut inner = self.lock();
-        let (forward, made) = inner.entries.get(&qpn)?;
-        if is_fresh(*made, now) {
-            return Some(forward.clone());
+        let entry = inner.entries.get(&qpn)?;
+        if is_fresh(entry.made, now) {
+            return Some(entry.forward.clone());
         }
         inner.entries.remove(&qpn);
         None
@@ -362,142 +455,4 @@ impl Forwarding {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn forward(qpn: u32) -> Forward {
-        Forward {
-            endpoint: Endpoint { gid: [7; 16], qpn },
-            keys: vec![KeyPair {
-                virtual_key: 1,
-                physical_key: 2,
-                any_tag: false,
-            }],
-        }
-    }
-
-    #[test]
-    fn published_numbers_are_new_and_not_those_of_the_rnic() {
-        let folder = tempfile::tempdir().unwrap();
-        let forwarding = Forwarding::open(&folder.path().join("forwarding"), SystemTime::now()).unwrap();
-        forwarding.lock().next = QPNS - 2;
-        forwarding.insert([(FIRST_PUBLISHED_QPN, forward(9))]);
-        let given: Vec<_> = (0..4)
-            .map(|qpn| forwarding.publish(forward(qpn), "a").unwrap())
-            .collect();
-        let first = FIRST_PUBLISHED_QPN;
-        assert_eq!(given, [QPNS - 2, QPNS - 1, first + 1, first + 2]);
-        assert_eq!(forwarding.get(first), Some(forward(9)));
-        assert_eq!(forwarding.get(first + 1), Some(forward(2)));
-    }
-
-    #[test]
-    fn entries_outlive_the_agent_and_expire() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("forwarding");
-        let now = SystemTime::now();
-        let forwarding = Forwarding::open(&path, now).unwrap();
-        forwarding.insert([1, 2, 3].map(|qpn| (qpn, forward(qpn + 10))));
-        forwarding.remove(2);
-        forwarding.insert([(3, forward(33))]);
-        drop(forwarding);
-        // A line that a crash has cut off.
-        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
-        file.write_all(b"{\"qpn\":9,\"forw").unwrap();
-
-        let forwarding = Forwarding::open(&path, now).unwrap();
-        assert_eq!(forwarding.get(1), Some(forward(11)));
-        assert_eq!(forwarding.get(2), None);
-        assert_eq!(forwarding.get(3), Some(forward(33)));
-        assert_eq!(forwarding.get(9), None);
-        let later = now + LIFETIME + Duration::from_secs(60);
-        assert_eq!(forwarding.get_at(1, later), None);
-        drop(forwarding);
-        let forwarding = Forwarding::open(&path, later).unwrap();
-        assert_eq!(forwarding.get(3), None);
-        assert_eq!(
-            std::fs::read(&path).unwrap(),
-            b"",
-            "what has expired is forgotten"
-        );
-    }
-
-    fn at(host: u8, qpn: u32) -> Endpoint {
-        Endpoint { gid: [host; 16], qpn }
-    }
-
-    /// An instance with one queue pair moves to and fro among hosts; its program published number 1 of host 0.
-    #[test]
-    fn to_and_fro_leaves_no_chain_and_no_growth() {
-        const HOSTS: u8 = 3;
-        let folder = tempfile::tempdir().unwrap();
-        let path = |host: u8| folder.path().join(host.to_string());
-        let now = SystemTime::now();
-        let open = |host| Forwarding::open(&path(host), now).unwrap();
-        let hosts: Vec<_> = (0..HOSTS).map(open).collect();
-        let mut place = at(0, 1);
-        for step in 1..500u32 {
-            let there = at((place.gid[0] + 1 + (step % 2) as u8) % HOSTS, 100 + step);
-            let moved = [Moved {
-                from: place,
-                to: there,
-                keys: (step % 3 == 0).then(Vec::new),
-            }];
-            let request = encode(&moved);
-            assert_eq!(decode(request, place.gid).unwrap(), moved);
-            let source = &hosts[usize::from(place.gid[0])];
-            let forward = Forward {
-                endpoint: there,
-                keys: Vec::new(),
-            };
-            source.insert([(place.qpn, forward)]);
-            for host in &hosts {
-                host.retarget(&moved);
-            }
-            source.prune(&HashMap::from([(there, [1, place.qpn])]));
-            place = there;
-            assert_eq!(
-                hosts[0].get(1).unwrap().endpoint,
-                place,
-                "one hop from where it was published"
-            );
-            for host in &hosts {
-                let entries = host.lock().entries.len();
-                assert!(entries <= 2, "{entries} entries after {step} moves");
-            }
-        }
-        drop(hosts);
-        assert_eq!(open(0).get(1).unwrap().endpoint, place);
-    }
-
-    #[test]
-    fn only_the_host_that_an_entry_leads_to_says_where_it_leads_next() {
-        let folder = tempfile::tempdir().unwrap();
-        let forwarding = Forwarding::open(&folder.path().join("forwarding"), SystemTime::now()).unwrap();
-        forwarding.insert([(1, forward(11))]);
-        let moved = |from| Moved {
-            from,
-            to: at(7, 99),
-            keys: None,
-        };
-        // Another host, and another queue pair of the right one.
-        assert_eq!(forwarding.retarget(&[moved(at(8, 11)), moved(at(7, 12))]), 0);
-        assert_eq!(forwarding.get(1), Some(forward(11)));
-        assert_eq!(forwarding.retarget(&[moved(at(7, 11))]), 1);
-        assert_eq!(forwarding.get(1), Some(forward(99)));
-    }
-
-    #[test]
-    fn the_file_does_not_grow_for_ever() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("forwarding");
-        let forwarding = Forwarding::open(&path, SystemTime::now()).unwrap();
-        for _ in 0..40_000 {
-            forwarding.insert([(1, forward(11))]);
-        }
-        assert!(std::fs::metadata(&path).unwrap().len() <= COMPACT_BYTES);
-        drop(forwarding);
-        let forwarding = Forwarding::open(&path, SystemTime::now()).unwrap();
-        assert_eq!(forwarding.get(1), Some(forward(11)));
-    }
-}
+mod tests;

@@ -214,7 +214,10 @@ impl Peer for PeerService {
         if let Some(endpoint) = &endpoint {
             self.0.held.released(endpoint.qpn, None).await;
         }
-        let forward = endpoint.and_then(|endpoint| self.0.forwarding.get(endpoint.qpn));
+        let forward = match endpoint {
+            Some(endpoint) => forwarding::current(&self.0, endpoint.qpn).await,
+            None => None,
+        };
         Ok(Response::new(match forward {
             Some(forward) => ResolveReply {
                 endpoint: Some(forward.endpoint.into()),

@@ -7,6 +7,7 @@ use anyhow::{Context, bail, ensure};
 use verbatim_e2e::{Instance, TestLab, Traffic, eventually};
 
 use crate::Test;
+use crate::objects::{PYTHON, text_of};
 use crate::rdma_cm_moves::{HOSTS, LIMIT, LISTENS_WITHIN, client_of};
 
 /// Where a server goes while its client is at it.
@@ -22,6 +23,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("rdma_cm::moves_rcopy", HOSTS, rcopy),
         Test::new("rdma_cm::moves_cmtime", HOSTS, cmtime),
         Test::new("rdma_cm::moves_group", HOSTS, group),
+        Test::new("rdma_cm::numbers_are_given_again", HOSTS, given_again),
     ]
 }
 
@@ -91,6 +93,41 @@ fn cmtime(lab: &TestLab) -> anyhow::Result<()> {
         ensure!(server.row()?.state == "running", "{}", server.output()?);
         Ok(in_time)
     })
+}
+
+/// The RNIC gives the numbers of queue pairs that have left it to others one day: whoever connects to those gets them, and not who had
+/// their numbers before.
+fn given_again(lab: &TestLab) -> anyhow::Result<()> {
+    /// So many numbers are freed before one of them is given again, and some more.
+    const FREED: &str = "1200";
+    let address = lab.address("src")?;
+    let text = text_of("connections.py");
+    let argv = [PYTHON, "-c", &text, "64"];
+    let server = lab.instance("src", "server", &argv)?;
+    let client = client_of(lab, "client", &[&argv[..], &[&address]].concat())?;
+    server.moves("dst")?;
+
+    let freer = lab.start("src", &["cmtime"])?;
+    let frees = ["cmtime", "-s", &address, "-c", FREED];
+    eventually("that the numbers are freed", LIMIT, || {
+        Ok((lab.start("peer", &frees)?.wait(LIMIT)?.code == 0).then_some(()))
+    })?;
+    drop(freer);
+
+    // It looks for completions of its messages, and fails if they come to nobody.
+    let newcomers = ["ucmatose", "-c", "64", "-C", "5"];
+    let listener = lab.start("src", &newcomers)?;
+    let argv = [&newcomers[..], &["-s", &address]].concat();
+    eventually("that newcomers are served", LISTENS_WITHIN, || {
+        Ok((lab.start("peer", &argv)?.wait(LIMIT)?.code == 0).then_some(()))
+    })?;
+    listener.succeed(LIMIT)?;
+
+    client.interrupt()?;
+    for side in [&client, &server] {
+        side.succeed(LIMIT)?;
+    }
+    Ok(())
 }
 
 /// A server that goes on for ever takes a file at each place.
