@@ -9,24 +9,28 @@
 //! The RNIC gives the number of an entry to somebody else one day, who has it from then on ([`current`]). Until the queue pair that
 //! left is destroyed here, the number is its own; the RNIC says when it is ([`watch`]).
 
+mod given_again;
+
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context;
 use futures_util::future::join_all;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
 use verbatim_channel::{Endpoint, KeyPair};
-use verbatim_device::control::{FIRST_PUBLISHED_QPN, QpOwner};
+use verbatim_device::control::FIRST_PUBLISHED_QPN;
 
 use crate::agent::Agent;
-use crate::identity;
 use crate::proto::{RetargetRequest, retarget_request};
 use crate::quotas::{self, Given};
 use crate::session;
+
+pub use given_again::{current, watch};
 
 /// How long an entry is kept after the instance left.
 pub const LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
@@ -36,10 +40,6 @@ const COMPACT_BYTES: u64 = 1 << 20;
 
 /// How long another host may take to note where a queue pair is now.
 const TELL_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// How often the RNIC is asked whether queue pairs that have left are destroyed, and in between. It takes a turn or two of its loop.
-const ASKED: u32 = 20;
-const ASKED_EVERY: Duration = Duration::from_millis(50);
 
 /// Queue pair numbers have 24 bits; the last is that of multicast groups.
 const QPNS: u32 = (1 << 24) - 1;
@@ -129,39 +129,6 @@ pub async fn tell(agent: &Agent, hosts: impl Iterator<Item = &str>, moved: &[Mov
     join_all(told).await.into_iter().all(|told| told)
 }
 
-/// Where the queue pair that was `qpn` on this host is now; nothing if the number is another one's here since.
-pub async fn current(agent: &Agent, qpn: u32) -> Option<Forward> {
-    let forward = agent.forwarding.get(qpn)?;
-    // Those are the agents', and no RNIC's.
-    if qpn >= FIRST_PUBLISHED_QPN {
-        return Some(forward);
-    }
-    match identity::owners(agent, vec![qpn]).await {
-        Ok(owners) => agent.forwarding.is_whose(qpn, owners[&qpn]),
-        Err(error) => tracing::debug!(error = format!("{error:#}"), "whose a number is, is not known"),
-    }
-    agent.forwarding.get(qpn)
-}
-
-/// Waits, in the background, until the RNIC has destroyed what has left.
-pub fn watch(agent: &Arc<Agent>, left: Vec<u32>) {
-    let agent = Arc::clone(agent);
-    tokio::spawn(async move {
-        for _ in 0..ASKED {
-            let Ok(owners) = identity::owners(&agent, left.clone()).await else {
-                return;
-            };
-            let destroyed = owners.iter().filter(|(_, owner)| **owner == QpOwner::None);
-            agent.forwarding.are_destroyed(destroyed.map(|(qpn, _)| *qpn));
-            if owners.values().all(|owner| *owner == QpOwner::None) {
-                return;
-            }
-            // Nothing tells.
-            tokio::time::sleep(ASKED_EVERY).await;
-        }
-    });
-}
-
 /// A line of the file: an entry, or that there is none any more.
 #[derive(Serialize, Deserialize)]
 struct Line {
@@ -194,7 +161,11 @@ impl Entry {
 
 /// The forwarding entries of one host.
 #[derive(Debug)]
-pub struct Forwarding(Mutex<Inner>);
+pub struct Forwarding {
+    inner: Mutex<Inner>,
+    /// There are new entries.
+    inserted: Notify,
+}
 
 #[derive(Debug)]
 struct Inner {
@@ -307,11 +278,14 @@ impl Forwarding {
             given: HashMap::new(),
         };
         inner.compact()?;
-        Ok(Self(Mutex::new(inner)))
+        Ok(Self {
+            inner: Mutex::new(inner),
+            inserted: Notify::new(),
+        })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        self.0.lock().expect("no panic under this lock")
+        self.inner.lock().expect("no panic under this lock")
     }
 
     /// From now on, the queue pairs that were these on this host are found there.
@@ -332,6 +306,8 @@ impl Forwarding {
         if let Err(error) = inner.append(&lines) {
             tracing::warn!(%error, "forwarding entries will not outlive this agent");
         }
+        drop(inner);
+        self.inserted.notify_one();
     }
 
     /// A number of this host, which its RNIC does not give, asked for or not ([`FIRST_PUBLISHED_QPN`]), for a queue pair that is at
@@ -371,38 +347,6 @@ impl Forwarding {
     /// The queue pair `qpn` lives on this host (again): there is nothing to forward.
     pub fn remove(&self, qpn: u32) {
         self.lock().remove(qpn);
-    }
-
-    /// This host's RNIC has none of these queue pairs any more.
-    fn are_destroyed(&self, qpns: impl Iterator<Item = u32>) {
-        let mut inner = self.lock();
-        let mut lines = Vec::new();
-        for qpn in qpns {
-            if let Some(entry) = inner.entries.get_mut(&qpn)
-                && !std::mem::replace(&mut entry.destroyed, true)
-            {
-                lines.push(entry.line(qpn));
-            }
-        }
-        if let Err(error) = inner.append(&lines) {
-            tracing::warn!(%error, "that queue pairs are destroyed will not be known after this agent");
-        }
-    }
-
-    /// The RNIC says whose the number is here now: another one's, if what left had been destroyed before.
-    fn is_whose(&self, qpn: u32, owner: QpOwner) {
-        match owner {
-            QpOwner::None => self.are_destroyed([qpn].into_iter()),
-            // An agent, or one that has ended, made it for what left and may come back ([`Forwarding::remove`]), or not.
-            QpOwner::Unknown => {}
-            QpOwner::Process(pid) if pid.cast_unsigned() == std::process::id() => {}
-            QpOwner::Process(_) => {
-                let mut inner = self.lock();
-                if inner.entries.get(&qpn).is_some_and(|entry| entry.destroyed) {
-                    inner.remove(qpn);
-                }
-            }
-        }
     }
 
     /// Entries that lead to where queue pairs were lead to where they are. How many did.

@@ -20,6 +20,7 @@ use crate::caller;
 use crate::config::Config;
 use crate::directory::Directory;
 use crate::faults::Faults;
+use crate::forwarding;
 use crate::instances::recovery::recover;
 use crate::peer_service::PeerService;
 use crate::peers::{Credentials, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, Peers};
@@ -89,6 +90,7 @@ pub async fn run(config: Config, faults: Faults) -> anyhow::Result<()> {
         .await
         .context("taking over from an earlier agent")?;
     let nic_listeners = Arc::clone(&agent.nic_listeners).watch();
+    let numbers = forwarding::watch(Arc::clone(&agent));
 
     // Programs outside of any instance.
     let socket = agent.config.runtime_dir.join(SOCKET_NAME);
@@ -127,6 +129,7 @@ pub async fn run(config: Config, faults: Faults) -> anyhow::Result<()> {
         result = peers => result.context("serving other agents"),
         result = api => result.context("serving the command line"),
         result = nic_listeners => result.context("watching the RNIC"),
+        result = numbers => result.context("watching the numbers of what has left"),
         _ = terminate.recv() => Ok(()),
         _ = tokio::signal::ctrl_c() => Ok(()),
     }

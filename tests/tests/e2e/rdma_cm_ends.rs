@@ -4,6 +4,7 @@
 //! so more of it is tried.
 
 use anyhow::{Context, bail, ensure};
+use rustix::process::Signal;
 use verbatim_e2e::{Instance, TestLab, Traffic, eventually};
 
 use crate::Test;
@@ -114,14 +115,19 @@ fn given_again(lab: &TestLab) -> anyhow::Result<()> {
     })?;
     drop(freer);
 
-    // It looks for completions of its messages, and fails if they come to nobody.
-    let newcomers = ["ucmatose", "-c", "64", "-C", "5"];
+    // They tell each other their numbers by TCP, and fail if what they send comes to nobody.
+    let newcomers = ["ib_write_bw", "-F", "-q", "64", "-n", "64", "-s", "4096"];
     let listener = lab.start("src", &newcomers)?;
-    let argv = [&newcomers[..], &["-s", &address]].concat();
-    eventually("that newcomers are served", LISTENS_WITHIN, || {
+    let argv = [&newcomers[..], &[&address]].concat();
+    let served = eventually("that newcomers are served", LISTENS_WITHIN, || {
         Ok((lab.start("peer", &argv)?.wait(LIMIT)?.code == 0).then_some(()))
-    })?;
-    listener.succeed(LIMIT)?;
+    });
+    if served.is_err() {
+        listener.signal(Signal::KILL)?;
+    }
+    let listened = listener.succeed(LIMIT);
+    served?;
+    listened?;
 
     client.interrupt()?;
     for side in [&client, &server] {

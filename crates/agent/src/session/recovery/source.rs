@@ -13,7 +13,6 @@ use verbatim_session::decision::source::{Action, Event, Question, Source as Mach
 use verbatim_session::decision::{CommitAnswer, Evidence, Fact, Timer};
 
 use crate::agent::Shared;
-use crate::forwarding;
 use crate::guests::Guest;
 use crate::instances::home::Paths;
 use crate::instances::recovery::{self, Found};
@@ -379,10 +378,6 @@ impl Recovery {
         }
         let home = Arc::clone(&instance);
         let _ = tokio::task::spawn_blocking(move || home.home.remove()).await;
-        if let Some(undecided) = &found.undecided {
-            let left = undecided.forward.iter().map(|(qpn, _)| *qpn);
-            forwarding::watch(&self.agent, left.collect());
-        }
         self.reservation = None;
     }
 

@@ -118,8 +118,6 @@ impl Source {
         }
         let instance = Arc::clone(&self.instance);
         let _ = tokio::task::spawn_blocking(move || instance.home.remove()).await;
-        let left = self.forwarding().into_iter().map(|(qpn, _)| qpn);
-        forwarding::watch(&self.agent, left.collect());
         self.reservation = None;
     }
 }
