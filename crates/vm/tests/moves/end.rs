@@ -207,6 +207,32 @@ impl Drop for End {
     }
 }
 
+/// A disk of 16 MiB, which goes when this is dropped.
+pub struct Disk(TempDir);
+
+impl Disk {
+    /// On a disk of this machine: tmpfs knows no O_DIRECT everywhere.
+    pub fn new() -> anyhow::Result<Self> {
+        let disk = Self(TempDir::new_in("/var/tmp")?);
+        File::create(disk.0.path().join("disk"))?.set_len(16 << 20)?;
+        Ok(disk)
+    }
+
+    /// A path beside it.
+    pub fn beside(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// The value of `-drive`: read directly, and by this means.
+    pub fn drive(&self, aio: &str) -> String {
+        let path = self.beside("disk");
+        format!(
+            "file={},format=raw,if=none,id=disk,cache=none,aio={aio}",
+            path.display()
+        )
+    }
+}
+
 /// Brings runs from one RAM to another, as a mover would.
 pub fn copy(runs: &[Run], from: &Machine, to: &Machine) -> anyhow::Result<u64> {
     let mut bytes = vec![0; RUN as usize];

@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use verbatim_vm::{Error, Incoming, Machine, Outgoing, Rounds};
 
-use end::{End, consecutive, copy, qemu, same_ram};
+use end::{Disk, End, consecutive, copy, qemu, same_ram};
 
 /// Rounds before the guest stops.
 const ROUNDS: u32 = 12;
@@ -145,14 +145,8 @@ async fn again_and_again() -> anyhow::Result<()> {
 
 /// What a disk writes to the RAM directly is in no page table when it lands.
 async fn with_a_disk() -> anyhow::Result<()> {
-    // On a disk of this machine: tmpfs knows no O_DIRECT everywhere.
-    let folder = tempfile::tempdir_in("/var/tmp")?;
-    let disk = folder.path().join("disk");
-    std::fs::File::create(&disk)?.set_len(16 << 20)?;
-    let drive = format!(
-        "file={},format=raw,if=none,id=disk,cache=none,aio=threads",
-        disk.display()
-    );
+    let disk = Disk::new()?;
+    let drive = disk.drive("threads");
     move_on(&[
         "-drive",
         &drive,
@@ -183,13 +177,8 @@ async fn move_on(more: &[&str]) -> anyhow::Result<()> {
 
 /// Memory that is no RAM of ours goes with QEMU's stream: that of a display.
 async fn with_devices() -> anyhow::Result<()> {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
-    let disk = folder.path().join("disk");
-    std::fs::File::create(&disk)?.set_len(16 << 20)?;
-    let drive = format!(
-        "file={},format=raw,if=none,id=disk,cache=none,aio=threads",
-        disk.display()
-    );
+    let disk = Disk::new()?;
+    let drive = disk.drive("threads");
     let more = [
         "-vga",
         "std",
@@ -212,13 +201,8 @@ async fn between_releases() -> anyhow::Result<()> {
         println!("skipped: {NEWER_VARIABLE} names no newer QEMU");
         return Ok(());
     };
-    let folder = tempfile::tempdir_in("/var/tmp")?;
-    let disk = folder.path().join("disk");
-    std::fs::File::create(&disk)?.set_len(16 << 20)?;
-    let drive = format!(
-        "file={},format=raw,if=none,id=disk,cache=none,aio=threads",
-        disk.display()
-    );
+    let disk = Disk::new()?;
+    let drive = disk.drive("threads");
     let more = [
         "-vga",
         "std",
@@ -340,15 +324,8 @@ fn says<T: std::fmt::Debug>(result: Result<T, Error>, words: &str) -> anyhow::Re
 }
 
 async fn obstacles() -> anyhow::Result<()> {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"))?;
-    let disk = folder.path().join("disk");
-    std::fs::File::create(&disk)?.set_len(64 << 20)?;
-    let drive = |aio: &str| {
-        format!(
-            "file={},format=raw,if=none,id=disk,cache=none,aio={aio}",
-            disk.display()
-        )
-    };
+    let disk = Disk::new()?;
+    let drive = |aio: &str| disk.drive(aio);
     let from = End::run(&[
         "-drive",
         &drive("threads"),
@@ -373,7 +350,7 @@ async fn obstacles() -> anyhow::Result<()> {
     says(asked, "maps the RAM, too")?;
     from.machine.may_move().await?;
 
-    let target = folder.path().join("copy");
+    let target = disk.beside("copy");
     let backup = json!({"device": "disk", "target": target, "sync": "full", "job-id": "copy", "speed": 1, "format": "raw"});
     from.machine.qmp().run("drive-mirror", backup).await?;
     says(
@@ -403,7 +380,7 @@ async fn obstacles() -> anyhow::Result<()> {
     }
     let share = format!(
         "local,id=share,path={},security_model=none",
-        folder.path().display()
+        disk.beside("").display()
     );
     let blocked = End::run(&[
         "-fsdev",
