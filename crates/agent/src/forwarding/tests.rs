@@ -1,3 +1,5 @@
+use verbatim_device::control::QpOwner;
+
 use super::*;
 
 fn forward(qpn: u32) -> Forward {
