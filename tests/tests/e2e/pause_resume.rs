@@ -137,9 +137,11 @@ fn both_ends(lab: &TestLab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Megabytes are under way at both ends: to wait for them takes longer than to pause a few connections.
+/// Tens of megabytes are under way at both ends, also while no program gets a core: to wait for them takes longer than to pause a few
+/// connections.
 fn auto(lab: &TestLab) -> anyhow::Result<()> {
-    let check = Check::start(lab, OPTIONS)?;
+    let load = ["-q", "4", "-s", "262144", "--depth", "32", "--bidirectional"];
+    let check = Check::start(lab, &load)?;
     let migration = check.client.migrate_with("dst", &["--method", "auto"])?;
     migration.must_be_committed()?;
     let why = "to pause 4 connections about 0.1 ms";
