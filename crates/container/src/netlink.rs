@@ -77,6 +77,17 @@ impl Netlink {
         self.call(request)
     }
 
+    /// Makes a bridge.
+    pub fn add_bridge(&self, name: &str) -> io::Result<()> {
+        let mut request = Request::new(libc::RTM_NEWLINK, libc::NLM_F_CREATE | libc::NLM_F_EXCL);
+        request.link_header(0, 0, 0);
+        request.string(libc::IFLA_IFNAME, name);
+        request.nest(libc::IFLA_LINKINFO, |request| {
+            request.string(libc::IFLA_INFO_KIND, "bridge");
+        });
+        self.call(request)
+    }
+
     /// Changes a link.
     pub fn change(&self, link: LinkIndex, change: Change) -> io::Result<()> {
         let mut request = Request::new(libc::RTM_NEWLINK, 0);

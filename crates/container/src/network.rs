@@ -7,7 +7,13 @@
 //!
 //! The namespace is a file (`ip-netns(8)` keeps them so): it needs no process, and runc and CRIU take it by path. The
 //! same address and the same MAC exist on the source and the destination of a move; the link is up on at most one of
-//! them. [`Network::detach`] and [`Network::attach`] are what a blackout pays for: a few system calls each.
+//! them. A virtual machine has address and MAC itself ([`NetworkConfig::tap`]):
+//!
+//! ```text
+//!   tap0 ── br0 ── eth0  ───veth───  vbXXXXXXXX ── bridge
+//! ```
+//!
+//! [`Network::detach`] and [`Network::attach`] are what a blackout pays for: a few system calls each.
 
 use std::fs::File;
 use std::io;
@@ -22,9 +28,16 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 use crate::netlink::{Change, LinkIndex, Netlink};
 
 mod announce;
+mod tap;
 
 /// The instance's end of its link.
 const INSIDE: &str = "eth0";
+
+/// The link that a virtual machine opens ([`NetworkConfig::tap`]).
+pub const TAP: &str = "tap0";
+
+/// What joins it and the instance's end.
+const BRIDGE_INSIDE: &str = "br0";
 
 /// The network of an instance, as its agent wants it.
 #[derive(Debug, Clone)]
@@ -41,6 +54,9 @@ pub struct NetworkConfig {
     pub bridge: String,
     /// The largest packet in bytes; the kernel's default (1500) if `None`.
     pub mtu: Option<u32>,
+    /// It is a virtual machine's, which has the address itself: in the namespace there are a tap link for it ([`TAP`]) and a bridge in place
+    /// of an address.
+    pub tap: bool,
 }
 
 /// Whether an instance's link carries packets.
@@ -85,6 +101,8 @@ pub enum NetworkError {
 pub struct Network {
     path: PathBuf,
     address: Ipv4Addr,
+    /// Somebody else does, where the address is somebody else's.
+    announces: bool,
     link: LinkIndex,
     netlink: Netlink,
     reports: Netlink,
@@ -153,7 +171,11 @@ impl Network {
         let namespace = File::open(path).map_err(step("open the namespace"))?;
         let netlink = Netlink::open().map_err(step("open a netlink socket"))?;
         let name = outside_name(path);
-        let mac = mac_of(config.address);
+        let mac = match config.tap {
+            // The address is the guest's, and a bridge would keep its frames.
+            true => bridge_mac_of(config.address),
+            false => mac_of(config.address),
+        };
         netlink
             .add_veth(&name, INSIDE, mac, namespace.as_fd(), config.mtu)
             .map_err(step("make a pair of veth links"))?;
@@ -166,6 +188,10 @@ impl Network {
             let netlink = Netlink::open()?;
             netlink.change(index_inside("lo")?, Change::Up)?;
             let eth0 = index_inside(INSIDE)?;
+            if config.tap {
+                join_tap(&netlink, eth0)?;
+                return Inside::open();
+            }
             netlink.add_address(eth0, config.address, config.prefix)?;
             netlink.change(eth0, Change::Up)?;
             if let Some(gateway) = config.gateway {
@@ -179,6 +205,7 @@ impl Network {
         let network = Self {
             path: path.clone(),
             address,
+            announces: !config.tap,
             link: outside,
             netlink,
             reports,
@@ -209,6 +236,7 @@ impl Network {
         Ok(Self {
             path: path.clone(),
             address: config.address,
+            announces: !config.tap,
             link,
             netlink,
             reports,
@@ -246,8 +274,11 @@ impl Network {
         self.announce()
     }
 
-    /// Tells the neighbours again; harmless at any time.
+    /// Tells the neighbours again; harmless at any time. A virtual machine does that itself.
     pub fn announce(&self) -> Result<(), NetworkError> {
+        if !self.announces {
+            return Ok(());
+        }
         self.step(
             "announce the address",
             announce::send(&self.inside.announcer, self.address, mac_of(self.address)),
@@ -294,6 +325,24 @@ impl Network {
 pub fn mac_of(address: Ipv4Addr) -> [u8; 6] {
     let [a, b, c, d] = address.octets();
     [0x02, b'v', a, b, c, d]
+}
+
+/// That of the instance's end of its link, where the instance is a virtual machine behind a bridge.
+fn bridge_mac_of(address: Ipv4Addr) -> [u8; 6] {
+    let [a, b, c, d] = address.octets();
+    [0x02, b'b', a, b, c, d]
+}
+
+/// In the namespace: makes the tap link, and joins it with the instance's end.
+fn join_tap(netlink: &Netlink, eth0: LinkIndex) -> io::Result<()> {
+    tap::make(TAP)?;
+    netlink.add_bridge(BRIDGE_INSIDE)?;
+    let (bridge, tap) = (index_inside(BRIDGE_INSIDE)?, index_inside(TAP)?);
+    for port in [eth0, tap] {
+        netlink.change(port, Change::Master(bridge))?;
+        netlink.change(port, Change::Up)?;
+    }
+    netlink.change(bridge, Change::Up)
 }
 
 /// The name of the host's end: at most 15 bytes, and its own for each namespace path of a host.

@@ -112,6 +112,25 @@ impl Tasks {
             .map_err(|source| self.failed("kill", source))
     }
 
+    /// They were started, and their program waits by itself for what makes it go on: says that they have not run
+    /// ([`Tasks::end_unreleased`]), until [`Tasks::release`]. Of a restore its proxy says so.
+    pub async fn keep_unreleased(&self) -> Result<(), Error> {
+        self.blocking(|tasks| {
+            marker::clear(&tasks.work)?;
+            let cgroup = Cgroup::of_container(&tasks.state)?.ok_or(io::ErrorKind::NotFound)?;
+            marker::prepare(std::fs::File::open(&tasks.work)?, &cgroup)
+        })
+        .await
+        .map_err(|source| self.failed("mark", source))
+    }
+
+    /// From now on they may run: to be called before their program is told to.
+    pub async fn release(&self) -> Result<(), Error> {
+        self.blocking(|tasks| marker::release(std::fs::File::open(&tasks.work)?))
+            .await
+            .map_err(|source| self.failed("release", source))
+    }
+
     /// Ends a restore whose tasks were not released: kills them, with CRIU and its proxy, which are in the same cgroup, sees
     /// that none is left, and waits for runc's end. Tasks that were released are left alone.
     ///

@@ -1,7 +1,9 @@
 //! QEMU's command line: the user's part of it, and ours.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
@@ -12,7 +14,7 @@ pub const MEMORY: &str = "verbatim-ram";
 const USUAL_RAM: u64 = 128 << 20;
 
 /// What a user asks for, of which each part can move.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arguments {
     /// The program: `qemu-system-x86_64`, or its path.
     program: String,
@@ -49,6 +51,34 @@ const OURS: &[(&str, &str)] = &[
     ("-numa", "one piece of RAM can move, and no more"),
 ];
 
+/// By which of these a tap network says which link it has.
+const TAP_NAMED: &[&str] = &["ifname=", "fd=", "fds=", "br=", "helper="];
+
+/// What QEMU only reads.
+const READ_ONLY: &[&str] = &[
+    "-kernel",
+    "-initrd",
+    "-dtb",
+    "-bios",
+    "-cdrom",
+    "-L",
+    "-fw_cfg",
+    "-acpitable",
+    "-smbios",
+    "-readconfig",
+];
+
+/// Those of which one says where the display is.
+const DISPLAYS: &[&str] = &[
+    "-display",
+    "-nographic",
+    "-vnc",
+    "-spice",
+    "-curses",
+    "-sdl",
+    "-gtk",
+];
+
 impl Arguments {
     /// Takes a command line apart: the program, and its arguments.
     pub fn parse<S: AsRef<str>>(line: &[S]) -> Result<Self> {
@@ -64,6 +94,7 @@ impl Arguments {
             ram: USUAL_RAM,
             rest: Vec::new(),
         };
+        let mut has_display = false;
         while let Some(word) = words.next() {
             // QEMU takes two dashes for one.
             let option = match word.strip_prefix("--") {
@@ -73,6 +104,7 @@ impl Arguments {
             if let Some((name, why)) = OURS.iter().find(|(name, _)| *name == option) {
                 return refused(format!("`{name}` cannot be taken: {why}"));
             }
+            has_display |= DISPLAYS.contains(&option.as_str());
             let mut value = || {
                 let missing = || Error::Arguments(format!("`{option}` needs a value"));
                 words.next().ok_or_else(missing)
@@ -89,6 +121,10 @@ impl Arguments {
                 }
                 _ => arguments.rest.push(word.to_owned()),
             }
+        }
+        if !has_display {
+            // There is nobody to see it, and QEMU would end where it finds no desktop.
+            arguments.rest.extend(["-display".to_owned(), "none".to_owned()]);
         }
         Ok(arguments)
     }
@@ -107,6 +143,39 @@ impl Arguments {
             }
         }
         Ok(())
+    }
+
+    /// The whole of it, for people: what the user wrote, and a type of machine with its version.
+    pub fn line(&self) -> Vec<String> {
+        let machine = self.machine.as_deref().unwrap_or_default();
+        let own = [
+            self.program.clone(),
+            "-machine".to_owned(),
+            format!("{machine}{}", self.properties),
+            "-m".to_owned(),
+            format!("{}B", self.ram),
+        ];
+        own.into_iter().chain(self.rest.iter().cloned()).collect()
+    }
+
+    /// What it names by absolute paths, as far as it is there: disks and images, with whether QEMU may have to write to each.
+    pub fn files(&self) -> Vec<(PathBuf, bool)> {
+        let mut files: Vec<(PathBuf, bool)> = Vec::new();
+        let mut option = "";
+        for word in &self.rest {
+            if word.starts_with('-') {
+                option = word;
+                continue;
+            }
+            for path in paths(word).into_iter().filter(|path| path.exists()) {
+                let writes = !READ_ONLY.contains(&option);
+                match files.iter_mut().find(|(known, _)| *known == path) {
+                    Some((_, written)) => *written |= writes,
+                    None => files.push((path, writes)),
+                }
+            }
+        }
+        files
     }
 
     /// QEMU's program.
@@ -159,6 +228,54 @@ impl Arguments {
         }))
     }
 
+    /// The same, whose tap network (`-netdev tap` or `-nic tap`) is the link of this name, and whose card on that network has this MAC, unless
+    /// the user names others. An error if there are several that name none.
+    pub fn on_tap(mut self, link: &str, mac: [u8; 6]) -> Result<Self> {
+        let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
+        let is_named = |value: &str| {
+            value
+                .split(',')
+                .any(|part| TAP_NAMED.iter().any(|name| part.starts_with(name)))
+        };
+        let mut network: Option<String> = None;
+        let options: Vec<usize> = (0..self.rest.len().saturating_sub(1)).collect();
+        for at in &options {
+            let (option, value) = (self.rest[*at].clone(), &mut self.rest[*at + 1]);
+            let mut parts = value.split(',');
+            let kind = parts.next().unwrap_or_default();
+            let is_tap = kind == "tap" || kind == "type=tap";
+            if !["-netdev", "-nic"].contains(&&option[..]) || !is_tap || is_named(value) {
+                continue;
+            }
+            if network.is_some() {
+                return Err(Error::Arguments(format!(
+                    "`{option} {value}` cannot be taken: there is one tap link, and another network has it; name a link by `ifname=`"
+                )));
+            }
+            let id = parts.find_map(|part| part.strip_prefix("id="));
+            network = Some(id.unwrap_or_default().to_owned());
+            let has_mac = value.split(',').any(|part| part.starts_with("mac="));
+            value.push_str(&format!(",ifname={link},script=no,downscript=no"));
+            if option == "-nic" && !has_mac {
+                value.push_str(&format!(",mac={mac}"));
+            }
+        }
+        let Some(id) = network.filter(|id| !id.is_empty()) else {
+            return Ok(self);
+        };
+        let of_it = format!("netdev={id}");
+        for at in options {
+            let is_device = self.rest[at] == "-device";
+            let value = &mut self.rest[at + 1];
+            let parts = || value.split(',');
+            if is_device && parts().any(|part| part == of_it) && !parts().any(|part| part.starts_with("mac="))
+            {
+                value.push_str(&format!(",mac={mac}"));
+            }
+        }
+        Ok(self)
+    }
+
     /// The command that starts it, which stops before its first instruction: its RAM, QMP on a socket, and waiting for what
     /// arrives if `incoming`.
     pub fn command(&self, ram: &Path, qmp: &Path, incoming: bool) -> Command {
@@ -192,6 +309,28 @@ impl Arguments {
         }
         command
     }
+}
+
+/// The absolute paths in the value of an option: each begins it, or stands behind `=`, `:` or a quotation mark (`file=/a`, `json:{"filename":"/a"}`,
+/// `nbd+unix:///?socket=/a`), and ends with a comma that is not doubled, or with the other mark.
+fn paths(value: &str) -> Vec<PathBuf> {
+    // No path holds it (QEMU takes its words from C strings).
+    const COMMA: char = '\0';
+    let value = value.replace(",,", &COMMA.to_string());
+    let mut found = Vec::new();
+    let mut before = '=';
+    for (at, letter) in value.char_indices() {
+        if letter == '/' && matches!(before, '=' | ':' | '"' | ',') {
+            let end = match before {
+                '"' => '"',
+                _ => ',',
+            };
+            let path = value[at..].split(end).next().unwrap_or_default();
+            found.push(PathBuf::from(path.replace(COMMA, ",")));
+        }
+        before = letter;
+    }
+    found
 }
 
 /// Why what this names cannot move.
@@ -278,11 +417,80 @@ none                 empty machine
              -chardev socket,id=verbatim-qmp,path=/run/qmp,server=on,wait=off -mon chardev=verbatim-qmp,mode=control \
              -device virtio-net,netdev=a -nographic -S -incoming defer"
         );
+        assert_eq!(
+            arguments.line().join(" "),
+            "qemu -machine pc-q35-7.2,accel=tcg -m 1073741824B -device virtio-net,netdev=a -nographic"
+        );
         let plain = line("qemu").unwrap();
         assert_eq!(plain.ram(), 128 << 20);
         let command = plain.command(Path::new("/r"), Path::new("/q"), false);
         assert!(words(&command).starts_with("-machine pc-i440fx-7.2,memory-backend="));
-        assert!(words(&command).ends_with(" -S"));
+        assert!(
+            words(&command).ends_with(" -display none -S"),
+            "nobody sees a window"
+        );
+    }
+
+    #[test]
+    fn a_tap_network_gets_the_link_and_its_card_the_mac() {
+        let on_tap = |given: &str| {
+            let arguments = line(given).unwrap().on_tap("tap0", [2, 0x76, 10, 77, 1, 5])?;
+            Ok::<_, Error>(arguments.rest.join(" "))
+        };
+        let (link, mac) = ("ifname=tap0,script=no,downscript=no", "mac=02:76:0a:4d:01:05");
+        let (device, other) = ("-device virtio-net-pci,netdev=n", "-nographic");
+        assert_eq!(
+            on_tap(&format!("qemu -netdev tap,id=n {device} {other}")).unwrap(),
+            format!("-netdev tap,id=n,{link} {device},{mac} {other}")
+        );
+        assert_eq!(
+            on_tap(&format!("qemu {other} -nic tap,model=virtio")).unwrap(),
+            format!("{other} -nic tap,model=virtio,{link},{mac}")
+        );
+        for kept in [
+            "-nographic -netdev user,id=n -device virtio-net-pci,netdev=n",
+            "-nographic -netdev tap,id=n,ifname=own -device virtio-net-pci,netdev=n",
+            "-nographic",
+        ] {
+            assert_eq!(on_tap(&format!("qemu {kept}")).unwrap(), kept);
+        }
+        let named = on_tap(&format!(
+            "qemu -netdev tap,id=n {device},mac=52:54:00:00:00:01 {other}"
+        ));
+        assert!(named.unwrap().contains("n,mac=52:54:00:00:00:01 -nographic"));
+        let two = on_tap("qemu -netdev tap,id=a -netdev tap,id=b")
+            .unwrap_err()
+            .to_string();
+        assert!(two.contains("`ifname=`"), "{two}");
+    }
+
+    #[test]
+    fn what_is_named_by_its_path_is_known() {
+        let named = |value: &str| {
+            let paths = paths(value).into_iter().map(|path| path.display().to_string());
+            paths.collect::<Vec<_>>()
+        };
+        assert_eq!(named("file=/a,,b/c,format=raw,if=none"), ["/a,b/c"]);
+        assert_eq!(named("/srv/disk"), ["/srv/disk"]);
+        assert_eq!(
+            named("file=nbd+unix:///x?socket=/run/s,if=none"),
+            ["///x?socket=/run/s", "/run/s"]
+        );
+        assert_eq!(
+            named(r#"{"driver":"file","filename":"/d/1.img","node-name":"a"}"#),
+            ["/d/1.img"]
+        );
+        assert!(named("virtio-blk-pci,drive=a/b").is_empty());
+        let folder = tempfile::tempdir().unwrap();
+        let (disk, kernel) = (folder.path().join("disk"), folder.path().join("kernel"));
+        std::fs::write(&disk, "").unwrap();
+        std::fs::write(&kernel, "").unwrap();
+        let files = line(&format!(
+            "qemu -kernel {} -drive file={},if=virtio -drive file=/not/there",
+            kernel.display(),
+            disk.display()
+        ));
+        assert_eq!(files.unwrap().files(), [(kernel, false), (disk, true)]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A virtual machine that arrives.
 
-use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
@@ -8,7 +8,7 @@ use tokio::net::UnixStream;
 use tokio::sync::broadcast::Receiver;
 
 use crate::error::{Error, Result};
-use crate::machine::Machine;
+use crate::machine::{Machine, STREAM_URI};
 use crate::qmp::Event;
 
 /// How long the state of the devices may take to arrive, once it is expected, and to be loaded.
@@ -19,32 +19,28 @@ const ANNOUNCEMENT: [(&str, u32); 4] = [("initial", 50), ("max", 550), ("rounds"
 
 /// One that is on its way. It runs when [`Incoming::run`] says so, and never before.
 #[derive(Debug)]
-pub struct Incoming<'a> {
-    machine: &'a Machine,
+pub struct Incoming {
+    machine: Arc<Machine>,
     events: Receiver<Event>,
 }
 
 impl Machine {
     /// Has a QEMU that was started to take what arrives wait for the state of the devices, which is written to the stream that is returned.
-    /// `socket` is a path that does not exist.
-    pub async fn arrive(&self, socket: &Path) -> Result<(Incoming<'_>, UnixStream)> {
+    pub async fn arrive(self: &Arc<Self>) -> Result<(Incoming, UnixStream)> {
         self.prepare().await?;
         let incoming = Incoming {
-            machine: self,
+            machine: Arc::clone(self),
             events: self.qmp().events(),
         };
-        let uri = format!("unix:{}", socket.display());
-        self.qmp().run("migrate-incoming", json!({"uri": uri})).await?;
-        let stream = UnixStream::connect(socket).await;
-        let (Ok(()) | Err(_)) = std::fs::remove_file(socket);
-        Ok((
-            incoming,
-            stream.map_err(Error::io(format!("connect to {}", socket.display())))?,
-        ))
+        let stream = self.give_stream().await?;
+        self.qmp()
+            .run("migrate-incoming", json!({"uri": STREAM_URI}))
+            .await?;
+        Ok((incoming, stream))
     }
 }
 
-impl Incoming<'_> {
+impl Incoming {
     /// Waits until the state of the devices is loaded. The guest could run then, and does not.
     pub async fn loaded(&mut self) -> Result<()> {
         self.machine

@@ -13,7 +13,7 @@
 //! ```
 //!
 //! The RAM is a file of tmpfs that QEMU shares ([`Ram`]), and QEMU leaves it out of its own stream (`x-ignore-shared`). What the
-//! guest writes is found from outside ([`Rounds`], `verbatim_tracking`). QEMU sends the rest, some hundred KiB of devices' state, over a Unix
+//! guest writes is found from outside ([`Rounds`], `verbatim_tracking`). QEMU sends the rest, some hundred KiB of devices' state, over a
 //! socket of ours. The RAM is complete before that is loaded: virtio devices read their rings when they are.
 //!
 //! Until the decision the source's guest can go on ([`Outgoing::take_back`]): the destination's QEMU loads, and does not run.

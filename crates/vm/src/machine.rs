@@ -1,10 +1,13 @@
 //! A QEMU process, and what it is asked.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::json;
+use tokio::net::UnixStream;
 use tokio::sync::broadcast::error::RecvError;
 
 use crate::error::{Error, Result};
@@ -14,6 +17,12 @@ use crate::ram::Ram;
 /// How long a new QEMU may take until it listens: it makes its devices before, and on a busy machine that takes seconds.
 const START: Duration = Duration::from_secs(30);
 
+/// The name by which QEMU knows its end of a stream of ours.
+const STREAM: &str = "verbatim";
+
+/// The same, as commands name it.
+pub(crate) const STREAM_URI: &str = "fd:verbatim";
+
 /// Between two looks whether it listens. There is no event for that.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -22,7 +31,7 @@ const LOOK: Duration = Duration::from_millis(2);
 pub struct Machine {
     pid: u32,
     qmp: Qmp,
-    ram: Ram,
+    ram: Arc<Ram>,
 }
 
 /// What `query-status` says.
@@ -47,7 +56,7 @@ pub(crate) struct MigrationStatus {
 }
 
 impl Machine {
-    /// Connects to a QEMU that was started by [`crate::Arguments::command`] a moment ago.
+    /// Connects to a QEMU that was started by [`crate::Arguments::command`], a moment ago or earlier.
     pub async fn started(pid: u32, qmp: &Path, ram: Ram) -> Result<Self> {
         let connected = async {
             loop {
@@ -59,13 +68,14 @@ impl Machine {
             }
         };
         let qmp = in_time("opened its QMP socket", START, connected).await?;
+        let ram = Arc::new(ram);
         Ok(Self { pid, qmp, ram })
     }
 
     /// One that runs already, and whose RAM is shared memory in a file.
     pub async fn attached(pid: u32, qmp: &Path) -> Result<Self> {
         let qmp = Qmp::connect(qmp).await?;
-        let ram = Ram::open(&ram_file(&qmp, pid).await?)?;
+        let ram = Arc::new(Ram::open(&ram_file(&qmp, pid).await?)?);
         Ok(Self { pid, qmp, ram })
     }
 
@@ -75,7 +85,7 @@ impl Machine {
     }
 
     /// Its RAM.
-    pub fn ram(&self) -> &Ram {
+    pub fn ram(&self) -> &Arc<Ram> {
         &self.ram
     }
 
@@ -100,6 +110,18 @@ impl Machine {
             Err(Error::Gone) => Ok(()),
             other => other,
         }
+    }
+
+    /// A stream of which QEMU has the other end: by a descriptor, so that no path has to mean the same to both.
+    pub(crate) async fn give_stream(&self) -> Result<UnixStream> {
+        let pair = std::os::unix::net::UnixStream::pair();
+        let ours = pair.and_then(|(ours, theirs)| {
+            ours.set_nonblocking(true)?;
+            Ok((UnixStream::from_std(ours)?, theirs))
+        });
+        let (ours, theirs) = ours.map_err(Error::io("make a pair of sockets"))?;
+        self.qmp.give(STREAM, OwnedFd::from(theirs)).await?;
+        Ok(ours)
     }
 
     pub(crate) async fn migration(&self) -> Result<MigrationStatus> {

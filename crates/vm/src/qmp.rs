@@ -4,16 +4,18 @@
 //! and a newer QEMU has some; and they read lines of any length.
 
 use std::collections::HashMap;
-use std::io;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::{broadcast, oneshot};
@@ -114,8 +116,25 @@ impl Qmp {
         self.ask::<Value>(command, arguments).await.map(drop)
     }
 
+    /// Gives QEMU a descriptor, which its commands then know by this name.
+    pub async fn give(&self, name: &str, descriptor: OwnedFd) -> Result<()> {
+        let arguments = json!({"fdname": name});
+        self.send::<Value>("getfd", arguments, Some(descriptor))
+            .await
+            .map(drop)
+    }
+
     /// Asks QEMU for something.
     pub async fn ask<T: DeserializeOwned>(&self, command: &'static str, arguments: Value) -> Result<T> {
+        self.send(command, arguments, None).await
+    }
+
+    async fn send<T: DeserializeOwned>(
+        &self,
+        command: &'static str,
+        arguments: Value,
+        descriptor: Option<OwnedFd>,
+    ) -> Result<T> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         match &mut *self.waiting.lock().expect("no panic under this lock") {
@@ -126,7 +145,11 @@ impl Qmp {
         line.push('\n');
         let asked = async {
             let mut writer = self.writer.lock().await;
-            writer.write_all(line.as_bytes()).await.map_err(|_| Error::Gone)?;
+            let mut bytes = line.as_bytes();
+            if let Some(descriptor) = descriptor {
+                bytes = &bytes[send_with(&writer, bytes, descriptor.as_fd()).await?..];
+            }
+            writer.write_all(bytes).await.map_err(|_| Error::Gone)?;
             drop(writer);
             receiver.await.map_err(|_| Error::Gone)
         };
@@ -140,6 +163,24 @@ impl Qmp {
         serde_json::from_value(returned)
             .map_err(|error| Error::Malformed(format!("the answer to `{command}`: {error}")))
     }
+}
+
+/// Sends the beginning of a command with a descriptor, and says how many bytes of it.
+async fn send_with(writer: &OwnedWriteHalf, bytes: &[u8], descriptor: BorrowedFd<'_>) -> Result<usize> {
+    let socket: &UnixStream = writer.as_ref();
+    let sent = socket.async_io(Interest::WRITABLE, || {
+        let descriptors = [descriptor];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut with = SendAncillaryBuffer::new(&mut space);
+        with.push(SendAncillaryMessage::ScmRights(&descriptors));
+        Ok(sendmsg(
+            socket,
+            &[IoSlice::new(bytes)],
+            &mut with,
+            SendFlags::NOSIGNAL,
+        )?)
+    });
+    sent.await.map_err(|_| Error::Gone)
 }
 
 /// Waits for something, but not for longer than `limit`.

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
@@ -31,9 +32,8 @@ impl Ram {
         let mut options = File::options();
         options.read(true).write(true).create_new(true);
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let file = options
-            .open(path)
-            .map_err(Error::io(format!("make {}", path.display())))?;
+        let file = options.open(path);
+        let file = file.map_err(Error::io(format!("make {}", path.display())))?;
         let sized = file.set_len(bytes);
         sized.map_err(Error::io(format!("make {} as long as the RAM", path.display())))?;
         Self::of(file, path)
@@ -45,7 +45,8 @@ impl Ram {
         Self::of(file.map_err(Error::io(format!("open {}", path.display())))?, path)
     }
 
-    fn of(file: File, path: &Path) -> Result<Self> {
+    /// A file that is open for reading and writing; `path` is where it is, for people.
+    pub fn of(file: File, path: &Path) -> Result<Self> {
         let what = || format!("look at {}", path.display());
         let system = rustix::fs::fstatfs(&file).map_err(|error| Error::io(what())(error.into()))?;
         if system.f_type != TMPFS {
@@ -140,19 +141,19 @@ pub enum Run {
 ///
 /// All runs of a round are read and brought there before the next round begins.
 #[derive(Debug)]
-pub struct Rounds<'a> {
-    ram: &'a Ram,
+pub struct Rounds {
+    ram: Arc<Ram>,
     pid: u32,
     tracker: FileTracker,
     /// What the other copy has memory for.
     brought: Ranges,
 }
 
-impl<'a> Rounds<'a> {
+impl Rounds {
     /// Begins to track what QEMU writes.
-    pub fn begin(ram: &'a Ram, pid: u32) -> Result<Self> {
+    pub fn begin(ram: &Arc<Ram>, pid: u32) -> Result<Self> {
         Ok(Self {
-            ram,
+            ram: Arc::clone(ram),
             pid,
             tracker: FileTracker::arm(pid, ram.file())?,
             brought: Ranges::default(),

@@ -1,15 +1,15 @@
 //! A virtual machine that leaves.
 
-use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixStream;
 use tokio::sync::broadcast::Receiver;
 
-use crate::error::{Error, Result};
-use crate::machine::Machine;
-use crate::qmp::{Event, in_time};
+use crate::error::Result;
+use crate::machine::{Machine, STREAM_URI};
+use crate::qmp::Event;
 
 /// How long the guest may take to stop, with its disks drained and what is no RAM of ours (a display's memory) sent.
 const STOP: Duration = Duration::from_secs(30);
@@ -28,44 +28,52 @@ const BANDWIDTH: u64 = 1 << 40;
 
 /// One that is on its way. Dropping this changes nothing: it is given up by [`Outgoing::take_back`].
 #[derive(Debug)]
-pub struct Outgoing<'a> {
-    machine: &'a Machine,
+pub struct Outgoing {
+    machine: Arc<Machine>,
     events: Receiver<Event>,
     /// Whether the guest ran before, and so is to run afterwards.
     ran: bool,
 }
 
 impl Machine {
-    /// Has QEMU begin to send the state of the devices, which is read from the stream that is returned. `socket` is a path that does not exist.
+    /// Has QEMU begin to send the state of the devices, which is read from the stream that is returned.
     /// The guest runs on until [`Outgoing::stopped`].
-    pub async fn leave(&self, socket: &Path) -> Result<(Outgoing<'_>, UnixStream)> {
+    pub async fn leave(self: &Arc<Self>) -> Result<(Outgoing, UnixStream)> {
         self.may_move().await?;
         self.prepare().await?;
         let parameters = json!({"max-bandwidth": BANDWIDTH, "downtime-limit": OTHER_MEMORY});
         self.qmp().run("migrate-set-parameters", parameters).await?;
         let outgoing = Outgoing {
-            machine: self,
+            machine: Arc::clone(self),
             events: self.qmp().events(),
             ran: self.status().await?.running,
         };
-        let bound = UnixListener::bind(socket);
-        let listener = bound.map_err(Error::io(format!("listen at {}", socket.display())))?;
-        let uri = format!("unix:{}", socket.display());
-        self.qmp().run("migrate", json!({"uri": uri})).await?;
-        let accepted = async {
-            listener
-                .accept()
-                .await
-                .map_err(Error::io("accept QEMU's connection"))
-        };
-        let accepted = in_time("connected to send its state", STOP, accepted).await;
-        // The name has served. Whoever else finds it finds nobody.
-        let (Ok(()) | Err(_)) = std::fs::remove_file(socket);
-        Ok((outgoing, accepted?.0))
+        let stream = self.give_stream().await?;
+        self.qmp().run("migrate", json!({"uri": STREAM_URI})).await?;
+        Ok((outgoing, stream))
+    }
+
+    /// What [`Outgoing::take_back`] does, for whoever comes after one who has died with it; `ran`: whether the guest ran before, and so
+    /// is to run.
+    pub async fn take_back(&self, ran: bool) -> Result<()> {
+        self.give_up(ran, &mut self.qmp().events()).await
+    }
+
+    async fn give_up(&self, ran: bool, events: &mut Receiver<Event>) -> Result<()> {
+        let over = ["none", "cancelled", "failed", "completed"];
+        let status = self.migration().await?.status;
+        if !over.contains(&status.as_deref().unwrap_or("none")) {
+            self.qmp().run("migrate_cancel", json!({})).await?;
+            self.comes_to(&over, events, CANCEL).await?;
+        }
+        match ran && !self.status().await?.running {
+            true => self.go_on().await,
+            false => Ok(()),
+        }
     }
 }
 
-impl Outgoing<'_> {
+impl Outgoing {
     /// Whether the guest ran before.
     pub fn ran(&self) -> bool {
         self.ran
@@ -90,15 +98,6 @@ impl Outgoing<'_> {
 
     /// Gives it up: the guest goes on here, if it ran. Only where it is certain that it does not run elsewhere, and never will.
     pub async fn take_back(mut self) -> Result<()> {
-        let over = ["none", "cancelled", "failed", "completed"];
-        let status = self.machine.migration().await?.status;
-        if !over.contains(&status.as_deref().unwrap_or("none")) {
-            self.machine.qmp().run("migrate_cancel", json!({})).await?;
-            self.machine.comes_to(&over, &mut self.events, CANCEL).await?;
-        }
-        match self.ran && !self.machine.status().await?.running {
-            true => self.machine.go_on().await,
-            false => Ok(()),
-        }
+        self.machine.give_up(self.ran, &mut self.events).await
     }
 }

@@ -57,6 +57,9 @@ const DEFAULT: [Device; 6] = [
 /// them, use only RNICs with such a device that they may read and write, although they never open it.
 const UVERBS: &str = "infiniband/uverbs0";
 
+/// `/dev/userfaultfd` (Linux 6.1), whose minor number the kernel chooses.
+const USERFAULTFD: &str = "userfaultfd";
+
 /// Mounts the small tmpfs that holds the nodes: the file system of the bundle may be mounted `nodev`.
 pub(super) fn make_tmpfs(dir: &Path) -> Result<(), Error> {
     let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
@@ -64,17 +67,25 @@ pub(super) fn make_tmpfs(dir: &Path) -> Result<(), Error> {
         .map_err(|errno| Error::file("mount a tmpfs at", dir, errno.into()))
 }
 
-/// Makes the nodes in `dir`, those of `rnics` among them, and returns them.
-pub(super) fn populate(dir: &Path, rnics: &[Node]) -> Result<Vec<Device>, Error> {
+/// Makes the nodes in `dir`, those of `rnics` and of the host's own `more` among them, and returns them.
+pub(super) fn populate(dir: &Path, rnics: &[Node], more: &[String]) -> Result<Vec<Device>, Error> {
     make_dir(&dir.join("infiniband"))?;
     let nodes = rnics.iter().map(|node| Device {
         name: format!("infiniband/{}", node.name).into(),
         major: node.major,
         minor: node.minor,
     });
-    let devices: Vec<_> = DEFAULT.into_iter().chain(userfaultfd()).chain(nodes).collect();
+    let more = more.iter().filter_map(|name| of_host(name.clone()));
+    let devices: Vec<_> = DEFAULT
+        .into_iter()
+        .chain(of_host(USERFAULTFD))
+        .chain(more)
+        .chain(nodes)
+        .collect();
     for device in &devices {
-        make_node(&dir.join(&*device.name), device)?;
+        let path = dir.join(&*device.name);
+        make_dir(path.parent().expect("it lies in `dir`"))?;
+        make_node(&path, device)?;
     }
     for (name, target) in [
         ("fd", "/proc/self/fd"),
@@ -106,12 +117,14 @@ fn make_node(path: &Path, device: &Device) -> Result<(), Error> {
     .map_err(|errno| Error::file("make the device", path, errno.into()))
 }
 
-/// The host's `/dev/userfaultfd` (Linux 6.1), whose minor number the kernel chooses.
-fn userfaultfd() -> Option<Device> {
-    let status = rustix::fs::stat("/dev/userfaultfd").ok()?;
+/// A character device of the host's, by its name in `/dev`.
+fn of_host(name: impl Into<Cow<'static, str>>) -> Option<Device> {
+    let name = name.into();
+    let status = rustix::fs::stat(Path::new("/dev").join(&*name)).ok()?;
     let number = status.st_rdev;
-    Some(Device {
-        name: Cow::Borrowed("userfaultfd"),
+    let is_device = FileType::from_raw_mode(status.st_mode) == FileType::CharacterDevice;
+    is_device.then(|| Device {
+        name,
         major: rustix::fs::major(number),
         minor: rustix::fs::minor(number),
     })

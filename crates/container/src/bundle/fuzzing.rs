@@ -20,6 +20,7 @@ pub fn bundle_config(text: &str) {
         cgroup_parent: "/c".into(),
         preload: None,
         rnics: Vec::new(),
+        devices: Vec::new(),
     };
     let ours = spec::for_bundle(&config, Path::new("/user"), Path::new("/b/dev"), &[], users)
         .expect("what was accepted can be changed");

@@ -108,6 +108,8 @@ pub struct BundleConfig {
     pub preload: Option<PathBuf>,
     /// RNICs of this host that the container may open, by their names.
     pub rnics: Vec<String>,
+    /// More devices of this host that the container may open, by their names in `/dev`; those that the host lacks it goes without.
+    pub devices: Vec<String>,
 }
 
 /// A bundle on disk, with its mounts in place. Dropping it leaves it there; see [`Bundle::remove`].
@@ -186,7 +188,7 @@ impl Bundle {
         let dev = self.dev();
         make_dir(&dev)?;
         device::make_tmpfs(&dev)?;
-        let devices = device::populate(&dev, &crate::rnic::nodes_of(&config.rnics)?)?;
+        let devices = device::populate(&dev, &crate::rnic::nodes_of(&config.rnics)?, &config.devices)?;
         let spec = match workload {
             Workload::Command {
                 args,

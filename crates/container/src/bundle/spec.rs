@@ -315,6 +315,7 @@ mod tests {
             cgroup_parent: "/verbatim-h1".into(),
             preload: Some("/run/verbatim/lib/libverbatim.so".into()),
             rnics: Vec::new(),
+            devices: Vec::new(),
         }
     }
 

@@ -132,6 +132,7 @@ impl TestHost {
             cgroup_parent: self.cgroup_parent(),
             preload: None,
             rnics: Vec::new(),
+            devices: Vec::new(),
         };
         let bundle = Bundle::create(&bundle, workload).unwrap();
         Place {
@@ -262,5 +263,6 @@ fn network_config(path: PathBuf, address: Ipv4Addr) -> NetworkConfig {
         gateway: None,
         bridge: "br0".to_owned(),
         mtu: None,
+        tap: false,
     }
 }

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
@@ -67,7 +68,7 @@ pub struct End {
     folder: TempDir,
     child: Child,
     arguments: Arguments,
-    pub machine: Machine,
+    pub machine: Arc<Machine>,
 }
 
 impl End {
@@ -117,7 +118,7 @@ impl End {
         let qmp = folder.path().join("qmp");
         let mut child = Self::spawn(arguments.command(ram.path(), &qmp, incoming), folder.path())?;
         let machine = match Machine::started(child.id(), &qmp, ram).await {
-            Ok(machine) => machine,
+            Ok(machine) => Arc::new(machine),
             Err(error) => {
                 let (Ok(()) | Err(_)) = child.kill();
                 let (Ok(_) | Err(_)) = child.wait();

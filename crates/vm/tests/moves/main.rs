@@ -94,13 +94,13 @@ async fn pair(more: &[&str]) -> anyhow::Result<(End, End)> {
 }
 
 /// A move up to the decision: the guest is at both ends, and runs at neither.
-struct Moving<'a> {
-    outgoing: Outgoing<'a>,
-    incoming: Incoming<'a>,
+struct Moving {
+    outgoing: Outgoing,
+    incoming: Incoming,
 }
 
 /// Brings a guest so far. `last` says whether what was written since the last round is brought, too.
-async fn bring<'a>(from: &'a End, to: &'a End, last: bool) -> anyhow::Result<Moving<'a>> {
+async fn bring(from: &End, to: &End, last: bool) -> anyhow::Result<Moving> {
     let mut rounds = Rounds::begin(from.machine.ram(), from.machine.pid())?;
     let mut written = 0;
     for number in 0..ROUNDS {
@@ -116,8 +116,8 @@ async fn bring<'a>(from: &'a End, to: &'a End, last: bool) -> anyhow::Result<Mov
         written > 1 << 20,
         "only {written} bytes were written after the first round"
     );
-    let (mut outgoing, mut state) = from.machine.leave(&from.path("state")).await?;
-    let (mut incoming, mut sink) = to.machine.arrive(&to.path("state")).await?;
+    let (mut outgoing, mut state) = from.machine.leave().await?;
+    let (mut incoming, mut sink) = to.machine.arrive().await?;
     let pump = tokio::spawn(async move { tokio::io::copy(&mut state, &mut sink).await });
     outgoing.stopped().await?;
     let runs = rounds.last()?;
@@ -238,12 +238,12 @@ async fn what_is_left_out_is_found() -> anyhow::Result<()> {
 async fn it_goes_on() -> anyhow::Result<()> {
     let from = End::run(&[]).await?;
     // While it runs.
-    let (outgoing, state) = from.machine.leave(&from.path("state")).await?;
+    let (outgoing, state) = from.machine.leave().await?;
     drop(state);
     outgoing.take_back().await?;
     from.ticks_on()?;
     // When it stands still.
-    let (mut outgoing, _state) = from.machine.leave(&from.path("state")).await?;
+    let (mut outgoing, _state) = from.machine.leave().await?;
     outgoing.stopped().await?;
     from.is_silent()?;
     outgoing.take_back().await?;
@@ -264,9 +264,9 @@ async fn it_goes_on() -> anyhow::Result<()> {
 async fn paused() -> anyhow::Result<()> {
     let (from, to) = pair(&[]).await?;
     from.machine.qmp().run("stop", json!({})).await?;
-    let (mut outgoing, mut state) = from.machine.leave(&from.path("state")).await?;
+    let (mut outgoing, mut state) = from.machine.leave().await?;
     ensure!(!outgoing.ran());
-    let (mut incoming, mut sink) = to.machine.arrive(&to.path("state")).await?;
+    let (mut incoming, mut sink) = to.machine.arrive().await?;
     let pump = tokio::spawn(async move { tokio::io::copy(&mut state, &mut sink).await });
     outgoing.stopped().await?;
     let mut rounds = Rounds::begin(from.machine.ram(), from.machine.pid())?;
@@ -285,8 +285,8 @@ async fn paused() -> anyhow::Result<()> {
 
 async fn destination_dies() -> anyhow::Result<()> {
     let (from, to) = pair(&[]).await?;
-    let (mut outgoing, mut state) = from.machine.leave(&from.path("state")).await?;
-    let (mut incoming, mut sink) = to.machine.arrive(&to.path("state")).await?;
+    let (mut outgoing, mut state) = from.machine.leave().await?;
+    let (mut incoming, mut sink) = to.machine.arrive().await?;
     let pump = tokio::spawn(async move { tokio::io::copy(&mut state, &mut sink).await });
     outgoing.stopped().await?;
     to.signal(Signal::KILL)?;
@@ -365,7 +365,7 @@ async fn obstacles() -> anyhow::Result<()> {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
 
-    let (outgoing, _state) = from.machine.leave(&from.path("state")).await?;
+    let (outgoing, _state) = from.machine.leave().await?;
     says(
         from.machine.may_move().await,
         "a migration of its own is under way",
