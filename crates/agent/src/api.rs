@@ -3,7 +3,6 @@
 mod checks;
 mod logs;
 mod sessions;
-mod start;
 
 use std::num::NonZeroU64;
 use std::path::Path;
@@ -15,13 +14,16 @@ use anyhow::bail;
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
-use verbatim_container::{Bind, ContainerName, Link, Workload};
+use verbatim_container::{Bind, ContainerName, Init, Link, Workload};
 
 use crate::PROTOCOLS;
 use crate::agent::{Shared, status};
 use crate::instances::home::Home;
+use crate::instances::machine;
 use crate::instances::record::{Record, parse_address};
+use crate::instances::start;
 use crate::instances::{Instance as HostInstance, State};
+use crate::machines;
 use crate::memory::convergence::Limits;
 use crate::pause;
 use crate::proto::control_server::Control;
@@ -48,9 +50,23 @@ fn reply<T>(result: anyhow::Result<T>) -> Reply<T> {
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl ControlService {
-    fn record(&self, request: &RunRequest) -> anyhow::Result<Record> {
+    async fn record(&self, request: &RunRequest) -> anyhow::Result<Record> {
         let name = ContainerName::new(request.name.clone())?;
+        let (address, prefix) = match request.address.as_str() {
+            "" => (self.free_address()?, 16),
+            text => parse_address(text)?,
+        };
+        let virtual_machine = match request.machine {
+            true if request.bundle.is_empty() && request.rnics.is_empty() => {
+                Some(machine::arguments(&request.command, address).await?)
+            }
+            true => bail!("a virtual machine has neither a bundle nor RNICs of this host's"),
+            false => None,
+        };
         let workload = match (request.bundle.as_str(), request.command.as_slice()) {
+            ("", _) if let Some(arguments) = &virtual_machine => {
+                machine::workload(arguments, &request.environment)
+            }
             ("", []) => bail!("there is nothing to run; give a command, or a bundle"),
             ("", args) => Workload::Command {
                 args: args.to_vec(),
@@ -60,10 +76,6 @@ impl ControlService {
             },
             (bundle, []) if request.environment.is_empty() => Workload::from_bundle(bundle.as_ref())?,
             _ => bail!("a bundle brings its own command and environment; change its config.json"),
-        };
-        let (address, prefix) = match request.address.as_str() {
-            "" => (self.free_address()?, 16),
-            text => parse_address(text)?,
         };
         let record = Record {
             name,
@@ -76,6 +88,7 @@ impl ControlService {
                 .iter()
                 .map(|name| verbatim_container::find_rnic(name))
                 .collect::<Result<_, _>>()?,
+            machine: virtual_machine,
         };
         match self.0.instances.conflict(&record) {
             Some(conflict) => bail!("{conflict}; choose another one"),
@@ -103,7 +116,7 @@ impl ControlService {
     }
 
     async fn start(&self, request: RunRequest) -> anyhow::Result<Instance> {
-        let record = self.record(&request)?;
+        let record = self.record(&request).await?;
         let _reservation = self.0.instances.reserve(record.name.as_str())?;
         let agent = self.0.clone();
         if let Some(old) = agent.instances.get(record.name.as_str()) {
@@ -123,7 +136,7 @@ impl ControlService {
             )?;
             match home
                 .furnish(&agent.config)
-                .and_then(|()| home.make_bundle(&agent.config))
+                .and_then(|()| home.make_bundle(&agent.config, false))
             {
                 Ok(()) => Ok(home),
                 Err(error) => {
@@ -133,7 +146,11 @@ impl ControlService {
             }
         })
         .await??;
-        match start::start(self.0.tools.runc(), &home).await {
+        let started = match start::start(self.0.tools.runc(), &home).await {
+            Ok(init) if home.record.machine.is_some() => self.let_run(&home, init).await,
+            started => started,
+        };
+        match started {
             Ok(init) => {
                 let pid = init.pid();
                 let instance = HostInstance::start(home, pid, std::future::ready(Ok(init)), false);
@@ -142,6 +159,21 @@ impl ControlService {
             }
             Err(error) => {
                 let _ = tokio::task::spawn_blocking(move || home.remove()).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// QEMU has been started, and waits: its guest runs when this returns. On an error nothing of it is left.
+    async fn let_run(&self, home: &Home, init: Init) -> anyhow::Result<Init> {
+        let runs = async {
+            let machine = machines::connect(&home.paths.folder, init.pid()).await?;
+            Ok(machine.go_on().await?)
+        };
+        match runs.await {
+            Ok(()) => Ok(init),
+            Err(error) => {
+                self.0.tools.runc().delete(&home.record.name, true).await?;
                 Err(error)
             }
         }
@@ -202,6 +234,9 @@ impl ControlService {
             State::Moving => bail!("{name} is being moved; add the command when that has ended"),
             State::Exited(status) => bail!("{name} has ended with status {status}"),
             State::MovedTo(host) => bail!("{name} lives on {host}; ask the agent there"),
+        }
+        if instance.home.record.machine.is_some() {
+            bail!("{name} is a virtual machine: commands are added in its guest, by the guest's own means");
         }
         let (container, bundle) = (&instance.home.record.name, instance.home.bundle());
         let runc = self.0.tools.runc();

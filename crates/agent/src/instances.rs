@@ -1,15 +1,19 @@
 //! The instances of this host.
 //!
 //! - [`record`]: what an instance is, wherever it is; it goes along when it moves;
+//! - [`machine`]: what one is that is a virtual machine;
 //! - [`home`]: its place on one host: runtime folder, sockets, network, bundle;
 //! - [`Instance`]: both, with the running container;
 //! - [`filling`]: private memory that comes to it while it runs;
+//! - [`start`]: starting its program;
 //! - [`recovery`]: what an agent finds that comes after one that died.
 
 pub mod filling;
 pub mod home;
+pub mod machine;
 pub mod record;
 pub mod recovery;
+pub mod start;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};

@@ -35,6 +35,7 @@ mod journal;
 pub mod keeper;
 mod kernel_rnics;
 mod load;
+mod machines;
 mod memory;
 mod method;
 mod nic_listeners;
@@ -51,6 +52,7 @@ mod run;
 mod secrets;
 mod session;
 mod standby;
+mod tasks;
 #[cfg(test)]
 mod testing;
 pub mod trial;

@@ -12,6 +12,7 @@
 //! - [`pieces`]: what is in a part;
 //! - [`place`]: the other end of that stream;
 //! - [`convergence`]: when further rounds are of no use;
+//! - [`ram`]: that of a virtual machine, which QEMU shares;
 //! - [`private`]: how much memory is in no file, and so in no round;
 //! - [`tracked`]: which pages of it were written, seen from outside, and so what of it is sent ahead in rounds;
 //! - [`moves`]: whether a program has moved pages, which pre-dumps do not see;
@@ -29,6 +30,7 @@ pub mod pieces;
 pub mod place;
 pub mod pre_dump;
 pub mod private;
+pub mod ram;
 pub mod send;
 pub mod tracked;
 pub mod tracker;

@@ -48,8 +48,11 @@ pub const RNICS: &str = "rnics";
 /// It takes programs that have connections by rdma_cm (`PreSetupRequest.cm`).
 pub const CM: &str = "rdma-cm";
 
+/// It takes virtual machines (`machine` of a record).
+pub const MACHINES: &str = "machines";
+
 /// What not every agent of a version can do, and what others may ask it for only if it says so.
-const CAPABILITIES: &[&str] = &[FILL, BULK, NETWORK, MADE_AGAIN, RNICS, CM];
+const CAPABILITIES: &[&str] = &[FILL, BULK, NETWORK, MADE_AGAIN, RNICS, CM, MACHINES];
 
 /// The names of the contracts that a host has with what is on it.
 const CHANNEL: &str = "channel";

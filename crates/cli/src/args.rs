@@ -249,8 +249,11 @@ pub struct RunArguments {
     #[arg(long)]
     pub host: Option<String>,
     /// Its name, unique among the hosts.
-    #[arg(long)]
-    pub name: String,
+    #[arg(long, required_unless_present = "vm")]
+    pub name: Option<String>,
+    /// A virtual machine of this name: the command is QEMU's, or QEMU's arguments alone.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["name", "bundle", "rnic"])]
+    pub vm: Option<String>,
     /// An OCI bundle, in the place of a command over the host's root file system.
     #[arg(long, value_name = "DIR")]
     pub bundle: Option<PathBuf>,

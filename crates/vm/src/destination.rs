@@ -56,10 +56,17 @@ impl Incoming {
     /// Lets the guest run: after the decision that it runs here, and if it ran at its source.
     pub async fn run(self) -> Result<()> {
         self.machine.go_on().await?;
+        self.machine.announce().await
+    }
+}
+
+impl Machine {
+    /// Tells the switches where the guest is now.
+    pub async fn announce(&self) -> Result<()> {
         let announcement: serde_json::Map<_, _> = ANNOUNCEMENT
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).into()))
             .collect();
-        self.machine.qmp().run("announce-self", announcement.into()).await
+        self.qmp().run("announce-self", announcement.into()).await
     }
 }

@@ -56,11 +56,14 @@ pub(crate) struct MigrationStatus {
 }
 
 impl Machine {
-    /// Connects to a QEMU that was started by [`crate::Arguments::command`], a moment ago or earlier.
-    pub async fn started(pid: u32, qmp: &Path, ram: Ram) -> Result<Self> {
+    /// Connects to a QEMU that was started by [`crate::Arguments::command`], a moment ago or earlier. `connect` tries it once.
+    pub async fn started<C>(pid: u32, ram: Ram, connect: impl Fn() -> C) -> Result<Self>
+    where
+        C: Future<Output = Result<Qmp>>,
+    {
         let connected = async {
             loop {
-                match Qmp::connect(qmp).await {
+                match connect().await {
                     Err(Error::Io { .. }) if is_there(pid) => tokio::time::sleep(LOOK).await,
                     Err(Error::Io { .. }) => return Err(Error::Gone),
                     connected => return connected,

@@ -160,6 +160,11 @@ impl Rounds {
         })
     }
 
+    /// The RAM.
+    pub fn ram(&self) -> &Ram {
+        &self.ram
+    }
+
     /// What was written since the round before; all in the first.
     pub fn round(&mut self) -> Result<Vec<Run>> {
         let written = self.tracker.look()?;

@@ -2,10 +2,11 @@
 
 use crate::agent::Shared;
 use crate::instances::State;
+use crate::machines;
 use crate::memory::private;
 use crate::peers::reason;
 use crate::proto::{CheckReply, OpenRequest};
-use crate::protocol::FILL;
+use crate::protocol::{FILL, MACHINES};
 use crate::session::rnics;
 use crate::session::source;
 
@@ -38,9 +39,16 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
     }
     let (init, record) = (instance.init_pid(), &instance.home.record);
     let has_rnics = !record.rnics.is_empty();
-    match tokio::task::spawn_blocking(move || verbatim_container::blockers(init, has_rnics)).await? {
-        Ok(found) => blockers.extend(found),
-        Err(error) => blockers.push(format!("the container's processes cannot be looked at: {error}")),
+    if record.machine.is_some() {
+        if instance.state() == State::Running {
+            blockers.extend(machines::blockers(&instance).await);
+        }
+        notes.push("the guest's RAM goes ahead, tracked from outside (userfaultfd)".to_owned());
+    } else {
+        match tokio::task::spawn_blocking(move || verbatim_container::blockers(init, has_rnics)).await? {
+            Ok(found) => blockers.extend(found),
+            Err(error) => blockers.push(format!("the container's processes cannot be looked at: {error}")),
+        }
     }
 
     match rnics::strangers(agent, name, init) {
@@ -49,8 +57,13 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
     }
     notes.extend(rnics::notes(record, init));
 
-    let private_bytes = private::bytes_of_tree(init);
-    blockers.extend(private::lack_of_room(&agent.config.runtime_dir, private_bytes));
+    let private_bytes = match &record.machine {
+        Some(arguments) => arguments.ram(),
+        None => private::bytes_of_tree(init),
+    };
+    if record.machine.is_none() {
+        blockers.extend(private::lack_of_room(&agent.config.runtime_dir, private_bytes));
+    }
 
     // There: the agent, its version, the name, the address, room, the RNIC. CRIU is checked when an agent starts.
     match agent.peers.connect(destination).await {
@@ -67,6 +80,11 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                 .must_know(destination, &agent.guests.of_instance(name));
             blockers.extend(unknown.err().map(|error| format!("{error:#}")));
             blockers.extend(rnics::blockers(agent, record, destination));
+            if record.machine.is_some() && !agent.peers.can(destination, MACHINES) {
+                blockers.push(format!(
+                    "the agent of {destination} does not know virtual machines; upgrade it"
+                ));
+            }
             match peer.check_instance(request).await {
                 Ok(reply) => {
                     let reply = reply.into_inner();
@@ -79,12 +97,14 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                 }
                 Err(status) => blockers.push(format!("{destination} cannot say: {}", reason(&status))),
             }
-            let (to, tracks) = (destination.to_owned(), agent.tools.tracks_memory().await);
-            let can_fill = agent.peers.can(destination, FILL);
-            let note = tokio::task::spawn_blocking(move || {
-                source::private_note(init, &to, can_fill, tracks.is_ok())
-            });
-            notes.push(note.await?);
+            if record.machine.is_none() {
+                let (to, tracks) = (destination.to_owned(), agent.tools.tracks_memory().await);
+                let can_fill = agent.peers.can(destination, FILL);
+                let note = tokio::task::spawn_blocking(move || {
+                    source::private_note(init, &to, can_fill, tracks.is_ok())
+                });
+                notes.push(note.await?);
+            }
             notes.push(source::transport_note(agent, destination));
         }
         Err(error) => blockers.push(format!("{error:#}")),

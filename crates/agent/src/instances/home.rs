@@ -27,6 +27,7 @@ use verbatim_device::control::SOCKET_NAME as NIC_SOCKET_NAME;
 use verbatim_seqpacket::Listener;
 
 use super::filling;
+use super::machine;
 use super::record::Record;
 use crate::config::Config;
 use crate::forwarding::Forward;
@@ -249,10 +250,10 @@ impl Home {
         }
         self.listen(guests, resolver)?;
         let name = self.record.name.as_str();
-        if self.record.rnics.is_empty() {
+        if self.record.rnics.is_empty() && self.record.machine.is_none() {
             nic.add(name, &self.nic_socket())?;
         } else if let Err(error) = nic.add_for_later(name, &self.nic_socket()) {
-            // It has RNICs of its own, and this host may have none of ours.
+            // It has RNICs of its own, or none, and this host may have none of ours.
             tracing::debug!(
                 instance = name,
                 error = format!("{error:#}"),
@@ -289,19 +290,22 @@ impl Home {
             gateway: None,
             bridge: config.bridge.clone(),
             mtu: config.mtu,
+            tap: self.record.machine.is_some(),
         }
     }
 
-    /// Puts the guest library and the gate into the folder of a new instance.
+    /// Puts the guest library and the gate into the folder of a new instance, or the guest's RAM.
     pub fn furnish(&self, config: &Config) -> anyhow::Result<()> {
-        let library = self.paths.folder.join(LIBRARY);
-        std::fs::create_dir_all(library.parent().expect("it has a folder"))?;
-        std::fs::copy(&config.library, &library).with_context(|| {
-            format!(
-                "cannot copy the guest library {}; build it, or name it with --library",
-                config.library.display()
-            )
-        })?;
+        if self.record.machine.is_none() {
+            let library = self.paths.folder.join(LIBRARY);
+            std::fs::create_dir_all(library.parent().expect("it has a folder"))?;
+            std::fs::copy(&config.library, &library).with_context(|| {
+                format!(
+                    "cannot copy the guest library {}; build it, or name it with --library",
+                    config.library.display()
+                )
+            })?;
+        }
         let memory = self.paths.folder.join(MEMORY_DIR);
         std::fs::create_dir_all(&memory)?;
         std::fs::set_permissions(&memory, PermissionsExt::from_mode(0o1777))?;
@@ -311,11 +315,15 @@ impl Home {
             PermissionsExt::from_mode(0o666),
         )?;
         std::fs::File::create(self.output())?;
-        Ok(())
+        match &self.record.machine {
+            Some(arguments) => machine::make_ram(&self.paths.folder, arguments.ram()),
+            None => Ok(()),
+        }
     }
 
-    /// Makes the bundle; the runtime folder's content is complete as far as paths are concerned.
-    pub fn make_bundle(&self, config: &Config) -> anyhow::Result<()> {
+    /// Makes the bundle; the runtime folder's content is complete as far as paths are concerned. `arriving`: the instance comes from another
+    /// host, which is all the same to a container.
+    pub fn make_bundle(&self, config: &Config, arriving: bool) -> anyhow::Result<()> {
         // Folders of it become mounts of the container. Where the instance comes from, its programs could put links there.
         beneath::must_be_folders(&self.paths.folder, MOUNTED)?;
         let bundle = BundleConfig {
@@ -326,8 +334,23 @@ impl Home {
             cgroup_parent: config.cgroup_parent.clone(),
             preload: Some(Path::new(RUNTIME_DIR).join(LIBRARY)),
             rnics: self.record.rnics.iter().map(|rnic| rnic.name.clone()).collect(),
+            devices: Vec::new(),
         };
-        self.parts().bundle = Some(Bundle::create(&bundle, &self.record.workload)?);
+        let made = match &self.record.machine {
+            None => Bundle::create(&bundle, &self.record.workload)?,
+            Some(arguments) => {
+                let bundle = BundleConfig {
+                    preload: None,
+                    devices: machine::DEVICES.map(str::to_owned).into(),
+                    ..bundle
+                };
+                Bundle::create(
+                    &bundle,
+                    &machine::started(arguments, &self.record.workload, arriving)?,
+                )?
+            }
+        };
+        self.parts().bundle = Some(made);
         Ok(())
     }
 

@@ -162,6 +162,11 @@ impl Parts {
         left
     }
 
+    /// A part of the file that `part` names, which is zero and needs no room. Only for a destination that takes several runs in a part.
+    pub fn hole(&self, part: &FilePart, range: Range<u64>) -> io::Result<()> {
+        self.lock().zeroes(part, range.start, range.end - range.start)
+    }
+
     /// Until all parts have left. Called outside of asynchronous code, on a thread of the runtime.
     fn wait_until_taken(&self) -> io::Result<()> {
         let channel = {

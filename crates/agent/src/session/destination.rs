@@ -18,7 +18,7 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use verbatim_bulk::Incoming;
 use verbatim_channel::{ClaimedContext, MovedEndpoint};
-use verbatim_container::{Link, Restore, RestoreConfig, Restored};
+use verbatim_container::{Link, RestoreConfig};
 use verbatim_fill::Filler;
 use verbatim_session::decision::Outcome;
 use verbatim_session::decision::destination::{Destination as Machine, Event};
@@ -35,8 +35,10 @@ use crate::guests::Guest;
 use crate::instances::filling;
 use crate::instances::home::{Home, Paths};
 use crate::instances::record::Record;
-use crate::instances::{Instance, Reservation};
+use crate::instances::{Instance, Reservation, machine};
 use crate::keeper::Keeper;
+use crate::machines::arriving::Arriving;
+use crate::machines::leaving;
 use crate::memory::place::Placer;
 use crate::memory::private;
 use crate::proto::file_part::Folder;
@@ -44,6 +46,7 @@ use crate::proto::{ConnectRequest, FilePart, OpenRequest};
 use crate::report::milliseconds;
 use crate::session::rnics;
 use crate::standby::StandbyContext;
+use crate::tasks::{Restore, Restored};
 use crate::turns::Turn;
 
 /// How long the place that the instance had here before may take to be cleared.
@@ -206,6 +209,7 @@ pub fn blockers(agent: &Shared, record: &Record, memory_bytes: u64) -> Vec<Strin
     // What waits for the tasks and what they have together are never much more than once that.
     blockers.extend(private::lack_of_memory(memory_bytes));
     blockers.extend(rnics::lacking(agent, record));
+    blockers.extend(machine::lacking(record));
     blockers
 }
 
@@ -450,11 +454,19 @@ impl Destination {
             .take()
             .context("the session was undone or is committed already")?;
         let (home, made) = tokio::task::spawn_blocking(move || {
-            let made = home.make_bundle(&config);
+            let made = home.make_bundle(&config, true);
             (home, made)
         })
         .await
         .context("making the bundle panicked")?;
+        if home.record.machine.is_some() {
+            let home = self.home.insert(home);
+            made?;
+            self.restore = Some(Restore::Machine(
+                Arriving::prepare(&self.agent.tools, home).await?,
+            ));
+            return Ok(());
+        }
         let restore = RestoreConfig {
             name: home.record.name.clone(),
             bundle: home.paths.bundle.clone(),
@@ -471,7 +483,8 @@ impl Destination {
             let started = tokio::task::spawn_blocking(move || filling::start(&agent, &paths));
             self.filler = Some(started.await.context("starting who gives memory panicked")??);
         }
-        self.restore = Some(Restore::prepare(&self.agent.tools, restore).await?);
+        let restore = verbatim_container::Restore::prepare(&self.agent.tools, restore).await?;
+        self.restore = Some(Restore::Container(restore));
         Ok(())
     }
 
@@ -482,8 +495,12 @@ impl Destination {
             .begin(Phase::Restore, "FullRestore", Point::DestinationRestore)
             .await?
         {
-            let inventory: PathBuf = self.home()?.paths.images.join("inventory.img");
-            File::options().write(true).open(&inventory)?.set_len(3)?;
+            let home = self.home()?;
+            let first: PathBuf = home.paths.images.join(match home.record.machine {
+                Some(_) => leaving::DEVICES,
+                None => "inventory.img",
+            });
+            File::options().write(true).open(&first)?.set_len(3)?;
         }
         let restore = self.restore.take().context("the restore was not prepared")?;
         // A task that waits for memory that never came would be waited for, and CRIU with it.
@@ -492,7 +509,6 @@ impl Destination {
             restored = restore.restore() => restored?,
             why = refused => bail!("the tasks' memory is not all there: {why}"),
         };
-        tracing::debug!("restored: {}", restored.timings());
         self.restored = Some(restored);
         self.decide(Event::Restored).await;
         Ok(milliseconds(begun.elapsed()))

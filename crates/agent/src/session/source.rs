@@ -2,7 +2,7 @@
 //!
 //! [`migrate`] is the whole story. What an attempt has done, and would have to undo, is kept in [`Source`]; its steps are
 //! in [`transport`], [`pre_copy`], [`track`], [`pre_dump`], [`turn`], [`prepare`], [`stop`] with [`settle`] or [`pause`], and [`commit`], the way back
-//! in [`undo`]. How many attempts there are says [`attempts`]. Who decides what, and when, is the machine's in [`decision`].
+//! in [`undo`]; what is different for a virtual machine in [`machine`]. How many attempts there are says [`attempts`]. Who decides what, and when, is the machine's in [`decision`].
 
 mod ahead;
 mod attempts;
@@ -11,6 +11,7 @@ mod commit;
 mod connections;
 mod decision;
 mod images;
+mod machine;
 mod made_again;
 mod participants;
 mod pause;
@@ -34,7 +35,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 use verbatim_channel::{MadeAgain, RoadMap};
-use verbatim_container::{Checkpoint, Dumped};
+use verbatim_container::Checkpoint;
 use verbatim_session::Role;
 use verbatim_session::decision::source::Event;
 use verbatim_session::record::Note;
@@ -46,9 +47,11 @@ use crate::gids::Gid;
 use crate::guests::Guest;
 use crate::held::Hold;
 use crate::instances::home::LIBRARY_DIR;
+use crate::instances::machine::RAM;
 use crate::instances::record::Record;
 use crate::instances::{Instance, Reservation};
 use crate::keeper::Keeper;
+use crate::machines::leaving::Leaving;
 use crate::memory::convergence::{Convergence, Limits};
 use crate::memory::others::Others;
 use crate::memory::pace::Pace;
@@ -63,6 +66,7 @@ use crate::session::control::Control;
 use crate::session::driver::{Driver, Step};
 use crate::session::members::Settled;
 use crate::session::{PAUSE, ProcessKeys, told};
+use crate::tasks::Dumped;
 use crate::turns::Turn;
 
 use ahead::Ahead;
@@ -183,7 +187,10 @@ struct Source {
     /// The program's control verbs wait from the pre-setup on.
     holds: bool,
     suspended: bool,
+    /// Of a container.
     checkpoint: Option<Checkpoint>,
+    /// Of a virtual machine, in its place.
+    machine: Option<Leaving>,
     /// The RNIC connections of processes that wait at the gate.
     quiesced: Vec<(u32, Vec<std::os::fd::OwnedFd>)>,
     /// It has copies of them.
@@ -251,6 +258,8 @@ impl Source {
                 folder,
                 Some(trusted),
             )
+            // It goes by itself.
+            .without(std::path::Path::new(RAM))
             .by(&route),
             route,
             transport: memory_transport::Choice::tls("nothing was sent"),
@@ -263,6 +272,7 @@ impl Source {
             holds: false,
             suspended: false,
             checkpoint: None,
+            machine: None,
             quiesced: Vec::new(),
             keeper: None,
             gate_closed: false,

@@ -46,13 +46,16 @@ impl<'a> From<&'a Instance> for Row<'a> {
 
 /// Starts an instance.
 pub async fn run(lab: &str, arguments: RunArguments) -> anyhow::Result<ExitCode> {
+    let machine = arguments.vm.is_some();
+    let name = arguments.vm.or(arguments.name);
+    let name = name.context("an instance needs a name")?;
     let hosts = Hosts::connect(lab).await?;
     let host = hosts.host(arguments.host.as_deref())?;
     if let Some(taken) = hosts
         .instances()
         .await?
         .iter()
-        .find(|instance| instance.name == arguments.name)
+        .find(|instance| instance.name == name)
     {
         bail!(
             "the name {} is taken by an instance on {}; choose another, or `verbatim stop` it",
@@ -69,12 +72,13 @@ pub async fn run(lab: &str, arguments: RunArguments) -> anyhow::Result<ExitCode>
         None => String::new(),
     };
     let request = RunRequest {
-        name: arguments.name,
+        name,
         command: arguments.command,
         bundle,
         environment: arguments.env,
         address: arguments.address.unwrap_or_default(),
         rnics: arguments.rnic,
+        machine,
     };
     let instance = host.run(request).await?;
     if arguments.json {

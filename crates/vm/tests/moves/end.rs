@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use tempfile::TempDir;
-use verbatim_vm::{Arguments, Machine, RUN, Ram, Run};
+use verbatim_vm::{Arguments, Machine, Qmp, RUN, Ram, Run};
 
 /// The program.
 pub const QEMU: &str = "qemu-system-x86_64";
@@ -117,7 +117,7 @@ impl End {
         let ram = Ram::create(&folder.path().join("ram"), arguments.ram())?;
         let qmp = folder.path().join("qmp");
         let mut child = Self::spawn(arguments.command(ram.path(), &qmp, incoming), folder.path())?;
-        let machine = match Machine::started(child.id(), &qmp, ram).await {
+        let machine = match Machine::started(child.id(), ram, || Qmp::connect(&qmp)).await {
             Ok(machine) => Arc::new(machine),
             Err(error) => {
                 let (Ok(()) | Err(_)) = child.kill();

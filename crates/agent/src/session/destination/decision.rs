@@ -17,6 +17,7 @@ use crate::instances::Instance;
 use crate::instances::filling;
 use crate::instances::recovery;
 use crate::keeper::Keeper;
+use crate::machines;
 use crate::proto::OutcomeReply;
 use crate::proto::outcome_reply::Outcome as Answered;
 use crate::session::PAUSE;
@@ -109,6 +110,7 @@ impl Destination {
         self.contexts_are_alive()?;
         self.has_all_memory()?;
         let restored = self.restored.as_ref().context("nothing was restored")?;
+        restored.is_there().await?;
         self.home()?.gate()?;
         // Before CRIU is told, so that whoever asks again gets the right answer, whatever happens to this agent: one that
         // comes after it finds the tasks if they run.
@@ -148,8 +150,8 @@ impl Destination {
         if let Err(error) = attached {
             self.not_all_is_well(&error);
         }
-        let pid = resumed.init.pid();
-        self.arrive(pid, async { Ok(resumed.settled().await?) });
+        let pid = resumed.pid();
+        self.arrive(pid, resumed.settled());
         if let Err(error) = self.agent.faults.pass(Point::DestinationRunning).await {
             tracing::warn!("{error:#}");
         }
@@ -250,11 +252,19 @@ impl Destination {
             if let Err(error) = home.attach() {
                 self.not_all_is_well(&error);
             }
+            if home.record.machine.is_some() {
+                machines::make_run(&home.paths, pid).await?;
+            }
             self.arrive(pid, async move { Ok(Init::open(pid)?) });
             return Ok(Fact::Running);
         }
         match recovery::take_over(&self.agent, name.as_str(), true).await? {
             Some(found) => {
+                let (home, pid) = (&found.instance.home, found.instance.init_pid());
+                if home.record.machine.is_some() {
+                    home.attach()?;
+                    machines::make_run(&home.paths, pid).await?;
+                }
                 self.take_up(found.instance)?;
                 Ok(Fact::Running)
             }
@@ -279,18 +289,12 @@ impl Destination {
         if let Some(restored) = self.restored.take()
             && let Err(error) = restored.abort().await
         {
-            tracing::warn!(
-                error = format!("{:#}", anyhow::Error::from(error)),
-                "undoing a restore"
-            );
+            tracing::warn!(error = format!("{error:#}"), "undoing a restore");
         }
         if let Some(restore) = self.restore.take()
             && let Err(error) = restore.cancel().await
         {
-            tracing::warn!(
-                error = format!("{:#}", anyhow::Error::from(error)),
-                "cancelling a restore"
-            );
+            tracing::warn!(error = format!("{error:#}"), "cancelling a restore");
         }
         self.contexts.clear();
         if let Some(filler) = self.filler.take()

@@ -19,6 +19,7 @@ use crate::instances::recovery::{self, Found};
 use crate::instances::{Instance, Reservation};
 use crate::journal::Known;
 use crate::keeper::Keeper;
+use crate::machines::leaving;
 use crate::proto::SessionId;
 use crate::proto::outcome_reply::Outcome as Answered;
 use crate::session::control::{Driven, Stage};
@@ -230,6 +231,10 @@ impl Recovery {
     /// The tasks that an earlier agent held.
     async fn held(&self) -> Option<Dumped> {
         let found = self.found.as_ref()?;
+        if found.instance.home.record.machine.is_some() {
+            // Nobody but its cgroup holds it.
+            return None;
+        }
         let held = &found.undecided.as_ref()?.held;
         let home = &found.instance.home;
         let checkpoint = CheckpointConfig {
@@ -275,6 +280,15 @@ impl Recovery {
                 instance = self.name,
                 error = format!("{:#}", anyhow::Error::from(failed)),
                 "thawing the instance"
+            );
+        }
+        if home.record.machine.is_some()
+            && let Err(error) = leaving::take_back(&instance).await
+        {
+            tracing::error!(
+                instance = self.name,
+                error = format!("{error:#}"),
+                "QEMU does not let the guest go on; `cont` in its monitor does, if QEMU answers there"
             );
         }
         if let Err(error) = home.keep_record(instance.init_pid(), None) {

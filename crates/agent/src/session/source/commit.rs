@@ -111,10 +111,7 @@ impl Source {
         if let Some(dumped) = self.dumped.take()
             && let Err(error) = dumped.commit().await
         {
-            tracing::warn!(
-                error = format!("{:#}", anyhow::Error::from(error)),
-                "removing the moved container"
-            );
+            tracing::warn!(error = format!("{error:#}"), "removing the moved container");
         }
         let instance = Arc::clone(&self.instance);
         let _ = tokio::task::spawn_blocking(move || instance.home.remove()).await;

@@ -1,14 +1,18 @@
 //! Pre-copy: private memory ([`super::track`]), then the runtime folder, adopted memory included, is sent in rounds while
 //! the program runs.
 
+use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
 use super::{Progress, Source};
+use crate::instances::machine::RAM;
 use crate::memory::convergence::{Round, Verdict};
 use crate::memory::private;
+use crate::memory::ram::Which;
 use crate::proto::PreCopyRound;
 
 /// How often a round that takes long is told of.
@@ -19,7 +23,10 @@ impl Source {
     pub(super) async fn pre_copy(&mut self) -> anyhow::Result<()> {
         let begun = Instant::now();
         let limits = self.request.limits;
-        self.private_rounds(begun).await?;
+        match self.is_machine() {
+            true => self.await_machine().await?,
+            false => self.private_rounds(begun).await?,
+        }
         loop {
             self.round().await?;
             match self.convergence.verdict(&limits, begun.elapsed()) {
@@ -77,28 +84,46 @@ impl Source {
         self.route.pace.begin(number);
         let waited = self.route.pace.waited();
         let mut ticks = tokio::time::interval_at((begun + TELL_EVERY).into(), TELL_EVERY);
-        let round = self.files.round(&mut destination);
-        tokio::pin!(round);
-        let bytes = loop {
-            tokio::select! {
-                bytes = &mut round => break bytes?,
-                _ = ticks.tick() => {
-                    let sent = sent.load(Ordering::Relaxed);
-                    let _ = progress.try_send(Progress::PreCopy(PreCopyRound {
-                        round: number,
-                        sent_bytes: sent,
-                        dirty_bytes: before.dirty_bytes(),
-                        bytes_per_second: (sent as f64 / begun.elapsed().as_secs_f64()) as u64,
-                        predicted_blackout_ms: before.predicted_blackout().map(in_milliseconds),
-                        complete: false,
-                        private: false,
-                    }));
+        let bytes = {
+            let way = self.way();
+            let sent_ram = Arc::clone(&way.sent);
+            let (files, machine) = (&mut self.files, &mut self.machine);
+            let round = async {
+                let ram = match machine {
+                    Some(machine) => {
+                        let rounds = &mut machine.rounds;
+                        way.ram(Path::new(RAM), rounds, Which::Another, &mut destination)
+                            .await?
+                    }
+                    None => 0,
+                };
+                anyhow::Ok(ram + files.round(&mut destination).await?)
+            };
+            let mut round = std::pin::pin!(round);
+            loop {
+                tokio::select! {
+                    bytes = &mut round => break bytes?,
+                    _ = ticks.tick() => {
+                        let sent = sent.load(Ordering::Relaxed) + sent_ram.load(Ordering::Relaxed);
+                        let _ = progress.try_send(Progress::PreCopy(PreCopyRound {
+                            round: number,
+                            sent_bytes: sent,
+                            dirty_bytes: before.dirty_bytes(),
+                            bytes_per_second: (sent as f64 / begun.elapsed().as_secs_f64()) as u64,
+                            predicted_blackout_ms: before.predicted_blackout().map(in_milliseconds),
+                            complete: false,
+                            private: false,
+                        }));
+                    }
                 }
             }
         };
         // The last round is not held up.
         let time = begun.elapsed().saturating_sub(self.route.pace.waited() - waited);
-        let private_bytes = self.ahead.left(private::bytes_of_tree(self.instance.init_pid()));
+        let private_bytes = match self.machine {
+            Some(_) => 0,
+            None => self.ahead.left(private::bytes_of_tree(self.instance.init_pid())),
+        };
         self.bytes.pre_copy += bytes;
         self.convergence.note(Round { bytes, time }, private_bytes);
         let _ = self.progress.try_send(Progress::PreCopy(PreCopyRound {

@@ -68,12 +68,17 @@ impl Source {
             .iter()
             .map(|process| memory_bytes(&process.road_map))
             .sum();
-        // CRIU's images lie in memory on both hosts.
-        let private_bytes = private::bytes_of_tree(self.instance.init_pid());
-        if let Some(lack) = private::lack_of_room(&self.agent.config.runtime_dir, private_bytes) {
+        let own_bytes = match &self.record().machine {
+            Some(arguments) => arguments.ram(),
+            // CRIU's images lie in memory on both hosts.
+            None => private::bytes_of_tree(self.instance.init_pid()),
+        };
+        if self.record().machine.is_some() {
+            self.meet_machine().await?;
+        } else if let Some(lack) = private::lack_of_room(&self.agent.config.runtime_dir, own_bytes) {
             bail!("{lack}");
         }
-        let memory_bytes = registered_bytes + private_bytes;
+        let memory_bytes = registered_bytes + own_bytes;
         let mut record = self.record().clone();
         record.visited.insert(self.agent.name().to_owned());
         let request = proto::OpenRequest {
@@ -202,10 +207,16 @@ impl Source {
             false => self.connect(&standbys).await?,
         }
 
-        self.private_round_again().await?;
+        if !self.is_machine() {
+            self.private_round_again().await?;
+        }
         let (config, session) = (self.agent.config.clone(), self.session);
         let keeper = tokio::task::spawn_blocking(move || Keeper::start(&config, session));
         self.keeper = Some(keeper.await.context("starting a keeper panicked")??);
+        if self.is_machine() {
+            // QEMU waits at the destination already.
+            return Ok(());
+        }
         let paths = &self.instance.home.paths;
         let checkpoint = CheckpointConfig {
             name: self.record().name.clone(),

@@ -17,6 +17,7 @@ use crate::guests::unexpected;
 use crate::report::{Phase, milliseconds};
 use crate::session::members::Undrained;
 use crate::session::{in_time, told};
+use crate::tasks::Dumped;
 
 /// What the hosts may take to answer beyond the limit of the drain.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -144,6 +145,9 @@ impl Source {
 
     /// Freezes the instance and writes its images; meanwhile the last changes of its files are sent.
     pub(super) async fn freeze(&mut self) -> anyhow::Result<()> {
+        if self.is_machine() {
+            return self.stop_machine().await;
+        }
         let checkpoint = self
             .checkpoint
             .take()
@@ -189,8 +193,9 @@ impl Source {
         let ((dumped, ahead), sent) = tokio::join!(images.ahead(&mut to, dump), last_round);
         // Kept before the other's error is looked at, so that it is undone in order.
         let judged = self.ahead.judge(&dumped);
-        let dumped = self.dumped.insert(dumped?);
+        let dumped = dumped?;
         tracing::debug!("dumped: {}", dumped.timings());
+        self.dumped = Some(Dumped::Container(dumped));
         judged?;
         ahead.context("CRIU's images cannot be sent")?;
         let (files, private) = sent?;

@@ -150,11 +150,7 @@ impl Source {
         let (round, dirty_bytes) = (all.len() as u32 + 1, all.last().map_or(0, |last| last.bytes));
         self.route.pace.begin(round);
         let told = |sent, dirty, complete| private_round(round, begun, sent, dirty, complete);
-        let way = Way {
-            session: self.session,
-            route: self.route.clone(),
-            sent: Arc::default(),
-        };
+        let way = self.way();
         let (root, mut destination) = (self.instance.init_pid(), self.destination());
         let mut ticks = tokio::time::interval_at((begun + TELL_EVERY).into(), TELL_EVERY);
         let sent = {
@@ -190,6 +186,15 @@ impl Source {
                 self.ahead.why_not_tracked = Some(why);
                 Ok(false)
             }
+        }
+    }
+
+    /// The way to the destination while the program runs.
+    pub(super) fn way(&self) -> Way {
+        Way {
+            session: self.session,
+            route: self.route.clone(),
+            sent: Arc::default(),
         }
     }
 

@@ -18,10 +18,7 @@ impl Source {
         if let Some(dumped) = self.dumped.take()
             && let Err(error) = dumped.abort().await
         {
-            tracing::error!(
-                error = format!("{:#}", anyhow::Error::from(error)),
-                "thawing the instance"
-            );
+            tracing::error!(error = format!("{error:#}"), "thawing the instance");
         }
         if self.detached {
             self.detached = false;
@@ -56,6 +53,8 @@ impl Source {
                 "cancelling the checkpoint"
             );
         }
+        // Its tracker goes with it.
+        self.machine = None;
         self.ahead.clear(&self.instance.home.paths).await;
         if let Some(mut destination) = self.destination.take() {
             let abort = destination.abort(SessionId {

@@ -90,7 +90,7 @@ async fn said(words: &Receiver) -> std::io::Result<bool> {
 }
 
 /// The last line of the output: the shell's own words.
-fn last_line(folder: &Path) -> Option<String> {
+pub fn last_line(folder: &Path) -> Option<String> {
     let mut output = beneath::open(folder, OUTPUT_NAME.as_ref(), OFlags::RDONLY).ok()??;
     let length = output.metadata().ok()?.len();
     output

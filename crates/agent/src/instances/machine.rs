@@ -1,0 +1,107 @@
+//! What a virtual machine is as an instance: its command line, and what its container needs for it.
+
+use std::fs::File;
+use std::net::Ipv4Addr;
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use rustix::fs::{Mode, OFlags};
+use verbatim_channel::RUNTIME_DIR;
+use verbatim_container::{Bind, TAP, Workload, mac_of};
+use verbatim_vm::Arguments;
+
+use super::record::Record;
+use crate::memory::beneath;
+
+/// The RAM, in the runtime folder.
+pub const RAM: &str = "mem/ram";
+
+/// QEMU's socket for us, in the runtime folder.
+pub const QMP: &str = "qmp";
+
+/// QEMU's program if only its arguments are given: that name and the processor's.
+const PROGRAM: &str = "qemu-system-";
+
+/// What its container may open beside what all may: KVM, and the tap link.
+pub const DEVICES: [&str; 2] = ["kvm", "net/tun"];
+
+/// Takes a user's command line: QEMU's program and arguments, or the arguments alone.
+pub async fn arguments(line: &[String], address: Ipv4Addr) -> anyhow::Result<Arguments> {
+    let has_program = line.first().is_some_and(|word| !word.starts_with('-'));
+    let program = (!has_program).then(|| format!("{PROGRAM}{}", std::env::consts::ARCH));
+    let line: Vec<String> = program.into_iter().chain(line.iter().cloned()).collect();
+    let arguments = Arguments::parse(&line)?.on_tap(TAP, mac_of(address))?;
+    let mut command = tokio::process::Command::new(arguments.program());
+    let listed = command
+        .args(["-machine", "help"])
+        .kill_on_drop(true)
+        .output()
+        .await;
+    let listed = listed.with_context(|| {
+        format!(
+            "cannot start {}; install it (Debian: qemu-system-x86), or name it by its path",
+            arguments.program()
+        )
+    })?;
+    if !listed.status.success() {
+        bail!(
+            "{} -machine help: {}",
+            arguments.program(),
+            String::from_utf8_lossy(&listed.stderr).trim()
+        );
+    }
+    Ok(arguments.versioned(&String::from_utf8_lossy(&listed.stdout))?)
+}
+
+/// What its container is, apart from the command.
+pub fn workload(arguments: &Arguments, env: &[String]) -> Workload {
+    let binds = arguments.files().into_iter();
+    Workload::Command {
+        args: arguments.line(),
+        env: env.to_vec(),
+        cwd: "/".into(),
+        binds: binds.map(|(path, writable)| Bind { path, writable }).collect(),
+    }
+}
+
+/// What the container runs; `arriving`: QEMU waits for a guest that comes from another host.
+pub fn started(arguments: &Arguments, workload: &Workload, arriving: bool) -> anyhow::Result<Workload> {
+    let Workload::Command { env, cwd, binds, .. } = workload else {
+        bail!("a virtual machine has no bundle of its own");
+    };
+    let inside = Path::new(RUNTIME_DIR);
+    let command = arguments.command(&inside.join(RAM), &inside.join(QMP), arriving);
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let args: Option<Vec<String>> = words.map(|word| Some(word.to_str()?.to_owned())).collect();
+    Ok(Workload::Command {
+        args: args.context("the command line is not UTF-8")?,
+        env: env.clone(),
+        cwd: cwd.clone(),
+        binds: binds.clone(),
+    })
+}
+
+/// Why an instance cannot come to this host, as far as it is a virtual machine.
+pub fn lacking(record: &Record) -> Vec<String> {
+    let (Some(_), Workload::Command { binds, .. }) = (&record.machine, &record.workload) else {
+        return Vec::new();
+    };
+    let missing = binds.iter().filter(|bind| !bind.path.exists());
+    let words = missing.map(|bind| {
+        format!(
+            "{} is not there: what the virtual machine names must be at the same path on both hosts, and its disks on storage that both reach",
+            bind.path.display()
+        )
+    });
+    words.collect()
+}
+
+/// Makes the RAM of one that starts here, or arrives: as long as it is to be, and empty.
+pub fn make_ram(folder: &Path, bytes: u64) -> anyhow::Result<()> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+    let mode = Mode::RUSR | Mode::WUSR;
+    let made = beneath::open_any(beneath::folder(folder)?, Path::new(RAM), flags, mode);
+    let made = made.map_err(std::io::Error::from).map(File::from);
+    let sized = made.and_then(|file| file.set_len(bytes));
+    sized.with_context(|| format!("cannot make {}", folder.join(RAM).display()))
+}

@@ -1,0 +1,84 @@
+//! Virtual machines: instances whose only program is QEMU, which moves by its own means and not by CRIU's (`verbatim_vm`).
+//!
+//! ```text
+//!  instances/NAME/   /run/verbatim inside
+//!    mem/ram           the guest's RAM: a file that QEMU shares, and that is sent in rounds (`crate::memory::ram`)
+//!    qmp               QEMU's socket for us, which QEMU makes on each host
+//!  images/NAME/      during a move: the state of the devices, and whether the guest ran (`leaving`)
+//!  criu/NAME/ran     during a move, on both hosts: the latter, for an agent that comes after this one
+//! ```
+//!
+//! The container is what makes a virtual machine an instance like others: it has its cgroup, by which it is frozen for the decision and killed
+//! after it, its network, its output, its place in runc's list. What differs is in [`leaving`] and [`arriving`], which stand beside a checkpoint and a
+//! restore (`crate::tasks`).
+//!
+//! Nothing in the runtime folder is gone to by its path: a guest that has taken over its QEMU can put links there.
+
+pub mod arriving;
+pub mod leaving;
+
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use rustix::fs::{Mode, OFlags};
+use verbatim_vm::{Error, Machine, Qmp, Ram};
+
+use crate::instances::Instance;
+use crate::instances::home::Paths;
+use crate::instances::machine::{QMP, RAM};
+use crate::instances::start;
+use crate::memory::beneath;
+
+/// Connects to the QEMU of an instance, of which nobody else has a connection: it serves one.
+pub async fn connect(folder: &Path, init_pid: i32) -> anyhow::Result<Arc<Machine>> {
+    let path = folder.join(RAM);
+    let file = beneath::open(folder, Path::new(RAM), OFlags::RDWR)?;
+    let file = file.with_context(|| format!("{} is not the guest's RAM any more", path.display()))?;
+    let ram = Ram::of(file, &path)?;
+    let root = beneath::folder(folder)?;
+    let machine = Machine::started(init_pid.unsigned_abs(), ram, || {
+        let socket = beneath::open_any(&root, Path::new(QMP), OFlags::PATH, Mode::empty());
+        async move {
+            let socket = socket.map_err(|errno| Error::io("open QEMU's QMP socket")(errno.into()))?;
+            Qmp::connect(Path::new(&format!("/proc/self/fd/{}", socket.as_raw_fd()))).await
+        }
+    });
+    match machine.await {
+        Ok(machine) => Ok(Arc::new(machine)),
+        Err(Error::Gone) => bail!("QEMU has ended: {}", last_words(folder)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What stands in the way of moving it, all of it.
+pub async fn blockers(instance: &Instance) -> Vec<String> {
+    let machine = match connect(&instance.home.paths.folder, instance.init_pid()).await {
+        Ok(machine) => machine,
+        Err(error) => return vec![format!("{error:#}")],
+    };
+    match machine.may_move().await {
+        Ok(()) => Vec::new(),
+        Err(Error::Unmovable(reasons)) => reasons,
+        Err(error) => vec![error.to_string()],
+    }
+}
+
+/// The guest is this host's, and the session's agent may have ended before it told QEMU to let it run.
+pub async fn make_run(paths: &Paths, init_pid: i32) -> anyhow::Result<()> {
+    if leaving::ran(paths)? != Some(true) {
+        return Ok(());
+    }
+    let machine = connect(&paths.folder, init_pid).await?;
+    if !machine.status().await?.running {
+        machine.go_on().await?;
+        machine.announce().await?;
+    }
+    Ok(())
+}
+
+/// The last line that QEMU has printed.
+pub fn last_words(folder: &Path) -> String {
+    start::last_line(folder).unwrap_or_else(|| "it does not say why".to_owned())
+}

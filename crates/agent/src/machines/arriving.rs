@@ -1,0 +1,194 @@
+//! A virtual machine that arrives: what stands in the place of a restore.
+//!
+//! ```text
+//!  Arriving::prepare ─ (RAM comes) ─ load ─► Loaded ─┬─ run:   the guest runs
+//!   (QEMU waits)                  (guest is there)   └─ abort: QEMU is killed
+//! ```
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use rustix::fs::OFlags;
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
+use verbatim_container::{ContainerName, Host, Init, Runc, Tasks};
+use verbatim_vm::{Error, Incoming, Machine};
+
+use super::leaving::{DEVICES, RAN, read_ran};
+use super::{connect, last_words};
+use crate::instances::home::{Home, Paths};
+use crate::instances::machine::make_ram;
+use crate::instances::start;
+use crate::memory::beneath;
+
+/// The container of one that arrives, here only as long as the session does not decide otherwise.
+#[derive(Debug)]
+struct Place {
+    tasks: Tasks,
+    runc: Runc,
+    name: ContainerName,
+    paths: Paths,
+}
+
+impl Place {
+    /// Nothing of it is left.
+    async fn clear(self) -> anyhow::Result<()> {
+        self.tasks.kill().await?;
+        Ok(self.runc.delete(&self.name, true).await?)
+    }
+}
+
+/// One whose QEMU waits for it.
+#[derive(Debug)]
+pub struct Arriving {
+    place: Place,
+    waiting: Waiting,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    init: Init,
+    machine: Arc<Machine>,
+    incoming: Incoming,
+    stream: UnixStream,
+}
+
+impl Arriving {
+    /// Starts QEMU in the container of `home`, whose bundle is made. The RAM must come after it: what QEMU puts there when it starts is
+    /// not the guest's.
+    pub async fn prepare(host: &Host, home: &Home) -> anyhow::Result<Self> {
+        let (name, paths) = (&home.record.name, &home.paths);
+        let place = Place {
+            tasks: Tasks::of(host, name, &paths.work),
+            runc: host.runc().clone(),
+            name: name.clone(),
+            paths: paths.clone(),
+        };
+        let arguments = home.record.machine.as_ref().context("it is no virtual machine")?;
+        make_ram(&paths.folder, arguments.ram())?;
+        let init = start::start(host.runc(), home).await?;
+        let waiting = async {
+            place.tasks.keep_unreleased().await?;
+            let machine = connect(&paths.folder, init.pid()).await?;
+            let (incoming, stream) = machine.arrive().await?;
+            anyhow::Ok(Waiting {
+                init,
+                machine,
+                incoming,
+                stream,
+            })
+        };
+        match waiting.await {
+            Ok(waiting) => Ok(Self { place, waiting }),
+            Err(error) => {
+                place.clear().await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives QEMU the state of the devices, when the RAM is complete; the guest is there then, and does not run.
+    ///
+    /// On an error nothing of it is left on this host.
+    pub async fn load(self) -> anyhow::Result<Loaded> {
+        let Self { place, waiting } = self;
+        let Waiting {
+            init,
+            machine,
+            mut incoming,
+            mut stream,
+        } = waiting;
+        let folder = place.paths.folder.clone();
+        let loaded = async {
+            let ran = place.ran()?;
+            let state = beneath::open(&place.paths.images, Path::new(DEVICES), OFlags::RDONLY)?;
+            let mut state = tokio::fs::File::from_std(state.context("the devices' state has not come")?);
+            let give = async {
+                tokio::io::copy(&mut state, &mut stream).await?;
+                stream.shutdown().await
+            };
+            // QEMU says why it takes no more of it.
+            let (given, loaded) = tokio::join!(give, incoming.loaded());
+            match loaded {
+                Err(Error::Gone | Error::GivenUp { .. }) => {
+                    anyhow::bail!("QEMU cannot load the guest: {}", last_words(&folder))
+                }
+                loaded => loaded?,
+            }
+            given.context("QEMU does not take the devices' state")?;
+            Ok(ran)
+        };
+        match loaded.await {
+            Ok(ran) => Ok(Loaded {
+                place,
+                init,
+                machine,
+                incoming,
+                ran,
+            }),
+            Err(error) => {
+                place.clear().await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives up; returns when nothing of it is left.
+    pub async fn cancel(self) -> anyhow::Result<()> {
+        drop(self.waiting);
+        self.place.clear().await
+    }
+}
+
+impl Place {
+    /// Whether the guest ran at its source; written down for an agent that comes after this one.
+    fn ran(&self) -> anyhow::Result<bool> {
+        let path = self.paths.images.join(RAN);
+        let ran = read_ran(&path, std::fs::read(&path))?;
+        let kept = self.paths.work.join(RAN);
+        std::fs::write(&kept, serde_json::to_vec(&ran)?)
+            .with_context(|| format!("cannot write {}", kept.display()))?;
+        Ok(ran)
+    }
+}
+
+/// One that is there, and does not run.
+#[derive(Debug)]
+pub struct Loaded {
+    place: Place,
+    init: Init,
+    machine: Arc<Machine>,
+    incoming: Incoming,
+    ran: bool,
+}
+
+impl Loaded {
+    /// QEMU's process.
+    pub fn pid(&self) -> i32 {
+        self.init.pid()
+    }
+
+    /// An error unless QEMU is there, and the guest in it.
+    pub async fn is_there(&self) -> anyhow::Result<()> {
+        let status = self.machine.status().await?;
+        ensure!(!status.running, "the guest runs already");
+        Ok(())
+    }
+
+    /// Lets the guest run, if it ran at its source, behind `connect`, which lets its traffic flow. After an error it may run, and nothing is
+    /// killed.
+    pub async fn run(self, connect: impl FnOnce()) -> anyhow::Result<Init> {
+        self.place.tasks.release().await?;
+        connect();
+        if self.ran {
+            self.incoming.run().await?;
+        }
+        Ok(self.init)
+    }
+
+    /// Kills QEMU before the guest has run; returns when nothing of it is left.
+    pub async fn abort(self) -> anyhow::Result<()> {
+        self.place.clear().await
+    }
+}

@@ -1,0 +1,172 @@
+//! A virtual machine that leaves: what stands in the place of a checkpoint.
+//!
+//! ```text
+//!  Leaving::begin ─ track ─ (rounds of the RAM) ─ leave ─► Stopped ─ stopped ─ (last round) ─ hand_over ─┬─ commit: QEMU is killed
+//!    (guest runs)                                                    (guest stands still)                └─ abort:  the guest goes on
+//! ```
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use tokio::net::UnixStream;
+use tokio::task::JoinHandle;
+use verbatim_container::{ContainerName, Host, Runc, Tasks};
+use verbatim_vm::{Machine, Outgoing, Rounds};
+
+use super::connect;
+use crate::instances::Instance;
+use crate::instances::home::Paths;
+
+/// The state of the devices, in the folder of images.
+pub const DEVICES: &str = "devices";
+
+/// Whether the guest ran, in the folder of images and in that of CRIU's logs.
+pub(super) const RAN: &str = "ran";
+
+/// One whose guest runs.
+#[derive(Debug)]
+pub struct Leaving {
+    machine: Arc<Machine>,
+    /// What is sent of its RAM; lent to the round that runs.
+    pub rounds: Option<Rounds>,
+}
+
+impl Leaving {
+    /// An error if it cannot be moved.
+    pub async fn begin(instance: &Instance) -> anyhow::Result<Self> {
+        let paths = &instance.home.paths;
+        forget(paths)?;
+        let machine = connect(&paths.folder, instance.init_pid()).await?;
+        machine.may_move().await?;
+        Ok(Self {
+            machine,
+            rounds: None,
+        })
+    }
+
+    /// From now on it is known what is written to its RAM.
+    pub async fn track(&mut self) -> anyhow::Result<()> {
+        let machine = Arc::clone(&self.machine);
+        let begun = tokio::task::spawn_blocking(move || Rounds::begin(machine.ram(), machine.pid()));
+        self.rounds = Some(begun.await.context("tracking the RAM panicked")??);
+        Ok(())
+    }
+
+    /// Has QEMU send the state of the devices to the folder of images. The guest runs until [`Stopped::stopped`].
+    pub async fn leave(&self, host: &Host, instance: &Instance) -> anyhow::Result<Stopped> {
+        let paths = &instance.home.paths;
+        let runs = self.machine.status().await?.running;
+        // Before anything is asked of QEMU, so that an agent that comes after this one knows how it was.
+        for folder in [&paths.work, &paths.images] {
+            let path = folder.join(RAN);
+            std::fs::write(&path, serde_json::to_vec(&runs)?)
+                .with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        let (outgoing, stream) = self.machine.leave().await?;
+        let name = &instance.home.record.name;
+        Ok(Stopped {
+            outgoing,
+            state: Some(tokio::spawn(save(stream, paths.images.join(DEVICES)))),
+            tasks: Tasks::of(host, name, &paths.work),
+            runc: host.runc().clone(),
+            name: name.clone(),
+            paths: paths.clone(),
+        })
+    }
+}
+
+/// One whose guest stops, or stands still.
+#[derive(Debug)]
+pub struct Stopped {
+    outgoing: Outgoing,
+    /// Writes it down.
+    state: Option<JoinHandle<io::Result<()>>>,
+    tasks: Tasks,
+    runc: Runc,
+    name: ContainerName,
+    paths: Paths,
+}
+
+impl Stopped {
+    /// Waits until the guest stands still and its disks are quiet. The RAM does not change from then on.
+    pub async fn stopped(&mut self) -> anyhow::Result<()> {
+        Ok(self.outgoing.stopped().await?)
+    }
+
+    /// Waits until the state of the devices is written down.
+    pub async fn hand_over(&mut self) -> anyhow::Result<()> {
+        self.outgoing.hand_over().await?;
+        let state = self
+            .state
+            .take()
+            .context("the devices' state is written already")?;
+        let saved = state.await.context("writing the devices' state panicked")?;
+        saved.context("the devices' state cannot be written")
+    }
+
+    /// QEMU stands still, too, whatever becomes of this agent.
+    pub async fn freeze(&mut self) -> anyhow::Result<()> {
+        Ok(self.tasks.freeze().await?)
+    }
+
+    /// What an agent that comes after this one finds.
+    pub fn held_path(&self) -> PathBuf {
+        self.paths.work.join(RAN)
+    }
+
+    /// Kills QEMU, which does nothing more; returns when runc has forgotten the container.
+    pub async fn commit(self) -> anyhow::Result<()> {
+        self.tasks.kill().await?;
+        Ok(self.runc.delete(&self.name, true).await?)
+    }
+
+    /// Lets the guest go on as if nothing had happened, if it ran.
+    pub async fn abort(self) -> anyhow::Result<()> {
+        self.tasks.thaw().await?;
+        self.outgoing.take_back().await?;
+        forget(&self.paths)
+    }
+}
+
+async fn save(mut stream: UnixStream, path: PathBuf) -> io::Result<()> {
+    let mut file = tokio::fs::File::create(path).await?;
+    tokio::io::copy(&mut stream, &mut file).await?;
+    // What was written last is on its way to a thread.
+    tokio::io::AsyncWriteExt::flush(&mut file).await
+}
+
+/// Whether the guest ran when it was last about to leave here, or had left its last place. `None`: QEMU was not asked for anything.
+pub(super) fn ran(paths: &Paths) -> anyhow::Result<Option<bool>> {
+    let path = paths.work.join(RAN);
+    match std::fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        text => read_ran(&path, text).map(Some),
+    }
+}
+
+pub(super) fn read_ran(path: &Path, text: io::Result<Vec<u8>>) -> anyhow::Result<bool> {
+    let ran = text.and_then(|text| Ok(serde_json::from_slice(&text)?));
+    ran.with_context(|| format!("{} does not say whether the guest ran", path.display()))
+}
+
+/// What was of an earlier move is not of the next.
+fn forget(paths: &Paths) -> anyhow::Result<()> {
+    let path = paths.work.join(RAN);
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What [`Stopped::abort`] does, for whoever comes after an agent that has died with it; its tasks are not frozen any more.
+pub async fn take_back(instance: &Instance) -> anyhow::Result<()> {
+    let paths = &instance.home.paths;
+    let ran = ran(paths)?;
+    let machine = connect(&paths.folder, instance.init_pid()).await?;
+    machine.take_back(ran == Some(true)).await?;
+    forget(paths)
+}
