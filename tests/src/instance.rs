@@ -49,6 +49,19 @@ impl<'a> Instance<'a> {
         })
     }
 
+    pub(crate) fn run_machine(
+        lab: &'a TestLab,
+        host: &str,
+        name: &str,
+        arguments: &[&str],
+    ) -> anyhow::Result<Self> {
+        lab.ask(&[&["run", "--host", host, "--vm", name, "--"], arguments].concat())?;
+        Ok(Self {
+            lab,
+            name: name.to_owned(),
+        })
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name

@@ -192,6 +192,11 @@ impl TestLab {
         Instance::run(self, host, name, &[&["--"], argv].concat())
     }
 
+    /// Starts an instance that is a virtual machine, by QEMU's arguments.
+    pub fn machine(&self, host: &str, name: &str, arguments: &[&str]) -> anyhow::Result<Instance<'_>> {
+        Instance::run_machine(self, host, name, arguments)
+    }
+
     /// Starts an instance of an OCI bundle.
     pub fn bundle(&self, host: &str, name: &str, bundle: &Path) -> anyhow::Result<Instance<'_>> {
         Instance::run(

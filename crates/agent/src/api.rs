@@ -20,10 +20,10 @@ use crate::PROTOCOLS;
 use crate::agent::{Shared, status};
 use crate::instances::home::Home;
 use crate::instances::machine;
+use crate::instances::machine::qemu;
 use crate::instances::record::{Record, parse_address};
 use crate::instances::start;
 use crate::instances::{Instance as HostInstance, State};
-use crate::machines;
 use crate::memory::convergence::Limits;
 use crate::pause;
 use crate::proto::control_server::Control;
@@ -167,7 +167,7 @@ impl ControlService {
     /// QEMU has been started, and waits: its guest runs when this returns. On an error nothing of it is left.
     async fn let_run(&self, home: &Home, init: Init) -> anyhow::Result<Init> {
         let runs = async {
-            let machine = machines::connect(&home.paths.folder, init.pid()).await?;
+            let machine = qemu::connect(&home.paths.folder, init.pid()).await?;
             Ok(machine.go_on().await?)
         };
         match runs.await {

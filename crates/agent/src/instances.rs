@@ -6,6 +6,8 @@
 //! - [`Instance`]: both, with the running container;
 //! - [`filling`]: private memory that comes to it while it runs;
 //! - [`start`]: starting its program;
+//! - [`storage`]: whether another host reaches its disks;
+//! - [`tasks`]: what runs in it, while it moves;
 //! - [`recovery`]: what an agent finds that comes after one that died.
 
 pub mod filling;
@@ -14,6 +16,8 @@ pub mod machine;
 pub mod record;
 pub mod recovery;
 pub mod start;
+pub mod storage;
+pub mod tasks;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};

@@ -35,7 +35,6 @@ mod journal;
 pub mod keeper;
 mod kernel_rnics;
 mod load;
-mod machines;
 mod memory;
 mod method;
 mod nic_listeners;
@@ -52,7 +51,6 @@ mod run;
 mod secrets;
 mod session;
 mod standby;
-mod tasks;
 #[cfg(test)]
 mod testing;
 pub mod trial;

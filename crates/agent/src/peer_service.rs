@@ -286,7 +286,7 @@ impl Peer for PeerService {
         spoken_here(request.protocol, &request.source)?;
         let record: Record = serde_json::from_str(&request.instance)
             .map_err(|error| Status::invalid_argument(format!("a malformed instance record: {error}")))?;
-        let mut blockers = destination::blockers(&self.0, &record, request.memory_bytes);
+        let mut blockers = destination::blockers(&self.0, &record, &request);
         // Opening a session finds this out by itself.
         let gids = self.0.gids_of(self.0.name()).await;
         blockers.extend(gids.err().map(|error| format!("{}: {error:#}", self.0.name())));

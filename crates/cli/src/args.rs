@@ -57,10 +57,10 @@ pub enum Command {
         #[command(subcommand)]
         command: LabCommand,
     },
-    /// Start an instance: a runc container with the guest library.
+    /// Start an instance: a runc container with the guest library, or a virtual machine of QEMU.
     #[command(
         after_help = "Examples:\n  verbatim run --host peer --name server -- ib_write_bw -d verbatim0 -D 15\n  verbatim run --name server \
-                      --rnic mlx5_0 -- ib_write_bw -d mlx5_0 -D 15"
+                      --rnic mlx5_0 -- ib_write_bw -d mlx5_0 -D 15\n  verbatim run --host src --vm web -- -m 2G -drive file=/srv/web.qcow2,if=virtio"
     )]
     Run(RunArguments),
     /// Add a command to an instance: it runs beside the first one, writes where that one writes, and moves along.

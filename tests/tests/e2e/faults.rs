@@ -1,6 +1,8 @@
 //! Every failure at every step: each named point of a migration (`verbatim_agent::faults::Point`) with each action that
 //! makes sense there, in one lab and under one check that runs all the time.
 //!
+//! What is moved is a [`Subject`]: the check, or a virtual machine (`crate::machines`).
+//!
 //! After each case the instance runs on exactly one host, its connections work, nothing is left on the other host, no
 //! session is open, and a second attempt succeeds. At the end the check has found nothing lost, repeated or reordered.
 //!
@@ -34,6 +36,46 @@ const OPTIONS: &[&str] = &[
     "--bidirectional",
 ];
 
+/// What is moved, and runs all the time.
+pub trait Subject {
+    /// The instance's name.
+    fn name(&self) -> &str;
+    /// How many connections it has while it is well.
+    fn connections(&self) -> u32;
+    /// What it does goes on, on this host.
+    fn goes_on(&self, host: &str) -> anyhow::Result<()>;
+    /// Moves it; an error if that fails.
+    fn moves(&self, to: &str) -> anyhow::Result<()>;
+    /// Ends it: an error if something was lost.
+    fn end(self: Box<Self>) -> anyhow::Result<()>;
+}
+
+impl Subject for Check<'_> {
+    fn name(&self) -> &str {
+        self.client.name()
+    }
+
+    fn connections(&self) -> u32 {
+        4
+    }
+
+    fn goes_on(&self, host: &str) -> anyhow::Result<()> {
+        [host, PARTNER].into_iter().try_for_each(|host| self.flows(host))
+    }
+
+    fn moves(&self, to: &str) -> anyhow::Result<()> {
+        self.client.moves(to).map(drop)
+    }
+
+    fn end(self: Box<Self>) -> anyhow::Result<()> {
+        Check::end(*self).map(drop)
+    }
+}
+
+fn check<'a>(lab: &'a TestLab) -> anyhow::Result<Box<dyn Subject + 'a>> {
+    Ok(Box::new(Check::start(lab, OPTIONS)?))
+}
+
 /// Whether an action makes sense at a point.
 fn is_for(action: Action, point: &Point) -> bool {
     match action {
@@ -52,10 +94,13 @@ fn is_for(action: Action, point: &Point) -> bool {
 
 /// Where a failure can be ordered.
 #[derive(Debug, Clone)]
-struct Point {
-    name: String,
-    role: String,
-    time: String,
+pub struct Point {
+    /// Its name.
+    pub name: String,
+    /// On which host it is.
+    pub role: String,
+    /// `before-commit`, `at-commit` or `after-commit`.
+    pub time: String,
 }
 
 /// The selection for every day: of each host something before, at and after the commit.
@@ -74,21 +119,7 @@ const SHORT: &[(&str, Action)] = &[
 
 /// All of them.
 pub fn tests() -> Vec<Test> {
-    let short = Test::new("faults::short", HOSTS, |lab| {
-        let points = points();
-        let cases = SHORT.iter().map(|(name, action)| {
-            let point = points.iter().find(|point| point.name == *name);
-            Ok((
-                point.with_context(|| format!("there is no point {name}"))?,
-                *action,
-            ))
-        });
-        drive(
-            lab,
-            Method::WaitBeforeStop,
-            &cases.collect::<anyhow::Result<Vec<_>>>()?,
-        )
-    });
+    let short = Test::new("faults::short", HOSTS, |lab| some(lab, check(lab)?, SHORT));
     let mut tests = vec![short.injecting_faults()];
     for method in [Method::WaitBeforeStop, Method::PauseResume] {
         for role in ["source", "destination", "partner"] {
@@ -98,7 +129,7 @@ pub fn tests() -> Vec<Test> {
                 let passed = points
                     .iter()
                     .filter(|point| point.role == role && method.passes(&point.name));
-                every(passed, method)
+                every(passed, method, check, is_for)
             });
             tests.push(every.only_on_demand(true));
         }
@@ -108,7 +139,7 @@ pub fn tests() -> Vec<Test> {
 
 /// How the migration that fails brings connections to a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Method {
+pub enum Method {
     WaitBeforeStop,
     PauseResume,
 }
@@ -140,7 +171,7 @@ impl Method {
 }
 
 /// All points of a migration. What is about the greeting is tested with `verbatim check`.
-fn points() -> Vec<Point> {
+pub fn points() -> Vec<Point> {
     let points = verbatim_agent::faults::Point::ALL.iter();
     let of_migration = points.filter(|point| point.name() != "hello");
     let point = |point: &verbatim_agent::faults::Point| {
@@ -159,16 +190,36 @@ fn points() -> Vec<Point> {
     of_migration.map(point).collect()
 }
 
+/// These cases, one after the other, in one lab.
+pub fn some(lab: &TestLab, subject: Box<dyn Subject + '_>, cases: &[(&str, Action)]) -> anyhow::Result<()> {
+    let points = points();
+    let cases = cases.iter().map(|(name, action)| {
+        let point = points.iter().find(|point| point.name == *name);
+        Ok((
+            point.with_context(|| format!("there is no point {name}"))?,
+            *action,
+        ))
+    });
+    let cases = cases.collect::<anyhow::Result<Vec<_>>>()?;
+    drive(lab, Method::WaitBeforeStop, subject, &cases)
+}
+
 /// Each point in a lab of its own, so that one that fails hides no other.
-fn every<'p>(points: impl Iterator<Item = &'p Point>, method: Method) -> anyhow::Result<()> {
+pub fn every<'p>(
+    points: impl Iterator<Item = &'p Point>,
+    method: Method,
+    start: for<'a> fn(&'a TestLab) -> anyhow::Result<Box<dyn Subject + 'a>>,
+    is_for: fn(Action, &Point) -> bool,
+) -> anyhow::Result<()> {
     let tools = Tools::find()?.that_fail_on_order();
-    let (mut driven, mut failed) = (0, Vec::new());
+    let (mut count, mut failed) = (0, Vec::new());
     for point in points {
         let actions = Action::iter().filter(|action| is_for(*action, point));
         let cases: Vec<_> = actions.map(|action| (point, action)).collect();
-        driven += cases.len();
+        count += cases.len();
         let lab = TestLab::up(&tools, HOSTS)?;
-        if let Err(error) = drive(&lab, method, &cases) {
+        let driven = start(&lab).and_then(|subject| drive(&lab, method, subject, &cases));
+        if let Err(error) = driven {
             eprintln!("FAILED: {error:#}{}", lab.logs());
             failed.push(format!("{error:#}"));
         }
@@ -176,32 +227,35 @@ fn every<'p>(points: impl Iterator<Item = &'p Point>, method: Method) -> anyhow:
     }
     ensure!(
         failed.is_empty(),
-        "{} of {driven} cases: {}",
+        "{} of {count} cases: {}",
         failed.len(),
         failed.join("\n")
     );
-    ensure!(driven > 10, "only {driven} cases");
+    ensure!(count > 10, "only {count} cases");
     Ok(())
 }
 
-fn drive(lab: &TestLab, method: Method, cases: &[(&Point, Action)]) -> anyhow::Result<()> {
-    let check = Check::start(lab, OPTIONS)?;
-    let mut site = Site::new(lab, method, check)?;
+fn drive(
+    lab: &TestLab,
+    method: Method,
+    subject: Box<dyn Subject + '_>,
+    cases: &[(&Point, Action)],
+) -> anyhow::Result<()> {
+    let mut site = Site::new(lab, method, subject)?;
     for (point, action) in cases {
         let begun = std::time::Instant::now();
         site.case(point, *action)
             .with_context(|| format!("{} {}", point.name, action.name()))?;
         eprintln!("{} {}: {:.1?}", point.name, action.name(), begun.elapsed());
     }
-    site.check.end()?;
-    Ok(())
+    site.subject.end()
 }
 
-/// The lab, the check, and where the moved instance is.
+/// The lab, what is moved, and where that is.
 struct Site<'a> {
     lab: &'a TestLab,
     method: Method,
-    check: Check<'a>,
+    subject: Box<dyn Subject + 'a>,
     here: &'static str,
     there: &'static str,
     /// What programs have at an RNIC that only the moved instance uses, while it is there.
@@ -209,12 +263,12 @@ struct Site<'a> {
 }
 
 impl<'a> Site<'a> {
-    fn new(lab: &'a TestLab, method: Method, check: Check<'a>) -> anyhow::Result<Self> {
+    fn new(lab: &'a TestLab, method: Method, subject: Box<dyn Subject + 'a>) -> anyhow::Result<Self> {
         let objects = Traffic::of(lab, "src")?.objects();
         Ok(Self {
             lab,
             method,
-            check,
+            subject,
             here: "src",
             there: "dst",
             objects,
@@ -258,9 +312,9 @@ impl<'a> Site<'a> {
             Action::Hang => {
                 if before {
                     // While it hangs: that no host's help is needed is what is tested.
-                    self.lab.ask(&["cancel", "client"])?;
+                    self.lab.ask(&["cancel", self.subject.name()])?;
                 } else {
-                    let late = self.lab.refused(&["cancel", "client"])?;
+                    let late = self.lab.refused(&["cancel", self.subject.name()])?;
                     // Once the destination has finished its part, only the source still knows of a migration.
                     let refused = ["too late", "is not being moved"];
                     ensure!(refused.iter().any(|text| late.contains(text)), "{late}");
@@ -304,16 +358,13 @@ impl<'a> Site<'a> {
         }
         self.settled().context("after the failure")?;
 
-        self.check
-            .client
-            .moves(self.there)
-            .context("the second attempt")?;
+        self.subject.moves(self.there).context("the second attempt")?;
         std::mem::swap(&mut self.here, &mut self.there);
         self.settled().context("after the second attempt")
     }
 
     fn migrate(&self, options: &[&str]) -> anyhow::Result<Running> {
-        let name = self.check.client.name();
+        let name = self.subject.name();
         let arguments = ["migrate", name, "--to", self.there, "--json"];
         self.lab.verbatim(&[&arguments[..], options].concat())
     }
@@ -330,13 +381,14 @@ impl<'a> Site<'a> {
             let rows = self.lab.ask(&["ps", "--json"])?.stdout;
             let rows: Vec<serde_json::Value> = serde_json::from_str(&rows)?;
             // A frozen copy is in doubt until the other host says whether the instance runs there.
-            let runs = |row: &&serde_json::Value| row["name"] == "client" && row["state"] != "in doubt";
+            let runs =
+                |row: &&serde_json::Value| row["name"] == self.subject.name() && row["state"] != "in doubt";
             let mine: Vec<_> = rows.iter().filter(runs).collect();
             let running = mine.iter().filter(|row| row["state"] == "running").count();
             ensure!(running <= 1, "the instance runs twice: {rows:?}");
             // The frozen copy that was left behind is moving until it is cleared away.
             let [row] = &mine[..] else { return Ok(None) };
-            if row["state"] != "running" || row["connections"] != 4 {
+            if row["state"] != "running" || row["connections"] != self.subject.connections() {
                 return Ok(None);
             }
             if row["host"] != self.here {
@@ -344,9 +396,7 @@ impl<'a> Site<'a> {
             }
             Ok(Some(()))
         })?;
-        for host in [self.here, PARTNER] {
-            self.check.flows(host)?;
-        }
+        self.subject.goes_on(self.here)?;
         let mut left = Vec::new();
         eventually("hosts without leftovers", LIMIT, || {
             left = self.leftovers()?;
@@ -356,12 +406,9 @@ impl<'a> Site<'a> {
     }
 
     fn leftovers(&self) -> anyhow::Result<Vec<String>> {
-        let mut left = left_behind(self.lab, self.there, "client")?;
-        if self
-            .lab
-            .path(self.there, "/run/verbatim/records/client")?
-            .exists()
-        {
+        let mut left = left_behind(self.lab, self.there, self.subject.name())?;
+        let record = format!("/run/verbatim/records/{}", self.subject.name());
+        if self.lab.path(self.there, &record)?.exists() {
             left.push("a record".to_owned());
         }
         for host in HOSTS {

@@ -25,6 +25,7 @@ mod faults;
 mod gids;
 mod identity;
 mod lost_rnic;
+mod machines;
 mod many;
 mod migration;
 mod nemesis;
@@ -197,6 +198,7 @@ fn main() -> ExitCode {
         failures::tests(),
         faults::tests(),
         lost_rnic::tests(),
+        machines::tests(),
         rnic_again::tests(),
         robustness::tests(),
         identity::tests(),

@@ -76,6 +76,7 @@ impl Story {
             gateway: None,
             bridge: "br0".to_owned(),
             mtu: None,
+            tap: false,
         };
         let network = Network::create(&network, Link::Attached)?;
         let bundle = BundleConfig {
@@ -86,6 +87,7 @@ impl Story {
             cgroup_parent: "/rnic".into(),
             preload: None,
             rnics: vec!["rxe0".to_owned()],
+            devices: Vec::new(),
         };
         let workload = Workload::Command {
             args: ["/run/verbatim/traffic", "/run/verbatim/told"]

@@ -2,7 +2,8 @@
 
 use crate::agent::Shared;
 use crate::instances::State;
-use crate::machines;
+use crate::instances::machine::qemu;
+use crate::instances::storage::Witnesses;
 use crate::memory::private;
 use crate::peers::reason;
 use crate::proto::{CheckReply, OpenRequest};
@@ -41,7 +42,7 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
     let has_rnics = !record.rnics.is_empty();
     if record.machine.is_some() {
         if instance.state() == State::Running {
-            blockers.extend(machines::blockers(&instance).await);
+            blockers.extend(qemu::blockers(&instance).await);
         }
         notes.push("the guest's RAM goes ahead, tracked from outside (userfaultfd)".to_owned());
     } else {
@@ -68,12 +69,14 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
     // There: the agent, its version, the name, the address, room, the RNIC. CRIU is checked when an agent starts.
     match agent.peers.connect(destination).await {
         Ok(mut peer) => {
+            let witnesses = Witnesses::make(record);
             let request = OpenRequest {
                 session: 0,
                 source: agent.name().to_owned(),
                 instance: serde_json::to_string(&instance.home.record)?,
                 memory_bytes: adopted_bytes(agent, name).await + private_bytes,
                 protocol: agent.peers.spoken(destination),
+                witnesses: witnesses.paths(),
             };
             let unknown = agent
                 .peers

@@ -1,4 +1,20 @@
-//! What a virtual machine is as an instance: its command line, and what its container needs for it.
+//! Virtual machines: instances whose only program is QEMU, which moves by its own means and not by CRIU's (`verbatim_vm`).
+//!
+//! ```text
+//!  instances/NAME/   /run/verbatim inside
+//!    mem/ram           the guest's RAM: a file that QEMU shares, and that is sent in rounds (`crate::memory::ram`)
+//!    qmp               QEMU's socket for us, which QEMU makes on each host
+//!  images/NAME/      during a move: the state of the devices, and whether the guest ran ([`leaving`])
+//!  criu/NAME/ran     during a move, on both hosts: the latter, for an agent that comes after this one
+//! ```
+//!
+//! The container is what makes a virtual machine an instance like others: it has its cgroup, by which it is frozen for the decision and killed
+//! after it, its network, its output, its place in runc's list. What differs is in [`leaving`] and [`arriving`], which stand beside a checkpoint and a
+//! restore ([`tasks`](super::tasks)).
+
+pub mod arriving;
+pub mod leaving;
+pub mod qemu;
 
 use std::fs::File;
 use std::net::Ipv4Addr;

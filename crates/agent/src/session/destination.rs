@@ -34,11 +34,12 @@ use crate::gids::gid_of;
 use crate::guests::Guest;
 use crate::instances::filling;
 use crate::instances::home::{Home, Paths};
+use crate::instances::machine::arriving::Arriving;
+use crate::instances::machine::leaving;
 use crate::instances::record::Record;
-use crate::instances::{Instance, Reservation, machine};
+use crate::instances::tasks::{Restore, Restored};
+use crate::instances::{Instance, Reservation, machine, storage};
 use crate::keeper::Keeper;
-use crate::machines::arriving::Arriving;
-use crate::machines::leaving;
 use crate::memory::place::Placer;
 use crate::memory::private;
 use crate::proto::file_part::Folder;
@@ -46,7 +47,6 @@ use crate::proto::{ConnectRequest, FilePart, OpenRequest};
 use crate::report::milliseconds;
 use crate::session::rnics;
 use crate::standby::StandbyContext;
-use crate::tasks::{Restore, Restored};
 use crate::turns::Turn;
 
 /// How long the place that the instance had here before may take to be cleared.
@@ -75,7 +75,7 @@ impl Destinations {
         // It may have left a moment ago, and its old place is still being cleared.
         let cleared = agent.instances.unreserved(record.name.as_str());
         let _ = tokio::time::timeout(CLEAR_TIMEOUT, cleared).await;
-        if let Some(blocker) = blockers(agent, &record, request.memory_bytes).into_iter().next() {
+        if let Some(blocker) = blockers(agent, &record, request).into_iter().next() {
             bail!(blocker);
         }
         if agent
@@ -182,7 +182,8 @@ impl Destinations {
 }
 
 /// Why the instance cannot come to this host.
-pub fn blockers(agent: &Shared, record: &Record, memory_bytes: u64) -> Vec<String> {
+pub fn blockers(agent: &Shared, record: &Record, request: &OpenRequest) -> Vec<String> {
+    let memory_bytes = request.memory_bytes;
     let mut blockers: Vec<_> = agent.instances.conflict(record).into_iter().collect();
     if agent.instances.is_reserved(record.name.as_str()) {
         blockers.push(format!(
@@ -210,6 +211,7 @@ pub fn blockers(agent: &Shared, record: &Record, memory_bytes: u64) -> Vec<Strin
     blockers.extend(private::lack_of_memory(memory_bytes));
     blockers.extend(rnics::lacking(agent, record));
     blockers.extend(machine::lacking(record));
+    blockers.extend(storage::unseen(&request.witnesses));
     blockers
 }
 

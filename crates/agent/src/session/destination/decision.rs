@@ -15,9 +15,9 @@ use super::Destination;
 use crate::faults::Point;
 use crate::instances::Instance;
 use crate::instances::filling;
+use crate::instances::machine::qemu;
 use crate::instances::recovery;
 use crate::keeper::Keeper;
-use crate::machines;
 use crate::proto::OutcomeReply;
 use crate::proto::outcome_reply::Outcome as Answered;
 use crate::session::PAUSE;
@@ -253,7 +253,7 @@ impl Destination {
                 self.not_all_is_well(&error);
             }
             if home.record.machine.is_some() {
-                machines::make_run(&home.paths, pid).await?;
+                qemu::make_run(&home.paths, pid).await?;
             }
             self.arrive(pid, async move { Ok(Init::open(pid)?) });
             return Ok(Fact::Running);
@@ -263,7 +263,7 @@ impl Destination {
                 let (home, pid) = (&found.instance.home, found.instance.init_pid());
                 if home.record.machine.is_some() {
                     home.attach()?;
-                    machines::make_run(&home.paths, pid).await?;
+                    qemu::make_run(&home.paths, pid).await?;
                 }
                 self.take_up(found.instance)?;
                 Ok(Fact::Running)

@@ -8,12 +8,12 @@ use anyhow::{Context, bail};
 use super::Source;
 use super::images::Images;
 use crate::instances::machine::RAM;
-use crate::machines::leaving::Leaving;
+use crate::instances::machine::leaving::Leaving;
+use crate::instances::tasks::Dumped;
 use crate::memory::ram::Which;
 use crate::protocol::MACHINES;
 use crate::report::milliseconds;
 use crate::session::told;
-use crate::tasks::Dumped;
 
 impl Source {
     /// Whether the instance is one.

@@ -20,6 +20,7 @@ use super::{Failure, Process, Source, made_again, told};
 use crate::gids::Gid;
 use crate::guests::unexpected;
 use crate::held::Hold;
+use crate::instances::storage::Witnesses;
 use crate::keeper::Keeper;
 use crate::memory::private;
 use crate::proto;
@@ -81,12 +82,14 @@ impl Source {
         let memory_bytes = registered_bytes + own_bytes;
         let mut record = self.record().clone();
         record.visited.insert(self.agent.name().to_owned());
+        let witnesses = Witnesses::make(self.record());
         let request = proto::OpenRequest {
             session: self.session,
             source: self.agent.name().to_owned(),
             instance: serde_json::to_string(&record)?,
             memory_bytes,
             protocol: self.agent.peers.spoken(&to),
+            witnesses: witnesses.paths(),
         };
         // Before it is asked for anything, so that it undoes whatever it has begun when this agent is gone.
         self.destination = Some(destination.clone());

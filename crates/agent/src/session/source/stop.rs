@@ -14,10 +14,10 @@ use super::plan;
 use super::{Failure, Source};
 use crate::faults::Point;
 use crate::guests::unexpected;
+use crate::instances::tasks::Dumped;
 use crate::report::{Phase, milliseconds};
 use crate::session::members::Undrained;
 use crate::session::{in_time, told};
-use crate::tasks::Dumped;
 
 /// What the hosts may take to answer beyond the limit of the drain.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);

@@ -16,9 +16,9 @@ use verbatim_container::{ContainerName, Host, Init, Runc, Tasks};
 use verbatim_vm::{Error, Incoming, Machine};
 
 use super::leaving::{DEVICES, RAN, read_ran};
-use super::{connect, last_words};
+use super::make_ram;
+use super::qemu::{connect, last_words};
 use crate::instances::home::{Home, Paths};
-use crate::instances::machine::make_ram;
 use crate::instances::start;
 use crate::memory::beneath;
 

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use verbatim_container::{ContainerName, Host, Runc, Tasks};
 use verbatim_vm::{Machine, Outgoing, Rounds};
 
-use super::connect;
+use super::qemu::connect;
 use crate::instances::Instance;
 use crate::instances::home::Paths;
 

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use verbatim_container::{Init, Resumed};
 
-use crate::machines::arriving::{Arriving, Loaded};
-use crate::machines::leaving::Stopped;
+use crate::instances::machine::arriving::{Arriving, Loaded};
+use crate::instances::machine::leaving::Stopped;
 
 /// Tasks that stand still and are written down.
 #[derive(Debug)]

@@ -1,21 +1,6 @@
-//! Virtual machines: instances whose only program is QEMU, which moves by its own means and not by CRIU's (`verbatim_vm`).
-//!
-//! ```text
-//!  instances/NAME/   /run/verbatim inside
-//!    mem/ram           the guest's RAM: a file that QEMU shares, and that is sent in rounds (`crate::memory::ram`)
-//!    qmp               QEMU's socket for us, which QEMU makes on each host
-//!  images/NAME/      during a move: the state of the devices, and whether the guest ran (`leaving`)
-//!  criu/NAME/ran     during a move, on both hosts: the latter, for an agent that comes after this one
-//! ```
-//!
-//! The container is what makes a virtual machine an instance like others: it has its cgroup, by which it is frozen for the decision and killed
-//! after it, its network, its output, its place in runc's list. What differs is in [`leaving`] and [`arriving`], which stand beside a checkpoint and a
-//! restore (`crate::tasks`).
+//! QEMU in its container, and what it is asked.
 //!
 //! Nothing in the runtime folder is gone to by its path: a guest that has taken over its QEMU can put links there.
-
-pub mod arriving;
-pub mod leaving;
 
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -25,9 +10,10 @@ use anyhow::{Context, bail};
 use rustix::fs::{Mode, OFlags};
 use verbatim_vm::{Error, Machine, Qmp, Ram};
 
+use super::leaving;
+use super::{QMP, RAM};
 use crate::instances::Instance;
 use crate::instances::home::Paths;
-use crate::instances::machine::{QMP, RAM};
 use crate::instances::start;
 use crate::memory::beneath;
 
