@@ -1,6 +1,6 @@
 //! The threads that wait for disks.
 //!
-//! Threads, not io_uring: a request costs two hand-overs more, but the calls are the plain ones, their errors are those of the manual pages, zeroing
+//! Threads, not io_uring: a request costs two hand-overs more (which is why `Volume::request_here` keeps from them what need not wait), but the calls are the plain ones, their errors are those of the manual pages, zeroing
 //! and flushing need no kernel of a certain age, and hosts that forbid io_uring (as many container runtimes do) work the same. What the tenant
 //! wants goes before what is copied.
 

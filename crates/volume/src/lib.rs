@@ -3,7 +3,7 @@
 //! One daemon on each host, apart from the agent, so that I/O outlives the agent's death and its upgrade.
 //!
 //! ```text
-//!  client ── NBD ──► nbd::server ──► Volume ── verbatim_mirror::Engine decides
+//!  client ── NBD ──► nbd::local ───► Volume ── verbatim_mirror::Engine decides
 //!                                      │ ├──► disk: threads, the file or block device
 //!                                      │ └──► peer::source ── TLS ──► peer::destination of the other daemon ──► disk
 //!  verbatim volume … ── Unix socket ──► control ──► daemon ──► folder: sidecars
@@ -12,7 +12,7 @@
 //! - [`Volume`] carries out what the engine wants. The engine is behind a lock, and each event is handled, and its actions are handed on,
 //!   under that lock, so that actions leave in order. Nothing under it waits.
 //! - [`folder`]: what is on the disk of a volume, and how it is replaced.
-//! - [`nbd`]: the protocol, and its server.
+//! - [`nbd`]: the protocol, and its servers: by threads for clients on this machine, by tasks for those that come by TLS.
 //! - [`peer`]: the two sides of a move; [`wire`]: what they say to each other.
 //! - [`command`]: `verbatim volume …`.
 
@@ -25,6 +25,7 @@ pub mod folder;
 pub mod fuzzing;
 pub mod nbd;
 pub mod peer;
+mod quick;
 mod store;
 mod tls;
 mod volume;

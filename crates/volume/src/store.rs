@@ -7,6 +7,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::FallocateFlags;
+use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::quick::Quick;
 
 /// Zeros that are written where the file system cannot make them.
 const ZEROS: usize = 256 << 10;
@@ -17,6 +20,9 @@ pub struct Store {
     file: File,
     /// A flush has failed. Linux may have dropped what was dirty and call it clean: no later flush can be believed.
     is_lost: AtomicBool,
+    /// Its file system can say that a read would wait.
+    reads_at_once: AtomicBool,
+    quick: Quick,
 }
 
 impl Store {
@@ -46,12 +52,37 @@ impl Store {
         Ok(Self {
             file,
             is_lost: AtomicBool::new(false),
+            reads_at_once: AtomicBool::new(true),
+            quick: Quick::default(),
         })
     }
 
     /// Fills `data` from `offset` on.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(data, offset)
+    }
+
+    /// The same if the page cache has all of it; nothing where somebody should wait for the disk.
+    pub fn read_at_once(&self, offset: u64, data: &mut [u8]) -> Option<io::Result<()>> {
+        if !self.reads_at_once.load(Ordering::Relaxed) {
+            return None;
+        }
+        let length = data.len();
+        let mut parts = [io::IoSliceMut::new(data)];
+        match rustix::io::preadv2(&self.file, &mut parts, offset, ReadWriteFlags::NOWAIT) {
+            Ok(read) if read == length => Some(Ok(())),
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => None,
+            Err(_) => {
+                // Whatever it was, a read that may wait says it, too.
+                self.reads_at_once.store(false, Ordering::Relaxed);
+                None
+            }
+        }
+    }
+
+    /// Writes all of it if that is not likely to take long; nothing where somebody should wait for the disk.
+    pub fn write_at_once(&self, offset: u64, data: &[u8]) -> Option<io::Result<()>> {
+        self.quick.try_it(|| self.write(offset, data))
     }
 
     /// Writes all of it.
@@ -67,7 +98,7 @@ impl Store {
         };
         match rustix::fs::fallocate(&self.file, flags, offset, length) {
             Ok(()) => Ok(()),
-            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS | rustix::io::Errno::INVAL) => {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
                 let zeros = vec![0; ZEROS.min(length as usize)];
                 let mut done = 0;
                 while done < length {

@@ -16,6 +16,9 @@ use crate::faults::{Hook, Point};
 use crate::store::Store;
 use crate::wire::{Tag, ToDestination, ToSource, frame};
 
+/// The largest request that the thread of a connection carries out: larger ones are better done beside each other.
+const HERE: u64 = 128 << 10;
+
 /// How a request ends: with what was read, or nothing.
 pub type Reply = Box<dyn FnOnce(Result<Vec<u8>, Failure>) + Send>;
 
@@ -68,6 +71,10 @@ struct Inner {
     link: Option<Link>,
     reports: Option<UnboundedSender<Report>>,
     sent_bytes: u64,
+    /// The request whose giver may carry it out itself, until the engine has said what becomes of it.
+    offered: Option<RequestId>,
+    /// Answers that leave when the lock is free again.
+    replies: Vec<(Reply, Result<Vec<u8>, Failure>)>,
 }
 
 /// A volume that is served.
@@ -94,6 +101,8 @@ impl Volume {
             link: None,
             reports: None,
             sent_bytes: 0,
+            offered: None,
+            replies: Vec::new(),
         };
         Arc::new(Self {
             inner: Mutex::new(inner),
@@ -136,9 +145,12 @@ impl Volume {
         self.is_open.subscribe()
     }
 
-    /// Ends the connections of clients, and waits for what is under way.
+    /// Ends the connections of clients, and waits for what is under way. What comes later is refused.
     pub async fn close(&self) {
-        self.is_open.send_replace(false);
+        {
+            let _inner = self.lock();
+            self.is_open.send_replace(false);
+        }
         loop {
             let answered = self.answered.notified();
             if self.lock().engine.in_flight() == 0 {
@@ -151,27 +163,67 @@ impl Volume {
     /// A request of a client. The reply may be called at once or at any later time; it must not wait.
     pub fn request(self: &Arc<Self>, wanted: Wanted, extent: Extent, is_durable: bool, reply: Reply) {
         let mut inner = self.lock();
-        inner.ids += 1;
-        let id = RequestId(inner.ids);
-        let op = match &wanted {
-            Wanted::Read => Op::Read,
-            Wanted::Write(_) | Wanted::Zero { .. } => Op::Change(extent),
-            Wanted::Flush => Op::Flush,
+        let (id, event) = inner.take_in(wanted, extent, is_durable, reply);
+        self.handle_request(inner, id, event);
+    }
+
+    /// The same, from a thread that can wait a moment: what the page cache is likely to take or to have is done by this thread, since that
+    /// is quicker than handing it over.
+    pub fn request_here(self: &Arc<Self>, wanted: Wanted, extent: Extent, is_durable: bool, reply: Reply) {
+        let may_be_here = extent.length <= HERE
+            && match &wanted {
+                Wanted::Read => true,
+                Wanted::Write(_) => !is_durable,
+                Wanted::Zero { .. } | Wanted::Flush => false,
+            };
+        if !may_be_here {
+            return self.request(wanted, extent, is_durable, reply);
+        }
+        let mut inner = self.lock();
+        let (id, event) = inner.take_in(wanted.clone(), extent, is_durable, reply);
+        inner.offered = Some(id);
+        if !self.handle_request(inner, id, event) {
+            return;
+        }
+        let mut read = Vec::new();
+        let done = match &wanted {
+            Wanted::Write(data) => self.store.write_at_once(extent.offset, data),
+            _ => {
+                read = vec![0; extent.length as usize];
+                self.store.read_at_once(extent.offset, &mut read)
+            }
         };
-        let request = Request {
-            wanted,
-            extent,
-            is_durable,
-            read: Vec::new(),
-            reply,
-        };
-        inner.requests.insert(id, request);
-        self.handle(&mut inner, Event::Request { id, op });
+        match done {
+            Some(done) => self.local_done(id, read, done),
+            None => self.submit(id, wanted, extent, is_durable),
+        }
+    }
+
+    /// True if the engine wants it carried out here, and it was offered: then the caller does that.
+    fn handle_request(
+        self: &Arc<Self>,
+        mut inner: MutexGuard<'_, Inner>,
+        id: RequestId,
+        event: Event,
+    ) -> bool {
+        if !*self.is_open.borrow() {
+            inner.offered = None;
+            let request = inner.requests.remove(&id).expect("it was taken in");
+            drop(inner);
+            (request.reply)(Err(Failure::Moved));
+            return false;
+        }
+        let was_offered = inner.offered.is_some();
+        self.act_on(&mut inner, event);
+        // The engine has taken the offer, or wants something else first: then it is for the threads that wait for disks.
+        let is_taken = was_offered && inner.offered.take().is_none();
+        answer(inner);
+        is_taken
     }
 
     /// Something that does not belong to a connection to the destination.
     pub fn event(self: &Arc<Self>, event: Event) {
-        self.handle(&mut self.lock(), event);
+        self.handle(self.lock(), event);
     }
 
     /// Begins to move. Reports go there.
@@ -179,7 +231,7 @@ impl Volume {
         let mut inner = self.lock();
         inner.reports = Some(reports);
         inner.sent_bytes = 0;
-        self.handle(&mut inner, Event::Migrate { bytes_per_second });
+        self.handle(inner, Event::Migrate { bytes_per_second });
     }
 
     /// There is a connection to the destination; what is to be sent goes there. Its number.
@@ -192,7 +244,7 @@ impl Volume {
             sender,
             compares,
         });
-        self.handle(&mut inner, Event::LinkUp { keeps });
+        self.handle(inner, Event::LinkUp { keeps });
         number
     }
 
@@ -201,7 +253,7 @@ impl Volume {
         let mut inner = self.lock();
         if inner.link.as_ref().is_some_and(|link| link.number == number) {
             inner.link = None;
-            self.handle(&mut inner, Event::LinkDown);
+            self.handle(inner, Event::LinkDown);
         }
     }
 
@@ -233,7 +285,7 @@ impl Volume {
                         result,
                     },
                 };
-                self.handle(&mut inner, event);
+                self.handle(inner, event);
                 true
             }
             ToSource::Differs(Tag::Chunk(ticket)) => {
@@ -248,7 +300,12 @@ impl Volume {
         }
     }
 
-    fn handle(self: &Arc<Self>, inner: &mut Inner, event: Event) {
+    fn handle(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, event: Event) {
+        self.act_on(&mut inner, event);
+        answer(inner);
+    }
+
+    fn act_on(self: &Arc<Self>, inner: &mut Inner, event: Event) {
         let mut actions = Vec::new();
         inner.engine.handle(self.began.elapsed(), event, &mut actions);
         for action in actions {
@@ -258,7 +315,12 @@ impl Volume {
 
     fn act(self: &Arc<Self>, inner: &mut Inner, action: Action) {
         match action {
-            Action::Local { id } => self.local(&inner.requests[&id], id),
+            Action::Local { id } if inner.offered == Some(id) => inner.offered = None,
+            Action::Local { id } => {
+                let request = &inner.requests[&id];
+                let (wanted, extent) = (request.wanted.clone(), request.extent);
+                self.submit(id, wanted, extent, request.is_durable);
+            }
             Action::Mirror { id } => {
                 let request = &inner.requests[&id];
                 let (tag, extent) = (Tag::Change(id.0), request.extent);
@@ -269,7 +331,7 @@ impl Volume {
             }
             Action::Reply { id, result } => {
                 let request = inner.requests.remove(&id).expect("it has no answer yet");
-                (request.reply)(result.map(|()| request.read));
+                inner.replies.push((request.reply, result.map(|()| request.read)));
                 self.answered.notify_waiters();
             }
             Action::ReadChunk { ticket, extent } => self.read_chunk(inner, ticket, extent),
@@ -291,9 +353,8 @@ impl Volume {
         }
     }
 
-    fn local(self: &Arc<Self>, request: &Request, id: RequestId) {
-        let (volume, wanted) = (self.clone(), request.wanted.clone());
-        let (extent, is_durable) = (request.extent, request.is_durable);
+    fn submit(self: &Arc<Self>, id: RequestId, wanted: Wanted, extent: Extent, is_durable: bool) {
+        let volume = self.clone();
         self.disks.submit(Class::Tenant, move || {
             let mut read = Vec::new();
             let store = &volume.store;
@@ -310,13 +371,17 @@ impl Volume {
                 true => done.and_then(|()| store.flush()),
                 false => done,
             };
-            let mut inner = volume.lock();
-            if let Some(request) = inner.requests.get_mut(&id) {
-                request.read = read;
-            }
-            let result = done.map_err(failure);
-            volume.handle(&mut inner, Event::LocalDone { id, result });
+            volume.local_done(id, read, done);
         });
+    }
+
+    fn local_done(self: &Arc<Self>, id: RequestId, read: Vec<u8>, done: io::Result<()>) {
+        let mut inner = self.lock();
+        if let Some(request) = inner.requests.get_mut(&id) {
+            request.read = read;
+        }
+        let result = done.map_err(failure);
+        self.handle(inner, Event::LocalDone { id, result });
     }
 
     fn read_chunk(self: &Arc<Self>, inner: &Inner, ticket: Ticket, extent: Extent) {
@@ -335,13 +400,47 @@ impl Volume {
             // Otherwise it was given up meanwhile.
             if inner.engine.reads(ticket) {
                 inner.chunks.insert(ticket, chunk);
-                volume.handle(&mut inner, Event::ChunkRead { ticket, result });
+                volume.handle(inner, Event::ChunkRead { ticket, result });
             }
         });
     }
 }
 
+/// Answers, which may take a system call each, leave when nobody waits for the lock any more.
+fn answer(mut inner: MutexGuard<'_, Inner>) {
+    let replies = std::mem::take(&mut inner.replies);
+    drop(inner);
+    for (reply, result) in replies {
+        reply(result);
+    }
+}
+
 impl Inner {
+    fn take_in(
+        &mut self,
+        wanted: Wanted,
+        extent: Extent,
+        is_durable: bool,
+        reply: Reply,
+    ) -> (RequestId, Event) {
+        self.ids += 1;
+        let id = RequestId(self.ids);
+        let op = match &wanted {
+            Wanted::Read => Op::Read,
+            Wanted::Write(_) | Wanted::Zero { .. } => Op::Change(extent),
+            Wanted::Flush => Op::Flush,
+        };
+        let request = Request {
+            wanted,
+            extent,
+            is_durable,
+            read: Vec::new(),
+            reply,
+        };
+        self.requests.insert(id, request);
+        (id, Event::Request { id, op })
+    }
+
     fn send(&mut self, message: &ToDestination, data: Option<Arc<Vec<u8>>>) {
         let length = data.as_ref().map_or(0, |data| data.len());
         let frame = frame(message, length);
@@ -393,4 +492,61 @@ impl Inner {
 /// As the engine knows it.
 pub fn failure(error: io::Error) -> Failure {
     Failure::Disk(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+    use std::thread::ThreadId;
+
+    use super::*;
+
+    const EXTENT: Extent = Extent {
+        offset: 4096,
+        length: 512,
+    };
+
+    fn volume(folder: &tempfile::TempDir) -> Arc<Volume> {
+        let store = Store::open(&folder.path().join("data"), 1 << 20).expect("made");
+        Volume::new(store, 1 << 20, Disks::new(2), crate::faults::none)
+    }
+
+    /// Gives a request; how it ends, and in which thread.
+    fn give(volume: &Arc<Volume>, wanted: Wanted) -> Receiver<(Result<Vec<u8>, Failure>, ThreadId)> {
+        let (sender, receiver) = channel();
+        let reply = Box::new(move |result| {
+            let thread = std::thread::current().id();
+            sender.send((result, thread)).expect("the test waits");
+        });
+        volume.request_here(wanted, EXTENT, false, reply);
+        receiver
+    }
+
+    #[test]
+    fn what_the_page_cache_has_is_done_by_the_thread_that_asks() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let volume = volume(&folder);
+        let data = Arc::new(vec![7; 512]);
+        let written = give(&volume, Wanted::Write(data.clone()))
+            .recv()
+            .expect("an answer");
+        assert_eq!(written.0, Ok(Vec::new()));
+        let (read, thread) = give(&volume, Wanted::Read).recv().expect("an answer");
+        assert_eq!(read, Ok(data.to_vec()));
+        let is_known = volume.store.read_at_once(EXTENT.offset, &mut [0; 512]).is_some();
+        assert_eq!(thread == std::thread::current().id(), is_known);
+        assert_eq!(volume.lock().engine.in_flight(), 0, "the engine has counted it");
+    }
+
+    #[tokio::test]
+    async fn a_volume_that_was_closed_takes_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let volume = volume(&folder);
+        volume.close().await;
+        let answer = give(&volume, Wanted::Write(Arc::new(vec![7; 512])));
+        assert_eq!(answer.recv().expect("an answer").0, Err(Failure::Moved));
+        let mut data = [1; 512];
+        volume.store.read(EXTENT.offset, &mut data).expect("read");
+        assert_eq!(data, [0; 512]);
+    }
 }

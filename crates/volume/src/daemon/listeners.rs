@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 
 use super::Daemon;
 use crate::control::{self, Order, Outcome};
+use crate::nbd::local;
 use crate::nbd::server::{Exports, Negotiated, Tls, negotiate, transmit};
 use crate::volume::Volume;
 
@@ -141,7 +142,7 @@ impl Exports for All {
 
 async fn client(exports: &One, mut stream: UnixStream) -> io::Result<()> {
     match negotiate(&mut stream, exports, Tls::None).await? {
-        Negotiated::Go(volume) => transmit(stream, volume).await,
+        Negotiated::Go(volume) => local::transmit(stream, volume).await,
         Negotiated::StartTls | Negotiated::Ended => Ok(()),
     }
 }

@@ -51,7 +51,7 @@ pub enum Tls {
     Done,
 }
 
-fn bad(what: &str) -> io::Error {
+pub(super) fn bad(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
@@ -173,6 +173,26 @@ where
     result.and(written)
 }
 
+/// What a request that was checked asks of a volume of that size, and whether it is to be durable; nothing where there is nothing to do.
+pub(super) fn meaning(request: &Request, size: u64, data: Vec<u8>) -> Option<(Wanted, Extent, bool)> {
+    let extent = match request.command {
+        Command::Flush => Extent { offset: 0, length: 1 },
+        _ => Extent::within(size, request.offset, request.length.into())?,
+    };
+    let wanted = match request.command {
+        Command::Read => Wanted::Read,
+        Command::Write => Wanted::Write(Arc::new(data)),
+        Command::Trim => Wanted::Zero { may_free: true },
+        Command::WriteZeroes => Wanted::Zero {
+            may_free: request.flags & FLAG_NO_HOLE == 0,
+        },
+        Command::Flush | Command::Disconnect | Command::Other(_) => Wanted::Flush,
+    };
+    let is_durable =
+        request.flags & FLAG_FUA != 0 && !matches!(request.command, Command::Read | Command::Flush);
+    Some((wanted, extent, is_durable))
+}
+
 async fn read(
     mut reader: impl AsyncRead + Unpin,
     volume: &Arc<Volume>,
@@ -193,20 +213,15 @@ async fn read(
         if request.command == Command::Disconnect {
             return Ok(());
         }
-        let has_data = matches!(request.command, Command::Read | Command::Write);
         if request.command == Command::Write && request.length > wire::MAX_REQUEST {
             return Err(bad("a write is too long"));
         }
         let checked = request.check(size);
-        // Only those that are carried out need memory.
-        let wanted_kib = match has_data && checked.is_ok() || request.command == Command::Write {
-            true => request.length.div_ceil(1024),
-            false => 0,
-        };
+        let kib_wanted = request.needed_kib(checked.is_ok());
         let permits = (
             count.clone().acquire_owned().await.expect("it is never closed"),
             kib.clone()
-                .acquire_many_owned(wanted_kib)
+                .acquire_many_owned(kib_wanted as u32)
                 .await
                 .expect("it is never closed"),
         );
@@ -228,33 +243,17 @@ async fn read(
             answer(Err(error));
             continue;
         }
-        let is_flush = request.command == Command::Flush;
-        let extent = match Extent::within(size, request.offset, request.length.into()) {
-            Some(extent) => extent,
-            None if is_flush => Extent { offset: 0, length: 1 },
-            // Nothing at all is done at once.
-            None => {
-                answer(Ok(Vec::new()));
-                continue;
-            }
+        let Some((wanted, extent, is_durable)) = meaning(&request, size, data) else {
+            answer(Ok(Vec::new()));
+            continue;
         };
-        let wanted = match request.command {
-            Command::Read => Wanted::Read,
-            Command::Write => Wanted::Write(Arc::new(data)),
-            Command::Trim => Wanted::Zero { may_free: true },
-            Command::WriteZeroes => Wanted::Zero {
-                may_free: request.flags & FLAG_NO_HOLE == 0,
-            },
-            Command::Flush | Command::Disconnect | Command::Other(_) => Wanted::Flush,
-        };
-        let is_durable =
-            request.flags & FLAG_FUA != 0 && !matches!(request.command, Command::Read | Command::Flush);
         let reply = Box::new(move |result: Result<Vec<u8>, Failure>| answer(result.map_err(errno)));
         volume.request(wanted, extent, is_durable, reply);
     }
 }
 
-fn errno(failure: Failure) -> u32 {
+/// As the protocol says it.
+pub(super) fn errno(failure: Failure) -> u32 {
     match failure {
         Failure::Moved => error::ESHUTDOWN,
         Failure::Disk(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => error::ENOSPC,
@@ -287,10 +286,11 @@ async fn write(
 mod tests {
     use rand::rngs::StdRng;
     use rand::{Rng, SeedableRng};
-    use tokio::io::duplex;
+    use tokio::net::UnixStream;
 
     use super::*;
     use crate::disk::Disks;
+    use crate::nbd::local;
     use crate::store::Store;
 
     struct One(Arc<Volume>);
@@ -342,8 +342,8 @@ mod tests {
     }
 
     /// Sends that, and says how many bytes come back until the server ends the connection.
-    async fn send(exports: &One, bytes: Vec<u8>) -> usize {
-        let (mut near, mut far) = duplex(1 << 20);
+    async fn send(exports: &One, is_local: bool, bytes: Vec<u8>) -> usize {
+        let (mut near, mut far) = UnixStream::pair().expect("a pair");
         let sending = tokio::spawn(async move {
             // The server may have ended the connection already.
             let _ = near.write_all(&bytes).await;
@@ -354,7 +354,10 @@ mod tests {
         });
         if let Ok(Negotiated::Go(volume)) = negotiate(&mut far, exports, Tls::None).await {
             // What it makes of the rest is its affair, but it must end.
-            let _ = transmit(far, volume).await;
+            let _ = match is_local {
+                true => local::transmit(far, volume).await,
+                false => transmit(far, volume).await,
+            };
         } else {
             drop(far);
         }
@@ -368,9 +371,10 @@ mod tests {
         let store = Store::open(&folder.path().join("data"), 1 << 20).expect("made");
         let volume = Volume::new(store, 1 << 20, Disks::new(2), crate::faults::none);
         let exports = One(volume.clone());
-        let whole = send(&exports, good()).await;
+        let whole = send(&exports, true, good()).await;
+        assert_eq!(send(&exports, false, good()).await, whole, "they answer the same");
         let mut random = StdRng::seed_from_u64(1);
-        for _ in 0..5_000 {
+        for round in 0..5_000 {
             let mut bytes = good();
             for _ in 0..random.random_range(1..4) {
                 let place = random.random_range(0..bytes.len());
@@ -381,9 +385,13 @@ mod tests {
                     _ => bytes[place] = [0, 0xff][random.random_range(0..2)],
                 }
             }
-            send(&exports, bytes).await;
+            send(&exports, round % 2 == 0, bytes).await;
         }
-        assert_eq!(send(&exports, good()).await, whole, "others are served as before");
+        assert_eq!(
+            send(&exports, true, good()).await,
+            whole,
+            "others are served as before"
+        );
         volume.close().await;
     }
 }

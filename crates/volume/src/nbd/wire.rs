@@ -176,6 +176,19 @@ impl Request {
         })
     }
 
+    /// How many KiB its data need while it is under way. Only requests that are carried out need them, and data that follow anyway.
+    pub fn needed_kib(&self, is_carried_out: bool) -> usize {
+        let needs = match self.command {
+            Command::Read => is_carried_out,
+            Command::Write => true,
+            _ => false,
+        };
+        match needs {
+            true => self.length.div_ceil(1024) as usize,
+            false => 0,
+        }
+    }
+
     /// What is wrong with it, for an export of `size` bytes; an error that is sent back.
     pub fn check(&self, size: u64) -> Result<(), u32> {
         let allowed = match self.command {

@@ -1,0 +1,275 @@
+//! The answers of a connection on their way to its client.
+//!
+//! Whoever has an answer sends it, and whoever has several at once sends them together; nobody waits for a client that does not read. What the
+//! socket does not take is left to the connection's writer.
+
+use std::collections::VecDeque;
+use std::os::unix::net::UnixStream;
+use std::sync::{Condvar, Mutex, MutexGuard};
+
+use rustix::net::SendFlags;
+
+use super::wire;
+
+/// The most requests of a connection that are under way, and of which answers wait.
+const MAX_IN_FLIGHT: usize = 128;
+
+/// The most KiB of data of them; at least one request of the largest size.
+const MAX_KIB: usize = 64 << 10;
+
+/// Data up to here are copied behind others, so that one call sends many.
+const SMALL: usize = 16 << 10;
+
+/// So much is sent in one piece, at least, if it is there.
+const PIECE: usize = 128 << 10;
+
+/// What is sent in one piece.
+#[derive(Default)]
+struct Piece {
+    bytes: Vec<u8>,
+    sent: usize,
+    requests: usize,
+    kib: usize,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Piece>,
+    /// The reader has more to do at once: its answers, and what comes meanwhile, leave together.
+    is_gathering: bool,
+    /// The writer sends, or is about to.
+    is_writing: bool,
+    /// The client takes nothing any more.
+    is_dead: bool,
+    /// No answer will come any more.
+    is_over: bool,
+    in_flight: usize,
+    kib: usize,
+}
+
+/// What is on its way.
+pub struct Outbox {
+    stream: UnixStream,
+    state: Mutex<State>,
+    /// The writer has something to do.
+    write: Condvar,
+    /// Answers have left.
+    left: Condvar,
+}
+
+impl Outbox {
+    /// For that client.
+    pub fn new(stream: UnixStream) -> Self {
+        Self {
+            stream,
+            state: Mutex::default(),
+            write: Condvar::new(),
+            left: Condvar::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under this lock")
+    }
+
+    /// One more request, with so many KiB of data. Waits until there is room for it.
+    pub fn begin(&self, kib: usize) {
+        let mut state = self.lock();
+        while state.in_flight >= MAX_IN_FLIGHT || state.in_flight > 0 && state.kib + kib > MAX_KIB {
+            state.is_gathering = false;
+            self.send(&mut state);
+            if state.in_flight >= MAX_IN_FLIGHT || state.in_flight > 0 && state.kib + kib > MAX_KIB {
+                state = self.left.wait(state).expect("no panic under this lock");
+            }
+        }
+        state.in_flight += 1;
+        state.kib += kib;
+    }
+
+    /// Its end. Does not wait for the client.
+    pub fn answer(&self, cookie: u64, kib: usize, result: Result<Vec<u8>, u32>) {
+        let (code, data) = match result {
+            Ok(data) => (0, data),
+            Err(code) => (code, Vec::new()),
+        };
+        let head = wire::simple_reply(code, cookie);
+        let mut state = self.lock();
+        // What the writer has taken out is not in the queue.
+        let is_first = state.queue.back().is_none_or(|last| last.bytes.len() >= PIECE);
+        if is_first {
+            state.queue.push_back(Piece::default());
+        }
+        let last = state.queue.back_mut().expect("one was added");
+        last.requests += 1;
+        last.bytes.extend(head);
+        if data.len() <= SMALL {
+            last.bytes.extend(&data);
+            last.kib += kib;
+        } else {
+            // The request counts until its data have left.
+            last.requests -= 1;
+            state.queue.push_back(Piece {
+                bytes: data,
+                sent: 0,
+                requests: 1,
+                kib,
+            });
+        }
+        if !state.is_gathering {
+            self.send(&mut state);
+        }
+    }
+
+    /// Answers are kept until [`Outbox::scatter`], or until there is no room for more.
+    pub fn gather(&self) {
+        self.lock().is_gathering = true;
+    }
+
+    /// What was kept leaves.
+    pub fn scatter(&self) {
+        let mut state = self.lock();
+        state.is_gathering = false;
+        self.send(&mut state);
+    }
+
+    /// Sends what the socket takes at once, and leaves the rest to the writer.
+    fn send(&self, state: &mut State) {
+        while let (false, Some(piece)) = (state.is_writing, state.queue.front_mut()) {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match rustix::net::send(&self.stream, &piece.bytes[piece.sent..], flags) {
+                Ok(sent) => piece.sent += sent,
+                Err(rustix::io::Errno::AGAIN) => {
+                    state.is_writing = true;
+                    self.write.notify_one();
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => state.is_dead = true,
+            }
+            self.has_left(state);
+        }
+    }
+
+    /// Forgets what is at the head of the queue and has been sent, or never will be.
+    fn has_left(&self, state: &mut State) {
+        while let Some(piece) = state.queue.front()
+            && (state.is_dead || piece.sent == piece.bytes.len())
+        {
+            state.in_flight -= piece.requests;
+            state.kib -= piece.kib;
+            state.queue.pop_front();
+            self.left.notify_all();
+        }
+    }
+
+    /// Sends what the socket did not take at once, until it is over. Has a thread of its own.
+    pub fn write(&self) {
+        let mut state = self.lock();
+        loop {
+            while !state.is_writing {
+                if state.is_over {
+                    return;
+                }
+                state = self.write.wait(state).expect("no panic under this lock");
+            }
+            while let Some(mut piece) = state.queue.pop_front() {
+                drop(state);
+                let mut is_dead = false;
+                while piece.sent < piece.bytes.len() && !is_dead {
+                    match rustix::net::send(&self.stream, &piece.bytes[piece.sent..], SendFlags::NOSIGNAL) {
+                        Ok(sent) => piece.sent += sent,
+                        Err(rustix::io::Errno::INTR) => {}
+                        Err(_) => is_dead = true,
+                    }
+                }
+                state = self.lock();
+                state.is_dead |= is_dead;
+                state.queue.push_front(piece);
+                self.has_left(&mut state);
+            }
+            state.is_writing = false;
+        }
+    }
+
+    /// No requests will follow. Waits until all answers have left, and ends the writer.
+    pub fn end(&self) {
+        self.scatter();
+        let mut state = self.lock();
+        while state.in_flight > 0 {
+            state = self.left.wait(state).expect("no panic under this lock");
+        }
+        state.is_over = true;
+        self.write.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Some of the answers fit into no socket's buffer, and the client begins to read late.
+    #[test]
+    fn answers_leave_whole_and_in_order_however_slow_the_client_is() {
+        let (near, mut far) = UnixStream::pair().expect("a pair");
+        let outbox = Outbox::new(near);
+        let sizes = [0, 100, SMALL, SMALL + 1, 3 << 20, 7, 1 << 20, 0];
+        std::thread::scope(|scope| {
+            scope.spawn(|| outbox.write());
+            scope.spawn(|| {
+                for (cookie, size) in (0..).zip(sizes) {
+                    outbox.begin(size.div_ceil(1024));
+                    if cookie == 1 {
+                        outbox.gather();
+                    }
+                    outbox.answer(cookie, size.div_ceil(1024), Ok(vec![cookie as u8; size]));
+                }
+                outbox.end();
+            });
+            for (cookie, size) in (0u64..).zip(sizes) {
+                let mut head = [0; 16];
+                far.read_exact(&mut head).expect("an answer");
+                assert_eq!(head, wire::simple_reply(0, cookie));
+                let mut data = vec![0; size];
+                far.read_exact(&mut data).expect("its data");
+                assert!(data.iter().all(|&byte| byte == cookie as u8), "{cookie}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_client_that_leaves_holds_nobody_up() {
+        let (near, far) = UnixStream::pair().expect("a pair");
+        let outbox = Outbox::new(near);
+        std::thread::scope(|scope| {
+            scope.spawn(|| outbox.write());
+            outbox.begin(4096);
+            outbox.answer(1, 4096, Ok(vec![0; 4 << 20]));
+            outbox.begin(0);
+            far.set_read_timeout(Some(Duration::from_secs(1))).expect("set");
+            drop(far);
+            outbox.answer(2, 0, Ok(Vec::new()));
+            outbox.end();
+        });
+    }
+
+    #[test]
+    fn no_more_is_begun_than_there_is_room_for() {
+        let (near, mut far) = UnixStream::pair().expect("a pair");
+        let outbox = Outbox::new(near);
+        for cookie in 0..MAX_IN_FLIGHT as u64 {
+            outbox.begin(0);
+            if cookie == 0 {
+                outbox.gather();
+                outbox.answer(0, 0, Ok(Vec::new()));
+            }
+        }
+        // What was kept makes room.
+        outbox.begin(0);
+        let mut head = [0; 16];
+        far.read_exact(&mut head).expect("it was sent");
+        assert_eq!(head, wire::simple_reply(0, 0));
+        assert_eq!(outbox.lock().in_flight, MAX_IN_FLIGHT);
+    }
+}

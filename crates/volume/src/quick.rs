@@ -1,0 +1,63 @@
+//! Whether writes are likely to return at once.
+//!
+//! Linux has no write to the page cache of every file system that would rather fail than wait (`RWF_NOWAIT` is for a few of them). But
+//! writes wait where there are reasons for it that last, such as too much that is dirty, or a journal that is being committed. So one
+//! that took long is taken for a warning.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A write that takes longer has waited for something; less may be what the thread has waited for a processor.
+const LONG: Duration = Duration::from_millis(10);
+
+/// So long after it nothing is tried.
+const DETOUR: Duration = Duration::from_secs(5);
+
+/// How it went so far.
+#[derive(Debug)]
+pub struct Quick {
+    began: Instant,
+    /// In microseconds since it began: before this nothing is tried.
+    not_before: AtomicU64,
+}
+
+impl Default for Quick {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            not_before: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Quick {
+    /// Does it, unless one has taken long a short time ago.
+    pub fn try_it<T>(&self, write: impl FnOnce() -> T) -> Option<T> {
+        let before = self.began.elapsed();
+        if (before.as_micros() as u64) < self.not_before.load(Ordering::Relaxed) {
+            return None;
+        }
+        let done = write();
+        let after = self.began.elapsed();
+        if after - before > LONG {
+            let until = after + DETOUR;
+            self.not_before.store(until.as_micros() as u64, Ordering::Relaxed);
+        }
+        Some(done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_took_long_is_the_last_for_a_while() {
+        let quick = Quick::default();
+        assert_eq!(quick.try_it(|| 1), Some(1));
+        let began = Instant::now();
+        let slow = || while began.elapsed() <= LONG {};
+        assert_eq!(quick.try_it(slow), Some(()), "nobody knew");
+        assert_eq!(quick.try_it(|| 2), None);
+    }
+}
