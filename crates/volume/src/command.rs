@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 
 use crate::control::{Order, Outcome, Row, order};
 use crate::daemon::{self, Config};
+use crate::device;
 use crate::faults::Hook;
 
 /// The port of the daemons for each other.
@@ -41,11 +42,14 @@ pub enum VolumeCommand {
     },
     /// Let clients connect by NBD; prints the address.
     #[command(
-        after_help = "Example:\n  verbatim volume attach db\n  nbdinfo \"$(verbatim volume attach db)\""
+        after_help = "Examples:\n  verbatim volume attach db\n  nbdinfo \"$(verbatim volume attach db)\"\n  mount \"$(verbatim volume attach db --device)\" /mnt"
     )]
     Attach {
         /// The volume.
         name: String,
+        /// Make it a block device of this machine, too, and print that one's path. It goes with the daemon, or when it is detached.
+        #[arg(long)]
+        device: bool,
         #[command(flatten)]
         common: Common,
     },
@@ -166,7 +170,7 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
             data,
             common,
         } => (Order::Create { name, length, data }, common),
-        VolumeCommand::Attach { name, common } => (Order::Attach { name }, common),
+        VolumeCommand::Attach { name, device, common } => (Order::Attach { name, device }, common),
         VolumeCommand::Detach { name, common } => (Order::Detach { name }, common),
         VolumeCommand::List { common } => (Order::List, common),
         VolumeCommand::Status { name, common } => return status(&name, &common),
@@ -192,6 +196,11 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
     match (&outcome, &wanted) {
         (_, _) if common.json => println!("{}", serde_json::to_string_pretty(&inner(&outcome)?)?),
         (Outcome::Volumes(rows), Order::List) => print!("{}", table(rows)),
+        (Outcome::Volumes(rows), Order::Attach { device: true, .. }) => {
+            for device in rows.iter().filter_map(|row| row.device.as_ref()) {
+                println!("{}", device.display());
+            }
+        }
         (Outcome::Volumes(rows), Order::Attach { .. }) => {
             for uri in rows.iter().filter_map(|row| row.uri.as_ref()) {
                 println!("{uri}");
@@ -259,8 +268,10 @@ fn table(rows: &[Row]) -> String {
             .uri
             .as_deref()
             .unwrap_or(if row.attached { "when served" } else { "no" });
+        let device = row.device.as_ref().map(|device| format!(" {}", device.display()));
+        let device = device.unwrap_or_default();
         text += &format!(
-            "{:<20} {:>14} {:>4} {role:<22} {attached}\n",
+            "{:<20} {:>14} {:>4} {role:<22} {attached}{device}\n",
             row.name, row.length_bytes, row.generation
         );
     }
@@ -285,6 +296,8 @@ fn daemon(arguments: DaemonArguments, hook: Hook) -> anyhow::Result<ExitCode> {
         threads: arguments.threads.into(),
         hook,
     };
+    // Before there is another thread.
+    device::be_io_flusher();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -22,6 +22,9 @@ pub enum Order {
     },
     Attach {
         name: String,
+        /// As a block device of this machine, too.
+        #[serde(default)]
+        device: bool,
     },
     Detach {
         name: String,
@@ -63,6 +66,9 @@ pub struct Row {
     pub attached: bool,
     /// How.
     pub uri: Option<String>,
+    /// The block device that it is on this machine.
+    #[serde(default)]
+    pub device: Option<PathBuf>,
     /// Where a migration stands.
     pub migration: Option<serde_json::Value>,
 }

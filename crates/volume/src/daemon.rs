@@ -14,6 +14,7 @@ use tokio::sync::Mutex;
 use verbatim_mirror::decision::{Role, Sidecar};
 
 use crate::control::Row;
+use crate::device::Device;
 use crate::disk::Disks;
 use crate::faults::Hook;
 use crate::folder::{Folder, Settings};
@@ -66,6 +67,8 @@ struct State {
     volume: Option<Arc<Volume>>,
     /// From the first offer on.
     incoming: Option<Arc<Incoming>>,
+    /// While it is a block device of this machine.
+    device: Option<Device>,
     /// Takes clients; aborted when that ends.
     listener: Option<tokio::task::JoinHandle<()>>,
 }
@@ -214,6 +217,7 @@ impl Daemon {
             other_host,
             attached: state.settings.attached,
             uri: state.listener.is_some().then_some(uri),
+            device: state.device.as_ref().map(|device| device.path().to_owned()),
             migration: migration.and_then(|(status, _)| serde_json::to_value(status).ok()),
         })
     }

@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, duplex};
+use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
 use verbatim_mirror::decision::{SessionId, VolumeId};
 
 use crate::disk::Disks;
+use crate::nbd::local;
 use crate::nbd::server::{Exports, Negotiated, Tls, negotiate, transmit};
 use crate::peer::destination::Incoming;
 use crate::store::Store;
@@ -63,14 +65,21 @@ impl Host {
     /// A client that sends these bytes and goes. The server must come to an end with it.
     pub fn client(&self, bytes: &[u8]) {
         self.runtime.block_on(async {
-            let (mut near, mut far) = duplex(1 << 16);
-            let served = async move {
-                if let Ok(Negotiated::Go(volume)) = negotiate(&mut far, &One(&self.volume), Tls::None).await {
-                    // What it makes of the rest is its affair.
-                    let (Ok(()) | Err(_)) = transmit(far, volume).await;
-                }
-            };
-            tokio::join!(served, say(&mut near, bytes));
+            for is_local in [true, false] {
+                let (mut near, mut far) = UnixStream::pair().expect("a pair of sockets");
+                let served = async move {
+                    if let Ok(Negotiated::Go(volume)) =
+                        negotiate(&mut far, &One(&self.volume), Tls::None).await
+                    {
+                        // What it makes of the rest is its affair.
+                        let (Ok(()) | Err(_)) = match is_local {
+                            true => local::transmit(far, volume).await,
+                            false => transmit(far, volume).await,
+                        };
+                    }
+                };
+                tokio::join!(served, say(&mut near, bytes));
+            }
         });
     }
 
@@ -92,7 +101,7 @@ impl Host {
     }
 }
 
-async fn say(stream: &mut tokio::io::DuplexStream, bytes: &[u8]) {
+async fn say(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), bytes: &[u8]) {
     let (mut reader, mut writer) = tokio::io::split(stream);
     let sent = async {
         // The other side may have ended the connection already.

@@ -13,12 +13,14 @@
 //!   under that lock, so that actions leave in order. Nothing under it waits.
 //! - [`folder`]: what is on the disk of a volume, and how it is replaced.
 //! - [`nbd`]: the protocol, and its servers: by threads for clients on this machine, by tasks for those that come by TLS.
+//! - `device`: a volume as a block device of this machine, by FUSE and a loop device.
 //! - [`peer`]: the two sides of a move; [`wire`]: what they say to each other.
 //! - [`command`]: `verbatim volume …`.
 
 pub mod command;
 pub mod control;
 mod daemon;
+mod device;
 mod disk;
 pub mod faults;
 pub mod folder;

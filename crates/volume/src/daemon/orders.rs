@@ -9,6 +9,7 @@ use verbatim_mirror::{Event, Standing};
 
 use super::{Daemon, Entry, State};
 use crate::control::{Order, Outcome};
+use crate::device::Device;
 use crate::folder::Settings;
 use crate::store::Store;
 
@@ -36,7 +37,7 @@ impl Daemon {
                 self.create(&entry, &mut state, length, data)?;
                 self.done(&entry, &state)
             }
-            Order::Attach { name } => {
+            Order::Attach { name, device } => {
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
                 known(&entry, &state)?;
@@ -48,12 +49,19 @@ impl Daemon {
                 entry.folder.write_settings(&settings)?;
                 state.settings = settings;
                 self.serve(&entry, &mut state)?;
+                if let (true, None, Some(volume)) = (device, &state.device, &state.volume) {
+                    let device = tokio::task::block_in_place(|| Device::new(volume));
+                    state.device = Some(device.with_context(|| {
+                        format!("{name} is attached, but cannot be a block device of this machine")
+                    })?);
+                }
                 self.done(&entry, &state)
             }
             Order::Detach { name } => {
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
                 known(&entry, &state)?;
+                is_free(&entry, &state)?;
                 if state
                     .volume
                     .as_ref()
@@ -115,6 +123,12 @@ impl Daemon {
                 bytes_per_second,
             } => {
                 let entry = self.entry(&name).await?;
+                {
+                    // A file system on it would lose its disk at the end of the move.
+                    let mut state = entry.state.lock().await;
+                    is_free(&entry, &state)?;
+                    tokio::task::block_in_place(|| state.device = None);
+                }
                 // It goes on if the command is ended.
                 let daemon = self.clone();
                 let moving = tokio::spawn(async move { daemon.migrate(&entry, to, bytes_per_second).await });
@@ -211,6 +225,8 @@ impl Daemon {
             // It may be gone, if somebody else has removed it.
             let _ = std::fs::remove_file(self.config.nbd_socket(&entry.name));
         }
+        // What the kernel still keeps of it is written now.
+        tokio::task::block_in_place(|| state.device = None);
         if let Some(volume) = &state.volume {
             let closed = tokio::time::timeout(CLOSE, volume.close()).await;
             closed.context("what is under way does not end")?;
@@ -228,6 +244,18 @@ fn known<'a>(entry: &Entry, state: &'a State) -> anyhow::Result<&'a Sidecar> {
             entry.name
         )
     })
+}
+
+/// Nobody on this machine has a file system of it mounted.
+fn is_free(entry: &Entry, state: &State) -> anyhow::Result<()> {
+    match state.device.as_ref().filter(|device| device.is_in_use()) {
+        Some(device) => bail!(
+            "{} is in use as {}: unmount it, or stop the container that has it",
+            entry.name,
+            device.path().display()
+        ),
+        None => Ok(()),
+    }
 }
 
 pub(super) fn serving(entry: &Entry, state: &State) -> anyhow::Result<()> {
