@@ -17,6 +17,7 @@ packages=(
     python3 python3-pyverbs tshark                                  # rdma-core's own tests, a look at the wire
     libnbd-bin python3-libnbd                                       # clients of volumes that are not ours
     qemu-system-x86                                                 # virtual machines that move
+    fio qemu-utils                                                  # what volumes are measured with, and beside
 )
 
 # What `--application` adds: a simulation that speaks verbs through MPI and UCX, for figure 6 of docs/migration-figures.md.

@@ -1,6 +1,6 @@
 //! Measures what the papers measured, between hosts of a lab on this machine, and writes it to `out/bench/`.
 //!
-//! One module per subject: [`bandwidth`], [`soft_rnic`], [`cost`], [`blackout`], [`memory`], [`far`], [`pollers`],
+//! One module per subject: [`bandwidth`], [`soft_rnic`], [`cost`], [`blackout`], [`memory`], [`far`], [`pollers`], [`disk`],
 //! [`methods`], and [`migrrdma`] and [`migros`] for the papers' figures. Each prints a table for people and writes a JSON file
 //! for programs, with every single measurement and what it was measured on.
 
@@ -8,6 +8,7 @@ mod bandwidth;
 mod blackout;
 mod context;
 mod cost;
+mod disk;
 mod far;
 mod memory;
 mod methods;
@@ -78,6 +79,8 @@ enum Bench {
     Memory,
     /// 4 KiB of another host's memory by a one-sided READ, beside TCP.
     Far,
+    /// Volumes: an idle NBD server beside qemu-nbd, and a tenant's requests beside a copy.
+    Disk,
     /// Transfers beside threads that poll without pause, more of them than there are processors.
     Pollers,
     /// What it costs to send memory ahead, over TLS and by RDMA, alone and beside a partner.
@@ -167,6 +170,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     if wanted(Bench::Far) {
         far::run(&tools, arguments.rounds, &arguments.out.join("far.json"))?;
+    }
+    if wanted(Bench::Disk) {
+        disk::run(&tools, arguments.rounds, &arguments.out.join("disk.json"))?;
     }
     if wanted(Bench::Pollers) {
         pollers::run(&tools, arguments.rounds, &arguments.out.join("pollers.json"))?;

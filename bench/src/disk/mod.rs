@@ -1,0 +1,98 @@
+//! Volumes: what their NBD server costs beside qemu-nbd, and what a tenant notices of a copy beside the mirror of `qemu-storage-daemon`.
+//!
+//! All on this machine, with files of the same file system, by turns. Ours copies by TLS, the mirror in the clear.
+
+mod copying;
+mod fio;
+mod idle;
+mod servers;
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, bail};
+use serde::Serialize;
+use verbatim_e2e::Tools;
+
+use crate::context::Context;
+use crate::migrrdma::write;
+use copying::Bench;
+use servers::{Mirror, Ours};
+
+/// Of each image: enough that a copy lasts longer than a run of the tenant.
+const SIZE: u64 = 2 << 30;
+
+/// Packages of setup.sh's.
+const PROGRAMS: [&str; 3] = ["fio", "qemu-nbd", "qemu-storage-daemon"];
+
+#[derive(Debug, Serialize)]
+struct Report {
+    context: Context,
+    bytes: u64,
+    idle: Vec<idle::Row>,
+    copying: Vec<copying::Row>,
+    ends: copying::Ends,
+}
+
+/// Measures, prints and writes.
+pub fn run(tools: &Tools, rounds: u32, out: &Path) -> anyhow::Result<()> {
+    for program in PROGRAMS {
+        let version = Command::new(program).arg("--version").output();
+        version.with_context(|| format!("{program} is missing: run ./setup.sh"))?;
+    }
+    let context = Context::now();
+    // Beside the report, since a folder for temporary files may be memory.
+    let folder = out
+        .parent()
+        .context("the report is in a folder")?
+        .canonicalize()?;
+    let folder = tempfile::tempdir_in(folder)?;
+    let folder = folder.path();
+    let images = ["a.img", "b.img"].map(|name| folder.join(name));
+    for image in &images {
+        fill(image)?;
+    }
+    let ours = Ours::start(&tools.verbatim, folder)?;
+    let idle = idle::run(&ours, folder, &images, SIZE, rounds)?;
+    let mut bench = Bench {
+        ours: &ours,
+        mirror: Mirror::start(folder, &images[1], SIZE)?,
+        image: &images[0],
+        size: SIZE,
+        rounds,
+    };
+    let (copying, ends) = bench.run()?;
+    let report = Report {
+        context,
+        bytes: SIZE,
+        idle,
+        copying,
+        ends,
+    };
+    write(&report, out)
+}
+
+/// Nothing of it is zero, or a hole.
+fn fill(image: &PathBuf) -> anyhow::Result<()> {
+    let mut file = File::create(image)?;
+    let block: Vec<u8> = (0..1u32 << 20)
+        .map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8 | 1)
+        .collect();
+    for _ in 0..SIZE >> 20 {
+        file.write_all(&block)?;
+    }
+    Ok(file.sync_all()?)
+}
+
+/// What a command writes that ends well.
+fn ended(command: &mut Command) -> anyhow::Result<String> {
+    let output = command
+        .output()
+        .with_context(|| format!("cannot run {}", command.get_program().display()))?;
+    if !output.status.success() {
+        bail!("{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(String::from_utf8(output.stdout)?)
+}
