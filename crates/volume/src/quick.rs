@@ -7,11 +7,12 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A write that takes longer has waited for something; less may be what the thread has waited for a processor.
-const LONG: Duration = Duration::from_millis(10);
+/// A write that takes longer has waited for something that lasts. Less may be what the thread has waited for a processor; and several threads that
+/// write to one file wait for each other, which takes four times as much processor time as one thread that now and then waits.
+const LONG: Duration = Duration::from_millis(100);
 
 /// So long after it nothing is tried.
-const DETOUR: Duration = Duration::from_secs(5);
+const DETOUR: Duration = Duration::from_secs(1);
 
 /// How it went so far.
 #[derive(Debug)]
