@@ -440,6 +440,12 @@ impl Guests {
                     strangers.insert((instance, pid), (Instant::now(), what));
                     return Err(mismatch.into());
                 }
+                // It may have greeted in a newer version first.
+                let stranger = (instance.clone(), pid);
+                self.strangers
+                    .lock()
+                    .expect("no panic under this lock")
+                    .remove(&stranger);
                 let id = self.next_id.fetch_add(1, Ordering::Relaxed);
                 let (calls, orders) = mpsc::channel(8);
                 tracing::debug!(

@@ -44,7 +44,8 @@ pub use road_map::{
 
 /// The version of this contract. What is sent under it is recorded, and `docs/versions.md` says when it rises.
 ///
-/// A guest library greets with its newest version, and goes down after an agent that closes the channel without a word. The
+/// A guest library asks its agent something ([`Greeting::Ways`]) in one version after the other, from its newest down, until it is
+/// answered, and greets for its process in that one: agents of the release before remember who greets in another. The
 /// agent takes any in its range, and then speaks that one to that process.
 pub const VERSION: u32 = 8;
 

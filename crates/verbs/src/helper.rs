@@ -12,9 +12,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
-use verbatim_channel::{Answer, GATE_NAME, Gate, Greeting, MAX_LONG_BYTES, Order, VERSIONS};
+use verbatim_channel::{Answer, GATE_NAME, Gate, Greeting, MAX_LONG_BYTES, MovedEndpoint, Order, VERSIONS};
 use verbatim_seqpacket::{Error, Socket};
-use verbatim_versions::Versions;
 
 use crate::backend::soft::program_name;
 use crate::process::Process;
@@ -30,8 +29,6 @@ const MAX_DELAY_QUIESCED: Duration = Duration::from_millis(20);
 const MAX_DELAY: Duration = Duration::from_secs(1);
 /// How long a drained session waits for an agent that went away.
 const GRACE: Duration = Duration::from_secs(10);
-/// An agent that closes the channel so soon, and has not ordered anything, may not know the version of the greeting.
-const REFUSES_WITHIN: Duration = Duration::from_secs(1);
 
 /// The running thread.
 #[derive(Debug)]
@@ -82,12 +79,6 @@ fn connect(process: &Process) -> Option<Socket> {
     Socket::connect(&process.agent_socket()?).ok()
 }
 
-/// The version of the next greeting: after an agent has refused this one, that below; else the newest.
-pub(crate) fn next_version(versions: Versions, version: u32, refused: bool) -> u32 {
-    let below = refused.then(|| versions.below(version)).flatten();
-    below.unwrap_or(versions.newest)
-}
-
 impl Handle {
     /// Ends the thread, as the end of the program would.
     pub fn stop(&self, process: &Process) {
@@ -116,17 +107,49 @@ impl Helper {
     fn run(mut self, first: Option<Socket>) {
         let mut next = first.or_else(|| self.wait_for_agent());
         while let Some(socket) = next {
-            let (begun, mut ordered) = (Instant::now(), false);
-            next = match self.serve(socket, &mut ordered) {
+            next = match self.serve(socket) {
                 Ok(Ended::Stopped) => None,
                 // Whatever ended the connection, another is looked for.
-                Ok(Ended::Lost) | Err(_) => {
-                    let refused = !ordered && begun.elapsed() < REFUSES_WITHIN;
-                    self.version = next_version(VERSIONS, self.version, refused);
-                    self.reconnect()
-                }
+                Ok(Ended::Lost) | Err(_) => self.reconnect(),
             };
         }
+    }
+
+    /// The newest version that the agent speaks, found out by questions: the first by this connection. An agent of an earlier
+    /// release takes a process that greets in another version than its own for one that it cannot move, and goes on saying so for
+    /// seconds after it has greeted as it should. A question that it does not understand is nothing to it. `None` when the
+    /// thread shall end.
+    fn agree(&self, first: Socket) -> Option<u32> {
+        let mut socket = Some(first);
+        let mut version = VERSIONS.newest;
+        loop {
+            if self.is_spoken(version, socket.take().or_else(|| connect(&self.process)))? {
+                return Some(version);
+            }
+            // One that understands nothing hears the newest version, and can tell its operator of it.
+            let Some(below) = VERSIONS.below(version) else {
+                return Some(VERSIONS.newest);
+            };
+            version = below;
+        }
+    }
+
+    /// Whether the agent answers a question in this version; `None` when the thread shall end.
+    fn is_spoken(&self, version: u32, socket: Option<Socket>) -> Option<bool> {
+        let Some(socket) = socket else {
+            return Some(false);
+        };
+        let _held = held::hold_fd(socket.as_fd());
+        // Nobody has this GID, so that the answer is short.
+        let question = Greeting::Ways {
+            version,
+            gid: [0; 16],
+        };
+        if verbatim_channel::send(&socket, &question, &[]).is_err() {
+            return Some(false);
+        }
+        while !self.sleep(None, Some(&socket))? {}
+        Some(verbatim_channel::recv::<Vec<MovedEndpoint>>(&socket).is_ok())
     }
 
     fn greeting(&self) -> Greeting {
@@ -167,7 +190,14 @@ impl Helper {
         (!self.stop.load(SeqCst)).then_some(ready.agent)
     }
 
-    fn serve(&mut self, socket: Socket, ordered: &mut bool) -> Result<Ended, Error> {
+    fn serve(&mut self, first: Socket) -> Result<Ended, Error> {
+        let Some(version) = self.agree(first) else {
+            return Ok(Ended::Stopped);
+        };
+        self.version = version;
+        let Some(socket) = connect(&self.process) else {
+            return Ok(Ended::Lost);
+        };
         let held = held::hold_fd(socket.as_fd());
         self.sessions.speak(self.version);
         verbatim_channel::send(&socket, &self.greeting(), &[])?;
@@ -178,7 +208,6 @@ impl Helper {
                 Some(true) => {}
             }
             let (order, fds) = verbatim_channel::recv_as::<Order>(&socket, self.version, MAX_LONG_BYTES)?;
-            *ordered = true;
             match order {
                 Order::Quiesce { session } => match self.quiesce(&socket, session) {
                     Ok((gate, seen)) => {

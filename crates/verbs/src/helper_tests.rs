@@ -4,9 +4,11 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use verbatim_channel::{Answer, GATE_NAME, Gate, Greeting, MEMORY_DIR, Order, SOCKET_NAME, Scope};
+use verbatim_channel::{
+    Answer, GATE_NAME, Gate, Greeting, MAX_LONG_BYTES, MEMORY_DIR, MovedEndpoint, OLDEST, Order, SOCKET_NAME,
+    Scope, VERSION,
+};
 use verbatim_seqpacket::{Listener, Socket};
-use verbatim_versions::Versions;
 
 use crate::testing::World;
 use crate::{Context, Process};
@@ -36,9 +38,26 @@ impl Agent {
         (process, context)
     }
 
+    /// As an agent that speaks this version alone, and has to go on working with libraries that speak others: a question in another
+    /// is not answered, and who greets as a process must know better. What was asked, and the process's connection.
+    fn meet(&self, spoken: u32) -> (Vec<u32>, Socket, Greeting) {
+        let mut asked = Vec::new();
+        loop {
+            let socket = self.listener.accept().unwrap();
+            match verbatim_channel::recv::<Greeting>(&socket).unwrap().0 {
+                Greeting::Ways { version, .. } => {
+                    asked.push(version);
+                    if version == spoken {
+                        verbatim_channel::send(&socket, &Vec::<MovedEndpoint>::new(), &[]).unwrap();
+                    }
+                }
+                greeting => return (asked, socket, greeting),
+            }
+        }
+    }
+
     fn accept(&self, expect_quiesced: bool) -> Socket {
-        let socket = self.listener.accept().unwrap();
-        let (greeting, _) = verbatim_channel::recv::<Greeting>(&socket).unwrap();
+        let (_, socket, greeting) = self.meet(VERSION);
         let Greeting::Process {
             pid,
             quiesced,
@@ -178,15 +197,41 @@ fn an_agent_that_dies_at_the_hand_over_leaves_the_process_running() {
     process.cleanup();
 }
 
+/// The version of a process's greeting.
+fn greeted_in(greeting: &Greeting) -> u32 {
+    match greeting {
+        Greeting::Process { version, .. } => *version,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// An agent of the release before notes a process that greets in another version, and refuses for seconds to move its instance, although
+/// the process has long greeted in the right one.
 #[test]
-fn an_agent_of_an_earlier_release_is_greeted_in_its_version() {
-    let versions = Versions::new(6, 8);
-    let refused = |version| crate::helper::next_version(versions, version, true);
-    assert_eq!(
-        [8, 7, 6].map(refused),
-        [7, 6, 8],
-        "after the oldest: the agent may be another by now"
-    );
-    // One that has ordered something, or went away later, is not too old: who comes after it may be newer.
-    assert_eq!(crate::helper::next_version(versions, 7, false), 8);
+fn an_agent_of_an_earlier_release_is_never_greeted_in_another_version_than_its_own() {
+    let agent = Agent::new();
+    let (process, _context) = agent.program();
+    let newest_first: Vec<_> = (OLDEST..=VERSION).rev().collect();
+    for _ in 0..3 {
+        let (asked, socket, greeting) = agent.meet(OLDEST);
+        assert_eq!(greeted_in(&greeting), OLDEST);
+        assert_eq!(asked, newest_first);
+        verbatim_channel::send_as(&socket, OLDEST, &Order::Describe, &[]).unwrap();
+        let (answer, _) = verbatim_channel::recv_as::<Answer>(&socket, OLDEST, MAX_LONG_BYTES).unwrap();
+        assert!(matches!(answer, Answer::Described(_)), "{answer:?}");
+        // Whoever comes after it is asked anew: it may be another release's.
+    }
+    let (asked, _socket, greeting) = agent.meet(VERSION);
+    assert_eq!((greeted_in(&greeting), asked), (VERSION, vec![VERSION]));
+    process.cleanup();
+}
+
+#[test]
+fn an_agent_that_understands_no_version_hears_the_newest_and_can_name_it() {
+    let agent = Agent::new();
+    let (process, _context) = agent.program();
+    let (asked, _socket, greeting) = agent.meet(OLDEST - 1);
+    assert_eq!(asked.last(), Some(&OLDEST));
+    assert_eq!(greeted_in(&greeting), VERSION);
+    process.cleanup();
 }

@@ -240,3 +240,17 @@ async fn a_library_outside_of_the_range_is_refused_at_once_and_named() {
         assert!(site.guests.of_instance("a").is_empty());
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_library_that_was_refused_in_a_newer_version_is_served_in_an_older_one_at_once() {
+    let site = Site::new();
+    let path = site.instance("a");
+    let refused = greet(&path, VERSION + 1).await;
+    let closed = tokio::time::timeout(LIMIT, refused.recv::<Order>(1 << 20)).await;
+    closed.unwrap().expect_err("it is closed");
+    assert!(!site.guests.refused("a").is_empty());
+    let _socket = greet(&path, VERSION).await;
+    let present = site.guests.present(Some("a"), std::process::id());
+    tokio::time::timeout(LIMIT, present).await.unwrap();
+    assert_eq!(site.guests.refused("a"), Vec::<String>::new());
+}

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use verbatim_channel::{
     Answer, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedPd, ClaimedQp, Endpoint, GATE_NAME, Gate, Greeting,
-    MEMORY_DIR, Order, RoadMap, SOCKET_NAME, StandbyQp,
+    MEMORY_DIR, MovedEndpoint, Order, RoadMap, SOCKET_NAME, StandbyQp,
 };
 use verbatim_device::control::{Backing, Reply, Request, SOCKET_NAME as NIC_SOCKET, Segment, VERSION};
 use verbatim_seqpacket::{Listener, Socket};
@@ -31,12 +31,20 @@ impl Agent {
         }
     }
 
-    /// Takes the guest library's connection; whether it waits for its claim.
+    /// Takes the guest library's connection, after the question by which it learns the version; whether it waits for its claim.
     pub fn accept(&mut self) -> bool {
-        let socket = self.listener.accept().unwrap();
-        let (greeting, _) = verbatim_channel::recv::<Greeting>(&socket).unwrap();
-        self.socket = Some(socket);
-        matches!(greeting, Greeting::Process { quiesced: true, .. })
+        loop {
+            let socket = self.listener.accept().unwrap();
+            match verbatim_channel::recv::<Greeting>(&socket).unwrap().0 {
+                Greeting::Ways { .. } => {
+                    verbatim_channel::send(&socket, &Vec::<MovedEndpoint>::new(), &[]).unwrap();
+                }
+                greeting => {
+                    self.socket = Some(socket);
+                    return matches!(greeting, Greeting::Process { quiesced: true, .. });
+                }
+            }
+        }
     }
 
     /// Answers the one question of where an endpoint is: where it was.
