@@ -33,7 +33,7 @@ mod table;
 mod talk;
 pub mod wire;
 
-pub use cm::{Cm, DropReason, Outcome, Transmit};
+pub use cm::{Cm, DropReason, Outcome, QueuePairs, Transmit};
 pub use command::{Accept, Accepts, Answer, Connect, Listen, ListenAddress, Path, Resolve};
 pub use config::{Config, Limits, MAX_CM_RETRIES, MRA_SERVICE_TIMEOUT, PACKET_LIFETIME, RESPONSE_TIMEOUT};
 pub use counters::Counters;

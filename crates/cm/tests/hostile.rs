@@ -8,7 +8,7 @@ use verbatim_cm::{
     Cm, CommId, Config, DropReason, Event, Limits, Listen, Outcome, Owner, PortSpace, Qpn, ServiceId, State,
     Time,
 };
-use world::{Faults, OWNER, World, accept, connect, gid, listen, resolve};
+use world::{Connected, Faults, OWNER, World, accept, connect, gid, listen, resolve};
 
 fn limited(limits: Limits) -> Cm {
     Cm::new(Config {
@@ -31,7 +31,7 @@ fn req(number: u32) -> Vec<u8> {
 }
 
 fn ask(cm: &mut Cm, number: u32) -> Outcome {
-    cm.handle_mad(Time::ZERO, gid(0), gid(1), &req(number))
+    cm.handle_mad(Time::ZERO, gid(0), gid(1), &req(number), &Connected::default())
 }
 
 #[test]
@@ -257,7 +257,7 @@ proptest! {
         let (mut world, _) = busy();
         for (bytes, steps) in inputs {
             let now = world.now;
-            world.hosts[0].handle_mad(now, gid(1), gid(0), &bytes);
+            world.hosts[0].handle_mad(now, gid(1), gid(0), &bytes, &world.queue_pairs[0]);
             for _ in 0..steps {
                 world.step();
             }
@@ -295,7 +295,7 @@ fn any_field_of_a_req() {
             bytes[at] = value;
             let mut cm = Cm::new(world::config(1));
             cm.listen(OWNER, &listen(PortSpace::TCP)).unwrap();
-            if cm.handle_mad(Time::ZERO, gid(0), gid(1), &bytes) == Outcome::Taken {
+            if cm.handle_mad(Time::ZERO, gid(0), gid(1), &bytes, &Connected::default()) == Outcome::Taken {
                 let id = cm.poll_event().unwrap().id;
                 cm.accept(Time::ZERO, id, &accept(1)).unwrap();
                 let mut sent = 0;

@@ -26,12 +26,13 @@ mod notices;
 mod options;
 mod ports;
 mod programs;
+mod queue_pairs;
 mod requests;
 mod ways;
 
 use std::collections::{BTreeSet, HashMap};
 
-use verbatim_cm::{CommId, Config, Gid, Limits as CmLimits, Outcome, Transmit};
+use verbatim_cm::{CommId, Config, Gid, Limits as CmLimits, Outcome, QueuePairs, Transmit};
 use verbatim_device::control::CmNews;
 use verbatim_roce::Time;
 
@@ -110,8 +111,15 @@ impl Manager {
         to: [u8; 16],
         bytes: &[u8],
         gids: &[[u8; 16]],
+        queue_pairs: &dyn QueuePairs,
     ) -> Outcome {
-        self.arrived(now, PassedOn::direct(Gid(from), Gid(to)), bytes, gids)
+        self.arrived(
+            now,
+            PassedOn::direct(Gid(from), Gid(to)),
+            bytes,
+            gids,
+            queue_pairs,
+        )
     }
 
     /// The time has come that [`Self::next_deadline`] has named.

@@ -3,10 +3,19 @@
 use verbatim_cm::wire::{MAD_BYTES, Mad};
 use verbatim_cm::{
     Accepts, Answer, Cm, Config, Connect, Event, Gid, IdImage, Listen, ListenAddress, Mtu, Owner, Path,
-    PortSpace, Psn, Qpn, Resolve, ServiceId, State, Time, wire::SidrStatus,
+    PortSpace, Psn, Qpn, QueuePairs, Resolve, ServiceId, State, Time, wire::SidrStatus,
 };
 
 const OWNER: Owner = Owner(1);
+
+/// Whether queue pairs are connected as a message says.
+struct Says(bool);
+
+impl QueuePairs for Says {
+    fn are_connected(&self, _: Qpn, _: Gid, _: Qpn) -> bool {
+        self.0
+    }
+}
 
 fn gid(host: u8) -> Gid {
     std::net::IpAddr::from([10, 0, 0, host]).into()
@@ -89,7 +98,13 @@ pub fn cm_messages(input: &[u8]) {
         if let Ok(mad) = Mad::parse(bytes) {
             assert_eq!(Mad::parse(&mad.emit()), Ok(mad));
         }
-        cm.handle_mad(now, gid(2), gid(1), bytes);
+        cm.handle_mad(
+            now,
+            gid(2),
+            gid(1),
+            bytes,
+            &Says(bytes.last().is_some_and(|last| last & 2 == 2)),
+        );
         agree(&mut cm, now);
         drain(&mut cm);
         if bytes.last().is_some_and(|last| last & 1 == 1)
@@ -119,12 +134,12 @@ pub fn seeds() -> Vec<Vec<u8>> {
             one.destroy_owner(Time::ZERO, OWNER);
         }
         for mad in drain(&mut one) {
-            other.handle_mad(Time::ZERO, gid(1), gid(2), &mad);
+            other.handle_mad(Time::ZERO, gid(1), gid(2), &mad, &Says(true));
             seeds.push(mad.to_vec());
         }
         agree(&mut other, Time::ZERO);
         for mad in drain(&mut other) {
-            one.handle_mad(Time::ZERO, gid(2), gid(1), &mad);
+            one.handle_mad(Time::ZERO, gid(2), gid(1), &mad, &Says(true));
             seeds.push(mad.to_vec());
             story.extend(mad);
             seeds.push(story.clone());
@@ -163,10 +178,10 @@ pub fn image_seeds() -> Vec<Vec<u8>> {
             seeds.extend(images.map(|image| super::encoded(&image.expect("it is there"))));
         }
         for mad in drain(&mut one) {
-            other.handle_mad(Time::ZERO, gid(1), gid(2), &mad);
+            other.handle_mad(Time::ZERO, gid(1), gid(2), &mad, &Says(true));
         }
         for mad in drain(&mut other) {
-            one.handle_mad(Time::ZERO, gid(2), gid(1), &mad);
+            one.handle_mad(Time::ZERO, gid(2), gid(1), &mad, &Says(true));
         }
         agree(&mut one, Time::ZERO);
         agree(&mut other, Time::ZERO);

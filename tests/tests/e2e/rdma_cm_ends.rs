@@ -25,6 +25,12 @@ pub fn tests() -> Vec<Test> {
         Test::new("rdma_cm::moves_cmtime", HOSTS, cmtime),
         Test::new("rdma_cm::moves_group", HOSTS, group),
         Test::new("rdma_cm::numbers_are_given_again", HOSTS, given_again),
+        Test::new("rdma_cm::numbers_are_given_to_listeners", HOSTS, |lab| {
+            given_by_address(lab, "src", "peer")
+        }),
+        Test::new("rdma_cm::numbers_are_given_to_clients", HOSTS, |lab| {
+            given_by_address(lab, "peer", "src")
+        }),
     ]
 }
 
@@ -103,9 +109,9 @@ fn cmtime(lab: &TestLab) -> anyhow::Result<()> {
     })
 }
 
-/// The RNIC gives the numbers of queue pairs that have left it to others one day: whoever connects to those gets them, and not who had
-/// their numbers before.
-fn given_again(lab: &TestLab) -> anyhow::Result<()> {
+/// A server whose connections have moved from `src`, its client on `peer`, and the numbers of its queue pairs at `src` about to be given
+/// to others.
+fn moved_and_freed<'a>(lab: &'a TestLab) -> anyhow::Result<[Instance<'a>; 2]> {
     /// So many numbers are freed before one of them is given again, and some more.
     const FREED: &str = "1200";
     let address = lab.address("src")?;
@@ -121,7 +127,23 @@ fn given_again(lab: &TestLab) -> anyhow::Result<()> {
         Ok((lab.start("peer", &frees)?.wait(LIMIT)?.code == 0).then_some(()))
     })?;
     drop(freer);
+    Ok([client, server])
+}
 
+/// Both go on until the client is told to end, and all that they have sent has come.
+fn both_end(sides: [Instance<'_>; 2]) -> anyhow::Result<()> {
+    sides[0].interrupt()?;
+    for side in &sides {
+        side.succeed(LIMIT)?;
+    }
+    Ok(())
+}
+
+/// The RNIC gives the numbers of queue pairs that have left it to others one day: whoever connects to those gets them, and not who had
+/// their numbers before.
+fn given_again(lab: &TestLab) -> anyhow::Result<()> {
+    let address = lab.address("src")?;
+    let moved = moved_and_freed(lab)?;
     // They tell each other their numbers by TCP, and fail if what they send comes to nobody.
     let newcomers = ["ib_write_bw", "-F", "-q", "64", "-n", "64", "-s", "4096"];
     let listener = lab.start("src", &newcomers)?;
@@ -135,12 +157,33 @@ fn given_again(lab: &TestLab) -> anyhow::Result<()> {
     let listened = listener.succeed(LIMIT);
     served?;
     listened?;
+    both_end(moved)
+}
 
-    client.interrupt()?;
-    for side in [&client, &server] {
-        side.succeed(LIMIT)?;
+/// The same for newcomers that connect by address and port to where the connections' other ends are: they are not taken for those that
+/// have moved, which then would be ended as stale.
+fn given_by_address(lab: &TestLab, listens: &str, asks: &str) -> anyhow::Result<()> {
+    /// How it says that it was taken for stale.
+    const STALE: &str = "RDMA_CM_EVENT_REJECTED, error: 10";
+    let moved = moved_and_freed(lab)?;
+    let newcomers = ["ucmatose", "-c", "64", "-C", "4", "-S", "1000"];
+    let listener = lab.start(listens, &newcomers)?;
+    let address = lab.address(listens)?;
+    let argv = [&newcomers[..], &["-s", &address]].concat();
+    let served = eventually("that newcomers are served", LISTENS_WITHIN, || {
+        let ended = lab.start(asks, &argv)?.wait(LIMIT)?;
+        let said = format!("{}{}", ended.stdout, ended.stderr);
+        ensure!(!said.contains(STALE), "{said}");
+        Ok((ended.code == 0).then_some(()))
+    });
+    if served.is_err() {
+        listener.signal(Signal::KILL)?;
     }
-    Ok(())
+    let listened = listener.succeed(LIMIT);
+    served?;
+    let listened = listened?;
+    ensure!(!listened.stdout.contains(STALE), "{}", listened.stdout);
+    both_end(moved)
 }
 
 /// A server that goes on for ever takes a file at each place.

@@ -2,7 +2,7 @@
 
 use verbatim_roce::{Qpn, Time};
 
-use super::{Cm, DropReason, Outcome};
+use super::{Cm, DropReason, Outcome, QueuePairs};
 use crate::event::{ConnectResponse, Event, ResolveResponse};
 use crate::messages;
 use crate::num::{CommId, Gid, field_time};
@@ -22,12 +22,19 @@ pub(super) struct Arrival {
 impl Cm {
     /// A datagram has come to queue pair 1, without its headers and the 40 bytes in front: from this GID, to this one of the RNIC's.
     /// Of one that another host has passed on, `from` is who sent it, and `to` the RNIC's own GID all the same.
-    pub fn handle_mad(&mut self, now: Time, from: Gid, to: Gid, bytes: &[u8]) -> Outcome {
+    pub fn handle_mad(
+        &mut self,
+        now: Time,
+        from: Gid,
+        to: Gid,
+        bytes: &[u8],
+        queue_pairs: &dyn QueuePairs,
+    ) -> Outcome {
         let outcome = match Mad::parse(bytes) {
             Ok(mad) => {
                 self.counters.received += 1;
                 let tid = mad.tid;
-                self.arrived(Arrival { now, from, to, tid }, mad)
+                self.arrived(Arrival { now, from, to, tid }, mad, queue_pairs)
             }
             Err(_) => Outcome::Dropped(DropReason::Malformed),
         };
@@ -42,7 +49,7 @@ impl Cm {
         outcome
     }
 
-    fn arrived(&mut self, arrival: Arrival, mad: Mad) -> Outcome {
+    fn arrived(&mut self, arrival: Arrival, mad: Mad, queue_pairs: &dyn QueuePairs) -> Outcome {
         let away = match mad.recipient() {
             Recipient::Id(id) if self.table.get(id).is_none() && self.away.contains(id) => Some(id),
             Recipient::Peer { remote_guid, remote } if self.table.peer(remote_guid, remote).is_none() => {
@@ -54,11 +61,11 @@ impl Cm {
             return Outcome::Away(id);
         }
         let taken = match &mad.message {
-            Message::Req(req) => return self.req_arrived(arrival, req),
+            Message::Req(req) => return self.req_arrived(arrival, req, queue_pairs),
             Message::SidrReq(req) => return self.sidr_req_arrived(arrival, req),
             Message::Mra(mra) => self.mra_arrived(arrival, mra),
             Message::Rej(rej) => self.rej_arrived(arrival, rej),
-            Message::Rep(rep) => self.rep_arrived(arrival, rep),
+            Message::Rep(rep) => self.rep_arrived(arrival, rep, queue_pairs),
             Message::Rtu(rtu) => self.rtu_arrived(arrival, rtu),
             Message::Dreq(dreq) => self.dreq_arrived(arrival, dreq),
             Message::Drep(drep) => self.drep_arrived(arrival, drep),
@@ -178,14 +185,16 @@ impl Cm {
         (known && talk.connection.is_some()).then_some(id)
     }
 
-    fn rep_arrived(&mut self, arrival: Arrival, rep: &Rep) -> Option<()> {
+    fn rep_arrived(&mut self, arrival: Arrival, rep: &Rep, queue_pairs: &dyn QueuePairs) -> Option<()> {
         let id = rep.remote_comm_id;
         let state = self
             .table
             .talk(id)
             .filter(|talk| talk.connection.is_some() && !talk.passive);
         match state.map(|talk| (talk.state, talk.remote)) {
-            Some((State::ReqSent | State::MraReqReceived, _)) => return self.first_rep(arrival, rep),
+            Some((State::ReqSent | State::MraReqReceived, _)) => {
+                return self.first_rep(arrival, rep, queue_pairs);
+            }
             Some((State::RepReceived | State::MraRepSent, Some(remote))) if remote == rep.local_comm_id => {
                 self.excuse(arrival, id);
                 return Some(());
@@ -207,12 +216,12 @@ impl Cm {
         None
     }
 
-    fn first_rep(&mut self, arrival: Arrival, rep: &Rep) -> Option<()> {
+    fn first_rep(&mut self, arrival: Arrival, rep: &Rep, queue_pairs: &dyn QueuePairs) -> Option<()> {
         let id = rep.remote_comm_id;
         if self.table.peer(rep.local_guid, rep.local_comm_id).is_some() {
             return None;
         }
-        if let Some(holder) = self.stale(arrival, rep.local_guid, rep.qpn) {
+        if let Some(holder) = self.stale(arrival, rep.local_guid, rep.qpn, queue_pairs) {
             let reason = RejectReason::STALE_CONNECTION;
             let rej = messages::rejection(arrival.tid, id, rep.local_comm_id, Rejected::REP, reason);
             self.answer_to(arrival.from, arrival.to, &(&rej).into());
@@ -347,11 +356,32 @@ impl Cm {
         Some(())
     }
 
-    /// The connection with the queue pair that a message is about. Only who sends from where the connection's peer is, is believed.
-    pub(super) fn stale(&self, arrival: Arrival, guid: u64, qpn: Qpn) -> Option<CommId> {
+    /// The connection with the queue pair that a message is about. Only who sends from where the connection's peer is, is believed, and
+    /// only as long as the queue pair of this end has that peer: one that has another by now goes on elsewhere, and the
+    /// number is the newcomer's.
+    pub(super) fn stale(
+        &mut self,
+        arrival: Arrival,
+        guid: u64,
+        qpn: Qpn,
+        queue_pairs: &dyn QueuePairs,
+    ) -> Option<CommId> {
         let holder = self.table.peer_qp(guid, qpn)?;
         let talk = self.table.talk(holder)?;
-        (talk.path.remote == arrival.from).then_some(holder)
+        let conn = talk.connection.as_ref()?;
+        if talk.path.remote != arrival.from {
+            return None;
+        }
+        let has_begun = matches!(talk.state, State::Established | State::DreqSent);
+        if !has_begun || queue_pairs.are_connected(conn.local_qpn, arrival.from, qpn) {
+            return Some(holder);
+        }
+        self.table.update_talk(holder, |talk, _| {
+            if let Some(conn) = &mut talk.connection {
+                conn.peer_moved = true;
+            }
+        });
+        None
     }
 
     /// The peer has another connection on the queue pair of this one, so it has forgotten this one.

@@ -4,10 +4,12 @@ mod arrivals;
 mod commands;
 mod moving;
 mod outcome;
+mod queue_pairs;
 mod requests;
 mod timers;
 
 pub use outcome::{DropReason, Outcome, Transmit};
+pub use queue_pairs::QueuePairs;
 
 use std::collections::{HashSet, VecDeque};
 
@@ -32,7 +34,7 @@ use crate::talk::{Frame, Id, Kind, Talk};
 /// *Arrivals*: [`handle_mad`](Cm::handle_mad), [`notify_established`](Cm::notify_established),
 /// [`handle_timeout`](Cm::handle_timeout). *Polls*, after each of those, until they give nothing more:
 /// [`poll_transmit`](Cm::poll_transmit), [`poll_event`](Cm::poll_event); then [`next_deadline`](Cm::next_deadline).
-/// *Moving*: [`take`](Cm::take), [`adopt`](Cm::adopt), [`forget`](Cm::forget), [`peer_moved`](Cm::peer_moved); all of an owner's:
+/// *Moving*: [`take`](Cm::take), [`adopt`](Cm::adopt), [`forget`](Cm::forget); all of an owner's:
 /// [`reserve`](Cm::reserve), [`hold`](Cm::hold), [`give_back`](Cm::give_back), [`let_go`](Cm::let_go).
 ///
 /// An id is there until [`destroy`](Cm::destroy). What the peer is still owed then (a DREQ that must arrive, the same answer to the

@@ -142,16 +142,4 @@ impl Cm {
     pub fn forget(&mut self, id: CommId) {
         self.away.remove(id);
     }
-
-    /// The peer of this id is at another GID now: what is sent goes there.
-    pub fn peer_moved(&mut self, id: CommId, to: Gid) -> Result<(), Error> {
-        self.owned_talk(id)?;
-        self.table.update_talk(id, |talk, _| {
-            talk.path.remote = to;
-            if let Some(conn) = &mut talk.connection {
-                conn.peer_moved = true;
-            }
-        });
-        Ok(())
-    }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use verbatim_roce::{Mtu, Psn, Qpn};
 
 use super::arrivals::Arrival;
-use super::{Cm, DropReason, Outcome};
+use super::{Cm, DropReason, Outcome, QueuePairs};
 use crate::command::Path;
 use crate::config::MAX_CM_RETRIES;
 use crate::event::{ConnectRequest, Event, ResolveRequest};
@@ -20,7 +20,12 @@ use crate::wire::{IP_HEADER_BYTES, IpHeader, RejectReason, Rejected, Req, SidrRe
 const SIDR_TIMEOUT: u8 = crate::config::RESPONSE_TIMEOUT;
 
 impl Cm {
-    pub(super) fn req_arrived(&mut self, arrival: Arrival, req: &Req) -> Outcome {
+    pub(super) fn req_arrived(
+        &mut self,
+        arrival: Arrival,
+        req: &Req,
+        queue_pairs: &dyn QueuePairs,
+    ) -> Outcome {
         if let Some(id) = self.table.peer(req.local_guid, req.local_comm_id) {
             return self.req_again(arrival, id);
         }
@@ -34,7 +39,7 @@ impl Cm {
         {
             return Outcome::Away(listener);
         }
-        if let Some(holder) = self.stale(arrival, req.local_guid, req.qpn) {
+        if let Some(holder) = self.stale(arrival, req.local_guid, req.qpn, queue_pairs) {
             self.refuse(arrival, req, RejectReason::STALE_CONNECTION);
             self.end_stale(arrival.now, holder);
             return Outcome::Dropped(DropReason::Rejected);

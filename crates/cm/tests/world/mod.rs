@@ -4,7 +4,7 @@
 pub mod story;
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashMap};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use rand::{Rng, SeedableRng};
 use verbatim_cm::wire::IpHeader;
 use verbatim_cm::{
     Accept, Accepts, Cm, CommId, Config, Connect, Gid, Listen, ListenAddress, Mtu, Notice, Outcome, Owner,
-    Path, PortSpace, Psn, Qpn, Resolve, ServiceId, Time,
+    Path, PortSpace, Psn, Qpn, QueuePairs, Resolve, ServiceId, Time,
 };
 
 /// A packet is under way for 134 ms at most: this is the exponent of that time.
@@ -32,16 +32,37 @@ pub struct Faults {
     pub reordering: bool,
 }
 
+/// Where the queue pairs of a host are connected to.
+#[derive(Clone, Debug, Default)]
+pub struct Connected(HashMap<Qpn, (Gid, Qpn)>);
+
+impl Connected {
+    pub fn to(&mut self, local: u32, remote: Gid, remote_qpn: u32) {
+        self.0.insert(Qpn::new(local), (remote, Qpn::new(remote_qpn)));
+    }
+
+    pub fn remove(&mut self, local: u32) {
+        self.0.remove(&Qpn::new(local));
+    }
+}
+
+impl QueuePairs for Connected {
+    fn are_connected(&self, local: Qpn, remote: Gid, remote_qpn: Qpn) -> bool {
+        self.0.get(&local) == Some(&(remote, remote_qpn))
+    }
+}
+
 type InFlight = (Time, u64, usize, Gid, Gid, Vec<u8>);
 
 pub struct World {
     pub now: Time,
     pub hosts: Vec<Cm>,
+    pub queue_pairs: Vec<Connected>,
     pub faults: Faults,
     /// Nothing of this host gets through.
     pub mute: Option<usize>,
     /// Where ids are that have gone from where they were.
-    pub places: std::collections::HashMap<CommId, usize>,
+    pub places: HashMap<CommId, usize>,
     /// How many messages were passed on.
     pub passed_on: usize,
     rng: StdRng,
@@ -135,6 +156,7 @@ impl World {
         World {
             now: Time::from_nanos(1),
             hosts: (0..hosts).map(|host| Cm::new(config(host))).collect(),
+            queue_pairs: vec![Connected::default(); hosts],
             faults,
             mute: None,
             places: Default::default(),
@@ -209,7 +231,7 @@ impl World {
     }
 
     fn deliver(&mut self, host: usize, from: Gid, to: Gid, bytes: &[u8]) {
-        let outcome = self.hosts[host].handle_mad(self.now, from, to, bytes);
+        let outcome = self.hosts[host].handle_mad(self.now, from, to, bytes, &self.queue_pairs[host]);
         if let Outcome::Away(id) = outcome {
             // One that is held is nowhere.
             let Some(place) = self.places.get(&id).copied() else {
@@ -217,7 +239,8 @@ impl World {
             };
             assert_ne!(place, host, "what has come back is not away");
             self.passed_on += 1;
-            let outcome = self.hosts[place].handle_mad(self.now, from, gid(place), bytes);
+            let outcome =
+                self.hosts[place].handle_mad(self.now, from, gid(place), bytes, &self.queue_pairs[place]);
             assert!(
                 !matches!(outcome, Outcome::Away(_)),
                 "{id} is at the place that is known"

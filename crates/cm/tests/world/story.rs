@@ -3,7 +3,7 @@
 
 use verbatim_cm::{CommId, Event, PortSpace};
 
-use super::{Faults, OWNER, World, accept, connect, listen};
+use super::{Faults, OWNER, World, accept, connect, gid, listen};
 
 pub const REQ: u8 = 0x10;
 pub const MRA: u8 = 0x11;
@@ -50,6 +50,8 @@ pub fn established(world: &mut World) -> (CommId, CommId) {
         panic!("the RTU has come");
     };
     starts_with(&private_data, b"ready", 224);
+    world.queue_pairs[0].to(0x11, gid(1), 0x22);
+    world.queue_pairs[1].to(0x22, gid(0), 0x11);
     (active, passive)
 }
 

@@ -14,7 +14,7 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 
-use verbatim_cm::{Gid, IdImage, Outcome, Owner};
+use verbatim_cm::{Gid, IdImage, Outcome, Owner, QueuePairs};
 use verbatim_device::control::{CmDetails, CmReply, CmRequest, MOST_CM_BYTES, MOST_CM_BYTES_HERE};
 use verbatim_roce::Time;
 use verbatim_seqpacket::Carried;
@@ -445,8 +445,15 @@ impl Manager {
     }
 
     /// A message has come, perhaps for an id that has gone.
-    pub(super) fn arrived(&mut self, now: Time, way: PassedOn, bytes: &[u8], gids: &[[u8; 16]]) -> Outcome {
-        let outcome = self.machine.handle_mad(now, way.from, way.to, bytes);
+    pub(super) fn arrived(
+        &mut self,
+        now: Time,
+        way: PassedOn,
+        bytes: &[u8],
+        gids: &[[u8; 16]],
+        queue_pairs: &dyn QueuePairs,
+    ) -> Outcome {
+        let outcome = self.machine.handle_mad(now, way.from, way.to, bytes, queue_pairs);
         if let Outcome::Away(id) = outcome
             && way.hops < MOST_HOPS
             && let Some(to) = self.machine.place_of(id)
@@ -472,6 +479,7 @@ impl Manager {
         by: [u8; 16],
         bytes: &[u8],
         gids: &[[u8; 16]],
+        queue_pairs: &dyn QueuePairs,
     ) -> Option<Outcome> {
         if !self.trusted.contains(&Gid(by)) || bytes.len() <= HEAD_BYTES {
             return None;
@@ -485,7 +493,7 @@ impl Manager {
             to,
             hops: head[0],
         };
-        Some(self.arrived(now, way, bytes, gids))
+        Some(self.arrived(now, way, bytes, gids, queue_pairs))
     }
 
     /// The next message to pass on.

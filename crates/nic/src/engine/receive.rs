@@ -250,10 +250,11 @@ impl Intake<'_> {
         let qkey = packet.deth.map(|deth| deth.qkey);
         let qkey = qkey.filter(|_| packet.bth.opcode == Opcode::UD_SEND_ONLY);
         let (from, to) = (gid(flow.source().ip()), gid(flow.destination().ip()));
-        let cm = &mut self.objects.cm;
+        let Objects { cm, qps, .. } = &mut *self.objects;
+        let (now, payload, gids) = (self.now, packet.payload, self.gids);
         let outcome = match qkey {
-            Some(verbatim_cm::QP1_QKEY) => Some(cm.handle_mad(self.now, from, to, packet.payload, self.gids)),
-            Some(PASS_ON_QKEY) => cm.handle_passed_on(self.now, from, packet.payload, self.gids),
+            Some(verbatim_cm::QP1_QKEY) => Some(cm.handle_mad(now, from, to, payload, gids, qps)),
+            Some(PASS_ON_QKEY) => cm.handle_passed_on(now, from, payload, gids, qps),
             _ => None,
         };
         tracing::debug!(from = %flow.source().ip(), ?outcome, "a management datagram");
