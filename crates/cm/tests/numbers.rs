@@ -169,8 +169,8 @@ impl Story {
     }
 
     fn moves(&mut self, which: usize, way: Way) {
-        let home = self.connections.iter_mut().filter(|c| c.at == At::Home);
-        let Some(connection) = home.skip(which).next() else {
+        let mut home = self.connections.iter_mut().filter(|c| c.at == At::Home);
+        let Some(connection) = home.nth(which) else {
             return;
         };
         connection.at = At::Elsewhere;
