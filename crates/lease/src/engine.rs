@@ -1,0 +1,593 @@
+//! The engine: events in, actions out.
+
+use crate::pages::{Counts, Pages};
+use crate::slots::{Copy, Extent, Kind, Op, Phase, Slot, SlotId, Writing};
+
+/// Why a request fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// No copy that is there has the pages, or can take them.
+    Lost,
+    /// A copy that is there said this errno.
+    Errno(i32),
+}
+
+/// How a disk is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Config {
+    /// Its length.
+    pub pages: u64,
+    /// How many requests are under way at most.
+    pub slots: SlotId,
+    /// The longest of them; 64 pages at most.
+    pub slot_pages: u64,
+    /// A rule that is put out of force; `None` but in tests.
+    pub quirk: Option<Quirk>,
+}
+
+/// What a test puts out of force, to see that it is noticed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quirk {
+    /// Requests that overlap do not wait for each other.
+    NoTurns,
+    /// Writes of the same page reach a copy in any order.
+    NoOrder,
+    /// A copy counts when a write is done there, whatever has begun since.
+    LateCounts,
+    /// A page that is on its way to a copy is called lost.
+    NoPatience,
+    /// A copy that is back counts as it did, even if its memory is new.
+    TrustsNewMemory,
+    /// A write that was under way when its copy went counts as written.
+    TrustsUnanswered,
+}
+
+/// What has happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A client's request, which has that slot until [`Action::Release`].
+    Request {
+        /// A free one.
+        slot: SlotId,
+        /// What is wanted.
+        op: Op,
+        /// Which pages, of the disk.
+        extent: Extent,
+    },
+    /// [`Action::Read`] is done. `Err` if the copy said an error and is still there.
+    ReadDone {
+        /// Of the action.
+        slot: SlotId,
+        /// Of the action.
+        copy: Copy,
+        /// An errno.
+        result: Result<(), i32>,
+    },
+    /// [`Action::Write`] is done, likewise.
+    WriteDone {
+        /// Of the action.
+        slot: SlotId,
+        /// Of the action.
+        copy: Copy,
+        /// An errno.
+        result: Result<(), i32>,
+    },
+    /// A copy is there. Nothing of before is under way there any more.
+    Up {
+        /// Which.
+        copy: Copy,
+        /// Its memory is the same as before.
+        kept: bool,
+    },
+    /// A copy is gone, or given up. What was under way there makes no event any more.
+    Down {
+        /// Which.
+        copy: Copy,
+    },
+    /// A copy is about to go.
+    Leaving {
+        /// Which.
+        copy: Copy,
+    },
+    /// A copy that said an error may be filled again.
+    Retry,
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Those pages, from that copy into the slot's buffer.
+    Read {
+        /// The slot.
+        slot: SlotId,
+        /// From where.
+        copy: Copy,
+        /// Of the disk; part of the slot's pages.
+        extent: Extent,
+    },
+    /// Zeros into the slot's buffer, at once.
+    Clear {
+        /// The slot.
+        slot: SlotId,
+        /// Of the disk; part of the slot's pages.
+        extent: Extent,
+    },
+    /// The slot's buffer, to that copy. It does not change before [`Action::Release`].
+    Write {
+        /// The slot.
+        slot: SlotId,
+        /// To where.
+        copy: Copy,
+        /// All of the slot's pages.
+        extent: Extent,
+    },
+    /// The answer to a request of the client.
+    Reply {
+        /// The slot.
+        slot: SlotId,
+        /// How it went.
+        result: Result<(), Failure>,
+    },
+    /// Nothing is under way of that slot. (The caller may need its buffer for the answer still.)
+    Release {
+        /// The slot.
+        slot: SlotId,
+    },
+    /// A copy that is about to go may go: all that it has is elsewhere.
+    Drained {
+        /// Which.
+        copy: Copy,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Up,
+    Leaving,
+    Down,
+}
+
+/// Decides for one disk.
+#[derive(Debug)]
+pub struct Engine {
+    config: Config,
+    pages: Pages,
+    standing: [Standing; 2],
+    slots: Vec<Option<Slot>>,
+    /// Those that are in use, oldest first.
+    order: Vec<SlotId>,
+    waiting: u32,
+    /// A copy may be behind.
+    is_behind: bool,
+    /// A copy said an error when it was filled.
+    stalled: [bool; 2],
+    cursor: u64,
+}
+
+impl Engine {
+    /// All pages are zeros, and no copy is there yet.
+    pub fn new(config: Config) -> Self {
+        assert!(config.slots > 0 && (1..=64).contains(&config.slot_pages) && config.pages > 0);
+        Self {
+            pages: Pages::new(config.pages),
+            standing: [Standing::Down; 2],
+            slots: vec![None; config.slots.into()],
+            order: Vec::with_capacity(config.slots.into()),
+            waiting: 0,
+            is_behind: false,
+            stalled: [false; 2],
+            cursor: 0,
+            config,
+        }
+    }
+
+    /// How many pages are where.
+    pub fn counts(&self) -> Counts {
+        self.pages.counts()
+    }
+
+    /// Whether something is under way.
+    pub fn is_idle(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    /// Whether a copy may lack what the other has, so that [`Self::refill`] has something to do.
+    pub fn is_behind(&self) -> bool {
+        self.is_behind
+    }
+
+    /// Takes an event. `actions` needs room for some per slot, so that nothing is allocated.
+    pub fn handle(&mut self, event: Event, actions: &mut Vec<Action>) {
+        match event {
+            Event::Request { slot, op, extent } => self.begin(slot, Kind::Client(op), extent, actions),
+            Event::ReadDone { slot, copy, result } => self.read_done(slot, copy, result, actions),
+            Event::WriteDone { slot, copy, result } => {
+                self.write_done(slot, copy, result.map_err(Failure::Errno), actions);
+            }
+            Event::Up { copy, kept } => {
+                debug_assert_eq!(self.standing[copy.index()], Standing::Down);
+                if !kept && self.config.quirk != Some(Quirk::TrustsNewMemory) {
+                    self.pages.forget(copy);
+                }
+                self.standing[copy.index()] = Standing::Up;
+                self.stalled[copy.index()] = false;
+                self.is_behind = true;
+            }
+            Event::Down { copy } => self.down(copy, actions),
+            Event::Leaving { copy } => {
+                if self.standing[copy.index()] == Standing::Up {
+                    self.standing[copy.index()] = Standing::Leaving;
+                    self.is_behind = true;
+                }
+            }
+            Event::Retry => {
+                self.is_behind |= self.stalled.contains(&true);
+                self.stalled = [false; 2];
+            }
+        }
+        self.advance(actions);
+    }
+
+    /// Uses a free slot to bring a copy that is behind a little further, if there is something to do; whether the slot is used.
+    pub fn refill(&mut self, slot: SlotId, actions: &mut Vec<Action>) -> bool {
+        if !self.is_behind {
+            return false;
+        }
+        for to in Copy::BOTH {
+            if !self.is_there(to.other()) || !self.takes_writes(to) || self.stalled[to.index()] {
+                continue;
+            }
+            let find = |from| self.pages.behind(to.other(), to, from);
+            let Some(page) = find(self.cursor).or_else(|| find(0)) else {
+                continue;
+            };
+            let lacks = |page: &u64| {
+                *page < self.config.pages
+                    && !self.pages.is_zero(*page)
+                    && self.pages.has(to.other(), *page)
+                    && !self.pages.has(to, *page)
+                    && !self.in_use().any(|used| used.extent.contains(*page))
+            };
+            let count = (page..page + self.config.slot_pages).take_while(lacks).count() as u64;
+            if count == 0 {
+                // Somebody uses it; another time.
+                self.cursor = page + 1;
+                return false;
+            }
+            self.cursor = page + count;
+            self.begin(slot, Kind::Refill(to), Extent { page, count }, actions);
+            return true;
+        }
+        // What is still being written may yet fail there.
+        if self.in_use().all(|slot| slot.kind == Kind::Client(Op::Read)) {
+            self.is_behind = false;
+            for copy in Copy::BOTH {
+                let is_leaving = self.standing[copy.index()] == Standing::Leaving;
+                let is_elsewhere = self.standing[copy.other().index()] == Standing::Up
+                    && self.pages.behind(copy, copy.other(), 0).is_none();
+                if is_leaving && is_elsewhere {
+                    actions.push(Action::Drained { copy });
+                }
+            }
+        }
+        false
+    }
+
+    fn in_use(&self) -> impl Iterator<Item = &Slot> {
+        self.order.iter().map(|slot| self.slot(*slot))
+    }
+
+    fn slot(&self, slot: SlotId) -> &Slot {
+        self.slots[usize::from(slot)].as_ref().expect("it is in use")
+    }
+
+    fn slot_mut(&mut self, slot: SlotId) -> &mut Slot {
+        self.slots[usize::from(slot)].as_mut().expect("it is in use")
+    }
+
+    fn is_there(&self, copy: Copy) -> bool {
+        self.standing[copy.index()] != Standing::Down
+    }
+
+    /// One that is about to go only if there is no other.
+    fn takes_writes(&self, copy: Copy) -> bool {
+        match self.standing[copy.index()] {
+            Standing::Up => true,
+            Standing::Leaving => self.standing[copy.other().index()] != Standing::Up,
+            Standing::Down => false,
+        }
+    }
+
+    fn begin(&mut self, id: SlotId, kind: Kind, extent: Extent, actions: &mut Vec<Action>) {
+        assert!(self.slots[usize::from(id)].is_none(), "slot {id} is in use");
+        assert!(extent.count > 0 && extent.count <= self.config.slot_pages);
+        assert!(extent.page + extent.count <= self.pages.count());
+        self.slots[usize::from(id)] = Some(Slot::new(kind, extent));
+        self.order.push(id);
+        self.waiting += 1;
+        self.start(id, actions);
+    }
+
+    /// Starts it if its turn has come.
+    fn start(&mut self, id: SlotId, actions: &mut Vec<Action>) {
+        let slot = *self.slot(id);
+        let mut earlier = self.order.iter().take_while(|other| **other != id);
+        let is_turn = !earlier.any(|earlier| self.slot(*earlier).comes_before(&slot));
+        if !is_turn && self.config.quirk != Some(Quirk::NoTurns) {
+            return;
+        }
+        match slot.kind {
+            Kind::Client(Op::Read) | Kind::Refill(_) => self.plan_read(id, actions),
+            Kind::Client(Op::Write) => self.start_write(id, actions),
+            Kind::Client(Op::Zero) => {
+                self.change(id, true);
+                self.reply(id, Ok(()), actions);
+                self.release(id, actions);
+            }
+        }
+    }
+
+    fn running(&mut self, id: SlotId) {
+        self.slot_mut(id).phase = Phase::Running;
+        self.waiting -= 1;
+    }
+
+    fn reply(&mut self, id: SlotId, result: Result<(), Failure>, actions: &mut Vec<Action>) {
+        if self.slot(id).phase == Phase::Waiting {
+            self.waiting -= 1;
+        }
+        let slot = self.slot_mut(id);
+        slot.phase = Phase::Replied;
+        if matches!(slot.kind, Kind::Client(_)) {
+            actions.push(Action::Reply { slot: id, result });
+        }
+    }
+
+    fn release(&mut self, id: SlotId, actions: &mut Vec<Action>) {
+        debug_assert_eq!(self.slot(id).phase, Phase::Replied);
+        self.slots[usize::from(id)] = None;
+        self.order.retain(|other| *other != id);
+        actions.push(Action::Release { slot: id });
+    }
+
+    fn plan_read(&mut self, id: SlotId, actions: &mut Vec<Action>) {
+        let slot = *self.slot(id);
+        let before = actions.len();
+        let mut reads = [0; 2];
+        let mut must_wait = false;
+        let mut run: Option<(Option<Copy>, Extent)> = None;
+        let push = |actions: &mut Vec<Action>, run: Option<(Option<Copy>, Extent)>| match run {
+            Some((Some(copy), extent)) => actions.push(Action::Read {
+                slot: id,
+                copy,
+                extent,
+            }),
+            Some((None, extent)) => actions.push(Action::Clear { slot: id, extent }),
+            None => {}
+        };
+        for page in slot.extent.pages() {
+            let has = |copy: &Copy| {
+                self.is_there(*copy) && self.pages.has(*copy, page) && !slot.avoids[copy.index()]
+            };
+            let from = match self.pages.is_zero(page) {
+                true => None,
+                false => match Copy::BOTH.into_iter().find(has) {
+                    Some(copy) => Some(copy),
+                    None => {
+                        let comes = |other: &Slot| {
+                            other.extent.contains(page)
+                                && Copy::BOTH.iter().any(|copy| other.is_writing(*copy))
+                        };
+                        if self.in_use().any(comes) && self.config.quirk != Some(Quirk::NoPatience) {
+                            must_wait = true;
+                            break;
+                        }
+                        actions.truncate(before);
+                        let failure = match slot.avoids.contains(&true) {
+                            true => Failure::Errno(5),
+                            false => Failure::Lost,
+                        };
+                        self.reply(id, Err(failure), actions);
+                        self.release(id, actions);
+                        return;
+                    }
+                },
+            };
+            run = match run {
+                Some((of, extent)) if of == from => Some((
+                    of,
+                    Extent {
+                        count: extent.count + 1,
+                        ..extent
+                    },
+                )),
+                other => {
+                    push(actions, other);
+                    reads[from.map_or(0, Copy::index)] += u32::from(from.is_some());
+                    Some((from, Extent { page, count: 1 }))
+                }
+            };
+        }
+        if must_wait {
+            actions.truncate(before);
+            if slot.phase != Phase::Waiting {
+                self.slot_mut(id).phase = Phase::Waiting;
+                self.waiting += 1;
+            }
+            return;
+        }
+        push(actions, run);
+        if slot.phase == Phase::Waiting {
+            self.running(id);
+        }
+        let slot = self.slot_mut(id);
+        slot.reads = reads;
+        slot.has_failed = false;
+        if reads == [0; 2] {
+            self.have_read(id, actions);
+        }
+    }
+
+    fn read_done(&mut self, id: SlotId, copy: Copy, result: Result<(), i32>, actions: &mut Vec<Action>) {
+        let slot = self.slot_mut(id);
+        slot.reads[copy.index()] -= 1;
+        if result.is_err() {
+            slot.has_failed = true;
+            slot.avoids[copy.index()] = true;
+        }
+        if slot.reads == [0; 2] {
+            self.have_read(id, actions);
+        }
+    }
+
+    /// No read of it is under way any more.
+    fn have_read(&mut self, id: SlotId, actions: &mut Vec<Action>) {
+        let slot = *self.slot(id);
+        if slot.has_failed {
+            return self.plan_read(id, actions);
+        }
+        match slot.kind {
+            Kind::Refill(to) if self.takes_writes(to) => {
+                self.slot_mut(id).writes[to.index()] = Writing::Queued;
+                self.start_writes(to, actions);
+            }
+            Kind::Client(_) | Kind::Refill(_) => {
+                self.reply(id, Ok(()), actions);
+                self.release(id, actions);
+            }
+        }
+    }
+
+    fn start_write(&mut self, id: SlotId, actions: &mut Vec<Action>) {
+        let takes = Copy::BOTH.map(|copy| self.takes_writes(copy));
+        if takes == [false; 2] {
+            // Nothing has changed.
+            self.reply(id, Err(Failure::Lost), actions);
+            return self.release(id, actions);
+        }
+        self.change(id, false);
+        self.running(id);
+        for copy in Copy::BOTH {
+            if takes[copy.index()] {
+                self.slot_mut(id).writes[copy.index()] = Writing::Queued;
+                self.start_writes(copy, actions);
+            } else {
+                self.is_behind = true;
+            }
+        }
+    }
+
+    /// Writes of that copy whose turn has come.
+    fn start_writes(&mut self, copy: Copy, actions: &mut Vec<Action>) {
+        if !self.is_there(copy) {
+            return;
+        }
+        for at in 0..self.order.len() {
+            let id = self.order[at];
+            let slot = *self.slot(id);
+            if slot.writes[copy.index()] != Writing::Queued {
+                continue;
+            }
+            let waits = |other: &SlotId| {
+                let other = self.slot(*other);
+                other.is_writing(copy) && other.extent.overlaps(slot.extent)
+            };
+            let is_turn = !self.order[..at].iter().any(waits);
+            if is_turn || self.config.quirk == Some(Quirk::NoOrder) {
+                self.slot_mut(id).writes[copy.index()] = Writing::Running;
+                actions.push(Action::Write {
+                    slot: id,
+                    copy,
+                    extent: slot.extent,
+                });
+            }
+        }
+    }
+
+    fn write_done(&mut self, id: SlotId, copy: Copy, result: Result<(), Failure>, actions: &mut Vec<Action>) {
+        let slot = *self.slot(id);
+        let is_done = result.is_ok();
+        self.slot_mut(id).writes[copy.index()] = match result {
+            Ok(()) => Writing::Done,
+            Err(failure) => Writing::Failed(failure),
+        };
+        if is_done {
+            self.count(id, copy);
+            if slot.phase == Phase::Running {
+                self.reply(id, Ok(()), actions);
+            }
+        } else {
+            self.is_behind = true;
+            self.stalled[copy.index()] |= self.is_there(copy);
+        }
+        let slot = *self.slot(id);
+        if !Copy::BOTH.iter().any(|copy| slot.is_writing(*copy)) {
+            if slot.phase != Phase::Replied {
+                let failure = slot.writes.iter().find_map(|writing| match writing {
+                    Writing::Failed(Failure::Errno(errno)) => Some(Failure::Errno(*errno)),
+                    _ => None,
+                });
+                self.reply(id, Err(failure.unwrap_or(Failure::Lost)), actions);
+            }
+            self.release(id, actions);
+        }
+        self.start_writes(copy, actions);
+    }
+
+    /// A copy has what that slot wrote: it counts, but for pages of which something later has begun.
+    fn count(&mut self, id: SlotId, copy: Copy) {
+        let slot = *self.slot(id);
+        for (at, page) in slot.extent.pages().enumerate() {
+            let is_late = slot.superseded & (1 << at) != 0;
+            if !is_late || self.config.quirk == Some(Quirk::LateCounts) {
+                self.pages.set(copy, page);
+            }
+        }
+    }
+
+    /// From now on no copy counts for those pages, whatever earlier writes still do there.
+    fn change(&mut self, id: SlotId, to_zero: bool) {
+        let extent = self.slot(id).extent;
+        self.pages.change(extent, to_zero);
+        for earlier in self.order.iter().take_while(|other| **other != id) {
+            let earlier = self.slots[usize::from(*earlier)].as_mut().expect("it is in use");
+            for (at, page) in earlier.extent.pages().enumerate() {
+                earlier.superseded |= u64::from(extent.contains(page)) << at;
+            }
+        }
+    }
+
+    fn down(&mut self, copy: Copy, actions: &mut Vec<Action>) {
+        self.standing[copy.index()] = Standing::Down;
+        let mut at = 0;
+        while at < self.order.len() {
+            let id = self.order[at];
+            let slot = self.slot_mut(id);
+            let was_reading = std::mem::take(&mut slot.reads[copy.index()]) > 0;
+            slot.has_failed |= was_reading;
+            if was_reading && slot.reads == [0; 2] {
+                self.have_read(id, actions);
+            } else if slot.is_writing(copy) {
+                let was_running = slot.writes[copy.index()] == Writing::Running;
+                if was_running && self.config.quirk == Some(Quirk::TrustsUnanswered) {
+                    self.count(id, copy);
+                }
+                self.write_done(id, copy, Err(Failure::Lost), actions);
+            }
+            // Unless it was released just now.
+            at += usize::from(self.order.get(at) == Some(&id));
+        }
+    }
+
+    /// Starts whatever can be started now.
+    fn advance(&mut self, actions: &mut Vec<Action>) {
+        let mut at = 0;
+        while self.waiting > 0 && at < self.order.len() {
+            let id = self.order[at];
+            if self.slot(id).phase == Phase::Waiting {
+                self.start(id, actions);
+            }
+            at += usize::from(self.order.get(at) == Some(&id));
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! What is known of each page: a bit for each copy, and one for zeros.
+
+use serde::Serialize;
+
+use crate::slots::{Copy, Extent};
+
+/// How many pages are where.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// They are zeros, which no copy needs to have.
+    pub zero: u64,
+    /// Both copies have them.
+    pub both: u64,
+    /// The first copy alone has them, the server's.
+    pub first_only: u64,
+    /// The second copy alone has them.
+    pub second_only: u64,
+    /// A write is under way, or they are lost.
+    pub neither: u64,
+}
+
+#[derive(Debug)]
+pub struct Pages {
+    count: u64,
+    zero: Vec<u64>,
+    valid: [Vec<u64>; 2],
+}
+
+fn place(page: u64) -> (usize, u64) {
+    ((page / 64) as usize, 1 << (page % 64))
+}
+
+impl Pages {
+    /// All of them are zeros.
+    pub fn new(count: u64) -> Self {
+        let words = count.div_ceil(64) as usize;
+        Self {
+            count,
+            zero: vec![u64::MAX; words],
+            valid: [vec![0; words], vec![0; words]],
+        }
+    }
+
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    pub fn is_zero(&self, page: u64) -> bool {
+        let (word, bit) = place(page);
+        self.zero[word] & bit != 0
+    }
+
+    pub fn has(&self, copy: Copy, page: u64) -> bool {
+        let (word, bit) = place(page);
+        self.valid[copy.index()][word] & bit != 0
+    }
+
+    /// A copy has it.
+    pub fn set(&mut self, copy: Copy, page: u64) {
+        let (word, bit) = place(page);
+        self.valid[copy.index()][word] |= bit;
+    }
+
+    /// No copy counts for them any more; zeros or not.
+    pub fn change(&mut self, extent: Extent, to_zero: bool) {
+        for page in extent.pages() {
+            let (word, bit) = place(page);
+            self.valid[0][word] &= !bit;
+            self.valid[1][word] &= !bit;
+            match to_zero {
+                true => self.zero[word] |= bit,
+                false => self.zero[word] &= !bit,
+            }
+        }
+    }
+
+    /// A copy has nothing any more.
+    pub fn forget(&mut self, copy: Copy) {
+        self.valid[copy.index()].fill(0);
+    }
+
+    /// The first page at `from` or behind it that `has` has and `lacks` lacks.
+    pub fn behind(&self, has: Copy, lacks: Copy, from: u64) -> Option<u64> {
+        let word_at =
+            |word: usize| self.valid[has.index()][word] & !self.valid[lacks.index()][word] & !self.zero[word];
+        let (first, _) = place(from);
+        (first..self.zero.len())
+            .find_map(|word| {
+                let mut bits = word_at(word);
+                if word == first {
+                    bits &= u64::MAX << (from % 64);
+                }
+                (bits != 0).then(|| word as u64 * 64 + u64::from(bits.trailing_zeros()))
+            })
+            .filter(|page| *page < self.count)
+    }
+
+    pub fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        for (word, zero) in self.zero.iter().enumerate() {
+            let here = match self.count - word as u64 * 64 {
+                left @ 0..64 => (1 << left) - 1,
+                _ => u64::MAX,
+            };
+            let [first, second] = [self.valid[0][word], self.valid[1][word]];
+            let of = |bits: u64| u64::from((bits & here).count_ones());
+            counts.zero += of(*zero);
+            counts.both += of(!zero & first & second);
+            counts.first_only += of(!zero & first & !second);
+            counts.second_only += of(!zero & !first & second);
+            counts.neither += of(!zero & !first & !second);
+        }
+        counts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_behind_is_found_from_any_page_on() {
+        let mut pages = Pages::new(130);
+        for page in [3, 64, 129] {
+            pages.change(Extent { page, count: 1 }, false);
+            pages.set(Copy::First, page);
+        }
+        let find = |from| pages.behind(Copy::First, Copy::Second, from);
+        assert_eq!(
+            [find(0), find(4), find(65), find(129)],
+            [3, 64, 129, 129].map(Some)
+        );
+        assert_eq!(pages.behind(Copy::Second, Copy::First, 0), None);
+        let counts = pages.counts();
+        assert_eq!((counts.zero, counts.first_only, counts.both), (127, 3, 0));
+        pages.forget(Copy::First);
+        assert_eq!(pages.counts().neither, 3);
+    }
+}

@@ -1,0 +1,85 @@
+//! A copy: its pages, and what is under way there.
+
+use rand::Rng;
+use rand::rngs::SmallRng;
+use verbatim_lease::{Extent, SlotId};
+
+pub struct Work {
+    pub slot: SlotId,
+    pub extent: Extent,
+    pub is_write: bool,
+    pub data: Vec<u64>,
+}
+
+pub struct Store {
+    pub pages: Vec<u64>,
+    pub is_up: bool,
+    work: Vec<Work>,
+    /// Writes of before it was given up: they may still land.
+    late: Vec<Work>,
+}
+
+impl Store {
+    pub fn new(pages: u64) -> Self {
+        Self {
+            pages: vec![0; pages as usize],
+            is_up: false,
+            work: Vec::new(),
+            late: Vec::new(),
+        }
+    }
+
+    pub fn has_work(&self) -> bool {
+        !self.work.is_empty()
+    }
+
+    pub fn begin(&mut self, slot: SlotId, extent: Extent, data: Option<Vec<u64>>) -> Result<(), String> {
+        if !self.is_up {
+            return Err(format!("slot {slot}: a copy that is down is used"));
+        }
+        self.work.push(Work {
+            slot,
+            extent,
+            is_write: data.is_some(),
+            data: data.unwrap_or_default(),
+        });
+        Ok(())
+    }
+
+    /// Any of what is under way comes to its end.
+    pub fn take(&mut self, random: &mut SmallRng) -> Work {
+        self.work.swap_remove(random.random_range(0..self.work.len()))
+    }
+
+    pub fn write(&mut self, page: u64, data: &[u64]) {
+        self.pages[page as usize..][..data.len()].copy_from_slice(data);
+    }
+
+    /// Nobody hears of it any more. Some of what is under way has been done, some is done later, some never.
+    pub fn down(&mut self, random: &mut SmallRng) {
+        self.is_up = false;
+        for work in std::mem::take(&mut self.work) {
+            if work.is_write && random.random() {
+                self.late.push(work);
+            }
+        }
+        self.land_late(random);
+    }
+
+    pub fn land_late(&mut self, random: &mut SmallRng) {
+        while !self.late.is_empty() && random.random() {
+            let work = self.late.swap_remove(random.random_range(0..self.late.len()));
+            let pages = random.random_range(0..=work.data.len());
+            self.write(work.extent.page, &work.data[..pages]);
+        }
+    }
+
+    /// The old queue pair is gone before this: nothing lands late.
+    pub fn up(&mut self, kept: bool) {
+        self.late.clear();
+        self.is_up = true;
+        if !kept {
+            self.pages.fill(0);
+        }
+    }
+}

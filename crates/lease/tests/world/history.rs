@@ -1,0 +1,95 @@
+//! What was promised of each page. Versions are numbers, in the order in which writes were asked for; 0 is what was there at first.
+
+use std::collections::HashMap;
+
+use verbatim_lease::Extent;
+
+#[derive(Default, Clone)]
+struct Page {
+    /// The latest version that was acknowledged, or seen.
+    floor: u64,
+    /// Versions of it, and what is read of them.
+    versions: HashMap<u64, u64>,
+    /// The latest version that was asked for.
+    newest: u64,
+    /// Copies that have said that they have it, and still do.
+    holders: [bool; 2],
+}
+
+pub struct History {
+    pages: Vec<Page>,
+}
+
+impl History {
+    pub fn new(pages: u64) -> Self {
+        let mut page = Page::default();
+        page.versions.insert(0, 0);
+        Self {
+            pages: vec![page; pages as usize],
+        }
+    }
+
+    pub fn floor(&self, page: u64) -> u64 {
+        self.pages[page as usize].floor
+    }
+
+    /// Whether a copy that is there is known to have what is to be read.
+    pub fn is_held(&self, page: u64, is_there: [bool; 2]) -> bool {
+        let page = &self.pages[page as usize];
+        let is_zero = page.versions[&page.newest] == 0 && page.floor == page.newest;
+        is_zero || (0..2).any(|copy| page.holders[copy] && is_there[copy])
+    }
+
+    /// A copy has said that it has these.
+    pub fn written(&mut self, copy: usize, extent: Extent, data: &[u64]) {
+        for (page, version) in extent.pages().zip(data) {
+            let page = &mut self.pages[page as usize];
+            page.holders[copy] |= page.newest == *version;
+        }
+    }
+
+    pub fn issued(&mut self, version: u64, extent: Extent, is_zero: bool) {
+        for page in extent.pages() {
+            let content = if is_zero { 0 } else { version };
+            let page = &mut self.pages[page as usize];
+            page.versions.insert(version, content);
+            page.newest = version;
+            page.holders = [false; 2];
+        }
+    }
+
+    pub fn done(&mut self, version: u64, extent: Extent) {
+        for page in extent.pages() {
+            let page = &mut self.pages[page as usize];
+            page.floor = page.floor.max(version);
+        }
+    }
+
+    pub fn memory_lost(&mut self, copy: usize) {
+        for page in &mut self.pages {
+            page.holders[copy] = false;
+        }
+    }
+
+    /// A read that could not see less than `floor` has seen `content`.
+    pub fn seen(&mut self, page: u64, floor: u64, content: u64) -> Result<(), String> {
+        let of = &mut self.pages[page as usize];
+        let newest = of
+            .versions
+            .iter()
+            .filter(|(version, is)| **version >= floor && **is == content)
+            .map(|(version, _)| *version)
+            .max();
+        match newest {
+            // Zeros may be of any of several writes: only what is certain is held against later reads.
+            Some(version) if content != 0 => {
+                of.floor = of.floor.max(version);
+                Ok(())
+            }
+            Some(_) => Ok(()),
+            None => Err(format!(
+                "page {page}: {content} is read, and {floor} was acknowledged"
+            )),
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! A client, two copies and what goes wrong with them, by seed. All that is random comes from it.
+
+mod copy;
+mod history;
+
+use std::fmt::Write as _;
+
+use copy::Store;
+use history::History;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use verbatim_lease::{Action, Config, Copy, Engine, Event, Extent, Op, Quirk, SlotId};
+
+pub const PAGES: u64 = 12;
+const SLOTS: SlotId = 6;
+const SLOT_PAGES: u64 = 4;
+const STEPS: u32 = 400;
+
+/// What stands in for the server's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backup {
+    /// A file that never fails.
+    File,
+    /// A file without enough space.
+    FullFile,
+    /// Another server, which fails like the first.
+    Server,
+    /// Nothing.
+    None,
+}
+
+pub const BACKUPS: [Backup; 4] = [Backup::File, Backup::FullFile, Backup::Server, Backup::None];
+
+/// What a walk was like.
+#[derive(Debug, Default)]
+pub struct Tally {
+    pub requests: u64,
+    pub refused: u64,
+    pub deaths: u64,
+    pub returns: u64,
+    pub refills: u64,
+    pub drained: u64,
+}
+
+struct Buffer {
+    op: Op,
+    extent: Extent,
+    /// A version for each page; of a write what is written.
+    data: Vec<u64>,
+    /// Reads: the oldest version that may be seen, by page.
+    floor: Vec<u64>,
+    /// A copy was lost since the request was made.
+    had_loss: bool,
+    replied: bool,
+}
+
+struct World {
+    random: SmallRng,
+    backup: Backup,
+    engine: Engine,
+    copies: [Store; 2],
+    slots: Vec<Option<Buffer>>,
+    history: History,
+    versions: u64,
+    tally: Tally,
+    story: Option<String>,
+}
+
+/// What is wrong, if something is.
+pub fn walk(seed: u64, backup: Backup, quirk: Option<Quirk>) -> (Option<String>, Tally) {
+    let (wrong, tally, _) = run(seed, backup, quirk, false);
+    (wrong, tally)
+}
+
+/// All that happened, for people.
+pub fn story(seed: u64, backup: Backup, quirk: Option<Quirk>) -> String {
+    let (wrong, _, story) = run(seed, backup, quirk, true);
+    format!(
+        "{}\nseed {seed}, {backup:?}: {wrong:?}",
+        story.unwrap_or_default()
+    )
+}
+
+fn run(
+    seed: u64,
+    backup: Backup,
+    quirk: Option<Quirk>,
+    told: bool,
+) -> (Option<String>, Tally, Option<String>) {
+    let config = Config {
+        pages: PAGES,
+        slots: SLOTS,
+        slot_pages: SLOT_PAGES,
+        quirk,
+    };
+    let mut world = World {
+        random: SmallRng::seed_from_u64(seed),
+        backup,
+        engine: Engine::new(config),
+        copies: [Store::new(PAGES), Store::new(PAGES)],
+        slots: (0..SLOTS).map(|_| None).collect(),
+        history: History::new(PAGES),
+        versions: 0,
+        tally: Tally::default(),
+        story: told.then(String::new),
+    };
+    let wrong = world.live().err();
+    (wrong, world.tally, world.story)
+}
+
+impl World {
+    fn tell(&mut self, what: impl FnOnce() -> String) {
+        if let Some(story) = &mut self.story {
+            let _ = writeln!(story, "{}", what());
+        }
+    }
+
+    fn live(&mut self) -> Result<(), String> {
+        self.up(Copy::First, false)?;
+        if self.backup != Backup::None {
+            self.up(Copy::Second, false)?;
+        }
+        for _ in 0..STEPS {
+            self.step()?;
+        }
+        self.settle()
+    }
+
+    /// Faults end, and everything comes to its end; then each page is read once.
+    fn settle(&mut self) -> Result<(), String> {
+        for copy in Copy::BOTH {
+            let is_server = copy == Copy::First || self.backup == Backup::Server;
+            if is_server && !self.copies[copy.index()].is_up {
+                self.up(copy, true)?;
+            }
+        }
+        for round in 0.. {
+            if round > 1000 {
+                return Err("it hangs".into());
+            }
+            self.finish_all()?;
+            let Some(slot) = self.free_slot() else { continue };
+            if !self.refill(slot)? && self.engine.is_idle() {
+                break;
+            }
+        }
+        for page in 0..PAGES {
+            self.request(Op::Read, Extent { page, count: 1 })?;
+            self.finish_all()?;
+        }
+        match self.slots.iter().any(Option::is_some) {
+            true => Err("a request has no answer".into()),
+            false => Ok(()),
+        }
+    }
+
+    fn finish_all(&mut self) -> Result<(), String> {
+        for copy in Copy::BOTH {
+            while self.copies[copy.index()].has_work() {
+                self.complete(copy)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn free_slot(&mut self) -> Option<SlotId> {
+        self.slots
+            .iter()
+            .position(Option::is_none)
+            .map(|slot| slot as SlotId)
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        match self.random.random_range(0..100) {
+            0..40 => {
+                let page = self.random.random_range(0..PAGES);
+                let count = self.random.random_range(1..=SLOT_PAGES.min(PAGES - page));
+                let op = match self.random.random_range(0..20) {
+                    0..9 => Op::Write,
+                    9..19 => Op::Read,
+                    _ => Op::Zero,
+                };
+                self.request(op, Extent { page, count })
+            }
+            40..90 => {
+                let copy = self.any_copy();
+                match self.copies[copy.index()].has_work() {
+                    true => self.complete(copy),
+                    false => Ok(()),
+                }
+            }
+            90..95 => match self.free_slot() {
+                Some(slot) => self.refill(slot).map(drop),
+                None => Ok(()),
+            },
+            95 => self.event(Event::Retry),
+            _ => self.trouble(),
+        }
+    }
+
+    fn any_copy(&mut self) -> Copy {
+        Copy::BOTH[self.random.random_range(0..2)]
+    }
+
+    /// Something happens to a server.
+    fn trouble(&mut self) -> Result<(), String> {
+        let copy = match self.backup {
+            Backup::Server => self.any_copy(),
+            _ => Copy::First,
+        };
+        let is_up = self.copies[copy.index()].is_up;
+        match (is_up, self.random.random_range(0..4)) {
+            (true, 0) => {
+                self.tell(|| format!("{copy:?} is leaving"));
+                self.event(Event::Leaving { copy })
+            }
+            (true, 1) => self.down(copy),
+            (true, _) => Ok(()),
+            (false, 0) => self.up(copy, true),
+            (false, 1) => self.up(copy, false),
+            (false, _) => {
+                // What was under way when it was given up, late.
+                self.copies[copy.index()].land_late(&mut self.random);
+                Ok(())
+            }
+        }
+    }
+
+    fn down(&mut self, copy: Copy) -> Result<(), String> {
+        self.tell(|| format!("{copy:?} is down"));
+        self.tally.deaths += 1;
+        self.copies[copy.index()].down(&mut self.random);
+        for slot in self.slots.iter_mut().flatten() {
+            slot.had_loss = true;
+        }
+        self.event(Event::Down { copy })
+    }
+
+    fn up(&mut self, copy: Copy, kept: bool) -> Result<(), String> {
+        self.tell(|| format!("{copy:?} is up, kept: {kept}"));
+        self.tally.returns += 1;
+        self.copies[copy.index()].up(kept);
+        if !kept {
+            self.history.memory_lost(copy.index());
+            for slot in self.slots.iter_mut().flatten() {
+                slot.had_loss = true;
+            }
+        }
+        self.event(Event::Up { copy, kept })
+    }
+
+    fn request(&mut self, op: Op, extent: Extent) -> Result<(), String> {
+        let Some(slot) = self.free_slot() else {
+            return Ok(());
+        };
+        self.tally.requests += 1;
+        let mut data = vec![u64::MAX; extent.count as usize];
+        if op != Op::Read {
+            self.versions += 1;
+            self.history.issued(self.versions, extent, op == Op::Zero);
+            data.fill(self.versions);
+        }
+        self.tell(|| format!("slot {slot}: {op:?} {extent:?} {:?}", data.first()));
+        self.slots[usize::from(slot)] = Some(Buffer {
+            op,
+            extent,
+            data,
+            floor: extent.pages().map(|page| self.history.floor(page)).collect(),
+            had_loss: false,
+            replied: false,
+        });
+        self.event(Event::Request { slot, op, extent })
+    }
+
+    fn refill(&mut self, slot: SlotId) -> Result<bool, String> {
+        let mut actions = Vec::new();
+        let is_used = self.engine.refill(slot, &mut actions);
+        if is_used {
+            self.tally.refills += 1;
+            let extent = actions.iter().find_map(|action| match action {
+                Action::Read { extent, .. } => Some(*extent),
+                _ => None,
+            });
+            let extent = extent.ok_or("a refill reads nothing")?;
+            self.tell(|| format!("slot {slot}: refill {extent:?}"));
+            self.slots[usize::from(slot)] = Some(Buffer {
+                op: Op::Read,
+                extent,
+                data: vec![u64::MAX; extent.count as usize],
+                floor: Vec::new(),
+                had_loss: false,
+                replied: true,
+            });
+        }
+        self.act(actions)?;
+        Ok(is_used)
+    }
+
+    fn complete(&mut self, copy: Copy) -> Result<(), String> {
+        let is_full =
+            copy == Copy::Second && self.backup == Backup::FullFile && self.random.random_ratio(1, 4);
+        let store = &mut self.copies[copy.index()];
+        let work = store.take(&mut self.random);
+        let result = match is_full {
+            true => Err(28),
+            false => Ok(()),
+        };
+        let (slot, extent) = (work.slot, work.extent);
+        if work.is_write {
+            // A write that fails may have done a part.
+            let pages = match is_full {
+                true => extent.count / 2,
+                false => extent.count,
+            };
+            store.write(extent.page, &work.data[..pages as usize]);
+            if result.is_ok() {
+                self.history.written(copy.index(), extent, &work.data);
+            }
+            self.tell(|| format!("slot {slot}: written to {copy:?}: {result:?}"));
+            return self.event(Event::WriteDone { slot, copy, result });
+        }
+        let buffer = self.slots[usize::from(slot)].as_mut().expect("it is in use");
+        for page in extent.pages() {
+            buffer.data[(page - buffer.extent.page) as usize] = store.pages[page as usize];
+        }
+        self.tell(|| format!("slot {slot}: read from {copy:?} {extent:?}"));
+        self.event(Event::ReadDone {
+            slot,
+            copy,
+            result: Ok(()),
+        })
+    }
+
+    fn event(&mut self, event: Event) -> Result<(), String> {
+        let mut actions = Vec::new();
+        self.engine.handle(event, &mut actions);
+        self.act(actions)
+    }
+
+    fn act(&mut self, actions: Vec<Action>) -> Result<(), String> {
+        for action in actions {
+            match action {
+                Action::Read { slot, copy, extent } => {
+                    self.copies[copy.index()].begin(slot, extent, None)?;
+                }
+                Action::Write { slot, copy, extent } => {
+                    let data = self.slots[usize::from(slot)]
+                        .as_ref()
+                        .expect("in use")
+                        .data
+                        .clone();
+                    self.copies[copy.index()].begin(slot, extent, Some(data))?;
+                }
+                Action::Clear { slot, extent } => {
+                    let buffer = self.slots[usize::from(slot)].as_mut().expect("in use");
+                    for page in extent.pages() {
+                        buffer.data[(page - buffer.extent.page) as usize] = 0;
+                    }
+                }
+                Action::Reply { slot, result } => self.reply(slot, result.is_ok())?,
+                Action::Release { slot } => {
+                    let buffer = self.slots[usize::from(slot)].take().expect("it was in use");
+                    if !buffer.replied {
+                        return Err("it is released without an answer".into());
+                    }
+                }
+                Action::Drained { copy } => {
+                    self.tally.drained += 1;
+                    self.drained(copy)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A server that has left: its memory is gone, and nothing that was answered with it.
+    fn drained(&mut self, copy: Copy) -> Result<(), String> {
+        self.tell(|| format!("{copy:?} has left"));
+        self.copies[copy.index()].down(&mut self.random);
+        self.event(Event::Down { copy })?;
+        self.copies[copy.index()].up(false);
+        self.history.memory_lost(copy.index());
+        self.event(Event::Up { copy, kept: false })
+    }
+
+    fn reply(&mut self, slot: SlotId, is_done: bool) -> Result<(), String> {
+        let buffer = self.slots[usize::from(slot)]
+            .as_mut()
+            .ok_or("an answer to nobody")?;
+        if std::mem::replace(&mut buffer.replied, true) {
+            return Err("two answers".into());
+        }
+        let buffer = self.slots[usize::from(slot)].as_ref().expect("in use");
+        if buffer.op == Op::Read && is_done {
+            for ((page, floor), seen) in buffer.extent.pages().zip(&buffer.floor).zip(&buffer.data) {
+                self.history.seen(page, *floor, *seen)?;
+            }
+        }
+        if buffer.op != Op::Read && is_done {
+            self.history.done(buffer.data[0], buffer.extent);
+        }
+        if !is_done {
+            self.tally.refused += 1;
+            let is_there = [self.copies[0].is_up, self.copies[1].is_up];
+            let is_possible = match buffer.op {
+                Op::Read => buffer
+                    .extent
+                    .pages()
+                    .all(|page| self.history.is_held(page, is_there)),
+                Op::Write => is_there.contains(&true) && self.backup != Backup::FullFile,
+                Op::Zero => true,
+            };
+            // A file that never fails has all, or gets it.
+            if self.backup == Backup::File || is_possible && !buffer.had_loss {
+                return Err(format!("slot {slot}: {:?} {:?} fails", buffer.op, buffer.extent));
+            }
+        }
+        self.tell(|| format!("slot {slot}: answered, {is_done}"));
+        Ok(())
+    }
+}
