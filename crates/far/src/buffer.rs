@@ -80,7 +80,7 @@ impl Drop for Domain {
 #[derive(Debug)]
 pub struct Buffer {
     region: Arc<Mr>,
-    memory: Memory,
+    memory: Arc<Memory>,
     _domain: Arc<Domain>,
 }
 
@@ -99,6 +99,15 @@ impl Buffer {
     pub(crate) fn register(domain: &Arc<Domain>, length: usize) -> Result<Arc<Self>, Error> {
         let page = rustix::param::page_size();
         let memory = Memory::map(length.max(1).next_multiple_of(page))?;
+        Self::over(domain, Arc::new(memory))
+    }
+
+    /// The same memory as another buffer's, for another connection.
+    pub(crate) fn share(&self, domain: &Arc<Domain>) -> Result<Arc<Self>, Error> {
+        Self::over(domain, Arc::clone(&self.memory))
+    }
+
+    fn over(domain: &Arc<Domain>, memory: Arc<Memory>) -> Result<Arc<Self>, Error> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         let address = memory.start.as_ptr() as u64;
         let region = domain.pd.reg_mr(address, memory.length as u64, address, access);
@@ -121,6 +130,21 @@ impl Buffer {
             rkey: self.region.rkey(),
             length: self.length(),
         }
+    }
+
+    /// Has all of it in memory from now on, in huge pages where its file system has some, and never swapped out. An error if there
+    /// is not so much memory; a part may be taken then.
+    pub fn lock(&self) -> Result<(), Error> {
+        use rustix::mm::{Advice, madvise, mlock};
+        let Memory { start, length } = *self.memory;
+        let start = start.as_ptr().cast();
+        // SAFETY: the whole mapping; a hint, which changes no content.
+        let _ = unsafe { madvise(start, length, Advice::LinuxHugepage) };
+        // SAFETY: as above. (Pages of a file system without room are an error here; a touch would end the process.)
+        unsafe { madvise(start, length, Advice::LinuxPopulateWrite) }
+            .map_err(Error::os("madvise(MADV_POPULATE_WRITE)"))?;
+        // SAFETY: as above.
+        unsafe { mlock(start, length) }.map_err(Error::os("mlock"))
     }
 
     pub(crate) fn lkey(&self) -> u32 {

@@ -1,7 +1,7 @@
 //! One reliable connection, and what is in flight on it.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -206,6 +206,12 @@ impl Connection {
         Buffer::register(&self.domain, length)
     }
 
+    /// The memory of another connection's buffer, as a buffer of this one. Whoever wants that nothing of the other connection lands in
+    /// it any more drops that first.
+    pub fn share(&self, buffer: &Buffer) -> Result<Arc<Buffer>, Error> {
+        buffer.share(&self.domain)
+    }
+
     /// Connects it with the other side's end. Both sides must have done so before the first request.
     pub fn connect(&mut self, remote: &End) -> Result<(), Error> {
         let own = self.end();
@@ -333,6 +339,27 @@ impl Connection {
         Ok(self.window.done() >= ticket.0)
     }
 
+    /// Whether a request of that length is posted without waiting.
+    pub fn has_room(&self, length: u64) -> bool {
+        self.window.has_room(length)
+    }
+
+    /// Readable when requests may have completed since [`Self::progress`]; for who waits for other things, too.
+    pub fn events(&self) -> BorrowedFd<'_> {
+        self.queue.channel.fd()
+    }
+
+    /// Takes what has completed, and asks for an event at what completes from here on; never waits. The number of the last request that
+    /// is done.
+    pub fn progress(&mut self) -> Result<Ticket, Error> {
+        self.take_events();
+        self.poll()?;
+        self.queue.cq.arm(false);
+        // What has completed between the two makes no event.
+        self.poll()?;
+        Ok(Ticket(self.window.done()))
+    }
+
     /// Bytes of all requests that are done, as far as was looked.
     pub fn done_bytes(&self) -> u64 {
         self.window.done_bytes()
@@ -384,11 +411,15 @@ impl Connection {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(Error::os("poll")(errno)),
         }
-        // Each event is of this queue, and there may be none.
+        self.take_events();
+        Ok(())
+    }
+
+    /// Each is of this queue, and there may be none.
+    fn take_events(&self) {
         while self.queue.channel.get_event().is_ok() {
             self.queue.cq.ack_events(1);
         }
-        Ok(())
     }
 
     /// Takes what has completed; how many.

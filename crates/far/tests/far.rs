@@ -6,6 +6,7 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use support::{Nic, pair};
 use verbatim_far::{Connection, Device, Error, Options, QpClass};
 
@@ -252,6 +253,53 @@ fn an_rnic_that_goes_ends_the_wait() {
     assert!(matches!(error, Error::Failed { .. }), "{error}");
     assert!(near.is_gone());
     assert!(near.connection(Options::default()).is_err());
+}
+
+#[test]
+fn memory_that_a_second_connection_shares_keeps_its_content_and_is_reached_by_that_one_only() {
+    let (nics, mut one, other) = pair(Options::default());
+    const BYTES: usize = 1 << 20;
+    let (far, near) = (other.buffer(BYTES).unwrap(), one.buffer(BYTES).unwrap());
+    far.lock().unwrap();
+    let wanted = content(4, BYTES);
+    near.write(0, &wanted).unwrap();
+    one.write((&near, 0), (&far.exposed(), 0), BYTES as u64, soon())
+        .unwrap();
+    one.wait_for_all(soon()).unwrap();
+    drop(other);
+    let (mut again, there) = nics.connect(Options::default());
+    let shared = there.share(&far).unwrap();
+    let old = far.exposed();
+    drop(far);
+    let back = again.buffer(BYTES).unwrap();
+    again
+        .read((&back, 0), (&shared.exposed(), 0), BYTES as u64, soon())
+        .unwrap();
+    again.wait_for_all(soon()).unwrap();
+    let mut seen = vec![0; BYTES];
+    back.read(0, &mut seen).unwrap();
+    assert!(seen == wanted);
+    // The first connection has no other end any more, and its key is worth nothing.
+    again.read((&back, 0), (&old, 0), 8, soon()).unwrap();
+    assert!(again.wait_for_all(soon()).is_err());
+}
+
+#[test]
+fn who_waits_for_other_things_too_is_told_of_each_completion() {
+    let (_nics, mut one, other) = pair(Options::default());
+    let (far, near) = (other.buffer(1 << 16).unwrap(), one.buffer(1 << 16).unwrap());
+    let exposed = far.exposed();
+    for _ in 0..200 {
+        one.progress().unwrap();
+        assert!(one.has_room(4096));
+        let ticket = one.write((&near, 0), (&exposed, 0), 4096, soon()).unwrap();
+        while one.progress().unwrap() < ticket {
+            let mut fds = [PollFd::from_borrowed_fd(one.events(), PollFlags::IN)];
+            let limit = Timespec::try_from(SOON).unwrap();
+            let ready = rustix::event::poll(&mut fds, Some(&limit)).unwrap();
+            assert_eq!(ready, 1, "a completion without an event");
+        }
+    }
 }
 
 #[test]
