@@ -1,8 +1,10 @@
 //! Registered memory that the RNIC may change at any time: it is only ever copied to and from.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use serde::{Deserialize, Serialize};
 use verbatim_verbs::{Access, Context, Mr, Pd};
@@ -10,11 +12,14 @@ use verbatim_verbs::{Access, Context, Mr, Pd};
 use crate::error::Error;
 use crate::opened::Opened;
 
-/// Private anonymous memory of this process.
+const ACCESS: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+
+/// Memory of this process: private and anonymous, or of a file without a name.
 #[derive(Debug)]
 struct Memory {
     start: NonNull<u8>,
     length: usize,
+    file: Option<OwnedFd>,
 }
 
 // SAFETY: plain bytes, which the RNIC changes in any case; they are only ever copied to and from.
@@ -25,17 +30,34 @@ unsafe impl Sync for Memory {}
 impl Memory {
     fn map(length: usize) -> Result<Self, Error> {
         // SAFETY: a new mapping at an address that the kernel chooses.
-        let start = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                length,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE,
-            )
-        };
-        let start = start.map_err(Error::os("mmap"))?;
+        let start =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length, ACCESS, MapFlags::PRIVATE) };
+        Ok(Self::at(start.map_err(Error::os("mmap"))?, length, None))
+    }
+
+    /// All of it is in memory from now on, in huge pages where the kernel has some for it, and is never swapped out.
+    fn map_locked(length: usize) -> Result<Self, Error> {
+        use rustix::mm::{Advice, madvise, mlock, mmap};
+        let file = rustix::fs::memfd_create("verbatim-far", MemfdFlags::CLOEXEC);
+        let file = file.map_err(Error::os("memfd_create"))?;
+        rustix::fs::ftruncate(&file, length as u64).map_err(Error::os("ftruncate"))?;
+        // SAFETY: as in `map`.
+        let start = unsafe { mmap(std::ptr::null_mut(), length, ACCESS, MapFlags::SHARED, &file, 0) };
+        let memory = Self::at(start.map_err(Error::os("mmap"))?, length, Some(file));
+        let start = memory.start.as_ptr().cast();
+        // SAFETY: the whole mapping; a hint, which changes no content.
+        let _ = unsafe { madvise(start, length, Advice::LinuxHugepage) };
+        // SAFETY: as above. Where there is no memory for it this is an error, and a touch would end the process.
+        unsafe { madvise(start, length, Advice::LinuxPopulateWrite) }
+            .map_err(Error::os("madvise(MADV_POPULATE_WRITE)"))?;
+        // SAFETY: as above.
+        unsafe { mlock(start, length) }.map_err(Error::os("mlock"))?;
+        Ok(memory)
+    }
+
+    fn at(start: *mut std::ffi::c_void, length: usize, file: Option<OwnedFd>) -> Self {
         let start = NonNull::new(start.cast()).expect("mmap never returns the null page here");
-        Ok(Self { start, length })
+        Self { start, length, file }
     }
 }
 
@@ -102,6 +124,12 @@ impl Buffer {
         Self::over(domain, Arc::new(memory))
     }
 
+    pub(crate) fn register_locked(domain: &Arc<Domain>, length: usize) -> Result<Arc<Self>, Error> {
+        let page = rustix::param::page_size();
+        let memory = Memory::map_locked(length.max(1).next_multiple_of(page))?;
+        Self::over(domain, Arc::new(memory))
+    }
+
     /// The same memory as another buffer's, for another connection.
     pub(crate) fn share(&self, domain: &Arc<Domain>) -> Result<Arc<Self>, Error> {
         Self::over(domain, Arc::clone(&self.memory))
@@ -110,7 +138,11 @@ impl Buffer {
     fn over(domain: &Arc<Domain>, memory: Arc<Memory>) -> Result<Arc<Self>, Error> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         let address = memory.start.as_ptr() as u64;
-        let region = domain.pd.reg_mr(address, memory.length as u64, address, access);
+        let range = (address, memory.length as u64);
+        let region = match &memory.file {
+            Some(file) => domain.pd.reg_file((file.as_fd(), 0), range, access),
+            None => domain.pd.reg_mr(range.0, range.1, range.0, access),
+        };
         Ok(Arc::new(Self {
             region: region.map_err(Error::verbs("a buffer cannot be registered"))?,
             memory,
@@ -130,21 +162,6 @@ impl Buffer {
             rkey: self.region.rkey(),
             length: self.length(),
         }
-    }
-
-    /// Has all of it in memory from now on, in huge pages where its file system has some, and never swapped out. An error if there
-    /// is not so much memory; a part may be taken then.
-    pub fn lock(&self) -> Result<(), Error> {
-        use rustix::mm::{Advice, madvise, mlock};
-        let Memory { start, length } = *self.memory;
-        let start = start.as_ptr().cast();
-        // SAFETY: the whole mapping; a hint, which changes no content.
-        let _ = unsafe { madvise(start, length, Advice::LinuxHugepage) };
-        // SAFETY: as above. (Pages of a file system without room are an error here; a touch would end the process.)
-        unsafe { madvise(start, length, Advice::LinuxPopulateWrite) }
-            .map_err(Error::os("madvise(MADV_POPULATE_WRITE)"))?;
-        // SAFETY: as above.
-        unsafe { mlock(start, length) }.map_err(Error::os("mlock"))
     }
 
     pub(crate) fn lkey(&self) -> u32 {

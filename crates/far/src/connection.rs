@@ -206,6 +206,12 @@ impl Connection {
         Buffer::register(&self.domain, length)
     }
 
+    /// As [`Self::buffer`], of memory that is there from the beginning and is never swapped out, in huge pages where the kernel has
+    /// some for files without a name. An error if there is not so much memory. For much of it this takes less time, too.
+    pub fn locked_buffer(&self, length: usize) -> Result<Arc<Buffer>, Error> {
+        Buffer::register_locked(&self.domain, length)
+    }
+
     /// The memory of another connection's buffer, as a buffer of this one. Whoever wants that nothing of the other connection lands in
     /// it any more drops that first.
     pub fn share(&self, buffer: &Buffer) -> Result<Arc<Buffer>, Error> {

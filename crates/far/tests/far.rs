@@ -259,8 +259,10 @@ fn an_rnic_that_goes_ends_the_wait() {
 fn memory_that_a_second_connection_shares_keeps_its_content_and_is_reached_by_that_one_only() {
     let (nics, mut one, other) = pair(Options::default());
     const BYTES: usize = 1 << 20;
-    let (far, near) = (other.buffer(BYTES).unwrap(), one.buffer(BYTES).unwrap());
-    far.lock().unwrap();
+    let (far, near) = (
+        other.locked_buffer(BYTES).unwrap(),
+        one.locked_buffer(BYTES).unwrap(),
+    );
     let wanted = content(4, BYTES);
     near.write(0, &wanted).unwrap();
     one.write((&near, 0), (&far.exposed(), 0), BYTES as u64, soon())

@@ -1,6 +1,6 @@
 //! Memory regions.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
@@ -53,6 +53,8 @@ struct Memory {
     token: Option<Token>,
     /// It is on-chip memory.
     dm: Option<Arc<Dm>>,
+    /// The file that it is mapped from, where the program has said so: nothing is adopted.
+    file: Option<OwnedFd>,
 }
 
 /// What is to change in a region (ibv_rereg_mr(3)).
@@ -126,6 +128,35 @@ impl Mr {
             iova
         };
         let memory = Memory::of_process(process, &*device, address, length, iova)?;
+        Self::make(pd, &*device, access - Access::ZERO_BASED, memory)
+    }
+
+    /// Of memory that is mapped, shared, from a file on tmpfs, from `offset` on. It stays there.
+    pub(crate) fn register_file(
+        pd: &Arc<Pd>,
+        (file, offset): (BorrowedFd<'_>, u64),
+        (address, length): (u64, u64),
+        access: Access,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let process = pd.context.process();
+        let _pass = process.control.enter();
+        let device = pd.context.device()?;
+        let file = file
+            .try_clone_to_owned()
+            .map_err(|source| VerbsError::Os { call: "dup", source })?;
+        let memory = Memory {
+            address,
+            length,
+            iova: address,
+            segments: vec![SegmentRecord {
+                address,
+                length,
+                offset: Some(offset),
+            }],
+            token: None,
+            dm: None,
+            file: Some(file),
+        };
         Self::make(pd, &*device, access - Access::ZERO_BASED, memory)
     }
 
@@ -365,6 +396,7 @@ impl Memory {
             segments,
             token,
             dm: None,
+            file: None,
         })
     }
 
@@ -446,7 +478,7 @@ fn with_physical<T>(
         length: memory.length,
         iova: memory.iova,
         segments: &memory.segments,
-        file: adopted.as_ref().map(AsFd::as_fd),
+        file: memory.file.as_ref().or(adopted.as_ref()).map(AsFd::as_fd),
     }))
 }
 

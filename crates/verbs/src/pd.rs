@@ -1,5 +1,6 @@
 //! Protection domains.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
@@ -69,6 +70,17 @@ impl Pd {
         access: Access,
     ) -> Result<Arc<Mr>, VerbsError> {
         Mr::register(self, address, length, iova, access)
+    }
+
+    /// Registers memory that this process has mapped, shared, from a file on tmpfs, a memfd for one, from `offset` on. Nothing of it is
+    /// adopted, which of much memory takes long. Only for a process that no agent looks after ([`crate::Process::unattended`]).
+    pub fn reg_file(
+        self: &Arc<Self>,
+        file: (BorrowedFd<'_>, u64),
+        (address, length): (u64, u64),
+        access: Access,
+    ) -> Result<Arc<Mr>, VerbsError> {
+        Mr::register_file(self, file, (address, length), access)
     }
 
     /// Registers on-chip memory (ibv_reg_dm_mr(3)): `length` bytes from `offset` on, which have the addresses from 0 on.
