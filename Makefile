@@ -106,10 +106,13 @@ vm-bench: build ## our RNIC and the kernel's rxe in one virtual machine, as JSON
 		--built $(abspath $(release)) >out/vm-bench.json
 	cat out/vm-bench.json
 
-vm-migrate-test: ## virtual machines that move MOVES (50) times in a row, to a newer QEMU among them
+vm-migrate-test: build ## virtual machines that move MOVES (50) times in a row: to a newer QEMU, with Linux, and while everything fails
 	@./setup.sh --newer-qemu
+	@./setup.sh --vm
 	CI=true VERBATIM_VM_MOVES=$(or $(MOVES),50) VERBATIM_NEWER_QEMU=$(or $(NEWER_QEMU),/opt/verbatim/qemu/bin/qemu-system-x86_64) \
 		$(cargo) test --release --locked -p verbatim-vm
+	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored machines::
+	CI=true VERBATIM_VM_MOVES=$(or $(MOVES),50) $(cargo) test --release --locked -p verbatim-testbed --test machines -- --ignored
 
 volume-test: setup ## volumes that move: MOVES (200) with kills and silence in between by SEED (1), and the model of the core by SEEDS (0..2000000)
 	VERBATIM_VOLUME_SEEDS=$(or $(SEEDS),0..2000000) $(cargo) test --release --locked -p verbatim-mirror --test model -- --nocapture

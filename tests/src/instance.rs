@@ -41,24 +41,13 @@ pub struct Row {
 }
 
 impl<'a> Instance<'a> {
-    pub(crate) fn run(lab: &'a TestLab, host: &str, name: &str, what: &[&str]) -> anyhow::Result<Self> {
-        lab.ask(&[&["run", "--host", host, "--name", name], what].concat())?;
+    /// `options` begin with the one that names it.
+    pub(crate) fn run(lab: &'a TestLab, host: &str, options: &[&str], what: &[&str]) -> anyhow::Result<Self> {
+        let name = options.get(1).context("an instance has a name")?;
+        lab.ask(&[&["run", "--host", host], options, what].concat())?;
         Ok(Self {
             lab,
-            name: name.to_owned(),
-        })
-    }
-
-    pub(crate) fn run_machine(
-        lab: &'a TestLab,
-        host: &str,
-        name: &str,
-        arguments: &[&str],
-    ) -> anyhow::Result<Self> {
-        lab.ask(&[&["run", "--host", host, "--vm", name, "--"], arguments].concat())?;
-        Ok(Self {
-            lab,
-            name: name.to_owned(),
+            name: (*name).to_owned(),
         })
     }
 

@@ -189,22 +189,29 @@ impl TestLab {
 
     /// Starts an instance.
     pub fn instance(&self, host: &str, name: &str, argv: &[&str]) -> anyhow::Result<Instance<'_>> {
-        Instance::run(self, host, name, &[&["--"], argv].concat())
+        Instance::run(self, host, &["--name", name, "--"], argv)
     }
 
     /// Starts an instance that is a virtual machine, by QEMU's arguments.
     pub fn machine(&self, host: &str, name: &str, arguments: &[&str]) -> anyhow::Result<Instance<'_>> {
-        Instance::run_machine(self, host, name, arguments)
+        Instance::run(self, host, &["--vm", name, "--"], arguments)
+    }
+
+    /// The same at this address, with its prefix length.
+    pub fn machine_at(
+        &self,
+        host: &str,
+        name: &str,
+        address: &str,
+        arguments: &[&str],
+    ) -> anyhow::Result<Instance<'_>> {
+        Instance::run(self, host, &["--vm", name, "--address", address, "--"], arguments)
     }
 
     /// Starts an instance of an OCI bundle.
     pub fn bundle(&self, host: &str, name: &str, bundle: &Path) -> anyhow::Result<Instance<'_>> {
-        Instance::run(
-            self,
-            host,
-            name,
-            &["--bundle", bundle.to_str().context("a path that is not UTF-8")?],
-        )
+        let bundle = bundle.to_str().context("a path that is not UTF-8")?;
+        Instance::run(self, host, &["--name", name], &["--bundle", bundle])
     }
 
     /// A host's address.

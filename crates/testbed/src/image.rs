@@ -46,12 +46,55 @@ struct Part {
     content: Vec<u8>,
 }
 
+/// What is in an image that has all that its machine needs: nothing of this machine's is seen there.
+#[derive(Clone, Copy, Debug)]
+pub struct Contents<'a> {
+    /// Pid 1, a script for one.
+    pub init: &'a [u8],
+    /// Programs of this machine, by their names in `/bin`; their shared libraries come along.
+    pub programs: &'a [(&'a str, PathBuf)],
+    /// Other files, which are there where they are here.
+    pub files: &'a [&'a Path],
+    /// The kernel's modules, with what they need; they lie in `/modules`, named so that they sort as they load.
+    pub modules: &'a [&'a str],
+}
+
 impl Image {
     /// The image with `kernel` and, as pid 1, `program`, whose `main` begins with [`crate::run_role`].
     pub fn of(kernel: &Kernel, program: &Path) -> Result<Self> {
-        let parts = parts(kernel, program)?;
+        Self::with(kernel, &parts(kernel, program)?)
+    }
+
+    /// The image with `kernel` and these contents.
+    pub fn holding(kernel: &Kernel, contents: &Contents<'_>) -> Result<Self> {
+        let mut parts = vec![Part {
+            path: "init".to_owned(),
+            content: contents.init.to_owned(),
+        }];
+        let mut take = |from: &Path, path: String| {
+            let is_new = !parts.iter().any(|part| part.path == path);
+            if is_new {
+                parts.push(part(path, from)?);
+            }
+            Ok::<(), Error>(())
+        };
+        let inside = |path: &Path| path.to_string_lossy().trim_start_matches('/').to_owned();
+        for (name, program) in contents.programs {
+            take(program, format!("bin/{name}"))?;
+            for library in libraries(program)? {
+                take(&library, inside(&library))?;
+            }
+        }
+        for file in contents.files {
+            take(file, inside(file))?;
+        }
+        parts.extend(modules(kernel, contents.modules)?);
+        Self::with(kernel, &parts)
+    }
+
+    fn with(kernel: &Kernel, parts: &[Part]) -> Result<Self> {
         let dir = cache_dir();
-        let initrd = dir.join(format!("{}.cpio", key(kernel, &parts)));
+        let initrd = dir.join(format!("{}.cpio", key(kernel, parts)));
         // Also keeps it from being cleared.
         let built = fs::File::options()
             .write(true)
@@ -59,7 +102,7 @@ impl Image {
             .and_then(|file| file.set_modified(SystemTime::now()))
             .is_err();
         if built {
-            build(&dir, &initrd, &parts)?;
+            build(&dir, &initrd, parts)?;
         }
         Ok(Self {
             kernel: kernel.image(),
@@ -79,15 +122,21 @@ fn parts(kernel: &Kernel, program: &Path) -> Result<Vec<Part>> {
             &library,
         )?);
     }
-    for (number, module) in kernel.load_order(MODULES)?.into_iter().enumerate() {
+    parts.extend(modules(kernel, MODULES)?);
+    Ok(parts)
+}
+
+/// Modules, in the order in which they load.
+fn modules(kernel: &Kernel, names: &[&str]) -> Result<Vec<Part>> {
+    let modules = kernel.load_order(names)?.into_iter().enumerate();
+    let parts = modules.map(|(number, module)| {
         let name = module
             .file_name()
             .unwrap_or(OsStr::new("module"))
-            .to_string_lossy()
-            .into_owned();
-        parts.push(part(format!("{MODULES_DIR}/{number:02}-{name}"), &module)?);
-    }
-    Ok(parts)
+            .to_string_lossy();
+        part(format!("{MODULES_DIR}/{number:02}-{name}"), &module)
+    });
+    parts.collect()
 }
 
 fn part(path: String, from: &Path) -> Result<Part> {

@@ -41,7 +41,7 @@ mod vm;
 
 pub use error::{Error, Result};
 pub use guest::run_role;
-pub use image::Image;
+pub use image::{Contents, Image};
 pub use kernel::Kernel;
 pub use network::{Address, Network};
 pub use session::{Command, Ended, Output, Session};
