@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use verbatim_swap::command::{MemoryCommand, SwapCommand};
 use verbatim_volume::command::VolumeCommand;
 
 pub use hosts::HostsArguments;
@@ -181,6 +182,20 @@ pub enum Command {
                       start: where hosts are added, the others need it, too, and a restart of their agents."
     )]
     Hosts(HostsArguments),
+    /// Memory of this host that other hosts swap to.
+    #[command(after_help = "Example:\n  verbatim memory serve --size 64G &\n  verbatim memory status")]
+    Memory {
+        #[command(subcommand)]
+        command: MemoryCommand,
+    },
+    /// Swap disks that are another host's memory.
+    #[command(
+        after_help = "Example:\n  verbatim swap attach host2 8G\n  verbatim swap list\n  verbatim swap detach host2"
+    )]
+    Swap {
+        #[command(subcommand)]
+        command: SwapCommand,
+    },
     /// Disks of this host that programs and virtual machines use by NBD, and that move to another host while they are used.
     #[command(
         after_help = "Example:\n  verbatim volume daemon --config-dir /etc/verbatim &\n  verbatim volume create db --size 100G\n  \

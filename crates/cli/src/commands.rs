@@ -28,6 +28,8 @@ pub fn run(arguments: Arguments, faults: fn(&Config) -> Faults) -> anyhow::Resul
         Command::Demo(arguments) => demo::run(arguments),
         Command::Hosts(arguments) => hosts::run(&arguments),
         Command::Volume { command } => verbatim_volume::command::run(command, verbatim_volume::faults::none),
+        Command::Memory { command } => verbatim_swap::command::memory(command),
+        Command::Swap { command } => verbatim_swap::command::swap(command),
         command => in_runtime(async {
             match command {
                 Command::Run(arguments) => instances::run(&lab, arguments).await,
@@ -48,6 +50,8 @@ pub fn run(arguments: Arguments, faults: fn(&Config) -> Faults) -> anyhow::Resul
                 | Command::Agent(_)
                 | Command::Demo(_)
                 | Command::Hosts(_)
+                | Command::Memory { .. }
+                | Command::Swap { .. }
                 | Command::Volume { .. } => unreachable!("dealt with above"),
             }
         }),

@@ -1,16 +1,7 @@
 //! The engine: events in, actions out.
 
 use crate::pages::{Counts, Pages};
-use crate::slots::{Copy, Extent, Kind, Op, Phase, Slot, SlotId, Writing};
-
-/// Why a request fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Failure {
-    /// No copy that is there has the pages, or can take them.
-    Lost,
-    /// A copy that is there said this errno.
-    Errno(i32),
-}
+use crate::slots::{Copy, Extent, Failure, Kind, Op, Phase, Slot, SlotId, Writing};
 
 /// How a disk is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +10,7 @@ pub struct Config {
     pub pages: u64,
     /// How many requests are under way at most.
     pub slots: SlotId,
-    /// The longest of them; 64 pages at most.
+    /// The longest READ or WRITE; 64 pages at most. A discard may be as long as the disk.
     pub slot_pages: u64,
     /// A rule that is put out of force; `None` but in tests.
     pub quirk: Option<Quirk>,
@@ -300,7 +291,9 @@ impl Engine {
 
     fn begin(&mut self, id: SlotId, kind: Kind, extent: Extent, actions: &mut Vec<Action>) {
         assert!(self.slots[usize::from(id)].is_none(), "slot {id} is in use");
-        assert!(extent.count > 0 && extent.count <= self.config.slot_pages);
+        // Zeros have no bytes in the slot's buffer.
+        assert!(extent.count > 0);
+        assert!(kind == Kind::Client(Op::Zero) || extent.count <= self.config.slot_pages);
         assert!(extent.page + extent.count <= self.pages.count());
         self.slots[usize::from(id)] = Some(Slot::new(kind, extent));
         self.order.push(id);
@@ -551,6 +544,10 @@ impl Engine {
         self.pages.change(extent, to_zero);
         for earlier in self.order.iter().take_while(|other| **other != id) {
             let earlier = self.slots[usize::from(*earlier)].as_mut().expect("it is in use");
+            // Zeros write nothing that could come late, and may be longer than a slot.
+            if earlier.kind == Kind::Client(Op::Zero) || !earlier.extent.overlaps(extent) {
+                continue;
+            }
             for (at, page) in earlier.extent.pages().enumerate() {
                 earlier.superseded |= u64::from(extent.contains(page)) << at;
             }

@@ -31,6 +31,6 @@ mod engine;
 mod pages;
 mod slots;
 
-pub use engine::{Action, Config, Engine, Event, Failure, Quirk};
+pub use engine::{Action, Config, Engine, Event, Quirk};
 pub use pages::Counts;
-pub use slots::{Copy, Extent, Op, SlotId};
+pub use slots::{Copy, Extent, Failure, Op, SlotId};

@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use crate::engine::Failure;
-
 /// The number of a slot; the caller has a buffer for each.
 pub type SlotId = u16;
 
@@ -69,6 +67,15 @@ pub enum Op {
     Write,
     /// Zeros, or whatever: the client does not need them any more.
     Zero,
+}
+
+/// Why a request fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// No copy that is there has the pages, or can take them.
+    Lost,
+    /// A copy that is there said this errno.
+    Errno(i32),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

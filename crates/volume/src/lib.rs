@@ -34,4 +34,5 @@ mod volume;
 pub mod wire;
 
 pub use daemon::{Config, run};
+pub use tls::Hosts;
 pub use volume::Volume;

@@ -85,6 +85,17 @@ impl Hosts {
         self.acceptor.accept(stream).await
     }
 
+    /// Whether the caller's certificate is that of that host.
+    pub fn is_from(stream: &server::TlsStream<TcpStream>, host: &str) -> bool {
+        let (_, connection) = stream.get_ref();
+        let certificate = connection.peer_certificates().and_then(|chain| chain.first());
+        let (Some(certificate), Ok(name)) = (certificate, ServerName::try_from(host)) else {
+            return false;
+        };
+        let parsed = rustls::server::ParsedCertificate::try_from(certificate);
+        parsed.is_ok_and(|parsed| rustls::client::verify_server_name(&parsed, &name).is_ok())
+    }
+
     /// For clients of another protocol that prove themselves in the same way.
     pub fn acceptor(&self) -> TlsAcceptor {
         self.acceptor.clone()

@@ -174,12 +174,16 @@ impl World {
         match self.random.random_range(0..100) {
             0..40 => {
                 let page = self.random.random_range(0..PAGES);
-                let count = self.random.random_range(1..=SLOT_PAGES.min(PAGES - page));
                 let op = match self.random.random_range(0..20) {
                     0..9 => Op::Write,
                     9..19 => Op::Read,
                     _ => Op::Zero,
                 };
+                let most = match op {
+                    Op::Read | Op::Write => SLOT_PAGES.min(PAGES - page),
+                    Op::Zero => PAGES - page,
+                };
+                let count = self.random.random_range(1..=most);
                 self.request(op, Extent { page, count })
             }
             40..90 => {

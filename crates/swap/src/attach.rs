@@ -1,0 +1,201 @@
+//! The process of a disk: how it begins, and how it ends.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tokio::sync::mpsc::unbounded_channel;
+use verbatim_lease::Copy;
+use verbatim_volume::Hosts;
+
+use crate::backup::Backup;
+use crate::block::PAGE_BYTES;
+use crate::control::{self, Control, Sockets};
+use crate::disk::{Disk, Inbox, SLOTS, Second, Server, Settings};
+use crate::{link, paging};
+
+/// So long goodbyes may take.
+const GOODBYE: Duration = Duration::from_secs(2);
+
+/// What stands in for the server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BackupChoice {
+    /// Nothing: what a server takes along is lost, and reads as errors.
+    None,
+    /// A file or block device; a file of this process's own if none is named.
+    File(Option<PathBuf>),
+    /// Another server.
+    Mirror(String),
+}
+
+/// What is to be attached.
+#[derive(Debug, Clone)]
+pub struct Wanted {
+    /// The server.
+    pub host: String,
+    /// How much.
+    pub bytes: u64,
+    /// Its name here.
+    pub name: String,
+    /// What stands in for the server.
+    pub backup: BackupChoice,
+    /// So long a page may take.
+    pub deadline: Duration,
+    /// This host's name.
+    pub own: String,
+    /// The servers' port.
+    pub port: u16,
+    /// hosts.json and tls/ are in it.
+    pub config_dir: PathBuf,
+    /// Sockets are in it.
+    pub runtime_dir: PathBuf,
+    /// A file without a name is made here.
+    pub state_dir: PathBuf,
+}
+
+/// A disk that is there, and whose process this is from here on.
+pub struct Ready {
+    disk: Disk,
+    sockets: Sockets,
+    control: Control,
+    ended: mpsc::Receiver<()>,
+}
+
+/// Makes it; an error says what is lacking.
+pub fn prepare(wanted: &Wanted) -> anyhow::Result<Ready> {
+    if !wanted.bytes.is_multiple_of(PAGE_BYTES) {
+        bail!("a swap disk has whole pages of {PAGE_BYTES} bytes");
+    }
+    let sockets = Sockets::new(&wanted.runtime_dir, &wanted.name);
+    std::fs::create_dir_all(wanted.runtime_dir.join("swap"))?;
+    if std::os::unix::net::UnixStream::connect(sockets.control()).is_ok() {
+        bail!(
+            "there is a swap disk {} already; --name gives this one another name",
+            wanted.name
+        );
+    }
+    let hosts = Hosts::load(&wanted.config_dir)?;
+    let inbox = Inbox::new()?;
+    let second = match &wanted.backup {
+        BackupChoice::File(path) => {
+            let path = match path {
+                Some(path) => path.clone(),
+                None => {
+                    std::fs::create_dir_all(&wanted.state_dir)?;
+                    wanted
+                        .state_dir
+                        .join(format!("{}.{}", wanted.name, std::process::id()))
+                }
+            };
+            let backup = Backup::open(&path, wanted.bytes, SLOTS.into(), inbox.waker())?;
+            if backup.is_cached {
+                tracing::warn!(
+                    "{} goes through the page cache: its file system has no direct I/O. Under memory pressure it may wait for itself",
+                    path.display()
+                );
+            }
+            Some((Some(backup), path.display().to_string()))
+        }
+        BackupChoice::Mirror(host) if *host == wanted.host => bail!("{host} cannot stand in for itself"),
+        BackupChoice::Mirror(host) => Some((None, host.clone())),
+        BackupChoice::None => None,
+    };
+    let (ended_by, ended) = mpsc::channel();
+    let link = |host: &str, copy| -> anyhow::Result<Server> {
+        let (sender, receiver) = unbounded_channel();
+        let config = link::Config {
+            hosts: hosts.clone(),
+            own: wanted.own.clone(),
+            host: host.to_owned(),
+            port: wanted.port,
+            name: wanted.name.clone(),
+            bytes: wanted.bytes,
+            runtime_dir: wanted.runtime_dir.clone(),
+            slots: SLOTS,
+        };
+        let inbox = inbox.clone();
+        let tell = Box::new(move |news| inbox.link(copy, news));
+        link::start(config, tell, receiver, ended_by.clone())?;
+        Ok(Server::new(host.to_owned(), sender))
+    };
+    let first = link(&wanted.host, Copy::First)?;
+    let second = match second {
+        None => Second::None,
+        Some((Some(backup), path)) => Second::File(backup, path),
+        Some((None, host)) => Second::Server(link(&host, Copy::Second)?),
+    };
+    let settings = Settings {
+        name: wanted.name.clone(),
+        bytes: wanted.bytes,
+        deadline: wanted.deadline,
+    };
+    drop(ended_by);
+    let disk = Disk::new(settings, inbox.clone(), first, second)?;
+    for line in paging::enter() {
+        tracing::warn!("{line}");
+    }
+    let control = control::start(&sockets, wanted.bytes, inbox)?;
+    Ok(Ready {
+        disk,
+        sockets,
+        control,
+        ended,
+    })
+}
+
+impl Ready {
+    /// How clients connect.
+    pub fn uri(&self) -> String {
+        self.sockets.uri()
+    }
+
+    /// Serves it until it is detached.
+    pub fn run(self) -> anyhow::Result<()> {
+        let served = self.disk.run();
+        self.sockets.remove();
+        self.control.end();
+        // Links say goodbye; a server that hears none ends the lease by itself, later.
+        let _ = self.ended.recv_timeout(GOODBYE);
+        served
+    }
+}
+
+/// Starts such a process in the background, and waits until its disk is there. `arguments` are those of this one, which make it run
+/// in the foreground there. The address for clients.
+pub fn in_background(wanted: &Wanted, arguments: Vec<std::ffi::OsString>) -> anyhow::Result<String> {
+    let sockets = Sockets::new(&wanted.runtime_dir, &wanted.name);
+    std::fs::create_dir_all(wanted.runtime_dir.join("swap"))?;
+    let log =
+        File::create(sockets.log()).with_context(|| format!("cannot make {}", sockets.log().display()))?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command
+        .args(arguments)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        // Keys of a terminal are not meant for it.
+        .process_group(0);
+    let mut child = command.spawn().context("cannot start the disk's process")?;
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line)?;
+    if !line.is_empty() {
+        return Ok(line.trim().to_owned());
+    }
+    child.wait()?;
+    let said = std::fs::read_to_string(sockets.log()).unwrap_or_default();
+    let why = said.lines().rev().find_map(|line| line.strip_prefix("error: "));
+    bail!("{}", why.unwrap_or(&said).trim())
+}
+
+/// Says that it is there to who waits, and waits no longer for who reads.
+pub fn announce(line: &str) {
+    let mut output = std::io::stdout();
+    // Who asked may have gone.
+    let _ = writeln!(output, "{line}").and_then(|()| output.flush());
+}

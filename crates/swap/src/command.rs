@@ -1,0 +1,418 @@
+//! `verbatim memory …` and `verbatim swap …`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use tokio::io::BufReader;
+use tokio::net::UnixStream;
+
+use crate::attach::{self, BackupChoice, Wanted};
+use crate::control::{Sockets, order};
+use crate::disk::{Order, Status};
+use crate::server::{self, Config};
+
+/// The port of memory servers.
+const PORT: u16 = 4795;
+
+/// What can be done with this host's memory.
+#[derive(Debug, Subcommand)]
+#[allow(missing_docs, reason = "a comment would become a command's help")]
+pub enum MemoryCommand {
+    /// Give memory of this host to swap disks of other hosts.
+    #[command(
+        after_help = "Example:\n  verbatim memory serve --size 64G --name host2\n\nOn SIGTERM owners are told to go, and have --leave \
+                      seconds for it: those with a backup lose nothing. `verbatim nic` must run here."
+    )]
+    Serve(ServeArguments),
+    /// Say who has how much of it.
+    #[command(after_help = "Example:\n  verbatim memory status --json")]
+    Status {
+        #[command(flatten)]
+        common: Common,
+    },
+}
+
+/// What can be done with memory of other hosts.
+#[derive(Debug, Subcommand)]
+#[allow(missing_docs, reason = "a comment would become a command's help")]
+pub enum SwapCommand {
+    /// Make a swap disk of another host's memory; prints its NBD address.
+    #[command(
+        after_help = "Examples:\n  verbatim swap attach host2 8G\n  verbatim swap attach host2 8G --backup file=/dev/vg/swap\n  \
+                      verbatim swap attach host2 8G --backup mirror=host3 --name guest7\n\nA guest's disk: qemu -drive \
+                      file=\"$(verbatim swap attach host2 8G --name guest7)\",format=raw,if=virtio,discard=unmap,cache=none\nA process of its own serves \
+                      it until `verbatim swap detach`."
+    )]
+    Attach(AttachArguments),
+    /// List the swap disks of this host.
+    #[command(after_help = "Example:\n  verbatim swap list --json")]
+    List {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Say how a swap disk is: which copies are there, and how much each has.
+    #[command(after_help = "Example:\n  verbatim swap status host2")]
+    Status {
+        /// The disk.
+        name: String,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// End a swap disk; what is on it is gone.
+    #[command(
+        after_help = "Example:\n  swapoff /dev/nbd0 && nbd-client -d /dev/nbd0 && verbatim swap detach host2"
+    )]
+    Detach {
+        /// The disk.
+        name: String,
+        /// Even while clients use it.
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        common: Common,
+    },
+}
+
+/// What most of them take.
+#[derive(Debug, Args)]
+pub struct Common {
+    /// The folder of the sockets.
+    #[arg(long, default_value = "/run/verbatim")]
+    pub runtime_dir: PathBuf,
+    /// JSON instead of lines.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Who this host is.
+#[derive(Debug, Args)]
+pub struct Host {
+    /// This host's name in hosts.json and in its certificate; its host name if not given.
+    #[arg(long = "own-name", value_name = "NAME")]
+    pub own: Option<String>,
+    /// The folder of hosts.json and tls/.
+    #[arg(long, value_name = "DIR", default_value = "/etc/verbatim")]
+    pub config_dir: PathBuf,
+    /// The TCP port of memory servers.
+    #[arg(long, default_value_t = PORT)]
+    pub port: u16,
+}
+
+/// What a server takes.
+#[derive(Debug, Args)]
+pub struct ServeArguments {
+    /// The most that is given away, in bytes, or with K, M, G or T. It is taken from this host when it is given.
+    #[arg(long, value_parser = size)]
+    pub size: u64,
+    /// This host's name in hosts.json and in its certificate; its host name if not given.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// The folder of hosts.json and tls/.
+    #[arg(long, value_name = "DIR", default_value = "/etc/verbatim")]
+    pub config_dir: PathBuf,
+    /// The folder of the RNIC's socket and of this server's.
+    #[arg(long, default_value = "/run/verbatim")]
+    pub runtime_dir: PathBuf,
+    /// The TCP port.
+    #[arg(long, default_value_t = PORT)]
+    pub port: u16,
+    /// How long a lease outlives its owner's connection.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub grace: u64,
+    /// How long owners may take to go when this server is told to end.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub leave: u64,
+}
+
+/// What a disk takes.
+#[derive(Debug, Args)]
+#[allow(missing_docs, reason = "a comment would become the command's help")]
+pub struct AttachArguments {
+    /// The memory server.
+    pub host: String,
+    /// How large, in bytes, or with K, M, G or T.
+    #[arg(value_parser = size)]
+    pub size: u64,
+    /// What takes over when the server dies, hangs or leaves: file, file=PATH (a file or block device), mirror=HOST, or none.
+    #[arg(long, value_parser = backup, default_value = "file")]
+    pub backup: BackupChoice,
+    /// What the disk is called here; as the server if not given.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// How long the server may take for a page before it is given up.
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = 3000, value_parser = clap::value_parser!(u64).range(10..))]
+    pub deadline: u64,
+    /// The folder of backup files without a name.
+    #[arg(long, default_value = "/var/lib/verbatim/swap")]
+    pub state_dir: PathBuf,
+    /// Serve in this process, until it is told to stop.
+    #[arg(long)]
+    pub foreground: bool,
+    #[command(flatten)]
+    pub of: Host,
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// Does what was typed.
+pub fn memory(command: MemoryCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        MemoryCommand::Serve(arguments) => {
+            let config = Config {
+                name: own_name(arguments.name)?,
+                config_dir: arguments.config_dir,
+                runtime_dir: arguments.runtime_dir,
+                port: arguments.port,
+                bytes: arguments.size,
+                grace: Duration::from_secs(arguments.grace),
+                leave: Duration::from_secs(arguments.leave),
+            };
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .enable_all()
+                .build()?;
+            runtime.block_on(server::run(config))?;
+            // Memory that is being made or given back goes with the process.
+            runtime.shutdown_timeout(Duration::from_millis(100));
+        }
+        MemoryCommand::Status { common } => {
+            let status = in_runtime(async {
+                let path = common.runtime_dir.join("memory.sock");
+                let stream = UnixStream::connect(&path).await;
+                let stream =
+                    stream.context("no memory server runs here; start one with `verbatim memory serve`")?;
+                let status = verbatim_volume::control::receive(&mut BufReader::new(stream)).await?;
+                status.context("the memory server has gone away")
+            })?;
+            print_served(&status, common.json)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Does what was typed.
+pub fn swap(command: SwapCommand) -> anyhow::Result<ExitCode> {
+    match command {
+        SwapCommand::Attach(arguments) => attach(arguments)?,
+        SwapCommand::List { common } => {
+            let mut all = Vec::new();
+            for sockets in Sockets::all(&common.runtime_dir) {
+                match in_runtime(order(&sockets, &Order::Status)) {
+                    Ok(status) => all.push(status),
+                    // Its process was killed.
+                    Err(_) => sockets.remove(),
+                }
+            }
+            match common.json {
+                true => println!("{}", serde_json::to_string_pretty(&all)?),
+                false => print!("{}", table(&all)),
+            }
+        }
+        SwapCommand::Status { name, common } => {
+            let sockets = Sockets::new(&common.runtime_dir, &name);
+            let status = in_runtime(order(&sockets, &Order::Status))?;
+            match common.json {
+                true => println!("{}", serde_json::to_string_pretty(&status)?),
+                false => print!("{}{}", table(std::slice::from_ref(&status)), details(&status)),
+            }
+        }
+        SwapCommand::Detach { name, force, common } => {
+            let sockets = Sockets::new(&common.runtime_dir, &name);
+            let status = in_runtime(order(&sockets, &Order::Detach { force }))?;
+            match common.json {
+                true => println!("{}", serde_json::to_string_pretty(&status)?),
+                false => eprintln!("done"),
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn in_runtime<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?
+        .block_on(work)
+}
+
+fn own_name(given: Option<String>) -> anyhow::Result<String> {
+    match given {
+        Some(name) => Ok(name),
+        None => {
+            let name =
+                std::fs::read_to_string("/proc/sys/kernel/hostname").context("cannot read the host name")?;
+            Ok(name.trim().to_owned())
+        }
+    }
+}
+
+fn attach(arguments: AttachArguments) -> anyhow::Result<()> {
+    let absolute = |path: &PathBuf| std::path::absolute(path);
+    let name = arguments.name.unwrap_or_else(|| arguments.host.clone());
+    anyhow::ensure!(
+        !name.is_empty() && !name.contains(['/', '\0']) && name.len() < 64,
+        "{name:?} is no name of a disk"
+    );
+    let wanted = Wanted {
+        host: arguments.host,
+        bytes: arguments.size,
+        name,
+        backup: arguments.backup,
+        deadline: Duration::from_millis(arguments.deadline),
+        own: own_name(arguments.of.own)?,
+        port: arguments.of.port,
+        config_dir: absolute(&arguments.of.config_dir)?,
+        runtime_dir: absolute(&arguments.common.runtime_dir)?,
+        state_dir: absolute(&arguments.state_dir)?,
+    };
+    let uri = match arguments.foreground {
+        true => {
+            let ready = attach::prepare(&wanted)?;
+            attach::announce(&ready.uri());
+            return ready.run();
+        }
+        false => {
+            let backup = match &wanted.backup {
+                BackupChoice::None => "none".to_owned(),
+                BackupChoice::File(None) => "file".to_owned(),
+                BackupChoice::File(Some(path)) => format!("file={}", absolute(path)?.display()),
+                BackupChoice::Mirror(host) => format!("mirror={host}"),
+            };
+            let mut typed: Vec<std::ffi::OsString> =
+                vec!["swap".into(), "attach".into(), (&wanted.host).into()];
+            typed.push(wanted.bytes.to_string().into());
+            typed.push("--foreground".into());
+            let mut option = |name: &str, value: std::ffi::OsString| typed.extend([name.into(), value]);
+            option("--name", (&wanted.name).into());
+            option("--backup", backup.into());
+            option("--deadline", arguments.deadline.to_string().into());
+            option("--own-name", (&wanted.own).into());
+            option("--port", wanted.port.to_string().into());
+            option("--config-dir", (&wanted.config_dir).into());
+            option("--runtime-dir", (&wanted.runtime_dir).into());
+            option("--state-dir", (&wanted.state_dir).into());
+            attach::in_background(&wanted, typed)?
+        }
+    };
+    match arguments.common.json {
+        true => println!("{}", serde_json::json!({ "name": wanted.name, "uri": uri })),
+        false => println!("{uri}"),
+    }
+    Ok(())
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{:.1}", bytes as f64 / f64::from(1 << 20))
+}
+
+fn table(all: &[Status]) -> String {
+    let mut text = format!(
+        "{:<16} {:>10} {:>10} {:>10} {:>7} COPIES\n",
+        "NAME", "MIB", "USED", "LOST", "CLIENTS"
+    );
+    for status in all {
+        let copies = status
+            .copies
+            .iter()
+            .map(|copy| format!("{} {} ({})", copy.kind, copy.place, copy.state));
+        text += &format!(
+            "{:<16} {:>10} {:>10} {:>10} {:>7} {}\n",
+            status.name,
+            mib(status.bytes),
+            mib(status.used_bytes),
+            mib(status.lost_bytes),
+            status.clients,
+            copies.collect::<Vec<_>>().join(", ")
+        );
+    }
+    text
+}
+
+fn details(status: &Status) -> String {
+    let totals = &status.requests;
+    let mut text = format!(
+        "{}\nprocess {}; {} reads, {} writes, {} discards; {} failed\n",
+        status.uri, status.pid, totals.reads, totals.writes, totals.zeros, totals.failed
+    );
+    for copy in &status.copies {
+        text += &format!("{} {}: {} MiB", copy.kind, copy.place, mib(copy.bytes));
+        if copy.failures > 0 {
+            text += &format!(", given up {} times", copy.failures);
+        }
+        if let Some(reason) = &copy.reason {
+            text += &format!("; {reason}");
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn print_served(status: &server::Status, is_json: bool) -> anyhow::Result<()> {
+    if is_json {
+        println!("{}", serde_json::to_string_pretty(status)?);
+        return Ok(());
+    }
+    let leaving = if status.leaving { ", about to end" } else { "" };
+    println!(
+        "{} of {} MiB are given{leaving}",
+        mib(status.leased_bytes),
+        mib(status.bytes)
+    );
+    for row in &status.leases {
+        let owner = if row.connected { "connected" } else { "gone" };
+        println!("{:<16} {:<16} {:>10} {owner}", row.host, row.name, mib(row.bytes));
+    }
+    Ok(())
+}
+
+fn backup(text: &str) -> Result<BackupChoice, String> {
+    match text.split_once('=') {
+        None if text == "none" => Ok(BackupChoice::None),
+        None if text == "file" => Ok(BackupChoice::File(None)),
+        Some(("file", path)) if !path.is_empty() => Ok(BackupChoice::File(Some(path.into()))),
+        Some(("mirror", host)) if !host.is_empty() => Ok(BackupChoice::Mirror(host.to_owned())),
+        _ => Err("file, file=PATH, mirror=HOST or none".to_owned()),
+    }
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    let upper = text.to_ascii_uppercase();
+    let (number, shift) = match upper.find(['K', 'M', 'G', 'T']) {
+        Some(at) if at + 1 == upper.len() => {
+            let unit = "KMGT".find(&upper[at..]).expect("it is one of them");
+            (&upper[..at], 10 * (unit + 1))
+        }
+        _ => (upper.as_str(), 0),
+    };
+    let bytes = number
+        .parse::<u64>()
+        .ok()
+        .and_then(|number| number.checked_mul(1 << shift));
+    bytes
+        .filter(|bytes| *bytes > 0)
+        .ok_or_else(|| format!("{text:?} is no size"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_backups_are_read() {
+        assert_eq!(
+            [size("4096"), size("3g"), size("2T")],
+            [Ok(4096), Ok(3 << 30), Ok(2 << 40)]
+        );
+        for bad in ["", "G", "-1", "0", "1.5G", "KG", "99999999999T"] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+        assert_eq!(backup("file=/a=b"), Ok(BackupChoice::File(Some("/a=b".into()))));
+        assert_eq!(backup("mirror=c"), Ok(BackupChoice::Mirror("c".into())));
+        for bad in ["", "file=", "mirror", "mirror=", "tape"] {
+            assert!(backup(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! The thread of a disk that takes clients and commands, and signals.
+
+use std::os::unix::net::UnixStream as StdStream;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tokio::io::BufReader;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use verbatim_volume::control::{receive, send};
+
+use crate::disk::{Inbox, Message, Order, Status};
+use crate::negotiation::negotiate;
+
+/// The sockets of a disk.
+#[derive(Debug, Clone)]
+pub struct Sockets {
+    folder: PathBuf,
+    name: String,
+}
+
+impl Sockets {
+    /// In the folder of all of them.
+    pub fn new(runtime_dir: &Path, name: &str) -> Self {
+        Self {
+            folder: runtime_dir.join("swap"),
+            name: name.to_owned(),
+        }
+    }
+
+    /// Of all disks of this host, by name.
+    pub fn all(runtime_dir: &Path) -> Vec<Self> {
+        let entries = std::fs::read_dir(runtime_dir.join("swap"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        let names = entries.filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            name.strip_suffix(".control").map(str::to_owned)
+        });
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names.iter().map(|name| Self::new(runtime_dir, name)).collect()
+    }
+
+    /// For clients.
+    pub fn nbd(&self) -> PathBuf {
+        self.folder.join(format!("{}.sock", self.name))
+    }
+
+    /// For commands.
+    pub fn control(&self) -> PathBuf {
+        self.folder.join(format!("{}.control", self.name))
+    }
+
+    /// What a process in the background says.
+    pub fn log(&self) -> PathBuf {
+        self.folder.join(format!("{}.log", self.name))
+    }
+
+    /// For NBD clients.
+    pub fn uri(&self) -> String {
+        format!("nbd+unix:///{}?socket={}", self.name, self.nbd().display())
+    }
+
+    /// Neither leads anywhere.
+    pub fn remove(&self) {
+        let _ = std::fs::remove_file(self.control());
+        let _ = std::fs::remove_file(self.nbd());
+    }
+}
+
+/// Gives an order to the process of a disk.
+pub async fn order(sockets: &Sockets, order: &Order) -> anyhow::Result<Status> {
+    let stream = UnixStream::connect(sockets.control()).await;
+    let mut stream = stream.with_context(|| format!("no swap disk {} is attached", sockets.name))?;
+    send(&mut stream, order).await?;
+    match receive::<Result<Status, String>>(&mut BufReader::new(stream)).await? {
+        Some(Ok(status)) => Ok(Status {
+            uri: sockets.uri(),
+            ..status
+        }),
+        Some(Err(why)) => bail!("{why}"),
+        None => bail!("the process of {} has ended", sockets.name),
+    }
+}
+
+/// So long the last answers to commands may take.
+const LAST: Duration = Duration::from_secs(2);
+
+/// The thread.
+pub struct Control {
+    end: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Control {
+    /// Nobody is taken any more. Commands have their answers when this returns.
+    pub fn end(self) {
+        // A thread that has ended needs no word.
+        let _ = self.end.send(());
+        let _ = self.thread.join();
+    }
+}
+
+/// Takes clients and commands from here on. The sockets are there when this returns.
+pub fn start(sockets: &Sockets, bytes: u64, inbox: Inbox) -> anyhow::Result<Control> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let (nbd, control, stop) = runtime.block_on(async {
+        let bind = |path: PathBuf| {
+            // Of a process that was killed.
+            let _ = std::fs::remove_file(&path);
+            UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))
+        };
+        let stop = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        anyhow::Ok((bind(sockets.nbd())?, bind(sockets.control())?, stop))
+    })?;
+    let name = sockets.name.clone();
+    let (end, ended) = oneshot::channel();
+    let thread = std::thread::Builder::new()
+        .name("control".to_owned())
+        .stack_size(512 << 10)
+        .spawn(move || {
+            let mut commands = JoinSet::new();
+            runtime.block_on(async {
+                tokio::select! {
+                    _ = ended => {}
+                    () = run((nbd, control), stop, &name, bytes, &inbox, &mut commands) => {}
+                }
+                let answers = async { while commands.join_next().await.is_some() {} };
+                // Who has not said yet what it wants sees the end of its connection.
+                let _ = tokio::time::timeout(LAST, answers).await;
+            });
+            // Clients that are just connecting see the same.
+            runtime.shutdown_background();
+        })?;
+    Ok(Control { end, thread })
+}
+
+async fn run(
+    (nbd, control): (UnixListener, UnixListener),
+    mut stop: (tokio::signal::unix::Signal, tokio::signal::unix::Signal),
+    name: &str,
+    bytes: u64,
+    inbox: &Inbox,
+    commands: &mut JoinSet<()>,
+) {
+    loop {
+        tokio::select! {
+            _ = stop.0.recv() => ask_to_end(inbox),
+            _ = stop.1.recv() => ask_to_end(inbox),
+            accepted = nbd.accept() => if let Ok((stream, _)) = accepted {
+                let (name, inbox) = (name.to_owned(), inbox.clone());
+                if let Ok(stream) = stream.into_std() {
+                    tokio::task::spawn_blocking(move || client(stream, &name, bytes, &inbox));
+                }
+            },
+            accepted = control.accept() => if let Ok((stream, _)) = accepted {
+                let inbox = inbox.clone();
+                commands.spawn(async move {
+                    // Who was cut off knows.
+                    let _ = command(stream, &inbox).await;
+                });
+            },
+            // What has ended is forgotten.
+            Some(_) = commands.join_next() => {}
+        }
+    }
+}
+
+/// By a signal: whoever sends it means it.
+fn ask_to_end(inbox: &Inbox) {
+    let (answer, _) = oneshot::channel();
+    inbox.put(Message::Order(Order::Detach { force: true }, answer));
+}
+
+fn client(mut stream: StdStream, name: &str, bytes: u64, inbox: &Inbox) {
+    let negotiated = stream
+        .set_nonblocking(false)
+        .and_then(|()| negotiate(&mut stream, name, bytes));
+    match negotiated {
+        Ok(true) => inbox.put(Message::Client(stream)),
+        Ok(false) => {}
+        Err(error) => tracing::info!("a client has come to nothing: {error}"),
+    }
+}
+
+async fn command(stream: UnixStream, inbox: &Inbox) -> anyhow::Result<()> {
+    let mut stream = BufReader::new(stream);
+    let Some(order) = receive::<Order>(&mut stream).await? else {
+        return Ok(());
+    };
+    let (answer, answered) = oneshot::channel();
+    inbox.put(Message::Order(order, answer));
+    send(stream.get_mut(), &answered.await?).await
+}

@@ -1,0 +1,327 @@
+//! One swap disk: a loop that waits for everything at once, and never for one thing.
+//!
+//! Once it runs it allocates nothing on the way of a page: slots, queues and buffers are made before, and a client that wants more than there
+//! are waits. A quarter of the slots is for reads: what must come back does not wait for what cannot be written.
+
+mod client;
+mod inbox;
+mod servers;
+mod status;
+mod transfer;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use verbatim_lease::{Action, Config, Copy, Engine, Event, Extent, SlotId};
+
+pub use inbox::{Inbox, Message, Order};
+pub use servers::Server;
+pub use status::{CopyStatus, Status};
+
+use crate::backup::{Backup, Job};
+use crate::block::{Block, PAGE_BYTES, SLOT_PAGES, place};
+use crate::remote::Flight;
+use client::{Client, Request, RequestId};
+
+/// Requests that are under way, each of up to [`SLOT_PAGES`].
+pub const SLOTS: SlotId = 128;
+
+/// Of them for reads only.
+const FOR_READS: usize = SLOTS as usize / 4;
+
+/// Clients at a time.
+const CLIENTS: usize = 16;
+
+/// READs of different copies that one slot may need, and more.
+const FLIGHTS: usize = SLOTS as usize * SLOT_PAGES as usize;
+
+/// Blocks for what is read from a file.
+const SPARES: usize = 16;
+
+/// A copy that said an error is tried again after this time.
+const RETRY: Duration = Duration::from_secs(5);
+
+const WAKE: u64 = u64::MAX;
+const REMOTE: u64 = u64::MAX - 2;
+
+/// What stands in for the first server.
+#[allow(clippy::large_enum_variant, reason = "there is one, for a moment")]
+pub enum Second {
+    /// Nothing.
+    None,
+    /// A file, and its path for people.
+    File(Backup, String),
+    /// Another server.
+    Server(Server),
+}
+
+/// How a disk is.
+pub struct Settings {
+    /// Its name.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
+    /// So long a server may take for a page before it is given up.
+    pub deadline: Duration,
+}
+
+struct InUse {
+    extent: Extent,
+    /// Whose it is; none of a refill.
+    request: Option<RequestId>,
+    is_released: bool,
+    /// Its bytes are still to be sent.
+    is_needed: bool,
+}
+
+/// The file as the disk uses it.
+struct File {
+    backup: Backup,
+    path: String,
+    spares: Vec<Box<Block>>,
+    waiting: Vec<(SlotId, Extent)>,
+    error: Option<i32>,
+}
+
+/// A disk, with all that it needs.
+pub struct Disk {
+    settings: Settings,
+    epoll: OwnedFd,
+    inbox: Inbox,
+    engine: Engine,
+    actions: Vec<Action>,
+    blocks: Vec<Arc<Block>>,
+    slots: Vec<Option<InUse>>,
+    free: Vec<SlotId>,
+    servers: [Option<Server>; 2],
+    file: Option<File>,
+    clients: [Option<Client>; CLIENTS],
+    client_numbers: u64,
+    requests: Vec<Option<Request>>,
+    counts: status::Totals,
+    /// A copy that all its pages have left.
+    drained: Option<Copy>,
+    refills: u32,
+    retry: Instant,
+}
+
+impl Disk {
+    /// Nothing is connected yet; what the servers say comes by the inbox.
+    pub fn new(settings: Settings, inbox: Inbox, first: Server, second: Second) -> anyhow::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, inbox.wake(), EventData::new_u64(WAKE), EventFlags::IN)?;
+        let config = Config {
+            pages: settings.bytes / PAGE_BYTES,
+            slots: SLOTS,
+            slot_pages: SLOT_PAGES,
+            quirk: None,
+        };
+        let mut disk = Self {
+            settings,
+            epoll,
+            inbox,
+            engine: Engine::new(config),
+            actions: Vec::with_capacity(FLIGHTS),
+            blocks: (0..SLOTS).map(|_| Arc::from(Block::new())).collect(),
+            slots: (0..SLOTS).map(|_| None).collect(),
+            free: (0..SLOTS).rev().collect(),
+            servers: [Some(first), None],
+            file: None,
+            clients: [const { None }; CLIENTS],
+            client_numbers: 0,
+            requests: (0..SLOTS).map(|_| None).collect(),
+            counts: status::Totals::default(),
+            drained: None,
+            refills: 0,
+            retry: Instant::now(),
+        };
+        match second {
+            Second::None => {}
+            Second::Server(server) => disk.servers[1] = Some(server),
+            Second::File(backup, path) => {
+                disk.file = Some(File {
+                    backup,
+                    path,
+                    spares: (0..SPARES).map(|_| Block::new()).collect(),
+                    waiting: Vec::with_capacity(FLIGHTS),
+                    error: None,
+                });
+                // It is as empty as the engine thinks: no page of it counts before it was written.
+                disk.event(Event::Up {
+                    copy: Copy::Second,
+                    kept: false,
+                });
+            }
+        }
+        Ok(disk)
+    }
+
+    /// Serves until it is detached.
+    pub fn run(mut self) -> anyhow::Result<()> {
+        let mut events = Vec::with_capacity(64);
+        loop {
+            let limit = self
+                .next_deadline()
+                .map(|at| at.saturating_duration_since(Instant::now()));
+            let limit = limit.and_then(|left| rustix::event::Timespec::try_from(left).ok());
+            events.clear();
+            match epoll::wait(
+                &self.epoll,
+                rustix::buffer::spare_capacity(&mut events),
+                limit.as_ref(),
+            ) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return Err(std::io::Error::from(errno).into()),
+            }
+            for event in &events {
+                match event.data.u64() {
+                    WAKE => {
+                        if self.woken() {
+                            return Ok(());
+                        }
+                    }
+                    copy if copy >= REMOTE => self.completions(Copy::BOTH[(copy - REMOTE) as usize]),
+                    client => self.serve(client as usize),
+                }
+            }
+            self.tidy();
+        }
+    }
+
+    /// What follows from what was done, until nothing does.
+    fn tidy(&mut self) {
+        self.check_deadlines();
+        if let Some(copy) = self.drained.take() {
+            self.left(copy);
+        }
+        if self.retry.elapsed() >= RETRY {
+            self.retry = Instant::now();
+            self.event(Event::Retry);
+        }
+        // A little beside the clients, more when they are quiet.
+        let most = if self.free.len() + 4 >= SLOTS.into() { 4 } else { 1 };
+        while self.engine.is_behind() && self.refills < most && self.free.len() > FOR_READS {
+            let slot = *self.free.last().expect("there are some");
+            if !self.engine.refill(slot, &mut self.actions) {
+                self.act();
+                break;
+            }
+            self.free.pop();
+            self.refills += 1;
+            let extent = self.actions.iter().find_map(|action| match action {
+                Action::Read { extent, .. } => Some(*extent),
+                _ => None,
+            });
+            self.slots[usize::from(slot)] = Some(InUse {
+                extent: extent.expect("a refill reads one copy"),
+                request: None,
+                is_released: false,
+                is_needed: false,
+            });
+            self.act();
+        }
+        loop {
+            for client in 0..CLIENTS {
+                if self.clients[client].as_ref().is_some_and(Client::is_held_up) {
+                    self.serve(client);
+                }
+            }
+            self.post();
+            let mut has_sent = false;
+            for client in 0..CLIENTS {
+                has_sent |= self.answer(client);
+            }
+            // An answer that has left may be what somebody waits for, and nothing else would wake this thread for it.
+            let waits = self.clients.iter().flatten().any(Client::is_held_up);
+            if !(has_sent && waits) {
+                return;
+            }
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        self.engine.handle(event, &mut self.actions);
+        self.act();
+    }
+
+    fn act(&mut self) {
+        for at in 0..self.actions.len() {
+            match self.actions[at] {
+                Action::Read { slot, copy, extent } => match &mut self.servers[copy.index()] {
+                    Some(server) => {
+                        let first = self.slots[usize::from(slot)]
+                            .as_ref()
+                            .map_or(extent.page, |used| used.extent.page);
+                        server.flights.push(Flight::new(slot, first, extent, false));
+                    }
+                    None => self.read_file(slot, extent),
+                },
+                Action::Write { slot, copy, extent } => match (&mut self.servers[copy.index()], &self.file) {
+                    (Some(server), _) => server.flights.push(Flight::new(slot, extent.page, extent, true)),
+                    (None, Some(file)) => {
+                        let block = self.blocks[usize::from(slot)].clone();
+                        file.backup.submit(Job::Write(slot, extent, block));
+                    }
+                    (None, None) => unreachable!("a copy that is not there is not written"),
+                },
+                Action::Clear { slot, extent } => {
+                    let first = self.in_use(slot).extent.page;
+                    self.block(slot)[place(first, extent)].fill(0);
+                }
+                Action::Reply { slot, result } => self.piece_done(slot, result),
+                Action::Release { slot } => {
+                    self.in_use(slot).is_released = true;
+                    self.free_if_done(slot);
+                }
+                Action::Drained { copy } => self.drained = Some(copy),
+            }
+        }
+        self.actions.clear();
+    }
+
+    fn in_use(&mut self, slot: SlotId) -> &mut InUse {
+        self.slots[usize::from(slot)].as_mut().expect("it is in use")
+    }
+
+    /// The bytes of a slot that nobody writes anywhere.
+    fn block(&mut self, slot: SlotId) -> &mut [u8] {
+        let block = Arc::get_mut(&mut self.blocks[usize::from(slot)]);
+        block.expect("nobody else has it").bytes_mut()
+    }
+
+    fn free_if_done(&mut self, slot: SlotId) {
+        let used = self.in_use(slot);
+        if used.is_released && !used.is_needed {
+            self.refills -= u32::from(used.request.is_none());
+            self.slots[usize::from(slot)] = None;
+            self.free.push(slot);
+        }
+    }
+
+    /// Takes what others have put into the inbox; whether that was the end.
+    fn woken(&mut self) -> bool {
+        self.inbox.quiet();
+        while let Some(message) = self.inbox.take() {
+            match message {
+                Message::Client(stream) => self.client(stream),
+                Message::Link(copy, news) => self.news(copy, *news),
+                Message::Order(order, answer) => {
+                    let (said, is_end) = self.order(&order);
+                    // Who asked may have gone.
+                    let _ = answer.send(said);
+                    if is_end {
+                        return true;
+                    }
+                }
+            }
+        }
+        self.file_done();
+        false
+    }
+
+    fn register(&self, fd: impl AsFd, number: u64) -> rustix::io::Result<()> {
+        epoll::add(&self.epoll, fd, EventData::new_u64(number), EventFlags::IN)
+    }
+}

@@ -1,0 +1,226 @@
+//! Servers: how each stands, and what follows from what is heard of it.
+
+use std::time::Instant;
+
+use rustix::event::epoll;
+use tokio::sync::mpsc::UnboundedSender;
+use verbatim_lease::{Copy, Event};
+
+use super::{Disk, FLIGHTS, REMOTE};
+use crate::link::{News, Wanted};
+use crate::remote::{Flights, Remote};
+
+/// How a server stands.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "there are two of them, and a box would be one more way to allocate"
+)]
+pub(super) enum Standing {
+    Up(Remote),
+    /// Its connection is lost, and it is being called. Requests wait, for the deadline at most.
+    Suspended(Instant),
+    /// It was given up, until it is heard of again.
+    Down,
+}
+
+/// A server as the disk knows it.
+pub struct Server {
+    pub(super) host: String,
+    pub(super) standing: Standing,
+    pub(super) flights: Flights,
+    wanted: UnboundedSender<Wanted>,
+    pub(super) is_leaving: bool,
+    /// Why it is not up.
+    pub(super) why: String,
+    /// How often it was given up.
+    pub(super) failures: u64,
+}
+
+impl Server {
+    /// Nothing was heard of it yet; what is wanted of its link goes there.
+    pub fn new(host: String, wanted: UnboundedSender<Wanted>) -> Self {
+        Self {
+            host,
+            standing: Standing::Down,
+            flights: Flights::new(FLIGHTS),
+            wanted,
+            is_leaving: false,
+            why: String::new(),
+            failures: 0,
+        }
+    }
+
+    /// A link that has ended wants nothing.
+    pub(super) fn want(&self, wanted: Wanted) {
+        let _ = self.wanted.send(wanted);
+    }
+}
+
+impl Disk {
+    pub(super) fn news(&mut self, copy: Copy, news: News) {
+        let server = self.servers[copy.index()].as_mut().expect("a link has a server");
+        match news {
+            News::Up { remote, kept } => {
+                server.is_leaving = false;
+                let was_down = matches!(server.standing, Standing::Down);
+                self.disconnect(copy);
+                if !kept && !was_down {
+                    self.give_up(copy, "its memory was lost".to_owned());
+                }
+                self.connected(copy, remote);
+                // Otherwise nothing has happened, for the engine.
+                if was_down || !kept {
+                    self.event(Event::Up { copy, kept });
+                }
+            }
+            News::Lost => {
+                if matches!(server.standing, Standing::Up(_)) {
+                    // Its link is calling already.
+                    self.disconnect(copy);
+                    let server = self.servers[copy.index()].as_mut().expect("it is there");
+                    server.why = "its connection has ended".to_owned();
+                }
+            }
+            News::Unreachable(why) => match server.standing {
+                Standing::Down => server.why = why,
+                Standing::Up(_) | Standing::Suspended(_) => self.give_up(copy, why),
+            },
+            News::Leaving => {
+                server.is_leaving = true;
+                self.event(Event::Leaving { copy });
+            }
+        }
+    }
+
+    fn connected(&mut self, copy: Copy, remote: Remote) {
+        let registered = self.register(remote.events(), REMOTE + copy.index() as u64);
+        let server = self.servers[copy.index()].as_mut().expect("it is there");
+        server.flights.unpost();
+        server.standing = Standing::Up(remote);
+        server.why.clear();
+        if let Err(errno) = registered {
+            return self.suspend(copy, format!("epoll_ctl: {errno}"));
+        }
+        // From here on completions make events.
+        self.completions(copy);
+    }
+
+    /// The queue pair goes: nothing lands in this host's memory any more.
+    fn disconnect(&mut self, copy: Copy) {
+        let server = self.servers[copy.index()].as_mut().expect("it is there");
+        if let Standing::Up(remote) = &server.standing {
+            let _ = epoll::delete(&self.epoll, remote.events());
+            server.standing = Standing::Suspended(Instant::now());
+        }
+    }
+
+    /// Its requests wait while it is called again.
+    fn suspend(&mut self, copy: Copy, why: String) {
+        self.disconnect(copy);
+        let server = self.servers[copy.index()].as_mut().expect("it is there");
+        server.why = why;
+        server.want(Wanted::Again);
+    }
+
+    /// Others take over.
+    fn give_up(&mut self, copy: Copy, why: String) {
+        self.disconnect(copy);
+        let server = self.servers[copy.index()].as_mut().expect("it is there");
+        server.standing = Standing::Down;
+        server.is_leaving = false;
+        server.flights.clear();
+        server.failures += 1;
+        server.why = why;
+        self.event(Event::Down { copy });
+    }
+
+    /// A server that all pages have left.
+    pub(super) fn left(&mut self, copy: Copy) {
+        if let Some(server) = &self.servers[copy.index()] {
+            server.want(Wanted::Leave);
+            self.give_up(copy, "it has left".to_owned());
+        }
+    }
+
+    pub(super) fn completions(&mut self, copy: Copy) {
+        let Some(server) = &mut self.servers[copy.index()] else {
+            return;
+        };
+        let Standing::Up(remote) = &mut server.standing else {
+            return;
+        };
+        let done = match remote.progress() {
+            Ok(done) => done,
+            Err(error) => return self.suspend(copy, error.to_string()),
+        };
+        loop {
+            let server = self.servers[copy.index()].as_mut().expect("it is there");
+            let Standing::Up(remote) = &mut server.standing else {
+                return;
+            };
+            let flight = match remote.take(&mut server.flights, done, &mut self.blocks) {
+                Ok(Some(flight)) => flight,
+                Ok(None) => return,
+                Err(error) => return self.suspend(copy, error.to_string()),
+            };
+            let (slot, result) = (flight.slot, Ok(()));
+            self.event(match flight.is_write {
+                true => Event::WriteDone { slot, copy, result },
+                false => Event::ReadDone { slot, copy, result },
+            });
+        }
+    }
+
+    /// Gives the RNIC what is to be posted.
+    pub(super) fn post(&mut self) {
+        for copy in Copy::BOTH {
+            let Some(server) = &mut self.servers[copy.index()] else {
+                continue;
+            };
+            let Standing::Up(remote) = &mut server.standing else {
+                continue;
+            };
+            if let Err(error) = remote.post(&mut server.flights, &self.blocks) {
+                self.suspend(copy, error.to_string());
+            }
+        }
+    }
+
+    /// When something must have happened.
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        let servers = self.servers.iter().flatten();
+        let of_servers = servers.filter_map(|server| match &server.standing {
+            Standing::Up(_) => server.flights.oldest(),
+            Standing::Suspended(since) => Some(*since),
+            Standing::Down => None,
+        });
+        let retry = self.retry + super::RETRY;
+        let first = of_servers.min().map(|since| since + self.settings.deadline);
+        Some(first.map_or(retry, |first| first.min(retry)))
+    }
+
+    /// Gives up servers that take too long.
+    pub(super) fn check_deadlines(&mut self) {
+        for copy in Copy::BOTH {
+            let Some(server) = &self.servers[copy.index()] else {
+                continue;
+            };
+            let limit = self.settings.deadline;
+            let oldest = server
+                .flights
+                .oldest()
+                .is_some_and(|since| since.elapsed() >= limit);
+            match &server.standing {
+                Standing::Up(_) if oldest => {
+                    server.want(Wanted::Again);
+                    self.give_up(copy, format!("a page took longer than {} ms", limit.as_millis()));
+                }
+                Standing::Suspended(since) if oldest || since.elapsed() >= limit => {
+                    let why = server.why.clone();
+                    self.give_up(copy, why);
+                }
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! How a disk is, and the orders of commands.
+
+use serde::{Deserialize, Serialize};
+use verbatim_lease::Copy;
+
+use super::servers::Standing;
+use super::{Disk, Order};
+use crate::block::PAGE_BYTES;
+use crate::link::Wanted;
+
+/// A copy, for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopyStatus {
+    /// server or file.
+    pub kind: String,
+    /// The server's host, or the file's path.
+    pub place: String,
+    /// up, suspended, leaving or down.
+    pub state: String,
+    /// Why, if it is not up; the last error of a file.
+    pub reason: Option<String>,
+    /// Bytes that are there as they were written last.
+    pub bytes: u64,
+    /// How often it was given up.
+    pub failures: u64,
+}
+
+/// A disk, for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// Its name.
+    pub name: String,
+    /// Its process.
+    pub pid: u32,
+    /// How clients connect.
+    pub uri: String,
+    /// Its length.
+    pub bytes: u64,
+    /// Bytes that were written and not discarded since.
+    pub used_bytes: u64,
+    /// Bytes that no copy has: they read as errors.
+    pub lost_bytes: u64,
+    /// Clients that are connected.
+    pub clients: usize,
+    /// Since it was attached.
+    pub requests: Totals,
+    /// The server, and what stands in for it.
+    pub copies: Vec<CopyStatus>,
+}
+
+/// Requests that were answered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Totals {
+    /// READs.
+    pub reads: u64,
+    /// WRITEs.
+    pub writes: u64,
+    /// Discards and zeros.
+    pub zeros: u64,
+    /// Answered with an error.
+    pub failed: u64,
+}
+
+impl Disk {
+    /// The answer, and whether that was the end.
+    pub(super) fn order(&mut self, order: &Order) -> (Result<Status, String>, bool) {
+        let clients = self.clients.iter().flatten().count();
+        match order {
+            Order::Status => (Ok(self.status()), false),
+            Order::Detach { force: false } if clients > 0 => {
+                let why = format!(
+                    "{clients} clients use it; swapoff first, or --force, which loses what they have there"
+                );
+                (Err(why), false)
+            }
+            Order::Detach { .. } => {
+                let status = self.status();
+                for server in self.servers.iter().flatten() {
+                    server.want(Wanted::Goodbye);
+                }
+                (Ok(status), true)
+            }
+        }
+    }
+
+    fn status(&self) -> Status {
+        let counts = self.engine.counts();
+        let of = |copy| match copy {
+            Copy::First => counts.both + counts.first_only,
+            Copy::Second => counts.both + counts.second_only,
+        };
+        let mut copies = Vec::new();
+        for copy in Copy::BOTH {
+            let bytes = of(copy) * PAGE_BYTES;
+            if let Some(server) = &self.servers[copy.index()] {
+                let state = match &server.standing {
+                    Standing::Up(_) if server.is_leaving => "leaving",
+                    Standing::Up(_) => "up",
+                    Standing::Suspended(_) => "suspended",
+                    Standing::Down => "down",
+                };
+                copies.push(CopyStatus {
+                    kind: "server".to_owned(),
+                    place: server.host.clone(),
+                    state: state.to_owned(),
+                    reason: (!server.why.is_empty()).then(|| server.why.clone()),
+                    bytes,
+                    failures: server.failures,
+                });
+            } else if let (Copy::Second, Some(file)) = (copy, &self.file) {
+                copies.push(CopyStatus {
+                    kind: "file".to_owned(),
+                    place: file.path.clone(),
+                    state: "up".to_owned(),
+                    reason: file
+                        .error
+                        .map(|errno| std::io::Error::from_raw_os_error(errno).to_string()),
+                    bytes,
+                    failures: 0,
+                });
+            }
+        }
+        let is_quiet = self.engine.is_idle();
+        Status {
+            name: self.settings.name.clone(),
+            pid: std::process::id(),
+            uri: String::new(),
+            bytes: self.settings.bytes,
+            used_bytes: self.settings.bytes - counts.zero * PAGE_BYTES,
+            // What is being written counts as nowhere for the moment.
+            lost_bytes: if is_quiet { counts.neither * PAGE_BYTES } else { 0 },
+            clients: self.clients.iter().flatten().count(),
+            requests: self.counts,
+            copies,
+        }
+    }
+}

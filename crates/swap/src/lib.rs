@@ -1,0 +1,30 @@
+//! Remote memory: the memory of another host as a swap disk.
+//!
+//! ```text
+//!  guest, nbd-client … ── NBD ──► disk ── verbatim_lease::Engine decides
+//!                                  │ ├──► remote: WRITE, READ ═══ RNIC ══════ RNIC ═══ a lease's memory, locked
+//!                                  │ └──► backup: threads, a file
+//!                                 link ── TLS ─────────────────────────────► server: who has which lease
+//! ```
+//!
+//! - [`server`]: `verbatim memory serve`. It gives leases and takes them back; it is not on the way of a page.
+//! - [`disk`]: one swap disk, in a process of its own, all of which is locked. One thread takes requests, posts to the RNIC and answers, so
+//!   that nothing is handed over; it allocates nothing once the disk is there.
+//! - [`link`]: the thread that asks for a lease, and asks again.
+//! - [`command`]: `verbatim memory …` and `verbatim swap …`.
+
+#![deny(unsafe_code)]
+
+mod attach;
+mod backup;
+mod block;
+pub mod command;
+mod control;
+pub mod disk;
+pub mod link;
+mod negotiation;
+#[allow(unsafe_code, reason = "two system calls without a wrapper")]
+pub mod paging;
+mod remote;
+pub mod server;
+pub mod wire;

@@ -1,0 +1,164 @@
+//! A server's memory, over one queue pair: what is under way there, and what is to be posted.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use verbatim_far::{Buffer, Connection, Error, Exposed, Ticket};
+use verbatim_lease::{Extent, SlotId};
+
+use crate::block::{Block, PAGE_BYTES, SLOT_BYTES, place};
+
+/// A connection that leads to a lease's memory.
+pub struct Remote {
+    connection: Connection,
+    /// A place for each slot's bytes.
+    staging: Arc<Buffer>,
+    memory: Exposed,
+}
+
+/// A READ or WRITE.
+#[derive(Debug, Clone, Copy)]
+pub struct Flight {
+    /// The slot.
+    pub slot: SlotId,
+    /// The first page of the slot.
+    pub first: u64,
+    /// Pages of the disk.
+    pub extent: Extent,
+    /// To the server.
+    pub is_write: bool,
+    /// When it was asked for.
+    pub since: Instant,
+    ticket: Option<Ticket>,
+}
+
+impl Flight {
+    /// One that was not posted yet.
+    pub fn new(slot: SlotId, first: u64, extent: Extent, is_write: bool) -> Self {
+        Self {
+            slot,
+            first,
+            extent,
+            is_write,
+            since: Instant::now(),
+            ticket: None,
+        }
+    }
+}
+
+/// What is under way at a server, oldest first. It outlives a connection: what was not answered is posted again on the next one to the
+/// same memory.
+#[derive(Debug)]
+pub struct Flights {
+    all: VecDeque<Flight>,
+    /// Those of them at the front that are posted.
+    posted: usize,
+}
+
+impl Flights {
+    /// Room for so many, so that nothing is allocated later.
+    pub fn new(most: usize) -> Self {
+        Self {
+            all: VecDeque::with_capacity(most),
+            posted: 0,
+        }
+    }
+
+    /// One more.
+    pub fn push(&mut self, flight: Flight) {
+        self.all.push_back(flight);
+    }
+
+    /// Since when the oldest is under way.
+    pub fn oldest(&self) -> Option<Instant> {
+        self.all.front().map(|flight| flight.since)
+    }
+
+    /// None is posted any more. They are as old as they were.
+    pub fn unpost(&mut self) {
+        self.posted = 0;
+        for flight in &mut self.all {
+            flight.ticket = None;
+        }
+    }
+
+    /// Nobody waits for them.
+    pub fn clear(&mut self) {
+        self.all.clear();
+        self.posted = 0;
+    }
+}
+
+impl Remote {
+    /// `staging` has room for all slots.
+    pub fn new(connection: Connection, staging: Arc<Buffer>, memory: Exposed) -> Self {
+        Self {
+            connection,
+            staging,
+            memory,
+        }
+    }
+
+    /// Readable when something is done.
+    pub fn events(&self) -> BorrowedFd<'_> {
+        self.connection.events()
+    }
+
+    /// Posts what has room.
+    pub fn post(&mut self, flights: &mut Flights, blocks: &[Arc<Block>]) -> Result<(), Error> {
+        while let Some(flight) = flights.all.get_mut(flights.posted) {
+            let length = flight.extent.count * PAGE_BYTES;
+            if !self.connection.has_room(length) {
+                break;
+            }
+            let part = place(flight.first, flight.extent);
+            let near = at(flight.slot) + part.start as u64;
+            let far = (&self.memory, flight.extent.page * PAGE_BYTES);
+            let ticket = match flight.is_write {
+                true => {
+                    self.staging
+                        .write(near, &blocks[usize::from(flight.slot)].bytes()[part])?;
+                    self.connection.write((&self.staging, near), far, length, None)?
+                }
+                false => self.connection.read((&self.staging, near), far, length, None)?,
+            };
+            flight.ticket = Some(ticket);
+            flights.posted += 1;
+        }
+        Ok(())
+    }
+
+    /// The next that is done, with what was read in its block; `done` is [`Self::progress`]'s.
+    pub fn take(
+        &self,
+        flights: &mut Flights,
+        done: Ticket,
+        blocks: &mut [Arc<Block>],
+    ) -> Result<Option<Flight>, Error> {
+        let is_done = |flight: &&Flight| flight.ticket.is_some_and(|ticket| ticket <= done);
+        let Some(flight) = flights.all.front().filter(is_done).copied() else {
+            return Ok(None);
+        };
+        if !flight.is_write {
+            let block = Arc::get_mut(&mut blocks[usize::from(flight.slot)]);
+            let block = block.expect("a slot that is read is written nowhere");
+            let part = place(flight.first, flight.extent);
+            let near = at(flight.slot) + part.start as u64;
+            self.staging.read(near, &mut block.bytes_mut()[part])?;
+        }
+        flights.all.pop_front();
+        flights.posted -= 1;
+        Ok(Some(flight))
+    }
+
+    /// What is done.
+    pub fn progress(&mut self) -> Result<Ticket, Error> {
+        self.connection.progress()
+    }
+}
+
+fn at(slot: SlotId) -> u64 {
+    u64::from(slot) * SLOT_BYTES as u64
+}

@@ -1,0 +1,451 @@
+//! `verbatim memory serve`: memory of this host for others, as leases.
+//!
+//! A lease is locked memory that one queue pair reaches. It ends when its owner says so, or some time after the owner's connection has
+//! ended; who comes back before that, with the lease's token, finds its content on a new queue pair, and the old one is gone before the new
+//! one is told.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio_rustls::server::TlsStream;
+use verbatim_far::{Buffer, Connection, Device, End, Options};
+use verbatim_volume::Hosts;
+use verbatim_volume::control;
+use verbatim_volume::wire::{receive, send};
+
+use crate::wire::{ToOwner, ToServer, Token, VERSION};
+
+/// So long an owner may be silent; it says something each second.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// So long a caller may take to say what it wants.
+const GREETING: Duration = Duration::from_secs(10);
+
+/// The most READs and WRITEs of an owner that are kept in the queue pair. The server posts none.
+const WINDOW: u32 = 1;
+
+/// What a server is told when it starts.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The host's name in hosts.json and in its certificate.
+    pub name: String,
+    /// hosts.json and tls/ are in it.
+    pub config_dir: PathBuf,
+    /// The RNIC's control socket is in it, and memory.sock.
+    pub runtime_dir: PathBuf,
+    /// The TCP port for owners.
+    pub port: u16,
+    /// The most memory that is given away.
+    pub bytes: u64,
+    /// How long a lease outlives its owner's connection.
+    pub grace: Duration,
+    /// How long owners may take to go when the server is to end.
+    pub leave: Duration,
+}
+
+/// A lease, for people.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Row {
+    /// The owner's host.
+    pub host: String,
+    /// What the owner calls it.
+    pub name: String,
+    /// How much.
+    pub bytes: u64,
+    /// Its owner is connected.
+    pub connected: bool,
+}
+
+/// What a server has given away.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// All that it may give.
+    pub bytes: u64,
+    /// What is given.
+    pub leased_bytes: u64,
+    /// It is about to end.
+    pub leaving: bool,
+    /// To whom.
+    pub leases: Vec<Row>,
+}
+
+struct Lease {
+    host: String,
+    name: String,
+    bytes: u64,
+    /// Which connection of its owner counts; the latest.
+    visit: u64,
+    is_connected: bool,
+    // Dropped in this order: the queue pair goes before the memory.
+    connection: Option<Connection>,
+    memory: Option<Arc<Buffer>>,
+}
+
+#[derive(Default)]
+struct Leases {
+    of: HashMap<Token, Lease>,
+    visits: u64,
+    /// Of leases, and of some that are being made.
+    bytes: u64,
+    device: Option<Device>,
+}
+
+struct Server {
+    config: Config,
+    hosts: Hosts,
+    leases: Mutex<Leases>,
+    leaving: watch::Sender<bool>,
+    /// Changes when a lease ends.
+    ended: watch::Sender<u64>,
+}
+
+/// Serves until SIGTERM or SIGINT; then owners have some time to take their pages elsewhere.
+pub async fn run(config: Config) -> anyhow::Result<()> {
+    let hosts = Hosts::load(&config.config_dir)?;
+    let address = hosts.address(&config.name)?;
+    let listener = TcpListener::bind((address, config.port)).await;
+    let listener = listener.with_context(|| format!("cannot listen on {address} port {}", config.port))?;
+    let socket = config.runtime_dir.join("memory.sock");
+    // A server that was killed leaves its socket.
+    let _ = std::fs::remove_file(&socket);
+    let device = Device::open(&config.runtime_dir)?;
+    let control = UnixListener::bind(&socket);
+    let control = control.with_context(|| format!("cannot listen on {}", socket.display()))?;
+    let mut stop = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let server = Arc::new(Server {
+        hosts,
+        leases: Mutex::new(Leases {
+            device: Some(device),
+            ..Leases::default()
+        }),
+        leaving: watch::Sender::new(false),
+        ended: watch::Sender::new(0),
+        config,
+    });
+    tracing::info!(
+        "{} bytes are served on {address} port {}",
+        server.config.bytes,
+        server.config.port
+    );
+    let taking = tokio::spawn(take(server.clone(), listener));
+    loop {
+        tokio::select! {
+            _ = stop.0.recv() => break,
+            _ = stop.1.recv() => break,
+            accepted = control.accept() => {
+                if let Ok((mut stream, _)) = accepted {
+                    let status = server.status();
+                    tokio::spawn(async move { control::send(&mut stream, &status).await });
+                }
+            }
+        }
+    }
+    server.leaving.send_replace(true);
+    let limit = server.config.leave;
+    tokio::select! {
+        _ = stop.0.recv() => {}
+        _ = stop.1.recv() => {}
+        gone = tokio::time::timeout(limit, server.all_gone()) => if gone.is_err() {
+            tracing::warn!("owners have not gone within {limit:?}; what they have here is lost");
+        }
+    }
+    taking.abort();
+    let _ = std::fs::remove_file(&socket);
+    Ok(())
+}
+
+async fn take(server: Arc<Server>, listener: TcpListener) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let server = server.clone();
+                tokio::spawn(async move {
+                    if let Err(error) = server.caller(stream).await {
+                        tracing::info!("a caller has ended: {error:#}");
+                    }
+                });
+            }
+            Err(error) => {
+                tracing::warn!("nobody can be taken just now: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+impl Server {
+    fn lock(&self) -> MutexGuard<'_, Leases> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn status(&self) -> Status {
+        let leases = self.lock();
+        let mut rows: Vec<_> = leases.of.values().map(row).collect();
+        rows.sort_by(|a, b| (&a.host, &a.name).cmp(&(&b.host, &b.name)));
+        Status {
+            bytes: self.config.bytes,
+            leased_bytes: leases.bytes,
+            leaving: *self.leaving.borrow(),
+            leases: rows,
+        }
+    }
+
+    async fn all_gone(&self) {
+        let mut ended = self.ended.subscribe();
+        while !self.lock().of.is_empty() {
+            if ended.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn caller(self: &Arc<Self>, stream: TcpStream) -> anyhow::Result<()> {
+        let mut stream = tokio::time::timeout(GREETING, self.hosts.accept(stream)).await??;
+        let greeting = tokio::time::timeout(GREETING, receive::<ToServer>(&mut stream))
+            .await??
+            .0;
+        let ToServer::Lease {
+            version,
+            host,
+            name,
+            bytes,
+            end,
+            resume,
+        } = greeting
+        else {
+            bail!("it does not say what it wants");
+        };
+        let refusal = if version != VERSION {
+            Some(format!("this server speaks version {VERSION}, and not {version}"))
+        } else if !Hosts::is_from(&stream, &host) {
+            Some(format!("the certificate is not one of {host}"))
+        } else if *self.leaving.borrow() {
+            Some(format!(
+                "the memory server of {} is about to end",
+                self.config.name
+            ))
+        } else {
+            None
+        };
+        if let Some(why) = refusal {
+            send(&mut stream, &ToOwner::Refused(why.clone())).await?;
+            bail!("{host} is refused: {why}");
+        }
+        let wanted = (host.clone(), name.clone(), bytes);
+        let server = self.clone();
+        // Much memory takes long to make.
+        let granted = tokio::task::spawn_blocking(move || server.grant(wanted, &end, resume)).await?;
+        let (token, visit, answer) = match granted {
+            Ok(granted) => granted,
+            Err(error) => {
+                let why = format!("{error:#}");
+                send(&mut stream, &ToOwner::Refused(why.clone())).await?;
+                bail!("{host} is refused {bytes} bytes: {why}");
+            }
+        };
+        tracing::info!("{host} has a lease of {bytes} bytes for {name}");
+        let said = self.attend(stream, &answer).await;
+        let is_over = said.as_ref().is_ok_and(|goodbye| *goodbye);
+        if is_over {
+            self.end(token, visit).await;
+            tracing::info!("{host} has given up its lease for {name}");
+            return Ok(());
+        }
+        if self.is_orphan(token, visit) {
+            let grace = self.config.grace;
+            tracing::info!("the connection of {host} for {name} has ended; its lease ends in {grace:?}");
+            tokio::time::sleep(grace).await;
+            self.end(token, visit).await;
+        }
+        said.map(drop)
+    }
+
+    /// Until the owner says goodbye (true), or nothing any more.
+    async fn attend(&self, stream: TlsStream<TcpStream>, answer: &ToOwner) -> anyhow::Result<bool> {
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        send(&mut writer, answer).await?;
+        let mut leaving = self.leaving.subscribe();
+        if *leaving.borrow() {
+            leaving.mark_changed();
+        }
+        let mut is_told = false;
+        loop {
+            let mut next = std::pin::pin!(receive::<ToServer>(&mut reader));
+            let limit = tokio::time::Instant::now() + SILENCE;
+            let message = loop {
+                // A server that was stopped itself finds what was said meanwhile first, and the time after it.
+                tokio::select! {
+                    biased;
+                    message = &mut next => break message?.0,
+                    _ = leaving.changed(), if !is_told => {
+                        is_told = true;
+                        send(&mut writer, &ToOwner::Leaving).await?;
+                    }
+                    () = tokio::time::sleep_until(limit) => bail!("it says nothing any more"),
+                }
+            };
+            match message {
+                ToServer::Ping => send(&mut writer, &ToOwner::Pong).await?,
+                ToServer::Goodbye => return Ok(true),
+                ToServer::Lease { .. } => bail!("it asks twice"),
+            }
+        }
+    }
+
+    fn grant(
+        &self,
+        (host, name, bytes): (String, String, u64),
+        theirs: &End,
+        resume: Option<Token>,
+    ) -> anyhow::Result<(Token, u64, ToOwner)> {
+        let device = self.device()?;
+        let options = Options {
+            window_requests: WINDOW,
+            ..Options::default()
+        };
+        let resumed = resume.and_then(|token| {
+            let mut leases = self.lock();
+            leases.visits += 1;
+            let visit = leases.visits;
+            let lease = leases.of.get_mut(&token)?;
+            if lease.host != host || lease.bytes != bytes {
+                return None;
+            }
+            lease.visit = visit;
+            lease.is_connected = true;
+            Some((token, visit, lease.connection.take(), lease.memory.clone()?))
+        });
+        let is_kept = resumed.is_some();
+        let (token, visit, old, memory) = match resumed {
+            Some((token, visit, old, memory)) => (token, visit, old, Some(memory)),
+            None => {
+                let (token, visit) = self.reserve(host, name, bytes)?;
+                (token, visit, None, None)
+            }
+        };
+        // From here on nothing of the old queue pair lands any more.
+        drop(old);
+        let made = (|| {
+            let mut connection = device.connection(options)?;
+            let buffer = match &memory {
+                Some(memory) => connection.share(memory)?,
+                None => connection.locked_buffer(usize::try_from(bytes)?)?,
+            };
+            connection.connect(theirs)?;
+            anyhow::Ok((connection, buffer))
+        })();
+        let mut leases = self.lock();
+        let lease = leases.of.get_mut(&token).filter(|lease| lease.visit == visit);
+        match (made, lease) {
+            (Ok((connection, buffer)), Some(lease)) => {
+                let answer = ToOwner::Granted {
+                    token,
+                    end: connection.end(),
+                    memory: buffer.exposed(),
+                    kept: is_kept,
+                };
+                lease.connection = Some(connection);
+                lease.memory = Some(buffer);
+                Ok((token, visit, answer))
+            }
+            (Ok(_), None) => bail!("the owner has called again meanwhile"),
+            (Err(error), _) => {
+                let ended = take_lease(&mut leases, token, visit);
+                drop(leases);
+                drop(ended);
+                self.ended.send_modify(|count| *count += 1);
+                Err(error.context(format!("{} has no memory for it", self.config.name)))
+            }
+        }
+    }
+
+    /// The RNIC. One that was restarted is opened again; what its predecessor reached is reached no more.
+    fn device(&self) -> anyhow::Result<Device> {
+        let mut leases = self.lock();
+        if let Some(device) = leases.device.as_ref().filter(|device| !device.is_gone()) {
+            return Ok(device.clone());
+        }
+        let lost = std::mem::take(&mut leases.of);
+        leases.bytes = 0;
+        leases.device = None;
+        let device = Device::open(&self.config.runtime_dir)?;
+        leases.device = Some(device.clone());
+        drop(leases);
+        if !lost.is_empty() {
+            tracing::warn!("the RNIC is another one: {} leases have ended", lost.len());
+        }
+        drop(lost);
+        self.ended.send_modify(|count| *count += 1);
+        Ok(device)
+    }
+
+    /// Room for a new lease.
+    fn reserve(&self, host: String, name: String, bytes: u64) -> anyhow::Result<(Token, u64)> {
+        let mut leases = self.lock();
+        let left = self.config.bytes.saturating_sub(leases.bytes);
+        if bytes == 0 || bytes > left {
+            bail!(
+                "{} has {} of {} MiB left, and {} MiB are wanted",
+                self.config.name,
+                left >> 20,
+                self.config.bytes >> 20,
+                bytes.div_ceil(1 << 20)
+            );
+        }
+        leases.bytes += bytes;
+        leases.visits += 1;
+        let (token, visit) = (Token(rand::random()), leases.visits);
+        let lease = Lease {
+            host,
+            name,
+            bytes,
+            visit,
+            is_connected: true,
+            connection: None,
+            memory: None,
+        };
+        leases.of.insert(token, lease);
+        Ok((token, visit))
+    }
+
+    /// Its owner's connection has ended, and there is no other yet.
+    fn is_orphan(&self, token: Token, visit: u64) -> bool {
+        let mut leases = self.lock();
+        let lease = leases.of.get_mut(&token).filter(|lease| lease.visit == visit);
+        lease.map(|lease| lease.is_connected = false).is_some()
+    }
+
+    /// Ends that lease, unless its owner has come back.
+    async fn end(self: &Arc<Self>, token: Token, visit: u64) {
+        let Some(lease) = take_lease(&mut self.lock(), token, visit) else {
+            return;
+        };
+        tracing::info!("the lease of {} for {} has ended", lease.host, lease.name);
+        // Much memory takes long to give back.
+        let _ = tokio::task::spawn_blocking(move || drop(lease)).await;
+        self.ended.send_modify(|count| *count += 1);
+    }
+}
+
+fn take_lease(leases: &mut Leases, token: Token, visit: u64) -> Option<Lease> {
+    let is_it = leases.of.get(&token).is_some_and(|lease| lease.visit == visit);
+    let lease = is_it.then(|| leases.of.remove(&token)).flatten()?;
+    leases.bytes -= lease.bytes;
+    Some(lease)
+}
+
+fn row(lease: &Lease) -> Row {
+    Row {
+        host: lease.host.clone(),
+        name: lease.name.clone(),
+        bytes: lease.bytes,
+        connected: lease.is_connected,
+    }
+}
