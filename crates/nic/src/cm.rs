@@ -26,7 +26,6 @@ mod notices;
 mod options;
 mod ports;
 mod programs;
-mod queue_pairs;
 mod requests;
 mod ways;
 

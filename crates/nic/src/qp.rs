@@ -1,5 +1,6 @@
 //! A queue pair: the transport's state machine, its rings, and the surroundings in which it runs.
 
+mod connected;
 mod effects;
 mod host;
 mod rings;

@@ -2,7 +2,7 @@
 
 use verbatim_cm::{Gid, Qpn, QueuePairs};
 
-use crate::qp::QueuePair;
+use super::QueuePair;
 use crate::table::Table;
 
 impl QueuePairs for Table<QueuePair> {
