@@ -108,14 +108,22 @@ impl<'a> Looker<'a> {
             Ok((looks.iter().rev().take_while(such).count() >= SOME).then_some(looks))
         })
         .with_context(|| format!("{:?}", self.looks()))?;
+        let mut in_between = 0;
         for look in looks {
             ensure!(
                 look.status != KILLED && look.took < AT_ONCE,
                 "it has waited: {look:?}"
             );
-            let says_why = look.said.contains("No IB devices found");
+            // The RNIC died after this one had found it, and before it had opened it.
+            let found_it = look.status != 0 && look.said.contains("Failed to open device");
+            in_between += usize::from(found_it);
+            let says_why = found_it || look.said.contains("No IB devices found");
             ensure!(look.status == 0 || says_why, "{look:?}");
         }
+        ensure!(
+            in_between <= 1,
+            "{in_between} looks have found an RNIC that was dead"
+        );
         Ok(())
     }
 
