@@ -290,6 +290,27 @@ fn deaths(lab: &TestLab) -> anyhow::Result<()> {
     ensure!(error.contains("may be stopped, or hang"), "{error}");
     guest.counts_on()?;
 
+    // The source's is silent when it is to let the guest go on again, for an agent that comes after one that died.
+    lab.order_faults("src", "source-transfer hang\n")?;
+    let migrate = lab.verbatim(&["migrate", NAME, "--to", "dst", "--json"])?;
+    let reached = lab.path("src", "/run/verbatim/faults.reached")?;
+    eventually("the point", LIMIT, || {
+        let text = std::fs::read_to_string(&reached).unwrap_or_default();
+        Ok(text.contains("source-transfer").then_some(()))
+    })?;
+    guest.signal(lab, "src", "STOP")?;
+    lab.restart("src", "agent")?;
+    migrate.wait(LIMIT)?;
+    lab.order_faults("src", "")?;
+    eventually("an agent that asks QEMU again", LIMIT, || {
+        Ok(lab.logs().contains("asked again until it does").then_some(()))
+    })?;
+    let migration = guest.instance.migrate("dst")?;
+    ensure!(migration.outcome == ROLLED_BACK, "{migration:?}");
+    guest.stands_still()?;
+    guest.signal(lab, "src", "CONT")?;
+    guest.counts_on()?;
+
     // One that its user has paused moves, and stays so.
     let qmp = lab.path("src", "/run/verbatim/instances/guest/qmp")?;
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 use verbatim_container::{ContainerName, Host, Init, Runc, Tasks};
 use verbatim_vm::{Error, Incoming, Machine};
 
-use super::leaving::{DEVICES, RAN, read_ran};
+use super::leaving::{DEVICES, RAN, forget, read_ran};
 use super::make_ram;
 use super::qemu::{connect, last_words};
 use crate::instances::home::{Home, Paths};
@@ -184,6 +184,7 @@ impl Loaded {
         if self.ran {
             self.incoming.run().await?;
         }
+        forget(&self.place.paths)?;
         Ok(self.init)
     }
 

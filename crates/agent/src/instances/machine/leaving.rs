@@ -8,22 +8,26 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 use verbatim_container::{ContainerName, Host, Runc, Tasks};
 use verbatim_vm::{Machine, Outgoing, Rounds};
 
 use super::qemu::connect;
-use crate::instances::Instance;
 use crate::instances::home::Paths;
+use crate::instances::{Instance, State};
 
 /// The state of the devices, in the folder of images.
 pub const DEVICES: &str = "devices";
 
 /// Whether the guest ran, in the folder of images and in that of CRIU's logs.
 pub(super) const RAN: &str = "ran";
+
+/// Until a QEMU is asked again that has not let its guest go on. It has been waited for before.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// One whose guest runs.
 #[derive(Debug)]
@@ -37,7 +41,11 @@ impl Leaving {
     /// An error if it cannot be moved.
     pub async fn begin(instance: &Instance) -> anyhow::Result<Self> {
         let paths = &instance.home.paths;
-        forget(paths)?;
+        if ran(paths)?.is_some() {
+            bail!(
+                "QEMU has not let the guest go on yet after the last attempt to move it; it is asked again until it does: try again then"
+            );
+        }
         let machine = connect(&paths.folder, instance.init_pid()).await?;
         machine.may_move().await?;
         Ok(Self {
@@ -137,7 +145,7 @@ async fn save(mut stream: UnixStream, path: PathBuf) -> io::Result<()> {
     tokio::io::AsyncWriteExt::flush(&mut file).await
 }
 
-/// Whether the guest ran when it was last about to leave here, or had left its last place. `None`: QEMU was not asked for anything.
+/// Whether the guest ran when it was about to leave here, or had left its last place. `None`: QEMU is not to be asked for anything.
 pub(super) fn ran(paths: &Paths) -> anyhow::Result<Option<bool>> {
     let path = paths.work.join(RAN);
     match std::fs::read(&path) {
@@ -151,8 +159,8 @@ pub(super) fn read_ran(path: &Path, text: io::Result<Vec<u8>>) -> anyhow::Result
     ran.with_context(|| format!("{} does not say whether the guest ran", path.display()))
 }
 
-/// What was of an earlier move is not of the next.
-fn forget(paths: &Paths) -> anyhow::Result<()> {
+/// The guest is as it was: what was of this move is not of the next.
+pub(super) fn forget(paths: &Paths) -> anyhow::Result<()> {
     let path = paths.work.join(RAN);
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -162,11 +170,51 @@ fn forget(paths: &Paths) -> anyhow::Result<()> {
     }
 }
 
-/// What [`Stopped::abort`] does, for whoever comes after an agent that has died with it; its tasks are not frozen any more.
-pub async fn take_back(instance: &Instance) -> anyhow::Result<()> {
+/// What [`Stopped::abort`] does, where that has failed, or the agent has died with it: QEMU is asked again until it lets the guest go on, or
+/// ends. Its tasks are not frozen any more. Returns when it was asked once.
+pub async fn take_back(instance: &Arc<Instance>) {
+    match take_back_once(instance).await {
+        Ok(()) => {}
+        Err(error) => {
+            tracing::error!(
+                instance = instance.name(),
+                error = format!("{error:#}"),
+                "QEMU does not let the guest go on; it is asked again until it does"
+            );
+            tokio::spawn(take_back_later(Arc::clone(instance)));
+        }
+    }
+}
+
+async fn take_back_later(instance: Arc<Instance>) {
+    let mut state = instance.watch();
+    let ended = state.wait_for(|state| !matches!(state, State::Running | State::Moving));
+    let asked = async {
+        loop {
+            tokio::time::sleep(AGAIN).await;
+            match take_back_once(&instance).await {
+                Ok(()) => break,
+                Err(error) => {
+                    let error = format!("{error:#}");
+                    tracing::debug!(
+                        instance = instance.name(),
+                        error,
+                        "QEMU does not let the guest go on yet"
+                    );
+                }
+            }
+        }
+    };
+    tokio::select! {
+        () = asked => tracing::info!(instance = instance.name(), "the guest goes on"),
+        _ = ended => {}
+    }
+}
+
+async fn take_back_once(instance: &Instance) -> anyhow::Result<()> {
     let paths = &instance.home.paths;
-    let ran = ran(paths)?;
+    let Some(ran) = ran(paths)? else { return Ok(()) };
     let machine = connect(&paths.folder, instance.init_pid()).await?;
-    machine.take_back(ran == Some(true)).await?;
+    machine.take_back(ran).await?;
     forget(paths)
 }

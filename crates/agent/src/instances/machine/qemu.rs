@@ -53,15 +53,14 @@ pub async fn blockers(instance: &Instance) -> Vec<String> {
 
 /// The guest is this host's, and the session's agent may have ended before it told QEMU to let it run.
 pub async fn make_run(paths: &Paths, init_pid: i32) -> anyhow::Result<()> {
-    if leaving::ran(paths)? != Some(true) {
-        return Ok(());
+    if leaving::ran(paths)? == Some(true) {
+        let machine = connect(&paths.folder, init_pid).await?;
+        if !machine.status().await?.running {
+            machine.go_on().await?;
+            machine.announce().await?;
+        }
     }
-    let machine = connect(&paths.folder, init_pid).await?;
-    if !machine.status().await?.running {
-        machine.go_on().await?;
-        machine.announce().await?;
-    }
-    Ok(())
+    leaving::forget(paths)
 }
 
 /// The last line that QEMU has printed.

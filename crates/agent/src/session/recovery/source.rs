@@ -282,14 +282,8 @@ impl Recovery {
                 "thawing the instance"
             );
         }
-        if home.record.machine.is_some()
-            && let Err(error) = leaving::take_back(&instance).await
-        {
-            tracing::error!(
-                instance = self.name,
-                error = format!("{error:#}"),
-                "QEMU does not let the guest go on; `cont` in its monitor does, if QEMU answers there"
-            );
+        if home.record.machine.is_some() {
+            leaving::take_back(&instance).await;
         }
         if let Err(error) = home.keep_record(instance.init_pid(), None) {
             tracing::error!(

@@ -7,6 +7,7 @@
 use futures_util::future::join_all;
 
 use super::Source;
+use crate::instances::machine::leaving;
 use crate::proto::SessionId;
 use crate::session::members;
 
@@ -53,8 +54,10 @@ impl Source {
                 "cancelling the checkpoint"
             );
         }
-        // Its tracker goes with it.
-        self.machine = None;
+        // Its tracker goes with it, and its connection with QEMU, which serves one.
+        if self.machine.take().is_some() {
+            leaving::take_back(&self.instance).await;
+        }
         self.ahead.clear(&self.instance.home.paths).await;
         if let Some(mut destination) = self.destination.take() {
             let abort = destination.abort(SessionId {
