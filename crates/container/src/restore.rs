@@ -63,10 +63,10 @@ pub struct Resumed {
 
 impl Resumed {
     /// Waits until runc has ended, too: before that, no other call of runc should name the container. Takes some
-    /// 10 ms. Returns the first process.
-    pub async fn settled(self) -> Result<Init, Error> {
-        self.settled.await.expect("waiting for runc does not panic")?;
-        Ok(self.init)
+    /// 10 ms. Returns the first process, which runs whatever became of runc, and how runc has ended.
+    pub async fn settled(self) -> (Init, Result<(), Error>) {
+        let runc = self.settled.await.expect("waiting for runc does not panic");
+        (self.init, runc)
     }
 }
 

@@ -193,7 +193,8 @@ impl Story {
             rnics: true,
         };
         let restored = Restore::prepare(&self.host, config).await?.restore().await?;
-        let init = restored.resume().await?.settled().await?;
+        let (init, runc) = restored.resume().await?.settled().await;
+        runc?;
         Ok(init.pid())
     }
 

@@ -166,7 +166,18 @@ impl Runs {
     /// Waits until runc has ended, too.
     pub async fn settled(self) -> anyhow::Result<Init> {
         match self {
-            Self::Container(resumed) => Ok(resumed.settled().await?),
+            Self::Container(resumed) => {
+                let (init, runc) = resumed.settled().await;
+                if let Err(error) = runc {
+                    let error = format!("{:#}", anyhow::Error::from(error));
+                    tracing::warn!(
+                        pid = init.pid(),
+                        error,
+                        "runc did not end well, and the tasks run without it"
+                    );
+                }
+                Ok(init)
+            }
             Self::Machine(init) => Ok(init),
         }
     }

@@ -482,15 +482,18 @@ impl Drop for Operation {
 }
 
 impl Settling {
-    /// Waits for runc's end.
+    /// Waits for runc's end, and for the proxy's where runc did not.
     pub async fn settled(mut self) -> Result<(), Error> {
-        let status = self.child.wait().await;
-        match status {
-            Ok(None) => Ok(()),
-            Ok(Some(status)) if status.success() => Ok(()),
-            Ok(Some(status)) => Err(self.failed(&format!("runc ended with {status}"))),
-            Err(error) => Err(self.failed(&format!("runc cannot be waited for: {error}"))),
+        let failed = match self.child.wait().await {
+            Ok(None) => return Ok(()),
+            Ok(Some(status)) if status.success() => return Ok(()),
+            Ok(Some(status)) => self.failed(&format!("runc ended with {status}")),
+            Err(error) => self.failed(&format!("runc cannot be waited for: {error}")),
+        };
+        if let Err(error) = outlast(&self.work).await {
+            tracing::warn!(work = %self.work.display(), %error, "the end of the proxy is not awaited");
         }
+        Err(failed)
     }
 
     fn failed(&self, reason: &str) -> Error {

@@ -1,5 +1,7 @@
 //! A restore: who decides, when the marker changes, and what is left when somebody is killed.
 
+use std::time::Duration;
+
 use verbatim_container::{CgroupVersion, Dumped, Ended, Error, Fact, Link, Restore, released};
 
 use crate::support::host::{Place, copy_images, copy_runtime};
@@ -61,7 +63,7 @@ impl Source {
 
     /// A restore of it on host `b`, which has its images.
     fn prepare(&self, world: &World) -> (Place, Restore) {
-        let pause = std::time::Duration::from_micros(50);
+        let pause = Duration::from_micros(50);
         let next = world.b.make_place_for(&name(), Link::Detached, &workload(pause));
         copy_runtime(&self.place, &next);
         let restore = world.runtime.block_on(world.b.restore(&name(), &next));
@@ -74,7 +76,13 @@ impl Source {
         let (next, restore) = self.prepare(world);
         let operation = async {
             let resumed = restore.restore().await?.resume().await?;
-            resumed.settled().await.map(drop)
+            let (mut init, runc) = resumed.settled().await;
+            let ended = tokio::time::timeout(Duration::ZERO, init.wait_exit()).await;
+            assert!(
+                ended.is_err(),
+                "the first process runs, whatever became of runc: {ended:?}"
+            );
+            runc
         };
         (next, Box::pin(operation))
     }

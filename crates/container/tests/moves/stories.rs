@@ -192,7 +192,8 @@ pub async fn move_to(source: &TestHost, place: &Place, destination: &TestHost, n
     let committing = Instant::now();
     dumped.commit().await.unwrap();
     note("commit", committing.elapsed());
-    let init = resumed.settled().await.unwrap();
+    let (init, runc) = resumed.settled().await;
+    runc.unwrap();
     next.assert_alive();
     assert_eq!(
         place.board().ticks.load(SeqCst),
