@@ -1,6 +1,6 @@
 //! Measures what the papers measured, between hosts of a lab on this machine, and writes it to `out/bench/`.
 //!
-//! One module per subject: [`bandwidth`], [`soft_rnic`], [`cost`], [`blackout`], [`memory`], [`far`], [`pollers`], [`disk`],
+//! One module per subject: [`bandwidth`], [`soft_rnic`], [`cost`], [`blackout`], [`memory`], [`far`], [`pollers`], [`disk`], [`vm`],
 //! [`methods`], and [`migrrdma`] and [`migros`] for the papers' figures. Each prints a table for people and writes a JSON file
 //! for programs, with every single measurement and what it was measured on.
 
@@ -20,6 +20,7 @@ mod programs;
 mod soft_rnic;
 mod stock;
 mod summary;
+mod vm;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -81,6 +82,8 @@ enum Bench {
     Far,
     /// Volumes: an idle NBD server beside qemu-nbd, and a tenant's requests beside a copy.
     Disk,
+    /// Virtual machines moved, beside QEMU's own migration over TCP, over several connections, and by RDMA.
+    Vm,
     /// Transfers beside threads that poll without pause, more of them than there are processors.
     Pollers,
     /// What it costs to send memory ahead, over TLS and by RDMA, alone and beside a partner.
@@ -173,6 +176,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     if wanted(Bench::Disk) {
         disk::run(&tools, arguments.rounds, &arguments.out.join("disk.json"))?;
+    }
+    if wanted(Bench::Vm) {
+        vm::run(&tools, repeats, &arguments.out.join("vm.json"))?;
     }
     if wanted(Bench::Pollers) {
         pollers::run(&tools, arguments.rounds, &arguments.out.join("pollers.json"))?;

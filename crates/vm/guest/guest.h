@@ -1,5 +1,6 @@
 /* Types, and ports of a PC. */
 #pragma once
+typedef unsigned long long u64;
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;

@@ -17,6 +17,7 @@ stack_top:
 .global start
 start:
     mov $stack_top, %esp
+    push %ebx /* what Multiboot hands over */
     call check
 1:  hlt
     jmp 1b

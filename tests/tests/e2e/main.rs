@@ -73,6 +73,8 @@ struct Test {
     /// Hosts whose programs can be exchanged, and what they run at first.
     releases: Vec<(&'static str, Release)>,
     only_on_demand: bool,
+    /// It hangs if it takes longer, unless it runs on demand only.
+    longest: Duration,
     /// Its agents fail where it orders that.
     injects_faults: bool,
     body: Body,
@@ -89,6 +91,7 @@ impl Test {
             hosts,
             releases: Vec::new(),
             only_on_demand: false,
+            longest: LONGEST,
             injects_faults: false,
             body: Box::new(body),
         }
@@ -110,6 +113,14 @@ impl Test {
         }
     }
 
+    /// It takes so much longer than a test may.
+    fn longer_by(self, longer: Duration) -> Self {
+        Self {
+            longest: self.longest + longer,
+            ..self
+        }
+    }
+
     /// Whether it runs only when it is asked for.
     fn only_on_demand(self, only_on_demand: bool) -> Self {
         Self {
@@ -125,7 +136,7 @@ impl Test {
             false => tools,
         };
         let lab = TestLab::up_with(tools, self.hosts, &self.releases)?;
-        let _deadline = (!self.only_on_demand).then(|| Deadline::of(&self.name));
+        let _deadline = (!self.only_on_demand).then(|| Deadline::of(&self.name, self.longest));
         let body = self.body;
         // A panic must not hide the logs.
         let result = catch_unwind(AssertUnwindSafe(|| body(&lab)));
@@ -152,12 +163,12 @@ impl Test {
 struct Deadline(Option<std::sync::mpsc::Sender<()>>);
 
 impl Deadline {
-    fn of(name: &str) -> Self {
+    fn of(name: &str, longest: Duration) -> Self {
         let (ended, waits) = std::sync::mpsc::channel::<()>();
         let name = name.to_owned();
         std::thread::spawn(move || {
-            if waits.recv_timeout(LONGEST) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                eprintln!("{name} has not ended in {LONGEST:?}: it hangs, and so everything is ended");
+            if waits.recv_timeout(longest) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                eprintln!("{name} has not ended in {longest:?}: it hangs, and so everything is ended");
                 std::process::exit(1);
             }
         });

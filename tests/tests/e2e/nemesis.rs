@@ -37,8 +37,16 @@ const PATIENT: &[&str] = &["--stall-timeout", "180", "--ack-timeout", "20", "--v
 
 /// All of them.
 pub fn tests() -> Vec<Test> {
-    let strikes = Test::new("nemesis::strikes", HOSTS, strikes);
+    // What is no number is told by the test itself.
+    let lasts = minutes().unwrap_or_default();
+    let strikes = Test::new("nemesis::strikes", HOSTS, strikes).longer_by(lasts);
     vec![strikes.injecting_faults()]
+}
+
+/// How long it goes on.
+fn minutes() -> anyhow::Result<Duration> {
+    let minutes = number("VERBATIM_NEMESIS_MINUTES")?.unwrap_or(2);
+    Ok(Duration::from_secs(60 * minutes))
 }
 
 /// A number from the environment.
@@ -56,13 +64,13 @@ fn number(variable: &str) -> anyhow::Result<Option<u64>> {
 }
 
 fn strikes(lab: &TestLab) -> anyhow::Result<()> {
-    let minutes = number("VERBATIM_NEMESIS_MINUTES")?.unwrap_or(2);
+    let minutes = minutes()?;
     let seed = match std::env::var_os("VERBATIM_NEMESIS_SEED") {
         None => SEED,
         Some(_) => number("VERBATIM_NEMESIS_SEED")?.unwrap_or_else(rand::random),
     };
     let first = number("VERBATIM_NEMESIS_FIRST")?.unwrap_or(0);
-    eprintln!("seed {seed}, for {minutes} minutes");
+    eprintln!("seed {seed}, for {} minutes", minutes.as_secs() / 60);
     prepare(lab, HOSTS)?;
     let check = Check::start_with(lab, "", PATIENT, OPTIONS)?;
     let mut nemesis = Nemesis {
@@ -72,7 +80,7 @@ fn strikes(lab: &TestLab) -> anyhow::Result<()> {
         there: "dst",
         tally: Tally::default(),
     };
-    let end = Instant::now() + Duration::from_secs(60 * minutes);
+    let end = Instant::now() + minutes;
     for number in first.. {
         if Instant::now() >= end {
             break;

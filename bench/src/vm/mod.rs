@@ -1,0 +1,464 @@
+//! Virtual machines: how long a move takes, how long the guest stands still, and what processor time it takes, beside QEMU's own migration.
+//!
+//! Guest, hosts and links are the same for all, by turns. The guest is a program without an operating system (`crates/vm/guest/pool.c`); what
+//! it says in each millisecond is heard outside of all hosts, so that its silence is measured in the same way whoever moves it.
+
+mod observer;
+mod peer;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Barrier;
+
+use anyhow::{Context as _, bail, ensure};
+use serde::Serialize;
+use tokio::runtime::Runtime;
+use verbatim_e2e::{Instance, Migration, TestLab, Tools};
+
+use crate::context::Context;
+use crate::migrrdma::write;
+use crate::soft_rnic::plot::{Axes, Line, Scale, draw};
+use crate::stock::now;
+use crate::summary::Summary;
+use observer::Observer;
+use peer::Way;
+
+/// MiB of RAM.
+const SIZES: [u32; 4] = [128, 256, 512, 1024];
+/// MiB that are written all the time, of [`HOT_RAM`].
+const POOLS: [u32; 3] = [0, 64, 256];
+/// MiB of the guest with a pool.
+const HOT_RAM: u32 = 512;
+/// MiB that guest and BIOS have for themselves.
+const OWN: u32 = 32;
+/// MiB of each that moves together with others, and how many do.
+const TOGETHER: (u32, usize) = (256, 3);
+
+/// Who moves it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Mover {
+    Tls,
+    Rdma,
+    QemuTcp,
+    QemuMultifd,
+    QemuRdma,
+}
+
+impl Mover {
+    const ALL: [Self; 5] = [
+        Self::Tls,
+        Self::Rdma,
+        Self::QemuTcp,
+        Self::QemuMultifd,
+        Self::QemuRdma,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Tls => "ours, TLS",
+            Self::Rdma => "ours, RDMA",
+            Self::QemuTcp => "QEMU, TCP",
+            Self::QemuMultifd => "QEMU, multifd",
+            Self::QemuRdma => "QEMU, RDMA",
+        }
+    }
+}
+
+/// The guest that is moved.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Guest {
+    ram_mebibytes: u32,
+    /// Not zero.
+    full_mebibytes: u32,
+    /// Written all the time.
+    hot_mebibytes: u32,
+    /// It says something in each millisecond; else it halts when it is ready.
+    ticks: bool,
+}
+
+impl Guest {
+    fn idle(ram: u32, full: bool) -> Self {
+        Self {
+            ram_mebibytes: ram,
+            full_mebibytes: if full { ram - OWN } else { 0 },
+            hot_mebibytes: 0,
+            ticks: false,
+        }
+    }
+
+    fn with_pool(pool: u32) -> Self {
+        Self {
+            ram_mebibytes: HOT_RAM,
+            full_mebibytes: HOT_RAM - OWN,
+            hot_mebibytes: pool,
+            ticks: true,
+        }
+    }
+
+    /// QEMU's.
+    fn arguments(self, program: &str, observer: &Observer) -> Vec<String> {
+        let line = format!(
+            "full={} hot={} ticks={}",
+            self.full_mebibytes,
+            self.hot_mebibytes,
+            u8::from(self.ticks)
+        );
+        let (ram, serial) = (self.ram_mebibytes.to_string(), observer.serial());
+        let usual = ["-M", "pc", "-accel", "tcg", "-nodefaults", "-no-user-config"];
+        let own = [
+            "-display", "none", "-m", &ram, "-serial", &serial, "-kernel", program, "-append", &line,
+        ];
+        usual.iter().chain(&own).map(|word| (*word).to_owned()).collect()
+    }
+}
+
+/// One move.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Moved {
+    /// Until the guest runs at the other host.
+    total_ms: f64,
+    /// How long it was not heard; only of one that ticks.
+    silent_ms: Option<f64>,
+    /// Of all processors, by whatever used it: nothing else runs.
+    cpu_s: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    guest: Guest,
+    moves: BTreeMap<Mover, Vec<Moved>>,
+    /// What we say ourselves of ours.
+    migrations: Vec<Migration>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    context: Context,
+    qemu: String,
+    /// Nothing of the RAM is zero, and the guest halts.
+    sizes: Vec<Row>,
+    /// The same, and all of it is zero but what the guest and its BIOS have.
+    zero: Row,
+    pools: Vec<Row>,
+    /// So many at once, in ms, by RDMA.
+    together: Vec<Vec<f64>>,
+}
+
+/// Measures, prints, draws and writes.
+pub fn run(tools: &Tools, repeats: u32, out: &Path) -> anyhow::Result<()> {
+    let context = Context::now();
+    let version = Command::new("qemu-system-x86_64").arg("--version").output();
+    let version = version.context("qemu-system-x86_64 is missing: run ./setup.sh")?;
+    let qemu = String::from_utf8_lossy(&version.stdout);
+    let bench = Bench {
+        tools,
+        runtime: tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()?,
+        program: program()?,
+        repeats,
+    };
+    println!("virtual machines, {repeats} of each by turns; medians (worst)");
+    let mut sizes = Vec::new();
+    for size in SIZES {
+        sizes.push(bench.row(Guest::idle(size, true))?);
+    }
+    let zero = bench.row(Guest::idle(SIZES[SIZES.len() - 1], false))?;
+    let mut pools = Vec::new();
+    for pool in POOLS {
+        pools.push(bench.row(Guest::with_pool(pool))?);
+    }
+    let together = bench.together()?;
+    let report = Report {
+        context,
+        qemu: qemu.lines().next().unwrap_or_default().to_owned(),
+        sizes,
+        zero,
+        pools,
+        together,
+    };
+    report.draw(out)?;
+    write(&report, out)
+}
+
+/// The guest's program, built here.
+fn program() -> anyhow::Result<String> {
+    let guest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/vm/guest");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench-programs");
+    std::fs::create_dir_all(&folder)?;
+    let folder = folder.canonicalize()?;
+    let made = Command::new("make")
+        .args(["-s", "-C"])
+        .arg(guest)
+        .arg(format!("OUT={}", folder.display()))
+        .status();
+    ensure!(
+        made.context("make is missing: run ./setup.sh")?.success(),
+        "the guest cannot be built"
+    );
+    let path: PathBuf = folder.join("pool");
+    Ok(path.to_str().context("a path that is not UTF-8")?.to_owned())
+}
+
+struct Bench<'a> {
+    tools: &'a Tools,
+    runtime: Runtime,
+    program: String,
+    repeats: u32,
+}
+
+impl Bench<'_> {
+    /// Moves it by each mover by turns.
+    fn row(&self, guest: Guest) -> anyhow::Result<Row> {
+        let lab = TestLab::up(self.tools, &["src", "dst"])?;
+        let observer = Observer::start()?;
+        let arguments = guest.arguments(&self.program, &observer);
+        let mut row = Row {
+            guest,
+            moves: BTreeMap::new(),
+            migrations: Vec::new(),
+        };
+        for turn in 0..self.repeats {
+            for mover in Mover::ALL {
+                let moved = match mover {
+                    Mover::Tls | Mover::Rdma => {
+                        self.ours(&lab, &observer, mover, &arguments, turn, &mut row.migrations)
+                    }
+                    Mover::QemuTcp => self.theirs(&lab, &observer, Way::Tcp, guest, &arguments),
+                    Mover::QemuMultifd => self.theirs(&lab, &observer, Way::Multifd, guest, &arguments),
+                    Mover::QemuRdma => self.theirs(&lab, &observer, Way::Rdma, guest, &arguments),
+                };
+                let moved = moved.with_context(|| format!("{guest:?}, {}{}", mover.name(), lab.logs()))?;
+                row.moves.entry(mover).or_default().push(moved);
+            }
+        }
+        lab.down()?;
+        row.print();
+        Ok(row)
+    }
+
+    /// A new guest each time, as for QEMU: its memory was never touched at the destination before.
+    fn ours(
+        &self,
+        lab: &TestLab,
+        observer: &Observer,
+        mover: Mover,
+        arguments: &[String],
+        turn: u32,
+        migrations: &mut Vec<Migration>,
+    ) -> anyhow::Result<Moved> {
+        let (name, transport) = match mover {
+            Mover::Rdma => (format!("rdma-{turn}"), "rdma"),
+            _ => (format!("tls-{turn}"), "tls"),
+        };
+        let ticks = arguments.last().is_some_and(|line| line.ends_with("ticks=1"));
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let instance = observer.ready(1, || lab.machine("src", &name, &arguments))?;
+        let moved = observed(observer, ticks, || {
+            let migration = instance.migrate_with("dst", &["--memory-transport", transport])?;
+            migration.must_be_committed()?;
+            ensure!(migration.memory_transport == transport, "{migration:?}");
+            migrations.push(migration);
+            Ok(())
+        })?;
+        lab.ask(&["stop", &name])?;
+        Ok(moved)
+    }
+
+    fn theirs(
+        &self,
+        lab: &TestLab,
+        observer: &Observer,
+        way: Way,
+        guest: Guest,
+        arguments: &[String],
+    ) -> anyhow::Result<Moved> {
+        let peer = peer::Pair::start(lab, &self.runtime, way, arguments, observer)?;
+        observed(observer, guest.ticks, || peer.migrate())
+    }
+
+    /// One, two, three at once.
+    fn together(&self) -> anyhow::Result<Vec<Vec<f64>>> {
+        let (ram, most) = TOGETHER;
+        let lab = TestLab::up(self.tools, &["src", "dst"])?;
+        let observer = Observer::start()?;
+        let arguments = Guest::idle(ram, true).arguments(&self.program, &observer);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let mut all = vec![Vec::new(); most];
+        for turn in 0..self.repeats {
+            for (count, times) in (1..).zip(&mut all) {
+                let names: Vec<_> = (0..count)
+                    .map(|index| format!("{turn}-{count}-{index}"))
+                    .collect();
+                let guests = observer.ready(count, || {
+                    let started = names.iter().map(|name| lab.machine("src", name, &arguments));
+                    started.collect::<anyhow::Result<Vec<_>>>()
+                })?;
+                times.push(at_once(&guests)?);
+                for name in &names {
+                    lab.ask(&["stop", name])?;
+                }
+            }
+        }
+        lab.down()?;
+        let medians = all.iter().map(|times| Summary::of(times.iter().copied()).median);
+        let medians: Vec<_> = medians.collect();
+        println!("\n{ram} MiB each, by RDMA, so many at once");
+        for (count, median) in (1..).zip(&medians) {
+            let linear = median / (medians[0] * f64::from(count));
+            println!("{count:>6} {median:>10.0} ms  {linear:>6.2} of linear");
+        }
+        Ok(all)
+    }
+}
+
+/// Moves all of them at once; how long it took until the last was there, in ms.
+fn at_once(guests: &[Instance<'_>]) -> anyhow::Result<f64> {
+    let barrier = Barrier::new(guests.len());
+    let begun = now();
+    std::thread::scope(|scope| {
+        let barrier = &barrier;
+        let moves: Vec<_> = guests
+            .iter()
+            .map(|guest| {
+                scope.spawn(move || {
+                    barrier.wait();
+                    let migration = guest.migrate_with("dst", &["--memory-transport", "rdma"])?;
+                    migration.must_be_committed()
+                })
+            })
+            .collect();
+        moves.into_iter().try_for_each(|moved| match moved.join() {
+            Ok(moved) => moved,
+            Err(_) => bail!("a thread that moved a guest panicked"),
+        })
+    })?;
+    Ok((now() - begun) * 1e3)
+}
+
+/// Has it moved, and says what that took.
+fn observed(
+    observer: &Observer,
+    ticks: bool,
+    move_it: impl FnOnce() -> anyhow::Result<()>,
+) -> anyhow::Result<Moved> {
+    let (mut total_ms, mut cpu_s) = (0.0, 0.0);
+    let moved = || {
+        let (begun, used) = (now(), busy()?);
+        move_it()?;
+        total_ms = (now() - begun) * 1e3;
+        cpu_s = busy()? - used;
+        anyhow::Ok(())
+    };
+    let silent_ms = match ticks {
+        true => Some(observer.silence(moved)?),
+        false => moved().map(|()| None)?,
+    };
+    Ok(Moved {
+        total_ms,
+        silent_ms,
+        cpu_s,
+    })
+}
+
+/// What all processors together have worked, in seconds: user, nice, system, irq and softirq of proc_stat(5).
+fn busy() -> anyhow::Result<f64> {
+    const TICKS_PER_SECOND: f64 = 100.0;
+    let stat = std::fs::read_to_string("/proc/stat")?;
+    let all = stat.lines().next().context("/proc/stat is empty")?;
+    let fields: Vec<f64> = all
+        .split_ascii_whitespace()
+        .skip(1)
+        .map(str::parse)
+        .collect::<Result<_, _>>()
+        .context("/proc/stat")?;
+    let [user, nice, system, _idle, _iowait, irq, softirq, ..] = fields[..] else {
+        bail!("/proc/stat has too few fields");
+    };
+    Ok((user + nice + system + irq + softirq) / TICKS_PER_SECOND)
+}
+
+impl Row {
+    fn of(&self, mover: Mover, get: impl Fn(&Moved) -> f64) -> Summary {
+        Summary::of(self.moves[&mover].iter().map(get))
+    }
+
+    fn silent(&self, mover: Mover) -> Summary {
+        self.of(mover, |moved| moved.silent_ms.unwrap_or_default())
+    }
+
+    fn print(&self) {
+        let Guest {
+            ram_mebibytes,
+            full_mebibytes,
+            hot_mebibytes,
+            ticks,
+        } = self.guest;
+        println!("\n{ram_mebibytes} MiB of RAM, {full_mebibytes} full, {hot_mebibytes} hot");
+        let to_tcp =
+            |mover, get: fn(&Moved) -> f64| self.of(mover, get).median / self.of(Mover::QemuTcp, get).median;
+        for mover in Mover::ALL {
+            let total = self.of(mover, |moved| moved.total_ms);
+            print!(
+                "{:>14}  total {:>7.0} ({:.0}) ms, {:.2} ×",
+                mover.name(),
+                total.median,
+                total.most,
+                to_tcp(mover, |moved| moved.total_ms)
+            );
+            if ticks {
+                let silent = self.silent(mover);
+                let ratio = to_tcp(mover, |moved| moved.silent_ms.unwrap_or_default());
+                println!(
+                    "   silent {:>6.0} ({:.0}) ms, {ratio:.2} ×",
+                    silent.median, silent.most
+                );
+            } else {
+                let per_gibibyte =
+                    self.of(mover, |moved| moved.cpu_s).median * 1024.0 / f64::from(ram_mebibytes);
+                println!(
+                    "   {per_gibibyte:>6.2} s/GiB of processor time, {:.2} ×",
+                    to_tcp(mover, |moved| moved.cpu_s)
+                );
+            }
+        }
+    }
+}
+
+impl Report {
+    /// Beside the report: total time by RAM, silence by the hot pool.
+    fn draw(&self, out: &Path) -> anyhow::Result<()> {
+        let lines = |rows: &[Row], x: fn(&Guest) -> u32, get: &dyn Fn(&Row, Mover) -> f64| {
+            let line = |mover: Mover| Line {
+                name: mover.name().to_owned(),
+                points: rows
+                    .iter()
+                    .map(|row| (f64::from(x(&row.guest)), get(row, mover)))
+                    .collect(),
+                peer: !matches!(mover, Mover::Tls | Mover::Rdma),
+            };
+            Mover::ALL.map(line)
+        };
+        let total = Axes {
+            title: "How long the move of a virtual machine takes, by its RAM",
+            x: "MiB",
+            y: "ms",
+            scale: Scale::Linear,
+        };
+        let drawn = lines(&self.sizes, |guest| guest.ram_mebibytes, &|row, mover| {
+            row.of(mover, |moved| moved.total_ms).median
+        });
+        draw(&out.with_extension("total.svg"), &total, &drawn)?;
+        let silent = Axes {
+            title: "How long a guest stands still, by what it writes all the time",
+            ..total
+        };
+        let drawn = lines(&self.pools, |guest| guest.hot_mebibytes, &|row, mover| {
+            row.silent(mover).median
+        });
+        draw(&out.with_extension("silent.svg"), &silent, &drawn)
+    }
+}
