@@ -45,10 +45,15 @@ impl<'a> Instance<'a> {
     pub(crate) fn run(lab: &'a TestLab, host: &str, options: &[&str], what: &[&str]) -> anyhow::Result<Self> {
         let name = options.get(1).context("an instance has a name")?;
         lab.ask(&[&["run", "--host", host], options, what].concat())?;
-        Ok(Self {
+        Ok(Self::of(lab, name))
+    }
+
+    /// One that is there already.
+    pub(crate) fn of(lab: &'a TestLab, name: &str) -> Self {
+        Self {
             lab,
-            name: (*name).to_owned(),
-        })
+            name: name.to_owned(),
+        }
     }
 
     /// Its name.

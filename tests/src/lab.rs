@@ -208,6 +208,11 @@ impl TestLab {
         Instance::run(self, host, &["--vm", name, "--address", address, "--"], arguments)
     }
 
+    /// One that is there already.
+    pub fn known(&self, name: &str) -> Instance<'_> {
+        Instance::of(self, name)
+    }
+
     /// Starts an instance of an OCI bundle.
     pub fn bundle(&self, host: &str, name: &str, bundle: &Path) -> anyhow::Result<Instance<'_>> {
         let bundle = bundle.to_str().context("a path that is not UTF-8")?;

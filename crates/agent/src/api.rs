@@ -2,6 +2,7 @@
 
 mod checks;
 mod logs;
+mod machines;
 mod sessions;
 
 use std::num::NonZeroU64;
@@ -14,13 +15,13 @@ use anyhow::bail;
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
-use verbatim_container::{Bind, ContainerName, Init, Link, Workload};
+use verbatim_container::{Bind, ContainerName, Link, Workload};
 
 use crate::PROTOCOLS;
 use crate::agent::{Shared, status};
 use crate::instances::home::Home;
 use crate::instances::machine;
-use crate::instances::machine::qemu;
+use crate::instances::machine::Origin;
 use crate::instances::record::{Record, parse_address};
 use crate::instances::start;
 use crate::instances::{Instance as HostInstance, State};
@@ -52,10 +53,7 @@ type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 impl ControlService {
     async fn record(&self, request: &RunRequest) -> anyhow::Result<Record> {
         let name = ContainerName::new(request.name.clone())?;
-        let (address, prefix) = match request.address.as_str() {
-            "" => (self.free_address()?, 16),
-            text => parse_address(text)?,
-        };
+        let (address, prefix) = self.address(&request.address)?;
         let virtual_machine = match request.machine {
             true if request.bundle.is_empty() && request.rnics.is_empty() => {
                 Some(machine::arguments(&request.command, address).await?)
@@ -96,6 +94,14 @@ impl ControlService {
         }
     }
 
+    /// The address that was asked for, or a free one, and the length of its prefix.
+    fn address(&self, asked: &str) -> anyhow::Result<(std::net::Ipv4Addr, u8)> {
+        match asked {
+            "" => Ok((self.free_address()?, 16)),
+            text => parse_address(text),
+        }
+    }
+
     /// The next address of this host's own range that no instance has, here or moved from here.
     fn free_address(&self) -> anyhow::Result<std::net::Ipv4Addr> {
         let own = self.0.peers.directory().own();
@@ -118,34 +124,7 @@ impl ControlService {
     async fn start(&self, request: RunRequest) -> anyhow::Result<Instance> {
         let record = self.record(&request).await?;
         let _reservation = self.0.instances.reserve(record.name.as_str())?;
-        let agent = self.0.clone();
-        if let Some(old) = agent.instances.get(record.name.as_str()) {
-            // Only one that has moved away can still have the name.
-            agent.instances.remove(&old);
-        }
-        let home = tokio::task::spawn_blocking(move || {
-            let runtime = tokio::runtime::Handle::current();
-            let _inside = runtime.enter();
-            let home = Home::create(
-                &agent.config,
-                record,
-                Link::Attached,
-                &agent.nic_listeners,
-                &agent.guests,
-                &agent,
-            )?;
-            match home
-                .furnish(&agent.config)
-                .and_then(|()| home.make_bundle(&agent.config, false))
-            {
-                Ok(()) => Ok(home),
-                Err(error) => {
-                    home.remove();
-                    Err(error)
-                }
-            }
-        })
-        .await??;
+        let home = self.home(record, Origin::Started).await?;
         let started = match start::start(self.0.tools.runc(), &home).await {
             Ok(init) if home.record.machine.is_some() => self.let_run(&home, init).await,
             started => started,
@@ -164,19 +143,36 @@ impl ControlService {
         }
     }
 
-    /// QEMU has been started, and waits: its guest runs when this returns. On an error nothing of it is left.
-    async fn let_run(&self, home: &Home, init: Init) -> anyhow::Result<Init> {
-        let runs = async {
-            let machine = qemu::connect(&home.paths.folder, init.pid()).await?;
-            Ok(machine.go_on().await?)
-        };
-        match runs.await {
-            Ok(()) => Ok(init),
-            Err(error) => {
-                self.0.tools.runc().delete(&home.record.name, true).await?;
-                Err(error)
-            }
+    /// The place of a new instance.
+    async fn home(&self, record: Record, origin: Origin) -> anyhow::Result<Home> {
+        let agent = self.0.clone();
+        if let Some(old) = agent.instances.get(record.name.as_str()) {
+            // Only one that has moved away can still have the name.
+            agent.instances.remove(&old);
         }
+        tokio::task::spawn_blocking(move || {
+            let runtime = tokio::runtime::Handle::current();
+            let _inside = runtime.enter();
+            let home = Home::create(
+                &agent.config,
+                record,
+                Link::Attached,
+                &agent.nic_listeners,
+                &agent.guests,
+                &agent,
+            )?;
+            match home
+                .furnish(&agent.config, origin)
+                .and_then(|()| home.make_bundle(&agent.config, origin))
+            {
+                Ok(()) => Ok(home),
+                Err(error) => {
+                    home.remove();
+                    Err(error)
+                }
+            }
+        })
+        .await?
     }
 
     fn is_in_doubt(&self, name: &str) -> bool {
@@ -212,7 +208,7 @@ impl ControlService {
                 State::MovedTo(host) => format!("moved to {host}"),
             },
             pid: if matches!(state, State::Running | State::Moving) {
-                instance.init_pid()
+                machines::pid(instance)
             } else {
                 0
             },
@@ -252,6 +248,7 @@ impl ControlService {
             State::Moving => bail!("{name} is being moved; cancel that, or wait until it has ended"),
             State::MovedTo(_) => {}
             State::Running | State::Exited(_) => {
+                self.end_attached(&instance).await?;
                 self.0
                     .tools
                     .runc()
@@ -299,6 +296,15 @@ impl Control for ControlService {
                 .await
                 .map(|()| ExecReply {}),
         )
+    }
+
+    async fn attach(&self, request: Request<AttachRequest>) -> Reply<Instance> {
+        reply(self.attach_machine(request.into_inner()).await)
+    }
+
+    async fn detach(&self, request: Request<DetachRequest>) -> Reply<DetachReply> {
+        let name = request.into_inner().name;
+        reply(self.detach_machine(&name).await.map(|()| DetachReply {}))
     }
 
     type LogsStream = Answers<LogsChunk>;

@@ -10,9 +10,10 @@ use crate::peers::reason;
 use crate::proto::control_client::ControlClient;
 use crate::proto::migrate_event::Event;
 use crate::proto::{
-    CancelRequest, CheckReply, CheckRequest, ExecRequest, Instance, ListRequest, LogsRequest, MigrateRequest,
-    PauseReply, PauseRequest, PreCopyRound, RemoveRequest, ResolveSessionRequest, ResumePausedRequest,
-    RunRequest, Session, SessionsRequest, VersionReply, WaitReply, WaitRequest,
+    AttachRequest, CancelRequest, CheckReply, CheckRequest, DetachRequest, ExecRequest, Instance,
+    ListRequest, LogsRequest, MigrateRequest, PauseReply, PauseRequest, PreCopyRound, RemoveRequest,
+    ResolveSessionRequest, ResumePausedRequest, RunRequest, Session, SessionsRequest, VersionReply,
+    WaitReply, WaitRequest,
 };
 use crate::protocol::{self, PROTOCOLS};
 
@@ -81,6 +82,19 @@ impl Client {
     /// Starts an instance.
     pub async fn run(&self, request: RunRequest) -> anyhow::Result<Instance> {
         told(self.inner.clone().run(request).await)
+    }
+
+    /// Takes a QEMU that runs on the host for an instance.
+    pub async fn attach(&self, request: AttachRequest) -> anyhow::Result<Instance> {
+        told(self.inner.clone().attach(request).await)
+    }
+
+    /// Forgets such an instance.
+    pub async fn detach(&self, name: &str) -> anyhow::Result<()> {
+        let request = DetachRequest {
+            name: name.to_owned(),
+        };
+        told(self.inner.clone().detach(request).await).map(drop)
     }
 
     /// Adds a command to an instance.

@@ -64,6 +64,20 @@ pub enum Command {
                       --rnic mlx5_0 -- ib_write_bw -d mlx5_0 -D 15\n  verbatim run --host src --vm web -- -m 2G -drive file=/srv/web.qcow2,if=virtio"
     )]
     Run(RunArguments),
+    /// Take a virtual machine that QEMU runs already for an instance, so that it can be moved.
+    #[command(
+        after_help = "Example:\n  qemu-system-x86_64 -object memory-backend-file,id=ram,size=2G,mem-path=/dev/shm/web,share=on \\\n      -machine \
+                      q35,memory-backend=ram -m 2G -qmp unix:/run/web.qmp,server=on,wait=off … &\n  verbatim attach web --qmp /run/web.qmp\n  verbatim \
+                      migrate web --to dst\n\nIts RAM must be one shared file in a tmpfs. The QMP socket serves one client: nobody else may have it \
+                      while it is looked at or moved.\nExit status: 0 it is an instance, 1 it is what it was."
+    )]
+    Attach(AttachArguments),
+    /// Forget a virtual machine that was attached; QEMU goes on as it is.
+    #[command(after_help = "Example:\n  verbatim detach web")]
+    Detach {
+        /// The instance.
+        name: String,
+    },
     /// Add a command to an instance: it runs beside the first one, writes where that one writes, and moves along.
     #[command(
         after_help = "Example:\n  verbatim exec server -- ib_write_bw -d verbatim0 -p 18600 -D 15\n  verbatim logs server\n\nNobody waits \
@@ -288,6 +302,24 @@ pub struct RunArguments {
     /// The command.
     #[arg(last = true, required_unless_present = "bundle")]
     pub command: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct AttachArguments {
+    /// Its name, unique among the hosts.
+    pub name: String,
+    /// QEMU's QMP socket on that host.
+    #[arg(long, value_name = "SOCKET")]
+    pub qmp: PathBuf,
+    /// The host that it runs on; this one if there is only one.
+    #[arg(long)]
+    pub host: Option<String>,
+    /// An address and prefix length that are kept free for the guest, such as 10.77.1.5/16; picked by the host's agent if not given.
+    #[arg(long, value_name = "ADDRESS/LENGTH")]
+    pub address: Option<String>,
+    /// JSON instead of a line.
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

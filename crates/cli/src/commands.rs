@@ -33,6 +33,8 @@ pub fn run(arguments: Arguments, faults: fn(&Config) -> Faults) -> anyhow::Resul
         command => in_runtime(async {
             match command {
                 Command::Run(arguments) => instances::run(&lab, arguments).await,
+                Command::Attach(arguments) => instances::attach(&lab, arguments).await,
+                Command::Detach { name } => instances::detach(&lab, &name).await,
                 Command::Exec(arguments) => instances::exec(&lab, arguments).await,
                 Command::Ps { json } => instances::ps(&lab, json).await,
                 Command::Logs { name, follow } => instances::logs(&lab, &name, follow).await,

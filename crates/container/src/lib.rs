@@ -71,7 +71,7 @@ pub use init::{Exit, Init};
 pub use marker::released;
 pub use name::{BadName, ContainerName};
 pub use network::{Link, Network, NetworkConfig, NetworkError, TAP, mac_of};
-pub use operation::outlast;
+pub use operation::{outlast, started_at};
 pub use pre_dump::{PreDumpConfig, PreDumped, drop_pages, pre_dump};
 pub use proxy::criu_proxy_main;
 pub use restore::{Restore, RestoreConfig, Restored, Resumed};

@@ -112,6 +112,27 @@ impl Tasks {
             .map_err(|source| self.failed("kill", source))
     }
 
+    /// Counts a process of this host's among them that runc has not started: from now on it is frozen and killed with them. Returns which
+    /// cgroup it was in, for [`Tasks::let_out`].
+    pub async fn take_in(&self, pid: u32) -> Result<Cgroup, Error> {
+        self.blocking(move |tasks| {
+            let cgroup = tasks.cgroup()?.ok_or(io::ErrorKind::NotFound)?;
+            let before = cgroup.of_process(pid)?;
+            cgroup.take_in(pid)?;
+            Ok(before)
+        })
+        .await
+        .map_err(|source| self.failed("count a process among", source))
+    }
+
+    /// Puts a process back that [`Tasks::take_in`] has taken.
+    pub async fn let_out(&self, pid: u32, to: &Cgroup) -> Result<(), Error> {
+        let to = to.clone();
+        self.blocking(move |_| to.take_in(pid))
+            .await
+            .map_err(|source| self.failed("let a process out of", source))
+    }
+
     /// They were started, and their program waits by itself for what makes it go on: says that they have not run
     /// ([`Tasks::end_unreleased`]), until [`Tasks::release`]. Of a restore its proxy says so.
     pub async fn keep_unreleased(&self) -> Result<(), Error> {

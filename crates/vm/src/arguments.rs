@@ -24,6 +24,9 @@ pub struct Arguments {
     properties: String,
     /// In bytes.
     ram: u64,
+    /// The name of the object that is the RAM, if another one than [`MEMORY`]: by it each finds its RAM in the other's stream.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    memory: Option<String>,
     /// All other arguments, as they were.
     rest: Vec<String>,
 }
@@ -92,6 +95,7 @@ impl Arguments {
             machine: None,
             properties: String::new(),
             ram: USUAL_RAM,
+            memory: None,
             rest: Vec::new(),
         };
         let mut has_display = false;
@@ -127,6 +131,15 @@ impl Arguments {
             arguments.rest.extend(["-display".to_owned(), "none".to_owned()]);
         }
         Ok(arguments)
+    }
+
+    /// The same virtual machine as one that runs.
+    pub(crate) fn as_running(self, memory: &str, machine: &str) -> Self {
+        Self {
+            memory: Some(memory.to_owned()),
+            machine: Some(machine.to_owned()),
+            ..self
+        }
     }
 
     fn take_machine(&mut self, value: &str) -> Result<()> {
@@ -282,18 +295,19 @@ impl Arguments {
         let mut command = Command::new(&self.program);
         let escaped = |path: &Path| path.display().to_string().replace(',', ",,");
         let machine = self.machine.as_deref().unwrap_or_default();
+        let memory = self.memory.as_deref().unwrap_or(MEMORY);
         let mut option = |name: &str, value: String| {
             command.args([name, &value]);
         };
         option(
             "-machine",
-            format!("{machine}{},memory-backend={MEMORY}", self.properties),
+            format!("{machine}{},memory-backend={memory}", self.properties),
         );
         option("-m", format!("{}B", self.ram));
         option(
             "-object",
             format!(
-                "memory-backend-file,id={MEMORY},size={},mem-path={},share=on",
+                "memory-backend-file,id={memory},size={},mem-path={},share=on",
                 self.ram,
                 escaped(ram)
             ),

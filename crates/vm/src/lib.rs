@@ -29,6 +29,7 @@ mod machine;
 mod qmp;
 mod ram;
 mod refusal;
+mod running;
 mod source;
 
 pub use arguments::{Arguments, MEMORY};
@@ -37,4 +38,5 @@ pub use error::{Error, Result};
 pub use machine::{Machine, Status};
 pub use qmp::{Event, Qmp};
 pub use ram::{RUN, Ram, Rounds, Run};
+pub use running::USUAL_MAC;
 pub use source::Outgoing;

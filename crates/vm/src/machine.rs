@@ -76,10 +76,21 @@ impl Machine {
     }
 
     /// One that runs already, and whose RAM is shared memory in a file.
-    pub async fn attached(pid: u32, qmp: &Path) -> Result<Self> {
-        let qmp = Qmp::connect(qmp).await?;
+    pub async fn attached(pid: u32, qmp: Qmp) -> Result<Self> {
         let ram = Arc::new(Ram::open(&ram_file(&qmp, pid).await?)?);
         Ok(Self { pid, qmp, ram })
+    }
+
+    /// The name of the object that is its RAM.
+    pub async fn memory(&self) -> Result<String> {
+        shared_backend(&self.qmp).await
+    }
+
+    /// The type of its machine, with its version.
+    pub async fn machine_type(&self) -> Result<String> {
+        let asked = json!({"path": "/machine", "property": "type"});
+        let kind: String = self.qmp.ask("qom-get", asked).await?;
+        Ok(kind.strip_suffix("-machine").unwrap_or(&kind).to_owned())
     }
 
     /// QEMU's process.
@@ -186,28 +197,35 @@ struct MemoryBackend {
     share: Option<bool>,
 }
 
-/// Where the RAM of a running QEMU lies: in one file that it shares.
-async fn ram_file(qmp: &Qmp, pid: u32) -> Result<PathBuf> {
-    let cannot = |why: String| {
-        Err(Error::Unmovable(vec![format!(
-            "{why}; start it with `-object memory-backend-file,id=ram,size=SIZE,mem-path=FILE,share=on -machine memory-backend=ram`, \
-             where FILE is in a tmpfs"
-        )]))
-    };
+fn cannot<T>(why: &str) -> Result<T> {
+    Err(Error::Unmovable(vec![format!(
+        "{why}; start it with `-object memory-backend-file,id=ram,size=SIZE,mem-path=FILE,share=on -machine memory-backend=ram`, \
+         where FILE is in a tmpfs"
+    )]))
+}
+
+/// The name of the one memory backend that a running QEMU shares, if that is all of its RAM.
+async fn shared_backend(qmp: &Qmp) -> Result<String> {
     let backends: Vec<MemoryBackend> = qmp.ask("query-memdev", json!({})).await?;
     let (backend, id) = match &backends[..] {
         [backend @ MemoryBackend { id: Some(id), .. }] if backend.share == Some(true) => (backend, id),
-        [MemoryBackend { .. }] => return cannot("its RAM is not shared".to_owned()),
-        _ => return cannot(format!("its RAM is {} pieces", backends.len())),
+        [MemoryBackend { .. }] => return cannot("its RAM is not shared"),
+        _ => return cannot(&format!("its RAM is {} pieces", backends.len())),
     };
     let total: serde_json::Value = qmp.ask("query-memory-size-summary", json!({})).await?;
     if total["base-memory"] != backend.size {
-        return cannot("its RAM is not that of its memory backend alone".to_owned());
+        return cannot("its RAM is not that of its memory backend alone");
     }
+    Ok(id.clone())
+}
+
+/// Where the RAM of a running QEMU lies: in one file that it shares.
+async fn ram_file(qmp: &Qmp, pid: u32) -> Result<PathBuf> {
+    let id = shared_backend(qmp).await?;
     let asked = json!({"path": format!("/objects/{id}"), "property": "mem-path"});
     let path: PathBuf = match qmp.ask("qom-get", asked).await {
         Ok(path) => path,
-        Err(Error::Refused { .. }) => return cannot("its RAM is in no file".to_owned()),
+        Err(Error::Refused { .. }) => return cannot("its RAM is in no file"),
         Err(error) => return Err(error),
     };
     // As QEMU sees it.

@@ -45,6 +45,7 @@ pub fn tests() -> Vec<Test> {
         .injecting_faults(),
         Test::new("machines::deaths", HOSTS, deaths).injecting_faults(),
         Test::new("machines::refused", HOSTS, refused),
+        Test::new("machines::attached", HOSTS, attached).injecting_faults(),
     ];
     for role in ["source", "destination"] {
         let every = Test::new(format!("machines::every_{role}"), &["src"], move |_| {
@@ -123,19 +124,7 @@ impl<'a> Guest<'a> {
 
     /// How far it has counted. An error if that is not 1, 2, 3, …
     fn count(&self) -> anyhow::Result<u32> {
-        let said = self.instance.output()?;
-        let mut count = 0;
-        for line in said
-            .split_inclusive('\n')
-            .filter_map(|line| line.strip_suffix('\n'))
-        {
-            count += 1;
-            ensure!(
-                line == format!("tick {count}"),
-                "in the place of `tick {count}` there is `{line}`"
-            );
-        }
-        Ok(count)
+        counted(&self.instance.output()?)
     }
 
     fn counts_on(&self) -> anyhow::Result<()> {
@@ -160,6 +149,20 @@ impl<'a> Guest<'a> {
         lab.start_plain(host, &kill)?.succeed(LIMIT)?;
         Ok(())
     }
+}
+
+/// How far a guest has counted that has said this. An error if that is not 1, 2, 3, …
+fn counted(said: &str) -> anyhow::Result<u32> {
+    let mut count = 0;
+    let lines = said.split_inclusive('\n');
+    for line in lines.filter_map(|line| line.strip_suffix('\n')) {
+        count += 1;
+        ensure!(
+            line == format!("tick {count}"),
+            "in the place of `tick {count}` there is `{line}`"
+        );
+    }
+    Ok(count)
 }
 
 impl Subject for Guest<'_> {
@@ -345,6 +348,104 @@ fn deaths(lab: &TestLab) -> anyhow::Result<()> {
     let row = guest.instance.row()?;
     ensure!(row.state == "exited" && row.exit_status == Some(137), "{row:?}");
     ensure!(left_behind(lab, "src", NAME)?.is_empty());
+    Ok(())
+}
+
+/// A QEMU that somebody else has started is attached, detached, moved, and killed.
+fn attached(lab: &TestLab) -> anyhow::Result<()> {
+    const SOCKET: &str = "/run/guest.qmp";
+    let program = program()?;
+    let program = program.to_str().context("a path in UTF-8")?;
+    let start = || {
+        lab.start_plain(
+            "src",
+            &[
+                "qemu-system-x86_64",
+                "-M",
+                "pc,memory-backend=mem",
+                "-object",
+                "memory-backend-file,id=mem,size=16M,mem-path=/run/guest.ram,share=on",
+                "-accel",
+                "tcg",
+                "-m",
+                "16",
+                "-nodefaults",
+                "-no-user-config",
+                "-display",
+                "none",
+                "-qmp",
+                &format!("unix:{SOCKET},server=on,wait=off"),
+                "-serial",
+                "stdio",
+                "-kernel",
+                program,
+            ],
+        )
+    };
+    let qemu = start()?;
+    let counts_on = || {
+        let before = counted(&qemu.stdout()?)?;
+        eventually("a guest that counts", LIMIT, || {
+            Ok((counted(&qemu.stdout()?)? >= before + 20).then_some(()))
+        })
+    };
+    counts_on()?;
+    let attach = |name: &str| ["attach", name, "--qmp", SOCKET, "--host", "src"].map(str::to_owned);
+    let attach = |name: &str| {
+        let words = attach(name);
+        lab.verbatim(&words.each_ref().map(String::as_str))?.wait(LIMIT)
+    };
+    ensure!(attach(NAME)?.code == 0);
+    let again = attach("other")?;
+    ensure!(
+        again.code == 1 && again.stderr.contains("it is the instance guest already"),
+        "{}",
+        again.output()
+    );
+    // As if nothing had been.
+    lab.ask(&["detach", NAME])?;
+    let behind = left_behind(lab, "src", NAME)?;
+    ensure!(behind.is_empty(), "left on src: {behind:?}");
+    counts_on()?;
+    ensure!(attach(NAME)?.code == 0);
+    let instance = lab.known(NAME);
+    // An agent that comes after this one knows it, and whose it is.
+    lab.restart("src", "agent")?;
+    eventually("an agent that knows it", LIMIT, || {
+        Ok((instance.row()?.state == "running").then_some(()))
+    })?;
+    lab.order_faults("src", "source-transfer fail\n")?;
+    let migration = instance.migrate("dst")?;
+    lab.order_faults("src", "")?;
+    ensure!(migration.outcome == ROLLED_BACK, "{migration:?}");
+    counts_on()?;
+    instance.moves("dst")?;
+    // The one that somebody has started is gone, and its guest counts on elsewhere.
+    let before = qemu.wait(LIMIT)?.stdout;
+    let all = || Ok::<_, anyhow::Error>(format!("{before}{}", instance.output()?));
+    let last = counted(&all()?)?;
+    for to in ["src", "dst"] {
+        eventually("a guest that counts", LIMIT, || {
+            Ok((counted(&all()?)? >= last + 20).then_some(()))
+        })?;
+        instance.moves(to)?;
+    }
+    ensure!(
+        lab.refused(&["detach", NAME])?
+            .contains("was started by Verbatim")
+    );
+    lab.ask(&["stop", NAME])?;
+    ensure!(left_behind(lab, "dst", NAME)?.is_empty());
+    // One that ends by itself.
+    let qemu = start()?;
+    eventually("QEMU's socket", LIMIT, || {
+        Ok((attach(NAME)?.code == 0).then_some(()))
+    })?;
+    qemu.signal(rustix::process::Signal::KILL)?;
+    eventually("the end of the instance", LIMIT, || {
+        Ok((instance.row()?.state == "exited").then_some(()))
+    })?;
+    lab.ask(&["stop", NAME])?;
     Ok(())
 }
 

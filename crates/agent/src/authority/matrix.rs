@@ -417,6 +417,8 @@ async fn an_agent_that_comes_later_knows_who_may_ask() {
 async fn command(client: &mut ControlClient<Channel>, rpc: ControlRpc) -> Result<(), Status> {
     match rpc {
         ControlRpc::Run => client.run(RunRequest::default()).await.map(drop),
+        ControlRpc::Attach => client.attach(AttachRequest::default()).await.map(drop),
+        ControlRpc::Detach => client.detach(DetachRequest::default()).await.map(drop),
         ControlRpc::List => client.list(ListRequest {}).await.map(drop),
         ControlRpc::Logs => client.logs(LogsRequest::default()).await.map(drop),
         ControlRpc::Exec => client.exec(ExecRequest::default()).await.map(drop),

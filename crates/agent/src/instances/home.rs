@@ -28,6 +28,7 @@ use verbatim_seqpacket::Listener;
 
 use super::filling;
 use super::machine;
+use super::machine::Origin;
 use super::record::Record;
 use crate::config::Config;
 use crate::forwarding::Forward;
@@ -294,8 +295,8 @@ impl Home {
         }
     }
 
-    /// Puts the guest library and the gate into the folder of a new instance, or the guest's RAM.
-    pub fn furnish(&self, config: &Config) -> anyhow::Result<()> {
+    /// Puts the guest library and the gate into the folder of a new instance, or the guest's RAM. `origin` is nothing to a container.
+    pub fn furnish(&self, config: &Config, origin: Origin) -> anyhow::Result<()> {
         if self.record.machine.is_none() {
             let library = self.paths.folder.join(LIBRARY);
             std::fs::create_dir_all(library.parent().expect("it has a folder"))?;
@@ -316,14 +317,16 @@ impl Home {
         )?;
         std::fs::File::create(self.output())?;
         match &self.record.machine {
-            Some(arguments) => machine::make_ram(&self.paths.folder, arguments.ram()),
-            None => Ok(()),
+            Some(arguments) if origin != Origin::Attached => {
+                machine::make_ram(&self.paths.folder, arguments.ram())
+            }
+            _ => Ok(()),
         }
     }
 
-    /// Makes the bundle; the runtime folder's content is complete as far as paths are concerned. `arriving`: the instance comes from another
-    /// host, which is all the same to a container.
-    pub fn make_bundle(&self, config: &Config, arriving: bool) -> anyhow::Result<()> {
+    /// Makes the bundle; the runtime folder's content is complete as far as paths are concerned. `origin` is nothing to a
+    /// container.
+    pub fn make_bundle(&self, config: &Config, origin: Origin) -> anyhow::Result<()> {
         // Folders of it become mounts of the container. Where the instance comes from, its programs could put links there.
         beneath::must_be_folders(&self.paths.folder, MOUNTED)?;
         let bundle = BundleConfig {
@@ -346,7 +349,7 @@ impl Home {
                 };
                 Bundle::create(
                     &bundle,
-                    &machine::started(arguments, &self.record.workload, arriving)?,
+                    &machine::started(arguments, &self.record.workload, origin)?,
                 )?
             }
         };
@@ -472,7 +475,7 @@ mod tests {
         };
         std::fs::create_dir_all(&home.paths.folder).unwrap();
         std::fs::write(&config.library, "this release").unwrap();
-        home.furnish(&config).unwrap();
+        home.furnish(&config, Origin::Started).unwrap();
         (home, config)
     }
 

@@ -13,6 +13,7 @@
 //! restore ([`tasks`](super::tasks)).
 
 pub mod arriving;
+pub mod attached;
 pub mod leaving;
 pub mod qemu;
 
@@ -80,13 +81,27 @@ pub fn workload(arguments: &Arguments, env: &[String]) -> Workload {
     }
 }
 
-/// What the container runs; `arriving`: QEMU waits for a guest that comes from another host.
-pub fn started(arguments: &Arguments, workload: &Workload, arriving: bool) -> anyhow::Result<Workload> {
+/// How QEMU comes to be in its container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// It starts there with a new guest.
+    Started,
+    /// It starts there, and waits for a guest that comes from another host.
+    Arriving,
+    /// It runs already, outside ([`attached`]).
+    Attached,
+}
+
+/// What the container runs.
+pub fn started(arguments: &Arguments, workload: &Workload, origin: Origin) -> anyhow::Result<Workload> {
+    if origin == Origin::Attached {
+        return attached::holder(workload);
+    }
     let Workload::Command { env, cwd, binds, .. } = workload else {
         bail!("a virtual machine has no bundle of its own");
     };
     let inside = Path::new(RUNTIME_DIR);
-    let command = arguments.command(&inside.join(RAM), &inside.join(QMP), arriving);
+    let command = arguments.command(&inside.join(RAM), &inside.join(QMP), origin == Origin::Arriving);
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let args: Option<Vec<String>> = words.map(|word| Some(word.to_str()?.to_owned())).collect();
     Ok(Workload::Command {

@@ -17,7 +17,7 @@ use verbatim_container::{ContainerName, Init, Status};
 use super::Instance;
 use super::filling;
 use super::home::{Home, Kept, Paths, Undecided};
-use super::machine::leaving;
+use super::machine::{attached, leaving};
 use crate::agent::Shared;
 use crate::session::recovery;
 
@@ -148,6 +148,7 @@ pub async fn take_over(agent: &Shared, name: &str, moving: bool) -> anyhow::Resu
     let instance = Instance::take_over(home, init_pid, init, moving);
     filling::take_over(agent, &instance);
     agent.instances.insert(Arc::clone(&instance));
+    attached::watch(agent, &instance)?;
     if !moving && instance.home.record.machine.is_some() {
         // An earlier agent may have died while it asked.
         tokio::spawn({

@@ -35,7 +35,7 @@ use crate::guests::Guest;
 use crate::instances::filling;
 use crate::instances::home::{Home, Paths};
 use crate::instances::machine::arriving::Arriving;
-use crate::instances::machine::leaving;
+use crate::instances::machine::{Origin, leaving};
 use crate::instances::record::Record;
 use crate::instances::tasks::{Restore, Restored};
 use crate::instances::{Instance, Reservation, machine, storage};
@@ -456,7 +456,7 @@ impl Destination {
             .take()
             .context("the session was undone or is committed already")?;
         let (home, made) = tokio::task::spawn_blocking(move || {
-            let made = home.make_bundle(&config, true);
+            let made = home.make_bundle(&config, Origin::Arriving);
             (home, made)
         })
         .await

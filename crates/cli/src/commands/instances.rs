@@ -5,9 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use serde::Serialize;
-use verbatim_agent::proto::{ExecRequest, Instance, RunRequest};
+use verbatim_agent::proto::{AttachRequest, ExecRequest, Instance, RunRequest};
 
-use crate::args::{ExecArguments, RunArguments};
+use crate::args::{AttachArguments, ExecArguments, RunArguments};
 use crate::hosts::Hosts;
 use crate::output::table;
 
@@ -51,18 +51,7 @@ pub async fn run(lab: &str, arguments: RunArguments) -> anyhow::Result<ExitCode>
     let name = name.context("an instance needs a name")?;
     let hosts = Hosts::connect(lab).await?;
     let host = hosts.host(arguments.host.as_deref())?;
-    if let Some(taken) = hosts
-        .instances()
-        .await?
-        .iter()
-        .find(|instance| instance.name == name)
-    {
-        bail!(
-            "the name {} is taken by an instance on {}; choose another, or `verbatim stop` it",
-            taken.name,
-            taken.host
-        );
-    }
+    is_free(&hosts, &name).await?;
     let bundle = match arguments.bundle {
         Some(path) => std::path::absolute(path)?
             .into_os_string()
@@ -80,15 +69,61 @@ pub async fn run(lab: &str, arguments: RunArguments) -> anyhow::Result<ExitCode>
         rnics: arguments.rnic,
         machine,
     };
-    let instance = host.run(request).await?;
-    if arguments.json {
-        println!("{}", serde_json::to_string(&Row::from(&instance))?);
+    tell(&host.run(request).await?, arguments.json)
+}
+
+/// An error if an instance has that name, wherever it is.
+async fn is_free(hosts: &Hosts, name: &str) -> anyhow::Result<()> {
+    let instances = hosts.instances().await?;
+    if let Some(taken) = instances.iter().find(|instance| instance.name == name) {
+        bail!(
+            "the name {} is taken by an instance on {}; choose another, or `verbatim stop` it",
+            taken.name,
+            taken.host
+        );
+    }
+    Ok(())
+}
+
+/// Says where a new instance is.
+fn tell(instance: &Instance, json: bool) -> anyhow::Result<ExitCode> {
+    if json {
+        println!("{}", serde_json::to_string(&Row::from(instance))?);
     } else {
         eprintln!(
             "{} runs on {} with the address {}/{}",
             instance.name, instance.host, instance.address, instance.prefix
         );
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Takes a QEMU that runs for an instance.
+pub async fn attach(lab: &str, arguments: AttachArguments) -> anyhow::Result<ExitCode> {
+    let AttachArguments {
+        name,
+        qmp,
+        host,
+        address,
+        json,
+    } = arguments;
+    let hosts = Hosts::connect(lab).await?;
+    let host = hosts.host(host.as_deref())?;
+    is_free(&hosts, &name).await?;
+    let qmp = std::path::absolute(qmp)?.into_os_string().into_string();
+    let request = AttachRequest {
+        name,
+        qmp: qmp.ok().context("the socket's path is not UTF-8")?,
+        address: address.unwrap_or_default(),
+    };
+    tell(&host.attach(request).await?, json)
+}
+
+/// Forgets such an instance.
+pub async fn detach(lab: &str, name: &str) -> anyhow::Result<ExitCode> {
+    let hosts = Hosts::connect(lab).await?;
+    let (host, _) = hosts.of_instance(name).await?;
+    host.detach(name).await?;
     Ok(ExitCode::SUCCESS)
 }
 

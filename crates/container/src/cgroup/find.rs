@@ -55,6 +55,22 @@ impl Cgroup {
     }
 }
 
+impl Cgroup {
+    /// That of process `pid` in the hierarchy that this one is in.
+    pub(crate) fn of_process(&self, pid: u32) -> io::Result<Self> {
+        let read =
+            |path: &str| std::fs::read_to_string(path).map_err(|error| in_file(Path::new(path), &error));
+        let cgroups = format!("/proc/{pid}/cgroup");
+        let (mounts, own) = (read("/proc/self/mountinfo")?, read(&cgroups)?);
+        let found = member(&own, self.version).and_then(|inner| mounted(&mounts, self.version, inner));
+        let path = found.ok_or_else(|| unexpected(Path::new(&cgroups), &own))?;
+        Ok(Self {
+            version: self.version,
+            path,
+        })
+    }
+}
+
 fn apart(mounts: &str, own: &str, others: &str) -> Option<Cgroup> {
     [CgroupVersion::V1, CgroupVersion::V2]
         .into_iter()

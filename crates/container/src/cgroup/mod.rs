@@ -106,6 +106,11 @@ impl Cgroup {
         }
     }
 
+    /// Puts a process in it, with all of its threads.
+    pub(crate) fn take_in(&self, pid: u32) -> io::Result<()> {
+        self.write("cgroup.procs", &pid.to_string())
+    }
+
     /// Removes it if there is nothing in it; one that is not there is fine.
     #[cfg(test)]
     fn remove(&self) -> io::Result<()> {

@@ -27,8 +27,8 @@ mod outlast;
 mod remains;
 
 pub(crate) use hold::{go_on, kill};
-pub use outlast::outlast;
 use outlast::{note, open_process};
+pub use outlast::{outlast, started_at};
 use remains::Remains;
 
 /// One checkpoint or restore. Dropping it closes the gate, which the proxy takes for an abort.

@@ -24,7 +24,7 @@ pub(super) fn note(work: &Path, kind: Kind, who: &str, pid: u32) {
 
 /// When a process was started, in clock ticks since the machine was: field 22 of proc_pid_stat(5). With it a number
 /// cannot come to mean another process.
-fn started_at(pid: u32) -> Option<u64> {
+pub fn started_at(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Field 2 may hold spaces and parentheses.
     let (_, rest) = stat.rsplit_once(')')?;

@@ -14,7 +14,7 @@ use anyhow::{Context, ensure};
 use libtest_mimic::{Arguments, Failed, Trial};
 use rustix::process::Signal;
 use serde_json::json;
-use verbatim_vm::{Error, Incoming, Machine, Outgoing, Rounds};
+use verbatim_vm::{Error, Incoming, Machine, Outgoing, Qmp, Rounds};
 
 use end::{Disk, End, consecutive, copy, qemu, same_ram};
 
@@ -426,16 +426,26 @@ async fn attached() -> anyhow::Result<()> {
         let mut child = End::spawn(command, folder.path())?;
         let listens = std::time::Instant::now();
         let result = loop {
-            let result = Machine::attached(child.id(), socket.as_ref()).await;
+            let result = match Qmp::connect(socket.as_ref()).await {
+                Ok(qmp) => Machine::attached(child.id(), qmp).await,
+                Err(error) => Err(error),
+            };
             if !matches!(result, Err(Error::Io { .. })) || listens.elapsed().as_secs() > 20 {
                 break result;
             }
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         };
         let checked = match (result, refused) {
-            (Ok(machine), None) => (machine.ram().bytes() == 16 << 20)
-                .then_some(())
-                .context("another size"),
+            (Ok(machine), None) => {
+                ensure!(machine.ram().bytes() == 16 << 20, "another size");
+                ensure!(machine.memory().await? == "mem", "another name");
+                let kind = machine.machine_type().await?;
+                ensure!(
+                    kind.starts_with("pc-i440fx-"),
+                    "the type of the machine is {kind}"
+                );
+                Ok(())
+            }
             (result, Some(words)) => says(result, words),
             (Err(error), None) => Err(error.into()),
         };

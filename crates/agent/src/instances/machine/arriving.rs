@@ -70,7 +70,7 @@ impl Arriving {
         let init = start::start(host.runc(), home).await?;
         let waiting = async {
             place.tasks.keep_unreleased().await?;
-            let machine = connect(&paths.folder, init.pid()).await?;
+            let machine = connect(paths, init.pid()).await?;
             let (incoming, stream) = machine.arrive().await?;
             anyhow::Ok(Waiting {
                 init,

@@ -46,7 +46,7 @@ impl Leaving {
                 "QEMU has not let the guest go on yet after the last attempt to move it; it is asked again until it does: try again then"
             );
         }
-        let machine = connect(&paths.folder, instance.init_pid()).await?;
+        let machine = connect(paths, instance.init_pid()).await?;
         machine.may_move().await?;
         Ok(Self {
             machine,
@@ -214,7 +214,7 @@ async fn take_back_later(instance: Arc<Instance>) {
 async fn take_back_once(instance: &Instance) -> anyhow::Result<()> {
     let paths = &instance.home.paths;
     let Some(ran) = ran(paths)? else { return Ok(()) };
-    let machine = connect(&paths.folder, instance.init_pid()).await?;
+    let machine = connect(paths, instance.init_pid()).await?;
     machine.take_back(ran).await?;
     forget(paths)
 }

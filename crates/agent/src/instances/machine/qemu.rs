@@ -10,6 +10,7 @@ use anyhow::{Context, bail};
 use rustix::fs::{Mode, OFlags};
 use verbatim_vm::{Error, Machine, Qmp, Ram};
 
+use super::attached::Attached;
 use super::leaving;
 use super::{QMP, RAM};
 use crate::instances::Instance;
@@ -18,7 +19,11 @@ use crate::instances::start;
 use crate::memory::beneath;
 
 /// Connects to the QEMU of an instance, of which nobody else has a connection: it serves one.
-pub async fn connect(folder: &Path, init_pid: i32) -> anyhow::Result<Arc<Machine>> {
+pub async fn connect(paths: &Paths, init_pid: i32) -> anyhow::Result<Arc<Machine>> {
+    if let Some(attached) = Attached::of(paths)? {
+        return attached.connect().await;
+    }
+    let folder = &paths.folder;
     let path = folder.join(RAM);
     let file = beneath::open(folder, Path::new(RAM), OFlags::RDWR)?;
     let file = file.with_context(|| format!("{} is not the guest's RAM any more", path.display()))?;
@@ -40,7 +45,7 @@ pub async fn connect(folder: &Path, init_pid: i32) -> anyhow::Result<Arc<Machine
 
 /// What stands in the way of moving it, all of it.
 pub async fn blockers(instance: &Instance) -> Vec<String> {
-    let machine = match connect(&instance.home.paths.folder, instance.init_pid()).await {
+    let machine = match connect(&instance.home.paths, instance.init_pid()).await {
         Ok(machine) => machine,
         Err(error) => return vec![format!("{error:#}")],
     };
@@ -54,7 +59,7 @@ pub async fn blockers(instance: &Instance) -> Vec<String> {
 /// The guest is this host's, and the session's agent may have ended before it told QEMU to let it run.
 pub async fn make_run(paths: &Paths, init_pid: i32) -> anyhow::Result<()> {
     if leaving::ran(paths)? == Some(true) {
-        let machine = connect(&paths.folder, init_pid).await?;
+        let machine = connect(paths, init_pid).await?;
         if !machine.status().await?.running {
             machine.go_on().await?;
             machine.announce().await?;

@@ -1,0 +1,130 @@
+//! Virtual machines: those that are started here, and those that somebody else has started.
+
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use verbatim_container::{ContainerName, Init, Tasks};
+
+use super::ControlService;
+use crate::instances::home::Home;
+use crate::instances::machine::attached::{self, Attached};
+use crate::instances::machine::{self, Origin, qemu};
+use crate::instances::record::Record;
+use crate::instances::start;
+use crate::instances::{Instance as HostInstance, State};
+use crate::proto::{AttachRequest, Instance};
+
+impl ControlService {
+    /// QEMU has been started, and waits: its guest runs when this returns. On an error nothing of it is left.
+    pub(super) async fn let_run(&self, home: &Home, init: Init) -> anyhow::Result<Init> {
+        let runs = async {
+            let machine = qemu::connect(&home.paths, init.pid()).await?;
+            Ok(machine.go_on().await?)
+        };
+        match runs.await {
+            Ok(()) => Ok(init),
+            Err(error) => {
+                self.0.tools.runc().delete(&home.record.name, true).await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes a QEMU that runs for an instance. On an error it is what it was.
+    pub(super) async fn attach_machine(&self, request: AttachRequest) -> anyhow::Result<Instance> {
+        let name = ContainerName::new(request.name)?;
+        let _reservation = self.0.instances.reserve(name.as_str())?;
+        let (found, arguments) = Attached::find(Path::new(&request.qmp)).await?;
+        let arguments = attached::anywhere(arguments)?;
+        let (address, prefix) = self.address(&request.address)?;
+        let record = Record {
+            name,
+            workload: machine::workload(&arguments, &[]),
+            address,
+            prefix,
+            visited: Default::default(),
+            rnics: Vec::new(),
+            machine: Some(arguments),
+        };
+        if let Some(conflict) = self.0.instances.conflict(&record) {
+            bail!("{conflict}; choose another one");
+        }
+        if let Some(other) = self.0.instances.all().iter().find(|other| is(other, &found)) {
+            bail!("it is the instance {} already", other.name());
+        }
+        let home = self.home(record, Origin::Attached).await?;
+        let tasks = Tasks::of(&self.0.tools, &home.record.name, &home.paths.work);
+        let started = async {
+            let init = start::start(self.0.tools.runc(), &home).await?;
+            match found.join(&tasks, &home.paths).await {
+                Ok(_) => Ok(init),
+                Err(error) => {
+                    self.0.tools.runc().delete(&home.record.name, true).await?;
+                    Err(error)
+                }
+            }
+        };
+        match started.await {
+            Ok(init) => {
+                let pid = init.pid();
+                let instance = HostInstance::start(home, pid, std::future::ready(Ok(init)), false);
+                self.0.instances.insert(instance.clone());
+                attached::watch(&self.0, &instance)?;
+                Ok(self.describe(&instance).await)
+            }
+            Err(error) => {
+                let _ = tokio::task::spawn_blocking(move || home.remove()).await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Forgets a virtual machine that was attached, and leaves it as it is.
+    pub(super) async fn detach_machine(&self, name: &str) -> anyhow::Result<()> {
+        let instance = self.0.instances.find(name)?;
+        let _reservation = self.0.instances.reserve(name)?;
+        match instance.state() {
+            State::Running => {}
+            State::Moving => bail!("{name} is being moved; cancel that, or wait until it has ended"),
+            State::Exited(status) => bail!("{name} has ended with status {status}"),
+            State::MovedTo(host) => bail!("{name} lives on {host}; ask the agent there"),
+        }
+        let home = &instance.home;
+        let attached = Attached::of(&home.paths)?.with_context(|| {
+            format!(
+                "{name} was started by Verbatim, and is nothing without it; `verbatim stop {name}` ends it"
+            )
+        })?;
+        let tasks = Tasks::of(&self.0.tools, &home.record.name, &home.paths.work);
+        attached.leave(&tasks, &home.paths).await?;
+        self.0.tools.runc().delete(&home.record.name, true).await?;
+        let left = instance.clone();
+        tokio::task::spawn_blocking(move || left.home.remove()).await?;
+        self.0.instances.remove(&instance);
+        Ok(())
+    }
+
+    /// Ends a QEMU that runc has not started.
+    pub(super) async fn end_attached(&self, instance: &HostInstance) -> anyhow::Result<()> {
+        let home = &instance.home;
+        if Attached::of(&home.paths)?.is_some() {
+            Tasks::of(&self.0.tools, &home.record.name, &home.paths.work)
+                .kill()
+                .await?;
+        }
+        Ok(())
+    }
+}
+
+fn is(instance: &HostInstance, found: &Attached) -> bool {
+    let known = Attached::of(&instance.home.paths);
+    known.is_ok_and(|known| known.is_some_and(|known| known.pid() == found.pid()))
+}
+
+/// What its user knows as its process.
+pub(super) fn pid(instance: &HostInstance) -> i32 {
+    match Attached::of(&instance.home.paths) {
+        Ok(Some(attached)) => attached.pid().cast_signed(),
+        _ => instance.init_pid(),
+    }
+}

@@ -1,0 +1,203 @@
+//! A QEMU that somebody else has started, and that is an instance until it leaves this host.
+//!
+//! It stays a process of the host's, in its own namespaces. The instance's container has one program that sleeps, and QEMU is counted among the
+//! container's tasks by the cgroup alone: so it is frozen for a decision, and killed after it, as others are. At its next host it is
+//! like one that was started by us.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, bail, ensure};
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixStream;
+use verbatim_container::{Cgroup, Init, Tasks, Workload, started_at};
+use verbatim_vm::{Arguments, Machine, Qmp, USUAL_MAC};
+
+use crate::agent::Shared;
+use crate::instances::home::Paths;
+use crate::instances::{Instance, State};
+
+/// Where it is written down, in the folder of CRIU's logs: it does not go along.
+const FILE: &str = "attached";
+
+/// What the container runs beside it.
+const HOLDER: [&str; 2] = ["sleep", "infinity"];
+
+/// What is known of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attached {
+    pid: u32,
+    /// When it was started ([`started_at`]): by both it is known again.
+    started: u64,
+    /// Its QMP socket, as this agent sees it.
+    qmp: PathBuf,
+    /// Where it is put back.
+    cgroup: Option<Cgroup>,
+}
+
+impl Attached {
+    /// The QEMU that listens on a QMP socket, and what it is.
+    pub async fn find(qmp: &Path) -> anyhow::Result<(Self, Arguments)> {
+        ensure!(
+            qmp.is_absolute(),
+            "{} is no absolute path of a QMP socket",
+            qmp.display()
+        );
+        let (pid, connection) = connect(qmp).await?;
+        let started = started_at(pid).context("QEMU has ended")?;
+        let process = PathBuf::from(format!("/proc/{pid}"));
+        let line = std::fs::read(process.join("cmdline")).context("cannot read QEMU's command line")?;
+        let line: Vec<String> = line
+            .split(|byte| *byte == 0)
+            .map(|word| String::from_utf8(word.to_vec()))
+            .collect::<Result<_, _>>()
+            .context("QEMU's command line is not UTF-8")?;
+        let line = line.strip_suffix(&[String::new()]).unwrap_or(&line);
+        let cwd = std::fs::read_link(process.join("cwd")).context("cannot read QEMU's working directory")?;
+        let machine = Machine::attached(pid, connection).await?;
+        let (memory, kind) = (machine.memory().await?, machine.machine_type().await?);
+        let arguments = Arguments::of_running(line, &memory, &kind, &cwd)?;
+        ensure!(
+            arguments.ram() == machine.ram().bytes(),
+            "its RAM has {} bytes, and its command line says {}",
+            machine.ram().bytes(),
+            arguments.ram()
+        );
+        let found = Self {
+            pid,
+            started,
+            qmp: qmp.to_owned(),
+            cgroup: None,
+        };
+        Ok((found, arguments))
+    }
+
+    /// That of an instance; `None` of one that was started by us.
+    pub fn of(paths: &Paths) -> anyhow::Result<Option<Self>> {
+        let path = paths.work.join(FILE);
+        match std::fs::read(&path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            text => text
+                .and_then(|text| Ok(serde_json::from_slice(&text)?))
+                .map(Some)
+                .with_context(|| format!("{} does not say which QEMU it is", path.display())),
+        }
+    }
+
+    /// Counts it among the tasks of a container that runs, and writes that down.
+    pub async fn join(mut self, tasks: &Tasks, paths: &Paths) -> anyhow::Result<Self> {
+        self.cgroup = Some(tasks.take_in(self.pid).await?);
+        let path = paths.work.join(FILE);
+        let written = std::fs::write(&path, serde_json::to_vec(&self)?);
+        if let Err(error) = written.with_context(|| format!("cannot write {}", path.display())) {
+            self.leave(tasks, paths).await?;
+            return Err(error);
+        }
+        Ok(self)
+    }
+
+    /// Undoes that: it is a process of the host's again, and nothing more.
+    pub async fn leave(&self, tasks: &Tasks, paths: &Paths) -> anyhow::Result<()> {
+        if let Some(cgroup) = self.cgroup.as_ref().filter(|_| self.is_there()) {
+            tasks.let_out(self.pid, cgroup).await?;
+        }
+        match std::fs::remove_file(paths.work.join(FILE)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(error).context("QEMU is taken for a virtual machine of ours still")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn is_there(&self) -> bool {
+        started_at(self.pid) == Some(self.started)
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Connects to it. It serves one connection.
+    pub async fn connect(&self) -> anyhow::Result<Arc<Machine>> {
+        ensure!(self.is_there(), "QEMU (process {}) has ended", self.pid);
+        let (pid, qmp) = connect(&self.qmp).await?;
+        if pid != self.pid {
+            bail!(
+                "process {pid} listens on {}, and the virtual machine is process {}",
+                self.qmp.display(),
+                self.pid
+            );
+        }
+        Ok(Arc::new(Machine::attached(pid, qmp).await?))
+    }
+}
+
+async fn connect(path: &Path) -> anyhow::Result<(u32, Qmp)> {
+    let failed = || {
+        format!(
+            "cannot connect to QEMU at {}; it is the socket of `-qmp unix:…`, and serves one client at a time",
+            path.display()
+        )
+    };
+    let stream = UnixStream::connect(path).await.with_context(failed)?;
+    let pid = stream.peer_cred().with_context(failed)?.pid();
+    let pid = pid.and_then(|pid| u32::try_from(pid).ok());
+    let pid = pid
+        .filter(|pid| *pid > 0)
+        .context("who listens on the QMP socket is no process that this host's agent sees")?;
+    Ok((pid, Qmp::of(stream).await.with_context(failed)?))
+}
+
+/// What the container runs while QEMU is beside it.
+pub fn holder(workload: &Workload) -> anyhow::Result<Workload> {
+    let Workload::Command { env, cwd, .. } = workload else {
+        bail!("a virtual machine has no bundle of its own");
+    };
+    Ok(Workload::Command {
+        args: HOLDER.map(str::to_owned).into(),
+        env: env.clone(),
+        cwd: cwd.clone(),
+        binds: Vec::new(),
+    })
+}
+
+/// The same virtual machine with links of the next host's.
+pub fn anywhere(arguments: Arguments) -> anyhow::Result<Arguments> {
+    Ok(arguments.on_tap(verbatim_container::TAP, USUAL_MAC)?)
+}
+
+/// Ends the instance when QEMU has ended. Does nothing for others.
+pub fn watch(agent: &Shared, instance: &Arc<Instance>) -> anyhow::Result<()> {
+    let paths = &instance.home.paths;
+    let Some(attached) = Attached::of(paths)? else {
+        return Ok(());
+    };
+    let tasks = Tasks::of(&agent.tools, &instance.home.record.name, &paths.work);
+    let instance = Arc::clone(instance);
+    let pid = i32::try_from(attached.pid).context("no process number")?;
+    // Opened before it is looked at: what is looked at is what is waited for.
+    let qemu = Init::open(pid).ok().filter(|_| attached.is_there());
+    tokio::spawn(async move {
+        let mut state = instance.watch();
+        let is_over = |state: &State| !matches!(state, State::Running | State::Moving);
+        if let Some(mut qemu) = qemu {
+            tokio::select! {
+                // It was detached, or has moved away.
+                _ = state.wait_for(is_over) => return,
+                ended = qemu.wait_exit() => tracing::info!(instance = instance.name(), ?ended, "QEMU has ended"),
+            }
+        }
+        if !is_over(&instance.state())
+            && let Err(error) = tasks.kill().await
+        {
+            let error = format!("{:#}", anyhow::Error::from(error));
+            tracing::error!(
+                instance = instance.name(),
+                error,
+                "its container stays without QEMU"
+            );
+        }
+    });
+    Ok(())
+}
