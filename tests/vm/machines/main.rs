@@ -1,47 +1,49 @@
-//! A virtual machine with Linux in an instance, moved between two hosts of a lab while others talk to it: TCP/IP, and RDMA by the kernel's
-//! rxe in the guest against our software RNIC on a third host.
+//! Virtual machines with Linux in instances, moved between two hosts of a lab: while others talk to one ([`partners`]), and while one works on its
+//! memory and on a file system ([`load`]).
 //!
 //! What is in a guest's memory page by page is the matter of `crates/vm/tests/moves` and of the end-to-end suite's `machines::`; this is about
-//! its network, and about partners that do not know that it moves.
+//! what only an operating system has.
 //!
-//! It needs a kernel that not every machine has, so plain `cargo test` only lists it; `make vm-migrate-test` runs it. `VERBATIM_VM_MOVES` says how many
-//! moves there are (4).
+//! They need a kernel that not every machine has, so plain `cargo test` only lists them; `make vm-migrate-test` runs them. `VERBATIM_VM_MOVES` says how
+//! many moves there are (4).
+
+mod load;
+mod partners;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use libtest_mimic::{Arguments, Failed, Trial};
-use verbatim_e2e::{Instance, TestLab, Tools, eventually, left_behind};
-use verbatim_testbed::{Contents, Image, Kernel};
+use verbatim_e2e::{Instance, TestLab, eventually};
+use verbatim_testbed::Image;
 
-const HOSTS: &[&str] = &["src", "dst", "peer"];
 const NAME: &str = "linux";
-const ADDRESS: &str = "10.77.1.50";
 const MOVES_VARIABLE: &str = "VERBATIM_VM_MOVES";
 const MOVES: u32 = 4;
 /// How long a guest without KVM may take to boot on a busy machine.
 const BOOT: Duration = Duration::from_secs(180);
 const LIMIT: Duration = Duration::from_secs(120);
-/// Between two moves: what was cut off is sent again within seconds.
-const BETWEEN: Duration = Duration::from_secs(2);
-/// How long a move may take, with its pause behind it.
-const EACH: Duration = Duration::from_secs(8);
-/// What the partner counts, in seconds between two of its questions.
-const ASKED_EVERY: &str = "0.05";
-
-/// What the guest runs, beside its first process.
-const PROGRAMS: &[&str] = &["mount", "insmod", "ip", "rdma", "grep", "sleep"];
-/// What rxe needs that no dependency names: its checksum.
-const MODULES: &[&str] = &["virtio_net", "crc32_generic", "ib_uverbs", "rdma_rxe"];
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
-    let run = || linux_and_its_partners().map_err(|error| Failed::from(format!("{error:#}")));
-    let trial = Trial::test("linux_and_its_partners", run).with_ignored_flag(true);
-    libtest_mimic::run(&arguments, vec![trial]).exit_code()
+    let trial = |name: &str, run: fn() -> anyhow::Result<()>| {
+        let run = move || run().map_err(|error| Failed::from(format!("{error:#}")));
+        Trial::test(name, run).with_ignored_flag(true)
+    };
+    let trials = vec![
+        trial("linux_and_its_partners", partners::run),
+        trial("linux_under_load", load::run),
+    ];
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// How many.
+fn moves() -> anyhow::Result<u32> {
+    let moves = std::env::var(MOVES_VARIABLE).ok().map(|text| text.parse());
+    Ok(moves.transpose()?.unwrap_or(MOVES))
 }
 
 /// Where a program of this machine is.
@@ -52,33 +54,20 @@ fn program(name: &str) -> anyhow::Result<PathBuf> {
     found.with_context(|| format!("{name} is not installed: run setup.sh --vm"))
 }
 
-fn image(vcheck: &Path) -> anyhow::Result<Image> {
-    let mut programs = vec![("sh", program("dash")?), ("vcheck", vcheck.to_owned())];
-    for name in PROGRAMS {
-        programs.push((*name, program(name)?));
-    }
-    let providers = std::fs::read_dir("/usr/lib")?.flatten();
-    let provider = providers
-        .map(|entry| entry.path().join("libibverbs/librxe-rdmav34.so"))
-        .find(|path| path.is_file())
-        .context("rdma-core's provider for rxe is not installed (ibverbs-providers)")?;
-    let files = [provider.as_path(), Path::new("/etc/libibverbs.d/rxe.driver")];
-    let contents = Contents {
-        init: include_bytes!("init.sh"),
-        programs: &programs,
-        files: &files,
-        modules: MODULES,
-    };
-    Ok(Image::holding(&Kernel::find()?, &contents)?)
-}
-
-fn boot<'a>(lab: &'a TestLab, image: &Image) -> anyhow::Result<Instance<'a>> {
-    let append = format!("console=ttyS0 quiet panic=-1 guest={ADDRESS}/16");
+/// Starts one on `src` with 256 MiB; returns when it says that it is ready. `append` is more of the kernel's command line, `own` more of QEMU's.
+fn boot<'a>(
+    lab: &'a TestLab,
+    image: &Image,
+    address: &str,
+    append: &str,
+    own: &[&str],
+) -> anyhow::Result<Instance<'a>> {
+    let append = format!("console=ttyS0 quiet panic=-1 {append}");
     let (kernel, initrd) = (
         image.kernel.display().to_string(),
         image.initrd.display().to_string(),
     );
-    let arguments = [
+    let usual = [
         "-M",
         "q35",
         "-m",
@@ -93,80 +82,11 @@ fn boot<'a>(lab: &'a TestLab, image: &Image) -> anyhow::Result<Instance<'a>> {
         &initrd,
         "-append",
         &append,
-        "-netdev",
-        "tap,id=n",
-        "-device",
-        "virtio-net-pci,netdev=n",
     ];
-    let address = format!("{ADDRESS}/16");
-    let guest = lab.machine_at("src", NAME, &address, &arguments)?;
+    let guest = lab.machine_at("src", NAME, address, &[&usual[..], own].concat())?;
     eventually("a guest that is ready", BOOT, || {
         Ok(guest.output()?.contains("the guest is ready").then_some(()))
     })
     .with_context(|| guest.output().unwrap_or_default())?;
     Ok(guest)
-}
-
-fn linux_and_its_partners() -> anyhow::Result<()> {
-    let moves = std::env::var(MOVES_VARIABLE).ok().map(|text| text.parse());
-    let moves: u32 = moves.transpose()?.unwrap_or(MOVES);
-    let tools = Tools::find()?;
-    let image = image(&tools.vcheck)?;
-    let lab = TestLab::up(&tools, HOSTS)?;
-    let moved = talk_and_move(&lab, &image, moves).with_context(|| lab.logs());
-    lab.down()?;
-    moved
-}
-
-fn talk_and_move(lab: &TestLab, image: &Image, moves: u32) -> anyhow::Result<()> {
-    let guest = boot(lab, image)?;
-    let seconds = (moves * EACH.as_secs() as u32).to_string();
-    let vcheck = lab.tools().vcheck.display().to_string();
-    let load = "--stall-timeout 60 --ack-timeout 19 --op mix -q 4 -s 16384 --random-size --bidirectional -D";
-    let check: Vec<&str> = [&vcheck[..]]
-        .into_iter()
-        .chain(load.split(' '))
-        .chain([&seconds[..], ADDRESS])
-        .collect();
-    let check = lab.start("peer", &check)?;
-    let ping = lab.start_plain(
-        "peer",
-        &["ping", "-q", "-i", ASKED_EVERY, "-w", &seconds, ADDRESS],
-    )?;
-    for number in 0..moves {
-        std::thread::sleep(BETWEEN);
-        let (to, left) = match number % 2 {
-            0 => ("dst", "src"),
-            _ => ("src", "dst"),
-        };
-        let migration = guest.moves(to)?;
-        eprintln!(
-            "{to}: {:.1} ms of {:.0}",
-            migration.service_blackout_ms, migration.total_ms
-        );
-        let behind = left_behind(lab, left, NAME)?;
-        ensure!(behind.is_empty(), "left on {left}: {behind:?}");
-    }
-    let limit = EACH * moves + LIMIT;
-    let told = check
-        .succeed(limit)
-        .with_context(|| guest.output().unwrap_or_default())?;
-    let report: serde_json::Value = serde_json::from_str(&told.stdout)?;
-    ensure!(report["verdict"] == "ok", "{report}");
-    let whole = report["posted"] == report["completed"] && report["posted"].as_u64() > Some(0);
-    ensure!(whole, "{report}");
-    eprintln!("{report}");
-    let told = ping.succeed(limit)?.stdout;
-    eprintln!("{told}");
-    // A packet that was on its way when the guest was stopped may be lost, as on any network.
-    let lost = told.split_whitespace().find_map(|word| word.strip_suffix('%'));
-    let lost: f64 = lost.context("ping does not tell the loss")?.parse()?;
-    ensure!(lost < 5.0, "{told}");
-    eventually("the guest's own check", LIMIT, || {
-        Ok(guest
-            .output()?
-            .contains("the check has ended with 0")
-            .then_some(()))
-    })
-    .with_context(|| guest.output().unwrap_or_default())
 }

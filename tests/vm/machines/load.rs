@@ -1,0 +1,141 @@
+//! A guest that works on its memory and on the file system of a disk, and compares what it reads with what it wrote, moved while moves fail now and then.
+//!
+//! The disk is read and written directly (`cache=none`), so that data go to the guest's memory past its page tables.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use verbatim_e2e::{ROLLED_BACK, TestLab, Tools, eventually};
+use verbatim_testbed::{Contents, Image, Kernel};
+
+use crate::{LIMIT, NAME, boot, moves, program};
+
+const HOSTS: &[&str] = &["src", "dst"];
+const ADDRESS: &str = "10.77.1.51/16";
+/// Between two moves: the guest is to have work done.
+const BETWEEN: Duration = Duration::from_secs(1);
+/// What a move takes of the time for which the guest works, at most; a failed one before it included.
+const EACH: u32 = 12;
+const DISK: u64 = 96 << 20;
+
+/// What the guest runs, beside its first process.
+const PROGRAMS: &[&str] = &[
+    "mount",
+    "umount",
+    "insmod",
+    "stress-ng",
+    "e2fsck",
+    "sleep",
+    "mkdir",
+];
+const MODULES: &[&str] = &["virtio_pci", "virtio_blk", "crc32c_generic", "ext4"];
+
+/// One of them strikes before every third move: the host whose agent takes the order, as seen from the move, and what.
+const FAULTS: &[(End, &str)] = &[
+    (End::Source, "source-pre-copy fail"),
+    (End::Source, "source-transfer fail"),
+    (End::Destination, "destination-restore fail"),
+    (End::Source, "source-freeze fail"),
+    (End::Destination, "destination-prepare-restore fail"),
+];
+
+#[derive(Debug, Clone, Copy)]
+enum End {
+    Source,
+    Destination,
+}
+
+/// Not one word is another than was written, and the file system is whole.
+pub fn run() -> anyhow::Result<()> {
+    let moves = moves()?;
+    let tools = Tools::find()?.that_fail_on_order();
+    let image = image()?;
+    let lab = TestLab::up(&tools, HOSTS)?;
+    let moved = work_and_move(&lab, &image, moves).with_context(|| lab.logs());
+    lab.down()?;
+    moved
+}
+
+fn image() -> anyhow::Result<Image> {
+    let mut programs = vec![("sh", program("dash")?)];
+    for name in PROGRAMS {
+        programs.push((*name, program(name)?));
+    }
+    let contents = Contents {
+        init: include_bytes!("load.sh"),
+        programs: &programs,
+        files: &[],
+        modules: MODULES,
+    };
+    Ok(Image::holding(&Kernel::find()?, &contents)?)
+}
+
+fn work_and_move(lab: &TestLab, image: &Image, moves: u32) -> anyhow::Result<()> {
+    let folder = tempfile::TempDir::new_in("/var/tmp")?;
+    let disk = folder.path().join("disk");
+    std::fs::File::create(&disk)?.set_len(DISK)?;
+    let made = std::process::Command::new(program("mkfs.ext4")?)
+        .args(["-q", "-F"])
+        .arg(&disk)
+        .status();
+    ensure!(made?.success(), "mkfs.ext4 has failed");
+    let drive = format!(
+        "file={},format=raw,if=virtio,cache=none,aio=threads",
+        disk.display()
+    );
+    let append = format!("seconds={}", moves * EACH);
+    let guest = boot(lab, image, ADDRESS, &append, &["-drive", &drive])?;
+    let (mut here, mut there, mut failed) = ("src", "dst", 0);
+    for number in 0..moves {
+        std::thread::sleep(BETWEEN);
+        if number % 3 == 2 {
+            let (end, fault) = FAULTS[(number / 3) as usize % FAULTS.len()];
+            let host = match end {
+                End::Source => here,
+                End::Destination => there,
+            };
+            lab.order_faults(host, &format!("{fault}\n"))?;
+            let migration = guest.migrate(there)?;
+            lab.order_faults(host, "")?;
+            ensure!(migration.outcome == ROLLED_BACK, "{fault}: {migration:?}");
+            failed += 1;
+        }
+        let migration = guest.moves(there)?;
+        eprintln!(
+            "{number}: {NAME} to {there}, {:.1} ms of {:.0}",
+            migration.service_blackout_ms, migration.total_ms
+        );
+        (here, there) = (there, here);
+        let said = guest.output()?;
+        ensure!(
+            !said.contains("the load has ended"),
+            "the guest worked for too short a time for this machine:\n{said}"
+        );
+    }
+    eprintln!("{moves} moves, and {failed} that failed");
+    let limit = LIMIT + Duration::from_secs((moves * EACH).into());
+    eventually("the guest's own check", limit, || {
+        Ok(guest
+            .output()?
+            .contains("the file system is checked")
+            .then_some(()))
+    })
+    .with_context(|| guest.output().unwrap_or_default())?;
+    let said = guest.output()?;
+    for wanted in ["the load has ended with 0", "the file system is checked with 0"] {
+        ensure!(said.contains(wanted), "{said}");
+    }
+    eprintln!("{said}");
+    lab.ask(&["stop", NAME])?;
+    // Also as this machine sees it.
+    let checked = std::process::Command::new(program("e2fsck")?)
+        .args(["-f", "-n"])
+        .arg(&disk)
+        .output()?;
+    ensure!(
+        checked.status.success(),
+        "{}",
+        String::from_utf8_lossy(&checked.stdout)
+    );
+    Ok(())
+}
