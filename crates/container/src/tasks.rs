@@ -112,14 +112,21 @@ impl Tasks {
             .map_err(|source| self.failed("kill", source))
     }
 
-    /// Counts a process of this host's among them that runc has not started: from now on it is frozen and killed with them. Returns which
-    /// cgroup it was in, for [`Tasks::let_out`].
-    pub async fn take_in(&self, pid: u32) -> Result<Cgroup, Error> {
+    /// Where a process of this host's is that runc has not started, in the hierarchy that they are in; for [`Tasks::let_out`].
+    pub async fn cgroup_of(&self, pid: u32) -> Result<Cgroup, Error> {
         self.blocking(move |tasks| {
             let cgroup = tasks.cgroup()?.ok_or(io::ErrorKind::NotFound)?;
-            let before = cgroup.of_process(pid)?;
-            cgroup.take_in(pid)?;
-            Ok(before)
+            cgroup.of_process(pid)
+        })
+        .await
+        .map_err(|source| self.failed("find a process beside", source))
+    }
+
+    /// Counts such a process among them: from now on it is frozen and killed with them.
+    pub async fn take_in(&self, pid: u32) -> Result<(), Error> {
+        self.blocking(move |tasks| {
+            let cgroup = tasks.cgroup()?.ok_or(io::ErrorKind::NotFound)?;
+            cgroup.take_in(pid)
         })
         .await
         .map_err(|source| self.failed("count a process among", source))

@@ -57,7 +57,7 @@ impl ControlService {
         let started = async {
             let init = start::start(self.0.tools.runc(), &home).await?;
             match found.join(&tasks, &home.paths).await {
-                Ok(_) => Ok(init),
+                Ok(()) => Ok(init),
                 Err(error) => {
                     self.0.tools.runc().delete(&home.record.name, true).await?;
                     Err(error)

@@ -12,12 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use verbatim_container::{ContainerName, Init, Status};
+use verbatim_container::{ContainerName, Init, Status, Tasks};
 
 use super::Instance;
 use super::filling;
 use super::home::{Home, Kept, Paths, Undecided};
-use super::machine::{attached, leaving};
+use super::machine::attached::{self, Attached};
+use super::machine::leaving;
 use crate::agent::Shared;
 use crate::session::recovery;
 
@@ -161,7 +162,15 @@ pub async fn take_over(agent: &Shared, name: &str, moving: bool) -> anyhow::Resu
 
 /// Removes what is left of an instance that does not run here.
 pub async fn clear(agent: &Shared, name: &str) -> anyhow::Result<()> {
-    if let Ok(container) = ContainerName::new(name)
+    let container = ContainerName::new(name);
+    let paths = Paths::new(&agent.config.runtime_dir, name);
+    if let (Ok(container), Some(attached)) = (&container, Attached::of(&paths)?) {
+        // An agent has died before it was an instance. One that has moved away is gone.
+        attached
+            .leave(&Tasks::of(&agent.tools, container, &paths.work), &paths)
+            .await?;
+    }
+    if let Ok(container) = container
         && agent.tools.runc().state(&container).await?.is_some()
     {
         agent.tools.runc().delete(&container, true).await?;

@@ -84,16 +84,14 @@ impl Attached {
         }
     }
 
-    /// Counts it among the tasks of a container that runs, and writes that down.
-    pub async fn join(mut self, tasks: &Tasks, paths: &Paths) -> anyhow::Result<Self> {
-        self.cgroup = Some(tasks.take_in(self.pid).await?);
+    /// Counts it among the tasks of a container that runs. That is written down before: it must not end with the container if this agent dies
+    /// meanwhile.
+    pub async fn join(mut self, tasks: &Tasks, paths: &Paths) -> anyhow::Result<()> {
+        self.cgroup = Some(tasks.cgroup_of(self.pid).await?);
         let path = paths.work.join(FILE);
         let written = std::fs::write(&path, serde_json::to_vec(&self)?);
-        if let Err(error) = written.with_context(|| format!("cannot write {}", path.display())) {
-            self.leave(tasks, paths).await?;
-            return Err(error);
-        }
-        Ok(self)
+        written.with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(tasks.take_in(self.pid).await?)
     }
 
     /// Undoes that: it is a process of the host's again, and nothing more.
