@@ -21,9 +21,10 @@ build: setup ## build verbatim, libverbatim.so and vcheck
 demo: build ## move a running RDMA program between two hosts on this machine
 	$(release)/verbatim demo
 
-# A test that hangs must not hide what the others said.
+# A test that hangs must not hide what the others said. There are no tests in the documentation: to look for them takes a minute.
 test: build ## all tests, from units to end to end
-	PATH="$$(./setup.sh --path)" timeout --verbose --kill-after=60 3000 cargo test --release --locked --workspace
+	PATH="$$(./setup.sh --path)" timeout --verbose --kill-after=60 3000 cargo test --release --locked --workspace \
+		--lib --bins --tests
 	$(MAKE) -C vcheck test
 
 e2e: build ## every end-to-end test of migration, those that `make test` leaves out among them
