@@ -1,5 +1,6 @@
 //! What can be typed.
 
+mod check;
 mod hosts;
 mod nic;
 mod pause;
@@ -12,6 +13,7 @@ use clap::{Args, Parser, Subcommand};
 use verbatim_swap::command::{MemoryCommand, SwapCommand};
 use verbatim_volume::command::VolumeCommand;
 
+pub use check::CheckArguments;
 pub use hosts::HostsArguments;
 pub use nic::{CaptureArguments, NicArguments, NicCommand, NicRunArguments, StatArguments};
 pub use pause::{PauseArguments, PauseTarget, ResumeArguments};
@@ -161,20 +163,14 @@ pub enum Command {
         #[command(subcommand)]
         command: SessionCommand,
     },
-    /// Name everything that would stop a migration, before anything is touched.
+    /// Name everything that would stop a migration, before anything is touched; or move a small program that has an RNIC open, to see
+    /// whether that works here.
     #[command(
-        after_help = "Example:\n  verbatim check web --to dst\n\nExit status: 0 nothing stands in the way, 1 something does."
+        after_help = "Examples:\n  verbatim check web --to dst\n  verbatim check --self-test mlx5_0\n  verbatim check --self-test rxe0 --out \
+                      report.json\n\nExit status: 0 nothing stands in the way, or the program has moved and goes on; 1 something does, or it \
+                      does not."
     )]
-    Check {
-        /// The instance.
-        name: String,
-        /// The destination.
-        #[arg(long, value_name = "HOST")]
-        to: String,
-        /// {"blockers": [...], "notes": [...]} instead of lines.
-        #[arg(long)]
-        json: bool,
-    },
+    Check(CheckArguments),
     /// Show the whole thing: move perftest and a check program between virtual hosts while they run.
     #[command(after_help = "Example:\n  verbatim demo --out out/demo")]
     Demo(DemoArguments),

@@ -9,6 +9,7 @@ pub mod lab;
 mod migrate;
 mod nic;
 mod pause;
+pub mod self_test;
 mod sessions;
 
 use std::process::ExitCode;
@@ -46,7 +47,7 @@ pub fn run(arguments: Arguments, faults: fn(&Config) -> Faults) -> anyhow::Resul
                 Command::Resume(arguments) => pause::resume(&lab, arguments).await,
                 Command::Sessions { all, json } => sessions::list(&lab, all, json).await,
                 Command::Session { command } => sessions::one(&lab, command).await,
-                Command::Check { name, to, json } => check::run(&lab, &name, &to, json).await,
+                Command::Check(arguments) => check::run(&lab, arguments).await,
                 Command::Lab { .. }
                 | Command::Nic(_)
                 | Command::Agent(_)

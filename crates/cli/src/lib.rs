@@ -34,6 +34,7 @@ pub fn main(faults: fn(&Config) -> Faults) -> ExitCode {
     }
     // Before any thread is started.
     verbatim_lab::run_role();
+    commands::self_test::run_role();
     let arguments = args::Arguments::parse();
     output::start_logging(arguments.verbose);
     match commands::run(arguments, faults) {

@@ -49,6 +49,7 @@ mod helper;
 #[cfg(test)]
 mod helper_tests;
 mod lock;
+pub mod loopback;
 mod maker;
 #[cfg(any(test, feature = "measure"))]
 pub mod measure;

@@ -10,6 +10,7 @@ mod machines;
 mod plugin;
 mod results;
 mod run;
+mod self_test;
 mod soak;
 mod trial;
 
@@ -82,6 +83,10 @@ fn main() -> ExitCode {
         "plugin::a_container_is_dumped_and_restored".to_owned(),
         Box::new(|_| plugin()),
     );
+    let self_test = trial(
+        "self_test::a_program_is_moved_and_goes_on".to_owned(),
+        Box::new(|_| self_test::run()),
+    );
     let on_trial = trial(
         "trial::what_cannot_be_made_is_refused_before".to_owned(),
         Box::new(|machines| trial::run(shared(machines)?)),
@@ -105,7 +110,7 @@ fn main() -> ExitCode {
         "soak::lossy".to_owned(),
         Box::new(|machines| soak::lossy(shared(machines)?)),
     );
-    let trials = [plugin, on_trial]
+    let trials = [plugin, self_test, on_trial]
         .into_iter()
         .chain(cases)
         .chain(faults)

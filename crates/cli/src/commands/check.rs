@@ -2,10 +2,24 @@
 
 use std::process::ExitCode;
 
+use anyhow::Context;
+
+use super::self_test;
+use crate::args::CheckArguments;
 use crate::hosts::Hosts;
 
+/// Asks about an instance, or tests an RNIC.
+pub async fn run(lab: &str, arguments: CheckArguments) -> anyhow::Result<ExitCode> {
+    if arguments.self_test.is_some() {
+        return self_test::run(arguments).await;
+    }
+    let given = "without --self-test it is demanded";
+    let (name, to) = (arguments.name.context(given)?, arguments.to.context(given)?);
+    instance(lab, &name, &to, arguments.json).await
+}
+
 /// Prints what stands in the way of a migration, and what is to be known of how it would go.
-pub async fn run(lab: &str, name: &str, to: &str, json: bool) -> anyhow::Result<ExitCode> {
+async fn instance(lab: &str, name: &str, to: &str, json: bool) -> anyhow::Result<ExitCode> {
     let hosts = Hosts::connect(lab).await?;
     let (host, _) = hosts.of_instance(name).await?;
     let found = host.check(name, to).await?;

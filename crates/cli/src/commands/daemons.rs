@@ -9,7 +9,7 @@ use verbatim_agent::faults::Faults;
 use crate::args::AgentArguments;
 
 /// The name of CRIU's plugin, beside this program.
-const CRIU_PLUGIN: &str = "libverbatim_criu_plugin.so";
+pub const CRIU_PLUGIN: &str = "libverbatim_criu_plugin.so";
 
 /// Runs the agent until it is told to stop.
 pub fn agent(arguments: AgentArguments, faults: fn(&Config) -> Faults) -> anyhow::Result<ExitCode> {

@@ -13,6 +13,37 @@ use crate::output::table;
 /// The guest library's name.
 const LIBRARY: &str = "libverbatim.so";
 
+/// A lab that is taken down on every way out.
+pub struct TakenDown(Option<Lab>);
+
+impl TakenDown {
+    /// Of a lab that is up.
+    pub fn new(lab: Lab) -> Self {
+        Self(Some(lab))
+    }
+
+    /// The lab.
+    pub fn get(&self) -> &Lab {
+        self.0.as_ref().expect("taken only by value")
+    }
+
+    /// Takes it down now.
+    pub fn down(mut self) -> anyhow::Result<()> {
+        let lab = self.0.take().expect("taken here and when it is dropped");
+        lab.down().context("cannot take the lab down")
+    }
+}
+
+impl Drop for TakenDown {
+    fn drop(&mut self) {
+        let Some(lab) = self.0.take() else { return };
+        let name = lab.name().to_owned();
+        if let Err(error) = lab.down() {
+            eprintln!("warning: {error}; `verbatim --lab {name} lab down` tries again");
+        }
+    }
+}
+
 /// Does a lab command.
 pub fn run(name: &str, command: LabCommand) -> anyhow::Result<ExitCode> {
     match command {

@@ -1,4 +1,4 @@
-//! The memory of a region, mapped for a while.
+//! Memory that an RNIC reaches, mapped for a while.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +13,7 @@ use crate::error::VerbsError;
 
 const PAGE: u64 = 4096;
 
-/// Pages of a region, as many as it touches in its program. Nobody reads or writes them.
+/// Pages of a region, as many as it touches in its program.
 pub struct Mapped {
     base: NonNull<std::ffi::c_void>,
     bytes: usize,
@@ -32,15 +32,8 @@ impl Mapped {
             .ok_or_else(|| VerbsError::Invalid("memory beyond the end of the address space".to_owned()))?;
         // An empty region has an address all the same.
         let bytes = usize::try_from((end - start).max(PAGE)).unwrap_or(usize::MAX);
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping where nothing is.
-        let base = unsafe { mmap_anonymous(ptr::null_mut(), bytes, rights, MapFlags::PRIVATE) };
-        let base = base.map_err(|errno| VerbsError::os("mmap", errno))?;
-        let this = Self {
-            base: NonNull::new(base).expect("nothing is mapped at address 0"),
-            bytes,
-            within: mr.address - start,
-        };
+        let mut this = Self::private(bytes)?;
+        this.within = mr.address - start;
         let Some(file) = file else { return Ok(this) };
         for segment in &mr.segments {
             let Some(offset) = segment.offset else { continue };
@@ -56,7 +49,7 @@ impl Mapped {
                 mmap(
                     this.base.as_ptr().byte_add((from - start) as usize),
                     (to - from) as usize,
-                    rights,
+                    ProtFlags::READ | ProtFlags::WRITE,
                     MapFlags::SHARED | MapFlags::FIXED,
                     file.as_fd(),
                     offset,
@@ -65,6 +58,44 @@ impl Mapped {
             placed.map_err(|errno| VerbsError::os("mmap of the memory file", errno))?;
         }
         Ok(this)
+    }
+
+    /// Private pages.
+    pub fn private(bytes: usize) -> Result<Self, VerbsError> {
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping where nothing is.
+        let base = unsafe { mmap_anonymous(ptr::null_mut(), bytes, rights, MapFlags::PRIVATE) };
+        let base = base.map_err(|errno| VerbsError::os("mmap", errno))?;
+        Ok(Self {
+            base: NonNull::new(base).expect("nothing is mapped at address 0"),
+            bytes,
+            within: 0,
+        })
+    }
+
+    /// Sets `count` bytes from `at` on, byte by byte as an RNIC may read them meanwhile.
+    pub fn set(&self, at: usize, count: usize, byte: impl Fn(usize) -> u8) {
+        assert!(at + count <= self.bytes);
+        for index in 0..count {
+            // SAFETY: within the mapping.
+            unsafe {
+                self.base
+                    .as_ptr()
+                    .cast::<u8>()
+                    .add(at + index)
+                    .write_volatile(byte(index))
+            };
+        }
+    }
+
+    /// The first of `count` bytes from `at` on that is another one.
+    pub fn differs(&self, at: usize, count: usize, byte: impl Fn(usize) -> u8) -> Option<usize> {
+        assert!(at + count <= self.bytes);
+        (0..count).find(|index| {
+            // SAFETY: within the mapping.
+            let there = unsafe { self.base.as_ptr().cast::<u8>().add(at + index).read_volatile() };
+            there != byte(*index)
+        })
     }
 
     /// Where the region begins.

@@ -8,7 +8,7 @@
 //!   counted against the same limits, and no page is needed twice. Memory without such a file is anonymous, of the same sizes.
 //! - Connected queue pairs are taken to their states, each connected to itself: nothing is sent.
 
-mod memory;
+pub(crate) mod memory;
 
 use std::fs::File;
 use std::sync::Arc;
@@ -55,6 +55,12 @@ pub fn make(device: &str, record: &ContextRecord, memory: Option<&File>) -> Resu
         device: device.to_owned(),
         why: error.to_string(),
     })?;
+    if let Some(why) = opened.blocker() {
+        return Err(TrialError::Open {
+            device: device.to_owned(),
+            why,
+        });
+    }
     let limits = limits(&opened);
     make_at(opened, record, memory).map_err(|not_made| TrialError::Object {
         device: device.to_owned(),

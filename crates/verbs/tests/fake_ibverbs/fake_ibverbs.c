@@ -3,7 +3,9 @@
  * and what it has seen in `fake`.
  *
  * A send that is signaled completes when it is posted, or, while `hold` is set, when `fake_release` is called. RECVs wait
- * for `fake_receive`. What destroys or changes an object is a command, a byte that is written to the context's `cmd_fd`; where that
+ * for `fake_receive`, or, while `carry` is set, for the SENDs of the queue pair that is connected with theirs: then what is sent or
+ * written is there. With a `carry` of 2 its last byte is another one, with 3 that of datagrams only, and with 4 they are of somebody
+ * else. What destroys or changes an object is a command, a byte that is written to the context's `cmd_fd`; where that
  * fails so does the verb, but for the EIO of an RNIC that was unplugged, which is success if the caller says so.
  */
 #define _GNU_SOURCE
@@ -30,7 +32,7 @@ struct fake {
 	/* knobs */
 	int refuse_at, refuse_errno, hold;
 	unsigned status;
-	int keep_errno;
+	int keep_errno, carry;
 	/* what happened */
 	int live, posted, binds, acked_cq, acked_async, closed;
 	unsigned mw_rkey_seen;
@@ -52,6 +54,7 @@ struct cq {
 struct qp {
 	struct ibv_qp base;
 	struct ibv_recv_wr recvs[RING];
+	struct ibv_sge recv_sges[RING];
 	struct ibv_wc held[RING];
 	unsigned recv_head, recv_tail, held_count;
 	struct ibv_qp_attr attr;
@@ -61,6 +64,7 @@ struct qp {
 struct srq {
 	struct ibv_srq base;
 	struct ibv_recv_wr recvs[RING];
+	struct ibv_sge recv_sges[RING];
 	unsigned recv_head, recv_tail;
 	struct ibv_srq_attr attr;
 };
@@ -157,6 +161,27 @@ static int req_notify_cq(struct ibv_cq *cq, int solicited_only)
 	return 0;
 }
 
+static int receive(struct ibv_qp *base, unsigned bytes, int newest, unsigned from);
+struct ibv_qp *fake_qp(unsigned number);
+
+static void carry(const struct qp *from, const struct ibv_send_wr *wr)
+{
+	int datagram = from->base.qp_type == IBV_QPT_UD;
+	struct qp *to = (struct qp *)fake_qp(datagram ? wr->wr.ud.remote_qpn : from->attr.dest_qp_num);
+	struct srq *srq = (struct srq *)to->base.srq;
+	const struct ibv_sge *sge = wr->sg_list;
+	unsigned long place = wr->wr.rdma.remote_addr;
+	unsigned grh = datagram ? 40 : 0;
+	if (wr->opcode == IBV_WR_SEND)
+		place = srq ? srq->recv_sges[srq->recv_head % RING].addr : to->recv_sges[to->recv_head % RING].addr;
+	memcpy((void *)(place + grh), (void *)sge->addr, sge->length);
+	if (fake.carry == 2 || (fake.carry == 3 && datagram))
+		((char *)place)[grh + sge->length - 1] ^= 1;
+	unsigned number = fake.carry == 4 ? 99 : from->base.qp_num;
+	if (wr->opcode == IBV_WR_SEND && receive(&to->base, grh + sge->length, 0, number))
+		abort();
+}
+
 static int post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
 	struct qp *qp = (struct qp *)base;
@@ -184,6 +209,8 @@ static int post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_sen
 			memcpy(seen->inline_data, (void *)wr->sg_list->addr, wr->sg_list->length);
 		if (wr->opcode == IBV_WR_BIND_MW)
 			fake.mw_rkey_seen = wr->bind_mw.mw->rkey;
+		if (fake.carry)
+			carry(qp, wr);
 		if (!(wr->send_flags & IBV_SEND_SIGNALED))
 			continue;
 		struct ibv_wc wc = { .wr_id = wr->wr_id, .qp_num = base->qp_num, .opcode = IBV_WC_SEND, .status = fake.status };
@@ -216,13 +243,16 @@ void fake_reset(void)
 	fake_renumber();
 }
 
-static int keep(struct ibv_recv_wr *wr, struct ibv_recv_wr **bad, struct ibv_recv_wr *ring, unsigned *tail)
+static int keep(struct ibv_recv_wr *wr, struct ibv_recv_wr **bad, struct ibv_recv_wr *ring, struct ibv_sge *sges,
+		unsigned *tail)
 {
 	for (int index = 0; wr; wr = wr->next, index++) {
 		if (fake.refuse_at == index) {
 			*bad = wr;
 			return fake.refuse_errno;
 		}
+		if (wr->num_sge)
+			sges[*tail % RING] = *wr->sg_list;
 		ring[(*tail)++ % RING] = *wr;
 	}
 	return 0;
@@ -231,17 +261,17 @@ static int keep(struct ibv_recv_wr *wr, struct ibv_recv_wr **bad, struct ibv_rec
 static int post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
 	struct qp *qp = (struct qp *)base;
-	return keep(wr, bad, qp->recvs, &qp->recv_tail);
+	return keep(wr, bad, qp->recvs, qp->recv_sges, &qp->recv_tail);
 }
 
 static int post_srq_recv(struct ibv_srq *base, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
 	struct srq *srq = (struct srq *)base;
-	return keep(wr, bad, srq->recvs, &srq->recv_tail);
+	return keep(wr, bad, srq->recvs, srq->recv_sges, &srq->recv_tail);
 }
 
 /* A message arrives; `newest` takes the RECV that was posted last, as queue pairs of a shared queue do now and then. */
-int fake_receive(struct ibv_qp *base, unsigned bytes, int newest)
+static int receive(struct ibv_qp *base, unsigned bytes, int newest, unsigned from)
 {
 	struct qp *qp = (struct qp *)base;
 	struct srq *srq = (struct srq *)base->srq;
@@ -252,11 +282,13 @@ int fake_receive(struct ibv_qp *base, unsigned bytes, int newest)
 	struct ibv_recv_wr wr = newest ? ring[--*tail % RING] : ring[(*head)++ % RING];
 	struct ibv_wc wc = {
 		.wr_id = wr.wr_id, .qp_num = base->qp_num, .opcode = IBV_WC_RECV, .byte_len = bytes,
-		.imm_data = 0x12345678, .wc_flags = IBV_WC_WITH_IMM | IBV_WC_GRH, .src_qp = 99, .sl = 3, .vendor_err = 7,
+		.imm_data = 0x12345678, .wc_flags = IBV_WC_WITH_IMM | IBV_WC_GRH, .src_qp = from, .sl = 3, .vendor_err = 7,
 	};
 	complete((struct cq *)base->recv_cq, &wc);
 	return 0;
 }
+
+int fake_receive(struct ibv_qp *base, unsigned bytes, int newest) { return receive(base, bytes, newest, 99); }
 
 static struct ibv_mw *alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 {

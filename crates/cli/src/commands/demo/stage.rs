@@ -2,7 +2,6 @@
 
 use anyhow::Context;
 use verbatim_agent::client::Client;
-use verbatim_lab::Lab;
 use verbatim_nic::StatsReader;
 
 use super::super::lab;
@@ -15,7 +14,7 @@ const NIC_STATS: &str = "/run/verbatim/nic.stats";
 
 /// A lab that goes down with this value.
 pub struct Stage {
-    lab: Guard,
+    lab: lab::TakenDown,
     clients: Vec<Client>,
 }
 
@@ -27,7 +26,7 @@ impl Stage {
         // A guard within: should nobody wait for it any more, what it brought up goes down at once.
         let up = tokio::task::spawn_blocking(move || {
             let hosts = HOSTS.map(str::to_owned).to_vec();
-            lab::up(&name, hosts, READY_TIMEOUT).map(|lab| Guard(Some(lab)))
+            lab::up(&name, hosts, READY_TIMEOUT).map(lab::TakenDown::new)
         });
         let lab = up
             .await?
@@ -66,11 +65,8 @@ impl Stage {
 
     /// Takes the lab down.
     pub async fn close(self) -> anyhow::Result<()> {
-        let mut lab = self.lab;
-        let lab = lab.0.take().expect("taken here and when it is dropped");
-        tokio::task::spawn_blocking(|| lab.down())
-            .await?
-            .context("cannot take the lab down")
+        let lab = self.lab;
+        tokio::task::spawn_blocking(move || lab.down()).await?
     }
 }
 
@@ -78,23 +74,4 @@ impl Stage {
 pub fn payload(counters: &StatsReader) -> u64 {
     let counters = counters.read();
     counters.tx_payload_bytes + counters.rx_payload_bytes
-}
-
-/// Takes the lab down on every way out.
-struct Guard(Option<Lab>);
-
-impl Guard {
-    fn get(&self) -> &Lab {
-        self.0.as_ref().expect("taken only by value")
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        let Some(lab) = self.0.take() else { return };
-        let name = lab.name().to_owned();
-        if let Err(error) = lab.down() {
-            eprintln!("warning: {error}; `verbatim --lab {name} lab down` tries again");
-        }
-    }
 }

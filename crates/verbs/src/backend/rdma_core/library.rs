@@ -72,6 +72,8 @@ impl From<LoadError> for VerbsError {
 pub struct Library {
     path: PathBuf,
     handle: Handle,
+    /// It is in a namespace of its own.
+    apart: bool,
     functions: Functions,
     errno_location: unsafe extern "C" fn() -> *mut c_int,
     write: unsafe extern "C" fn(c_int, *const c_void, usize) -> isize,
@@ -115,9 +117,24 @@ impl Library {
                 libc::RTLD_NOW | libc::RTLD_LOCAL,
             )
         };
-        let Some(handle) = NonNull::new(handle) else {
-            return Err(refused(last_loader_error()));
-        };
+        let handle = NonNull::new(handle).ok_or_else(|| refused(last_loader_error()))?;
+        Self::of(handle, path, true)
+    }
+
+    /// The one that this program has: by preload or by link, whose verbs those are.
+    pub fn of_program() -> Result<Self, LoadError> {
+        // SAFETY: the program's own handle, by which what is in its global scope is found.
+        let handle = unsafe { libc::dlopen(std::ptr::null(), libc::RTLD_NOW) };
+        let path = Path::new("this program");
+        let handle = NonNull::new(handle).ok_or_else(|| LoadError::Loader {
+            path: path.display().to_string(),
+            reason: last_loader_error(),
+        })?;
+        Self::of(handle, path, false)
+    }
+
+    fn of(handle: NonNull<c_void>, path: &Path, apart: bool) -> Result<Self, LoadError> {
+        let shown = path.display().to_string();
         let find = |symbol: &'static CStr| {
             // SAFETY: a handle that was just opened and is never closed, and a C string.
             let address = unsafe { libc::dlsym(handle.as_ptr(), symbol.as_ptr()) };
@@ -138,8 +155,10 @@ impl Library {
                 *mut c_void,
                 unsafe extern "C" fn(*const c_char, *const c_char, c_int) -> c_int,
             >(setenv);
-            // In the environment of that C library, which nobody else reads. What is short of memory now says so soon enough.
-            setenv(ALLOW_DISASSOCIATED.as_ptr(), c"1".as_ptr(), 1);
+            if apart {
+                // In the environment of that C library, which nobody else reads. What is short of memory now says so soon enough.
+                setenv(ALLOW_DISASSOCIATED.as_ptr(), c"1".as_ptr(), 1);
+            }
             Ok(Self {
                 functions: Functions::load(find)?,
                 errno_location: std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> *mut c_int>(
@@ -159,6 +178,7 @@ impl Library {
                 >(ioctl),
                 path: path.to_owned(),
                 handle: Handle(handle),
+                apart,
             })
         }
     }
@@ -173,6 +193,10 @@ impl Library {
     /// Has what drivers call done as it must be where the threads of a process are restored ones. To be called when drivers are
     /// loaded, and again after others are. An error says why that cannot be.
     pub fn lead_doorbells(&self) -> Result<(), String> {
+        if !self.apart {
+            // Whoever made the library that the program has sees to its own.
+            return Ok(());
+        }
         let below = || Below {
             write: self.write,
             ioctl: self.ioctl,

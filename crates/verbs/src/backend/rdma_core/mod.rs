@@ -138,6 +138,14 @@ fn open_device(library: &Arc<Library>, name: &str) -> Result<Arc<RdmaCoreDevice>
     Ok(Arc::new(RdmaCoreDevice::new(name, opened, doorbells.err())?))
 }
 
+/// Opens a device by the libibverbs that this program itself has: with the guest library preloaded, by that.
+pub fn open_as_program(name: &str) -> Result<Arc<dyn Device>, VerbsError> {
+    open(&Arc::new(Library::of_program()?), name)
+}
+
+/// The address of a device's port, by which its queue pairs reach each other.
+pub use self::port::way_to_itself;
+
 /// The name of the driver of a device that has hardware behind it.
 fn driver_of(device: &str) -> Option<String> {
     let link = std::fs::read_link(Path::new(CLASS).join(device).join("device/driver"));

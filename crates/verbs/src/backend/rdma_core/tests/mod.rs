@@ -4,6 +4,7 @@ mod control;
 mod cost;
 mod data;
 mod layout;
+mod loopback;
 mod moving;
 mod namespace;
 mod rxe;
@@ -45,6 +46,7 @@ struct Knobs {
     hold: c_int,
     status: c_uint,
     keep_errno: c_int,
+    carry: c_int,
     live: c_int,
     posted: c_int,
     binds: c_int,
