@@ -96,14 +96,16 @@ fn added_to(init_pid: i32, processes: &BTreeMap<i32, Process>) -> Vec<String> {
     words.collect()
 }
 
-struct Process {
+/// What is known of a process.
+pub(crate) struct Process {
     parent: i32,
     tracer: i32,
-    command: String,
+    /// Its name.
+    pub command: String,
 }
 
 /// The processes in the PID namespace of `init_pid`.
-fn processes_of(init_pid: i32) -> io::Result<BTreeMap<i32, Process>> {
+pub(crate) fn processes_of(init_pid: i32) -> io::Result<BTreeMap<i32, Process>> {
     let namespace = fs::read_link(format!("/proc/{init_pid}/ns/pid"))?;
     let mut processes = BTreeMap::new();
     for entry in fs::read_dir("/proc")?.flatten() {

@@ -51,6 +51,7 @@ mod runc;
 mod tasks;
 mod tcp_repair;
 mod timings;
+mod waits;
 mod watch;
 
 /// Doors for the fuzz targets (`fuzz/`) to what reads bytes of others and is nobody else's business.
@@ -79,3 +80,4 @@ pub use rnic::{Rnic, find_rnic};
 pub use runc::{Runc, State, Status};
 pub use tasks::{Ended, Fact, NotRun, Tasks};
 pub use timings::{Mark, Timings};
+pub use waits::unreached as unreached_waits;

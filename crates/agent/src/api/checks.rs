@@ -50,6 +50,9 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
             Ok(found) => blockers.extend(found),
             Err(error) => blockers.push(format!("the container's processes cannot be looked at: {error}")),
         }
+        let unreached = tokio::task::spawn_blocking(move || verbatim_container::unreached_waits(init));
+        // Who cannot be looked at stands in the way, which is said above.
+        notes.extend(unreached.await?.unwrap_or_default());
     }
 
     match rnics::strangers(agent, name, init) {

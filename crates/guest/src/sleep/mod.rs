@@ -11,10 +11,11 @@
 //!
 //! Not here, since they go on by themselves: `select`, `pselect`, `ppoll` and sleeps until a point in time (the kernel starts them
 //! again with what is left), and waits for mutexes and condition variables (the C library does). Not reached: who makes system
-//! calls by itself (Go, programs that are linked statically), and `sem_timedwait`, whose system call is within the C library.
+//! calls by itself (Go, programs that are linked statically).
 
 mod alternate;
 mod go_on;
+mod semaphore;
 mod witness;
 
 use std::time::Duration;

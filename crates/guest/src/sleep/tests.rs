@@ -4,6 +4,7 @@
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command};
 use std::ptr::null_mut;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc;
@@ -348,5 +349,113 @@ fn a_thread_that_sleeps_can_be_cancelled() {
         assert_eq!(libc::pthread_join(id, &mut ended), 0);
         // PTHREAD_CANCELED
         assert_eq!(ended.addr(), usize::MAX);
+    }
+}
+
+/// A semaphore of the C library's own, in memory of its own.
+struct Semaphore(Box<std::cell::UnsafeCell<libc::sem_t>>);
+
+// SAFETY: only ever used by the functions that are made for several threads.
+unsafe impl Send for Semaphore {}
+// SAFETY: as above.
+unsafe impl Sync for Semaphore {}
+
+impl Semaphore {
+    fn new(value: c_uint) -> Arc<Self> {
+        // SAFETY: room for one.
+        let this = Self(Box::new(unsafe { std::mem::zeroed() }));
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::sem_init(this.0.get(), 0, value) }, 0);
+        Arc::new(this)
+    }
+
+    /// Waits so long; what it answered, and errno.
+    fn wait(&self, length: Duration) -> (c_int, c_int) {
+        let mut end = timespec_of(Duration::ZERO);
+        // SAFETY: a semaphore, and local variables.
+        unsafe {
+            libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut end);
+            let end = timespec_of(duration(&end) + length);
+            (
+                semaphore::sem_clockwait(self.0.get(), libc::CLOCK_MONOTONIC, &end),
+                errno(),
+            )
+        }
+    }
+
+    fn post(&self) {
+        // SAFETY: a semaphore.
+        assert_eq!(unsafe { libc::sem_post(self.0.get()) }, 0);
+    }
+
+    /// Its value, and how many wait.
+    fn words(&self) -> [u32; 2] {
+        // SAFETY: as it is in memory; nobody else uses it.
+        unsafe { self.0.get().cast::<[u32; 2]>().read_volatile() }
+    }
+}
+
+#[test]
+fn a_wait_for_a_semaphore_is_frozen_and_goes_on() {
+    let one = Semaphore::new(0);
+    let waiting = one.clone();
+    let (took, answer) = frozen(libc::SYS_futex, 0, move || waiting.wait(LENGTH));
+    assert_eq!(answer, (-1, libc::ETIMEDOUT));
+    assert!(took >= LENGTH, "{took:?}");
+    assert_eq!(one.words(), [0, 0], "a waiter is still counted");
+    for signal in handled_signals() {
+        let waiting = one.clone();
+        let answer = signalled(libc::SYS_futex, signal, move || {
+            waiting.wait(Duration::from_secs(60))
+        });
+        // The kernel starts this call again after a handler that says so, without a limit of time or with one.
+        assert_eq!(answer, (-1, libc::EINTR));
+        assert_eq!(one.words(), [0, 0]);
+    }
+}
+
+/// The C library's own `sem_post` wakes, and what is posted is taken once.
+#[test]
+fn a_semaphore_is_shared_with_the_c_librarys_functions() {
+    const EACH: usize = 2000;
+    let one = Semaphore::new(0);
+    let takers: Vec<_> = (0..4)
+        .map(|_| {
+            let one = one.clone();
+            std::thread::spawn(move || {
+                (0..EACH).for_each(|_| assert_eq!(one.wait(Duration::from_secs(60)).0, 0));
+            })
+        })
+        .collect();
+    (0..4 * EACH).for_each(|_| one.post());
+    takers.into_iter().for_each(|taker| taker.join().unwrap());
+    assert_eq!(one.words(), [0, 0]);
+    assert_eq!(one.wait(Duration::from_millis(1)), (-1, libc::ETIMEDOUT));
+    one.post();
+    let past = timespec {
+        tv_sec: -1,
+        tv_nsec: 0,
+    };
+    let wrong = timespec {
+        tv_sec: 0,
+        tv_nsec: 1_000_000_000,
+    };
+    let sem = one.0.get();
+    // SAFETY: a semaphore, and local variables.
+    unsafe {
+        assert_eq!(
+            (semaphore::sem_timedwait(sem, &wrong), errno()),
+            (-1, libc::EINVAL)
+        );
+        let clock = libc::CLOCK_BOOTTIME;
+        assert_eq!(
+            (semaphore::sem_clockwait(sem, clock, &past), errno()),
+            (-1, libc::EINVAL)
+        );
+        assert_eq!(semaphore::sem_timedwait(sem, &past), 0, "there is one");
+        assert_eq!(
+            (semaphore::sem_timedwait(sem, &past), errno()),
+            (-1, libc::ETIMEDOUT)
+        );
     }
 }
