@@ -13,7 +13,7 @@ packages=(
     iproute2 util-linux nftables procps                             # the lab: ip, nsenter, nft, sysctl
     libibverbs-dev ibverbs-utils perftest iperf3 iputils-ping       # programs and headers for tests and benches
     rdmacm-utils librdmacm1 libfabric-bin                           # programs that connect by address and port
-    ucx-utils                                                       # a library over verbs, not ours
+    ucx-utils libucx-dev                                            # a library over verbs, not ours
     python3 python3-pyverbs tshark                                  # rdma-core's own tests, a look at the wire
     libnbd-bin python3-libnbd                                       # clients of volumes that are not ours
     qemu-system-x86                                                 # virtual machines that move

@@ -39,6 +39,7 @@ mod programs;
 mod rdma_cm;
 mod rdma_cm_ends;
 mod rdma_cm_moves;
+mod rdma_cm_ucx;
 mod rnic_again;
 mod robustness;
 mod rollback;
@@ -196,6 +197,7 @@ fn main() -> ExitCode {
         rdma_cm::tests(),
         rdma_cm_moves::tests(),
         rdma_cm_ends::tests(),
+        rdma_cm_ucx::tests(),
         migration::tests(),
         objects::tests(),
         pre_copy::tests(),

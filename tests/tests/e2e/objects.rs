@@ -4,20 +4,15 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use serde::Deserialize;
-use verbatim_e2e::{Finished, Instance, TestLab, Traffic, eventually};
+use verbatim_e2e::{ENDS_PORT, Finished, Instance, PYTHON, TestLab, Traffic, eventually, text_of};
 
 use crate::Test;
 
 const HOSTS: &[&str] = &["src", "dst", "peer"];
 const FOUR_HOSTS: &[&str] = &["src", "dst", "peer", "spare"];
 const LIMIT: Duration = Duration::from_secs(60);
-/// The port of `tests/programs/ends.py`.
-const PORT: u16 = 18517;
 /// What must pass for messages to be said to flow.
 const PACKETS: u64 = 500;
-
-/// The interpreter that the bindings of libibverbs are made for.
-pub const PYTHON: &str = "/usr/bin/python3";
 
 /// All of them.
 pub fn tests() -> Vec<Test> {
@@ -57,28 +52,6 @@ impl Side {
     }
 }
 
-/// A program of `tests/programs` with the module that all of them use, as text: an instance has a `/tmp` of its own, and the
-/// sources may lie there.
-pub fn text_of(program: &str) -> String {
-    let main = match program {
-        "messages.py" => include_str!("../../programs/messages.py"),
-        "windows.py" => include_str!("../../programs/windows.py"),
-        "halves.py" => include_str!("../../programs/halves.py"),
-        "connections.py" => include_str!("../../programs/connections.py"),
-        "churn.py" => include_str!("../../programs/churn.py"),
-        "newcomers.py" => include_str!("../../programs/newcomers.py"),
-        other => unreachable!("{other} is not among the programs"),
-    };
-    let ends = include_str!("../../programs/ends.py");
-    let quoted = |text: &str| serde_json::to_string(text).expect("text can be quoted");
-    format!(
-        "import sys, types\nends = types.ModuleType('ends')\nsys.modules['ends'] = ends\n\
-         exec(compile({}, 'ends.py', 'exec'), ends.__dict__)\nexec(compile({}, '{program}', 'exec'))\n",
-        quoted(ends),
-        quoted(main)
-    )
-}
-
 /// A program of `tests/programs` that runs between two instances.
 struct Pair<'a> {
     lab: &'a TestLab,
@@ -92,7 +65,7 @@ impl<'a> Pair<'a> {
         let text = text_of(program);
         let argv = [&[PYTHON, "-c", text.as_str()], options].concat();
         let server = lab.instance("peer", "server", &argv)?;
-        server.listens(PORT)?;
+        server.listens(ENDS_PORT)?;
         let address = server.address()?;
         let client = lab.instance("src", "client", &[&argv[..], &[&address]].concat())?;
         Ok(Self { lab, client, server })
@@ -233,7 +206,7 @@ fn changes(lab: &TestLab, side: Side) -> anyhow::Result<()> {
 fn newcomers(lab: &TestLab) -> anyhow::Result<()> {
     let text = text_of("newcomers.py");
     let server = lab.instance("peer", "server", &[PYTHON, "-c", &text])?;
-    server.listens(PORT)?;
+    server.listens(ENDS_PORT)?;
     let address = server.address()?;
     let mut visits = 0;
     let mut visit = |moves_to: Option<&str>| {

@@ -5,10 +5,9 @@
 
 use anyhow::{Context, bail, ensure};
 use rustix::process::Signal;
-use verbatim_e2e::{Instance, TestLab, Traffic, eventually};
+use verbatim_e2e::{Instance, PYTHON, TestLab, Traffic, eventually, text_of};
 
 use crate::Test;
-use crate::objects::{PYTHON, text_of};
 use crate::rdma_cm_moves::{HOSTS, LIMIT, LISTENS_WITHIN, client_of};
 
 /// Where a server goes while its client is at it.
@@ -54,7 +53,7 @@ fn moves_before_the_end(server: &Instance<'_>, client: &Instance<'_>) -> anyhow:
 }
 
 /// Tries it with more and more, until it takes longer than the moves.
-fn with_enough(first: u32, mut attempt: impl FnMut(u32) -> anyhow::Result<bool>) -> anyhow::Result<()> {
+pub fn with_enough(first: u32, mut attempt: impl FnMut(u32) -> anyhow::Result<bool>) -> anyhow::Result<()> {
     for exponent in 0..ATTEMPTS {
         if attempt(first * 4_u32.pow(exponent))? {
             return Ok(());

@@ -3,10 +3,9 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use verbatim_e2e::{Bandwidth, Instance, Migration, TestLab, Traffic, eventually};
+use verbatim_e2e::{Bandwidth, Instance, Migration, PYTHON, TestLab, Traffic, eventually, text_of};
 
 use crate::Test;
-use crate::objects::{PYTHON, text_of};
 
 pub const HOSTS: &[&str] = &["src", "dst", "peer"];
 pub const LIMIT: Duration = Duration::from_secs(90);
