@@ -1,10 +1,13 @@
 #!/usr/bin/python3
 """Memory windows of both types: bound, written and read through, invalidated by either side, bound again.
 
-usage: windows.py [HOST]
+usage: windows.py [--fresh] [HOST]
 
 The server has the windows and the client reaches into them, until the client gets SIGINT. Each window stays bound for many
 rounds, so that its key outlives moves of either side. One line of JSON on stdout per side.
+
+A window of type 2 is bound again by the key that it has, which a program is to write into its `struct ibv_mw`. pyverbs does not, and RNICs
+of the kernel's look: with --fresh another window is allocated for each bind of type 2.
 """
 import json
 import sys
@@ -37,8 +40,8 @@ def done(cq, what):
 class Windows:
     """The server's side: one window of each type, over the two halves of a region."""
 
-    def __init__(self, end):
-        self.end = end
+    def __init__(self, end, fresh):
+        self.end, self.fresh = end, fresh
         self.mr = MR(end.dev.pd, 2 * LENGTH, ends.ACCESS)
         self.one, self.two = MW(end.dev.pd, e.IBV_MW_TYPE_1), MW(end.dev.pd, e.IBV_MW_TYPE_2)
         self.two_key = self.two.rkey
@@ -47,6 +50,9 @@ class Windows:
         bound = MWBindInfo(self.mr, self.mr.buf, LENGTH, REMOTE)
         self.end.qp.bind_mw(self.one, MWBind(bound, e.IBV_SEND_SIGNALED))
         done(self.end.scq, 'a bind of type 1')
+        if self.fresh:
+            self.two.close()
+            self.two = MW(self.end.dev.pd, e.IBV_MW_TYPE_2)
         request = SendWR(opcode=e.IBV_WR_BIND_MW)
         request.set_bind_wr(self.two, MWBindInfo(self.mr, self.mr.buf + LENGTH, LENGTH, REMOTE))
         self.end.qp.post_send(request)
@@ -68,8 +74,8 @@ class Windows:
         self.end.post_recv()
 
 
-def serve(wire, end):
-    windows = Windows(end)
+def serve(wire, end, fresh):
+    windows = Windows(end, fresh)
     binds = 0
     while True:
         wire.tell(windows.bind())
@@ -146,14 +152,15 @@ def ask(wire, end, interrupts):
 
 
 def main():
-    host = sys.argv[1:]
+    host = [word for word in sys.argv[1:] if word != '--fresh']
+    fresh = '--fresh' in sys.argv
     interrupts = ends.Interrupts()
     dev = ends.Device()
     wire = ends.connect(host[0]) if host else ends.Wire(ends.listen().accept()[0])
     end = ends.End(dev, 'rc', stream=1 if host else 2, depth=16, size=1024)
     end.connect(wire.swap(end.address()))
     wire.swap('ready')
-    print(json.dumps(ask(wire, end, interrupts) if host else serve(wire, end)), flush=True)
+    print(json.dumps(ask(wire, end, interrupts) if host else serve(wire, end, fresh)), flush=True)
     return 0
 
 

@@ -17,9 +17,11 @@ use verbatim_device::control::{QpAttr, QpAttrMask, QpState, QpType};
 use verbatim_device::gids::counterpart;
 use verbatim_device::transitions::steps;
 
+pub(crate) use self::windows::Was;
 use self::windows::alloc_that_fits;
 use crate::backend::{Device, PhysicalQpInit};
 use crate::error::VerbsError;
+use crate::tables::key_slot;
 
 /// What cannot be made, and why not.
 #[derive(Debug, thiserror::Error)]
@@ -67,15 +69,18 @@ struct Rest {
 }
 
 impl Made {
-    /// Makes all objects of `record` at `device`.
+    /// Makes all objects of `record` at `device`. `windows`: how they were, by the upper 24 bits of their keys; those that are not in there
+    /// were not bound.
     pub fn make(
         device: Arc<dyn Device>,
         record: &ContextRecord,
+        windows: &HashMap<u32, Was>,
         register: Register<'_>,
     ) -> Result<Self, NotMade> {
         let gids = device.attributes().1.gid_table();
         let mut maker = Maker {
             known: &record.gids,
+            windows,
             made: Self {
                 device,
                 claimed: ClaimedContext {
@@ -179,6 +184,7 @@ fn one_of(kind: &str, name: impl Display, index: usize, all: usize) -> String {
 struct Maker<'a> {
     /// The GID table that the program knows.
     known: &'a [[u8; 16]],
+    windows: &'a HashMap<u32, Was>,
     made: Made,
     physical: Physical,
 }
@@ -221,7 +227,11 @@ impl Maker<'_> {
         }
         for (index, mw) in record.mws.iter().enumerate() {
             let pd = find(&self.physical.pds, mw.pd);
-            let rkey = pd.and_then(|pd| alloc_that_fits(&*made.device, pd, mw.mw_type, mw.rkey));
+            let was = self.windows.get(&key_slot(mw.rkey)).copied().unwrap_or(Was {
+                rkey: mw.rkey,
+                bound: false,
+            });
+            let rkey = pd.and_then(|pd| alloc_that_fits(&*made.device, pd, mw.mw_type, was));
             let all = record.mws.len();
             let physical_rkey =
                 rkey.of(|| one_of("memory window", format_args!("{:#x}", mw.rkey), index, all))?;

@@ -16,6 +16,7 @@ use verbatim_device::control::{Access, MwBound, MwState, MwType};
 use crate::backend::Device;
 use crate::context::Context;
 use crate::error::{PostError, VerbsError};
+use crate::maker::Was;
 use crate::mr::{Mr, until_keys_are_free};
 use crate::pd::Pd;
 use crate::qp::Qp;
@@ -217,9 +218,21 @@ impl Mw {
         Ok(())
     }
 
+    /// How it was when it was parked, and the upper 24 bits of its key.
+    pub(crate) fn was(&self) -> Option<(u32, Was)> {
+        let MwState { rkey, bound } = (*self.parked.lock())?;
+        let bound = bound.is_some();
+        Some((key_slot(self.rkey()), Was { rkey, bound }))
+    }
+
     /// Has another RNIC, whose window has the index of `physical_rkey`, make it what it was. All that it is bound to is there
-    /// already.
-    pub(crate) fn restore(&self, device: &dyn Device, physical_rkey: u32) -> Result<(), VerbsError> {
+    /// already. `qps`: the other RNIC's queue pairs, by the numbers that the program knows.
+    pub(crate) fn restore(
+        &self,
+        device: &dyn Device,
+        physical_rkey: u32,
+        qps: &HashMap<u32, u32>,
+    ) -> Result<(), VerbsError> {
         let context = &self.pd.context;
         context.windows.set(self.rkey(), physical_rkey);
         let Some(state) = self.parked.lock().take() else {
@@ -229,10 +242,7 @@ impl Mw {
             // What it was bound to is gone: so is what it opened.
             let region = context.objects.lock().mrs.get(&bound.lkey)?.clone();
             let qpn = match bound.qpn {
-                Some(qpn) => {
-                    let qp = context.objects.lock().qps.get(&qpn)?.clone();
-                    Some(qp.control.lock().physical_qpn())
-                }
+                Some(qpn) => Some(*qps.get(&qpn)?),
                 None => None,
             };
             let lkey = region.physical_lkey.load(SeqCst);

@@ -179,6 +179,12 @@ pub struct RecvWr<'a> {
 /// `IBV_WC_GRH`: 40 bytes are in front of the data.
 pub const WC_GRH: u32 = 1;
 
+/// `IBV_WC_WITH_IMM`
+pub const WC_WITH_IMM: u32 = 2;
+
+/// `IBV_WC_IP_CSUM_OK`, which no queue pair of ours can have.
+pub const WC_IP_CSUM_OK: u32 = 4;
+
 /// `IBV_WC_WITH_INV`: a remote key of this process was invalidated.
 pub const WC_WITH_INV: u32 = 8;
 

@@ -13,6 +13,7 @@ mod run;
 mod self_test;
 mod soak;
 mod trial;
+mod windows;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -91,6 +92,10 @@ fn main() -> ExitCode {
         "trial::what_cannot_be_made_is_refused_before".to_owned(),
         Box::new(|machines| trial::run(shared(machines)?)),
     );
+    let windows = trial(
+        "windows::bound_ones_move_with_their_program".to_owned(),
+        Box::new(|machines| windows::run(shared(machines)?)),
+    );
     let cases = cases::all().into_iter().map(|case| {
         let body: Body = Box::new(move |machines| {
             let done = run::run(shared(machines)?, &case);
@@ -110,7 +115,7 @@ fn main() -> ExitCode {
         "soak::lossy".to_owned(),
         Box::new(|machines| soak::lossy(shared(machines)?)),
     );
-    let trials = [plugin, self_test, on_trial]
+    let trials = [plugin, self_test, on_trial, windows]
         .into_iter()
         .chain(cases)
         .chain(faults)

@@ -162,6 +162,10 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     fn blocker(&self) -> Option<String> {
         None
     }
+    /// Why no other queue pair can take the place of this one, whose peer moves, in words for an operator.
+    fn keeps_queue_pair(&self, _qpn: u32) -> Option<String> {
+        None
+    }
     /// Of a device that nobody but this process can make ready where it moves to: by what it is found there. [`Self::park`] keeps
     /// it as it is, for a migration that is rolled back.
     fn made_again(&self) -> Option<MadeAgainBy> {
@@ -213,7 +217,7 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     fn query_mw(&self, _rkey: u32) -> Result<MwState, VerbsError> {
         unsupported("query_mw")
     }
-    /// Makes a window what another one was.
+    /// Makes a window what another one was. A device that has to post a request for that does so before its queue pairs have ends.
     fn restore_mw(&self, _state: &MwState) -> Result<(), VerbsError> {
         unsupported("restore_mw")
     }

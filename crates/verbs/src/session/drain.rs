@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 use verbatim_channel::{Answer, QpCount};
 use verbatim_device::control::{QpState, QpType};
 
+use super::partner::can_be_replaced;
 use super::{Phase, SessionError, Sessions};
 use crate::context::Context;
 use crate::cq::Cq;
@@ -119,6 +120,13 @@ impl Sessions {
             self.process.srqs().for_each(|srq| srq.queue.lock().hold());
         }
         cqs_of(&qps).iter().for_each(|cq| _ = cq.queue.lock().sweep());
+        for qp in &qps {
+            let control = qp.control.lock();
+            if control.standby.is_some() {
+                // Once more: what the program has posted since the standby was made may tie it to this one.
+                can_be_replaced(qp, &*qp.context().device()?, control.physical_qpn())?;
+            }
+        }
         self.find(session)?.phase = Phase::Drained;
         Ok(())
     }

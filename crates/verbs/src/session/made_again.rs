@@ -21,7 +21,7 @@ use crate::backend::Device;
 use crate::context::Context;
 use crate::described;
 use crate::error::VerbsError;
-use crate::maker::{Made, NotMade};
+use crate::maker::{Made, NotMade, Was};
 
 /// All that a session has made.
 #[derive(Default)]
@@ -117,5 +117,6 @@ fn make(context: &Context, device: Arc<dyn Device>) -> Result<Made, NotMade> {
         })?;
         mr.register_again(context.process(), device, pd)
     };
-    Made::make(device, &described::kept(context), &mut register)
+    let windows: HashMap<u32, Was> = context.mws().iter().filter_map(|mw| mw.was()).collect();
+    Made::make(device, &described::kept(context), &windows, &mut register)
 }

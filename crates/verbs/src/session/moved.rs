@@ -178,6 +178,8 @@ impl Sessions {
             if let Some(replacement) = &replacement {
                 unless_lost(renumber(context, replacement, &built))?;
                 unless_lost(find_ways(context, replacement))?;
+                // Before anything is posted.
+                unless_lost(open_windows(context, replacement))?;
             }
             let (stopped, dumped) = (&mut record.stopped, &mut record.dumped);
             let mut again = |qp: &Arc<Qp>| {
@@ -188,9 +190,6 @@ impl Sessions {
             let moved = replacement.is_some().then_some(&mut again as Again<'_>);
             record.replayed_sends += put_in(ends, moved, &lost_recvs);
             keep_taken(&record.dumped);
-            if let Some(replacement) = &replacement {
-                unless_lost(open_windows(context, replacement))?;
-            }
         }
         if !has_moved {
             super::drain::disallow_markers(&record.qps);
@@ -447,12 +446,14 @@ fn find_ways(context: &Context, replacement: &ClaimedContext) -> Result<(), Sess
 /// Binds a moved context's windows as they were.
 fn open_windows(context: &Context, replacement: &ClaimedContext) -> Result<(), SessionError> {
     let device = context.device()?;
+    let qps = replacement.qps.iter();
+    let qps = qps.map(|claimed| (claimed.qpn, claimed.physical_qpn)).collect();
     for mw in context.mws() {
         let same = |claimed: &&ClaimedMw| key_slot(claimed.rkey) == key_slot(mw.rkey());
         let found = replacement.mws.iter().find(same);
         let found = found
             .ok_or_else(|| SessionError::Claim(format!("nothing for memory window {:#x}", mw.rkey())))?;
-        mw.restore(&*device, found.physical_rkey)?;
+        mw.restore(&*device, found.physical_rkey, &qps)?;
     }
     Ok(())
 }

@@ -7,7 +7,19 @@ use verbatim_channel::{Answer, KeyPair, StandbyPeer};
 
 use super::stopped::take_stopped;
 use super::{Phase, Session, SessionError, Sessions, destroy_standbys};
+use crate::backend::Device;
 use crate::qp::{Qp, Standby, key_table};
+
+/// Whether the queue pair, of that number at its device, can be replaced by a standby.
+pub(super) fn can_be_replaced(qp: &Qp, device: &dyn Device, physical: u32) -> Result<(), SessionError> {
+    match device.keeps_queue_pair(physical) {
+        None => Ok(()),
+        Some(why) => Err(SessionError::Blocked(format!(
+            "queue pair {:#x} cannot be replaced: {why}",
+            qp.number()
+        ))),
+    }
+}
 
 impl Sessions {
     pub(super) fn prepare(&mut self, session: u64, qpns: &[u32]) -> Result<Answer, SessionError> {
@@ -37,9 +49,11 @@ impl Sessions {
         let qp = self.process.qp(qpn).ok_or(SessionError::NoQp { qpn })?;
         let device = qp.context().device()?;
         if let Some(blocker) = device.blocker() {
-            // What cannot be told of it here could not be carried over to the standby either: windows that are bound to it.
+            // What cannot be told of it here could not be carried over to the standby either.
             return Err(SessionError::Blocked(blocker));
         }
+        let physical = qp.control.lock().physical_qpn();
+        can_be_replaced(&qp, &*device, physical)?;
         // Locked until the standby is noted, so that the program cannot change the queue pair in between.
         let mut control = qp.control.lock();
         if let Some(other) = &control.standby {

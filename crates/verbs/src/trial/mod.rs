@@ -10,6 +10,7 @@
 
 pub(crate) mod memory;
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::sync::Arc;
 
@@ -112,7 +113,7 @@ pub(crate) fn make_at(
         mapped.push(there);
         keys
     };
-    let mut made = Made::make(device, &as_it_will_be(record), &mut register)?;
+    let mut made = Made::make(device, &as_it_will_be(record), &HashMap::new(), &mut register)?;
     for qp in made.unconnected() {
         let peer = StandbyPeer {
             qpn: qp.qpn,

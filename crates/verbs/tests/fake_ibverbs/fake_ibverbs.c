@@ -33,6 +33,8 @@ struct fake {
 	int refuse_at, refuse_errno, hold;
 	unsigned status;
 	int keep_errno, carry;
+	/* messages invalidate this key, which is told by these flags */
+	unsigned invalidates, invalidation;
 	/* what happened */
 	int live, posted, binds, acked_cq, acked_async, closed;
 	unsigned mw_rkey_seen;
@@ -284,6 +286,10 @@ static int receive(struct ibv_qp *base, unsigned bytes, int newest, unsigned fro
 		.wr_id = wr.wr_id, .qp_num = base->qp_num, .opcode = IBV_WC_RECV, .byte_len = bytes,
 		.imm_data = 0x12345678, .wc_flags = IBV_WC_WITH_IMM | IBV_WC_GRH, .src_qp = from, .sl = 3, .vendor_err = 7,
 	};
+	if (fake.invalidates) {
+		wc.wc_flags = fake.invalidation;
+		wc.invalidated_rkey = fake.invalidates;
+	}
 	complete((struct cq *)base->recv_cq, &wc);
 	return 0;
 }

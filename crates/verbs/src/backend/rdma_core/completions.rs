@@ -14,11 +14,11 @@ use verbatim_device::ring::Armed;
 use super::ffi::ibv_cq;
 use super::live::Pin;
 use super::markers::is_mark;
-use super::objects::Cq;
+use super::objects::{Cq, Objects};
 use super::progress::QpProgress;
 use crate::backend::CompletionRing;
 use crate::error::VerbsError;
-use crate::work::Wc;
+use crate::work::{WC_IP_CSUM_OK, WC_WITH_INV, Wc};
 
 /// The end of a completion queue.
 #[derive(Debug)]
@@ -26,6 +26,7 @@ pub struct Completions {
     /// The first, since what is dropped while it is pinned is not destroyed.
     pin: Pin<ibv_cq>,
     cq: Arc<Cq>,
+    objects: Arc<Objects>,
     /// What was taken when the device was parked.
     left: VecDeque<Wc>,
     /// Whose the last completion was: the next is mostly the same one's.
@@ -41,12 +42,13 @@ struct LastOwner {
 }
 
 impl Completions {
-    pub fn new(cq: Arc<Cq>) -> Result<Self, VerbsError> {
+    pub fn new(cq: Arc<Cq>, objects: Arc<Objects>) -> Result<Self, VerbsError> {
         let pin = cq.live.pin("poll_cq")?;
         let left = std::mem::take(&mut *cq.left.lock());
         Ok(Self {
             pin,
             cq,
+            objects,
             left,
             last: None,
         })
@@ -128,6 +130,10 @@ impl CompletionRing for Completions {
             }
             false => self.left.pop_front()?,
         };
+        let wc_flags = match wc.wc_flags & (WC_WITH_INV | WC_IP_CSUM_OK) {
+            0 => wc.wc_flags,
+            _ => self.objects.invalidated_by(&wc),
+        };
         Some(Cqe {
             wr_id: wc.wr_id,
             // Libraries tell the RNIC's clock only, in its own unit: whoever asks for the time looks at ours.
@@ -139,7 +145,7 @@ impl CompletionRing for Completions {
             imm: wc.imm,
             qpn: wc.qp_num,
             src_qpn: wc.src_qp,
-            wc_flags: wc.wc_flags,
+            wc_flags,
             sl: wc.sl.into(),
             solicited: 0,
         })

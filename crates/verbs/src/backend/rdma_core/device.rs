@@ -4,7 +4,7 @@ use std::any::Any;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 
 use parking_lot::Mutex;
 use verbatim_device::control::{
@@ -127,11 +127,13 @@ impl Device for RdmaCoreDevice {
         if let Some(why) = &self.no_doorbells {
             return Some(format!("no restored thread could post to {}: {why}", self.name));
         }
-        let windows = self.objects.mws.all();
-        let bound = windows.iter().filter(|mw| mw.was_bound.load(Relaxed)).count();
-        (bound > 0).then(|| {
+        self.blocked_by_windows()
+    }
+
+    fn keeps_queue_pair(&self, qpn: u32) -> Option<String> {
+        self.has_window_of(qpn).then(|| {
             format!(
-                "it has bound {bound} memory windows of {}, which does not tell to what: those cannot be moved",
+                "a memory window of type 2 of {} is bound to it, which cannot be bound to the one that would take its place",
                 self.name
             )
         })
@@ -208,13 +210,7 @@ impl Device for RdmaCoreDevice {
 
     /// One that is bound to nothing is as it was made.
     fn restore_mw(&self, state: &MwState) -> Result<(), VerbsError> {
-        match state.bound {
-            None => self.state_of_mw(state.rkey).map(drop),
-            Some(_) => Err(VerbsError::Unsupported(format!(
-                "{} binds windows for programs only",
-                self.name
-            ))),
-        }
+        self.bind_again(state)
     }
 
     fn create_comp_channel(&self) -> Result<Arc<dyn EventChannel>, VerbsError> {
@@ -408,7 +404,10 @@ impl Device for RdmaCoreDevice {
     }
 
     fn cq_end(&self, place: &CqPlace) -> Result<Box<dyn CompletionRing>, VerbsError> {
-        Ok(Box::new(Completions::new(self.objects.cqs.get(place.cq)?)?))
+        Ok(Box::new(Completions::new(
+            self.objects.cqs.get(place.cq)?,
+            self.objects.clone(),
+        )?))
     }
 
     fn srq_end(&self, place: &SrqPlace) -> Result<Box<dyn RecvRing>, VerbsError> {

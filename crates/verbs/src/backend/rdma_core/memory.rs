@@ -1,15 +1,14 @@
 //! Memory regions and windows.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
 
-use verbatim_device::control::{Access, MwState, MwType};
+use verbatim_device::control::{Access, MwType};
 
 use super::device::RdmaCoreDevice;
 use super::ffi;
 use super::live::Live;
 use super::objects::{Mr, Mw};
+use super::windows::Noted;
 use crate::backend::{PhysicalMrChange, PhysicalMrInit};
 use crate::error::VerbsError;
 use crate::tables::key_slot;
@@ -111,22 +110,11 @@ impl RdmaCoreDevice {
         let (rkey, live) = unsafe { ((*mw.as_ptr()).rkey, Live::new(self.opened.clone(), mw, dealloc)) };
         let mw = Mw {
             live,
-            was_bound: AtomicBool::new(false),
-            _pd: pd,
+            mw_type,
+            noted: Noted::unbound(rkey).into(),
+            pd,
         };
         self.objects.mws.insert(key_slot(rkey), mw);
         Ok(rkey)
-    }
-
-    /// Libraries do not tell what a window opens.
-    pub fn state_of_mw(&self, rkey: u32) -> Result<MwState, VerbsError> {
-        let mw = self.objects.mws.get(key_slot(rkey))?;
-        if mw.was_bound.load(Relaxed) {
-            return Err(VerbsError::Unsupported(format!(
-                "memory window {rkey:#x} of {} was bound, and the device does not tell to what",
-                self.name
-            )));
-        }
-        Ok(MwState { rkey, bound: None })
     }
 }

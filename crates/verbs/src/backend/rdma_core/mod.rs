@@ -49,6 +49,7 @@ mod sends;
 #[cfg(test)]
 mod tests;
 mod wait;
+mod windows;
 
 use std::path::Path;
 use std::ptr::NonNull;

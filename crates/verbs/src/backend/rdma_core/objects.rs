@@ -4,17 +4,18 @@
 //! lets go of them.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Relaxed, Release};
-use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
-use verbatim_device::control::{AddressVector, QpAttr, QpCap, QpType, SrqAttr};
+use verbatim_device::control::{AddressVector, MwType, QpAttr, QpCap, QpType, SrqAttr};
 
 use super::channel::{Armed, Channel, Source};
 use super::ffi::{ibv_ah, ibv_cq, ibv_mr, ibv_mw, ibv_pd, ibv_qp, ibv_srq};
 use super::live::Live;
 use super::progress::{Progress, QpProgress};
+use super::windows::Noted;
 use crate::error::VerbsError;
 use crate::tables::Radix24;
 use crate::work::Wc;
@@ -29,9 +30,10 @@ pub struct Mr {
 #[derive(Debug)]
 pub struct Mw {
     pub live: Live<ibv_mw>,
-    /// A bind was posted: nobody but the RNIC knows what it opens.
-    pub was_bound: AtomicBool,
-    pub _pd: Arc<Live<ibv_pd>>,
+    pub mw_type: MwType,
+    /// What was last posted of it.
+    pub noted: Mutex<Noted>,
+    pub pd: Arc<Live<ibv_pd>>,
 }
 
 #[derive(Debug)]

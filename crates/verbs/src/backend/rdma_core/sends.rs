@@ -2,15 +2,15 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
-use verbatim_device::control::{MwType, QpType};
+use verbatim_device::control::{Access, MwBound, MwType, QpType};
 use verbatim_device::layout::{self, SendWqe, Sge};
 use verbatim_device::ring::Body;
 
 use super::ffi;
 use super::live::{OwnedHeld, Pin};
 use super::objects::{Objects, Qp};
+use super::windows::Noted;
 use crate::backend::{Refused, SendRing};
 use crate::error::VerbsError;
 use crate::tables::key_slot;
@@ -81,7 +81,12 @@ impl Request {
 enum Names {
     Nothing,
     AddressHandle(u32),
-    Window { mw_rkey: u32, lkey: u32 },
+    Window {
+        mw_rkey: u32,
+        lkey: u32,
+    },
+    /// It is found by the RNIC: what is invalidated.
+    Key(u32),
 }
 
 /// The end of a send queue.
@@ -135,18 +140,14 @@ impl Sends {
     /// Finds what a request names; `EINVAL` if it was destroyed.
     fn find(&self, names: Names) -> Result<Kept, c_int> {
         match names {
-            Names::Nothing => unreachable!("the caller asks for those that name something"),
+            Names::Nothing | Names::Key(_) => unreachable!("the caller asks for those that name an object"),
             Names::AddressHandle(ah) => {
                 let held = self.objects.ahs.find(ah).and_then(|ah| ah.live.hold_owned());
                 held.map(Kept::AddressHandle).ok_or(libc::EINVAL)
             }
             Names::Window { mw_rkey, lkey } => {
                 let mw = self.objects.mws.find(key_slot(mw_rkey));
-                let mw = mw.and_then(|mw| {
-                    mw.was_bound.store(true, Relaxed);
-                    mw.live.hold_owned()
-                });
-                let mw = mw.ok_or(libc::EINVAL)?;
+                let mw = mw.and_then(|mw| mw.live.hold_owned()).ok_or(libc::EINVAL)?;
                 let mr = self.objects.mrs.find(lkey).and_then(|mr| mr.live.hold_owned());
                 if mr.is_none() && lkey != 0 {
                     return Err(libc::EINVAL);
@@ -198,7 +199,7 @@ impl Sends {
                 refused = Some((index, libc::EOPNOTSUPP));
                 break;
             }
-            if !matches!(names, Names::Nothing) {
+            if !matches!(names, Names::Nothing | Names::Key(_)) {
                 match self.find(*names) {
                     Ok(Kept::Window(mw, mr)) if is_type_1(&mw) => {
                         if count == 0 {
@@ -297,6 +298,40 @@ impl Sends {
         }
     }
 
+    /// Notes what the first `taken` requests, which were posted, do to windows.
+    #[inline(never)]
+    fn note_windows(&self, taken: usize) {
+        for Request { wr, names, .. } in &self.requests[..taken] {
+            match *names {
+                Names::Nothing | Names::AddressHandle(_) => {}
+                Names::Key(rkey) => self.objects.note_invalidation(rkey),
+                Names::Window { mw_rkey, lkey } => {
+                    let Some(mw) = self.objects.mws.find(key_slot(mw_rkey)) else {
+                        continue;
+                    };
+                    let ffi::ibv_mw_bind_info {
+                        addr: address,
+                        length,
+                        mw_access_flags,
+                        ..
+                    } = wr.bind_mw.bind_info;
+                    let bound = MwBound {
+                        lkey,
+                        address,
+                        length,
+                        access: Access::from_bits_truncate(mw_access_flags),
+                        qpn: (mw.mw_type == MwType::Two).then_some(self.qp.number),
+                    };
+                    *mw.noted.lock() = Noted {
+                        rkey: wr.bind_mw.rkey,
+                        bound: (length > 0).then_some(bound),
+                        by: self.qp.number,
+                    };
+                }
+            }
+        }
+    }
+
     fn truncate(&mut self, count: usize) {
         let Some(first) = self.requests[..self.used].get(count) else {
             return;
@@ -332,6 +367,7 @@ impl Sends {
                     lkey: wqe.swap as u32,
                 }
             }
+            layout::WR_LOCAL_INV => Names::Key(wqe.imm),
             _ if qp_type == QpType::Ud => {
                 wr.wr.ud = ffi::ibv_send_wr_ud {
                     ah: std::ptr::null_mut(),
@@ -452,7 +488,10 @@ impl SendRing for Sends {
         wr.opcode = wqe.opcode.into();
         wr.send_flags = flags_to_c(wqe.flags);
         wr.imm_data = wqe.imm;
-        let is_usual = !matches!(wqe.opcode, layout::WR_BIND_MW | COMPARE_SWAP | FETCH_ADD);
+        let is_usual = !matches!(
+            wqe.opcode,
+            layout::WR_BIND_MW | layout::WR_LOCAL_INV | COMPARE_SWAP | FETCH_ADD
+        );
         request.names = if is_usual && self.qp.qp_type != QpType::Ud {
             wr.wr.rdma = ffi::ibv_send_wr_rdma {
                 remote_addr: wqe.remote_address,
@@ -478,6 +517,13 @@ impl SendRing for Sends {
         let taken = outcome.map_or_else(|(taken, _)| taken, |()| self.used);
         if let Some(last) = taken.checked_sub(1) {
             self.qp.progress.send.posted_up_to(self.requests[last].wr.wr_id);
+            if !matches!(
+                self.requests[last].names,
+                Names::Nothing | Names::AddressHandle(_)
+            ) || taken > 1
+            {
+                self.note_windows(taken);
+            }
         }
         let refused = outcome.map_err(|(_, errno)| Refused {
             count: (self.used - taken) as u32,

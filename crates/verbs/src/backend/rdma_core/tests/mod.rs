@@ -10,6 +10,7 @@ mod namespace;
 mod rxe;
 mod through_the_objects;
 mod trial;
+mod windows;
 
 use std::ffi::{CStr, c_int, c_uint, c_ulong, c_void};
 use std::path::{Path, PathBuf};
@@ -47,6 +48,8 @@ struct Knobs {
     status: c_uint,
     keep_errno: c_int,
     carry: c_int,
+    invalidates: c_uint,
+    invalidation: c_uint,
     live: c_int,
     posted: c_int,
     binds: c_int,
