@@ -73,6 +73,9 @@ macro_rules! written_in_hexadecimal {
 written_in_hexadecimal!(VolumeId);
 written_in_hexadecimal!(SessionId);
 
+/// A session of the agents, which decides about a volume that moves together with its container.
+pub type AgentSession = u64;
+
 /// How often a volume has moved; 1 for one that was made here.
 pub type Generation = u64;
 
@@ -105,6 +108,26 @@ pub enum Role {
     },
     /// An attempt to fill it was given up. It is a mixture.
     Incomplete,
+    /// It was the one that serves, and moves with its container ([`crate::together`]).
+    Held {
+        /// The attempt.
+        session: SessionId,
+        /// The destination.
+        to: String,
+        /// The session of the agents that decides.
+        by: AgentSession,
+    },
+    /// It is filled, and moves with its container.
+    Ready {
+        /// The attempt.
+        session: SessionId,
+        /// The generation of what it was filled from.
+        base: Generation,
+        /// From where.
+        from: String,
+        /// The session of the agents that decides.
+        by: AgentSession,
+    },
 }
 
 /// What is kept beside the data of a copy.
@@ -167,6 +190,8 @@ pub enum Refusal {
     Serves,
     /// The copy here is not older than the source's.
     NotOlder,
+    /// The copy here waits for a session of the agents.
+    Promised,
 }
 
 /// What a destination's sidecar must be before it takes anything of this session. `here`: what there is of that name.
@@ -174,9 +199,15 @@ pub fn prepare(here: Option<&Sidecar>, offer: &Offer) -> Result<Sidecar, Refusal
     let generation = match here {
         None => 0,
         Some(here) if here.id != offer.id => return Err(Refusal::OtherVolume),
-        Some(here) if matches!(here.role, Role::Serving | Role::Deciding { .. }) => {
+        Some(here)
+            if matches!(
+                here.role,
+                Role::Serving | Role::Deciding { .. } | Role::Held { .. }
+            ) =>
+        {
             return Err(Refusal::Serves);
         }
+        Some(here) if matches!(here.role, Role::Ready { .. }) => return Err(Refusal::Promised),
         Some(here) if here.generation >= offer.base => return Err(Refusal::NotOlder),
         Some(here) => here.generation,
     };
@@ -246,7 +277,9 @@ pub fn answer(here: Option<&Sidecar>, ask: &Ask, is_complete: bool) -> Verdict {
         }
         Role::Incoming { .. } | Role::Incomplete | Role::Moved { .. } => Verdict::Say(Answer::NotCommitted),
         // It has that generation, or an older one, and serves: two copies of one age are nothing that this rule can have made.
-        Role::Serving | Role::Deciding { .. } => Verdict::Say(Answer::NotKnown),
+        Role::Serving | Role::Deciding { .. } | Role::Held { .. } => Verdict::Say(Answer::NotKnown),
+        // Another rule decides.
+        Role::Ready { .. } => Verdict::Say(Answer::NotKnown),
     }
 }
 

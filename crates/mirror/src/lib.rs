@@ -34,6 +34,7 @@ mod engine;
 mod extent;
 pub mod pace;
 mod receiver;
+pub mod together;
 
 pub use engine::{
     Action, Config, Ended, Engine, Event, Failure, HoldFailure, Link, Op, Pointers, Report, RequestId,

@@ -170,8 +170,16 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
             data,
             common,
         } => (Order::Create { name, length, data }, common),
-        VolumeCommand::Attach { name, device, common } => (Order::Attach { name, device }, common),
-        VolumeCommand::Detach { name, common } => (Order::Detach { name }, common),
+        VolumeCommand::Attach { name, device, common } => {
+            let order = Order::Attach {
+                name,
+                device,
+                holder: None,
+                by: None,
+            };
+            (order, common)
+        }
+        VolumeCommand::Detach { name, common } => (Order::Detach { name, holder: None }, common),
         VolumeCommand::List { common } => (Order::List, common),
         VolumeCommand::Status { name, common } => return status(&name, &common),
         VolumeCommand::Resize { name, size, common } => (Order::Resize { name, length: size }, common),
@@ -270,8 +278,10 @@ fn table(rows: &[Row]) -> String {
             .unwrap_or(if row.attached { "when served" } else { "no" });
         let device = row.device.as_ref().map(|device| format!(" {}", device.display()));
         let device = device.unwrap_or_default();
+        let holder = row.holder.as_ref().map(|holder| format!(" (instance {holder})"));
+        let holder = holder.unwrap_or_default();
         text += &format!(
-            "{:<20} {:>14} {:>4} {role:<22} {attached}{device}\n",
+            "{:<20} {:>14} {:>4} {role:<22} {attached}{device}{holder}\n",
             row.name, row.length_bytes, row.generation
         );
     }

@@ -1,11 +1,14 @@
 //! What the command and the daemon of a host say to each other: a line of JSON each, on a Unix socket.
 
+use std::io::{self, BufRead, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
+use verbatim_mirror::decision::AgentSession;
 
 /// The longest line.
 const MAX_LINE: u64 = 1 << 20;
@@ -25,9 +28,18 @@ pub enum Order {
         /// As a block device of this machine, too.
         #[serde(default)]
         device: bool,
+        /// Only as a block device, for this instance and nobody else.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        holder: Option<String>,
+        /// That instance is restored here in this session of the agents, which is not decided yet.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        by: Option<AgentSession>,
     },
     Detach {
         name: String,
+        /// Only what that instance has.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        holder: Option<String>,
     },
     List,
     Resize {
@@ -45,6 +57,29 @@ pub enum Order {
     Cancel {
         name: String,
     },
+    /// Copy it to another host, for a session of the agents which decides what becomes of it. Answered when it has begun.
+    Follow {
+        name: String,
+        to: String,
+        by: AgentSession,
+        bytes_per_second: Option<u64>,
+    },
+    /// Answered when the other host has everything, so that it can be held.
+    Mirrored {
+        name: String,
+        by: AgentSession,
+    },
+    /// Hold its clients, and have the other host promise it. Then it waits for [`Order::Settle`].
+    Hold {
+        name: String,
+        by: AgentSession,
+    },
+    /// That session is decided. The same to whatever has no part in it.
+    Settle {
+        name: String,
+        by: AgentSession,
+        is_committed: bool,
+    },
 }
 
 /// A volume as the daemon sees it.
@@ -58,7 +93,7 @@ pub struct Row {
     pub length_bytes: u64,
     /// How often it has moved, and one.
     pub generation: u64,
-    /// serving, deciding, moved, incoming or incomplete.
+    /// serving, deciding, moved, incoming, incomplete, held or ready.
     pub role: String,
     /// The other host, if the role has one.
     pub other_host: Option<String>,
@@ -69,6 +104,9 @@ pub struct Row {
     /// The block device that it is on this machine.
     #[serde(default)]
     pub device: Option<PathBuf>,
+    /// The instance that has it for itself.
+    #[serde(default)]
+    pub holder: Option<String>,
     /// Where a migration stands.
     pub migration: Option<serde_json::Value>,
 }
@@ -109,25 +147,70 @@ pub struct Moved {
 /// Gives an order and waits for its outcome.
 pub async fn order(socket: &Path, order: &Order) -> anyhow::Result<Outcome> {
     let stream = UnixStream::connect(socket).await;
-    let mut stream = stream.with_context(|| {
-        format!(
-            "no volume daemon answers at {}; start one with `verbatim volume daemon`",
-            socket.display()
-        )
-    })?;
+    let mut stream = stream.with_context(|| nobody(socket))?;
     send(&mut stream, order).await?;
-    match receive(&mut BufReader::new(stream)).await? {
+    done(receive(&mut BufReader::new(stream)).await?)
+}
+
+/// The same for a thread that may block, for so long at most.
+pub fn order_now(socket: &Path, order: &Order, limit: Duration) -> anyhow::Result<Outcome> {
+    let stream = std::os::unix::net::UnixStream::connect(socket);
+    let mut stream = stream.with_context(|| nobody(socket))?;
+    let said = || -> anyhow::Result<Option<Outcome>> {
+        stream.set_read_timeout(Some(limit))?;
+        stream.set_write_timeout(Some(limit))?;
+        stream.write_all(&line(order)?)?;
+        let mut answer = Vec::new();
+        io::BufReader::new(stream)
+            .take(MAX_LINE)
+            .read_until(b'\n', &mut answer)?;
+        read(&answer)
+    };
+    done(said().context("the volume daemon does not answer")?)
+}
+
+/// Whether an order failed because there is no daemon.
+pub fn is_nobody_there(error: &anyhow::Error) -> bool {
+    let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+    matches!(
+        kind,
+        Some(io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)
+    )
+}
+
+fn nobody(socket: &Path) -> String {
+    format!(
+        "no volume daemon answers at {}; start one with `verbatim volume daemon`",
+        socket.display()
+    )
+}
+
+fn done(outcome: Option<Outcome>) -> anyhow::Result<Outcome> {
+    match outcome {
         Some(Outcome::Failed(why)) => bail!("{why}"),
         Some(outcome) => Ok(outcome),
         None => bail!("the volume daemon has gone away; what it was doing goes on when it is started again"),
     }
 }
 
-/// Sends one line.
-pub async fn send(stream: &mut UnixStream, value: &impl Serialize) -> anyhow::Result<()> {
+fn line(value: &impl Serialize) -> anyhow::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
-    Ok(stream.write_all(&line).await?)
+    Ok(line)
+}
+
+/// What a line says, if there is one.
+fn read<T: for<'a> Deserialize<'a>>(line: &[u8]) -> anyhow::Result<Option<T>> {
+    match line.last() {
+        None => Ok(None),
+        Some(b'\n') => Ok(Some(serde_json::from_slice(line)?)),
+        Some(_) => bail!("a line is cut off or too long"),
+    }
+}
+
+/// Sends one line.
+pub async fn send(stream: &mut UnixStream, value: &impl Serialize) -> anyhow::Result<()> {
+    Ok(stream.write_all(&line(value)?).await?)
 }
 
 /// Takes one line, if there is one.
@@ -136,9 +219,5 @@ pub async fn receive<T: for<'a> Deserialize<'a>>(
 ) -> anyhow::Result<Option<T>> {
     let mut line = Vec::new();
     stream.take(MAX_LINE).read_until(b'\n', &mut line).await?;
-    match line.last() {
-        None => Ok(None),
-        Some(b'\n') => Ok(Some(serde_json::from_slice(&line)?)),
-        Some(_) => bail!("a line is cut off or too long"),
-    }
+    read(&line)
 }

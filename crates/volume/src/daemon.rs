@@ -3,6 +3,7 @@
 mod deciding;
 mod listeners;
 mod orders;
+mod together;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,6 +23,7 @@ use crate::peer::destination::Incoming;
 use crate::store::Store;
 use crate::tls::Hosts;
 use crate::volume::Volume;
+use together::Following;
 
 /// A sidecar that could not be written is written again after this time.
 const AGAIN: Duration = Duration::from_millis(200);
@@ -69,6 +71,10 @@ struct State {
     incoming: Option<Arc<Incoming>>,
     /// While it is a block device of this machine.
     device: Option<Device>,
+    /// The instance that has the device for itself.
+    holder: Option<String>,
+    /// While it is copied for a session of the agents.
+    following: Option<Following>,
     /// Takes clients; aborted when that ends.
     listener: Option<tokio::task::JoinHandle<()>>,
 }
@@ -178,20 +184,23 @@ impl Daemon {
         let Some(sidecar) = state.sidecar.as_ref().filter(|sidecar| sidecar.may_serve()) else {
             return Ok(());
         };
-        if state.volume.is_none() {
-            let path = entry.folder.data(&state.settings);
-            let store = Store::open(&path, sidecar.length);
-            let store = store.with_context(|| format!("cannot open {}", path.display()))?;
-            state.volume = Some(Volume::new(
-                store,
-                sidecar.length,
-                self.disks.clone(),
-                self.config.hook,
-            ));
-        }
+        let length = sidecar.length;
+        self.open(entry, state, length)?;
         if let (true, None, Some(volume)) = (state.settings.attached, &state.listener, &state.volume) {
             let socket = self.config.nbd_socket(&entry.name);
             state.listener = Some(listeners::nbd(&socket, &entry.name, volume.clone())?);
+        }
+        Ok(())
+    }
+
+    /// Opens its data, unless they are open.
+    fn open(&self, entry: &Entry, state: &mut State, length: u64) -> anyhow::Result<()> {
+        if state.volume.is_none() {
+            let path = entry.folder.data(&state.settings);
+            let store = Store::open(&path, length);
+            let store = store.with_context(|| format!("cannot open {}", path.display()))?;
+            let volume = Volume::new(store, length, self.disks.clone(), self.config.hook);
+            state.volume = Some(volume);
         }
         Ok(())
     }
@@ -204,6 +213,8 @@ impl Daemon {
             Role::Moved { to } => ("moved", Some(to.clone())),
             Role::Incoming { from, .. } => ("incoming", Some(from.clone())),
             Role::Incomplete => ("incomplete", None),
+            Role::Held { to, .. } => ("held", Some(to.clone())),
+            Role::Ready { from, .. } => ("ready", Some(from.clone())),
         };
         let socket = self.config.nbd_socket(&entry.name);
         let uri = format!("nbd+unix:///{}?socket={}", entry.name, socket.display());
@@ -218,6 +229,7 @@ impl Daemon {
             attached: state.settings.attached,
             uri: state.listener.is_some().then_some(uri),
             device: state.device.as_ref().map(|device| device.path().to_owned()),
+            holder: state.holder.clone(),
             migration: migration.and_then(|(status, _)| serde_json::to_value(status).ok()),
         })
     }

@@ -294,9 +294,11 @@ impl Volume {
                 }
                 true
             }
-            ToSource::Differs(_) | ToSource::Welcome { .. } | ToSource::Refused(_) | ToSource::Answer(_) => {
-                false
-            }
+            ToSource::Differs(_)
+            | ToSource::Welcome { .. }
+            | ToSource::Refused(_)
+            | ToSource::Answer(_)
+            | ToSource::Promised => false,
         }
     }
 

@@ -15,7 +15,7 @@ use std::io;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use verbatim_mirror::decision::{Answer, Generation, SessionId, VolumeId};
+use verbatim_mirror::decision::{AgentSession, Answer, Generation, SessionId, VolumeId};
 
 /// The version of these messages.
 pub const VERSION: u32 = 1;
@@ -59,6 +59,11 @@ pub enum Purpose {
     Decide {
         /// The source does not want it committed any more.
         gives_up: bool,
+    },
+    /// The same, but what is asked for is a promise: the session of the agents decides.
+    Promise {
+        /// Which one.
+        by: AgentSession,
     },
 }
 
@@ -128,6 +133,8 @@ pub enum ToSource {
     Differs(Tag),
     /// To [`Purpose::Decide`].
     Answer(Answer),
+    /// To [`Purpose::Promise`]: it is promised.
+    Promised,
 }
 
 /// A frame in one piece, without its data.

@@ -30,7 +30,7 @@ const TICK: Duration = Duration::from_millis(10);
 const HOLD_AGAIN: Duration = Duration::from_millis(300);
 
 impl Daemon {
-    fn call(
+    pub(super) fn call(
         &self,
         entry: &Entry,
         sidecar: &Sidecar,
@@ -273,6 +273,18 @@ impl Daemon {
                 let answer = self.asked(&hello.name, &ask, gives_up).await?;
                 wire::send(&mut stream, &ToSource::Answer(answer)).await?;
             }
+            Purpose::Promise { by } => {
+                let ask = Ask {
+                    id: hello.id,
+                    session: hello.session,
+                    base: hello.base,
+                };
+                let answer = match self.promise(&hello.name, &ask, by).await {
+                    Ok(()) => ToSource::Promised,
+                    Err(error) => ToSource::Refused(format!("{error:#}")),
+                };
+                wire::send(&mut stream, &answer).await?;
+            }
         }
         Ok(())
     }
@@ -298,6 +310,9 @@ impl Daemon {
                 Refusal::OtherVolume => anyhow::anyhow!("there is another volume {name} already"),
                 Refusal::Serves => anyhow::anyhow!("{name} is served here, or was about to leave"),
                 Refusal::NotOlder => anyhow::anyhow!("the copy of {name} here is not older"),
+                Refusal::Promised => anyhow::anyhow!(
+                    "{name} is promised here to an instance that moves, and its agent here has not said yet whether it has arrived"
+                ),
             })?;
             entry.folder.make()?;
             let settings = Settings {

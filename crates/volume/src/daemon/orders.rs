@@ -37,11 +37,23 @@ impl Daemon {
                 self.create(&entry, &mut state, length, data)?;
                 self.done(&entry, &state)
             }
-            Order::Attach { name, device } => {
+            Order::Attach {
+                name,
+                holder: Some(holder),
+                by,
+                ..
+            } => {
+                let entry = self.entry(&name).await?;
+                let mut state = entry.state.lock().await;
+                self.lend(&entry, &mut state, holder, by)?;
+                self.done(&entry, &state)
+            }
+            Order::Attach { name, device, .. } => {
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
                 known(&entry, &state)?;
                 serving(&entry, &state)?;
+                is_nobodys(&entry, &state)?;
                 let settings = Settings {
                     attached: true,
                     ..state.settings.clone()
@@ -49,17 +61,20 @@ impl Daemon {
                 entry.folder.write_settings(&settings)?;
                 state.settings = settings;
                 self.serve(&entry, &mut state)?;
-                if let (true, None, Some(volume)) = (device, &state.device, &state.volume) {
-                    let device = tokio::task::block_in_place(|| Device::new(volume));
-                    state.device = Some(device.with_context(|| {
+                if device {
+                    make_device(&mut state).with_context(|| {
                         format!("{name} is attached, but cannot be a block device of this machine")
-                    })?);
+                    })?;
                 }
                 self.done(&entry, &state)
             }
-            Order::Detach { name } => {
+            Order::Detach { name, holder } => {
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
+                if holder.is_some() && holder != state.holder {
+                    // It has none of it (any more): this daemon is not the one that lent it.
+                    return self.done(&entry, &state);
+                }
                 known(&entry, &state)?;
                 is_free(&entry, &state)?;
                 if state
@@ -93,14 +108,20 @@ impl Daemon {
                     Role::Serving if state.settings.attached => {
                         bail!("{name} is attached; `verbatim volume detach {name}` first")
                     }
-                    Role::Deciding { .. } => bail!("{name} is being moved"),
+                    Role::Serving => is_nobodys(&entry, &state)?,
+                    Role::Deciding { .. } | Role::Held { .. } => bail!("{name} is being moved"),
+                    Role::Ready { from, .. } => {
+                        bail!(
+                            "{name} comes from {from} with an instance, and it is not decided yet whether that has arrived"
+                        )
+                    }
                     Role::Incoming { from, .. } if state.is_being_filled() => {
                         bail!(
                             "{name} is being filled from {from}; `verbatim volume cancel {name}` there ends that"
                         )
                     }
                     // The rest of an attempt: nobody may serve it, and nobody fills it.
-                    Role::Incoming { .. } | Role::Serving | Role::Moved { .. } | Role::Incomplete => {}
+                    Role::Incoming { .. } | Role::Moved { .. } | Role::Incomplete => {}
                 }
                 if state
                     .volume
@@ -127,6 +148,7 @@ impl Daemon {
                     // A file system on it would lose its disk at the end of the move.
                     let mut state = entry.state.lock().await;
                     is_free(&entry, &state)?;
+                    is_nobodys(&entry, &state)?;
                     tokio::task::block_in_place(|| state.device = None);
                 }
                 // It goes on if the command is ended.
@@ -151,10 +173,41 @@ impl Daemon {
                 volume.event(Event::Cancel);
                 self.done(&entry, &state)
             }
+            Order::Follow {
+                name,
+                to,
+                by,
+                bytes_per_second,
+            } => {
+                let entry = self.entry(&name).await?;
+                let mut state = entry.state.lock().await;
+                self.follow(&entry, &mut state, to, by, bytes_per_second)?;
+                self.done(&entry, &state)
+            }
+            Order::Mirrored { name, by } => {
+                let entry = self.entry(&name).await?;
+                self.mirrored(&entry, by).await?;
+                self.done(&entry, &*entry.state.lock().await)
+            }
+            Order::Hold { name, by } => {
+                let entry = self.entry(&name).await?;
+                self.hold(&entry, by).await?;
+                self.done(&entry, &*entry.state.lock().await)
+            }
+            Order::Settle {
+                name,
+                by,
+                is_committed,
+            } => {
+                let entry = self.entry(&name).await?;
+                let mut state = entry.state.lock().await;
+                self.settle(&entry, &mut state, by, is_committed).await?;
+                self.done(&entry, &state)
+            }
         }
     }
 
-    fn done(&self, entry: &Entry, state: &State) -> anyhow::Result<Outcome> {
+    pub(super) fn done(&self, entry: &Entry, state: &State) -> anyhow::Result<Outcome> {
         Ok(Outcome::Volumes(self.row(entry, state).into_iter().collect()))
     }
 
@@ -227,6 +280,7 @@ impl Daemon {
         }
         // What the kernel still keeps of it is written now.
         tokio::task::block_in_place(|| state.device = None);
+        state.holder = None;
         if let Some(volume) = &state.volume {
             let closed = tokio::time::timeout(CLOSE, volume.close()).await;
             closed.context("what is under way does not end")?;
@@ -236,7 +290,7 @@ impl Daemon {
     }
 }
 
-fn known<'a>(entry: &Entry, state: &'a State) -> anyhow::Result<&'a Sidecar> {
+pub(super) fn known<'a>(entry: &Entry, state: &'a State) -> anyhow::Result<&'a Sidecar> {
     let sidecar = state.sidecar.as_ref();
     sidecar.with_context(|| {
         format!(
@@ -244,6 +298,22 @@ fn known<'a>(entry: &Entry, state: &'a State) -> anyhow::Result<&'a Sidecar> {
             entry.name
         )
     })
+}
+
+/// Makes it a block device of this machine, if it is none.
+pub(super) fn make_device(state: &mut State) -> anyhow::Result<()> {
+    if let (None, Some(volume)) = (&state.device, &state.volume) {
+        state.device = Some(tokio::task::block_in_place(|| Device::new(volume))?);
+    }
+    Ok(())
+}
+
+/// No instance has it for itself.
+pub(super) fn is_nobodys(entry: &Entry, state: &State) -> anyhow::Result<()> {
+    match &state.holder {
+        Some(holder) => bail!("{} is in use by the instance {holder}", entry.name),
+        None => Ok(()),
+    }
 }
 
 /// Nobody on this machine has a file system of it mounted.
@@ -266,5 +336,11 @@ pub(super) fn serving(entry: &Entry, state: &State) -> anyhow::Result<()> {
         Role::Moved { to } => bail!("{name} has moved to {to}"),
         Role::Incoming { from, .. } => bail!("{name} is being filled from {from}"),
         Role::Incomplete => bail!("{name} was not filled to the end; it is on another host"),
+        Role::Held { to, .. } => {
+            bail!("{name} waits for the agent here to say whether its instance has moved to {to}")
+        }
+        Role::Ready { from, .. } => {
+            bail!("{name} waits for the agent here to say whether its instance has come from {from}")
+        }
     }
 }

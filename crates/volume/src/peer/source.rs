@@ -61,6 +61,15 @@ impl Call {
         }
     }
 
+    /// Asks once for a promise.
+    pub async fn ask_to_promise(&self) -> anyhow::Result<()> {
+        match self.open().await?.1 {
+            ToSource::Promised => Ok(()),
+            ToSource::Refused(why) => bail!("{} refuses: {why}", self.to),
+            other => bail!("{} answers {other:?}", self.to),
+        }
+    }
+
     /// Keeps a link for that volume until its migration is over. Why the destination will not have it goes to `refused`.
     pub async fn keep(self, volume: Arc<Volume>, refused: UnboundedSender<String>, hook: Hook) {
         let mut known = None;

@@ -1,0 +1,376 @@
+//! A volume moves together with its container: the agents' session decides. `verbatim_mirror::together` has the rules.
+//!
+//! At its source it is copied ([`Daemon::follow`]) while the instance runs, and held ([`Daemon::hold`]) when its tasks are frozen. The
+//! destination promises it then, and lends it to the instance that is restored. Either waits for its agent's word ([`Daemon::settle`]), in this
+//! process or in one that comes after it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::MissedTickBehavior;
+use verbatim_mirror::decision::{AgentSession, Ask, Role, SessionId};
+use verbatim_mirror::together::{held, promised, settled};
+use verbatim_mirror::{Event, Report};
+
+use super::orders::{is_nobodys, known, make_device, serving};
+use super::{Daemon, Entry, State};
+use crate::faults::Point;
+use crate::volume::Volume;
+use crate::wire::Purpose;
+
+/// How often the engine is told the time.
+const TICK: Duration = Duration::from_millis(10);
+
+/// After a hold that has failed, in the blackout of an instance.
+const HOLD_AGAIN: Duration = Duration::from_millis(50);
+
+/// So long a hold is tried.
+const HOLD_LIMIT: Duration = Duration::from_secs(10);
+
+/// How far it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Stage {
+    Copying,
+    /// The other host has everything.
+    Mirrored,
+    /// Clients wait.
+    Held,
+    /// It is over.
+    Ended(String),
+}
+
+/// A volume that is copied for a session of the agents.
+pub(super) struct Following {
+    by: AgentSession,
+    session: SessionId,
+    to: String,
+    stage: watch::Receiver<Stage>,
+    hold: watch::Sender<bool>,
+    link: JoinHandle<()>,
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        self.link.abort();
+    }
+}
+
+/// What the engine says, and what it is told.
+struct Driver {
+    volume: Arc<Volume>,
+    name: String,
+    reports: UnboundedReceiver<Report>,
+    refused: UnboundedReceiver<String>,
+    stage: watch::Sender<Stage>,
+    hold: watch::Receiver<bool>,
+    hook: crate::faults::Hook,
+}
+
+impl Driver {
+    /// Until the move is over.
+    async fn run(mut self) {
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        // When the hold was asked for, and when it is to be tried.
+        let mut hold: Option<(Instant, Instant)> = None;
+        let mut is_asked = false;
+        while self.volume.migration().is_some() {
+            tokio::select! {
+                _ = ticks.tick() => {
+                    self.volume.event(Event::Tick);
+                    if hold.is_some_and(|(_, at)| Instant::now() >= at) {
+                        hold = hold.map(|(since, _)| (since, Instant::now() + HOLD_LIMIT));
+                        self.volume.event(Event::Hold);
+                    }
+                }
+                changed = self.hold.changed(), if !is_asked => {
+                    if changed.is_err() {
+                        // Whoever followed it has gone.
+                        is_asked = true;
+                    } else if *self.hold.borrow_and_update() {
+                        is_asked = true;
+                        hold = Some((Instant::now(), Instant::now() + HOLD_LIMIT));
+                        self.volume.event(Event::Hold);
+                    }
+                }
+                report = self.reports.recv() => match report {
+                    Some(Report::Mirrored) => {
+                        (self.hook)(Point::Mirrored);
+                        self.stage.send_replace(Stage::Mirrored);
+                    }
+                    Some(Report::HoldFailed(why)) => {
+                        tracing::info!("{}: a hold has failed: {why:?}", self.name);
+                        let since = hold.map_or_else(Instant::now, |(since, _)| since);
+                        if since.elapsed() > HOLD_LIMIT {
+                            self.volume.event(Event::Cancel);
+                            self.end(format!("it cannot be held: {why:?}"));
+                            return;
+                        }
+                        hold = Some((since, Instant::now() + HOLD_AGAIN));
+                    }
+                    Some(Report::Held) => {
+                        hold = None;
+                        (self.hook)(Point::Held);
+                        self.stage.send_replace(Stage::Held);
+                    }
+                    Some(Report::Ended(why)) => {
+                        let why = self.refused.try_recv().unwrap_or_else(|_| format!("{why:?}"));
+                        self.end(why);
+                        return;
+                    }
+                    None => return,
+                },
+            }
+        }
+        self.end("the move is over".to_owned());
+    }
+
+    fn end(&self, why: String) {
+        self.stage.send_replace(Stage::Ended(why));
+    }
+}
+
+impl Daemon {
+    /// Begins to copy it.
+    pub(super) fn follow(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        state: &mut State,
+        to: String,
+        by: AgentSession,
+        bytes_per_second: Option<u64>,
+    ) -> anyhow::Result<()> {
+        let name = &entry.name;
+        serving(entry, state)?;
+        if to == self.config.name {
+            bail!("{name} is on {to} already");
+        }
+        let volume = state.volume.clone().context("it is not served")?;
+        if volume.migration().is_some() {
+            bail!("{name} is being moved already");
+        }
+        let session = SessionId(rand::random());
+        let sidecar = state.sidecar.as_ref().expect("it is served");
+        let purpose = Purpose::Fill {
+            length: sidecar.length,
+            from: self.config.name.clone(),
+            attached: false,
+        };
+        let call = self.call(entry, sidecar, session, &to, purpose)?;
+        let (reports, reported) = unbounded_channel();
+        let (refusals, refused) = unbounded_channel();
+        let (stages, stage) = watch::channel(Stage::Copying);
+        let (hold, is_held) = watch::channel(false);
+        volume.migrate(bytes_per_second, reports);
+        let driver = Driver {
+            volume: volume.clone(),
+            name: name.clone(),
+            reports: reported,
+            refused,
+            stage: stages,
+            hold: is_held,
+            hook: self.config.hook,
+        };
+        tokio::spawn(driver.run());
+        let link = tokio::spawn(call.keep(volume, refusals, self.config.hook));
+        state.following = Some(Following {
+            by,
+            session,
+            to,
+            stage,
+            hold,
+            link,
+        });
+        Ok(())
+    }
+
+    /// Waits until it can be held.
+    pub(super) async fn mirrored(&self, entry: &Entry, by: AgentSession) -> anyhow::Result<()> {
+        let mut stage = {
+            let state = entry.state.lock().await;
+            followed(entry, &state, by)?.stage.clone()
+        };
+        reached(entry, &mut stage, |stage| *stage != Stage::Copying).await
+    }
+
+    /// Holds its clients, and has the other host promise it. After an error it waits for [`Self::settle`], too.
+    pub(super) async fn hold(&self, entry: &Arc<Entry>, by: AgentSession) -> anyhow::Result<()> {
+        let mut stage = {
+            let state = entry.state.lock().await;
+            let following = followed(entry, &state, by)?;
+            following.hold.send_replace(true);
+            following.stage.clone()
+        };
+        reached(entry, &mut stage, |stage| *stage == Stage::Held).await?;
+        let call = {
+            let mut state = entry.state.lock().await;
+            let following = followed(entry, &state, by)?;
+            let (session, to) = (following.session, following.to.clone());
+            let sidecar = known(entry, &state)?.clone();
+            let next = held(&sidecar, session, &to, by).context("it does not serve")?;
+            if let Err(error) = tokio::task::block_in_place(|| entry.folder.write_sidecar(&next)) {
+                // It may be there all the same, and a process that comes later would wait for a decision that nobody takes.
+                self.write(entry, &mut state, sidecar).await;
+                if let Some(volume) = &state.volume {
+                    volume.event(Event::Release);
+                }
+                return Err(error.context("that it is held could not be written down"));
+            }
+            let call = self.call(entry, &next, session, &to, Purpose::Promise { by });
+            state.sidecar = Some(next);
+            call?
+        };
+        (self.config.hook)(Point::Deciding);
+        call.ask_to_promise().await?;
+        (self.config.hook)(Point::Answered);
+        Ok(())
+    }
+
+    /// The source holds its tenant, and wants this copy promised.
+    pub(super) async fn promise(&self, name: &str, ask: &Ask, by: AgentSession) -> anyhow::Result<()> {
+        (self.config.hook)(Point::Question);
+        let entry = self.entry(name).await?;
+        let mut state = entry.state.lock().await;
+        let incoming = state.incoming.clone();
+        let is_complete = incoming
+            .as_ref()
+            .is_some_and(|incoming| incoming.is_complete(ask.session));
+        let next = promised(state.sidecar.as_ref(), ask, by, is_complete);
+        let next = next.with_context(|| format!("the copy of {name} here is not whole"))?;
+        if let Some(incoming) = incoming {
+            incoming.close();
+        }
+        (self.config.hook)(Point::Committing);
+        self.write(&entry, &mut state, next).await;
+        (self.config.hook)(Point::Committed);
+        Ok(())
+    }
+
+    /// Makes it a block device for one instance, which may ask again. `by`: it is restored in that session.
+    pub(super) fn lend(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        state: &mut State,
+        holder: String,
+        by: Option<AgentSession>,
+    ) -> anyhow::Result<()> {
+        let name = &entry.name;
+        let sidecar = known(entry, state)?;
+        let length = sidecar.length;
+        let is_promised = match (&sidecar.role, by) {
+            (Role::Ready { by: promised, .. }, Some(by)) => *promised == by,
+            _ => false,
+        };
+        if !is_promised {
+            serving(entry, state)?;
+        }
+        if state.settings.attached {
+            bail!("{name} is attached for other clients; `verbatim volume detach {name}` first");
+        }
+        if state.holder.as_ref() != Some(&holder) {
+            is_nobodys(entry, state)?;
+        }
+        if state
+            .volume
+            .as_ref()
+            .is_some_and(|volume| volume.migration().is_some())
+        {
+            bail!("{name} is being moved");
+        }
+        if is_promised {
+            self.open(entry, state, length)?;
+        }
+        make_device(state).with_context(|| format!("{name} cannot be a block device of this machine"))?;
+        state.holder = Some(holder);
+        Ok(())
+    }
+
+    /// The session is decided.
+    pub(super) async fn settle(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        state: &mut State,
+        by: AgentSession,
+        is_committed: bool,
+    ) -> anyhow::Result<()> {
+        let Some(sidecar) = state.sidecar.clone() else {
+            return Ok(());
+        };
+        if let Some(next) = settled(&sidecar, by, is_committed) {
+            match &sidecar.role {
+                Role::Held { .. } => {
+                    let event = if is_committed {
+                        Event::Moved
+                    } else {
+                        Event::Release
+                    };
+                    if let Some(volume) = &state.volume {
+                        volume.event(event);
+                    }
+                    self.write(entry, state, next).await;
+                    state.following = None;
+                    (self.config.hook)(Point::Moved);
+                }
+                _ => self.write(entry, state, next).await,
+            }
+            if !state.sidecar.as_ref().is_some_and(|now| now.may_serve())
+                && let Err(error) = self.close(entry, state).await
+            {
+                tracing::warn!("{}: {error:#}", entry.name);
+            }
+            return self.serve(entry, state);
+        }
+        ensure!(
+            !(is_committed && matches!(sidecar.role, Role::Incoming { .. })),
+            "{} was not filled to the end, and its session was committed",
+            entry.name
+        );
+        if is_committed {
+            return Ok(());
+        }
+        if state
+            .following
+            .as_ref()
+            .is_some_and(|following| following.by == by)
+        {
+            if let Some(volume) = &state.volume {
+                volume.event(Event::Release);
+                volume.event(Event::Cancel);
+            }
+            state.following = None;
+        }
+        if let Role::Incoming { .. } = sidecar.role {
+            // A late question finds that it is given up.
+            if let Some(incoming) = &state.incoming {
+                incoming.close();
+            }
+            self.write(entry, state, sidecar.with(Role::Incomplete)).await;
+        }
+        Ok(())
+    }
+}
+
+fn followed<'a>(entry: &Entry, state: &'a State, by: AgentSession) -> anyhow::Result<&'a Following> {
+    let following = state.following.as_ref();
+    let following = following.filter(|following| following.by == by);
+    following.with_context(|| format!("{} is not copied for that session (any more)", entry.name))
+}
+
+async fn reached(
+    entry: &Entry,
+    stage: &mut watch::Receiver<Stage>,
+    is_it: impl Fn(&Stage) -> bool,
+) -> anyhow::Result<()> {
+    let reached = stage
+        .wait_for(|stage| is_it(stage) || matches!(stage, Stage::Ended(_)))
+        .await;
+    match reached.map(|stage| stage.clone()) {
+        Ok(Stage::Ended(why)) => bail!("{} is not copied any more: {why}", entry.name),
+        Ok(_) => Ok(()),
+        Err(_) => bail!("{} is not copied any more", entry.name),
+    }
+}
