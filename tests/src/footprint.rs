@@ -3,12 +3,13 @@
 use crate::lab::TestLab;
 
 /// Where an instance's things are on its host: folder by folder, one entry per instance.
-const FOLDERS: [&str; 6] = [
+const FOLDERS: [&str; 7] = [
     "/run/verbatim/instances",
     "/run/verbatim/bundles",
     "/run/verbatim/net",
     "/run/verbatim/images",
     "/run/verbatim/criu",
+    "/run/verbatim/disks",
     "/run/verbatim/containers/runc",
 ];
 

@@ -42,7 +42,7 @@ pub struct Row {
 
 impl<'a> Instance<'a> {
     /// `options` begin with the one that names it.
-    pub(crate) fn run(lab: &'a TestLab, host: &str, options: &[&str], what: &[&str]) -> anyhow::Result<Self> {
+    pub fn run(lab: &'a TestLab, host: &str, options: &[&str], what: &[&str]) -> anyhow::Result<Self> {
         let name = options.get(1).context("an instance has a name")?;
         lab.ask(&[&["run", "--host", host], options, what].concat())?;
         Ok(Self::of(lab, name))

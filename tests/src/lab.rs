@@ -43,11 +43,17 @@ pub struct TestLab {
 impl TestLab {
     /// Brings up a lab with these hosts.
     pub fn up(tools: &Tools, hosts: &[&str]) -> anyhow::Result<Self> {
-        Self::up_with(tools, hosts, &[])
+        Self::up_with(tools, hosts, &[], false)
     }
 
-    /// The same; what these hosts run can be exchanged ([`Self::install`]), and is of these releases at first.
-    pub fn up_with(tools: &Tools, hosts: &[&str], releases: &[(&str, Release)]) -> anyhow::Result<Self> {
+    /// The same; what these hosts run can be exchanged ([`Self::install`]), and is of these releases at first. With `volumes` each host has
+    /// a volume daemon.
+    pub fn up_with(
+        tools: &Tools,
+        hosts: &[&str],
+        releases: &[(&str, Release)],
+        volumes: bool,
+    ) -> anyhow::Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(1);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("e2e-{}-{number}", std::process::id());
@@ -68,6 +74,7 @@ impl TestLab {
             let link = lab.installed.link(host);
             arguments.extend(["--binaries".to_owned(), format!("{host}={}", link.display())]);
         }
+        arguments.extend(volumes.then(|| "--volumes".to_owned()));
         let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
         lab.verbatim(&arguments)?.succeed(patience(COMMAND_LIMIT))?;
         lab.lab = Some(Lab::open(&lab.name)?);
@@ -308,7 +315,7 @@ impl TestLab {
         };
         let mut text = String::new();
         for host in lab.hosts() {
-            for service in ["nic", "agent"] {
+            for service in ["nic", "agent", "volumes"] {
                 let path = lab
                     .state_dir()
                     .join("hosts")

@@ -24,6 +24,7 @@ use crate::instances::machine;
 use crate::instances::machine::Origin;
 use crate::instances::record::{Record, parse_address};
 use crate::instances::start;
+use crate::instances::volumes;
 use crate::instances::{Instance as HostInstance, State};
 use crate::memory::convergence::Limits;
 use crate::pause;
@@ -87,7 +88,11 @@ impl ControlService {
                 .map(|name| verbatim_container::find_rnic(name))
                 .collect::<Result<_, _>>()?,
             machine: virtual_machine,
+            volumes: volumes::parse(&request.volumes, request.machine)?,
         };
+        if let Some(lack) = volumes::lacking(&record).first() {
+            bail!("{lack}");
+        }
         match self.0.instances.conflict(&record) {
             Some(conflict) => bail!("{conflict}; choose another one"),
             None => Ok(record),
@@ -163,6 +168,7 @@ impl ControlService {
             )?;
             match home
                 .furnish(&agent.config, origin)
+                .and_then(|()| home.take_volumes(None))
                 .and_then(|()| home.make_bundle(&agent.config, origin))
             {
                 Ok(()) => Ok(home),
@@ -465,6 +471,7 @@ impl Control for ControlService {
             oldest: versions.oldest,
             newest: versions.newest,
             runtime_dir: self.0.config.runtime_dir.display().to_string(),
+            capabilities: protocol::capabilities(),
         }))
     }
 }

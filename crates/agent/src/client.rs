@@ -81,6 +81,13 @@ impl Client {
 
     /// Starts an instance.
     pub async fn run(&self, request: RunRequest) -> anyhow::Result<Instance> {
+        let can = |name: &str| self.version.capabilities.iter().any(|can| can == name);
+        if !request.volumes.is_empty() && !can(protocol::VOLUMES) {
+            bail!(
+                "the agent of {} does not know volumes; upgrade it",
+                self.version.host
+            );
+        }
         told(self.inner.clone().run(request).await)
     }
 

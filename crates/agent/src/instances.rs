@@ -8,9 +8,11 @@
 //! - [`start`]: starting its program;
 //! - [`storage`]: whether another host reaches its disks;
 //! - [`tasks`]: what runs in it, while it moves;
+//! - [`volumes`]: local disks of it, as file systems, which [`freeze`] brings to rest;
 //! - [`recovery`]: what an agent finds that comes after one that died.
 
 pub mod filling;
+mod freeze;
 pub mod home;
 pub mod machine;
 pub mod record;
@@ -18,6 +20,7 @@ pub mod recovery;
 pub mod start;
 pub mod storage;
 pub mod tasks;
+pub mod volumes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -113,6 +116,9 @@ impl Instance {
                 });
                 true
             });
+            if matches!(watched.state(), State::Exited(_)) {
+                let _ = tokio::task::spawn_blocking(move || watched.home.give_volumes_back()).await;
+            }
         });
         instance
     }

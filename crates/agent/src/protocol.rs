@@ -51,8 +51,29 @@ pub const CM: &str = "rdma-cm";
 /// It takes virtual machines (`machine` of a record).
 pub const MACHINES: &str = "machines";
 
+/// It gives containers volumes (`RunRequest.volumes`, `volumes` of a record).
+pub const VOLUMES: &str = "volumes";
+
+/// It takes instances with volumes.
+pub const VOLUMES_MOVE: &str = "volumes-move";
+
 /// What not every agent of a version can do, and what others may ask it for only if it says so.
-const CAPABILITIES: &[&str] = &[FILL, BULK, NETWORK, MADE_AGAIN, RNICS, CM, MACHINES];
+const CAPABILITIES: &[&str] = &[
+    FILL,
+    BULK,
+    NETWORK,
+    MADE_AGAIN,
+    RNICS,
+    CM,
+    MACHINES,
+    VOLUMES,
+    VOLUMES_MOVE,
+];
+
+/// All of them, as they are said.
+pub fn capabilities() -> Vec<String> {
+    CAPABILITIES.iter().map(|name| (*name).to_owned()).collect()
+}
 
 /// The names of the contracts that a host has with what is on it.
 const CHANNEL: &str = "channel";
@@ -96,7 +117,7 @@ pub fn hello(own: Versions, host: &str) -> HelloRequest {
         protocol: own.newest,
         host: host.to_owned(),
         oldest: own.oldest,
-        capabilities: CAPABILITIES.iter().map(|name| (*name).to_owned()).collect(),
+        capabilities: capabilities(),
     }
 }
 
@@ -109,7 +130,7 @@ pub fn answer_hello(own: Versions, request: &HelloRequest, host: &str) -> (Hello
         version: env!("CARGO_PKG_VERSION").to_owned(),
         oldest: own.oldest,
         newest: own.newest,
-        capabilities: CAPABILITIES.iter().map(|name| (*name).to_owned()).collect(),
+        capabilities: capabilities(),
         contracts: vec![
             contract(CHANNEL, verbatim_channel::VERSIONS),
             contract(DEVICE, verbatim_device::control::VERSIONS),

@@ -28,6 +28,7 @@ pub mod partner;
 pub mod recovery;
 pub mod rnics;
 pub mod source;
+pub mod volumes;
 pub mod watched;
 mod writer;
 

@@ -63,7 +63,8 @@ pub enum Command {
     /// Start an instance: a runc container with the guest library, or a virtual machine of QEMU.
     #[command(
         after_help = "Examples:\n  verbatim run --host peer --name server -- ib_write_bw -d verbatim0 -D 15\n  verbatim run --name server \
-                      --rnic mlx5_0 -- ib_write_bw -d mlx5_0 -D 15\n  verbatim run --host src --vm web -- -m 2G -drive file=/srv/web.qcow2,if=virtio"
+                      --rnic mlx5_0 -- ib_write_bw -d mlx5_0 -D 15\n  verbatim run --host src --vm web -- -m 2G -drive file=/srv/web.qcow2,if=virtio\n  \
+                      verbatim volume create db --size 10G && verbatim run --name db --volume db:/srv -- my-database --data /srv"
     )]
     Run(RunArguments),
     /// Take a virtual machine that QEMU runs already for an instance, so that it can be moved.
@@ -238,6 +239,9 @@ pub enum LabCommand {
         /// folder is followed at each start of a service.
         #[arg(long, value_name = "HOST=DIR", value_parser = host_binaries)]
         binaries: Vec<(String, PathBuf)>,
+        /// Each host has a volume daemon, too.
+        #[arg(long)]
+        volumes: bool,
         /// How long all of them may take to be ready, in seconds; an emulated machine needs longer.
         #[arg(long, value_name = "SECONDS", default_value_t = READY_TIMEOUT.as_secs())]
         ready_timeout: u64,
@@ -277,7 +281,7 @@ pub struct RunArguments {
     #[arg(long, required_unless_present = "vm")]
     pub name: Option<String>,
     /// A virtual machine of this name: the command is QEMU's, or QEMU's arguments alone.
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["name", "bundle", "rnic"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["name", "bundle", "rnic", "volume"])]
     pub vm: Option<String>,
     /// An OCI bundle, in the place of a command over the host's root file system.
     #[arg(long, value_name = "DIR")]
@@ -292,6 +296,10 @@ pub struct RunArguments {
     /// software RNIC, unless its environment says otherwise (VERBATIM_BACKEND). May be given more than once.
     #[arg(long, value_name = "DEVICE")]
     pub rnic: Vec<String>,
+    /// A volume of its host (`verbatim volume`) that it has as a file system in this folder; a new volume is made one of ext4. May be given
+    /// more than once.
+    #[arg(long, value_name = "NAME:/PATH[:ro]")]
+    pub volume: Vec<String>,
     /// JSON instead of a line.
     #[arg(long)]
     pub json: bool,

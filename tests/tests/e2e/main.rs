@@ -46,6 +46,7 @@ mod rollback;
 mod sleeps;
 mod soak;
 mod transport;
+mod volumes;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -78,6 +79,8 @@ struct Test {
     longest: Duration,
     /// Its agents fail where it orders that.
     injects_faults: bool,
+    /// Each host has a volume daemon.
+    volumes: bool,
     body: Body,
 }
 
@@ -94,6 +97,7 @@ impl Test {
             only_on_demand: false,
             longest: LONGEST,
             injects_faults: false,
+            volumes: false,
             body: Box::new(body),
         }
     }
@@ -102,6 +106,14 @@ impl Test {
     fn injecting_faults(self) -> Self {
         Self {
             injects_faults: true,
+            ..self
+        }
+    }
+
+    /// With a volume daemon on each host.
+    fn with_volumes(self) -> Self {
+        Self {
+            volumes: true,
             ..self
         }
     }
@@ -136,7 +148,7 @@ impl Test {
             true => &tools.that_fail_on_order(),
             false => tools,
         };
-        let lab = TestLab::up_with(tools, self.hosts, &self.releases)?;
+        let lab = TestLab::up_with(tools, self.hosts, &self.releases, self.volumes)?;
         let _deadline = (!self.only_on_demand).then(|| Deadline::of(&self.name, self.longest));
         let body = self.body;
         // A panic must not hide the logs.
@@ -212,6 +224,7 @@ fn main() -> ExitCode {
         faults::tests(),
         lost_rnic::tests(),
         machines::tests(),
+        volumes::tests(),
         rnic_again::tests(),
         robustness::tests(),
         identity::tests(),

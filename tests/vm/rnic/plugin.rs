@@ -88,6 +88,7 @@ impl Story {
             preload: None,
             rnics: vec!["rxe0".to_owned()],
             devices: Vec::new(),
+            folders: Vec::new(),
         };
         let workload = Workload::Command {
             args: ["/run/verbatim/traffic", "/run/verbatim/told"]

@@ -4,10 +4,11 @@ use crate::agent::Shared;
 use crate::instances::State;
 use crate::instances::machine::qemu;
 use crate::instances::storage::Witnesses;
+use crate::instances::volumes;
 use crate::memory::private;
 use crate::peers::reason;
 use crate::proto::{CheckReply, OpenRequest};
-use crate::protocol::{FILL, MACHINES};
+use crate::protocol::{FILL, MACHINES, VOLUMES_MOVE};
 use crate::session::rnics;
 use crate::session::source;
 
@@ -55,11 +56,21 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
         notes.extend(unreached.await?.unwrap_or_default());
     }
 
+    match volumes::blockers_of(&instance).await {
+        Ok(found) => blockers.extend(found),
+        Err(error) => blockers.push(format!("whether it has volumes is not known: {error:#}")),
+    }
     match rnics::strangers(agent, name, init) {
         Ok(found) => blockers.extend(found),
         Err(error) => blockers.push(format!("who has an RNIC open is not known: {error}")),
     }
     notes.extend(rnics::notes(record, init));
+    for mounted in &record.volumes {
+        let volume = &mounted.volume;
+        notes.push(format!(
+            "the volume {volume} is copied to {destination} first, and moves along"
+        ));
+    }
 
     let private_bytes = match &record.machine {
         Some(arguments) => arguments.ram(),
@@ -89,6 +100,11 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
             if record.machine.is_some() && !agent.peers.can(destination, MACHINES) {
                 blockers.push(format!(
                     "the agent of {destination} does not know virtual machines; upgrade it"
+                ));
+            }
+            if !record.volumes.is_empty() && !agent.peers.can(destination, VOLUMES_MOVE) {
+                blockers.push(format!(
+                    "the agent of {destination} does not know volumes that move along; upgrade it"
                 ));
             }
             match peer.check_instance(request).await {

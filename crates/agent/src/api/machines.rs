@@ -45,6 +45,7 @@ impl ControlService {
             visited: Default::default(),
             rnics: Vec::new(),
             machine: Some(arguments),
+            volumes: Vec::new(),
         };
         if let Some(conflict) = self.0.instances.conflict(&record) {
             bail!("{conflict}; choose another one");

@@ -10,6 +10,7 @@
 //!  net/NAME          the network namespace
 //!  images/NAME/      CRIU's images, during a move
 //!  private/NAME/     private memory of tasks that have come here, until they have all of it
+//!  disks/NAME/       its volumes, each mounted on a folder of its name; a folder is there as long as the volume is the instance's
 //!  records/NAME      what an agent that comes after this one must know
 //! ```
 
@@ -22,7 +23,7 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 use verbatim_channel::{GATE_NAME, Gate, MEMORY_DIR, RUNTIME_DIR, SOCKET_NAME};
-use verbatim_container::{Bundle, BundleConfig, Link, Network, NetworkConfig};
+use verbatim_container::{Bundle, BundleConfig, FolderMount, Link, Network, NetworkConfig};
 use verbatim_device::control::SOCKET_NAME as NIC_SOCKET_NAME;
 use verbatim_seqpacket::Listener;
 
@@ -30,6 +31,7 @@ use super::filling;
 use super::machine;
 use super::machine::Origin;
 use super::record::Record;
+use super::volumes::Disks;
 use crate::config::Config;
 use crate::forwarding::Forward;
 use crate::guests::{Guests, Resolver};
@@ -63,6 +65,8 @@ pub struct Paths {
     pub private: PathBuf,
     /// CRIU's logs.
     pub work: PathBuf,
+    /// Its volumes.
+    pub disks: Disks,
     /// What an agent that comes after this one must know.
     pub record: PathBuf,
     /// The folder of that.
@@ -104,6 +108,7 @@ impl Paths {
             images: runtime_dir.join("images").join(name),
             private: runtime_dir.join("private").join(name),
             work: runtime_dir.join("criu").join(name),
+            disks: Disks::new(runtime_dir, name),
             record: runtime_dir.join("records").join(name),
             records: runtime_dir.join("records"),
         }
@@ -134,6 +139,8 @@ pub struct Home {
     /// Where its things are.
     pub paths: Paths,
     parts: Mutex<Parts>,
+    /// Whether it has volumes. Who takes them, or gives them back, has the lock.
+    has_volumes: Mutex<bool>,
 }
 
 /// What a home is made of, and loses when it is removed.
@@ -161,6 +168,7 @@ impl Home {
             record,
             paths,
             parts: Mutex::default(),
+            has_volumes: Mutex::new(false),
         };
         match home.fill(config, link, nic, guests, resolver) {
             Ok(()) => Ok(home),
@@ -185,6 +193,7 @@ impl Home {
             record,
             paths,
             parts: Mutex::default(),
+            has_volumes: Mutex::new(true),
         };
         home.listen(guests, resolver)?;
         nic.take_over(home.record.name.as_str(), &home.nic_socket());
@@ -200,6 +209,7 @@ impl Home {
         let paths = Paths::new(&config.runtime_dir, name);
         Bundle::clear(&paths.bundle)?;
         Network::clear(&paths.network)?;
+        paths.disks.give_back()?;
         filling::give_up(&paths);
         for path in [&paths.folder, &paths.images, &paths.private, &paths.work] {
             remove_tree(path).with_context(|| format!("cannot remove {}", path.display()))?;
@@ -329,6 +339,8 @@ impl Home {
     pub fn make_bundle(&self, config: &Config, origin: Origin) -> anyhow::Result<()> {
         // Folders of it become mounts of the container. Where the instance comes from, its programs could put links there.
         beneath::must_be_folders(&self.paths.folder, MOUNTED)?;
+        *self.has_volumes.lock().expect("no panic under this lock") = true;
+        self.paths.disks.expect(&self.record.volumes)?;
         let bundle = BundleConfig {
             name: self.record.name.clone(),
             dir: self.paths.bundle.clone(),
@@ -338,6 +350,16 @@ impl Home {
             preload: Some(Path::new(RUNTIME_DIR).join(LIBRARY)),
             rnics: self.record.rnics.iter().map(|rnic| rnic.name.clone()).collect(),
             devices: Vec::new(),
+            folders: self
+                .record
+                .volumes
+                .iter()
+                .map(|mounted| FolderMount {
+                    source: self.paths.disks.of(&mounted.volume),
+                    inside: mounted.inside.clone(),
+                    writable: mounted.writable,
+                })
+                .collect(),
         };
         let made = match &self.record.machine {
             None => Bundle::create(&bundle, &self.record.workload)?,
@@ -355,6 +377,28 @@ impl Home {
         };
         self.parts().bundle = Some(made);
         Ok(())
+    }
+
+    /// Takes its volumes from this host's daemon, and mounts them. On an error it has none of them. `by`: the session, not decided yet, in
+    /// which it comes here.
+    pub fn take_volumes(&self, by: Option<u64>) -> anyhow::Result<()> {
+        let mut has = self.has_volumes.lock().expect("no panic under this lock");
+        *has = true;
+        self.paths
+            .disks
+            .take(self.record.name.as_str(), &self.record.volumes, by)
+    }
+
+    /// Gives them back; the container must be gone, or ending.
+    pub fn give_volumes_back(&self) {
+        let mut has = self.has_volumes.lock().expect("no panic under this lock");
+        if !std::mem::take(&mut *has) {
+            // Another instance of this name may have some by now.
+            return;
+        }
+        if let Err(error) = self.paths.disks.give_back() {
+            tracing::warn!(instance = %self.record.name, error = format!("{error:#}"), "a volume is not given back");
+        }
     }
 
     /// Lets the instance's traffic flow, here.
@@ -411,6 +455,7 @@ impl Home {
         if let Some(Err(error)) = bundle.map(Bundle::remove) {
             failed.push(error.to_string());
         }
+        self.give_volumes_back();
         if let Some(Err(error)) = network.map(Network::delete) {
             failed.push(error.to_string());
         }
@@ -472,6 +517,7 @@ mod tests {
             record: serde_json::from_value(record).unwrap(),
             paths: Paths::new(folder, "web"),
             parts: Mutex::default(),
+            has_volumes: Mutex::new(false),
         };
         std::fs::create_dir_all(&home.paths.folder).unwrap();
         std::fs::write(&config.library, "this release").unwrap();

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use verbatim_container::{ContainerName, Rnic, Workload};
 use verbatim_vm::Arguments;
 
+use super::volumes::Mounted;
+
 /// What an instance is. It is stored as JSON and goes to the destination as it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
@@ -28,6 +30,9 @@ pub struct Record {
     /// It is a virtual machine, and this is its command line: QEMU is the only program of its container. The workload says the rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<Arguments>,
+    /// Local disks that it has as file systems.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub volumes: Vec<Mounted>,
 }
 
 impl Record {

@@ -26,13 +26,14 @@ use crate::session::recovery;
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// What there is of instances, one entry for each.
-const FOLDERS: [&str; 7] = [
+const FOLDERS: [&str; 8] = [
     "instances",
     "bundles",
     "net",
     "images",
     "private",
     "criu",
+    "disks",
     "records",
 ];
 

@@ -27,6 +27,7 @@ use verbatim_session::{Phase, Role};
 
 use super::ProcessKeys;
 use super::made_again::{AllMade, Made, ToMake};
+use super::volumes;
 use super::writer::Writer;
 use crate::agent::Shared;
 use crate::faults::Point;
@@ -38,7 +39,7 @@ use crate::instances::machine::arriving::Arriving;
 use crate::instances::machine::{Origin, leaving};
 use crate::instances::record::Record;
 use crate::instances::tasks::{Restore, Restored};
-use crate::instances::{Instance, Reservation, machine, storage};
+use crate::instances::{Instance, Reservation, machine, storage, volumes as disks};
 use crate::keeper::Keeper;
 use crate::memory::place::Placer;
 use crate::memory::private;
@@ -94,6 +95,7 @@ impl Destinations {
         journal.write(session, Role::Destination, What::Opened(parties))?;
         let opened = Self::make(agent, session, record).await;
         if let Err(error) = &opened {
+            volumes::settle(agent, session, Role::Destination, Outcome::RolledBack);
             journal.failed(session, Role::Destination, error);
             journal.write(session, Role::Destination, What::Closed(Outcome::RolledBack))?;
         }
@@ -101,6 +103,7 @@ impl Destinations {
     }
 
     async fn make(agent: &Shared, session: u64, record: Record) -> anyhow::Result<()> {
+        volumes::note(agent, session, Role::Destination, &record.volumes)?;
         agent.faults.pass(Point::DestinationOpen).await?;
         let reservation = agent.instances.reserve(record.name.as_str())?;
         if let Some(gone) = agent.instances.get(record.name.as_str()) {
@@ -212,6 +215,11 @@ pub fn blockers(agent: &Shared, record: &Record, request: &OpenRequest) -> Vec<S
     blockers.extend(rnics::lacking(agent, record));
     blockers.extend(machine::lacking(record));
     blockers.extend(storage::unseen(&request.witnesses));
+    if !record.volumes.is_empty() {
+        blockers.extend(disks::lacking(record));
+        let paths = Paths::new(&agent.config.runtime_dir, record.name.as_str());
+        blockers.extend(paths.disks.lacking());
+    }
     blockers
 }
 
@@ -280,6 +288,8 @@ pub struct Destination {
     resumed: bool,
     /// Something of what they had could not be made again.
     lost_rnic: bool,
+    /// The volume daemon is being told what became of the session.
+    is_told: bool,
 }
 
 impl Destination {
@@ -321,6 +331,7 @@ impl Destination {
             lost: Vec::new(),
             resumed: false,
             lost_rnic: false,
+            is_told: false,
         }
     }
 
@@ -503,6 +514,11 @@ impl Destination {
                 None => "inventory.img",
             });
             File::options().write(true).open(&first)?.set_len(3)?;
+        }
+        let home = self.home()?;
+        if !home.record.volumes.is_empty() {
+            // What CRIU opens is on them.
+            tokio::task::block_in_place(|| home.take_volumes(Some(self.session)))?;
         }
         let restore = self.restore.take().context("the restore was not prepared")?;
         // A task that waits for memory that never came would be waited for, and CRIU with it.

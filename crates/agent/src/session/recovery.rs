@@ -13,12 +13,14 @@ use verbatim_session::record::What;
 
 use super::destination::Destinations;
 use super::partner::Partners;
+use super::volumes;
 use crate::agent::Shared;
 use crate::journal::Known;
 use crate::keeper;
 
 /// Brings them to their end, in the background. Returns the instances whose tasks they have to do with.
 pub fn take_up(agent: &Shared) -> anyhow::Result<BTreeSet<String>> {
+    volumes::take_up(agent);
     let mut latest: BTreeMap<String, Known> = BTreeMap::new();
     for known in agent.journal.sessions() {
         if known.role == Role::Partner || known.has_ended() {

@@ -1,7 +1,7 @@
 //! The source's part of a session: it drives.
 //!
 //! [`migrate`] is the whole story. What an attempt has done, and would have to undo, is kept in [`Source`]; its steps are
-//! in [`transport`], [`pre_copy`], [`track`], [`pre_dump`], [`turn`], [`prepare`], [`stop`] with [`settle`] or [`pause`], and [`commit`], the way back
+//! in [`transport`], [`pre_copy`], [`track`], [`pre_dump`], [`turn`], [`prepare`], [`stop`] with [`settle`] or [`pause`], and [`commit`], with [`volumes`] beside them, the way back
 //! in [`undo`]; what is different for a virtual machine in [`machine`]. How many attempts there are says [`attempts`]. Who decides what, and when, is the machine's in [`decision`].
 
 mod ahead;
@@ -25,12 +25,14 @@ mod track;
 mod transport;
 mod turn;
 mod undo;
+pub mod volumes;
 
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
@@ -367,8 +369,10 @@ impl Source {
     async fn until_suspended(&mut self) -> Result<(), Failure> {
         self.pass(Point::SourceOpen).await?;
         self.open().await?;
+        self.follow_volumes().await?;
         self.choose_transport().await;
         self.enter(Phase::PreCopy);
+        self.volumes_are_there().await?;
         self.ahead.damaged = self.pass(Point::SourcePreCopy).await?;
         self.pre_copy().await?;
         self.enter(Phase::PreSetup);
@@ -385,6 +389,7 @@ impl Source {
                 false => failure,
             });
         }
+        self.sync_volumes().await?;
         match self.pauses() {
             true => self.pause().await,
             false => self.wait_before_stop().await,
@@ -406,7 +411,9 @@ impl Source {
         let there = async {
             self.enter(Phase::Transfer);
             self.pass(Point::SourceTransfer).await?;
+            let held = self.hold_volumes().await?;
             self.stop_and_copy().await?;
+            held.await.context("handing the volumes over panicked")??;
             self.enter(Phase::FullRestore);
             self.pass(Point::SourceRestore).await?;
             self.restore().await?;

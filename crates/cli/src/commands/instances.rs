@@ -68,6 +68,7 @@ pub async fn run(lab: &str, arguments: RunArguments) -> anyhow::Result<ExitCode>
         address: arguments.address.unwrap_or_default(),
         rnics: arguments.rnic,
         machine,
+        volumes: arguments.volume,
     };
     tell(&host.run(request).await?, arguments.json)
 }

@@ -50,9 +50,16 @@ pub fn run(name: &str, command: LabCommand) -> anyhow::Result<ExitCode> {
         LabCommand::Up {
             hosts,
             binaries,
+            volumes,
             ready_timeout,
         } => {
-            let lab = up_with(name, hosts, &binaries, Duration::from_secs(ready_timeout))?;
+            let lab = up_with(
+                name,
+                hosts,
+                &binaries,
+                volumes,
+                Duration::from_secs(ready_timeout),
+            )?;
             eprintln!(
                 "lab {} is up: {}",
                 lab.name(),
@@ -71,37 +78,49 @@ pub fn run(name: &str, command: LabCommand) -> anyhow::Result<ExitCode> {
 
 /// Brings up a lab whose hosts have a software RNIC and an agent each.
 pub fn up(name: &str, hosts: Vec<String>, ready_timeout: Duration) -> anyhow::Result<Lab> {
-    up_with(name, hosts, &[], ready_timeout)
+    up_with(name, hosts, &[], false, ready_timeout)
 }
 
-/// The same; these hosts run what is in these folders.
+/// The same; these hosts run what is in these folders, and a volume daemon if that is wanted.
 fn up_with(
     name: &str,
     hosts: Vec<String>,
     binaries: &[(String, PathBuf)],
+    volumes: bool,
     ready_timeout: Duration,
 ) -> anyhow::Result<Lab> {
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     let config = LabConfig {
         ready_timeout,
-        ..LabConfig::new(name, services(&program, &library()?))?
+        ..LabConfig::new(name, services(&program, &library()?, volumes))?
     };
     let mut config = config.with_hosts(hosts);
     for (name, folder) in binaries {
         let host = config.hosts.iter_mut().find(|host| host.name == *name);
         let host = host.with_context(|| format!("--binaries names {name}, which is no host of the lab"))?;
-        host.services = Some(services(&folder.join("verbatim"), &folder.join(LIBRARY)));
+        host.services = Some(services(&folder.join("verbatim"), &folder.join(LIBRARY), volumes));
     }
     Ok(Lab::up(config)?)
 }
 
-/// An RNIC and an agent of this program, whose instances get this library.
-fn services(program: &Path, library: &Path) -> Vec<Service> {
+/// An RNIC and an agent of this program, whose instances get this library; before them a volume daemon.
+fn services(program: &Path, library: &Path, volumes: bool) -> Vec<Service> {
     let nic = Service::new("nic", program, ["-v", "nic"]).socket("/run/verbatim/nic.sock");
     let library = library.display().to_string();
     let arguments = ["-v", "agent", "--mtu", "9000", "--library", &library];
     let agent = Service::new("agent", program, arguments).socket("/run/verbatim/api.sock");
-    vec![nic, agent]
+    let arguments = [
+        "-v",
+        "volume",
+        "daemon",
+        "--config-dir",
+        "/run/verbatim",
+        "--state-dir",
+        "/run/verbatim-state/volumes",
+    ];
+    let daemon = Service::new("volumes", program, arguments).socket("/run/verbatim/volumes.sock");
+    let daemon = volumes.then_some(daemon);
+    daemon.into_iter().chain([nic, agent]).collect()
 }
 
 /// The guest library beside this program.

@@ -21,6 +21,7 @@ pub fn bundle_config(text: &str) {
         preload: None,
         rnics: Vec::new(),
         devices: Vec::new(),
+        folders: Vec::new(),
     };
     let ours = spec::for_bundle(&config, Path::new("/user"), Path::new("/b/dev"), &[], users)
         .expect("what was accepted can be changed");

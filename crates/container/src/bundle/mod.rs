@@ -110,6 +110,20 @@ pub struct BundleConfig {
     pub rnics: Vec<String>,
     /// More devices of this host that the container may open, by their names in `/dev`; those that the host lacks it goes without.
     pub devices: Vec<String>,
+    /// Folders of this host that are seen inside elsewhere.
+    pub folders: Vec<FolderMount>,
+}
+
+/// A folder of the host that is seen inside at another path. What is mounted on it when the container starts, or is restored, is what is
+/// seen; another host may have another folder, with something else mounted, in its place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FolderMount {
+    /// On the host.
+    pub source: PathBuf,
+    /// In the container.
+    pub inside: PathBuf,
+    /// Whether the container may write to it.
+    pub writable: bool,
 }
 
 /// A bundle on disk, with its mounts in place. Dropping it leaves it there; see [`Bundle::remove`].
@@ -201,6 +215,10 @@ impl Bundle {
                 bind_root(&rootfs)?;
                 let run = self.dir.join("run");
                 make_run(&run, binds)?;
+                let inside = config.folders.iter().map(|folder| folder.inside.as_path());
+                for mount_point in inside.filter_map(|inside| in_run(&run, inside)) {
+                    make_dir(&mount_point)?;
+                }
                 spec::for_command(config, &rootfs, &run, &dev, &devices, args, env, cwd, binds)?
             }
             Workload::Bundle { path, config: text } => {

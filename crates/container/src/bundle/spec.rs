@@ -7,7 +7,7 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use super::device::Device;
-use super::{Bind, BundleConfig, RUNTIME_INSIDE, masks, seccomp};
+use super::{Bind, BundleConfig, FolderMount, RUNTIME_INSIDE, masks, seccomp};
 use crate::error::Error;
 
 /// The rights of a container's root: the set that container engines give, with `CAP_IPC_LOCK` for registered memory, and
@@ -120,6 +120,7 @@ pub(super) fn for_command(
         let mode = if part.writable { "rw" } else { "ro" };
         mounts.push(bind(&part.path, text(&part.path)?, &["nosuid", "nodev", mode])?);
     }
+    mounts.extend(folders(config)?);
     let cwd = if cwd.is_absolute() && rootfs.join(cwd.strip_prefix("/").unwrap_or(cwd)).is_dir() {
         cwd
     } else {
@@ -190,6 +191,7 @@ pub(super) fn for_bundle(
     mounts.push(bind(dev, "/dev", &["nosuid", "noexec", "ro"])?);
     mounts.push(bind(&runtime.join("shm"), "/dev/shm", &["nosuid", "nodev"])?);
     mounts.push(bind(runtime, RUNTIME_INSIDE, &["nosuid", "nodev"])?);
+    mounts.extend(folders(config)?);
     spec["mounts"] = Value::Array(mounts);
 
     let linux = object(&mut spec, "linux");
@@ -238,6 +240,14 @@ fn environment(config: &BundleConfig, mut env: Vec<Value>) -> Result<Vec<Value>,
 fn bind(source: &Path, destination: &str, options: &[&str]) -> Result<Value, Error> {
     let options: Vec<_> = ["bind"].iter().chain(options).collect();
     Ok(json!({"destination": destination, "type": "bind", "source": text(source)?, "options": options}))
+}
+
+fn folders(config: &BundleConfig) -> Result<Vec<Value>, Error> {
+    let mount = |folder: &FolderMount| {
+        let mode = if folder.writable { "rw" } else { "ro" };
+        bind(&folder.source, text(&folder.inside)?, &["nosuid", "nodev", mode])
+    };
+    config.folders.iter().map(mount).collect()
 }
 
 fn namespaces(config: &BundleConfig) -> Result<Value, Error> {
@@ -316,6 +326,7 @@ mod tests {
             preload: Some("/run/verbatim/lib/libverbatim.so".into()),
             rnics: Vec::new(),
             devices: Vec::new(),
+            folders: Vec::new(),
         }
     }
 
@@ -456,6 +467,37 @@ mod tests {
         assert_eq!(
             rules[1],
             json!({"allow": true, "type": "c", "major": 231, "minor": 195, "access": "rwm"})
+        );
+    }
+
+    #[test]
+    fn folders_are_seen_where_they_are_wanted() {
+        let with = BundleConfig {
+            folders: [
+                ("/run/verbatim/disks/web/db", "/srv", true),
+                ("/d/log", "/mnt", false),
+            ]
+            .map(|(source, inside, writable)| FolderMount {
+                source: source.into(),
+                inside: inside.into(),
+                writable,
+            })
+            .into(),
+            ..config()
+        };
+        let text = r#"{"root": {"path": "rootfs"}, "process": {"args": ["serve"]}}"#;
+        let spec = parse(text, Path::new("config.json")).unwrap();
+        let spec = for_bundle(&with, Path::new("/user"), Path::new("/b/dev"), &[], spec).unwrap();
+        let mounts = spec["mounts"].as_array().unwrap();
+        let last = &mounts[mounts.len() - 2..];
+        assert_eq!(
+            last,
+            [
+                json!({"destination": "/srv", "type": "bind", "source": "/run/verbatim/disks/web/db",
+                       "options": ["bind", "nosuid", "nodev", "rw"]}),
+                json!({"destination": "/mnt", "type": "bind", "source": "/d/log",
+                       "options": ["bind", "nosuid", "nodev", "ro"]}),
+            ]
         );
     }
 

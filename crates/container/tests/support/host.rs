@@ -133,6 +133,7 @@ impl TestHost {
             preload: None,
             rnics: Vec::new(),
             devices: Vec::new(),
+            folders: Vec::new(),
         };
         let bundle = Bundle::create(&bundle, workload).unwrap();
         Place {

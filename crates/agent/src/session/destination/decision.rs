@@ -22,6 +22,7 @@ use crate::proto::OutcomeReply;
 use crate::proto::outcome_reply::Outcome as Answered;
 use crate::session::PAUSE;
 use crate::session::driver::Driver;
+use crate::session::volumes;
 
 impl Destination {
     /// Gives the machine an event, and does what it wants until it waits for somebody else.
@@ -55,6 +56,20 @@ impl Destination {
                     Action::After(timer) => self.after(timer),
                 }
             }
+        }
+        self.tell_volumes();
+    }
+
+    /// Once it is known what becomes of the session, the volume daemon of this host hears it.
+    fn tell_volumes(&mut self) {
+        let outcome = match self.machine.state() {
+            State::Running { .. } => Outcome::Committed,
+            State::Closing(outcome, _) | State::Ended(outcome) => outcome,
+            _ => return,
+        };
+        if !std::mem::replace(&mut self.is_told, true) {
+            let role = verbatim_session::Role::Destination;
+            volumes::settle(&self.agent, self.session, role, outcome);
         }
     }
 
@@ -111,6 +126,11 @@ impl Destination {
         self.has_all_memory()?;
         let restored = self.restored.as_ref().context("nothing was restored")?;
         restored.is_there().await?;
+        let home = self.home()?;
+        let (disks, record) = (home.paths.disks.clone(), home.record.clone());
+        let there =
+            tokio::task::spawn_blocking(move || disks.must_be_there(record.name.as_str(), &record.volumes));
+        there.await??;
         self.home()?.gate()?;
         // Before CRIU is told, so that whoever asks again gets the right answer, whatever happens to this agent: one that
         // comes after it finds the tasks if they run.

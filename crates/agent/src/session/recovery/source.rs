@@ -10,13 +10,14 @@ use tokio::time::Instant;
 use verbatim_container::{CheckpointConfig, ContainerName, Dumped, Tasks};
 use verbatim_session::Role;
 use verbatim_session::decision::source::{Action, Event, Question, Source as Machine, State, Then};
-use verbatim_session::decision::{CommitAnswer, Evidence, Fact, Timer};
+use verbatim_session::decision::{CommitAnswer, Evidence, Fact, Outcome, Timer};
 
 use crate::agent::Shared;
 use crate::guests::Guest;
 use crate::instances::home::Paths;
 use crate::instances::machine::leaving;
 use crate::instances::recovery::{self, Found};
+use crate::instances::volumes::Disks;
 use crate::instances::{Instance, Reservation};
 use crate::journal::Known;
 use crate::keeper::Keeper;
@@ -24,6 +25,8 @@ use crate::proto::SessionId;
 use crate::proto::outcome_reply::Outcome as Answered;
 use crate::session::control::{Driven, Stage};
 use crate::session::members::{self, Member, Members};
+use crate::session::source::volumes::{leave, take_back};
+use crate::session::volumes::settle;
 use crate::session::writer::Writer;
 use crate::turns::Turn;
 
@@ -258,6 +261,8 @@ impl Recovery {
 
     /// The instance goes on here, with its connections.
     async fn undo(&mut self) {
+        let told = settle(&self.agent, self.known.session, Role::Source, Outcome::RolledBack);
+        take_back(told, self.disks()).await;
         let held = self.held().await;
         let Some(found) = &self.found else {
             if let Some(keeper) = Keeper::find(&self.agent.config, self.known.session) {
@@ -355,6 +360,8 @@ impl Recovery {
     /// The instance is the destination's: the old place is cleared. What is left to do elsewhere the destination does.
     async fn finish(&mut self) {
         self.driven.control.committed();
+        let told = settle(&self.agent, self.known.session, Role::Source, Outcome::Committed);
+        leave(told, self.disks()).await;
         let held = self.held().await;
         if let Some(keeper) = Keeper::find(&self.agent.config, self.known.session) {
             keeper.end();
@@ -387,6 +394,10 @@ impl Recovery {
         let home = Arc::clone(&instance);
         let _ = tokio::task::spawn_blocking(move || home.home.remove()).await;
         self.reservation = None;
+    }
+
+    fn disks(&self) -> Disks {
+        Paths::new(&self.agent.config.runtime_dir, &self.name).disks
     }
 
     /// Its tasks are gone: what is left of its place is removed.

@@ -103,6 +103,7 @@ impl Source {
             tracing::warn!("{error:#}");
         }
         self.retarget().await;
+        self.leave_volumes().await;
         // Closing the connections destroys the contexts.
         if let Some(keeper) = self.keeper.take() {
             keeper.end();

@@ -21,10 +21,11 @@ use crate::gids::Gid;
 use crate::guests::unexpected;
 use crate::held::Hold;
 use crate::instances::storage::Witnesses;
+use crate::instances::volumes;
 use crate::keeper::Keeper;
 use crate::memory::private;
 use crate::proto;
-use crate::protocol::{MADE_AGAIN, NETWORK};
+use crate::protocol::{MADE_AGAIN, NETWORK, VOLUMES_MOVE};
 use crate::session::rnics;
 use crate::session::{decode, encode, in_time};
 
@@ -56,6 +57,12 @@ impl Source {
         self.takes_all().await?;
         if let Some(blocker) = rnics::blockers(&self.agent, self.record(), &to).first() {
             bail!("{blocker}");
+        }
+        if let Some(blocker) = volumes::blockers_of(&self.instance).await?.first() {
+            bail!("{blocker}");
+        }
+        if !self.record().volumes.is_empty() && !self.agent.peers.can(&to, VOLUMES_MOVE) {
+            bail!("the agent of {to} does not know volumes that move along; upgrade it");
         }
         self.describe().await?;
         let guests: Vec<_> = self

@@ -16,6 +16,8 @@ const ABORT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 
 impl Source {
     pub(super) async fn undo(&mut self) {
+        // Before the tasks, which may wait for them at once.
+        self.take_volumes_back().await;
         if let Some(dumped) = self.dumped.take()
             && let Err(error) = dumped.abort().await
         {
