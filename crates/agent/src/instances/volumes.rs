@@ -380,6 +380,8 @@ fn unmount(folder: &Path) -> anyhow::Result<()> {
             Ok(()) => {}
             // Nothing is mounted.
             Err(Errno::INVAL | Errno::NOENT) => return Ok(()),
+            // Nor for somebody who may not even try.
+            Err(Errno::PERM) if !is_mount_point(folder) => return Ok(()),
             // Somebody looks into it.
             Err(Errno::BUSY) if begun.elapsed() < RELEASE_LIMIT => std::thread::sleep(PAUSE),
             Err(errno) => {
