@@ -216,7 +216,10 @@ fn given_back(lab: &TestLab) -> anyhow::Result<()> {
 
     // It ends while there is no agent.
     let instance = run(lab, NAME, "data:/srv")?;
-    ensure!(instance.output()?.starts_with("found "), "{}", instance.output()?);
+    let said = eventually("a program that has begun", patience(LIMIT), || {
+        Ok(Some(instance.output()?).filter(|said| said.contains('\n')))
+    })?;
+    ensure!(said.starts_with("found "), "{said}");
     written = more(&instance, written)?;
     let pid = instance.row()?.pid.context("it runs")?;
     lab.lab().kill("src", "agent")?;
