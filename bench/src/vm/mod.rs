@@ -6,7 +6,7 @@
 mod observer;
 mod peer;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Barrier;
@@ -22,7 +22,7 @@ use crate::soft_rnic::plot::{Axes, Line, Scale, draw};
 use crate::stock::now;
 use crate::summary::Summary;
 use observer::Observer;
-use peer::Way;
+use peer::{DoesNotEnd, Way};
 
 /// MiB of RAM.
 const SIZES: [u32; 4] = [128, 256, 512, 1024];
@@ -129,6 +129,8 @@ struct Moved {
 struct Row {
     guest: Guest,
     moves: BTreeMap<Mover, Vec<Moved>>,
+    /// By whom a move did not come to an end; it was tried once.
+    never: BTreeSet<Mover>,
     /// What we say ourselves of ours.
     migrations: Vec<Migration>,
 }
@@ -219,10 +221,14 @@ impl Bench<'_> {
         let mut row = Row {
             guest,
             moves: BTreeMap::new(),
+            never: BTreeSet::new(),
             migrations: Vec::new(),
         };
         for turn in 0..self.repeats {
             for mover in Mover::ALL {
+                if row.never.contains(&mover) {
+                    continue;
+                }
                 let moved = match mover {
                     Mover::Tls | Mover::Rdma => {
                         self.ours(&lab, &observer, mover, &arguments, turn, &mut row.migrations)
@@ -231,6 +237,10 @@ impl Bench<'_> {
                     Mover::QemuMultifd => self.theirs(&lab, &observer, Way::Multifd, guest, &arguments),
                     Mover::QemuRdma => self.theirs(&lab, &observer, Way::Rdma, guest, &arguments),
                 };
+                if moved.as_ref().is_err_and(|error| error.is::<DoesNotEnd>()) {
+                    row.never.insert(mover);
+                    continue;
+                }
                 let moved = moved.with_context(|| format!("{guest:?}, {}{}", mover.name(), lab.logs()))?;
                 row.moves.entry(mover).or_default().push(moved);
             }
@@ -382,11 +392,13 @@ fn busy() -> anyhow::Result<f64> {
 }
 
 impl Row {
-    fn of(&self, mover: Mover, get: impl Fn(&Moved) -> f64) -> Summary {
-        Summary::of(self.moves[&mover].iter().map(get))
+    /// `None` of whose moves did not come to an end.
+    fn of(&self, mover: Mover, get: impl Fn(&Moved) -> f64) -> Option<Summary> {
+        let moves = self.moves.get(&mover)?;
+        Some(Summary::of(moves.iter().map(get)))
     }
 
-    fn silent(&self, mover: Mover) -> Summary {
+    fn silent(&self, mover: Mover) -> Option<Summary> {
         self.of(mover, |moved| moved.silent_ms.unwrap_or_default())
     }
 
@@ -398,10 +410,16 @@ impl Row {
             ticks,
         } = self.guest;
         println!("\n{ram_mebibytes} MiB of RAM, {full_mebibytes} full, {hot_mebibytes} hot");
-        let to_tcp =
-            |mover, get: fn(&Moved) -> f64| self.of(mover, get).median / self.of(Mover::QemuTcp, get).median;
+        let to_tcp = |mover, get: fn(&Moved) -> f64| {
+            let (ours, tcp) = (self.of(mover, get), self.of(Mover::QemuTcp, get));
+            ours.zip(tcp)
+                .map_or(f64::NAN, |(ours, tcp)| ours.median / tcp.median)
+        };
         for mover in Mover::ALL {
-            let total = self.of(mover, |moved| moved.total_ms);
+            let Some(total) = self.of(mover, |moved| moved.total_ms) else {
+                println!("{:>14}  {DoesNotEnd}", mover.name());
+                continue;
+            };
             print!(
                 "{:>14}  total {:>7.0} ({:.0}) ms, {:.2} ×",
                 mover.name(),
@@ -409,18 +427,16 @@ impl Row {
                 total.most,
                 to_tcp(mover, |moved| moved.total_ms)
             );
-            if ticks {
-                let silent = self.silent(mover);
+            if let Some(silent) = self.silent(mover).filter(|_| ticks) {
                 let ratio = to_tcp(mover, |moved| moved.silent_ms.unwrap_or_default());
                 println!(
                     "   silent {:>6.0} ({:.0}) ms, {ratio:.2} ×",
                     silent.median, silent.most
                 );
-            } else {
-                let per_gibibyte =
-                    self.of(mover, |moved| moved.cpu_s).median * 1024.0 / f64::from(ram_mebibytes);
+            } else if let Some(used) = self.of(mover, |moved| moved.cpu_s) {
                 println!(
-                    "   {per_gibibyte:>6.2} s/GiB of processor time, {:.2} ×",
+                    "   {:>6.2} s/GiB of processor time, {:.2} ×",
+                    used.median * 1024.0 / f64::from(ram_mebibytes),
                     to_tcp(mover, |moved| moved.cpu_s)
                 );
             }
@@ -431,12 +447,12 @@ impl Row {
 impl Report {
     /// Beside the report: total time by RAM, silence by the hot pool.
     fn draw(&self, out: &Path) -> anyhow::Result<()> {
-        let lines = |rows: &[Row], x: fn(&Guest) -> u32, get: &dyn Fn(&Row, Mover) -> f64| {
+        let lines = |rows: &[Row], x: fn(&Guest) -> u32, get: &dyn Fn(&Row, Mover) -> Option<Summary>| {
             let line = |mover: Mover| Line {
                 name: mover.name().to_owned(),
                 points: rows
                     .iter()
-                    .map(|row| (f64::from(x(&row.guest)), get(row, mover)))
+                    .filter_map(|row| Some((f64::from(x(&row.guest)), get(row, mover)?.median)))
                     .collect(),
                 peer: !matches!(mover, Mover::Tls | Mover::Rdma),
             };
@@ -449,7 +465,7 @@ impl Report {
             scale: Scale::Linear,
         };
         let drawn = lines(&self.sizes, |guest| guest.ram_mebibytes, &|row, mover| {
-            row.of(mover, |moved| moved.total_ms).median
+            row.of(mover, |moved| moved.total_ms)
         });
         draw(&out.with_extension("total.svg"), &total, &drawn)?;
         let silent = Axes {
@@ -457,7 +473,7 @@ impl Report {
             ..total
         };
         let drawn = lines(&self.pools, |guest| guest.hot_mebibytes, &|row, mover| {
-            row.silent(mover).median
+            row.silent(mover)
         });
         draw(&out.with_extension("silent.svg"), &silent, &drawn)
     }

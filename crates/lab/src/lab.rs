@@ -4,7 +4,7 @@ use crate::config::{LabConfig, check_name};
 use crate::error::{Error, Result};
 use crate::protocol::{Request, Response};
 use crate::state::{State, StateDir};
-use crate::status::{HostStatus, LabStatus};
+use crate::status::{HostStatus, LabStatus, ServiceState};
 use crate::{ENTER, cgroup, supervisor};
 use rustix::process::Signal;
 use std::ffi::OsStr;
@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 const SERVICE_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long the processes of a lab may take to die.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The service of a host that serves disks, by its name: it ends before all else.
+pub const VOLUMES: &str = "volumes";
 
 /// A lab. The handle owns nothing: the lab stays up until [`Lab::down`].
 #[derive(Debug)]
@@ -81,6 +84,9 @@ impl Lab {
     pub fn down(self) -> Result<()> {
         let _lock = self.dir.create_and_lock()?;
         if self.state.supervisor.is_alive() {
+            for host in self.hosts() {
+                self.end_volumes(host);
+            }
             self.state.supervisor.kill(Signal::TERM)?;
             if !self.state.supervisor.wait(DEATH_TIMEOUT)? {
                 self.state.supervisor.kill(Signal::KILL)?;
@@ -177,10 +183,26 @@ impl Lab {
 
     /// Cuts the power of a host: all of its processes die at once, and it does not come back.
     pub fn kill_host(&self, host: &str) -> Result<()> {
+        self.end_volumes(host);
         let process = self.host(host)?.process;
         process.kill(Signal::KILL)?;
         process.wait(DEATH_TIMEOUT)?;
         Ok(())
+    }
+
+    /// Kills a host's volume daemon before everything else, if it has one.
+    ///
+    /// If it is the last process of the host, the kernel unmounts, within that process's end, what lies on a disk which the process has served,
+    /// and waits for it for ever: the disk fails only when the process has ended.
+    fn end_volumes(&self, host: &str) {
+        let runs = self.status().is_ok_and(|status| {
+            let service = status.host(host).and_then(|host| host.service(VOLUMES));
+            service.is_some_and(|service| matches!(service.state, ServiceState::Running { .. }))
+        });
+        if runs {
+            // It may have ended since.
+            let _ = self.kill(host, VOLUMES);
+        }
     }
 
     fn order(&self, host: &str, request: Request) -> Result<()> {

@@ -48,7 +48,7 @@ mod sys;
 
 pub use config::{HostConfig, LabConfig, Service, Subnet};
 pub use error::{Error, Result};
-pub use lab::Lab;
+pub use lab::{Lab, VOLUMES};
 pub use process::ProcessId;
 pub use status::{HostStatus, LabStatus, ServiceState, ServiceStatus};
 

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use verbatim_lab::{Lab, LabConfig, Service, ServiceState};
+use verbatim_lab::{Lab, LabConfig, Service, ServiceState, VOLUMES};
 
 use crate::args::LabCommand;
 use crate::output::table;
@@ -118,7 +118,7 @@ fn services(program: &Path, library: &Path, volumes: bool) -> Vec<Service> {
         "--state-dir",
         "/run/verbatim-state/volumes",
     ];
-    let daemon = Service::new("volumes", program, arguments).socket("/run/verbatim/volumes.sock");
+    let daemon = Service::new(VOLUMES, program, arguments).socket("/run/verbatim/volumes.sock");
     let daemon = volumes.then_some(daemon);
     daemon.into_iter().chain([nic, agent]).collect()
 }
