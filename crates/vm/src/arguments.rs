@@ -134,7 +134,7 @@ impl Arguments {
     }
 
     /// The same virtual machine as one that runs.
-    pub(crate) fn as_running(self, memory: &str, machine: &str) -> Self {
+    pub(crate) fn of_machine(self, memory: &str, machine: &str) -> Self {
         Self {
             memory: Some(memory.to_owned()),
             machine: Some(machine.to_owned()),

@@ -92,7 +92,7 @@ impl Arguments {
                 "several of its network cards have no `mac=`: which has which the command line does not say",
             ));
         }
-        Ok(Self::parse(&kept)?.as_running(memory, machine))
+        Ok(Self::parse(&kept)?.of_machine(memory, machine))
     }
 }
 

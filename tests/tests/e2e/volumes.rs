@@ -303,6 +303,10 @@ fn stays(lab: &TestLab) -> anyhow::Result<()> {
             let ended = migrate.wait(patience(LIMIT))?;
             ensure!(ended.code == 1, "{}", ended.output());
             lab.order_faults(host, "")?;
+            // An agent that has just started may still ask what became of the session.
+            eventually("an instance that runs", patience(LIMIT), || {
+                Ok(instance.row().ok().filter(|row| row.state == "running").map(drop))
+            })?;
             works(lab, &instance, "src")?;
             becomes(lab, "dst", "incomplete").map(drop)
         };
