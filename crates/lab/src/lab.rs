@@ -21,6 +21,9 @@ const DEATH_TIMEOUT: Duration = Duration::from_secs(10);
 /// The service of a host that serves disks, by its name: it ends before all else.
 pub const VOLUMES: &str = "volumes";
 
+/// The service of a host that brings what lies on them to rest.
+const AGENT: &str = "agent";
+
 /// A lab. The handle owns nothing: the lab stays up until [`Lab::down`].
 #[derive(Debug)]
 pub struct Lab {
@@ -190,19 +193,42 @@ impl Lab {
         Ok(())
     }
 
-    /// Kills a host's volume daemon before everything else, if it has one.
+    /// Ends what has to do with disks that a host's own volume daemon serves, if it has one, before everything else.
     ///
-    /// If it is the last process of the host, the kernel unmounts, within that process's end, what lies on a disk which the process has served,
-    /// and waits for it for ever: the disk fails only when the process has ended.
+    /// If the daemon is the last process of the host, the kernel unmounts, within that process's end, what lies on a disk which the process has
+    /// served, and waits for it for ever: the disk fails only when the process has ended. And who writes to a file system that an agent has brought to
+    /// rest for a move cannot be killed until somebody lets it go on.
     fn end_volumes(&self, host: &str) {
-        let runs = self.status().is_ok_and(|status| {
-            let service = status.host(host).and_then(|host| host.service(VOLUMES));
-            service.is_some_and(|service| matches!(service.state, ServiceState::Running { .. }))
-        });
-        if runs {
-            // It may have ended since.
+        let status = self.status();
+        let service = status.as_ref().ok().and_then(|status| status.host(host));
+        let Some(service) = service.and_then(|host| host.service(VOLUMES)) else {
+            return;
+        };
+        // They may have ended since, or before.
+        let _ = self.kill(host, AGENT);
+        for mounted in &self.loop_mounts(host) {
+            // One that is not at rest is refused.
+            let _ = Command::new("fsfreeze").arg("--unfreeze").arg(mounted).output();
+        }
+        if matches!(service.state, ServiceState::Running { .. }) {
             let _ = self.kill(host, VOLUMES);
         }
+    }
+
+    /// Where a host has mounted loop devices, as this process sees it.
+    fn loop_mounts(&self, host: &str) -> Vec<PathBuf> {
+        let mounts = self.host_path(host, "/proc/1/mounts").and_then(|path| {
+            std::fs::read_to_string(&path).map_err(Error::io(format!("read {}", path.display())))
+        });
+        let mounts = mounts.unwrap_or_default();
+        let places = mounts.lines().filter_map(|line| {
+            let (device, rest) = line.split_once(' ')?;
+            let place = rest.split(' ').next()?;
+            device.starts_with("/dev/loop").then_some(place)
+        });
+        places
+            .filter_map(|place| self.host_path(host, place).ok())
+            .collect()
     }
 
     fn order(&self, host: &str, request: Request) -> Result<()> {
