@@ -15,6 +15,7 @@ packages=(
     rdmacm-utils librdmacm1 libfabric-bin                           # programs that connect by address and port
     ucx-utils libucx-dev                                            # a library over verbs, not ours
     python3 python3-pyverbs tshark                                  # rdma-core's own tests, a look at the wire
+    e2fsprogs                                                       # file systems on volumes
     libnbd-bin python3-libnbd                                       # clients of volumes that are not ours
     qemu-system-x86                                                 # virtual machines that move
     fio qemu-utils                                                  # what volumes are measured with, and beside
