@@ -171,15 +171,25 @@ impl Schedule {
     /// Three in four are aimed: held at a point until the fault that is due has struck, so that in so many moves as there are aims,
     /// and a third more, each fault strikes in each phase. The seed says in which order.
     pub fn of(seed: u64, number: u64) -> Self {
-        let mut dice = StdRng::seed_from_u64(seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+        let mut dice = dice(seed, number);
         let schedule = match number % 4 {
             3 => Self::by_the_clock(&mut dice),
             place => Self::aimed(aim(seed, number / 4 * 3 + place), &mut dice),
         };
+        schedule.by_some_transport(&mut dice)
+    }
+
+    /// That of a move which is held for an aim once more, since what else struck with it came first.
+    pub fn again(seed: u64, number: u64, aim: Aim) -> Self {
+        let mut dice = dice(seed, number);
+        Self::aimed(aim, &mut dice).by_some_transport(&mut dice)
+    }
+
+    fn by_some_transport(self, dice: &mut StdRng) -> Self {
         let by_rdma = dice.random_bool(0.5);
         Self {
             memory_transport: if by_rdma { "rdma" } else { "tls" },
-            ..schedule
+            ..self
         }
     }
 
@@ -256,6 +266,10 @@ impl Schedule {
         let lasts = Duration::from_millis(50).max(LONGEST.mul_f64(part * part));
         self.strikes.push(Strike { moment, fault, lasts });
     }
+}
+
+fn dice(seed: u64, number: u64) -> StdRng {
+    StdRng::seed_from_u64(seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
 }
 
 /// What is due: all aims, in an order that the seed says, and then again.
@@ -367,6 +381,14 @@ mod tests {
         }
         // Agents killed and stopped, cuts and disks of three hosts, tools of two, and the operator.
         assert_eq!(Fault::all().len(), 3 + 3 + 6 + 9 + 6 + 1);
+    }
+
+    #[test]
+    fn an_aim_can_be_tried_again_with_other_company() {
+        let aim = Aim::all()[17];
+        let again: Vec<_> = (0..20).map(|number| Schedule::again(5, number, aim)).collect();
+        assert!(again.iter().all(|schedule| schedule.aim() == Some(aim)));
+        assert!(again.iter().any(|schedule| *schedule != again[0]));
     }
 
     #[test]

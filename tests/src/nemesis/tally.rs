@@ -29,6 +29,9 @@ const PHASES: [&str; 17] = [
 /// Of 90 moves 43 took place. Where half of them do, fewer than a third of so many do once in two thousand runs.
 const FEW: usize = 128;
 
+/// An aim that so many moves were held for, and that has struck in none, will not.
+const TRIES: u32 = 4;
+
 /// A step of a host's part in a session, as `verbatim sessions --json` has it.
 #[derive(Debug, Clone, serde::Deserialize)]
 pub struct Step {
@@ -60,8 +63,8 @@ pub struct Tally {
     pub rolled_back: usize,
     /// How often a fault struck in a phase.
     met: BTreeMap<(String, String), usize>,
-    /// What moves were held for, and has struck there.
-    hit: BTreeSet<String>,
+    /// What moves were held for, how often, and whether it has struck there.
+    tried: BTreeMap<String, (u32, bool)>,
 }
 
 impl Tally {
@@ -79,12 +82,11 @@ impl Tally {
             true => self.committed += 1,
             false => self.rolled_back += 1,
         }
-        if let Some(aim) = aim
-            && struck
-                .iter()
-                .any(|one| one.at_point && one.kind == aim.fault.kind())
-        {
-            self.hit.insert(aim.to_string());
+        if let Some(aim) = aim {
+            let mut there = struck.iter().filter(|one| one.at_point);
+            let (tries, hit) = self.tried.entry(aim.to_string()).or_default();
+            *tries += 1;
+            *hit |= there.any(|one| one.kind == aim.fault.kind());
         }
         for one in struck {
             let phase = phase_at(one.unix_ms, steps, end_unix_ms);
@@ -92,10 +94,29 @@ impl Tally {
         }
     }
 
-    /// Faults that have not struck in a phase in which they could.
-    pub fn missed(&self) -> Vec<String> {
-        let all = Aim::all().into_iter().map(|aim| aim.to_string());
-        all.filter(|aim| !self.hit.contains(aim)).collect()
+    fn tries(&self, aim: Aim) -> (u32, bool) {
+        self.tried.get(&aim.to_string()).copied().unwrap_or_default()
+    }
+
+    /// What is to be tried once more: when all has been tried, that which has not struck in its phase, those first that were tried the
+    /// fewest times.
+    pub fn again(&self) -> Option<Aim> {
+        let all = Aim::all();
+        if all.iter().any(|aim| self.tries(*aim).0 == 0) {
+            return None;
+        }
+        let missed = all.into_iter().filter(|aim| !self.tries(*aim).1);
+        missed.min_by_key(|aim| self.tries(*aim).0)
+    }
+
+    /// Faults that strike in no phase in which they could, however often they are tried.
+    pub fn hopeless(&self) -> Vec<String> {
+        let is_hopeless = |aim: &Aim| {
+            let (tries, hit) = self.tries(*aim);
+            !hit && tries >= TRIES
+        };
+        let all = Aim::all().into_iter().filter(is_hopeless);
+        all.map(|aim| aim.to_string()).collect()
     }
 
     /// Whether at least a third of the moves took place. Of a few moves chance alone may take more: a sixth is enough of those.
@@ -122,13 +143,14 @@ impl fmt::Display for Tally {
             committed,
             rolled_back,
             met,
-            hit,
+            tried,
         } = self;
+        let hit = tried.values().filter(|(_, hit)| *hit).count();
         let struck: usize = met.values().sum();
         writeln!(
             f,
             "{moves} moves: {committed} committed, {rolled_back} rolled back; {struck} faults, {} of {} in the phase that was due",
-            hit.len(),
+            hit,
             Aim::all().len()
         )?;
         let kinds: BTreeSet<_> = met.keys().map(|(kind, _)| kind).collect();
@@ -199,11 +221,9 @@ mod tests {
             fault: Fault::Cancel,
             phase: Phase::Transfer,
         };
-        assert!(tally.missed().contains(&aim.to_string()));
         tally.add(true, Some(aim), &[struck(60), struck(150)], &steps, 200);
         tally.add(false, None, &[], &steps, 200);
         tally.add(false, None, &[struck(300)], &steps, 200);
-        assert!(!tally.missed().contains(&aim.to_string()));
         assert!(tally.enough_committed());
         tally.add(false, None, &[], &steps, 200);
         assert!(tally.enough_committed(), "of so few");
@@ -214,6 +234,36 @@ mod tests {
         );
         let places = ["PreCopy", "Transfer", "after"].map(|phase| text.find(phase).unwrap());
         assert!(places.is_sorted(), "{text}");
+    }
+
+    #[test]
+    fn what_never_strikes_is_tried_again_and_then_told() {
+        let mut tally = Tally::default();
+        let all = Aim::all();
+        let missed = all[3];
+        for aim in &all {
+            assert_eq!(tally.again(), None, "not all were tried");
+            let struck = Struck {
+                kind: aim.fault.kind(),
+                unix_ms: 1,
+                at_point: *aim != missed,
+            };
+            tally.add(true, Some(*aim), &[struck], &[], 2);
+        }
+        for _ in 1..TRIES {
+            assert_eq!(tally.again(), Some(missed));
+            assert!(tally.hopeless().is_empty());
+            tally.add(true, Some(missed), &[], &[], 2);
+        }
+        assert_eq!(tally.hopeless(), [missed.to_string()]);
+        let struck = Struck {
+            kind: missed.fault.kind(),
+            unix_ms: 1,
+            at_point: true,
+        };
+        tally.add(true, Some(missed), &[struck], &[], 2);
+        assert_eq!(tally.again(), None);
+        assert!(tally.hopeless().is_empty());
     }
 
     #[test]
