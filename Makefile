@@ -86,6 +86,10 @@ vm-test: build ## our RNIC against the kernel's rxe in a virtual machine (docs/t
 	$(MAKE) -C tests/vm/probes
 	$(cargo) test --release --locked -p verbatim-verbs --lib --no-run --message-format=json >target/vm-probes/verbs.json
 	cp "$$(sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' target/vm-probes/verbs.json)" target/vm-probes/verbs
+	$(cargo) test --release --locked --workspace --test far --test bulk --no-run --message-format=json >target/vm-probes/far.json
+	for test in far bulk; do \
+		cp "$$(sed -n "s/.*\"name\":\"$$test\",.*\"executable\":\"\([^\"]*\)\".*/\1/p" target/vm-probes/far.json)" target/vm-probes/$$test; \
+	done
 	$(cargo) test --release --locked --workspace --test vm -- --ignored
 
 # What has passed on this build is left out, so a run that was cut off after LIMIT seconds (3000) goes on.

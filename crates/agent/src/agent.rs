@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use anyhow::Context;
+use verbatim_bulk::Which;
 use verbatim_channel::{Endpoint, KeyPair, MovedEndpoint, Resolved};
 use verbatim_container::Host;
 use verbatim_device::gids::counterpart;
@@ -78,7 +79,6 @@ impl Agent {
         let journal = config.state_dir.join("journal");
         let forwarding = config.runtime_dir.join("forwarding");
         Ok(Self {
-            peers,
             guests: Guests::default(),
             forwarding: Forwarding::open(&forwarding, SystemTime::now())
                 .with_context(|| format!("cannot write {}", forwarding.display()))?,
@@ -88,7 +88,11 @@ impl Agent {
             tools,
             instances: Instances::default(),
             nic_listeners: Arc::new(NicListeners::new(config.nic_socket())),
-            rnic: Arc::new(Rnic::new(config.runtime_dir.clone())),
+            rnic: Arc::new(Rnic::new(Which {
+                runtime: config.runtime_dir.clone(),
+                name: config.memory_device.clone(),
+                address: Some(peers.directory().own().address),
+            })),
             controls: Default::default(),
             destinations: Default::default(),
             partners: Default::default(),
@@ -96,6 +100,7 @@ impl Agent {
             turns: Default::default(),
             journal: Arc::new(Journal::open(&journal)?),
             faults: Faults::default(),
+            peers,
             config,
         })
     }

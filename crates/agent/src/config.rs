@@ -23,6 +23,8 @@ pub struct Config {
     pub program: PathBuf,
     /// CRIU's plugin for instances with RNICs of the kernel's.
     pub criu_plugin: PathBuf,
+    /// The RNIC by which this host's memory goes to other hosts; if `None`, the one that has the host's address.
+    pub memory_device: Option<String>,
     /// The bridge to which instances are linked.
     pub bridge: String,
     /// The largest packet of an instance's link in bytes; the kernel's default if `None`.

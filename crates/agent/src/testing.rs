@@ -80,6 +80,7 @@ impl TestHost {
             library: path.join("lib"),
             criu_plugin: "/nonexistent".into(),
             program: path.join("program"),
+            memory_device: None,
             bridge: String::new(),
             mtu: None,
             cgroup_parent: path.clone(),

@@ -31,7 +31,7 @@ pub use error::Error;
 pub use fingerprint::PAGE_BYTES;
 pub use incoming::Incoming;
 pub use outgoing::{Outgoing, Run};
-pub use verbatim_far::{Canceller, Device, QpClass, Ticket};
+pub use verbatim_far::{Canceller, Device, QpClass, Ticket, Which};
 
 /// The longest run that is taken, in bytes.
 pub const MOST_RUN_BYTES: u64 = 4 << 20;

@@ -421,6 +421,10 @@ pub struct AgentArguments {
     /// The folder of the journal, on a disk that outlives a restart of the machine.
     #[arg(long, default_value = "/var/lib/verbatim", env = "VERBATIM_STATE_DIR")]
     pub state_dir: PathBuf,
+    /// The RNIC by which this host's memory goes to other hosts where RDMA is asked for (`verbatim migrate --memory-transport`), `mlx5_0`
+    /// for one; if not given, the one that has the host's address.
+    #[arg(long, value_name = "DEVICE")]
+    pub memory_device: Option<String>,
     /// The bridge to which instances are linked.
     #[arg(long, default_value = "br0")]
     pub bridge: String,

@@ -89,6 +89,10 @@ impl Domain {
     pub(crate) fn context(&self) -> &Arc<Context> {
         &self.opened.context
     }
+
+    pub(crate) fn gid_index(&self) -> u8 {
+        self.opened.gid_index
+    }
 }
 
 impl Drop for Domain {

@@ -181,7 +181,7 @@ impl Connection {
     pub fn end(&self) -> End {
         let context = self.queue.qp.context();
         End {
-            gid: context.gid(0).unwrap_or_default(),
+            gid: context.gid(self.domain.gid_index().into()).unwrap_or_default(),
             qpn: self.queue.qp.number(),
             psn: self.psn,
             mtu: context.port_attr().active_mtu,
@@ -231,6 +231,7 @@ impl Connection {
             sq_psn: own.psn,
             av: AddressVector {
                 dgid: remote.gid,
+                sgid_index: self.domain.gid_index(),
                 port_num: 1,
                 hop_limit: 64,
                 ..AddressVector::default()

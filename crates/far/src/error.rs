@@ -6,8 +6,14 @@ use verbatim_verbs::VerbsError;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// This host has no RNIC.
-    #[error("there is no RNIC at {runtime}; start `verbatim nic`")]
+    #[error(
+        "this host has no RNIC{}: neither one that the kernel drives (`rdma link` lists them) nor the software RNIC at {runtime}; \
+         start `verbatim nic`",
+        name.as_ref().map(|name| format!(" {name}")).unwrap_or_default()
+    )]
     NoDevice {
+        /// The name that it should have.
+        name: Option<String>,
         /// Where it was looked for.
         runtime: String,
     },

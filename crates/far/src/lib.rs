@@ -7,7 +7,7 @@
 //!   read(local, remote)  ◄── READ responses ──────────────────── Buffer
 //! ```
 //!
-//! - Start at [`Device::open`] and [`Device::connection`]. The two sides exchange their [`End`]s and their buffers' [`Exposed`]s over a
+//! - Start at [`Device::open`], or [`Device::choose`] where a host has several RNICs, and [`Device::connection`]. The two sides exchange their [`End`]s and their buffers' [`Exposed`]s over a
 //!   channel of theirs, and call [`Connection::connect`]. From then on the passive side does nothing.
 //! - Requests are carried out in order, and [`Connection::wait`] says when one is done. A *window* bounds how many bytes are in
 //!   flight: who posts more waits for room.
@@ -29,6 +29,6 @@ mod window;
 
 pub use buffer::{Buffer, Exposed};
 pub use connection::{Canceller, Connection, End, Options, Ticket};
-pub use device::Device;
+pub use device::{Device, Which};
 pub use error::Error;
 pub use verbatim_verbs::QpClass;

@@ -7,6 +7,7 @@ mod blackout;
 mod cases;
 mod faults;
 mod machines;
+mod memory;
 mod plugin;
 mod results;
 mod run;
@@ -96,6 +97,10 @@ fn main() -> ExitCode {
         "windows::bound_ones_move_with_their_program".to_owned(),
         Box::new(|machines| windows::run(shared(machines)?)),
     );
+    let memory = trial(
+        "memory::goes_ahead_by_rdma".to_owned(),
+        Box::new(|machines| memory::run(shared(machines)?)),
+    );
     let cases = cases::all().into_iter().map(|case| {
         let body: Body = Box::new(move |machines| {
             let done = run::run(shared(machines)?, &case);
@@ -115,7 +120,7 @@ fn main() -> ExitCode {
         "soak::lossy".to_owned(),
         Box::new(|machines| soak::lossy(shared(machines)?)),
     );
-    let trials = [plugin, self_test, on_trial, windows]
+    let trials = [plugin, self_test, on_trial, windows, memory]
         .into_iter()
         .chain(cases)
         .chain(faults)

@@ -503,6 +503,7 @@ mod tests {
             library: folder.join("libverbatim.so"),
             program: folder.join("verbatim"),
             criu_plugin: folder.join("plugin.so"),
+            memory_device: None,
             bridge: String::new(),
             mtu: None,
             cgroup_parent: folder.to_owned(),

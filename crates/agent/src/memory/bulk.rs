@@ -1,26 +1,25 @@
 //! One-sided RDMA as sessions use it: the RNIC, and the connection of each session.
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use verbatim_bulk::{Canceller, Device, Error, Outgoing};
+use verbatim_bulk::{Canceller, Device, Error, Outgoing, Which};
 
 use crate::proto::FilePart;
 
 /// This host's RNIC, opened when it is needed first.
 #[derive(Debug)]
 pub struct Rnic {
-    runtime: PathBuf,
+    which: Which,
     device: Mutex<Option<Device>>,
 }
 
 impl Rnic {
-    /// The one whose control socket is in the folder `runtime`.
-    pub fn new(runtime: PathBuf) -> Self {
+    /// That one.
+    pub fn new(which: Which) -> Self {
         Self {
-            runtime,
+            which,
             device: Mutex::default(),
         }
     }
@@ -31,7 +30,7 @@ impl Rnic {
         if let Some(device) = device.as_ref().filter(|device| !device.is_gone()) {
             return Ok(device.clone());
         }
-        Ok(device.insert(Device::open(&self.runtime)?).clone())
+        Ok(device.insert(Device::choose(&self.which)?).clone())
     }
 }
 

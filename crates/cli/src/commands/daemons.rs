@@ -37,6 +37,7 @@ pub fn agent(arguments: AgentArguments, faults: fn(&Config) -> Faults) -> anyhow
             .criu_plugin
             .unwrap_or_else(|| program.with_file_name(CRIU_PLUGIN)),
         program,
+        memory_device: arguments.memory_device,
         bridge: arguments.bridge,
         mtu: arguments.mtu,
         cgroup_parent: arguments.cgroup_parent,

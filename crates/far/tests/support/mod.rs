@@ -1,4 +1,5 @@
-//! RNICs in threads, each on a loopback address of its own.
+//! RNICs in threads, each on a loopback address of its own; or, where [`DEVICE`] names one, an RNIC that the kernel drives, which is
+//! both hosts' then.
 
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
@@ -7,8 +8,16 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 
 use rustix::event::EventfdFlags;
-use verbatim_far::{Connection, Device, Options};
+use verbatim_far::{Connection, Device, Options, Which};
 use verbatim_nic::{NicConfig, NicError, Port};
+
+/// Names an RNIC of the kernel's.
+const DEVICE: &str = "VERBATIM_FAR_DEVICE";
+
+/// Whether the RNICs serve connections in the background behind others: those of the kernel's have no classes.
+pub fn has_classes() -> bool {
+    std::env::var_os(DEVICE).is_none()
+}
 
 pub struct Nic {
     runtime: tempfile::TempDir,
@@ -69,15 +78,39 @@ impl Drop for Nic {
 /// Two hosts with their daemons.
 pub struct Nics {
     devices: [Device; 2],
-    _nics: [Nic; 2],
+    _nics: Vec<Nic>,
+    _folder: Option<tempfile::TempDir>,
 }
 
 impl Nics {
     pub fn start() -> Self {
+        if let Ok(name) = std::env::var(DEVICE) {
+            return Self::of_the_kernel(name);
+        }
         let nics = [Nic::start(), Nic::start()];
         let devices =
             [&nics[0], &nics[1]].map(|nic| Device::open(nic.path()).expect("it has just been started"));
-        Self { devices, _nics: nics }
+        Self {
+            devices,
+            _nics: nics.into(),
+            _folder: None,
+        }
+    }
+
+    fn of_the_kernel(name: String) -> Self {
+        let folder = tempfile::tempdir_in("/dev/shm").expect("a folder on tmpfs");
+        std::fs::create_dir(folder.path().join("mem")).expect("a folder");
+        let which = Which {
+            runtime: folder.path().to_owned(),
+            name: Some(name),
+            address: None,
+        };
+        let open = || Device::choose(&which).expect("the device can be opened");
+        Self {
+            devices: [open(), open()],
+            _nics: Vec::new(),
+            _folder: Some(folder),
+        }
     }
 
     /// The first host's, or the second's.

@@ -51,7 +51,10 @@ impl Source {
         self.transport = match choice.transport {
             Transport::Tls => choice,
             Transport::Rdma => match self.offer_bulk().await {
-                Ok(()) => choice,
+                Ok(device) => Choice {
+                    reason: format!("{}; by {device}", choice.reason),
+                    ..choice
+                },
                 Err(error) => {
                     self.note(&format!(
                         "memory does not go by RDMA: {error:#}; going on with TLS"
@@ -63,19 +66,18 @@ impl Source {
         self.files.go_by(&self.route);
     }
 
-    /// Makes this host's end of a connection and has the destination make its own.
-    async fn offer_bulk(&mut self) -> anyhow::Result<()> {
+    /// Makes this host's end of a connection and has the destination make its own. The name of this host's RNIC.
+    async fn offer_bulk(&mut self) -> anyhow::Result<String> {
         let (rnic, tuning) = (Arc::clone(&self.agent.rnic), self.request.tuning);
         let own_load = load::waiting_percent();
         // Who carries is known only when the destination has told how busy it is.
         let opened = tokio::task::spawn_blocking(move || {
             let device = rnic.device()?;
-            Outgoing::open(
-                &device,
-                tuning.options(tuning.operation.unwrap_or(Operation::Write)),
-            )
+            let options = tuning.options(tuning.operation.unwrap_or(Operation::Write));
+            let (outgoing, offer) = Outgoing::open(&device, options)?;
+            Ok::<_, verbatim_bulk::Error>((outgoing, offer, device.name().to_owned()))
         });
-        let (mut outgoing, offer) = opened.await.context("making a connection panicked")??;
+        let (mut outgoing, offer, name) = opened.await.context("making a connection panicked")??;
         let request = OfferBulkRequest {
             session: self.session,
             offer: postcard::to_allocvec(&offer)?,
@@ -94,6 +96,6 @@ impl Source {
         let outgoing = accepting.await.context("connecting panicked")??;
         self.route.pace.goes_by(outgoing.number());
         self.route.bulk.set(outgoing);
-        Ok(())
+        Ok(name)
     }
 }
