@@ -84,6 +84,18 @@ impl MemFile {
         matches!(self.place, Place::Path(_)).then_some(&self.path)
     }
 
+    /// A descriptor for a look at the file, of which nothing is mapped: it is not kept. To keep one may take the kernel 10 ms in a process
+    /// that was restored with a small table of descriptors: it waits for a grace period when the table of several threads grows.
+    pub fn open_for_a_look(&self) -> Result<OwnedFd, AdoptError> {
+        match &self.place {
+            Place::Path(kept) => match kept.borrow().as_ref().map(KeptFd::duplicate) {
+                Some(Ok(duplicate)) => Ok(duplicate),
+                _ => self.open_anew(),
+            },
+            Place::Nameless(_) => self.open_anew(),
+        }
+    }
+
     /// A descriptor for this process's own use.
     pub fn open(&self) -> Result<OwnedFd, AdoptError> {
         let Place::Path(kept) = &self.place else {
@@ -244,6 +256,22 @@ mod tests {
         drop(file);
         assert!(crate::sys::kept::is_open(number), "it is not ours to close");
         crate::sys::kept::close_for_test(number);
+    }
+
+    #[test]
+    fn a_look_keeps_no_descriptor() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, first) = MemFile::create(dir.path(), std::process::id()).unwrap();
+        file.close();
+        let look = file.open_for_a_look().unwrap();
+        assert!(file.id(look.as_fd()).unwrap() == file.id(first.as_fd()).unwrap());
+        let Place::Path(kept) = &file.place else {
+            panic!("it has a name")
+        };
+        assert!(kept.borrow().is_none());
+        // Whoever maps it has one kept.
+        drop(file.open().unwrap());
+        assert!(kept.borrow().is_some());
     }
 
     #[test]

@@ -206,7 +206,7 @@ impl State {
     /// nothing could be done.
     pub fn sweep(&mut self) -> bool {
         let opened = self.file.as_ref().and_then(|file| {
-            let opened = file.open().ok()?;
+            let opened = file.open_for_a_look().ok()?;
             Some((file.id(opened.as_fd()).ok()?, opened))
         });
         let Some((id, opened)) = opened else { return false };
