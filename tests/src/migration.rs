@@ -128,6 +128,9 @@ pub struct PreCopy {
 pub struct PrivateTracked {
     /// While the program ran.
     pub rounds: Vec<PreDump>,
+    /// It was compared with what was sent, since nobody tracked it. The previous release does not.
+    #[serde(default)]
+    pub compared: bool,
     /// While it stood still, in bytes.
     pub last_bytes: u64,
 }

@@ -20,6 +20,7 @@
 
 pub mod beneath;
 pub mod bulk;
+pub mod compared;
 pub mod convergence;
 
 pub mod moves;

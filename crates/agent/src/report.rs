@@ -152,11 +152,13 @@ pub struct PreCopy {
     pub private_not_tracked: Option<String>,
 }
 
-/// Private memory that was tracked from outside.
+/// Private memory that was tracked from outside, or compared.
 #[derive(Debug, Clone, Serialize)]
 pub struct PrivateTracked {
     /// What was sent while the program ran.
     pub rounds: Vec<PreDump>,
+    /// All of it was compared with what was sent, while the program ran and while it stood still.
+    pub compared: bool,
     /// What was sent while it stood still, in bytes.
     pub last_bytes: u64,
 }

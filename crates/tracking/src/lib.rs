@@ -14,7 +14,7 @@
 //! **What a look does not see.** A system call that has looked its pages up before the look may write to them after it: direct reads,
 //! process_vm_writev. So every thread stands still once between a look and the reading of pages ([`stand_still_once()`]).
 //! What writes to pinned pages without any thread, rings of io_setup and io_uring or a device, is not seen at all
-//! ([`pinned_writers()`]).
+//! ([`pinned_writers()`]). Who wants to see that compares contents, for which [`present()`] says where they are.
 //!
 //! **What the process sees.** Its first thread stops for some 0.3 ms when it is armed, and each thread for some 20 µs at each
 //! `stand_still_once`. A system call that it is in goes on or is begun again, as after a signal without a handler (signal(7));
@@ -27,6 +27,7 @@ mod error;
 mod maps;
 mod memory;
 mod pinned;
+mod present;
 mod ranges;
 mod shared;
 mod still;
@@ -38,7 +39,8 @@ mod tracker;
 pub use error::Error;
 pub use maps::{MappedFile, maps_file, names_mapping};
 pub use memory::Memory;
-pub use pinned::{pinned_writers, shared_by_fork};
+pub use pinned::{Writer, pinned_writers, shared_by_fork};
+pub use present::present;
 pub use ranges::Ranges;
 pub use shared::FileTracker;
 pub use still::stand_still_once;

@@ -5,14 +5,33 @@ use std::io;
 use crate::error::Error;
 use crate::maps;
 
-/// What writes to the memory of a process without one of its threads, in words for an operator; `None` if nothing does. Such
-/// writes go to pages that are pinned, past their protection.
-pub fn pinned_writers(pid: u32) -> Result<Option<String>, Error> {
+/// What writes to the memory of a process without one of its threads, in words for an operator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Writer {
+    /// Rings of asynchronous reads and writes: they may write at any time, also while the threads stand still.
+    Ring(String),
+    /// A device.
+    Device(String),
+}
+
+impl std::fmt::Display for Writer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Ring(words) | Self::Device(words) => f.write_str(words),
+        }
+    }
+}
+
+/// What writes so, if anything does: to pages that are pinned, past their protection.
+pub fn pinned_writers(pid: u32) -> Result<Option<Writer>, Error> {
+    let ring = |what: &str| {
+        Writer::Ring(format!(
+            "process {pid} has asynchronous reads and writes ({what}), which the kernel does not track"
+        ))
+    };
     let text = maps::read(pid)?;
     if maps::parse(&text).any(|mapping| mapping.name.starts_with("/[aio]")) {
-        return Ok(Some(format!(
-            "process {pid} has asynchronous reads and writes (io_setup), which the kernel does not track"
-        )));
+        return Ok(Some(ring("io_setup")));
     }
     let descriptors = format!("/proc/{pid}/fd");
     let descriptors =
@@ -20,9 +39,7 @@ pub fn pinned_writers(pid: u32) -> Result<Option<String>, Error> {
     for descriptor in descriptors.flatten() {
         let target = std::fs::read_link(descriptor.path()).unwrap_or_default();
         if target.as_os_str() == "anon_inode:[io_uring]" {
-            return Ok(Some(format!(
-                "process {pid} has asynchronous reads and writes (io_uring), which the kernel does not track"
-            )));
+            return Ok(Some(ring("io_uring")));
         }
     }
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"));
@@ -30,7 +47,9 @@ pub fn pinned_writers(pid: u32) -> Result<Option<String>, Error> {
     let pinned = status.lines().find_map(|line| line.strip_prefix("VmPin:"));
     let pinned = pinned.and_then(|kib| kib.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
     Ok(pinned.filter(|kib| *kib > 0).map(|kib| {
-        format!("process {pid} has {kib} KiB of memory pinned for a device, whose writes the kernel does not track")
+        Writer::Device(format!(
+            "process {pid} has {kib} KiB of memory pinned for a device, whose writes the kernel does not track"
+        ))
     }))
 }
 

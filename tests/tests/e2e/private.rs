@@ -32,6 +32,7 @@ pub fn tests() -> Vec<Test> {
     ];
     let failing = [
         Test::new("private::rolled_back", HOSTS, rolled_back),
+        Test::new("private::compared", HOSTS, compared),
         Test::new("private::agents_die", HOSTS, agents_die),
         Test::new("private::a_page_never_came", HOSTS, a_page_never_came),
     ];
@@ -105,6 +106,30 @@ fn to_and_fro(lab: &TestLab) -> anyhow::Result<()> {
     }
     must_be_filled(lab, "dst", "client")?;
     must_be_filled(lab, "src", "client")?;
+    check.end()?;
+    Ok(())
+}
+
+/// Nobody tracks it: all of it is compared with what was sent, and little is left for the blackout.
+fn compared(lab: &TestLab) -> anyhow::Result<()> {
+    let check = check(lab)?;
+    for (from, to) in [("src", "dst"), ("dst", "src"), ("src", "dst")] {
+        lab.order_faults(from, "source-track damage\n")?;
+        let report = check.client.migrate(to)?;
+        lab.order_faults(from, "")?;
+        report.must_be_committed()?;
+        let why = report.pre_copy.private_not_tracked.as_deref().unwrap_or_default();
+        ensure!(why.contains("a test has ordered"), "{report:?}");
+        let beside = report.pre_copy.private_tracked.as_ref();
+        let beside = beside.context("it went with the images")?;
+        let first = beside.rounds.first().context("it was not sent ahead")?;
+        ensure!(
+            beside.compared && first.bytes >= PRIVATE_MIB << 20 && beside.last_bytes < PRIVATE_MIB << 20 >> 2,
+            "{report:?}"
+        );
+        check.flows(to)?;
+    }
+    must_be_filled(lab, "dst", "client")?;
     check.end()?;
     Ok(())
 }

@@ -99,7 +99,11 @@ fn main() -> ExitCode {
     );
     let memory = trial(
         "memory::goes_ahead_by_rdma".to_owned(),
-        Box::new(|machines| memory::run(shared(machines)?)),
+        Box::new(|machines| memory::by_rdma(shared(machines)?)),
+    );
+    let private = trial(
+        "memory::private_memory_is_compared".to_owned(),
+        Box::new(|machines| memory::private(shared(machines)?)),
     );
     let cases = cases::all().into_iter().map(|case| {
         let body: Body = Box::new(move |machines| {
@@ -120,7 +124,7 @@ fn main() -> ExitCode {
         "soak::lossy".to_owned(),
         Box::new(|machines| soak::lossy(shared(machines)?)),
     );
-    let trials = [plugin, self_test, on_trial, windows, memory]
+    let trials = [plugin, self_test, on_trial, windows, memory, private]
         .into_iter()
         .chain(cases)
         .chain(faults)

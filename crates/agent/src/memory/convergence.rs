@@ -77,6 +77,8 @@ pub struct Convergence {
     rounds: Vec<Round>,
     /// Private memory that is left for the blackout.
     private_bytes: u64,
+    /// How long the last look at private memory takes, if nothing of it is left.
+    look_time: Duration,
 }
 
 impl Convergence {
@@ -84,6 +86,11 @@ impl Convergence {
     pub fn note(&mut self, round: Round, private_bytes: u64) {
         self.rounds.push(round);
         self.private_bytes = private_bytes;
+    }
+
+    /// Each look at private memory takes so long, whatever it finds.
+    pub fn looks_for(&mut self, time: Duration) {
+        self.look_time = time;
     }
 
     /// All rounds.
@@ -113,7 +120,7 @@ impl Convergence {
     pub fn predicted_blackout(&self) -> Option<Duration> {
         let last = self.rounds.last()?;
         let images = Duration::from_secs_f64(self.private_bytes as f64 / IMAGE_BYTES_PER_SECOND);
-        Some(FIXED + images + last.time)
+        Some(FIXED + images + self.look_time + last.time)
     }
 
     /// By how much the prediction is more than asked for.

@@ -32,6 +32,11 @@ pub fn untracked(root: i32) -> Option<&'static str> {
     maps.into_iter().find_map(words)
 }
 
+/// Whether a process has a mapping of an RNIC of the kernel's.
+pub fn has_rnic(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/maps")).is_ok_and(|maps| has_rnics(&maps))
+}
+
 /// Whether a proc_pid_maps(5) has a mapping of an RNIC. Who has queues on one has a mapping, of a queue or of a doorbell.
 fn has_rnics(maps: &str) -> bool {
     maps.lines().any(|line| line.contains("/infiniband/uverbs"))

@@ -1,6 +1,7 @@
-//! Private memory of an instance's processes, tracked from outside ([`verbatim_tracking`]) and sent in rounds.
+//! Private memory of an instance's processes, tracked from outside ([`verbatim_tracking`]), or compared with what was sent
+//! ([`super::compared`]), and sent in rounds.
 //!
-//! A page that was sent is clean as long as its tracker says so. What is left is sent while the tasks stand still: first what was
+//! A page that was sent is clean as long as its tracker says so, or its content is the same. What is left is sent while the tasks stand still: first what was
 //! written since the last round, beside CRIU's dump, then whatever else CRIU has left out of its images. So the
 //! destination has every page that the images lack, whatever the rounds have missed: processes that came late, or were not
 //! tracked at all.
@@ -12,13 +13,15 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use tonic::transport::Channel;
-use verbatim_tracking::{Error, Memory, Ranges, Tracker};
+use verbatim_tracking::{Error, Memory, Ranges, Tracker, Writer};
 
+use super::compared::Compared;
 use super::parts::{PART_BYTES, Parts, Route};
-use super::private::processes;
+use super::private::{has_rnic, processes};
 use super::send::stream;
 use crate::proto::FilePart;
 use crate::proto::file_part::{Folder, Kind};
@@ -38,21 +41,41 @@ const FILE_LENGTH: u64 = 1 << 47;
 #[derive(Debug)]
 pub struct Untracked(pub String);
 
+/// What says whether the destination has a page as it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum By {
+    /// The kernel's tracking.
+    #[default]
+    Kernel,
+    /// Its content.
+    Content,
+}
+
 /// What the destination has of each process, and what says whether that is still right.
 #[derive(Debug, Default)]
 pub struct Tracked {
+    by: By,
     /// By the process's number in this host's PID namespace.
     tasks: BTreeMap<u32, Task>,
+    /// What the last look at all contents took.
+    look_time: Duration,
 }
 
 #[derive(Debug)]
 struct Task {
     /// Its number in the instance's PID namespace.
     number: u32,
-    tracker: Tracker,
+    seen: Seen,
     memory: Memory,
     /// What the destination has, as far as nobody has written to it since.
     sent: Ranges,
+}
+
+/// What tells what was written.
+#[derive(Debug)]
+enum Seen {
+    Kernel(Tracker),
+    Content(Compared),
 }
 
 /// Why the private memory of a process and all that descend from it cannot be left out of the images, if so: neither tracked nor
@@ -76,22 +99,65 @@ pub fn must_go_in_images(root: i32, bytes: u64) -> Option<String> {
     }
 }
 
+/// Why the kernel cannot be asked what is written to private memory.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Untrackable {
+    /// In words for an operator.
+    pub why: String,
+    /// Why it cannot be compared with what was sent, either; `None` if it can.
+    pub incomparable: Option<String>,
+}
+
 /// Why the private memory of a process and all that descend from it cannot be tracked from outside, if so.
-pub fn cannot_be_tracked(root: i32) -> Option<String> {
-    if let Err(unsupported) = verbatim_tracking::supported() {
-        return Some(unsupported.to_string());
-    }
-    processes(root)
-        .into_iter()
-        .find_map(|pid| match verbatim_tracking::pinned_writers(pid) {
-            Ok(writers) => writers,
+pub fn cannot_be_tracked(root: i32) -> Option<Untrackable> {
+    let mut why = verbatim_tracking::supported()
+        .err()
+        .map(|unsupported| unsupported.to_string());
+    for pid in processes(root) {
+        let incomparable = match verbatim_tracking::pinned_writers(pid) {
+            Ok(None) => continue,
+            Ok(Some(writer)) => {
+                why.get_or_insert_with(|| writer.to_string());
+                incomparable(pid, &writer)
+            }
             // It has ended.
-            Err(Error::Gone) => None,
+            Err(Error::Gone) => continue,
             Err(error) => Some(error.to_string()),
-        })
+        };
+        if incomparable.is_some() {
+            let why = why.or_else(|| incomparable.clone())?;
+            return Some(Untrackable { why, incomparable });
+        }
+    }
+    why.map(|why| Untrackable {
+        why,
+        incomparable: None,
+    })
+}
+
+/// Why memory to which this writes cannot be compared with what was sent, if so. An RNIC stands still before the tasks do: nothing of
+/// the last look changes behind it. Nobody knows that of other devices, nor of rings.
+fn incomparable(pid: u32, writer: &Writer) -> Option<String> {
+    match writer {
+        Writer::Device(_) if has_rnic(pid) => None,
+        Writer::Device(words) | Writer::Ring(words) => Some(words.clone()),
+    }
 }
 
 impl Tracked {
+    /// Of nothing yet.
+    pub fn new(by: By) -> Self {
+        Self {
+            by,
+            ..Self::default()
+        }
+    }
+
+    /// What a look takes that finds nothing to send; the last one is a part of the blackout.
+    pub fn look_time(&self) -> Duration {
+        self.look_time
+    }
+
     /// What is to be sent now, by process: what was written since the last look, and what is not tracked yet. Nothing that is
     /// written later is missed by the next look.
     fn look(&mut self, root: i32) -> Result<Vec<(u32, Ranges)>, Untracked> {
@@ -105,8 +171,8 @@ impl Tracked {
                 Err(Error::Gone) => _ = self.tasks.remove(pid),
                 Err(error) => return Err(Untracked(format!("process {pid}: {error}"))),
             }
-            if let Ok(Some(writers)) = verbatim_tracking::pinned_writers(*pid) {
-                return Err(Untracked(writers));
+            if let Ok(Some(writer)) = verbatim_tracking::pinned_writers(*pid) {
+                return Err(Untracked(writer.to_string()));
             }
         }
         let pids: Vec<_> = self.tasks.keys().copied().collect();
@@ -119,9 +185,14 @@ impl Tracked {
         for _ in 0..3 {
             let task = match self.tasks.entry(pid) {
                 std::collections::btree_map::Entry::Occupied(task) => task.into_mut(),
-                std::collections::btree_map::Entry::Vacant(place) => place.insert(Task::arm(pid)?),
+                std::collections::btree_map::Entry::Vacant(place) => {
+                    place.insert(Task::new(pid, Seen::Kernel(Tracker::arm(pid)?))?)
+                }
             };
-            match task.tracker.look() {
+            let Seen::Kernel(tracker) = &mut task.seen else {
+                return Err(Error::Changed);
+            };
+            match tracker.look() {
                 Ok(look) => {
                     task.sent.subtract(&look.written);
                     return Ok(look.written);
@@ -136,15 +207,64 @@ impl Tracked {
     /// The tasks stand still: what was written since the last look. What is no longer tracked is forgotten, and so not sent.
     fn last_look(&mut self) -> Vec<(u32, Ranges)> {
         let mut written = Vec::new();
-        self.tasks.retain(|pid, task| match task.tracker.last_look() {
-            Ok(look) => {
-                task.sent.subtract(&look.written);
-                written.push((*pid, look.written));
-                true
-            }
-            Err(_) => false,
+        self.tasks.retain(|pid, task| {
+            let Seen::Kernel(tracker) = &mut task.seen else {
+                return false;
+            };
+            let Ok(look) = tracker.last_look() else {
+                return false;
+            };
+            task.sent.subtract(&look.written);
+            written.push((*pid, look.written));
+            true
         });
         written
+    }
+
+    /// Sends all that has another content than what was sent. Afterwards the destination has what was read in this look, and nothing else is
+    /// said of.
+    fn compare(&mut self, root: i32, threads: usize, out: &Out<'_>) -> anyhow::Result<()> {
+        let pids = processes(root);
+        self.tasks.retain(|pid, _| pids.contains(pid));
+        self.look_time = Duration::ZERO;
+        for pid in pids {
+            match self.compare_one(pid, threads, out) {
+                // It has ended.
+                Err(error) if matches!(error.downcast_ref(), Some(Error::Gone)) => {
+                    self.tasks.remove(&pid);
+                }
+                done => done.with_context(|| format!("process {pid}"))?,
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_one(&mut self, pid: u32, threads: usize, out: &Out<'_>) -> anyhow::Result<()> {
+        let writer = verbatim_tracking::pinned_writers(pid)?;
+        if let Some(why) = writer.and_then(|writer| incomparable(pid, &writer)) {
+            bail!(why);
+        }
+        let present = verbatim_tracking::present(pid)?;
+        let number = number_of(pid).map_err(|_| Error::Gone)?;
+        // The number may be another process's by now. That it has become another program does not matter, but for where its memory is.
+        self.tasks.retain(|of, task| *of != pid || task.number == number);
+        let task = match self.tasks.entry(pid) {
+            std::collections::btree_map::Entry::Occupied(task) => task.into_mut(),
+            std::collections::btree_map::Entry::Vacant(place) => {
+                place.insert(Task::new(pid, Seen::Content(Compared::default()))?)
+            }
+        };
+        task.memory = Memory::open(pid)?;
+        let Seen::Content(compared) = &mut task.seen else {
+            bail!("it is tracked by the kernel");
+        };
+        let (part, parts) = (part(out.session, number), out.parts);
+        let look = compared.look(&task.memory, &present, threads, |at, bytes: &[u8]| {
+            parts.data(&part, at, bytes)
+        })?;
+        task.sent = look.read;
+        self.look_time += look.took;
+        Ok(())
     }
 
     /// The tasks stand still and CRIU's images are complete: what they lack and the destination has not, by process.
@@ -179,12 +299,11 @@ struct Missing {
 }
 
 impl Task {
-    fn arm(pid: u32) -> Result<Self, Error> {
-        let tracker = Tracker::arm(pid)?;
+    fn new(pid: u32, seen: Seen) -> Result<Self, Error> {
         let number = number_of(pid).map_err(|_| Error::Gone)?;
         Ok(Self {
             number,
-            tracker,
+            seen,
             memory: Memory::open(pid)?,
             sent: Ranges::default(),
         })
@@ -292,6 +411,11 @@ impl Way {
         destination: &mut PeerClient<Channel>,
     ) -> anyhow::Result<Result<u64, Untracked>> {
         let round = self.carry(tracked, destination, move |tracked, out| {
+            if tracked.by == By::Content {
+                // While the program runs it is left the other processors, and only this thread may be held up.
+                let compared = tracked.compare(root, 1, out);
+                return compared.map_err(|error| Untracked(format!("{error:#}")));
+            }
             let written = tracked.look(root)?;
             for (pid, ranges) in written {
                 let Some(task) = tracked.tasks.get_mut(&pid) else {
@@ -314,9 +438,14 @@ impl Way {
     pub async fn last_written(
         &self,
         tracked: &mut Tracked,
+        root: i32,
         destination: &mut PeerClient<Channel>,
     ) -> anyhow::Result<u64> {
-        let sending = self.carry(tracked, destination, |tracked, out| {
+        let sending = self.carry(tracked, destination, move |tracked, out| {
+            if tracked.by == By::Content {
+                let threads = std::thread::available_parallelism().map_or(1, usize::from);
+                return tracked.compare(root, threads, out);
+            }
             for (pid, ranges) in tracked.last_look() {
                 let Some(task) = tracked.tasks.get_mut(&pid) else {
                     continue;

@@ -11,7 +11,7 @@ use super::pre_dump::PRE_DUMPS;
 use crate::instances::home::Paths;
 use crate::memory::moves::Moves;
 use crate::memory::pre_dump::{Chain, PreDump};
-use crate::memory::tracked::Tracked;
+use crate::memory::tracked::{By, Tracked};
 use crate::report::PrivateTracked;
 
 /// Private memory that was sent ahead, in one attempt.
@@ -27,6 +27,8 @@ pub(super) struct Ahead {
     pub(super) tracked: Tracked,
     /// Why it is not tracked from outside, if it is not.
     pub(super) why_not_tracked: Option<String>,
+    /// It is compared with what was sent instead.
+    compares: bool,
     /// What was sent of it while the tasks stood still.
     pub(super) last_bytes: u64,
     /// Why private memory goes in one piece, if it does.
@@ -45,6 +47,28 @@ impl Ahead {
     /// The images are to lack private memory.
     pub(super) fn fill(&mut self) {
         self.fills = true;
+    }
+
+    /// The images are to lack private memory, which is compared with what was sent.
+    pub(super) fn compare(&mut self) {
+        self.fills = true;
+        self.compares = true;
+        // It does not go in one piece: what stood in the way of all else is in the way of tracking.
+        let reasons = self.why_not_tracked.take().into_iter().chain(self.why_not.take());
+        self.why_not_tracked = Some(reasons.collect::<Vec<_>>().join("; "));
+        self.chain = Chain::default();
+        self.tracked = Tracked::new(By::Content);
+    }
+
+    /// Whether rounds of it go beside the images.
+    pub(super) fn has_rounds(&self) -> bool {
+        self.fills && (self.compares || self.why_not_tracked.is_none())
+    }
+
+    /// It is neither tracked nor compared any more.
+    pub(super) fn gives_up(&mut self, why: String) {
+        self.compares = false;
+        self.why_not_tracked = Some(why);
     }
 
     /// Whether they do.
@@ -102,6 +126,7 @@ impl Ahead {
                 true => self.chain.all().to_vec(),
                 false => Vec::new(),
             },
+            compared: self.compares,
             last_bytes: self.last_bytes,
         })
     }
@@ -216,6 +241,24 @@ mod tests {
         assert_eq!(ahead.report().unwrap().rounds.len(), 1);
         assert!(ahead.judge(&Err::<Dumped, _>("no")).is_ok() && ahead.is_to_blame());
         assert!(!ahead.again().fills());
+        // Compared, after pre-dumps that have failed.
+        let mut compared = Ahead::in_one_piece("x".into());
+        compared.chain.note(one());
+        compared.why_not_tracked = Some("y".into());
+        compared.compare();
+        assert!(compared.has_rounds() && compared.report().unwrap().rounds.is_empty());
+        assert_eq!(
+            (compared.why_not(), compared.why_not_tracked()),
+            (None, Some("y; x"))
+        );
+        compared.chain.note(one());
+        let report = compared.report().unwrap();
+        assert_eq!(
+            (report.rounds.len(), report.compared, compared.parent()),
+            (1, true, None)
+        );
+        compared.gives_up("z".into());
+        assert!(compared.fills() && !compared.has_rounds());
         // Pre-dumps that have failed, and what follows them.
         ahead.why_not = Some("x".into());
         assert_eq!((ahead.pre_dumps().len(), ahead.left(1 << 20)), (1, 1 << 20));

@@ -126,6 +126,7 @@ impl Source {
         };
         self.bytes.pre_copy += bytes;
         self.convergence.note(Round { bytes, time }, private_bytes);
+        self.convergence.looks_for(self.ahead.tracked.look_time());
         let _ = self.progress.try_send(Progress::PreCopy(PreCopyRound {
             round: number,
             sent_bytes: bytes,

@@ -163,7 +163,7 @@ impl Source {
             detached
         });
         let way = self.in_a_hurry();
-        let is_tracked = self.ahead.fills();
+        let (is_tracked, root) = (self.ahead.fills(), self.instance.init_pid());
         let (files, mut destination) = (&mut self.files, self.destination.clone());
         let tracked = &mut self.ahead.tracked;
         let last_round = async {
@@ -173,7 +173,7 @@ impl Source {
                     let mut beside = destination.clone();
                     let private = async {
                         match is_tracked {
-                            true => way.last_written(tracked, &mut beside).await,
+                            true => way.last_written(tracked, root, &mut beside).await,
                             false => Ok(0),
                         }
                     };

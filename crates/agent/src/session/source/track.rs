@@ -5,8 +5,10 @@
 //!
 //! 1. tracked from outside, sent in rounds, left out of the images (here);
 //! 2. by CRIU's pre-dumps, where the kernel has soft-dirty ([`super::pre_dump`]);
-//! 3. all of it while the tasks stand still, but left out of the images (here, without rounds): CRIU neither writes nor reads it;
-//! 4. all of it with the images, in one piece.
+//! 3. compared with what was sent, sent in rounds, left out of the images (here): all of it is read while the tasks stand still, little
+//!    of it is sent;
+//! 4. all of it while the tasks stand still, but left out of the images (here, without rounds): CRIU neither writes nor reads it;
+//! 5. all of it with the images, in one piece.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,7 +22,7 @@ use crate::faults::Point;
 use crate::memory::convergence::Verdict;
 use crate::memory::pre_dump::{PreDump, WORTH_BYTES};
 use crate::memory::private;
-use crate::memory::tracked::{self, Tracked, Untracked, Way};
+use crate::memory::tracked::{self, Tracked, Untrackable, Untracked, Way};
 use crate::protocol::FILL;
 
 /// How often a round that takes long is told of.
@@ -31,7 +33,7 @@ pub(super) struct Ways {
     /// Of leaving private memory out of the images.
     pub images: Option<String>,
     /// Of tracking it from outside, if it can be left out.
-    pub tracking: Option<String>,
+    pub tracking: Option<Untrackable>,
 }
 
 /// Looks which ways there are for the private memory of an instance whose first process is `root`; `can_fill`: the
@@ -66,16 +68,26 @@ pub fn private_note(root: i32, to: &str, can_fill: bool, has_soft_dirty: bool) -
         (Some(why), _, _) if private::bytes_of_tree(root) < WORTH_BYTES => {
             format!("private memory goes with CRIU's images: {why}")
         }
-        (Some(why), _, true) | (None, Some(why), true) => {
-            format!("private memory goes ahead by CRIU's pre-dumps, and is not tracked from outside: {why}")
+        (Some(why), _, true) => by_pre_dumps(&why),
+        (None, Some(untrackable), true) if private::untracked(root).is_none() => {
+            by_pre_dumps(&untrackable.why)
         }
         (Some(why), _, false) => format!(
             "private memory goes with CRIU's images, in one piece, while the program stands still: {why}"
         ),
-        (None, Some(why), false) => {
-            format!("private memory goes while the program stands still, beside CRIU's images: {why}")
-        }
+        (None, Some(Untrackable { why, incomparable }), _) => match incomparable {
+            None => format!(
+                "private memory goes ahead, and all of it is read and compared with what was sent while the program stands still: {why}"
+            ),
+            Some(_) => {
+                format!("private memory goes while the program stands still, beside CRIU's images: {why}")
+            }
+        },
     }
+}
+
+fn by_pre_dumps(why: &str) -> String {
+    format!("private memory goes ahead by CRIU's pre-dumps, and is not tracked from outside: {why}")
 }
 
 impl Source {
@@ -96,23 +108,36 @@ impl Source {
         let found = tokio::task::spawn_blocking(move || ways(root, &to, can_fill));
         let Ways { images, mut tracking } = found.await.context("looking at private memory panicked")?;
         if is_damaged && images.is_none() {
-            tracking = Some("a test has ordered that it is not tracked".to_owned());
+            tracking = Some(Untrackable {
+                why: "a test has ordered that it is not tracked".to_owned(),
+                incomparable: None,
+            });
         }
         if images.is_none() && tracking.is_none() {
             self.ahead.fill();
             return self.tracked_rounds(begun).await;
         }
-        self.ahead.why_not_tracked = images.clone().or(tracking);
+        let why = tracking.as_ref().map(|untrackable| untrackable.why.clone());
+        self.ahead.why_not_tracked = images.clone().or(why);
         if private::bytes_of_tree(root) < WORTH_BYTES {
             self.ahead.why_not = images;
             return Ok(());
         }
         self.pre_dump_rounds(begun).await?;
-        if images.is_none() && self.ahead.why_not().is_some() {
-            // Neither: all of it while the tasks stand still, which CRIU would do, too, and take longer.
-            self.ahead.fill();
+        if images.is_some() || self.ahead.why_not().is_none() {
+            return Ok(());
         }
-        Ok(())
+        match tracking.and_then(|untrackable| untrackable.incomparable) {
+            None => {
+                self.ahead.compare();
+                self.tracked_rounds(begun).await
+            }
+            // All of it while the tasks stand still, which CRIU would do, too, and take longer.
+            Some(_) => {
+                self.ahead.fill();
+                Ok(())
+            }
+        }
     }
 
     /// Rounds until more of them gain nothing, or the limits are reached.
@@ -130,16 +155,12 @@ impl Source {
     pub(super) async fn private_round_again(&mut self) -> anyhow::Result<()> {
         if !self.ahead.fills() {
             self.pre_dump_again().await;
-        } else if let Some(last) = self.ahead.last.filter(|_| self.is_tracked())
+        } else if let Some(last) = self.ahead.last.filter(|_| self.ahead.has_rounds())
             && self.ahead.chain.is_stale(last.elapsed())
         {
             self.tracked_round().await?;
         }
         Ok(())
-    }
-
-    fn is_tracked(&self) -> bool {
-        self.ahead.why_not_tracked.is_none()
     }
 
     /// One round. False if memory is not tracked any more, and all of it is sent while the tasks stand still.
@@ -181,9 +202,9 @@ impl Source {
             }
             Err(Untracked(why)) => {
                 self.note(&format!(
-                    "private memory is not tracked any more, and goes while the program stands still: {why}"
+                    "what is written to private memory is not known any more, and it goes while the program stands still: {why}"
                 ));
-                self.ahead.why_not_tracked = Some(why);
+                self.ahead.gives_up(why);
                 Ok(false)
             }
         }
