@@ -10,14 +10,14 @@ use verbatim_channel::{
 };
 use verbatim_seqpacket::{Listener, Socket};
 
-use crate::testing::World;
+use crate::testing::Wire;
 use crate::{Context, Process};
 
 struct Agent {
     listener: Listener,
     gate: Gate,
     runtime: tempfile::TempDir,
-    world: World,
+    wire: Wire,
 }
 
 impl Agent {
@@ -28,13 +28,13 @@ impl Agent {
             listener: Listener::bind(&runtime.path().join(SOCKET_NAME)).unwrap(),
             gate: Gate::open(&runtime.path().join(GATE_NAME), true).unwrap(),
             runtime,
-            world: World::default(),
+            wire: Wire::new(),
         }
     }
 
     fn program(&self) -> (Arc<Process>, Arc<Context>) {
         let process = Process::new(self.runtime.path());
-        let context = process.open_on(|| Ok(self.world.device(1))).unwrap();
+        let context = process.open_on(|| Ok(self.wire.device(1))).unwrap();
         (process, context)
     }
 

@@ -1,9 +1,13 @@
-//! A random program on both ends, with migrations at random points: each request completes exactly once, in order.
+//! A random program on both ends, with migrations at random points, over a network that loses packets: each request completes exactly
+//! once, in order.
 
 use proptest::prelude::*;
 
-use crate::testing::{Migration, Shape, Story};
-use crate::{SendOpcode, Wc};
+use crate::testing::{Move, Outcome, Pair, Patience, Shape};
+use crate::{QpType, SendOpcode, Wc};
+
+/// Opcodes of completions from here on are of RECVs (`IBV_WC_RECV`).
+const RECV_OPCODES: u32 = 128;
 
 #[derive(Debug, Clone)]
 enum Act {
@@ -46,16 +50,6 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Step {
-    PreSetup,
-    Suspended,
-    Drained,
-    Quiesced,
-    Claimed,
-    Switched,
-}
-
 /// What one end has done and seen.
 #[derive(Debug, Default)]
 struct Log {
@@ -70,11 +64,12 @@ struct Log {
 }
 
 struct Run {
-    story: Story,
+    pair: Pair,
+    /// A message that finds no RECV is lost.
+    unreliable: bool,
     logs: [Log; 2],
-    migration: Option<(Migration, Step)>,
+    migration: Option<Move>,
     next: u32,
-    migrations: usize,
 }
 
 impl Run {
@@ -86,11 +81,17 @@ impl Run {
                 signaled,
                 inline,
             } => {
+                let reads = opcode == SendOpcode::Read;
+                if reads && self.unreliable {
+                    return;
+                }
+                let finds_recv = self.logs[1 - end].receives > self.logs[end].messages.len() as u64;
+                if self.unreliable && opcode.is_two_sided() && !finds_recv {
+                    return;
+                }
                 let number = self.next;
-                if self.story.ends[end]
-                    .send(number, opcode, signaled, inline)
-                    .is_ok()
-                {
+                let posted = self.pair.ends[end].send(number, opcode, signaled, inline && !reads);
+                if posted.is_ok() {
                     self.next += 1;
                     let log = &mut self.logs[end];
                     log.signaled.extend(signaled.then_some(u64::from(number)));
@@ -99,7 +100,7 @@ impl Run {
             }
             Act::Recv { end } => self.recv(end),
             Act::Poll { end } => self.poll(end),
-            Act::Work => _ = self.story.world.step(),
+            Act::Work => _ = self.pair.wire.step(),
             Act::Migrate { mover } => self.advance(mover),
             Act::TakeBack => self.take_back(),
         }
@@ -107,13 +108,13 @@ impl Run {
 
     fn recv(&mut self, end: usize) {
         let log = &mut self.logs[end];
-        if self.story.ends[end].recv(log.receives).is_ok() {
+        if self.pair.ends[end].recv(log.receives).is_ok() {
             log.receives += 1;
         }
     }
 
     fn poll(&mut self, end: usize) {
-        let number = self.story.ends[end].qp.number();
+        let number = self.pair.ends[end].qp.number();
         for Wc {
             wr_id,
             opcode,
@@ -121,11 +122,11 @@ impl Run {
             qp_num,
             status,
             ..
-        } in self.story.ends[end].poll()
+        } in self.pair.ends[end].poll()
         {
             assert_eq!((qp_num, status), (number, 0));
             let log = &mut self.logs[end];
-            if opcode == 128 {
+            if opcode >= RECV_OPCODES {
                 log.completed_receives.push(wr_id);
                 log.received_messages.push(imm);
             } else {
@@ -135,54 +136,20 @@ impl Run {
     }
 
     fn advance(&mut self, mover: usize) {
-        let story = &mut self.story;
-        let next = match self.migration.take() {
-            None => Some((story.pre_setup(mover), Step::PreSetup)),
-            Some((mut migration, step)) => match step {
-                Step::PreSetup => {
-                    story.suspend(&mut migration);
-                    Some((migration, Step::Suspended))
-                }
-                // SENDs may wait for RECVs that the program posts later, or never.
-                Step::Suspended if !story.drain(&migration, 0) => {
-                    story.abort(&migration);
-                    None
-                }
-                Step::Suspended => Some((migration, Step::Drained)),
-                Step::Drained => {
-                    story.quiesce(&mut migration);
-                    Some((migration, Step::Quiesced))
-                }
-                Step::Quiesced => {
-                    story.claim(&mut migration);
-                    Some((migration, Step::Claimed))
-                }
-                Step::Claimed => {
-                    story.switch(&migration);
-                    Some((migration, Step::Switched))
-                }
-                Step::Switched => {
-                    story.resume(&migration);
-                    self.migrations += 1;
-                    None
-                }
-            },
+        let outcome = match self.migration.take() {
+            None => Outcome::Under(self.pair.begin(mover)),
+            Some(migration) => self.pair.advance(migration),
         };
-        self.migration = next;
+        self.migration = match outcome {
+            Outcome::Under(migration) => Some(migration),
+            Outcome::Done | Outcome::TakenBack => None,
+        };
     }
 
     fn take_back(&mut self) {
-        self.migration = match self.migration.take() {
-            Some((migration, Step::PreSetup | Step::Suspended | Step::Drained)) => {
-                self.story.abort(&migration);
-                None
-            }
-            Some((migration, Step::Quiesced)) => {
-                self.story.roll_back(migration);
-                None
-            }
-            other => other,
-        };
+        if let Some(migration) = self.migration.take_if(|one| one.can_be_taken_back()) {
+            self.pair.take_back(migration);
+        }
     }
 
     /// Ends the migration under way and lets everything arrive.
@@ -198,7 +165,7 @@ impl Run {
                     self.recv(end);
                 }
             }
-            let worked = self.story.world.step();
+            let worked = self.pair.wire.step();
             if !worked && before == (self.logs[0].receives, self.logs[1].receives) {
                 break;
             }
@@ -216,14 +183,25 @@ proptest! {
         unreliable: bool,
         made_again: bool,
         acts in prop::collection::vec(act(), 1..120),
+        losses in prop::collection::vec(prop::bool::weighted(0.1), 0..100),
     ) {
         let mut run = Run {
-            story: Story::with(Shape { srq, unreliable, made_again, ..Shape::default() }),
+            pair: Pair::with(Shape {
+                srq: srq.then_some(8),
+                qp_type: if unreliable { QpType::Uc } else { QpType::Rc },
+                made_again,
+                ..Shape::PLAIN
+            }),
+            unreliable,
             logs: Default::default(),
             migration: None,
             next: 0,
-            migrations: 0,
         };
+        // SENDs may wait for RECVs that the program posts later, or never.
+        run.pair.patience = Patience::Waits(4);
+        if !unreliable {
+            run.pair.wire.lose(losses);
+        }
         acts.iter().for_each(|act| run.act(act));
         run.finish();
         let [first, second] = &run.logs;
@@ -233,6 +211,6 @@ proptest! {
             let in_order: Vec<u64> = (0..log.completed_receives.len() as u64).collect();
             prop_assert_eq!(&log.completed_receives, &in_order);
         }
-        prop_assert_eq!(run.story.world.unfinished(), 0);
+        prop_assert_eq!(run.pair.wire.unfinished(), 0);
     }
 }

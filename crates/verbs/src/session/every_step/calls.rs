@@ -1,6 +1,6 @@
 //! What a program does, and when it is moved.
 
-use crate::testing::wire::Patience;
+use crate::testing::Patience;
 use crate::{SEND_FENCE, SEND_SIGNALED, SendOpcode};
 
 /// The length of three packets.

@@ -6,7 +6,7 @@ mod random_tests;
 mod tests;
 
 pub use self::calls::{At, Call, How, Plan, RECV, Request, Who};
-use crate::testing::wire::{MEMORY, Move, Outcome, Pair, memory};
+use crate::testing::{MEMORY, Move, Outcome, Pair, Shape};
 use crate::{Body, QpAttr, RecvWr, SendWr, UdAddress, Wc};
 use verbatim_device::control::{QpAttrMask, QpState};
 use verbatim_device::layout::Sge;
@@ -68,7 +68,10 @@ pub struct Run {
 
 impl Run {
     pub fn new(rnr_retry: u8, plans: &[Plan]) -> Self {
-        let pair = Pair::new(rnr_retry);
+        let pair = Pair::with(Shape {
+            rnr_retry,
+            ..Shape::LONG
+        });
         for end in 0..2 {
             let bytes: Vec<u8> = (0..MEMORY)
                 .map(|at| (at % 251) as u8 ^ (end as u8 * 0x80))
@@ -244,11 +247,10 @@ impl Run {
     }
 
     fn sge(&self, end: usize, At(at, length): At, bad: bool) -> Sge {
-        let lkey = self.pair.ends[end].mr.lkey();
+        let sge = self.pair.ends[end].sge(at as u64, length);
         Sge {
-            address: memory(end) + at as u64,
-            length,
-            lkey: if bad { BAD_KEY } else { lkey },
+            lkey: if bad { BAD_KEY } else { sge.lkey },
+            ..sge
         }
     }
 
@@ -264,7 +266,7 @@ impl Run {
             bad_lkey,
             bad_rkey,
         } = *request;
-        let rkey = self.pair.ends[1 - end].mr.rkey();
+        let (start, rkey) = self.pair.ends[end].remote;
         let sges = [self.sge(end, local, bad_lkey)];
         let bytes = self.pair.wire.ram(end);
         let bytes: [&[u8]; 1] = [&bytes[local.0..local.0 + local.1 as usize]];
@@ -273,7 +275,7 @@ impl Run {
             opcode,
             flags,
             imm: wr_id as u32,
-            remote_address: memory(1 - end) + remote as u64,
+            remote_address: start + remote as u64,
             rkey: if bad_rkey { BAD_KEY } else { rkey },
             compare_add: 3,
             swap: u64::MAX - wr_id,
@@ -287,7 +289,7 @@ impl Run {
     }
 
     fn poll(&mut self, end: usize) {
-        let Some(mut wc) = self.pair.ends[end].poll() else {
+        let Some(mut wc) = self.pair.ends[end].poll_one() else {
             return;
         };
         self.count[end] += 1;

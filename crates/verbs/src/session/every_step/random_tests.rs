@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::calls::{LONG, post, recv, wait};
 use super::{Call, How, Plan, Request, Who, run};
 use crate::SendOpcode::{CompareSwap, FetchAdd, Read, Send as PlainSend, SendWithImm, Write, WriteWithImm};
-use crate::testing::wire::Patience;
+use crate::testing::Patience;
 
 /// A program for which losses and moves are no reason to fail or to wait.
 fn random_program() -> impl Strategy<Value = Vec<Call>> {

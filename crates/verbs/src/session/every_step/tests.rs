@@ -3,7 +3,7 @@
 use super::calls::{LONG, post, recv, wait};
 use super::{Call, How, Plan, Request, Run, Who, run};
 use crate::SendOpcode::{CompareSwap, FetchAdd, Read, Send as PlainSend, SendWithImm, Write, WriteWithImm};
-use crate::testing::wire::{Outcome, Patience};
+use crate::testing::{Outcome, Patience};
 
 /// What a drain may have to wait for.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -1,37 +1,50 @@
 //! What a transport sees of its RNIC.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
-use verbatim_device::control::Access;
+use verbatim_device::control::{Access, AsyncEvent, AsyncEventType, QpType};
 use verbatim_device::layout::{Cqe, SEND_EXECUTED, SEND_FENCE, SEND_SIGNALED, SEND_SOLICITED, SendWqe};
 use verbatim_roce::{
-    AccessError, AtomicOp, BadRequest, Completion, Event, Host, Immediate, Key, Lkey, LocalAccess, Location,
-    Operation, Queue, ReceiveRequest, RemoteAccess, Rkey, SendRequest,
+    AccessError, AccessFlags, AtomicOp, BadRequest, Bind, Completion, Destination, Event, Host, Immediate,
+    Key, Lkey, LocalAccess, Location, Operation, Qpn, Queue, ReceiveRequest, RemoteAccess, Rkey, SendRequest,
 };
 
-use super::{Queues, Region, memory};
+use super::rnic::{Queues, Shared};
+use super::wire::path;
 use crate::work::SendOpcode;
 
 pub struct Surroundings<'a> {
+    pub(super) device: u8,
     pub(super) queues: &'a mut Queues,
-    pub(super) cqs: &'a mut BTreeMap<u32, VecDeque<Cqe>>,
-    pub(super) regions: &'a BTreeMap<u32, Region>,
+    pub(super) shared: &'a mut Shared,
     pub(super) ram: &'a mut [u8],
     /// The device at the other end.
     pub(super) remote: &'a mut u8,
-    pub(super) completions: &'a mut u64,
+    pub(super) progress: &'a mut u64,
 }
 
 impl Surroundings<'_> {
     /// Where the bytes lie in the simulated memory.
-    fn find(&self, key: u32, addr: u64, len: usize, rights: Access) -> Result<usize, AccessError> {
-        let region = self.regions.get(&key).ok_or(AccessError)?;
-        let end = addr.checked_add(len as u64).ok_or(AccessError)?;
-        let inside = addr >= region.address && end <= region.address + region.length;
-        match inside && region.access.contains(rights) {
-            true => Ok((addr - memory(0)) as usize),
-            false => Err(AccessError),
+    fn find(&self, key: Key, addr: u64, len: usize, writes: bool) -> Result<usize, AccessError> {
+        let memory = &self.shared.memory;
+        match (key, writes) {
+            (Key::Local(lkey), false) => memory.local(lkey.0, addr, len, Access::empty()),
+            (Key::Local(lkey), true) => memory.local(lkey.0, addr, len, Access::LOCAL_WRITE),
+            (Key::Remote(rkey), false) => self.find_remote(rkey, addr, len, Access::REMOTE_READ),
+            (Key::Remote(rkey), true) => self.find_remote(rkey, addr, len, Access::REMOTE_WRITE),
+        }
+    }
+
+    fn find_remote(&self, rkey: Rkey, addr: u64, len: usize, rights: Access) -> Result<usize, AccessError> {
+        let memory = &self.shared.memory;
+        memory.remote(self.queues.qpn, rkey.0, addr, len, rights)
+    }
+
+    fn destination(&self, wqe: &SendWqe) -> Destination {
+        Destination {
+            path: path(self.device, self.shared.ahs[&wqe.ah]),
+            qpn: Qpn::new(wqe.remote_qpn),
+            qkey: wqe.remote_qkey,
         }
     }
 }
@@ -72,7 +85,16 @@ fn asked_for(wqe: &SendWqe) -> Option<Operation> {
         }),
         SendOpcode::FetchAdd => atomic(AtomicOp::FetchAdd { add: wqe.compare_add }),
         SendOpcode::AtomicWrite => Operation::AtomicWrite { remote_addr, rkey },
-        SendOpcode::SendWithInvalidate | SendOpcode::LocalInvalidate | SendOpcode::BindMw => return None,
+        SendOpcode::SendWithInvalidate => Operation::SendInvalidate { rkey: Rkey(wqe.imm) },
+        SendOpcode::LocalInvalidate => Operation::LocalInvalidate { rkey: Rkey(wqe.imm) },
+        SendOpcode::BindMw => Operation::Bind(Bind {
+            window: rkey,
+            rkey: Rkey(wqe.imm),
+            lkey: Lkey(wqe.swap as u32),
+            addr: remote_addr,
+            len: wqe.compare_add,
+            access: AccessFlags::from_bits_truncate((wqe.swap >> 32) as u32),
+        }),
     })
 }
 
@@ -84,11 +106,8 @@ impl Host for Surroundings<'_> {
         len: u32,
         access: LocalAccess,
     ) -> Result<(), AccessError> {
-        let rights = match access {
-            LocalAccess::Read => Access::empty(),
-            LocalAccess::Write => Access::LOCAL_WRITE,
-        };
-        self.find(lkey.0, addr, len as usize, rights).map(|_| ())
+        let writes = access == LocalAccess::Write;
+        self.find(Key::Local(lkey), addr, len as usize, writes).map(drop)
     }
 
     fn check_remote(
@@ -98,37 +117,40 @@ impl Host for Surroundings<'_> {
         len: u32,
         access: RemoteAccess,
     ) -> Result<(), AccessError> {
-        let rights = match access {
-            RemoteAccess::Read => Access::REMOTE_READ,
-            RemoteAccess::Write => Access::REMOTE_WRITE,
-        };
-        self.find(rkey.0, addr, len as usize, rights).map(|_| ())
+        let writes = access == RemoteAccess::Write;
+        self.find(Key::Remote(rkey), addr, len as usize, writes).map(drop)
     }
 
     fn read(&mut self, key: Key, addr: u64, out: &mut [u8]) -> Result<(), AccessError> {
-        let at = match key {
-            Key::Local(lkey) => self.find(lkey.0, addr, out.len(), Access::empty()),
-            Key::Remote(rkey) => self.find(rkey.0, addr, out.len(), Access::REMOTE_READ),
-        }?;
+        let at = self.find(key, addr, out.len(), false)?;
         out.copy_from_slice(&self.ram[at..at + out.len()]);
         Ok(())
     }
 
     fn write(&mut self, key: Key, addr: u64, data: &[u8]) -> Result<(), AccessError> {
-        let at = match key {
-            Key::Local(lkey) => self.find(lkey.0, addr, data.len(), Access::LOCAL_WRITE),
-            Key::Remote(rkey) => self.find(rkey.0, addr, data.len(), Access::REMOTE_WRITE),
-        }?;
+        let at = self.find(key, addr, data.len(), true)?;
         self.ram[at..at + data.len()].copy_from_slice(data);
         Ok(())
     }
 
     fn atomic(&mut self, rkey: Rkey, addr: u64, op: AtomicOp) -> Result<u64, AccessError> {
-        let at = self.find(rkey.0, addr, 8, Access::REMOTE_ATOMIC)?;
+        let at = self.find_remote(rkey, addr, 8, Access::REMOTE_ATOMIC)?;
         let word = self.ram[at..].first_chunk_mut::<8>().expect("it was found");
         let old = u64::from_ne_bytes(*word);
         *word = op.apply(old).to_ne_bytes();
         Ok(old)
+    }
+
+    fn invalidate_remote(&mut self, rkey: Rkey) -> Result<(), AccessError> {
+        self.shared.memory.invalidate(self.queues.qpn, rkey.0)
+    }
+
+    fn local_invalidate(&mut self, rkey: Rkey) -> Result<(), AccessError> {
+        self.shared.memory.invalidate(self.queues.qpn, rkey.0)
+    }
+
+    fn bind(&mut self, bind: &Bind) -> Result<(), AccessError> {
+        self.shared.memory.bind(self.queues.qpn, bind)
     }
 
     fn next_send(&mut self) -> Option<Result<SendRequest, BadRequest>> {
@@ -141,22 +163,26 @@ impl Host for Surroundings<'_> {
             signaled: wqe.flags & SEND_SIGNALED != 0,
             fence: wqe.flags & SEND_FENCE != 0,
             solicited: wqe.flags & SEND_SOLICITED != 0,
-            destination: None,
+            destination: (self.queues.init.qp_type == QpType::Ud).then(|| self.destination(&wqe)),
         }))
     }
 
     fn next_receive(&mut self) -> Option<ReceiveRequest> {
-        self.queues.recvs.pop_front()
+        match self.queues.init.srq {
+            Some(srq) => self.shared.pop_shared(srq),
+            None => self.queues.recvs.pop_front(),
+        }
     }
 
     fn retire_sends(&mut self, count: u32) {
         self.queues.unfinished.drain(..count as usize);
+        *self.progress += u64::from(count);
     }
 
     fn complete(&mut self, completion: Completion) {
         let cq = match completion.queue {
-            Queue::Send => self.queues.send_cq,
-            Queue::Receive => self.queues.recv_cq,
+            Queue::Send => self.queues.init.send_cq,
+            Queue::Receive => self.queues.init.recv_cq,
         };
         let entry = Cqe {
             wr_id: completion.wr_id,
@@ -165,15 +191,13 @@ impl Host for Surroundings<'_> {
             byte_len: completion.byte_len,
             imm: completion.imm_data(),
             qpn: self.queues.qpn,
+            src_qpn: completion.source_qpn.get(),
             wc_flags: completion.flags.bits(),
             solicited: completion.solicited.into(),
             ..Cqe::default()
         };
-        *self.completions += 1;
-        self.cqs
-            .get_mut(&cq)
-            .expect("a completion queue in use")
-            .push_back(entry);
+        *self.progress += 1;
+        self.shared.complete(cq, entry);
     }
 
     fn peer_moved(&mut self, to: &Location) -> bool {
@@ -184,5 +208,16 @@ impl Host for Surroundings<'_> {
         true
     }
 
-    fn event(&mut self, _: Event) {}
+    fn event(&mut self, event: Event) {
+        let event = match event {
+            Event::CommunicationEstablished => AsyncEventType::CommEst,
+            Event::SendQueueDrained => AsyncEventType::SqDrained,
+            Event::Fatal => AsyncEventType::QpFatal,
+            Event::InvalidRequest => AsyncEventType::QpReqErr,
+            Event::AccessError => AsyncEventType::QpAccessErr,
+            Event::LastWqeReached => AsyncEventType::QpLastWqeReached,
+        };
+        let object = self.queues.qpn;
+        self.shared.tell(AsyncEvent { event, object });
+    }
 }

@@ -1,23 +1,29 @@
 //! The control path.
 
 use std::fs::File;
-use std::io::{Read, Seek};
+use std::io::{Read, Seek, Write};
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use verbatim_device::control::{
-    DeviceAttr, Gid, OutstandingRequest, PortAttr, QpAttr, QpAttrMask, QpPosition, QpSecret, QpState,
+    AddressVector, AsyncEvent, DeviceAttr, Gid, MwState, MwType, OutstandingRequest, PortAttr, QpAttr,
+    QpAttrMask, QpPosition, QpSecret, QpState, SrqAttr,
 };
 use verbatim_device::image::QpImage;
 use verbatim_roce::{AccessFlags, Mtu, Psn, Qp, QpAttributes, Qpn, RcImage, RcQp, Secret, SecretEnd};
 
-use super::rings::{CqEnd, QpEnd};
-use super::{Region, Rnic, Wire, WireQp, new_qp};
+use super::Wire;
+use super::memory::Region;
+use super::rings::{CqEnd, QpEnd, SrqEnd};
+use super::rnic::{Rnic, Shared, WireCq, WireQp, WireSrq, config};
+use super::wire::{address, device_at};
+use crate::backend::soft::events::{Events, SoftChannel};
 use crate::backend::{
-    CompletionRing, CqPlace, Device, Parked, PhysicalMrInit, PhysicalQpInit, QpEnds, QpPlace, TakenUp,
+    CompletionRing, CqPlace, Device, EventChannel, MadeAgainBy, Parked, PhysicalMrInit, PhysicalQpInit,
+    QpEnds, QpPlace, RecvRing, SrqPlace, TakenUp, Watched,
 };
 use crate::error::VerbsError;
-use crate::testing::nic::connection;
 
 #[derive(Debug)]
 struct WireDevice {
@@ -25,12 +31,28 @@ struct WireDevice {
     wire: Wire,
     attr: DeviceAttr,
     port: PortAttr,
+    events: Events,
+}
+
+/// What stands for a connection to a device.
+pub fn connection(device: u8) -> OwnedFd {
+    let mut file = tempfile::tempfile().expect("a temporary file");
+    file.write_all(&[device]).expect("room for a byte");
+    file.into()
+}
+
+/// By what others find a device.
+pub fn gid(device: u8) -> [u8; 16] {
+    let mut gid = [0; 16];
+    gid[15] = device;
+    gid
 }
 
 pub fn open(wire: &Wire, id: u8) -> Arc<dyn Device> {
-    let mut gid = [0; 16];
-    gid[15] = id;
+    let (events, line) = Events::pair().expect("a socket pair");
+    wire.with_rnic(id, |rnic| rnic.shared.lines.push(line));
     Arc::new(WireDevice {
+        events,
         id,
         wire: wire.clone(),
         attr: DeviceAttr {
@@ -46,12 +68,16 @@ pub fn open(wire: &Wire, id: u8) -> Arc<dyn Device> {
             max_pd: 1000,
             max_qp_rd_atom: 16,
             max_qp_init_rd_atom: 16,
+            max_dm_size: 8192,
             ..DeviceAttr::default()
         },
         port: PortAttr {
             active_mtu: 5,
             max_mtu: 5,
-            gids: vec![Gid { gid, ifindex: 0 }],
+            gids: vec![Gid {
+                gid: gid(id),
+                ifindex: 0,
+            }],
             netdev: String::new(),
             max_msg_bytes: 1 << 30,
         },
@@ -60,7 +86,11 @@ pub fn open(wire: &Wire, id: u8) -> Arc<dyn Device> {
 
 impl WireDevice {
     fn with<T>(&self, run: impl FnOnce(&mut Rnic) -> T) -> T {
-        run(self.wire.0.lock().rnics.get_mut(&self.id).expect("an RNIC"))
+        self.wire.with_rnic(self.id, run)
+    }
+
+    fn with_shared<T>(&self, run: impl FnOnce(&mut Shared) -> T) -> T {
+        self.with(|rnic| run(&mut rnic.shared))
     }
 
     fn with_qp<T>(&self, qpn: u32, run: impl FnOnce(&mut WireQp) -> T) -> T {
@@ -76,32 +106,73 @@ impl WireDevice {
                 taken.into_iter().eq(image.requests()),
                 "the ring begins with the requests of the image"
             );
-            if let Some(receive) = image.receive() {
+            // That of a shared receive queue is not posted again.
+            if let (Some(receive), None) = (image.receive(), qp.queues.init.srq) {
                 let first = qp.queues.recvs.pop_front();
                 assert_eq!(first.map(|first| first.wr_id), Some(receive));
             }
-            qp.remote = match image.peer().map(|peer| peer.address) {
-                Some(IpAddr::V4(address)) => address.octets()[3],
-                Some(IpAddr::V6(_)) => panic!("there is no other family here"),
+            qp.remote = match image.peer() {
+                Some(peer) => device_at(peer.address),
                 None => image.attributes().av.expect("it was connected").dgid[15],
             };
-            let restored = RcQp::restore(Qpn::new(qpn), super::config(), image);
+            let restored = RcQp::restore(Qpn::new(qpn), config(&qp.queues.init), image);
             qp.transport = Qp::Rc(restored.expect("an image that fits"));
         });
     }
 
     /// A number that differs between devices, as a key or a queue pair's number would.
     fn number(&self) -> u32 {
-        self.with(|rnic| {
-            rnic.next += 1;
-            u32::from(self.id) << 12 | rnic.next
+        let again = self.wire.0.lock().faults.next_numbers.pop_front();
+        again.unwrap_or_else(|| {
+            self.with(|rnic| {
+                rnic.last_number += 1;
+                u32::from(self.id) << 12 | rnic.last_number
+            })
         })
+    }
+
+    fn is_made_again(&self) -> bool {
+        self.wire.0.lock().faults.made_again.contains_key(&self.id)
     }
 }
 
 impl Device for WireDevice {
     fn attributes(&self) -> (&DeviceAttr, &PortAttr) {
         (&self.attr, &self.port)
+    }
+
+    fn blocker(&self) -> Option<String> {
+        let pinned = self.wire.0.lock().faults.pinned.contains(&self.id);
+        pinned.then(|| format!("device {} cannot be moved", self.id))
+    }
+
+    fn made_again(&self) -> Option<MadeAgainBy> {
+        self.is_made_again().then(|| MadeAgainBy {
+            name: self.attr.name.clone(),
+            driver: None,
+        })
+    }
+
+    fn open_again(&self) -> Result<Arc<dyn Device>, VerbsError> {
+        let target = self.wire.0.lock().faults.made_again[&self.id];
+        let target = target.ok_or(VerbsError::Unsupported("no such device here".to_owned()))?;
+        self.wire.makes_again(target, None);
+        Ok(self.wire.device(target))
+    }
+
+    fn watch(&self) -> Watched<'_> {
+        Watched {
+            connection: None,
+            events: Some(self.events.fd()),
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.with(|rnic| rnic.dead)
+    }
+
+    fn next_async_event(&self) -> Option<AsyncEvent> {
+        self.events.next()
     }
 
     fn alloc_pd(&self) -> Result<u32, VerbsError> {
@@ -124,18 +195,116 @@ impl Device for WireDevice {
             length: init.memory.length,
             access: init.access,
         };
-        self.with(|rnic| rnic.regions.insert(key, region));
+        self.with_shared(|shared| shared.memory.regions.insert(key, region));
         Ok(())
     }
 
     fn dereg_mr(&self, lkey: u32) -> Result<(), VerbsError> {
-        self.with(|rnic| rnic.regions.remove(&lkey));
+        let gone = self.with_shared(|shared| shared.memory.regions.remove(&lkey));
+        assert!(gone.is_some(), "region {lkey:#x} is deregistered once");
         Ok(())
     }
 
-    fn create_cq(&self, entries: u32, _: Option<(u32, u32)>) -> Result<CqPlace, VerbsError> {
+    fn alloc_mw(&self, _: u32, mw_type: MwType) -> Result<u32, VerbsError> {
+        let rkey = self.number() << 8 | 3;
+        let unbound = MwState { rkey, bound: None };
+        self.with_shared(|shared| shared.memory.windows.insert(rkey >> 8, (mw_type, unbound)));
+        Ok(rkey)
+    }
+
+    fn dealloc_mw(&self, rkey: u32) -> Result<(), VerbsError> {
+        let gone = self.with_shared(|shared| shared.memory.windows.remove(&(rkey >> 8)));
+        assert!(gone.is_some(), "window {rkey:#x} is deallocated once");
+        Ok(())
+    }
+
+    fn query_mw(&self, rkey: u32) -> Result<MwState, VerbsError> {
+        Ok(self.with_shared(|shared| shared.memory.windows[&(rkey >> 8)].1))
+    }
+
+    fn restore_mw(&self, state: &MwState) -> Result<(), VerbsError> {
+        self.with(|rnic| {
+            let memory = &mut rnic.shared.memory;
+            if let Some(bound) = state.bound {
+                assert!(memory.regions.contains_key(&bound.lkey), "a live region");
+                let live = bound.qpn.is_none_or(|qpn| rnic.qps.contains_key(&qpn));
+                assert!(live, "a live queue pair");
+            }
+            let window = memory.windows.get_mut(&(state.rkey >> 8));
+            window.expect("a live window").1 = *state;
+        });
+        Ok(())
+    }
+
+    fn create_comp_channel(&self) -> Result<Arc<dyn EventChannel>, VerbsError> {
+        let number = self.number();
+        let (ours, theirs) = SoftChannel::pair()?;
+        let line = theirs.try_clone().expect("a descriptor");
+        self.with_shared(|shared| shared.channels.insert(number, line));
+        Ok(Arc::new(SoftChannel::new(number, ours, theirs)))
+    }
+
+    fn attach_comp_channel(&self, number: u32, channel: &dyn EventChannel) -> Result<(), VerbsError> {
+        let line = channel.line().expect("a socket").try_clone_to_owned();
+        let line = line.expect("a descriptor");
+        let earlier = self.with_shared(|shared| shared.channels.insert(number, line));
+        assert!(earlier.is_some(), "a live channel");
+        Ok(())
+    }
+
+    fn destroy_comp_channel(&self, channel: u32) -> Result<(), VerbsError> {
+        self.with_shared(|shared| shared.channels.remove(&channel));
+        Ok(())
+    }
+
+    fn create_srq(&self, _: u32, attr: &SrqAttr) -> Result<SrqPlace, VerbsError> {
+        let srq = self.number();
+        let made = WireSrq {
+            attr: *attr,
+            pushed: Vec::new(),
+            recvs: Default::default(),
+        };
+        self.with_shared(|shared| shared.srqs.insert(srq, made));
+        Ok(SrqPlace {
+            srq,
+            attr: *attr,
+            offset: 0,
+        })
+    }
+
+    fn modify_srq(&self, srq: u32, limit: u32) -> Result<(), VerbsError> {
+        self.with_shared(|shared| shared.srqs.get_mut(&srq).expect("a live queue").attr.limit = limit);
+        Ok(())
+    }
+
+    fn query_srq(&self, srq: u32) -> Result<SrqAttr, VerbsError> {
+        Ok(self.with_shared(|shared| shared.srqs[&srq].attr))
+    }
+
+    fn destroy_srq(&self, srq: u32) -> Result<(), VerbsError> {
+        self.with_shared(|shared| shared.srqs.remove(&srq));
+        Ok(())
+    }
+
+    fn create_ah(&self, _: u32, av: &AddressVector) -> Result<u32, VerbsError> {
+        let number = self.number();
+        self.with_shared(|shared| shared.ahs.insert(number, av.dgid[15]));
+        Ok(number)
+    }
+
+    fn destroy_ah(&self, ah: u32) -> Result<(), VerbsError> {
+        let gone = self.with_shared(|shared| shared.ahs.remove(&ah));
+        assert!(gone.is_some(), "address handle {ah} is destroyed once");
+        Ok(())
+    }
+
+    fn create_cq(&self, entries: u32, channel: Option<(u32, u32)>) -> Result<CqPlace, VerbsError> {
         let cq = self.number();
-        self.with(|rnic| rnic.cqs.insert(cq, Default::default()));
+        let made = WireCq {
+            channel,
+            ..WireCq::default()
+        };
+        self.with_shared(|shared| shared.cqs.insert(cq, made));
         Ok(CqPlace {
             cq,
             entries,
@@ -144,7 +313,7 @@ impl Device for WireDevice {
     }
 
     fn destroy_cq(&self, cq: u32) -> Result<(), VerbsError> {
-        self.with(|rnic| rnic.cqs.remove(&cq));
+        self.with_shared(|shared| shared.cqs.remove(&cq));
         Ok(())
     }
 
@@ -153,8 +322,8 @@ impl Device for WireDevice {
     }
 
     fn create_qp_as(&self, init: &PhysicalQpInit, qpn: u32) -> Result<QpPlace, VerbsError> {
-        let qp = new_qp(qpn, init.cap, init.send_cq, init.recv_cq);
-        self.with(|rnic| rnic.qps.insert(qpn, qp));
+        let earlier = self.with(|rnic| rnic.qps.insert(qpn, WireQp::new(qpn, *init)));
+        assert!(earlier.is_none(), "queue pair {qpn} is there already");
         Ok(QpPlace {
             qpn,
             cap: init.cap,
@@ -176,7 +345,7 @@ impl Device for WireDevice {
             qp.remote = attr.av.dgid[15];
         }
         if mask.contains(QpAttrMask::STATE) && attr.state == QpState::Reset {
-            *qp = new_qp(qpn, qp.queues.cap, qp.queues.send_cq, qp.queues.recv_cq);
+            *qp = WireQp::new(qpn, qp.queues.init);
         }
         Ok(())
     }
@@ -192,13 +361,18 @@ impl Device for WireDevice {
     }
 
     fn stop_qp(&self, qpn: u32) -> Result<QpPosition, VerbsError> {
+        if self.is_made_again() {
+            return Err(VerbsError::Unsupported(
+                "this device stops no queue pair".to_owned(),
+            ));
+        }
         let mut state = self.wire.0.lock();
         let stopped = state.with_qp(self.id, qpn, |qp, host| {
             let position = qp.stop(host).expect("a reliable connection");
             (qp.state(), position)
         });
         let (now, position) = stopped.expect("a live queue pair");
-        let forgetful = state.forgetful;
+        let forgetful = state.faults.forgetful;
         let rnic = state.rnics.get_mut(&self.id).expect("an RNIC");
         let qp = rnic.qps.get_mut(&qpn).expect("a live queue pair");
         qp.stopped = now != verbatim_roce::QpState::Err;
@@ -280,8 +454,15 @@ impl Device for WireDevice {
     }
 
     fn destroy_qp(&self, qpn: u32) -> Result<(), VerbsError> {
-        let gone = self.with(|rnic| rnic.qps.remove(&qpn));
+        let gone = self.with(|rnic| {
+            rnic.shared.memory.free_windows_of(qpn);
+            rnic.qps.remove(&qpn)
+        });
         assert!(gone.is_some(), "queue pair {qpn} is destroyed once");
+        let hook = self.wire.0.lock().faults.on_destroy.take();
+        if let Some(hook) = hook {
+            (hook.0)();
+        }
         Ok(())
     }
 
@@ -305,12 +486,22 @@ impl Device for WireDevice {
         }))
     }
 
+    fn srq_end(&self, place: &SrqPlace) -> Result<Box<dyn RecvRing>, VerbsError> {
+        Ok(Box::new(SrqEnd {
+            wire: self.wire.clone(),
+            device: self.id,
+            srq: place.srq,
+        }))
+    }
+
     fn park(self: Arc<Self>) -> Result<Parked, VerbsError> {
-        self.wire.park(self.id, true);
-        let wire = self.wire.clone();
+        let (wire, id) = (self.wire.clone(), self.id);
+        // What a process keeps goes on as it is.
+        let kept = self.is_made_again();
+        wire.park(id, !kept);
         Ok(Parked {
-            kept: None,
-            connection: connection(self.id),
+            kept: kept.then_some(self as Arc<dyn Device>),
+            connection: connection(id),
             reopen: Box::new(move |connection| {
                 let mut id = [0];
                 let mut file = File::from(connection);
@@ -334,8 +525,9 @@ fn translate(mask: QpAttrMask, attr: &QpAttr) -> QpAttributes {
         access_flags: given(M::ACCESS_FLAGS).then(|| AccessFlags::from_bits_truncate(attr.access.bits())),
         pkey_index: given(M::PKEY_INDEX).then_some(0),
         port_num: pick(M::PORT, 1),
+        qkey: given(M::QKEY).then_some(attr.qkey),
         av: given(M::AV).then(|| {
-            let IpAddr::V4(there) = super::address(attr.av.dgid[15]) else {
+            let IpAddr::V4(there) = address(attr.av.dgid[15]) else {
                 unreachable!("there is no other family here")
             };
             verbatim_roce::AddressVector {

@@ -4,7 +4,8 @@ use verbatim_device::layout::{Cqe, SendWqe, Sge};
 use verbatim_device::ring::{Armed, Body};
 use verbatim_roce::{Lkey, ReceiveRequest, SendData, SgeList};
 
-use super::{Posted, Queues, State, Wire};
+use super::Wire;
+use super::rnic::{Posted, Queues, WireCq, WireSrq};
 use crate::backend::{CompletionRing, RecvRing, Refused, SendRing};
 
 /// An end of a queue pair's queue.
@@ -13,6 +14,14 @@ pub struct QpEnd {
     pub(super) wire: Wire,
     pub(super) device: u8,
     pub(super) qpn: u32,
+}
+
+/// The end of a shared receive queue.
+#[derive(Debug)]
+pub struct SrqEnd {
+    pub(super) wire: Wire,
+    pub(super) device: u8,
+    pub(super) srq: u32,
 }
 
 /// The end of a completion queue.
@@ -25,14 +34,39 @@ pub struct CqEnd {
 
 impl QpEnd {
     fn with<T>(&self, run: impl FnOnce(&mut Queues) -> T) -> T {
-        let mut state = self.wire.0.lock();
-        run(queues(&mut state, self.device, self.qpn))
+        self.wire.with_rnic(self.device, |rnic| {
+            run(&mut rnic.qps.get_mut(&self.qpn).expect("a live queue pair").queues)
+        })
     }
 }
 
-fn queues(state: &mut State, device: u8, qpn: u32) -> &mut Queues {
-    let rnic = state.rnics.get_mut(&device).expect("an RNIC");
-    &mut rnic.qps.get_mut(&qpn).expect("a live queue pair").queues
+impl SrqEnd {
+    fn with<T>(&self, run: impl FnOnce(&mut WireSrq) -> T) -> T {
+        let srq = self.srq;
+        self.wire.with_rnic(self.device, |rnic| {
+            run(rnic.shared.srqs.get_mut(&srq).expect("a live queue"))
+        })
+    }
+}
+
+impl CqEnd {
+    fn with<T>(&self, run: impl FnOnce(&mut WireCq) -> T) -> T {
+        let cq = self.cq;
+        self.wire.with_rnic(self.device, |rnic| {
+            run(rnic.shared.cqs.get_mut(&cq).expect("a live queue"))
+        })
+    }
+}
+
+/// No test posts a RECV to memory that its RNIC does not know.
+fn check_keys(wire: &Wire, device: u8, sges: &[Sge]) {
+    wire.with_rnic(device, |rnic| {
+        let known = |sge: &Sge| rnic.shared.memory.regions.contains_key(&sge.lkey);
+        assert!(
+            sges.iter().all(known),
+            "keys that device {device} knows: {sges:x?}"
+        );
+    });
 }
 
 fn list(sges: &[Sge]) -> SgeList {
@@ -49,7 +83,12 @@ fn list(sges: &[Sge]) -> SgeList {
 
 impl SendRing for QpEnd {
     fn room(&self) -> u32 {
-        self.with(|queues| queues.cap.max_send_wr - (queues.unfinished.len() + queues.pushed.len()) as u32)
+        if self.wire.frees_late() {
+            return 0;
+        }
+        self.with(|queues| {
+            queues.init.cap.max_send_wr - (queues.unfinished.len() + queues.pushed.len()) as u32
+        })
     }
 
     fn push(&mut self, wqe: &SendWqe, body: Body<'_>) {
@@ -101,10 +140,13 @@ impl SendRing for QpEnd {
 
 impl RecvRing for QpEnd {
     fn room(&self) -> u32 {
-        self.with(|queues| queues.cap.max_recv_wr - (queues.recvs.len() + queues.pushed_recvs.len()) as u32)
+        self.with(|queues| {
+            queues.init.cap.max_recv_wr - (queues.recvs.len() + queues.pushed_recvs.len()) as u32
+        })
     }
 
     fn push(&mut self, wr_id: u64, sges: &[Sge]) {
+        check_keys(&self.wire, self.device, sges);
         let sges = list(sges);
         self.with(|queues| queues.pushed_recvs.push(ReceiveRequest { wr_id, sges }));
     }
@@ -117,22 +159,39 @@ impl RecvRing for QpEnd {
     fn reset(&mut self) {}
 }
 
-impl CompletionRing for CqEnd {
-    fn pop(&mut self) -> Option<Cqe> {
-        let mut state = self.wire.0.lock();
-        state
-            .rnics
-            .get_mut(&self.device)?
-            .cqs
-            .get_mut(&self.cq)?
-            .pop_front()
+impl RecvRing for SrqEnd {
+    fn room(&self) -> u32 {
+        self.with(|srq| srq.attr.max_wr - (srq.recvs.len() + srq.pushed.len()) as u32)
     }
 
-    fn arm(&mut self, _: bool) -> bool {
-        false
+    fn push(&mut self, wr_id: u64, sges: &[Sge]) {
+        check_keys(&self.wire, self.device, sges);
+        let sges = list(sges);
+        self.with(|srq| srq.pushed.push(ReceiveRequest { wr_id, sges }));
+    }
+
+    fn publish(&mut self) -> Result<(), Refused> {
+        self.with(|srq| srq.recvs.extend(std::mem::take(&mut srq.pushed)));
+        Ok(())
+    }
+
+    fn reset(&mut self) {}
+}
+
+impl CompletionRing for CqEnd {
+    fn pop(&mut self) -> Option<Cqe> {
+        self.with(|cq| cq.entries.pop_front())
+    }
+
+    fn arm(&mut self, solicited_only: bool) -> bool {
+        self.with(|cq| {
+            *cq.armed.get_or_insert_default() |= !solicited_only;
+            !cq.entries.is_empty()
+        })
     }
 
     fn disarm(&mut self) -> Option<Armed> {
-        None
+        let any = self.with(|cq| cq.armed.take())?;
+        Some(if any { Armed::Any } else { Armed::Solicited })
     }
 }

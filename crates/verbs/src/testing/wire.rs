@@ -1,13 +1,6 @@
 //! RNICs that carry data: the transport of the software RNIC between queues in memory, one packet at a time.
 //!
-//! Memory of the programs is simulated too: what is registered are addresses of [`memory`], whose bytes lie here. Time
-//! stands still until there is nothing else to do, and then goes to the next timeout.
-
-mod again;
-mod device;
-mod host;
-mod pair;
-mod rings;
+//! Time stands still until there is nothing else to do, and then goes to the next timeout.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -15,31 +8,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use verbatim_device::control::{Access, QpCap};
-use verbatim_device::layout::{Cqe, SendWqe};
 use verbatim_roce::wire::opcode::Kind;
 use verbatim_roce::{
-    Flow, Forwarding, Location, Packet, Qp, QpConfig, QpType, Qpn, RcQp, ReceiveRequest, SendData, Standing,
-    Time, Transmit, TxBatch, UDP_PORT,
+    Flow, Forwarding, Location, Packet, Path, Qp, Qpn, Time, Traffic, Transmit, TxBatch, UDP_PORT,
 };
 
-use self::host::Surroundings;
-pub use self::pair::{Move, Outcome, Pair, Patience};
+use super::faults::Faults;
+use super::host::Surroundings;
+use super::memory::MEMORY;
+use super::rnic::{Rnic, WireQp};
 use crate::backend::Device;
-
-/// Bytes of each end's memory.
-pub const MEMORY: usize = 4096;
-
-/// What the ends register: read-only, so that it is never adopted, and never touched.
-static ADDRESSES: Addresses = Addresses([0; 2 * MEMORY]);
-
-#[repr(align(4096))]
-struct Addresses([u8; 2 * MEMORY]);
-
-/// Where the memory of an end starts.
-pub fn memory(end: usize) -> u64 {
-    (&raw const ADDRESSES.0) as u64 + (end * MEMORY) as u64
-}
 
 /// Packets that a queue pair sends before the next one has its turn.
 const PACKETS_PER_TURN: usize = 2;
@@ -48,70 +26,10 @@ const PACKETS_PER_TURN: usize = 2;
 const FORWARDED_FOR: Duration = Duration::from_secs(60);
 
 /// Longer than anything else takes.
-const PAUSE_LIMIT: Duration = Duration::from_secs(100);
+pub const PAUSE_LIMIT: Duration = Duration::from_secs(100);
 
-#[derive(Debug)]
-struct Region {
-    address: u64,
-    length: u64,
-    access: Access,
-}
-
-/// A request in a send queue.
-#[derive(Debug, Clone)]
-struct Posted {
-    wqe: SendWqe,
-    data: SendData,
-}
-
-#[derive(Debug)]
-struct Queues {
-    qpn: u32,
-    send_cq: u32,
-    recv_cq: u32,
-    cap: QpCap,
-    /// Pushed and not published.
-    pushed: Vec<Posted>,
-    /// Published and not taken.
-    sends: VecDeque<Posted>,
-    /// Published and not retired.
-    unfinished: VecDeque<Posted>,
-    pushed_recvs: Vec<ReceiveRequest>,
-    recvs: VecDeque<ReceiveRequest>,
-}
-
-#[derive(Debug)]
-struct WireQp {
-    transport: Qp,
-    queues: Queues,
-    /// The device at the other end.
-    remote: u8,
-    stopped: bool,
-    attr: verbatim_device::control::QpAttr,
-}
-
-impl WireQp {
-    fn connection(&mut self) -> &mut RcQp {
-        self.transport.as_rc_mut().expect("a reliable connection")
-    }
-
-    fn is_paused(&self) -> bool {
-        let connection = self.transport.as_rc().expect("a reliable connection");
-        connection.standing() == Standing::Stopped
-    }
-}
-
-#[derive(Debug, Default)]
-struct Rnic {
-    next: u32,
-    qps: BTreeMap<u32, WireQp>,
-    cqs: BTreeMap<u32, VecDeque<Cqe>>,
-    regions: BTreeMap<u32, Region>,
-    /// Queue pairs that have left.
-    left: Option<Forwarding>,
-    /// Its context is parked: no packet is taken in.
-    parked: bool,
-}
+/// After so many steps without a request that is finished, only the same is tried again and again.
+const IN_VAIN: usize = 100;
 
 #[derive(Debug)]
 struct InFlight {
@@ -121,30 +39,45 @@ struct InFlight {
 }
 
 #[derive(Debug)]
-struct State {
-    now: Time,
-    rnics: BTreeMap<u8, Rnic>,
+pub struct State {
+    pub now: Time,
+    pub rnics: BTreeMap<u8, Rnic>,
     packets: VecDeque<InFlight>,
     ram: Vec<u8>,
     /// Taken out while it is filled.
     batch: Option<TxBatch>,
-    /// Completions made.
-    completions: u64,
-    /// Says for the next packets whether they are lost; none is when it is empty.
-    losses: VecDeque<bool>,
+    /// Requests that were finished, and completions made.
+    progress: u64,
     /// So many moves are under way.
     moves: u32,
-    /// Nobody knows the original values of atomics for longer than it takes to send them.
-    forgetful: bool,
+    pub faults: Faults,
 }
 
 /// All RNICs.
 #[derive(Debug, Clone)]
-pub struct Wire(Arc<Mutex<State>>);
+pub struct Wire(pub Arc<Mutex<State>>);
 
 /// Where a device is.
-fn address(id: u8) -> IpAddr {
+pub fn address(id: u8) -> IpAddr {
     [10, 0, 0, id].into()
+}
+
+/// The device that is there.
+pub fn device_at(address: IpAddr) -> u8 {
+    let IpAddr::V4(address) = address else {
+        unreachable!("there is no other family here")
+    };
+    address.octets()[3]
+}
+
+/// From one device to another.
+pub fn path(from: u8, to: u8) -> Path {
+    Path {
+        source: address(from),
+        destination: address(to),
+        source_port: UDP_PORT,
+        traffic: Traffic::default(),
+    }
 }
 
 fn flow(from: u8, to: u8) -> Flow {
@@ -160,17 +93,20 @@ impl Wire {
             packets: VecDeque::new(),
             ram: vec![0; 2 * MEMORY],
             batch: Some(TxBatch::new(flow(1, 2))),
-            completions: 0,
-            losses: VecDeque::new(),
+            progress: 0,
             moves: 0,
-            forgetful: false,
+            faults: Faults::default(),
         })))
     }
 
     /// A device.
     pub fn device(&self, id: u8) -> Arc<dyn Device> {
         self.0.lock().rnics.entry(id).or_default();
-        device::open(self, id)
+        super::device::open(self, id)
+    }
+
+    pub fn with_rnic<T>(&self, id: u8, run: impl FnOnce(&mut Rnic) -> T) -> T {
+        run(self.0.lock().rnics.get_mut(&id).expect("an RNIC"))
     }
 
     /// A device of which no packet is taken in until it is taken up.
@@ -180,7 +116,7 @@ impl Wire {
         device
     }
 
-    fn park(&self, id: u8, parked: bool) {
+    pub fn park(&self, id: u8, parked: bool) {
         self.0.lock().rnics.entry(id).or_default().parked = parked;
     }
 
@@ -191,7 +127,7 @@ impl Wire {
     }
 
     /// A queue pair has left: RESUMEs for it go on to where it is.
-    fn forward(&self, left: (u8, u32), to: (u8, u32)) {
+    pub fn forward(&self, left: (u8, u32), to: (u8, u32)) {
         let mut state = self.0.lock();
         let now = state.now;
         let rnic = state.rnics.get_mut(&left.0).expect("an RNIC");
@@ -203,22 +139,16 @@ impl Wire {
         assert!(entries.insert(now, Qpn::new(left.1), to, now + FORWARDED_FOR));
     }
 
-    /// A region of a device has the key that it had elsewhere.
-    fn rekey(&self, id: u8, from: u32, to: u32) {
-        let mut state = self.0.lock();
-        let regions = &mut state.rnics.get_mut(&id).expect("an RNIC").regions;
-        let region = regions.remove(&from).expect("a region");
-        regions.insert(to, region);
+    /// Queue pairs of a device.
+    pub fn qpns(&self, id: u8) -> Vec<u32> {
+        self.with_rnic(id, |rnic| rnic.qps.keys().copied().collect())
     }
 
-    /// The next packets to arrive: `true` is lost.
-    pub fn lose(&self, losses: impl IntoIterator<Item = bool>) {
-        self.0.lock().losses.extend(losses);
-    }
-
-    /// From now on RNICs do not keep the original values of atomics.
-    pub fn forget_atomics(&self) {
-        self.0.lock().forgetful = true;
+    /// Requests that the RNICs have not finished.
+    pub fn unfinished(&self) -> usize {
+        let state = self.0.lock();
+        let qps = state.rnics.values().flat_map(|rnic| rnic.qps.values());
+        qps.map(|qp| qp.queues.unfinished.len()).sum()
     }
 
     /// What an end's program finds in its memory.
@@ -237,34 +167,42 @@ impl Wire {
         let mut state = self.0.lock();
         let state = &mut *state;
         if let Some(packet) = state.packets.pop_front() {
-            if !state.losses.pop_front().unwrap_or_default() {
+            if !state.faults.losses.pop_front().unwrap_or_default() {
                 state.deliver(&packet);
             }
             return true;
         }
         state.transmit() || state.pass_time()
     }
+
+    /// Lets the RNICs work until they have nothing to do, or only try in vain: to send a message that finds no RECV.
+    pub fn settle(&self) {
+        let progress = || self.0.lock().progress;
+        let (mut seen, mut in_vain) = (progress(), 0);
+        while in_vain < IN_VAIN && self.step() {
+            in_vain = if progress() == seen { in_vain + 1 } else { 0 };
+            seen = progress();
+        }
+    }
 }
 
 impl State {
     /// Splits off a queue pair and its surroundings.
-    fn with_qp<T>(
+    pub fn with_qp<T>(
         &mut self,
         device: u8,
         qpn: u32,
         run: impl FnOnce(&mut Qp, &mut Surroundings<'_>) -> T,
     ) -> Option<T> {
-        let Rnic {
-            qps, cqs, regions, ..
-        } = self.rnics.get_mut(&device)?;
+        let Rnic { qps, shared, .. } = self.rnics.get_mut(&device)?;
         let qp = qps.get_mut(&qpn)?;
         let mut surroundings = Surroundings {
+            device,
             queues: &mut qp.queues,
-            cqs,
-            regions,
+            shared,
             ram: &mut self.ram,
             remote: &mut qp.remote,
-            completions: &mut self.completions,
+            progress: &mut self.progress,
         };
         Some(run(&mut qp.transport, &mut surroundings))
     }
@@ -275,14 +213,14 @@ impl State {
         if self.pass_on(packet.to, &parsed) {
             return;
         }
+        let takes = |rnic: &Rnic, qp: &WireQp| {
+            // Datagrams come from anybody, RESUME from where the partner has gone.
+            let from_anybody = matches!(qp.transport, Qp::Ud(_)) || parsed.info.kind == Kind::Migration;
+            let expected = from_anybody || qp.remote == packet.from;
+            expected && !qp.stopped && !rnic.dead && (!rnic.parked || qp.is_paused())
+        };
         let rnic = self.rnics.get(&packet.to);
-        let qp = rnic.and_then(|rnic| Some((rnic, rnic.qps.get(&qpn)?)));
-        let expected = qp.is_some_and(|(rnic, qp)| {
-            // RESUME comes from where the partner has gone.
-            let from = qp.remote == packet.from || parsed.info.kind == Kind::Migration;
-            from && !qp.stopped && (!rnic.parked || qp.is_paused())
-        });
-        if expected {
+        if rnic.is_some_and(|rnic| rnic.qps.get(&qpn).is_some_and(|qp| takes(rnic, qp))) {
             let now = self.now;
             self.with_qp(packet.to, qpn, |qp, host| qp.handle_packet(now, &parsed, host));
         }
@@ -294,10 +232,7 @@ impl State {
         let Some(forwarded) = left.and_then(|left| left.forward(self.now, packet)) else {
             return false;
         };
-        let IpAddr::V4(to) = forwarded.to.address else {
-            panic!("there is no other family here")
-        };
-        let to = to.octets()[3];
+        let to = device_at(forwarded.to.address);
         let mut batch = TxBatch::new(flow(id, to));
         assert!(forwarded.append(&mut batch), "it fits an empty batch");
         self.packets.extend(batch.packets().map(|bytes| InFlight {
@@ -314,11 +249,12 @@ impl State {
             let running = rnic.qps.iter().filter(|(_, qp)| !qp.stopped);
             running.map(|(qpn, _)| (*id, *qpn)).collect::<Vec<_>>()
         };
-        self.rnics.iter().flat_map(of_rnic).collect()
+        let alive = self.rnics.iter().filter(|(_, rnic)| !rnic.dead);
+        alive.flat_map(of_rnic).collect()
     }
 
     fn transmit(&mut self) -> bool {
-        let before = self.completions;
+        let before = self.progress;
         let mut batch = self.batch.take().expect("it was put back");
         for (id, qpn) in self.names() {
             let remote = self.rnics[&id].qps[&qpn].remote;
@@ -328,9 +264,11 @@ impl State {
                 let outcome = self.with_qp(id, qpn, |qp, host| {
                     qp.poll_transmit(now, host, &mut batch, PACKETS_PER_TURN)
                 });
+                // Where a datagram goes, its request says.
+                let to = device_at(batch.flow().destination().ip());
                 let packets = batch.packets().map(|bytes| InFlight {
                     from: id,
-                    to: remote,
+                    to,
                     bytes: bytes.to_vec(),
                 });
                 self.packets.extend(packets);
@@ -340,7 +278,7 @@ impl State {
             }
         }
         self.batch = Some(batch);
-        !self.packets.is_empty() || self.completions > before
+        !self.packets.is_empty() || self.progress > before
     }
 
     fn pass_time(&mut self) -> bool {
@@ -358,32 +296,5 @@ impl State {
             self.with_qp(id, qpn, |qp, host| qp.handle_timeout(now, host));
         }
         true
-    }
-}
-
-fn config() -> QpConfig {
-    QpConfig {
-        pause_limit: PAUSE_LIMIT,
-        ..QpConfig::default()
-    }
-}
-
-fn new_qp(qpn: u32, cap: QpCap, send_cq: u32, recv_cq: u32) -> WireQp {
-    WireQp {
-        transport: Qp::new(QpType::Rc, Qpn::new(qpn), config()),
-        queues: Queues {
-            qpn,
-            send_cq,
-            recv_cq,
-            cap,
-            pushed: Vec::new(),
-            sends: VecDeque::new(),
-            unfinished: VecDeque::new(),
-            pushed_recvs: Vec::new(),
-            recvs: VecDeque::new(),
-        },
-        remote: 0,
-        stopped: false,
-        attr: verbatim_device::control::QpAttr::default(),
     }
 }
