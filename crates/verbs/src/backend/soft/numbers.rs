@@ -1,10 +1,12 @@
 //! Making objects whose numbers or keys peers know: with those that the RNIC gives, or those that are asked for
 //! ([`verbatim_device::control::Request`] says who may).
 
-use verbatim_device::control::{MwType, Reply, Request};
+use verbatim_channel::SegmentRecord;
+use verbatim_device::control::{Backing, MwType, Reply, Request, Segment};
 
-use super::{SoftDevice, segments, wrong};
-use crate::backend::{PhysicalMrInit, PhysicalQpInit, QpPlace};
+use super::control::wrong;
+use super::device::SoftDevice;
+use crate::backend::{PhysicalMemory, PhysicalMrInit, PhysicalQpInit, QpPlace};
 use crate::error::VerbsError;
 
 impl SoftDevice {
@@ -24,14 +26,17 @@ impl SoftDevice {
             key,
         };
         let file: Vec<_> = memory.file.into_iter().collect();
-        match self.call_with("reg_mr", &request, &file)? {
+        match self.control.call_with("reg_mr", &request, &file)? {
             Reply::Mr { lkey, rkey } => Ok((lkey, rkey)),
             reply => wrong("reg_mr", reply),
         }
     }
 
     pub(super) fn make_window(&self, pd: u32, mw_type: MwType, rkey: Option<u32>) -> Result<u32, VerbsError> {
-        match self.call("alloc_mw", &Request::AllocMw { pd, mw_type, rkey })? {
+        match self
+            .control
+            .call("alloc_mw", &Request::AllocMw { pd, mw_type, rkey })?
+        {
             Reply::Mw { rkey } => Ok(rkey),
             reply => wrong("alloc_mw", reply),
         }
@@ -47,7 +52,7 @@ impl SoftDevice {
             srq: init.srq,
             qpn,
         };
-        match self.call("create_qp", &request)? {
+        match self.control.call("create_qp", &request)? {
             Reply::Qp {
                 qpn,
                 cap,
@@ -61,5 +66,20 @@ impl SoftDevice {
             }),
             reply => wrong("create_qp", reply),
         }
+    }
+}
+
+pub fn segments(memory: &PhysicalMemory<'_>) -> Vec<Segment> {
+    memory.segments.iter().map(segment).collect()
+}
+
+fn segment(record: &SegmentRecord) -> Segment {
+    Segment {
+        address: record.address,
+        length: record.length,
+        backing: match record.offset {
+            Some(offset) => Backing::File { fd_index: 0, offset },
+            None => Backing::Process,
+        },
     }
 }
