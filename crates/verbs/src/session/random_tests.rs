@@ -182,6 +182,7 @@ proptest! {
         srq: bool,
         unreliable: bool,
         made_again: bool,
+        reuses_numbers: bool,
         acts in prop::collection::vec(act(), 1..120),
         losses in prop::collection::vec(prop::bool::weighted(0.1), 0..100),
     ) {
@@ -190,6 +191,7 @@ proptest! {
                 srq: srq.then_some(8),
                 qp_type: if unreliable { QpType::Uc } else { QpType::Rc },
                 made_again,
+                reuses_numbers,
                 ..Shape::PLAIN
             }),
             unreliable,

@@ -17,7 +17,7 @@ use super::Wire;
 use super::memory::Region;
 use super::rings::{CqEnd, QpEnd, SrqEnd};
 use super::rnic::{Rnic, Shared, WireCq, WireQp, WireSrq, config};
-use super::wire::{address, device_at};
+use super::wire::{State, address, device_at};
 use crate::backend::soft::events::{Events, SoftChannel};
 use crate::backend::{
     CompletionRing, CqPlace, Device, EventChannel, MadeAgainBy, Parked, PhysicalMrInit, PhysicalQpInit,
@@ -120,15 +120,18 @@ impl WireDevice {
         });
     }
 
-    /// A number that differs between devices, as a key or a queue pair's number would.
     fn number(&self) -> u32 {
-        let again = self.wire.0.lock().faults.next_numbers.pop_front();
-        again.unwrap_or_else(|| {
-            self.with(|rnic| {
+        let mut state = self.wire.0.lock();
+        let State { faults, rnics, .. } = &mut *state;
+        let rnic = rnics.get_mut(&self.id).expect("an RNIC");
+        match faults.next_numbers.pop_front() {
+            Some(again) => again,
+            None if faults.reuses_numbers => (16..).find(|number| !rnic.has(*number)).expect("a free one"),
+            None => {
                 rnic.last_number += 1;
                 u32::from(self.id) << 12 | rnic.last_number
-            })
-        })
+            }
+        }
     }
 
     fn is_made_again(&self) -> bool {

@@ -35,6 +35,8 @@ pub struct Shape {
     pub qp_type: QpType,
     /// Their processes make their contexts again where they move to.
     pub made_again: bool,
+    /// Their RNICs give numbers again, all the same ones.
+    pub reuses_numbers: bool,
     pub rnr_retry: u8,
 }
 
@@ -52,6 +54,7 @@ impl Shape {
         channel: false,
         qp_type: QpType::Rc,
         made_again: false,
+        reuses_numbers: true,
         rnr_retry: 7,
     };
 
@@ -64,6 +67,7 @@ impl Shape {
             max_recv_sge: 2,
             max_inline_data: 64,
         },
+        reuses_numbers: false,
         ..Self::PLAIN
     };
 }

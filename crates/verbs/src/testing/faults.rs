@@ -16,6 +16,8 @@ pub struct Faults {
     pub forgetful: bool,
     /// So many looks find no room in a send queue although there is: slots that the RNIC frees late.
     pub late_room: u32,
+    /// Every device gives the least number that is free, so that they come again, also elsewhere. Else no two things have one.
+    pub reuses_numbers: bool,
     /// Numbers that are given next.
     pub next_numbers: VecDeque<u32>,
     /// Devices whose contexts cannot be moved.
@@ -62,6 +64,11 @@ impl Wire {
             faults.late_room = faults.late_room.saturating_sub(1);
             late
         })
+    }
+
+    /// From now on every device gives the least number that is free.
+    pub fn reuse_numbers(&self) {
+        self.faults(|faults| faults.reuses_numbers = true);
     }
 
     /// The next object that is made has this number, which was another's: a queue pair as it is, a region in the upper 24 bits of its

@@ -86,7 +86,13 @@ fn make(device: Arc<dyn Device>, mut record: ContextRecord, pauses: bool) -> Mad
             true => device
                 .reg_mr_as(&init, mr.physical_lkey)
                 .map(|()| (mr.physical_lkey, mr.physical_lkey)),
-            false => device.reg_mr(&init),
+            false => {
+                // One that nobody uses in between, so that no key stays what it was.
+                let (unused, _) = device.reg_mr(&init)?;
+                let keys = device.reg_mr(&init);
+                device.dereg_mr(unused)?;
+                keys
+            }
         }
     };
     let mut made = Made::make(device, &record, &HashMap::new(), &mut register)

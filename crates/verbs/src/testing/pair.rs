@@ -53,6 +53,9 @@ impl Pair {
         if shape.made_again {
             [1, 2].iter().for_each(|device| wire.makes_again(*device, None));
         }
+        if shape.reuses_numbers {
+            wire.reuse_numbers();
+        }
         let mut ends = [0, 1].map(|end| End::new(&wire, end, shape));
         let [one, two] = &mut ends;
         let psn = [0xff_fffd, 0xff_ffff];

@@ -85,6 +85,21 @@ pub struct Rnic {
     pub dead: bool,
 }
 
+impl Rnic {
+    /// Whether anything here has that number.
+    pub fn has(&self, number: u32) -> bool {
+        let shared = &self.shared;
+        let of_region = |key: &u32| key >> 8 == number;
+        self.qps.contains_key(&number)
+            || shared.cqs.contains_key(&number)
+            || shared.srqs.contains_key(&number)
+            || shared.channels.contains_key(&number)
+            || shared.ahs.contains_key(&number)
+            || shared.memory.windows.contains_key(&number)
+            || shared.memory.regions.keys().any(of_region)
+    }
+}
+
 pub fn config(init: &PhysicalQpInit) -> QpConfig {
     QpConfig {
         pause_limit: PAUSE_LIMIT,
