@@ -122,6 +122,9 @@ pub struct Machine {
     /// Join the network of this machine.
     #[arg(long, value_name = "NAME")]
     pub with: Option<String>,
+    /// A disk, /dev/vda and so on after `modprobe virtio_blk`: a file, or a URI that QEMU knows, such as nbd+unix:///?socket=PATH.
+    #[arg(long = "drive", value_name = "FILE")]
+    drives: Vec<String>,
     /// Append this to the kernel's command line.
     #[arg(long, value_name = "PARAMETERS", default_value = "")]
     append: String,
@@ -136,6 +139,7 @@ impl Machine {
             address: self.address,
             bridge: self.bridge,
             rxe: self.rxe,
+            drives: self.drives.clone(),
             parameters: self.append.clone(),
             ..VmConfig::new(name)
         }

@@ -45,6 +45,8 @@ pub struct VmConfig {
     /// What an emulated processor has beside the ordinary, by QEMU's names, each with a comma before it: `,+aes`, say. Default
     /// none.
     pub features: String,
+    /// What its disks `/dev/vda` and so on are: files, or URIs that QEMU knows (`nbd+unix:///…`). It needs `modprobe virtio_blk`.
+    pub drives: Vec<String>,
     /// What is appended to the kernel's command line.
     pub parameters: String,
     /// The program that is put into the image as pid 1; its `main` begins with [`crate::run_role`]. Default: the
@@ -63,6 +65,7 @@ impl VmConfig {
             bridge: false,
             rxe: false,
             features: String::new(),
+            drives: Vec::new(),
             parameters: String::new(),
             program: None,
         }
@@ -302,6 +305,7 @@ fn start_qemu(
         parameters: &config.parameters,
         console: &dir.join("console.log"),
         ports: &ports,
+        drives: &config.drives,
         taps: &[(tap.fd.as_raw_fd(), ethernet_address(&config.name))],
     };
     let path = dir.join("qemu.log");
