@@ -5,7 +5,7 @@ cargo := PATH="$$(./setup.sh --path)" cargo
 release := $(or $(CARGO_TARGET_DIR),target)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test e2e faults nemesis sim mutants soak compat-test application conformance lint fuzz sanitize bench clean vm-test rnic-test rnic-bench vm-bench vm-migrate-test conformance-rxe volume-test
+.PHONY: help setup build demo test e2e faults nemesis sim mutants soak compat-test application conformance lint fuzz sanitize bench clean vm-test rnic-test rnic-bench vm-bench vm-migrate-test conformance-rxe volume-test swap-test
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -123,6 +123,10 @@ volume-test: setup ## volumes that move: MOVES (200) with kills and silence in b
 	VERBATIM_VOLUME_SEEDS=$(or $(SEEDS),0..2000000) $(cargo) test --release --locked -p verbatim-mirror --test model -- --nocapture
 	VERBATIM_VOLUME_MOVES=$(or $(MOVES),200) VERBATIM_VOLUME_SEED=$(or $(SEED),1) \
 		$(cargo) test --release --locked -p verbatim-volume -- --include-ignored --nocapture
+
+swap-test: build ## Linux that swaps to another host's memory, in virtual machines: servers that die, and MINUTES (5) of each of four storms
+	@./setup.sh --vm
+	VERBATIM_SWAP_MINUTES=$(or $(MINUTES),5) $(cargo) test --release --locked --workspace --test swap -- --ignored --nocapture
 
 lint: setup ## format and clippy, warnings are errors
 	$(cargo) fmt --all --check

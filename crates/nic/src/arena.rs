@@ -27,11 +27,13 @@ pub struct Arena {
     free: RefCell<BTreeMap<u64, u64>>,
     /// Freed pages stay as they are.
     kept: Cell<bool>,
+    /// Pages are in memory as long as they are in use.
+    locked: bool,
 }
 
 impl Arena {
-    /// A new arena of `bytes` bytes, all zeroes.
-    pub fn new(bytes: u64) -> Result<Rc<Self>, Refused> {
+    /// A new arena of `bytes` bytes, all zeroes. What is allocated in one that is `locked` is in memory at once.
+    pub fn new(bytes: u64, locked: bool) -> Result<Rc<Self>, Refused> {
         let memfd =
             rustix::fs::memfd_create("verbatim-arena", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
                 .map_err(|errno| Refused::os("memfd_create", errno))?;
@@ -57,6 +59,7 @@ impl Arena {
             bytes,
             free: RefCell::new(BTreeMap::from([(0, bytes)])),
             kept: Cell::new(false),
+            locked,
         }))
     }
 
@@ -78,6 +81,11 @@ impl Arena {
                 format!("no {bytes} bytes are left in the context's arena"),
             ));
         };
+        if self.locked {
+            let start = self.base.as_ptr() as usize + offset as usize;
+            verbatim_paging::populate(start, bytes as usize, true)
+                .map_err(|error| Refused::new(libc::ENOMEM, format!("a queue cannot be locked: {error}")))?;
+        }
         free.remove(&offset);
         if length > bytes {
             free.insert(offset + bytes, length - bytes);
@@ -167,7 +175,7 @@ mod tests {
 
     #[test]
     fn blocks_are_disjoint_zeroed_and_used_again() {
-        let arena = Arena::new(8 * PAGE).unwrap();
+        let arena = Arena::new(8 * PAGE, false).unwrap();
         let a = arena.allocate(1).unwrap();
         let b = arena.allocate(PAGE + 1).unwrap();
         let c = arena.allocate(5 * PAGE).unwrap();
@@ -190,7 +198,7 @@ mod tests {
 
     #[test]
     fn what_a_program_sees_stays_when_its_context_ends() {
-        let arena = Arena::new(2 * PAGE).unwrap();
+        let arena = Arena::new(2 * PAGE, false).unwrap();
         let block = arena.allocate(PAGE).unwrap();
         // SAFETY: the block is mapped and nobody else's.
         unsafe { block.base().write(7) };
@@ -203,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_program_cannot_change_the_length() {
-        let arena = Arena::new(2 * PAGE).unwrap();
+        let arena = Arena::new(2 * PAGE, false).unwrap();
         assert_eq!(rustix::fs::ftruncate(&arena, PAGE), Err(rustix::io::Errno::PERM));
         assert_eq!(
             rustix::fs::ftruncate(&arena, 4 * PAGE),

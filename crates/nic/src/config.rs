@@ -73,6 +73,10 @@ pub struct NicConfig {
     /// Which part of the queue pair numbers and memory keys it gives. Best another one on each host: what moves between them
     /// with its numbers then finds them free. Default: made of the port's address, see [`HostNumber::of`].
     pub host_number: Option<HostNumber>,
+    /// Whether this machine's own swap may be memory that the RNIC reaches. Then the RNIC may never wait for a page: all of its process is
+    /// locked, registered memory and queues included, as hardware pins them, and [`crate::run`] asks for real-time priority in the place of a
+    /// nice value. Memory that is in no file is refused. Default: false.
+    pub locked: bool,
     /// What one RNIC and one program can have.
     pub limits: Limits,
 }
@@ -89,6 +93,7 @@ impl NicConfig {
             core: None,
             nice: -10,
             host_number: None,
+            locked: false,
             limits: Limits::default(),
         }
     }

@@ -70,7 +70,7 @@ impl Context {
         owner.set(credentials, process);
         let eventfd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| Refused::os("eventfd", errno))?;
-        let arena = Arena::new(arena_bytes)?;
+        let arena = Arena::new(arena_bytes, mappings.is_locked())?;
         let doorbells = Doorbells::new(&arena)?;
         Ok(Self {
             name,

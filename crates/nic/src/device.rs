@@ -19,6 +19,8 @@ const MTU_4096: u8 = 5;
 pub struct Device {
     pub interface: Interface,
     pub limits: Limits,
+    /// What is registered, and queues, stay in memory.
+    pub locked: bool,
     pub attr: DeviceAttr,
     pub port: PortAttr,
 }
@@ -67,6 +69,7 @@ impl Device {
                 max_msg_bytes: MAX_MESSAGE,
             },
             interface,
+            locked: config.locked,
             limits,
         }
     }

@@ -74,9 +74,19 @@ pub use stats::{NicCounters, NicStats, STATS_NAME, StatsReader};
 pub fn run(config: NicConfig) -> Result<(), NicError> {
     let stop = signals::termination()?;
     signals::raise_descriptor_limit();
-    priority::raise(config.nice);
+    let is_locked = config.locked;
+    match is_locked {
+        true => verbatim_paging::enter()
+            .iter()
+            .for_each(|line| tracing::warn!("{line}")),
+        false => priority::raise(config.nice),
+    }
     if let Some(core) = config.core {
         priority::keep_to(core)?;
     }
-    Nic::new(config)?.run(&stop)
+    let mut nic = Nic::new(config)?;
+    if is_locked && let Some(line) = verbatim_paging::lock() {
+        tracing::warn!("{line}");
+    }
+    nic.run(&stop)
 }

@@ -16,8 +16,9 @@ use verbatim_volume::Hosts;
 use crate::backup::Backup;
 use crate::block::PAGE_BYTES;
 use crate::control::{self, Control, Sockets};
-use crate::disk::{Disk, Inbox, SLOTS, Second, Server, Settings};
-use crate::{link, paging};
+use crate::device::Device;
+use crate::disk::{Disk, Inbox, Message, SLOTS, Second, Server, Settings};
+use crate::link;
 
 /// So long goodbyes may take.
 const GOODBYE: Duration = Duration::from_secs(2);
@@ -44,6 +45,8 @@ pub struct Wanted {
     pub name: String,
     /// What stands in for the server.
     pub backup: BackupChoice,
+    /// Make it a block device of this machine, too.
+    pub device: bool,
     /// So long a page may take.
     pub deadline: Duration,
     /// This host's name.
@@ -61,6 +64,7 @@ pub struct Wanted {
 /// A disk that is there, and whose process this is from here on.
 pub struct Ready {
     disk: Disk,
+    device: Option<PathBuf>,
     sockets: Sockets,
     control: Control,
     ended: mpsc::Receiver<()>,
@@ -78,6 +82,10 @@ pub fn prepare(wanted: &Wanted) -> anyhow::Result<Ready> {
             "there is a swap disk {} already; --name gives this one another name",
             wanted.name
         );
+    }
+    // Threads inherit it.
+    for line in verbatim_paging::enter() {
+        tracing::warn!("{line}");
     }
     let hosts = Hosts::load(&wanted.config_dir)?;
     let inbox = Inbox::new()?;
@@ -136,12 +144,18 @@ pub fn prepare(wanted: &Wanted) -> anyhow::Result<Ready> {
     };
     drop(ended_by);
     let disk = Disk::new(settings, inbox.clone(), first, second)?;
-    for line in paging::enter() {
+    let device = wanted.device.then(|| Device::new(wanted.bytes)).transpose()?;
+    let path = device.map(|(device, kernel)| {
+        inbox.put(Message::Kernel(kernel));
+        device.path().to_owned()
+    });
+    let control = control::start(&sockets, wanted.bytes, path.clone(), inbox)?;
+    if let Some(line) = verbatim_paging::lock() {
         tracing::warn!("{line}");
     }
-    let control = control::start(&sockets, wanted.bytes, inbox)?;
     Ok(Ready {
         disk,
+        device: path,
         sockets,
         control,
         ended,
@@ -149,9 +163,12 @@ pub fn prepare(wanted: &Wanted) -> anyhow::Result<Ready> {
 }
 
 impl Ready {
-    /// How clients connect.
-    pub fn uri(&self) -> String {
-        self.sockets.uri()
+    /// Where it is: the device, or how clients connect.
+    pub fn place(&self) -> String {
+        match &self.device {
+            Some(device) => device.display().to_string(),
+            None => self.sockets.uri(),
+        }
     }
 
     /// Serves it until it is detached.
@@ -166,7 +183,7 @@ impl Ready {
 }
 
 /// Starts such a process in the background, and waits until its disk is there. `arguments` are those of this one, which make it run
-/// in the foreground there. The address for clients.
+/// in the foreground there. What it says then: where the disk is.
 pub fn in_background(wanted: &Wanted, arguments: Vec<std::ffi::OsString>) -> anyhow::Result<String> {
     let sockets = Sockets::new(&wanted.runtime_dir, &wanted.name);
     std::fs::create_dir_all(wanted.runtime_dir.join("swap"))?;

@@ -42,7 +42,8 @@ pub enum SwapCommand {
     /// Make a swap disk of another host's memory; prints its NBD address.
     #[command(
         after_help = "Examples:\n  verbatim swap attach host2 8G\n  verbatim swap attach host2 8G --backup file=/dev/vg/swap\n  \
-                      verbatim swap attach host2 8G --backup mirror=host3 --name guest7\n\nA guest's disk: qemu -drive \
+                      verbatim swap attach host2 8G --backup mirror=host3 --name guest7\n  verbatim swap attach host2 8G --device && mkswap \
+                      /dev/nbd0 && swapon --discard /dev/nbd0\n\nA guest's disk: qemu -drive \
                       file=\"$(verbatim swap attach host2 8G --name guest7)\",format=raw,if=virtio,discard=unmap,cache=none\nA process of its own serves \
                       it until `verbatim swap detach`."
     )]
@@ -142,6 +143,9 @@ pub struct AttachArguments {
     /// What the disk is called here; as the server if not given.
     #[arg(long)]
     pub name: Option<String>,
+    /// Make it a block device of this machine, too, by the kernel's NBD client (/dev/nbd*), and print that. `verbatim nic --locked` must run here.
+    #[arg(long)]
+    pub device: bool,
     /// How long the server may take for a page before it is given up.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 3000, value_parser = clap::value_parser!(u64).range(10..))]
     pub deadline: u64,
@@ -261,6 +265,7 @@ fn attach(arguments: AttachArguments) -> anyhow::Result<()> {
         bytes: arguments.size,
         name,
         backup: arguments.backup,
+        device: arguments.device,
         deadline: Duration::from_millis(arguments.deadline),
         own: own_name(arguments.of.own)?,
         port: arguments.of.port,
@@ -268,10 +273,10 @@ fn attach(arguments: AttachArguments) -> anyhow::Result<()> {
         runtime_dir: absolute(&arguments.common.runtime_dir)?,
         state_dir: absolute(&arguments.state_dir)?,
     };
-    let uri = match arguments.foreground {
+    let place = match arguments.foreground {
         true => {
             let ready = attach::prepare(&wanted)?;
-            attach::announce(&ready.uri());
+            attach::announce(&ready.place());
             return ready.run();
         }
         false => {
@@ -285,6 +290,9 @@ fn attach(arguments: AttachArguments) -> anyhow::Result<()> {
                 vec!["swap".into(), "attach".into(), (&wanted.host).into()];
             typed.push(wanted.bytes.to_string().into());
             typed.push("--foreground".into());
+            if wanted.device {
+                typed.push("--device".into());
+            }
             let mut option = |name: &str, value: std::ffi::OsString| typed.extend([name.into(), value]);
             option("--name", (&wanted.name).into());
             option("--backup", backup.into());
@@ -298,8 +306,15 @@ fn attach(arguments: AttachArguments) -> anyhow::Result<()> {
         }
     };
     match arguments.common.json {
-        true => println!("{}", serde_json::json!({ "name": wanted.name, "uri": uri })),
-        false => println!("{uri}"),
+        true => {
+            let uri = Sockets::new(&wanted.runtime_dir, &wanted.name).uri();
+            let device = wanted.device.then_some(&place);
+            println!(
+                "{}",
+                serde_json::json!({ "name": wanted.name, "uri": uri, "device": device })
+            );
+        }
+        false => println!("{place}"),
     }
     Ok(())
 }
@@ -333,9 +348,19 @@ fn table(all: &[Status]) -> String {
 
 fn details(status: &Status) -> String {
     let totals = &status.requests;
+    let device = status
+        .device
+        .iter()
+        .map(|device| format!(", {}", device.display()));
     let mut text = format!(
-        "{}\nprocess {}; {} reads, {} writes, {} discards; {} failed\n",
-        status.uri, status.pid, totals.reads, totals.writes, totals.zeros, totals.failed
+        "{}{}\nprocess {}; {} reads, {} writes, {} discards; {} failed\n",
+        status.uri,
+        device.collect::<String>(),
+        status.pid,
+        totals.reads,
+        totals.writes,
+        totals.zeros,
+        totals.failed
     );
     for copy in &status.copies {
         text += &format!("{} {}: {} MiB", copy.kind, copy.place, mib(copy.bytes));

@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use verbatim_volume::control::{receive, send};
 
+use crate::device;
 use crate::disk::{Inbox, Message, Order, Status};
 use crate::negotiation::negotiate;
 
@@ -108,7 +109,12 @@ impl Control {
 }
 
 /// Takes clients and commands from here on. The sockets are there when this returns.
-pub fn start(sockets: &Sockets, bytes: u64, inbox: Inbox) -> anyhow::Result<Control> {
+pub fn start(
+    sockets: &Sockets,
+    bytes: u64,
+    device: Option<PathBuf>,
+    inbox: Inbox,
+) -> anyhow::Result<Control> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -131,7 +137,7 @@ pub fn start(sockets: &Sockets, bytes: u64, inbox: Inbox) -> anyhow::Result<Cont
             runtime.block_on(async {
                 tokio::select! {
                     _ = ended => {}
-                    () = run((nbd, control), stop, &name, bytes, &inbox, &mut commands) => {}
+                    () = run((nbd, control), stop, (&name, bytes, device.as_deref()), &inbox, &mut commands) => {}
                 }
                 let answers = async { while commands.join_next().await.is_some() {} };
                 // Who has not said yet what it wants sees the end of its connection.
@@ -146,8 +152,7 @@ pub fn start(sockets: &Sockets, bytes: u64, inbox: Inbox) -> anyhow::Result<Cont
 async fn run(
     (nbd, control): (UnixListener, UnixListener),
     mut stop: (tokio::signal::unix::Signal, tokio::signal::unix::Signal),
-    name: &str,
-    bytes: u64,
+    (name, bytes, device): (&str, u64, Option<&Path>),
     inbox: &Inbox,
     commands: &mut JoinSet<()>,
 ) {
@@ -162,10 +167,10 @@ async fn run(
                 }
             },
             accepted = control.accept() => if let Ok((stream, _)) = accepted {
-                let inbox = inbox.clone();
+                let (inbox, device) = (inbox.clone(), device.map(Path::to_owned));
                 commands.spawn(async move {
                     // Who was cut off knows.
-                    let _ = command(stream, &inbox).await;
+                    let _ = command(stream, &inbox, device).await;
                 });
             },
             // What has ended is forgotten.
@@ -191,12 +196,23 @@ fn client(mut stream: StdStream, name: &str, bytes: u64, inbox: &Inbox) {
     }
 }
 
-async fn command(stream: UnixStream, inbox: &Inbox) -> anyhow::Result<()> {
+async fn command(stream: UnixStream, inbox: &Inbox, device: Option<PathBuf>) -> anyhow::Result<()> {
     let mut stream = BufReader::new(stream);
     let Some(order) = receive::<Order>(&mut stream).await? else {
         return Ok(());
     };
+    if let (Order::Detach { force: false }, Some(path)) = (&order, device.clone()) {
+        let asked = path.clone();
+        if tokio::task::spawn_blocking(move || device::is_in_use(&asked)).await? {
+            let why = format!(
+                "{} is in use; swapoff first, or --force, which loses what is there",
+                path.display()
+            );
+            return send(stream.get_mut(), &Err::<Status, _>(why)).await;
+        }
+    }
     let (answer, answered) = oneshot::channel();
     inbox.put(Message::Order(order, answer));
-    send(stream.get_mut(), &answered.await?).await
+    let answer = answered.await?.map(|status| Status { device, ..status });
+    send(stream.get_mut(), &answer).await
 }

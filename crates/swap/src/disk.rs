@@ -305,7 +305,8 @@ impl Disk {
         self.inbox.quiet();
         while let Some(message) = self.inbox.take() {
             match message {
-                Message::Client(stream) => self.client(stream),
+                Message::Client(stream) => self.client(stream, false),
+                Message::Kernel(stream) => self.client(stream, true),
                 Message::Link(copy, news) => self.news(copy, *news),
                 Message::Order(order, answer) => {
                     let (said, is_end) = self.order(&order);

@@ -10,6 +10,7 @@
 //! - [`server`]: `verbatim memory serve`. It gives leases and takes them back; it is not on the way of a page.
 //! - [`disk`]: one swap disk, in a process of its own, all of which is locked. One thread takes requests, posts to the RNIC and answers, so
 //!   that nothing is handed over; it allocates nothing once the disk is there.
+//! - `device`: the same as a block device of this machine, by the kernel's NBD client.
 //! - [`link`]: the thread that asks for a lease, and asks again.
 //! - [`command`]: `verbatim memory …` and `verbatim swap …`.
 
@@ -20,11 +21,11 @@ mod backup;
 mod block;
 pub mod command;
 mod control;
+#[allow(unsafe_code, reason = "system calls of the kernel's NBD client")]
+mod device;
 pub mod disk;
 pub mod link;
 mod negotiation;
-#[allow(unsafe_code, reason = "two system calls without a wrapper")]
-pub mod paging;
 mod remote;
 pub mod server;
 pub mod wire;

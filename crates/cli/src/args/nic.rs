@@ -38,6 +38,10 @@ pub struct NicRunArguments {
     #[arg(long, value_name = "NUMBER", env = "VERBATIM_NIC_NICE", default_value_t = -10, allow_negative_numbers = true,
           value_parser = clap::value_parser!(i32).range(-20..=19))]
     pub nice: i32,
+    /// For a host whose own swap is another host's memory (`verbatim swap attach --device`): the RNIC's memory, registered memory and queues are
+    /// locked, as hardware pins them, and it has real-time priority instead of a nice value. Memory that is in no file is refused.
+    #[arg(long)]
+    pub locked: bool,
     /// Which part of the queue pair numbers and memory keys this RNIC gives: another one on each host, so that what moves here
     /// with its numbers finds them free. Default: made of the port's address.
     #[arg(long, value_name = "NUMBER", env = "VERBATIM_HOST_NUMBER",

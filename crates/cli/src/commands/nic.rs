@@ -36,6 +36,7 @@ fn serve(arguments: NicRunArguments) -> anyhow::Result<ExitCode> {
     config.all_addresses = !arguments.only_address;
     config.core = arguments.cpu;
     config.nice = arguments.nice;
+    config.locked = arguments.locked;
     config.host_number = arguments.host_number.and_then(HostNumber::new);
     let limits = &mut config.limits;
     let one = &mut limits.per_program;

@@ -136,6 +136,7 @@ pub struct Mappings {
     by_file: HashMap<(u64, u64), Vec<Weak<FileMapping>>>,
     truncated: Rc<Cell<bool>>,
     accounts: [Rc<Account>; 2],
+    locked: bool,
 }
 
 impl Mappings {
@@ -145,7 +146,18 @@ impl Mappings {
             by_file: HashMap::new(),
             truncated: Rc::default(),
             accounts: [of_program, of_all],
+            locked: false,
         }
+    }
+
+    /// All pages are in memory from their registration on, and none is in no file.
+    pub fn locked(self, locked: bool) -> Self {
+        Self { locked, ..self }
+    }
+
+    /// Whether that is so.
+    pub fn is_locked(&self) -> bool {
+        self.locked
     }
 
     /// Whether an access found a file shorter than it was at registration.
@@ -242,14 +254,24 @@ impl Mappings {
         .map_err(|errno| Refused::os("mmap", errno))?;
         let base = NonNull::new(base.cast()).expect("the kernel maps nothing at address 0 unless asked to");
         self.accounts.iter().for_each(|account| account.begin(bytes));
-        Ok(FileMapping {
+        // It is unmapped again if it cannot be had.
+        let mapping = FileMapping {
             base,
             offset,
             bytes,
             writable,
             truncated: Rc::clone(&self.truncated),
             accounts: self.accounts.clone(),
-        })
+        };
+        if self.locked {
+            verbatim_paging::populate(base.as_ptr() as usize, bytes as usize, writable).map_err(|error| {
+                Refused::new(
+                    libc::ENOMEM,
+                    format!("registered memory cannot be locked: {error}"),
+                )
+            })?;
+        }
+        Ok(mapping)
     }
 }
 
@@ -285,6 +307,20 @@ mod tests {
         let weak = Rc::downgrade(&all.mapping);
         drop((all, part));
         assert!(weak.upgrade().is_none(), "the last region unmaps");
+    }
+
+    #[test]
+    fn what_is_locked_is_in_memory_before_anything_is_accessed() {
+        let present = |locked| {
+            let file = memfd(8);
+            let part = mappings()
+                .locked(locked)
+                .map(file.as_fd(), 0, 8 * PAGE, true)
+                .unwrap();
+            assert_eq!(part.mapping.bytes, 8 * PAGE);
+            rustix::fs::fstat(&file).unwrap().st_blocks as u64 * 512
+        };
+        assert_eq!((present(false), present(true)), (0, 8 * PAGE));
     }
 
     #[test]

@@ -325,6 +325,12 @@ fn piece(
                     "the RNIC cannot reach the memory of this process: it runs in another PID namespace, or may not be looked into",
                 ));
             }
+            if mappings.is_locked() {
+                return Err(Refused::new(
+                    libc::EOPNOTSUPP,
+                    "the RNIC is locked into memory, and memory that is in no file may be swapped out",
+                ));
+            }
             Place::Process { address: start }
         }
     };

@@ -51,7 +51,8 @@ impl Desk<'_> {
         let events = events(asker)?;
         let most = &self.device.limits.per_program;
         let account = Account::new("this program", most.max_mappings, most.max_mapped_bytes);
-        let mappings = Mappings::new(Rc::new(account), Rc::clone(&self.objects.mapped));
+        let mappings =
+            Mappings::new(Rc::new(account), Rc::clone(&self.objects.mapped)).locked(self.device.locked);
         let mut context = Context::new(
             name,
             version,

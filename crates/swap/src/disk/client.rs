@@ -51,6 +51,7 @@ enum Ready {
 pub struct Client {
     stream: UnixStream,
     number: u64,
+    is_kernel: bool,
     input: Box<[u8]>,
     from: usize,
     to: usize,
@@ -73,6 +74,11 @@ impl Client {
     pub fn is_held_up(&self) -> bool {
         self.is_held_up
     }
+
+    /// It is the device's, which is there whether somebody uses it or not.
+    pub fn is_kernel(&self) -> bool {
+        self.is_kernel
+    }
 }
 
 /// What becomes of a client.
@@ -86,7 +92,7 @@ enum Step {
 
 impl Disk {
     /// A new one.
-    pub(super) fn client(&mut self, stream: UnixStream) {
+    pub(super) fn client(&mut self, stream: UnixStream, is_kernel: bool) {
         let Some(at) = self.clients.iter().position(Option::is_none) else {
             // It sees the end of its connection.
             return;
@@ -98,6 +104,7 @@ impl Disk {
         self.clients[at] = Some(Client {
             stream,
             number: self.client_numbers,
+            is_kernel,
             input: vec![0; INPUT_BYTES].into(),
             from: 0,
             to: 0,

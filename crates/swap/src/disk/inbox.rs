@@ -29,6 +29,8 @@ pub enum Order {
 pub enum Message {
     /// A client that has negotiated.
     Client(UnixStream),
+    /// The kernel, as the client of a device.
+    Kernel(UnixStream),
     /// From the thread that looks after a server.
     Link(Copy, Box<News>),
     /// From a command, which waits for the answer.

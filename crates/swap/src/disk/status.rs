@@ -34,13 +34,15 @@ pub struct Status {
     pub pid: u32,
     /// How clients connect.
     pub uri: String,
+    /// Its block device of this machine, if it has one.
+    pub device: Option<std::path::PathBuf>,
     /// Its length.
     pub bytes: u64,
     /// Bytes that were written and not discarded since.
     pub used_bytes: u64,
     /// Bytes that no copy has: they read as errors.
     pub lost_bytes: u64,
-    /// Clients that are connected.
+    /// Clients that are connected, beside the kernel for the device.
     pub clients: usize,
     /// Since it was attached.
     pub requests: Totals,
@@ -64,7 +66,7 @@ pub struct Totals {
 impl Disk {
     /// The answer, and whether that was the end.
     pub(super) fn order(&mut self, order: &Order) -> (Result<Status, String>, bool) {
-        let clients = self.clients.iter().flatten().count();
+        let clients = self.users();
         match order {
             Order::Status => (Ok(self.status()), false),
             Order::Detach { force: false } if clients > 0 => {
@@ -81,6 +83,11 @@ impl Disk {
                 (Ok(status), true)
             }
         }
+    }
+
+    fn users(&self) -> usize {
+        let clients = self.clients.iter().flatten();
+        clients.filter(|client| !client.is_kernel()).count()
     }
 
     fn status(&self) -> Status {
@@ -125,11 +132,12 @@ impl Disk {
             name: self.settings.name.clone(),
             pid: std::process::id(),
             uri: String::new(),
+            device: None,
             bytes: self.settings.bytes,
             used_bytes: self.settings.bytes - counts.zero * PAGE_BYTES,
             // What is being written counts as nowhere for the moment.
             lost_bytes: if is_quiet { counts.neither * PAGE_BYTES } else { 0 },
-            clients: self.clients.iter().flatten().count(),
+            clients: self.users(),
             requests: self.counts,
             copies,
         }
