@@ -1,6 +1,6 @@
 //! Measures what the papers measured, between hosts of a lab on this machine, and writes it to `out/bench/`.
 //!
-//! One module per subject: [`bandwidth`], [`soft_rnic`], [`cost`], [`blackout`], [`memory`], [`far`], [`pollers`], [`disk`], [`vm`],
+//! One module per subject: [`bandwidth`], [`soft_rnic`], [`cost`], [`blackout`], [`memory`], [`far`], [`pollers`], [`disk`], [`swap`], [`vm`],
 //! [`methods`], and [`migrrdma`] and [`migros`] for the papers' figures. Each prints a table for people and writes a JSON file
 //! for programs, with every single measurement and what it was measured on.
 
@@ -20,6 +20,7 @@ mod programs;
 mod soft_rnic;
 mod stock;
 mod summary;
+mod swap;
 mod vm;
 
 use std::path::PathBuf;
@@ -82,6 +83,8 @@ enum Bench {
     Far,
     /// Volumes: an idle NBD server beside qemu-nbd, and a tenant's requests beside a copy.
     Disk,
+    /// Swap disks on another host's memory, beside nbdkit's memory by TCP.
+    Swap,
     /// Virtual machines moved, beside QEMU's own migration over TCP, over several connections, and by RDMA.
     Vm,
     /// Transfers beside threads that poll without pause, more of them than there are processors.
@@ -176,6 +179,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     if wanted(Bench::Disk) {
         disk::run(&tools, arguments.rounds, &arguments.out.join("disk.json"))?;
+    }
+    if wanted(Bench::Swap) {
+        swap::run(&tools, arguments.rounds, &arguments.out.join("swap.json"))?;
     }
     if wanted(Bench::Vm) {
         vm::run(&tools, repeats, &arguments.out.join("vm.json"))?;

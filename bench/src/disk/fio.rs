@@ -57,6 +57,11 @@ impl Run {
         total / self.requests().max(1) as f64
     }
 
+    /// The larger 99th percentile of its halves.
+    pub fn p99(&self) -> f64 {
+        self.halves().map(|half| half.p99).fold(0.0, f64::max)
+    }
+
     /// The longest of all.
     pub fn most(&self) -> f64 {
         self.halves().map(|half| half.most).fold(0.0, f64::max)

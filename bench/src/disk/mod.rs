@@ -3,9 +3,9 @@
 //! All on this machine, with files of the same file system, by turns. Ours copies by TLS, the mirror in the clear.
 
 mod copying;
-mod fio;
+pub mod fio;
 mod idle;
-mod servers;
+pub mod servers;
 
 use std::fs::File;
 use std::io::Write;
@@ -87,7 +87,7 @@ fn fill(image: &PathBuf) -> anyhow::Result<()> {
 }
 
 /// What a command writes that ends well.
-fn ended(command: &mut Command) -> anyhow::Result<String> {
+pub fn ended(command: &mut Command) -> anyhow::Result<String> {
     let output = command
         .output()
         .with_context(|| format!("cannot run {}", command.get_program().display()))?;

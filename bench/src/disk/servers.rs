@@ -27,7 +27,8 @@ pub struct Server {
 }
 
 impl Server {
-    fn start(command: &mut Command, log: &Path) -> anyhow::Result<Self> {
+    /// Starts it; what it says goes to that file.
+    pub fn start(command: &mut Command, log: &Path) -> anyhow::Result<Self> {
         let log = File::create(log)?;
         let child = command
             .stdin(Stdio::null())
@@ -62,7 +63,8 @@ impl Drop for Server {
     }
 }
 
-fn until_there(path: &Path) -> anyhow::Result<()> {
+/// Waits for a server.
+pub fn until_there(path: &Path) -> anyhow::Result<()> {
     eventually("a server's socket", LIMIT, || Ok(path.exists().then_some(())))
 }
 
