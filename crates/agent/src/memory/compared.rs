@@ -180,6 +180,8 @@ fn leave(emit: &impl Emit, start: u64, pages: Range<usize>, bytes: &[u8]) -> any
 
 #[cfg(test)]
 mod tests {
+    use std::iter::once;
+
     use super::*;
 
     const PAGE: u64 = PAGE_BYTES as u64;
@@ -207,9 +209,10 @@ mod tests {
             &mut self.bytes[at..at + PAGE_BYTES]
         }
 
-        fn pages(&self, pages: &[Range<u64>]) -> Ranges {
+        fn pages(&self, pages: impl IntoIterator<Item = Range<u64>>) -> Ranges {
             let at = |page: u64| self.start() + page * PAGE;
-            pages.iter().map(|pages| at(pages.start)..at(pages.end)).collect()
+            let pages = pages.into_iter();
+            pages.map(|pages| at(pages.start)..at(pages.end)).collect()
         }
     }
 
@@ -219,7 +222,12 @@ mod tests {
 
     impl There {
         /// One look; which pages were emitted.
-        fn look(&self, compared: &mut Compared, own: &Own, pages: &[Range<u64>]) -> Vec<u64> {
+        fn look(
+            &self,
+            compared: &mut Compared,
+            own: &Own,
+            pages: impl IntoIterator<Item = Range<u64>>,
+        ) -> Vec<u64> {
             let emitted = Mutex::new(Vec::new());
             let memory = Memory::open(std::process::id()).unwrap();
             let wanted = own.pages(pages);
@@ -243,21 +251,21 @@ mod tests {
         // Several windows, which do not begin where the memory does.
         const PAGES: usize = 3 * WINDOW_PAGES + 5;
         let (mut own, there, mut compared) = (Own::new(PAGES), There::default(), Compared::default());
-        let all = [0..PAGES as u64];
+        let all = || once(0..PAGES as u64);
         for page in 0..PAGES {
             own.page(page).fill(page as u8);
         }
-        assert_eq!(there.look(&mut compared, &own, &all).len(), PAGES, "all is new");
-        assert_eq!(there.look(&mut compared, &own, &all), [0u64; 0]);
+        assert_eq!(there.look(&mut compared, &own, all()).len(), PAGES, "all is new");
+        assert_eq!(there.look(&mut compared, &own, all()), [0u64; 0]);
         own.page(0)[17] ^= 1;
         own.page(WINDOW_PAGES).fill(7);
         own.page(PAGES - 1)[PAGE_BYTES - 1] ^= 128;
         let changed = [0, WINDOW_PAGES as u64, PAGES as u64 - 1];
-        assert_eq!(there.look(&mut compared, &own, &all), changed);
+        assert_eq!(there.look(&mut compared, &own, all()), changed);
         // There and back between two looks is no change.
         own.page(3)[0] ^= 1;
         own.page(3)[0] ^= 1;
-        assert_eq!(there.look(&mut compared, &own, &all), [0u64; 0]);
+        assert_eq!(there.look(&mut compared, &own, all()), [0u64; 0]);
         let there = there.0.into_inner().unwrap();
         for page in 0..PAGES {
             let at = own.start() + page as u64 * PAGE;
@@ -269,12 +277,12 @@ mod tests {
     fn windows_without_any_page_are_forgotten() {
         const PAGES: u64 = 4 * WINDOW_PAGES as u64;
         let (own, there, mut compared) = (Own::new(PAGES as usize), There::default(), Compared::default());
-        there.look(&mut compared, &own, &[0..PAGES]);
-        assert_eq!(there.look(&mut compared, &own, &[0..1, 9..10]), [0u64; 0]);
+        there.look(&mut compared, &own, once(0..PAGES));
+        assert_eq!(there.look(&mut compared, &own, [0..1, 9..10]), [0u64; 0]);
         let windows = compared.windows.len();
         assert!(windows <= 2, "{windows}");
         // Those of the other windows are sent again: nobody knows what became of them meanwhile.
-        let again = there.look(&mut compared, &own, &[0..PAGES]);
+        let again = there.look(&mut compared, &own, once(0..PAGES));
         assert!(again.len() >= PAGES as usize - 2 * WINDOW_PAGES);
     }
 
@@ -283,7 +291,7 @@ mod tests {
         let (own, mut compared) = (Own::new(4), Compared::default());
         let memory = Memory::open(std::process::id()).unwrap();
         let error = compared
-            .look(&memory, &own.pages(&[0..4]), 2, |_, _: &[u8]| {
+            .look(&memory, &own.pages(once(0..4)), 2, |_, _: &[u8]| {
                 Err(std::io::ErrorKind::BrokenPipe.into())
             })
             .unwrap_err();
