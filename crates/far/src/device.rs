@@ -1,23 +1,12 @@
 //! The RNIC of this host, opened by a daemon.
 
-use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::connection::{Connection, Options};
 use crate::error::Error;
 use crate::opened::Opened;
-
-/// Which of this host's RNICs: the software RNIC, or one that the kernel drives.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Which {
-    /// The folder of the software RNIC's control socket; there need not be one.
-    pub runtime: PathBuf,
-    /// The one of this name only.
-    pub name: Option<String>,
-    /// Rather the one that has this address among its GIDs, and that GID of it: other hosts reach this one by it.
-    pub address: Option<IpAddr>,
-}
+use crate::which::Which;
 
 /// This host's RNIC. As long as one of its connections or buffers lives, it is open.
 #[derive(Debug, Clone)]

@@ -25,10 +25,12 @@ mod connection;
 mod device;
 mod error;
 mod opened;
+mod which;
 mod window;
 
 pub use buffer::{Buffer, Exposed};
 pub use connection::{Canceller, Connection, End, Options, Ticket};
-pub use device::{Device, Which};
+pub use device::Device;
 pub use error::Error;
 pub use verbatim_verbs::QpClass;
+pub use which::Which;

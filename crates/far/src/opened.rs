@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use verbatim_verbs::{Context, Process};
 
-use crate::device::Which;
 use crate::error::Error;
+use crate::which::Which;
 
 /// What verbs keep of this process; let go of with the last RNIC.
 #[derive(Debug)]
