@@ -253,7 +253,7 @@ impl Nic {
             bytes: self.counters.rx_bytes - rx_bytes,
         };
         self.busy_poll.follow(now, arrivals, self::now);
-        self.lineup.end(self::now);
+        self.lineup.end(now, self::now);
         Ok(worked)
     }
 

@@ -42,6 +42,10 @@ const USER_PACKETS: usize = 32;
 /// The same in the background: some 20 µs of work.
 const BACKGROUND_PACKETS: usize = 8;
 
+/// The same where no user has sent or received anything for [`BESIDE`]: two full batches of MTU 4096, some 60 µs of work. Half a
+/// batch costs nearly as much processor time as a whole one.
+const ALONE_PACKETS: usize = 30;
+
 /// A queue pair's turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Turn {
@@ -66,6 +70,8 @@ pub struct Lineup {
     /// What users' queue pairs have sent and received in this turn of the loop.
     of_users: Amount,
     quiet_until: Time,
+    /// From then on those in the background are alone.
+    alone_from: Time,
     /// One in the background had its turn in this turn of the loop.
     served: bool,
 }
@@ -78,9 +84,12 @@ impl Lineup {
         self.served = false;
     }
 
-    /// A turn of the loop has ended; `now` is asked after a burst only.
+    /// A turn of the loop that began at `begun` has ended; `now` is asked after a burst only.
     #[inline]
-    pub fn end(&mut self, now: impl FnOnce() -> Time) {
+    pub fn end(&mut self, begun: Time, now: impl FnOnce() -> Time) {
+        if self.of_users.packets > 0 {
+            self.alone_from = begun + BESIDE;
+        }
         if self.of_users.is_burst() {
             self.quiet_until = now() + QUIET;
         }
@@ -143,7 +152,10 @@ impl Lineup {
         Some(Turn {
             qpn,
             class: QpClass::Background,
-            packets: BACKGROUND_PACKETS,
+            packets: match !starved && self.of_users.packets == 0 && self.alone_from <= now {
+                true => ALONE_PACKETS,
+                false => BACKGROUND_PACKETS,
+            },
             starved,
             since,
         })
@@ -239,7 +251,7 @@ mod tests {
         lineup.note(BACKGROUND, 100, 1 << 20);
         lineup.note(USER, 2, 4096);
         assert_eq!(lineup.take(at(0), true), None, "in the turn of the burst itself");
-        lineup.end(|| at(10));
+        lineup.end(at(0), || at(10));
         assert_eq!(lineup.next(), Some(at(10) + QUIET));
         assert_eq!(turn(&mut lineup, 9 + quiet), []);
         assert_eq!(turn(&mut lineup, 10 + quiet), [1]);
@@ -248,7 +260,7 @@ mod tests {
         lineup.begin();
         lineup.note(USER, 1, 64);
         assert!(lineup.take(at(1000), true).is_some());
-        lineup.end(|| unreachable!("no clock is read for it"));
+        lineup.end(at(1000), || unreachable!("no clock is read for it"));
     }
 
     #[test]
@@ -272,7 +284,7 @@ mod tests {
             lineup.note(USER, 32, 1 << 17);
             assert_eq!(lineup.take(at(micros), true).map(|turn| turn.qpn), Some(3));
             assert_eq!(lineup.take(at(micros), true), None);
-            lineup.end(|| at(micros));
+            lineup.end(at(micros), || at(micros));
         }
         join(&mut lineup, 3, USER, starved);
         lineup.begin();
@@ -304,13 +316,35 @@ mod tests {
         lineup.begin();
         lineup.note(USER, 8, 0);
         assert_eq!(lineup.window(BACKGROUND, SHARE, at(0)), WINDOW_BESIDE_BYTES);
-        lineup.end(|| at(0));
+        lineup.end(at(0), || at(0));
         lineup.begin();
         assert_eq!(lineup.window(USER, SHARE, at(1)), SHARE);
         assert_eq!(lineup.window(BACKGROUND, SHARE, at(1)), WINDOW_BESIDE_BYTES);
         assert_eq!(lineup.window(BACKGROUND, 4096, at(1)), 4096);
         let later = at(0) + QUIET + BESIDE;
         assert_eq!(lineup.window(BACKGROUND, SHARE, later), SHARE);
+    }
+
+    #[test]
+    fn turns_in_the_background_are_long_only_without_users() {
+        let mut lineup = Lineup::default();
+        let mut packets = |micros: u64, of_users: usize| {
+            join(&mut lineup, 1, BACKGROUND, micros);
+            lineup.begin();
+            lineup.note(USER, of_users, 64 * of_users);
+            let turn = lineup.take(at(micros), true).unwrap();
+            lineup.end(at(micros), || unreachable!("no clock is read for a lone message"));
+            turn.packets
+        };
+        assert_eq!(packets(0, 0), ALONE_PACKETS);
+        assert_eq!(
+            packets(1, 1),
+            BACKGROUND_PACKETS,
+            "in the turn of the message itself"
+        );
+        let beside = BESIDE.as_micros() as u64;
+        assert_eq!(packets(beside, 0), BACKGROUND_PACKETS);
+        assert_eq!(packets(1 + beside, 0), ALONE_PACKETS);
     }
 
     /// What a queue pair does at its turn.
@@ -408,7 +442,7 @@ mod tests {
                                 }
                             }
                         }
-                        lineup.end(|| at(time));
+                        lineup.end(at(time), || at(time));
                     }
                 }
                 for (qpn, qp) in &qps {
