@@ -14,6 +14,7 @@
 //! - [`convergence`]: when further rounds are of no use;
 //! - [`ram`]: that of a virtual machine, which QEMU shares;
 //! - [`private`]: how much memory is in no file, and so in no round;
+//! - [`private_tmpfs`]: where it lies at the destination, until its tasks have it;
 //! - [`tracked`]: which pages of it were written, seen from outside, and so what of it is sent ahead in rounds;
 //! - [`moves`]: whether a program has moved pages, which pre-dumps do not see;
 //! - [`pre_dump`]: when that is worth sending ahead, too, as images of CRIU.
@@ -22,7 +23,6 @@ pub mod beneath;
 pub mod bulk;
 pub mod compared;
 pub mod convergence;
-
 pub mod moves;
 pub mod others;
 pub mod pace;
@@ -31,6 +31,7 @@ pub mod pieces;
 pub mod place;
 pub mod pre_dump;
 pub mod private;
+pub mod private_tmpfs;
 pub mod ram;
 pub mod send;
 pub mod tracked;

@@ -21,11 +21,16 @@ use crate::config::Config;
 use crate::directory::Directory;
 use crate::faults::Faults;
 use crate::forwarding;
-use crate::instances::recovery::recover;
+use crate::instances::recovery::{make_private, recover};
+use crate::memory::parts::PART_BYTES;
+use crate::memory::private_tmpfs;
 use crate::peer_service::PeerService;
 use crate::peers::{Credentials, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, Peers};
 use crate::proto::control_server::ControlServer;
 use crate::proto::peer_server::PeerServer;
+
+/// The largest frame of HTTP/2 that other agents may send: a part of memory, and what it says of itself.
+const FRAME_BYTES: u32 = 2 * PART_BYTES as u32;
 
 /// Gives this thread, and those that it starts, more of a busy processor: much of what an agent does lies in somebody's
 /// blackout. To be called before the runtime is made; without the right to do so nothing changes.
@@ -64,6 +69,23 @@ fn must_lie_in_memory(folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Where private memory of instances that come here will lie. Without a tmpfs of its own it lies in the runtime folder's.
+fn mount_private(runtime_dir: &Path) -> anyhow::Result<()> {
+    let folder = runtime_dir.join("private");
+    make_private(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    match private_tmpfs::mount(&folder) {
+        Ok(found) => {
+            tracing::debug!(folder = %folder.display(), ?found, "private memory that comes here lies there")
+        }
+        Err(error) => tracing::warn!(
+            folder = %folder.display(),
+            %error,
+            "no tmpfs can be mounted there: private memory that comes here takes room of the runtime folder's, page by page"
+        ),
+    }
+    Ok(())
+}
+
 /// Runs an agent until it is told to stop (SIGTERM or SIGINT). Instances go on without it.
 pub async fn run(config: Config, faults: Faults) -> anyhow::Result<()> {
     // Containers outlive the runc that started them, and become our children.
@@ -82,6 +104,7 @@ pub async fn run(config: Config, faults: Faults) -> anyhow::Result<()> {
         plugin: config.criu_plugin.clone(),
     })
     .await?;
+    mount_private(&config.runtime_dir)?;
     let mut agent = Agent::open(config, Peers::new(directory, credentials), tools)?;
     agent.faults = faults;
     let agent = Arc::new(agent);
@@ -107,6 +130,8 @@ pub async fn run(config: Config, faults: Faults) -> anyhow::Result<()> {
         .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
         .initial_stream_window_size(4 << 20)
         .initial_connection_window_size(16 << 20)
+        // A part of memory comes in one frame, not in sixteen.
+        .max_frame_size(Some(FRAME_BYTES))
         .add_service(PeerServer::new(PeerService(Arc::clone(&agent))))
         // The builder's own setting is for sockets that it makes itself. Without it an answer in two parts takes 40 ms.
         .serve_with_incoming(TcpIncoming::from(tcp).with_nodelay(Some(true)));

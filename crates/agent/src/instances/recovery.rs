@@ -46,7 +46,7 @@ pub struct Found {
 }
 
 /// Makes a folder for root alone: what programs write, and their memory in CRIU's images, is no other user's of the host.
-fn make_private(folder: &Path) -> std::io::Result<()> {
+pub(crate) fn make_private(folder: &Path) -> std::io::Result<()> {
     std::fs::create_dir_all(folder)?;
     // Also one that an earlier agent has made.
     std::fs::set_permissions(folder, Permissions::from_mode(0o700))

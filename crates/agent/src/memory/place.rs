@@ -20,6 +20,7 @@ use rustix::io::Errno;
 
 use super::beneath;
 use super::pieces::{self, PieceOf};
+use super::private_tmpfs::PIECE_BYTES;
 use crate::proto::FilePart;
 use crate::proto::file_part::Kind;
 use crate::quotas;
@@ -117,7 +118,10 @@ impl Placer {
         for piece in pieces {
             match piece {
                 PieceOf::Data(offset, data) => {
-                    file.write_all_at(data, offset)?;
+                    match self.writes_zeroes {
+                        true => write_in_pieces(file, data, offset)?,
+                        false => file.write_all_at(data, offset)?,
+                    }
                     bytes += data.len() as u64;
                 }
                 PieceOf::Zeroes(range) if self.writes_zeroes => {
@@ -178,13 +182,25 @@ impl Placer {
     }
 }
 
+/// As many bytes as fit, each time, into one folio.
+fn write_in_pieces(file: &File, mut data: &[u8], mut offset: u64) -> io::Result<()> {
+    while !data.is_empty() {
+        let room = (PIECE_BYTES - offset % PIECE_BYTES) as usize;
+        let (now, later) = data.split_at(room.min(data.len()));
+        file.write_all_at(now, offset)?;
+        offset += now.len() as u64;
+        data = later;
+    }
+    Ok(())
+}
+
 fn write_zeroes(file: &File, range: Range<u64>) -> io::Result<()> {
-    static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+    static ZEROES: [u8; PIECE_BYTES as usize] = [0; PIECE_BYTES as usize];
     let mut at = range.start;
     while at < range.end {
-        let now = (range.end - at).min(ZEROES.len() as u64);
-        file.write_all_at(&ZEROES[..now as usize], at)?;
-        at += now;
+        let room = (PIECE_BYTES - at % PIECE_BYTES).min(range.end - at);
+        file.write_all_at(&ZEROES[..room as usize], at)?;
+        at += room;
     }
     Ok(())
 }
