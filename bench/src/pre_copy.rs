@@ -1,5 +1,5 @@
 //! What it costs to send memory ahead, over TLS and by one-sided RDMA: processor time on both hosts, time, and what a partner at full
-//! speed loses meanwhile.
+//! speed loses meanwhile, and in the pre-setup after it.
 //!
 //! A program that writes to so much private memory is moved to and fro, each way of sending by turns in one run. What a move of the same
 //! program with next to no memory takes is subtracted: what is left is the memory's. `ib_write_bw` between two other instances is the
@@ -89,6 +89,10 @@ struct Beside {
     meanwhile: Summary,
     /// Part of it that is lost.
     lost: Summary,
+    /// The same in the pre-setup: runc and CRIU are started on both hosts.
+    lost_in_pre_setup: Summary,
+    /// Of the pre-setup.
+    pre_setup_ms: Summary,
     /// Of all rounds, in MB/s.
     rate: Summary,
 }
@@ -105,8 +109,8 @@ pub fn run(tools: &Tools, repeats: u32, most: u32, out: &Path) -> anyhow::Result
     );
     let alone = alone(tools, mebibytes, repeats)?;
     println!(
-        "{:<28} {:>16} {:>16} {:>14} {:>14}",
-        "beside a partner", "before Gbit/s", "meanwhile", "lost", "MB/s"
+        "{:<28} {:>16} {:>16} {:>16} {:>16} {:>14}",
+        "beside a partner", "before Gbit/s", "meanwhile", "lost", "in pre-setup", "MB/s"
     );
     let beside = beside(tools, mebibytes, repeats)?;
     let report = Report {
@@ -227,7 +231,7 @@ fn beside(tools: &Tools, mebibytes: u32, repeats: u32) -> anyhow::Result<Vec<Bes
     let partner = Bandwidth::start(&lab, &["ib_write_bw", "-q", "16", "-s", "2097152", "-t", "2"])?;
     let large = with_memory(&lab, "large", mebibytes)?;
     let traffic = Traffic::of(&lab, "peer")?;
-    let mut found: Vec<Vec<[f64; 3]>> = BESIDE.iter().map(|_| Vec::new()).collect();
+    let mut found: Vec<Vec<Watched>> = BESIDE.iter().map(|_| Vec::new()).collect();
     for _ in 0..repeats {
         for (way, found) in BESIDE.iter().zip(&mut found) {
             let before = gbits(&traffic, Instant::now() + BEFORE);
@@ -241,21 +245,24 @@ fn beside(tools: &Tools, mebibytes: u32, repeats: u32) -> anyhow::Result<Vec<Bes
     partner.end()?;
     lab.down()?;
     let rows = BESIDE.iter().zip(found).map(|(way, found)| {
-        let of = |get: fn(&[f64; 3]) -> f64| Summary::of(found.iter().map(get));
+        let of = |get: fn(&Watched) -> f64| Summary::of(found.iter().map(get));
         let row = Beside {
             way: way.0,
             tuning: way.2,
-            before: of(|[before, ..]| *before),
-            meanwhile: of(|[_, meanwhile, _]| *meanwhile),
-            lost: of(|[before, meanwhile, _]| 1.0 - meanwhile / before),
-            rate: of(|[.., rate]| *rate),
+            before: of(|found| found.before),
+            meanwhile: of(|found| found.meanwhile),
+            lost: of(|found| 1.0 - found.meanwhile / found.before),
+            lost_in_pre_setup: of(|found| 1.0 - found.in_pre_setup / found.before),
+            pre_setup_ms: of(|found| found.pre_setup.as_secs_f64() * 1e3),
+            rate: of(|found| found.rate),
         };
         println!(
-            "{:<28} {:>16} {:>16} {:>14} {:>14}",
+            "{:<28} {:>16} {:>16} {:>16} {:>16} {:>14}",
             row.way,
             told(&row.before, 2),
             told(&row.meanwhile, 2),
             told(&row.lost, 3),
+            told(&row.lost_in_pre_setup, 3),
             told(&row.rate, 0)
         );
         row
@@ -274,8 +281,19 @@ fn per_second(bytes: u64, time: Duration) -> f64 {
     bytes as f64 * 8e-9 / time.as_secs_f64()
 }
 
-/// Moves it, and says what the partner had before and while memory was sent ahead, in Gbit/s, and how fast that was sent, in MB/s.
-fn watched(lab: &TestLab, traffic: &Traffic, way: &Way, before: f64) -> anyhow::Result<[f64; 3]> {
+/// What the partner had, in Gbit/s, around one move.
+struct Watched {
+    before: f64,
+    /// While memory was sent ahead.
+    meanwhile: f64,
+    in_pre_setup: f64,
+    pre_setup: Duration,
+    /// How fast memory was sent, in MB/s.
+    rate: f64,
+}
+
+/// Moves it, and watches the partner.
+fn watched(lab: &TestLab, traffic: &Traffic, way: &Way, before: f64) -> anyhow::Result<Watched> {
     let argv = [
         &["migrate", "large", "--to", "dst", "--json-lines"],
         &options(way)[..],
@@ -289,16 +307,21 @@ fn watched(lab: &TestLab, traffic: &Traffic, way: &Way, before: f64) -> anyhow::
             Ok(running.stdout()?.contains(&said).then_some(now))
         })
     };
-    let ((begun, first), (ended, last)) = (begins("PreCopy")?, begins("PreSetup")?);
+    let (begun, first) = begins("PreCopy")?;
+    let (ended, last) = begins("PreSetup")?;
+    let (stopped, then) = begins("WaitBeforeStop")?;
     let finished = running.succeed(LIMIT)?;
     let report = finished.stdout.lines().last().context("there is no report")?;
     let report: serde_json::Value = serde_json::from_str(report)?;
     ensure!(report["report"]["outcome"] == "committed", "{report}");
     let sent = report["report"]["bytes"]["pre_copy"].as_u64().unwrap_or(0);
     let time = ended - begun;
-    Ok([
+    let pre_setup = stopped - ended;
+    Ok(Watched {
         before,
-        per_second(last - first, time),
-        sent as f64 / 1e6 / time.as_secs_f64(),
-    ])
+        meanwhile: per_second(last - first, time),
+        in_pre_setup: per_second(then - last, pre_setup),
+        pre_setup,
+        rate: sent as f64 / 1e6 / time.as_secs_f64(),
+    })
 }
