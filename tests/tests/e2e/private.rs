@@ -23,6 +23,7 @@ pub fn tests() -> Vec<Test> {
     let mut tests = vec![
         Test::new("private::to_and_fro", HOSTS, to_and_fro),
         Test::new("private::it_is_told_which_way", HOSTS, it_is_told_which_way),
+        Test::new("private::a_small_runtime_folder", HOSTS, a_small_runtime_folder),
         Test::new("private::fork_shares", HOSTS, fork_shares),
         Test::new("private::another_way", HOSTS, another_way),
         Test::new("private::forks_and_maps", HOSTS, forks_and_maps),
@@ -150,6 +151,31 @@ fn it_is_told_which_way(lab: &TestLab) -> anyhow::Result<()> {
     ensure!(moved.pre_copy.private_tracked.is_none(), "{moved:?}");
     let why = moved.pre_copy.private_in_one_piece.as_deref();
     ensure!(why.is_some_and(|why| why.contains("not worth it")), "{moved:?}");
+    check.end()?;
+    Ok(())
+}
+
+/// Private memory takes no room of the runtime folder's, which is often a tenth of a machine's memory.
+fn a_small_runtime_folder(lab: &TestLab) -> anyhow::Result<()> {
+    let check = check(lab)?;
+    let leave = |mebibytes: u64| -> anyhow::Result<()> {
+        let space = rustix::fs::statvfs(lab.path("dst", "/run")?)?;
+        let used = (space.f_blocks - space.f_bfree) * space.f_frsize;
+        let size = format!("remount,size={}", used + (mebibytes << 20));
+        let mounted = lab.start_plain("dst", &["mount", "-o", &size, "/run"])?;
+        mounted.succeed(LIMIT)?;
+        Ok(())
+    };
+    // Images and other files need 64 MiB and an eighth of the memory.
+    leave(PRIVATE_MIB / 8 + 48)?;
+    let refused = lab.verbatim(&["check", "client", "--to", "dst"])?.wait(LIMIT)?;
+    ensure!(refused.code == 1, "{}", refused.output());
+    ensure!(refused.stdout.contains("enlarge that tmpfs"), "{}", refused.stdout);
+    leave(PRIVATE_MIB / 8 + 80)?;
+    lab.ask(&["check", "client", "--to", "dst"])?;
+    must_be_tracked(&check.client.migrate("dst")?)?;
+    check.flows("dst")?;
+    must_be_filled(lab, "dst", "client")?;
     check.end()?;
     Ok(())
 }

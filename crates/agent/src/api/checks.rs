@@ -76,14 +76,25 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
         Some(arguments) => arguments.ram(),
         None => private::bytes_of_tree(init),
     };
-    if record.machine.is_none() {
-        blockers.extend(private::lack_of_room(&agent.config.runtime_dir, private_bytes));
-    }
-
+    let has_soft_dirty = agent.tools.tracks_memory().await.is_ok();
     // There: the agent, its version, the name, the address, room, the RNIC. CRIU is checked when an agent starts.
     match agent.peers.connect(destination).await {
         Ok(mut peer) => {
             let witnesses = Witnesses::make(record);
+            let (to, can_fill) = (destination.to_owned(), agent.peers.can(destination, FILL));
+            let mut beside_images = 0;
+            if record.machine.is_none() {
+                let looked = tokio::task::spawn_blocking(move || {
+                    source::goes_beside_images(init, &to, can_fill, has_soft_dirty)
+                });
+                if looked.await? {
+                    beside_images = private_bytes;
+                }
+                blockers.extend(private::lack_of_room(
+                    &agent.config.runtime_dir,
+                    private_bytes - beside_images,
+                ));
+            }
             let request = OpenRequest {
                 session: 0,
                 source: agent.name().to_owned(),
@@ -91,6 +102,7 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                 memory_bytes: adopted_bytes(agent, name).await + private_bytes,
                 protocol: agent.peers.spoken(destination),
                 witnesses: witnesses.paths(),
+                private_bytes: beside_images,
             };
             let unknown = agent
                 .peers
@@ -120,10 +132,9 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                 Err(status) => blockers.push(format!("{destination} cannot say: {}", reason(&status))),
             }
             if record.machine.is_none() {
-                let (to, tracks) = (destination.to_owned(), agent.tools.tracks_memory().await);
-                let can_fill = agent.peers.can(destination, FILL);
+                let to = destination.to_owned();
                 let note = tokio::task::spawn_blocking(move || {
-                    source::private_note(init, &to, can_fill, tracks.is_ok())
+                    source::private_note(init, &to, can_fill, has_soft_dirty)
                 });
                 notes.push(note.await?);
             }

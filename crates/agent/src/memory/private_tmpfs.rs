@@ -47,7 +47,7 @@ const WAYS: [(Found, &CStr); 2] = [
 
 /// Mounts it at `folder`, which exists and lies in a tmpfs. It stays when the agent ends, as what is in it must.
 pub fn mount(folder: &Path) -> io::Result<Found> {
-    if folder.metadata()?.dev() != folder.join("..").metadata()?.dev() {
+    if is_mounted(folder) {
         return Ok(Found::Before);
     }
     if folder.read_dir()?.next().is_some() {
@@ -71,6 +71,12 @@ pub fn mount(folder: &Path) -> io::Result<Found> {
     Err(io::Error::other(
         "a tmpfs here does not keep to the pages that are written",
     ))
+}
+
+/// Whether there is a file system of its own at `folder`.
+pub fn is_mounted(folder: &Path) -> bool {
+    let device = |path: &Path| path.metadata().map(|metadata| metadata.dev()).ok();
+    device(folder) != device(&folder.join(".."))
 }
 
 /// Whether a file there has the pages that were written, and no others.
@@ -151,6 +157,7 @@ mod tests {
         let folder = Folder::new();
         let found = mount(&folder.private()).unwrap();
         assert!(matches!(found, Found::Large | Found::Plain), "{found:?}");
+        assert!(is_mounted(&folder.private()) && !is_mounted(folder.0.path()));
         std::fs::write(folder.private().join("5"), "page").unwrap();
         assert_eq!(mount(&folder.private()).unwrap(), Found::Before);
         assert_eq!(std::fs::read(folder.private().join("5")).unwrap(), b"page");

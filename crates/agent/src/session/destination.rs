@@ -42,7 +42,7 @@ use crate::instances::tasks::{Restore, Restored};
 use crate::instances::{Instance, Reservation, machine, storage, volumes as disks};
 use crate::keeper::Keeper;
 use crate::memory::place::Placer;
-use crate::memory::private;
+use crate::memory::{private, private_tmpfs};
 use crate::proto::file_part::Folder;
 use crate::proto::{ConnectRequest, FilePart, OpenRequest};
 use crate::report::milliseconds;
@@ -194,11 +194,16 @@ pub fn blockers(agent: &Shared, record: &Record, request: &OpenRequest) -> Vec<S
             record.name
         ));
     }
+    // What lies in a tmpfs without a size of its own is asked for below.
+    let elsewhere = match private_tmpfs::is_mounted(&agent.config.runtime_dir.join("private")) {
+        true => request.private_bytes,
+        false => 0,
+    };
     match rustix::fs::statvfs(&agent.config.runtime_dir) {
         Ok(space) => {
             let free = space.f_bavail * space.f_frsize;
             // Images and the files beside the memory need some room, too.
-            let needed = memory_bytes + memory_bytes / 8 + (64 << 20);
+            let needed = memory_bytes.saturating_sub(elsewhere) + memory_bytes / 8 + (64 << 20);
             if free < needed {
                 blockers.push(format!(
                     "{} there has {} MiB free and {} MiB are needed; enlarge that tmpfs",

@@ -79,7 +79,7 @@ pub use connections::{blockers, describe, describe_own, memory_bytes};
 use decision::Decision;
 use images::Images;
 use participants::PartnerHost;
-pub use track::private_note;
+pub use track::{goes_beside_images, private_note};
 pub use transport::transport_note;
 
 /// How long each of the two steps after the decision may take before the rest goes on without those who do not answer.

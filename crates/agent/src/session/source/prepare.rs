@@ -16,6 +16,7 @@ use super::connections::{
     unconnected,
 };
 use super::participants::PartnerHost;
+use super::track::goes_beside_images;
 use super::{Failure, Process, Source, made_again, told};
 use crate::gids::Gid;
 use crate::guests::unexpected;
@@ -25,7 +26,7 @@ use crate::instances::volumes;
 use crate::keeper::Keeper;
 use crate::memory::private;
 use crate::proto;
-use crate::protocol::{MADE_AGAIN, NETWORK, VOLUMES_MOVE};
+use crate::protocol::{FILL, MADE_AGAIN, NETWORK, VOLUMES_MOVE};
 use crate::session::rnics;
 use crate::session::{decode, encode, in_time};
 
@@ -81,10 +82,17 @@ impl Source {
             // CRIU's images lie in memory on both hosts.
             None => private::bytes_of_tree(self.instance.init_pid()),
         };
+        let mut private_bytes = 0;
         if self.record().machine.is_some() {
             self.meet_machine().await?;
-        } else if let Some(lack) = private::lack_of_room(&self.agent.config.runtime_dir, own_bytes) {
-            bail!("{lack}");
+        } else {
+            if self.goes_beside_images(&to).await? {
+                private_bytes = own_bytes;
+            }
+            let in_images = own_bytes - private_bytes;
+            if let Some(lack) = private::lack_of_room(&self.agent.config.runtime_dir, in_images) {
+                bail!("{lack}");
+            }
         }
         let memory_bytes = registered_bytes + own_bytes;
         let mut record = self.record().clone();
@@ -97,12 +105,22 @@ impl Source {
             memory_bytes,
             protocol: self.agent.peers.spoken(&to),
             witnesses: witnesses.paths(),
+            private_bytes,
         };
         // Before it is asked for anything, so that it undoes whatever it has begun when this agent is gone.
         self.destination = Some(destination.clone());
         self.watch(&to, destination.clone()).await?;
         told(&to, "take the instance", destination.open(request).await)?;
         Ok(())
+    }
+
+    async fn goes_beside_images(&self, to: &str) -> anyhow::Result<bool> {
+        let (root, to) = (self.instance.init_pid(), to.to_owned());
+        let can_fill = self.agent.peers.can(&to, FILL);
+        let has_soft_dirty = self.agent.tools.tracks_memory().await.is_ok();
+        let found =
+            tokio::task::spawn_blocking(move || goes_beside_images(root, &to, can_fill, has_soft_dirty));
+        found.await.context("looking at private memory panicked")
     }
 
     /// An error if the instance has processes that would be left behind.

@@ -60,6 +60,12 @@ pub(super) fn ways(root: i32, to: &str, can_fill: bool) -> Ways {
     Ways { images, tracking }
 }
 
+/// Whether private memory will be left out of CRIU's images, as far as can be known before it is tried.
+pub fn goes_beside_images(root: i32, to: &str, can_fill: bool, has_soft_dirty: bool) -> bool {
+    let Ways { images, tracking } = ways(root, to, can_fill);
+    images.is_none() && (tracking.is_none() || !has_soft_dirty)
+}
+
 /// How private memory would go, in words for an operator; `has_soft_dirty`: the kernel tells CRIU what is written to it.
 pub fn private_note(root: i32, to: &str, can_fill: bool, has_soft_dirty: bool) -> String {
     let Ways { images, tracking } = ways(root, to, can_fill);
