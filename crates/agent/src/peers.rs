@@ -35,6 +35,7 @@ pub struct Credentials {
 impl Credentials {
     /// Reads `ca.pem`, `cert.pem` and `key.pem` in `folder`.
     pub fn load(folder: &Path) -> anyhow::Result<Self> {
+        verbatim_tls::install();
         let read = |name: &str| {
             let path = folder.join(name);
             std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))

@@ -45,7 +45,7 @@ impl Hosts {
             .context("cannot read cert.pem")?
             .collect::<Result<_, _>>()?;
         let key = PrivateKeyDer::from_pem_file(path("key.pem")).context("cannot read key.pem")?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let provider = verbatim_tls::provider();
         let client = ClientConfig::builder_with_provider(provider.clone())
             .with_safe_default_protocol_versions()?
             .with_root_certificates(roots.clone())
