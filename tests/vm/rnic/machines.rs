@@ -17,6 +17,9 @@ pub const HOSTS: [&str; 3] = ["a", "b", "c"];
 /// How long a command may take that does not wait for a program.
 pub const SHORT: Duration = Duration::from_secs(60);
 
+/// What agents are told if this program was: how much they and CRIU say, for a look into a blackout.
+const TOLD_TO_AGENTS: [&str; 2] = ["VERBATIM_LOG", "VERBATIM_CRIU_LOG_LEVEL"];
+
 /// The network of all machines.
 fn address(index: usize) -> String {
     format!("10.78.0.{}", index + 1)
@@ -118,7 +121,13 @@ impl Machines {
     pub fn start_agent(&self, host: &str) -> anyhow::Result<()> {
         let folder = self.cluster.path().to_str().context("a path that is not UTF-8")?;
         let argv = [self.script.as_str(), self.verbatim.as_str(), folder, host];
-        succeed(self.vm(host)?, &Command::new(argv), SHORT).map(drop)
+        let mut command = Command::new(argv);
+        for name in TOLD_TO_AGENTS {
+            if let Ok(value) = std::env::var(name) {
+                command = command.env(name, value);
+            }
+        }
+        succeed(self.vm(host)?, &command, SHORT).map(drop)
     }
 
     /// Runs a script on a host; what it printed.
