@@ -26,11 +26,13 @@
 use verbatim_versions::{Versioned, Versions};
 
 mod gate;
+mod hung_up;
 mod message;
 mod orders;
 mod road_map;
 
 pub use gate::Gate;
+pub use hung_up::hung_up_terminal;
 pub use message::{MAX_LONG_BYTES, recv, recv_as, recv_at_most, send, send_as};
 pub use orders::{
     Answer, ClaimedChannel, ClaimedContext, ClaimedCq, ClaimedMr, ClaimedMw, ClaimedPd, ClaimedQp,

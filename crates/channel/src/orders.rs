@@ -417,7 +417,8 @@ pub enum Order {
     /// [`Answer::DescribedAll`].
     DescribeAll,
     /// In a restored process that waits at the gate: open the devices of [`MadeAgain`] contexts, and make their objects there.
-    /// Asked again, it gives the same answer. Answer: [`Answer::Made`].
+    /// Asked again, it gives the same answer. With it comes, from an agent that has one, what
+    /// [`hung_up_terminal`](crate::hung_up_terminal) gives: by it the process forgets what it had. Answer: [`Answer::Made`].
     MakeAgain {
         /// The migration.
         session: u64,

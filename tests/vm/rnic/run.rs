@@ -185,6 +185,24 @@ fn migrate(machines: &Machines, end: &mut End, to: &'static str) -> anyhow::Resu
     end.host = to;
     let row = machines.row(to, end.name)?;
     ensure!(row.state == "running", "after the move it is {}", row.state);
+    nothing_is_left_of_the_old_rnic(machines, to, end.name)
+}
+
+/// An error if an instance that has moved still has mappings of the RNIC that it had before, or drivers of RNICs that no machine has: each
+/// move would take longer than the one before.
+pub fn nothing_is_left_of_the_old_rnic(machines: &Machines, host: &str, name: &str) -> anyhow::Result<()> {
+    let pid = machines.row(host, name)?.pid.context("it does not run")?;
+    let maps = machines.shell(host, &format!("cat /proc/{pid}/maps"))?;
+    for (file, why) in [
+        (
+            "verbatim-uverbs",
+            "what stood for the old RNIC's queues is still mapped",
+        ),
+        ("/libmlx5", "the driver of an RNIC that is not there is loaded"),
+    ] {
+        ensure!(!maps.contains(file), "{why}:\n{maps}");
+    }
+    ensure!(maps.contains("/librxe-rdmav"), "it has no driver of rxe:\n{maps}");
     Ok(())
 }
 

@@ -6,7 +6,7 @@
 use anyhow::Context;
 
 use crate::machines::{HOSTS, Machines};
-use crate::run::{Check, MOVE_LIMIT, flows};
+use crate::run::{Check, MOVE_LIMIT, flows, nothing_is_left_of_the_old_rnic};
 
 /// How many, unless `VERBATIM_RNIC_MOVES` says so.
 const MOVES: u32 = 50;
@@ -42,6 +42,8 @@ fn attempt(machines: &Machines) -> anyhow::Result<()> {
             .with_context(|| format!("move {number} of {moves}"))?;
         std::mem::swap(&mut here, &mut there);
         flows(machines, partner)?;
+        nothing_is_left_of_the_old_rnic(machines, here, "server")
+            .with_context(|| format!("move {number} of {moves}"))?;
     }
     check.end(machines)
 }

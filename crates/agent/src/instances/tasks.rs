@@ -140,7 +140,11 @@ impl Restored {
     /// Lets them run; returns when they do. `connect` is called when there is no way back, and before they do.
     pub async fn resume_with(self, connect: impl FnOnce()) -> anyhow::Result<Runs> {
         match self {
-            Self::Container(restored) => Ok(Runs::Container(restored.resume_with(connect).await?)),
+            Self::Container(restored) => {
+                let resumed = restored.resume_with(connect).await?;
+                tracing::debug!("resumed: {}", resumed.timings);
+                Ok(Runs::Container(resumed))
+            }
             Self::Machine(loaded) => Ok(Runs::Machine(loaded.run(connect).await?)),
         }
     }

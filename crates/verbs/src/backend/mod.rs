@@ -358,8 +358,11 @@ pub trait Device: Send + Sync + std::fmt::Debug {
         Vec::new()
     }
     /// The process goes on where this device is not, and its descriptors and mappings are of something else by now. Lets go of
-    /// all that is left of it here, and tells nobody. All ends must have been dropped.
-    fn abandon(self: Arc<Self>) {}
+    /// all that is left of it here, and tells nobody. All ends must have been dropped. `dead`: a descriptor on which every command fails
+    /// with `EIO` ([`verbatim_channel::hung_up_terminal`]), if the caller has one.
+    fn abandon(self: Arc<Self>, dead: Option<BorrowedFd<'_>>) {
+        let _ = dead;
+    }
 }
 
 /// Opens a connection that was parked, or one that an agent has prepared in its place.

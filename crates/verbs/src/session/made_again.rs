@@ -12,6 +12,7 @@
 
 use std::collections::HashMap;
 use std::fmt::Display;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use verbatim_channel::{Answer, MadePeer, MrRecord};
@@ -46,8 +47,9 @@ impl AllMade {
 }
 
 impl Sessions {
-    /// Makes the objects of all contexts that were kept. The old ones are nobody's any more.
-    pub(super) fn make_again(&mut self, session: u64) -> Result<Answer, SessionError> {
+    /// Makes the objects of all contexts that were kept. The old ones are nobody's any more. `fds`: what came with the order, a terminal that
+    /// was hung up from an agent that has one.
+    pub(super) fn make_again(&mut self, session: u64, fds: &[OwnedFd]) -> Result<Answer, SessionError> {
         if let Some(told) = &self.find(session)?.told_made {
             // Whoever drives the session now has not heard it.
             return Ok(told.clone());
@@ -61,7 +63,7 @@ impl Sessions {
             let Some(old) = kept.kept else { continue };
             drop(kept.reopen);
             let new = old.open_again();
-            old.abandon();
+            old.abandon(fds.first().map(AsFd::as_fd));
             let device = context.device_name();
             match new {
                 Ok(new) => match make(context, new) {

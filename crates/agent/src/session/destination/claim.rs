@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use verbatim_channel::{Answer, MadeContext, Order};
+use verbatim_channel::{Answer, MadeContext, Order, hung_up_terminal};
 use verbatim_session::Phase;
 use verbatim_session::decision::destination::Event;
 
@@ -75,7 +75,11 @@ impl Destination {
         let session = self.session;
         let mut all = AllMade::default();
         let asked = guests.iter().map(|(_, guest)| async move {
-            let order = guest.order(Order::MakeAgain { session }, Vec::new());
+            // Without one the process keeps memory and mappings of what it had, which the next dump has to write down.
+            let dead = hung_up_terminal().inspect_err(|error| {
+                tracing::warn!("the process cannot forget its old RNIC's objects: /dev/ptmx: {error}")
+            });
+            let order = guest.order(Order::MakeAgain { session }, dead.into_iter().collect());
             made(in_time("making contexts again", order).await?.0)
         });
         for ((pid, _), answer) in guests.iter().zip(join_all(asked).await) {

@@ -3,16 +3,19 @@
 //! Its descriptors are placeholders by now, and so is what was mapped of it. The library still has all of its objects, and
 //! must forget them without telling anybody. It has a way for that: a device that was unplugged answers every command with
 //! `EIO`, and with the variable [`ALLOW_DISASSOCIATED`] the library takes that for success of whatever destroys. What
-//! answers everything so is a terminal that was hung up. It takes the place of the descriptor for commands; then all is
-//! destroyed as always, and its memory, descriptors and mappings are given back.
+//! answers everything so is a terminal that was hung up ([`hung_up_terminal`]): the agent's, since containers mostly can make none.
+//! It takes the place of the descriptor for commands; then all is destroyed as always, and its memory, descriptors and mappings are
+//! given back.
 //!
 //! Where there are no terminals it is a descriptor on which nothing at all can be done, and what the library keeps for
-//! objects that it could not destroy stays in memory. The placeholder would not do: commands may be written to it.
+//! objects that it could not destroy stays, memory and mappings. The placeholder would not do: commands may be written to it.
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
+
+use verbatim_channel::hung_up_terminal;
 
 use super::device::RdmaCoreDevice;
 
@@ -20,9 +23,13 @@ use super::device::RdmaCoreDevice;
 pub const ALLOW_DISASSOCIATED: &CStr = c"RDMAV_ALLOW_DISASSOC_DESTROY";
 
 impl RdmaCoreDevice {
-    /// All of its objects go with the last reference.
-    pub fn cut_off(self: Arc<Self>) {
-        if let Ok(dead) = hung_up_terminal().or_else(|_| bare_name()) {
+    /// All of its objects go with the last reference. `dead`: a terminal that was hung up, if the caller has one.
+    pub fn cut_off(self: Arc<Self>, dead: Option<BorrowedFd<'_>>) {
+        let own = match dead {
+            Some(_) => None,
+            None => hung_up_terminal().or_else(|_| bare_name()).ok(),
+        };
+        if let Some(dead) = dead.or(own.as_ref().map(AsFd::as_fd)) {
             // SAFETY: the context is open as long as the device is; the library closes that number with it.
             unsafe {
                 let commands = (*self.opened.context()).cmd_fd;
@@ -32,27 +39,10 @@ impl RdmaCoreDevice {
     }
 }
 
-/// A descriptor on which every ioctl and every write fails with `EIO`.
-fn hung_up_terminal() -> io::Result<OwnedFd> {
-    let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
-    // SAFETY: a C string.
-    let master = owned(unsafe { libc::open(c"/dev/ptmx".as_ptr(), flags) })?;
-    let unlock: libc::c_int = 0;
-    // SAFETY: reads one number.
-    if unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCSPTLCK, &unlock) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: makes a descriptor. It is hung up when its master is closed, at the end of this.
-    owned(unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCGPTPEER, flags) })
-}
-
 /// A descriptor on which every ioctl and every write fails with `EBADF`.
 fn bare_name() -> io::Result<OwnedFd> {
     // SAFETY: a C string.
-    owned(unsafe { libc::open(c"/".as_ptr(), libc::O_PATH | libc::O_CLOEXEC) })
-}
-
-fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
+    let fd = unsafe { libc::open(c"/".as_ptr(), libc::O_PATH | libc::O_CLOEXEC) };
     match fd {
         // SAFETY: just made, and nobody else's.
         0.. => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
@@ -65,17 +55,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_can_be_commanded_of_what_takes_the_descriptors_place() {
-        for (dead, errno) in [(hung_up_terminal(), libc::EIO), (bare_name(), libc::EBADF)] {
-            let dead = dead.unwrap();
-            // `RDMA_VERBS_IOCTL`
-            let command: libc::c_ulong = 0xc018_1b01;
-            // SAFETY: the descriptor fails before it looks at the structure, which is there all the same.
-            let returned = unsafe { libc::ioctl(dead.as_raw_fd(), command, &mut [0u64; 8]) };
-            let failed = io::Error::last_os_error().raw_os_error();
-            assert_eq!((returned, failed), (-1, Some(errno)));
-            let written = rustix::io::write(&dead, b"command");
-            assert_eq!(written.unwrap_err().raw_os_error(), errno);
-        }
+    fn nothing_can_be_commanded_of_a_bare_name() {
+        let dead = bare_name().unwrap();
+        // `RDMA_VERBS_IOCTL`
+        let command: libc::c_ulong = 0xc018_1b01;
+        // SAFETY: the descriptor fails before it looks at the structure, which is there all the same.
+        let returned = unsafe { libc::ioctl(dead.as_raw_fd(), command, &mut [0u64; 8]) };
+        let failed = io::Error::last_os_error().raw_os_error();
+        assert_eq!((returned, failed), (-1, Some(libc::EBADF)));
+        let written = rustix::io::write(&dead, b"command");
+        assert_eq!(written.unwrap_err().raw_os_error(), libc::EBADF);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::ffi::c_int;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
@@ -422,7 +423,7 @@ impl Device for RdmaCoreDevice {
         self.lost_recvs.lock().clone()
     }
 
-    fn abandon(self: Arc<Self>) {
-        self.cut_off();
+    fn abandon(self: Arc<Self>, dead: Option<BorrowedFd<'_>>) {
+        self.cut_off(dead);
     }
 }

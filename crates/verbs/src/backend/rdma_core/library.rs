@@ -27,6 +27,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::abandon::ALLOW_DISASSOCIATED;
 use super::doorbell::{self, Below};
+use super::drivers::{self, Drivers};
 use super::functions::Functions;
 use super::locate;
 use crate::error::VerbsError;
@@ -118,7 +119,15 @@ impl Library {
             )
         };
         let handle = NonNull::new(handle).ok_or_else(|| refused(last_loader_error()))?;
-        Self::of(handle, path, true)
+        let library = Self::of(handle, path, true)?;
+        // SAFETY: just opened, and never closed from here on.
+        unsafe { drivers::attach(handle) };
+        Ok(library)
+    }
+
+    /// Which drivers it loads, where that is known.
+    pub fn drivers(&self) -> Option<&'static Drivers> {
+        drivers::of(self.handle.0)
     }
 
     /// The one that this program has: by preload or by link, whose verbs those are.

@@ -31,6 +31,7 @@ mod device;
 #[cfg(any(test, feature = "measure"))]
 pub mod direct;
 mod doorbell;
+mod drivers;
 mod events;
 mod ffi;
 mod functions;
@@ -54,6 +55,8 @@ mod windows;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
 
 pub use self::completions::Completions as SystemCompletions;
 use self::device::RdmaCoreDevice;
@@ -162,6 +165,18 @@ struct DeviceList<'a> {
 
 impl<'a> DeviceList<'a> {
     fn get(library: &'a Library) -> Result<Self, VerbsError> {
+        /// A driver registers itself with the library when it is loaded, where nobody may look meanwhile.
+        static LOOKS: Mutex<()> = Mutex::new(());
+        let _alone = LOOKS.lock();
+        let list = Self::look(library)?;
+        let has = |name: &str| list.iter().any(|(_, info)| info.name == name);
+        match library.drivers() {
+            Some(drivers) if drivers.load_the_rest(has) => Self::look(library),
+            _ => Ok(list),
+        }
+    }
+
+    fn look(library: &'a Library) -> Result<Self, VerbsError> {
         let mut count = 0;
         // SAFETY: room for a number.
         let devices = unsafe { (library.functions().ibv_get_device_list)(&mut count) };

@@ -503,7 +503,7 @@ fn an_abandoned_device_is_forgotten_without_a_command() {
     let parked = device.clone().park().unwrap();
     drop(device);
     let before = said();
-    parked.kept.unwrap().abandon();
+    parked.kept.unwrap().abandon(None);
     drop(parked.reopen);
     assert_eq!(said(), before, "nobody is told");
     assert_eq!(fake.get(|knobs| (knobs.closed, knobs.live)), (1, 0));

@@ -1,6 +1,6 @@
 //! Below the objects: a device that is parked, and one that is abandoned.
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::OFlags;
@@ -248,6 +248,33 @@ fn allocated() -> usize {
     }
 }
 
+/// Whether a library whose file's name begins so is loaded.
+fn is_loaded(name: &str) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.contains(&format!("/{name}"))
+}
+
+#[test]
+#[ignore = "needs rxe0"]
+fn rxe_drivers_of_rnics_that_are_not_there_are_loaded_only_when_one_has_none() {
+    let provider = RdmaCoreProvider::default();
+    let drivers = provider.library().unwrap().drivers().unwrap();
+    let before = provider.devices();
+    assert!(is_loaded("librxe-rdmav"));
+    assert!(!is_loaded("libmlx5") && !is_loaded("libsiw-rdmav"));
+    assert!(
+        !drivers.load_the_rest(|name| name == "rxe0"),
+        "all devices have one"
+    );
+    assert!(drivers.load_the_rest(|_| false));
+    assert!(is_loaded("libmlx5") && is_loaded("libsiw-rdmav"));
+    assert!(!drivers.load_the_rest(|_| false), "nothing is left");
+    let names = |devices: Vec<crate::backend::DeviceInfo>| {
+        devices.into_iter().map(|device| device.name).collect::<Vec<_>>()
+    };
+    assert_eq!(names(provider.devices()), names(before));
+}
+
 #[test]
 #[ignore = "needs rxe0"]
 fn rxe_an_abandoned_device_leaves_nothing_behind_and_the_channel_goes_on_with_the_next() {
@@ -288,7 +315,9 @@ fn rxe_an_abandoned_device_leaves_nothing_behind_and_the_channel_goes_on_with_th
         assert_eq!(known.len(), 3, "commands, asynchronous events, the channel");
         let parked = device.park().unwrap();
         put_placeholders(&known);
-        parked.kept.unwrap().abandon();
+        // An agent's terminal, or one that the process makes.
+        let dead = (round % 2 == 0).then(|| verbatim_channel::hung_up_terminal().unwrap());
+        parked.kept.unwrap().abandon(dead.as_ref().map(AsFd::as_fd));
         drop(parked.reopen);
         for fd in known {
             // SAFETY: asks only.
