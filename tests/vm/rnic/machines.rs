@@ -268,7 +268,8 @@ impl Machines {
 
     /// For the message of a case that failed: what agents and kernels have said last.
     pub fn told(&self) -> String {
-        let script = "tail -n 30 /run/agent.log; dmesg | tail -n 15";
+        // What a warning of the kernel's is of stands at its beginning.
+        let script = "tail -n 30 /run/agent.log; dmesg | grep -m 1 -A 12 'cut here'; dmesg | tail -n 15";
         let told = HOSTS.iter().zip(&self.vms).map(|(host, vm)| {
             let said = vm.run(&Command::new(["sh", "-c", script]), SHORT);
             let said = said.map_or_else(|error| error.to_string(), |ended| words(&ended));
