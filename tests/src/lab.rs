@@ -201,18 +201,23 @@ impl TestLab {
 
     /// Starts an instance that is a virtual machine, by QEMU's arguments.
     pub fn machine(&self, host: &str, name: &str, arguments: &[&str]) -> anyhow::Result<Instance<'_>> {
-        Instance::run(self, host, &["--vm", name, "--"], arguments)
+        self.machine_with(host, name, &[], arguments)
     }
 
-    /// The same at this address, with its prefix length.
-    pub fn machine_at(
+    /// The same with options of `verbatim run`.
+    pub fn machine_with(
         &self,
         host: &str,
         name: &str,
-        address: &str,
+        options: &[&str],
         arguments: &[&str],
     ) -> anyhow::Result<Instance<'_>> {
-        Instance::run(self, host, &["--vm", name, "--address", address, "--"], arguments)
+        Instance::run(
+            self,
+            host,
+            &[&["--vm", name], options, &["--"]].concat(),
+            arguments,
+        )
     }
 
     /// One that is there already.

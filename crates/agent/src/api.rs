@@ -55,12 +55,14 @@ impl ControlService {
     async fn record(&self, request: &RunRequest) -> anyhow::Result<Record> {
         let name = ContainerName::new(request.name.clone())?;
         let (address, prefix) = self.address(&request.address)?;
-        let virtual_machine = match request.machine {
+        let (virtual_machine, volumes) = match request.machine {
             true if request.bundle.is_empty() && request.rnics.is_empty() => {
-                Some(machine::arguments(&request.command, address).await?)
+                let arguments = machine::arguments(&request.command, address).await?;
+                let (arguments, volumes) = self.with_disks(&name, arguments, &request.volumes).await?;
+                (Some(arguments), volumes)
             }
             true => bail!("a virtual machine has neither a bundle nor RNICs of this host's"),
-            false => None,
+            false => (None, volumes::parse(&request.volumes)?),
         };
         let workload = match (request.bundle.as_str(), request.command.as_slice()) {
             ("", _) if let Some(arguments) = &virtual_machine => {
@@ -88,7 +90,7 @@ impl ControlService {
                 .map(|name| verbatim_container::find_rnic(name))
                 .collect::<Result<_, _>>()?,
             machine: virtual_machine,
-            volumes: volumes::parse(&request.volumes, request.machine)?,
+            volumes,
         };
         if let Some(lack) = volumes::lacking(&record).first() {
             bail!("{lack}");

@@ -88,6 +88,12 @@ impl Client {
                 self.version.host
             );
         }
+        if request.machine && !request.volumes.is_empty() && !can(protocol::MACHINE_VOLUMES) {
+            bail!(
+                "the agent of {} does not know volumes of virtual machines; upgrade it",
+                self.version.host
+            );
+        }
         told(self.inner.clone().run(request).await)
     }
 

@@ -57,6 +57,9 @@ pub const VOLUMES: &str = "volumes";
 /// It takes instances with volumes.
 pub const VOLUMES_MOVE: &str = "volumes-move";
 
+/// It gives virtual machines volumes as disks, and takes such that have some.
+pub const MACHINE_VOLUMES: &str = "machine-volumes";
+
 /// What not every agent of a version can do, and what others may ask it for only if it says so.
 const CAPABILITIES: &[&str] = &[
     FILL,
@@ -68,6 +71,7 @@ const CAPABILITIES: &[&str] = &[
     MACHINES,
     VOLUMES,
     VOLUMES_MOVE,
+    MACHINE_VOLUMES,
 ];
 
 /// All of them, as they are said.

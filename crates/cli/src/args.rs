@@ -281,7 +281,7 @@ pub struct RunArguments {
     #[arg(long, required_unless_present = "vm")]
     pub name: Option<String>,
     /// A virtual machine of this name: the command is QEMU's, or QEMU's arguments alone.
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["name", "bundle", "rnic", "volume"])]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["name", "bundle", "rnic"])]
     pub vm: Option<String>,
     /// An OCI bundle, in the place of a command over the host's root file system.
     #[arg(long, value_name = "DIR")]
@@ -296,8 +296,9 @@ pub struct RunArguments {
     /// software RNIC, unless its environment says otherwise (VERBATIM_BACKEND). May be given more than once.
     #[arg(long, value_name = "DEVICE")]
     pub rnic: Vec<String>,
-    /// A volume of its host (`verbatim volume`) that it has as a file system in this folder; a new volume is made one of ext4. May be given
-    /// more than once.
+    /// A volume of its host (`verbatim volume`) that it has as a file system in this folder; a new volume is made one of ext4. A virtual machine
+    /// has it as a virtio disk: NAME, or NAME:OPTIONS (ro, and properties of the disk such as bootindex=1, by commas). May be given more than
+    /// once.
     #[arg(long, value_name = "NAME:/PATH[:ro]")]
     pub volume: Vec<String>,
     /// JSON instead of a line.

@@ -29,6 +29,9 @@ pub struct Arguments {
     memory: Option<String>,
     /// All other arguments, as they were.
     rest: Vec<String>,
+    /// Arguments for disks that move along ([`crate::NbdDisk`]), four for each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) disks: Vec<String>,
 }
 
 /// What a virtual machine may not have from its user, and why.
@@ -97,6 +100,7 @@ impl Arguments {
             ram: USUAL_RAM,
             memory: None,
             rest: Vec::new(),
+            disks: Vec::new(),
         };
         let mut has_display = false;
         while let Some(word) = words.next() {
@@ -168,7 +172,8 @@ impl Arguments {
             "-m".to_owned(),
             format!("{}B", self.ram),
         ];
-        own.into_iter().chain(self.rest.iter().cloned()).collect()
+        let rest = self.rest.iter().chain(&self.disks);
+        own.into_iter().chain(rest.cloned()).collect()
     }
 
     /// What it names by absolute paths, as far as it is there: disks and images, with whether QEMU may have to write to each.
@@ -317,7 +322,7 @@ impl Arguments {
             format!("socket,id=verbatim-qmp,path={},server=on,wait=off", escaped(qmp)),
         );
         option("-mon", "chardev=verbatim-qmp,mode=control".to_owned());
-        command.args(&self.rest).arg("-S");
+        command.args(&self.rest).args(&self.disks).arg("-S");
         if incoming {
             command.args(["-incoming", "defer"]);
         }

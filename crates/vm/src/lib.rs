@@ -24,6 +24,7 @@
 
 mod arguments;
 mod destination;
+mod disk;
 mod error;
 mod machine;
 mod qmp;
@@ -34,6 +35,7 @@ mod source;
 
 pub use arguments::{Arguments, MEMORY};
 pub use destination::Incoming;
+pub use disk::NbdDisk;
 pub use error::{Error, Result};
 pub use machine::{Machine, Status};
 pub use qmp::{Event, Qmp};

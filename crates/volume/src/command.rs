@@ -176,6 +176,7 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
                 device,
                 holder: None,
                 by: None,
+                socket: None,
             };
             (order, common)
         }

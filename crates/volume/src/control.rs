@@ -28,12 +28,15 @@ pub enum Order {
         /// As a block device of this machine, too.
         #[serde(default)]
         device: bool,
-        /// Only as a block device, for this instance and nobody else.
+        /// Only for this instance and nobody else: as a block device, or on a socket.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         holder: Option<String>,
         /// That instance is restored here in this session of the agents, which is not decided yet.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         by: Option<AgentSession>,
+        /// By NBD on this socket, for the virtual machine of that instance. Its folder is there as long as the instance is.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        socket: Option<PathBuf>,
     },
     Detach {
         name: String,
@@ -42,6 +45,10 @@ pub enum Order {
         holder: Option<String>,
     },
     List,
+    /// Make durable what was acknowledged. Where it is not served there is nothing to do.
+    Sync {
+        name: String,
+    },
     Resize {
         name: String,
         length: u64,
@@ -107,6 +114,9 @@ pub struct Row {
     /// The instance that has it for itself.
     #[serde(default)]
     pub holder: Option<String>,
+    /// Where the virtual machine of that instance has it.
+    #[serde(default)]
+    pub socket: Option<PathBuf>,
     /// Where a migration stands.
     pub migration: Option<serde_json::Value>,
 }

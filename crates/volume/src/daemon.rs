@@ -1,6 +1,7 @@
 //! The daemon of a host: all its volumes.
 
 mod deciding;
+mod lent;
 mod listeners;
 mod orders;
 mod together;
@@ -23,6 +24,7 @@ use crate::peer::destination::Incoming;
 use crate::store::Store;
 use crate::tls::Hosts;
 use crate::volume::Volume;
+use lent::Lent;
 use together::Following;
 
 /// A sidecar that could not be written is written again after this time.
@@ -71,8 +73,10 @@ struct State {
     incoming: Option<Arc<Incoming>>,
     /// While it is a block device of this machine.
     device: Option<Device>,
-    /// The instance that has the device for itself.
+    /// The instance that has it for itself, as a device or as a disk of its virtual machine.
     holder: Option<String>,
+    /// While a virtual machine has it.
+    lent: Option<Lent>,
     /// While it is copied for a session of the agents.
     following: Option<Following>,
     /// Takes clients; aborted when that ends.
@@ -131,12 +135,16 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
             if let Some(sidecar) = &state.sidecar {
                 entry.folder.write_sidecar(sidecar)?;
             }
+            if let Err(error) = daemon.lend_again(&entry, &mut state) {
+                tracing::error!("volume {name} is not lent again: {error:#}");
+            }
             daemon.serve(&entry, &mut state)
         })();
         if let Err(error) = opened {
             // The others are served all the same.
             tracing::error!("volume {name} is not served: {error:#}");
             state.sidecar = None;
+            state.lent = None;
             continue;
         }
         let is_deciding = matches!(
@@ -179,7 +187,7 @@ impl Daemon {
         Ok(entry.clone())
     }
 
-    /// Serves it if its sidecar says so, to clients if it is attached.
+    /// Serves it if its sidecar says so, to clients if it is attached, and to the virtual machine that has it.
     fn serve(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) -> anyhow::Result<()> {
         let Some(sidecar) = state.sidecar.as_ref().filter(|sidecar| sidecar.may_serve()) else {
             return Ok(());
@@ -189,6 +197,9 @@ impl Daemon {
         if let (true, None, Some(volume)) = (state.settings.attached, &state.listener, &state.volume) {
             let socket = self.config.nbd_socket(&entry.name);
             state.listener = Some(listeners::nbd(&socket, &entry.name, volume.clone())?);
+        }
+        if let (Some(lent), Some(volume)) = (&state.lent, &state.volume) {
+            lent.serve(volume);
         }
         Ok(())
     }
@@ -230,6 +241,7 @@ impl Daemon {
             uri: state.listener.is_some().then_some(uri),
             device: state.device.as_ref().map(|device| device.path().to_owned()),
             holder: state.holder.clone(),
+            socket: state.lent.as_ref().map(|lent| lent.socket().to_owned()),
             migration: migration.and_then(|(status, _)| serde_json::to_value(status).ok()),
         })
     }

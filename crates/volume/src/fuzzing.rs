@@ -12,8 +12,9 @@ use tokio::runtime::{Builder, Runtime};
 use verbatim_mirror::decision::{SessionId, VolumeId};
 
 use crate::disk::Disks;
+use crate::nbd::export::{Export, Exports};
 use crate::nbd::local;
-use crate::nbd::server::{Exports, Negotiated, Tls, negotiate, transmit};
+use crate::nbd::server::{Negotiated, Tls, negotiate, transmit};
 use crate::peer::destination::Incoming;
 use crate::store::Store;
 use crate::volume::Volume;
@@ -34,8 +35,8 @@ pub struct Host {
 struct One<'a>(&'a Arc<Volume>);
 
 impl Exports for One<'_> {
-    fn find(&self, name: &str) -> Option<Arc<Volume>> {
-        (name.is_empty() || name == "db").then(|| self.0.clone())
+    fn find(&self, name: &str) -> Option<Export> {
+        (name.is_empty() || name == "db").then(|| self.0.clone().into())
     }
 
     fn names(&self) -> Vec<String> {
@@ -68,9 +69,10 @@ impl Host {
             for is_local in [true, false] {
                 let (mut near, mut far) = UnixStream::pair().expect("a pair of sockets");
                 let served = async move {
-                    if let Ok(Negotiated::Go(volume)) =
+                    if let Ok(Negotiated::Go(export)) =
                         negotiate(&mut far, &One(&self.volume), Tls::None).await
                     {
+                        let volume = export.served().await.expect("it is served");
                         // What it makes of the rest is its affair.
                         let (Ok(()) | Err(_)) = match is_local {
                             true => local::transmit(far, volume).await,

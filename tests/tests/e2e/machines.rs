@@ -3,6 +3,8 @@
 //! What the guest has said is in the instance's output, and moves with it: so that it is 1, 2, 3, … shows that no copy ran beside another and
 //! none went back, and the guest says itself when a page is not what it was.
 
+mod volumes;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -47,6 +49,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("machines::refused", HOSTS, refused),
         Test::new("machines::attached", HOSTS, attached).injecting_faults(),
     ];
+    tests.extend(volumes::tests());
     for role in ["source", "destination"] {
         let every = Test::new(format!("machines::every_{role}"), &["src"], move |_| {
             let points = faults::points();
@@ -99,6 +102,11 @@ struct Guest<'a> {
 impl<'a> Guest<'a> {
     /// Starts one on `src`, with more than the usual arguments; returns when it counts.
     fn start(lab: &'a TestLab, more: &[&str]) -> anyhow::Result<Self> {
+        Self::start_with(lab, &[], more)
+    }
+
+    /// The same with options of `verbatim run`.
+    fn start_with(lab: &'a TestLab, options: &[&str], more: &[&str]) -> anyhow::Result<Self> {
         let program = program()?;
         let usual = [
             "-M",
@@ -116,7 +124,7 @@ impl<'a> Guest<'a> {
             "-kernel",
             program.to_str().context("a path in UTF-8")?,
         ];
-        let instance = lab.machine("src", NAME, &[&usual[..], more].concat())?;
+        let instance = lab.machine_with("src", NAME, options, &[&usual[..], more].concat())?;
         let guest = Self { instance };
         guest.counts_on()?;
         Ok(guest)

@@ -34,7 +34,7 @@ pub fn tests() -> Vec<Test> {
 }
 
 /// `verbatim volume …` in a host.
-fn volume(lab: &TestLab, host: &str, arguments: &[&str]) -> anyhow::Result<Finished> {
+pub fn volume(lab: &TestLab, host: &str, arguments: &[&str]) -> anyhow::Result<Finished> {
     let program = lab
         .tools()
         .verbatim
@@ -44,7 +44,7 @@ fn volume(lab: &TestLab, host: &str, arguments: &[&str]) -> anyhow::Result<Finis
         .wait(patience(LIMIT))
 }
 
-fn must(lab: &TestLab, host: &str, arguments: &[&str]) -> anyhow::Result<String> {
+pub fn must(lab: &TestLab, host: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let finished = volume(lab, host, arguments)?;
     if finished.code != 0 {
         bail!("`volume {}`: {}", arguments.join(" "), finished.output());
@@ -53,7 +53,7 @@ fn must(lab: &TestLab, host: &str, arguments: &[&str]) -> anyhow::Result<String>
 }
 
 /// What the daemon of a host says of a volume.
-fn row(lab: &TestLab, host: &str, name: &str) -> anyhow::Result<Value> {
+pub fn row(lab: &TestLab, host: &str, name: &str) -> anyhow::Result<Value> {
     let text = must(lab, host, &["status", name, "--json"])?;
     serde_json::from_str(&text).context("no JSON")
 }

@@ -1,11 +1,13 @@
 //! A guest that works on its memory and on the file system of a disk, and compares what it reads with what it wrote, moved while moves fail now and then.
 //!
-//! The disk is read and written directly (`cache=none`), so that data go to the guest's memory past its page tables.
+//! The disk is a file that both hosts reach, read and written directly (`cache=none`), so that data go to the guest's memory past its page tables; or it
+//! is a volume, and moves along.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use verbatim_e2e::{ROLLED_BACK, TestLab, Tools, eventually};
+use verbatim_e2e::{Finished, ROLLED_BACK, TestLab, Tools, eventually};
 use verbatim_testbed::{Contents, Image, Kernel};
 
 use crate::{LIMIT, NAME, boot, moves, program};
@@ -17,6 +19,7 @@ const BETWEEN: Duration = Duration::from_secs(1);
 /// What a move takes of the time for which the guest works, at most; a failed one before it included.
 const EACH: u32 = 12;
 const DISK: u64 = 96 << 20;
+const VOLUME: &str = "data";
 
 /// What the guest runs, beside its first process.
 const PROGRAMS: &[&str] = &[
@@ -46,12 +49,16 @@ enum End {
 }
 
 /// Not one word is another than was written, and the file system is whole.
-pub fn run() -> anyhow::Result<()> {
+pub fn run(is_volume: bool) -> anyhow::Result<()> {
     let moves = moves()?;
     let tools = Tools::find()?.that_fail_on_order();
     let image = image()?;
-    let lab = TestLab::up(&tools, HOSTS)?;
-    let moved = work_and_move(&lab, &image, moves).with_context(|| lab.logs());
+    let lab = TestLab::up_with(&tools, HOSTS, &[], is_volume)?;
+    let disk = match is_volume {
+        true => Disk::volume(&lab)?,
+        false => Disk::file()?,
+    };
+    let moved = work_and_move(&lab, &image, &disk, moves).with_context(|| lab.logs());
     lab.down()?;
     moved
 }
@@ -70,21 +77,85 @@ fn image() -> anyhow::Result<Image> {
     Ok(Image::holding(&Kernel::find()?, &contents)?)
 }
 
-fn work_and_move(lab: &TestLab, image: &Image, moves: u32) -> anyhow::Result<()> {
-    let folder = tempfile::TempDir::new_in("/var/tmp")?;
-    let disk = folder.path().join("disk");
-    std::fs::File::create(&disk)?.set_len(DISK)?;
-    let made = std::process::Command::new(program("mkfs.ext4")?)
-        .args(["-q", "-F"])
-        .arg(&disk)
-        .status();
-    ensure!(made?.success(), "mkfs.ext4 has failed");
-    let drive = format!(
-        "file={},format=raw,if=virtio,cache=none,aio=threads",
-        disk.display()
-    );
+/// The guest's disk, with a new file system.
+enum Disk {
+    File {
+        path: PathBuf,
+        /// The file is in it.
+        _folder: tempfile::TempDir,
+    },
+    Volume,
+}
+
+impl Disk {
+    fn file() -> anyhow::Result<Self> {
+        let folder = tempfile::TempDir::new_in("/var/tmp")?;
+        let path = folder.path().join("disk");
+        std::fs::File::create(&path)?.set_len(DISK)?;
+        let made = std::process::Command::new(program("mkfs.ext4")?)
+            .args(["-q", "-F"])
+            .arg(&path)
+            .status();
+        ensure!(made?.success(), "mkfs.ext4 has failed");
+        Ok(Self::File {
+            path,
+            _folder: folder,
+        })
+    }
+
+    fn volume(lab: &TestLab) -> anyhow::Result<Self> {
+        volume(lab, "src", &["create", VOLUME, "--size", &DISK.to_string()])?;
+        let device = volume(lab, "src", &["attach", VOLUME, "--device"])?.stdout;
+        lab.start_plain("src", &["mkfs.ext4", "-q", device.trim()])?
+            .succeed(LIMIT)?;
+        volume(lab, "src", &["detach", VOLUME])?;
+        Ok(Self::Volume)
+    }
+
+    /// Whether the file system is whole, as the host sees it that the guest was on.
+    fn check(&self, lab: &TestLab, host: &str) -> anyhow::Result<()> {
+        match self {
+            Self::File { path, .. } => {
+                let checked = std::process::Command::new(program("e2fsck")?)
+                    .args(["-f", "-n"])
+                    .arg(path)
+                    .output()?;
+                let said = String::from_utf8_lossy(&checked.stdout);
+                ensure!(checked.status.success(), "{said}");
+            }
+            Self::Volume => {
+                let device = volume(lab, host, &["attach", VOLUME, "--device"])?.stdout;
+                let check = lab.start_plain(host, &["e2fsck", "-f", "-n", device.trim()])?;
+                check.succeed(LIMIT)?;
+                volume(lab, host, &["detach", VOLUME])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `verbatim volume …` on a host.
+fn volume(lab: &TestLab, host: &str, arguments: &[&str]) -> anyhow::Result<Finished> {
+    let verbatim = lab.tools().verbatim.to_str().context("a path in UTF-8")?;
+    lab.start_plain(host, &[&[verbatim, "volume"], arguments].concat())?
+        .succeed(LIMIT)
+}
+
+fn work_and_move(lab: &TestLab, image: &Image, disk: &Disk, moves: u32) -> anyhow::Result<()> {
     let append = format!("seconds={}", moves * EACH);
-    let guest = boot(lab, image, ADDRESS, &append, &["-drive", &drive])?;
+    let guest = match disk {
+        Disk::File { path, .. } => {
+            let drive = format!(
+                "file={},format=raw,if=virtio,cache=none,aio=threads",
+                path.display()
+            );
+            boot(lab, image, &["--address", ADDRESS], &append, &["-drive", &drive])?
+        }
+        Disk::Volume => {
+            let options = ["--address", ADDRESS, "--volume", VOLUME];
+            boot(lab, image, &options, &append, &[])?
+        }
+    };
     let (mut here, mut there, mut failed) = ("src", "dst", 0);
     for number in 0..moves {
         std::thread::sleep(BETWEEN);
@@ -127,15 +198,5 @@ fn work_and_move(lab: &TestLab, image: &Image, moves: u32) -> anyhow::Result<()>
     }
     eprintln!("{said}");
     lab.ask(&["stop", NAME])?;
-    // Also as this machine sees it.
-    let checked = std::process::Command::new(program("e2fsck")?)
-        .args(["-f", "-n"])
-        .arg(&disk)
-        .output()?;
-    ensure!(
-        checked.status.success(),
-        "{}",
-        String::from_utf8_lossy(&checked.stdout)
-    );
-    Ok(())
+    disk.check(lab, here)
 }

@@ -35,7 +35,8 @@ fn main() -> ExitCode {
     };
     let trials = vec![
         trial("linux_and_its_partners", partners::run),
-        trial("linux_under_load", load::run),
+        trial("linux_under_load", || load::run(false)),
+        trial("linux_on_a_volume", || load::run(true)),
     ];
     libtest_mimic::run(&arguments, trials).exit_code()
 }
@@ -54,11 +55,12 @@ fn program(name: &str) -> anyhow::Result<PathBuf> {
     found.with_context(|| format!("{name} is not installed: run setup.sh --vm"))
 }
 
-/// Starts one on `src` with 256 MiB; returns when it says that it is ready. `append` is more of the kernel's command line, `own` more of QEMU's.
+/// Starts one on `src` with 256 MiB; returns when it says that it is ready. `options` are `verbatim run`'s, `append` is more of the kernel's
+/// command line, `own` more of QEMU's.
 fn boot<'a>(
     lab: &'a TestLab,
     image: &Image,
-    address: &str,
+    options: &[&str],
     append: &str,
     own: &[&str],
 ) -> anyhow::Result<Instance<'a>> {
@@ -83,7 +85,7 @@ fn boot<'a>(
         "-append",
         &append,
     ];
-    let guest = lab.machine_at("src", NAME, address, &[&usual[..], own].concat())?;
+    let guest = lab.machine_with("src", NAME, options, &[&usual[..], own].concat())?;
     eventually("a guest that is ready", BOOT, || {
         Ok(guest.output()?.contains("the guest is ready").then_some(()))
     })

@@ -49,7 +49,7 @@ fn start<'a>(lab: &'a TestLab, image: &Image) -> anyhow::Result<Instance<'a>> {
     boot(
         lab,
         image,
-        &format!("{ADDRESS}/16"),
+        &["--address", &format!("{ADDRESS}/16")],
         &format!("guest={ADDRESS}/16"),
         &own,
     )

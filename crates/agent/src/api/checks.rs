@@ -8,7 +8,7 @@ use crate::instances::volumes;
 use crate::memory::private;
 use crate::peers::reason;
 use crate::proto::{CheckReply, OpenRequest};
-use crate::protocol::{FILL, MACHINES, VOLUMES_MOVE};
+use crate::protocol::{FILL, MACHINE_VOLUMES, MACHINES, VOLUMES_MOVE};
 use crate::session::rnics;
 use crate::session::source;
 
@@ -117,6 +117,12 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
             if !record.volumes.is_empty() && !agent.peers.can(destination, VOLUMES_MOVE) {
                 blockers.push(format!(
                     "the agent of {destination} does not know volumes that move along; upgrade it"
+                ));
+            }
+            let has_disks = record.machine.is_some() && !record.volumes.is_empty();
+            if has_disks && !agent.peers.can(destination, MACHINE_VOLUMES) {
+                blockers.push(format!(
+                    "the agent of {destination} does not know volumes of virtual machines; upgrade it"
                 ));
             }
             match peer.check_instance(request).await {

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, bail};
 use verbatim_container::{ContainerName, Init, Tasks};
+use verbatim_vm::Arguments;
 
 use super::ControlService;
 use crate::instances::home::Home;
@@ -11,10 +12,23 @@ use crate::instances::machine::attached::{self, Attached};
 use crate::instances::machine::{self, Origin, qemu};
 use crate::instances::record::Record;
 use crate::instances::start;
+use crate::instances::volumes::{self, Disks, Mounted};
 use crate::instances::{Instance as HostInstance, State};
 use crate::proto::{AttachRequest, Instance};
 
 impl ControlService {
+    /// A virtual machine with these volumes of the host's as disks.
+    pub(super) async fn with_disks(
+        &self,
+        name: &ContainerName,
+        arguments: Arguments,
+        volumes: &[String],
+    ) -> anyhow::Result<(Arguments, Vec<Mounted>)> {
+        let wanted = volumes::machine::parse(volumes)?;
+        let disks = Disks::new(&self.0.config.runtime_dir, name.as_str());
+        tokio::task::spawn_blocking(move || volumes::machine::with(arguments, &wanted, &disks)).await?
+    }
+
     /// QEMU has been started, and waits: its guest runs when this returns. On an error nothing of it is left.
     pub(super) async fn let_run(&self, home: &Home, init: Init) -> anyhow::Result<Init> {
         let runs = async {

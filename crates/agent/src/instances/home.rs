@@ -10,7 +10,7 @@
 //!  net/NAME          the network namespace
 //!  images/NAME/      CRIU's images, during a move
 //!  private/NAME/     private memory of tasks that have come here, until they have all of it
-//!  disks/NAME/       its volumes, each mounted on a folder of its name; a folder is there as long as the volume is the instance's
+//!  disks/NAME/       its volumes, each mounted on a folder of its name, or with a socket in it; a folder is there as long as the volume is the instance's
 //!  records/NAME      what an agent that comes after this one must know
 //! ```
 
@@ -31,7 +31,7 @@ use super::filling;
 use super::machine;
 use super::machine::Origin;
 use super::record::Record;
-use super::volumes::Disks;
+use super::volumes::{Disks, Form};
 use crate::config::Config;
 use crate::forwarding::Forward;
 use crate::guests::{Guests, Resolver};
@@ -357,7 +357,8 @@ impl Home {
                 .map(|mounted| FolderMount {
                     source: self.paths.disks.of(&mounted.volume),
                     inside: mounted.inside.clone(),
-                    writable: mounted.writable,
+                    // What is in a folder with a socket is the daemon's.
+                    writable: mounted.writable && self.record.machine.is_none(),
                 })
                 .collect(),
         };
@@ -379,14 +380,13 @@ impl Home {
         Ok(())
     }
 
-    /// Takes its volumes from this host's daemon, and mounts them. On an error it has none of them. `by`: the session, not decided yet, in
-    /// which it comes here.
+    /// Takes its volumes from this host's daemon, and mounts them, or has them served to its virtual machine. On an error it has none of them. `by`:
+    /// the session, not decided yet, in which it comes here.
     pub fn take_volumes(&self, by: Option<u64>) -> anyhow::Result<()> {
         let mut has = self.has_volumes.lock().expect("no panic under this lock");
         *has = true;
-        self.paths
-            .disks
-            .take(self.record.name.as_str(), &self.record.volumes, by)
+        let (record, disks) = (&self.record, &self.paths.disks);
+        disks.take(record.name.as_str(), &record.volumes, Form::of(record), by)
     }
 
     /// Gives them back; the container must be gone, or ending.

@@ -30,7 +30,7 @@ pub struct Record {
     /// It is a virtual machine, and this is its command line: QEMU is the only program of its container. The workload says the rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<Arguments>,
-    /// Local disks that it has as file systems.
+    /// Local disks that it has, as file systems, or as disks of a virtual machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<Mounted>,
 }

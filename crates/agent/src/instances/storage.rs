@@ -1,6 +1,6 @@
 //! Whether two hosts reach the same storage: a file that one makes there the other one sees.
 //!
-//! A virtual machine's disks do not move yet. Where the destination has a file of its own at the same path, the guest would go on with
+//! Disks that a virtual machine's command line names do not move, as its volumes do. Where the destination has a file of its own at the same path, the guest would go on with
 //! other data, and nobody would notice before it is too late.
 
 use std::ffi::OsStr;

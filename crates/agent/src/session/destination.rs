@@ -480,6 +480,10 @@ impl Destination {
         if home.record.machine.is_some() {
             let home = self.home.insert(home);
             made?;
+            if !home.record.volumes.is_empty() {
+                // QEMU connects when it starts.
+                tokio::task::block_in_place(|| home.take_volumes(Some(self.session)))?;
+            }
             self.restore = Some(Restore::Machine(
                 Arriving::prepare(&self.agent.tools, home).await?,
             ));
@@ -521,7 +525,7 @@ impl Destination {
             File::options().write(true).open(&first)?.set_len(3)?;
         }
         let home = self.home()?;
-        if !home.record.volumes.is_empty() {
+        if home.record.machine.is_none() && !home.record.volumes.is_empty() {
             // What CRIU opens is on them.
             tokio::task::block_in_place(|| home.take_volumes(Some(self.session)))?;
         }

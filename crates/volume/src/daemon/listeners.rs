@@ -12,8 +12,9 @@ use tokio::task::JoinHandle;
 
 use super::Daemon;
 use crate::control::{self, Order, Outcome};
+use crate::nbd::export::{Export, Exports};
 use crate::nbd::local;
-use crate::nbd::server::{Exports, Negotiated, Tls, negotiate, transmit};
+use crate::nbd::server::{Negotiated, Tls, negotiate, transmit};
 use crate::volume::Volume;
 
 /// Takes everybody, until the daemon is told to stop.
@@ -72,19 +73,23 @@ pub async fn run(daemon: Arc<Daemon>) -> anyhow::Result<()> {
 
 /// Takes clients of that volume on a socket of its own.
 pub fn nbd(socket: &Path, name: &str, volume: Arc<Volume>) -> anyhow::Result<JoinHandle<()>> {
-    let listener = listen(socket)?;
+    Ok(take(listen(socket)?, name, volume.into()))
+}
+
+/// The same on one that is there.
+pub fn take(listener: UnixListener, name: &str, export: Export) -> JoinHandle<()> {
     let export = Arc::new(One {
         name: name.to_owned(),
-        volume,
+        export,
     });
-    Ok(tokio::spawn(async move {
+    tokio::spawn(async move {
         loop {
             if let Ok((stream, _)) = listener.accept().await {
                 let export = export.clone();
                 tokio::spawn(async move { ended(client(&export, stream).await) });
             }
         }
-    }))
+    })
 }
 
 fn listen(socket: &Path) -> anyhow::Result<UnixListener> {
@@ -111,12 +116,12 @@ fn ended(result: io::Result<()>) {
 
 struct One {
     name: String,
-    volume: Arc<Volume>,
+    export: Export,
 }
 
 impl Exports for One {
-    fn find(&self, name: &str) -> Option<Arc<Volume>> {
-        (name.is_empty() || name == self.name).then(|| self.volume.clone())
+    fn find(&self, name: &str) -> Option<Export> {
+        (name.is_empty() || name == self.name).then(|| self.export.clone())
     }
 
     fn names(&self) -> Vec<String> {
@@ -128,11 +133,11 @@ impl Exports for One {
 struct All(Vec<One>);
 
 impl Exports for All {
-    fn find(&self, name: &str) -> Option<Arc<Volume>> {
+    fn find(&self, name: &str) -> Option<Export> {
         self.0
             .iter()
             .find(|one| one.name == name)
-            .map(|one| one.volume.clone())
+            .map(|one| one.export.clone())
     }
 
     fn names(&self) -> Vec<String> {
@@ -142,7 +147,10 @@ impl Exports for All {
 
 async fn client(exports: &One, mut stream: UnixStream) -> io::Result<()> {
     match negotiate(&mut stream, exports, Tls::None).await? {
-        Negotiated::Go(volume) => local::transmit(stream, volume).await,
+        Negotiated::Go(export) => match export.served().await {
+            Some(volume) => local::transmit(stream, volume).await,
+            None => Ok(()),
+        },
         Negotiated::StartTls | Negotiated::Ended => Ok(()),
     }
 }
@@ -157,7 +165,10 @@ async fn tls_client(daemon: &Arc<Daemon>, mut stream: tokio::net::TcpStream) -> 
     let mut stream = acceptor.accept(stream).await?;
     let all = daemon.attached().await;
     match negotiate(&mut stream, &all, Tls::Done).await? {
-        Negotiated::Go(volume) => transmit(stream, volume).await,
+        Negotiated::Go(export) => match export.served().await {
+            Some(volume) => transmit(stream, volume).await,
+            None => Ok(()),
+        },
         Negotiated::StartTls | Negotiated::Ended => Ok(()),
     }
 }
@@ -180,7 +191,7 @@ impl Daemon {
             if let (true, Some(volume)) = (state.settings.attached, &state.volume) {
                 all.push(One {
                     name: entry.name.clone(),
-                    volume: volume.clone(),
+                    export: volume.clone().into(),
                 });
             }
         }

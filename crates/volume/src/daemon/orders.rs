@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use tokio::sync::oneshot;
 use verbatim_mirror::decision::{Role, Sidecar, VolumeId};
-use verbatim_mirror::{Event, Standing};
+use verbatim_mirror::{Event, Extent, Failure, Standing};
 
 use super::{Daemon, Entry, State};
 use crate::control::{Order, Outcome};
 use crate::device::Device;
 use crate::folder::Settings;
 use crate::store::Store;
+use crate::volume::{Volume, Wanted};
 
 /// So long a detach waits for what is under way.
 const CLOSE: Duration = Duration::from_secs(30);
@@ -35,6 +37,18 @@ impl Daemon {
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
                 self.create(&entry, &mut state, length, data)?;
+                self.done(&entry, &state)
+            }
+            Order::Attach {
+                name,
+                holder: Some(holder),
+                by,
+                socket: Some(socket),
+                ..
+            } => {
+                let entry = self.entry(&name).await?;
+                let mut state = entry.state.lock().await;
+                self.lend_socket(&entry, &mut state, holder, socket, by)?;
                 self.done(&entry, &state)
             }
             Order::Attach {
@@ -77,6 +91,9 @@ impl Daemon {
                 }
                 known(&entry, &state)?;
                 is_free(&entry, &state)?;
+                if holder.is_none() && state.lent.is_some() {
+                    is_nobodys(&entry, &state)?;
+                }
                 if state
                     .volume
                     .as_ref()
@@ -93,6 +110,16 @@ impl Daemon {
                 self.close(&entry, &mut state).await?;
                 self.serve(&entry, &mut state)?;
                 self.done(&entry, &state)
+            }
+            Order::Sync { name } => {
+                let entry = self.entry(&name).await?;
+                let volume = entry.state.lock().await.volume.clone();
+                if let Some(volume) = volume {
+                    flush(&volume)
+                        .await
+                        .with_context(|| format!("{name} cannot be flushed"))?;
+                }
+                self.done(&entry, &*entry.state.lock().await)
             }
             Order::Resize { name, length } => {
                 let entry = self.entry(&name).await?;
@@ -278,6 +305,7 @@ impl Daemon {
             // It may be gone, if somebody else has removed it.
             let _ = std::fs::remove_file(self.config.nbd_socket(&entry.name));
         }
+        self.end_lent(entry, state);
         // What the kernel still keeps of it is written now.
         tokio::task::block_in_place(|| state.device = None);
         state.holder = None;
@@ -306,6 +334,19 @@ pub(super) fn make_device(state: &mut State) -> anyhow::Result<()> {
         state.device = Some(tokio::task::block_in_place(|| Device::new(volume))?);
     }
     Ok(())
+}
+
+async fn flush(volume: &Arc<Volume>) -> anyhow::Result<()> {
+    let (sender, flushed) = oneshot::channel();
+    let reply = Box::new(move |result: Result<Vec<u8>, Failure>| {
+        // Who waited for it may have gone.
+        let _ = sender.send(result.map(drop));
+    });
+    volume.request(Wanted::Flush, Extent { offset: 0, length: 1 }, false, reply);
+    match flushed.await? {
+        Ok(()) => Ok(()),
+        Err(failure) => bail!("{failure:?}"),
+    }
 }
 
 /// No instance has it for itself.

@@ -1,4 +1,4 @@
-//! A volume moves together with its container: the agents' session decides. `verbatim_mirror::together` has the rules.
+//! A volume moves together with its instance, a container or a virtual machine: the agents' session decides. `verbatim_mirror::together` has the rules.
 //!
 //! At its source it is copied ([`Daemon::follow`]) while the instance runs, and held ([`Daemon::hold`]) when its tasks are frozen. The
 //! destination promises it then, and lends it to the instance that is restored. Either waits for its agent's word ([`Daemon::settle`]), in this
@@ -244,6 +244,10 @@ impl Daemon {
         if let Some(incoming) = incoming {
             incoming.close();
         }
+        if state.lent.as_ref().is_some_and(|lent| !lent.waits_for(by)) {
+            // It was to come in an earlier session, which is over.
+            self.end_lent(&entry, &mut state);
+        }
         (self.config.hook)(Point::Committing);
         self.write(&entry, &mut state, next).await;
         (self.config.hook)(Point::Committed);
@@ -281,6 +285,7 @@ impl Daemon {
         {
             bail!("{name} is being moved");
         }
+        self.end_lent(entry, state);
         if is_promised {
             self.open(entry, state, length)?;
         }
@@ -322,6 +327,7 @@ impl Daemon {
             {
                 tracing::warn!("{}: {error:#}", entry.name);
             }
+            self.settle_lent(entry, state, by, is_committed)?;
             return self.serve(entry, state);
         }
         ensure!(
@@ -329,8 +335,10 @@ impl Daemon {
             "{} was not filled to the end, and its session was committed",
             entry.name
         );
+        self.settle_lent(entry, state, by, is_committed)?;
         if is_committed {
-            return Ok(());
+            // The daemon before this one may have been killed between the two.
+            return self.serve(entry, state);
         }
         if state
             .following

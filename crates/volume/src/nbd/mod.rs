@@ -1,8 +1,9 @@
 //! The NBD protocol, as `doc/proto.md` of the reference implementation has it: newstyle negotiation, simple replies.
 //!
-//! [`wire`] parses and builds, and knows no socket; [`server`] negotiates, and is a connection by TLS; [`local`] is one of a client on this machine. What is offered: READ, WRITE, FLUSH, DISCARD (TRIM),
+//! [`wire`] parses and builds, and knows no socket; [`export`]: what is found by its name; [`server`] negotiates, and is a connection by TLS; [`local`] is one of a client on this machine. What is offered: READ, WRITE, FLUSH, DISCARD (TRIM),
 //! WRITE_ZEROES, FUA, several connections at once, TLS. What is not: structured replies, metadata contexts, resize of an export that is open.
 
+pub mod export;
 pub mod local;
 mod outbox;
 pub mod server;

@@ -7,6 +7,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, B
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use verbatim_mirror::{Extent, Failure};
 
+use super::export::{Export, Exports};
 use super::wire::{
     self, CLIENT_NO_ZEROES, Command, FLAG_FUA, FLAG_NO_HOLE, HANDSHAKE_FLAGS, MAGIC, MAX_OPTION,
     OPTION_MAGIC, REQUEST_BYTES, Request, TRANSMISSION_FLAGS, error, option, reply,
@@ -22,18 +23,10 @@ const MAX_KIB: usize = 64 << 10;
 /// The most options of a negotiation.
 const MAX_OPTIONS: usize = 64;
 
-/// What a client can see.
-pub trait Exports: Sync {
-    /// The export of that name; the empty name is the usual one.
-    fn find(&self, name: &str) -> Option<Arc<Volume>>;
-    /// All names.
-    fn names(&self) -> Vec<String>;
-}
-
 /// How a negotiation ends.
 pub enum Negotiated {
     /// Requests follow.
-    Go(Arc<Volume>),
+    Go(Export),
     /// TLS follows, and then another negotiation.
     StartTls,
     /// Nothing.
@@ -105,13 +98,13 @@ where
             _ if tls == Tls::Wanted => answer(reply::TLS_REQD, b"TLS is required"),
             option::EXPORT_NAME => {
                 let name = std::str::from_utf8(&data).map_err(|_| bad("a name is not UTF-8"))?;
-                let volume = exports.find(name).ok_or_else(|| bad("there is no such export"))?;
-                answers.extend(volume.length().to_be_bytes());
+                let export = exports.find(name).ok_or_else(|| bad("there is no such export"))?;
+                answers.extend(export.length().to_be_bytes());
                 answers.extend(TRANSMISSION_FLAGS.to_be_bytes());
                 if flags & CLIENT_NO_ZEROES == 0 {
                     answers.extend([0; 124]);
                 }
-                end = Some(Negotiated::Go(volume));
+                end = Some(Negotiated::Go(export));
             }
             option::LIST if data.is_empty() => {
                 for name in exports.names() {
@@ -126,12 +119,12 @@ where
                 None => answer(reply::INVALID, b"the option cannot be read"),
                 Some((name, _)) => match exports.find(name) {
                     None => answer(reply::UNKNOWN, b"there is no such volume here"),
-                    Some(volume) => {
-                        answer(reply::INFO, &wire::info_export(volume.length()));
+                    Some(export) => {
+                        answer(reply::INFO, &wire::info_export(export.length()));
                         answer(reply::INFO, &wire::info_block_size());
                         answer(reply::ACK, b"");
                         if number == option::GO {
-                            end = Some(Negotiated::Go(volume));
+                            end = Some(Negotiated::Go(export));
                         }
                     }
                 },
@@ -296,8 +289,8 @@ mod tests {
     struct One(Arc<Volume>);
 
     impl Exports for One {
-        fn find(&self, name: &str) -> Option<Arc<Volume>> {
-            (name.is_empty() || name == "db").then(|| self.0.clone())
+        fn find(&self, name: &str) -> Option<Export> {
+            (name.is_empty() || name == "db").then(|| self.0.clone().into())
         }
 
         fn names(&self) -> Vec<String> {
@@ -352,7 +345,8 @@ mod tests {
             let _ = near.read_to_end(&mut answers).await;
             answers.len()
         });
-        if let Ok(Negotiated::Go(volume)) = negotiate(&mut far, exports, Tls::None).await {
+        if let Ok(Negotiated::Go(export)) = negotiate(&mut far, exports, Tls::None).await {
+            let volume = export.served().await.expect("it is served");
             // What it makes of the rest is its affair, but it must end.
             let _ = match is_local {
                 true => local::transmit(far, volume).await,

@@ -26,7 +26,7 @@ use crate::instances::volumes;
 use crate::keeper::Keeper;
 use crate::memory::private;
 use crate::proto;
-use crate::protocol::{FILL, MADE_AGAIN, NETWORK, VOLUMES_MOVE};
+use crate::protocol::{FILL, MACHINE_VOLUMES, MADE_AGAIN, NETWORK, VOLUMES_MOVE};
 use crate::session::rnics;
 use crate::session::{decode, encode, in_time};
 
@@ -64,6 +64,12 @@ impl Source {
         }
         if !self.record().volumes.is_empty() && !self.agent.peers.can(&to, VOLUMES_MOVE) {
             bail!("the agent of {to} does not know volumes that move along; upgrade it");
+        }
+        if self.is_machine()
+            && !self.record().volumes.is_empty()
+            && !self.agent.peers.can(&to, MACHINE_VOLUMES)
+        {
+            bail!("the agent of {to} does not know volumes of virtual machines; upgrade it");
         }
         self.describe().await?;
         let guests: Vec<_> = self

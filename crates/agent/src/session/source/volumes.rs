@@ -1,6 +1,6 @@
 //! The instance's volumes, which move in the same session. The order is: all of a volume is copied while the instance runs, and what it
-//! writes goes to both hosts; its tasks are frozen; its file systems are brought to rest; the volumes are held, and promised by the
-//! destination, which mounts them for the restore. The decision about the tasks is that about the volumes.
+//! writes goes to both hosts; its tasks are frozen; its file systems are brought to rest (a guest's disks QEMU has drained and flushed); the volumes
+//! are held, and promised by the destination, which mounts them for the restore. The decision about the tasks is that about the volumes.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use verbatim_session::decision::Outcome;
 use verbatim_volume::control::Order;
 
 use super::Source;
-use crate::instances::volumes::{Disks, Mounted};
+use crate::instances::volumes::{Disks, Form, Mounted};
 use crate::session::volumes::{give, note, settle};
 
 /// How often it is told how far they are.
@@ -100,17 +100,27 @@ impl Source {
         if self.volumes().is_empty() {
             return Ok(());
         }
-        let disks = self.disks();
-        tokio::task::spawn_blocking(move || disks.sync()).await?
+        if Form::of(self.record()) == Form::FileSystem {
+            let disks = self.disks();
+            return tokio::task::spawn_blocking(move || disks.sync()).await?;
+        }
+        let flushed = self.volumes().iter().map(|mounted| async move {
+            let name = mounted.volume.clone();
+            let flushed = give(&self.agent, &Order::Sync { name }).await;
+            flushed.with_context(|| format!("the volume {}", mounted.volume))
+        });
+        try_join_all(flushed).await.map(drop)
     }
 
-    /// The tasks are frozen: the file systems are brought to rest, and then the volumes are held. The answer comes while memory is sent.
+    /// The tasks are frozen: file systems are brought to rest, and then the volumes are held. The answer comes while memory is sent.
     pub(super) async fn hold_volumes(&self) -> anyhow::Result<JoinHandle<anyhow::Result<()>>> {
-        let (disks, volumes) = (self.disks(), self.volumes().to_vec());
-        let frozen = tokio::task::spawn_blocking(move || disks.freeze(&volumes));
-        tokio::time::timeout(FREEZE_LIMIT, frozen)
-            .await
-            .context("a file system does not come to rest")???;
+        if Form::of(self.record()) == Form::FileSystem {
+            let (disks, volumes) = (self.disks(), self.volumes().to_vec());
+            let frozen = tokio::task::spawn_blocking(move || disks.freeze(&volumes));
+            tokio::time::timeout(FREEZE_LIMIT, frozen)
+                .await
+                .context("a file system does not come to rest")???;
+        }
         let (agent, session, volumes) = (self.agent.clone(), self.session, self.volumes().to_vec());
         Ok(tokio::spawn(async move {
             let held = volumes.iter().map(|mounted| async {

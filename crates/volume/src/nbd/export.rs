@@ -1,0 +1,82 @@
+//! What clients find at a server.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use crate::volume::Volume;
+
+/// One volume, as a client finds it. It may be there before its copy on this host serves: then the client is welcomed, and its requests
+/// are not read before that.
+#[derive(Clone)]
+pub struct Export {
+    length: u64,
+    volume: watch::Receiver<Option<Arc<Volume>>>,
+}
+
+impl Export {
+    /// One of so many bytes, whose volume is yet to come from there.
+    pub fn later(length: u64, volume: watch::Receiver<Option<Arc<Volume>>>) -> Self {
+        Self { length, volume }
+    }
+
+    /// Its size in bytes.
+    pub fn length(&self) -> u64 {
+        let volume = self.volume.borrow();
+        volume.as_ref().map_or(self.length, |volume| volume.length())
+    }
+
+    /// The volume as soon as it is served here; nothing if it never is.
+    pub async fn served(mut self) -> Option<Arc<Volume>> {
+        let served = self.volume.wait_for(Option::is_some).await;
+        served.ok().and_then(|volume| volume.clone())
+    }
+}
+
+impl From<Arc<Volume>> for Export {
+    fn from(volume: Arc<Volume>) -> Self {
+        // What was sent stays there when the sender is gone.
+        let (_, receiver) = watch::channel(Some(volume));
+        Self::later(0, receiver)
+    }
+}
+
+/// What a client can see.
+pub trait Exports: Sync {
+    /// The export of that name; the empty name is the usual one.
+    fn find(&self, name: &str) -> Option<Export>;
+    /// All names.
+    fn names(&self) -> Vec<String>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::Disks;
+    use crate::store::Store;
+
+    #[tokio::test]
+    async fn a_client_waits_until_its_volume_is_served_or_never_is() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(&folder.path().join("data"), 4096).expect("made");
+        let volume = Volume::new(store, 4096, Disks::new(1), crate::faults::none);
+        let at_once = Export::from(volume.clone());
+        assert_eq!(at_once.length(), 4096);
+        assert!(at_once.served().await.is_some());
+
+        let (sender, receiver) = watch::channel(None);
+        let later = Export::later(8192, receiver);
+        assert_eq!(later.length(), 8192);
+        let waiting = tokio::spawn(later.clone().served());
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        sender.send_replace(Some(volume.clone()));
+        assert!(waiting.await.expect("it ends").is_some());
+        assert_eq!(later.length(), 4096, "its own, from then on");
+
+        let (sender, receiver) = watch::channel(None);
+        let never = tokio::spawn(Export::later(8192, receiver).served());
+        drop(sender);
+        assert!(never.await.expect("it ends").is_none());
+    }
+}
