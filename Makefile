@@ -111,8 +111,8 @@ vm-bench: build ## our RNIC and the kernel's rxe in one virtual machine, as JSON
 		--built $(abspath $(release)) >out/vm-bench.json
 	cat out/vm-bench.json
 
-vm-migrate-test: build ## virtual machines that move MOVES (50) times in a row: to a newer QEMU, with Linux, and while everything fails
-	@./setup.sh --newer-qemu
+vm-migrate-test: build ## virtual machines that move MOVES (50) times in a row: to a newer QEMU, with Linux, by libvirt, and while everything fails
+	@./setup.sh --newer-qemu --libvirt
 	@./setup.sh --vm
 	CI=true VERBATIM_VM_MOVES=$(or $(MOVES),50) VERBATIM_NEWER_QEMU=$(or $(NEWER_QEMU),/opt/verbatim/qemu/bin/qemu-system-x86_64) \
 		$(cargo) test --release --locked -p verbatim-vm

@@ -34,7 +34,7 @@ declare -A newer_suites=([debian]="forky sid" [ubuntu]="questing resolute devel"
 
 usage() {
     cat <<'HELP'
-Usage: ./setup.sh [--vm] [--newer-qemu] [--application] [--check]
+Usage: ./setup.sh [--vm] [--newer-qemu] [--libvirt] [--application] [--check]
        ./setup.sh --path | --help
 
 Installs, where they are missing:
@@ -47,6 +47,7 @@ Installs, where they are missing:
   --vm        besides: QEMU and a kernel with the module rdma_rxe in /opt/verbatim/vm/kernel, for `make vm-test`
   --newer-qemu
               besides: the QEMU of a newer release, unpacked with its libraries to /opt/verbatim/qemu, for `make vm-migrate-test`
+  --libvirt   besides: libvirt, as the distribution has it, whose daemon then runs here, for `make vm-migrate-test`
   --application
               besides: LAMMPS and Open MPI (32 MB to download), for `bench/run application` and `make application`
   --check     change nothing, only say what is missing
@@ -452,6 +453,7 @@ for option; do
         --check) check_only=yes ;;
         --vm) with_vm=yes ;;
         --newer-qemu) with_newer_qemu=yes ;;
+        --libvirt) packages+=(libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients) ;;
         --application) packages+=("${application_packages[@]}") ;;
         --path)
             rust_usable || fail "no cargo and rustc >= $rust_minimum" "PATH, $cargo_bin, $rust_home/bin" "run ./setup.sh"

@@ -22,6 +22,7 @@ use crate::agent::{Shared, status};
 use crate::instances::home::Home;
 use crate::instances::machine;
 use crate::instances::machine::Origin;
+use crate::instances::machine::guest::Guest;
 use crate::instances::record::{Record, parse_address};
 use crate::instances::start;
 use crate::instances::volumes;
@@ -89,7 +90,7 @@ impl ControlService {
                 .iter()
                 .map(|name| verbatim_container::find_rnic(name))
                 .collect::<Result<_, _>>()?,
-            machine: virtual_machine,
+            machine: virtual_machine.map(Guest::Qemu),
             volumes,
         };
         if let Some(lack) = volumes::lacking(&record).first() {

@@ -51,6 +51,9 @@ pub const CM: &str = "rdma-cm";
 /// It takes virtual machines (`machine` of a record).
 pub const MACHINES: &str = "machines";
 
+/// It takes virtual machines that are libvirt's (`machine` of a record has a `domain`).
+pub const LIBVIRT: &str = "libvirt";
+
 /// It gives containers volumes (`RunRequest.volumes`, `volumes` of a record).
 pub const VOLUMES: &str = "volumes";
 
@@ -69,6 +72,7 @@ const CAPABILITIES: &[&str] = &[
     RNICS,
     CM,
     MACHINES,
+    LIBVIRT,
     VOLUMES,
     VOLUMES_MOVE,
     MACHINE_VOLUMES,

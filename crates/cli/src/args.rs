@@ -71,7 +71,7 @@ pub enum Command {
     #[command(
         after_help = "Example:\n  qemu-system-x86_64 -object memory-backend-file,id=ram,size=2G,mem-path=/dev/shm/web,share=on \\\n      -machine \
                       q35,memory-backend=ram -m 2G -qmp unix:/run/web.qmp,server=on,wait=off … &\n  verbatim attach web --qmp /run/web.qmp\n  verbatim \
-                      migrate web --to dst\n\nIts RAM must be one shared file in a tmpfs. The QMP socket serves one client: nobody else may have it \
+                      migrate web --to dst\n  verbatim attach web --libvirt qemu:///system   # the domain web\n\nIts RAM must be one shared file in a tmpfs. The QMP socket serves one client: nobody else may have it \
                       while it is looked at or moved.\nExit status: 0 it is an instance, 1 it is what it was."
     )]
     Attach(AttachArguments),
@@ -311,11 +311,14 @@ pub struct RunArguments {
 
 #[derive(Debug, Args)]
 pub struct AttachArguments {
-    /// Its name, unique among the hosts.
+    /// Its name, unique among the hosts; that of libvirt's domain.
     pub name: String,
     /// QEMU's QMP socket on that host.
-    #[arg(long, value_name = "SOCKET")]
-    pub qmp: PathBuf,
+    #[arg(long, value_name = "SOCKET", required_unless_present = "libvirt")]
+    pub qmp: Option<PathBuf>,
+    /// That host's libvirt, which has a domain of this name: qemu:///system.
+    #[arg(long, value_name = "URI", conflicts_with = "qmp")]
+    pub libvirt: Option<String>,
     /// The host that it runs on; this one if there is only one.
     #[arg(long)]
     pub host: Option<String>,

@@ -58,6 +58,18 @@ pub struct Tasks {
     work: PathBuf,
 }
 
+pub(crate) fn put_back(pid: u32, to: &Cgroup, threads: &[(u32, Cgroup)]) -> io::Result<()> {
+    to.take_in(pid)?;
+    let is_there = |thread: u32| Path::new(&format!("/proc/{pid}/task/{thread}")).exists();
+    for (thread, cgroup) in threads {
+        match cgroup.take_thread_in(*thread) {
+            Err(error) if is_there(*thread) => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 impl fmt::Debug for Tasks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "the tasks of {}", self.name)
@@ -122,6 +134,16 @@ impl Tasks {
         .map_err(|source| self.failed("find a process beside", source))
     }
 
+    /// Threads of such a process that are elsewhere than its first one, and where; likewise. libvirt puts those that run a guest into cgroups of their own.
+    pub async fn cgroups_of_threads(&self, pid: u32) -> Result<Vec<(u32, Cgroup)>, Error> {
+        self.blocking(move |tasks| {
+            let cgroup = tasks.cgroup()?.ok_or(io::ErrorKind::NotFound)?;
+            cgroup.of_threads(pid)
+        })
+        .await
+        .map_err(|source| self.failed("find the threads of a process beside", source))
+    }
+
     /// Counts such a process among them: from now on it is frozen and killed with them.
     pub async fn take_in(&self, pid: u32) -> Result<(), Error> {
         self.blocking(move |tasks| {
@@ -132,10 +154,10 @@ impl Tasks {
         .map_err(|source| self.failed("count a process among", source))
     }
 
-    /// Puts a process back that [`Tasks::take_in`] has taken.
-    pub async fn let_out(&self, pid: u32, to: &Cgroup) -> Result<(), Error> {
-        let to = to.clone();
-        self.blocking(move |_| to.take_in(pid))
+    /// Puts a process back that [`Tasks::take_in`] has taken, and those of its threads that were apart and are there still.
+    pub async fn let_out(&self, pid: u32, to: &Cgroup, threads: &[(u32, Cgroup)]) -> Result<(), Error> {
+        let (to, threads) = (to.clone(), threads.to_vec());
+        self.blocking(move |_| put_back(pid, &to, &threads))
             .await
             .map_err(|source| self.failed("let a process out of", source))
     }

@@ -39,6 +39,9 @@ pub enum Error {
     /// The virtual machine cannot be moved as it is.
     #[error("{}", .0.join("; "))]
     Unmovable(Vec<String>),
+    /// libvirt cannot do something, or is not there.
+    #[error("{0}")]
+    Libvirt(String),
     /// A command line that cannot be taken.
     #[error("{0}")]
     Arguments(String),

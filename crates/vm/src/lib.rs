@@ -19,6 +19,8 @@
 //! Until the decision the source's guest can go on ([`Outgoing::take_back`]): the destination's QEMU loads, and does not run.
 //! Nothing here decides: that is the session's.
 //!
+//! A QEMU of libvirt's is asked through libvirt, and started by it at the destination ([`Domain`]); all else is the same.
+//!
 //! What cannot move is refused before anything is touched: by its command line ([`Arguments::parse`]), or by what it has
 //! ([`Machine::may_move`]).
 
@@ -26,6 +28,7 @@ mod arguments;
 mod destination;
 mod disk;
 mod error;
+mod libvirt;
 mod machine;
 mod qmp;
 mod ram;
@@ -37,6 +40,7 @@ pub use arguments::{Arguments, MEMORY};
 pub use destination::Incoming;
 pub use disk::NbdDisk;
 pub use error::{Error, Result};
+pub use libvirt::{Description, Domain};
 pub use machine::{Machine, Status};
 pub use qmp::{Event, Qmp};
 pub use ram::{RUN, Ram, Rounds, Run};

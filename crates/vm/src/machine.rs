@@ -8,7 +8,6 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::net::UnixStream;
-use tokio::sync::broadcast::error::RecvError;
 
 use crate::error::{Error, Result};
 use crate::qmp::{Event, Qmp, in_time};
@@ -115,7 +114,7 @@ impl Machine {
 
     /// Lets the guest run.
     pub async fn go_on(&self) -> Result<()> {
-        self.qmp.run("cont", json!({})).await
+        self.qmp.go_on().await
     }
 
     /// QEMU ends, and the guest with it.
@@ -172,11 +171,7 @@ impl Machine {
                         reason: now.error_desc,
                     });
                 }
-                // The next event says only that it is worth asking again.
-                match events.recv().await {
-                    Ok(_) | Err(RecvError::Lagged(_)) => {}
-                    Err(RecvError::Closed) => return Err(Error::Gone),
-                }
+                self.qmp.may_differ(events).await?;
             }
         };
         in_time(&format!("come to {}", wanted.join(" or ")), limit, comes).await

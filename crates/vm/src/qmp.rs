@@ -18,12 +18,17 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{broadcast, oneshot};
 
 use crate::error::{Error, Result};
+use crate::libvirt::Domain;
 
 /// How long QEMU may take to answer a command. It answers from its main loop, which disks and networks can hold up.
 const ANSWER: Duration = Duration::from_secs(10);
+
+/// Until QEMU is asked again where nobody tells what happens. The question itself takes longer.
+const AGAIN: Duration = Duration::from_millis(5);
 
 /// No line that QEMU sends is longer: the longest are lists of all devices or of all block nodes.
 const LONGEST: u64 = 16 << 20;
@@ -61,19 +66,32 @@ type Answer = std::result::Result<Value, String>;
 /// Who waits for answers; `None` when nobody answers any more.
 type Waiting = Mutex<Option<HashMap<u64, oneshot::Sender<Answer>>>>;
 
-/// A connection to a QMP socket.
+/// Somebody who answers in QMP: QEMU, or libvirt for it.
 #[derive(Debug)]
 pub struct Qmp {
-    writer: tokio::sync::Mutex<OwnedWriteHalf>,
-    waiting: Arc<Waiting>,
+    way: Way,
     events: broadcast::Sender<Event>,
-    next: AtomicU64,
     /// How long it may take to answer a command.
     limit: Duration,
+}
+
+/// How QEMU is reached.
+#[derive(Debug)]
+enum Way {
+    Socket(Connection),
+    Libvirt(Domain),
+}
+
+/// A connection to a QMP socket.
+#[derive(Debug)]
+struct Connection {
+    writer: tokio::sync::Mutex<OwnedWriteHalf>,
+    waiting: Arc<Waiting>,
+    next: AtomicU64,
     reader: tokio::task::JoinHandle<()>,
 }
 
-impl Drop for Qmp {
+impl Drop for Connection {
     fn drop(&mut self) {
         self.reader.abort();
     }
@@ -98,20 +116,64 @@ impl Qmp {
         let waiting = Arc::new(Mutex::new(Some(HashMap::new())));
         let reader = tokio::spawn(read(lines, waiting.clone(), events.clone()));
         let qmp = Self {
-            writer: tokio::sync::Mutex::new(writer),
-            waiting,
+            way: Way::Socket(Connection {
+                writer: tokio::sync::Mutex::new(writer),
+                waiting,
+                next: AtomicU64::new(1),
+                reader,
+            }),
             events,
-            next: AtomicU64::new(1),
             limit: ANSWER,
-            reader,
         };
         qmp.run("qmp_capabilities", json!({})).await?;
         Ok(qmp)
     }
 
-    /// What happens from now on.
+    /// Through libvirt, which has the QMP socket of its domain for itself.
+    pub fn through(domain: Domain) -> Self {
+        let (events, _) = broadcast::channel(EVENTS);
+        Self {
+            way: Way::Libvirt(domain),
+            events,
+            limit: ANSWER,
+        }
+    }
+
+    /// What happens from now on. libvirt tells nothing: [`Qmp::may_differ`] does not need that.
     pub fn events(&self) -> broadcast::Receiver<Event> {
         self.events.subscribe()
+    }
+
+    /// The domain that it is reached through, if it is one.
+    pub fn domain(&self) -> Option<&Domain> {
+        match &self.way {
+            Way::Socket(_) => None,
+            Way::Libvirt(domain) => Some(domain),
+        }
+    }
+
+    /// Waits until it is worth asking again how something is. `events` were subscribed to before it was asked.
+    ///
+    /// libvirt passes events on to whoever has registered for them with a connection of its own, and does not say since when that counts: so
+    /// what happens just then could be missed, and it is asked again instead.
+    pub(crate) async fn may_differ(&self, events: &mut broadcast::Receiver<Event>) -> Result<()> {
+        match &self.way {
+            Way::Libvirt(_) => tokio::time::sleep(AGAIN).await,
+            // An event says only that it is worth asking.
+            Way::Socket(_) => match events.recv().await {
+                Ok(_) | Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return Err(Error::Gone),
+            },
+        }
+        Ok(())
+    }
+
+    /// Lets the guest run.
+    pub(crate) async fn go_on(&self) -> Result<()> {
+        match &self.way {
+            Way::Socket(_) => self.run("cont", json!({})).await,
+            Way::Libvirt(domain) => domain.resume().await,
+        }
     }
 
     /// Has QEMU do something that returns nothing of interest.
@@ -138,6 +200,24 @@ impl Qmp {
         arguments: Value,
         descriptor: Option<OwnedFd>,
     ) -> Result<T> {
+        let answer = match &self.way {
+            Way::Socket(connection) => connection.ask(command, arguments, descriptor, self.limit).await?,
+            Way::Libvirt(domain) => domain.qmp(command, arguments, descriptor).await?,
+        };
+        let returned = answer.map_err(|description| Error::Refused { command, description })?;
+        serde_json::from_value(returned)
+            .map_err(|error| Error::Malformed(format!("the answer to `{command}`: {error}")))
+    }
+}
+
+impl Connection {
+    async fn ask(
+        &self,
+        command: &'static str,
+        arguments: Value,
+        descriptor: Option<OwnedFd>,
+        limit: Duration,
+    ) -> Result<Answer> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         match &mut *self.waiting.lock().expect("no panic under this lock") {
@@ -156,15 +236,13 @@ impl Qmp {
             drop(writer);
             receiver.await.map_err(|_| Error::Gone)
         };
-        let answer = in_time(&format!("answered `{command}`"), self.limit, asked).await;
+        let answer = in_time(&format!("answered `{command}`"), limit, asked).await;
         if answer.is_err()
             && let Some(waiting) = &mut *self.waiting.lock().expect("no panic under this lock")
         {
             waiting.remove(&id);
         }
-        let returned = answer?.map_err(|description| Error::Refused { command, description })?;
-        serde_json::from_value(returned)
-            .map_err(|error| Error::Malformed(format!("the answer to `{command}`: {error}")))
+        answer
     }
 }
 

@@ -67,6 +67,9 @@ impl Machine {
         reasons.extend(descriptors(self.pid())?);
         reasons.extend(other_users(self.ram(), self.pid())?);
         reasons.extend(self.unseen_disks().await?);
+        if let Some(domain) = self.qmp().domain() {
+            reasons.extend(domain.obstacles().await?);
+        }
         match reasons.is_empty() {
             true => Ok(()),
             false => Err(Error::Unmovable(reasons)),

@@ -72,7 +72,7 @@ fn is_for(action: Action, point: &Point) -> bool {
 }
 
 /// The guest's program, built when it is first asked for.
-fn program() -> anyhow::Result<PathBuf> {
+pub(crate) fn program() -> anyhow::Result<PathBuf> {
     static BUILT: std::sync::OnceLock<Result<PathBuf, String>> = std::sync::OnceLock::new();
     let build = || {
         let out = Path::new(env!("CARGO_TARGET_TMPDIR"));
@@ -160,7 +160,7 @@ impl<'a> Guest<'a> {
 }
 
 /// How far a guest has counted that has said this. An error if that is not 1, 2, 3, …
-fn counted(said: &str) -> anyhow::Result<u32> {
+pub(crate) fn counted(said: &str) -> anyhow::Result<u32> {
     let mut count = 0;
     let lines = said.split_inclusive('\n');
     for line in lines.filter_map(|line| line.strip_suffix('\n')) {

@@ -24,6 +24,7 @@ mod failures;
 mod faults;
 mod gids;
 mod identity;
+mod libvirt;
 mod lost_rnic;
 mod machines;
 mod many;
@@ -224,6 +225,7 @@ fn main() -> ExitCode {
         faults::tests(),
         lost_rnic::tests(),
         machines::tests(),
+        libvirt::tests(),
         volumes::tests(),
         rnic_again::tests(),
         robustness::tests(),

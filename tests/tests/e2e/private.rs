@@ -170,7 +170,11 @@ fn a_small_runtime_folder(lab: &TestLab) -> anyhow::Result<()> {
     leave(PRIVATE_MIB / 8 + 48)?;
     let refused = lab.verbatim(&["check", "client", "--to", "dst"])?.wait(LIMIT)?;
     ensure!(refused.code == 1, "{}", refused.output());
-    ensure!(refused.stdout.contains("enlarge that tmpfs"), "{}", refused.stdout);
+    ensure!(
+        refused.stdout.contains("enlarge that tmpfs"),
+        "{}",
+        refused.stdout
+    );
     leave(PRIVATE_MIB / 8 + 80)?;
     lab.ask(&["check", "client", "--to", "dst"])?;
     must_be_tracked(&check.client.migrate("dst")?)?;

@@ -8,7 +8,7 @@ use crate::instances::volumes;
 use crate::memory::private;
 use crate::peers::reason;
 use crate::proto::{CheckReply, OpenRequest};
-use crate::protocol::{FILL, MACHINE_VOLUMES, MACHINES, VOLUMES_MOVE};
+use crate::protocol::{FILL, MACHINE_VOLUMES, VOLUMES_MOVE};
 use crate::session::rnics;
 use crate::session::source;
 
@@ -73,7 +73,7 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
     }
 
     let private_bytes = match &record.machine {
-        Some(arguments) => arguments.ram(),
+        Some(guest) => guest.ram(),
         None => private::bytes_of_tree(init),
     };
     let has_soft_dirty = agent.tools.tracks_memory().await.is_ok();
@@ -109,11 +109,7 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                 .must_know(destination, &agent.guests.of_instance(name));
             blockers.extend(unknown.err().map(|error| format!("{error:#}")));
             blockers.extend(rnics::blockers(agent, record, destination));
-            if record.machine.is_some() && !agent.peers.can(destination, MACHINES) {
-                blockers.push(format!(
-                    "the agent of {destination} does not know virtual machines; upgrade it"
-                ));
-            }
+            blockers.extend(source::machine_unknown(agent, record, destination));
             if !record.volumes.is_empty() && !agent.peers.can(destination, VOLUMES_MOVE) {
                 blockers.push(format!(
                     "the agent of {destination} does not know volumes that move along; upgrade it"

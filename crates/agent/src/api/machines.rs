@@ -3,12 +3,13 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use verbatim_container::{ContainerName, Init, Tasks};
-use verbatim_vm::Arguments;
+use verbatim_container::{ContainerName, Init, Tasks, Workload};
+use verbatim_vm::{Arguments, Domain};
 
 use super::ControlService;
 use crate::instances::home::Home;
 use crate::instances::machine::attached::{self, Attached};
+use crate::instances::machine::guest::Guest;
 use crate::instances::machine::{self, Origin, qemu};
 use crate::instances::record::Record;
 use crate::instances::start;
@@ -48,17 +49,16 @@ impl ControlService {
     pub(super) async fn attach_machine(&self, request: AttachRequest) -> anyhow::Result<Instance> {
         let name = ContainerName::new(request.name)?;
         let _reservation = self.0.instances.reserve(name.as_str())?;
-        let (found, arguments) = Attached::find(Path::new(&request.qmp)).await?;
-        let arguments = attached::anywhere(arguments)?;
+        let (found, guest, workload) = find(&request.qmp, &request.libvirt, &name).await?;
         let (address, prefix) = self.address(&request.address)?;
         let record = Record {
             name,
-            workload: machine::workload(&arguments, &[]),
+            workload,
             address,
             prefix,
             visited: Default::default(),
             rnics: Vec::new(),
-            machine: Some(arguments),
+            machine: Some(guest),
             volumes: Vec::new(),
         };
         if let Some(conflict) = self.0.instances.conflict(&record) {
@@ -129,6 +129,25 @@ impl ControlService {
         }
         Ok(())
     }
+}
+
+/// One that runs, by its QMP socket, or as the domain of this name if a connection to libvirt is named.
+async fn find(qmp: &str, libvirt: &str, name: &ContainerName) -> anyhow::Result<(Attached, Guest, Workload)> {
+    if libvirt.is_empty() {
+        let (found, arguments) = Attached::find(Path::new(qmp)).await?;
+        let arguments = attached::anywhere(arguments)?;
+        let workload = machine::workload(&arguments, &[]);
+        return Ok((found, Guest::Qemu(arguments), workload));
+    }
+    let (found, guest, binds) = Attached::find_domain(libvirt, name.as_str()).await?;
+    let args = found.domain().map(Domain::line).unwrap_or_default();
+    let workload = Workload::Command {
+        args,
+        env: Vec::new(),
+        cwd: "/".into(),
+        binds,
+    };
+    Ok((found, guest, workload))
 }
 
 fn is(instance: &HostInstance, found: &Attached) -> bool {

@@ -30,6 +30,7 @@ use verbatim_seqpacket::Listener;
 use super::filling;
 use super::machine;
 use super::machine::Origin;
+use super::machine::guest::Guest;
 use super::record::Record;
 use super::volumes::{Disks, Form};
 use crate::config::Config;
@@ -327,7 +328,7 @@ impl Home {
         )?;
         std::fs::File::create(self.output())?;
         match &self.record.machine {
-            Some(arguments) if origin != Origin::Attached => {
+            Some(Guest::Qemu(arguments)) if origin != Origin::Attached => {
                 machine::make_ram(&self.paths.folder, arguments.ram())
             }
             _ => Ok(()),
@@ -364,16 +365,13 @@ impl Home {
         };
         let made = match &self.record.machine {
             None => Bundle::create(&bundle, &self.record.workload)?,
-            Some(arguments) => {
+            Some(guest) => {
                 let bundle = BundleConfig {
                     preload: None,
                     devices: machine::DEVICES.map(str::to_owned).into(),
                     ..bundle
                 };
-                Bundle::create(
-                    &bundle,
-                    &machine::started(arguments, &self.record.workload, origin)?,
-                )?
+                Bundle::create(&bundle, &machine::started(guest, &self.record.workload, origin)?)?
             }
         };
         self.parts().bundle = Some(made);

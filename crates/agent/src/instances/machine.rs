@@ -8,12 +8,16 @@
 //!  criu/NAME/ran     during a move, on both hosts: the latter, for an agent that comes after this one
 //! ```
 //!
+//! A domain of libvirt's is asked and started through libvirt ([`domain`]).
+//!
 //! The container is what makes a virtual machine an instance like others: it has its cgroup, by which it is frozen for the decision and killed
 //! after it, its network, its output, its place in runc's list. What differs is in [`leaving`] and [`arriving`], which stand beside a checkpoint and a
 //! restore ([`tasks`](super::tasks)).
 
 pub mod arriving;
 pub mod attached;
+pub mod domain;
+pub mod guest;
 pub mod leaving;
 pub mod qemu;
 
@@ -27,6 +31,7 @@ use verbatim_channel::RUNTIME_DIR;
 use verbatim_container::{Bind, TAP, Workload, mac_of};
 use verbatim_vm::Arguments;
 
+use self::guest::Guest;
 use super::record::Record;
 use crate::memory::beneath;
 
@@ -93,10 +98,11 @@ pub enum Origin {
 }
 
 /// What the container runs.
-pub fn started(arguments: &Arguments, workload: &Workload, origin: Origin) -> anyhow::Result<Workload> {
-    if origin == Origin::Attached {
-        return attached::holder(workload);
-    }
+pub fn started(guest: &Guest, workload: &Workload, origin: Origin) -> anyhow::Result<Workload> {
+    let arguments = match guest {
+        Guest::Qemu(arguments) if origin != Origin::Attached => arguments,
+        _ => return attached::holder(workload),
+    };
     let Workload::Command { env, cwd, binds, .. } = workload else {
         bail!("a virtual machine has no bundle of its own");
     };

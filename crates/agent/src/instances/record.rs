@@ -6,8 +6,8 @@ use std::net::Ipv4Addr;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use verbatim_container::{ContainerName, Rnic, Workload};
-use verbatim_vm::Arguments;
 
+use super::machine::guest::Guest;
 use super::volumes::Mounted;
 
 /// What an instance is. It is stored as JSON and goes to the destination as it is.
@@ -27,9 +27,9 @@ pub struct Record {
     /// RNICs of the kernel's that it may open, as they are where it started. Each host that it is on has one of each name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rnics: Vec<Rnic>,
-    /// It is a virtual machine, and this is its command line: QEMU is the only program of its container. The workload says the rest.
+    /// It is a virtual machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub machine: Option<Arguments>,
+    pub machine: Option<Guest>,
     /// Local disks that it has, as file systems, or as disks of a virtual machine.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<Mounted>,

@@ -18,7 +18,7 @@ use super::Instance;
 use super::filling;
 use super::home::{Home, Kept, Paths, Undecided};
 use super::machine::attached::{self, Attached};
-use super::machine::leaving;
+use super::machine::{domain, leaving};
 use crate::agent::Shared;
 use crate::session::recovery;
 
@@ -165,11 +165,17 @@ pub async fn take_over(agent: &Shared, name: &str, moving: bool) -> anyhow::Resu
 pub async fn clear(agent: &Shared, name: &str) -> anyhow::Result<()> {
     let container = ContainerName::new(name);
     let paths = Paths::new(&agent.config.runtime_dir, name);
-    if let (Ok(container), Some(attached)) = (&container, Attached::of(&paths)?) {
-        // An agent has died before it was an instance. One that has moved away is gone.
-        attached
-            .leave(&Tasks::of(&agent.tools, container, &paths.work), &paths)
-            .await?;
+    if let Ok(container) = &container {
+        let tasks = Tasks::of(&agent.tools, container, &paths.work);
+        if domain::is_arriving(&paths)? {
+            // Its guest never runs here.
+            tasks.kill().await?;
+            domain::end(&paths).await?;
+        }
+        if let Some(attached) = Attached::of(&paths)? {
+            // An agent has died before it was an instance. One that has moved away is gone.
+            attached.leave(&tasks, &paths).await?;
+        }
     }
     if let Ok(container) = container
         && agent.tools.runc().state(&container).await?.is_some()

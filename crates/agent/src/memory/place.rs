@@ -34,6 +34,8 @@ pub struct Placer {
     open: OpenFiles,
     /// What is zero is written, too: a hole is what has not come.
     writes_zeroes: bool,
+    /// A path, and the file elsewhere that has its content.
+    elsewhere: Option<(PathBuf, File)>,
 }
 
 impl Placer {
@@ -44,6 +46,7 @@ impl Placer {
             folder: None,
             open: OpenFiles::default(),
             writes_zeroes: false,
+            elsewhere: None,
         }
     }
 
@@ -51,6 +54,11 @@ impl Placer {
     pub fn writing_zeroes(mut self) -> Self {
         self.writes_zeroes = true;
         self
+    }
+
+    /// From now on the content of `path` goes to this file, whose owner and mode stay, and whose length is right.
+    pub fn stand_in(&mut self, path: &Path, file: File) {
+        self.elsewhere = Some((path.to_owned(), file));
     }
 
     /// Puts one part in its place and says how many bytes of content it had. `landed` is the content of a part that has it not with
@@ -103,17 +111,32 @@ impl Placer {
 
     fn place_data(&mut self, path: &Path, part: &FilePart, landed: Option<&[u8]>) -> io::Result<u64> {
         let pieces = pieces::of(part, landed)?;
-        let file = match self.open.get(path) {
-            Some(file) => file,
+        let elsewhere = self.elsewhere.as_ref().filter(|(from, _)| from == path);
+        let file = match elsewhere {
+            Some((_, file)) => {
+                if file.metadata()?.len() != part.length {
+                    return Err(io::Error::other(format!(
+                        "{} has another length here",
+                        path.display()
+                    )));
+                }
+                file
+            }
             None => {
-                let file = self.open_file(path)?;
-                self.open.keep(path, file)
+                let file = match self.open.get(path) {
+                    Some(file) => file,
+                    None => {
+                        let file = self.open_file(path)?;
+                        self.open.keep(path, file)
+                    }
+                };
+                own(file, part, (part.mode != 0).then_some(part.mode))?;
+                if file.metadata()?.len() != part.length {
+                    file.set_len(part.length)?;
+                }
+                file
             }
         };
-        own(file, part, (part.mode != 0).then_some(part.mode))?;
-        if file.metadata()?.len() != part.length {
-            file.set_len(part.length)?;
-        }
         let mut bytes = 0;
         for piece in pieces {
             match piece {

@@ -36,7 +36,8 @@ use crate::guests::Guest;
 use crate::instances::filling;
 use crate::instances::home::{Home, Paths};
 use crate::instances::machine::arriving::Arriving;
-use crate::instances::machine::{Origin, leaving};
+use crate::instances::machine::guest::Guest;
+use crate::instances::machine::{Origin, RAM, leaving};
 use crate::instances::record::Record;
 use crate::instances::tasks::{Restore, Restored};
 use crate::instances::{Instance, Reservation, machine, storage, volumes as disks};
@@ -194,16 +195,19 @@ pub fn blockers(agent: &Shared, record: &Record, request: &OpenRequest) -> Vec<S
             record.name
         ));
     }
-    // What lies in a tmpfs without a size of its own is asked for below.
-    let elsewhere = match private_tmpfs::is_mounted(&agent.config.runtime_dir.join("private")) {
-        true => request.private_bytes,
-        false => 0,
+    let elsewhere = match &record.machine {
+        // Its RAM is where libvirt's configuration says.
+        Some(Guest::Domain { ram, .. }) => *ram,
+        // What lies in a tmpfs without a size of its own is asked for below.
+        None if private_tmpfs::is_mounted(&agent.config.runtime_dir.join("private")) => request.private_bytes,
+        _ => 0,
     };
+    let here = memory_bytes.saturating_sub(elsewhere);
     match rustix::fs::statvfs(&agent.config.runtime_dir) {
         Ok(space) => {
             let free = space.f_bavail * space.f_frsize;
             // Images and the files beside the memory need some room, too.
-            let needed = memory_bytes.saturating_sub(elsewhere) + memory_bytes / 8 + (64 << 20);
+            let needed = here + here / 8 + (64 << 20);
             if free < needed {
                 blockers.push(format!(
                     "{} there has {} MiB free and {} MiB are needed; enlarge that tmpfs",
@@ -484,9 +488,13 @@ impl Destination {
                 // QEMU connects when it starts.
                 tokio::task::block_in_place(|| home.take_volumes(Some(self.session)))?;
             }
-            self.restore = Some(Restore::Machine(
-                Arriving::prepare(&self.agent.tools, home).await?,
-            ));
+            let arriving = Arriving::prepare(&self.agent.tools, home).await?;
+            let elsewhere = arriving.ram_elsewhere();
+            // Before anything of it can fail.
+            self.restore = Some(Restore::Machine(arriving));
+            if let Some(file) = elsewhere.context("cannot open the RAM")? {
+                self.runtime.stand_in(std::path::Path::new(RAM), file);
+            }
             return Ok(());
         }
         let restore = RestoreConfig {

@@ -78,6 +78,7 @@ use connections::Connection;
 pub use connections::{blockers, describe, describe_own, memory_bytes};
 use decision::Decision;
 use images::Images;
+pub use machine::unknown as machine_unknown;
 use participants::PartnerHost;
 pub use track::{goes_beside_images, private_note};
 pub use transport::transport_note;

@@ -104,6 +104,7 @@ pub async fn attach(lab: &str, arguments: AttachArguments) -> anyhow::Result<Exi
     let AttachArguments {
         name,
         qmp,
+        libvirt,
         host,
         address,
         json,
@@ -111,10 +112,17 @@ pub async fn attach(lab: &str, arguments: AttachArguments) -> anyhow::Result<Exi
     let hosts = Hosts::connect(lab).await?;
     let host = hosts.host(host.as_deref())?;
     is_free(&hosts, &name).await?;
-    let qmp = std::path::absolute(qmp)?.into_os_string().into_string();
+    let qmp = match qmp {
+        Some(path) => {
+            let path = std::path::absolute(path)?.into_os_string().into_string();
+            path.ok().context("the socket's path is not UTF-8")?
+        }
+        None => String::new(),
+    };
     let request = AttachRequest {
         name,
-        qmp: qmp.ok().context("the socket's path is not UTF-8")?,
+        qmp,
+        libvirt: libvirt.unwrap_or_default(),
         address: address.unwrap_or_default(),
     };
     tell(&host.attach(request).await?, json)

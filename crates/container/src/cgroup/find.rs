@@ -58,12 +58,34 @@ impl Cgroup {
 impl Cgroup {
     /// That of process `pid` in the hierarchy that this one is in.
     pub(crate) fn of_process(&self, pid: u32) -> io::Result<Self> {
+        self.said_by(&format!("/proc/{pid}/cgroup"))
+    }
+
+    /// Threads of process `pid` that are in another cgroup than its first one (a threaded subtree of the unified hierarchy), and in which.
+    pub(crate) fn of_threads(&self, pid: u32) -> io::Result<Vec<(u32, Self)>> {
+        let first = self.of_process(pid)?;
+        let folder = PathBuf::from(format!("/proc/{pid}/task"));
+        let mut apart = Vec::new();
+        for thread in std::fs::read_dir(&folder).map_err(|error| in_file(&folder, &error))? {
+            let name = thread?.file_name();
+            let Some(number) = name.to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            match self.said_by(&format!("/proc/{pid}/task/{number}/cgroup")) {
+                Ok(cgroup) if cgroup != first => apart.push((number, cgroup)),
+                // Or it has ended.
+                Ok(_) | Err(_) => {}
+            }
+        }
+        Ok(apart)
+    }
+
+    fn said_by(&self, cgroups: &str) -> io::Result<Self> {
         let read =
             |path: &str| std::fs::read_to_string(path).map_err(|error| in_file(Path::new(path), &error));
-        let cgroups = format!("/proc/{pid}/cgroup");
-        let (mounts, own) = (read("/proc/self/mountinfo")?, read(&cgroups)?);
+        let (mounts, own) = (read("/proc/self/mountinfo")?, read(cgroups)?);
         let found = member(&own, self.version).and_then(|inner| mounted(&mounts, self.version, inner));
-        let path = found.ok_or_else(|| unexpected(Path::new(&cgroups), &own))?;
+        let path = found.ok_or_else(|| unexpected(Path::new(cgroups), &own))?;
         Ok(Self {
             version: self.version,
             path,

@@ -111,6 +111,11 @@ impl Cgroup {
         self.write("cgroup.procs", &pid.to_string())
     }
 
+    /// Puts a thread in it, whose process is in the same threaded subtree.
+    pub(crate) fn take_thread_in(&self, thread: u32) -> io::Result<()> {
+        self.write("cgroup.threads", &thread.to_string())
+    }
+
     /// Removes it if there is nothing in it; one that is not there is fine.
     #[cfg(test)]
     fn remove(&self) -> io::Result<()> {

@@ -187,3 +187,67 @@ fn tasks_in_cgroups_below_are_found_frozen_and_killed() {
         below.remove().unwrap();
     }
 }
+
+#[test]
+fn threads_that_were_apart_are_so_again() {
+    let Some(mounted) = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"]
+        .map(Path::new)
+        .into_iter()
+        .find(|mounted| mounted.join("cgroup.controllers").exists())
+    else {
+        return;
+    };
+    let top = mounted.join(format!("verbatim-unit-{}-threads", std::process::id()));
+    if std::fs::create_dir(&top).is_err() {
+        return;
+    }
+    let cgroup = |name: &str| {
+        let path = top.join(name);
+        std::fs::create_dir(&path).unwrap();
+        let version = CgroupVersion::V2;
+        Cgroup { version, path }
+    };
+    let (first, other) = (cgroup("first"), cgroup("other"));
+    for threaded in [&first, &other] {
+        threaded.write("cgroup.type", "threaded").unwrap();
+    }
+    // A process with a second thread.
+    let mut python = Command::new("python3")
+        .args([
+            "-c",
+            "import sys, threading; threading.Thread(target=sys.stdin.read).start(); print(flush=True)",
+        ])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = python.id();
+    std::io::Read::read_exact(python.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut threads = threads.map(|thread| thread.unwrap().file_name().to_str().unwrap().parse().unwrap());
+    let second: u32 = threads.find(|thread| *thread != pid).unwrap();
+    first.take_in(pid).unwrap();
+    other.take_thread_in(second).unwrap();
+    let apart = first.of_threads(pid).unwrap();
+    assert_eq!(apart, [(second, other.clone())]);
+    // `away` is no part of the threaded subtree, as a container's is not.
+    let outside = mounted.join(format!("verbatim-unit-{}-away", std::process::id()));
+    std::fs::create_dir(&outside).unwrap();
+    let version = CgroupVersion::V2;
+    let away = Cgroup {
+        version,
+        path: outside,
+    };
+    away.take_in(pid).unwrap();
+    assert!(first.of_threads(pid).unwrap().is_empty());
+    let gone = (u32::MAX - 1, other.clone());
+    crate::tasks::put_back(pid, &first, &[apart[0].clone(), gone]).unwrap();
+    assert_eq!(first.of_process(pid).unwrap(), first);
+    assert_eq!(first.of_threads(pid).unwrap(), apart);
+    python.kill().unwrap();
+    python.wait().unwrap();
+    for cgroup in [&first, &other, &away] {
+        cgroup.remove().unwrap();
+    }
+    std::fs::remove_dir(&top).unwrap();
+}

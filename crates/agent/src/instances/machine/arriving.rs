@@ -5,6 +5,7 @@
 //!   (QEMU waits)                  (guest is there)   └─ abort: QEMU is killed
 //! ```
 
+use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,9 +16,10 @@ use tokio::net::UnixStream;
 use verbatim_container::{ContainerName, Host, Init, Runc, Tasks};
 use verbatim_vm::{Error, Incoming, Machine};
 
+use super::guest::Guest;
 use super::leaving::{DEVICES, RAN, forget, read_ran};
-use super::make_ram;
 use super::qemu::{connect, last_words};
+use super::{domain, make_ram};
 use crate::instances::home::{Home, Paths};
 use crate::instances::start;
 use crate::memory::beneath;
@@ -35,6 +37,7 @@ impl Place {
     /// Nothing of it is left.
     async fn clear(self) -> anyhow::Result<()> {
         self.tasks.kill().await?;
+        domain::end(&self.paths).await?;
         Ok(self.runc.delete(&self.name, true).await?)
     }
 }
@@ -65,12 +68,17 @@ impl Arriving {
             name: name.clone(),
             paths: paths.clone(),
         };
-        let arguments = home.record.machine.as_ref().context("it is no virtual machine")?;
-        make_ram(&paths.folder, arguments.ram())?;
+        let guest = home.record.machine.as_ref().context("it is no virtual machine")?;
+        if let Guest::Qemu(arguments) = guest {
+            make_ram(&paths.folder, arguments.ram())?;
+        }
         let init = start::start(host.runc(), home).await?;
         let waiting = async {
             place.tasks.keep_unreleased().await?;
-            let machine = connect(paths, init.pid()).await?;
+            let machine = match guest {
+                Guest::Qemu(_) => connect(paths, init.pid()).await?,
+                Guest::Domain { domain, ram } => domain::start(domain, *ram, &place.tasks, paths).await?,
+            };
             let (incoming, stream) = machine.arrive().await?;
             anyhow::Ok(Waiting {
                 init,
@@ -86,6 +94,13 @@ impl Arriving {
                 Err(error)
             }
         }
+    }
+
+    /// Its RAM, where that is no file of the runtime folder.
+    pub fn ram_elsewhere(&self) -> std::io::Result<Option<File>> {
+        let machine = &self.waiting.machine;
+        let elsewhere = machine.qmp().domain().map(|_| machine.ram().file().try_clone());
+        elsewhere.transpose()
     }
 
     /// Gives QEMU the state of the devices, when the RAM is complete; the guest is there then, and does not run.
@@ -111,9 +126,13 @@ impl Arriving {
             // QEMU says why it takes no more of it.
             let (given, loaded) = tokio::join!(give, incoming.loaded());
             match loaded {
-                Err(Error::Gone | Error::GivenUp { .. }) => {
-                    anyhow::bail!("QEMU cannot load the guest: {}", last_words(&folder))
-                }
+                Err(error @ (Error::Gone | Error::GivenUp { .. })) => match machine.qmp().domain() {
+                    None => anyhow::bail!("QEMU cannot load the guest: {}", last_words(&folder)),
+                    Some(domain) => anyhow::bail!(
+                        "QEMU cannot load the guest ({error}); libvirt's log of the domain {} there has its words",
+                        domain.name()
+                    ),
+                },
                 loaded => loaded?,
             }
             given.context("QEMU does not take the devices' state")?;
@@ -164,7 +183,7 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// QEMU's process.
+    /// The container's first process.
     pub fn pid(&self) -> i32 {
         self.init.pid()
     }
@@ -184,6 +203,7 @@ impl Loaded {
         if self.ran {
             self.incoming.run().await?;
         }
+        domain::settle(&self.place.paths).await;
         forget(&self.place.paths)?;
         Ok(self.init)
     }

@@ -2,7 +2,7 @@
 //!
 //! It stays a process of the host's, in its own namespaces. The instance's container has one program that sleeps, and QEMU is counted among the
 //! container's tasks by the cgroup alone: so it is frozen for a decision, and killed after it, as others are. At its next host it is
-//! like one that was started by us.
+//! like one that was started by us; one of libvirt's is libvirt's there, too, and attached.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,9 +10,10 @@ use std::sync::Arc;
 use anyhow::{Context, bail, ensure};
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
-use verbatim_container::{Cgroup, Init, Tasks, Workload, started_at};
-use verbatim_vm::{Arguments, Machine, Qmp, USUAL_MAC};
+use verbatim_container::{Bind, Cgroup, Init, Tasks, Workload, started_at};
+use verbatim_vm::{Arguments, Domain, Machine, Qmp, USUAL_MAC};
 
+use super::guest::Guest;
 use crate::agent::Shared;
 use crate::instances::home::Paths;
 use crate::instances::{Instance, State};
@@ -29,13 +30,60 @@ pub struct Attached {
     pid: u32,
     /// When it was started ([`started_at`]): by both it is known again.
     started: u64,
-    /// Its QMP socket, as this agent sees it.
-    qmp: PathBuf,
+    #[serde(flatten)]
+    by: By,
     /// Where it is put back.
     cgroup: Option<Cgroup>,
+    /// Its threads that were elsewhere, and where.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    threads: Vec<(u32, Cgroup)>,
+}
+
+/// How it is reached.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum By {
+    /// By its QMP socket, as this agent sees it.
+    Qmp(PathBuf),
+    /// Through libvirt, which has its QMP socket.
+    Domain(Domain),
 }
 
 impl Attached {
+    /// The domain of libvirt's that has this name, what it is, and which files it has.
+    pub async fn find_domain(uri: &str, name: &str) -> anyhow::Result<(Self, Guest, Vec<Bind>)> {
+        let domain = Domain::find(uri, name).await?;
+        let obstacles = domain.obstacles().await?;
+        ensure!(obstacles.is_empty(), "{}", obstacles.join("; "));
+        let found = Self::of_domain(&domain).await?;
+        let machine = found.connect().await.with_context(|| {
+            format!("the domain {name} cannot be attached; its RAM must be a file in a tmpfs: memory_backing_dir of libvirt's qemu.conf")
+        })?;
+        machine.memory().await?;
+        let binds = domain.files().await?.into_iter();
+        let guest = Guest::Domain {
+            ram: machine.ram().bytes(),
+            domain,
+        };
+        Ok((
+            found,
+            guest,
+            binds.map(|(path, writable)| Bind { path, writable }).collect(),
+        ))
+    }
+
+    /// The QEMU of a domain that libvirt has started.
+    pub async fn of_domain(domain: &Domain) -> anyhow::Result<Self> {
+        let pid = domain.process().await?;
+        Ok(Self {
+            pid,
+            started: started_at(pid).context("QEMU has ended")?,
+            by: By::Domain(domain.clone()),
+            cgroup: None,
+            threads: Vec::new(),
+        })
+    }
+
     /// The QEMU that listens on a QMP socket, and what it is.
     pub async fn find(qmp: &Path) -> anyhow::Result<(Self, Arguments)> {
         ensure!(
@@ -66,8 +114,9 @@ impl Attached {
         let found = Self {
             pid,
             started,
-            qmp: qmp.to_owned(),
+            by: By::Qmp(qmp.to_owned()),
             cgroup: None,
+            threads: Vec::new(),
         };
         Ok((found, arguments))
     }
@@ -88,6 +137,7 @@ impl Attached {
     /// meanwhile.
     pub async fn join(mut self, tasks: &Tasks, paths: &Paths) -> anyhow::Result<()> {
         self.cgroup = Some(tasks.cgroup_of(self.pid).await?);
+        self.threads = tasks.cgroups_of_threads(self.pid).await?;
         let path = paths.work.join(FILE);
         let written = std::fs::write(&path, serde_json::to_vec(&self)?);
         written.with_context(|| format!("cannot write {}", path.display()))?;
@@ -97,7 +147,7 @@ impl Attached {
     /// Undoes that: it is a process of the host's again, and nothing more.
     pub async fn leave(&self, tasks: &Tasks, paths: &Paths) -> anyhow::Result<()> {
         if let Some(cgroup) = self.cgroup.as_ref().filter(|_| self.is_there()) {
-            tasks.let_out(self.pid, cgroup).await?;
+            tasks.let_out(self.pid, cgroup, &self.threads).await?;
         }
         match std::fs::remove_file(paths.work.join(FILE)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -116,18 +166,32 @@ impl Attached {
         self.pid
     }
 
-    /// Connects to it. It serves one connection.
+    /// Whose it is, if it is libvirt's.
+    pub fn domain(&self) -> Option<&Domain> {
+        match &self.by {
+            By::Qmp(_) => None,
+            By::Domain(domain) => Some(domain),
+        }
+    }
+
+    /// Connects to it. By its socket it serves one connection.
     pub async fn connect(&self) -> anyhow::Result<Arc<Machine>> {
         ensure!(self.is_there(), "QEMU (process {}) has ended", self.pid);
-        let (pid, qmp) = connect(&self.qmp).await?;
-        if pid != self.pid {
-            bail!(
-                "process {pid} listens on {}, and the virtual machine is process {}",
-                self.qmp.display(),
-                self.pid
-            );
-        }
-        Ok(Arc::new(Machine::attached(pid, qmp).await?))
+        let qmp = match &self.by {
+            By::Qmp(path) => {
+                let (pid, qmp) = connect(path).await?;
+                if pid != self.pid {
+                    bail!(
+                        "process {pid} listens on {}, and the virtual machine is process {}",
+                        path.display(),
+                        self.pid
+                    );
+                }
+                qmp
+            }
+            By::Domain(domain) => Qmp::through(domain.clone()),
+        };
+        Ok(Arc::new(Machine::attached(self.pid, qmp).await?))
     }
 }
 

@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use verbatim_container::{ContainerName, Host, Runc, Tasks};
 use verbatim_vm::{Machine, Outgoing, Rounds};
 
+use super::domain;
 use super::qemu::connect;
 use crate::instances::home::Paths;
 use crate::instances::{Instance, State};
@@ -52,6 +53,11 @@ impl Leaving {
             machine,
             rounds: None,
         })
+    }
+
+    /// What the destination needs to know of it lies in the runtime folder when this returns.
+    pub async fn describe(&self, instance: &Instance) -> anyhow::Result<()> {
+        domain::describe(&self.machine, &instance.home.paths).await
     }
 
     /// From now on it is known what is written to its RAM.
@@ -127,6 +133,7 @@ impl Stopped {
     /// Kills QEMU, which does nothing more; returns when runc has forgotten the container.
     pub async fn commit(self) -> anyhow::Result<()> {
         self.tasks.kill().await?;
+        domain::left(&self.paths).await;
         Ok(self.runc.delete(&self.name, true).await?)
     }
 

@@ -11,8 +11,8 @@ use rustix::fs::{Mode, OFlags};
 use verbatim_vm::{Error, Machine, Qmp, Ram};
 
 use super::attached::Attached;
-use super::leaving;
 use super::{QMP, RAM};
+use super::{domain, leaving};
 use crate::instances::Instance;
 use crate::instances::home::Paths;
 use crate::instances::start;
@@ -65,6 +65,7 @@ pub async fn make_run(paths: &Paths, init_pid: i32) -> anyhow::Result<()> {
             machine.announce().await?;
         }
     }
+    domain::settle(paths).await;
     leaving::forget(paths)
 }
 

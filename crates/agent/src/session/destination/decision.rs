@@ -15,7 +15,7 @@ use super::Destination;
 use crate::faults::Point;
 use crate::instances::Instance;
 use crate::instances::filling;
-use crate::instances::machine::qemu;
+use crate::instances::machine::{attached, qemu};
 use crate::instances::recovery;
 use crate::keeper::Keeper;
 use crate::proto::OutcomeReply;
@@ -207,6 +207,10 @@ impl Destination {
             filling::watch(&self.agent, &instance, filler);
         }
         self.agent.instances.insert(Arc::clone(&instance));
+        // A domain of libvirt's is attached here, too.
+        if let Err(error) = attached::watch(&self.agent, &instance) {
+            self.not_all_is_well(&error);
+        }
         self.instance = Some(instance);
     }
 

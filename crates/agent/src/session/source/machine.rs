@@ -7,13 +7,32 @@ use anyhow::{Context, bail};
 
 use super::Source;
 use super::images::Images;
+use crate::agent::Shared;
 use crate::instances::machine::RAM;
 use crate::instances::machine::leaving::Leaving;
+use crate::instances::record::Record;
 use crate::instances::tasks::Dumped;
 use crate::memory::ram::Which;
-use crate::protocol::MACHINES;
+use crate::protocol::{LIBVIRT, MACHINES};
 use crate::report::milliseconds;
 use crate::session::told;
+
+/// Why a virtual machine cannot come to a host whose agent may be an earlier one.
+pub fn unknown(agent: &Shared, record: &Record, to: &str) -> Option<String> {
+    let guest = record.machine.as_ref()?;
+    let lacks = |capability: &str| !agent.peers.can(to, capability);
+    if lacks(MACHINES) {
+        Some(format!(
+            "the agent of {to} does not know virtual machines; upgrade it"
+        ))
+    } else if guest.is_domain() && lacks(LIBVIRT) {
+        Some(format!(
+            "the agent of {to} does not know libvirt's domains; upgrade it"
+        ))
+    } else {
+        None
+    }
+}
 
 impl Source {
     /// Whether the instance is one.
@@ -24,8 +43,8 @@ impl Source {
     /// An error if it cannot be moved, or the destination does not know what it is.
     pub(super) async fn meet_machine(&mut self) -> anyhow::Result<()> {
         let to = &self.request.destination;
-        if !self.agent.peers.can(to, MACHINES) {
-            bail!("the agent of {to} does not know virtual machines; upgrade it");
+        if let Some(why) = unknown(&self.agent, self.record(), to) {
+            bail!("{why}");
         }
         self.machine = Some(Leaving::begin(&self.instance).await?);
         Ok(())
@@ -35,6 +54,8 @@ impl Source {
     /// started is written over by the first round.
     pub(super) async fn await_machine(&mut self) -> anyhow::Result<()> {
         let to = self.request.destination.clone();
+        let machine = self.machine.as_ref().context("QEMU was not asked yet")?;
+        machine.describe(&self.instance).await?;
         let mut destination = self.destination();
         // The folders that its container has mounts of.
         self.bytes.pre_copy += self.files.round(&mut destination).await?;

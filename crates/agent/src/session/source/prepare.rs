@@ -84,7 +84,7 @@ impl Source {
             .map(|process| memory_bytes(&process.road_map))
             .sum();
         let own_bytes = match &self.record().machine {
-            Some(arguments) => arguments.ram(),
+            Some(guest) => guest.ram(),
             // CRIU's images lie in memory on both hosts.
             None => private::bytes_of_tree(self.instance.init_pid()),
         };

@@ -1,0 +1,324 @@
+//! Domains of libvirt: each host has a libvirt of its own, which starts QEMU and keeps its monitor, and a domain moves between them.
+//!
+//! The guest is that of the other virtual machines (`machines`), and what it says goes to one file for both hosts. So that it is 1, 2, 3, … shows that
+//! no copy ran beside another, whatever libvirt and the agents believe.
+
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use verbatim_e2e::{Action, Instance, ROLLED_BACK, Running, TestLab, eventually, left_behind};
+
+use crate::Test;
+use crate::faults::{self, Subject};
+use crate::machines::{counted, program};
+
+const HOSTS: &[&str] = &["src", "dst"];
+/// As for other virtual machines.
+const THREE: &[&str] = &["src", "dst", "peer"];
+const LIMIT: Duration = Duration::from_secs(60);
+/// libvirt starts no QEMU before it has asked it for all that it can do.
+const START: Duration = Duration::from_secs(120);
+const NAME: &str = "guest";
+const URI: &str = "qemu:///system";
+
+/// A libvirt in a host. Its files are the host's own: what it writes elsewhere than to `/run` lies in `/run`, too.
+const DAEMON: &str = "set -e
+mount --make-rprivate /
+for folder in /etc/libvirt /var/lib/libvirt /var/cache/libvirt /var/log/libvirt; do
+    mkdir -p $folder /run/own$folder
+    mount --bind /run/own$folder $folder
+done
+mkdir /run/own/ram
+cat >/etc/libvirt/qemu.conf <<'END'
+security_driver = \"none\"
+user = \"root\"
+group = \"root\"
+cgroup_controllers = []
+namespaces = []
+stdio_handler = \"file\"
+memory_backing_dir = \"/run/own/ram\"
+END
+echo 'auth_unix_rw = \"none\"' >/etc/libvirt/libvirtd.conf
+exec libvirtd --pid-file /run/own/pid";
+
+/// Something before, at and after the commit, at either host.
+const SHORT: &[(&str, Action)] = &[
+    ("source-pre-copy", Action::Exit),
+    ("source-transfer", Action::Exit),
+    ("source-ask", Action::Exit),
+    ("destination-prepare-restore", Action::Exit),
+    ("destination-restore", Action::Hang),
+    ("destination-committed", Action::Exit),
+    ("destination-running", Action::Exit),
+];
+
+/// All of them: they need libvirt, which few machines have.
+pub fn tests() -> Vec<Test> {
+    let tests = [
+        Test::new("machines::libvirt", HOSTS, moves).injecting_faults(),
+        Test::new("machines::libvirt_faults", THREE, |lab| {
+            let site = Site::start(lab)?;
+            site.ask("src", &["create", &site.description(NAME, BACKING)?])?;
+            site.counts_on()?;
+            attach(lab, NAME)?;
+            faults::some(lab, Box::new(site), SHORT)
+        })
+        .injecting_faults(),
+    ];
+    tests.map(|test| test.only_on_demand(true)).into()
+}
+
+/// RAM that can move.
+const BACKING: &str = "<memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>";
+
+/// Hosts with a libvirt each, and where they write to.
+struct Site<'a> {
+    lab: &'a TestLab,
+    folder: tempfile::TempDir,
+    daemons: Vec<Running>,
+}
+
+impl Drop for Site<'_> {
+    fn drop(&mut self) {
+        // What they have started ends with the hosts.
+        for daemon in &self.daemons {
+            let _ = daemon.signal(rustix::process::Signal::TERM);
+        }
+    }
+}
+
+impl<'a> Site<'a> {
+    fn start(lab: &'a TestLab) -> anyhow::Result<Self> {
+        let daemons = HOSTS
+            .iter()
+            .map(|host| lab.start_plain(host, &["unshare", "--mount", "sh", "-c", DAEMON]));
+        let site = Self {
+            lab,
+            folder: tempfile::TempDir::new_in("/var/tmp")?,
+            daemons: daemons.collect::<anyhow::Result<_>>()?,
+        };
+        std::fs::File::create(site.folder.path().join("disk"))?.set_len(16 << 20)?;
+        for host in HOSTS {
+            eventually("libvirt", LIMIT, || {
+                Ok(site.virsh(host, &["uri"])?.0.then_some(()))
+            })?;
+        }
+        Ok(site)
+    }
+
+    /// What virsh says on a host, and whether it could do it.
+    fn virsh(&self, host: &str, words: &[&str]) -> anyhow::Result<(bool, String)> {
+        let virsh = ["virsh", "--quiet", "--connect", URI];
+        let said = self
+            .lab
+            .start_plain(host, &[&virsh[..], words].concat())?
+            .wait(START)?;
+        Ok((said.code == 0, format!("{}{}", said.stdout, said.stderr)))
+    }
+
+    fn ask(&self, host: &str, words: &[&str]) -> anyhow::Result<String> {
+        let (is_done, said) = self.virsh(host, words)?;
+        ensure!(is_done, "virsh {words:?} on {host}: {said}");
+        Ok(said.trim().to_owned())
+    }
+
+    /// How libvirt has the domain on a host: `running`, `paused`, `shut off`, or `None`.
+    fn state(&self, host: &str) -> anyhow::Result<Option<String>> {
+        let (is_known, said) = self.virsh(host, &["domstate", NAME])?;
+        Ok(is_known.then(|| said.trim().to_owned()))
+    }
+
+    /// libvirt on a host has the domain so, or sees in a moment what has become of it.
+    fn comes_to(&self, host: &str, expected: Option<&str>) -> anyhow::Result<()> {
+        let what = format!("libvirt on {host} that says {expected:?}");
+        eventually(&what, LIMIT, || {
+            Ok((self.state(host)?.as_deref() == expected).then_some(()))
+        })
+    }
+
+    /// A file that describes a domain.
+    fn description(&self, name: &str, backing: &str) -> anyhow::Result<String> {
+        let folder = self.folder.path();
+        let said = folder.join(name);
+        let xml = format!(
+            "<domain type='qemu'><name>{name}</name><memory unit='MiB'>16</memory>{backing}<vcpu>1</vcpu>
+            <os><type arch='x86_64' machine='pc'>hvm</type><kernel>{}</kernel></os>
+            <devices>
+              <controller type='usb' model='none'/>
+              <disk type='file' device='disk'>
+                <driver name='qemu' type='raw' cache='none' io='threads'/><source file='{}'/><target dev='vda' bus='virtio'/>
+              </disk>
+              <serial type='file'><source path='{}' append='on'/></serial>
+            </devices></domain>",
+            program()?.display(),
+            folder.join("disk").display(),
+            said.display(),
+        );
+        let path = folder.join(format!("{name}.xml"));
+        std::fs::write(&path, xml)?;
+        Ok(path.to_str().context("a path in UTF-8")?.to_owned())
+    }
+
+    fn count(&self) -> anyhow::Result<u32> {
+        counted(&std::fs::read_to_string(self.folder.path().join(NAME))?)
+    }
+
+    fn counts_on(&self) -> anyhow::Result<()> {
+        let before = self.count().unwrap_or_default();
+        eventually("a guest that counts", LIMIT, || {
+            Ok((self.count()? >= before + 20).then_some(()))
+        })
+    }
+
+    fn stands_still(&self) -> anyhow::Result<()> {
+        let before = self.count()?;
+        std::thread::sleep(Duration::from_millis(100));
+        ensure!(self.count()? == before, "the guest runs");
+        Ok(())
+    }
+
+    fn instance(&self) -> Instance<'a> {
+        self.lab.known(NAME)
+    }
+}
+
+impl Subject for Site<'_> {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn connections(&self) -> u32 {
+        0
+    }
+
+    fn goes_on(&self, host: &str) -> anyhow::Result<()> {
+        self.counts_on()?;
+        for known in HOSTS {
+            // A transient domain is gone where it is not.
+            self.comes_to(known, (*known == host).then_some("running"))?;
+        }
+        Ok(())
+    }
+
+    fn moves(&self, to: &str) -> anyhow::Result<()> {
+        self.instance().moves(to).map(drop)
+    }
+
+    fn end(self: Box<Self>) -> anyhow::Result<()> {
+        self.count().map(drop)
+    }
+}
+
+fn attach(lab: &TestLab, name: &str) -> anyhow::Result<()> {
+    lab.ask(&["attach", name, "--libvirt", URI, "--host", "src"])
+        .map(drop)
+}
+
+/// A domain that is defined is attached, detached, moved there and back, and is libvirt's all the time.
+fn moves(lab: &TestLab) -> anyhow::Result<()> {
+    let site = Site::start(lab)?;
+    refused(lab, &site)?;
+    site.ask("src", &["define", &site.description(NAME, BACKING)?])?;
+    let off = lab.refused(&["attach", NAME, "--libvirt", URI, "--host", "src"])?;
+    ensure!(
+        off.contains("is shut off") && off.contains("start guest"),
+        "{off}"
+    );
+    site.ask("src", &["start", NAME])?;
+    site.ask("src", &["autostart", NAME])?;
+    site.counts_on()?;
+    let pid = || {
+        Ok::<_, anyhow::Error>(std::fs::read_to_string(
+            lab.path("src", "/run/libvirt/qemu/guest.pid")?,
+        )?)
+    };
+    let cgroups = || {
+        lab.start_plain("src", &["cat", &format!("/proc/{}/cgroup", pid()?.trim())])?
+            .succeed(LIMIT)
+    };
+    let before = cgroups()?.stdout;
+    attach(lab, NAME)?;
+    ensure!(cgroups()?.stdout != before, "it is frozen with the container");
+    lab.ask(&["detach", NAME])?;
+    ensure!(cgroups()?.stdout == before, "{}", cgroups()?.stdout);
+    ensure!(left_behind(lab, "src", NAME)?.is_empty());
+    attach(lab, NAME)?;
+    site.counts_on()?;
+    lab.ask(&["check", NAME, "--to", "dst"])?;
+
+    // A failure before the commit, when both QEMUs have all of it.
+    lab.order_faults("src", "source-commit fail\n")?;
+    let migration = site.instance().migrate("dst")?;
+    lab.order_faults("src", "")?;
+    ensure!(migration.outcome == ROLLED_BACK, "{migration:?}");
+    site.counts_on()?;
+    site.comes_to("src", Some("running"))?;
+    site.comes_to("dst", None)?;
+
+    site.instance().moves("dst")?;
+    site.counts_on()?;
+    site.comes_to("src", Some("shut off"))?;
+    site.comes_to("dst", Some("running"))?;
+    let info = |host: &str| site.ask(host, &["dominfo", NAME]);
+    let is = |info: &str, key: &str, value: &str| {
+        let mut lines = info.lines().filter_map(|line| line.split_once(':'));
+        lines.any(|(name, said)| name == key && said.trim() == value)
+    };
+    let (here, there) = (info("src")?, info("dst")?);
+    ensure!(is(&here, "Autostart", "disable"), "{here}");
+    ensure!(
+        is(&there, "Persistent", "yes") && is(&there, "Autostart", "enable"),
+        "{there}"
+    );
+    let defined = site.ask("dst", &["dumpxml", "--inactive", NAME])?;
+    ensure!(!defined.contains("-incoming"), "{defined}");
+
+    // libvirt has it there.
+    site.ask("dst", &["suspend", NAME])?;
+    site.stands_still()?;
+    site.instance()
+        .migrate_with("src", &["--memory-transport", "rdma"])?
+        .must_be_committed()?;
+    site.stands_still()?;
+    site.comes_to("dst", Some("shut off"))?;
+    site.comes_to("src", Some("paused"))?;
+    site.ask("src", &["resume", NAME])?;
+    site.counts_on()?;
+    site.instance().moves("dst")?;
+    site.counts_on()?;
+
+    // An agent that comes after this one knows it, and it ends by libvirt's hand.
+    lab.restart("dst", "agent")?;
+    eventually("an agent that knows it", LIMIT, || {
+        Ok((site.instance().row()?.state == "running").then_some(()))
+    })?;
+    site.ask("dst", &["destroy", NAME])?;
+    eventually("the end of the instance", LIMIT, || {
+        Ok((site.instance().row()?.state == "exited").then_some(()))
+    })?;
+    lab.ask(&["stop", NAME])?;
+    ensure!(left_behind(lab, "dst", NAME)?.is_empty());
+    site.count().map(drop)
+}
+
+/// What cannot be attached is refused with the reason, and stays as it is.
+fn refused(lab: &TestLab, site: &Site<'_>) -> anyhow::Result<()> {
+    let attach = |name: &str, uri: &str| lab.refused(&["attach", name, "--libvirt", uri, "--host", "src"]);
+    let said = attach("nosuch", URI)?;
+    ensure!(
+        said.contains("knows no domain nosuch") && said.contains("list --all"),
+        "{said}"
+    );
+    let said = attach(NAME, "qemu:///system?socket=/run/nosuch")?;
+    ensure!(
+        said.contains("not reached") && said.contains("/run/nosuch"),
+        "{said}"
+    );
+    site.ask("src", &["create", &site.description("plain", "")?])?;
+    let said = attach("plain", URI)?;
+    ensure!(said.contains("its RAM is no shared file"), "{said}");
+    ensure!(site.ask("src", &["domstate", "plain"])? == "running");
+    site.ask("src", &["destroy", "plain"])?;
+    ensure!(left_behind(lab, "src", "plain")?.is_empty());
+    Ok(())
+}
