@@ -36,7 +36,6 @@ use crate::guests::Guest;
 use crate::instances::filling;
 use crate::instances::home::{Home, Paths};
 use crate::instances::machine::arriving::Arriving;
-use crate::instances::machine::guest::Guest;
 use crate::instances::machine::{Origin, RAM, leaving};
 use crate::instances::record::Record;
 use crate::instances::tasks::{Restore, Restored};
@@ -197,7 +196,7 @@ pub fn blockers(agent: &Shared, record: &Record, request: &OpenRequest) -> Vec<S
     }
     let elsewhere = match &record.machine {
         // Its RAM is where libvirt's configuration says.
-        Some(Guest::Domain { ram, .. }) => *ram,
+        Some(machine::guest::Guest::Domain { ram, .. }) => *ram,
         // What lies in a tmpfs without a size of its own is asked for below.
         None if private_tmpfs::is_mounted(&agent.config.runtime_dir.join("private")) => request.private_bytes,
         _ => 0,
