@@ -29,6 +29,7 @@ mod destination;
 mod disk;
 mod error;
 mod libvirt;
+mod limit;
 mod machine;
 mod qmp;
 mod ram;

@@ -22,7 +22,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
 use crate::error::{Error, Result};
-use crate::qmp::{Qmp, in_time};
+use crate::limit::in_time;
 
 pub use description::Description;
 
@@ -124,10 +124,9 @@ impl Domain {
             .metadata()
             .map_err(Error::io("look at a socket"))?
             .ino();
-        let qmp = Qmp::through(self.clone());
-        qmp.give(FOUND_BY, theirs).await?;
+        self.run("getfd", Some(theirs)).await?;
         let found = holder_of(&format!("socket:[{inode}]"), &self.uuid);
-        qmp.run("closefd", json!({"fdname": FOUND_BY})).await?;
+        self.run("closefd", None).await?;
         found?.ok_or_else(|| {
             Error::Libvirt(format!(
                 "the QEMU of the domain {} is no process that this host's agent sees: {} is another host's libvirt, or in a PID namespace beside the agent's",
@@ -196,6 +195,13 @@ impl Domain {
         };
         let said = self.virsh(&words, input, ANSWER).await?;
         answer(&said)
+    }
+
+    /// Has QEMU do something with the descriptor that it is found by.
+    async fn run(&self, command: &'static str, descriptor: Option<OwnedFd>) -> Result<()> {
+        let answer = self.qmp(command, json!({"fdname": FOUND_BY}), descriptor).await?;
+        let refused = |description| Error::Refused { command, description };
+        answer.map(drop).map_err(refused)
     }
 
     /// What `virsh` says to a command with this domain.
@@ -307,8 +313,7 @@ fn holder_of(target: &str, word: &str) -> Result<Option<u32>> {
         }
         let open = std::fs::read_dir(process.path().join("fd"));
         let mut open = open.into_iter().flatten().flatten();
-        if open.any(|entry| std::fs::read_link(entry.path()).is_ok_and(|path| path == PathBuf::from(target)))
-        {
+        if open.any(|entry| std::fs::read_link(entry.path()).is_ok_and(|path| path.as_os_str() == target)) {
             return Ok(Some(pid));
         }
     }

@@ -10,7 +10,8 @@ use serde_json::json;
 use tokio::net::UnixStream;
 
 use crate::error::{Error, Result};
-use crate::qmp::{Event, Qmp, in_time};
+use crate::limit::in_time;
+use crate::qmp::{Event, Qmp};
 use crate::ram::Ram;
 
 /// How long a new QEMU may take until it listens: it makes its devices before, and on a busy machine that takes seconds.

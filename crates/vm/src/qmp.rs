@@ -23,6 +23,7 @@ use tokio::sync::{broadcast, oneshot};
 
 use crate::error::{Error, Result};
 use crate::libvirt::Domain;
+use crate::limit::in_time;
 
 /// How long QEMU may take to answer a command. It answers from its main loop, which disks and networks can hold up.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -262,19 +263,6 @@ async fn send_with(writer: &OwnedWriteHalf, bytes: &[u8], descriptor: BorrowedFd
         )?)
     });
     sent.await.map_err(|_| Error::Gone)
-}
-
-/// Waits for something, but not for longer than `limit`.
-pub(crate) async fn in_time<T>(
-    what: &str,
-    limit: Duration,
-    future: impl Future<Output = Result<T>>,
-) -> Result<T> {
-    let silent = || Error::Silent {
-        what: what.to_owned(),
-        limit,
-    };
-    tokio::time::timeout(limit, future).await.map_err(|_| silent())?
 }
 
 /// Lines of JSON.
