@@ -6,12 +6,14 @@ use std::net::Ipv4Addr;
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use verbatim_container::{ContainerName, Rnic, Workload};
+use verbatim_vm::Arguments;
 
-use super::machine::guest::Guest;
+use super::machine::guest::{Guest, Owned};
 use super::volumes::Mounted;
 
-/// What an instance is. It is stored as JSON and goes to the destination as it is.
+/// What an instance is. It is stored as JSON and goes to the destination as it is ([`Written`]).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Written", into = "Written")]
 pub struct Record {
     /// Its name, unique among the hosts.
     pub name: ContainerName,
@@ -22,17 +24,70 @@ pub struct Record {
     /// The length of the prefix of its network.
     pub prefix: u8,
     /// Hosts that it has been on: somebody may ask for it there.
-    #[serde(default)]
     pub visited: BTreeSet<String>,
     /// RNICs of the kernel's that it may open, as they are where it started. Each host that it is on has one of each name.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rnics: Vec<Rnic>,
     /// It is a virtual machine.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<Guest>,
     /// Local disks that it has, as file systems, or as disks of a virtual machine.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volumes: Vec<Mounted>,
+}
+
+/// As it is stored. What runs a virtual machine has a field of its own for each kind.
+#[derive(Clone, Serialize, Deserialize)]
+struct Written {
+    name: ContainerName,
+    workload: Workload,
+    address: Ipv4Addr,
+    prefix: u8,
+    #[serde(default)]
+    visited: BTreeSet<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    rnics: Vec<Rnic>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    machine: Option<Arguments>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    volumes: Vec<Mounted>,
+    /// A virtual machine, where there is no `machine`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    domain: Option<Owned>,
+}
+
+impl From<Written> for Record {
+    fn from(written: Written) -> Self {
+        let domain = written.domain.map(Guest::Domain);
+        Self {
+            name: written.name,
+            workload: written.workload,
+            address: written.address,
+            prefix: written.prefix,
+            visited: written.visited,
+            rnics: written.rnics,
+            machine: written.machine.map(Guest::Qemu).or(domain),
+            volumes: written.volumes,
+        }
+    }
+}
+
+impl From<Record> for Written {
+    fn from(record: Record) -> Self {
+        let (machine, domain) = match record.machine {
+            Some(Guest::Qemu(arguments)) => (Some(arguments), None),
+            Some(Guest::Domain(domain)) => (None, Some(domain)),
+            None => (None, None),
+        };
+        Self {
+            name: record.name,
+            workload: record.workload,
+            address: record.address,
+            prefix: record.prefix,
+            visited: record.visited,
+            rnics: record.rnics,
+            machine,
+            volumes: record.volumes,
+            domain,
+        }
+    }
 }
 
 impl Record {
@@ -59,6 +114,42 @@ pub fn parse_address(text: &str) -> anyhow::Result<(Ipv4Addr, u8)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_kind_of_virtual_machine_is_known_again() {
+        let qemu = Arguments::parse(&["qemu", "-m", "64"]).unwrap();
+        let owned = serde_json::json!({
+            "domain": {"uri": "qemu:///system", "name": "web", "uuid": "u"}, "ram": 1 << 30
+        });
+        let owned: Owned = serde_json::from_value(owned).unwrap();
+        let mut record = Record {
+            name: ContainerName::new("web").unwrap(),
+            workload: Workload::Bundle {
+                path: "/bundle".into(),
+                config: "{}".into(),
+            },
+            address: Ipv4Addr::new(10, 77, 1, 5),
+            prefix: 16,
+            visited: BTreeSet::new(),
+            rnics: Vec::new(),
+            machine: None,
+            volumes: Vec::new(),
+        };
+        for machine in [
+            None,
+            Some(Guest::Qemu(qemu.clone())),
+            Some(Guest::Domain(owned.clone())),
+        ] {
+            record.machine = machine;
+            let text = serde_json::to_string(&record).unwrap();
+            assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), record, "{text}");
+        }
+        // As agents write it that know no libvirt.
+        record.machine = Some(Guest::Qemu(qemu.clone()));
+        let written = serde_json::to_value(&record).unwrap();
+        assert_eq!(written["machine"], serde_json::to_value(&qemu).unwrap());
+        assert!(written.get("domain").is_none());
+    }
 
     #[test]
     fn addresses_are_checked() {

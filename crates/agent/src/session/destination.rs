@@ -196,7 +196,7 @@ pub fn blockers(agent: &Shared, record: &Record, request: &OpenRequest) -> Vec<S
     }
     let elsewhere = match &record.machine {
         // Its RAM is where libvirt's configuration says.
-        Some(machine::guest::Guest::Domain { ram, .. }) => *ram,
+        Some(guest) if guest.is_domain() => guest.ram(),
         // What lies in a tmpfs without a size of its own is asked for below.
         None if private_tmpfs::is_mounted(&agent.config.runtime_dir.join("private")) => request.private_bytes,
         _ => 0,

@@ -16,7 +16,7 @@ use tokio::net::UnixStream;
 use verbatim_container::{ContainerName, Host, Init, Runc, Tasks};
 use verbatim_vm::{Error, Incoming, Machine};
 
-use super::guest::Guest;
+use super::guest::{Guest, Owned};
 use super::leaving::{DEVICES, RAN, forget, read_ran};
 use super::qemu::{connect, last_words};
 use super::{domain, make_ram};
@@ -77,7 +77,9 @@ impl Arriving {
             place.tasks.keep_unreleased().await?;
             let machine = match guest {
                 Guest::Qemu(_) => connect(paths, init.pid()).await?,
-                Guest::Domain { domain, ram } => domain::start(domain, *ram, &place.tasks, paths).await?,
+                Guest::Domain(Owned { domain, ram }) => {
+                    domain::start(domain, *ram, &place.tasks, paths).await?
+                }
             };
             let (incoming, stream) = machine.arrive().await?;
             anyhow::Ok(Waiting {

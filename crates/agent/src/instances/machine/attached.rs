@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 use verbatim_container::{Bind, Cgroup, Init, Tasks, Workload, started_at};
 use verbatim_vm::{Arguments, Domain, Machine, Qmp, USUAL_MAC};
 
-use super::guest::Guest;
+use super::guest::{Guest, Owned};
 use crate::agent::Shared;
 use crate::instances::home::Paths;
 use crate::instances::{Instance, State};
@@ -61,10 +61,10 @@ impl Attached {
         })?;
         machine.memory().await?;
         let binds = domain.files().await?.into_iter();
-        let guest = Guest::Domain {
+        let guest = Guest::Domain(Owned {
             ram: machine.ram().bytes(),
             domain,
-        };
+        });
         Ok((
             found,
             guest,
