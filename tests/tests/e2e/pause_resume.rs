@@ -61,6 +61,12 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
+/// To and fro, twice.
+const FEWEST_MOVES: usize = 4;
+
+/// Of which one at least is to find requests under way.
+const MOST_MOVES: usize = 16;
+
 /// Moves it by this method.
 fn moves(instance: &Instance<'_>, to: &str) -> anyhow::Result<Migration> {
     let migration = instance.migrate_with(to, PAUSE_RESUME)?;
@@ -80,7 +86,11 @@ fn there_and_back(lab: &TestLab, server: bool) -> anyhow::Result<()> {
         true => (&check.server, "peer"),
     };
     let mut under_way = 0;
-    for to in ["dst", home, "dst", home] {
+    // As often as it takes, where the RNICs are faster than the program: it is their requests under way that are looked at.
+    for (number, to) in ["dst", home].into_iter().cycle().take(MOST_MOVES).enumerate() {
+        if number >= FEWEST_MOVES && under_way > 0 {
+            break;
+        }
         let migration = moves(moved, to).with_context(|| check.words())?;
         plausible(&migration, 4)?;
         ensure!(migration.paused.image_bytes > 0, "{migration:?}");

@@ -18,6 +18,43 @@ fn part(path: &str, kind: Kind) -> FilePart {
 }
 
 #[test]
+fn what_stands_in_for_a_file_has_its_content_and_stays_what_it_is() {
+    let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let path = elsewhere.path().join("ram");
+    std::fs::write(&path, [7; 3 * 4096]).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    let mut placer = Placer::new(folder.path().to_owned());
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    placer.stand_in(Path::new("mem/ram"), file);
+    placer.put(&part("mem", Kind::Directory)).unwrap();
+    let content = FilePart {
+        length: 3 * 4096,
+        offset: 4096,
+        data: vec![1; 4096].into(),
+        ..part("mem/ram", Kind::File)
+    };
+    assert_eq!(placer.put(&content).unwrap(), 4096);
+    let placed = std::fs::read(&path).unwrap();
+    assert_eq!(placed, [[7; 4096], [1; 4096], [7; 4096]].concat());
+    assert_eq!(path.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
+    assert!(!folder.path().join("mem/ram").exists(), "it is not there, too");
+    // Others are placed as always.
+    let other = FilePart {
+        path: b"mem/other".to_vec(),
+        ..content.clone()
+    };
+    placer.put(&other).unwrap();
+    assert!(folder.path().join("mem/other").exists());
+    // What is longer there than here is not the same RAM.
+    let longer = FilePart {
+        length: 4 * 4096,
+        ..content
+    };
+    assert!(placer.put(&longer).unwrap_err().to_string().contains("length"));
+    assert_eq!(std::fs::read(&path).unwrap(), placed);
+}
+
+#[test]
 fn parts_make_the_same_file() {
     let folder = tempfile::tempdir().unwrap();
     let mut placer = Placer::new(folder.path().to_owned());
