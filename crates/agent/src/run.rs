@@ -80,7 +80,7 @@ fn mount_private(runtime_dir: &Path) -> anyhow::Result<()> {
         Err(error) => tracing::warn!(
             folder = %folder.display(),
             %error,
-            "no tmpfs can be mounted there: private memory that comes here takes room of the runtime folder's, page by page"
+            "no tmpfs of the agent's own can be there: private memory that comes here lies in what is there already"
         ),
     }
     Ok(())

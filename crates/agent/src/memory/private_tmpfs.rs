@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
@@ -47,11 +47,14 @@ const WAYS: [(Found, &CStr); 2] = [
 
 /// Mounts it at `folder`, which exists and lies in a tmpfs. It stays when the agent ends, as what is in it must.
 pub fn mount(folder: &Path) -> io::Result<Found> {
-    if is_mounted(folder) {
-        return Ok(Found::Before);
-    }
-    if folder.read_dir()?.next().is_some() {
-        return Ok(Found::InUse);
+    let is_empty = folder.read_dir()?.next().is_none();
+    match (is_mounted(folder), is_empty) {
+        (true, _) if is_exact(folder)? => return Ok(Found::Before),
+        // Of an agent that died before it had looked at it.
+        (true, true) => rustix::mount::unmount(folder, UnmountFlags::NOFOLLOW)?,
+        (true, false) => return Err(inexact()),
+        (false, false) => return Ok(Found::InUse),
+        (false, true) => {}
     }
     for (found, options) in WAYS {
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
@@ -68,9 +71,11 @@ pub fn mount(folder: &Path) -> io::Result<Found> {
         rustix::mount::unmount(folder, UnmountFlags::NOFOLLOW)?;
         exact?;
     }
-    Err(io::Error::other(
-        "a tmpfs here does not keep to the pages that are written",
-    ))
+    Err(inexact())
+}
+
+fn inexact() -> io::Error {
+    io::Error::other("a file system here does not keep to the pages that are written")
 }
 
 /// Whether there is a file system of its own at `folder`.
@@ -81,13 +86,9 @@ pub fn is_mounted(folder: &Path) -> bool {
 
 /// Whether a file there has the pages that were written, and no others.
 fn is_exact(folder: &Path) -> io::Result<bool> {
-    let path = folder.join(".exact");
-    let file = File::options()
-        .create_new(true)
-        .read(true)
-        .write(true)
-        .open(&path)?;
-    std::fs::remove_file(&path)?;
+    // Without a name: nothing is left of it, and nobody takes it for an instance's.
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR)?);
     file.set_len(64 * PIECE_BYTES)?;
     let mut expected = Vec::new();
     // Pages and pieces, at the beginning of a folio and not; far enough from each other.
@@ -161,6 +162,27 @@ mod tests {
         std::fs::write(folder.private().join("5"), "page").unwrap();
         assert_eq!(mount(&folder.private()).unwrap(), Found::Before);
         assert_eq!(std::fs::read(folder.private().join("5")).unwrap(), b"page");
+    }
+
+    /// How many file systems are mounted at that folder, one over the other.
+    fn mounts(folder: &Path) -> usize {
+        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let at = |line: &&str| line.split(' ').nth(4) == folder.to_str();
+        table.lines().filter(at).count()
+    }
+
+    #[test]
+    fn whatever_is_mounted_already_is_looked_at_before_it_is_used() {
+        let folder = Folder::new();
+        // Ramfs knows no holes.
+        let flags = MountFlags::empty();
+        rustix::mount::mount("ramfs", folder.private(), "ramfs", flags, c"mode=0700").unwrap();
+        std::fs::write(folder.private().join("5"), "page").unwrap();
+        assert!(mount(&folder.private()).is_err(), "what is in it is not lost");
+        std::fs::remove_file(folder.private().join("5")).unwrap();
+        let found = mount(&folder.private());
+        assert!(matches!(found, Ok(Found::Large | Found::Plain)), "{found:?}");
+        assert_eq!(mounts(&folder.private()), 1, "the other one is gone");
     }
 
     #[test]

@@ -16,7 +16,6 @@ use super::connections::{
     unconnected,
 };
 use super::participants::PartnerHost;
-use super::track::goes_beside_images;
 use super::{Failure, Process, Source, made_again, told};
 use crate::gids::Gid;
 use crate::guests::unexpected;
@@ -26,7 +25,7 @@ use crate::instances::volumes;
 use crate::keeper::Keeper;
 use crate::memory::private;
 use crate::proto;
-use crate::protocol::{FILL, MACHINE_VOLUMES, MADE_AGAIN, NETWORK, VOLUMES_MOVE};
+use crate::protocol::{MACHINE_VOLUMES, MADE_AGAIN, NETWORK, VOLUMES_MOVE};
 use crate::session::rnics;
 use crate::session::{decode, encode, in_time};
 
@@ -118,15 +117,6 @@ impl Source {
         self.watch(&to, destination.clone()).await?;
         told(&to, "take the instance", destination.open(request).await)?;
         Ok(())
-    }
-
-    async fn goes_beside_images(&self, to: &str) -> anyhow::Result<bool> {
-        let (root, to) = (self.instance.init_pid(), to.to_owned());
-        let can_fill = self.agent.peers.can(&to, FILL);
-        let has_soft_dirty = self.agent.tools.tracks_memory().await.is_ok();
-        let found =
-            tokio::task::spawn_blocking(move || goes_beside_images(root, &to, can_fill, has_soft_dirty));
-        found.await.context("looking at private memory panicked")
     }
 
     /// An error if the instance has processes that would be left behind.

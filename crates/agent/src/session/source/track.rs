@@ -97,6 +97,16 @@ fn by_pre_dumps(why: &str) -> String {
 }
 
 impl Source {
+    /// Whether it will be left out of the images, as far as can be known before it is tried.
+    pub(super) async fn goes_beside_images(&self, to: &str) -> anyhow::Result<bool> {
+        let (root, to) = (self.instance.init_pid(), to.to_owned());
+        let can_fill = self.agent.peers.can(&to, FILL);
+        let has_soft_dirty = self.agent.tools.tracks_memory().await.is_ok();
+        let found =
+            tokio::task::spawn_blocking(move || goes_beside_images(root, &to, can_fill, has_soft_dirty));
+        found.await.context("looking at private memory panicked")
+    }
+
     /// Private memory goes ahead in the best way that there is. An error is one of the migration.
     pub(super) async fn private_rounds(&mut self, begun: Instant) -> anyhow::Result<()> {
         let paths = self.instance.home.paths.clone();
