@@ -2,7 +2,8 @@
  *
  * It writes pages in an order that looks random, looks at each before it writes it again, and says on its serial line how far it
  * is: "tick N" with N = 1, 2, 3, ... without a gap, for ever, or "BAD ..." and stops. What is in a page follows from how often it was
- * written, and that is kept in another place: a page that is lost, old, or another one's is found. Between its ticks it
+ * written, and that is kept in another place: a page that is lost, old, or another one's is found. How often it has written at all is kept
+ * in its memory and in a register: memory that is of an earlier moment as a whole is found, too. Between its ticks it
  * looks at pages that it has written once and, without a disk, never again.
  */
 #include "guest.h"
@@ -19,6 +20,7 @@ enum {
 };
 
 static u32 written[PAGES];
+static volatile u32 writes;     /* the sum of `written`, and what CR2 has: nothing else uses that, since no page faults */
 
 static void say(const char *text)
 {
@@ -51,14 +53,34 @@ static volatile u32 *page(u32 index) { return (volatile u32 *)(FIRST + index * P
 /* The word at some places of the page that was written so often. */
 static u32 word(u32 index, u32 times, u32 place) { return mix(mix(index + 1) ^ mix(times) ^ place); }
 
+static u32 writes_by_register(void)
+{
+    u32 value;
+    __asm__ volatile("mov %%cr2, %0" : "=r"(value));
+    return value;
+}
+
 static void stop(void)
 {
     for (;;)
         __asm__ volatile("hlt");
 }
 
+static void look_at_writes(void)
+{
+    if (writes == writes_by_register())
+        return;
+    say("BAD memory after ");
+    say_number(writes);
+    say(" writes, the register after ");
+    say_number(writes_by_register());
+    say("\n");
+    stop();
+}
+
 static void look(u32 index)
 {
+    look_at_writes();
     for (u32 place = 0; place < PAGE_WORDS; place += 61) {
         u32 found = page(index)[place], wanted = word(index, written[index], place);
         if (found == wanted)
@@ -78,6 +100,9 @@ static void look(u32 index)
 
 static void write(u32 index)
 {
+    look_at_writes();
+    u32 next = ++writes;
+    __asm__ volatile("mov %0, %%cr2" : : "r"(next));
     written[index]++;
     for (u32 place = 0; place < PAGE_WORDS; place += 61)
         page(index)[place] = word(index, written[index], place);

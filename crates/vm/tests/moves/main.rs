@@ -116,6 +116,13 @@ async fn bring(from: &End, to: &End, last: bool) -> anyhow::Result<Moving> {
         written > 1 << 20,
         "only {written} bytes were written after the first round"
     );
+    if !last {
+        // What is brought then is its memory as it was at one moment, which is the hardest to find: nothing in it contradicts.
+        from.machine.qmp().run("stop", json!({})).await?;
+        copy(&rounds.round()?, &from.machine, &to.machine)?;
+        from.machine.go_on().await?;
+        from.ticks_on()?;
+    }
     let (mut outgoing, mut state) = from.machine.leave().await?;
     let (mut incoming, mut sink) = to.machine.arrive().await?;
     let pump = tokio::spawn(async move { tokio::io::copy(&mut state, &mut sink).await });
