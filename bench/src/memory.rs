@@ -24,7 +24,14 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// What must pass between two moves.
 const BYTES_BETWEEN: u64 = 8 << 20;
 
-const PYTHON: &str = "
+/// The programs: one without RDMA, `vcheck`, Python.
+const NAMES: [&str; 3] = [PLAIN, VCHECK, "python"];
+const PLAIN: &str = "plain";
+const VCHECK: &str = "client";
+/// MiB from which on each program is measured by itself: three of them, with what is on its way of one, and CRIU's images, are more than a machine of 24 GiB has.
+const ALONE_FROM: u32 = 2048;
+
+const PYTHON_PROGRAM: &str = "
 import os, sys
 blocks = [bytearray(os.urandom(1 << 20)) for _ in range(int(sys.argv[1]))]
 print('ready', flush=True)
@@ -89,66 +96,131 @@ pub fn run(tools: &Tools, repeats: u32, most: u32, out: &Path) -> anyhow::Result
 }
 
 fn measure(tools: &Tools, mebibytes: u32, repeats: u32) -> anyhow::Result<Row> {
-    let lab = TestLab::up(tools, &["one", "other", "peer"])?;
-    let size = mebibytes.to_string();
-    let plain = lab.instance("one", "plain", &[&program("memory")?, &size])?;
-    let python = lab.instance("one", "python", &["/usr/bin/python3", "-c", PYTHON, &size])?;
-    for instance in [&plain, &python] {
-        eventually("the program's memory", LIMIT, || {
-            Ok(instance.output()?.contains("ready").then_some(()))
-        })?;
+    let mut found = Found::default();
+    match mebibytes < ALONE_FROM {
+        true => measure_together(tools, mebibytes, repeats, &NAMES, &mut found)?,
+        false => {
+            for name in NAMES {
+                measure_together(tools, mebibytes, repeats, &[name], &mut found)?;
+            }
+        }
     }
-    let vcheck = tools.vcheck.display().to_string();
-    let server = lab.instance("peer", "server", &[&vcheck, "--stall-timeout", "60"])?;
-    server.listens(VCHECK_PORT)?;
-    let address = server.address()?;
-    let mut argv = vec![
-        vcheck.as_str(),
-        "--stall-timeout",
-        "60",
-        "-D",
-        "7200",
-        "-q",
-        "2",
-        "--op",
-        "write",
-        "-s",
-        "65536",
-    ];
-    if mebibytes > 0 {
-        argv.extend(["--private", &size]);
-    }
-    argv.push(&address);
-    let client = lab.instance("one", "client", &argv)?;
-    let (mut stock_gaps, mut gaps, mut migrations) = (Vec::new(), Vec::new(), Vec::new());
-    let mut here = "one";
-    for _ in 0..repeats {
-        stock_gaps.push(stock::gap(mebibytes)?);
-        let there = if here == "one" { "other" } else { "one" };
-        let begun = stock::now();
-        migrations.push(moved(&lab, &plain, there)?);
-        gaps.push(eventually("the program that goes on", LIMIT, || {
-            Ok(stock::longest_gap(&plain.output()?, begun))
-        })?);
-        Traffic::of(&lab, here)?.flows(BYTES_BETWEEN, LIMIT)?;
-        migrations.push(moved(&lab, &client, there)?);
-        migrations.push(moved(&lab, &python, there)?);
-        here = there;
-    }
-    Traffic::of(&lab, here)?.flows(BYTES_BETWEEN, LIMIT)?;
-    lab.down()?;
     let of = |name: &str, get: fn(&Migration) -> f64| {
-        Summary::of(migrations.iter().filter(|moved| moved.instance == name).map(get))
+        let moves = found.migrations.iter().filter(|moved| moved.instance == name);
+        Summary::of(moves.map(get))
     };
-    let all = |get| ["plain", "client", "python"].map(|name| of(name, get));
+    let all = |get| NAMES.map(|name| of(name, get));
     Ok(Row {
         mebibytes,
-        stock: Summary::of(stock_gaps),
-        gap: Summary::of(gaps),
+        stock: Summary::of(found.stock),
+        gap: Summary::of(found.gaps),
         service: all(|moved| moved.service_blackout_ms),
         total: all(|moved| moved.total_ms),
-        migrations,
+        migrations: found.migrations,
     })
+}
+
+/// What was measured with one size.
+#[derive(Default)]
+struct Found {
+    stock: Vec<f64>,
+    gaps: Vec<f64>,
+    migrations: Vec<Migration>,
+}
+
+/// Programs that are moved one after the other, and CRIU alone, by turns.
+fn measure_together(
+    tools: &Tools,
+    mebibytes: u32,
+    repeats: u32,
+    names: &[&str],
+    found: &mut Found,
+) -> anyhow::Result<()> {
+    let lab = TestLab::up(tools, &["one", "other", "peer"])?;
+    let mut programs = Vec::new();
+    let mut server = None;
+    for name in names {
+        if *name == VCHECK {
+            let vcheck = tools.vcheck.display().to_string();
+            let started = lab.instance("peer", "server", &[&vcheck, "--stall-timeout", "60"])?;
+            started.listens(VCHECK_PORT)?;
+            server = Some(started);
+        }
+        let address = server.as_ref().map(Instance::address).transpose()?;
+        programs.push(start(&lab, tools, name, mebibytes, address)?);
+    }
+    let flows = |here: &str| match server {
+        Some(_) => Traffic::of(&lab, here)?.flows(BYTES_BETWEEN, LIMIT),
+        None => Ok(()),
+    };
+    let mut here = "one";
+    for _ in 0..repeats {
+        let there = if here == "one" { "other" } else { "one" };
+        for (name, program) in names.iter().zip(&programs) {
+            if *name == VCHECK {
+                flows(here)?;
+            }
+            if *name != PLAIN {
+                found.migrations.push(moved(&lab, program, there)?);
+                continue;
+            }
+            found.stock.push(stock::gap(mebibytes)?);
+            let begun = stock::now();
+            found.migrations.push(moved(&lab, program, there)?);
+            found.gaps.push(eventually("the program that goes on", LIMIT, || {
+                Ok(stock::longest_gap(&program.output()?, begun))
+            })?);
+        }
+        here = there;
+    }
+    flows(here)?;
+    lab.down()
+}
+
+/// Starts one of them; it has its memory when this returns.
+fn start<'l>(
+    lab: &'l TestLab,
+    tools: &Tools,
+    name: &str,
+    mebibytes: u32,
+    server: Option<String>,
+) -> anyhow::Result<Instance<'l>> {
+    let size = mebibytes.to_string();
+    if name == VCHECK {
+        let (vcheck, server) = (
+            tools.vcheck.display().to_string(),
+            server.context("there is no server")?,
+        );
+        let mut words = vec![
+            vcheck.as_str(),
+            "--stall-timeout",
+            "60",
+            "-D",
+            "7200",
+            "-q",
+            "2",
+            "--op",
+            "write",
+            "-s",
+            "65536",
+        ];
+        if mebibytes > 0 {
+            words.extend(["--private", &size]);
+        }
+        words.push(&server);
+        let started = lab.instance("one", name, &words)?;
+        // It connects when it has its memory.
+        Traffic::of(lab, "one")?.flows(BYTES_BETWEEN, LIMIT)?;
+        return Ok(started);
+    }
+    let started = match name {
+        PLAIN => lab.instance("one", name, &[&program("memory")?, &size])?,
+        _ => lab.instance("one", name, &["/usr/bin/python3", "-c", PYTHON_PROGRAM, &size])?,
+    };
+    eventually("the program's memory", LIMIT, || {
+        Ok(started.output()?.contains("ready").then_some(()))
+    })?;
+    Ok(started)
 }
 
 fn moved(lab: &TestLab, instance: &Instance<'_>, to: &str) -> anyhow::Result<Migration> {

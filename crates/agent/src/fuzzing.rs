@@ -5,6 +5,7 @@ use std::path::Path;
 use verbatim_channel::{KeyPair, RoadMap};
 use verbatim_session::Role;
 use verbatim_session::decision::Outcome;
+use verbatim_session::fill::Noted;
 use verbatim_session::record::{Entry, Parties, What};
 
 use crate::instances::record::{self, Record};
@@ -32,7 +33,8 @@ pub fn journal_records() -> Vec<Vec<u8>> {
     };
     let whats = [
         What::Opened(parties),
-        What::Committed,
+        What::Committed(Noted::Missing),
+        What::Filled,
         What::Closed(Outcome::Committed),
     ];
     let entries = whats.into_iter().map(|what| Entry {

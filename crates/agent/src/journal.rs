@@ -11,6 +11,9 @@
 //!  partner:      Opened ─ step… ─► Drained ─► Switched ──────► Closed
 //!                   └─────────────────┴────► RolledBack ─────► Closed
 //! ```
+//!
+//! Where tasks run before they have all of their memory (`verbatim_session::fill`), a destination's Committed says so, and Filled that nothing is missing any more:
+//! before or after Closed.
 
 mod known;
 
@@ -21,6 +24,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
 use verbatim_journal::{AppendError, Durability, Folder, Log};
+use verbatim_session::decision::Outcome;
+use verbatim_session::fill::Noted;
 use verbatim_session::record::{Entry, Note, Standing, What};
 use verbatim_session::{Phase, Role};
 
@@ -62,9 +67,9 @@ impl Inner {
             .known
             .entry(key)
             .or_insert_with(|| Known::new(entry.session, entry.role));
-        let had_ended = known.has_ended();
+        let was_over = known.is_over();
         known.add(entry);
-        if had_ended || !known.has_ended() {
+        if was_over || !known.is_over() {
             return;
         }
         self.ended.push_back(key);
@@ -94,7 +99,7 @@ impl Inner {
             // The damaged segments say so as long as they are there.
             return Ok(());
         }
-        let open = self.known.values().filter(|known| !known.has_ended());
+        let open = self.known.values().filter(|known| !known.is_over());
         let ended = self.ended.iter().filter_map(|key| self.known.get(key));
         let records = ended.chain(open).flat_map(Known::entries);
         self.log.rewrite(records.map(|entry| entry.encode()))?;
@@ -144,7 +149,7 @@ impl Journal {
                 located()
             );
             for known in inner.known.values_mut() {
-                known.standing = known.standing.damaged();
+                known.damaged();
             }
         }
         Ok(Self(Mutex::new(inner)))
@@ -239,6 +244,37 @@ impl Journal {
             .map(|known| known.standing)
     }
 
+    /// What is noted of the memory of an instance that has come here in this boot, and by which session.
+    pub fn memory(&self, instance: &str) -> (Option<u64>, Noted) {
+        let inner = self.lock();
+        let came = |known: &&Known| {
+            known.role == Role::Destination
+                && known.boot == inner.boot
+                && known.told.instance.as_deref() == Some(instance)
+                && known.is_decided() != Some(Outcome::RolledBack)
+        };
+        let latest = inner
+            .known
+            .values()
+            .filter(came)
+            .max_by_key(|known| known.begun());
+        latest.map_or((None, Noted::Unknown), |known| {
+            (Some(known.session), known.memory)
+        })
+    }
+
+    /// Sessions whose tasks lacked memory when it was last written down, and the instances that they have brought here.
+    pub fn filling(&self) -> Vec<(u64, String)> {
+        let inner = self.lock();
+        let filling = inner
+            .known
+            .values()
+            .filter(|known| known.memory == Noted::Missing);
+        filling
+            .map(|known| (known.session, known.told.instance.clone().unwrap_or_default()))
+            .collect()
+    }
+
     /// All that is known, by session and role.
     pub fn sessions(&self) -> Vec<Known> {
         self.lock().known.values().cloned().collect()
@@ -256,7 +292,6 @@ impl Journal {
 
 #[cfg(test)]
 mod tests {
-    use verbatim_session::decision::Outcome;
     use verbatim_session::record::Parties;
 
     use super::*;
@@ -324,7 +359,9 @@ mod tests {
         for session in [1, 2] {
             journal.write(session, Role::Destination, opened()).unwrap();
         }
-        journal.write(1, Role::Destination, What::Committed).unwrap();
+        journal
+            .write(1, Role::Destination, What::Committed(Noted::Nothing))
+            .unwrap();
         let over = What::Closed(Outcome::RolledBack);
         journal.write(2, Role::Destination, over).unwrap();
         journal.write(3, Role::Source, opened()).unwrap();
@@ -373,7 +410,7 @@ mod tests {
         journal.write(undecided, Role::Destination, opened()).unwrap();
         journal.step(undecided, Role::Destination, Phase::Prepare, "PreSetup");
         journal
-            .write(undecided, Role::Destination, What::Committed)
+            .write(undecided, Role::Destination, What::Committed(Noted::Nothing))
             .unwrap();
         let many = KEPT as u64 + 100;
         for session in 0..many {
@@ -418,5 +455,46 @@ mod tests {
         let standing = journal.standing(undecided, Role::Destination);
         assert_eq!(standing, Some(Standing::Committed));
         assert_eq!(journal.parts(many)[0].told.instance.as_deref(), Some("web"));
+    }
+
+    #[test]
+    fn what_memory_is_missing_is_known_until_it_is_not_and_then_forgotten_as_all_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = Journal::open(folder.path()).unwrap();
+        let destination = Role::Destination;
+        assert_eq!(journal.memory("web"), (None, Noted::Unknown));
+        journal.write(1, destination, opened()).unwrap();
+        journal
+            .write(1, destination, What::Committed(Noted::Missing))
+            .unwrap();
+        let closed = What::Closed(Outcome::Committed);
+        journal.write(1, destination, closed).unwrap();
+        let must_be_missing = |journal: &Journal| {
+            assert_eq!(journal.memory("web"), (Some(1), Noted::Missing));
+            assert_eq!(journal.memory("other"), (None, Noted::Unknown));
+            assert_eq!(journal.filling(), [(1, "web".to_owned())]);
+            assert!(journal.lock().ended.is_empty(), "it is not over");
+        };
+        must_be_missing(&journal);
+        drop(journal);
+        let journal = Journal::open(folder.path()).unwrap();
+        must_be_missing(&journal);
+        // One that came to nothing says nothing of the instance that is here.
+        journal.write(2, destination, opened()).unwrap();
+        journal
+            .write(2, destination, What::Committed(Noted::Missing))
+            .unwrap();
+        journal.write(2, destination, What::RolledBack).unwrap();
+        assert_eq!(journal.memory("web").0, Some(1));
+        assert_eq!(journal.filling().len(), 1);
+
+        let boot = journal.parts(1)[0].boot;
+        journal.write(1, destination, What::Filled).unwrap();
+        drop(journal);
+        let journal = Journal::open(folder.path()).unwrap();
+        assert_eq!(journal.memory("web"), (Some(1), Noted::Nothing));
+        assert!(journal.filling().is_empty());
+        assert_eq!(journal.parts(1)[0].boot, boot);
+        assert_eq!(journal.lock().ended, [(1, destination)]);
     }
 }

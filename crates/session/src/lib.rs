@@ -3,6 +3,7 @@
 //! - [`decision`]: one machine for each role. A machine takes an event and says what is to be done; it reads no clock, opens
 //!   no file and sends nothing. So the agent and the simulated world run the very same code.
 //! - [`record`]: what the journal keeps, and what follows from it.
+//! - [`fill`]: memory that still comes to an instance when it runs at its destination.
 //! - [`authority`]: which party of a session may send which message.
 //! - [`turns`]: which of two sessions waits that would move both ends of a connection.
 //! - [`Phase`], [`Role`]: the words for where a session stands, and for a host's part in it.
@@ -18,6 +19,7 @@
 
 pub mod authority;
 pub mod decision;
+pub mod fill;
 mod phase;
 pub mod record;
 pub mod turns;

@@ -7,11 +7,12 @@ use prost::Message;
 use verbatim_versions::Versions;
 
 use crate::decision::{Keep, Outcome};
+use crate::fill::Noted;
 use crate::{Phase, Role};
 
-/// The version of the records. A journal of a newer version is not read. What is written under it is recorded, and
-/// `docs/versions.md` says when it rises.
-pub const VERSION: u32 = 1;
+/// The newest version of records. Each is written in the oldest one that knows its kind. A journal with records of a newer version is not read. What is
+/// written is recorded, and `docs/versions.md` says when the version rises.
+pub const VERSION: u32 = 2;
 
 /// The oldest version of records that are read, too: an agent goes on where one of an earlier release was cut off.
 pub const OLDEST: u32 = 1;
@@ -52,8 +53,10 @@ pub enum What {
     Note(Note),
     /// By a source: from now on the destination may have been asked to commit.
     Deciding,
-    /// By a destination: it was asked to commit, and its tasks may run.
-    Committed,
+    /// By a destination: it was asked to commit, and its tasks may run; whether they lack memory then.
+    Committed(Noted),
+    /// By a destination: no task lacks memory any more ([`crate::fill`]). Says nothing of the session, which may have been over before. Since version 2.
+    Filled,
     /// The tasks run at the destination, or have run.
     Ran,
     /// By a partner: nothing is in flight, and the source knows.
@@ -128,10 +131,10 @@ impl Standing {
     /// How it stands after a record more.
     pub fn after(self, what: &What) -> Self {
         match what {
-            What::Step { .. } | What::Note(_) => self,
+            What::Step { .. } | What::Note(_) | What::Filled => self,
             What::Opened(_) => Self::Opened,
             What::Deciding => Self::Deciding,
-            What::Committed => Self::Committed,
+            What::Committed(_) => Self::Committed,
             What::Ran => Self::Ran,
             What::Drained => Self::Drained,
             What::Switched => Self::Switched,
@@ -169,7 +172,7 @@ struct Stored {
     unix_ms: u64,
     #[prost(bytes = "vec", tag = "5")]
     boot: Vec<u8>,
-    #[prost(oneof = "StoredWhat", tags = "10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20")]
+    #[prost(oneof = "StoredWhat", tags = "10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21")]
     what: Option<StoredWhat>,
 }
 
@@ -184,7 +187,7 @@ enum StoredWhat {
     #[prost(message, tag = "13")]
     Deciding(Nothing),
     #[prost(message, tag = "14")]
-    Committed(Nothing),
+    Committed(StoredCommit),
     #[prost(message, tag = "15")]
     Ran(Nothing),
     #[prost(message, tag = "16")]
@@ -199,6 +202,15 @@ enum StoredWhat {
     /// Whether the instance is the destination's.
     #[prost(bool, tag = "20")]
     Closed(bool),
+    #[prost(message, tag = "21")]
+    Filled(Nothing),
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct StoredCommit {
+    /// Not there in a record of an agent that did not write it down.
+    #[prost(bool, optional, tag = "1")]
+    lacks_memory: Option<bool>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -212,9 +224,20 @@ struct StoredStep {
 #[derive(Clone, PartialEq, Message)]
 struct Nothing {}
 
+impl What {
+    /// The oldest version that knows it.
+    fn version(&self) -> u32 {
+        match self {
+            Self::Filled => 2,
+            _ => 1,
+        }
+    }
+}
+
 impl Entry {
     /// The bytes of a record.
     pub fn encode(&self) -> Vec<u8> {
+        let version = self.what.version();
         let what = match self.what.clone() {
             What::Opened(parties) => StoredWhat::Opened(parties),
             What::Step { phase, name } => StoredWhat::Step(StoredStep {
@@ -223,7 +246,14 @@ impl Entry {
             }),
             What::Note(note) => StoredWhat::Note(note),
             What::Deciding => StoredWhat::Deciding(Nothing {}),
-            What::Committed => StoredWhat::Committed(Nothing {}),
+            What::Committed(noted) => StoredWhat::Committed(StoredCommit {
+                lacks_memory: match noted {
+                    Noted::Missing => Some(true),
+                    Noted::Nothing => Some(false),
+                    Noted::Unknown => None,
+                },
+            }),
+            What::Filled => StoredWhat::Filled(Nothing {}),
             What::Ran => StoredWhat::Ran(Nothing {}),
             What::Drained => StoredWhat::Drained(Nothing {}),
             What::Switched => StoredWhat::Switched(Nothing {}),
@@ -237,7 +267,7 @@ impl Entry {
             Role::Partner => 3,
         };
         Stored {
-            version: VERSION,
+            version,
             session: self.session,
             role,
             unix_ms: self.unix_ms,
@@ -275,7 +305,12 @@ impl Entry {
             },
             StoredWhat::Note(note) => What::Note(note),
             StoredWhat::Deciding(_) => What::Deciding,
-            StoredWhat::Committed(_) => What::Committed,
+            StoredWhat::Committed(StoredCommit { lacks_memory }) => What::Committed(match lacks_memory {
+                Some(true) => Noted::Missing,
+                Some(false) => Noted::Nothing,
+                None => Noted::Unknown,
+            }),
+            StoredWhat::Filled(_) => What::Filled,
             StoredWhat::Ran(_) => What::Ran,
             StoredWhat::Drained(_) => What::Drained,
             StoredWhat::Switched(_) => What::Switched,
@@ -303,6 +338,8 @@ mod tests {
 
     use super::*;
 
+    const NOTED: [Noted; 3] = [Noted::Unknown, Noted::Missing, Noted::Nothing];
+
     /// One of each kind, with the phase and the sides that it can name.
     fn of_kind(kind: WhatKind) -> Vec<What> {
         match kind {
@@ -328,7 +365,8 @@ mod tests {
                 }),
             ],
             WhatKind::Deciding => vec![What::Deciding],
-            WhatKind::Committed => vec![What::Committed],
+            WhatKind::Committed => NOTED.map(What::Committed).to_vec(),
+            WhatKind::Filled => vec![What::Filled],
             WhatKind::Ran => vec![What::Ran],
             WhatKind::Drained => vec![What::Drained],
             WhatKind::Switched => vec![What::Switched],
@@ -362,6 +400,7 @@ mod tests {
             let name = match &what {
                 What::Step { phase, .. } => format!("Step/{phase:?}"),
                 What::Note(note) => format!("Note/{}", note.partners.len()),
+                What::Committed(noted @ (Noted::Missing | Noted::Nothing)) => format!("Committed/{noted:?}"),
                 What::Resolved(keep) => format!("Resolved/{keep:?}"),
                 What::Closed(outcome) => format!("Closed/{outcome:?}"),
                 what => format!("{:?}", WhatKind::from(what)),
@@ -410,7 +449,10 @@ mod tests {
                 })),
             prop::sample::select(vec![
                 What::Deciding,
-                What::Committed,
+                What::Committed(Noted::Unknown),
+                What::Committed(Noted::Missing),
+                What::Committed(Noted::Nothing),
+                What::Filled,
                 What::Ran,
                 What::Drained,
                 What::Switched,
@@ -452,7 +494,7 @@ mod tests {
             ..Stored::default()
         };
         let refused = Entry::decode(&stored.encode_to_vec()).unwrap_err();
-        assert!(refused.contains("version 2"), "{refused}");
+        assert!(refused.contains("version 3"), "{refused}");
     }
 
     #[test]

@@ -12,7 +12,7 @@ use verbatim_simulation::explore::{self, Found};
 use verbatim_simulation::seeds::{self, Story, Tally};
 use verbatim_simulation::simulated::{Quirks, Simulated};
 use verbatim_simulation::walked::{self, Walked};
-use verbatim_simulation::{turns, world};
+use verbatim_simulation::{fill, turns, world};
 
 /// Moves instances in simulated worlds in which everything fails, and looks whether anything happens that must not.
 #[derive(Parser)]
@@ -31,6 +31,8 @@ enum Which {
     Decision,
     /// Several sessions that meet: both ends of a connection must never be moved at once.
     Turns,
+    /// Memory that comes to an instance when it runs: none must be missing that nobody gives.
+    Fill,
 }
 
 #[derive(Subcommand)]
@@ -81,6 +83,7 @@ fn main() -> ExitCode {
     let is_good = match args.world {
         Which::Decision => run::<world::World>(args.what, "decision", &[world::World::new()]),
         Which::Turns => run::<turns::World>(args.what, "turns", &turns::small()),
+        Which::Fill => run::<fill::World>(args.what, "fill", &[fill::World::new()]),
     };
     match is_good {
         Ok(true) => ExitCode::SUCCESS,

@@ -78,6 +78,17 @@ pub enum What {
     Both,
 }
 
+impl What {
+    /// Whether a step of this kind is listed.
+    pub fn lists(self, kind: Kind) -> bool {
+        match self {
+            Self::Goes => kind != Kind::Fault,
+            Self::Breaks => kind == Kind::Fault,
+            Self::Both => true,
+        }
+    }
+}
+
 /// A world that is a value: it lists what can happen next, each with the world after it.
 pub trait Simulated: Clone + Eq + Hash + fmt::Debug {
     /// Where something happens, or to whom.

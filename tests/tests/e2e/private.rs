@@ -35,6 +35,11 @@ pub fn tests() -> Vec<Test> {
         Test::new("private::rolled_back", HOSTS, rolled_back),
         Test::new("private::compared", HOSTS, compared),
         Test::new("private::agents_die", HOSTS, agents_die),
+        Test::new(
+            "private::the_journal_says_what_is_missing",
+            HOSTS,
+            the_journal_says_what_is_missing,
+        ),
         Test::new("private::a_page_never_came", HOSTS, a_page_never_came),
     ];
     tests.extend(failing.map(Test::injecting_faults));
@@ -387,39 +392,48 @@ fn a_page_never_came(lab: &TestLab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Both are killed at once, and what the instance has not got yet is lost: it is ended rather than let go on with zeros.
-fn both_die(lab: &TestLab) -> anyhow::Result<()> {
-    for attempt in 0..8 {
-        let name = format!("lost{attempt}");
-        let instance = python(
-            lab,
-            &name,
-            "
+/// What `verbatim ps` says of an instance; null if it is nowhere.
+fn row(lab: &TestLab, name: &str) -> anyhow::Result<serde_json::Value> {
+    let rows = lab.ask(&["ps", "--json"])?.stdout;
+    let rows: Vec<serde_json::Value> = serde_json::from_str(&rows)?;
+    Ok(rows
+        .into_iter()
+        .find(|row| row["name"] == name)
+        .unwrap_or_default())
+}
+
+/// A program with much memory that it hardly looks at.
+const LARGE: &str = "
 import os, time
 block = os.urandom(1 << 20) * 400
 print('ready')
 while True: time.sleep(0.05); print(len(block))
-",
-        )?;
+";
+
+/// Kills those who give memory to tasks of that host, all at once.
+fn kill_fillers(lab: &TestLab, host: &str) -> anyhow::Result<()> {
+    // Neither replaces the other one.
+    for signal in [Signal::STOP, Signal::KILL] {
+        for pid in fillers(lab, host)? {
+            if let Some(pid) = Pid::from_raw(pid) {
+                let _ = kill_process(pid, signal);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Both are killed at once, and what the instance has not got yet is lost: it is ended rather than let go on with zeros.
+fn both_die(lab: &TestLab) -> anyhow::Result<()> {
+    for attempt in 0..8 {
+        let name = format!("lost{attempt}");
+        let instance = python(lab, &name, LARGE)?;
         let migrating = lab.verbatim(&["migrate", &name, "--to", "dst", "--json"])?;
         let folder = lab.path("dst", &format!("/run/verbatim/private/{name}"))?;
-        let row = || -> anyhow::Result<serde_json::Value> {
-            let rows = lab.ask(&["ps", "--json"])?.stdout;
-            let rows: Vec<serde_json::Value> = serde_json::from_str(&rows)?;
-            let own = rows.into_iter().find(|row| row["name"] == name.as_str());
-            Ok(own.unwrap_or_default())
-        };
         // From this mark on the tasks may run.
         let released = lab.path("dst", &format!("/run/verbatim/criu/{name}/released"))?;
         eventually("the release", LIMIT, || Ok(released.exists().then_some(())))?;
-        // Neither replaces the other one.
-        for signal in [Signal::STOP, Signal::KILL] {
-            for pid in fillers(lab, "dst")? {
-                if let Some(pid) = Pid::from_raw(pid) {
-                    let _ = kill_process(pid, signal);
-                }
-            }
-        }
+        kill_fillers(lab, "dst")?;
         // The folder outlives the mark of those who have given all.
         let filled = lab.path("dst", &format!("/run/verbatim/criu/{name}/filler.sock.filled"))?;
         let is_missing = folder.exists() && !filled.exists();
@@ -430,7 +444,7 @@ while True: time.sleep(0.05); print(len(block))
             continue;
         }
         return eventually("the end of the instance", LIMIT, || {
-            let row = row()?;
+            let row = row(lab, &name)?;
             match row["state"].as_str() {
                 Some("exited") => {
                     // Or it has met the zeros before it was killed.
@@ -446,6 +460,45 @@ while True: time.sleep(0.05); print(len(block))
         });
     }
     bail!("each time all memory had come before anybody could be killed")
+}
+
+/// The agent dies, and with it all that else says that memory is missing: those who give it, and the folder that it comes from. The next agent has it from
+/// its journal, and ends the instance rather than let it go on with zeros.
+fn the_journal_says_what_is_missing(lab: &TestLab) -> anyhow::Result<()> {
+    for attempt in 0..8 {
+        let name = format!("lost{attempt}");
+        let instance = python(lab, &name, LARGE)?;
+        lab.order_faults("dst", "destination-running exit\n")?;
+        let migrating = lab.verbatim(&["migrate", &name, "--to", "dst", "--json"])?;
+        lab.ended("dst", "agent")?;
+        kill_fillers(lab, "dst")?;
+        let filled = lab.path("dst", &format!("/run/verbatim/criu/{name}/filler.sock.filled"))?;
+        let is_missing = !filled.exists();
+        let folder = lab.path("dst", &format!("/run/verbatim/private/{name}"))?;
+        std::fs::remove_dir_all(&folder)?;
+        lab.order_faults("dst", "")?;
+        lab.lab().start("dst", "agent")?;
+        Migration::of(&migrating.wait(LIMIT)?)?.must_be_committed()?;
+        let was_ended = eventually("the end of the instance", LIMIT, || {
+            if lab
+                .logs()
+                .contains("it is ended, since it would go on with zeros")
+            {
+                return Ok(Some(true));
+            }
+            let row = row(lab, &name)?;
+            let ended_before = row.is_null() || row["state"] == "exited" || !is_missing;
+            Ok(ended_before.then_some(false))
+        })?;
+        if was_ended {
+            return Ok(());
+        }
+        // It was too fast, or has met the zeros before the next agent came.
+        if !row(lab, &name)?.is_null() {
+            instance.kill()?;
+        }
+    }
+    bail!("each time all memory had come, or the program had ended, before anybody could be killed")
 }
 
 /// Ended while its memory comes: nothing is left.

@@ -1,19 +1,21 @@
-//! Private memory that comes to an instance while it runs.
+//! Private memory that comes to an instance while it runs: what [`verbatim_session::fill`] wants done.
 //!
 //! The destination has all of it before the decision, in `private/NAME`, and the tasks are restored without it. The processes of
 //! [`verbatim_fill`] give it to them, from before they run until all of it is theirs. They outlive the agent; an agent
-//! that comes after it finds them by their socket. The folder says how it stands:
+//! that comes after it finds them by their socket:
 //!
-//! | the folder | those processes | what that means | what is done |
+//! | the journal | those processes | what that means | what is done |
 //! | --- | --- | --- | --- |
-//! | is there | are there | memory is missing yet | wait |
-//! | is there | say that all is given, or that the tasks have ended | nothing is missing | the folder is removed, then they end |
-//! | is there | are gone | what is missing would read as zeros | the instance is ended |
-//! | is not there | are there or not | nothing is missing | they end |
+//! | memory is missing | are there | it comes | wait |
+//! | memory is missing | say, or have left word, that all is given, or that the tasks have ended | nothing is missing | that is noted, the folder is removed, then they end |
+//! | memory is missing | are gone | what is missing would read as zeros | the instance is ended |
+//! | nothing is missing | are there or not | | the folder is removed, then they end |
+//! | does not say | | as above: memory is missing if the folder is there, or the socket | |
 //!
-//! So the removal of the folder is what is noted of the end. It lies in memory and ends with the machine, as the tasks do.
+//! What lies in memory ends with the machine, as the tasks do: of those of another boot nothing is missing.
 
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,26 +23,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tokio::sync::oneshot;
+use verbatim_container::Tasks;
 use verbatim_fill::{Config, Error, Filler, Phase};
+use verbatim_session::Role;
+use verbatim_session::decision::Written;
+use verbatim_session::fill::{Action, Event, Fill, State};
+use verbatim_session::record::What;
 
 use crate::agent::Shared;
 use crate::instances::Instance;
 use crate::instances::home::Paths;
 
-/// The signal that ends an instance whose memory is lost.
-const SIGKILL: i32 = 9;
-
 /// How often it is said of a fill that it goes on.
 const TELL_EVERY: Duration = Duration::from_secs(60);
-
-/// How a fill has ended.
-#[derive(Debug)]
-enum Ended {
-    /// Nothing is missing any more.
-    Filled,
-    /// What is missing cannot come any more, for this reason.
-    Lost(String),
-}
 
 /// How long a restore that has ended is still listened to.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -102,65 +97,160 @@ pub fn lose_some(paths: &Paths) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The tasks of an instance run, and get their memory from this one.
-pub fn watch(agent: &Shared, instance: &Arc<Instance>, filler: Filler) {
-    instance.set_whole(false);
-    tokio::spawn(until_whole(Arc::clone(agent), Arc::clone(instance), Some(filler)));
+/// The tasks of an instance run without some of their memory; `session` has brought it here.
+pub fn watch(agent: &Shared, instance: &Arc<Instance>, session: u64) {
+    Filling::spawn(agent, instance, Some(session), Fill::begin());
 }
 
-/// The same for an instance that an earlier agent has left running; nothing, if none of its memory is missing.
+/// The same for an instance that an earlier agent has left running.
 pub fn take_over(agent: &Shared, instance: &Arc<Instance>) {
     let paths = &instance.home.paths;
-    if !paths.private.exists() {
-        give_up(paths);
-        return;
-    }
-    instance.set_whole(false);
-    let filler = Filler::find(&control(paths)).unwrap_or_else(|error| {
-        tracing::error!(
-            instance = instance.name(),
-            error = format!("{:#}", anyhow::Error::from(error)),
-            "those who give it its memory do not answer"
-        );
-        None
-    });
-    tokio::spawn(until_whole(Arc::clone(agent), Arc::clone(instance), filler));
+    let traces = paths.private.exists() || control(paths).exists();
+    let (session, noted) = agent.journal.memory(instance.name());
+    Filling::spawn(agent, instance, session, Fill::recover(noted, traces));
 }
 
-async fn until_whole(agent: Shared, instance: Arc<Instance>, filler: Option<Filler>) {
-    let ended = match filler {
-        Some(filler) => wait(filler).await,
-        None => Ended::Lost("they are gone".to_owned()),
-    };
-    let paths = &instance.home.paths;
-    match ended {
-        Ended::Filled => match forget(paths) {
-            Ok(()) => {
-                let paths = paths.clone();
-                let _ = tokio::task::spawn_blocking(move || give_up(&paths)).await;
-            }
-            // They stay, and say the same to the next agent.
-            Err(error) => {
-                tracing::warn!(
-                    instance = instance.name(),
-                    error = format!("{error:#}"),
-                    "it has all of its memory, and the room of it is not given back"
+/// Notes of sessions that nothing is missing to the tasks that they have brought here: those are gone. `is_here` says of an instance that it is, or may be.
+pub fn note_what_is_gone(agent: &Shared, is_here: impl Fn(&str) -> bool) {
+    for (session, instance) in agent.journal.filling() {
+        if !is_here(&instance)
+            && let Err(error) = agent.journal.write(session, Role::Destination, What::Filled)
+        {
+            tracing::warn!(instance, %error, "that its tasks are gone is not noted; the next agent tries again");
+        }
+    }
+}
+
+/// A fill, and what is done for it.
+struct Filling {
+    agent: Shared,
+    instance: Arc<Instance>,
+    /// Whose record it is noted in. There is none if records are missing.
+    session: Option<u64>,
+    fill: Fill,
+}
+
+impl Filling {
+    fn spawn(
+        agent: &Shared,
+        instance: &Arc<Instance>,
+        session: Option<u64>,
+        (fill, actions): (Fill, Vec<Action>),
+    ) {
+        let filling = Self {
+            agent: Arc::clone(agent),
+            instance: Arc::clone(instance),
+            session,
+            fill,
+        };
+        instance.set_whole(fill.is_whole());
+        tokio::spawn(filling.run(actions.into()));
+    }
+
+    async fn run(mut self, mut actions: VecDeque<Action>) {
+        while let Some(action) = actions.pop_front() {
+            let event = match action {
+                Action::Listen => self.listen().await,
+                Action::Kill => Event::Killed {
+                    gone: self.kill().await,
+                },
+                Action::Write => Event::Written(self.note().await),
+                Action::Clear => Event::Cleared {
+                    gone: self.clear().await,
+                },
+                Action::After(timer) => {
+                    tokio::time::sleep(timer.duration()).await;
+                    Event::Elapsed(timer)
+                }
+            };
+            actions.extend(self.fill.handle(event));
+            self.instance.set_whole(self.fill.is_whole());
+        }
+        debug_assert_eq!(self.fill.state(), State::Ended);
+    }
+
+    /// Until the processes say how it ends.
+    async fn listen(&self) -> Event {
+        let control = control(&self.instance.home.paths);
+        let ended = match Filler::find(&control) {
+            Ok(Some(filler)) => wait(filler).await,
+            // They take their socket away when they end in order.
+            Ok(None) => Ok(()),
+            Err(error) => Err(format!("{:#}", anyhow::Error::from(error))),
+        };
+        match ended {
+            Ok(()) => Event::Filled,
+            Err(why) => {
+                tracing::error!(
+                    instance = self.instance.name(),
+                    "what gave it its memory was lost ({why}); it is ended, since it would go on with zeros"
                 );
-            }
-        },
-        Ended::Lost(why) => {
-            tracing::error!(
-                instance = instance.name(),
-                "what gave it its memory was lost ({why}); it is ended, since it would go on with zeros"
-            );
-            let name = &instance.home.record.name;
-            // A frozen one, which is being moved, would have its memory: it is not frozen before.
-            if let Err(error) = agent.tools.runc().kill(name, SIGKILL).await {
-                tracing::error!(instance = instance.name(), %error, "it cannot be ended; end it");
+                Event::Lost
             }
         }
     }
-    instance.set_whole(true);
+
+    /// Ends the tasks. Whether none is left.
+    async fn kill(&self) -> bool {
+        let home = &self.instance.home;
+        if home.while_there(|_| ()).is_none() {
+            return true;
+        }
+        // A frozen one, which is being moved, would have its memory: it is not frozen before.
+        let tasks = Tasks::of(&self.agent.tools, &home.record.name, &home.paths.work);
+        let killed = tasks.kill().await;
+        if let Err(error) = &killed {
+            tracing::error!(
+                instance = self.instance.name(),
+                error = format!("{error:#}"),
+                "it cannot be ended; it is tried again"
+            );
+        }
+        killed.is_ok()
+    }
+
+    /// Notes that nothing is missing.
+    async fn note(&self) -> Written {
+        let Some(session) = self.session else {
+            return Written::Durable;
+        };
+        let journal = Arc::clone(&self.agent.journal);
+        let write = move || journal.write(session, Role::Destination, What::Filled);
+        match tokio::task::spawn_blocking(write).await {
+            Ok(Ok(())) => Written::Durable,
+            failed => {
+                let instance = self.instance.name();
+                tracing::error!(
+                    instance,
+                    ?failed,
+                    "that it has all of its memory cannot be written down, and it does not move before; look after the disk of the journal"
+                );
+                Written::Failed
+            }
+        }
+    }
+
+    /// Removes the folder of what was missing, then ends the processes. Whether nothing is left.
+    async fn clear(&self) -> bool {
+        let instance = Arc::clone(&self.instance);
+        let cleared = tokio::task::spawn_blocking(move || {
+            let cleared = instance.home.while_there(|paths| {
+                forget(paths)?;
+                give_up(paths);
+                anyhow::Ok(())
+            });
+            cleared.unwrap_or(Ok(()))
+        });
+        let cleared = cleared.await.context("that panicked").and_then(|cleared| cleared);
+        if let Err(error) = &cleared {
+            tracing::warn!(
+                instance = self.instance.name(),
+                error = format!("{error:#}"),
+                "it has all of its memory, and the room of it is not given back yet"
+            );
+        }
+        cleared.is_ok()
+    }
 }
 
 /// Why they will not give the tasks their memory; never ends if they do, or there is nobody.
@@ -194,8 +284,8 @@ pub async fn refused(filler: Option<&Filler>) -> String {
     }
 }
 
-/// Waits in a thread of its own: an agent that ends does not wait for it.
-async fn wait(filler: Filler) -> Ended {
+/// Waits until nothing is missing, or for why what is missing cannot come; in a thread of its own: an agent that ends does not wait for it.
+async fn wait(filler: Filler) -> Result<(), String> {
     let (sender, receiver) = oneshot::channel();
     let waiting = std::thread::Builder::new()
         .name("fill".to_owned())
@@ -205,18 +295,16 @@ async fn wait(filler: Filler) -> Ended {
         });
     match waiting {
         // The sender speaks before it is dropped.
-        Ok(_) => receiver
-            .await
-            .unwrap_or(Ended::Lost("waiting panicked".to_owned())),
-        Err(error) => Ended::Lost(format!("nobody can wait for it: {error}")),
+        Ok(_) => receiver.await.unwrap_or(Err("waiting panicked".to_owned())),
+        Err(error) => Err(format!("nobody can wait for it: {error}")),
     }
 }
 
-fn wait_on(filler: &Filler) -> Ended {
+fn wait_on(filler: &Filler) -> Result<(), String> {
     loop {
         match filler.wait(&Phase::Filled, Instant::now() + TELL_EVERY) {
-            Ok(_) => return Ended::Filled,
-            Err(Error::Phase(Phase::Lost(why) | Phase::Refused(why))) => return Ended::Lost(why),
+            Ok(_) => return Ok(()),
+            Err(Error::Phase(Phase::Lost(why) | Phase::Refused(why))) => return Err(why),
             // They are not gone, and so nothing is lost yet.
             Err(error) => {
                 let left = filler.status().ok();

@@ -142,6 +142,8 @@ pub struct Home {
     parts: Mutex<Parts>,
     /// Whether it has volumes. Who takes them, or gives them back, has the lock.
     has_volumes: Mutex<bool>,
+    /// It was removed, and what stands at its paths may be another one's. Who removes something of it has the lock.
+    is_removed: Mutex<bool>,
 }
 
 /// What a home is made of, and loses when it is removed.
@@ -170,6 +172,7 @@ impl Home {
             paths,
             parts: Mutex::default(),
             has_volumes: Mutex::new(false),
+            is_removed: Mutex::default(),
         };
         match home.fill(config, link, nic, guests, resolver) {
             Ok(()) => Ok(home),
@@ -195,6 +198,7 @@ impl Home {
             paths,
             parts: Mutex::default(),
             has_volumes: Mutex::new(true),
+            is_removed: Mutex::default(),
         };
         home.listen(guests, resolver)?;
         nic.take_over(home.record.name.as_str(), &home.nic_socket());
@@ -434,9 +438,17 @@ impl Home {
         Gate::open(&self.paths.folder.join(GATE_NAME), false).context("cannot open the gate")
     }
 
+    /// Does something with what stands at its paths, which is its own until it is removed; nothing afterwards.
+    pub fn while_there<R>(&self, work: impl FnOnce(&Paths) -> R) -> Option<R> {
+        let is_removed = self.is_removed.lock().expect("no panic under this lock");
+        (!*is_removed).then(|| work(&self.paths))
+    }
+
     /// Takes everything away; the container must be gone. What cannot be removed is logged: it is in nobody's way but
     /// that of an instance with the same name, which would clear it.
     pub fn remove(&self) {
+        let mut is_removed = self.is_removed.lock().expect("no panic under this lock");
+        *is_removed = true;
         let Parts {
             network,
             bundle,
@@ -517,6 +529,7 @@ mod tests {
             paths: Paths::new(folder, "web"),
             parts: Mutex::default(),
             has_volumes: Mutex::new(false),
+            is_removed: Mutex::default(),
         };
         std::fs::create_dir_all(&home.paths.folder).unwrap();
         std::fs::write(&config.library, "this release").unwrap();

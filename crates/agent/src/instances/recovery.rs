@@ -68,11 +68,13 @@ pub async fn recover(agent: &Shared) -> anyhow::Result<()> {
     }
     names.extend(agent.tools.runc().list()?.iter().map(ToString::to_string));
     let in_sessions = recovery::take_up(agent)?;
+    let mut later = BTreeSet::new();
     for name in names {
         if in_sessions.contains(&name) {
             continue;
         }
         if let Err(error) = settle(agent, &name).await {
+            later.insert(name.clone());
             tracing::error!(
                 instance = name,
                 error = format!("{error:#}"),
@@ -81,6 +83,9 @@ pub async fn recover(agent: &Shared) -> anyhow::Result<()> {
             tokio::spawn(settle_later(Arc::clone(agent), name));
         }
     }
+    filling::note_what_is_gone(agent, |name| {
+        agent.instances.get(name).is_some() || in_sessions.contains(name) || later.contains(name)
+    });
     Ok(())
 }
 
@@ -183,7 +188,12 @@ pub async fn clear(agent: &Shared, name: &str) -> anyhow::Result<()> {
         agent.tools.runc().delete(&container, true).await?;
     }
     let (agent, name) = (Arc::clone(agent), name.to_owned());
-    tokio::task::spawn_blocking(move || Home::clear(&agent.config, &agent.nic_listeners, &name)).await?
+    tokio::task::spawn_blocking(move || {
+        Home::clear(&agent.config, &agent.nic_listeners, &name)?;
+        filling::note_what_is_gone(&agent, |other| other != name);
+        Ok(())
+    })
+    .await?
 }
 
 #[cfg(test)]

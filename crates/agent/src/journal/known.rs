@@ -2,6 +2,7 @@
 
 use verbatim_session::Role;
 use verbatim_session::decision::{Keep, Outcome};
+use verbatim_session::fill::Noted;
 use verbatim_session::record::{Entry, Note, Parties, Standing, What};
 
 use crate::report::Bytes;
@@ -34,6 +35,8 @@ pub struct Known {
     pub standing: Standing,
     /// The boot in which the record was written that it stands by.
     pub boot: [u8; 16],
+    /// Whether memory is missing to the tasks that it brought here.
+    pub memory: Noted,
     /// All else.
     pub told: Told,
     /// What happened and when, in milliseconds since 1970.
@@ -49,6 +52,7 @@ impl Known {
             role,
             standing: Standing::Opened,
             boot: [0; 16],
+            memory: Noted::Unknown,
             told: Told::default(),
             steps: Vec::new(),
             entries: Vec::new(),
@@ -60,6 +64,11 @@ impl Known {
         self.standing.has_ended()
     }
 
+    /// The same, and no task lacks memory that it was let go without.
+    pub fn is_over(&self) -> bool {
+        self.has_ended() && self.memory != Noted::Missing
+    }
+
     /// Whether nothing is left to do for the instance itself, whatever others are still to be told.
     pub fn is_decided(&self) -> Option<Outcome> {
         match self.standing {
@@ -67,6 +76,19 @@ impl Known {
             Standing::Ran | Standing::Resolved(Keep::Destination) => Some(Outcome::Committed),
             Standing::RolledBack | Standing::Resolved(Keep::Source) => Some(Outcome::RolledBack),
             _ => None,
+        }
+    }
+
+    /// When it began here, in milliseconds since 1970.
+    pub fn begun(&self) -> u64 {
+        self.steps.first().map_or(0, |(unix_ms, _)| *unix_ms)
+    }
+
+    /// Records are missing that may have said more of it, or of a session that has begun since.
+    pub(super) fn damaged(&mut self) {
+        self.standing = self.standing.damaged();
+        if self.memory == Noted::Nothing {
+            self.memory = Noted::Unknown;
         }
     }
 
@@ -101,7 +123,8 @@ impl Known {
             What::Note(_) => None,
             What::Opened(_) => Some("Open"),
             What::Deciding => Some("Deciding"),
-            What::Committed => Some("Commit"),
+            What::Committed(_) => Some("Commit"),
+            What::Filled => Some("Filled"),
             What::Ran => Some("Running"),
             What::Drained => Some("Drained"),
             What::Switched => Some("Switched"),
@@ -141,7 +164,16 @@ impl Known {
                 }
             }
             What::Step { .. } => {}
-            _ => self.boot = entry.boot,
+            // It may be written in a later boot, in which nobody looks for a marker of the one before.
+            What::Filled => self.memory = Noted::Nothing,
+            what => {
+                self.boot = entry.boot;
+                match what {
+                    What::Committed(memory) => self.memory = *memory,
+                    What::RolledBack | What::Closed(Outcome::RolledBack) => self.memory = Noted::Nothing,
+                    _ => {}
+                }
+            }
         }
         self.entries.push(entry);
     }

@@ -27,9 +27,8 @@ pub fn take_up(agent: &Shared) -> anyhow::Result<BTreeSet<String>> {
             continue;
         }
         let name = known.told.instance.clone().unwrap_or_default();
-        let begun = |known: &Known| known.steps.first().map_or(0, |(unix_ms, _)| *unix_ms);
         match latest.get(&name) {
-            Some(other) if begun(other) > begun(&known) => supersede(agent, &known)?,
+            Some(other) if other.begun() > known.begun() => supersede(agent, &known)?,
             _ => {
                 if let Some(earlier) = latest.insert(name, known) {
                     supersede(agent, &earlier)?;

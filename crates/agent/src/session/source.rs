@@ -1,7 +1,7 @@
 //! The source's part of a session: it drives.
 //!
 //! [`migrate`] is the whole story. What an attempt has done, and would have to undo, is kept in [`Source`]; its steps are
-//! in [`transport`], [`pre_copy`], [`track`], [`pre_dump`], [`turn`], [`prepare`], [`stop`] with [`settle`] or [`pause`], and [`commit`], with [`volumes`] beside them, the way back
+//! in [`transport`], [`pre_copy`], [`track`], [`pre_dump`], [`turn`], [`prepare`] with [`partners`], [`stop`] with [`settle`] or [`pause`], and [`commit`], with [`volumes`] beside them, the way back
 //! in [`undo`]; what is different for a virtual machine in [`machine`]. How many attempts there are says [`attempts`]. Who decides what, and when, is the machine's in [`decision`].
 
 mod ahead;
@@ -14,6 +14,7 @@ mod images;
 mod machine;
 mod made_again;
 mod participants;
+mod partners;
 mod pause;
 mod plan;
 mod pre_copy;

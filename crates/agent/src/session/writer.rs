@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use tokio::task::JoinHandle;
 use verbatim_session::Role;
-use verbatim_session::decision::{Mark, Written};
+use verbatim_session::decision::Written;
+use verbatim_session::record::What;
 
 use crate::journal::Journal;
 
@@ -28,17 +29,19 @@ impl Writer {
     }
 
     /// Begins to write; behind what was begun before.
-    pub async fn begin(&mut self, mark: Mark) {
+    pub async fn begin(&mut self, what: impl Into<What>) {
         self.finish().await;
         let (journal, session, role) = (Arc::clone(&self.journal), self.session, self.role);
-        let write = move || match journal.write(session, role, mark.into()) {
+        let what = what.into();
+        let said = format!("{what:?}");
+        let write = move || match journal.write(session, role, what) {
             Ok(()) => Written::Durable,
             Err(error) => {
                 tracing::error!(
                     session = format!("{session:016x}"),
                     %role,
                     %error,
-                    "{mark:?} cannot be written down; look after the disk of the journal"
+                    "{said} cannot be written down; look after the disk of the journal"
                 );
                 Written::Failed
             }
@@ -53,8 +56,8 @@ impl Writer {
     }
 
     /// Writes; it is on disk when this returns.
-    pub async fn write(&mut self, mark: Mark) -> Written {
-        self.begin(mark).await;
+    pub async fn write(&mut self, what: impl Into<What>) -> Written {
+        self.begin(what).await;
         self.finish().await.unwrap_or(Written::Failed)
     }
 }

@@ -36,6 +36,7 @@ use std::time::Duration;
 
 use strum::VariantArray;
 
+use crate::fill::Noted;
 use crate::record::What;
 
 /// How an instance's tasks stand on one host.
@@ -145,7 +146,8 @@ impl From<Mark> for What {
     fn from(mark: Mark) -> Self {
         match mark {
             Mark::Deciding => Self::Deciding,
-            Mark::Committed => Self::Committed,
+            // Whoever knows whether memory is missing says so.
+            Mark::Committed => Self::Committed(Noted::Unknown),
             Mark::Ran => Self::Ran,
             Mark::Drained => Self::Drained,
             Mark::Switched => Self::Switched,

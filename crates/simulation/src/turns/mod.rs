@@ -250,12 +250,7 @@ impl Steps<'_> {
     }
 
     fn add(&mut self, what: &'static str, kind: Kind, change: impl FnOnce(&mut World)) {
-        let is_wanted = match self.what {
-            What::Goes => kind != Kind::Fault,
-            What::Breaks => kind == Kind::Fault,
-            What::Both => true,
-        };
-        if is_wanted {
+        if self.what.lists(kind) {
             let mut world = self.world.clone();
             change(&mut world);
             world.sessions.iter_mut().for_each(Session::tidy);

@@ -10,6 +10,8 @@ use verbatim_container::{ContainerName, Init, Tasks};
 use verbatim_fill::Phase;
 use verbatim_session::decision::destination::{Action, Event, State};
 use verbatim_session::decision::{CommitAnswer, Fact, Mark, Outcome, Timer};
+use verbatim_session::fill::Noted;
+use verbatim_session::record::What;
 
 use super::Destination;
 use crate::faults::Point;
@@ -33,6 +35,10 @@ impl Destination {
                 match action {
                     // The tasks run, and the source need not wait for the disk.
                     Action::Write(mark @ Mark::Ran) => self.writer.begin(mark).await,
+                    Action::Write(mark @ Mark::Committed) => {
+                        let written = self.writer.write(What::Committed(self.lacks_memory())).await;
+                        events.push_back(Event::Written(mark, written));
+                    }
                     Action::Write(mark) => {
                         let written = self.writer.write(mark).await;
                         events.push_back(Event::Written(mark, written));
@@ -155,11 +161,22 @@ impl Destination {
         }
     }
 
+    /// Whether the tasks are let go without some of their memory.
+    fn lacks_memory(&self) -> Noted {
+        match self.filler {
+            Some(_) => Noted::Missing,
+            None => Noted::Nothing,
+        }
+    }
+
     /// Lets the tasks run. After an error they may run or not.
     async fn release(&mut self) -> anyhow::Result<()> {
         let mut restored = self.restored.take().context("nothing was restored")?;
         let passed = self.agent.faults.pass(Point::DestinationCommitted).await;
-        if let Err(error) = passed.and_then(|_| self.contexts_are_alive()) {
+        let ready = passed
+            .and_then(|_| self.contexts_are_alive())
+            .and_then(|()| self.has_all_memory());
+        if let Err(error) = ready {
             restored.abort().await?;
             return Err(error);
         }
@@ -203,8 +220,8 @@ impl Destination {
         }
         self.turn = Some(self.agent.turns.have(home.record.name.as_str(), self.session));
         let instance = Instance::start(home, pid, init, true);
-        if let Some(filler) = self.filler.take() {
-            filling::watch(&self.agent, &instance, filler);
+        if self.filler.take().is_some() {
+            filling::watch(&self.agent, &instance, self.session);
         }
         self.agent.instances.insert(Arc::clone(&instance));
         // A domain of libvirt's is attached here, too.
