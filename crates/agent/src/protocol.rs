@@ -63,6 +63,9 @@ pub const VOLUMES_MOVE: &str = "volumes-move";
 /// It gives virtual machines volumes as disks, and takes such that have some.
 pub const MACHINE_VOLUMES: &str = "machine-volumes";
 
+/// It gives virtual machines block devices of its host's as disks, and looks whether they are the source's (`OpenRequest.devices`).
+pub const BLOCK_DEVICES: &str = "block-devices";
+
 /// What not every agent of a version can do, and what others may ask it for only if it says so.
 const CAPABILITIES: &[&str] = &[
     FILL,
@@ -76,6 +79,7 @@ const CAPABILITIES: &[&str] = &[
     VOLUMES,
     VOLUMES_MOVE,
     MACHINE_VOLUMES,
+    BLOCK_DEVICES,
 ];
 
 /// All of them, as they are said.

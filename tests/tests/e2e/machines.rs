@@ -3,6 +3,7 @@
 //! What the guest has said is in the instance's output, and moves with it: so that it is 1, 2, 3, … shows that no copy ran beside another and
 //! none went back, and the guest says itself when a page is not what it was.
 
+mod devices;
 mod volumes;
 
 use std::path::{Path, PathBuf};
@@ -49,6 +50,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("machines::refused", HOSTS, refused),
         Test::new("machines::attached", HOSTS, attached).injecting_faults(),
     ];
+    tests.extend(devices::tests());
     tests.extend(volumes::tests());
     for role in ["source", "destination"] {
         let every = Test::new(format!("machines::every_{role}"), &["src"], move |_| {

@@ -3,7 +3,7 @@
 use crate::agent::Shared;
 use crate::instances::State;
 use crate::instances::machine::qemu;
-use crate::instances::storage::Witnesses;
+use crate::instances::storage::{Witnesses, devices};
 use crate::instances::volumes;
 use crate::memory::private;
 use crate::peers::reason;
@@ -103,6 +103,7 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                 protocol: agent.peers.spoken(destination),
                 witnesses: witnesses.paths(),
                 private_bytes: beside_images,
+                devices: devices::of(record)?,
             };
             let unknown = agent
                 .peers

@@ -32,6 +32,7 @@ use super::machine;
 use super::machine::Origin;
 use super::machine::guest::Guest;
 use super::record::Record;
+use super::storage::devices;
 use super::volumes::{Disks, Form};
 use crate::config::Config;
 use crate::forwarding::Forward;
@@ -372,10 +373,15 @@ impl Home {
             Some(guest) => {
                 let bundle = BundleConfig {
                     preload: None,
-                    devices: machine::DEVICES.map(str::to_owned).into(),
+                    devices: [
+                        &machine::DEVICES.map(str::to_owned)[..],
+                        &devices::names(&self.record.workload),
+                    ]
+                    .concat(),
                     ..bundle
                 };
-                Bundle::create(&bundle, &machine::started(guest, &self.record.workload, origin)?)?
+                let workload = devices::without(&self.record.workload);
+                Bundle::create(&bundle, &machine::started(guest, &workload, origin)?)?
             }
         };
         self.parts().bundle = Some(made);

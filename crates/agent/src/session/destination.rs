@@ -223,6 +223,7 @@ pub fn blockers(agent: &Shared, record: &Record, request: &OpenRequest) -> Vec<S
     blockers.extend(rnics::lacking(agent, record));
     blockers.extend(machine::lacking(record));
     blockers.extend(storage::unseen(&request.witnesses));
+    blockers.extend(storage::devices::others(&request.devices));
     if !record.volumes.is_empty() {
         blockers.extend(disks::lacking(record));
         let paths = Paths::new(&agent.config.runtime_dir, record.name.as_str());

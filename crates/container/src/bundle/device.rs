@@ -14,6 +14,8 @@ use crate::rnic::Node;
 pub(crate) struct Device {
     /// Its name in `/dev`.
     pub name: Cow<'static, str>,
+    /// A disk, and no character device.
+    pub is_block: bool,
     pub major: u32,
     pub minor: u32,
 }
@@ -23,31 +25,37 @@ pub(crate) struct Device {
 const DEFAULT: [Device; 6] = [
     Device {
         name: Cow::Borrowed("null"),
+        is_block: false,
         major: 1,
         minor: 3,
     },
     Device {
         name: Cow::Borrowed("zero"),
+        is_block: false,
         major: 1,
         minor: 5,
     },
     Device {
         name: Cow::Borrowed("full"),
+        is_block: false,
         major: 1,
         minor: 7,
     },
     Device {
         name: Cow::Borrowed("random"),
+        is_block: false,
         major: 1,
         minor: 8,
     },
     Device {
         name: Cow::Borrowed("urandom"),
+        is_block: false,
         major: 1,
         minor: 9,
     },
     Device {
         name: Cow::Borrowed("tty"),
+        is_block: false,
         major: 5,
         minor: 0,
     },
@@ -72,6 +80,7 @@ pub(super) fn populate(dir: &Path, rnics: &[Node], more: &[String]) -> Result<Ve
     make_dir(&dir.join("infiniband"))?;
     let nodes = rnics.iter().map(|node| Device {
         name: format!("infiniband/{}", node.name).into(),
+        is_block: false,
         major: node.major,
         minor: node.minor,
     });
@@ -106,25 +115,28 @@ pub(super) fn populate(dir: &Path, rnics: &[Node], more: &[String]) -> Result<Ve
 /// Makes a node of a device that everybody may read and write.
 fn make_node(path: &Path, device: &Device) -> Result<(), Error> {
     let mode = Mode::from_raw_mode(0o666);
-    mknodat(
-        CWD,
-        path,
-        FileType::CharacterDevice,
-        mode,
-        makedev(device.major, device.minor),
-    )
-    .and_then(|()| rustix::fs::chmod(path, mode))
-    .map_err(|errno| Error::file("make the device", path, errno.into()))
+    let kind = match device.is_block {
+        true => FileType::BlockDevice,
+        false => FileType::CharacterDevice,
+    };
+    mknodat(CWD, path, kind, mode, makedev(device.major, device.minor))
+        .and_then(|()| rustix::fs::chmod(path, mode))
+        .map_err(|errno| Error::file("make the device", path, errno.into()))
 }
 
-/// A character device of the host's, by its name in `/dev`.
+/// A device of the host's, by its name in `/dev`, which may be a link to another name.
 fn of_host(name: impl Into<Cow<'static, str>>) -> Option<Device> {
     let name = name.into();
     let status = rustix::fs::stat(Path::new("/dev").join(&*name)).ok()?;
     let number = status.st_rdev;
-    let is_device = FileType::from_raw_mode(status.st_mode) == FileType::CharacterDevice;
-    is_device.then(|| Device {
+    let is_block = match FileType::from_raw_mode(status.st_mode) {
+        FileType::BlockDevice => true,
+        FileType::CharacterDevice => false,
+        _ => return None,
+    };
+    Some(Device {
         name,
+        is_block,
         major: rustix::fs::major(number),
         minor: rustix::fs::minor(number),
     })

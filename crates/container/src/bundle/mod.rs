@@ -108,7 +108,7 @@ pub struct BundleConfig {
     pub preload: Option<PathBuf>,
     /// RNICs of this host that the container may open, by their names.
     pub rnics: Vec<String>,
-    /// More devices of this host that the container may open, by their names in `/dev`; those that the host lacks it goes without.
+    /// More devices of this host that the container may open, disks among them, by their names in `/dev`; those that the host lacks it goes without.
     pub devices: Vec<String>,
     /// Folders of this host that are seen inside elsewhere.
     pub folders: Vec<FolderMount>,

@@ -272,7 +272,11 @@ fn capabilities() -> Value {
 fn device_rules(devices: &[Device]) -> Vec<Value> {
     let deny = json!({"allow": false, "access": "rwm"});
     let allow = devices.iter().map(|device| {
-        json!({"allow": true, "type": "c", "major": device.major, "minor": device.minor, "access": "rwm"})
+        let (kind, access) = match device.is_block {
+            true => ("b", "rw"),
+            false => ("c", "rwm"),
+        };
+        json!({"allow": true, "type": kind, "major": device.major, "minor": device.minor, "access": access})
     });
     std::iter::once(deny).chain(allow).collect()
 }
@@ -459,14 +463,25 @@ mod tests {
         );
         let node = Device {
             name: "infiniband/uverbs3".into(),
+            is_block: false,
             major: 231,
             minor: 195,
         };
-        let rules = device_rules(&[node]);
+        let disk = Device {
+            name: "mapper/vg-web".into(),
+            is_block: true,
+            major: 253,
+            minor: 4,
+        };
+        let rules = device_rules(&[node, disk]);
         assert_eq!(rules[0]["allow"], false);
         assert_eq!(
             rules[1],
             json!({"allow": true, "type": "c", "major": 231, "minor": 195, "access": "rwm"})
+        );
+        assert_eq!(
+            rules[2],
+            json!({"allow": true, "type": "b", "major": 253, "minor": 4, "access": "rw"})
         );
     }
 

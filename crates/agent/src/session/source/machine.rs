@@ -11,9 +11,10 @@ use crate::agent::Shared;
 use crate::instances::machine::RAM;
 use crate::instances::machine::leaving::Leaving;
 use crate::instances::record::Record;
+use crate::instances::storage::devices;
 use crate::instances::tasks::Dumped;
 use crate::memory::ram::Which;
-use crate::protocol::{LIBVIRT, MACHINES};
+use crate::protocol::{BLOCK_DEVICES, LIBVIRT, MACHINES};
 use crate::report::milliseconds;
 use crate::session::told;
 
@@ -28,6 +29,10 @@ pub fn unknown(agent: &Shared, record: &Record, to: &str) -> Option<String> {
     } else if guest.is_domain() && lacks(LIBVIRT) {
         Some(format!(
             "the agent of {to} does not know libvirt's domains; upgrade it"
+        ))
+    } else if !devices::names(&record.workload).is_empty() && lacks(BLOCK_DEVICES) {
+        Some(format!(
+            "the agent of {to} does not know disks that are block devices; upgrade it"
         ))
     } else {
         None

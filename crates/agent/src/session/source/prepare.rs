@@ -14,7 +14,7 @@ use super::connections::{Connected, OtherEnd, connections, describe_own, lacking
 use super::{Failure, Process, Source, made_again, told};
 use crate::gids::Gid;
 use crate::guests::unexpected;
-use crate::instances::storage::Witnesses;
+use crate::instances::storage::{Witnesses, devices};
 use crate::instances::volumes;
 use crate::keeper::Keeper;
 use crate::memory::private;
@@ -102,6 +102,7 @@ impl Source {
             protocol: self.agent.peers.spoken(&to),
             witnesses: witnesses.paths(),
             private_bytes,
+            devices: devices::of(self.record())?,
         };
         // Before it is asked for anything, so that it undoes whatever it has begun when this agent is gone.
         self.destination = Some(destination.clone());
