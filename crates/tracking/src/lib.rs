@@ -20,10 +20,16 @@
 //! `stand_still_once`. A system call that it is in goes on or is begun again, as after a signal without a handler (signal(7));
 //! those that end with EINTR then, epoll_wait for one, do so here. CRIU's freeze does the same.
 
+//! **Pages that come later.** By the same means a process waits for pages of a file that it shares until they are brought
+//! ([`FileFaults`]): there the userfaultfd stays in the process.
+
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, unused_imports))]
 
 mod armed;
 mod error;
+mod faults;
+#[cfg(target_arch = "x86_64")]
+mod inject;
 mod maps;
 mod memory;
 mod pinned;
@@ -37,6 +43,7 @@ mod sys;
 mod tracker;
 
 pub use error::Error;
+pub use faults::{DEVICE, FileFaults, not_missing};
 pub use maps::{MappedFile, maps_file, names_mapping};
 pub use memory::Memory;
 pub use pinned::{Writer, pinned_writers, shared_by_fork};

@@ -39,6 +39,15 @@ pub enum Error {
     /// The virtual machine cannot be moved as it is.
     #[error("{}", .0.join("; "))]
     Unmovable(Vec<String>),
+    /// Memory that had not come yet reads as zeros: the guest must not go on.
+    #[error("{} KiB of the guest's memory have not come, and nobody waits for them any more: end it", .bytes >> 10)]
+    Lost {
+        /// How much is missing.
+        bytes: u64,
+    },
+    /// Something of post-copy was done in another order than it must be.
+    #[error("post-copy: {0}")]
+    PostCopy(String),
     /// libvirt cannot do something, or is not there.
     #[error("{0}")]
     Libvirt(String),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
-use verbatim_tracking::{FileTracker, MappedFile, PAGE, Ranges, maps_file, stand_still_once};
+use verbatim_tracking::{FileTracker, MappedFile, PAGE, Ranges, maps_file, not_missing, stand_still_once};
 
 use crate::error::{Error, Result};
 
@@ -96,6 +96,17 @@ impl Ram {
         Ok(data)
     }
 
+    /// What is in a range, as runs.
+    pub fn runs(&self, range: Range<u64>) -> Result<Vec<Run>> {
+        self.holds(range.clone())?;
+        let range = Ranges::from_iter([range]);
+        let data = not_missing(&self.file, &range)?;
+        let mut zero = range;
+        zero.subtract(&data);
+        let data = bridged(&data, &data).into_iter().map(Run::Data);
+        Ok(data.chain(zero.iter().map(Run::Zero)).collect())
+    }
+
     /// Reads a run.
     pub fn read(&self, run: Range<u64>, into: &mut [u8]) -> Result<()> {
         let read = self.file.read_exact_at(into, run.start);
@@ -117,7 +128,7 @@ impl Ram {
             .map_err(|error| Error::io("make a hole in the RAM")(error.into()))
     }
 
-    fn holds(&self, run: Range<u64>) -> Result<()> {
+    pub(crate) fn holds(&self, run: Range<u64>) -> Result<()> {
         match run.start <= run.end && run.end <= self.bytes {
             true => Ok(()),
             false => Err(Error::Malformed(format!(
@@ -179,12 +190,41 @@ impl Rounds {
         self.runs(&written)
     }
 
+    /// What was written since the round before, and is left behind: it is not brought, and the other copy comes to lack it
+    /// ([`crate::PostCopy::lack`]). From then on nothing is brought but by post-copy.
+    ///
+    /// What a disk has yet to write there is in the RAM when the guest stands still, and not before: then it may be read.
+    pub fn leave_behind(&mut self) -> Result<Ranges> {
+        let written = self.tracker.look()?;
+        self.left_behind(written)
+    }
+
+    /// The same of a virtual machine that stands still, and whose disks are quiet.
+    pub fn leave_last_behind(&mut self) -> Result<Ranges> {
+        let written = self.tracker.last_look()?;
+        self.left_behind(written)
+    }
+
+    fn left_behind(&mut self, written: Ranges) -> Result<Ranges> {
+        let data = self.ram.data()?;
+        let mut behind = written.intersection(&data);
+        behind.union(&self.gone(&data));
+        self.brought.subtract(&behind);
+        Ok(behind)
+    }
+
+    /// What the other copy has memory for, and this one not any more.
+    fn gone(&self, data: &Ranges) -> Ranges {
+        let mut gone = self.brought.clone();
+        gone.subtract(data);
+        gone
+    }
+
     fn runs(&mut self, written: &Ranges) -> Result<Vec<Run>> {
         let data = self.ram.data()?;
         let mut runs = Vec::new();
         // What was given back reads as zero, whoever noticed that it was.
-        let mut gone = self.brought.clone();
-        gone.subtract(&data);
+        let gone = self.gone(&data);
         for range in gone.iter() {
             runs.push(Run::Zero(range));
         }

@@ -116,6 +116,12 @@ fn descriptors(pid: u32) -> Result<Vec<String>> {
             reasons.push("it has a device of the host's (VFIO), whose state cannot move".to_owned());
             break;
         }
+        // It is there until all has come (`PostCopy`), or QEMU is about to use it itself.
+        if target == Path::new("anon_inode:[userfaultfd]") {
+            reasons.push(
+                "not all of its memory has come from where it was (post-copy): wait until it has".to_owned(),
+            );
+        }
     }
     Ok(reasons)
 }

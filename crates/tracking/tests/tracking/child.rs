@@ -21,7 +21,7 @@ pub const STATUS: i32 = 7;
 /// What `calls` says of its system calls.
 pub const CALLS: &[&str] = &["sleep", "poll", "wait", "read"];
 
-fn say(text: &str) {
+pub fn say(text: &str) {
     let mut output = std::io::stdout().lock();
     writeln!(output, "{text}")
         .and_then(|()| output.flush())
@@ -43,6 +43,7 @@ pub fn run(what: &str) -> ExitCode {
         "signals" => signals(),
         "execute" => execute(),
         "sequence" => sequence(),
+        "faults" => crate::faults::child(),
         "end" => {
             say("ready");
             std::thread::sleep(Duration::from_millis(5));

@@ -5,6 +5,7 @@
 
 mod child;
 mod copy;
+mod faults;
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
@@ -25,7 +26,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 type Case = (&'static str, fn());
 
-const CASES: [Case; 12] = [
+const CASES: [Case; 13] = [
     ("every_write_is_seen", || is_seen("write", 40)),
     ("every_write_is_seen_whatever_becomes_of_mappings", || {
         is_seen("map", 40)
@@ -48,6 +49,7 @@ const CASES: [Case; 12] = [
         a_restartable_sequence_is_given_up,
     ),
     ("an_end_is_left_to_the_parent", an_end_is_left_to_the_parent),
+    ("who_waits_for_a_page_waits_on", faults::who_waits_waits_on),
 ];
 
 fn main() -> ExitCode {

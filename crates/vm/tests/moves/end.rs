@@ -177,17 +177,18 @@ impl End {
 
     /// Waits until the guest says some ticks more here.
     pub fn ticks_on(&self) -> anyhow::Result<()> {
-        let lines = || Ok::<_, anyhow::Error>(self.said()?.lines().count());
-        let (before, begun) = (lines()?, Instant::now());
-        while lines()? < before + 20 {
-            ensure!(
-                !self.said()?.contains("BAD"),
-                "{}",
-                self.said()?.lines().last().unwrap_or_default()
-            );
-            ensure!(begun.elapsed() < LIMIT, "the guest is silent: {}", self.log());
-            // A file tells nobody that it grows.
-            std::thread::sleep(Duration::from_millis(2));
+        let ticks = Ticks::since(self)?;
+        while !ticks.are_there(self)? {
+            std::thread::sleep(Ticks::AGAIN);
+        }
+        Ok(())
+    }
+
+    /// The same, while other things go on in this task.
+    pub async fn ticks_on_beside(&self) -> anyhow::Result<()> {
+        let ticks = Ticks::since(self)?;
+        while !ticks.are_there(self)? {
+            tokio::time::sleep(Ticks::AGAIN).await;
         }
         Ok(())
     }
@@ -198,6 +199,36 @@ impl End {
         std::thread::sleep(Duration::from_millis(50));
         ensure!(self.said()? == before, "the guest runs");
         Ok(())
+    }
+}
+
+/// Some ticks more of a guest.
+struct Ticks {
+    before: usize,
+    begun: Instant,
+}
+
+impl Ticks {
+    /// A file tells nobody that it grows.
+    const AGAIN: Duration = Duration::from_millis(2);
+
+    fn since(end: &End) -> anyhow::Result<Self> {
+        Ok(Self {
+            before: end.said()?.lines().count(),
+            begun: Instant::now(),
+        })
+    }
+
+    /// An error if the guest finds something, or is silent.
+    fn are_there(&self, end: &End) -> anyhow::Result<bool> {
+        let said = end.said()?;
+        ensure!(
+            !said.contains("BAD"),
+            "{}",
+            said.lines().last().unwrap_or_default()
+        );
+        ensure!(self.begun.elapsed() < LIMIT, "the guest is silent: {}", end.log());
+        Ok(said.lines().count() >= self.before + 20)
     }
 }
 

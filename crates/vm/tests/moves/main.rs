@@ -5,6 +5,8 @@
 //! While it stands still the two copies of its RAM are compared, too.
 
 mod end;
+mod filler;
+mod post_copy;
 
 use std::io::Read;
 use std::path::Path;
@@ -37,6 +39,13 @@ fn main() -> ExitCode {
     if let Some(path) = std::env::var_os(MAPPER) {
         return map(path.as_ref()).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
+    if let Ok(what) = std::env::var(filler::FILLER) {
+        let ended = tokio::runtime::Runtime::new()
+            .map_err(anyhow::Error::new)
+            .and_then(|runtime| runtime.block_on(filler::run(&what)));
+        eprintln!("{ended:?}");
+        return ExitCode::FAILURE;
+    }
     let arguments = Arguments::from_args();
     let trials = vec![
         case("a_guest_moves_again_and_again", again_and_again),
@@ -50,6 +59,15 @@ fn main() -> ExitCode {
         case("a_source_that_is_silent", silent_source),
         case("what_stands_in_the_way_is_said", obstacles),
         case("one_that_runs_is_attached", attached),
+        case("memory_comes_later_again_and_again", post_copy::again_and_again),
+        case("memory_comes_later_with_a_disk", post_copy::with_a_disk),
+        case("memory_comes_later_whoever_dies", post_copy::taken_over),
+        case("memory_comes_later_and_an_end_is_one", post_copy::ends),
+        case("memory_comes_later_or_it_goes_on", post_copy::it_goes_on),
+        case(
+            "memory_comes_later_and_zeros_are_found",
+            post_copy::zeros_are_found,
+        ),
     ];
     libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -1,0 +1,225 @@
+//! Pages from one RAM to another, over TCP: both sides of a post-copy, as a mover would have them.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context, ensure};
+use rustix::process::{Signal, getpid, kill_process};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufWriter};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use verbatim_vm::{PostCopy, Ram, Run};
+
+/// Names what this program is to fill, and nothing else: a process, its RAM, the record, the port, and after how many faults it dies.
+pub const FILLER: &str = "FILLED";
+
+/// So many ranges that nobody waits for are under way at once.
+const UNDER_WAY: usize = 2;
+
+/// What a part of an answer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u64)]
+enum Part {
+    Data = 0,
+    Zero = 1,
+    End = 2,
+}
+
+/// Answers for a RAM. Ends when it is dropped.
+pub struct Server {
+    pub port: u16,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    pub async fn of(ram: &Arc<Ram>) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let port = listener.local_addr()?.port();
+        let ram = Arc::clone(ram);
+        let task = tokio::spawn(async move {
+            let mut clients = tokio::task::JoinSet::new();
+            while let Ok((client, _)) = listener.accept().await {
+                let ram = Arc::clone(&ram);
+                // A client that is gone is what is tested.
+                clients.spawn(async move { drop(answer(&ram, client).await) });
+            }
+        });
+        Ok(Self { port, task })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn answer(ram: &Ram, client: TcpStream) -> anyhow::Result<()> {
+    client.set_nodelay(true)?;
+    let (mut asked, answers) = client.into_split();
+    let mut answers = BufWriter::with_capacity(1 << 20, answers);
+    let mut bytes = Vec::new();
+    loop {
+        let (start, end) = (asked.read_u64().await?, asked.read_u64().await?);
+        for run in ram.runs(start..end)? {
+            let (range, part) = match run {
+                Run::Data(range) => (range, Part::Data),
+                Run::Zero(range) => (range, Part::Zero),
+            };
+            for number in [part as u64, range.start, range.end] {
+                answers.write_u64(number).await?;
+            }
+            if part == Part::Data {
+                bytes.resize((range.end - range.start) as usize, 0);
+                ram.read(range, &mut bytes)?;
+                answers.write_all(&bytes).await?;
+            }
+        }
+        for number in [Part::End as u64, start, end] {
+            answers.write_u64(number).await?;
+        }
+        answers.flush().await?;
+    }
+}
+
+/// What is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wanted {
+    /// Only what somebody waits for, without end.
+    Faults,
+    /// All that is missing, until nothing is.
+    All,
+}
+
+/// What somebody has waited for.
+#[derive(Debug, Default)]
+pub struct Faults {
+    count: AtomicU64,
+    /// Told of this one this process dies.
+    last: Option<u64>,
+}
+
+impl Faults {
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    fn told(&self) -> anyhow::Result<()> {
+        let before = self.count.fetch_add(1, Ordering::Relaxed);
+        if self.last == Some(before + 1) {
+            kill_process(getpid(), Signal::KILL)?;
+        }
+        Ok(())
+    }
+}
+
+/// Brings what is missing; counts what somebody waited for. It may be dropped at any time.
+pub async fn fill(post_copy: &PostCopy, port: u16, wanted: Wanted, faults: &Faults) -> anyhow::Result<()> {
+    // What was under way before is not any more.
+    post_copy.ask_again()?;
+    let connection = TcpStream::connect(("127.0.0.1", port)).await?;
+    connection.set_nodelay(true)?;
+    let (answers, asks) = connection.into_split();
+    let (came, comes) = mpsc::unbounded_channel();
+    tokio::select! {
+        taken = take(post_copy, answers, came) => taken.context("the source has ended"),
+        asked = ask(post_copy, asks, wanted, comes, faults) => asked,
+    }
+}
+
+async fn ask(
+    post_copy: &PostCopy,
+    mut asks: OwnedWriteHalf,
+    wanted: Wanted,
+    mut comes: mpsc::UnboundedReceiver<Range<u64>>,
+    faults: &Faults,
+) -> anyhow::Result<()> {
+    let mut ahead: Vec<Range<u64>> = Vec::new();
+    while wanted == Wanted::Faults || post_copy.left() > 0 {
+        while wanted == Wanted::All && ahead.len() < UNDER_WAY {
+            let Some(range) = post_copy.next() else { break };
+            asks.write_all(&request(&range)).await?;
+            ahead.push(range);
+        }
+        tokio::select! {
+            biased;
+            range = post_copy.fault() => {
+                let range = range?;
+                faults.told()?;
+                asks.write_all(&request(&range)).await?;
+            }
+            Some(range) = comes.recv() => ahead.retain(|other| *other != range),
+        }
+    }
+    Ok(())
+}
+
+fn request(range: &Range<u64>) -> [u8; 16] {
+    let both = u128::from(range.start) << 64 | u128::from(range.end);
+    both.to_be_bytes()
+}
+
+/// Takes what comes, and says when all of an answer has.
+async fn take(
+    post_copy: &PostCopy,
+    answers: OwnedReadHalf,
+    came: mpsc::UnboundedSender<Range<u64>>,
+) -> anyhow::Result<()> {
+    let mut answers = tokio::io::BufReader::with_capacity(1 << 20, answers);
+    let mut bytes = Vec::new();
+    loop {
+        let part = answers.read_u64().await?;
+        let range = answers.read_u64().await?..answers.read_u64().await?;
+        match part {
+            0 => {
+                bytes.resize((range.end - range.start) as usize, 0);
+                answers.read_exact(&mut bytes).await?;
+                post_copy.fill(range.start, &bytes)?;
+            }
+            1 => post_copy.fill_zeros(range)?,
+            // Nobody may listen any more.
+            _ => drop(came.send(range)),
+        }
+    }
+}
+
+/// A process of its own that fills, and dies by SIGKILL when it was told of the fault of this number and has asked for nothing.
+pub async fn dies_at(
+    pid: u32,
+    ram: &Ram,
+    record: PathBuf,
+    port: u16,
+    fault: u64,
+) -> anyhow::Result<ExitStatus> {
+    let what = format!(
+        "{pid} {} {} {port} {fault}",
+        ram.path().display(),
+        record.display()
+    );
+    let mut command = Command::new(std::env::current_exe()?);
+    command.env(FILLER, what);
+    let status = tokio::task::spawn_blocking(move || command.status()).await??;
+    Ok(status)
+}
+
+/// That process.
+pub async fn run(what: &str) -> anyhow::Result<()> {
+    let words: Vec<&str> = what.split(' ').collect();
+    let [pid, ram, record, port, fault] = words[..] else {
+        anyhow::bail!("`{what}`");
+    };
+    let ram = Arc::new(Ram::open(ram.as_ref())?);
+    let post_copy = PostCopy::take_over(pid.parse()?, &ram, record.as_ref())?;
+    let post_copy = post_copy.context("nothing is missing")?;
+    ensure!(post_copy.is_complete(), "what is missing was written down");
+    let faults = Faults {
+        last: Some(fault.parse()?),
+        ..Faults::default()
+    };
+    fill(&post_copy, port.parse()?, Wanted::Faults, &faults).await
+}
