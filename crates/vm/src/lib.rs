@@ -46,6 +46,6 @@ pub use libvirt::{Description, Domain};
 pub use machine::{Machine, Status};
 pub use post_copy::{AHEAD, PostCopy, URGENT};
 pub use qmp::{Event, Qmp};
-pub use ram::{RUN, Ram, Rounds, Run};
+pub use ram::{Behind, RUN, Ram, Rounds, Run};
 pub use running::USUAL_MAC;
 pub use source::Outgoing;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
-use verbatim_tracking::{FileTracker, MappedFile, PAGE, Ranges, maps_file, not_missing, stand_still_once};
+use verbatim_tracking::{FileTracker, MappedFile, PAGE, Ranges, maps_file, stand_still_once};
 
 use crate::error::{Error, Result};
 
@@ -94,17 +94,6 @@ impl Ram {
             from = end;
         }
         Ok(data)
-    }
-
-    /// What is in a range, as runs.
-    pub fn runs(&self, range: Range<u64>) -> Result<Vec<Run>> {
-        self.holds(range.clone())?;
-        let range = Ranges::from_iter([range]);
-        let data = not_missing(&self.file, &range)?;
-        let mut zero = range;
-        zero.subtract(&data);
-        let data = bridged(&data, &data).into_iter().map(Run::Data);
-        Ok(data.chain(zero.iter().map(Run::Zero)).collect())
     }
 
     /// Reads a run.
@@ -196,21 +185,24 @@ impl Rounds {
     /// What a disk has yet to write there is in the RAM when the guest stands still, and not before: then it may be read.
     pub fn leave_behind(&mut self) -> Result<Ranges> {
         let written = self.tracker.look()?;
-        self.left_behind(written)
-    }
-
-    /// The same of a virtual machine that stands still, and whose disks are quiet.
-    pub fn leave_last_behind(&mut self) -> Result<Ranges> {
-        let written = self.tracker.last_look()?;
-        self.left_behind(written)
-    }
-
-    fn left_behind(&mut self, written: Ranges) -> Result<Ranges> {
         let data = self.ram.data()?;
-        let mut behind = written.intersection(&data);
-        behind.union(&self.gone(&data));
+        Ok(self.left_behind(&written, &data))
+    }
+
+    /// The same of a virtual machine that stands still, and whose disks are quiet; and its RAM, from which it comes later. The rounds are over.
+    pub fn leave_last_behind(&mut self) -> Result<(Ranges, Behind)> {
+        let written = self.tracker.last_look()?;
+        let data = self.ram.data()?;
+        let behind = self.left_behind(&written, &data);
+        let ram = Arc::clone(&self.ram);
+        Ok((behind, Behind { ram, data }))
+    }
+
+    fn left_behind(&mut self, written: &Ranges, data: &Ranges) -> Ranges {
+        let mut behind = written.intersection(data);
+        behind.union(&self.gone(data));
         self.brought.subtract(&behind);
-        Ok(behind)
+        behind
     }
 
     /// What the other copy has memory for, and this one not any more.
@@ -233,6 +225,39 @@ impl Rounds {
         self.brought.union(&written);
         runs.extend(bridged(&written, &data).into_iter().map(Run::Data));
         Ok(runs)
+    }
+}
+
+/// The RAM of a guest that runs elsewhere, or is about to, and a part of whose memory is only here. Nobody writes to it any more.
+#[derive(Debug, Clone)]
+pub struct Behind {
+    ram: Arc<Ram>,
+    /// Where there is memory, which does not change.
+    data: Ranges,
+}
+
+impl Behind {
+    /// That of a guest that has left, for whoever comes after one who has died.
+    pub fn of(ram: &Arc<Ram>) -> Result<Self> {
+        Ok(Self {
+            ram: Arc::clone(ram),
+            data: ram.data()?,
+        })
+    }
+
+    /// The RAM.
+    pub fn ram(&self) -> &Ram {
+        &self.ram
+    }
+
+    /// What is in a range: the runs with which a request for it is answered.
+    pub fn runs(&self, range: Range<u64>) -> Result<Vec<Run>> {
+        self.ram.holds(range.clone())?;
+        let mut zero = Ranges::from_iter([range]);
+        let data = self.data.intersection(&zero);
+        zero.subtract(&data);
+        let data = bridged(&data, &data).into_iter().map(Run::Data);
+        Ok(data.chain(zero.iter().map(Run::Zero)).collect())
     }
 }
 
@@ -293,6 +318,26 @@ mod tests {
         assert_eq!(data, [2 * PAGE..3 * PAGE, 4 * PAGE..5 * PAGE]);
         assert!(ram.write(7 * PAGE, &[0; 2 * PAGE as usize]).is_err());
         assert!(ram.clear(0..9 * PAGE).is_err());
+    }
+
+    #[test]
+    fn what_was_left_behind_is_data_or_zero() {
+        let (_folder, ram) = ram(1024 * PAGE);
+        ram.write(2 * PAGE, &vec![7; 600 * PAGE as usize]).unwrap();
+        ram.write(700 * PAGE, &[7; PAGE as usize]).unwrap();
+        let behind = Behind::of(&Arc::new(ram)).unwrap();
+        let pages = |range: Range<u64>| range.start * PAGE..range.end * PAGE;
+        let expected = [
+            Run::Data(pages(2..258)),
+            Run::Data(pages(258..514)),
+            Run::Data(pages(514..602)),
+            Run::Data(pages(700..701)),
+            Run::Zero(pages(1..2)),
+            Run::Zero(pages(602..700)),
+            Run::Zero(pages(701..702)),
+        ];
+        assert_eq!(behind.runs(pages(1..702)).unwrap(), expected);
+        assert!(behind.runs(pages(1000..1025)).is_err());
     }
 
     #[test]

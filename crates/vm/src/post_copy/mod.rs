@@ -8,7 +8,7 @@
 //!  leave ────────────┐                   ┌─────────── arrive
 //!  stopped           │                   │
 //!  leave_last_behind │── the rest of that ──────────► PostCopy::lack, then PostCopy::complete
-//!  Ram::runs, read ◄─│── what is wanted ─│─────────── PostCopy::fault, PostCopy::next   (from here on, all the time)
+//!  Behind::runs    ◄─│── what is wanted ─│─────────── PostCopy::fault, PostCopy::next   (from here on, all the time)
 //!         └──────────│── pages ──────────│──────────► PostCopy::fill, PostCopy::fill_zeros
 //!  hand_over         └── device state ──►└─ loaded    (paused)
 //!                       *decision*

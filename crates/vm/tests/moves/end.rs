@@ -22,12 +22,6 @@ pub fn qemu() -> String {
     std::env::var(QEMU_VARIABLE).unwrap_or_else(|_| QEMU.to_owned())
 }
 
-/// A guest's RAM in MiB.
-const MIB: &str = "16";
-
-/// Where its serial line goes, in the folder of each end.
-const SERIAL: &str = "file:serial";
-
 /// How long a guest may take to say something, on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -46,8 +40,24 @@ pub fn installed() -> Result<(), String> {
     verbatim_tracking::supported().map_err(|unsupported| unsupported.to_string())
 }
 
-/// The guest's program, built when it is first asked for.
-fn guest() -> anyhow::Result<PathBuf> {
+/// What runs in a virtual machine.
+pub struct Guest<'a> {
+    /// The name of its program.
+    pub program: &'a str,
+    pub mebibytes: &'a str,
+    /// Where its serial line goes.
+    pub serial: &'a str,
+}
+
+/// The usual one.
+const CHECK: Guest<'_> = Guest {
+    program: "check",
+    mebibytes: "16",
+    serial: "file:serial",
+};
+
+/// Where the guests' programs are, built when they are first asked for.
+fn built() -> anyhow::Result<PathBuf> {
     static BUILT: std::sync::OnceLock<Result<PathBuf, String>> = std::sync::OnceLock::new();
     let build = || {
         let out = format!("OUT={}", env!("CARGO_TARGET_TMPDIR"));
@@ -55,7 +65,7 @@ fn guest() -> anyhow::Result<PathBuf> {
             .args(["-s", "-C", concat!(env!("CARGO_MANIFEST_DIR"), "/guest"), &out])
             .output();
         match made {
-            Ok(made) if made.status.success() => Ok(Path::new(env!("CARGO_TARGET_TMPDIR")).join("check")),
+            Ok(made) if made.status.success() => Ok(PathBuf::from(env!("CARGO_TARGET_TMPDIR"))),
             Ok(made) => Err(String::from_utf8_lossy(&made.stderr).into_owned()),
             Err(error) => Err(error.to_string()),
         }
@@ -73,8 +83,8 @@ pub struct End {
 
 impl End {
     /// Starts a QEMU with these arguments beside the usual ones. Its guest does not run yet.
-    async fn start(more: &[&str]) -> anyhow::Result<Self> {
-        let guest = guest()?;
+    async fn start(guest: &Guest<'_>, more: &[&str]) -> anyhow::Result<Self> {
+        let program = built()?.join(guest.program);
         let qemu = qemu();
         let usual = [
             &qemu[..],
@@ -83,7 +93,7 @@ impl End {
             "-accel",
             "tcg",
             "-m",
-            MIB,
+            guest.mebibytes,
             "-nodefaults",
             "-no-user-config",
             "-display",
@@ -91,9 +101,9 @@ impl End {
             "-sandbox",
             "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
             "-serial",
-            SERIAL,
+            guest.serial,
             "-kernel",
-            guest.to_str().context("a path in UTF-8")?,
+            program.to_str().context("a path in UTF-8")?,
         ];
         let line = [&usual[..], more].concat();
         let types = Command::new(&qemu).args(["-machine", "help"]).output()?;
@@ -136,9 +146,16 @@ impl End {
 
     /// One whose guest runs.
     pub async fn run(more: &[&str]) -> anyhow::Result<Self> {
-        let end = Self::start(more).await?;
+        let end = Self::start(&CHECK, more).await?;
         end.machine.go_on().await?;
         end.ticks_on()?;
+        Ok(end)
+    }
+
+    /// One whose guest, another one than the usual, was just told to run.
+    pub async fn run_other(guest: &Guest<'_>, more: &[&str]) -> anyhow::Result<Self> {
+        let end = Self::start(guest, more).await?;
+        end.machine.go_on().await?;
         Ok(end)
     }
 

@@ -8,18 +8,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, ensure};
 use rustix::process::{Signal, getpid, kill_process};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, BufWriter};
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use verbatim_vm::{PostCopy, Ram, Run};
+use verbatim_vm::{Behind, PostCopy, Ram, Run};
 
 /// Names what this program is to fill, and nothing else: a process, its RAM, the record, the port, and after how many faults it dies.
 pub const FILLER: &str = "FILLED";
 
 /// So many ranges that nobody waits for are under way at once.
-const UNDER_WAY: usize = 2;
+const UNDER_WAY: usize = 4;
 
 /// What a part of an answer is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,16 +37,15 @@ pub struct Server {
 }
 
 impl Server {
-    pub async fn of(ram: &Arc<Ram>) -> anyhow::Result<Self> {
+    pub async fn of(behind: Behind) -> anyhow::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let port = listener.local_addr()?.port();
-        let ram = Arc::clone(ram);
         let task = tokio::spawn(async move {
             let mut clients = tokio::task::JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
-                let ram = Arc::clone(&ram);
+                let behind = behind.clone();
                 // A client that is gone is what is tested.
-                clients.spawn(async move { drop(answer(&ram, client).await) });
+                clients.spawn(async move { drop(answer(&behind, client).await) });
             }
         });
         Ok(Self { port, task })
@@ -59,32 +58,37 @@ impl Drop for Server {
     }
 }
 
-async fn answer(ram: &Ram, client: TcpStream) -> anyhow::Result<()> {
+async fn answer(behind: &Behind, client: TcpStream) -> anyhow::Result<()> {
     client.set_nodelay(true)?;
     let (mut asked, answers) = client.into_split();
     let mut answers = BufWriter::with_capacity(1 << 20, answers);
-    let mut bytes = Vec::new();
     loop {
         let (start, end) = (asked.read_u64().await?, asked.read_u64().await?);
-        for run in ram.runs(start..end)? {
-            let (range, part) = match run {
-                Run::Data(range) => (range, Part::Data),
-                Run::Zero(range) => (range, Part::Zero),
-            };
-            for number in [part as u64, range.start, range.end] {
-                answers.write_u64(number).await?;
-            }
-            if part == Part::Data {
-                bytes.resize((range.end - range.start) as usize, 0);
-                ram.read(range, &mut bytes)?;
-                answers.write_all(&bytes).await?;
-            }
-        }
+        send(&behind.runs(start..end)?, behind.ram(), &mut answers).await?;
         for number in [Part::End as u64, start, end] {
             answers.write_u64(number).await?;
         }
         answers.flush().await?;
     }
+}
+
+async fn send(runs: &[Run], ram: &Ram, to: &mut BufWriter<impl AsyncWrite + Unpin>) -> anyhow::Result<()> {
+    let mut bytes = Vec::new();
+    for run in runs {
+        let (range, part) = match run {
+            Run::Data(range) => (range, Part::Data),
+            Run::Zero(range) => (range, Part::Zero),
+        };
+        for number in [part as u64, range.start, range.end] {
+            to.write_u64(number).await?;
+        }
+        if part == Part::Data {
+            bytes.resize((range.end - range.start) as usize, 0);
+            ram.read(range.clone(), &mut bytes)?;
+            to.write_all(&bytes).await?;
+        }
+    }
+    Ok(())
 }
 
 /// What is asked for.
@@ -170,22 +174,61 @@ async fn take(
     answers: OwnedReadHalf,
     came: mpsc::UnboundedSender<Range<u64>>,
 ) -> anyhow::Result<()> {
-    let mut answers = tokio::io::BufReader::with_capacity(1 << 20, answers);
+    let mut answers = BufReader::with_capacity(1 << 20, answers);
     let mut bytes = Vec::new();
     loop {
-        let part = answers.read_u64().await?;
-        let range = answers.read_u64().await?..answers.read_u64().await?;
-        match part {
-            0 => {
-                bytes.resize((range.end - range.start) as usize, 0);
-                answers.read_exact(&mut bytes).await?;
-                post_copy.fill(range.start, &bytes)?;
-            }
-            1 => post_copy.fill_zeros(range)?,
+        match part(&mut answers, &mut bytes).await? {
+            (Part::Data, range) => post_copy.fill(range.start, &bytes)?,
+            (Part::Zero, range) => post_copy.fill_zeros(range)?,
             // Nobody may listen any more.
-            _ => drop(came.send(range)),
+            (Part::End, range) => drop(came.send(range)),
         }
     }
+}
+
+/// Brings runs from one RAM to another over TCP, as a mover does while the guest runs at its source.
+pub async fn bring(runs: &[Run], from: &Ram, to: &Ram) -> anyhow::Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let (sends, takes) = tokio::try_join!(TcpStream::connect(listener.local_addr()?), async {
+        Ok(listener.accept().await?.0)
+    })?;
+    let (takes, _) = takes.into_split();
+    let mut takes = BufReader::with_capacity(1 << 20, takes);
+    let mut sends = BufWriter::with_capacity(1 << 20, sends);
+    let send = async {
+        send(runs, from, &mut sends).await?;
+        Ok::<_, anyhow::Error>(sends.shutdown().await?)
+    };
+    let take = async {
+        let mut bytes = Vec::new();
+        for _ in runs {
+            match part(&mut takes, &mut bytes).await? {
+                (Part::Data, range) => to.write(range.start, &bytes)?,
+                (_, range) => to.clear(range)?,
+            }
+        }
+        Ok(())
+    };
+    tokio::try_join!(send, take)?;
+    Ok(())
+}
+
+/// The next part of an answer, with its bytes.
+async fn part(
+    answers: &mut BufReader<OwnedReadHalf>,
+    bytes: &mut Vec<u8>,
+) -> anyhow::Result<(Part, Range<u64>)> {
+    let part = match answers.read_u64().await? {
+        0 => Part::Data,
+        1 => Part::Zero,
+        _ => Part::End,
+    };
+    let range = answers.read_u64().await?..answers.read_u64().await?;
+    if part == Part::Data {
+        bytes.resize((range.end - range.start) as usize, 0);
+        answers.read_exact(bytes).await?;
+    }
+    Ok((part, range))
 }
 
 /// A process of its own that fills, and dies by SIGKILL when it was told of the fault of this number and has asked for nothing.

@@ -7,6 +7,7 @@
 mod end;
 mod filler;
 mod post_copy;
+mod silence;
 
 use std::io::Read;
 use std::path::Path;
@@ -68,6 +69,7 @@ fn main() -> ExitCode {
             "memory_comes_later_and_zeros_are_found",
             post_copy::zeros_are_found,
         ),
+        case("how_long_a_guest_is_silent", silence::by_pool).with_ignored_flag(true),
     ];
     libtest_mimic::run(&arguments, trials).exit_code()
 }

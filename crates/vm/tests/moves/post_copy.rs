@@ -12,27 +12,28 @@ use crate::filler::{Faults, Server, Wanted, dies_at, fill};
 use crate::{move_it, says};
 
 /// So many times a guest moves in a row.
-const MOVES: usize = 6;
+const MOVES: usize = 4;
 
 /// After so many faults a process that fills dies.
 const FAULTS: u64 = 20;
 
 /// A move up to the decision, with nothing of what is missing brought but what loading it took.
-pub struct Arriving {
-    pub outgoing: Outgoing,
-    pub incoming: Incoming,
-    pub post_copy: PostCopy,
-    pub server: Server,
+struct Arriving {
+    outgoing: Outgoing,
+    incoming: Incoming,
+    post_copy: PostCopy,
+    server: Server,
     /// What somebody has waited for.
-    pub faults: Faults,
+    faults: Faults,
 }
 
-fn record(end: &End) -> PathBuf {
+/// Where what is missing is written down.
+pub fn record(end: &End) -> PathBuf {
     end.path("ram.missing")
 }
 
 /// Brings a guest so far. `rounds`: so many rounds are brought as always before.
-pub async fn bring(from: &End, to: &End, rounds: u32) -> anyhow::Result<Arriving> {
+async fn bring(from: &End, to: &End, rounds: u32) -> anyhow::Result<Arriving> {
     let mut pages = Rounds::begin(from.machine.ram(), from.machine.pid())?;
     for _ in 0..rounds {
         copy(&pages.round()?, &from.machine, &to.machine)?;
@@ -45,10 +46,11 @@ pub async fn bring(from: &End, to: &End, rounds: u32) -> anyhow::Result<Arriving
     let (mut incoming, mut sink) = to.machine.arrive().await?;
     let pump = tokio::spawn(async move { tokio::io::copy(&mut state, &mut sink).await });
     outgoing.stopped().await?;
-    post_copy.lack(&pages.leave_last_behind()?)?;
+    let (last, behind) = pages.leave_last_behind()?;
+    post_copy.lack(&last)?;
     post_copy.complete()?;
     drop(pages);
-    let server = Server::of(from.machine.ram()).await?;
+    let server = Server::of(behind).await?;
     let faults = Faults::default();
     let loading = fill(&post_copy, server.port, Wanted::Faults, &faults);
     let loaded = async {
