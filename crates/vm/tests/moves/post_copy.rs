@@ -4,8 +4,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
+use tokio::task::JoinHandle;
 use verbatim_tracking::{FileFaults, PAGE, Ranges};
-use verbatim_vm::{Error, Incoming, Outgoing, PostCopy, Rounds};
+use verbatim_vm::{Behind, Error, Incoming, Outgoing, PostCopy, Rounds};
 
 use crate::end::{Disk, End, consecutive, copy, same_ram};
 use crate::filler::{Faults, Server, Wanted, dies_at, fill};
@@ -32,8 +33,17 @@ pub fn record(end: &End) -> PathBuf {
     end.path("ram.missing")
 }
 
+/// The same before the state of the devices was handed over.
+struct Stopped {
+    outgoing: Outgoing,
+    incoming: Incoming,
+    post_copy: PostCopy,
+    behind: Behind,
+    pump: JoinHandle<std::io::Result<u64>>,
+}
+
 /// Brings a guest so far. `rounds`: so many rounds are brought as always before.
-async fn bring(from: &End, to: &End, rounds: u32) -> anyhow::Result<Arriving> {
+async fn stop(from: &End, to: &End, rounds: u32) -> anyhow::Result<Stopped> {
     let mut pages = Rounds::begin(from.machine.ram(), from.machine.pid())?;
     for _ in 0..rounds {
         copy(&pages.round()?, &from.machine, &to.machine)?;
@@ -43,13 +53,29 @@ async fn bring(from: &End, to: &End, rounds: u32) -> anyhow::Result<Arriving> {
     post_copy.lack(&pages.leave_behind()?)?;
     from.ticks_on()?;
     let (mut outgoing, mut state) = from.machine.leave().await?;
-    let (mut incoming, mut sink) = to.machine.arrive().await?;
+    let (incoming, mut sink) = to.machine.arrive().await?;
     let pump = tokio::spawn(async move { tokio::io::copy(&mut state, &mut sink).await });
     outgoing.stopped().await?;
     let (last, behind) = pages.leave_last_behind()?;
     post_copy.lack(&last)?;
     post_copy.complete()?;
-    drop(pages);
+    Ok(Stopped {
+        outgoing,
+        incoming,
+        post_copy,
+        behind,
+        pump,
+    })
+}
+
+async fn bring(from: &End, to: &End, rounds: u32) -> anyhow::Result<Arriving> {
+    let Stopped {
+        mut outgoing,
+        mut incoming,
+        post_copy,
+        behind,
+        pump,
+    } = stop(from, to, rounds).await?;
     let server = Server::of(behind).await?;
     let faults = Faults::default();
     let loading = fill(&post_copy, server.port, Wanted::Faults, &faults);
@@ -236,9 +262,26 @@ pub async fn ends() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Given up before the decision, with all of its memory there or not.
+/// Given up before the decision: while QEMU waits for a page, and when it is loaded, with all of its memory there or not.
 pub async fn it_goes_on() -> anyhow::Result<()> {
     let from = End::run(&[]).await?;
+    let to = End::arriving(&from).await?;
+    let mut stopped = stop(&from, &to, 0).await?;
+    tokio::select! {
+        // Which answers nothing then, and nobody answers it.
+        waits = stopped.post_copy.fault() => drop(waits?),
+        loaded = stopped.incoming.loaded() => anyhow::bail!("it is loaded by what is missing: {loaded:?}"),
+        handed_over = async {
+            match stopped.outgoing.hand_over().await {
+                Ok(()) => std::future::pending().await,
+                Err(error) => error,
+            }
+        } => anyhow::bail!(handed_over),
+    }
+    drop(to);
+    stopped.outgoing.take_back().await?;
+    drop(stopped.pump.await?);
+    from.ticks_on()?;
     for all in [false, true] {
         let to = End::arriving(&from).await?;
         let arriving = bring(&from, &to, 1).await?;
