@@ -196,7 +196,8 @@ pub fn who_waits_waits_on() {
     faults.zero(at(31)..at(32)).expect("it is there");
     assert_eq!(waiter.says(), CAME.to_string());
 
-    let all = Ranges::from_iter([0..at(PAGES as u64)]);
+    let whole = 0..at(PAGES as u64);
+    let all = Ranges::from_iter([whole]);
     let there: Vec<_> = not_missing(&file, &all).expect("tmpfs says").iter().collect();
     // 60 was touched before.
     assert_eq!(

@@ -277,7 +277,7 @@ impl PostCopy {
 
     fn check(&self, range: &Range<u64>) -> Result<()> {
         self.ram.holds(range.clone())?;
-        match range.start % PAGE == 0 && range.end % PAGE == 0 {
+        match range.start.is_multiple_of(PAGE) && range.end.is_multiple_of(PAGE) {
             true => Ok(()),
             false => Err(Error::Malformed(format!("{range:?}, which are no whole pages"))),
         }

@@ -47,7 +47,8 @@ impl Record {
             &complete.to_le_bytes(),
         ]
         .concat();
-        let new = path.with_added_extension("new");
+        let mut new = path.as_os_str().to_owned();
+        new.push(".new");
         let mut options = File::options();
         options
             .read(true)

@@ -81,7 +81,7 @@ async fn bring(from: &End, to: &End, rounds: u32) -> anyhow::Result<Arriving> {
     let loading = fill(&post_copy, server.port, Wanted::Faults, &faults);
     let loaded = async {
         outgoing.hand_over().await?;
-        Ok::<_, anyhow::Error>(incoming.loaded().await.with_context(|| to.log())?)
+        incoming.loaded().await.with_context(|| to.log())
     };
     tokio::select! {
         filled = loading => anyhow::bail!("nothing is missing: {filled:?}"),
@@ -233,7 +233,8 @@ pub async fn ends() -> anyhow::Result<()> {
     // Something was missing.
     let post_copy = to.machine.post_copy(&path).await?;
     let number = i32::from_le_bytes(std::fs::read(&path)?[12..16].try_into()?);
-    let page = Ranges::from_iter([PAGE..2 * PAGE]);
+    let page = PAGE..2 * PAGE;
+    let page = Ranges::from_iter([page]);
     post_copy.lack(&page)?;
     let ended = PostCopy::take_over(pid, ram, &path)?
         .context("something is missing")?
@@ -269,7 +270,7 @@ pub async fn it_goes_on() -> anyhow::Result<()> {
     let mut stopped = stop(&from, &to, 0).await?;
     tokio::select! {
         // Which answers nothing then, and nobody answers it.
-        waits = stopped.post_copy.fault() => drop(waits?),
+        waits = stopped.post_copy.fault() => ensure!(!waits?.is_empty(), "nobody waits"),
         loaded = stopped.incoming.loaded() => anyhow::bail!("it is loaded by what is missing: {loaded:?}"),
         handed_over = async {
             match stopped.outgoing.hand_over().await {
