@@ -39,6 +39,8 @@ fn system_call_instruction(pid: u32, memory: &crate::Memory) -> Result<u64, Erro
             from = to;
         }
     }
+    // Of one that has ended meanwhile nothing could be read.
+    maps::read(pid)?;
     Err(Error::Io {
         what: "find an instruction that makes a system call",
         source: io::ErrorKind::NotFound.into(),
