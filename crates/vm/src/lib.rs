@@ -19,6 +19,8 @@
 //! Until the decision the source's guest can go on ([`Outgoing::take_back`]): the destination's QEMU loads, and does not run.
 //! Nothing here decides: that is the session's.
 //!
+//! A guest can run before all of its memory has come: what was written last comes when it is touched, or after it ([`PostCopy`]).
+//!
 //! A QEMU of libvirt's is asked through libvirt, and started by it at the destination ([`Domain`]); all else is the same.
 //!
 //! What cannot move is refused before anything is touched: by its command line ([`Arguments::parse`]), or by what it has

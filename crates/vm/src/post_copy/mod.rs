@@ -1,52 +1,4 @@
-//! A guest that runs before all of its memory has come.
-//!
-//! ```text
-//!  source                                             destination
-//!  Rounds::round … ───── runs of the RAM ───────────► Ram::write, Ram::clear
-//!                                                     Machine::post_copy   (armed, before `arrive`)
-//!  Rounds::leave_behind ── what is not brought ─────► PostCopy::lack
-//!  leave ────────────┐                   ┌─────────── arrive
-//!  stopped           │                   │
-//!  leave_last_behind │── the rest of that ──────────► PostCopy::lack, then PostCopy::complete
-//!  Behind::runs    ◄─│── what is wanted ─│─────────── PostCopy::fault, PostCopy::next   (from here on, all the time)
-//!         └──────────│── pages ──────────│──────────► PostCopy::fill, PostCopy::fill_zeros
-//!  hand_over         └── device state ──►└─ loaded    (paused)
-//!                       *decision*
-//!  quit; the RAM stays                                run
-//!  …                                                  …
-//!  the RAM goes ◄─────── all has come ─────────────── PostCopy::end, when nothing is PostCopy::left
-//! ```
-//!
-//! What is missing is holes in the file of the RAM. A userfaultfd over QEMU's mapping of it has everything wait that touches one: the guest,
-//! QEMU's threads, and the kernel for them (reads from a disk; KVM). It is made in QEMU's process, as if by QEMU, and stays open there: so it
-//! ends with QEMU and not with whoever answers. Devices' state is loaded by the same means: what a device
-//! reads of its rings then is asked for like everything else, so faults must be answered from `complete` on.
-//!
-//! Pages are put in their place by `UFFDIO_COPY` and never by a write to the file: it puts one page where none is, in one step, and leaves a
-//! page that is there alone. So a page that comes twice takes nothing back that the guest has written since.
-//! A page that is no memory at the source, or that the guest has given back since (a balloon), is a hole that is not missing: who
-//! touches it is told at once that it is zero.
-//!
-//! # What must be durable, and when
-//!
-//! - At the destination what is missing, from [`PostCopy::complete`] on, which is before the source hands the devices' state over: a file
-//!   beside the RAM, which this module keeps. It is true at each moment, since a page's bit goes after the page has come.
-//! - At the source, from the decision until the destination has said that all has come: that its RAM is kept, and where
-//!   it is. Which pages are missing there is not its business: it answers for any. QEMU there must not write to it: it is ended first.
-//!
-//! # Who may die, and when
-//!
-//! | who | when | then |
-//! | --- | --- | --- |
-//! | anybody | before the decision | the destination's QEMU is killed (it may wait for a page, and then answers nothing), and the source takes the guest back: its RAM is as it was |
-//! | the agent of the destination | after it | who touches what is missing waits; the next agent goes on by [`PostCopy::take_over`], and nothing is lost |
-//! | the agent of the source, or the network | after it | the same; when it is there again, [`PostCopy::ask_again`] |
-//! | QEMU at the destination | after it | the guest is lost, as it always is then; [`PostCopy::fault`] says so |
-//! | the host of the source, for good | after it | **the guest is lost**: a part of its memory was only there. Its QEMU is killed |
-//! | anybody | in [`PostCopy::end`] | nothing is missing any more; `take_over` finds that, and does the rest |
-//!
-//! While somebody waits for a page in the kernel's name (a read from a disk), no signal but SIGKILL reaches that thread, and a cgroup with it
-//! does not come to freeze. QEMU answers nothing while a thread waits that has QEMU's big lock.
+//! A guest that runs before all of its memory has come ([`PostCopy`]).
 
 mod bits;
 mod order;
@@ -76,6 +28,54 @@ pub use order::{AHEAD, URGENT};
 const DEVICE_NAME: &str = "verbatim-userfaultfd";
 
 /// The memory of a guest here that has not all come. Dropping it changes nothing: who waits for a page waits on ([`PostCopy::take_over`]).
+///
+/// ```text
+///  source                                             destination
+///  Rounds::round … ───── runs of the RAM ───────────► Ram::write, Ram::clear
+///                                                     Machine::post_copy   (armed, before `arrive`)
+///  Rounds::leave_behind ── what is not brought ─────► PostCopy::lack
+///  leave ────────────┐                   ┌─────────── arrive
+///  stopped           │                   │
+///  leave_last_behind │── the rest of that ──────────► PostCopy::lack, then PostCopy::complete
+///  Behind::runs    ◄─│── what is wanted ─│─────────── PostCopy::fault, PostCopy::next   (from here on, all the time)
+///         └──────────│── pages ──────────│──────────► PostCopy::fill, PostCopy::fill_zeros
+///  hand_over         └── device state ──►└─ loaded    (paused)
+///                       *decision*
+///  quit; the RAM stays                                run
+///  …                                                  …
+///  the RAM goes ◄─────── all has come ─────────────── PostCopy::end, when nothing is PostCopy::left
+/// ```
+///
+/// What is missing is holes in the file of the RAM. A userfaultfd over QEMU's mapping of it has everything wait that touches one: the guest,
+/// QEMU's threads, and the kernel for them (reads from a disk; KVM). It is made in QEMU's process, as if by QEMU, and stays open there: so it
+/// ends with QEMU and not with whoever answers. Devices' state is loaded by the same means: what a device
+/// reads of its rings then is asked for like everything else, so faults must be answered from `complete` on.
+///
+/// Pages are put in their place by `UFFDIO_COPY` and never by a write to the file: it puts one page where none is, in one step, and leaves a
+/// page that is there alone. So a page that comes twice takes nothing back that the guest has written since.
+/// A page that is no memory at the source, or that the guest has given back since (a balloon), is a hole that is not missing: who
+/// touches it is told at once that it is zero.
+///
+/// # What must be durable, and when
+///
+/// - At the destination what is missing, from [`PostCopy::complete`] on, which is before the source hands the devices' state over: a file
+///   beside the RAM, which this type keeps. It is true at each moment, since a page's bit goes after the page has come.
+/// - At the source, from the decision until the destination has said that all has come: that its RAM is kept, and where
+///   it is. Which pages are missing there is not its business: it answers for any. QEMU there must not write to it: it is ended first.
+///
+/// # Who may die, and when
+///
+/// | who | when | then |
+/// | --- | --- | --- |
+/// | anybody | before the decision | the destination's QEMU is killed (it may wait for a page, and then answers nothing), and the source takes the guest back: its RAM is as it was |
+/// | the agent of the destination | after it | who touches what is missing waits; the next agent goes on by [`PostCopy::take_over`], and nothing is lost |
+/// | the agent of the source, or the network | after it | the same; when it is there again, [`PostCopy::ask_again`] |
+/// | QEMU at the destination | after it | the guest is lost, as it always is then; [`PostCopy::fault`] says so |
+/// | the host of the source, for good | after it | **the guest is lost**: a part of its memory was only there. Its QEMU is killed |
+/// | anybody | in [`PostCopy::end`] | nothing is missing any more; `take_over` finds that, and does the rest |
+///
+/// While somebody waits for a page in the kernel's name (a read from a disk), no signal but SIGKILL reaches that thread, and a cgroup with it
+/// does not come to freeze. QEMU answers nothing while a thread waits that has QEMU's big lock.
 #[derive(Debug)]
 pub struct PostCopy {
     ram: Arc<Ram>,
@@ -204,7 +204,8 @@ impl PostCopy {
     /// Waits until somebody touches what is missing and was not asked for, and says what is to be asked for now, before all else: the page and
     /// what follows it, at most [`URGENT`]. Whoever touches what is zero meanwhile is served.
     ///
-    /// This must be waited for as long as anything may be missing. It may be dropped at any time.
+    /// This must be waited for from [`PostCopy::complete`] to [`PostCopy::end`], also when nothing is [`PostCopy::left`]: who touches what is zero
+    /// waits for it, too. It may be dropped at any time.
     pub async fn fault(&self) -> Result<Range<u64>> {
         loop {
             tokio::select! {
