@@ -16,13 +16,18 @@ const LIMIT: Duration = Duration::from_secs(180);
 /// The tests.
 pub const ALL: &[crate::tool::Test] = &[
     ("probes::a_context_is_handed_over", |site| {
-        look(site, "./handover", 14, &[])
+        look(site, "./handover", 16, &[])
     }),
     ("probes::packet_sequence_numbers", |site| {
         look(site, "./psn", 13, &["in-sqd-what-waits-for-a-recv-goes-on"])
     }),
     ("probes::markers_of_the_drain", |site| {
-        look(site, "./markers", 14, &[])
+        // rxe answers the one by the length of its newest request, and the requester takes an acknowledge for the other's result.
+        let wrong = [
+            "a-read-that-is-repeated-behind-a-zero-length-write-is-answered",
+            "an-atomic-that-is-repeated-behind-a-write-completes-with-its-result",
+        ];
+        look(site, "./markers", 19, &wrong)
     }),
     ("probes::a_namespace_of_ours", |site| {
         look(site, "./namespace ./namespace_first.so libibverbs.so.1", 7, &[])

@@ -10,6 +10,7 @@ use crate::backend::Device;
 use crate::context::Objects;
 use crate::error::VerbsError;
 use crate::pd::Pd;
+use crate::reach::{Patience, is_unanswered};
 use crate::session;
 
 /// An address handle.
@@ -102,8 +103,8 @@ impl Ah {
         }
     }
 
-    /// Makes it anew at the RNIC to which its context has moved.
-    pub(crate) fn make_again(&self, device: &dyn Device) -> Result<(), VerbsError> {
+    /// Makes it anew at the RNIC to which its context has moved. What is sent by it to a host that does not answer there fails.
+    pub(crate) fn make_again(&self, device: &dyn Device, patience: &mut Patience) -> Result<(), VerbsError> {
         let context = &self.pd.context;
         let Ok(sgid_index) = context.physical_gid_index(self.attr.sgid_index) else {
             // Made since it was looked at whether all have a way there: what is sent with it fails.
@@ -113,7 +114,11 @@ impl Ah {
             sgid_index,
             ..self.attr
         };
-        let physical = device.create_ah(self.pd.physical.load(SeqCst), &there)?;
+        let made = patience.with(|| device.create_ah(self.pd.physical.load(SeqCst), &there));
+        let physical = match made {
+            Err(error) if is_unanswered(&error) => return Ok(()),
+            made => made?,
+        };
         let datagrams = &context.datagrams;
         datagrams.add_handle(self.number, self.attr.dgid, physical);
         self.make_ways(device);

@@ -59,6 +59,7 @@ mod nap;
 mod pd;
 mod process;
 mod qp;
+mod reach;
 mod road_map;
 mod session;
 mod srq;

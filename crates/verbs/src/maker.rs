@@ -15,12 +15,13 @@ use verbatim_channel::{
 };
 use verbatim_device::control::{QpAttr, QpAttrMask, QpState, QpType};
 use verbatim_device::gids::counterpart;
-use verbatim_device::transitions::steps;
+use verbatim_device::transitions::{steps, to_init};
 
 pub(crate) use self::windows::Was;
 use self::windows::alloc_that_fits;
 use crate::backend::{Device, PhysicalQpInit};
 use crate::error::VerbsError;
+use crate::reach::Patience;
 use crate::tables::key_slot;
 
 /// What cannot be made, and why not.
@@ -57,6 +58,7 @@ pub(crate) struct Made {
     pub told: MadeContext,
     /// By virtual number, the way of those that are to be connected.
     rest: HashMap<u32, Rest>,
+    patience: Patience,
 }
 
 /// What a new queue pair lacks until it is connected.
@@ -100,6 +102,7 @@ impl Made {
                     keys: Vec::new(),
                 },
                 rest: HashMap::new(),
+                patience: Patience::default(),
             },
             physical: Physical::default(),
         };
@@ -137,7 +140,8 @@ impl Made {
                 state: *state,
                 ..attr
             };
-            let stepped = self.device.modify_qp(claimed.physical_qpn, *mask, &step);
+            let (device, patience) = (&self.device, &mut self.patience);
+            let stepped = patience.with(|| device.modify_qp(claimed.physical_qpn, *mask, &step));
             stepped.of(|| format!("queue pair {:#x} cannot go to {state:?}", peer.qpn))
         });
         if connected.is_err() {
@@ -158,6 +162,17 @@ fn fail(device: &dyn Device, physical_qpn: u32) {
     };
     // An RNIC that refuses that, too, completes nothing more of it, and its end is told by itself.
     let _ = device.modify_qp(physical_qpn, QpAttrMask::STATE, &attr);
+}
+
+/// The way of a new queue pair to a state. Linux lets none go from RESET to ERR (`ib_modify_qp_is_ok`), which IBA does.
+fn way_to(qp_type: QpType, state: QpState) -> Option<Vec<(QpState, QpAttrMask)>> {
+    match state {
+        QpState::Err => Some(vec![
+            (QpState::Init, to_init(qp_type)),
+            (QpState::Err, QpAttrMask::STATE),
+        ]),
+        _ => steps(qp_type, state),
+    }
 }
 
 /// New numbers by those that the program knows.
@@ -324,7 +339,7 @@ impl Maker<'_> {
             cap: qp.cap,
         })?;
         let state = qp.attr.state;
-        let whole = steps(qp.qp_type, state)
+        let whole = way_to(qp.qp_type, state)
             .ok_or_else(|| VerbsError::Invalid("it is in SQE after a failed request".to_owned()))?;
         let (own, sgid_index) = self.own_gid(qp.attr.av.sgid_index)?;
         let mut attr = qp.attr;

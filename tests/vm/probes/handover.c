@@ -12,6 +12,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <linux/capability.h>
 #include <unistd.h>
 
@@ -195,6 +196,62 @@ static void transfer(const char *name, struct device *device, struct made *made,
 	      "errno %d, completed %d with status %d, landed %d", error, completed, wc.status, landed);
 }
 
+/* The process that the kernel says has made a queue pair, as `rdma resource show qp` has it; 0 if it names none, -1 without the queue pair. */
+static int owner(const struct qp *qp)
+{
+	char command[96], line[512];
+	unsigned pid = 0;
+	bool found;
+	FILE *said;
+
+	snprintf(command, sizeof(command), "rdma resource show qp link rxe0/1 lqpn %u", qp->number);
+	said = popen(command, "re");
+	if (!said)
+		trouble("rdma");
+	found = fgets(line, sizeof(line), said);
+	if (found && strstr(line, " pid "))
+		sscanf(strstr(line, " pid "), " pid %u", &pid);
+	pclose(said);
+	return found ? (int)pid : -1;
+}
+
+static double now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1e3 + now.tv_nsec / 1e6;
+}
+
+/* What could be done before a blackout, and what is left for it: making and connecting against mapping. */
+static void cost(const struct device *device, int count, uint64_t length)
+{
+	uint32_t pd = pd_make(device);
+	void *at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	struct qp *qps = calloc(count, sizeof(*qps));
+	double begun = now_ms(), registered, made, connected, mapped;
+	struct cq cq = cq_make(device, 1024);
+
+	if (at == MAP_FAILED || !qps)
+		trouble("memory");
+	mr_make(device, pd, at, length, ACCESS);
+	registered = now_ms();
+	for (int i = 0; i < count; i++)
+		qps[i] = qp_make(device, pd, &cq, IBV_QPT_RC, 128);
+	made = now_ms();
+	for (int i = 0; i < count; i++)
+		qp_connect(device, &qps[i], IBV_QPT_RC, qps[i ^ 1].number, 100, 100, ACCESS);
+	connected = now_ms();
+	ring_map(device, &cq.ring);
+	for (int i = 0; i < count; i++)
+		qp_map(device, &qps[i]);
+	mapped = now_ms();
+	seen("%d queue pairs and %llu MiB: registered in %.1f ms, made in %.1f, connected in %.1f; mapped in %.1f", count,
+	     (unsigned long long)length >> 20, registered - begun, made - registered, connected - made, mapped - connected);
+	munmap(at, length);
+	free(qps);
+}
+
 int main(int count, char **arguments)
 {
 	if (count > 1 && !strcmp(arguments[1], "executor"))
@@ -232,13 +289,24 @@ int main(int count, char **arguments)
 	claim("objects-are-made-on-a-passed-descriptor-by-invoke-write", error == 0 && own.number != made.qps[0].number,
 	      "REG_MR: errno %d", error);
 
+	int named = owner(&made.qps[0]);
+
+	claim("the-kernel-names-the-executor-as-who-made-it", named == pid, "it names %d instead of %d", named, pid);
 	give(socket, "", 1, -1);
 	if (waitpid(pid, &status, 0) != pid || status)
 		trouble("the executor ended with status %x", status);
+	named = owner(&made.qps[0]);
+	claim("and-nobody-after-its-end", named == 0, "it names %d", named);
 	transfer("when-the-executor-has-exited-its-memory-is-written", &device, &made, memory, 0x22);
 	/* Nor is the receiver's mapping of the file needed: the pages are pinned. */
 	munmap(memory, LENGTH);
 	memory = map_file(file);
 	transfer("nor-is-any-mapping-of-the-file-needed", &device, &made, memory, 0x33);
+
+	struct device measured = device_open();
+
+	cost(&measured, 2, 16 << 20);
+	cost(&measured, 64, 16 << 20);
+	cost(&measured, 256, 256 << 20);
 	return verdict_worst;
 }

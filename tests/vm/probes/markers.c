@@ -21,7 +21,7 @@ struct pair {
 	uint8_t *memory;
 };
 
-static const unsigned ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+static const unsigned ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
 /* A pair of which `b` allows this to its peer. */
 static struct pair pair_make(enum ibv_qp_type type, unsigned access)
@@ -157,6 +157,105 @@ static void rights_change_under_way(void)
 	seen("%d changes while %d requests were under way", changes, COUNT);
 }
 
+/*
+ * A READ whose answer was lost comes again, after requests that were posted behind it have been executed. Here without any loss: the requester
+ * begins anew with the PSN of the READ, which its peer takes for a repeated one. How the READ ends then.
+ */
+static uint32_t repeated_read(bool marked)
+{
+	struct pair pair = pair_make(IBV_QPT_RC, ALL);
+	struct request read = own(&pair, IBV_WR_RDMA_READ, 100, IBV_SEND_SIGNALED), mark = marker();
+	struct ib_uverbs_wc wc;
+
+	memset(pair.memory + HALF, 0x21, 100);
+	send_request(&pair.device, &pair.a, &read);
+	wc = cq_next(&pair.at_a);
+	if (wc.status == IBV_WC_SUCCESS && marked) {
+		send_request(&pair.device, &pair.a, &mark);
+		wc = cq_next(&pair.at_a);
+	}
+	if (wc.status != IBV_WC_SUCCESS)
+		trouble("status %u before anything was repeated", wc.status);
+	memset(pair.memory, 0, 100);
+	qp_state(&pair.device, &pair.a, IBV_QPS_RESET);
+	qp_connect(&pair.device, &pair.a, IBV_QPT_RC, pair.b.number, 1, 1, ALL);
+	send_request(&pair.device, &pair.a, &read);
+	wc = cq_next(&pair.at_a);
+	if (wc.status == IBV_WC_SUCCESS && (pair.memory[0] != 0x21 || pair.memory[99] != 0x21))
+		trouble("a READ completed, and its data are not there");
+	return wc.status;
+}
+
+/*
+ * The same of a WRITE and an ATOMIC behind it, none of which was acknowledged as far as their requester knows. What the ATOMIC has fetched
+ * when it completes: 7, or what was in its place before.
+ */
+static uint64_t repeated_atomic(void)
+{
+	struct pair pair = pair_make(IBV_QPT_RC, ALL);
+	struct request write = own(&pair, IBV_WR_RDMA_WRITE, 100, 0), atomic = own(&pair, IBV_WR_ATOMIC_FETCH_AND_ADD, 8, IBV_SEND_SIGNALED);
+	uint64_t *fetched = (void *)(pair.memory + 4096);
+	struct ib_uverbs_wc wc;
+
+	atomic.local = (uintptr_t)fetched;
+	atomic.remote += 8192;
+	atomic.add = 1;
+	memset(pair.memory + HALF + 8192, 0, 8);
+	pair.memory[HALF + 8192] = 7;
+	for (int life = 0; life < 2; life++) {
+		*fetched = UINT64_MAX;
+		put_send(&pair.a, &write);
+		send_request(&pair.device, &pair.a, &atomic);
+		wc = cq_next(&pair.at_a);
+		if (wc.status != IBV_WC_SUCCESS || (life == 0 && *fetched != 7))
+			trouble("status %u, fetched %llu", wc.status, (unsigned long long)*fetched);
+		if (life == 0) {
+			qp_state(&pair.device, &pair.a, IBV_QPS_RESET);
+			qp_connect(&pair.device, &pair.a, IBV_QPT_RC, pair.b.number, 1, 1, ALL);
+		}
+	}
+	return *fetched;
+}
+
+/* A READ that is not answered, since the peer is not connected yet, and a marker behind it: which of them are sent until then. */
+static void fenced(void)
+{
+	struct device device = device_open();
+	uint32_t pd = pd_make(&device);
+	struct pair pair = { .device = device, .pd = pd, .at_a = cq_make(&device, 512), .at_b = cq_make(&device, 512) };
+	struct ib_uverbs_wc wc;
+
+	ring_map(&device, &pair.at_a.ring);
+	ring_map(&device, &pair.at_b.ring);
+	pair.memory = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	pair.mr = mr_make(&device, pd, pair.memory, LENGTH, ALL);
+	for (int with_fence = 0; with_fence < 2; with_fence++) {
+		struct request read, mark = marker();
+		uint32_t sent;
+
+		pair.a = qp_make(&device, pd, &pair.at_a, IBV_QPT_RC, ENTRIES);
+		pair.b = qp_make(&device, pd, &pair.at_b, IBV_QPT_RC, ENTRIES);
+		qp_map(&device, &pair.a);
+		qp_map(&device, &pair.b);
+		qp_connect(&device, &pair.a, IBV_QPT_RC, pair.b.number, 1, 1, ALL);
+		read = own(&pair, IBV_WR_RDMA_READ, 100, 0);
+		mark.flags |= with_fence ? IBV_SEND_FENCE : 0;
+		put_send(&pair.a, &read);
+		send_request(&device, &pair.a, &mark);
+		usleep(100000);
+		sent = qp_query(&device, &pair.a).sq_psn - 1;
+		if (with_fence)
+			claim("a-fenced-marker-waits-for-the-answer-to-a-read", sent == 1, "%u packets were sent", sent);
+		else
+			seen("without a fence %u packets are sent before the READ is answered", sent);
+		/* The READ is repeated until there is somebody. */
+		qp_connect(&device, &pair.b, IBV_QPT_RC, pair.a.number, 1, 1, ALL);
+		wc = cq_next(&pair.at_a);
+		if (with_fence)
+			claim("and-is-sent-then", is_mark(&wc), "status %u, id %llu", wc.status, (unsigned long long)wc.wr_id);
+	}
+}
+
 static void datagrams(void)
 {
 	struct pair pair = pair_make(IBV_QPT_UD, ALL);
@@ -221,6 +320,16 @@ int main(void)
 		  "uc:it-completes-behind-requests-of-many-packets", "uc:the-peer-sees-nothing-of-it");
 	not_allowed();
 	rights_change_under_way();
+	uint32_t status = repeated_read(false);
+
+	claim("a-read-that-is-repeated-is-answered", status == IBV_WC_SUCCESS, "status %u", status);
+	status = repeated_read(true);
+	claim("a-read-that-is-repeated-behind-a-zero-length-write-is-answered", status == IBV_WC_SUCCESS, "status %u", status);
+	uint64_t fetched = repeated_atomic();
+
+	claim("an-atomic-that-is-repeated-behind-a-write-completes-with-its-result", fetched == 7, "it fetched %llx",
+	      (unsigned long long)fetched);
+	fenced();
 	datagrams();
 	stopped();
 	return verdict_worst;

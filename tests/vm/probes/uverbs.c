@@ -401,6 +401,11 @@ void put_send(struct qp *qp, const struct request *request)
 		wqe->wr.wr.ud.remote_qpn = request->qpn;
 		wqe->wr.wr.ud.remote_qkey = QKEY;
 		wqe->wr.wr.ud.ah_num = request->ah;
+	} else if (request->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+		wqe->wr.wr.atomic.remote_addr = request->remote;
+		wqe->wr.wr.atomic.compare_add = request->add;
+		wqe->wr.wr.atomic.rkey = request->rkey;
+		wqe->iova = request->remote;
 	} else {
 		wqe->wr.wr.rdma.remote_addr = request->remote;
 		wqe->wr.wr.rdma.rkey = request->rkey;

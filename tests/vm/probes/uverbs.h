@@ -61,6 +61,8 @@ struct request {
 	uint32_t lkey;
 	uint64_t remote;
 	uint32_t rkey;
+	/* ATOMIC */
+	uint64_t add;
 	/* UD */
 	uint32_t ah;
 	uint32_t qpn;

@@ -6,6 +6,7 @@
 mod blackout;
 mod cases;
 mod faults;
+mod lost;
 mod machines;
 mod memory;
 mod plugin;
@@ -93,6 +94,10 @@ fn main() -> ExitCode {
         "trial::what_cannot_be_made_is_refused_before".to_owned(),
         Box::new(|machines| trial::run(shared(machines)?)),
     );
+    let lost = trial(
+        "lost::a_device_that_goes_after_the_trial".to_owned(),
+        Box::new(|machines| lost::run(shared(machines)?)),
+    );
     let windows = trial(
         "windows::bound_ones_move_with_their_program".to_owned(),
         Box::new(|machines| windows::run(shared(machines)?)),
@@ -124,7 +129,7 @@ fn main() -> ExitCode {
         "soak::lossy".to_owned(),
         Box::new(|machines| soak::lossy(shared(machines)?)),
     );
-    let trials = [plugin, self_test, on_trial, windows, memory, private]
+    let trials = [plugin, self_test, on_trial, lost, windows, memory, private]
         .into_iter()
         .chain(cases)
         .chain(faults)

@@ -11,8 +11,8 @@ use crate::run::{Check, MOVE_LIMIT, flows, nothing_is_left_of_the_old_rnic};
 /// How many, unless `VERBATIM_RNIC_MOVES` says so.
 const MOVES: u32 = 50;
 
-/// Lost of what leaves each machine, by netem.
-const LOSS: &str = "1%";
+/// Lost of what leaves each machine, by netem, in per cent, unless `VERBATIM_RNIC_LOSS` says so.
+const LOSS: &str = "1";
 
 const CHECK_WITHOUT_ATOMICS: &str = "--op mix -q 2 --depth 8 --random-size --bidirectional --nap 5";
 
@@ -31,10 +31,11 @@ fn attempt(machines: &Machines) -> anyhow::Result<()> {
         Ok(number) => number.parse().context("VERBATIM_RNIC_MOVES is no number")?,
         Err(_) => MOVES,
     };
+    let loss = std::env::var("VERBATIM_RNIC_LOSS").unwrap_or_else(|_| LOSS.to_owned());
     let [mut here, partner, mut there] = HOSTS;
     let check = Check::start(machines, here, partner, CHECK_WITHOUT_ATOMICS)?;
     for host in HOSTS {
-        machines.shell(host, &format!("tc qdisc add dev eth0 root netem loss {LOSS}"))?;
+        machines.shell(host, &format!("tc qdisc add dev eth0 root netem loss {loss}%"))?;
     }
     for number in 1..=moves {
         machines

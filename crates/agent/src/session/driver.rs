@@ -223,7 +223,7 @@ impl Driver {
             (false, Step::Resume) => ("resume its connections", client.partner_resume(id).await),
         };
         let reply = told(&host.name, what, reply)?;
-        if !reply.made.is_empty() {
+        if !reply.made.is_empty() || !reply.ends.is_empty() {
             *self.made.lock().expect("no panic under this lock") = Made {
                 qps: reply.made.clone(),
                 ends: reply.ends.clone(),

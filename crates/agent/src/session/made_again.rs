@@ -154,17 +154,17 @@ impl AllMade {
         peers
     }
 
-    /// What the partners' hosts are to be told.
+    /// What the partners' hosts are to be told. Also of what could not be made: else they would wait for it.
     pub fn ends(&self, to_make: &ToMake) -> Vec<MadeEnd> {
         let qps = self.qps();
         let connections = to_make.connections.iter();
         let ends = connections.filter_map(|made| {
-            let (own, psn) = qps.get(&made.own)?;
+            let own = qps.get(&made.own);
             Some(MadeEnd {
                 partner: made.partner.clone()?,
                 connection: made.connection,
-                remote: Some((*own).into()),
-                rq_psn: made.sends.then_some(*psn),
+                remote: own.map(|(own, _)| (*own).into()),
+                rq_psn: own.filter(|_| made.sends).map(|(_, psn)| *psn),
                 pid: made.own.0,
             })
         });
@@ -243,12 +243,14 @@ pub fn partner_request(
     }
     let (mut peers, mut tables) = (Vec::new(), Vec::new());
     for end in ends {
-        let table = keys.iter().position(|(pid, _)| *pid == end.pid);
-        let table = table.context("a connection of a process without keys")?;
-        tables.push(crate::proto::PartnerTable {
-            connection: end.connection,
-            table: table as u32,
-        });
+        if end.remote.is_some() {
+            let table = keys.iter().position(|(pid, _)| *pid == end.pid);
+            let table = table.context("a connection of a process without keys")?;
+            tables.push(crate::proto::PartnerTable {
+                connection: end.connection,
+                table: table as u32,
+            });
+        }
         peers.push(crate::proto::PartnerPeer {
             connection: end.connection,
             remote: end.remote.clone(),
@@ -263,4 +265,71 @@ pub fn partner_request(
         made_again: Vec::new(),
         marks: false,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PSN: u32 = 77;
+
+    fn made(connection: u32, qpn: u32) -> Made {
+        Made {
+            connection,
+            own: (1, qpn),
+            connected: true,
+            partner: Some("b".to_owned()),
+            other: Other::Known(endpoint(900)),
+            sq_psn: 5,
+            sends: true,
+        }
+    }
+
+    fn endpoint(qpn: u32) -> Endpoint {
+        Endpoint { gid: [1; 16], qpn }
+    }
+
+    #[test]
+    fn partners_are_told_of_what_was_made_and_of_what_was_lost() {
+        let to_make = ToMake {
+            connections: vec![made(3, 17), made(4, 18)],
+            records: Vec::new(),
+        };
+        let mut all = AllMade::default();
+        let qp = verbatim_channel::MadeQp {
+            qpn: 17,
+            own: endpoint(40),
+            sq_psn: PSN,
+        };
+        all.add(
+            1,
+            vec![MadeContext {
+                id: 0,
+                gids: Vec::new(),
+                qps: vec![qp],
+                keys: Vec::new(),
+            }],
+        );
+        let ends = all.ends(&to_make);
+        let told: Vec<_> = ends
+            .iter()
+            .map(|end| {
+                (
+                    end.connection,
+                    end.remote.as_ref().map(|remote| remote.qpn),
+                    end.rq_psn,
+                )
+            })
+            .collect();
+        assert_eq!(told, [(3, Some(40), Some(PSN)), (4, None, None)]);
+
+        // Of a process whose only context is lost nobody has keys.
+        let request = partner_request(9, "b", &ends, &vec![(1, Vec::new())])
+            .unwrap()
+            .unwrap();
+        assert_eq!((request.peers.len(), request.tables.len()), (2, 1));
+        let request = partner_request(9, "b", &AllMade::default().ends(&to_make), &Vec::new());
+        assert_eq!(request.unwrap().unwrap().tables.len(), 0);
+        assert!(partner_request(9, "c", &ends, &Vec::new()).unwrap().is_none());
+    }
 }

@@ -414,10 +414,23 @@ impl Partner {
             .extend(tables.map(|table| (table.connection, table.table)));
         self.awaited.extend(&request.made_again);
         self.marks = request.marks;
-        let mut peers = HashMap::new();
+        let (mut peers, mut lost) = (HashMap::new(), BTreeSet::new());
         for peer in request.peers {
-            let remote: Endpoint = peer.remote.context("a peer without address")?.try_into()?;
-            peers.insert(peer.connection, (remote, peer.rq_psn));
+            match peer.remote {
+                Some(remote) => _ = peers.insert(peer.connection, (remote.try_into()?, peer.rq_psn)),
+                None if self.after_decision() || self.awaited.contains(&peer.connection) => {
+                    lost.insert(peer.connection);
+                }
+                None => anyhow::bail!("a peer without address"),
+            }
+        }
+        if self.awaited.iter().any(|connection| lost.contains(connection)) {
+            tracing::error!(
+                session = format!("{:016x}", self.session),
+                connections = lost.len(),
+                "the other ends of connections were lost with their RNIC after the decision; programs here see that as they see a peer \
+                 that does not answer any more"
+            );
         }
         if self.pauses {
             let moved_to = peers
@@ -433,8 +446,8 @@ impl Partner {
             let of_member = member.kept.connections.iter();
             // Those that are awaited are told of after the decision; then, of nothing else.
             let named = |(connection, _): &&(u32, u32)| {
-                peers.contains_key(connection)
-                    || !(self.after_decision() || self.awaited.contains(connection))
+                let told_of = self.after_decision() || self.awaited.contains(connection);
+                peers.contains_key(connection) || !(told_of || lost.contains(connection))
             };
             let peers: anyhow::Result<Vec<_>> = of_member
                 .filter(named)
@@ -463,7 +476,8 @@ impl Partner {
         });
         let connected: anyhow::Result<()> = join_all(connected).await.into_iter().collect();
         connected?;
-        self.awaited.retain(|connection| !peers.contains_key(connection));
+        self.awaited
+            .retain(|connection| !peers.contains_key(connection) && !lost.contains(connection));
         self.keep()
     }
 

@@ -7,6 +7,7 @@ use verbatim_device::transitions::steps;
 use super::Qp;
 use crate::backend::{Device, QpPlace};
 use crate::error::VerbsError;
+use crate::reach::Patience;
 
 /// A standby queue pair.
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +53,7 @@ impl Standby {
         attr: &QpAttr,
         sgid_index: u8,
         peer: &StandbyPeer,
+        patience: &mut Patience,
     ) -> Result<(), VerbsError> {
         let mut wanted = *attr;
         wanted.av.sgid_index = sgid_index;
@@ -73,7 +75,7 @@ impl Standby {
         };
         for (state, mask) in steps {
             let step = QpAttr { state, ..wanted };
-            device.modify_qp(self.place.qpn, mask, &step)?;
+            patience.with(|| device.modify_qp(self.place.qpn, mask, &step))?;
         }
         self.remote = Some(peer.remote);
         Ok(())

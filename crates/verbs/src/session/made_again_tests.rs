@@ -1,7 +1,7 @@
 //! Contexts that their process makes again where it has moved to.
 
 use verbatim_channel::{Answer, Order};
-use verbatim_device::control::QpType;
+use verbatim_device::control::{QpAttr, QpAttrMask, QpState, QpType};
 
 use crate::testing::{Pair, Shape, outcomes, wr_ids};
 use crate::{SendOpcode, WC_WR_FLUSH_ERR};
@@ -46,6 +46,53 @@ fn a_process_takes_its_requests_and_recvs_to_what_it_has_made() {
     }
     let now = [0, 1].map(|end: usize| (pair.ends[end].qp.number(), pair.ends[end].mr.lkey()));
     assert_eq!(known, now, "what the program knows does not change");
+}
+
+#[test]
+fn what_has_failed_is_made_again_as_failed_and_takes_nothing_else_along() {
+    let mut pair = Pair::with(MADE_AGAIN);
+    let failed = QpAttr {
+        state: QpState::Err,
+        ..QpAttr::default()
+    };
+    pair.ends[0].qp.modify(QpAttrMask::STATE, &failed).unwrap();
+    let mut migration = pair.begin(0);
+    pair.suspend(&mut migration);
+    assert!(pair.drain(&mut migration, 1000));
+    pair.quiesce(&mut migration);
+    let session = migration.session;
+    let told = pair.ends[0].order(Order::MakeAgain { session });
+    assert!(
+        matches!(&told, Answer::Made { lost, .. } if lost.is_empty()),
+        "{told:?}"
+    );
+    pair.claim(&mut migration);
+    pair.switch(&mut migration);
+    pair.resume(migration);
+    assert!(!pair.ends[0].context.is_dead());
+    assert_eq!(pair.ends[0].qp.query().unwrap().0.state, QpState::Err);
+    pair.ends[0].send(1, SEND, true, false).unwrap();
+    pair.wire.settle();
+    assert_eq!(outcomes(&pair.ends[0].poll()), [(1, WC_WR_FLUSH_ERR)]);
+}
+
+#[test]
+fn a_question_for_the_way_that_is_lost_does_not_lose_the_connection() {
+    let mut pair = Pair::with(MADE_AGAIN);
+    pair.ends[1].recv(7).unwrap();
+    let mut migration = pair.begin(0);
+    pair.suspend(&mut migration);
+    pair.ends[0].send(1, SEND, true, false).unwrap();
+    assert!(pair.drain(&mut migration, 1000));
+    pair.quiesce(&mut migration);
+    pair.wire.answer_late(3);
+    pair.claim(&mut migration);
+    pair.wire.answer_late(2);
+    pair.switch(&mut migration);
+    pair.resume(migration);
+    pair.wire.settle();
+    assert_eq!(wr_ids(&pair.ends[0].poll()), [1]);
+    assert_eq!(wr_ids(&pair.ends[1].poll()), [7]);
 }
 
 #[test]

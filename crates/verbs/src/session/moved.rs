@@ -17,6 +17,7 @@ use crate::context::Context;
 use crate::cq::Cq;
 use crate::error::VerbsError;
 use crate::qp::{Copied, Qp, key_table};
+use crate::reach::Patience;
 use crate::road_map;
 use crate::srq::Srq;
 use crate::tables::{KeyTable, key_slot};
@@ -437,8 +438,9 @@ fn find_ways(context: &Context, replacement: &ClaimedContext) -> Result<(), Sess
         .collect();
     drop(objects);
     context.datagrams.learn(&moved);
+    let mut patience = Patience::default();
     for ah in ahs {
-        ah.make_again(&*device)?;
+        ah.make_again(&*device, &mut patience)?;
     }
     Ok(())
 }

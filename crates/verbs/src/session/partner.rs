@@ -9,6 +9,7 @@ use super::stopped::take_stopped;
 use super::{Phase, Session, SessionError, Sessions, destroy_standbys};
 use crate::backend::Device;
 use crate::qp::{Qp, Standby, key_table};
+use crate::reach::Patience;
 
 /// Whether the queue pair, of that number at its device, can be replaced by a standby.
 pub(super) fn can_be_replaced(qp: &Qp, device: &dyn Device, physical: u32) -> Result<(), SessionError> {
@@ -82,6 +83,7 @@ impl Sessions {
                 });
             }
         }
+        let mut patience = Patience::default();
         for peer in peers {
             // What the program has destroyed or changed meanwhile has no standby any more, and needs none.
             let Some(qp) = self.process.qp(peer.qpn) else {
@@ -97,7 +99,7 @@ impl Sessions {
                 // Whoever drives the session now may not know that it is done.
                 .filter(|standby| standby.remote != Some(peer.remote))
             {
-                standby.connect(&*device, qp.qp_type(), &attr, sgid_index, peer)?;
+                standby.connect(&*device, qp.qp_type(), &attr, sgid_index, peer, &mut patience)?;
             }
         }
         Ok(Answer::Done)

@@ -336,6 +336,16 @@ impl Device for WireDevice {
     }
 
     fn modify_qp(&self, qpn: u32, mask: QpAttrMask, attr: &QpAttr) -> Result<(), VerbsError> {
+        if self.is_made_again() && mask.contains(QpAttrMask::STATE) && attr.state == QpState::Err {
+            // As the kernel does for all of its RNICs.
+            let from_reset = self.query_qp(qpn)?.state == QpState::Reset;
+            let refused = || VerbsError::Invalid("no way leads from RESET to ERR".to_owned());
+            (!from_reset).then_some(()).ok_or_else(refused)?;
+        }
+        let to_rtr = mask.contains(QpAttrMask::STATE) && attr.state == QpState::Rtr;
+        if to_rtr && self.wire.does_not_answer() {
+            return Err(VerbsError::os("modify_qp", rustix::io::Errno::TIMEDOUT));
+        }
         let mut state = self.wire.0.lock();
         let changed = state
             .with_qp(self.id, qpn, |qp, host| qp.modify(&translate(mask, attr), host))

@@ -16,6 +16,8 @@ pub struct Faults {
     pub forgetful: bool,
     /// So many looks find no room in a send queue although there is: slots that the RNIC frees late.
     pub late_room: u32,
+    /// So many times the network does not say where the other end of a queue pair is that goes to RTR.
+    pub unanswered: u32,
     /// Every device gives the least number that is free, so that they come again, also elsewhere. Else no two things have one.
     pub reuses_numbers: bool,
     /// Numbers that are given next.
@@ -63,6 +65,20 @@ impl Wire {
             let late = faults.late_room > 0;
             faults.late_room = faults.late_room.saturating_sub(1);
             late
+        })
+    }
+
+    /// The next queue pairs that go to RTR do not find the way so many times.
+    pub fn answer_late(&self, times: u32) {
+        self.faults(|faults| faults.unanswered = times);
+    }
+
+    /// Whether this is one of those times.
+    pub(super) fn does_not_answer(&self) -> bool {
+        self.faults(|faults| {
+            let unanswered = faults.unanswered > 0;
+            faults.unanswered = faults.unanswered.saturating_sub(1);
+            unanswered
         })
     }
 

@@ -5,6 +5,10 @@
 //! nobody looks at (IBA Vol 1 C9-88); the other end has to allow remote writes, else it breaks the connection
 //! ([`crate::qp::Qp::allow_markers`]). A datagram goes to the device itself, to a number that no queue pair has.
 //!
+//! On a reliable connection it is fenced: it leaves when all READs and ATOMICs before it are answered (IBA Vol 1 §10.8.3.3). Else a lost
+//! answer has the READ repeated behind the marker, and there rxe of Linux 6.12 refuses it and breaks the connection: it answers by the length of
+//! the newest request, which is none (`read_reply`; docs/rnic-assumptions.md).
+//!
 //! A marker has its own place: a send queue is made with one slot more than the program sees, and a completion queue with
 //! some entries more, of which each marker under way takes one. There is at most one under way for each queue pair. It
 //! outlives the drain that posted it where that was given up.
@@ -19,7 +23,7 @@ use super::ffi;
 use super::live::Live;
 use super::objects::{Cq, Qp};
 use super::sends::positive;
-use crate::work::{RECV_BIT, SEND_SIGNALED, SendOpcode, WC_SUCCESS, Wc};
+use crate::work::{RECV_BIT, SEND_FENCE, SEND_SIGNALED, SendOpcode, WC_SUCCESS, Wc};
 
 /// In a `wr_id`: it is a marker, and the rest says how many requests are before it.
 pub const MARK_BIT: u64 = 1 << 62;
@@ -163,7 +167,11 @@ impl Qp {
             sg_list: std::ptr::null_mut(),
             num_sge: 0,
             opcode: SendOpcode::Write as u32,
-            send_flags: SEND_SIGNALED,
+            send_flags: match self.qp_type {
+                QpType::Rc => SEND_SIGNALED | SEND_FENCE,
+                // There is no READ and no ATOMIC there.
+                QpType::Uc | QpType::Ud => SEND_SIGNALED,
+            },
             imm_data: 0,
             wr: ffi::ibv_send_wr_target {
                 rdma: ffi::ibv_send_wr_rdma {

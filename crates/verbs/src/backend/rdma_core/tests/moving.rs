@@ -14,7 +14,7 @@ use verbatim_device::ring::Body;
 
 use super::*;
 use crate::backend::{EventChannel, PhysicalMemory, PhysicalMrInit, SendRing};
-use crate::work::{RECV_BIT, SendOpcode};
+use crate::work::{RECV_BIT, SEND_FENCE, SEND_SIGNALED, SendOpcode};
 
 fn write(wr_id: u64, flags: u8) -> SendWqe {
     SendWqe {
@@ -54,7 +54,8 @@ fn a_marker_finishes_what_nobody_signals_and_nobody_sees_it() {
     assert!(send.mark() && send.mark());
     assert_eq!(fake.get(|knobs| knobs.posted), 9, "in a full queue, and only one");
     let marker = fake.last(1)[0].wr;
-    assert_eq!((marker.opcode, marker.send_flags, marker.num_sge), (0, 2, 0));
+    let flags = SEND_SIGNALED | SEND_FENCE;
+    assert_eq!((marker.opcode, marker.send_flags, marker.num_sge), (0, flags, 0));
     assert_eq!((send.unfinished(), end.pop()), (8, None));
     fake.release(qp.qpn);
     assert_eq!(end.pop(), None);
@@ -72,6 +73,17 @@ fn a_marker_finishes_what_nobody_signals_and_nobody_sees_it() {
     send.mark();
     fake.release(qp.qpn);
     assert_eq!((end.pop(), send.unfinished()), (None, 0));
+}
+
+#[test]
+fn where_no_reads_are_a_marker_waits_for_none() {
+    let fake = Fake::new();
+    let device = fake.open();
+    let (_, _, qp) = queue_pair(&*device, QpType::Uc, None);
+    let mut send = device.qp_ends(&qp).unwrap().send;
+    post(&mut *send, 0, 1);
+    assert!(send.mark());
+    assert_eq!(fake.last(1)[0].wr.send_flags, SEND_SIGNALED);
 }
 
 #[test]

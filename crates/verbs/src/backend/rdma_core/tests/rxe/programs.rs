@@ -1,12 +1,17 @@
 //! As programs see it: draining what nobody signals, and memory.
 
-use verbatim_device::control::QpState;
+use std::collections::HashMap;
+
+use verbatim_channel::MrRecord;
+use verbatim_device::control::{QpAttrMask, QpState};
 use verbatim_device::ring::Body;
 use verbatim_device::transitions::steps;
 
 use super::super::super::port::way_to_itself;
 use super::super::through_the_objects::is_shared;
 use super::*;
+use crate::described;
+use crate::maker::Made;
 use crate::process::Process;
 use crate::work::{RecvWr, SEND_SIGNALED, SendOpcode, SendWr, UdAddress, Wc};
 use crate::{Context, Cq, Mr, Pd, Qp, QpInit};
@@ -202,6 +207,28 @@ fn rxe_datagrams_drain_without_a_signal() {
         ah.number()
     };
     drains(QpType::Ud, 1000, ah, 40);
+}
+
+#[test]
+#[ignore = "needs rxe0"]
+fn rxe_a_queue_pair_that_has_failed_is_made_again_as_failed() {
+    let program = program(QpType::Rc, Access::empty());
+    let failed = QpAttr {
+        state: QpState::Err,
+        ..QpAttr::default()
+    };
+    program.qps[0].modify(QpAttrMask::STATE, &failed).unwrap();
+    let mut record = described::kept(&program.context);
+    record.mrs.clear();
+    let device = open();
+    let mut register = |_: &dyn Device, _: &MrRecord, _: u32| unreachable!("there is none");
+    let made = Made::make(device.clone(), &record, &HashMap::new(), &mut register).unwrap();
+    let states = program.qps.each_ref().map(|qp| {
+        let mut claimed = made.claimed.qps.iter();
+        let claimed = claimed.find(|claimed| claimed.qpn == qp.number()).unwrap();
+        device.query_qp(claimed.physical_qpn).unwrap().state
+    });
+    assert_eq!(states, [QpState::Err, QpState::Init]);
 }
 
 #[test]

@@ -1,0 +1,57 @@
+//! A device that is taken away at the destination after all was tried there, and before the program is: what it had is lost, and nobody
+//! waits for it.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use verbatim_e2e::eventually;
+
+use crate::machines::{HOSTS, Machines, SHORT, words};
+use crate::run::{MOVE_LIMIT, flows};
+
+/// The client's requests are repeated eight times, each after some seconds.
+const END_LIMIT: Duration = Duration::from_secs(150);
+
+/// The programs at both ends come to an end, with an error, and so does the session; afterwards other programs move as ever.
+pub fn run(machines: &Machines) -> anyhow::Result<()> {
+    machines.clear()?;
+    let attempt = attempt(machines);
+    // For the cases that come after this one.
+    let back = "rdma link show rxe0/1 >/dev/null 2>&1 || rdma link add rxe0 type rxe netdev br0";
+    machines.shell(HOSTS[2], back)?;
+    attempt.map_err(|error| error.context(format!("lost{}", machines.told())))
+}
+
+fn attempt(machines: &Machines) -> anyhow::Result<()> {
+    const POINT: &str = "destination-commit";
+    let [first, second, last] = HOSTS;
+    let command = "ib_write_bw -d rxe0 -x 1 -F -u 17 -D 60 -s 4096 -t 8 -q 2";
+    let argv: Vec<_> = command.split(' ').collect();
+    let address = machines.start(first, "server", &argv)?;
+    machines.listens(first, "server", verbatim_e2e::PERFTEST_PORT)?;
+    machines.start(second, "client", &[&argv[..], &[address.as_str()]].concat())?;
+    flows(machines, second)?;
+
+    machines.order_faults(last, &format!("{POINT} hang\n"))?;
+    let told = std::thread::scope(|scope| {
+        let migrate =
+            scope.spawn(|| machines.verbatim_ended(first, &["migrate", "server", "--to", last], MOVE_LIMIT));
+        machines.reached(last, POINT)?;
+        machines.shell(last, "rdma link delete rxe0")?;
+        machines.order_faults(last, "")?;
+        migrate.join().expect("it does not panic")
+    })?;
+    let told = format!("status {}: {}", told.code, words(&told));
+    ensure!(told.contains("died after the decision"), "{told}");
+    let code = machines.ended(second, "client", END_LIMIT)?;
+    let said = machines.output(second, "client")?;
+    ensure!(code != 0, "the client ended well: {said}");
+    eventually("no session", SHORT, || {
+        for host in HOSTS {
+            if machines.verbatim(host, &["sessions", "--json"], SHORT)?.trim() != "[]" {
+                return Ok(None);
+            }
+        }
+        Ok(Some(()))
+    })
+}
