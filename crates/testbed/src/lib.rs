@@ -37,6 +37,7 @@ mod network;
 mod qemu;
 mod session;
 mod state;
+mod tsc;
 mod vm;
 
 pub use error::{Error, Result};

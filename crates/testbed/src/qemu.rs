@@ -3,6 +3,7 @@
 use crate::channel::{PORTS, port_name};
 use crate::image::Image;
 use crate::names::{MODULES_PARAMETER, NAME_PARAMETER, ROOT_TAG};
+use crate::tsc;
 use std::os::fd::RawFd;
 use std::path::Path;
 use std::process::Command;
@@ -61,7 +62,8 @@ impl Machine<'_> {
         option("-serial", format!("file:{}", self.console.display()));
         option("-kernel", self.image.kernel.display().to_string());
         option("-initrd", self.image.initrd.display().to_string());
-        option("-append", self.kernel_line());
+        let rate = is_emulated.then(tsc::khz).flatten();
+        option("-append", self.kernel_line(rate));
 
         let root = "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap";
         option("-fsdev", root.to_owned());
@@ -97,10 +99,12 @@ impl Machine<'_> {
         command
     }
 
-    fn kernel_line(&self) -> String {
+    /// `tsc_khz`: of an emulated processor, the rate of its time stamp counter.
+    fn kernel_line(&self, tsc_khz: Option<u64>) -> String {
+        let rate = tsc_khz.map_or_else(String::new, |khz| format!("tsc_early_khz={khz} "));
         // panic=-1 with -no-reboot: a machine whose kernel panics ends.
         format!(
-            "console=ttyS0 quiet panic=-1 tsc=reliable mitigations=off {MODULES_PARAMETER}{} {NAME_PARAMETER}{} {}",
+            "console=ttyS0 quiet panic=-1 tsc=reliable {rate}mitigations=off {MODULES_PARAMETER}{} {NAME_PARAMETER}{} {}",
             self.image.modules.display(),
             self.name,
             self.parameters
