@@ -66,10 +66,12 @@ pub fn rule(rpc: PeerRpc) -> Rule {
         PeerRpc::Place | PeerRpc::OfferBulk | PeerRpc::PlaceLanded => Rule::Source,
         PeerRpc::PreSetup | PeerRpc::ConnectStandby => Rule::Source,
         PeerRpc::PrepareRestore | PeerRpc::Restore | PeerRpc::Commit => Rule::Source,
-        PeerRpc::PartnerConnect | PeerRpc::PartnerSuspend | PeerRpc::PartnerDrain => Rule::Source,
+        PeerRpc::PartnerSuspend | PeerRpc::PartnerDrain => Rule::Source,
         PeerRpc::PartnerStop | PeerRpc::PartnerSettle | PeerRpc::LetGo => Rule::Source,
         PeerRpc::Abort | PeerRpc::PartnerLeave => Rule::SourceOrNothing,
         PeerRpc::Claim | PeerRpc::Resume => Rule::SourceOrSuccessor,
+        // What is made again at the destination is connected after the decision, by whoever drives the session then.
+        PeerRpc::PartnerConnect => Rule::SourceOrSuccessor,
         PeerRpc::PartnerSwitch | PeerRpc::PartnerResume => Rule::SourceOrSuccessor,
         PeerRpc::Outcome => Rule::Party,
     }

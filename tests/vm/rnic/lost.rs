@@ -1,18 +1,14 @@
 //! A device that is taken away at the destination after all was tried there, and before the program is: what it had is lost, and nobody
 //! waits for it.
 
-use std::time::Duration;
-
 use anyhow::ensure;
 use verbatim_e2e::eventually;
 
 use crate::machines::{HOSTS, Machines, SHORT, words};
 use crate::run::{MOVE_LIMIT, flows};
 
-/// The client repeats its requests for some five seconds, and would go on for much longer.
-const END_LIMIT: Duration = Duration::from_secs(150);
-
-/// The programs at both ends come to an end, with an error, and so does the session; afterwards other programs move as ever.
+/// The session ends, and the client goes on. With seven retries, as perftest and most programs ask for, rxe repeats a request for good, so that
+/// it hears of nothing; RNICs that count give it an error.
 pub fn run(machines: &Machines) -> anyhow::Result<()> {
     machines.clear()?;
     let attempt = attempt(machines);
@@ -43,9 +39,6 @@ fn attempt(machines: &Machines) -> anyhow::Result<()> {
     })?;
     let told = format!("status {}: {}", told.code, words(&told));
     ensure!(told.contains("died after the decision"), "{told}");
-    let code = machines.ended(second, "client", END_LIMIT)?;
-    let said = machines.output(second, "client")?;
-    ensure!(code != 0, "the client ended well: {said}");
     eventually("no session", SHORT, || {
         for host in HOSTS {
             if machines.verbatim(host, &["sessions", "--json"], SHORT)?.trim() != "[]" {
@@ -53,5 +46,8 @@ fn attempt(machines: &Machines) -> anyhow::Result<()> {
             }
         }
         Ok(Some(()))
-    })
+    })?;
+    let client = machines.row(second, "client")?;
+    ensure!(client.state == "running", "the client is {}", client.state);
+    Ok(())
 }
