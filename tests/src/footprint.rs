@@ -3,13 +3,14 @@
 use crate::lab::TestLab;
 
 /// Where an instance's things are on its host: folder by folder, one entry per instance.
-const FOLDERS: [&str; 7] = [
+const FOLDERS: [&str; 8] = [
     "/run/verbatim/instances",
     "/run/verbatim/bundles",
     "/run/verbatim/net",
     "/run/verbatim/images",
     "/run/verbatim/criu",
     "/run/verbatim/disks",
+    "/run/verbatim/swaps",
     "/run/verbatim/containers/runc",
 ];
 

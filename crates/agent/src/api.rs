@@ -25,8 +25,8 @@ use crate::instances::machine::Origin;
 use crate::instances::machine::guest::Guest;
 use crate::instances::record::{Record, parse_address};
 use crate::instances::start;
-use crate::instances::volumes;
 use crate::instances::{Instance as HostInstance, State};
+use crate::instances::{swap, volumes};
 use crate::memory::convergence::Limits;
 use crate::pause;
 use crate::proto::control_server::Control;
@@ -56,14 +56,20 @@ impl ControlService {
     async fn record(&self, request: &RunRequest) -> anyhow::Result<Record> {
         let name = ContainerName::new(request.name.clone())?;
         let (address, prefix) = self.address(&request.address)?;
-        let (virtual_machine, volumes) = match request.machine {
+        let (virtual_machine, volumes, swap) = match request.machine {
             true if request.bundle.is_empty() && request.rnics.is_empty() => {
                 let arguments = machine::arguments(&request.command, address).await?;
                 let (arguments, volumes) = self.with_disks(&name, arguments, &request.volumes).await?;
-                (Some(arguments), volumes)
+                let (arguments, swap) = swap::with(arguments, &request.swap)?;
+                (Some(arguments), volumes, swap)
             }
             true => bail!("a virtual machine has neither a bundle nor RNICs of this host's"),
-            false => (None, volumes::parse(&request.volumes)?),
+            false if !request.swap.is_empty() => {
+                bail!(
+                    "a swap disk is for a virtual machine (--vm); a container swaps to what its host swaps to"
+                )
+            }
+            false => (None, volumes::parse(&request.volumes)?, Vec::new()),
         };
         let workload = match (request.bundle.as_str(), request.command.as_slice()) {
             ("", _) if let Some(arguments) = &virtual_machine => {
@@ -92,6 +98,7 @@ impl ControlService {
                 .collect::<Result<_, _>>()?,
             machine: virtual_machine.map(Guest::Qemu),
             volumes,
+            swap,
         };
         if let Some(lack) = volumes::lacking(&record).first() {
             bail!("{lack}");
@@ -171,7 +178,7 @@ impl ControlService {
             )?;
             match home
                 .furnish(&agent.config, origin)
-                .and_then(|()| home.take_volumes(None))
+                .and_then(|()| home.take_volumes(&agent.config, None))
                 .and_then(|()| home.make_bundle(&agent.config, origin))
             {
                 Ok(()) => Ok(home),

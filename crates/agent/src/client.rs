@@ -94,6 +94,12 @@ impl Client {
                 self.version.host
             );
         }
+        if !request.swap.is_empty() && !can(protocol::MACHINE_SWAP) {
+            bail!(
+                "the agent of {} does not know swap disks of virtual machines; upgrade it",
+                self.version.host
+            );
+        }
         told(self.inner.clone().run(request).await)
     }
 

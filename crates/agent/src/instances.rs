@@ -8,6 +8,7 @@
 //! - [`start`]: starting its program;
 //! - [`storage`]: whether another host reaches its disks;
 //! - [`tasks`]: what runs in it, while it moves;
+//! - [`swap`]: memory of other hosts that a virtual machine has as disks;
 //! - [`volumes`]: local disks of it, as file systems, which [`freeze`] brings to rest;
 //! - [`recovery`]: what an agent finds that comes after one that died.
 
@@ -19,6 +20,7 @@ pub mod record;
 pub mod recovery;
 pub mod start;
 pub mod storage;
+pub mod swap;
 pub mod tasks;
 pub mod volumes;
 

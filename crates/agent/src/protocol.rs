@@ -66,6 +66,9 @@ pub const MACHINE_VOLUMES: &str = "machine-volumes";
 /// It gives virtual machines block devices of its host's as disks, and looks whether they are the source's (`OpenRequest.devices`).
 pub const BLOCK_DEVICES: &str = "block-devices";
 
+/// It gives virtual machines memory of other hosts as disks (`RunRequest.swap`, `swap` of a record), and takes such that have some.
+pub const MACHINE_SWAP: &str = "machine-swap";
+
 /// What not every agent of a version can do, and what others may ask it for only if it says so.
 const CAPABILITIES: &[&str] = &[
     FILL,
@@ -80,6 +83,7 @@ const CAPABILITIES: &[&str] = &[
     VOLUMES_MOVE,
     MACHINE_VOLUMES,
     BLOCK_DEVICES,
+    MACHINE_SWAP,
 ];
 
 /// All of them, as they are said.

@@ -64,6 +64,7 @@ pub enum Command {
     #[command(
         after_help = "Examples:\n  verbatim run --host peer --name server -- ib_write_bw -d verbatim0 -D 15\n  verbatim run --name server \
                       --rnic mlx5_0 -- ib_write_bw -d mlx5_0 -D 15\n  verbatim run --host src --vm web -- -m 2G -drive file=/srv/web.qcow2,if=virtio\n  \
+                      verbatim run --host src --vm web --swap host2:8G:backup=mirror=host3 -- -m 2G -drive file=/srv/web.qcow2,if=virtio\n  \
                       verbatim volume create db --size 10G && verbatim run --name db --volume db:/srv -- my-database --data /srv"
     )]
     Run(RunArguments),
@@ -301,6 +302,11 @@ pub struct RunArguments {
     /// once.
     #[arg(long, value_name = "NAME:/PATH[:ro]")]
     pub volume: Vec<String>,
+    /// Memory of another host (`verbatim memory serve`) that a virtual machine has as a virtio disk, for its swap; the lease moves with it. Options,
+    /// by commas: backup=file, backup=none or backup=mirror=HOST as of `verbatim swap attach`, name=NAME (swap if not given), and properties of the
+    /// disk. May be given more than once.
+    #[arg(long, value_name = "HOST:SIZE[:OPTIONS]", requires = "vm")]
+    pub swap: Vec<String>,
     /// JSON instead of a line.
     #[arg(long)]
     pub json: bool,

@@ -31,6 +31,8 @@ pub enum Quirk {
     TrustsNewMemory,
     /// A write that was under way when its copy went counts as written.
     TrustsUnanswered,
+    /// A disk goes to another host although a page is at a copy alone that stays.
+    LeavesBehind,
 }
 
 /// What has happened.
@@ -158,9 +160,13 @@ pub struct Engine {
 impl Engine {
     /// All pages are zeros, and no copy is there yet.
     pub fn new(config: Config) -> Self {
+        Self::with_pages(config, Pages::new(config.pages))
+    }
+
+    pub(crate) fn with_pages(config: Config, pages: Pages) -> Self {
         assert!(config.slots > 0 && (1..=64).contains(&config.slot_pages) && config.pages > 0);
         Self {
-            pages: Pages::new(config.pages),
+            pages,
             standing: [Standing::Down; 2],
             slots: vec![None; config.slots.into()],
             order: Vec::with_capacity(config.slots.into()),
@@ -175,6 +181,14 @@ impl Engine {
     /// How many pages are where.
     pub fn counts(&self) -> Counts {
         self.pages.counts()
+    }
+
+    pub(crate) fn pages(&self) -> &Pages {
+        &self.pages
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.config
     }
 
     /// Whether something is under way.

@@ -22,15 +22,20 @@
 //! 5. What a copy that was given up still does with its pages must have come to its end before it is back: that is for the caller to
 //!    see to, by destroying the old queue pair. What it had under way counts as not written.
 //!
+//! 6. A disk goes to another host as what is known of its pages ([`Map`]), when nothing is under way, and only if each page is at a copy that goes along. A
+//!    copy that does not is new there, and has nothing.
+//!
 //! A copy that is behind is filled again from the other ([`Engine::refill`]), a little at a time. One that is about to leave is
 //! still read, and written no more where another copy is there.
 
 #![forbid(unsafe_code)]
 
 mod engine;
+mod map;
 mod pages;
 mod slots;
 
 pub use engine::{Action, Config, Engine, Event, Quirk};
+pub use map::Map;
 pub use pages::Counts;
 pub use slots::{Copy, Extent, Failure, Op, SlotId};

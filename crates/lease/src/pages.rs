@@ -19,7 +19,7 @@ pub struct Counts {
     pub neither: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pages {
     count: u64,
     zero: Vec<u64>,
@@ -72,6 +72,49 @@ impl Pages {
                 false => self.zero[word] &= !bit,
             }
         }
+    }
+
+    /// No page is zeros, and no copy has any.
+    pub fn lost(count: u64) -> Self {
+        let words = count.div_ceil(64) as usize;
+        Self {
+            count,
+            zero: vec![0; words],
+            valid: [vec![0; words], vec![0; words]],
+        }
+    }
+
+    /// How many pages that are no zeros none of these copies has, and another one has.
+    pub fn only_elsewhere(&self, copies: [bool; 2]) -> u64 {
+        let words = self.zero.iter().enumerate();
+        let counts = words.map(|(word, zero)| {
+            let of = |here: bool| {
+                let some = (0..2).filter(|copy| copies[*copy] == here);
+                some.fold(0, |bits, copy| bits | self.valid[copy][word])
+            };
+            u64::from((of(false) & !of(true) & !zero).count_ones())
+        });
+        counts.sum()
+    }
+
+    /// The words of all three, one after the other.
+    pub fn words(&self) -> impl Iterator<Item = u64> + '_ {
+        let all = [&self.zero, &self.valid[0], &self.valid[1]];
+        all.into_iter().flatten().copied()
+    }
+
+    /// What [`Self::words`] has said.
+    pub fn from_words(count: u64, words: &[u64]) -> Option<Self> {
+        let each = count.div_ceil(64) as usize;
+        if words.len() != 3 * each {
+            return None;
+        }
+        let part = |at: usize| words[at * each..][..each].to_vec();
+        Some(Self {
+            count,
+            zero: part(0),
+            valid: [part(1), part(2)],
+        })
     }
 
     /// A copy has nothing any more.

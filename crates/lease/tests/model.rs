@@ -34,6 +34,7 @@ fn all(backup: Backup) -> Tally {
         all.returns += tally.returns;
         all.refills += tally.refills;
         all.drained += tally.drained;
+        all.moves += tally.moves;
     }
     println!("{backup:?}: {all:?}");
     all
@@ -63,6 +64,14 @@ fn with_two_servers_nothing_is_lost_while_one_is_there() {
 }
 
 #[test]
+fn a_disk_that_goes_from_host_to_host_loses_nothing_and_is_never_stale() {
+    for backup in [Backup::MovedFile, Backup::MovedServer] {
+        let tally = all(backup);
+        assert!(tally.moves > tally.deaths / 8 && tally.refills > 0, "{tally:?}");
+    }
+}
+
+#[test]
 fn without_anything_behind_it_what_a_server_takes_along_is_an_error_and_never_something_else() {
     let tally = all(Backup::None);
     assert!(
@@ -80,6 +89,7 @@ fn every_rule_is_needed() {
         Quirk::NoPatience,
         Quirk::TrustsNewMemory,
         Quirk::TrustsUnanswered,
+        Quirk::LeavesBehind,
     ];
     let mut missed = Vec::new();
     for quirk in quirks {

@@ -19,6 +19,7 @@ use crate::control::{self, Control, Sockets};
 use crate::device::Device;
 use crate::disk::{Disk, Inbox, Message, SLOTS, Second, Server, Settings};
 use crate::link;
+use crate::wire::Session;
 
 /// So long goodbyes may take.
 const GOODBYE: Duration = Duration::from_secs(2);
@@ -59,6 +60,19 @@ pub struct Wanted {
     pub runtime_dir: PathBuf,
     /// A file without a name is made here.
     pub state_dir: PathBuf,
+    /// For clients, if that is not as usual. Its folder is there.
+    pub socket: Option<PathBuf>,
+    /// The instance whose disk it is.
+    pub instance: Option<String>,
+    /// It comes from another host in that session.
+    pub arriving: Option<Session>,
+}
+
+impl Wanted {
+    /// Where it listens.
+    pub fn sockets(&self) -> Sockets {
+        Sockets::new(&self.runtime_dir, &self.name).at(self.socket.clone())
+    }
 }
 
 /// A disk that is there, and whose process this is from here on.
@@ -75,7 +89,7 @@ pub fn prepare(wanted: &Wanted) -> anyhow::Result<Ready> {
     if !wanted.bytes.is_multiple_of(PAGE_BYTES) {
         bail!("a swap disk has whole pages of {PAGE_BYTES} bytes");
     }
-    let sockets = Sockets::new(&wanted.runtime_dir, &wanted.name);
+    let sockets = wanted.sockets();
     std::fs::create_dir_all(wanted.runtime_dir.join("swap"))?;
     if std::os::unix::net::UnixStream::connect(sockets.control()).is_ok() {
         bail!(
@@ -125,6 +139,7 @@ pub fn prepare(wanted: &Wanted) -> anyhow::Result<Ready> {
             bytes: wanted.bytes,
             runtime_dir: wanted.runtime_dir.clone(),
             slots: SLOTS,
+            arriving: wanted.arriving,
         };
         let inbox = inbox.clone();
         let tell = Box::new(move |news| inbox.link(copy, news));
@@ -141,6 +156,9 @@ pub fn prepare(wanted: &Wanted) -> anyhow::Result<Ready> {
         name: wanted.name.clone(),
         bytes: wanted.bytes,
         deadline: wanted.deadline,
+        uri: wanted.socket.as_ref().map(|_| sockets.uri()),
+        instance: wanted.instance.clone(),
+        arriving: wanted.arriving,
     };
     drop(ended_by);
     let disk = Disk::new(settings, inbox.clone(), first, second)?;
@@ -185,7 +203,7 @@ impl Ready {
 /// Starts such a process in the background, and waits until its disk is there. `arguments` are those of this one, which make it run
 /// in the foreground there. What it says then: where the disk is.
 pub fn in_background(wanted: &Wanted, arguments: Vec<std::ffi::OsString>) -> anyhow::Result<String> {
-    let sockets = Sockets::new(&wanted.runtime_dir, &wanted.name);
+    let sockets = wanted.sockets();
     std::fs::create_dir_all(wanted.runtime_dir.join("swap"))?;
     let log =
         File::create(sockets.log()).with_context(|| format!("cannot make {}", sockets.log().display()))?;

@@ -15,7 +15,10 @@ use crate::disk::{Order, Status};
 use crate::server::{self, Config};
 
 /// The port of memory servers.
-const PORT: u16 = 4795;
+pub const PORT: u16 = 4795;
+
+/// So long a server may take for a page, if nothing else is said.
+pub const DEADLINE_MS: u64 = 3000;
 
 /// What can be done with this host's memory.
 #[derive(Debug, Subcommand)]
@@ -38,6 +41,7 @@ pub enum MemoryCommand {
 /// What can be done with memory of other hosts.
 #[derive(Debug, Subcommand)]
 #[allow(missing_docs, reason = "a comment would become a command's help")]
+#[allow(clippy::large_enum_variant, reason = "there is one, for a moment")]
 pub enum SwapCommand {
     /// Make a swap disk of another host's memory; prints its NBD address.
     #[command(
@@ -147,11 +151,20 @@ pub struct AttachArguments {
     #[arg(long)]
     pub device: bool,
     /// How long the server may take for a page before it is given up.
-    #[arg(long, value_name = "MILLISECONDS", default_value_t = 3000, value_parser = clap::value_parser!(u64).range(10..))]
+    #[arg(long, value_name = "MILLISECONDS", default_value_t = DEADLINE_MS, value_parser = clap::value_parser!(u64).range(10..))]
     pub deadline: u64,
     /// The folder of backup files without a name.
     #[arg(long, default_value = "/var/lib/verbatim/swap")]
     pub state_dir: PathBuf,
+    /// The socket for clients, if it is not to be DIR/swap/NAME.sock of the runtime folder. Its folder must be there.
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// The instance whose disk it is; agents say that.
+    #[arg(long, hide = true)]
+    pub instance: Option<String>,
+    /// The session of agents in which it comes from another host; agents say that.
+    #[arg(long, hide = true)]
+    pub arriving: Option<u64>,
     /// Serve in this process, until it is told to stop.
     #[arg(long)]
     pub foreground: bool,
@@ -272,6 +285,9 @@ fn attach(arguments: AttachArguments) -> anyhow::Result<()> {
         config_dir: absolute(&arguments.of.config_dir)?,
         runtime_dir: absolute(&arguments.common.runtime_dir)?,
         state_dir: absolute(&arguments.state_dir)?,
+        socket: arguments.socket.as_ref().map(absolute).transpose()?,
+        instance: arguments.instance,
+        arriving: arguments.arriving,
     };
     let place = match arguments.foreground {
         true => {
@@ -302,12 +318,21 @@ fn attach(arguments: AttachArguments) -> anyhow::Result<()> {
             option("--config-dir", (&wanted.config_dir).into());
             option("--runtime-dir", (&wanted.runtime_dir).into());
             option("--state-dir", (&wanted.state_dir).into());
+            if let Some(socket) = &wanted.socket {
+                option("--socket", socket.into());
+            }
+            if let Some(instance) = &wanted.instance {
+                option("--instance", instance.into());
+            }
+            if let Some(arriving) = wanted.arriving {
+                option("--arriving", arriving.to_string().into());
+            }
             attach::in_background(&wanted, typed)?
         }
     };
     match arguments.common.json {
         true => {
-            let uri = Sockets::new(&wanted.runtime_dir, &wanted.name).uri();
+            let uri = wanted.sockets().uri();
             let device = wanted.device.then_some(&place);
             println!(
                 "{}",
@@ -325,8 +350,8 @@ fn mib(bytes: u64) -> String {
 
 fn table(all: &[Status]) -> String {
     let mut text = format!(
-        "{:<16} {:>10} {:>10} {:>10} {:>7} COPIES\n",
-        "NAME", "MIB", "USED", "LOST", "CLIENTS"
+        "{:<16} {:<8} {:>10} {:>10} {:>10} {:>7} COPIES\n",
+        "NAME", "ROLE", "MIB", "USED", "LOST", "CLIENTS"
     );
     for status in all {
         let copies = status
@@ -334,8 +359,9 @@ fn table(all: &[Status]) -> String {
             .iter()
             .map(|copy| format!("{} {} ({})", copy.kind, copy.place, copy.state));
         text += &format!(
-            "{:<16} {:>10} {:>10} {:>10} {:>7} {}\n",
+            "{:<16} {:<8} {:>10} {:>10} {:>10} {:>7} {}\n",
             status.name,
+            status.role,
             mib(status.bytes),
             mib(status.used_bytes),
             mib(status.lost_bytes),
@@ -352,8 +378,15 @@ fn details(status: &Status) -> String {
         .device
         .iter()
         .map(|device| format!(", {}", device.display()));
+    let instance = status.instance.as_ref();
+    let instance = instance.map_or_else(String::new, |name| format!("a disk of the instance {name}\n"));
+    let other = match (&status.other_host, status.role.as_str()) {
+        (Some(host), "moved") => format!("the lease is that of {host} now\n"),
+        (Some(host), _) => format!("on its way to {host}\n"),
+        (None, _) => String::new(),
+    };
     let mut text = format!(
-        "{}{}\nprocess {}; {} reads, {} writes, {} discards; {} failed\n",
+        "{instance}{other}{}{}\nprocess {}; {} reads, {} writes, {} discards; {} failed\n",
         status.uri,
         device.collect::<String>(),
         status.pid,
@@ -388,12 +421,20 @@ fn print_served(status: &server::Status, is_json: bool) -> anyhow::Result<()> {
     );
     for row in &status.leases {
         let owner = if row.connected { "connected" } else { "gone" };
-        println!("{:<16} {:<16} {:>10} {owner}", row.host, row.name, mib(row.bytes));
+        let moves = row.moves_to.iter().map(|to| format!(", moves to {to}"));
+        let moves = moves.collect::<String>();
+        println!(
+            "{:<16} {:<16} {:>10} {owner}{moves}",
+            row.host,
+            row.name,
+            mib(row.bytes)
+        );
     }
     Ok(())
 }
 
-fn backup(text: &str) -> Result<BackupChoice, String> {
+/// Reads what stands in for the server.
+pub fn backup(text: &str) -> Result<BackupChoice, String> {
     match text.split_once('=') {
         None if text == "none" => Ok(BackupChoice::None),
         None if text == "file" => Ok(BackupChoice::File(None)),
@@ -403,7 +444,8 @@ fn backup(text: &str) -> Result<BackupChoice, String> {
     }
 }
 
-fn size(text: &str) -> Result<u64, String> {
+/// Reads a size in bytes, or with K, M, G or T.
+pub fn size(text: &str) -> Result<u64, String> {
     let upper = text.to_ascii_uppercase();
     let (number, shift) = match upper.find(['K', 'M', 'G', 'T']) {
         Some(at) if at + 1 == upper.len() => {

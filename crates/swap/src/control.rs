@@ -1,11 +1,14 @@
 //! The thread of a disk that takes clients and commands, and signals.
 
+use std::io::{BufRead, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream as StdStream;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use rustix::fs::{Mode, OFlags};
 use tokio::io::BufReader;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
@@ -22,6 +25,8 @@ use crate::negotiation::negotiate;
 pub struct Sockets {
     folder: PathBuf,
     name: String,
+    /// For clients, if it is not in the folder.
+    own: Option<PathBuf>,
 }
 
 impl Sockets {
@@ -30,7 +35,13 @@ impl Sockets {
         Self {
             folder: runtime_dir.join("swap"),
             name: name.to_owned(),
+            own: None,
         }
+    }
+
+    /// The same with another socket for clients.
+    pub fn at(self, own: Option<PathBuf>) -> Self {
+        Self { own, ..self }
     }
 
     /// Of all disks of this host, by name.
@@ -50,7 +61,8 @@ impl Sockets {
 
     /// For clients.
     pub fn nbd(&self) -> PathBuf {
-        self.folder.join(format!("{}.sock", self.name))
+        let usual = || self.folder.join(format!("{}.sock", self.name));
+        self.own.clone().unwrap_or_else(usual)
     }
 
     /// For commands.
@@ -78,16 +90,64 @@ impl Sockets {
 /// Gives an order to the process of a disk.
 pub async fn order(sockets: &Sockets, order: &Order) -> anyhow::Result<Status> {
     let stream = UnixStream::connect(sockets.control()).await;
-    let mut stream = stream.with_context(|| format!("no swap disk {} is attached", sockets.name))?;
+    let mut stream = stream.with_context(|| none(sockets))?;
     send(&mut stream, order).await?;
     match receive::<Result<Status, String>>(&mut BufReader::new(stream)).await? {
-        Some(Ok(status)) => Ok(Status {
+        Some(Ok(status)) if status.uri.is_empty() => Ok(Status {
             uri: sockets.uri(),
             ..status
         }),
+        Some(Ok(status)) => Ok(status),
         Some(Err(why)) => bail!("{why}"),
         None => bail!("the process of {} has ended", sockets.name),
     }
+}
+
+/// The same for a thread that may block, for so long at most.
+pub fn order_now(sockets: &Sockets, order: &Order, limit: Duration) -> anyhow::Result<Status> {
+    let stream = StdStream::connect(sockets.control());
+    let mut stream = stream.with_context(|| none(sockets))?;
+    let said = || -> anyhow::Result<Option<Result<Status, String>>> {
+        stream.set_read_timeout(Some(limit))?;
+        stream.set_write_timeout(Some(limit))?;
+        let mut line = serde_json::to_vec(order)?;
+        line.push(b'\n');
+        stream.write_all(&line)?;
+        let mut answer = String::new();
+        std::io::BufReader::new(stream).read_line(&mut answer)?;
+        Ok((!answer.is_empty())
+            .then(|| serde_json::from_str(&answer))
+            .transpose()?)
+    };
+    match said().with_context(|| format!("the process of {} does not answer", sockets.name))? {
+        Some(status) => status.map_err(anyhow::Error::msg),
+        None => bail!("the process of {} has ended", sockets.name),
+    }
+}
+
+fn none(sockets: &Sockets) -> String {
+    format!("no swap disk {} is attached", sockets.name)
+}
+
+/// Whether an order failed because the disk has no process.
+pub fn is_nobody_there(error: &anyhow::Error) -> bool {
+    verbatim_volume::control::is_nobody_there(error)
+}
+
+/// Listens on a socket; whoever was killed may have left it.
+fn listen(socket: &Path) -> anyhow::Result<UnixListener> {
+    let bind = || {
+        let (Some(folder), Some(name)) = (socket.parent(), socket.file_name()) else {
+            return Err(std::io::ErrorKind::InvalidInput.into());
+        };
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = rustix::fs::open(folder, flags, Mode::empty())?;
+        // By the folder's descriptor, since a path of a socket has 107 bytes at most.
+        let short = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
+        let _ = std::fs::remove_file(&short);
+        UnixListener::bind(&short)
+    };
+    bind().with_context(|| format!("cannot listen on {}", socket.display()))
 }
 
 /// So long the last answers to commands may take.
@@ -119,15 +179,14 @@ pub fn start(
         .enable_all()
         .build()?;
     let (nbd, control, stop) = runtime.block_on(async {
-        let bind = |path: PathBuf| {
-            // Of a process that was killed.
-            let _ = std::fs::remove_file(&path);
-            UnixListener::bind(&path).with_context(|| format!("cannot listen on {}", path.display()))
-        };
         let stop = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        anyhow::Ok((bind(sockets.nbd())?, bind(sockets.control())?, stop))
+        anyhow::Ok((listen(&sockets.nbd())?, listen(&sockets.control())?, stop))
     })?;
-    let name = sockets.name.clone();
+    // At a socket of its own there is nothing else.
+    let name = match sockets.own {
+        Some(_) => String::new(),
+        None => sockets.name.clone(),
+    };
     let (end, ended) = oneshot::channel();
     let thread = std::thread::Builder::new()
         .name("control".to_owned())

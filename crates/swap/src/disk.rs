@@ -5,6 +5,7 @@
 
 mod client;
 mod inbox;
+mod moving;
 mod servers;
 mod status;
 mod transfer;
@@ -16,14 +17,16 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use verbatim_lease::{Action, Config, Copy, Engine, Event, Extent, SlotId};
 
-pub use inbox::{Inbox, Message, Order};
+pub use inbox::{Answer, Inbox, Message, Order};
 pub use servers::Server;
 pub use status::{CopyStatus, Status};
 
 use crate::backup::{Backup, Job};
 use crate::block::{Block, PAGE_BYTES, SLOT_PAGES, place};
 use crate::remote::Flight;
+use crate::wire::Session;
 use client::{Client, Request, RequestId};
+use moving::{Leaving, Tenure, Waiting};
 
 /// Requests that are under way, each of up to [`SLOT_PAGES`].
 pub const SLOTS: SlotId = 128;
@@ -65,6 +68,12 @@ pub struct Settings {
     pub bytes: u64,
     /// So long a server may take for a page before it is given up.
     pub deadline: Duration,
+    /// How clients connect; nothing if that is as usual.
+    pub uri: Option<String>,
+    /// The instance whose disk it is.
+    pub instance: Option<String>,
+    /// It comes here from another host in that session, and is not served before that is committed.
+    pub arriving: Option<Session>,
 }
 
 struct InUse {
@@ -83,6 +92,16 @@ struct File {
     spares: Vec<Box<Block>>,
     waiting: Vec<(SlotId, Extent)>,
     error: Option<i32>,
+}
+
+/// How the engine of a disk of that length is.
+fn config(bytes: u64) -> Config {
+    Config {
+        pages: bytes / PAGE_BYTES,
+        slots: SLOTS,
+        slot_pages: SLOT_PAGES,
+        quirk: None,
+    }
 }
 
 /// A disk, with all that it needs.
@@ -105,6 +124,12 @@ pub struct Disk {
     drained: Option<Copy>,
     refills: u32,
     retry: Instant,
+    /// Whether it is served here.
+    tenure: Tenure,
+    /// It may go to another host.
+    leaving: Option<Leaving>,
+    /// Commands that have no answer yet.
+    waiting: Vec<Waiting>,
 }
 
 impl Disk {
@@ -112,12 +137,13 @@ impl Disk {
     pub fn new(settings: Settings, inbox: Inbox, first: Server, second: Second) -> anyhow::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, inbox.wake(), EventData::new_u64(WAKE), EventFlags::IN)?;
-        let config = Config {
-            pages: settings.bytes / PAGE_BYTES,
-            slots: SLOTS,
-            slot_pages: SLOT_PAGES,
-            quirk: None,
+        let config = config(settings.bytes);
+        let tenure = match settings.arriving {
+            None => Tenure::Serves,
+            Some(by) => Tenure::arrives(by),
         };
+        let mut first = first;
+        first.is_ours = settings.arriving.is_none();
         let mut disk = Self {
             settings,
             epoll,
@@ -136,10 +162,16 @@ impl Disk {
             drained: None,
             refills: 0,
             retry: Instant::now(),
+            tenure,
+            leaving: None,
+            waiting: Vec::new(),
         };
         match second {
             Second::None => {}
-            Second::Server(server) => disk.servers[1] = Some(server),
+            Second::Server(mut server) => {
+                server.is_ours = disk.settings.arriving.is_none();
+                disk.servers[1] = Some(server);
+            }
             Second::File(backup, path) => {
                 disk.file = Some(File {
                     backup,
@@ -149,10 +181,12 @@ impl Disk {
                     error: None,
                 });
                 // It is as empty as the engine thinks: no page of it counts before it was written.
-                disk.event(Event::Up {
-                    copy: Copy::Second,
-                    kept: false,
-                });
+                if disk.settings.arriving.is_none() {
+                    disk.event(Event::Up {
+                        copy: Copy::Second,
+                        kept: false,
+                    });
+                }
             }
         }
         Ok(disk)
@@ -200,8 +234,13 @@ impl Disk {
             self.retry = Instant::now();
             self.event(Event::Retry);
         }
-        // A little beside the clients, more when they are quiet.
-        let most = if self.free.len() + 4 >= SLOTS.into() { 4 } else { 1 };
+        self.look_at_move();
+        // A little beside the clients, more when they are quiet. What is handed over stands still.
+        let most = match self.tenure {
+            Tenure::Serves if self.free.len() + 4 >= SLOTS.into() => 4,
+            Tenure::Serves => 1,
+            _ => 0,
+        };
         while self.engine.is_behind() && self.refills < most && self.free.len() > FOR_READS {
             let slot = *self.free.last().expect("there are some");
             if !self.engine.refill(slot, &mut self.actions) {
@@ -234,7 +273,7 @@ impl Disk {
                 has_sent |= self.answer(client);
             }
             // An answer that has left may be what somebody waits for, and nothing else would wake this thread for it.
-            let waits = self.clients.iter().flatten().any(Client::is_held_up);
+            let waits = self.listens() && self.clients.iter().flatten().any(Client::is_held_up);
             if !(has_sent && waits) {
                 return;
             }
@@ -309,10 +348,7 @@ impl Disk {
                 Message::Kernel(stream) => self.client(stream, true),
                 Message::Link(copy, news) => self.news(copy, *news),
                 Message::Order(order, answer) => {
-                    let (said, is_end) = self.order(&order);
-                    // Who asked may have gone.
-                    let _ = answer.send(said);
-                    if is_end {
+                    if self.take_order(order, answer) {
                         return true;
                     }
                 }
@@ -320,6 +356,20 @@ impl Disk {
         }
         self.file_done();
         false
+    }
+
+    /// Takes an order, which may have its answer later; whether that was the end.
+    fn take_order(&mut self, order: Order, answer: Answer) -> bool {
+        let (said, is_end) = match self.order(&order) {
+            Some(said) => said,
+            None => {
+                self.waiting.push(Waiting::new(order, answer));
+                return false;
+            }
+        };
+        // Who asked may have gone.
+        let _ = answer.send(said);
+        is_end
     }
 
     fn register(&self, fd: impl AsFd, number: u64) -> rustix::io::Result<()> {

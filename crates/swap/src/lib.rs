@@ -12,15 +12,16 @@
 //!   that nothing is handed over; it allocates nothing once the disk is there.
 //! - `device`: the same as a block device of this machine, by the kernel's NBD client.
 //! - [`link`]: the thread that asks for a lease, and asks again.
+//! - [`control`]: what commands and agents say to a disk's process. By that a disk goes to another host with its instance.
 //! - [`command`]: `verbatim memory …` and `verbatim swap …`.
 
 #![deny(unsafe_code)]
 
-mod attach;
+pub mod attach;
 mod backup;
 mod block;
 pub mod command;
-mod control;
+pub mod control;
 #[allow(unsafe_code, reason = "system calls of the kernel's NBD client")]
 mod device;
 pub mod disk;

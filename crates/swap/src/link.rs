@@ -1,21 +1,22 @@
 //! The thread that asks a server for a lease, and asks again when that is lost.
 
 use std::path::PathBuf;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow};
+use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio_rustls::client::TlsStream;
 use verbatim_far::{Connection, Device, Options};
 use verbatim_lease::SlotId;
 use verbatim_volume::Hosts;
-use verbatim_volume::wire::{receive, send};
+use verbatim_volume::wire::{frame, receive, send};
 
 use crate::block::SLOT_BYTES;
 use crate::remote::Remote;
-use crate::wire::{ToOwner, ToServer, Token, VERSION};
+use crate::wire::{PIECE, Session, ToOwner, ToServer, Token, VERSION};
 
 /// How often the owner says that it is there, and asks again for a lease.
 const BEAT: Duration = Duration::from_secs(1);
@@ -48,6 +49,8 @@ pub struct Config {
     pub runtime_dir: PathBuf,
     /// So many slots need room.
     pub slots: SlotId,
+    /// It is the memory of a lease that another host has, and that comes here in that session.
+    pub arriving: Option<Session>,
 }
 
 /// What the disk hears.
@@ -66,10 +69,20 @@ pub enum News {
     Unreachable(String),
     /// It is about to end.
     Leaving,
+    /// The other host of that session may adopt it.
+    Offered(Session),
+    /// The server has what is known of the pages.
+    Deposited(Session),
+    /// The lease is this host's, and nobody else reaches it. What is known of its pages; as it was sent.
+    Taken(Vec<u8>),
+    /// There is no such lease any more. Another one is asked for.
+    NotTaken,
+    /// The lease is that host's.
+    Gone(String),
 }
 
 /// What the disk says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Wanted {
     /// Another queue pair: this one is of no use any more.
     Again,
@@ -77,6 +90,36 @@ pub enum Wanted {
     Leave,
     /// Nothing any more.
     Goodbye,
+    /// That host may adopt the lease.
+    Offer {
+        /// The host.
+        to: String,
+        /// In that session.
+        by: Session,
+        /// What [`News::Up`] of that number has brought. It is not said of another lease.
+        call: u64,
+    },
+    /// It may not.
+    Withdraw {
+        /// The session of the offer.
+        by: Session,
+    },
+    /// What is known of the pages.
+    Deposit {
+        /// The session of the offer.
+        by: Session,
+        /// All of it.
+        map: Arc<[u8]>,
+        /// As of an offer.
+        call: u64,
+    },
+    /// That session is committed: the lease that was adopted in it is this host's.
+    TakeOver {
+        /// The session.
+        by: Session,
+    },
+    /// Nothing any more; the lease is another host's.
+    Abandon,
 }
 
 /// How the disk hears it.
@@ -87,6 +130,29 @@ struct Link {
     tell: Tell,
     device: Option<Device>,
     token: Option<Token>,
+    /// The session in which the lease comes, until it is this host's.
+    arriving: Option<Session>,
+    /// That session is committed.
+    is_decided: bool,
+    /// How often there was memory.
+    calls: u64,
+}
+
+/// How a call fails.
+#[derive(Debug)]
+enum Refusal {
+    /// It may be another time.
+    Error(anyhow::Error),
+    /// No lease comes here.
+    NotOffered,
+    /// It is that host's.
+    Gone(String),
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Refusal {
+    fn from(error: E) -> Self {
+        Self::Error(error.into())
+    }
 }
 
 /// Asks for the first lease, and says why there is none. The thread that looks after it begins with that; it lets go of `ended` when it ends.
@@ -100,15 +166,21 @@ pub fn start(
         .enable_all()
         .build()?;
     let mut link = Link {
+        arriving: config.arriving,
+        is_decided: false,
+        calls: 1,
         config,
         tell,
         device: None,
         token: None,
     };
     let host = link.config.host.clone();
-    let (stream, remote, kept) = runtime
-        .block_on(link.call())
-        .with_context(|| format!("no memory of {host}"))?;
+    let called = runtime.block_on(link.call()).map_err(|refusal| match refusal {
+        Refusal::Error(error) => error,
+        Refusal::NotOffered => anyhow::anyhow!("no lease of that name comes here"),
+        Refusal::Gone(to) => anyhow::anyhow!("the lease is that of {to}"),
+    });
+    let (stream, remote, kept) = called.with_context(|| format!("no memory of {host}"))?;
     (link.tell)(News::Up { remote, kept });
     std::thread::Builder::new()
         .name(format!("link {host}"))
@@ -137,8 +209,10 @@ impl Link {
                 loop {
                     tokio::select! {
                         word = wanted.recv() => match word {
-                            Some(Wanted::Again | Wanted::Leave) => {}
-                            Some(Wanted::Goodbye) | None => return,
+                            Some(Wanted::TakeOver { .. }) => self.is_decided = true,
+                            // It is wanted again when there is a connection.
+                            Some(Wanted::Again | Wanted::Leave | Wanted::Offer { .. } | Wanted::Withdraw { .. } | Wanted::Deposit { .. }) => {}
+                            Some(Wanted::Goodbye | Wanted::Abandon) | None => return,
                         },
                         () = &mut pause => break,
                     }
@@ -146,11 +220,28 @@ impl Link {
             }
             match self.call().await {
                 Ok((new, remote, kept)) => {
+                    self.calls += 1;
                     (self.tell)(News::Up { remote, kept });
                     stream = Some(new);
                 }
-                Err(error) => {
-                    let why = format!("{error:#}");
+                Err(Refusal::Gone(to)) => {
+                    (self.tell)(News::Gone(to));
+                    return;
+                }
+                Err(Refusal::NotOffered) if self.is_decided => {
+                    tracing::warn!(
+                        "the lease of {} has ended before it was taken over",
+                        self.config.host
+                    );
+                    self.arriving = None;
+                    self.token = None;
+                    (self.tell)(News::NotTaken);
+                }
+                Err(refusal) => {
+                    let why = match refusal {
+                        Refusal::Error(error) => format!("{error:#}"),
+                        _ => "no lease of that name comes here any more".to_owned(),
+                    };
                     if !std::mem::replace(&mut is_told, true) {
                         tracing::warn!(
                             "no memory of {}: {why}; it is asked again each second",
@@ -167,6 +258,7 @@ impl Link {
     async fn talk(&mut self, stream: TlsStream<TcpStream>, wanted: &mut UnboundedReceiver<Wanted>) -> bool {
         let (mut reader, mut writer) = tokio::io::split(stream);
         let mut beat = tokio::time::interval(BEAT);
+        let mut map = Vec::new();
         let ended = loop {
             let mut next = std::pin::pin!(receive::<ToOwner>(&mut reader));
             let message = loop {
@@ -187,12 +279,35 @@ impl Link {
                             let _ = send(&mut writer, &ToServer::Goodbye).await;
                             return true;
                         }
+                        Some(Wanted::Abandon) => return true,
+                        Some(word) => if let Err(error) = self.say(&mut writer, word).await {
+                            break Err(error);
+                        },
                     },
                 }
             };
             match message {
                 Ok((ToOwner::Pong, _)) => {}
                 Ok((ToOwner::Leaving, _)) => (self.tell)(News::Leaving),
+                Ok((ToOwner::Offered { by }, _)) => (self.tell)(News::Offered(by)),
+                Ok((ToOwner::Deposited { by }, _)) => (self.tell)(News::Deposited(by)),
+                Ok((ToOwner::Taken { by, at, total }, piece)) => {
+                    if self.arriving != Some(by) || at != map.len() as u64 {
+                        break "a piece of a map comes out of turn".to_owned();
+                    }
+                    map.extend(piece);
+                    if map.len() as u64 >= total {
+                        self.arriving = None;
+                        (self.tell)(News::Taken(std::mem::take(&mut map)));
+                        if let Err(error) = send(&mut writer, &ToServer::HasMap { by }).await {
+                            break error.to_string();
+                        }
+                    }
+                }
+                Ok((ToOwner::Gone { to }, _)) => {
+                    (self.tell)(News::Gone(to));
+                    return true;
+                }
                 Ok(_) => break "it says what does not belong here".to_owned(),
                 Err(error) => break error.to_string(),
             }
@@ -202,14 +317,42 @@ impl Link {
         false
     }
 
-    async fn call(&mut self) -> anyhow::Result<(TlsStream<TcpStream>, Remote, bool)> {
+    /// Says what the disk wants of a server that is there.
+    async fn say(&mut self, writer: &mut (impl AsyncWrite + Unpin), word: Wanted) -> std::io::Result<()> {
+        match word {
+            Wanted::Offer { call, .. } | Wanted::Deposit { call, .. } if call != self.calls => Ok(()),
+            Wanted::Offer { to, by, .. } => send(writer, &ToServer::Offer { to, by }).await,
+            Wanted::Withdraw { by } => send(writer, &ToServer::Withdraw { by }).await,
+            Wanted::Deposit { by, map, .. } => {
+                let total = map.len() as u64;
+                for (number, piece) in map.chunks(PIECE).enumerate() {
+                    let at = (number * PIECE) as u64;
+                    writer
+                        .write_all(&frame(&ToServer::Deposit { by, at, total }, piece.len()))
+                        .await?;
+                    writer.write_all(piece).await?;
+                }
+                writer.flush().await
+            }
+            Wanted::TakeOver { by } => {
+                self.is_decided = true;
+                match self.arriving {
+                    Some(_) => send(writer, &ToServer::TakeOver { by }).await,
+                    None => Ok(()),
+                }
+            }
+            Wanted::Again | Wanted::Leave | Wanted::Goodbye | Wanted::Abandon => Ok(()),
+        }
+    }
+
+    async fn call(&mut self) -> Result<(TlsStream<TcpStream>, Remote, bool), Refusal> {
         let Config { host, port, .. } = &self.config;
         let call = self.config.hosts.connect(host, *port);
         let mut stream = match tokio::time::timeout(CALL, call).await {
             Ok(called) => called.with_context(|| {
                 format!("cannot call {host} on port {port}; does `verbatim memory serve` run there?")
             })?,
-            Err(_) => bail!("{host} does not answer on port {port}"),
+            Err(_) => return Err(anyhow!("{host} does not answer on port {port}").into()),
         };
         if self.device.as_ref().is_none_or(Device::is_gone) {
             self.device = Some(Device::open(&self.config.runtime_dir)?);
@@ -221,13 +364,26 @@ impl Link {
             ..Options::default()
         })?;
         let staging = connection.locked_buffer(usize::from(self.config.slots) * SLOT_BYTES)?;
-        let lease = ToServer::Lease {
-            version: VERSION,
-            host: self.config.own.clone(),
-            name: self.config.name.clone(),
-            bytes: self.config.bytes,
-            end: connection.end(),
-            resume: self.token,
+        let (version, host, name) = (VERSION, self.config.own.clone(), self.config.name.clone());
+        let (bytes, end, resume) = (self.config.bytes, connection.end(), self.token);
+        let lease = match self.arriving {
+            None => ToServer::Lease {
+                version,
+                host,
+                name,
+                bytes,
+                end,
+                resume,
+            },
+            Some(by) => ToServer::Adopt {
+                version,
+                host,
+                name,
+                bytes,
+                by,
+                end,
+                resume,
+            },
         };
         send(&mut stream, &lease).await?;
         let answer = tokio::time::timeout(GRANT, receive::<ToOwner>(&mut stream)).await;
@@ -239,16 +395,18 @@ impl Link {
                 kept,
             } => {
                 if memory.length < self.config.bytes {
-                    bail!("its memory is too short");
+                    return Err(anyhow!("its memory is too short").into());
                 }
                 connection.connect(&end)?;
                 // Memory of a lease that nobody had before is no one's.
-                let kept = kept && self.token == Some(token);
+                let kept = kept && (self.token == Some(token) || self.arriving.is_some());
                 self.token = Some(token);
                 Ok((stream, Remote::new(connection, staging, memory), kept))
             }
-            ToOwner::Refused(why) => bail!("{why}"),
-            ToOwner::Pong | ToOwner::Leaving => bail!("it says what does not belong here"),
+            ToOwner::Refused(why) => Err(anyhow!("{why}").into()),
+            ToOwner::NotOffered => Err(Refusal::NotOffered),
+            ToOwner::Gone { to } => Err(Refusal::Gone(to)),
+            _ => Err(anyhow!("it says what does not belong here").into()),
         }
     }
 }

@@ -31,7 +31,7 @@ fn bad(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// Whether requests follow. The stream does not block after that.
+/// Whether requests follow. Where `export` is empty, the disk is found by any name. The stream does not block after that.
 pub fn negotiate(stream: &mut UnixStream, export: &str, bytes: u64) -> io::Result<bool> {
     stream.set_read_timeout(Some(LIMIT))?;
     stream.set_write_timeout(Some(LIMIT))?;
@@ -45,7 +45,7 @@ pub fn negotiate(stream: &mut UnixStream, export: &str, bytes: u64) -> io::Resul
     if flags & !u32::from(HANDSHAKE_FLAGS) != 0 {
         return Err(bad("unknown flags of a client"));
     }
-    let is_it = |name: &str| name.is_empty() || name == export;
+    let is_it = |name: &str| name.is_empty() || export.is_empty() || name == export;
     for _ in 0..MAX_OPTIONS {
         let mut head = [0; 16];
         stream.read_exact(&mut head)?;

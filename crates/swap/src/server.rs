@@ -2,7 +2,9 @@
 //!
 //! A lease is locked memory that one queue pair reaches. It ends when its owner says so, or some time after the owner's connection has
 //! ended; who comes back before that, with the lease's token, finds its content on a new queue pair, and the old one is gone before the new
-//! one is told.
+//! one is told. A lease can go to another host ([`moves`]).
+
+mod moves;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -21,6 +23,7 @@ use verbatim_volume::control;
 use verbatim_volume::wire::{receive, send};
 
 use crate::wire::{ToOwner, ToServer, Token, VERSION};
+use moves::{Arrived, Offer};
 
 /// So long an owner may be silent; it says something each second.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -61,6 +64,9 @@ pub struct Row {
     pub bytes: u64,
     /// Its owner is connected.
     pub connected: bool,
+    /// A host that has adopted it, and takes it over if the session is committed by which its owner's instance goes there.
+    #[serde(default)]
+    pub moves_to: Option<String>,
 }
 
 /// What a server has given away.
@@ -83,6 +89,10 @@ struct Lease {
     /// Which connection of its owner counts; the latest.
     visit: u64,
     is_connected: bool,
+    /// The host that may adopt it, and what that one has of it.
+    offer: Option<Offer>,
+    /// How it came to its owner, if another host had it before.
+    arrived: Option<Arrived>,
     // Dropped in this order: the queue pair goes before the memory.
     connection: Option<Connection>,
     memory: Option<Arc<Buffer>>,
@@ -97,12 +107,20 @@ struct Leases {
     device: Option<Device>,
 }
 
+/// What becomes of a greeting.
+enum Greeted {
+    /// The caller has memory: what it calls it, its token, the number of its connection, and what it is told.
+    Has(String, Token, u64, ToOwner),
+    /// There is no such lease for it.
+    HasNot(ToOwner),
+}
+
 struct Server {
     config: Config,
     hosts: Hosts,
     leases: Mutex<Leases>,
     leaving: watch::Sender<bool>,
-    /// Changes when a lease ends.
+    /// Changes when a lease ends, or changes hands.
     ended: watch::Sender<u64>,
 }
 
@@ -211,17 +229,11 @@ impl Server {
         let greeting = tokio::time::timeout(GREETING, receive::<ToServer>(&mut stream))
             .await??
             .0;
-        let ToServer::Lease {
-            version,
-            host,
-            name,
-            bytes,
-            end,
-            resume,
-        } = greeting
+        let (ToServer::Lease { version, host, .. } | ToServer::Adopt { version, host, .. }) = &greeting
         else {
             bail!("it does not say what it wants");
         };
+        let (version, host) = (*version, host.clone());
         let refusal = if version != VERSION {
             Some(format!("this server speaks version {VERSION}, and not {version}"))
         } else if !Hosts::is_from(&stream, &host) {
@@ -238,21 +250,25 @@ impl Server {
             send(&mut stream, &ToOwner::Refused(why.clone())).await?;
             bail!("{host} is refused: {why}");
         }
-        let wanted = (host.clone(), name.clone(), bytes);
         let server = self.clone();
         // Much memory takes long to make.
-        let granted = tokio::task::spawn_blocking(move || server.grant(wanted, &end, resume)).await?;
-        let (token, visit, answer) = match granted {
-            Ok(granted) => granted,
+        let granted = tokio::task::spawn_blocking(move || server.greeted(greeting)).await?;
+        let (name, token, visit, answer) = match granted {
+            Ok(Greeted::Has(name, token, visit, answer)) => (name, token, visit, answer),
+            Ok(Greeted::HasNot(answer)) => {
+                send(&mut stream, &answer).await?;
+                bail!("{host} asks for a lease that is not its own");
+            }
             Err(error) => {
                 let why = format!("{error:#}");
                 send(&mut stream, &ToOwner::Refused(why.clone())).await?;
-                bail!("{host} is refused {bytes} bytes: {why}");
+                bail!("{host} is refused: {why}");
             }
         };
-        tracing::info!("{host} has a lease of {bytes} bytes for {name}");
-        let said = self.attend(stream, &answer).await;
+        tracing::info!("{host} has memory for {name}");
+        let said = self.attend(stream, &answer, token, visit).await;
         let is_over = said.as_ref().is_ok_and(|goodbye| *goodbye);
+        self.unadopt(token, visit);
         if is_over {
             self.end(token, visit).await;
             tracing::info!("{host} has given up its lease for {name}");
@@ -262,15 +278,23 @@ impl Server {
             let grace = self.config.grace;
             tracing::info!("the connection of {host} for {name} has ended; its lease ends in {grace:?}");
             tokio::time::sleep(grace).await;
+            self.while_adopted(token, visit).await;
             self.end(token, visit).await;
         }
         said.map(drop)
     }
 
-    /// Until the owner says goodbye (true), or nothing any more.
-    async fn attend(&self, stream: TlsStream<TcpStream>, answer: &ToOwner) -> anyhow::Result<bool> {
+    /// Until the owner, or who is to be the owner, says goodbye (true), or nothing any more.
+    async fn attend(
+        self: &Arc<Self>,
+        stream: TlsStream<TcpStream>,
+        answer: &ToOwner,
+        token: Token,
+        visit: u64,
+    ) -> anyhow::Result<bool> {
         let (mut reader, mut writer) = tokio::io::split(stream);
         send(&mut writer, answer).await?;
+        let mut ended = self.ended.subscribe();
         let mut leaving = self.leaving.subscribe();
         if *leaving.borrow() {
             leaving.mark_changed();
@@ -283,7 +307,11 @@ impl Server {
                 // A server that was stopped itself finds what was said meanwhile first, and the time after it.
                 tokio::select! {
                     biased;
-                    message = &mut next => break message?.0,
+                    message = &mut next => break message?,
+                    _ = ended.changed() => if let Some(to) = self.gone_to(token) {
+                        send(&mut writer, &ToOwner::Gone { to }).await?;
+                        return Ok(false);
+                    },
                     _ = leaving.changed(), if !is_told => {
                         is_told = true;
                         send(&mut writer, &ToOwner::Leaving).await?;
@@ -292,10 +320,46 @@ impl Server {
                 }
             };
             match message {
-                ToServer::Ping => send(&mut writer, &ToOwner::Pong).await?,
-                ToServer::Goodbye => return Ok(true),
-                ToServer::Lease { .. } => bail!("it asks twice"),
+                (ToServer::Ping, _) => send(&mut writer, &ToOwner::Pong).await?,
+                (ToServer::Goodbye, _) => return Ok(true),
+                (ToServer::Lease { .. } | ToServer::Adopt { .. }, _) => bail!("it asks twice"),
+                (message, data) => self.moves(&mut writer, token, visit, message, &data).await?,
             }
+        }
+    }
+
+    fn greeted(&self, greeting: ToServer) -> anyhow::Result<Greeted> {
+        match greeting {
+            ToServer::Lease {
+                host,
+                name,
+                bytes,
+                end,
+                resume,
+                ..
+            } => {
+                if let Some(to) = resume.and_then(|token| self.gone_to(token)) {
+                    return Ok(Greeted::HasNot(ToOwner::Gone { to }));
+                }
+                let granted = self.grant((host, name.clone(), bytes), &end, resume);
+                granted.map(|(token, visit, answer)| Greeted::Has(name, token, visit, answer))
+            }
+            ToServer::Adopt {
+                host,
+                name,
+                bytes,
+                by,
+                end,
+                resume,
+                ..
+            } => {
+                let adopted = self.adopt((host, name.clone(), bytes), end, by, resume)?;
+                Ok(match adopted {
+                    Some((token, visit, answer)) => Greeted::Has(name, token, visit, answer),
+                    None => Greeted::HasNot(ToOwner::NotOffered),
+                })
+            }
+            _ => bail!("it does not say what it wants"),
         }
     }
 
@@ -408,6 +472,8 @@ impl Server {
             bytes,
             visit,
             is_connected: true,
+            offer: None,
+            arrived: None,
             connection: None,
             memory: None,
         };
@@ -447,5 +513,6 @@ fn row(lease: &Lease) -> Row {
         name: lease.name.clone(),
         bytes: lease.bytes,
         connected: lease.is_connected,
+        moves_to: lease.offer.as_ref().and_then(Offer::adopted_by),
     }
 }

@@ -4,6 +4,7 @@
 //! none went back, and the guest says itself when a page is not what it was.
 
 mod devices;
+mod swap;
 mod volumes;
 
 use std::path::{Path, PathBuf};
@@ -52,6 +53,7 @@ pub fn tests() -> Vec<Test> {
     ];
     tests.extend(devices::tests());
     tests.extend(volumes::tests());
+    tests.extend(swap::tests());
     for role in ["source", "destination"] {
         let every = Test::new(format!("machines::every_{role}"), &["src"], move |_| {
             let points = faults::points();

@@ -8,7 +8,7 @@ use crate::instances::volumes;
 use crate::memory::private;
 use crate::peers::reason;
 use crate::proto::{CheckReply, OpenRequest};
-use crate::protocol::{FILL, MACHINE_VOLUMES, VOLUMES_MOVE};
+use crate::protocol::{FILL, MACHINE_SWAP, MACHINE_VOLUMES, VOLUMES_MOVE};
 use crate::session::rnics;
 use crate::session::source;
 
@@ -72,6 +72,17 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
         ));
     }
 
+    if !record.swap.is_empty() {
+        let (swaps, disks) = (instance.home.paths.swaps.clone(), record.swap.clone());
+        blockers.extend(tokio::task::spawn_blocking(move || swaps.blockers(&disks)).await?);
+    }
+    for disk in &record.swap {
+        notes.push(format!(
+            "the swap disk {} stays in memory of {}; its lease goes to {destination} at the commit",
+            disk.name, disk.host
+        ));
+    }
+
     let private_bytes = match &record.machine {
         Some(guest) => guest.ram(),
         None => private::bytes_of_tree(init),
@@ -120,6 +131,11 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
             if has_disks && !agent.peers.can(destination, MACHINE_VOLUMES) {
                 blockers.push(format!(
                     "the agent of {destination} does not know volumes of virtual machines; upgrade it"
+                ));
+            }
+            if !record.swap.is_empty() && !agent.peers.can(destination, MACHINE_SWAP) {
+                blockers.push(format!(
+                    "the agent of {destination} does not know swap disks of virtual machines; upgrade it"
                 ));
             }
             match peer.check_instance(request).await {

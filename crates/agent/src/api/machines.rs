@@ -60,6 +60,7 @@ impl ControlService {
             rnics: Vec::new(),
             machine: Some(guest),
             volumes: Vec::new(),
+            swap: Vec::new(),
         };
         if let Some(conflict) = self.0.instances.conflict(&record) {
             bail!("{conflict}; choose another one");

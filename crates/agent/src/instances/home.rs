@@ -11,6 +11,7 @@
 //!  images/NAME/      CRIU's images, during a move
 //!  private/NAME/     private memory of tasks that have come here, until they have all of it
 //!  disks/NAME/       its volumes, each mounted on a folder of its name, or with a socket in it; a folder is there as long as the volume is the instance's
+//!  swaps/NAME/       its swap disks: a folder of each, with its socket, as long as there is a process that serves it
 //!  records/NAME      what an agent that comes after this one must know
 //! ```
 
@@ -33,6 +34,7 @@ use super::machine::Origin;
 use super::machine::guest::Guest;
 use super::record::Record;
 use super::storage::devices;
+use super::swap::Swaps;
 use super::volumes::{Disks, Form};
 use crate::config::Config;
 use crate::forwarding::Forward;
@@ -69,6 +71,8 @@ pub struct Paths {
     pub work: PathBuf,
     /// Its volumes.
     pub disks: Disks,
+    /// Its swap disks.
+    pub swaps: Swaps,
     /// What an agent that comes after this one must know.
     pub record: PathBuf,
     /// The folder of that.
@@ -111,6 +115,7 @@ impl Paths {
             private: runtime_dir.join("private").join(name),
             work: runtime_dir.join("criu").join(name),
             disks: Disks::new(runtime_dir, name),
+            swaps: Swaps::new(runtime_dir, name),
             record: runtime_dir.join("records").join(name),
             records: runtime_dir.join("records"),
         }
@@ -141,7 +146,7 @@ pub struct Home {
     /// Where its things are.
     pub paths: Paths,
     parts: Mutex<Parts>,
-    /// Whether it has volumes. Who takes them, or gives them back, has the lock.
+    /// Whether it has volumes, or swap disks. Who takes them, or gives them back, has the lock.
     has_volumes: Mutex<bool>,
     /// It was removed, and what stands at its paths may be another one's. Who removes something of it has the lock.
     is_removed: Mutex<bool>,
@@ -216,6 +221,7 @@ impl Home {
         Bundle::clear(&paths.bundle)?;
         Network::clear(&paths.network)?;
         paths.disks.give_back()?;
+        paths.swaps.give_back()?;
         filling::give_up(&paths);
         for path in [&paths.folder, &paths.images, &paths.private, &paths.work] {
             remove_tree(path).with_context(|| format!("cannot remove {}", path.display()))?;
@@ -347,6 +353,7 @@ impl Home {
         beneath::must_be_folders(&self.paths.folder, MOUNTED)?;
         *self.has_volumes.lock().expect("no panic under this lock") = true;
         self.paths.disks.expect(&self.record.volumes)?;
+        self.paths.swaps.expect(&self.record.swap)?;
         let bundle = BundleConfig {
             name: self.record.name.clone(),
             dir: self.paths.bundle.clone(),
@@ -356,17 +363,7 @@ impl Home {
             preload: Some(Path::new(RUNTIME_DIR).join(LIBRARY)),
             rnics: self.record.rnics.iter().map(|rnic| rnic.name.clone()).collect(),
             devices: Vec::new(),
-            folders: self
-                .record
-                .volumes
-                .iter()
-                .map(|mounted| FolderMount {
-                    source: self.paths.disks.of(&mounted.volume),
-                    inside: mounted.inside.clone(),
-                    // What is in a folder with a socket is the daemon's.
-                    writable: mounted.writable && self.record.machine.is_none(),
-                })
-                .collect(),
+            folders: self.folders(),
         };
         let made = match &self.record.machine {
             None => Bundle::create(&bundle, &self.record.workload)?,
@@ -388,13 +385,34 @@ impl Home {
         Ok(())
     }
 
-    /// Takes its volumes from this host's daemon, and mounts them, or has them served to its virtual machine. On an error it has none of them. `by`:
-    /// the session, not decided yet, in which it comes here.
-    pub fn take_volumes(&self, by: Option<u64>) -> anyhow::Result<()> {
+    /// What its container has of volumes and swap disks.
+    fn folders(&self) -> Vec<FolderMount> {
+        let volumes = self.record.volumes.iter().map(|mounted| FolderMount {
+            source: self.paths.disks.of(&mounted.volume),
+            inside: mounted.inside.clone(),
+            // What is in a folder with a socket is the daemon's.
+            writable: mounted.writable && self.record.machine.is_none(),
+        });
+        let swaps = self.record.swap.iter().map(|disk| FolderMount {
+            source: self.paths.swaps.of(&disk.name),
+            inside: disk.inside(),
+            writable: false,
+        });
+        volumes.chain(swaps).collect()
+    }
+
+    /// Takes its volumes from this host's daemon, and mounts them, or has them served to its virtual machine; and starts who serves its swap disks. On
+    /// an error it has none of them. `by`: the session, not decided yet, in which it comes here.
+    pub fn take_volumes(&self, config: &Config, by: Option<u64>) -> anyhow::Result<()> {
         let mut has = self.has_volumes.lock().expect("no panic under this lock");
         *has = true;
         let (record, disks) = (&self.record, &self.paths.disks);
-        disks.take(record.name.as_str(), &record.volumes, Form::of(record), by)
+        disks.take(record.name.as_str(), &record.volumes, Form::of(record), by)?;
+        let taken = self.paths.swaps.take(config, &record.swap, by);
+        if taken.is_err() {
+            disks.give_back()?;
+        }
+        taken
     }
 
     /// Gives them back; the container must be gone, or ending.
@@ -406,6 +424,9 @@ impl Home {
         }
         if let Err(error) = self.paths.disks.give_back() {
             tracing::warn!(instance = %self.record.name, error = format!("{error:#}"), "a volume is not given back");
+        }
+        if let Err(error) = self.paths.swaps.give_back() {
+            tracing::warn!(instance = %self.record.name, error = format!("{error:#}"), "a swap disk is left");
         }
     }
 

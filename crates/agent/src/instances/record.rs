@@ -9,6 +9,7 @@ use verbatim_container::{ContainerName, Rnic, Workload};
 use verbatim_vm::Arguments;
 
 use super::machine::guest::{Guest, Owned};
+use super::swap::SwapDisk;
 use super::volumes::Mounted;
 
 /// What an instance is. It is stored as JSON and goes to the destination as it is ([`Written`]).
@@ -31,6 +32,8 @@ pub struct Record {
     pub machine: Option<Guest>,
     /// Local disks that it has, as file systems, or as disks of a virtual machine.
     pub volumes: Vec<Mounted>,
+    /// Memory of other hosts that it has as disks.
+    pub swap: Vec<SwapDisk>,
 }
 
 /// As it is stored. What runs a virtual machine has a field of its own for each kind.
@@ -48,6 +51,8 @@ struct Written {
     machine: Option<Arguments>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     volumes: Vec<Mounted>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    swap: Vec<SwapDisk>,
     /// A virtual machine, where there is no `machine`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     domain: Option<Owned>,
@@ -65,6 +70,7 @@ impl From<Written> for Record {
             rnics: written.rnics,
             machine: written.machine.map(Guest::Qemu).or(domain),
             volumes: written.volumes,
+            swap: written.swap,
         }
     }
 }
@@ -85,6 +91,7 @@ impl From<Record> for Written {
             rnics: record.rnics,
             machine,
             volumes: record.volumes,
+            swap: record.swap,
             domain,
         }
     }
@@ -134,6 +141,7 @@ mod tests {
             rnics: Vec::new(),
             machine: None,
             volumes: Vec::new(),
+            swap: Vec::new(),
         };
         for machine in [
             None,

@@ -26,7 +26,7 @@ use crate::session::recovery;
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// What there is of instances, one entry for each.
-const FOLDERS: [&str; 8] = [
+const FOLDERS: [&str; 9] = [
     "instances",
     "bundles",
     "net",
@@ -34,6 +34,7 @@ const FOLDERS: [&str; 8] = [
     "private",
     "criu",
     "disks",
+    "swaps",
     "records",
 ];
 

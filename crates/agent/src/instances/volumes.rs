@@ -18,7 +18,9 @@ use serde::{Deserialize, Serialize};
 use verbatim_container::Workload;
 
 use super::Instance;
+use super::home::Paths;
 use super::record::Record;
+use super::swap::Swaps;
 
 pub use disks::{Disks, SOCKET_NAME};
 
@@ -131,14 +133,15 @@ pub fn lacking(record: &Record) -> Vec<String> {
 /// Why an instance is not moved, as far as it has volumes in a way by which they do not come along: its bundle binds what somebody has mounted, or
 /// the command line of its virtual machine names the daemon's socket.
 pub async fn blockers_of(instance: &Instance) -> anyhow::Result<Vec<String>> {
-    let (record, disks) = (instance.home.record.clone(), instance.home.paths.disks.clone());
+    let (record, paths) = (instance.home.record.clone(), instance.home.paths.clone());
     let init_pid = instance.init_pid();
-    tokio::task::spawn_blocking(move || blockers(&record, &disks, init_pid)).await?
+    tokio::task::spawn_blocking(move || blockers(&record, &paths, init_pid)).await?
 }
 
-fn blockers(record: &Record, disks: &Disks, init_pid: i32) -> anyhow::Result<Vec<String>> {
+fn blockers(record: &Record, paths: &Paths, init_pid: i32) -> anyhow::Result<Vec<String>> {
+    let disks = &paths.disks;
     if record.machine.is_some() {
-        return Ok(by_hand(record, disks));
+        return Ok(by_hand(record, disks, &paths.swaps));
     }
     let table = match std::fs::read_to_string(format!("/proc/{init_pid}/mountinfo")) {
         // It has ended.
@@ -164,8 +167,8 @@ fn blockers(record: &Record, disks: &Disks, init_pid: i32) -> anyhow::Result<Vec
     Ok(words.collect())
 }
 
-/// Volumes that a virtual machine has by the socket for everybody. Another host's daemon has another volume of that name, or none, behind the same path.
-fn by_hand(record: &Record, disks: &Disks) -> Vec<String> {
+/// Volumes and swap disks that a virtual machine has by the socket for everybody. Another host has another one of that name, or none, behind the same path.
+fn by_hand(record: &Record, disks: &Disks, swaps: &Swaps) -> Vec<String> {
     let Workload::Command { binds, .. } = &record.workload else {
         return Vec::new();
     };
@@ -177,7 +180,15 @@ fn by_hand(record: &Record, disks: &Disks) -> Vec<String> {
             record.name
         )
     });
-    words.collect()
+    let swaps = binds.iter().filter_map(|bind| swaps.served_at(&bind.path));
+    let swaps = swaps.map(|disk| {
+        format!(
+            "its command line names the swap disk {disk} by its socket on this host, and such a disk stays here: end it, `verbatim swap detach {disk}`, and \
+             start it by `verbatim run --vm {} --swap HOST:SIZE -- …` without that disk",
+            record.name
+        )
+    });
+    words.chain(swaps).collect()
 }
 
 #[cfg(test)]
@@ -234,14 +245,17 @@ mod tests {
         let record = serde_json::json!({
             "name": "vm",
             "workload": {"Command": {"args": [], "env": [], "cwd": "/", "binds": [
-                {"path": "/run/verbatim/volumes/db.sock", "writable": true}, {"path": "/srv/disk", "writable": true}]}},
+                {"path": "/run/verbatim/volumes/db.sock", "writable": true}, {"path": "/srv/disk", "writable": true},
+                {"path": "/run/verbatim/swap/host2.sock", "writable": true}]}},
             "address": "10.77.1.5",
             "prefix": 16,
             "machine": verbatim_vm::Arguments::parse(&["qemu"]).unwrap(),
         });
         let record: Record = serde_json::from_value(record).unwrap();
-        let found = by_hand(&record, &Disks::new(Path::new("/run/verbatim"), "vm"));
-        assert_eq!(found.len(), 1, "{found:?}");
+        let paths = Paths::new(Path::new("/run/verbatim"), "vm");
+        let found = by_hand(&record, &paths.disks, &paths.swaps);
+        assert_eq!(found.len(), 2, "{found:?}");
         assert!(found[0].contains("--volume db"), "{found:?}");
+        assert!(found[1].contains("verbatim swap detach host2"), "{found:?}");
     }
 }

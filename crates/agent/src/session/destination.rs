@@ -103,7 +103,7 @@ impl Destinations {
     }
 
     async fn make(agent: &Shared, session: u64, record: Record) -> anyhow::Result<()> {
-        volumes::note(agent, session, Role::Destination, &record.volumes)?;
+        volumes::note(agent, session, Role::Destination, &record)?;
         agent.faults.pass(Point::DestinationOpen).await?;
         let reservation = agent.instances.reserve(record.name.as_str())?;
         if let Some(gone) = agent.instances.get(record.name.as_str()) {
@@ -228,6 +228,13 @@ pub fn blockers(agent: &Shared, record: &Record, request: &OpenRequest) -> Vec<S
         blockers.extend(disks::lacking(record));
         let paths = Paths::new(&agent.config.runtime_dir, record.name.as_str());
         blockers.extend(paths.disks.lacking());
+    }
+    for host in record.swap.iter().flat_map(|disk| disk.servers()) {
+        if agent.peers.directory().host(host).is_none() {
+            blockers.push(format!(
+                "the memory server {host} is not in that host's hosts.json"
+            ));
+        }
     }
     blockers
 }
@@ -484,9 +491,10 @@ impl Destination {
         if home.record.machine.is_some() {
             let home = self.home.insert(home);
             made?;
-            if !home.record.volumes.is_empty() {
+            if !home.record.volumes.is_empty() || !home.record.swap.is_empty() {
                 // QEMU connects when it starts.
-                tokio::task::block_in_place(|| home.take_volumes(Some(self.session)))?;
+                let config = &self.agent.config;
+                tokio::task::block_in_place(|| home.take_volumes(config, Some(self.session)))?;
             }
             let arriving = Arriving::prepare(&self.agent.tools, home).await?;
             let elsewhere = arriving.ram_elsewhere();
@@ -535,7 +543,8 @@ impl Destination {
         let home = self.home()?;
         if home.record.machine.is_none() && !home.record.volumes.is_empty() {
             // What CRIU opens is on them.
-            tokio::task::block_in_place(|| home.take_volumes(Some(self.session)))?;
+            let config = &self.agent.config;
+            tokio::task::block_in_place(|| home.take_volumes(config, Some(self.session)))?;
         }
         let restore = self.restore.take().context("the restore was not prepared")?;
         // A task that waits for memory that never came would be waited for, and CRIU with it.

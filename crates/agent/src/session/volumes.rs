@@ -1,6 +1,6 @@
 //! The volumes of an instance that moves, as far as the session decides about them (`docs/volumes.md`).
 //!
-//! Each host's volume daemon waits for its agent's word on what became of the session. What it has to be told is noted on a disk before it is
+//! So does the process of a swap disk (`docs/remote-memory.md`). Each host's volume daemon waits for its agent's word on what became of the session. What it has to be told is noted on a disk before it is
 //! asked for anything, and the note is removed when it has heard: so whichever agent finds the note sees to it, by the journal.
 
 use std::fs::File;
@@ -11,11 +11,14 @@ use anyhow::{Context, bail};
 use tokio::task::JoinHandle;
 use verbatim_session::Role;
 use verbatim_session::decision::Outcome;
+use verbatim_swap::control::{Sockets, is_nobody_there};
+use verbatim_swap::disk::Order as SwapOrder;
 use verbatim_volume::control::{self, Order};
 
 use super::PAUSE;
 use crate::agent::Shared;
-use crate::instances::volumes::{Mounted, SOCKET_NAME};
+use crate::instances::record::Record;
+use crate::instances::volumes::SOCKET_NAME;
 
 /// The folder of the notes, in the folder of what outlives a restart of the machine.
 const FOLDER: &str = "volumes-that-move";
@@ -25,14 +28,19 @@ const FOLDER: &str = "volumes-that-move";
 struct Note {
     session: u64,
     role: Role,
+    /// The process of a swap disk is to be told, and not the volume daemon.
+    is_swap: bool,
+    /// The volume, or the swap disk.
     volume: String,
 }
 
 impl Note {
     fn name(&self) -> String {
-        let role = match self.role {
-            Role::Source => "source",
-            _ => "destination",
+        let role = match (self.role, self.is_swap) {
+            (Role::Source, false) => "source",
+            (Role::Source, true) => "source-swap",
+            (_, false) => "destination",
+            (_, true) => "destination-swap",
         };
         format!("{:016x}.{role}.{}", self.session, self.volume)
     }
@@ -40,15 +48,18 @@ impl Note {
     fn parse(name: &str) -> Option<Self> {
         let mut parts = name.splitn(3, '.');
         let session = u64::from_str_radix(parts.next()?, 16).ok()?;
-        let role = match parts.next()? {
-            "source" => Role::Source,
-            "destination" => Role::Destination,
+        let (role, is_swap) = match parts.next()? {
+            "source" => (Role::Source, false),
+            "source-swap" => (Role::Source, true),
+            "destination" => (Role::Destination, false),
+            "destination-swap" => (Role::Destination, true),
             _ => return None,
         };
         let volume = parts.next()?.to_owned();
         Some(Self {
             session,
             role,
+            is_swap,
             volume,
         })
     }
@@ -58,20 +69,29 @@ fn folder(agent: &Shared) -> PathBuf {
     agent.config.state_dir.join(FOLDER)
 }
 
-/// Notes that the daemon of this host has to be told of these volumes what becomes of the session.
-pub fn note(agent: &Shared, session: u64, role: Role, volumes: &[Mounted]) -> anyhow::Result<()> {
-    if volumes.is_empty() {
+/// Notes that who serves the volumes and swap disks of an instance on this host has to be told what becomes of the session.
+pub fn note(agent: &Shared, session: u64, role: Role, record: &Record) -> anyhow::Result<()> {
+    let volumes = record
+        .volumes
+        .iter()
+        .map(|mounted| (false, mounted.volume.clone()));
+    let swaps = record
+        .swap
+        .iter()
+        .map(|disk| (true, disk.known_as(record.name.as_str())));
+    let all: Vec<_> = volumes.chain(swaps).collect();
+    if all.is_empty() {
         return Ok(());
     }
     let folder = folder(agent);
     let write = || {
         std::fs::create_dir_all(&folder)?;
-        for mounted in volumes {
-            let volume = mounted.volume.clone();
+        for (is_swap, volume) in &all {
             let note = Note {
                 session,
                 role,
-                volume,
+                is_swap: *is_swap,
+                volume: volume.clone(),
             };
             File::create(folder.join(note.name()))?;
         }
@@ -106,7 +126,10 @@ async fn tell(agent: &Shared, note: &Note, outcome: Outcome) {
         is_committed: outcome == Outcome::Committed,
     };
     let mut is_told = false;
-    while let Err(error) = give(agent, &order).await {
+    while let Err(error) = match note.is_swap {
+        false => give(agent, &order).await,
+        true => settle_swap(agent, note, outcome).await,
+    } {
         if !std::mem::replace(&mut is_told, true) {
             tracing::warn!(
                 session = format!("{:016x}", note.session),
@@ -123,6 +146,24 @@ async fn tell(agent: &Shared, note: &Note, outcome: Outcome) {
     {
         tracing::warn!(path = %path.display(), %error, "a note is left behind");
     }
+}
+
+/// Tells the process of a swap disk; one that has ended has nothing any more that could be right or wrong.
+async fn settle_swap(agent: &Shared, note: &Note, outcome: Outcome) -> anyhow::Result<()> {
+    let order = SwapOrder::Settle {
+        by: note.session,
+        is_committed: outcome == Outcome::Committed,
+    };
+    match give_swap(agent, &note.volume, &order).await {
+        Err(error) if is_nobody_there(&error) => Ok(()),
+        told => told,
+    }
+}
+
+/// Gives an order to the process of a swap disk, by the name under which this host has it.
+pub async fn give_swap(agent: &Shared, disk: &str, order: &SwapOrder) -> anyhow::Result<()> {
+    let sockets = Sockets::new(&agent.config.runtime_dir, disk);
+    verbatim_swap::control::order(&sockets, order).await.map(drop)
 }
 
 /// Gives an order to this host's daemon.
@@ -160,10 +201,16 @@ mod tests {
 
     #[test]
     fn a_note_says_what_it_is_about() {
-        for (role, volume) in [(Role::Source, "db"), (Role::Destination, "db.old-1")] {
+        for (role, is_swap, volume) in [
+            (Role::Source, false, "db"),
+            (Role::Source, true, "vm.swap"),
+            (Role::Destination, false, "db.old-1"),
+            (Role::Destination, true, "vm.swap"),
+        ] {
             let note = Note {
                 session: u64::MAX - 9,
                 role,
+                is_swap,
                 volume: volume.to_owned(),
             };
             assert_eq!(Note::parse(&note.name()), Some(note));

@@ -69,6 +69,7 @@ pub async fn run(lab: &str, arguments: RunArguments) -> anyhow::Result<ExitCode>
         rnics: arguments.rnic,
         machine,
         volumes: arguments.volume,
+        swap: arguments.swap,
     };
     tell(&host.run(request).await?, arguments.json)
 }

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use verbatim_certificates::Authority;
+use verbatim_swap::control::{Sockets, order_now};
+use verbatim_swap::disk::{Order, Status};
 
 /// So long anything may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -21,11 +23,13 @@ pub const NAMES: [&str; 3] = ["a", "b", "c"];
 /// Processes end with it.
 pub struct Lab {
     folder: tempfile::TempDir,
-    port: u16,
+    pub port: u16,
     addresses: [Ipv4Addr; 3],
     pub nics: [Option<Child>; 3],
     pub servers: [Option<Child>; 3],
     disk: Option<Child>,
+    /// Disks that go from host to host.
+    moving: [Option<Child>; 3],
 }
 
 pub fn signal(child: &Child, signal: Signal) {
@@ -89,6 +93,7 @@ impl Lab {
             nics: [None, None, None],
             servers: [None, None, None],
             disk: None,
+            moving: [None, None, None],
         };
         for host in 0..3 {
             lab.start_nic(host);
@@ -226,6 +231,57 @@ impl Lab {
         socket
     }
 
+    /// A disk of b's memory on that host, called `guest`; one that comes there in a session if `more` says so. Where clients find it.
+    pub fn start_moving(&mut self, host: usize, size: &str, more: &[&str]) -> PathBuf {
+        assert!(self.moving[host].is_none(), "it runs already");
+        let mut command = Command::new(PROGRAM);
+        command.args(["swap", "attach", "b", size, "--name", "guest", "--foreground"]);
+        command.args(["--own-name", NAMES[host]]);
+        command
+            .args(more)
+            .arg("--state-dir")
+            .arg(self.path(host, "state"));
+        self.host_arguments(host, &mut command);
+        let child = command
+            .stderr(self.log(host))
+            .stdout(self.log(host))
+            .stdin(Stdio::null())
+            .spawn();
+        let sockets = ["run/swap/guest.sock", "run/swap/guest.control"].map(|name| self.path(host, name));
+        for socket in &sockets {
+            let _ = std::fs::remove_file(socket);
+        }
+        self.moving[host] = Some(child.expect("it starts"));
+        until("the disk is there", || {
+            let ended = self.moving[host].as_mut().expect("started").try_wait();
+            assert!(
+                ended.expect("ours").is_none(),
+                "the disk's process has ended: {}",
+                self.logs()
+            );
+            sockets.iter().all(|socket| socket.exists())
+        });
+        let [socket, _] = sockets;
+        socket
+    }
+
+    /// The disk's process on that host is killed.
+    pub fn end_moving(&mut self, host: usize) {
+        end(&mut self.moving[host]);
+    }
+
+    /// An order to it, and what it answers.
+    pub fn order(&self, host: usize, order: &Order) -> Result<Status, String> {
+        let sockets = Sockets::new(&self.path(host, "run"), "guest");
+        order_now(&sockets, order, PATIENCE).map_err(|error| format!("{error:#}"))
+    }
+
+    /// The same, of an order that has to be obeyed.
+    pub fn must(&self, host: usize, order: &Order) -> Status {
+        let said = self.order(host, order);
+        said.unwrap_or_else(|why| panic!("{order:?} on {}: {why}\n{}", NAMES[host], self.logs()))
+    }
+
     /// A command of that host, and how it ends.
     pub fn try_order(&self, host: usize, args: &[&str]) -> Output {
         let mut command = Command::new(PROGRAM);
@@ -279,6 +335,7 @@ impl Drop for Lab {
             eprintln!("{}", self.logs());
         }
         end(&mut self.disk);
+        self.moving.iter_mut().for_each(end);
         self.servers.iter_mut().for_each(end);
         self.nics.iter_mut().for_each(end);
     }

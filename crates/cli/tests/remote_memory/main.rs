@@ -3,7 +3,9 @@
 #[path = "../../../volume/tests/support/client.rs"]
 #[allow(dead_code, reason = "each test file uses a part of it")]
 mod client;
+mod fence;
 mod lab;
+mod moves;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -27,9 +27,30 @@ pub enum Backup {
     Server,
     /// Nothing.
     None,
+    /// A file, on a disk that goes from host to host: there is a new one on each.
+    MovedFile,
+    /// Another server, on a disk that goes from host to host.
+    MovedServer,
 }
 
-pub const BACKUPS: [Backup; 4] = [Backup::File, Backup::FullFile, Backup::Server, Backup::None];
+pub const BACKUPS: [Backup; 6] = [
+    Backup::File,
+    Backup::FullFile,
+    Backup::Server,
+    Backup::None,
+    Backup::MovedFile,
+    Backup::MovedServer,
+];
+
+impl Backup {
+    fn is_server(self) -> bool {
+        matches!(self, Self::Server | Self::MovedServer)
+    }
+
+    fn moves(self) -> bool {
+        matches!(self, Self::MovedFile | Self::MovedServer)
+    }
+}
 
 /// What a walk was like.
 #[derive(Debug, Default)]
@@ -40,6 +61,7 @@ pub struct Tally {
     pub returns: u64,
     pub refills: u64,
     pub drained: u64,
+    pub moves: u64,
 }
 
 struct Buffer {
@@ -57,6 +79,7 @@ struct Buffer {
 struct World {
     random: SmallRng,
     backup: Backup,
+    config: Config,
     engine: Engine,
     copies: [Store; 2],
     slots: Vec<Option<Buffer>>,
@@ -96,6 +119,7 @@ fn run(
     let mut world = World {
         random: SmallRng::seed_from_u64(seed),
         backup,
+        config,
         engine: Engine::new(config),
         copies: [Store::new(PAGES), Store::new(PAGES)],
         slots: (0..SLOTS).map(|_| None).collect(),
@@ -129,7 +153,7 @@ impl World {
     /// Faults end, and everything comes to its end; then each page is read once.
     fn settle(&mut self) -> Result<(), String> {
         for copy in Copy::BOTH {
-            let is_server = copy == Copy::First || self.backup == Backup::Server;
+            let is_server = copy == Copy::First || self.backup.is_server();
             if is_server && !self.copies[copy.index()].is_up {
                 self.up(copy, true)?;
             }
@@ -209,9 +233,12 @@ impl World {
     /// Something happens to a server.
     fn trouble(&mut self) -> Result<(), String> {
         let copy = match self.backup {
-            Backup::Server => self.any_copy(),
+            Backup::Server | Backup::MovedServer => self.any_copy(),
             _ => Copy::First,
         };
+        if self.backup.moves() && self.random.random_ratio(1, 3) {
+            return self.moved();
+        }
         let is_up = self.copies[copy.index()].is_up;
         match (is_up, self.random.random_range(0..4)) {
             (true, 0) => {
@@ -228,6 +255,41 @@ impl World {
                 Ok(())
             }
         }
+    }
+
+    /// The disk goes to another host, if it can: what is under way comes to its end, and the engine there knows what this one knows.
+    fn moved(&mut self) -> Result<(), String> {
+        let is_server = [true, self.backup.is_server()];
+        let goes = [0, 1].map(|copy| is_server[copy] && self.copies[copy].is_up);
+        if !goes[0] {
+            return Ok(());
+        }
+        self.finish_all()?;
+        let Some(map) = self.engine.hand_over(goes) else {
+            return Ok(());
+        };
+        self.tell(|| format!("it moves with {goes:?}"));
+        let is_there = [self.copies[0].is_up, self.copies[1].is_up];
+        for page in 0..PAGES {
+            if self.history.is_held(page, is_there) && !self.history.is_held(page, goes) {
+                return Err(format!("page {page} stays behind"));
+            }
+        }
+        self.tally.moves += 1;
+        self.engine = Engine::taken_over(self.config, map);
+        for copy in Copy::BOTH {
+            let at = copy.index();
+            // A server may be killed just then.
+            let kept = goes[at] && !self.random.random_ratio(1, 16);
+            if goes[at] || !is_server[at] {
+                self.copies[at].down(&mut self.random);
+                self.up(copy, kept)?;
+            } else {
+                // What it has counts no more.
+                self.history.memory_lost(at);
+            }
+        }
+        Ok(())
     }
 
     fn down(&mut self, copy: Copy) -> Result<(), String> {

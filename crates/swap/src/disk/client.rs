@@ -121,11 +121,28 @@ impl Disk {
 
     /// Takes what a client has sent.
     pub(super) fn serve(&mut self, at: usize) {
+        if !self.listens() {
+            // What it asks waits in its socket.
+            if let Some(client) = &mut self.clients[at] {
+                client.is_held_up = true;
+            }
+            return;
+        }
         loop {
             match self.step(at) {
                 Step::Again => {}
                 Step::Wait => return,
                 Step::Gone => return self.gone(at),
+            }
+        }
+    }
+
+    /// Those who had to wait are listened to again.
+    pub(super) fn listen_again(&mut self) {
+        for at in 0..CLIENTS {
+            if let Some(client) = &mut self.clients[at] {
+                client.is_held_up = false;
+                self.serve(at);
             }
         }
     }
@@ -247,6 +264,9 @@ impl Disk {
             Command::Flush => return self.refuse(at, request, false, 0),
             Command::Other(_) => return self.refuse(at, request, false, error::EINVAL),
         };
+        if self.is_gone() {
+            return self.refuse(at, request, has_data, error::ESHUTDOWN);
+        }
         let length = u64::from(request.length);
         if has_data && request.length > MAX_REQUEST {
             return Step::Gone;

@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use verbatim_lease::Copy;
 
 use crate::link::News;
+use crate::wire::Session;
 
 /// What a command wants.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,6 +24,30 @@ pub enum Order {
         /// Clients get no answers any more.
         force: bool,
     },
+    /// That host may take it over in that session of the agents, which decides what becomes of it. Answered when its servers know.
+    Follow {
+        /// The host.
+        to: String,
+        /// The session.
+        by: Session,
+    },
+    /// Answered when no page is here alone, so that it can be held.
+    Mirrored {
+        /// The session.
+        by: Session,
+    },
+    /// Clients wait, and its servers get what is known of its pages. Then it waits for [`Order::Settle`].
+    Hold {
+        /// The session.
+        by: Session,
+    },
+    /// That session is decided. The same to whatever has no part in it.
+    Settle {
+        /// The session.
+        by: Session,
+        /// It is the other host's.
+        is_committed: bool,
+    },
 }
 
 /// Something for the disk.
@@ -34,8 +59,11 @@ pub enum Message {
     /// From the thread that looks after a server.
     Link(Copy, Box<News>),
     /// From a command, which waits for the answer.
-    Order(Order, oneshot::Sender<Result<super::Status, String>>),
+    Order(Order, Answer),
 }
+
+/// Where the answer to a command goes.
+pub type Answer = oneshot::Sender<Result<super::Status, String>>;
 
 struct Shared {
     messages: Mutex<VecDeque<Message>>,

@@ -34,6 +34,10 @@ pub struct Server {
     pub(super) why: String,
     /// How often it was given up.
     pub(super) failures: u64,
+    /// The lease is this host's. One that comes from another host is that one's until it is taken over.
+    pub(super) is_ours: bool,
+    /// How often its link has brought memory.
+    pub(super) calls: u64,
 }
 
 impl Server {
@@ -47,6 +51,8 @@ impl Server {
             is_leaving: false,
             why: String::new(),
             failures: 0,
+            is_ours: true,
+            calls: 0,
         }
     }
 
@@ -62,6 +68,12 @@ impl Disk {
         match news {
             News::Up { remote, kept } => {
                 server.is_leaving = false;
+                server.calls += 1;
+                if !server.is_ours {
+                    self.disconnect(copy);
+                    self.connected(copy, remote);
+                    return self.adopted(copy);
+                }
                 let was_down = matches!(server.standing, Standing::Down);
                 self.disconnect(copy);
                 if !kept && !was_down {
@@ -72,6 +84,11 @@ impl Disk {
                 if was_down || !kept {
                     self.event(Event::Up { copy, kept });
                 }
+                if !kept {
+                    self.is_new(copy);
+                }
+                // It may not have heard what was said on the connection before.
+                self.say_again(copy);
             }
             News::Lost => {
                 if matches!(server.standing, Standing::Up(_)) {
@@ -87,8 +104,15 @@ impl Disk {
             },
             News::Leaving => {
                 server.is_leaving = true;
-                self.event(Event::Leaving { copy });
+                if server.is_ours {
+                    self.event(Event::Leaving { copy });
+                }
             }
+            News::Offered(by) => self.offered(copy, by),
+            News::Deposited(by) => self.deposited(copy, by),
+            News::Taken(map) => self.taken(copy, Some(&map)),
+            News::NotTaken => self.taken(copy, None),
+            News::Gone(to) => self.gone_to(to),
         }
     }
 
@@ -106,7 +130,7 @@ impl Disk {
     }
 
     /// The queue pair goes: nothing lands in this host's memory any more.
-    fn disconnect(&mut self, copy: Copy) {
+    pub(super) fn disconnect(&mut self, copy: Copy) {
         let server = self.servers[copy.index()].as_mut().expect("it is there");
         if let Standing::Up(remote) = &server.standing {
             let _ = epoll::delete(&self.epoll, remote.events());
@@ -131,7 +155,9 @@ impl Disk {
         server.flights.clear();
         server.failures += 1;
         server.why = why;
-        self.event(Event::Down { copy });
+        if server.is_ours {
+            self.event(Event::Down { copy });
+        }
     }
 
     /// A server that all pages have left.
@@ -196,7 +222,7 @@ impl Disk {
         });
         let retry = self.retry + super::RETRY;
         let first = of_servers.min().map(|since| since + self.settings.deadline);
-        Some(first.map_or(retry, |first| first.min(retry)))
+        first.into_iter().chain(self.move_deadline()).chain([retry]).min()
     }
 
     /// Gives up servers that take too long.

@@ -15,7 +15,7 @@ pub struct CopyStatus {
     pub kind: String,
     /// The server's host, or the file's path.
     pub place: String,
-    /// up, suspended, leaving or down.
+    /// up, suspended, leaving, down, or adopted: the lease is another host's yet.
     pub state: String,
     /// Why, if it is not up; the last error of a file.
     pub reason: Option<String>,
@@ -34,6 +34,15 @@ pub struct Status {
     pub pid: u32,
     /// How clients connect.
     pub uri: String,
+    /// serving; held or moved, on its way to another host; arriving or ready, on its way to this one.
+    #[serde(default = "serving")]
+    pub role: String,
+    /// The other host, if the role has one that is known here.
+    #[serde(default)]
+    pub other_host: Option<String>,
+    /// The instance whose disk it is, if it is not attached by hand.
+    #[serde(default)]
+    pub instance: Option<String>,
     /// Its block device of this machine, if it has one.
     pub device: Option<std::path::PathBuf>,
     /// Its length.
@@ -50,6 +59,10 @@ pub struct Status {
     pub copies: Vec<CopyStatus>,
 }
 
+fn serving() -> String {
+    "serving".to_owned()
+}
+
 /// Requests that were answered.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
@@ -64,11 +77,21 @@ pub struct Totals {
 }
 
 impl Disk {
-    /// The answer, and whether that was the end.
-    pub(super) fn order(&mut self, order: &Order) -> (Result<Status, String>, bool) {
+    /// The answer, and whether that was the end. Nothing: it comes later.
+    pub(super) fn order(&mut self, order: &Order) -> Option<(Result<Status, String>, bool)> {
         let clients = self.users();
-        match order {
+        Some(match order {
+            Order::Follow { .. } | Order::Mirrored { .. } | Order::Hold { .. } | Order::Settle { .. } => {
+                return self.order_of_move(order).map(|said| (said, false));
+            }
             Order::Status => (Ok(self.status()), false),
+            Order::Detach { force: false } if self.settings.instance.is_some() => {
+                let why = format!(
+                    "it is in use by the instance {}; it ends with that",
+                    self.settings.instance.as_deref().unwrap_or_default()
+                );
+                (Err(why), false)
+            }
             Order::Detach { force: false } if clients > 0 => {
                 let why = format!(
                     "{clients} clients use it; swapoff first, or --force, which loses what they have there"
@@ -77,12 +100,17 @@ impl Disk {
             }
             Order::Detach { .. } => {
                 let status = self.status();
+                // What is held may be another host's by now.
+                let word = match self.is_gone() || self.is_held() {
+                    true => Wanted::Abandon,
+                    false => Wanted::Goodbye,
+                };
                 for server in self.servers.iter().flatten() {
-                    server.want(Wanted::Goodbye);
+                    server.want(word.clone());
                 }
                 (Ok(status), true)
             }
-        }
+        })
     }
 
     fn users(&self) -> usize {
@@ -90,7 +118,7 @@ impl Disk {
         clients.filter(|client| !client.is_kernel()).count()
     }
 
-    fn status(&self) -> Status {
+    pub(super) fn status(&self) -> Status {
         let counts = self.engine.counts();
         let of = |copy| match copy {
             Copy::First => counts.both + counts.first_only,
@@ -102,6 +130,7 @@ impl Disk {
             if let Some(server) = &self.servers[copy.index()] {
                 let state = match &server.standing {
                     Standing::Up(_) if server.is_leaving => "leaving",
+                    Standing::Up(_) if !server.is_ours => "adopted",
                     Standing::Up(_) => "up",
                     Standing::Suspended(_) => "suspended",
                     Standing::Down => "down",
@@ -131,7 +160,10 @@ impl Disk {
         Status {
             name: self.settings.name.clone(),
             pid: std::process::id(),
-            uri: String::new(),
+            uri: self.settings.uri.clone().unwrap_or_default(),
+            role: self.role().to_owned(),
+            other_host: self.other_host(),
+            instance: self.settings.instance.clone(),
             device: None,
             bytes: self.settings.bytes,
             used_bytes: self.settings.bytes - counts.zero * PAGE_BYTES,

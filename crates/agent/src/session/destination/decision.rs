@@ -133,9 +133,11 @@ impl Destination {
         let restored = self.restored.as_ref().context("nothing was restored")?;
         restored.is_there().await?;
         let home = self.home()?;
-        let (disks, record) = (home.paths.disks.clone(), home.record.clone());
-        let there =
-            tokio::task::spawn_blocking(move || disks.must_be_there(record.name.as_str(), &record.volumes));
+        let (paths, record) = (home.paths.clone(), home.record.clone());
+        let there = tokio::task::spawn_blocking(move || {
+            paths.disks.must_be_there(record.name.as_str(), &record.volumes)?;
+            paths.swaps.must_be_ready(&record.swap)
+        });
         there.await??;
         self.home()?.gate()?;
         // Before CRIU is told, so that whoever asks again gets the right answer, whatever happens to this agent: one that

@@ -19,7 +19,7 @@ use crate::instances::volumes;
 use crate::keeper::Keeper;
 use crate::memory::private;
 use crate::proto;
-use crate::protocol::{MACHINE_VOLUMES, MADE_AGAIN, NETWORK, VOLUMES_MOVE};
+use crate::protocol::{MACHINE_SWAP, MACHINE_VOLUMES, MADE_AGAIN, NETWORK, VOLUMES_MOVE};
 use crate::session::rnics;
 use crate::session::{decode, encode, in_time};
 
@@ -60,6 +60,9 @@ impl Source {
             && !self.agent.peers.can(&to, MACHINE_VOLUMES)
         {
             bail!("the agent of {to} does not know volumes of virtual machines; upgrade it");
+        }
+        if !self.record().swap.is_empty() && !self.agent.peers.can(&to, MACHINE_SWAP) {
+            bail!("the agent of {to} does not know swap disks of virtual machines; upgrade it");
         }
         self.describe().await?;
         let guests: Vec<_> = self

@@ -1,6 +1,9 @@
 //! The instance's volumes, which move in the same session. The order is: all of a volume is copied while the instance runs, and what it
 //! writes goes to both hosts; its tasks are frozen; its file systems are brought to rest (a guest's disks QEMU has drained and flushed); the volumes
 //! are held, and promised by the destination, which mounts them for the restore. The decision about the tasks is that about the volumes.
+//!
+//! The lease of a swap disk moves by the same steps, and nothing of it is copied: its servers hear at which host it may go on; its pages are all at
+//! them; it is held, and they get what is known of its pages; the decision is the fence (`docs/remote-memory.md`).
 
 use std::time::Duration;
 
@@ -9,11 +12,14 @@ use futures_util::future::try_join_all;
 use tokio::task::JoinHandle;
 use verbatim_session::Role;
 use verbatim_session::decision::Outcome;
+use verbatim_swap::disk::Order as SwapOrder;
 use verbatim_volume::control::Order;
 
 use super::Source;
+use crate::agent::Shared;
+use crate::instances::record::Record;
 use crate::instances::volumes::{Disks, Form, Mounted};
-use crate::session::volumes::{give, note, settle};
+use crate::session::volumes::{give, give_swap, note, settle};
 
 /// How often it is told how far they are.
 const TELLING: Duration = Duration::from_secs(1);
@@ -29,13 +35,18 @@ impl Source {
         &self.record().volumes
     }
 
+    /// Whether it has something that the session decides about.
+    fn has_any(&self) -> bool {
+        !self.volumes().is_empty() || !self.record().swap.is_empty()
+    }
+
     fn disks(&self) -> Disks {
         self.instance.home.paths.disks.clone()
     }
 
     /// Begins to copy them.
     pub(super) async fn follow_volumes(&self) -> anyhow::Result<()> {
-        note(&self.agent, self.session, Role::Source, self.volumes())?;
+        note(&self.agent, self.session, Role::Source, self.record())?;
         for mounted in self.volumes() {
             let name = &mounted.volume;
             let order = Order::Follow {
@@ -47,12 +58,16 @@ impl Source {
             let begun = give(&self.agent, &order).await;
             begun.with_context(|| format!("the volume {name} cannot be copied"))?;
         }
-        Ok(())
+        let to = self.request.destination.clone();
+        let follow = SwapOrder::Follow { to, by: self.session };
+        all_swaps(&self.agent, self.record(), &follow).await
     }
 
     /// Waits until the destination has them, and gets what is written. Memory is copied after that: what is written to it meanwhile would have to
     /// be sent again.
     pub(super) async fn volumes_are_there(&self) -> anyhow::Result<()> {
+        let mirrored = SwapOrder::Mirrored { by: self.session };
+        all_swaps(&self.agent, self.record(), &mirrored).await?;
         if self.volumes().is_empty() {
             return Ok(());
         }
@@ -122,7 +137,10 @@ impl Source {
                 .context("a file system does not come to rest")???;
         }
         let (agent, session, volumes) = (self.agent.clone(), self.session, self.volumes().to_vec());
+        let record = self.record().clone();
         Ok(tokio::spawn(async move {
+            let hold = SwapOrder::Hold { by: session };
+            let swaps = all_swaps(&agent, &record, &hold);
             let held = volumes.iter().map(|mounted| async {
                 let order = Order::Hold {
                     name: mounted.volume.clone(),
@@ -131,13 +149,13 @@ impl Source {
                 let held = give(&agent, &order).await;
                 held.with_context(|| format!("the volume {} cannot be handed over", mounted.volume))
             });
-            try_join_all(held).await.map(drop)
+            tokio::try_join!(try_join_all(held), swaps).map(drop)
         }))
     }
 
     /// They stay here.
     pub(super) async fn take_volumes_back(&self) {
-        if !self.volumes().is_empty() {
+        if self.has_any() {
             take_back(
                 settle(&self.agent, self.session, Role::Source, Outcome::RolledBack),
                 self.disks(),
@@ -148,7 +166,7 @@ impl Source {
 
     /// They are the destination's, and so are the file systems, which are shut down here: tasks that end have nothing to write any more.
     pub(super) async fn leave_volumes(&self) {
-        if !self.volumes().is_empty() {
+        if self.has_any() {
             leave(
                 settle(&self.agent, self.session, Role::Source, Outcome::Committed),
                 self.disks(),
@@ -156,6 +174,15 @@ impl Source {
             .await;
         }
     }
+}
+
+/// Gives an order to the processes of all swap disks of an instance.
+async fn all_swaps(agent: &Shared, record: &Record, order: &SwapOrder) -> anyhow::Result<()> {
+    let given = record.swap.iter().map(|disk| async move {
+        let given = give_swap(agent, &disk.known_as(record.name.as_str()), order).await;
+        given.with_context(|| format!("the swap disk {}", disk.name))
+    });
+    try_join_all(given).await.map(drop)
 }
 
 /// The daemon serves them again, and then the file systems go on. A daemon that does not answer is not waited for.
