@@ -82,6 +82,11 @@ pub enum Event {
         /// Which.
         copy: Copy,
     },
+    /// A copy that was about to go stays.
+    Stays {
+        /// Which.
+        copy: Copy,
+    },
     /// A copy that said an error may be filled again.
     Retry,
 }
@@ -222,6 +227,12 @@ impl Engine {
             Event::Leaving { copy } => {
                 if self.standing[copy.index()] == Standing::Up {
                     self.standing[copy.index()] = Standing::Leaving;
+                    self.is_behind = true;
+                }
+            }
+            Event::Stays { copy } => {
+                if self.standing[copy.index()] == Standing::Leaving {
+                    self.standing[copy.index()] = Standing::Up;
                     self.is_behind = true;
                 }
             }

@@ -18,6 +18,11 @@ impl Map {
         3 * 8 * pages.div_ceil(64)
     }
 
+    /// The same of a disk whose copies are numbered the other way round.
+    pub fn exchanged(self) -> Self {
+        Self(self.0.exchanged())
+    }
+
     /// To be sent.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.0.words().flat_map(u64::to_le_bytes).collect()
@@ -108,6 +113,8 @@ mod tests {
             assert_eq!(Map::from_bytes(CONFIG.pages, wrong), None);
         }
         let map = Map::from_bytes(CONFIG.pages, &bytes).expect("as before");
+        let counts = Engine::taken_over(CONFIG, map.clone().exchanged()).counts();
+        assert_eq!((counts.zero, counts.second_only, counts.first_only), (68, 2, 0));
         let counts = Engine::taken_over(CONFIG, map).counts();
         assert_eq!((counts.zero, counts.first_only, counts.both), (68, 2, 0));
     }

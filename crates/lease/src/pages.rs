@@ -97,6 +97,15 @@ impl Pages {
         counts.sum()
     }
 
+    /// The copies are numbered the other way round.
+    pub fn exchanged(self) -> Self {
+        let [first, second] = self.valid;
+        Self {
+            valid: [second, first],
+            ..self
+        }
+    }
+
     /// The words of all three, one after the other.
     pub fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let all = [&self.zero, &self.valid[0], &self.valid[1]];

@@ -128,21 +128,20 @@ pub fn prepare(wanted: &Wanted) -> anyhow::Result<Ready> {
         BackupChoice::None => None,
     };
     let (ended_by, ended) = mpsc::channel();
+    let pattern = link::Config {
+        hosts,
+        own: wanted.own.clone(),
+        host: wanted.host.clone(),
+        port: wanted.port,
+        name: wanted.name.clone(),
+        bytes: wanted.bytes,
+        runtime_dir: wanted.runtime_dir.clone(),
+        slots: SLOTS,
+        arriving: wanted.arriving,
+    };
     let link = |host: &str, copy| -> anyhow::Result<Server> {
         let (sender, receiver) = unbounded_channel();
-        let config = link::Config {
-            hosts: hosts.clone(),
-            own: wanted.own.clone(),
-            host: host.to_owned(),
-            port: wanted.port,
-            name: wanted.name.clone(),
-            bytes: wanted.bytes,
-            runtime_dir: wanted.runtime_dir.clone(),
-            slots: SLOTS,
-            arriving: wanted.arriving,
-        };
-        let inbox = inbox.clone();
-        let tell = Box::new(move |news| inbox.link(copy, news));
+        let (config, tell) = (pattern.of(host), tell(&inbox, copy));
         link::start(config, tell, receiver, ended_by.clone())?;
         Ok(Server::new(host.to_owned(), sender))
     };
@@ -159,8 +158,20 @@ pub fn prepare(wanted: &Wanted) -> anyhow::Result<Ready> {
         uri: wanted.socket.as_ref().map(|_| sockets.uri()),
         instance: wanted.instance.clone(),
         arriving: wanted.arriving,
+        connect: {
+            let inbox = inbox.clone();
+            Box::new(move |host, copy| {
+                let (sender, receiver) = unbounded_channel();
+                // It is new, whatever the disk was when it was made.
+                let config = link::Config {
+                    arriving: None,
+                    ..pattern.of(host)
+                };
+                link::start_later(config, tell(&inbox, copy), receiver, ended_by.clone())?;
+                Ok(Server::new(host.to_owned(), sender))
+            })
+        },
     };
-    drop(ended_by);
     let disk = Disk::new(settings, inbox.clone(), first, second)?;
     let device = wanted.device.then(|| Device::new(wanted.bytes)).transpose()?;
     let path = device.map(|(device, kernel)| {
@@ -178,6 +189,12 @@ pub fn prepare(wanted: &Wanted) -> anyhow::Result<Ready> {
         control,
         ended,
     })
+}
+
+/// How what a link says comes to the disk.
+fn tell(inbox: &Inbox, copy: Copy) -> link::Tell {
+    let inbox = inbox.clone();
+    Box::new(move |news| inbox.link(copy, news))
 }
 
 impl Ready {

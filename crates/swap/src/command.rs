@@ -14,6 +14,9 @@ use crate::control::{Sockets, order};
 use crate::disk::{Order, Status};
 use crate::server::{self, Config};
 
+/// How often it is looked whether all have left.
+const LOOK: Duration = Duration::from_millis(200);
+
 /// The port of memory servers.
 pub const PORT: u16 = 4795;
 
@@ -30,6 +33,25 @@ pub enum MemoryCommand {
                       seconds for it: those with a backup lose nothing. `verbatim nic` must run here."
     )]
     Serve(ServeArguments),
+    /// Hand what is here over to another memory server, while its owners go on.
+    #[command(
+        after_help = "Examples:\n  verbatim memory hand-over --to host3\n  verbatim memory hand-over --cancel\n\nReturns when all pages have left; the server \
+                      can be ended then, and gives nothing to anybody until --cancel. Owners take their pages themselves. Ctrl-C leaves them to it.\nExit status: 0 \
+                      all have left, 1 they have not."
+    )]
+    HandOver {
+        /// The other memory server. `verbatim memory serve` must run there, with room.
+        #[arg(long, value_name = "HOST", required_unless_present = "cancel")]
+        to: Option<String>,
+        /// What is still here stays.
+        #[arg(long, conflicts_with = "to")]
+        cancel: bool,
+        /// How long to wait until all have left.
+        #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+        timeout: u64,
+        #[command(flatten)]
+        common: Common,
+    },
     /// Say who has how much of it.
     #[command(after_help = "Example:\n  verbatim memory status --json")]
     Status {
@@ -196,14 +218,13 @@ pub fn memory(command: MemoryCommand) -> anyhow::Result<ExitCode> {
             runtime.shutdown_timeout(Duration::from_millis(100));
         }
         MemoryCommand::Status { common } => {
-            let status = in_runtime(async {
-                let path = common.runtime_dir.join("memory.sock");
-                let stream = UnixStream::connect(&path).await;
-                let stream =
-                    stream.context("no memory server runs here; start one with `verbatim memory serve`")?;
-                let status = verbatim_volume::control::receive(&mut BufReader::new(stream)).await?;
-                status.context("the memory server has gone away")
-            })?;
+            let status = in_runtime(ask_server(&common, &server::Order::Status))?;
+            print_served(&status, common.json)?;
+        }
+        MemoryCommand::HandOver {
+            to, timeout, common, ..
+        } => {
+            let status = in_runtime(hand_over(&common, to, Duration::from_secs(timeout)))?;
             print_served(&status, common.json)?;
         }
     }
@@ -246,6 +267,37 @@ pub fn swap(command: SwapCommand) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+async fn ask_server(common: &Common, order: &server::Order) -> anyhow::Result<server::Status> {
+    let path = common.runtime_dir.join("memory.sock");
+    let stream = UnixStream::connect(&path).await;
+    let mut stream = stream.context("no memory server runs here; start one with `verbatim memory serve`")?;
+    verbatim_volume::control::send(&mut stream, order).await?;
+    let answer = verbatim_volume::control::receive(&mut BufReader::new(stream)).await?;
+    let answer: Result<_, String> = answer.context("the memory server has gone away")?;
+    answer.map_err(anyhow::Error::msg)
+}
+
+/// Returns when all have left, or when it is cancelled.
+async fn hand_over(common: &Common, to: Option<String>, limit: Duration) -> anyhow::Result<server::Status> {
+    let end = tokio::time::Instant::now() + limit;
+    let mut status = ask_server(common, &server::Order::HandOver { to: to.clone() }).await?;
+    while to.is_some() && !status.leases.is_empty() {
+        anyhow::ensure!(
+            status.hands_over_to == to,
+            "it was cancelled, or another server was named meanwhile"
+        );
+        anyhow::ensure!(
+            tokio::time::Instant::now() < end,
+            "{} leases are still here, with {} MiB; they go on leaving. `verbatim swap status` at their owners says why",
+            status.leases.len(),
+            mib(status.leased_bytes)
+        );
+        tokio::time::sleep(LOOK).await;
+        status = ask_server(common, &server::Order::Status).await?;
+    }
+    Ok(status)
 }
 
 fn in_runtime<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
@@ -414,8 +466,13 @@ fn print_served(status: &server::Status, is_json: bool) -> anyhow::Result<()> {
         return Ok(());
     }
     let leaving = if status.leaving { ", about to end" } else { "" };
+    let to = status
+        .hands_over_to
+        .iter()
+        .map(|to| format!(", handed over to {to}"));
+    let to = to.collect::<String>();
     println!(
-        "{} of {} MiB are given{leaving}",
+        "{} of {} MiB are given{leaving}{to}",
         mib(status.leased_bytes),
         mib(status.bytes)
     );

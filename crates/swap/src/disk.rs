@@ -4,6 +4,7 @@
 //! are waits. A quarter of the slots is for reads: what must come back does not wait for what cannot be written.
 
 mod client;
+mod handing;
 mod inbox;
 mod moving;
 mod servers;
@@ -26,6 +27,7 @@ use crate::block::{Block, PAGE_BYTES, SLOT_PAGES, place};
 use crate::remote::Flight;
 use crate::wire::Session;
 use client::{Client, Request, RequestId};
+use handing::Handing;
 use moving::{Leaving, Tenure, Waiting};
 
 /// Requests that are under way, each of up to [`SLOT_PAGES`].
@@ -74,7 +76,12 @@ pub struct Settings {
     pub instance: Option<String>,
     /// It comes here from another host in that session, and is not served before that is committed.
     pub arriving: Option<Session>,
+    /// Begins to ask another server for memory.
+    pub connect: Connect,
 }
+
+/// Begins to ask that server for memory for that copy. What comes of it is told to the inbox.
+pub type Connect = Box<dyn Fn(&str, Copy) -> anyhow::Result<Server> + Send>;
 
 struct InUse {
     extent: Extent,
@@ -128,6 +135,8 @@ pub struct Disk {
     tenure: Tenure,
     /// It may go to another host.
     leaving: Option<Leaving>,
+    /// A server hands its pages over to another one.
+    handing: Option<Handing>,
     /// Commands that have no answer yet.
     waiting: Vec<Waiting>,
 }
@@ -164,6 +173,7 @@ impl Disk {
             retry: Instant::now(),
             tenure,
             leaving: None,
+            handing: None,
             waiting: Vec::new(),
         };
         match second {
@@ -235,6 +245,7 @@ impl Disk {
             self.event(Event::Retry);
         }
         self.look_at_move();
+        self.look_at_handing();
         // A little beside the clients, more when they are quiet. What is handed over stands still.
         let most = match self.tenure {
             Tenure::Serves if self.free.len() + 4 >= SLOTS.into() => 4,

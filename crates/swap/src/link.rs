@@ -53,6 +53,16 @@ pub struct Config {
     pub arriving: Option<Session>,
 }
 
+impl Config {
+    /// The same of another server.
+    pub fn of(&self, host: &str) -> Self {
+        Self {
+            host: host.to_owned(),
+            ..self.clone()
+        }
+    }
+}
+
 /// What the disk hears.
 #[allow(clippy::large_enum_variant, reason = "it is boxed in the inbox")]
 pub enum News {
@@ -79,6 +89,8 @@ pub enum News {
     NotTaken,
     /// The lease is that host's.
     Gone(String),
+    /// Its pages are to go to that other server; or not any more.
+    HandOver(Option<String>),
 }
 
 /// What the disk says.
@@ -118,6 +130,8 @@ pub enum Wanted {
         /// The session.
         by: Session,
     },
+    /// This lease is over, and the next one is that other server's.
+    LeaveFor(String),
     /// Nothing any more; the lease is another host's.
     Abandon,
 }
@@ -186,15 +200,48 @@ pub fn start(
         .name(format!("link {host}"))
         .stack_size(1 << 20)
         .spawn(move || {
-            runtime.block_on(link.look_after(stream, &mut wanted));
+            runtime.block_on(link.look_after(Some(stream), &mut wanted));
+            drop(ended);
+        })?;
+    Ok(())
+}
+
+/// The same, of a disk that is served already: it hears what comes of it.
+pub fn start_later(
+    config: Config,
+    tell: Tell,
+    mut wanted: UnboundedReceiver<Wanted>,
+    ended: mpsc::Sender<()>,
+) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let link = Link {
+        arriving: config.arriving,
+        is_decided: false,
+        calls: 0,
+        config,
+        tell,
+        device: None,
+        token: None,
+    };
+    std::thread::Builder::new()
+        .name(format!("link {}", link.config.host))
+        .stack_size(1 << 20)
+        .spawn(move || {
+            runtime.block_on(link.look_after(None, &mut wanted));
             drop(ended);
         })?;
     Ok(())
 }
 
 impl Link {
-    async fn look_after(mut self, first: TlsStream<TcpStream>, wanted: &mut UnboundedReceiver<Wanted>) {
-        let mut stream = Some(first);
+    async fn look_after(
+        mut self,
+        first: Option<TlsStream<TcpStream>>,
+        wanted: &mut UnboundedReceiver<Wanted>,
+    ) {
+        let mut stream = first;
         let mut is_told = false;
         loop {
             if let Some(stream) = stream.take() {
@@ -212,6 +259,7 @@ impl Link {
                             Some(Wanted::TakeOver { .. }) => self.is_decided = true,
                             // It is wanted again when there is a connection.
                             Some(Wanted::Again | Wanted::Leave | Wanted::Offer { .. } | Wanted::Withdraw { .. } | Wanted::Deposit { .. }) => {}
+                            Some(Wanted::LeaveFor(host)) => self.leave_for(host),
                             Some(Wanted::Goodbye | Wanted::Abandon) | None => return,
                         },
                         () = &mut pause => break,
@@ -280,6 +328,11 @@ impl Link {
                             return true;
                         }
                         Some(Wanted::Abandon) => return true,
+                        Some(Wanted::LeaveFor(host)) => {
+                            let _ = send(&mut writer, &ToServer::Goodbye).await;
+                            self.leave_for(host);
+                            return false;
+                        }
                         Some(word) => if let Err(error) = self.say(&mut writer, word).await {
                             break Err(error);
                         },
@@ -289,6 +342,7 @@ impl Link {
             match message {
                 Ok((ToOwner::Pong, _)) => {}
                 Ok((ToOwner::Leaving, _)) => (self.tell)(News::Leaving),
+                Ok((ToOwner::HandOver { to }, _)) => (self.tell)(News::HandOver(to)),
                 Ok((ToOwner::Offered { by }, _)) => (self.tell)(News::Offered(by)),
                 Ok((ToOwner::Deposited { by }, _)) => (self.tell)(News::Deposited(by)),
                 Ok((ToOwner::Taken { by, at, total }, piece)) => {
@@ -317,6 +371,11 @@ impl Link {
         false
     }
 
+    fn leave_for(&mut self, host: String) {
+        self.token = None;
+        self.config.host = host;
+    }
+
     /// Says what the disk wants of a server that is there.
     async fn say(&mut self, writer: &mut (impl AsyncWrite + Unpin), word: Wanted) -> std::io::Result<()> {
         match word {
@@ -341,7 +400,7 @@ impl Link {
                     None => Ok(()),
                 }
             }
-            Wanted::Again | Wanted::Leave | Wanted::Goodbye | Wanted::Abandon => Ok(()),
+            Wanted::Again | Wanted::Leave | Wanted::LeaveFor(_) | Wanted::Goodbye | Wanted::Abandon => Ok(()),
         }
     }
 

@@ -53,6 +53,19 @@ pub struct Config {
     pub leave: Duration,
 }
 
+/// What a command wants of a server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// What it has given away.
+    Status,
+    /// Its owners are to take their pages to that other server; or not any more.
+    HandOver {
+        /// The other server.
+        to: Option<String>,
+    },
+}
+
 /// A lease, for people.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
@@ -78,6 +91,9 @@ pub struct Status {
     pub leased_bytes: u64,
     /// It is about to end.
     pub leaving: bool,
+    /// The memory server to which it hands over what it has.
+    #[serde(default)]
+    pub hands_over_to: Option<String>,
     /// To whom.
     pub leases: Vec<Row>,
 }
@@ -120,6 +136,8 @@ struct Server {
     hosts: Hosts,
     leases: Mutex<Leases>,
     leaving: watch::Sender<bool>,
+    /// Where its owners are to take their pages.
+    hands_over: watch::Sender<Option<String>>,
     /// Changes when a lease ends, or changes hands.
     ended: watch::Sender<u64>,
 }
@@ -144,6 +162,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
             ..Leases::default()
         }),
         leaving: watch::Sender::new(false),
+        hands_over: watch::Sender::new(None),
         ended: watch::Sender::new(0),
         config,
     });
@@ -158,9 +177,10 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
             _ = stop.0.recv() => break,
             _ = stop.1.recv() => break,
             accepted = control.accept() => {
-                if let Ok((mut stream, _)) = accepted {
-                    let status = server.status();
-                    tokio::spawn(async move { control::send(&mut stream, &status).await });
+                if let Ok((stream, _)) = accepted {
+                    let server = server.clone();
+                    // Who was cut off knows.
+                    tokio::spawn(async move { server.ordered(stream).await });
                 }
             }
         }
@@ -211,8 +231,32 @@ impl Server {
             bytes: self.config.bytes,
             leased_bytes: leases.bytes,
             leaving: *self.leaving.borrow(),
+            hands_over_to: self.hands_over.borrow().clone(),
             leases: rows,
         }
+    }
+
+    /// An order of a command.
+    async fn ordered(&self, stream: tokio::net::UnixStream) -> anyhow::Result<()> {
+        let mut stream = tokio::io::BufReader::new(stream);
+        let Some(order) = control::receive::<Order>(&mut stream).await? else {
+            return Ok(());
+        };
+        let done = match order {
+            Order::Status => Ok(()),
+            Order::HandOver { to: Some(to) } if to == self.config.name => {
+                Err(format!("{to} is this host itself"))
+            }
+            Order::HandOver { to } => match to.as_ref().map(|to| self.hosts.address(to)) {
+                Some(Err(error)) => Err(format!("{error:#}")),
+                _ => {
+                    self.hands_over.send_replace(to);
+                    Ok(())
+                }
+            },
+        };
+        let answer = done.map(|()| self.status());
+        control::send(stream.get_mut(), &answer).await
     }
 
     async fn all_gone(&self) {
@@ -234,6 +278,7 @@ impl Server {
             bail!("it does not say what it wants");
         };
         let (version, host) = (*version, host.clone());
+        let is_new = matches!(greeting, ToServer::Lease { resume: None, .. });
         let refusal = if version != VERSION {
             Some(format!("this server speaks version {VERSION}, and not {version}"))
         } else if !Hosts::is_from(&stream, &host) {
@@ -241,6 +286,11 @@ impl Server {
         } else if *self.leaving.borrow() {
             Some(format!(
                 "the memory server of {} is about to end",
+                self.config.name
+            ))
+        } else if let (Some(to), true) = (&*self.hands_over.borrow(), is_new) {
+            Some(format!(
+                "{} hands its memory over to {to}: ask that",
                 self.config.name
             ))
         } else {
@@ -296,6 +346,10 @@ impl Server {
         send(&mut writer, answer).await?;
         let mut ended = self.ended.subscribe();
         let mut leaving = self.leaving.subscribe();
+        let mut hands_over = self.hands_over.subscribe();
+        if hands_over.borrow().is_some() {
+            hands_over.mark_changed();
+        }
         if *leaving.borrow() {
             leaving.mark_changed();
         }
@@ -312,6 +366,10 @@ impl Server {
                         send(&mut writer, &ToOwner::Gone { to }).await?;
                         return Ok(false);
                     },
+                    _ = hands_over.changed() => {
+                        let to = hands_over.borrow_and_update().clone();
+                        send(&mut writer, &ToOwner::HandOver { to }).await?;
+                    }
                     _ = leaving.changed(), if !is_told => {
                         is_told = true;
                         send(&mut writer, &ToOwner::Leaving).await?;

@@ -135,6 +135,11 @@ pub enum ToOwner {
     },
     /// To [`ToServer::Adopt`] and [`ToServer::TakeOver`]: no lease comes to that host in that session, or not any more.
     NotOffered,
+    /// The server hands its memory over to that one, or not any more: pages are to be taken there.
+    HandOver {
+        /// The other memory server.
+        to: Option<String>,
+    },
     /// To the owner before: the lease is that host's.
     Gone {
         /// The host.

@@ -65,6 +65,20 @@ impl SwapDisk {
         known_as(instance, &self.name)
     }
 
+    /// The same with these servers.
+    fn with_servers(&self, servers: &[String]) -> Self {
+        let mut disk = self.clone();
+        if let Some(first) = servers.first() {
+            disk.host.clone_from(first);
+        }
+        if disk.backup.starts_with("mirror=")
+            && let Some(second) = servers.get(1)
+        {
+            disk.backup = format!("mirror={second}");
+        }
+        disk
+    }
+
     /// The folder of its socket in QEMU's container.
     pub fn inside(&self) -> PathBuf {
         Path::new(INSIDE).join(&self.name)
@@ -311,6 +325,20 @@ impl Swaps {
         Ok(())
     }
 
+    /// The same disks, with the servers that they have by now: one may have handed its pages over to another.
+    pub fn as_they_are(&self, disks: &[SwapDisk]) -> Vec<SwapDisk> {
+        let now = disks.iter().map(|disk| {
+            let copies = self.status(&disk.name).map(|status| status.copies);
+            let servers = copies.unwrap_or_default().into_iter();
+            let servers: Vec<_> = servers
+                .filter(|copy| copy.kind == "server")
+                .map(|copy| copy.place)
+                .collect();
+            disk.with_servers(&servers)
+        });
+        now.collect()
+    }
+
     /// Why the instance does not move now, as far as it is for its swap disks.
     pub fn blockers(&self, disks: &[SwapDisk]) -> Vec<String> {
         let mut blockers = Vec::new();
@@ -372,6 +400,14 @@ mod tests {
         assert_eq!(disks, [plain, other]);
         assert_eq!(disks[1].servers().collect::<Vec<_>>(), ["host3", "host4"]);
         assert_eq!(disks[0].known_as("vm"), "vm.swap");
+        let now = disks[1].with_servers(&["host5".to_owned(), "host6".to_owned()]);
+        assert_eq!(
+            (now.host.as_str(), now.backup.as_str()),
+            ("host5", "mirror=host6")
+        );
+        let now = disks[0].with_servers(&["host5".to_owned()]);
+        assert_eq!((now.host.as_str(), now.backup.as_str()), ("host5", "file"));
+        assert_eq!(disks[0].with_servers(&[]), disks[0]);
         let line = arguments.line().join(" ");
         assert!(line.contains("server.path=/run/swap/fast/nbd"), "{line}");
         assert!(

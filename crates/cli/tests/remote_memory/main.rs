@@ -4,6 +4,7 @@
 #[allow(dead_code, reason = "each test file uses a part of it")]
 mod client;
 mod fence;
+mod hands_over;
 mod lab;
 mod moves;
 

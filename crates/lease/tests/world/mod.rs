@@ -246,6 +246,10 @@ impl World {
                 self.event(Event::Leaving { copy })
             }
             (true, 1) => self.down(copy),
+            (true, 2) => {
+                self.tell(|| format!("{copy:?} stays"));
+                self.event(Event::Stays { copy })
+            }
             (true, _) => Ok(()),
             (false, 0) => self.up(copy, true),
             (false, 1) => self.up(copy, false),

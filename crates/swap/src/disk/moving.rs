@@ -159,6 +159,9 @@ impl Disk {
         if !matches!(self.tenure, Tenure::Serves) {
             return Err(format!("it is {} here", self.role()));
         }
+        if self.handing.is_some() {
+            return Err("its pages are just going to another memory server".to_owned());
+        }
         if self.clients.iter().flatten().any(super::Client::is_kernel) {
             return Err("it is a block device of this machine, and does not move".to_owned());
         }
@@ -281,6 +284,11 @@ impl Disk {
         };
         let Some(map) = self.engine.hand_over(goes) else {
             return;
+        };
+        // The host's other disk has its first server as the first copy, whatever was handed over here.
+        let map = match goes {
+            [false, true] => map.exchanged(),
+            _ => map,
         };
         leaving.map = Some(map.to_bytes().into());
         for copy in Copy::BOTH {

@@ -36,6 +36,8 @@ pub struct Server {
     pub(super) failures: u64,
     /// The lease is this host's. One that comes from another host is that one's until it is taken over.
     pub(super) is_ours: bool,
+    /// The other server to which it wants its pages handed over.
+    pub(super) hand_over: Option<String>,
     /// How often its link has brought memory.
     pub(super) calls: u64,
 }
@@ -52,6 +54,7 @@ impl Server {
             why: String::new(),
             failures: 0,
             is_ours: true,
+            hand_over: None,
             calls: 0,
         }
     }
@@ -64,7 +67,10 @@ impl Server {
 
 impl Disk {
     pub(super) fn news(&mut self, copy: Copy, news: News) {
-        let server = self.servers[copy.index()].as_mut().expect("a link has a server");
+        let Some(server) = self.servers[copy.index()].as_mut() else {
+            // Of a link that is about to end.
+            return;
+        };
         match news {
             News::Up { remote, kept } => {
                 server.is_leaving = false;
@@ -76,6 +82,9 @@ impl Disk {
                 }
                 let was_down = matches!(server.standing, Standing::Down);
                 self.disconnect(copy);
+                if !kept && self.needs_no_more(copy) {
+                    return self.drop_server(copy);
+                }
                 if !kept && !was_down {
                     self.give_up(copy, "its memory was lost".to_owned());
                 }
@@ -87,6 +96,7 @@ impl Disk {
                 if !kept {
                     self.is_new(copy);
                 }
+                self.leaves_again(copy);
                 // It may not have heard what was said on the connection before.
                 self.say_again(copy);
             }
@@ -113,6 +123,7 @@ impl Disk {
             News::Taken(map) => self.taken(copy, Some(&map)),
             News::NotTaken => self.taken(copy, None),
             News::Gone(to) => self.gone_to(to),
+            News::HandOver(to) => self.hand_over_to(copy, to),
         }
     }
 
@@ -147,7 +158,7 @@ impl Disk {
     }
 
     /// Others take over.
-    fn give_up(&mut self, copy: Copy, why: String) {
+    pub(super) fn give_up(&mut self, copy: Copy, why: String) {
         self.disconnect(copy);
         let server = self.servers[copy.index()].as_mut().expect("it is there");
         server.standing = Standing::Down;
@@ -162,6 +173,9 @@ impl Disk {
 
     /// A server that all pages have left.
     pub(super) fn left(&mut self, copy: Copy) {
+        if self.has_handed_over(copy) {
+            return;
+        }
         if let Some(server) = &self.servers[copy.index()] {
             server.want(Wanted::Leave);
             self.give_up(copy, "it has left".to_owned());

@@ -96,6 +96,10 @@ impl Source {
         let memory_bytes = registered_bytes + own_bytes;
         let mut record = self.record().clone();
         record.visited.insert(self.agent.name().to_owned());
+        if !record.swap.is_empty() {
+            let (swaps, disks) = (self.instance.home.paths.swaps.clone(), record.swap);
+            record.swap = tokio::task::spawn_blocking(move || swaps.as_they_are(&disks)).await?;
+        }
         let witnesses = Witnesses::make(self.record());
         let request = proto::OpenRequest {
             session: self.session,
