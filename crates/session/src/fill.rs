@@ -17,17 +17,7 @@ use strum::{EnumDiscriminants, IntoStaticStr, VariantArray};
 
 use crate::decision::{Timer, Written};
 
-/// What the journal says of an instance's memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Noted {
-    /// Something may be missing to its tasks.
-    Missing,
-    /// Nothing is.
-    Nothing,
-    /// It does not say: records are missing, or are those of an agent that wrote nothing of it. Then it is looked for what the fill leaves only
-    /// when nothing is missing: the cache, and the processes' socket.
-    Unknown,
-}
+pub use crate::record::Noted;
 
 /// Where the fill stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EnumDiscriminants)]

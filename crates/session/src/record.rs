@@ -7,7 +7,6 @@ use prost::Message;
 use verbatim_versions::Versions;
 
 use crate::decision::{Keep, Outcome};
-use crate::fill::Noted;
 use crate::{Phase, Role};
 
 /// The newest version of records. Each is written in the oldest one that knows its kind. A journal with records of a newer version is not read. What is
@@ -69,6 +68,18 @@ pub enum What {
     Resolved(Keep),
     /// Everything is cleared away.
     Closed(Outcome),
+}
+
+/// What the journal says of an instance's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Noted {
+    /// Something may be missing to its tasks.
+    Missing,
+    /// Nothing is.
+    Nothing,
+    /// It does not say: records are missing, or are those of an agent that wrote nothing of it. Then the traces of the fill tell, which go only when
+    /// nothing is missing: the cache, and the processes' socket.
+    Unknown,
 }
 
 /// Who takes part.

@@ -8,6 +8,7 @@ use tokio::net::UnixStream;
 use tokio::sync::broadcast::Receiver;
 
 use crate::error::Result;
+use crate::limit::in_time;
 use crate::machine::{Machine, STREAM_URI};
 use crate::qmp::Event;
 
@@ -19,6 +20,13 @@ const STATE: Duration = Duration::from_secs(30);
 
 /// How long QEMU may take to give a migration up.
 const CANCEL: Duration = Duration::from_secs(10);
+
+/// What `query-status` says while QEMU's own thread has still to do with the guest, for a moment after it has said how its migration ended: it lets the
+/// guest go on where that has failed. Nobody else may before.
+const FINISHING: &str = "finish-migrate";
+
+/// How often it is looked whether that is over.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// In ms: QEMU stops the guest when it believes that what is left of other memory than the RAM takes no longer.
 const OTHER_MEMORY: u64 = 20;
@@ -66,9 +74,22 @@ impl Machine {
             self.qmp().run("migrate_cancel", json!({})).await?;
             self.comes_to(&over, events, CANCEL).await?;
         }
-        match ran && !self.status().await?.running {
-            true => self.go_on().await,
-            false => Ok(()),
+        if !ran {
+            return Ok(());
+        }
+        let settled = async {
+            loop {
+                let status = self.status().await?;
+                if status.status != FINISHING {
+                    return Ok(status);
+                }
+                // No event tells of the last step of a migration that has completed.
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        match in_time("ended its migration", CANCEL, settled).await?.running {
+            true => Ok(()),
+            false => self.go_on().await,
         }
     }
 }

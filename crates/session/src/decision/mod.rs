@@ -36,8 +36,7 @@ use std::time::Duration;
 
 use strum::VariantArray;
 
-use crate::fill::Noted;
-use crate::record::What;
+use crate::record::{Noted, What};
 
 /// How an instance's tasks stand on one host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
