@@ -320,6 +320,10 @@ fn deaths(lab: &TestLab) -> anyhow::Result<()> {
     eventually("an agent that asks QEMU again", LIMIT, || {
         Ok(lab.logs().contains("asked again until it does").then_some(()))
     })?;
+    // The session closes after that.
+    eventually("an instance that is moved no more", LIMIT, || {
+        Ok((guest.instance.row()?.state == "running").then_some(()))
+    })?;
     let migration = guest.instance.migrate("dst")?;
     ensure!(migration.outcome == ROLLED_BACK, "{migration:?}");
     guest.stands_still()?;
