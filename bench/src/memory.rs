@@ -21,6 +21,9 @@ use crate::summary::Summary;
 /// MiB of private memory.
 const SIZES: [u32; 5] = [0, 64, 300, 1024, 4096];
 const LIMIT: Duration = Duration::from_secs(120);
+
+/// How long one move may take: beside traffic, 4 GiB go ahead at 50 MiB/s and more.
+const MOVE: Duration = Duration::from_secs(240);
 /// What must pass between two moves.
 const BYTES_BETWEEN: u64 = 8 << 20;
 
@@ -224,7 +227,7 @@ fn start<'l>(
 }
 
 fn moved(lab: &TestLab, instance: &Instance<'_>, to: &str) -> anyhow::Result<Migration> {
-    let moved = instance.migrate(to)?;
+    let moved = instance.migrate_within(MOVE, to, &[])?;
     moved
         .must_be_committed()
         .map(|()| moved)

@@ -112,10 +112,15 @@ impl<'a> Instance<'a> {
 
     /// The same with more options.
     pub fn migrate_with(&self, to: &str, options: &[&str]) -> anyhow::Result<Migration> {
+        self.migrate_within(MIGRATION_LIMIT, to, options)
+    }
+
+    /// The same where it may take longer than others: a large memory goes slowly beside traffic.
+    pub fn migrate_within(&self, limit: Duration, to: &str, options: &[&str]) -> anyhow::Result<Migration> {
         let finished = self
             .lab
             .verbatim(&[&["migrate", &self.name, "--to", to, "--json"], options].concat())?
-            .wait(patience(MIGRATION_LIMIT))?;
+            .wait(patience(limit))?;
         Migration::of(&finished)
     }
 
