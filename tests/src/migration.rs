@@ -72,6 +72,9 @@ pub struct Migration {
     /// Bytes that went by RDMA.
     #[serde(default)]
     pub rdma_bytes: u64,
+    /// Bytes of RAM that were left behind.
+    #[serde(default)]
+    pub post_copy_bytes: u64,
     /// By which method.
     pub method: String,
     /// Why by that.

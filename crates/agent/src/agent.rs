@@ -9,6 +9,7 @@ use verbatim_channel::{Endpoint, KeyPair, MovedEndpoint, Resolved};
 use verbatim_container::Host;
 use verbatim_device::gids::counterpart;
 
+use crate::behind::Behinds;
 use crate::config::Config;
 use crate::datagrams::{self, Datagrams};
 use crate::directory::HostEntry;
@@ -61,6 +62,8 @@ pub struct Agent {
     pub controls: Controls,
     /// Sessions in which this host is the destination.
     pub destinations: Destinations,
+    /// RAM that virtual machines have left here.
+    pub behinds: Behinds,
     /// Sessions in which this host is a partner's.
     pub partners: Partners,
     /// Sessions whose source is there.
@@ -95,6 +98,7 @@ impl Agent {
             })),
             controls: Default::default(),
             destinations: Default::default(),
+            behinds: Behinds::new(config.runtime_dir.join("behind")),
             partners: Default::default(),
             watched: Default::default(),
             turns: Default::default(),

@@ -385,6 +385,7 @@ impl Control for ControlService {
             drain_timeout,
             limits,
             max_bandwidth: NonZeroU64::new(request.max_bytes_per_second),
+            post_copy: request.post_copy,
             method: request.method.parse().map_err(tonic::Status::invalid_argument)?,
             transport: request
                 .memory_transport

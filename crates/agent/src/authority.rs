@@ -47,6 +47,8 @@ pub enum Rule {
     SourceOrNothing,
     /// The session's source. When that is gone, and the instance is the destination's: the destination.
     SourceOrSuccessor,
+    /// The session's destination.
+    Destination,
     /// A party of the session: its source, its destination, a partner's host. A session that is not known here is unknown to
     /// whoever asks.
     Party,
@@ -74,6 +76,8 @@ pub fn rule(rpc: PeerRpc) -> Rule {
         PeerRpc::PartnerConnect => Rule::SourceOrSuccessor,
         PeerRpc::PartnerSwitch | PeerRpc::PartnerResume => Rule::SourceOrSuccessor,
         PeerRpc::Outcome => Rule::Party,
+        PeerRpc::Lack => Rule::Source,
+        PeerRpc::ReadBehind => Rule::Destination,
     }
 }
 
@@ -192,6 +196,7 @@ fn may(rule: Rule, caller: &HostEntry, parties: Option<&Parties>, own: &str) -> 
             };
             is_source || (is_destination && succeeds)
         }
+        Rule::Destination => is_destination,
         Rule::Party => is_source || is_destination || name == own || parties.partners.contains(name),
     })
 }

@@ -127,6 +127,8 @@ points! {
     DestinationClaim = "destination-claim", Switch, AfterCommit;
     /// The destination is about to let their requests flow.
     DestinationResume = "destination-resume", Resume, AfterCommit;
+    /// The destination is about to ask for RAM that a virtual machine has left behind (post-copy only; before the decision, too).
+    DestinationBring = "destination-bring", Resume, AfterCommit;
     /// A partner is about to make its standby queue pairs.
     PartnerPrepare = "partner-prepare", Prepare, BeforeCommit;
     /// A partner is about to connect them.

@@ -17,6 +17,7 @@ mod agent;
 mod allocator;
 mod api;
 mod authority;
+mod behind;
 mod caller;
 pub mod client;
 mod config;

@@ -10,6 +10,7 @@ use verbatim_bulk::Incoming;
 use verbatim_channel::{Endpoint, MovedEndpoint, QpProgress};
 use verbatim_session::Role;
 use verbatim_session::decision::Outcome;
+use verbatim_session::fill::Noted;
 use verbatim_session::record::Standing;
 
 use crate::PROTOCOLS;
@@ -22,6 +23,7 @@ use crate::instances::record::Record;
 use crate::load;
 use crate::memory::others::Others;
 use crate::pause;
+use crate::proto::outcome_reply::Memory;
 use crate::proto::peer_server::Peer;
 use crate::proto::*;
 use crate::protocol;
@@ -113,9 +115,19 @@ impl PeerService {
     fn outcome_of(&self, session: u64) -> OutcomeReply {
         let parts = self.0.journal.parts(session);
         let error = parts.iter().rev().find_map(|part| part.told.error.clone());
+        let own = parts.iter().find(|part| part.role == Role::Destination);
+        let memory = match own.map(|part| part.memory) {
+            // What lies in memory ended with the boot in which that was written.
+            Some(Noted::Missing) if self.0.journal.boot() == own.map_or([0; 16], |part| part.boot) => {
+                Memory::Missing
+            }
+            Some(Noted::Missing | Noted::Nothing) => Memory::Whole,
+            Some(Noted::Unknown) | None => Memory::NotSaid,
+        };
         OutcomeReply {
             outcome: session::outcome(&parts).into(),
             reason: error.unwrap_or_default(),
+            memory: memory.into(),
         }
     }
 
@@ -338,6 +350,23 @@ impl Peer for PeerService {
             accepted,
             waiting_percent: load::waiting_percent(),
         }))
+    }
+
+    async fn lack(&self, request: Request<LackRequest>) -> Reply<Done> {
+        let request = self.admit(PeerRpc::Lack, request).await?;
+        let session = self.destination(request.session)?;
+        done(step(async move { session.lock().await.lack(request).await }).await)
+    }
+
+    async fn read_behind(&self, request: Request<ReadBehindRequest>) -> Reply<ReadBehindReply> {
+        let Admitted { caller, message } = self.0.admit(PeerRpc::ReadBehind, request).await?;
+        let Some(kept) = self.0.behinds.get(message.session, &caller.name) else {
+            return Ok(Response::new(ReadBehindReply::default()));
+        };
+        let range = message.start..message.start.saturating_add(message.length);
+        let read = tokio::task::spawn_blocking(move || kept.read(range)).await;
+        let read = read.unwrap_or_else(|error| Err(anyhow::anyhow!("reading RAM panicked: {error}")));
+        reply(read.map(|runs| ReadBehindReply { kept: true, runs }))
     }
 
     type PlaceLandedStream = Answers<Freed>;

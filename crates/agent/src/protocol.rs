@@ -69,6 +69,9 @@ pub const BLOCK_DEVICES: &str = "block-devices";
 /// It gives virtual machines memory of other hosts as disks (`RunRequest.swap`, `swap` of a record), and takes such that have some.
 pub const MACHINE_SWAP: &str = "machine-swap";
 
+/// It takes virtual machines that leave RAM behind (`OpenRequest.post_copy`, `Lack`), and gives what they have left at its host (`ReadBehind`).
+pub const POST_COPY: &str = "post-copy";
+
 /// What not every agent of a version can do, and what others may ask it for only if it says so.
 const CAPABILITIES: &[&str] = &[
     FILL,
@@ -84,6 +87,7 @@ const CAPABILITIES: &[&str] = &[
     MACHINE_VOLUMES,
     BLOCK_DEVICES,
     MACHINE_SWAP,
+    POST_COPY,
 ];
 
 /// All of them, as they are said.

@@ -206,6 +206,8 @@ pub struct Migration {
     pub memory_transport_reason: String,
     /// Bytes that went by RDMA, of those above.
     pub rdma_bytes: u64,
+    /// Bytes of a virtual machine's RAM that were left behind, and came or come when the guest runs already.
+    pub post_copy_bytes: u64,
     /// How the connections were brought to a stop.
     pub method: Method,
     /// Why by that.
@@ -340,6 +342,7 @@ mod tests {
             memory_transport: Transport::Tls,
             memory_transport_reason: "asked for".to_owned(),
             rdma_bytes: 0,
+            post_copy_bytes: 0,
             method: Method::PauseResume,
             method_reason: "asked for".into(),
             paused: Paused::default(),

@@ -16,6 +16,7 @@ use verbatim_seqpacket::Listener;
 
 use crate::agent::Agent;
 use crate::api::ControlService;
+use crate::behind::Behinds;
 use crate::caller;
 use crate::config::Config;
 use crate::directory::Directory;
@@ -109,9 +110,11 @@ pub async fn run(config: Config, faults: Faults) -> anyhow::Result<()> {
     agent.faults = faults;
     let agent = Arc::new(agent);
 
+    Behinds::recover(&agent).context("looking for RAM that was left here")?;
     recover(&agent)
         .await
         .context("taking over from an earlier agent")?;
+    Behinds::watch_found(&agent);
     let nic_listeners = Arc::clone(&agent.nic_listeners).watch();
     let numbers = forwarding::watch(Arc::clone(&agent));
 

@@ -375,6 +375,10 @@ pub struct MigrateArguments {
     /// blackout goes as fast as can be.
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_bandwidth: Option<u32>,
+    /// Of a virtual machine whose guest writes faster than rounds bring it: it runs at the destination before all of its RAM is there, and what is missing
+    /// follows at once. Until then it needs both hosts: a source that is lost then is a lost virtual machine.
+    #[arg(long)]
+    pub post_copy: bool,
     /// How memory goes while the program runs. tls: encrypted, on the agents' own connection. rdma: by one-sided RDMA, not encrypted;
     /// what arrives is compared with fingerprints that go over TLS. auto: rdma where the list of hosts says "trusted_network" of both
     /// hosts. Where RDMA cannot be, it is TLS, and the report says why.

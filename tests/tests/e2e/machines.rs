@@ -4,6 +4,7 @@
 //! none went back, and the guest says itself when a page is not what it was.
 
 mod devices;
+mod post_copy;
 mod swap;
 mod volumes;
 
@@ -52,6 +53,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("machines::attached", HOSTS, attached).injecting_faults(),
     ];
     tests.extend(devices::tests());
+    tests.extend(post_copy::tests());
     tests.extend(volumes::tests());
     tests.extend(swap::tests());
     for role in ["source", "destination"] {

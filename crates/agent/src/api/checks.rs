@@ -115,6 +115,7 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                 witnesses: witnesses.paths(),
                 private_bytes: beside_images,
                 devices: devices::of(record)?,
+                post_copy: false,
             };
             let unknown = agent
                 .peers

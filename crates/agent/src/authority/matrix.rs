@@ -286,6 +286,20 @@ async fn ask(client: &mut PeerClient<Channel>, rpc: PeerRpc, session: u64, name:
         PeerRpc::ShareSecrets => client.share_secrets(links).await.map(drop),
         PeerRpc::PauseEnds => client.pause_ends(links).await.map(drop),
         PeerRpc::ResumeEnds => client.resume_ends(links).await.map(drop),
+        PeerRpc::Lack => {
+            let request = LackRequest {
+                session,
+                ..LackRequest::default()
+            };
+            client.lack(request).await.map(drop)
+        }
+        PeerRpc::ReadBehind => {
+            let request = ReadBehindRequest {
+                session,
+                ..ReadBehindRequest::default()
+            };
+            client.read_behind(request).await.map(drop)
+        }
         PeerRpc::Retarget => {
             let keys = encode(&Vec::<Vec<verbatim_channel::KeyPair>>::new());
             let moved = Vec::new();

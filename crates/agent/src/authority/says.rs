@@ -54,7 +54,9 @@ session!(
     DrainRequest,
     StopRequest,
     SettleRequest,
-    LetGoRequest
+    LetGoRequest,
+    LackRequest,
+    ReadBehindRequest
 );
 
 impl Says for OpenRequest {

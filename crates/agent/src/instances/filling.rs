@@ -13,6 +13,9 @@
 //! | does not say | | as above: memory is missing if the folder is there, or the socket | |
 //!
 //! What lies in memory ends with the machine, as the tasks do: of those of another boot nothing is missing.
+//!
+//! The RAM of a virtual machine that was left behind comes from another host ([`post_copy`]), by this agent itself: what is missing waits while there is
+//! none, and is lost when that host says so.
 
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use std::collections::VecDeque;
@@ -33,6 +36,7 @@ use verbatim_session::record::What;
 use crate::agent::Shared;
 use crate::instances::Instance;
 use crate::instances::home::Paths;
+use crate::instances::machine::post_copy::{self, Bringing, Progress};
 
 /// How often it is said of a fill that it goes on.
 const TELL_EVERY: Duration = Duration::from_secs(60);
@@ -97,17 +101,54 @@ pub fn lose_some(paths: &Paths) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Who gives the tasks what they lack.
+pub enum Giver {
+    /// Processes of this host's, to the tasks of a container.
+    Processes,
+    /// The host that a virtual machine has left. There is nobody to bring it if that cannot come, or nothing is missing.
+    Host(Option<Bringing>),
+}
+
 /// The tasks of an instance run without some of their memory; `session` has brought it here.
-pub fn watch(agent: &Shared, instance: &Arc<Instance>, session: u64) {
-    Filling::spawn(agent, instance, Some(session), Fill::begin());
+pub fn watch(agent: &Shared, instance: &Arc<Instance>, session: u64, giver: Giver) {
+    if let Giver::Host(Some(bringing)) = &giver {
+        let (instance, left_kib) = (instance.name(), bringing.left() >> 10);
+        tracing::info!(
+            instance,
+            left_kib,
+            "it runs, and the rest of its RAM comes from the host that it has left"
+        );
+    }
+    Filling::spawn(agent, instance, Some(session), giver, Fill::begin());
 }
 
 /// The same for an instance that an earlier agent has left running.
 pub fn take_over(agent: &Shared, instance: &Arc<Instance>) {
     let paths = &instance.home.paths;
-    let traces = paths.private.exists() || control(paths).exists();
     let (session, noted) = agent.journal.memory(instance.name());
-    Filling::spawn(agent, instance, session, Fill::recover(noted, traces));
+    if !post_copy::record(paths).exists() {
+        let traces = paths.private.exists() || control(paths).exists();
+        Filling::spawn(
+            agent,
+            instance,
+            session,
+            Giver::Processes,
+            Fill::recover(noted, traces),
+        );
+        return;
+    }
+    let bringing = Bringing::take_over(agent, paths, instance.init_pid()).unwrap_or_else(|error| {
+        let (instance, error) = (instance.name(), format!("{error:#}"));
+        tracing::error!(instance, error, "the RAM that it lacks cannot be brought");
+        None
+    });
+    Filling::spawn(
+        agent,
+        instance,
+        session,
+        Giver::Host(bringing),
+        Fill::recover(noted, true),
+    );
 }
 
 /// Notes of sessions that nothing is missing to the tasks that they have brought here: those are gone. `is_here` says of an instance that it is, or may be.
@@ -127,6 +168,7 @@ struct Filling {
     instance: Arc<Instance>,
     /// Whose record it is noted in. There is none if records are missing.
     session: Option<u64>,
+    giver: Giver,
     fill: Fill,
 }
 
@@ -135,12 +177,14 @@ impl Filling {
         agent: &Shared,
         instance: &Arc<Instance>,
         session: Option<u64>,
+        giver: Giver,
         (fill, actions): (Fill, Vec<Action>),
     ) {
         let filling = Self {
             agent: Arc::clone(agent),
             instance: Arc::clone(instance),
             session,
+            giver,
             fill,
         };
         instance.set_whole(fill.is_whole());
@@ -169,14 +213,19 @@ impl Filling {
         debug_assert_eq!(self.fill.state(), State::Ended);
     }
 
-    /// Until the processes say how it ends.
+    /// Until it is known how it ends.
     async fn listen(&self) -> Event {
-        let control = control(&self.instance.home.paths);
-        let ended = match Filler::find(&control) {
-            Ok(Some(filler)) => wait(filler).await,
-            // They take their socket away when they end in order.
-            Ok(None) => Ok(()),
-            Err(error) => Err(format!("{:#}", anyhow::Error::from(error))),
+        let ended = match &self.giver {
+            Giver::Processes => self.processes().await,
+            Giver::Host(bringing) => match bringing {
+                Some(bringing) => match bringing.ended().await {
+                    Progress::Lost(why) => Err(why),
+                    Progress::Comes | Progress::Whole | Progress::Gone => Ok(()),
+                },
+                // Unless it is known what is missing, and nothing is.
+                None if !post_copy::record(&self.instance.home.paths).exists() => Ok(()),
+                None => Err("it cannot be brought".to_owned()),
+            },
         };
         match ended {
             Ok(()) => Event::Filled,
@@ -187,6 +236,17 @@ impl Filling {
                 );
                 Event::Lost
             }
+        }
+    }
+
+    /// Until the processes say how it ends.
+    async fn processes(&self) -> Result<(), String> {
+        let control = control(&self.instance.home.paths);
+        match Filler::find(&control) {
+            Ok(Some(filler)) => wait(filler).await,
+            // They take their socket away when they end in order.
+            Ok(None) => Ok(()),
+            Err(error) => Err(format!("{:#}", anyhow::Error::from(error))),
         }
     }
 
@@ -230,12 +290,25 @@ impl Filling {
         }
     }
 
-    /// Removes the folder of what was missing, then ends the processes. Whether nothing is left.
-    async fn clear(&self) -> bool {
+    /// Removes what was kept for it, then ends those who gave it. Whether nothing is left.
+    async fn clear(&mut self) -> bool {
+        if let Giver::Host(bringing) = &mut self.giver
+            && let Some(bringing) = bringing.take()
+            && bringing.ended().await == Progress::Whole
+            && let Err(error) = bringing.end().await
+        {
+            // Its QEMU may have ended just now.
+            tracing::warn!(
+                instance = self.instance.name(),
+                error = format!("{error:#}"),
+                "it has all of its RAM, and QEMU still has what waited for it"
+            );
+        }
         let instance = Arc::clone(&self.instance);
         let cleared = tokio::task::spawn_blocking(move || {
             let cleared = instance.home.while_there(|paths| {
                 forget(paths)?;
+                post_copy::forget(paths)?;
                 give_up(paths);
                 anyhow::Ok(())
             });

@@ -6,6 +6,7 @@
 //!    qmp               QEMU's socket for us, which QEMU makes on each host
 //!  images/NAME/      during a move: the state of the devices, and whether the guest ran ([`leaving`])
 //!  criu/NAME/ran     during a move, on both hosts: the latter, for an agent that comes after this one
+//!  criu/NAME/ram.*   while RAM is missing that has been left behind ([`post_copy`])
 //! ```
 //!
 //! A domain of libvirt's is asked and started through libvirt ([`domain`]).
@@ -19,6 +20,7 @@ pub mod attached;
 pub mod domain;
 pub mod guest;
 pub mod leaving;
+pub mod post_copy;
 pub mod qemu;
 
 use std::fs::File;

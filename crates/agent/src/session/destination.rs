@@ -3,6 +3,7 @@
 mod claim;
 mod decision;
 pub mod landed;
+mod post_copy;
 mod recover;
 mod set_up;
 mod tried;
@@ -49,6 +50,7 @@ use crate::report::milliseconds;
 use crate::session::rnics;
 use crate::standby::StandbyContext;
 use crate::turns::Turn;
+use post_copy::Lacking;
 
 /// How long the place that the instance had here before may take to be cleared.
 const CLEAR_TIMEOUT: Duration = Duration::from_secs(10);
@@ -93,7 +95,7 @@ impl Destinations {
         };
         let (journal, session) = (&agent.journal, request.session);
         journal.write(session, Role::Destination, What::Opened(parties))?;
-        let opened = Self::make(agent, session, record).await;
+        let opened = Self::make(agent, session, record, request.post_copy).await;
         if let Err(error) = &opened {
             volumes::settle(agent, session, Role::Destination, Outcome::RolledBack);
             journal.failed(session, Role::Destination, error);
@@ -102,7 +104,7 @@ impl Destinations {
         opened
     }
 
-    async fn make(agent: &Shared, session: u64, record: Record) -> anyhow::Result<()> {
+    async fn make(agent: &Shared, session: u64, record: Record, may_lack: bool) -> anyhow::Result<()> {
         volumes::note(agent, session, Role::Destination, &record)?;
         agent.faults.pass(Point::DestinationOpen).await?;
         let reservation = agent.instances.reserve(record.name.as_str())?;
@@ -140,6 +142,7 @@ impl Destinations {
             agent.destinations.close(session);
         }
         opening.home = Some(made?);
+        opening.may_lack = may_lack;
         Ok(())
     }
 
@@ -275,6 +278,10 @@ pub struct Destination {
     fills: bool,
     /// They give it to the tasks.
     filler: Option<Filler>,
+    /// Of a virtual machine: RAM may come after the decision.
+    may_lack: bool,
+    /// What of it, and how.
+    lacking: Lacking,
     /// By process, in the order of its contexts.
     contexts: Vec<(u32, StandbyContext)>,
     keys: ProcessKeys,
@@ -328,6 +335,8 @@ impl Destination {
             bulk: None,
             fills: false,
             filler: None,
+            may_lack: false,
+            lacking: Lacking::default(),
             paths: paths.clone(),
             home: None,
             _reservation: reservation,
@@ -496,7 +505,9 @@ impl Destination {
                 let config = &self.agent.config;
                 tokio::task::block_in_place(|| home.take_volumes(config, Some(self.session)))?;
             }
-            let arriving = Arriving::prepare(&self.agent.tools, home).await?;
+            let prepared = Arriving::prepare(&self.agent.tools, home, self.may_lack).await;
+            let (arriving, lacks) = prepared?;
+            self.lacking = lacks.map_or(Lacking::Nothing, Lacking::Prepared);
             let elsewhere = arriving.ram_elsewhere();
             // Before anything of it can fail.
             self.restore = Some(Restore::Machine(arriving));
@@ -546,6 +557,7 @@ impl Destination {
             let config = &self.agent.config;
             tokio::task::block_in_place(|| home.take_volumes(config, Some(self.session)))?;
         }
+        self.lacks_nothing()?;
         let restore = self.restore.take().context("the restore was not prepared")?;
         // A task that waits for memory that never came would be waited for, and CRIU with it.
         let refused = filling::refused(self.filler.as_ref());

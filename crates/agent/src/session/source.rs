@@ -2,7 +2,7 @@
 //!
 //! [`migrate`] is the whole story. What an attempt has done, and would have to undo, is kept in [`Source`]; its steps are
 //! in [`transport`], [`pre_copy`], [`track`], [`pre_dump`], [`turn`], [`prepare`] with [`partners`], [`stop`] with [`settle`] or [`pause`], and [`commit`], with [`volumes`] beside them, the way back
-//! in [`undo`]; what is different for a virtual machine in [`machine`]. How many attempts there are says [`attempts`]. Who decides what, and when, is the machine's in [`decision`].
+//! in [`undo`]; what is different for a virtual machine in [`machine`] and [`post_copy`]. How many attempts there are says [`attempts`]. Who decides what, and when, is the machine's in [`decision`].
 
 mod ahead;
 mod attempts;
@@ -17,6 +17,7 @@ mod participants;
 mod partners;
 mod pause;
 mod plan;
+mod post_copy;
 mod pre_copy;
 mod pre_dump;
 mod prepare;
@@ -42,6 +43,7 @@ use verbatim_container::Checkpoint;
 use verbatim_session::Role;
 use verbatim_session::decision::source::Event;
 use verbatim_session::record::Note;
+use verbatim_tracking::Ranges;
 
 use crate::agent::Shared;
 use crate::allocator;
@@ -98,6 +100,8 @@ pub struct Request {
     pub limits: Limits,
     /// How fast memory is sent while the program runs, in bytes per second.
     pub max_bandwidth: Option<NonZeroU64>,
+    /// Of a virtual machine: what rounds do not bring comes after the decision.
+    pub post_copy: bool,
     /// How connections are brought to a stop.
     pub method: Wanted,
     /// How memory goes while the program runs.
@@ -195,6 +199,8 @@ struct Source {
     checkpoint: Option<Checkpoint>,
     /// Of a virtual machine, in its place.
     machine: Option<Leaving>,
+    /// What of its RAM is not brought before the decision, once that is how it goes.
+    left_behind: Option<Ranges>,
     /// The RNIC connections of processes that wait at the gate.
     quiesced: Vec<(u32, Vec<std::os::fd::OwnedFd>)>,
     /// It has copies of them.
@@ -277,6 +283,7 @@ impl Source {
             suspended: false,
             checkpoint: None,
             machine: None,
+            left_behind: None,
             quiesced: Vec::new(),
             keeper: None,
             gate_closed: false,
@@ -548,6 +555,7 @@ impl Source {
             memory_transport: self.transport.transport,
             memory_transport_reason: self.transport.reason,
             rdma_bytes: self.route.bulk.bytes(),
+            post_copy_bytes: self.left_behind.map_or(0, |left| left.bytes()),
             method: self.choice.method,
             method_reason: self.choice.reason,
             paused: self.paused,

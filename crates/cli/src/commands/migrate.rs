@@ -28,6 +28,7 @@ pub async fn run(lab: &str, arguments: MigrateArguments) -> anyhow::Result<ExitC
         max_bytes_per_second: u64::from(arguments.max_bandwidth.unwrap_or(0)) << 20,
         memory_transport: arguments.memory_transport.clone(),
         memory_tuning: arguments.memory_tuning.clone(),
+        post_copy: arguments.post_copy,
     };
     // Shows itself on a terminal only.
     let spinner = ProgressBar::new_spinner()

@@ -14,12 +14,12 @@ use rustix::fs::OFlags;
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use verbatim_container::{ContainerName, Host, Init, Runc, Tasks};
-use verbatim_vm::{Error, Incoming, Machine};
+use verbatim_vm::{Error, Incoming, Machine, PostCopy};
 
 use super::guest::{Guest, Owned};
 use super::leaving::{DEVICES, RAN, forget, read_ran};
 use super::qemu::{connect, last_words};
-use super::{domain, make_ram};
+use super::{domain, make_ram, post_copy};
 use crate::instances::home::{Home, Paths};
 use crate::instances::start;
 use crate::memory::beneath;
@@ -59,8 +59,12 @@ struct Waiting {
 
 impl Arriving {
     /// Starts QEMU in the container of `home`, whose bundle is made. The RAM must come after it: what QEMU puts there when it starts is
-    /// not the guest's.
-    pub async fn prepare(host: &Host, home: &Home) -> anyhow::Result<Self> {
+    /// not the guest's. `may_lack`: some of it may come when the guest runs already.
+    pub async fn prepare(
+        host: &Host,
+        home: &Home,
+        may_lack: bool,
+    ) -> anyhow::Result<(Self, Option<PostCopy>)> {
         let (name, paths) = (&home.record.name, &home.paths);
         let place = Place {
             tasks: Tasks::of(host, name, &paths.work),
@@ -81,16 +85,21 @@ impl Arriving {
                     domain::start(domain, *ram, &place.tasks, paths).await?
                 }
             };
+            let lacks = match may_lack {
+                true => Some(machine.post_copy(&post_copy::record(paths)).await?),
+                false => None,
+            };
             let (incoming, stream) = machine.arrive().await?;
-            anyhow::Ok(Waiting {
+            let waiting = Waiting {
                 init,
                 machine,
                 incoming,
                 stream,
-            })
+            };
+            anyhow::Ok((waiting, lacks))
         };
         match waiting.await {
-            Ok(waiting) => Ok(Self { place, waiting }),
+            Ok((waiting, lacks)) => Ok((Self { place, waiting }, lacks)),
             Err(error) => {
                 place.clear().await?;
                 Err(error)

@@ -24,10 +24,7 @@ pub async fn connect(paths: &Paths, init_pid: i32) -> anyhow::Result<Arc<Machine
         return attached.connect().await;
     }
     let folder = &paths.folder;
-    let path = folder.join(RAM);
-    let file = beneath::open(folder, Path::new(RAM), OFlags::RDWR)?;
-    let file = file.with_context(|| format!("{} is not the guest's RAM any more", path.display()))?;
-    let ram = Ram::of(file, &path)?;
+    let ram = ram(paths)?;
     let root = beneath::folder(folder)?;
     let machine = Machine::started(init_pid.unsigned_abs(), ram, || {
         let socket = beneath::open_any(&root, Path::new(QMP), OFlags::PATH, Mode::empty());
@@ -41,6 +38,14 @@ pub async fn connect(paths: &Paths, init_pid: i32) -> anyhow::Result<Arc<Machine
         Err(Error::Gone) => bail!("QEMU has ended: {}", last_words(folder)),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Its RAM, where that is a file of the runtime folder.
+pub fn ram(paths: &Paths) -> anyhow::Result<Ram> {
+    let path = paths.folder.join(RAM);
+    let file = beneath::open(&paths.folder, Path::new(RAM), OFlags::RDWR)?;
+    let file = file.with_context(|| format!("{} is not the guest's RAM any more", path.display()))?;
+    Ok(Ram::of(file, &path)?)
 }
 
 /// What stands in the way of moving it, all of it.

@@ -14,9 +14,10 @@ use verbatim_session::fill::Noted;
 use verbatim_session::record::What;
 
 use super::Destination;
+use super::post_copy::Lacking;
 use crate::faults::Point;
 use crate::instances::Instance;
-use crate::instances::filling;
+use crate::instances::filling::{self, Giver};
 use crate::instances::machine::{attached, qemu};
 use crate::instances::recovery;
 use crate::keeper::Keeper;
@@ -123,6 +124,7 @@ impl Destination {
         OutcomeReply {
             outcome: outcome.into(),
             reason: self.why.clone(),
+            ..OutcomeReply::default()
         }
     }
 
@@ -165,9 +167,9 @@ impl Destination {
 
     /// Whether the tasks are let go without some of their memory.
     fn lacks_memory(&self) -> Noted {
-        match self.filler {
-            Some(_) => Noted::Missing,
-            None => Noted::Nothing,
+        match (&self.filler, &self.lacking) {
+            (None, Lacking::Nothing | Lacking::Prepared(_)) => Noted::Nothing,
+            _ => Noted::Missing,
         }
     }
 
@@ -223,7 +225,11 @@ impl Destination {
         self.turn = Some(self.agent.turns.have(home.record.name.as_str(), self.session));
         let instance = Instance::start(home, pid, init, true);
         if self.filler.take().is_some() {
-            filling::watch(&self.agent, &instance, self.session);
+            filling::watch(&self.agent, &instance, self.session, Giver::Processes);
+        }
+        if let Lacking::Comes(bringing) = std::mem::take(&mut self.lacking) {
+            bringing.the_rest();
+            filling::watch(&self.agent, &instance, self.session, Giver::Host(Some(bringing)));
         }
         self.agent.instances.insert(Arc::clone(&instance));
         // A domain of libvirt's is attached here, too.
@@ -339,6 +345,7 @@ impl Destination {
         {
             tracing::warn!(error = format!("{error:#}"), "cancelling a restore");
         }
+        self.lacking = Lacking::Nothing;
         self.contexts.clear();
         if let Some(filler) = self.filler.take()
             && let Err(error) = filler.give_up()

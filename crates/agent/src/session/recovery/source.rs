@@ -13,6 +13,7 @@ use verbatim_session::decision::source::{Action, Event, Question, Source as Mach
 use verbatim_session::decision::{CommitAnswer, Evidence, Fact, Outcome, Timer};
 
 use crate::agent::Shared;
+use crate::behind::Behinds;
 use crate::guests::Guest;
 use crate::instances::home::Paths;
 use crate::instances::machine::leaving;
@@ -261,6 +262,7 @@ impl Recovery {
 
     /// The instance goes on here, with its connections.
     async fn undo(&mut self) {
+        self.agent.behinds.forget(self.known.session);
         let told = settle(&self.agent, self.known.session, Role::Source, Outcome::RolledBack);
         take_back(told, self.disks()).await;
         let held = self.held().await;
@@ -360,6 +362,7 @@ impl Recovery {
     /// The instance is the destination's: the old place is cleared. What is left to do elsewhere the destination does.
     async fn finish(&mut self) {
         self.driven.control.committed();
+        Behinds::watch(&self.agent, self.known.session);
         let told = settle(&self.agent, self.known.session, Role::Source, Outcome::Committed);
         leave(told, self.disks()).await;
         let held = self.held().await;

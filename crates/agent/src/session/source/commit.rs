@@ -8,6 +8,7 @@ use tokio::task::JoinHandle;
 use verbatim_channel::Endpoint;
 
 use super::Source;
+use crate::behind::Behinds;
 use crate::faults::Point;
 use crate::forwarding::{self, Forward, Moved};
 
@@ -116,6 +117,7 @@ impl Source {
         }
         let instance = Arc::clone(&self.instance);
         let _ = tokio::task::spawn_blocking(move || instance.home.remove()).await;
+        Behinds::watch(&self.agent, self.session);
         self.reservation = None;
     }
 }

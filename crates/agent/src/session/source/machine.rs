@@ -85,18 +85,23 @@ impl Source {
         let begun = Instant::now();
         let mut destination = self.destination();
         let mut beside = destination.clone();
-        let (way, rounds) = (
-            self.in_a_hurry(),
-            &mut self.machine.as_mut().context("as above")?.rounds,
-        );
         self.files.hurry();
-        let (files, ram) = tokio::join!(
-            self.files.round(&mut destination),
-            way.ram(Path::new(RAM), rounds, Which::Last, &mut beside),
-        );
+        if self.left_behind.is_some() {
+            self.leave_the_rest_behind().await?;
+            self.bytes.stop_and_copy += self.files.round(&mut destination).await?;
+        } else {
+            let (way, rounds) = (
+                self.in_a_hurry(),
+                &mut self.machine.as_mut().context("as above")?.rounds,
+            );
+            let (files, ram) = tokio::join!(
+                self.files.round(&mut destination),
+                way.ram(Path::new(RAM), rounds, Which::Last, &mut beside),
+            );
+            self.bytes.stop_and_copy += files? + ram?;
+        }
         let last = milliseconds(begun.elapsed());
         tracing::debug!("the last round of the RAM took {last:.1} ms");
-        self.bytes.stop_and_copy += files? + ram?;
         let Some(Dumped::Machine(stopped)) = &mut self.dumped else {
             unreachable!("as above");
         };

@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
+use super::post_copy::leave_some_behind;
 use super::{Progress, Source};
 use crate::instances::machine::RAM;
+use crate::instances::machine::leaving::Leaving;
 use crate::memory::convergence::{Round, Verdict};
 use crate::memory::private;
 use crate::memory::ram::Which;
@@ -37,6 +39,10 @@ impl Source {
                 }
                 Verdict::DoesNotConverge => break,
             }
+        }
+        if self.request.post_copy {
+            self.begin_to_leave_behind();
+            return self.round().await;
         }
         self.keeps_the_limit()?;
         self.note(&format!(
@@ -87,14 +93,20 @@ impl Source {
         let bytes = {
             let way = self.way();
             let sent_ram = Arc::clone(&way.sent);
-            let (files, machine) = (&mut self.files, &mut self.machine);
+            let (session, to) = (self.session, &self.request.destination);
+            let (files, machine, left) = (&mut self.files, &mut self.machine, &mut self.left_behind);
             let round = async {
                 let ram = match machine {
-                    Some(machine) => {
-                        let rounds = &mut machine.rounds;
-                        way.ram(Path::new(RAM), rounds, Which::Another, &mut destination)
-                            .await?
-                    }
+                    Some(Leaving { rounds, .. }) => match left {
+                        Some(left) => {
+                            leave_some_behind((session, to), rounds, left, &mut destination).await?;
+                            0
+                        }
+                        None => {
+                            way.ram(Path::new(RAM), rounds, Which::Another, &mut destination)
+                                .await?
+                        }
+                    },
                     None => 0,
                 };
                 anyhow::Ok(ram + files.round(&mut destination).await?)

@@ -36,6 +36,7 @@ impl Source {
             self.instance.whole().await;
         }
         let mut destination = self.agent.peers.connect(&to).await?;
+        self.may_leave_behind()?;
         let parties = Parties {
             instance: self.instance.name().to_owned(),
             source: self.agent.name().to_owned(),
@@ -110,6 +111,7 @@ impl Source {
             witnesses: witnesses.paths(),
             private_bytes,
             devices: devices::of(self.record())?,
+            post_copy: self.request.post_copy,
         };
         // Before it is asked for anything, so that it undoes whatever it has begun when this agent is gone.
         self.destination = Some(destination.clone());

@@ -60,6 +60,7 @@ impl Source {
         if self.machine.take().is_some() {
             leaving::take_back(&self.instance).await;
         }
+        self.agent.behinds.forget(self.session);
         self.ahead.clear(&self.instance.home.paths).await;
         if let Some(mut destination) = self.destination.take() {
             let abort = destination.abort(SessionId {

@@ -1,0 +1,312 @@
+//! RAM that virtual machines have left here by post-copy, and that their new hosts have not all of yet.
+//!
+//! ```text
+//!  behind/SESSION/
+//!    destination   the host that may read it, and that says when it has all
+//!    ram           the file that was QEMU's RAM: another link to it
+//! ```
+//!
+//! The link is made before the decision, so that the old place is cleared after it as ever. It goes when the session is rolled back, or when
+//! the destination says that nothing is missing there, durably on its side ([`Behinds::watch`]). The files lie in memory: what a host's restart takes
+//! away is lost, and with it the virtual machine, which its destination ends.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use rustix::fs::{AtFlags, CWD};
+use verbatim_session::Role;
+use verbatim_session::decision::Outcome;
+use verbatim_vm::{Behind, Ram, Run};
+
+use crate::agent::Shared;
+use crate::instances::recovery::make_private;
+use crate::proto::outcome_reply::{Memory, Outcome as Answered};
+use crate::proto::{OutcomeReply, RamRun, SessionId};
+
+/// At most so much is read at once, in bytes.
+const READ: u64 = 1 << 20;
+
+/// How often the destination is asked whether it has all, at first and at last.
+const ASK: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(10)];
+
+/// How long the destination may take to answer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// How often it is said that something is kept for long.
+const TELL_EVERY: Duration = Duration::from_secs(60);
+
+/// What was left, by session.
+#[derive(Debug)]
+pub struct Behinds {
+    folder: PathBuf,
+    kept: Mutex<HashMap<u64, Arc<Kept>>>,
+}
+
+/// What one virtual machine has left.
+#[derive(Debug)]
+pub struct Kept {
+    destination: String,
+    behind: Behind,
+}
+
+impl Kept {
+    /// What is in a range of it.
+    pub fn read(&self, range: Range<u64>) -> anyhow::Result<Vec<RamRun>> {
+        let length = range.end.saturating_sub(range.start);
+        ensure!(length <= READ, "{length} bytes are too many at once");
+        let runs = self.behind.runs(range)?.into_iter().map(|run| {
+            let (range, mut data) = match run {
+                Run::Zero(range) => (range, Vec::new()),
+                Run::Data(range) => {
+                    let bytes = usize::try_from(range.end - range.start)?;
+                    (range, vec![0; bytes])
+                }
+            };
+            if !data.is_empty() {
+                self.behind.ram().read(range.clone(), &mut data)?;
+            }
+            Ok(RamRun {
+                start: range.start,
+                length: range.end - range.start,
+                data,
+            })
+        });
+        runs.collect()
+    }
+}
+
+impl Behinds {
+    /// Those in a folder, once [`Behinds::recover`] was called.
+    pub fn new(folder: PathBuf) -> Self {
+        Self {
+            folder,
+            kept: Mutex::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Kept>>> {
+        self.kept.lock().expect("no panic under this lock")
+    }
+
+    fn of(&self, session: u64) -> PathBuf {
+        self.folder.join(format!("{session:016x}"))
+    }
+
+    /// What was left in a session, for a host; `None` if nothing is kept for it.
+    pub fn get(&self, session: u64, host: &str) -> Option<Arc<Kept>> {
+        let kept = self.lock().get(&session).cloned();
+        kept.filter(|kept| kept.destination == host)
+    }
+
+    /// Keeps what stands still, whoever clears the place that it has: from now on the destination may read it.
+    pub fn keep(&self, session: u64, destination: &str, behind: Behind) -> anyhow::Result<()> {
+        let folder = self.of(session);
+        let made = make_private(&self.folder).and_then(|()| {
+            make_private(&folder)?;
+            std::fs::write(folder.join("destination"), destination)?;
+            link(behind.ram().file(), &folder.join("ram"))
+        });
+        made.with_context(|| {
+            format!(
+                "cannot keep {} in {} for post-copy; the RAM must lie in the same tmpfs",
+                behind.ram().path().display(),
+                folder.display()
+            )
+        })?;
+        let destination = destination.to_owned();
+        let kept = Kept { destination, behind };
+        self.lock().insert(session, Arc::new(kept));
+        Ok(())
+    }
+
+    /// It is not needed (any more).
+    pub fn forget(&self, session: u64) {
+        self.lock().remove(&session);
+        let folder = self.of(session);
+        match std::fs::remove_dir_all(&folder) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(folder = %folder.display(), %error, "RAM that nobody needs stays in memory; remove it");
+            }
+            _ => {}
+        }
+    }
+
+    /// Finds what an earlier agent has kept. From then on it may be read.
+    pub fn recover(agent: &Shared) -> anyhow::Result<()> {
+        let behinds = &agent.behinds;
+        make_private(&behinds.folder).with_context(|| format!("cannot make {}", behinds.folder.display()))?;
+        for entry in std::fs::read_dir(&behinds.folder)? {
+            let name = entry?.file_name();
+            let Some(session) = name.to_str().and_then(|name| u64::from_str_radix(name, 16).ok()) else {
+                continue;
+            };
+            match found(&behinds.of(session)) {
+                Ok(kept) => drop(behinds.lock().insert(session, Arc::new(kept))),
+                Err(error) => {
+                    // The earlier agent was cut off before the decision, or after all had come.
+                    tracing::info!(error = format!("{error:#}"), "what is left of RAM is removed");
+                    behinds.forget(session);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Watches what was found, once sessions were taken up. Those that are not over forget or watch theirs.
+    pub fn watch_found(agent: &Shared) {
+        let found: Vec<u64> = agent.behinds.lock().keys().copied().collect();
+        for session in found {
+            let parts = agent.journal.parts(session);
+            let own = parts.iter().find(|part| part.role == Role::Source);
+            match own.map(|part| (part.has_ended(), part.is_decided())) {
+                Some((true, Some(Outcome::RolledBack))) => agent.behinds.forget(session),
+                Some((true, _)) | None => Self::watch(agent, session),
+                Some((false, _)) => {}
+            }
+        }
+    }
+
+    /// The virtual machine has left: asks the destination until it has all, and then forgets what was left.
+    pub fn watch(agent: &Shared, session: u64) {
+        let Some(kept) = agent.behinds.lock().get(&session).cloned() else {
+            return;
+        };
+        let agent = Arc::clone(agent);
+        tokio::spawn(async move {
+            let (mut pause, mut told) = (ASK[0], Instant::now());
+            let host = &kept.destination;
+            loop {
+                let asked = async {
+                    let mut client = agent.peers.connect(host).await?;
+                    anyhow::Ok(client.outcome(SessionId { session }).await?.into_inner())
+                };
+                let answer = tokio::time::timeout(ANSWER, asked).await;
+                if let Ok(Ok(reply)) = &answer
+                    && has_all(reply)
+                {
+                    break;
+                }
+                if told.elapsed() >= TELL_EVERY {
+                    told = Instant::now();
+                    let session = format!("{session:016x}");
+                    tracing::warn!(
+                        session,
+                        host,
+                        ?answer,
+                        "RAM is kept for a virtual machine that has not all of it yet"
+                    );
+                }
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(ASK[1]);
+            }
+            agent.behinds.forget(session);
+            tracing::info!(
+                session = format!("{session:016x}"),
+                host,
+                "it has all of its RAM; what was kept here is given back"
+            );
+        });
+    }
+}
+
+/// Whether the destination needs nothing of what is kept for it.
+fn has_all(reply: &OutcomeReply) -> bool {
+    match reply.outcome() {
+        // It has never run there, and never will.
+        Answered::RolledBack => true,
+        Answered::Committed => reply.memory() == Memory::Whole,
+        // It may have lost its journal, and run.
+        Answered::Unknown | Answered::Undecided => false,
+    }
+}
+
+/// Another link to a file that is open.
+fn link(file: &File, path: &Path) -> io::Result<()> {
+    let open = format!("/proc/self/fd/{}", file.as_raw_fd());
+    Ok(rustix::fs::linkat(CWD, open, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
+}
+
+fn found(folder: &Path) -> anyhow::Result<Kept> {
+    let destination = folder.join("destination");
+    let destination = std::fs::read_to_string(&destination)
+        .with_context(|| format!("cannot read {}", destination.display()))?;
+    let ram = Arc::new(Ram::open(&folder.join("ram"))?);
+    let behind = Behind::of(&ram)?;
+    Ok(Kept { destination, behind })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A RAM of four pages, of which the second has something.
+    fn ram(folder: &Path) -> Arc<Ram> {
+        let ram = Ram::create(&folder.join("mem"), 4 * 4096).unwrap();
+        ram.write(4096, &[7; 4096]).unwrap();
+        Arc::new(ram)
+    }
+
+    #[test]
+    fn what_is_kept_outlives_its_place_and_is_given_to_its_destination_alone() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let behinds = Behinds::new(folder.path().join("behind"));
+        let ram = ram(folder.path());
+        behinds.keep(5, "dst", Behind::of(&ram).unwrap()).unwrap();
+        std::fs::remove_file(folder.path().join("mem")).unwrap();
+        drop(ram);
+        assert!(behinds.get(5, "other").is_none());
+        assert!(behinds.get(6, "dst").is_none());
+        let runs = behinds.get(5, "dst").unwrap().read(0..4 * 4096).unwrap();
+        let bytes: u64 = runs.iter().map(|run| run.length).sum();
+        assert_eq!(bytes, 4 * 4096);
+        let data: Vec<_> = runs.iter().filter(|run| !run.data.is_empty()).collect();
+        assert_eq!(data.len(), 1);
+        assert_eq!((data[0].start, &data[0].data[..]), (4096, &[7; 4096][..]));
+        // One that comes later finds it.
+        let kept = found(&behinds.of(5)).unwrap();
+        assert_eq!(kept.destination, "dst");
+        assert_eq!(kept.read(4096..8192).unwrap()[0].data, [7; 4096]);
+        behinds.forget(5);
+        assert!(behinds.get(5, "dst").is_none());
+        assert!(!behinds.of(5).exists());
+    }
+
+    #[test]
+    fn who_asks_for_more_than_there_is_is_refused() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let behinds = Behinds::new(folder.path().join("behind"));
+        behinds
+            .keep(5, "dst", Behind::of(&ram(folder.path())).unwrap())
+            .unwrap();
+        let kept = behinds.get(5, "dst").unwrap();
+        assert!(kept.read(0..5 * 4096).is_err(), "there are four pages");
+        assert!(kept.read(0..READ + 4096).is_err());
+        #[allow(clippy::reversed_empty_ranges, reason = "a hostile peer's")]
+        let backwards = 8192..4096;
+        assert!(kept.read(backwards).is_err() || kept.read(8192..4096).unwrap().is_empty());
+    }
+
+    #[test]
+    fn it_is_kept_until_the_destination_has_all() {
+        let says = |outcome: Answered, memory: Memory| {
+            has_all(&OutcomeReply {
+                outcome: outcome.into(),
+                memory: memory.into(),
+                ..OutcomeReply::default()
+            })
+        };
+        assert!(says(Answered::Committed, Memory::Whole));
+        assert!(says(Answered::RolledBack, Memory::NotSaid));
+        assert!(!says(Answered::Committed, Memory::Missing));
+        assert!(!says(Answered::Committed, Memory::NotSaid));
+        assert!(!says(Answered::Unknown, Memory::Whole), "it has lost its journal");
+        assert!(!says(Answered::Undecided, Memory::Whole));
+    }
+}

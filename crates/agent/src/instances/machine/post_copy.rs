@@ -1,0 +1,294 @@
+//! RAM that comes when the guest runs already (`verbatim_vm::PostCopy`), from the host that it has left.
+//!
+//! ```text
+//!  criu/NAME/ram.missing   what is missing, beside the RAM in memory; as long as QEMU waits for it
+//!  criu/NAME/ram.from      the session and the source, for an agent that comes after this one
+//! ```
+//!
+//! [`Bringing`] asks the source's agent for what somebody waits for, and beside that for the rest. The former begins before the decision, since the devices' state is
+//! loaded with the help of it; the latter when the guest runs ([`Bringing::the_rest`]). Where the source does not answer it is asked again for as long as it takes. If it says that it keeps nothing, the guest is lost.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use verbatim_vm::{Error, PostCopy};
+
+use crate::agent::Shared;
+use crate::faults::Point;
+use crate::instances::home::Paths;
+use crate::instances::machine::qemu;
+use crate::proto::{RamRun, ReadBehindRequest};
+
+/// So many requests are under way for what nobody waits for.
+const AHEAD: usize = 4;
+
+/// Until a source is asked again that does not answer.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How long a source may take to answer.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Where missing RAM comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The session that has brought the guest here.
+    pub session: u64,
+    /// The host that it has left.
+    pub source: String,
+}
+
+/// Where what is missing is written down.
+pub fn record(paths: &Paths) -> PathBuf {
+    paths.work.join("ram.missing")
+}
+
+impl Origin {
+    fn path(paths: &Paths) -> PathBuf {
+        paths.work.join("ram.from")
+    }
+
+    /// Writes it down for an agent that comes after this one.
+    pub fn keep(&self, paths: &Paths) -> anyhow::Result<()> {
+        let path = Self::path(paths);
+        std::fs::write(&path, serde_json::to_vec(self)?)
+            .with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    fn found(paths: &Paths) -> anyhow::Result<Self> {
+        let path = Self::path(paths);
+        let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))
+    }
+}
+
+/// How it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Progress {
+    /// Something is missing.
+    Comes,
+    /// Nothing is.
+    Whole,
+    /// QEMU has ended.
+    Gone,
+    /// What is missing will not come; why.
+    Lost(String),
+}
+
+/// Brings it, until it is dropped: who waits then waits on.
+#[derive(Debug)]
+pub struct Bringing {
+    post_copy: Arc<PostCopy>,
+    progress: watch::Receiver<Progress>,
+    the_rest: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Bringing {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Bringing {
+    /// All that is missing is known: from now on who waits for a part of it gets that.
+    pub fn begin(agent: &Shared, origin: Origin, post_copy: PostCopy) -> Self {
+        let (sender, progress) = watch::channel(Progress::Comes);
+        let (the_rest, may_go_ahead) = watch::channel(false);
+        let post_copy = Arc::new(post_copy);
+        let agent = Arc::clone(agent);
+        let task = tokio::spawn({
+            let post_copy = Arc::clone(&post_copy);
+            async move {
+                let end = match bring(&agent, &origin, &post_copy, &sender, may_go_ahead).await {
+                    Error::Gone => Progress::Gone,
+                    error => Progress::Lost(format!("{:#}", anyhow::Error::from(error))),
+                };
+                sender.send_replace(end);
+            }
+        });
+        Self {
+            post_copy,
+            progress,
+            the_rest,
+            task,
+        }
+    }
+
+    /// The guest runs: what nobody waits for comes, too.
+    pub fn the_rest(&self) {
+        self.the_rest.send_replace(true);
+    }
+
+    /// In bytes: how much is missing.
+    pub fn left(&self) -> u64 {
+        self.post_copy.left()
+    }
+
+    /// Goes on for an agent that has died. `None`: nothing is missing, and nobody waits. An error: what is missing will not come.
+    pub fn take_over(agent: &Shared, paths: &Paths, init_pid: i32) -> anyhow::Result<Option<Self>> {
+        if !record(paths).exists() {
+            return Ok(None);
+        }
+        let origin = Origin::found(paths)?;
+        let ram = Arc::new(qemu::ram(paths)?);
+        let post_copy = PostCopy::take_over(init_pid.unsigned_abs(), &ram, &record(paths))?;
+        let bringing = post_copy.map(|post_copy| Self::begin(agent, origin, post_copy));
+        Ok(bringing.inspect(Self::the_rest))
+    }
+
+    /// Waits until it is known how it ends.
+    pub async fn ended(&self) -> Progress {
+        let mut progress = self.progress.clone();
+        let ended = progress.wait_for(|progress| *progress != Progress::Comes).await;
+        match ended {
+            Ok(progress) => progress.clone(),
+            Err(_) => Progress::Lost("who brings it has ended".to_owned()),
+        }
+    }
+
+    /// Nothing is missing: nobody waits any more when this returns.
+    pub async fn end(mut self) -> anyhow::Result<()> {
+        self.task.abort();
+        // It lends what is taken back below.
+        let _ = (&mut self.task).await;
+        let post_copy = Arc::clone(&self.post_copy);
+        drop(self);
+        let post_copy = Arc::into_inner(post_copy).context("somebody still brings RAM")?;
+        Ok(post_copy.end()?)
+    }
+}
+
+/// What was asked for, and came.
+struct Came {
+    is_ahead: bool,
+    runs: anyhow::Result<Option<Vec<RamRun>>>,
+}
+
+/// Returns why it ends.
+async fn bring(
+    agent: &Shared,
+    origin: &Origin,
+    post_copy: &PostCopy,
+    progress: &watch::Sender<Progress>,
+    mut the_rest: watch::Receiver<bool>,
+) -> Error {
+    let (mut asked, mut ahead, mut is_told) = (FuturesUnordered::new(), 0, false);
+    let ask = |range: Range<u64>, is_ahead| async move {
+        let runs = read(agent, origin, range).await;
+        Came { is_ahead, runs }
+    };
+    loop {
+        if post_copy.left() == 0 {
+            // Who touches what is zero is still answered.
+            progress
+                .send_if_modified(|progress| std::mem::replace(progress, Progress::Whole) != Progress::Whole);
+        }
+        let goes_ahead = *the_rest.borrow_and_update();
+        while goes_ahead
+            && ahead < AHEAD
+            && let Some(range) = post_copy.next()
+        {
+            ahead += 1;
+            asked.push(ask(range, true));
+        }
+        let came = tokio::select! {
+            biased;
+            fault = post_copy.fault() => match fault {
+                Ok(range) => {
+                    asked.push(ask(range, false));
+                    continue;
+                }
+                Err(error) => return error,
+            },
+            Some(came) = asked.next() => came,
+            Ok(()) = the_rest.changed() => continue,
+        };
+        ahead -= usize::from(came.is_ahead);
+        let runs = match came.runs {
+            Ok(Some(runs)) => runs,
+            Ok(None) => {
+                return Error::Lost {
+                    bytes: post_copy.left(),
+                };
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut is_told, true) {
+                    tracing::warn!(
+                        source = origin.source,
+                        session = format!("{:016x}", origin.session),
+                        left_kib = post_copy.left() >> 10,
+                        error = format!("{error:#}"),
+                        "a guest waits for RAM that its last host does not give; it is asked again until it does"
+                    );
+                }
+                asked.clear();
+                ahead = 0;
+                tokio::time::sleep(PAUSE).await;
+                if let Err(error) = post_copy.ask_again() {
+                    return error;
+                }
+                continue;
+            }
+        };
+        if std::mem::take(&mut is_told) {
+            tracing::info!(source = origin.source, "it gives RAM again");
+        }
+        let filled = tokio::task::block_in_place(|| {
+            runs.iter().try_for_each(|run| match run.data.is_empty() {
+                true => post_copy.fill_zeros(run.start..run.start.saturating_add(run.length)),
+                false => post_copy.fill(run.start, &run.data),
+            })
+        });
+        if let Err(error) = filled {
+            return error;
+        }
+    }
+}
+
+/// What is in a range at the source; `None` if that keeps nothing.
+async fn read(agent: &Shared, origin: &Origin, range: Range<u64>) -> anyhow::Result<Option<Vec<RamRun>>> {
+    agent.faults.pass(Point::DestinationBring).await?;
+    let request = ReadBehindRequest {
+        session: origin.session,
+        start: range.start,
+        length: range.end - range.start,
+    };
+    let asked = async {
+        let mut source = agent.peers.connect(&origin.source).await?;
+        anyhow::Ok(source.read_behind(request).await?.into_inner())
+    };
+    let reply = tokio::time::timeout(ANSWER, asked).await;
+    let reply = reply.with_context(|| format!("{} does not answer", origin.source))??;
+    if !reply.kept {
+        return Ok(None);
+    }
+    let bytes: u64 = reply.runs.iter().map(|run| run.length).sum();
+    ensure!(
+        bytes >= range.end - range.start,
+        "{} gives {bytes} bytes where {} were asked for",
+        origin.source,
+        range.end - range.start
+    );
+    Ok(Some(reply.runs))
+}
+
+/// Forgets what was written down of a guest that has ended, or has all.
+pub fn forget(paths: &Paths) -> anyhow::Result<()> {
+    for path in [record(paths), Origin::path(paths)] {
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot remove {}", path.display()));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
