@@ -41,24 +41,43 @@ const TOGETHER: (u32, usize) = (256, 3);
 enum Mover {
     Tls,
     Rdma,
+    /// TLS, and what rounds do not bring comes when the guest runs.
+    PostCopy,
     QemuTcp,
     QemuMultifd,
     QemuRdma,
 }
 
 impl Mover {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::Tls,
         Self::Rdma,
+        Self::PostCopy,
         Self::QemuTcp,
         Self::QemuMultifd,
         Self::QemuRdma,
     ];
 
+    /// Whether it differs from the others for such a guest: one that writes nothing leaves nothing behind.
+    fn is_for(self, guest: &Guest) -> bool {
+        self != Self::PostCopy || guest.ticks
+    }
+
+    /// Options of ours; `None` of QEMU's own.
+    fn options(self) -> Option<&'static [&'static str]> {
+        match self {
+            Self::Tls => Some(&["--memory-transport", "tls"]),
+            Self::Rdma => Some(&["--memory-transport", "rdma"]),
+            Self::PostCopy => Some(&["--memory-transport", "tls", "--post-copy"]),
+            Self::QemuTcp | Self::QemuMultifd | Self::QemuRdma => None,
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Tls => "ours, TLS",
             Self::Rdma => "ours, RDMA",
+            Self::PostCopy => "ours, post-copy",
             Self::QemuTcp => "QEMU, TCP",
             Self::QemuMultifd => "QEMU, multifd",
             Self::QemuRdma => "QEMU, RDMA",
@@ -226,11 +245,11 @@ impl Bench<'_> {
         };
         for turn in 0..self.repeats {
             for mover in Mover::ALL {
-                if row.never.contains(&mover) {
+                if row.never.contains(&mover) || !mover.is_for(&guest) {
                     continue;
                 }
                 let moved = match mover {
-                    Mover::Tls | Mover::Rdma => {
+                    Mover::Tls | Mover::Rdma | Mover::PostCopy => {
                         self.ours(&lab, &observer, mover, &arguments, turn, &mut row.migrations)
                     }
                     Mover::QemuTcp => self.theirs(&lab, &observer, Way::Tcp, guest, &arguments),
@@ -260,17 +279,15 @@ impl Bench<'_> {
         turn: u32,
         migrations: &mut Vec<Migration>,
     ) -> anyhow::Result<Moved> {
-        let (name, transport) = match mover {
-            Mover::Rdma => (format!("rdma-{turn}"), "rdma"),
-            _ => (format!("tls-{turn}"), "tls"),
-        };
+        let name = format!("{mover:?}-{turn}").to_lowercase();
+        let options = mover.options().context("it is not ours")?;
         let ticks = arguments.last().is_some_and(|line| line.ends_with("ticks=1"));
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let instance = observer.ready(1, || lab.machine("src", &name, &arguments))?;
         let moved = observed(observer, ticks, || {
-            let migration = instance.migrate_with("dst", &["--memory-transport", transport])?;
+            let migration = instance.migrate_with("dst", options)?;
             migration.must_be_committed()?;
-            ensure!(migration.memory_transport == transport, "{migration:?}");
+            ensure!(migration.memory_transport == options[1], "{migration:?}");
             migrations.push(migration);
             Ok(())
         })?;
@@ -415,13 +432,13 @@ impl Row {
             ours.zip(tcp)
                 .map_or(f64::NAN, |(ours, tcp)| ours.median / tcp.median)
         };
-        for mover in Mover::ALL {
+        for mover in Mover::ALL.into_iter().filter(|mover| mover.is_for(&self.guest)) {
             let Some(total) = self.of(mover, |moved| moved.total_ms) else {
-                println!("{:>14}  {DoesNotEnd}", mover.name());
+                println!("{:>15}  {DoesNotEnd}", mover.name());
                 continue;
             };
             print!(
-                "{:>14}  total {:>7.0} ({:.0}) ms, {:.2} ×",
+                "{:>15}  total {:>7.0} ({:.0}) ms, {:.2} ×",
                 mover.name(),
                 total.median,
                 total.most,
@@ -454,9 +471,10 @@ impl Report {
                     .iter()
                     .filter_map(|row| Some((f64::from(x(&row.guest)), get(row, mover)?.median)))
                     .collect(),
-                peer: !matches!(mover, Mover::Tls | Mover::Rdma),
+                peer: mover.options().is_none(),
             };
-            Mover::ALL.map(line)
+            let lines = Mover::ALL.map(line).into_iter();
+            lines.filter(|line| !line.points.is_empty()).collect::<Vec<_>>()
         };
         let total = Axes {
             title: "How long the move of a virtual machine takes, by its RAM",

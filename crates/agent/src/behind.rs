@@ -7,40 +7,23 @@
 //! ```
 //!
 //! The link is made before the decision, so that the old place is cleared after it as ever. It goes when the session is rolled back, or when
-//! the destination says that nothing is missing there, durably on its side ([`Behinds::watch`]). The files lie in memory: what a host's restart takes
+//! the destination says that nothing is missing there, durably on its side ([`crate::session::behind`]). The files lie in memory: what a host's restart takes
 //! away is lost, and with it the virtual machine, which its destination ends.
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{DirBuilder, File};
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use rustix::fs::{AtFlags, CWD};
-use verbatim_session::Role;
-use verbatim_session::decision::Outcome;
 use verbatim_vm::{Behind, Ram, Run};
 
-use crate::agent::Shared;
-use crate::instances::recovery::make_private;
-use crate::proto::outcome_reply::{Memory, Outcome as Answered};
-use crate::proto::{OutcomeReply, RamRun, SessionId};
-
-/// At most so much is read at once, in bytes.
-const READ: u64 = 1 << 20;
-
-/// How often the destination is asked whether it has all, at first and at last.
-const ASK: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(10)];
-
-/// How long the destination may take to answer.
-const ANSWER: Duration = Duration::from_secs(5);
-
-/// How often it is said that something is kept for long.
-const TELL_EVERY: Duration = Duration::from_secs(60);
+use crate::proto::RamRun;
 
 /// What was left, by session.
 #[derive(Debug)]
@@ -59,8 +42,6 @@ pub struct Kept {
 impl Kept {
     /// What is in a range of it.
     pub fn read(&self, range: Range<u64>) -> anyhow::Result<Vec<RamRun>> {
-        let length = range.end.saturating_sub(range.start);
-        ensure!(length <= READ, "{length} bytes are too many at once");
         let runs = self.behind.runs(range)?.into_iter().map(|run| {
             let (range, mut data) = match run {
                 Run::Zero(range) => (range, Vec::new()),
@@ -83,7 +64,7 @@ impl Kept {
 }
 
 impl Behinds {
-    /// Those in a folder, once [`Behinds::recover`] was called.
+    /// Those in a folder, once [`Behinds::find`] was called.
     pub fn new(folder: PathBuf) -> Self {
         Self {
             folder,
@@ -108,8 +89,8 @@ impl Behinds {
     /// Keeps what stands still, whoever clears the place that it has: from now on the destination may read it.
     pub fn keep(&self, session: u64, destination: &str, behind: Behind) -> anyhow::Result<()> {
         let folder = self.of(session);
-        let made = make_private(&self.folder).and_then(|()| {
-            make_private(&folder)?;
+        let made = make(&self.folder).and_then(|()| {
+            make(&folder)?;
             std::fs::write(folder.join("destination"), destination)?;
             link(behind.ram().file(), &folder.join("ram"))
         });
@@ -139,92 +120,37 @@ impl Behinds {
     }
 
     /// Finds what an earlier agent has kept. From then on it may be read.
-    pub fn recover(agent: &Shared) -> anyhow::Result<()> {
-        let behinds = &agent.behinds;
-        make_private(&behinds.folder).with_context(|| format!("cannot make {}", behinds.folder.display()))?;
-        for entry in std::fs::read_dir(&behinds.folder)? {
+    pub fn find(&self) -> anyhow::Result<()> {
+        make(&self.folder).with_context(|| format!("cannot make {}", self.folder.display()))?;
+        for entry in std::fs::read_dir(&self.folder)? {
             let name = entry?.file_name();
             let Some(session) = name.to_str().and_then(|name| u64::from_str_radix(name, 16).ok()) else {
                 continue;
             };
-            match found(&behinds.of(session)) {
-                Ok(kept) => drop(behinds.lock().insert(session, Arc::new(kept))),
+            match found(&self.of(session)) {
+                Ok(kept) => drop(self.lock().insert(session, Arc::new(kept))),
                 Err(error) => {
                     // The earlier agent was cut off before the decision, or after all had come.
                     tracing::info!(error = format!("{error:#}"), "what is left of RAM is removed");
-                    behinds.forget(session);
+                    self.forget(session);
                 }
             }
         }
         Ok(())
     }
 
-    /// Watches what was found, once sessions were taken up. Those that are not over forget or watch theirs.
-    pub fn watch_found(agent: &Shared) {
-        let found: Vec<u64> = agent.behinds.lock().keys().copied().collect();
-        for session in found {
-            let parts = agent.journal.parts(session);
-            let own = parts.iter().find(|part| part.role == Role::Source);
-            match own.map(|part| (part.has_ended(), part.is_decided())) {
-                Some((true, Some(Outcome::RolledBack))) => agent.behinds.forget(session),
-                Some((true, _)) | None => Self::watch(agent, session),
-                Some((false, _)) => {}
-            }
-        }
-    }
-
-    /// The virtual machine has left: asks the destination until it has all, and then forgets what was left.
-    pub fn watch(agent: &Shared, session: u64) {
-        let Some(kept) = agent.behinds.lock().get(&session).cloned() else {
-            return;
-        };
-        let agent = Arc::clone(agent);
-        tokio::spawn(async move {
-            let (mut pause, mut told) = (ASK[0], Instant::now());
-            let host = &kept.destination;
-            loop {
-                let asked = async {
-                    let mut client = agent.peers.connect(host).await?;
-                    anyhow::Ok(client.outcome(SessionId { session }).await?.into_inner())
-                };
-                let answer = tokio::time::timeout(ANSWER, asked).await;
-                if let Ok(Ok(reply)) = &answer
-                    && has_all(reply)
-                {
-                    break;
-                }
-                if told.elapsed() >= TELL_EVERY {
-                    told = Instant::now();
-                    let session = format!("{session:016x}");
-                    tracing::warn!(
-                        session,
-                        host,
-                        ?answer,
-                        "RAM is kept for a virtual machine that has not all of it yet"
-                    );
-                }
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(ASK[1]);
-            }
-            agent.behinds.forget(session);
-            tracing::info!(
-                session = format!("{session:016x}"),
-                host,
-                "it has all of its RAM; what was kept here is given back"
-            );
-        });
+    /// All of it: the session, and for whom.
+    pub fn all(&self) -> Vec<(u64, String)> {
+        let kept = self.lock();
+        kept.iter()
+            .map(|(session, kept)| (*session, kept.destination.clone()))
+            .collect()
     }
 }
 
-/// Whether the destination needs nothing of what is kept for it.
-fn has_all(reply: &OutcomeReply) -> bool {
-    match reply.outcome() {
-        // It has never run there, and never will.
-        Answered::RolledBack => true,
-        Answered::Committed => reply.memory() == Memory::Whole,
-        // It may have lost its journal, and run.
-        Answered::Unknown | Answered::Undecided => false,
-    }
+/// A folder for root alone, if there is none.
+fn make(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
 /// Another link to a file that is open.
@@ -287,26 +213,8 @@ mod tests {
             .unwrap();
         let kept = behinds.get(5, "dst").unwrap();
         assert!(kept.read(0..5 * 4096).is_err(), "there are four pages");
-        assert!(kept.read(0..READ + 4096).is_err());
         #[allow(clippy::reversed_empty_ranges, reason = "a hostile peer's")]
         let backwards = 8192..4096;
         assert!(kept.read(backwards).is_err() || kept.read(8192..4096).unwrap().is_empty());
-    }
-
-    #[test]
-    fn it_is_kept_until_the_destination_has_all() {
-        let says = |outcome: Answered, memory: Memory| {
-            has_all(&OutcomeReply {
-                outcome: outcome.into(),
-                memory: memory.into(),
-                ..OutcomeReply::default()
-            })
-        };
-        assert!(says(Answered::Committed, Memory::Whole));
-        assert!(says(Answered::RolledBack, Memory::NotSaid));
-        assert!(!says(Answered::Committed, Memory::Missing));
-        assert!(!says(Answered::Committed, Memory::NotSaid));
-        assert!(!says(Answered::Unknown, Memory::Whole), "it has lost its journal");
-        assert!(!says(Answered::Undecided, Memory::Whole));
     }
 }

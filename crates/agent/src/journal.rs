@@ -496,5 +496,13 @@ mod tests {
         assert!(journal.filling().is_empty());
         assert_eq!(journal.parts(1)[0].boot, boot);
         assert_eq!(journal.lock().ended, [(1, destination)]);
+        // Its source may have been away for long.
+        if let Some(known) = journal.lock().known.get_mut(&(1, destination)) {
+            known.forget();
+        }
+        let kept: Vec<Entry> = journal.parts(1)[0].entries().collect();
+        let mut again = Known::new(1, destination);
+        kept.into_iter().for_each(|entry| again.add(entry));
+        assert!(again.is_over() && again.memory == Noted::Nothing);
     }
 }

@@ -27,6 +27,7 @@ use crate::proto::outcome_reply::Memory;
 use crate::proto::peer_server::Peer;
 use crate::proto::*;
 use crate::protocol;
+use crate::quotas;
 use crate::rpcs::PeerRpc;
 use crate::secrets;
 use crate::session::destination::{self, Destination, Destinations, landed};
@@ -360,6 +361,12 @@ impl Peer for PeerService {
 
     async fn read_behind(&self, request: Request<ReadBehindRequest>) -> Reply<ReadBehindReply> {
         let Admitted { caller, message } = self.0.admit(PeerRpc::ReadBehind, request).await?;
+        if message.length > quotas::BEHIND_BYTES {
+            let most = quotas::BEHIND_BYTES;
+            return Err(Status::invalid_argument(format!(
+                "more than {most} bytes at once"
+            )));
+        }
         let Some(kept) = self.0.behinds.get(message.session, &caller.name) else {
             return Ok(Response::new(ReadBehindReply::default()));
         };

@@ -51,6 +51,9 @@ pub const PLACED_OPEN: usize = 64;
 /// Folders within folders of an instance's runtime folder: each is a descriptor while it is looked through. A path has room for 2048.
 pub const DEPTH: usize = 128;
 
+/// Bytes of RAM that was left behind which one request may ask for: they are read into memory. A destination asks for a fraction of it.
+pub const BEHIND_BYTES: u64 = 1 << 20;
+
 /// Numbers that somebody was given within [`LIFETIME`]. What is older is forgotten where it was kept.
 #[derive(Debug, Default)]
 pub struct Given {

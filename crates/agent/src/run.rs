@@ -16,7 +16,6 @@ use verbatim_seqpacket::Listener;
 
 use crate::agent::Agent;
 use crate::api::ControlService;
-use crate::behind::Behinds;
 use crate::caller;
 use crate::config::Config;
 use crate::directory::Directory;
@@ -29,6 +28,7 @@ use crate::peer_service::PeerService;
 use crate::peers::{Credentials, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, Peers};
 use crate::proto::control_server::ControlServer;
 use crate::proto::peer_server::PeerServer;
+use crate::session::behind;
 
 /// The largest frame of HTTP/2 that other agents may send: a part of memory, and what it says of itself.
 const FRAME_BYTES: u32 = 2 * PART_BYTES as u32;
@@ -110,11 +110,14 @@ pub async fn run(config: Config, faults: Faults) -> anyhow::Result<()> {
     agent.faults = faults;
     let agent = Arc::new(agent);
 
-    Behinds::recover(&agent).context("looking for RAM that was left here")?;
+    agent
+        .behinds
+        .find()
+        .context("looking for RAM that was left here")?;
     recover(&agent)
         .await
         .context("taking over from an earlier agent")?;
-    Behinds::watch_found(&agent);
+    behind::watch_found(&agent);
     let nic_listeners = Arc::clone(&agent.nic_listeners).watch();
     let numbers = forwarding::watch(Arc::clone(&agent));
 

@@ -19,6 +19,7 @@
 //!  reclaim, forwarding entry
 //! ```
 
+pub mod behind;
 pub mod control;
 pub mod destination;
 pub mod driver;

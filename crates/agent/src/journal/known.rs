@@ -92,11 +92,11 @@ impl Known {
         }
     }
 
-    /// Keeps nothing but how it ended.
+    /// Keeps nothing but how it ended, and that no memory is missing any more: a source may ask late.
     pub(super) fn forget(&mut self) {
         self.steps = Vec::new();
         self.entries
-            .retain(|entry| matches!(entry.what, What::Opened(_) | What::Closed(_)));
+            .retain(|entry| matches!(entry.what, What::Opened(_) | What::Filled | What::Closed(_)));
         let Told {
             instance,
             source,

@@ -137,6 +137,10 @@ fn is_undone(lab: &TestLab) -> anyhow::Result<()> {
     migrate.wait(LIMIT)?;
     lab.order_faults("src", "")?;
     lab.restart("src", "agent")?;
+    eventually("an agent that has undone the session", LIMIT, || {
+        let row = guest.instance.row();
+        Ok(row.is_ok_and(|row| row.state == "running").then_some(()))
+    })?;
     guest.counts_on()?;
     keeps_nothing(lab, "src")?;
     leaves_some_behind(&guest, "dst")?;

@@ -13,7 +13,6 @@ use verbatim_session::decision::source::{Action, Event, Question, Source as Mach
 use verbatim_session::decision::{CommitAnswer, Evidence, Fact, Outcome, Timer};
 
 use crate::agent::Shared;
-use crate::behind::Behinds;
 use crate::guests::Guest;
 use crate::instances::home::Paths;
 use crate::instances::machine::leaving;
@@ -24,6 +23,7 @@ use crate::journal::Known;
 use crate::keeper::Keeper;
 use crate::proto::SessionId;
 use crate::proto::outcome_reply::Outcome as Answered;
+use crate::session::behind;
 use crate::session::control::{Driven, Stage};
 use crate::session::members::{self, Member, Members};
 use crate::session::source::volumes::{leave, take_back};
@@ -362,7 +362,7 @@ impl Recovery {
     /// The instance is the destination's: the old place is cleared. What is left to do elsewhere the destination does.
     async fn finish(&mut self) {
         self.driven.control.committed();
-        Behinds::watch(&self.agent, self.known.session);
+        behind::watch(&self.agent, self.known.session);
         let told = settle(&self.agent, self.known.session, Role::Source, Outcome::Committed);
         leave(told, self.disks()).await;
         let held = self.held().await;

@@ -8,9 +8,9 @@ use tokio::task::JoinHandle;
 use verbatim_channel::Endpoint;
 
 use super::Source;
-use crate::behind::Behinds;
 use crate::faults::Point;
 use crate::forwarding::{self, Forward, Moved};
+use crate::session::behind;
 
 impl Source {
     /// The decision, and what must be known at once when the instance is the destination's.
@@ -117,7 +117,7 @@ impl Source {
         }
         let instance = Arc::clone(&self.instance);
         let _ = tokio::task::spawn_blocking(move || instance.home.remove()).await;
-        Behinds::watch(&self.agent, self.session);
+        behind::watch(&self.agent, self.session);
         self.reservation = None;
     }
 }
