@@ -98,6 +98,7 @@ impl<'a> Site<'a> {
                 Action::Exit => {
                     machines.order_faults(host, "")?;
                     machines.start_agent(host)?;
+                    self.check.agent_replaced(host);
                 }
                 Action::Hang => {
                     if before {

@@ -239,7 +239,25 @@ impl Machines {
             "cd /run/verbatim/net; until nsenter --net={name} grep -q ':{port:04X} [0-9A-F]*:[0-9A-F]* 0A' /proc/net/tcp \
              /proc/net/tcp6; do sleep 0.1; done"
         );
-        self.shell(host, &script).map(drop)
+        self.shell(host, &script)
+            .map(drop)
+            .with_context(|| format!("{name} does not listen:\n{}", self.looks(host, name)))
+    }
+
+    /// For the message of a case that failed: how an instance is, what it has written, and where its threads are.
+    fn looks(&self, host: &str, name: &str) -> String {
+        let said = |result: anyhow::Result<String>| result.unwrap_or_else(|error| format!("{error:#}"));
+        let row = self.row(host, name);
+        let pid = row.as_ref().map(|row| row.pid).ok().flatten();
+        let threads = pid.map(|pid| {
+            let script = format!(
+                "cd /proc/{pid}/task && for t in *; do echo \"thread $t $(cat $t/comm) $(cat $t/syscall)\"; cat $t/stack; done; \
+                 ls -l /proc/{pid}/fd; nsenter --net=/proc/{pid}/ns/net cat /proc/net/tcp"
+            );
+            said(self.shell(host, &script))
+        });
+        let output = said(self.output(host, name));
+        format!("{row:?}\n{output}\n{}", threads.unwrap_or_default())
     }
 
     /// Sends SIGINT to an instance's first process.
