@@ -127,7 +127,7 @@ fn listener(lab: &TestLab) -> anyhow::Result<()> {
         ("on", &["dst", "peer"]),
     ] {
         let server = lab.instance("src", name, &["rping", "-s", "-a", "0.0.0.0", "-C", "100", "-V"])?;
-        listens(lab)?;
+        listens(lab, &RPING)?;
         for to in moves {
             server.moves(to)?;
         }
@@ -138,12 +138,32 @@ fn listener(lab: &TestLab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until somebody listens at rping's port: another program cannot have it then.
-fn listens(lab: &TestLab) -> anyhow::Result<()> {
-    let other = ["timeout", "0.3", "rping", "-s", "-a", "0.0.0.0"];
+/// A server that cannot have its port, and what it says then.
+struct Other {
+    argv: &'static [&'static str],
+    says: &'static str,
+}
+
+const RPING: Other = Other {
+    argv: &["timeout", "0.3", "rping", "-s", "-a", "0.0.0.0"],
+    says: "rdma_bind_addr",
+};
+
+const UDADDY: Other = Other {
+    argv: &["timeout", "0.3", "udaddy"],
+    says: "bind address failed",
+};
+
+/// Waits until somebody on `src` listens at the port of `other`, which cannot have it then. It is not tried before somebody is there: it would
+/// have the port itself for a moment.
+fn listens(lab: &TestLab, other: &Other) -> anyhow::Result<()> {
+    let traffic = Traffic::of(lab, "src")?;
+    eventually("that the server has an id", LISTENS_WITHIN, || {
+        Ok((traffic.objects()[0] > 0).then_some(()))
+    })?;
     eventually("that the server listens", LISTENS_WITHIN, || {
-        let other = lab.start("src", &other)?.wait(LIMIT)?;
-        Ok(other.stderr.contains("rdma_bind_addr").then_some(()))
+        let tried = lab.start("src", other.argv)?.wait(LIMIT)?;
+        Ok(tried.stderr.contains(other.says).then_some(()))
     })
 }
 
@@ -226,12 +246,8 @@ fn datagrams(lab: &TestLab) -> anyhow::Result<()> {
     let argv = ["udaddy", "-c", "4", "-C", "20"];
     for (name, moves) in [("once", &["dst"][..]), ("twice", &["dst", "src"])] {
         let server = lab.instance("src", name, &argv)?;
-        let row = server.row()?;
-        ensure!(row.host == "src");
-        // It listens soon: its ids are known where it goes in any case.
-        eventually("that it has an id", LISTENS_WITHIN, || {
-            Ok((Traffic::of(lab, "src")?.objects()[0] > 0).then_some(()))
-        })?;
+        // A client that finds half of it would take connections that the next one lacks.
+        listens(lab, &UDADDY)?;
         for to in moves {
             server.moves(to)?;
         }
@@ -288,7 +304,7 @@ fn port_is_taken(lab: &TestLab) -> anyhow::Result<()> {
         "server",
         &["rping", "-s", "-a", "0.0.0.0", "-C", "100", "-V"],
     )?;
-    listens(lab)?;
+    listens(lab, &RPING)?;
     let mut other = lab.start("dst", &["rping", "-s", "-a", "0.0.0.0"])?;
     let report = eventually("that the port is taken", LISTENS_WITHIN, || {
         ensure!(!other.has_ended()?, "it has ended");
