@@ -213,8 +213,5 @@ mod tests {
             .unwrap();
         let kept = behinds.get(5, "dst").unwrap();
         assert!(kept.read(0..5 * 4096).is_err(), "there are four pages");
-        #[allow(clippy::reversed_empty_ranges, reason = "a hostile peer's")]
-        let backwards = 8192..4096;
-        assert!(kept.read(backwards).is_err() || kept.read(8192..4096).unwrap().is_empty());
     }
 }
