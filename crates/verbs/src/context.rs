@@ -25,6 +25,7 @@ use crate::mw::{Mw, Windows};
 use crate::pd::Pd;
 use crate::process::{Home, Process};
 use crate::qp::Qp;
+use crate::retired::Retired;
 use crate::srq::Srq;
 use crate::tables::KeyTable;
 
@@ -61,6 +62,8 @@ pub struct Context {
     pub(crate) windows: Arc<Windows>,
     /// Every local key; used when something has moved.
     pub(crate) lkeys: Arc<KeyTable>,
+    /// Its physical queue pairs that are no longer used.
+    pub(crate) retired: Retired,
     /// What stands still, since a dump was taken ([`crate::dump`]).
     pub(crate) standing: Mutex<Option<Standing>>,
     /// Held by who takes events from the RNIC until the program can see them.
@@ -121,6 +124,7 @@ impl Context {
             async_queue: AsyncQueue::new()?,
             objects: Mutex::default(),
             numbers: Mutex::default(),
+            retired: Retired::default(),
             datagrams: Arc::default(),
             moves: AtomicU32::new(0),
             windows: Arc::default(),

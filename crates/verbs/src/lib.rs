@@ -60,6 +60,7 @@ mod pd;
 mod process;
 mod qp;
 mod reach;
+mod retired;
 mod road_map;
 mod session;
 mod srq;

@@ -247,8 +247,10 @@ impl Qp {
         context
             .destroy_physically(|device| device.destroy_qp(qpn))
             .inspect_err(|_| self.attach_again(&control.place))?;
-        if let (Some(standby), Ok(device)) = (control.standby.take(), context.device()) {
-            standby.destroy(&*device);
+        let standby = control.standby.take();
+        if let Ok(device) = context.device() {
+            standby.inspect(|standby| standby.destroy(&*device));
+            context.retired.destroy_of(self.number(), &*device);
         }
         let mut objects = context.objects.lock();
         objects.qps.remove(&self.number());
@@ -281,7 +283,8 @@ impl Qp {
         control.standby.is_some_and(|standby| standby.session == session)
     }
 
-    fn check_alive(&self) -> Result<(), VerbsError> {
+    /// An error once it is destroyed. For sure only while [`Self::control`] is locked.
+    pub(crate) fn check_alive(&self) -> Result<(), VerbsError> {
         let alive = self.context().objects.lock().qps.contains_key(&self.number());
         if alive {
             return Ok(());

@@ -45,7 +45,6 @@ use verbatim_channel::{Answer, Order, QpCount, RoadMap, Scope, VERSIONS};
 use verbatim_device::control::QpState;
 
 use crate::backend::{Parked, QpPlace, Reopen};
-use crate::context::Context;
 use crate::dump;
 use crate::error::VerbsError;
 use crate::process::Process;
@@ -179,8 +178,6 @@ pub(crate) struct Sessions {
     /// The version of the contract that the agent speaks.
     contract: u32,
     open: BTreeMap<u64, Session>,
-    /// Old queue pairs of sessions that have ended.
-    unused: Vec<(Arc<Qp>, QpPlace)>,
 }
 
 impl Sessions {
@@ -189,7 +186,6 @@ impl Sessions {
             process,
             contract: VERSIONS.newest,
             open: BTreeMap::new(),
-            unused: Vec::new(),
         }
     }
 
@@ -213,20 +209,9 @@ impl Sessions {
 
     /// Destroys queue pairs that nobody uses any more.
     pub fn clear(&mut self) {
-        let mut unused: Vec<(Arc<Context>, Vec<u32>)> = Vec::new();
-        for (qp, place) in self.unused.drain(..) {
-            let known = unused
-                .iter_mut()
-                .find(|(context, _)| Arc::ptr_eq(context, qp.context()));
-            match known {
-                Some((_, numbers)) => numbers.push(place.qpn),
-                None => unused.push((qp.context().clone(), vec![place.qpn])),
-            }
-        }
-        for (context, qpns) in unused {
-            // Those that the RNIC will not destroy go with the context.
+        for context in self.process.contexts() {
             if let Ok(device) = context.device() {
-                let _ = device.destroy_qps(&qpns);
+                context.retired.destroy_all(&*device);
             }
         }
     }
@@ -418,6 +403,10 @@ impl Sessions {
         }
         self.find_in(session, Phase::Replaced, "Resume")?;
         let ended = self.open.remove(&session).ok_or(SessionError::Unknown(session))?;
+        // Before the program runs: it may destroy their completion queues at once.
+        for (qp, old) in &ended.replaced {
+            qp.context().retired.add(qp.number(), old.qpn);
+        }
         let intercepted = self.end(&ended);
         let lost_rnic = match ended.all {
             true => self
@@ -427,7 +416,6 @@ impl Sessions {
                 .any(|context| context.has_lost_rnic()),
             false => ended.qps.iter().any(|qp| qp.context().has_lost_rnic()),
         };
-        self.unused.extend(ended.replaced);
         Ok(Answer::Resumed {
             intercepted,
             lost_rnic,

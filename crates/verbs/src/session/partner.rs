@@ -57,6 +57,8 @@ impl Sessions {
         can_be_replaced(&qp, &*device, physical)?;
         // Locked until the standby is noted, so that the program cannot change the queue pair in between.
         let mut control = qp.control.lock();
+        // Nobody would destroy a standby of one that is gone.
+        qp.check_alive()?;
         if let Some(other) = &control.standby {
             return Err(SessionError::StandbyTaken {
                 qpn,

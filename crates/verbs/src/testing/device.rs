@@ -145,6 +145,10 @@ impl Device for WireDevice {
     }
 
     fn blocker(&self) -> Option<String> {
+        let hook = self.wire.0.lock().faults.on_look.take();
+        if let Some(hook) = hook {
+            (hook.0)();
+        }
         let pinned = self.wire.0.lock().faults.pinned.contains(&self.id);
         pinned.then(|| format!("device {} cannot be moved", self.id))
     }
@@ -316,8 +320,22 @@ impl Device for WireDevice {
     }
 
     fn destroy_cq(&self, cq: u32) -> Result<(), VerbsError> {
-        self.with_shared(|shared| shared.cqs.remove(&cq));
-        Ok(())
+        self.with(|rnic| {
+            let inits = rnic.qps.values().map(|qp| &qp.queues.init);
+            match inits
+                .filter(|init| [init.send_cq, init.recv_cq].contains(&cq))
+                .count()
+            {
+                0 => {
+                    rnic.shared.cqs.remove(&cq);
+                    Ok(())
+                }
+                users => Err(VerbsError::Busy {
+                    object: format!("completion queue {cq}"),
+                    users,
+                }),
+            }
+        })
     }
 
     fn create_qp(&self, init: &PhysicalQpInit) -> Result<QpPlace, VerbsError> {

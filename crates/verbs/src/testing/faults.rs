@@ -28,6 +28,8 @@ pub struct Faults {
     pub made_again: BTreeMap<u8, Option<u8>>,
     /// Done once the next queue pair is gone at its device, before its destroyer hears of it.
     pub on_destroy: Option<Hook>,
+    /// Done when somebody next asks whether a device can be moved.
+    pub on_look: Option<Hook>,
 }
 
 /// Something to be done in the middle of something else.
@@ -106,6 +108,11 @@ impl Wire {
     /// Has something done when the next queue pair is gone at its device, before its destroyer hears of it.
     pub fn on_destroy(&self, hook: impl FnOnce() + Send + 'static) {
         self.faults(|faults| faults.on_destroy = Some(Hook(Box::new(hook))));
+    }
+
+    /// Has something done when somebody next asks whether a device can be moved.
+    pub fn on_look(&self, hook: impl FnOnce() + Send + 'static) {
+        self.faults(|faults| faults.on_look = Some(Hook(Box::new(hook))));
     }
 
     /// Ends a device, as `kill -9` does its RNIC.

@@ -1,5 +1,6 @@
 //! Suspension, drain, replay and switch, one thing at a time.
 
+mod destroyed;
 mod events;
 mod objects;
 mod orders;
