@@ -38,6 +38,10 @@ pub struct Row {
     pub connections: u32,
     /// Of them, those that an operator has paused.
     pub paused: u32,
+    /// In bytes: memory that it lacks while it runs.
+    pub missing_bytes: Option<u64>,
+    /// The host that has it.
+    pub missing_from: Option<String>,
 }
 
 impl<'a> Instance<'a> {

@@ -19,6 +19,7 @@ use verbatim_container::{Bind, ContainerName, Link, Workload};
 
 use crate::PROTOCOLS;
 use crate::agent::{Shared, status};
+use crate::instances::filling;
 use crate::instances::home::Home;
 use crate::instances::machine;
 use crate::instances::machine::Origin;
@@ -235,6 +236,10 @@ impl ControlService {
             command: record.command(),
             connections,
             paused,
+            missing: filling::missing(instance).await.map(|missing| Missing {
+                bytes: missing.bytes,
+                from: missing.from.unwrap_or_default(),
+            }),
         }
     }
 

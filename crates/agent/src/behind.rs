@@ -17,13 +17,15 @@ use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use anyhow::Context;
 use rustix::fs::{AtFlags, CWD};
 use verbatim_vm::{Behind, Ram, Run};
 
-use crate::proto::RamRun;
+use crate::proto::{RamRun, ReadBehindReply};
 
 /// What was left, by session.
 #[derive(Debug)]
@@ -37,11 +39,21 @@ pub struct Behinds {
 pub struct Kept {
     destination: String,
     behind: Behind,
+    /// The session is over here, and somebody sees to it.
+    is_over: AtomicBool,
 }
 
 impl Kept {
+    fn new(destination: String, behind: Behind) -> Self {
+        Self {
+            destination,
+            behind,
+            is_over: AtomicBool::new(false),
+        }
+    }
+
     /// What is in a range of it.
-    pub fn read(&self, range: Range<u64>) -> anyhow::Result<Vec<RamRun>> {
+    fn read(&self, range: Range<u64>) -> anyhow::Result<Vec<RamRun>> {
         let runs = self.behind.runs(range)?.into_iter().map(|run| {
             let (range, mut data) = match run {
                 Run::Zero(range) => (range, Vec::new()),
@@ -81,9 +93,19 @@ impl Behinds {
     }
 
     /// What was left in a session, for a host; `None` if nothing is kept for it.
-    pub fn get(&self, session: u64, host: &str) -> Option<Arc<Kept>> {
+    fn get(&self, session: u64, host: &str) -> Option<Arc<Kept>> {
         let kept = self.lock().get(&session).cloned();
         kept.filter(|kept| kept.destination == host)
+    }
+
+    /// What is in a range of what was left in a session, for a host.
+    pub async fn read(&self, session: u64, host: &str, range: Range<u64>) -> anyhow::Result<ReadBehindReply> {
+        let Some(kept) = self.get(session, host) else {
+            return Ok(ReadBehindReply::default());
+        };
+        let read = tokio::task::spawn_blocking(move || kept.read(range)).await;
+        let runs = read.context("reading RAM panicked")??;
+        Ok(ReadBehindReply { kept: true, runs })
     }
 
     /// Keeps what stands still, whoever clears the place that it has: from now on the destination may read it.
@@ -102,20 +124,28 @@ impl Behinds {
             )
         })?;
         let destination = destination.to_owned();
-        let kept = Kept { destination, behind };
+        let kept = Kept::new(destination, behind);
         self.lock().insert(session, Arc::new(kept));
         Ok(())
     }
 
-    /// It is not needed (any more).
-    pub fn forget(&self, session: u64) {
+    /// The session is over here. For which host something is kept of it; who says so first is told, and sees to it.
+    pub fn over(&self, session: u64) -> Option<String> {
+        let kept = self.lock().get(&session).cloned()?;
+        let is_first = !kept.is_over.swap(true, SeqCst);
+        is_first.then(|| kept.destination.clone())
+    }
+
+    /// It is not needed (any more). Whether nothing is left of it.
+    pub fn forget(&self, session: u64) -> bool {
         self.lock().remove(&session);
         let folder = self.of(session);
         match std::fs::remove_dir_all(&folder) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(folder = %folder.display(), %error, "RAM that nobody needs stays in memory; remove it");
+                tracing::warn!(folder = %folder.display(), %error, "RAM that nobody needs stays in memory; it is removed later");
+                false
             }
-            _ => {}
+            _ => true,
         }
     }
 
@@ -139,12 +169,9 @@ impl Behinds {
         Ok(())
     }
 
-    /// All of it: the session, and for whom.
-    pub fn all(&self) -> Vec<(u64, String)> {
-        let kept = self.lock();
-        kept.iter()
-            .map(|(session, kept)| (*session, kept.destination.clone()))
-            .collect()
+    /// The sessions of which something is kept.
+    pub fn all(&self) -> Vec<u64> {
+        self.lock().keys().copied().collect()
     }
 }
 
@@ -165,7 +192,7 @@ fn found(folder: &Path) -> anyhow::Result<Kept> {
         .with_context(|| format!("cannot read {}", destination.display()))?;
     let ram = Arc::new(Ram::open(&folder.join("ram"))?);
     let behind = Behind::of(&ram)?;
-    Ok(Kept { destination, behind })
+    Ok(Kept::new(destination, behind))
 }
 
 #[cfg(test)]
@@ -199,7 +226,9 @@ mod tests {
         let kept = found(&behinds.of(5)).unwrap();
         assert_eq!(kept.destination, "dst");
         assert_eq!(kept.read(4096..8192).unwrap()[0].data, [7; 4096]);
-        behinds.forget(5);
+        assert_eq!(behinds.over(5).as_deref(), Some("dst"));
+        assert_eq!(behinds.over(5), None, "somebody sees to it");
+        assert!(behinds.forget(5));
         assert!(behinds.get(5, "dst").is_none());
         assert!(!behinds.of(5).exists());
     }

@@ -10,7 +10,6 @@ use verbatim_bulk::Incoming;
 use verbatim_channel::{Endpoint, MovedEndpoint, QpProgress};
 use verbatim_session::Role;
 use verbatim_session::decision::Outcome;
-use verbatim_session::fill::Noted;
 use verbatim_session::record::Standing;
 
 use crate::PROTOCOLS;
@@ -23,7 +22,6 @@ use crate::instances::record::Record;
 use crate::load;
 use crate::memory::others::Others;
 use crate::pause;
-use crate::proto::outcome_reply::Memory;
 use crate::proto::peer_server::Peer;
 use crate::proto::*;
 use crate::protocol;
@@ -32,8 +30,8 @@ use crate::rpcs::PeerRpc;
 use crate::secrets;
 use crate::session::destination::{self, Destination, Destinations, landed};
 use crate::session::partner::{Partner, Partners};
-use crate::session::rnics;
-use crate::session::{self, Resumed, decode, encode};
+use crate::session::{Resumed, decode, encode};
+use crate::session::{outcome, rnics};
 
 /// How long a question when an instance is let go is left open before it is to be asked again.
 const LET_GO_PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
@@ -110,26 +108,6 @@ impl PeerService {
     /// Whether this host's part in a session has come to its good end: whoever asks again has lost the answer.
     fn is_over(&self, session: u64, role: Role) -> bool {
         self.0.journal.standing(session, role) == Some(Standing::Closed(Outcome::Committed))
-    }
-
-    /// What is known here of a decision.
-    fn outcome_of(&self, session: u64) -> OutcomeReply {
-        let parts = self.0.journal.parts(session);
-        let error = parts.iter().rev().find_map(|part| part.told.error.clone());
-        let own = parts.iter().find(|part| part.role == Role::Destination);
-        let memory = match own.map(|part| part.memory) {
-            // What lies in memory ended with the boot in which that was written.
-            Some(Noted::Missing) if self.0.journal.boot() == own.map_or([0; 16], |part| part.boot) => {
-                Memory::Missing
-            }
-            Some(Noted::Missing | Noted::Nothing) => Memory::Whole,
-            Some(Noted::Unknown) | None => Memory::NotSaid,
-        };
-        OutcomeReply {
-            outcome: session::outcome(&parts).into(),
-            reason: error.unwrap_or_default(),
-            memory: memory.into(),
-        }
     }
 
     async fn abort_session(agent: &Shared, session: u64) -> anyhow::Result<()> {
@@ -291,7 +269,7 @@ impl Peer for PeerService {
 
     async fn outcome(&self, request: Request<SessionId>) -> Reply<OutcomeReply> {
         let session = self.admit(PeerRpc::Outcome, request).await?.session;
-        Ok(Response::new(self.outcome_of(session)))
+        Ok(Response::new(outcome::known(&self.0.journal, session)))
     }
 
     async fn check_instance(&self, request: Request<OpenRequest>) -> Reply<CheckInstanceReply> {
@@ -367,13 +345,8 @@ impl Peer for PeerService {
                 "more than {most} bytes at once"
             )));
         }
-        let Some(kept) = self.0.behinds.get(message.session, &caller.name) else {
-            return Ok(Response::new(ReadBehindReply::default()));
-        };
         let range = message.start..message.start.saturating_add(message.length);
-        let read = tokio::task::spawn_blocking(move || kept.read(range)).await;
-        let read = read.unwrap_or_else(|error| Err(anyhow::anyhow!("reading RAM panicked: {error}")));
-        reply(read.map(|runs| ReadBehindReply { kept: true, runs }))
+        reply(self.0.behinds.read(message.session, &caller.name, range).await)
     }
 
     type PlaceLandedStream = Answers<Freed>;
@@ -439,7 +412,7 @@ impl Peer for PeerService {
         let Ok(session) = self.0.destinations.get(id) else {
             // It has ended, or an agent that comes later has not looked at it yet.
             return match self.0.journal.standing(id, Role::Destination) {
-                Some(_) => Ok(Response::new(self.outcome_of(id))),
+                Some(_) => Ok(Response::new(outcome::known(&self.0.journal, id))),
                 None => Err(Status::not_found(format!(
                     "{} is not the destination of session {id:016x}",
                     self.0.name()

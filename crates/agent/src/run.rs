@@ -117,7 +117,7 @@ pub async fn run(config: Config, faults: Faults) -> anyhow::Result<()> {
     recover(&agent)
         .await
         .context("taking over from an earlier agent")?;
-    behind::watch_found(&agent);
+    behind::recover(&agent);
     let nic_listeners = Arc::clone(&agent.nic_listeners).watch();
     let numbers = forwarding::watch(Arc::clone(&agent));
 

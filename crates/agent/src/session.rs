@@ -25,6 +25,7 @@ pub mod destination;
 pub mod driver;
 pub mod made_again;
 pub mod members;
+pub mod outcome;
 pub mod partner;
 pub mod recovery;
 pub mod rnics;
@@ -36,13 +37,8 @@ mod writer;
 use std::time::Duration;
 
 use verbatim_channel::KeyPair;
-use verbatim_session::Role;
-use verbatim_session::decision::{Keep, Outcome as Decided};
-use verbatim_session::record::Standing;
 
-use crate::journal::Known;
 use crate::peers::reason;
-use crate::proto::outcome_reply::Outcome;
 
 /// The remote keys of each process of an instance, by PID.
 pub type ProcessKeys = Vec<(u32, Vec<KeyPair>)>;
@@ -82,25 +78,6 @@ pub fn told<T>(
         Ok(response) => Ok(response.into_inner()),
         Err(status) => anyhow::bail!("{who} could not {what}: {}", reason(&status)),
     }
-}
-
-/// What a host's journal says of the decision: the destination's word is the decision, and the source writes down what
-/// it has heard. A destination whose tasks may still be there says nothing yet.
-pub fn outcome(parts: &[Known]) -> Outcome {
-    let mut outcome = Outcome::Unknown;
-    for part in parts {
-        outcome = match (part.role, part.standing) {
-            (Role::Partner, _) => continue,
-            (_, Standing::Ran | Standing::Resolved(Keep::Destination))
-            | (_, Standing::Closed(Decided::Committed)) => return Outcome::Committed,
-            (_, Standing::Closed(Decided::RolledBack))
-            | (Role::Source, Standing::RolledBack | Standing::Resolved(Keep::Source)) => {
-                return Outcome::RolledBack;
-            }
-            _ => Outcome::Undecided,
-        };
-    }
-    outcome
 }
 
 /// Waits for an order's answer within [`ORDER_TIMEOUT`].

@@ -4,6 +4,7 @@
 //!   no file and sends nothing. So the agent and the simulated world run the very same code.
 //! - [`record`]: what the journal keeps, and what follows from it.
 //! - [`fill`]: memory that still comes to an instance when it runs at its destination.
+//! - [`behind`]: memory that its source keeps meanwhile, for a virtual machine that has left it there.
 //! - [`authority`]: which party of a session may send which message.
 //! - [`turns`]: which of two sessions waits that would move both ends of a connection.
 //! - [`Phase`], [`Role`]: the words for where a session stands, and for a host's part in it.
@@ -18,6 +19,7 @@
 //! after it has run at the destination; a partner that goes on with the old connection then.
 
 pub mod authority;
+pub mod behind;
 pub mod decision;
 pub mod fill;
 mod phase;

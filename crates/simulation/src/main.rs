@@ -12,7 +12,7 @@ use verbatim_simulation::explore::{self, Found};
 use verbatim_simulation::seeds::{self, Story, Tally};
 use verbatim_simulation::simulated::{Quirks, Simulated};
 use verbatim_simulation::walked::{self, Walked};
-use verbatim_simulation::{fill, turns, world};
+use verbatim_simulation::{fill, post_copy, turns, world};
 
 /// Moves instances in simulated worlds in which everything fails, and looks whether anything happens that must not.
 #[derive(Parser)]
@@ -33,6 +33,8 @@ enum Which {
     Turns,
     /// Memory that comes to an instance when it runs: none must be missing that nobody gives.
     Fill,
+    /// The same where the source keeps it: it must not be given away while it is needed.
+    PostCopy,
 }
 
 #[derive(Subcommand)]
@@ -84,6 +86,7 @@ fn main() -> ExitCode {
         Which::Decision => run::<world::World>(args.what, "decision", &[world::World::new()]),
         Which::Turns => run::<turns::World>(args.what, "turns", &turns::small()),
         Which::Fill => run::<fill::World>(args.what, "fill", &[fill::World::new()]),
+        Which::PostCopy => run::<post_copy::World>(args.what, "post-copy", &[post_copy::World::new()]),
     };
     match is_good {
         Ok(true) => ExitCode::SUCCESS,

@@ -120,4 +120,74 @@ pub trait Simulated: Clone + Eq + Hash + fmt::Debug {
 
     /// Whether an instance has moved.
     fn has_moved(&self) -> bool;
+
+    /// Drops what nobody can tell from its absence, so that worlds are the same that go on alike.
+    fn tidy(&mut self) {}
+}
+
+/// The steps of a world, each with the world after it.
+pub struct Steps<'a, W: Simulated> {
+    found: &'a mut Vec<(Step<W::Who>, W)>,
+    what: What,
+    /// The world before each of them.
+    pub world: &'a W,
+    /// The faults that are put back.
+    pub quirks: Quirks<W::Quirk>,
+    /// Whom those concern that are listed next.
+    pub who: W::Who,
+}
+
+impl<'a, W: Simulated> Steps<'a, W> {
+    /// None yet.
+    pub fn new(
+        world: &'a W,
+        quirks: Quirks<W::Quirk>,
+        what: What,
+        who: W::Who,
+        found: &'a mut Vec<(Step<W::Who>, W)>,
+    ) -> Self {
+        found.clear();
+        Self {
+            found,
+            what,
+            world,
+            quirks,
+            who,
+        }
+    }
+
+    /// It happens, sooner or later, that …
+    pub fn then(&mut self, what: &'static str, change: impl FnOnce(&mut W)) {
+        self.add(what, Kind::Ordinary, change);
+    }
+
+    /// It happens, and may take long, that …
+    pub fn later(&mut self, what: &'static str, change: impl FnOnce(&mut W)) {
+        self.add(what, Kind::Slow, change);
+    }
+
+    /// A time passes.
+    pub fn timer(&mut self, what: &'static str, timer: Timer, change: impl FnOnce(&mut W)) {
+        self.add(what, Kind::Timer(timer), change);
+    }
+
+    /// It may happen that …
+    pub fn may(&mut self, what: &'static str, change: impl FnOnce(&mut W)) {
+        self.add(what, Kind::Chance, change);
+    }
+
+    /// A fault may strike.
+    pub fn fault(&mut self, what: &'static str, change: impl FnOnce(&mut W)) {
+        self.add(what, Kind::Fault, change);
+    }
+
+    fn add(&mut self, what: &'static str, kind: Kind, change: impl FnOnce(&mut W)) {
+        if self.what.lists(kind) {
+            let mut world = self.world.clone();
+            change(&mut world);
+            world.tidy();
+            let who = self.who;
+            self.found.push((Step { who, what, kind }, world));
+        }
+    }
 }

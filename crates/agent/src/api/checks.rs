@@ -2,6 +2,7 @@
 
 use crate::agent::Shared;
 use crate::instances::State;
+use crate::instances::filling::{self, Missing};
 use crate::instances::machine::qemu;
 use crate::instances::storage::{Witnesses, devices};
 use crate::instances::volumes;
@@ -17,10 +18,16 @@ use crate::session::source;
 pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Result<CheckReply> {
     let instance = agent.instances.find(name)?;
     let (mut blockers, mut notes) = (Vec::new(), Vec::new());
-    if !instance.is_whole() {
-        notes.push(format!(
-            "{name} is still being given the memory that it had at its last place; a migration waits for that"
-        ));
+    if let Some(Missing { bytes, from }) = filling::missing(&instance).await {
+        let mib = bytes.div_ceil(1 << 20);
+        notes.push(match from {
+            Some(host) => format!(
+                "{mib} MiB of the memory of {name} are still on {host} and come from there; a migration waits for that"
+            ),
+            None => format!(
+                "{name} is still being given {mib} MiB of the memory that it had at its last place; a migration waits for that"
+            ),
+        });
     }
     match instance.state() {
         State::Running => {}

@@ -151,6 +151,40 @@ pub fn take_over(agent: &Shared, instance: &Arc<Instance>) {
     );
 }
 
+/// What an instance still lacks.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Missing {
+    /// In bytes.
+    pub bytes: u64,
+    /// The host that has it, if that is not this one.
+    pub from: Option<String>,
+}
+
+/// What an instance lacks that runs; `None` if it has all. Where nobody can say how much that is, it is said to be nothing.
+pub async fn missing(instance: &Instance) -> Option<Missing> {
+    if instance.is_whole() {
+        return None;
+    }
+    let paths = instance.home.paths.clone();
+    let missing = tokio::task::spawn_blocking(move || {
+        if post_copy::record(&paths).exists() {
+            let (bytes, host) = post_copy::missing(&paths)?;
+            let from = Some(host);
+            return anyhow::Ok(Missing { bytes, from });
+        }
+        let filler = Filler::find(&control(&paths))?;
+        let pages = filler.map_or(Ok(0), |filler| filler.status().map(|status| status.pages_left))?;
+        let bytes = pages * rustix::param::page_size() as u64;
+        Ok(Missing { bytes, from: None })
+    });
+    let missing = missing.await.context("that panicked").and_then(|missing| missing);
+    Some(missing.unwrap_or_else(|error| {
+        let (instance, error) = (instance.name(), format!("{error:#}"));
+        tracing::debug!(instance, error, "how much it lacks is not known");
+        Missing::default()
+    }))
+}
+
 /// Notes of sessions that nothing is missing to the tasks that they have brought here: those are gone. `is_here` says of an instance that it is, or may be.
 pub fn note_what_is_gone(agent: &Shared, is_here: impl Fn(&str) -> bool) {
     for (session, instance) in agent.journal.filling() {

@@ -24,11 +24,16 @@ struct Row<'a> {
     exit_status: Option<i32>,
     connections: u32,
     paused: u32,
+    /// In bytes: memory that it lacks while it runs, as far as that is known.
+    missing_bytes: Option<u64>,
+    /// The host that has it, if that is another one.
+    missing_from: Option<&'a str>,
     command: &'a [String],
 }
 
 impl<'a> From<&'a Instance> for Row<'a> {
     fn from(instance: &'a Instance) -> Self {
+        let missing = instance.missing.as_ref();
         Self {
             name: &instance.name,
             host: &instance.host,
@@ -39,6 +44,10 @@ impl<'a> From<&'a Instance> for Row<'a> {
             exit_status: instance.exit_status,
             connections: instance.connections,
             paused: instance.paused,
+            missing_bytes: missing.map(|missing| missing.bytes),
+            missing_from: missing
+                .map(|missing| missing.from.as_str())
+                .filter(|host| !host.is_empty()),
             command: &instance.command,
         }
     }
@@ -151,6 +160,18 @@ pub async fn exec(lab: &str, arguments: ExecArguments) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
+/// What an instance is doing, and what it lacks while it does.
+fn state(instance: &Instance) -> String {
+    let Some(missing) = &instance.missing else {
+        return instance.state.clone();
+    };
+    let mib = missing.bytes.div_ceil(1 << 20);
+    match missing.from.as_str() {
+        "" => format!("{} ({mib} MiB of memory to come)", instance.state),
+        host => format!("{} ({mib} MiB of memory to come from {host})", instance.state),
+    }
+}
+
 /// Lists the instances.
 pub async fn ps(lab: &str, json: bool) -> anyhow::Result<ExitCode> {
     let instances = Hosts::connect(lab).await?.instances().await?;
@@ -167,7 +188,7 @@ pub async fn ps(lab: &str, json: bool) -> anyhow::Result<ExitCode> {
                 instance.name.clone(),
                 instance.host.clone(),
                 format!("{}/{}", instance.address, instance.prefix),
-                instance.state.clone(),
+                state(instance),
                 dash(Some(instance.pid).filter(|pid| *pid != 0)),
                 dash(instance.exit_status),
                 match instance.paused {

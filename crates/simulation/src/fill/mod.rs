@@ -10,11 +10,10 @@ mod host;
 use std::fmt;
 
 use strum::{EnumIter, IntoStaticStr};
-use verbatim_session::decision::Timer;
 use verbatim_session::fill::{Fill, Noted};
 
 use crate::explore::Plain;
-use crate::simulated::{self, Kind, Simulated, What};
+use crate::simulated::{self, Simulated, What};
 
 pub use check::Violation;
 
@@ -46,6 +45,8 @@ pub type Quirks = simulated::Quirks<Quirk>;
 
 /// What can happen next.
 pub type Step = simulated::Step<Who>;
+
+type Steps<'a> = simulated::Steps<'a, World>;
 
 /// Whom it concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -223,51 +224,6 @@ impl World {
     }
 }
 
-/// The steps of a world, each with the world after it.
-struct Steps<'a> {
-    found: &'a mut Vec<(Step, World)>,
-    world: World,
-    quirks: Quirks,
-    what: What,
-    who: Who,
-}
-
-impl Steps<'_> {
-    /// It happens, sooner or later, that …
-    fn then(&mut self, what: &'static str, change: impl FnOnce(&mut World)) {
-        self.add(what, Kind::Ordinary, change);
-    }
-
-    /// It happens, and may take long, that …
-    fn later(&mut self, what: &'static str, change: impl FnOnce(&mut World)) {
-        self.add(what, Kind::Slow, change);
-    }
-
-    /// A time passes.
-    fn timer(&mut self, what: &'static str, timer: Timer, change: impl FnOnce(&mut World)) {
-        self.add(what, Kind::Timer(timer), change);
-    }
-
-    /// It may happen that …
-    fn may(&mut self, what: &'static str, change: impl FnOnce(&mut World)) {
-        self.add(what, Kind::Chance, change);
-    }
-
-    /// A fault may strike.
-    fn fault(&mut self, what: &'static str, change: impl FnOnce(&mut World)) {
-        self.add(what, Kind::Fault, change);
-    }
-
-    fn add(&mut self, what: &'static str, kind: Kind, change: impl FnOnce(&mut World)) {
-        if self.what.lists(kind) {
-            let mut world = self.world;
-            change(&mut world);
-            let who = self.who;
-            self.found.push((Step { who, what, kind }, world));
-        }
-    }
-}
-
 impl Simulated for World {
     type Who = Who;
     type Quirk = Quirk;
@@ -282,14 +238,7 @@ impl Simulated for World {
     }
 
     fn steps(&self, quirks: Quirks, what: What, found: &mut Vec<(Step, Self)>) {
-        found.clear();
-        let mut steps = Steps {
-            found,
-            world: *self,
-            quirks,
-            what,
-            who: Who::Agent,
-        };
+        let mut steps = Steps::new(self, quirks, what, Who::Agent, found);
         host::agent(&mut steps);
         steps.who = Who::Processes;
         host::processes(&mut steps);

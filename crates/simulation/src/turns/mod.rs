@@ -18,11 +18,10 @@ use std::fmt;
 use std::rc::Rc;
 
 use strum::{EnumIter, IntoStaticStr};
-use verbatim_session::decision::Timer;
 use verbatim_session::turns::Turns;
 
 use crate::explore::Plain;
-use crate::simulated::{self, Kind, Simulated, What};
+use crate::simulated::{self, Simulated, What};
 
 pub use check::Violation;
 pub use state::{Met, Part, Reply, Session, Stage};
@@ -55,6 +54,8 @@ pub type Quirks = simulated::Quirks<Quirk>;
 
 /// What can happen next.
 pub type Step = simulated::Step<Who>;
+
+type Steps<'a> = simulated::Steps<'a, World>;
 
 /// Where something happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -214,52 +215,6 @@ impl World {
     }
 }
 
-/// The steps of a world, each with the world after it.
-struct Steps<'a> {
-    found: &'a mut Vec<(Step, World)>,
-    world: &'a World,
-    quirks: Quirks,
-    what: What,
-    who: Who,
-}
-
-impl Steps<'_> {
-    /// It happens, sooner or later, that …
-    fn then(&mut self, what: &'static str, change: impl FnOnce(&mut World)) {
-        self.add(what, Kind::Ordinary, change);
-    }
-
-    /// It happens, and may take long, that …
-    fn later(&mut self, what: &'static str, change: impl FnOnce(&mut World)) {
-        self.add(what, Kind::Slow, change);
-    }
-
-    /// A time passes.
-    fn timer(&mut self, what: &'static str, timer: Timer, change: impl FnOnce(&mut World)) {
-        self.add(what, Kind::Timer(timer), change);
-    }
-
-    /// It may happen that …
-    fn may(&mut self, what: &'static str, change: impl FnOnce(&mut World)) {
-        self.add(what, Kind::Chance, change);
-    }
-
-    /// A fault may strike.
-    fn fault(&mut self, what: &'static str, change: impl FnOnce(&mut World)) {
-        self.add(what, Kind::Fault, change);
-    }
-
-    fn add(&mut self, what: &'static str, kind: Kind, change: impl FnOnce(&mut World)) {
-        if self.what.lists(kind) {
-            let mut world = self.world.clone();
-            change(&mut world);
-            world.sessions.iter_mut().for_each(Session::tidy);
-            let who = self.who;
-            self.found.push((Step { who, what, kind }, world));
-        }
-    }
-}
-
 fn hash(seed: u64, what: u64) -> u64 {
     let mixed = (seed ^ what << 56).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ mixed >> 31).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -301,17 +256,11 @@ impl Simulated for World {
     }
 
     fn steps(&self, quirks: Quirks, what: What, found: &mut Vec<(Step, Self)>) {
-        found.clear();
-        let mut steps = Steps {
-            found,
-            world: self,
-            quirks,
-            what,
-            who: Who {
-                host: 0,
-                what: Whom::Agent,
-            },
+        let who = Who {
+            host: 0,
+            what: Whom::Agent,
         };
+        let mut steps = Steps::new(self, quirks, what, who, found);
         host::steps(&mut steps);
         session::steps(&mut steps);
     }
@@ -328,5 +277,9 @@ impl Simulated for World {
         self.sessions
             .iter()
             .any(|session| session.stage == Stage::Ended { moved: true })
+    }
+
+    fn tidy(&mut self) {
+        self.sessions.iter_mut().for_each(Session::tidy);
     }
 }

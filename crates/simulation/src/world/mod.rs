@@ -8,12 +8,12 @@ pub mod source;
 use std::fmt;
 
 use strum::{EnumIter, IntoStaticStr, VariantArray};
-use verbatim_session::decision::{Fact, Mark, Outcome, Timer, Written};
+use verbatim_session::decision::{Fact, Mark, Outcome, Written};
 use verbatim_session::record::{self, Standing};
 
 use crate::check::{self, Violation};
 use crate::explore::Worlds;
-use crate::simulated::{Kind, Simulated, What};
+use crate::simulated::{self, Simulated, What};
 
 pub use destination::DestinationHost;
 pub use partner::{End, PartnerHost};
@@ -42,10 +42,12 @@ pub enum Quirk {
 }
 
 /// The quirks of a world.
-pub type Quirks = crate::simulated::Quirks<Quirk>;
+pub type Quirks = simulated::Quirks<Quirk>;
 
 /// What can happen next.
-pub type Step = crate::simulated::Step<Who>;
+pub type Step = simulated::Step<Who>;
+
+type Steps<'a> = simulated::Steps<'a, World>;
 
 /// A host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -238,62 +240,6 @@ pub struct World {
     pub forced: bool,
 }
 
-/// The steps of a world, each with the world after it.
-pub struct Steps<'a> {
-    found: &'a mut Vec<(Step, World)>,
-    world: World,
-    quirks: Quirks,
-    what: What,
-    who: Who,
-}
-
-impl Steps<'_> {
-    /// It happens, sooner or later, that …
-    fn then(&mut self, what: &'static str, change: impl FnOnce(&mut World)) {
-        self.add(what, Kind::Ordinary, change);
-    }
-
-    /// It happens, and may take long, that …
-    fn later(&mut self, what: &'static str, change: impl FnOnce(&mut World)) {
-        self.add(what, Kind::Slow, change);
-    }
-
-    /// A time passes.
-    fn timer(&mut self, what: &'static str, timer: Timer, change: impl FnOnce(&mut World)) {
-        self.add(what, Kind::Timer(timer), change);
-    }
-
-    /// It may happen that …
-    fn may(&mut self, what: &'static str, change: impl FnOnce(&mut World)) {
-        self.add(what, Kind::Chance, change);
-    }
-
-    /// A fault may strike.
-    fn fault(&mut self, what: &'static str, change: impl FnOnce(&mut World)) {
-        if self.what != What::Goes {
-            self.push(what, Kind::Fault, change);
-        }
-    }
-
-    fn add(&mut self, what: &'static str, kind: Kind, change: impl FnOnce(&mut World)) {
-        if self.what != What::Breaks {
-            self.push(what, kind, change);
-        }
-    }
-
-    fn push(&mut self, what: &'static str, kind: Kind, change: impl FnOnce(&mut World)) {
-        let mut world = self.world;
-        change(&mut world);
-        world.drop_mail_for_ended();
-        let step = Step {
-            who: self.who,
-            what,
-            kind,
-        };
-        self.found.push((step, world));
-    }
-}
-
 impl Default for World {
     fn default() -> Self {
         Self::new()
@@ -376,14 +322,7 @@ impl Simulated for World {
     }
 
     fn steps(&self, quirks: Quirks, what: What, found: &mut Vec<(Step, World)>) {
-        found.clear();
-        let mut steps = Steps {
-            found,
-            world: *self,
-            quirks,
-            what,
-            who: Who::Source,
-        };
+        let mut steps = Steps::new(self, quirks, what, Who::Source, found);
         source::steps(&mut steps);
         steps.who = Who::Destination;
         destination::steps(&mut steps);
@@ -404,6 +343,10 @@ impl Simulated for World {
 
     fn has_moved(&self) -> bool {
         self.ran_there
+    }
+
+    fn tidy(&mut self) {
+        self.drop_mail_for_ended();
     }
 }
 

@@ -101,6 +101,14 @@ fn reached(lab: &TestLab, host: &str, point: &str) -> anyhow::Result<()> {
 fn agents_die(lab: &TestLab) -> anyhow::Result<()> {
     let guest = waits(lab)?;
     guest.stands_still()?;
+    let row = guest.instance.row()?;
+    ensure!(row.missing_bytes.is_some_and(|bytes| bytes > 0), "{row:?}");
+    ensure!(row.missing_from.as_deref() == Some("src"), "{row:?}");
+    let check = lab.verbatim(&["check", NAME, "--to", "src"])?.wait(LIMIT)?;
+    ensure!(
+        check.stdout.contains("are still on src and come from there"),
+        "{check:?}"
+    );
     lab.restart("src", "agent")?;
     lab.order_faults("dst", "")?;
     lab.restart("dst", "agent")?;
@@ -108,6 +116,7 @@ fn agents_die(lab: &TestLab) -> anyhow::Result<()> {
     keeps_nothing(lab, "src")?;
     let row = guest.instance.row()?;
     ensure!(row.host == "dst" && row.state == "running", "{row:?}");
+    ensure!(row.missing_bytes.is_none(), "{row:?}");
     // It moves on, by either way.
     leaves_some_behind(&guest, "src")?;
     guest.counts_on()?;

@@ -82,6 +82,12 @@ pub enum Progress {
     Lost(String),
 }
 
+/// In bytes, what is missing to a guest, and the host that has it.
+pub fn missing(paths: &Paths) -> anyhow::Result<(u64, String)> {
+    let left = PostCopy::left_in(&record(paths))?;
+    Ok((left, Origin::found(paths)?.source))
+}
+
 /// Brings it, until it is dropped: who waits then waits on.
 #[derive(Debug)]
 pub struct Bringing {
@@ -142,6 +148,11 @@ impl Bringing {
         let post_copy = PostCopy::take_over(init_pid.unsigned_abs(), &ram, &record(paths))?;
         let bringing = post_copy.map(|post_copy| Self::begin(agent, origin, post_copy));
         Ok(bringing.inspect(Self::the_rest))
+    }
+
+    /// How it stands now.
+    pub fn progress(&self) -> Progress {
+        self.progress.borrow().clone()
     }
 
     /// Waits until it is known how it ends.
@@ -270,14 +281,36 @@ async fn read(agent: &Shared, origin: &Origin, range: Range<u64>) -> anyhow::Res
     if !reply.kept {
         return Ok(None);
     }
-    let bytes: u64 = reply.runs.iter().map(|run| run.length).sum();
+    must_cover(&range, &reply.runs).with_context(|| format!("{} gives something else", origin.source))?;
+    Ok(Some(reply.runs))
+}
+
+/// An error unless the runs are those of a range, once and whole: who waits for one of its pages would wait for ever.
+fn must_cover(range: &Range<u64>, runs: &[RamRun]) -> anyhow::Result<()> {
+    let mut at = range.start;
+    let mut runs: Vec<&RamRun> = runs.iter().collect();
+    runs.sort_unstable_by_key(|run| run.start);
+    for run in runs {
+        ensure!(
+            run.start == at,
+            "what begins at {:#x} where {at:#x} was asked for",
+            run.start
+        );
+        ensure!(
+            run.data.is_empty() || run.data.len() as u64 == run.length,
+            "{} bytes at {at:#x}, where it says {}",
+            run.data.len(),
+            run.length
+        );
+        at = at.checked_add(run.length).context("a run beyond all memory")?;
+    }
     ensure!(
-        bytes >= range.end - range.start,
-        "{} gives {bytes} bytes where {} were asked for",
-        origin.source,
+        at >= range.end,
+        "{} bytes where {} were asked for",
+        at - range.start,
         range.end - range.start
     );
-    Ok(Some(reply.runs))
+    Ok(())
 }
 
 /// Forgets what was written down of a guest that has ended, or has all.
@@ -291,4 +324,34 @@ pub fn forget(paths: &Paths) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(start: u64, length: u64, data: usize) -> RamRun {
+        let data = vec![1; data];
+        RamRun { start, length, data }
+    }
+
+    #[test]
+    fn an_answer_is_what_was_asked_for_or_none() {
+        let asked = 4096..16384;
+        // What is zero comes last.
+        let whole = [run(12288, 4096, 4096), run(4096, 8192, 0)];
+        must_cover(&asked, &whole).unwrap();
+        must_cover(&asked, &[run(4096, 1 << 20, 0)]).unwrap();
+        for wrong in [
+            &[][..],
+            &[run(0, 16384, 0)],
+            &[run(4096, 8192, 0)],
+            &[run(4096, 8192, 0), run(8192, 8192, 0)],
+            &[run(4096, 4096, 0), run(12288, 4096, 0)],
+            &[run(4096, 12288, 4096)],
+            &[run(4096, u64::MAX, 0)],
+        ] {
+            assert!(must_cover(&asked, wrong).is_err(), "{wrong:?}");
+        }
+    }
 }

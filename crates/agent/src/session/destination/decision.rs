@@ -18,6 +18,7 @@ use super::post_copy::Lacking;
 use crate::faults::Point;
 use crate::instances::Instance;
 use crate::instances::filling::{self, Giver};
+use crate::instances::machine::post_copy::Progress;
 use crate::instances::machine::{attached, qemu};
 use crate::instances::recovery;
 use crate::keeper::Keeper;
@@ -151,6 +152,11 @@ impl Destination {
 
     /// An error unless whoever gives the tasks their memory is there, and has all of it.
     fn has_all_memory(&self) -> anyhow::Result<()> {
+        if let Lacking::Comes(bringing) = &self.lacking
+            && let Progress::Lost(why) = bringing.progress()
+        {
+            bail!("the RAM that was left at its source will not come: {why}");
+        }
         let Some(filler) = &self.filler else {
             return Ok(());
         };

@@ -262,7 +262,7 @@ impl Recovery {
 
     /// The instance goes on here, with its connections.
     async fn undo(&mut self) {
-        self.agent.behinds.forget(self.known.session);
+        behind::over(&self.agent, self.known.session, Outcome::RolledBack);
         let told = settle(&self.agent, self.known.session, Role::Source, Outcome::RolledBack);
         take_back(told, self.disks()).await;
         let held = self.held().await;
@@ -362,7 +362,7 @@ impl Recovery {
     /// The instance is the destination's: the old place is cleared. What is left to do elsewhere the destination does.
     async fn finish(&mut self) {
         self.driven.control.committed();
-        behind::watch(&self.agent, self.known.session);
+        behind::over(&self.agent, self.known.session, Outcome::Committed);
         let told = settle(&self.agent, self.known.session, Role::Source, Outcome::Committed);
         leave(told, self.disks()).await;
         let held = self.held().await;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::bail;
 use tokio::task::JoinHandle;
 use verbatim_channel::Endpoint;
+use verbatim_session::decision::Outcome;
 
 use super::Source;
 use crate::faults::Point;
@@ -117,7 +118,7 @@ impl Source {
         }
         let instance = Arc::clone(&self.instance);
         let _ = tokio::task::spawn_blocking(move || instance.home.remove()).await;
-        behind::watch(&self.agent, self.session);
+        behind::over(&self.agent, self.session, Outcome::Committed);
         self.reservation = None;
     }
 }

@@ -5,11 +5,12 @@
 //! be counted.
 
 use futures_util::future::join_all;
+use verbatim_session::decision::Outcome;
 
 use super::Source;
 use crate::instances::machine::leaving;
 use crate::proto::SessionId;
-use crate::session::members;
+use crate::session::{behind, members};
 
 /// How long another agent may take to undo its part; a dead one does not keep the instance waiting.
 const ABORT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
@@ -60,7 +61,7 @@ impl Source {
         if self.machine.take().is_some() {
             leaving::take_back(&self.instance).await;
         }
-        self.agent.behinds.forget(self.session);
+        behind::over(&self.agent, self.session, Outcome::RolledBack);
         self.ahead.clear(&self.instance.home.paths).await;
         if let Some(mut destination) = self.destination.take() {
             let abort = destination.abort(SessionId {
