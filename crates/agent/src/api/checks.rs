@@ -18,7 +18,9 @@ use crate::session::source;
 pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Result<CheckReply> {
     let instance = agent.instances.find(name)?;
     let (mut blockers, mut notes) = (Vec::new(), Vec::new());
-    if let Some(Missing { bytes, from }) = filling::missing(&instance).await {
+    let missing = filling::missing(&instance).await;
+    let is_whole = missing.is_none();
+    if let Some(Missing { bytes, from }) = missing {
         let mib = bytes.div_ceil(1 << 20);
         notes.push(match from {
             Some(host) => format!(
@@ -49,7 +51,8 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
     let (init, record) = (instance.init_pid(), &instance.home.record);
     let has_rnics = !record.rnics.is_empty();
     if record.machine.is_some() {
-        if instance.state() == State::Running {
+        // Before it is whole QEMU says nothing but that, and may not answer at all.
+        if instance.state() == State::Running && is_whole {
             blockers.extend(qemu::blockers(&instance).await);
         }
         notes.push("the guest's RAM goes ahead, tracked from outside (userfaultfd)".to_owned());

@@ -106,7 +106,7 @@ fn agents_die(lab: &TestLab) -> anyhow::Result<()> {
     ensure!(row.missing_from.as_deref() == Some("src"), "{row:?}");
     let check = lab.verbatim(&["check", NAME, "--to", "src"])?.wait(LIMIT)?;
     ensure!(
-        check.stdout.contains("are still on src and come from there"),
+        check.code == 0 && check.stderr.contains("are still on src and come from there"),
         "{check:?}"
     );
     lab.restart("src", "agent")?;
