@@ -1,13 +1,13 @@
 //! The side that receives.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use verbatim_far::{Buffer, Canceller, Connection, Device, Exposed, QpClass, Ticket};
 
 use crate::error::Error;
 use crate::fingerprint::{FINGERPRINT_BYTES, Key, PAGE_BYTES, to_bytes};
-use crate::outgoing::{PATIENCE, WINDOW_REQUESTS};
+use crate::outgoing::{PATIENCE, WINDOW_REQUESTS, ring_of};
 use crate::ring::offset;
 use crate::{Accepted, Landed, MOST_RING_BYTES, MOST_RUN_BYTES, Offer, Operation};
 
@@ -21,11 +21,21 @@ pub struct Incoming {
     key: Key,
     ring_bytes: u64,
     class: QpClass,
+    patience: Duration,
 }
 
 impl Incoming {
     /// Takes the other side's offer, and says what that must know.
     pub fn accept(device: &Device, offer: &Offer) -> Result<(Self, Accepted), Error> {
+        Self::accept_in(device, offer, false)
+    }
+
+    /// The same, with a ring in memory that is never swapped out ([`Options::locks`](crate::Options::locks)).
+    pub fn accept_locked(device: &Device, offer: &Offer) -> Result<(Self, Accepted), Error> {
+        Self::accept_in(device, offer, true)
+    }
+
+    fn accept_in(device: &Device, offer: &Offer, locks: bool) -> Result<(Self, Accepted), Error> {
         let key = Key::from_bytes(&offer.key).ok_or(Error::Malformed("its key is not as long as a key"))?;
         let page = PAGE_BYTES as u64;
         if offer.ring_bytes == 0
@@ -46,7 +56,7 @@ impl Incoming {
             window_bytes: offer.window_bytes.min(MOST_RING_BYTES),
             window_requests: WINDOW_REQUESTS,
         })?;
-        let buffer = connection.buffer(offer.ring_bytes as usize)?;
+        let buffer = ring_of(&connection, offer.ring_bytes, locks)?;
         connection.connect(&offer.end)?;
         let accepted = Accepted {
             end: connection.end(),
@@ -59,8 +69,14 @@ impl Incoming {
             key,
             ring_bytes: offer.ring_bytes,
             class,
+            patience: PATIENCE,
         };
         Ok((incoming, accepted))
+    }
+
+    /// How long one run may take from now on; half a minute otherwise.
+    pub fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
     }
 
     /// The number of this side's queue pair.
@@ -91,7 +107,7 @@ impl Incoming {
                 (&self.buffer, at),
                 (&self.there, at),
                 landed.length,
-                Some(Instant::now() + PATIENCE),
+                Some(Instant::now() + self.patience),
             )?)),
         }
     }
@@ -105,7 +121,8 @@ impl Incoming {
         into: &mut Vec<u8>,
     ) -> Result<(), Error> {
         if let Some(fetched) = fetched {
-            self.connection.wait(fetched, Some(Instant::now() + PATIENCE))?;
+            self.connection
+                .wait(fetched, Some(Instant::now() + self.patience))?;
         }
         let at = self.place_of(landed)?;
         into.resize(landed.length as usize, 0);

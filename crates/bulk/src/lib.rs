@@ -61,6 +61,9 @@ pub struct Options {
     pub window_bytes: u64,
     /// Whose work goes first at the RNICs.
     pub class: QpClass,
+    /// This side's ring is in memory that is never swapped out, and that no program's memory is adopted for
+    /// ([`Connection::locked_buffer`](verbatim_far::Connection::locked_buffer)).
+    pub locks: bool,
 }
 
 impl Default for Options {
@@ -71,6 +74,7 @@ impl Default for Options {
             ring_bytes: 8 << 20,
             window_bytes: 4 << 20,
             class: QpClass::Background,
+            locks: false,
         }
     }
 }
@@ -85,6 +89,17 @@ pub struct Offer {
     window_bytes: u64,
     /// In the background.
     yields: bool,
+}
+
+impl std::fmt::Debug for Offer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Its key is a secret.
+        let Self { end, ring_bytes, .. } = self;
+        f.debug_struct("Offer")
+            .field("end", end)
+            .field("ring_bytes", ring_bytes)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The answer to it.

@@ -17,6 +17,14 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// How far the connection can be configured in requests.
 pub(crate) const WINDOW_REQUESTS: u32 = 256;
 
+/// The memory of a ring.
+pub(crate) fn ring_of(connection: &Connection, bytes: u64, locks: bool) -> Result<Arc<Buffer>, Error> {
+    Ok(match locks {
+        true => connection.locked_buffer(bytes as usize)?,
+        false => connection.buffer(bytes as usize)?,
+    })
+}
+
 /// A run that is being put together.
 #[derive(Debug)]
 pub struct Run {
@@ -78,7 +86,7 @@ impl<T> Outgoing<T> {
             window_bytes: options.window_bytes,
             window_requests: WINDOW_REQUESTS,
         })?;
-        let buffer = connection.buffer(options.ring_bytes as usize)?;
+        let buffer = ring_of(&connection, options.ring_bytes, options.locks)?;
         let key = Key::new();
         let offer = Offer {
             end: connection.end(),

@@ -19,12 +19,17 @@ fn options(operation: Operation) -> Options {
         ring_bytes: 64 * PAGE,
         window_bytes: 32 * PAGE,
         class: QpClass::User,
+        // What is moved by rings of either kind is the same; here each test of READs has them locked.
+        locks: operation == Operation::Read,
     }
 }
 
 fn pair(nics: &Nics, options: Options) -> (Outgoing<u64>, Incoming) {
     let (mut outgoing, offer) = Outgoing::open(nics.device(0), options).unwrap();
-    let (incoming, accepted) = Incoming::accept(nics.device(1), &offer).unwrap();
+    let (incoming, accepted) = match options.locks {
+        true => Incoming::accept_locked(nics.device(1), &offer).unwrap(),
+        false => Incoming::accept(nics.device(1), &offer).unwrap(),
+    };
     outgoing.accept(&accepted).unwrap();
     (outgoing, incoming)
 }

@@ -10,6 +10,7 @@ use crate::control::{Order, Outcome, Row, order};
 use crate::daemon::{self, Config};
 use crate::device;
 use crate::faults::Hook;
+use crate::transport::{Carriage, Transport, Wanted};
 
 /// The port of the daemons for each other.
 const PORT: u16 = 4794;
@@ -108,6 +109,9 @@ pub enum VolumeCommand {
         /// How fast it is copied at most, in MiB per second. Changes that are doubled do not count.
         #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..1 << 20))]
         max_bandwidth: Option<u64>,
+        /// How it is copied; as the daemon here was told (`daemon --copy-transport`) if not given.
+        #[arg(long, value_name = "TRANSPORT")]
+        copy_transport: Option<Wanted>,
         #[command(flatten)]
         common: Common,
     },
@@ -158,6 +162,14 @@ pub struct DaemonArguments {
     /// How many threads wait for disks.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u8).range(2..))]
     pub threads: u8,
+    /// How volumes are copied that move from here. tls: encrypted, on the daemons' own connection. rdma: their chunks by one-sided RDMA, not
+    /// encrypted; what arrives is compared with fingerprints that go over TLS. auto: rdma where the list of hosts says "trusted_network" of
+    /// both hosts. Where RDMA cannot be, it is TLS, and `verbatim volume status` says why.
+    #[arg(long, value_name = "TRANSPORT", default_value = "tls")]
+    pub copy_transport: Wanted,
+    /// The RNIC for that; the one that has this host's address if not given. The software RNIC is looked for in --runtime-dir.
+    #[arg(long, value_name = "DEVICE")]
+    pub copy_device: Option<String>,
 }
 
 /// Does what was typed. `hook` is the daemon's.
@@ -189,6 +201,7 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
             name,
             to,
             max_bandwidth,
+            copy_transport: transport,
             common,
         } => {
             let bytes_per_second = max_bandwidth.map(|mib| mib << 20);
@@ -196,6 +209,7 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
                 name,
                 to,
                 bytes_per_second,
+                transport,
             };
             (order, common)
         }
@@ -258,9 +272,26 @@ fn status(name: &str, common: &Common) -> anyhow::Result<ExitCode> {
             if let Some(migration) = &row.migration {
                 println!("{migration}");
             }
+            if let Some(copy) = &row.copy {
+                println!("{}", told(copy));
+            }
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn told(copy: &Carriage) -> String {
+    let way = match copy.transport {
+        Transport::Tls => "TLS",
+        Transport::Rdma => "RDMA",
+    };
+    let device = copy.device.as_ref().map(|device| format!(" ({device})"));
+    format!(
+        "copied by {way}: {}{}; {:.1} MiB have come by RDMA",
+        copy.reason,
+        device.unwrap_or_default(),
+        copy.rdma_bytes as f64 / f64::from(1 << 20)
+    )
 }
 
 fn table(rows: &[Row]) -> String {
@@ -305,6 +336,8 @@ fn daemon(arguments: DaemonArguments, hook: Hook) -> anyhow::Result<ExitCode> {
         port: arguments.port,
         nbd_port: arguments.nbd_port,
         threads: arguments.threads.into(),
+        copy_transport: arguments.copy_transport,
+        copy_device: arguments.copy_device,
         hook,
     };
     // Before there is another thread.

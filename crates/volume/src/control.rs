@@ -10,6 +10,8 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use verbatim_mirror::decision::AgentSession;
 
+use crate::transport::{Carriage, Wanted};
+
 /// The longest line.
 const MAX_LINE: u64 = 1 << 20;
 
@@ -60,6 +62,9 @@ pub enum Order {
         name: String,
         to: String,
         bytes_per_second: Option<u64>,
+        /// How its copy is to go; as the daemon was told if not given.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        transport: Option<Wanted>,
     },
     Cancel {
         name: String,
@@ -117,6 +122,9 @@ pub struct Row {
     /// Where the virtual machine of that instance has it.
     #[serde(default)]
     pub socket: Option<PathBuf>,
+    /// How the chunks of a migration go, and why.
+    #[serde(default)]
+    pub copy: Option<Carriage>,
     /// Where a migration stands.
     pub migration: Option<serde_json::Value>,
 }
@@ -152,6 +160,9 @@ pub struct Moved {
     pub copied_bytes: u64,
     /// How often the destination was silent or gone.
     pub interruptions: u32,
+    /// How chunks went, and why.
+    #[serde(default)]
+    pub copy: Option<Carriage>,
 }
 
 /// Gives an order and waits for its outcome.

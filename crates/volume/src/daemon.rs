@@ -23,6 +23,7 @@ use crate::folder::{Folder, Settings};
 use crate::peer::destination::Incoming;
 use crate::store::Store;
 use crate::tls::Hosts;
+use crate::transport::{Rnic, Wanted};
 use crate::volume::Volume;
 use lent::Lent;
 use together::Following;
@@ -47,6 +48,10 @@ pub struct Config {
     pub nbd_port: Option<u16>,
     /// How many threads wait for disks.
     pub threads: usize,
+    /// How the copies go of volumes that move from here, if the command does not say.
+    pub copy_transport: Wanted,
+    /// The RNIC that copies go by; the one that has this host's address if not given.
+    pub copy_device: Option<String>,
     /// What is called at the points of [`crate::faults`].
     pub hook: Hook,
 }
@@ -216,6 +221,16 @@ impl Daemon {
         Ok(())
     }
 
+    /// This host's, for copies.
+    fn rnic(&self) -> Rnic {
+        let hosts = self.hosts.as_ref();
+        Rnic {
+            runtime_dir: self.config.runtime_dir.clone(),
+            name: self.config.copy_device.clone(),
+            address: hosts.and_then(|hosts| hosts.address(&self.config.name).ok()),
+        }
+    }
+
     fn row(&self, entry: &Entry, state: &State) -> Option<Row> {
         let sidecar = state.sidecar.as_ref()?;
         let (role, other_host) = match &sidecar.role {
@@ -242,6 +257,10 @@ impl Daemon {
             device: state.device.as_ref().map(|device| device.path().to_owned()),
             holder: state.holder.clone(),
             socket: state.lent.as_ref().map(|lent| lent.socket().to_owned()),
+            copy: migration
+                .as_ref()
+                .and(state.volume.as_ref())
+                .and_then(|volume| volume.carriage()),
             migration: migration.and_then(|(status, _)| serde_json::to_value(status).ok()),
         })
     }

@@ -29,6 +29,10 @@ pub enum Point {
     Answered,
     /// The source has written that the volume has moved.
     Moved,
+    /// The destination has read a chunk by RDMA, and nobody knows of it.
+    Fetched,
+    /// The source is about to send by TLS what did not come by RDMA.
+    Again,
 }
 
 /// All of them.
@@ -48,8 +52,22 @@ pub const POINTS: [Point; 13] = [
     Point::Moved,
 ];
 
+/// Those that are only passed when chunks go by RDMA.
+pub const RDMA_POINTS: [Point; 2] = [Point::Fetched, Point::Again];
+
+/// What a test wants besides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing.
+    None,
+    /// At [`Point::Fetched`]: the chunk is damaged.
+    Damage,
+}
+
 /// What is called at each.
-pub type Hook = fn(Point);
+pub type Hook = fn(Point) -> Fault;
 
 /// Does nothing.
-pub fn none(_: Point) {}
+pub fn none(_: Point) -> Fault {
+    Fault::None
+}

@@ -93,8 +93,9 @@ impl Host {
             let welcome = ToSource::Welcome {
                 incarnation: 1,
                 has_old: true,
+                rings: wire::Rings::None,
             };
-            let filled = incoming.fill(far, SessionId(1), self.store.clone(), LENGTH, welcome);
+            let filled = incoming.fill(far, SessionId(1), self.store.clone(), LENGTH, welcome, None);
             let (Ok(()) | Err(_), ()) = tokio::join!(filled, say(&mut near, bytes));
         });
         incoming.close();
@@ -151,6 +152,7 @@ pub fn messages() -> Vec<Vec<u8>> {
         length: LENGTH,
         from: "a".to_owned(),
         attached: true,
+        rdma: None,
     };
     let mut all: Vec<Vec<u8>> = [fill, Purpose::Decide { gives_up: true }]
         .map(|purpose| wire::frame(&hello(purpose), 0)[8..].to_vec())
@@ -168,7 +170,7 @@ pub fn messages() -> Vec<Vec<u8>> {
     all
 }
 
-fn orders() -> [(ToDestination, usize); 4] {
+fn orders() -> [(ToDestination, usize); 6] {
     let (offset, length) = (4096, 8192);
     [
         (
@@ -196,6 +198,15 @@ fn orders() -> [(ToDestination, usize); 4] {
             0,
         ),
         (ToDestination::Flush { tag: Tag::Flush(4) }, 0),
+        (
+            ToDestination::Fetch {
+                tag: Tag::Chunk(5),
+                offset,
+                landing: wire::Landing { position: 0, length },
+            },
+            64,
+        ),
+        (ToDestination::StopFetching, 0),
     ]
 }
 

@@ -14,7 +14,7 @@
 //! - [`folder`]: what is on the disk of a volume, and how it is replaced.
 //! - [`nbd`]: the protocol, and its servers: by threads for clients on this machine, by tasks for those that come by TLS.
 //! - `device`: a volume as a block device of this machine, by FUSE and a loop device.
-//! - [`peer`]: the two sides of a move; [`wire`]: what they say to each other.
+//! - [`peer`]: the two sides of a move; [`transport`]: whether chunks go by RDMA; [`wire`]: what they say to each other.
 //! - [`command`]: `verbatim volume …`.
 
 pub mod command;
@@ -30,6 +30,7 @@ pub mod peer;
 mod quick;
 mod store;
 mod tls;
+pub mod transport;
 mod volume;
 pub mod wire;
 

@@ -18,6 +18,8 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, client, server};
 struct Entry {
     name: String,
     address: IpAddr,
+    #[serde(default)]
+    trusted_network: bool,
 }
 
 /// What a daemon has of the others.
@@ -69,6 +71,15 @@ impl Hosts {
             bail!("there is no host {host}; known hosts: {}", names.join(", "));
         };
         Ok(entry.address)
+    }
+
+    /// Those of these hosts whose network the list does not trust.
+    pub fn untrusted<'a>(&self, hosts: &[&'a str]) -> Vec<&'a str> {
+        let is_trusted = |host: &str| {
+            let entry = self.entries.iter().find(|entry| entry.name == host);
+            entry.is_some_and(|entry| entry.trusted_network)
+        };
+        hosts.iter().copied().filter(|host| !is_trusted(host)).collect()
     }
 
     /// Calls that host, which proves that it is the one.

@@ -14,6 +14,7 @@ use verbatim_mirror::{
 use crate::disk::{Class, Disks};
 use crate::faults::{Hook, Point};
 use crate::store::Store;
+use crate::transport::Carriage;
 use crate::wire::{Tag, ToDestination, ToSource, frame};
 
 /// The largest request that the thread of a connection carries out: larger ones are better done beside each other.
@@ -53,8 +54,20 @@ struct Chunk {
     hash: Option<[u8; 32]>,
 }
 
-/// What leaves for the destination: a frame, and data that it was not copied into.
-pub type Outgoing = (Vec<u8>, Option<Arc<Vec<u8>>>);
+/// What leaves for the destination.
+pub enum Outgoing {
+    /// A frame, and data that it was not copied into.
+    Frame(Vec<u8>, Option<Arc<Vec<u8>>>),
+    /// A chunk, by whichever way the connection has for it.
+    Chunk {
+        /// How it is called in the answer.
+        tag: Tag,
+        /// Where.
+        offset: u64,
+        /// What.
+        data: Arc<Vec<u8>>,
+    },
+}
 
 struct Link {
     number: u64,
@@ -71,6 +84,8 @@ struct Inner {
     link: Option<Link>,
     reports: Option<UnboundedSender<Report>>,
     sent_bytes: u64,
+    /// How the chunks of the move go that is under way, or was the last.
+    carriage: Option<Carriage>,
     /// The request whose giver may carry it out itself, until the engine has said what becomes of it.
     offered: Option<RequestId>,
     /// Answers that leave when the lock is free again.
@@ -101,6 +116,7 @@ impl Volume {
             link: None,
             reports: None,
             sent_bytes: 0,
+            carriage: None,
             offered: None,
             replies: Vec::new(),
         };
@@ -133,6 +149,23 @@ impl Volume {
     pub fn migration(&self) -> Option<(Status, u64)> {
         let inner = self.lock();
         Some((inner.engine.status()?, inner.sent_bytes))
+    }
+
+    /// How the chunks of the move go that is under way, or was the last.
+    pub fn carriage(&self) -> Option<Carriage> {
+        self.lock().carriage.clone()
+    }
+
+    /// They go in that way from now on.
+    pub fn carried_by(&self, carriage: Carriage) {
+        self.lock().carriage = Some(carriage);
+    }
+
+    /// Something has come of it.
+    pub fn carries(&self, change: impl FnOnce(&mut Carriage)) {
+        if let Some(carriage) = &mut self.lock().carriage {
+            change(carriage);
+        }
     }
 
     /// It has another size from now on, if nothing is under way.
@@ -231,6 +264,7 @@ impl Volume {
         let mut inner = self.lock();
         inner.reports = Some(reports);
         inner.sent_bytes = 0;
+        inner.carriage = None;
         self.handle(inner, Event::Migrate { bytes_per_second });
     }
 
@@ -298,6 +332,8 @@ impl Volume {
             | ToSource::Welcome { .. }
             | ToSource::Refused(_)
             | ToSource::Answer(_)
+            | ToSource::Taken(_)
+            | ToSource::Again(..)
             | ToSource::Promised => false,
         }
     }
@@ -449,13 +485,21 @@ impl Inner {
         if let Some(link) = &self.link {
             self.sent_bytes += (frame.len() + length) as u64;
             // If nobody takes it, the connection's end is told soon.
-            let _ = link.sender.send((frame, data));
+            let _ = link.sender.send(Outgoing::Frame(frame, data));
         }
     }
 
     fn send_data(&mut self, tag: Tag, extent: Extent, data: Arc<Vec<u8>>) {
         match data.iter().all(|&byte| byte == 0) {
             true => self.send_zero(tag, extent),
+            false if matches!(tag, Tag::Chunk(_)) => {
+                self.sent_bytes += extent.length;
+                if let Some(link) = &self.link {
+                    let offset = extent.offset;
+                    // As in `send`.
+                    let _ = link.sender.send(Outgoing::Chunk { tag, offset, data });
+                }
+            }
             false => {
                 let offset = extent.offset;
                 self.send(&ToDestination::Put { tag, offset }, Some(data));

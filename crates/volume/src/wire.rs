@@ -15,13 +15,14 @@ use std::io;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use verbatim_bulk::{Accepted, Offer};
 use verbatim_mirror::decision::{AgentSession, Answer, Generation, SessionId, VolumeId};
 
 /// The version of these messages.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
-/// The longest message without its data.
-pub const MAX_MESSAGE: usize = 4 << 10;
+/// The longest message without its data: a Hello has the key of fingerprints.
+pub const MAX_MESSAGE: usize = 8 << 10;
 
 /// The longest data.
 pub const MAX_DATA: usize = 32 << 20;
@@ -54,6 +55,8 @@ pub enum Purpose {
         from: String,
         /// Whether clients may connect when it has moved.
         attached: bool,
+        /// A ring from which chunks may be read by RDMA.
+        rdma: Option<Box<Offer>>,
     },
     /// One question, one answer.
     Decide {
@@ -102,6 +105,37 @@ pub enum ToDestination {
         /// How it is called in the answer.
         tag: Tag,
     },
+    /// Read it from the source's ring, compare it with the fingerprints that belong to this, and write it.
+    Fetch {
+        /// How it is called in the answer.
+        tag: Tag,
+        /// Where it goes.
+        offset: u64,
+        /// Where it lies.
+        landing: Landing,
+    },
+    /// The source's RNIC is gone: what was not read from its ring never will be.
+    StopFetching,
+}
+
+/// Where a chunk lies in the source's ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Landing {
+    /// Bytes that were in the ring before it.
+    pub position: u64,
+    /// Its own; in the ring it has whole pages.
+    pub length: u64,
+}
+
+/// Whether chunks can be read by RDMA.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Rings {
+    /// Nobody has asked.
+    None,
+    /// They can.
+    Ready(Accepted),
+    /// They cannot; why.
+    Refused(String),
 }
 
 /// What the source calls something that it has sent.
@@ -124,6 +158,8 @@ pub enum ToSource {
         incarnation: u128,
         /// There was a copy before: comparing may be worth it.
         has_old: bool,
+        /// The answer to the ring that was offered.
+        rings: Rings,
     },
     /// It will not have the volume.
     Refused(String),
@@ -135,6 +171,10 @@ pub enum ToSource {
     Answer(Answer),
     /// To [`Purpose::Promise`]: it is promised.
     Promised,
+    /// All before that position of the source's ring was copied out, and is what was sent: its room is free.
+    Taken(u64),
+    /// It is not taken from the ring any more, for this reason: it is to be sent here.
+    Again(Tag, String),
 }
 
 /// A frame in one piece, without its data.

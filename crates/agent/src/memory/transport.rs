@@ -143,6 +143,7 @@ impl Tuning {
                 .min(MOST_RING_BYTES / self.run_bytes * self.run_bytes),
             window_bytes: self.window_bytes,
             class: self.class,
+            locks: false,
         }
     }
 }

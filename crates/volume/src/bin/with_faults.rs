@@ -1,10 +1,12 @@
-//! `verbatim volume`, whose daemon ends itself where `VERBATIM_VOLUME_DIE_AT` says: the name of a point.
+//! `verbatim volume`, whose daemon ends itself where `VERBATIM_VOLUME_DIE_AT` says: the name of a point. With `VERBATIM_VOLUME_DAMAGE=N` the
+//! Nth chunk that it reads by RDMA is damaged.
 
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::Parser;
 use verbatim_volume::command::{VolumeCommand, run};
-use verbatim_volume::faults::Point;
+use verbatim_volume::faults::{Fault, Point};
 
 #[derive(Debug, Parser)]
 struct Arguments {
@@ -12,7 +14,9 @@ struct Arguments {
     command: VolumeCommand,
 }
 
-fn die(point: Point) {
+static FETCHED: AtomicU64 = AtomicU64::new(0);
+
+fn die(point: Point) -> Fault {
     if std::env::var("VERBATIM_VOLUME_DIE_AT").is_ok_and(|name| name == format!("{point:?}")) {
         let own = rustix::process::getpid();
         let _ = rustix::process::kill_process(own, rustix::process::Signal::KILL);
@@ -21,6 +25,13 @@ fn die(point: Point) {
             std::thread::park();
         }
     }
+    if point == Point::Fetched {
+        let number = FETCHED.fetch_add(1, Ordering::Relaxed) + 1;
+        if std::env::var("VERBATIM_VOLUME_DAMAGE").is_ok_and(|text| text == number.to_string()) {
+            return Fault::Damage;
+        }
+    }
+    Fault::None
 }
 
 fn main() -> ExitCode {

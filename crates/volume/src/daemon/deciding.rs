@@ -18,10 +18,12 @@ use crate::control::Moved;
 use crate::faults::Point;
 use crate::folder::Settings;
 use crate::peer::destination::Incoming;
+use crate::peer::fetching::Fetching;
 use crate::peer::source::Call;
 use crate::store::Store;
+use crate::transport::{Carriage, Wanted};
 use crate::volume::Volume;
-use crate::wire::{self, Hello, Purpose, ToSource, VERSION};
+use crate::wire::{self, Hello, Purpose, Rings, ToSource, VERSION};
 
 /// How often the engine is told the time.
 const TICK: Duration = Duration::from_millis(10);
@@ -37,12 +39,17 @@ impl Daemon {
         session: SessionId,
         to: &str,
         purpose: Purpose,
+        transport: Option<Wanted>,
     ) -> anyhow::Result<Call> {
         let hosts = self.hosts.clone();
         let hosts = hosts
             .with_context(|| format!("there is no hosts.json in {}", self.config.config_dir.display()))?;
         hosts.address(to)?;
+        let wanted = transport.unwrap_or(self.config.copy_transport);
+        let untrusted = hosts.untrusted(&[&self.config.name, to]);
         Ok(Call {
+            rnic: self.rnic(),
+            carriage: Carriage::first(wanted, &untrusted),
             hosts,
             to: to.to_owned(),
             port: self.config.port,
@@ -63,6 +70,7 @@ impl Daemon {
         entry: &Arc<Entry>,
         to: String,
         bytes_per_second: Option<u64>,
+        transport: Option<Wanted>,
     ) -> anyhow::Result<Moved> {
         let began = Instant::now();
         let session = SessionId(rand::random());
@@ -83,8 +91,9 @@ impl Daemon {
                 length: sidecar.length,
                 from: self.config.name.clone(),
                 attached: state.settings.attached,
+                rdma: None,
             };
-            let call = self.call(entry, sidecar, session, &to, purpose)?;
+            let call = self.call(entry, sidecar, session, &to, purpose, transport)?;
             volume.migrate(bytes_per_second, reports);
             (volume, call)
         };
@@ -121,6 +130,7 @@ impl Daemon {
             }
         };
         let status = volume.migration();
+        let copy = volume.carriage();
         if let Err(error) = result {
             link.abort();
             return Err(error);
@@ -136,6 +146,7 @@ impl Daemon {
             sent_bytes,
             copied_bytes: status.copied_bytes,
             interruptions: status.interruptions,
+            copy,
             to,
         })
     }
@@ -183,7 +194,7 @@ impl Daemon {
                 return None;
             };
             let purpose = Purpose::Decide { gives_up: false };
-            let asked = match self.call(entry, &sidecar, *session, to, purpose) {
+            let asked = match self.call(entry, &sidecar, *session, to, purpose, None) {
                 Ok(call) => {
                     hook(Point::Asked);
                     call.ask().await
@@ -241,6 +252,7 @@ impl Daemon {
                 length,
                 from,
                 attached,
+                rdma,
             } => {
                 let offer = Offer {
                     id: hello.id,
@@ -252,10 +264,14 @@ impl Daemon {
                 match self.prepare(&hello.name, &offer, attached).await {
                     Ok((incoming, store, has_old)) => {
                         (self.config.hook)(Point::Prepared);
-                        let incarnation = self.incarnation;
-                        let welcome = ToSource::Welcome { incarnation, has_old };
+                        let (rings, fetching) = self.fetch(rdma).await;
+                        let welcome = ToSource::Welcome {
+                            incarnation: self.incarnation,
+                            has_old,
+                            rings,
+                        };
                         incoming
-                            .fill(stream, offer.session, store, length, welcome)
+                            .fill(stream, offer.session, store, length, welcome, fetching)
                             .await?;
                     }
                     Err(error) => {
@@ -287,6 +303,19 @@ impl Daemon {
             }
         }
         Ok(())
+    }
+
+    /// What can be done with a ring that the source offers.
+    async fn fetch(&self, offer: Option<Box<verbatim_bulk::Offer>>) -> (Rings, Option<Fetching>) {
+        let Some(offer) = offer else {
+            return (Rings::None, None);
+        };
+        let (rnic, hook) = (self.rnic(), self.config.hook);
+        let opened = tokio::task::spawn_blocking(move || Fetching::accept(&rnic, &offer, hook)).await;
+        match opened.expect("it does not panic") {
+            Ok((fetching, accepted)) => (Rings::Ready(accepted), Some(fetching)),
+            Err(error) => (Rings::Refused(error.to_string()), None),
+        }
     }
 
     async fn prepare(

@@ -169,6 +169,7 @@ impl Daemon {
                 name,
                 to,
                 bytes_per_second,
+                transport,
             } => {
                 let entry = self.entry(&name).await?;
                 {
@@ -180,7 +181,10 @@ impl Daemon {
                 }
                 // It goes on if the command is ended.
                 let daemon = self.clone();
-                let moving = tokio::spawn(async move { daemon.migrate(&entry, to, bytes_per_second).await });
+                let moving =
+                    tokio::spawn(
+                        async move { daemon.migrate(&entry, to, bytes_per_second, transport).await },
+                    );
                 Ok(Outcome::Moved(moving.await??))
             }
             Order::Cancel { name } => {

@@ -159,8 +159,9 @@ impl Daemon {
             length: sidecar.length,
             from: self.config.name.clone(),
             attached: false,
+            rdma: None,
         };
-        let call = self.call(entry, sidecar, session, &to, purpose)?;
+        let call = self.call(entry, sidecar, session, &to, purpose, None)?;
         let (reports, reported) = unbounded_channel();
         let (refusals, refused) = unbounded_channel();
         let (stages, stage) = watch::channel(Stage::Copying);
@@ -220,7 +221,7 @@ impl Daemon {
                 }
                 return Err(error.context("that it is held could not be written down"));
             }
-            let call = self.call(entry, &next, session, &to, Purpose::Promise { by });
+            let call = self.call(entry, &next, session, &to, Purpose::Promise { by }, None);
             state.sidecar = Some(next);
             call?
         };

@@ -11,21 +11,35 @@ use verbatim_mirror::{Arrival, Extent, Line, Receiver, Task};
 
 use crate::disk::{Class, Disks};
 use crate::faults::{Hook, Point};
+use crate::peer::fetching::{Fetching, Job};
 use crate::store::Store;
-use crate::wire::{self, MAX_DATA, Tag, ToDestination, ToSource};
+use crate::wire::{self, Landing, MAX_DATA, Tag, ToDestination, ToSource};
+
+/// Of a reason, in letters: a message has room for it.
+const LONGEST_REASON: usize = 1000;
 
 enum What {
     Data(Vec<u8>),
     Zero,
     Flush,
+    /// To be read by RDMA, by what that connection has for it: where, and its fingerprints.
+    Fetch(Line, Landing, Vec<u8>),
+}
+
+/// A connection of the source.
+struct Caller {
+    sender: UnboundedSender<ToSource>,
+    welcome: ToSource,
+    fetching: Option<Fetching>,
 }
 
 #[derive(Default)]
 struct Inner {
     receiver: Receiver,
-    lines: HashMap<Line, UnboundedSender<ToSource>>,
+    lines: HashMap<Line, Caller>,
     arrivals: HashMap<Arrival, (Tag, Extent, What)>,
-    names: HashMap<Arrival, (Tag, i32)>,
+    /// What is to be answered.
+    names: HashMap<Arrival, ToSource>,
     target: Option<(SessionId, Arc<Store>, u64)>,
 }
 
@@ -76,6 +90,7 @@ impl Incoming {
         store: Arc<Store>,
         length: u64,
         welcome: ToSource,
+        fetching: Option<Fetching>,
     ) -> io::Result<()>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -87,8 +102,13 @@ impl Incoming {
             inner.target = Some((session, store, length));
             let mut tasks = Vec::new();
             let line = inner.receiver.connected(&mut tasks);
-            inner.lines.insert(line, sender);
-            self.carry_out(&mut inner, tasks, &welcome);
+            let caller = Caller {
+                sender,
+                welcome,
+                fetching,
+            };
+            inner.lines.insert(line, caller);
+            self.carry_out(&mut inner, tasks);
             line
         };
         // The first is the welcome, as soon as nothing of an earlier connection is under way.
@@ -96,9 +116,7 @@ impl Incoming {
             return Ok(());
         };
         let writing = tokio::spawn(write(writer, first, receiver));
-        let result = self
-            .read(BufReader::with_capacity(256 << 10, reader), line, &welcome)
-            .await;
+        let result = self.read(BufReader::with_capacity(256 << 10, reader), line).await;
         let mut inner = self.lock();
         inner.receiver.lost(line);
         inner.lines.remove(&line);
@@ -107,12 +125,7 @@ impl Incoming {
         result
     }
 
-    async fn read(
-        self: &Arc<Self>,
-        mut reader: impl AsyncRead + Unpin,
-        line: Line,
-        welcome: &ToSource,
-    ) -> io::Result<()> {
+    async fn read(self: &Arc<Self>, mut reader: impl AsyncRead + Unpin, line: Line) -> io::Result<()> {
         loop {
             let (message, data) = wire::receive::<ToDestination>(&mut reader).await?;
             let mut inner = self.lock();
@@ -142,63 +155,127 @@ impl Incoming {
                     self.compare(&inner, line, tag, within(offset, length)?, hash);
                     continue;
                 }
+                ToDestination::Fetch { tag, offset, landing } => {
+                    let extent = within(offset, landing.length)?;
+                    (tag, extent, What::Fetch(line, landing, data))
+                }
+                ToDestination::StopFetching => {
+                    if let Some(fetching) = inner.lines.get(&line).and_then(|caller| caller.fetching.as_ref())
+                    {
+                        fetching.stop();
+                    }
+                    continue;
+                }
             };
             let arrival = match what {
                 What::Flush => inner.receiver.flush(line, &mut tasks),
-                What::Data(_) | What::Zero => inner.receiver.write(line, &mut tasks),
+                What::Data(_) | What::Zero | What::Fetch(..) => inner.receiver.write(line, &mut tasks),
             };
             // Another connection has come.
             let Some(arrival) = arrival else {
                 return Ok(());
             };
             inner.arrivals.insert(arrival, (tag, extent, what));
-            self.carry_out(&mut inner, tasks, welcome);
+            self.carry_out(&mut inner, tasks);
         }
     }
 
-    fn carry_out(self: &Arc<Self>, inner: &mut Inner, tasks: Vec<Task>, welcome: &ToSource) {
-        for task in tasks {
+    fn carry_out(self: &Arc<Self>, inner: &mut Inner, tasks: Vec<Task>) {
+        let mut tasks = std::collections::VecDeque::from(tasks);
+        while let Some(task) = tasks.pop_front() {
             match task {
-                Task::Welcome(line) => inner.say(line, welcome.clone()),
+                Task::Welcome(line) => {
+                    if let Some(caller) = inner.lines.get(&line) {
+                        inner.say(line, caller.welcome.clone());
+                    }
+                }
                 Task::Close(line) => {
                     inner.lines.remove(&line);
                 }
                 Task::Write(arrival) | Task::Flush(arrival) => {
                     let (tag, extent, what) = inner.arrivals.remove(&arrival).expect("it has come");
                     let (_, store, _) = inner.target.as_ref().expect("it is filled");
-                    let (store, incoming, welcome) = (store.clone(), self.clone(), welcome.clone());
-                    let class = match tag {
-                        Tag::Change(_) | Tag::Flush(_) => Class::Tenant,
-                        Tag::Chunk(_) => Class::Copy,
-                    };
-                    self.disks.submit(class, move || {
-                        let done = match &what {
-                            What::Data(data) => store.write(extent.offset, data),
-                            What::Zero => store.zero(extent.offset, extent.length, true),
-                            What::Flush => store.flush(),
-                        };
-                        let errno = done
-                            .err()
-                            .map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO));
-                        (incoming.hook)(Point::Written);
-                        let mut inner = incoming.lock();
-                        inner.names.insert(arrival, (tag, errno));
-                        let mut tasks = Vec::new();
-                        match what {
-                            What::Flush => inner.receiver.flushed(arrival, errno == 0, &mut tasks),
-                            What::Data(_) | What::Zero => {
-                                inner.receiver.written(arrival, errno == 0, &mut tasks)
+                    let store = store.clone();
+                    match what {
+                        What::Fetch(line, landing, fingerprints) => {
+                            let incoming = self.clone();
+                            let then = Box::new(move |fetched| {
+                                incoming.fetched(line, arrival, tag, extent, store, fetched);
+                            });
+                            let job = Job {
+                                landing,
+                                fingerprints,
+                                then,
+                            };
+                            let fetching = inner.lines.get(&line).and_then(|caller| caller.fetching.as_ref());
+                            if !fetching.is_some_and(|fetching| fetching.fetch(job)) {
+                                tasks.extend(inner.not_fetched(arrival, tag, "nobody fetches here"));
                             }
                         }
-                        incoming.carry_out(&mut inner, tasks, &welcome);
-                        inner.names.remove(&arrival);
-                    });
-                }
-                Task::Answer { line, arrival, .. } => {
-                    if let Some((tag, errno)) = inner.names.get(&arrival).copied() {
-                        inner.say(line, ToSource::Done(tag, errno));
+                        what => self.put(arrival, tag, extent, what, store),
                     }
                 }
+                Task::Answer { line, arrival, .. } => {
+                    if let Some(answer) = inner.names.remove(&arrival) {
+                        inner.say(line, answer);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes, or flushes.
+    fn put(self: &Arc<Self>, arrival: Arrival, tag: Tag, extent: Extent, what: What, store: Arc<Store>) {
+        let incoming = self.clone();
+        let class = match tag {
+            Tag::Change(_) | Tag::Flush(_) => Class::Tenant,
+            Tag::Chunk(_) => Class::Copy,
+        };
+        self.disks.submit(class, move || {
+            let done = match &what {
+                What::Data(data) => store.write(extent.offset, data),
+                What::Zero => store.zero(extent.offset, extent.length, true),
+                What::Flush => store.flush(),
+                What::Fetch(..) => unreachable!("it has its bytes by now"),
+            };
+            let errno = done
+                .err()
+                .map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO));
+            (incoming.hook)(Point::Written);
+            let mut inner = incoming.lock();
+            inner.names.insert(arrival, ToSource::Done(tag, errno));
+            let mut tasks = Vec::new();
+            match what {
+                What::Flush => inner.receiver.flushed(arrival, errno == 0, &mut tasks),
+                _ => inner.receiver.written(arrival, errno == 0, &mut tasks),
+            }
+            incoming.carry_out(&mut inner, tasks);
+            // Nobody was answered if its connection does not count any more.
+            inner.names.remove(&arrival);
+        });
+    }
+
+    /// A chunk has come by RDMA, with the position behind it, or has not.
+    fn fetched(
+        self: &Arc<Self>,
+        line: Line,
+        arrival: Arrival,
+        tag: Tag,
+        extent: Extent,
+        store: Arc<Store>,
+        fetched: Result<(Vec<u8>, u64), String>,
+    ) {
+        let mut inner = self.lock();
+        match fetched {
+            Ok((data, end)) => {
+                inner.say(line, ToSource::Taken(end));
+                drop(inner);
+                self.put(arrival, tag, extent, What::Data(data), store);
+            }
+            Err(why) => {
+                let tasks = inner.not_fetched(arrival, tag, &why);
+                self.carry_out(&mut inner, tasks);
+                inner.names.remove(&arrival);
             }
         }
     }
@@ -223,10 +300,19 @@ impl Incoming {
 
 impl Inner {
     fn say(&self, line: Line, message: ToSource) {
-        if let Some(sender) = self.lines.get(&line) {
+        if let Some(caller) = self.lines.get(&line) {
             // If nobody takes it, the connection has ended.
-            let _ = sender.send(message);
+            let _ = caller.sender.send(message);
         }
+    }
+
+    /// Nothing is written for it: the source is to send it again.
+    fn not_fetched(&mut self, arrival: Arrival, tag: Tag, why: &str) -> Vec<Task> {
+        let why = why.chars().take(LONGEST_REASON).collect();
+        self.names.insert(arrival, ToSource::Again(tag, why));
+        let mut tasks = Vec::new();
+        self.receiver.written(arrival, false, &mut tasks);
+        tasks
     }
 }
 

@@ -6,14 +6,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, WeakUnboundedSender, unbounded_channel};
 use verbatim_mirror::decision::Answer;
 use verbatim_mirror::{Event, Standing};
 
 use crate::faults::{Hook, Point};
+use crate::peer::lending::Lending;
 use crate::tls::Hosts;
+use crate::transport::{Carriage, Rnic, Transport};
 use crate::volume::{Outgoing, Volume};
-use crate::wire::{self, Hello, ToSource};
+use crate::wire::{self, Hello, Purpose, Rings, ToDestination, ToSource};
 
 /// So long a call may take until it is answered.
 const CALL: Duration = Duration::from_secs(15);
@@ -25,6 +27,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// A destination that is out of reach for so long is given up.
 const GIVE_UP: Duration = Duration::from_secs(600);
 
+/// How often the RNIC is looked after: it serves the other host without a word of this one's.
+const LOOK: Duration = Duration::from_millis(100);
+
 /// Whom to call, and what about.
 pub struct Call {
     /// All hosts.
@@ -35,14 +40,25 @@ pub struct Call {
     pub port: u16,
     /// What is said first.
     pub hello: Hello,
+    /// This host's RNIC.
+    pub rnic: Rnic,
+    /// How chunks are to go.
+    pub carriage: Carriage,
 }
 
 impl Call {
     /// A connection on which the first message was sent, and its first answer.
-    async fn open(&self) -> anyhow::Result<(impl AsyncRead + AsyncWrite + Unpin + Send + use<>, ToSource)> {
+    async fn open(
+        &self,
+        rdma: Option<verbatim_bulk::Offer>,
+    ) -> anyhow::Result<(impl AsyncRead + AsyncWrite + Unpin + Send + use<>, ToSource)> {
+        let mut hello = self.hello.clone();
+        if let Purpose::Fill { rdma: offered, .. } = &mut hello.purpose {
+            *offered = rdma.map(Box::new);
+        }
         let calling = async {
             let mut stream = self.hosts.connect(&self.to, self.port).await?;
-            wire::send(&mut stream, &self.hello).await?;
+            wire::send(&mut stream, &hello).await?;
             let (answer, _) = wire::receive::<ToSource>(&mut stream).await?;
             anyhow::Ok((stream, answer))
         };
@@ -54,7 +70,7 @@ impl Call {
 
     /// Asks once.
     pub async fn ask(&self) -> anyhow::Result<Answer> {
-        match self.open().await?.1 {
+        match self.open(None).await?.1 {
             ToSource::Answer(answer) => Ok(answer),
             ToSource::Refused(why) => bail!("{} refuses: {why}", self.to),
             other => bail!("{} answers {other:?}", self.to),
@@ -63,7 +79,7 @@ impl Call {
 
     /// Asks once for a promise.
     pub async fn ask_to_promise(&self) -> anyhow::Result<()> {
-        match self.open().await?.1 {
+        match self.open(None).await?.1 {
             ToSource::Promised => Ok(()),
             ToSource::Refused(why) => bail!("{} refuses: {why}", self.to),
             other => bail!("{} answers {other:?}", self.to),
@@ -73,16 +89,32 @@ impl Call {
     /// Keeps a link for that volume until its migration is over. Why the destination will not have it goes to `refused`.
     pub async fn keep(self, volume: Arc<Volume>, refused: UnboundedSender<String>, hook: Hook) {
         let mut known = None;
+        let mut carriage = self.carriage.clone();
         let mut pause = PAUSE;
         let mut since = Instant::now();
         while volume.migration().is_some() {
             if volume.standing() == Standing::Serving {
                 hook(Point::Offering);
-                match self.open().await {
-                    Ok((stream, ToSource::Welcome { incarnation, has_old })) => {
+                let (lending, offer) = lend(&self.rnic, &mut carriage).await.unzip();
+                volume.carried_by(carriage.clone());
+                match self.open(offer).await {
+                    Ok((
+                        stream,
+                        ToSource::Welcome {
+                            incarnation,
+                            has_old,
+                            rings,
+                        },
+                    )) => {
+                        let lending = accepted(lending, rings, &mut carriage);
+                        volume.carried_by(carriage.clone());
                         let keeps = known.replace(incarnation) == Some(incarnation);
                         pause = PAUSE;
-                        if let Err(error) = exchange(stream, &volume, keeps, has_old || keeps).await {
+                        let exchanged =
+                            exchange(stream, &volume, keeps, has_old || keeps, lending, hook).await;
+                        // What has failed once is not tried again in this move.
+                        carriage = volume.carriage().unwrap_or(carriage);
+                        if let Err(error) = exchanged {
                             tracing::info!("the link to {} has ended: {error}", self.to);
                         }
                         since = Instant::now();
@@ -110,28 +142,87 @@ impl Call {
     }
 }
 
+/// A ring for the next connection, if chunks are to go by RDMA.
+async fn lend(rnic: &Rnic, carriage: &mut Carriage) -> Option<(Lending, verbatim_bulk::Offer)> {
+    if carriage.transport == Transport::Tls {
+        return None;
+    }
+    let rnic = rnic.clone();
+    let opened = tokio::task::spawn_blocking(move || Lending::open(&rnic)).await;
+    match opened.expect("it does not panic") {
+        Ok(lent) => Some(lent),
+        Err(error) => {
+            carriage.fall_back(error.to_string());
+            None
+        }
+    }
+}
+
+/// The ring, if the other host has made one, too.
+fn accepted(lending: Option<Lending>, rings: Rings, carriage: &mut Carriage) -> Option<Arc<Lending>> {
+    let lending = lending?;
+    let failed = match rings {
+        Rings::Ready(accepted) => match lending.accept(&accepted) {
+            Ok(()) => {
+                carriage.device = Some(lending.name());
+                return Some(Arc::new(lending));
+            }
+            Err(error) => error.to_string(),
+        },
+        Rings::Refused(why) => format!("the destination: {why}"),
+        Rings::None => "the destination has not answered the offer".to_owned(),
+    };
+    carriage.fall_back(failed);
+    None
+}
+
 /// One connection, until it ends.
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     volume: &Arc<Volume>,
     keeps: bool,
     compares: bool,
+    lending: Option<Arc<Lending>>,
+    hook: Hook,
 ) -> io::Result<()> {
     let (reader, writer) = tokio::io::split(stream);
     let (sender, outgoing) = unbounded_channel();
+    // It keeps nothing open: when the engine gives the connection up, that ends.
+    let more = sender.downgrade();
     let number = volume.link_up(keeps, compares, sender);
+    let lent = lending.as_deref();
     let result = tokio::select! {
-        result = write(writer, outgoing) => result,
-        result = read(BufReader::new(reader), volume, number) => result,
+        result = write(writer, outgoing, lent) => result,
+        result = read(BufReader::new(reader), volume, number, lent, &more, hook) => result,
+        () = look_after(volume, lent, &more) => Ok(()),
     };
     volume.link_down(number);
+    if let Some(lending) = lending {
+        // Its queue pair and its ring go, which takes a moment: nothing of this attempt can be read any more.
+        let gone = tokio::task::spawn_blocking(move || drop(lending)).await;
+        gone.expect("it does not panic");
+    }
     result
 }
 
 /// Ends when the engine has given the connection up.
-async fn write(writer: impl AsyncWrite + Unpin, mut outgoing: UnboundedReceiver<Outgoing>) -> io::Result<()> {
+async fn write(
+    writer: impl AsyncWrite + Unpin,
+    mut outgoing: UnboundedReceiver<Outgoing>,
+    lending: Option<&Lending>,
+) -> io::Result<()> {
     let mut writer = BufWriter::with_capacity(256 << 10, writer);
-    while let Some((frame, data)) = outgoing.recv().await {
+    while let Some(message) = outgoing.recv().await {
+        let (frame, data) = match message {
+            Outgoing::Frame(frame, data) => (frame, data),
+            Outgoing::Chunk { tag, offset, data } => match lending {
+                Some(lending) => lending.put(tag, offset, data),
+                None => {
+                    let message = ToDestination::Put { tag, offset };
+                    (wire::frame(&message, data.len()), Some(data))
+                }
+            },
+        };
         writer.write_all(&frame).await?;
         if let Some(data) = data {
             writer.write_all(&data).await?;
@@ -143,11 +234,58 @@ async fn write(writer: impl AsyncWrite + Unpin, mut outgoing: UnboundedReceiver<
     Ok(())
 }
 
-async fn read(mut reader: impl AsyncRead + Unpin, volume: &Arc<Volume>, number: u64) -> io::Result<()> {
+async fn read(
+    mut reader: impl AsyncRead + Unpin,
+    volume: &Arc<Volume>,
+    number: u64,
+    lending: Option<&Lending>,
+    more: &WeakUnboundedSender<Outgoing>,
+    hook: Hook,
+) -> io::Result<()> {
     loop {
         let (message, _) = wire::receive::<ToSource>(&mut reader).await?;
-        if !volume.heard(number, message) {
-            return Ok(());
+        match (message, lending) {
+            (ToSource::Taken(position), Some(lending)) => {
+                let bytes = lending.taken(position)?;
+                volume.carries(|carriage| carriage.rdma_bytes += bytes);
+            }
+            (ToSource::Again(tag, why), Some(lending)) => {
+                volume.carries(|carriage| {
+                    carriage.fall_back(why);
+                    carriage.sent_again += 1;
+                });
+                hook(Point::Again);
+                if let (Some((frame, data)), Some(more)) = (lending.again(tag), more.upgrade()) {
+                    // If nobody takes it, the connection's end is told soon.
+                    let _ = more.send(Outgoing::Frame(frame, data));
+                }
+            }
+            (message, _) => {
+                if !volume.heard(number, message) {
+                    return Ok(());
+                }
+            }
         }
     }
+}
+
+/// Tells the destination when the RNIC here is gone, since that would find out late. It never ends.
+async fn look_after(volume: &Arc<Volume>, lending: Option<&Lending>, more: &WeakUnboundedSender<Outgoing>) {
+    let mut looks = tokio::time::interval(LOOK);
+    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    while let Some(lending) = lending {
+        looks.tick().await;
+        if lending.has_gone() {
+            volume.carries(|carriage| carriage.fall_back("the RNIC of this host is gone".to_owned()));
+            if let Some(more) = more.upgrade() {
+                // If nobody takes it, the connection's end is told soon.
+                let _ = more.send(Outgoing::Frame(
+                    wire::frame(&ToDestination::StopFetching, 0),
+                    None,
+                ));
+            }
+            break;
+        }
+    }
+    std::future::pending().await
 }

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod client;
+pub mod rnic;
 pub mod tenant;
 
 use std::net::{Ipv4Addr, TcpListener};
@@ -24,6 +25,10 @@ pub struct Lab {
     folder: tempfile::TempDir,
     port: u16,
     daemons: [Option<Child>; 2],
+    /// For the daemons that are started from now on.
+    pub options: Vec<String>,
+    pub damage: Option<u64>,
+    rnics: [Option<rnic::Rnic>; 2],
 }
 
 /// The hosts' names; a host is its index.
@@ -84,7 +89,28 @@ impl Lab {
             folder,
             port,
             daemons: [None, None],
+            options: Vec::new(),
+            damage: None,
+            rnics: [None, None],
         }
+    }
+
+    /// An RNIC on each host; none of the daemons runs yet, and they copy by RDMA.
+    pub fn with_rnics() -> Self {
+        let mut lab = Self::without_daemons();
+        let list = std::fs::read_to_string(lab.path(0, "config/hosts.json")).expect("it is there");
+        let list: Value = serde_json::from_str(&list).expect("a list");
+        for host in 0..2 {
+            let address = list[host]["address"].as_str().expect("an address");
+            lab.rnics[host] = Some(rnic::Rnic::start(&lab.path(host, "run"), address));
+        }
+        lab.options = vec!["--copy-transport".into(), "rdma".into()];
+        lab
+    }
+
+    /// Kills that host's RNIC.
+    pub fn kill_rnic(&mut self, host: usize) {
+        drop(self.rnics[host].take().expect("it runs"));
     }
 
     /// A path of that host.
@@ -133,6 +159,7 @@ impl Lab {
                 "4",
             ])
             .args(["--nbd-port", &self.nbd_port().to_string()])
+            .args(&self.options)
             .arg("--state-dir")
             .arg(self.path(host, "state"))
             .arg("--runtime-dir")
@@ -143,6 +170,10 @@ impl Lab {
             .stderr(log.try_clone().expect("a log"))
             .stdout(log)
             .stdin(Stdio::null());
+        command.env_remove("VERBATIM_VOLUME_DAMAGE");
+        if let Some(number) = self.damage {
+            command.env("VERBATIM_VOLUME_DAMAGE", number.to_string());
+        }
         if let Some(point) = die_at {
             command.env("VERBATIM_VOLUME_DIE_AT", point);
         }

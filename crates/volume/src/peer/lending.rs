@@ -1,0 +1,154 @@
+//! The source's ring, from which the destination reads chunks by RDMA, for one connection.
+//!
+//! A chunk is copied into the ring, and its fingerprints, taken of the same bytes, go over TLS. Its place is used again only when the
+//! destination has said that it has copied the chunk out. Until then the chunk's own bytes are kept: what does not come by RDMA, or comes
+//! damaged, is sent again by TLS, and only when the destination has said that it will not take it from the ring any more.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use verbatim_bulk::{Accepted, Device, Offer, Operation, Options, Outgoing};
+
+use crate::transport::Rnic;
+use crate::wire::{Landing, Tag, ToDestination, frame};
+
+/// The longest chunk that goes by RDMA.
+pub const RUN_BYTES: u64 = 256 << 10;
+
+/// Of either ring: as many chunks as are in flight at most ([`verbatim_mirror::pace::MAX_DEPTH`]).
+pub const RING_BYTES: u64 = 32 * RUN_BYTES;
+
+/// A frame, and data that it was not copied into.
+pub type Frame = (Vec<u8>, Option<Arc<Vec<u8>>>);
+
+/// A chunk that the destination has not copied out yet.
+struct UnderWay {
+    /// The position behind it.
+    end: u64,
+    tag: Tag,
+    offset: u64,
+    data: Arc<Vec<u8>>,
+}
+
+struct Inner {
+    outgoing: Outgoing<()>,
+    device: Device,
+    under_way: VecDeque<UnderWay>,
+    /// Nothing more goes by it.
+    is_over: bool,
+}
+
+/// A ring that the other host reads from.
+pub struct Lending(Mutex<Inner>);
+
+impl Lending {
+    /// A ring, and what the other host must know. It takes a moment.
+    pub fn open(rnic: &Rnic) -> Result<(Self, Offer), verbatim_bulk::Error> {
+        let device = rnic.open()?;
+        let options = Options {
+            operation: Operation::Read,
+            run_bytes: RUN_BYTES,
+            ring_bytes: RING_BYTES,
+            locks: true,
+            ..Options::default()
+        };
+        let (outgoing, offer) = Outgoing::open(&device, options)?;
+        let inner = Inner {
+            outgoing,
+            device,
+            under_way: VecDeque::new(),
+            is_over: false,
+        };
+        Ok((Self(Mutex::new(inner)), offer))
+    }
+
+    /// The RNIC's name.
+    pub fn name(&self) -> String {
+        self.lock().device.name().to_owned()
+    }
+
+    /// The other host has made its ring.
+    pub fn accept(&self, accepted: &Accepted) -> Result<(), verbatim_bulk::Error> {
+        self.lock().outgoing.accept(accepted)
+    }
+
+    /// What is to be said of a chunk: where it lies in the ring, or all of it if it has no room there.
+    pub fn put(&self, tag: Tag, offset: u64, data: Arc<Vec<u8>>) -> Frame {
+        let mut inner = self.lock();
+        match inner.lend(tag, offset, &data) {
+            Some((landing, fingerprints)) => {
+                let message = ToDestination::Fetch { tag, offset, landing };
+                (frame(&message, fingerprints.len()), Some(Arc::new(fingerprints)))
+            }
+            None => whole(tag, offset, data),
+        }
+    }
+
+    /// The other host has copied out all before that position; how many bytes more. An error if that cannot be.
+    pub fn taken(&self, position: u64) -> io::Result<u64> {
+        let mut inner = self.lock();
+        let freed = inner.outgoing.freed(position);
+        freed.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        let mut bytes = 0;
+        while let Some(first) = inner.under_way.pop_front_if(|first| first.end <= position) {
+            bytes += first.data.len() as u64;
+        }
+        Ok(bytes)
+    }
+
+    /// The other host will not take that chunk from the ring; what is to be said then. Nothing goes by the ring from now on.
+    pub fn again(&self, tag: Tag) -> Option<Frame> {
+        let mut inner = self.lock();
+        inner.is_over = true;
+        let at = inner.under_way.iter().position(|one| one.tag == tag)?;
+        let UnderWay { offset, data, .. } = inner.under_way.remove(at)?;
+        Some(whole(tag, offset, data))
+    }
+
+    /// Whether its RNIC has gone since the last time. Nothing goes by the ring from then on.
+    pub fn has_gone(&self) -> bool {
+        let mut inner = self.lock();
+        let has_gone = !inner.is_over && inner.device.is_gone();
+        inner.is_over |= has_gone;
+        has_gone
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.0.lock().expect("no panic under this lock")
+    }
+}
+
+impl Inner {
+    /// `None` if it has to go by TLS.
+    fn lend(&mut self, tag: Tag, offset: u64, data: &Arc<Vec<u8>>) -> Option<(Landing, Vec<u8>)> {
+        if self.is_over || data.len() as u64 > RUN_BYTES {
+            return None;
+        }
+        let mut run = self.outgoing.begin()?;
+        let lent = self
+            .outgoing
+            .add(&mut run, data)
+            .and_then(|()| self.outgoing.send(run, ()))
+            .and_then(|()| self.outgoing.next(false));
+        let Ok(Some((_, Some(landed)))) = lent else {
+            self.is_over = true;
+            return None;
+        };
+        self.under_way.push_back(UnderWay {
+            end: landed.end(),
+            tag,
+            offset,
+            data: data.clone(),
+        });
+        let landing = Landing {
+            position: landed.position,
+            length: data.len() as u64,
+        };
+        Some((landing, landed.fingerprints))
+    }
+}
+
+fn whole(tag: Tag, offset: u64, data: Arc<Vec<u8>>) -> Frame {
+    (frame(&ToDestination::Put { tag, offset }, data.len()), Some(data))
+}
