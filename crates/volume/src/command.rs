@@ -43,7 +43,7 @@ pub enum VolumeCommand {
     },
     /// Let clients connect by NBD; prints the address.
     #[command(
-        after_help = "Examples:\n  verbatim volume attach db\n  nbdinfo \"$(verbatim volume attach db)\"\n  mount \"$(verbatim volume attach db --device)\" /mnt"
+        after_help = "Examples:\n  verbatim volume attach db\n  qemu-system-x86_64 -m 2G -M q35 $(verbatim volume attach db --vhost-user | tail -1)\n  nbdinfo \"$(verbatim volume attach db)\"\n  mount \"$(verbatim volume attach db --device)\" /mnt"
     )]
     Attach {
         /// The volume.
@@ -51,6 +51,11 @@ pub enum VolumeCommand {
         /// Make it a block device of this machine, too, and print that one's path. It goes with the daemon, or when it is detached.
         #[arg(long)]
         device: bool,
+        /// Serve it by vhost-user-blk, too, which is quicker for a virtual machine; print the socket's path, and in a second line what QEMU is told.
+        /// One virtual machine at a time. The guest's memory has to be a shared file (as the second line has it); with `reconnect=1` the guest waits
+        /// while there is no daemon.
+        #[arg(long, conflicts_with = "device")]
+        vhost_user: bool,
         #[command(flatten)]
         common: Common,
     },
@@ -76,7 +81,7 @@ pub enum VolumeCommand {
         #[command(flatten)]
         common: Common,
     },
-    /// Make a volume larger. Clients see it when they connect again.
+    /// Make a volume larger. Clients see it when they connect again, a virtual machine by vhost-user-blk at once.
     #[command(after_help = "Example:\n  verbatim volume resize db --size 200G")]
     Resize {
         /// The volume.
@@ -182,10 +187,16 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
             data,
             common,
         } => (Order::Create { name, length, data }, common),
-        VolumeCommand::Attach { name, device, common } => {
+        VolumeCommand::Attach {
+            name,
+            device,
+            vhost_user,
+            common,
+        } => {
             let order = Order::Attach {
                 name,
                 device,
+                vhost_user,
                 holder: None,
                 by: None,
                 socket: None,
@@ -222,6 +233,11 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
         (Outcome::Volumes(rows), Order::Attach { device: true, .. }) => {
             for device in rows.iter().filter_map(|row| row.device.as_ref()) {
                 println!("{}", device.display());
+            }
+        }
+        (Outcome::Volumes(rows), Order::Attach { vhost_user: true, .. }) => {
+            for disk in rows.iter().filter_map(|row| row.vhost_user.as_ref()) {
+                println!("{}\n{}", disk.socket.display(), disk.qemu);
             }
         }
         (Outcome::Volumes(rows), Order::Attach { .. }) => {
@@ -310,10 +326,15 @@ fn table(rows: &[Row]) -> String {
             .unwrap_or(if row.attached { "when served" } else { "no" });
         let device = row.device.as_ref().map(|device| format!(" {}", device.display()));
         let device = device.unwrap_or_default();
+        let vhost_user = match &row.vhost_user {
+            Some(disk) if disk.connected => format!(" {} (in use)", disk.socket.display()),
+            Some(disk) => format!(" {}", disk.socket.display()),
+            None => String::new(),
+        };
         let holder = row.holder.as_ref().map(|holder| format!(" (instance {holder})"));
         let holder = holder.unwrap_or_default();
         text += &format!(
-            "{:<20} {:>14} {:>4} {role:<22} {attached}{device}{holder}\n",
+            "{:<20} {:>14} {:>4} {role:<22} {attached}{device}{vhost_user}{holder}\n",
             row.name, row.length_bytes, row.generation
         );
     }

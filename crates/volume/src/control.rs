@@ -30,6 +30,9 @@ pub enum Order {
         /// As a block device of this machine, too.
         #[serde(default)]
         device: bool,
+        /// By vhost-user-blk, too.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        vhost_user: bool,
         /// Only for this instance and nobody else: as a block device, or on a socket.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         holder: Option<String>,
@@ -116,6 +119,9 @@ pub struct Row {
     /// The block device that it is on this machine.
     #[serde(default)]
     pub device: Option<PathBuf>,
+    /// Where virtual machines connect by vhost-user-blk.
+    #[serde(default)]
+    pub vhost_user: Option<VhostUser>,
     /// The instance that has it for itself.
     #[serde(default)]
     pub holder: Option<String>,
@@ -127,6 +133,34 @@ pub struct Row {
     pub copy: Option<Carriage>,
     /// Where a migration stands.
     pub migration: Option<serde_json::Value>,
+}
+
+/// How a volume is the disk of a virtual machine by vhost-user-blk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VhostUser {
+    /// Where its QEMU connects.
+    pub socket: PathBuf,
+    /// A virtual machine is connected.
+    pub connected: bool,
+    /// Arguments of QEMU for one of 2 GiB.
+    pub qemu: String,
+}
+
+impl VhostUser {
+    /// For a volume of that name.
+    pub fn new(name: &str, socket: &Path, connected: bool) -> Self {
+        // A comma in the value of an option is written twice, and an identifier begins with a letter.
+        let path = socket.display().to_string().replace(',', ",,");
+        let qemu = format!(
+            "-m 2G -object memory-backend-memfd,id=ram,size=2G,share=on -machine memory-backend=ram \
+             -chardev socket,id=disk-{name},path={path},reconnect=1 -device vhost-user-blk-pci,chardev=disk-{name}"
+        );
+        Self {
+            socket: socket.to_owned(),
+            connected,
+            qemu,
+        }
+    }
 }
 
 /// What comes back.

@@ -15,7 +15,7 @@ use anyhow::Context;
 use tokio::sync::Mutex;
 use verbatim_mirror::decision::{Role, Sidecar};
 
-use crate::control::Row;
+use crate::control::{Row, VhostUser};
 use crate::device::Device;
 use crate::disk::Disks;
 use crate::faults::Hook;
@@ -24,6 +24,7 @@ use crate::peer::destination::Incoming;
 use crate::store::Store;
 use crate::tls::Hosts;
 use crate::transport::{Rnic, Wanted};
+use crate::vhost_user;
 use crate::volume::Volume;
 use lent::Lent;
 use together::Following;
@@ -62,6 +63,12 @@ impl Config {
         self.runtime_dir.join("volumes.sock")
     }
 
+    fn vhost_user_socket(&self, name: &str) -> PathBuf {
+        self.runtime_dir
+            .join("volumes")
+            .join(format!("{name}.vhost-user"))
+    }
+
     fn nbd_socket(&self, name: &str) -> PathBuf {
         self.runtime_dir.join("volumes").join(format!("{name}.sock"))
     }
@@ -78,6 +85,8 @@ struct State {
     incoming: Option<Arc<Incoming>>,
     /// While it is a block device of this machine.
     device: Option<Device>,
+    /// While virtual machines are taken by vhost-user-blk.
+    vhost_user: Option<vhost_user::Server>,
     /// The instance that has it for itself, as a device or as a disk of its virtual machine.
     holder: Option<String>,
     /// While a virtual machine has it.
@@ -203,6 +212,16 @@ impl Daemon {
             let socket = self.config.nbd_socket(&entry.name);
             state.listener = Some(listeners::nbd(&socket, &entry.name, volume.clone())?);
         }
+        if let (true, None, Some(volume)) = (state.settings.vhost_user, &state.vhost_user, &state.volume) {
+            let socket = self.config.vhost_user_socket(&entry.name);
+            let listener = listeners::listen(&socket)?;
+            state.vhost_user = Some(vhost_user::Server::new(
+                listener,
+                &socket,
+                &entry.name,
+                volume.clone(),
+            ));
+        }
         if let (Some(lent), Some(volume)) = (&state.lent, &state.volume) {
             lent.serve(volume);
         }
@@ -255,6 +274,10 @@ impl Daemon {
             attached: state.settings.attached,
             uri: state.listener.is_some().then_some(uri),
             device: state.device.as_ref().map(|device| device.path().to_owned()),
+            vhost_user: state
+                .vhost_user
+                .as_ref()
+                .map(|server| VhostUser::new(&entry.name, server.socket(), server.is_connected())),
             holder: state.holder.clone(),
             socket: state.lent.as_ref().map(|lent| lent.socket().to_owned()),
             copy: migration

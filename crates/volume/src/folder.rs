@@ -34,6 +34,9 @@ pub struct Settings {
     /// Clients may connect.
     #[serde(default)]
     pub attached: bool,
+    /// Virtual machines may connect by vhost-user-blk, too.
+    #[serde(default)]
+    pub vhost_user: bool,
     /// Where the data are, if not in the folder.
     #[serde(default)]
     pub data: Option<PathBuf>,

@@ -13,10 +13,12 @@
 //!   under that lock, so that actions leave in order. Nothing under it waits.
 //! - [`folder`]: what is on the disk of a volume, and how it is replaced.
 //! - [`nbd`]: the protocol, and its servers: by threads for clients on this machine, by tasks for those that come by TLS.
+//! - `vhost_user`: a volume as the disk of a virtual machine, out of whose memory requests are taken.
 //! - `device`: a volume as a block device of this machine, by FUSE and a loop device.
 //! - [`peer`]: the two sides of a move; [`transport`]: whether chunks go by RDMA; [`wire`]: what they say to each other.
 //! - [`command`]: `verbatim volume …`.
 
+mod client;
 pub mod command;
 pub mod control;
 mod daemon;
@@ -28,9 +30,11 @@ pub mod fuzzing;
 pub mod nbd;
 pub mod peer;
 mod quick;
+mod room;
 mod store;
 mod tls;
 pub mod transport;
+mod vhost_user;
 mod volume;
 pub mod wire;
 

@@ -102,6 +102,8 @@ pub struct Volume {
     /// A request has come to its end.
     answered: Notify,
     is_open: watch::Sender<bool>,
+    /// Its size, for those whose clients are told when it grows.
+    length: watch::Sender<u64>,
 }
 
 impl Volume {
@@ -128,6 +130,7 @@ impl Volume {
             hook,
             answered: Notify::new(),
             is_open: watch::Sender::new(true),
+            length: watch::Sender::new(length),
         })
     }
 
@@ -171,6 +174,16 @@ impl Volume {
     /// It has another size from now on, if nothing is under way.
     pub fn resize(&self, length: u64) -> bool {
         self.lock().engine.resize(length)
+    }
+
+    /// Clients are told that it has that size. Its data have, too.
+    pub fn has_grown(&self) {
+        self.length.send_replace(self.length());
+    }
+
+    /// Its size as clients are told.
+    pub fn lengths(&self) -> watch::Receiver<u64> {
+        self.length.subscribe()
     }
 
     /// Turns false when connections of clients are to end.

@@ -33,6 +33,7 @@ fn socket(lab: &Lab, host: usize) -> PathBuf {
 
 fn lend(lab: &Lab, host: usize, holder: &str, by: Option<u64>) -> Result<(), String> {
     let order = Order::Attach {
+        vhost_user: false,
         name: "db".to_owned(),
         device: false,
         holder: Some(holder.to_owned()),
@@ -139,6 +140,7 @@ fn what_is_lent_is_for_one_and_is_given_back() {
     // Odd sizes are no disks.
     lab.order(0, &["create", "odd", "--size", "1000"]);
     let odd = Order::Attach {
+        vhost_user: false,
         name: "odd".to_owned(),
         device: false,
         holder: Some("vm".to_owned()),

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use verbatim_mirror::decision::{AgentSession, Role};
 
-use super::orders::{is_nobodys, known, serving};
+use super::orders::{has_whole_sectors, is_nobodys, known, serving};
 use super::{Daemon, Entry, State, listeners};
 use crate::nbd::export::Export;
 use crate::volume::Volume;
@@ -148,10 +148,7 @@ impl Daemon {
         {
             bail!("{name} is being moved");
         }
-        ensure!(
-            length.is_multiple_of(512),
-            "a disk has whole sectors of 512 bytes, and {name} has {length} bytes: resize it"
-        );
+        has_whole_sectors(entry, state)?;
         ensure!(socket.is_absolute(), "{} is no absolute path", socket.display());
         let note = Note { holder, socket, by };
         if state.lent.as_ref().is_some_and(|lent| lent.note == note) {

@@ -92,7 +92,8 @@ pub fn take(listener: UnixListener, name: &str, export: Export) -> JoinHandle<()
     })
 }
 
-fn listen(socket: &Path) -> anyhow::Result<UnixListener> {
+/// A socket of that path, whoever has left one there.
+pub fn listen(socket: &Path) -> anyhow::Result<UnixListener> {
     // A daemon that was killed leaves its sockets.
     let _ = std::fs::remove_file(socket);
     UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))

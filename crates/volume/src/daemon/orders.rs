@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use tokio::sync::oneshot;
 use verbatim_mirror::decision::{Role, Sidecar, VolumeId};
 use verbatim_mirror::{Event, Extent, Failure, Standing};
@@ -62,14 +62,23 @@ impl Daemon {
                 self.lend(&entry, &mut state, holder, by)?;
                 self.done(&entry, &state)
             }
-            Order::Attach { name, device, .. } => {
+            Order::Attach {
+                name,
+                device,
+                vhost_user,
+                ..
+            } => {
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
                 known(&entry, &state)?;
                 serving(&entry, &state)?;
                 is_nobodys(&entry, &state)?;
+                if vhost_user {
+                    has_whole_sectors(&entry, &state)?;
+                }
                 let settings = Settings {
                     attached: true,
+                    vhost_user: vhost_user || state.settings.vhost_user,
                     ..state.settings.clone()
                 };
                 entry.folder.write_settings(&settings)?;
@@ -103,6 +112,7 @@ impl Daemon {
                 }
                 let settings = Settings {
                     attached: false,
+                    vhost_user: false,
                     ..state.settings.clone()
                 };
                 entry.folder.write_settings(&settings)?;
@@ -257,8 +267,8 @@ impl Daemon {
         }
         entry.folder.make()?;
         let settings = Settings {
-            attached: false,
             data,
+            ..Settings::default()
         };
         entry.folder.write_settings(&settings)?;
         let path = entry.folder.data(&settings);
@@ -279,6 +289,11 @@ impl Daemon {
         let name = &entry.name;
         let sidecar = known(entry, state)?.clone();
         serving(entry, state)?;
+        if state.settings.vhost_user && !length.is_multiple_of(512) {
+            bail!(
+                "a disk has whole sectors of 512 bytes, and {length} bytes are not: {name} is the disk of virtual machines"
+            );
+        }
         if length < sidecar.length || length > MAX_LENGTH {
             bail!("{name} has {} bytes; a volume only grows", sidecar.length);
         }
@@ -299,6 +314,7 @@ impl Daemon {
             return Err(error);
         }
         self.write(entry, state, Sidecar { length, ..sidecar }).await;
+        volume.has_grown();
         Ok(())
     }
 
@@ -309,6 +325,7 @@ impl Daemon {
             // It may be gone, if somebody else has removed it.
             let _ = std::fs::remove_file(self.config.nbd_socket(&entry.name));
         }
+        state.vhost_user = None;
         self.end_lent(entry, state);
         // What the kernel still keeps of it is written now.
         tokio::task::block_in_place(|| state.device = None);
@@ -351,6 +368,17 @@ async fn flush(volume: &Arc<Volume>) -> anyhow::Result<()> {
         Ok(()) => Ok(()),
         Err(failure) => bail!("{failure:?}"),
     }
+}
+
+/// A disk of a virtual machine has no others.
+pub(super) fn has_whole_sectors(entry: &Entry, state: &State) -> anyhow::Result<()> {
+    let length = known(entry, state)?.length;
+    ensure!(
+        length.is_multiple_of(512),
+        "a disk has whole sectors of 512 bytes, and {} has {length} bytes: resize it",
+        entry.name
+    );
+    Ok(())
 }
 
 /// No instance has it for itself.

@@ -6,11 +6,10 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use tokio::sync::oneshot;
-
 use super::outbox::Outbox;
 use super::server::{bad, errno, meaning};
 use super::wire::{self, Command, REQUEST_BYTES, Request};
+use crate::client;
 use crate::volume::Volume;
 
 /// What is read in one call, at most, unless it is the data of a large WRITE.
@@ -18,31 +17,10 @@ const BUFFER: usize = 256 << 10;
 
 /// Requests and answers, until the client leaves or the volume is not served any more.
 pub async fn transmit(stream: tokio::net::UnixStream, volume: Arc<Volume>) -> io::Result<()> {
-    let stream = stream.into_std()?;
-    stream.set_nonblocking(false)?;
-    let other = stream.try_clone()?;
-    let (sender, mut ended) = oneshot::channel();
-    let mut open = volume.open();
-    std::thread::Builder::new()
-        .name("nbd client".into())
-        .spawn(move || {
-            let result = serve(&stream, &volume);
-            // The runtime may have come to its end.
-            let _ = sender.send(result);
-        })?;
-    let result = tokio::select! {
-        result = &mut ended => Some(result),
-        _ = async { drop(open.wait_for(|is_open| !is_open).await) } => None,
-    };
-    let result = match result {
-        Some(result) => result,
-        None => {
-            // The thread reads the end. What it has read before is refused by the volume.
-            other.shutdown(Shutdown::Read)?;
-            ended.await
-        }
-    };
-    result.map_err(io::Error::other)?
+    client::by_thread("nbd client", stream, volume, |stream, volume| {
+        serve(&stream, &volume)
+    })
+    .await
 }
 
 fn serve(stream: &UnixStream, volume: &Arc<Volume>) -> io::Result<()> {

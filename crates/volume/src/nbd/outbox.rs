@@ -10,12 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use rustix::net::SendFlags;
 
 use super::wire;
-
-/// The most requests of a connection that are under way, and of which answers wait.
-const MAX_IN_FLIGHT: usize = 128;
-
-/// The most KiB of data of them; at least one request of the largest size.
-const MAX_KIB: usize = 64 << 10;
+use crate::room::Room;
 
 /// Data up to here are copied behind others, so that one call sends many.
 const SMALL: usize = 16 << 10;
@@ -43,8 +38,7 @@ struct State {
     is_dead: bool,
     /// No answer will come any more.
     is_over: bool,
-    in_flight: usize,
-    kib: usize,
+    room: Room,
 }
 
 /// What is on its way.
@@ -75,15 +69,14 @@ impl Outbox {
     /// One more request, with so many KiB of data. Waits until there is room for it.
     pub fn begin(&self, kib: usize) {
         let mut state = self.lock();
-        while state.in_flight >= MAX_IN_FLIGHT || state.in_flight > 0 && state.kib + kib > MAX_KIB {
+        while !state.room.try_begin(kib) {
             state.is_gathering = false;
             self.send(&mut state);
-            if state.in_flight >= MAX_IN_FLIGHT || state.in_flight > 0 && state.kib + kib > MAX_KIB {
-                state = self.left.wait(state).expect("no panic under this lock");
+            if state.room.try_begin(kib) {
+                return;
             }
+            state = self.left.wait(state).expect("no panic under this lock");
         }
-        state.in_flight += 1;
-        state.kib += kib;
     }
 
     /// Its end. Does not wait for the client.
@@ -154,8 +147,8 @@ impl Outbox {
         while let Some(piece) = state.queue.front()
             && (state.is_dead || piece.sent == piece.bytes.len())
         {
-            state.in_flight -= piece.requests;
-            state.kib -= piece.kib;
+            let (requests, kib) = (piece.requests, piece.kib);
+            state.room.end(requests, kib);
             state.queue.pop_front();
             self.left.notify_all();
         }
@@ -194,7 +187,7 @@ impl Outbox {
     pub fn end(&self) {
         self.scatter();
         let mut state = self.lock();
-        while state.in_flight > 0 {
+        while state.room.requests() > 0 {
             state = self.left.wait(state).expect("no panic under this lock");
         }
         state.is_over = true;
@@ -208,6 +201,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::room::MAX_IN_FLIGHT;
 
     /// Some of the answers fit into no socket's buffer, and the client begins to read late.
     #[test]
@@ -270,6 +264,6 @@ mod tests {
         let mut head = [0; 16];
         far.read_exact(&mut head).expect("it was sent");
         assert_eq!(head, wire::simple_reply(0, 0));
-        assert_eq!(outbox.lock().in_flight, MAX_IN_FLIGHT);
+        assert_eq!(outbox.lock().room.requests(), MAX_IN_FLIGHT);
     }
 }

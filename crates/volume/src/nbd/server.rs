@@ -12,13 +12,8 @@ use super::wire::{
     self, CLIENT_NO_ZEROES, Command, FLAG_FUA, FLAG_NO_HOLE, HANDSHAKE_FLAGS, MAGIC, MAX_OPTION,
     OPTION_MAGIC, REQUEST_BYTES, Request, TRANSMISSION_FLAGS, error, option, reply,
 };
+use crate::room::{MAX_IN_FLIGHT, MAX_KIB};
 use crate::volume::{Volume, Wanted};
-
-/// The most requests of a connection that are under way.
-const MAX_IN_FLIGHT: usize = 128;
-
-/// The most KiB of data of them; at least one request of the largest size.
-const MAX_KIB: usize = 64 << 10;
 
 /// The most options of a negotiation.
 const MAX_OPTIONS: usize = 64;

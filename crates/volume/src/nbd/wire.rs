@@ -15,8 +15,7 @@ pub const CLIENT_NO_ZEROES: u32 = 0b10;
 
 /// The longest option's data: a name of 4096 bytes and a list of information.
 pub const MAX_OPTION: u32 = 8 << 10;
-/// The longest data of a request.
-pub const MAX_REQUEST: u32 = 32 << 20;
+pub use crate::room::MAX_REQUEST;
 
 /// Errors of replies.
 pub mod error {

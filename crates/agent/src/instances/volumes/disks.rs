@@ -132,6 +132,7 @@ impl Disks {
         socket: Option<&Path>,
     ) -> anyhow::Result<Row> {
         let attach = Order::Attach {
+            vhost_user: false,
             name: name.to_owned(),
             device: socket.is_none(),
             holder: Some(instance.to_owned()),

@@ -1,0 +1,42 @@
+//! A client on this machine, which a thread of its own serves.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use crate::volume::Volume;
+
+/// Has a thread of that name serve the client, until the client leaves or the volume is not served any more. Then the thread reads the end of what
+/// the client says, and what it has read before is refused by the volume.
+pub async fn by_thread(
+    name: &str,
+    stream: tokio::net::UnixStream,
+    volume: Arc<Volume>,
+    serve: impl FnOnce(UnixStream, Arc<Volume>) -> io::Result<()> + Send + 'static,
+) -> io::Result<()> {
+    let stream = stream.into_std()?;
+    stream.set_nonblocking(false)?;
+    let other = stream.try_clone()?;
+    let (sender, mut ended) = oneshot::channel();
+    let mut open = volume.open();
+    std::thread::Builder::new().name(name.into()).spawn(move || {
+        let result = serve(stream, volume);
+        // The runtime may have come to its end.
+        let _ = sender.send(result);
+    })?;
+    let result = tokio::select! {
+        result = &mut ended => Some(result),
+        _ = async { drop(open.wait_for(|is_open| !is_open).await) } => None,
+    };
+    let result = match result {
+        Some(result) => result,
+        None => {
+            other.shutdown(Shutdown::Read)?;
+            ended.await
+        }
+    };
+    result.map_err(io::Error::other)?
+}

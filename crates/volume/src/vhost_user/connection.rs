@@ -1,0 +1,232 @@
+//! A front end, and who waits for one.
+
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
+use tokio::net::UnixListener;
+use tokio::task::JoinHandle;
+use vhost::vhost_user::{BackendReqHandler, Error};
+
+use super::backend::Backend;
+use crate::client;
+use crate::volume::Volume;
+
+/// Bytes of the head of a message: number, flags, length of what follows.
+const HEAD: usize = 12;
+
+/// The number of the message that brings the channel by which a front end is told something.
+const SET_BACKEND_REQ_FD: u32 = 21;
+
+/// The most descriptors of one message.
+const MAX_FILES: usize = 32;
+
+/// The message that the configuration has changed: its number, the version of the protocol, nothing behind it.
+const CONFIG_CHANGED: [u32; 3] = [2, 1, 0];
+
+/// Takes front ends of one volume. Dropped, it takes no more; the connection of the one that is there ends with the volume's.
+pub struct Server {
+    socket: PathBuf,
+    is_connected: Arc<AtomicBool>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+        // It may be gone, if somebody else has removed it.
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+impl Server {
+    /// On that listener, which is there at `socket`.
+    pub fn new(listener: UnixListener, socket: &Path, name: &str, volume: Arc<Volume>) -> Self {
+        let is_connected = Arc::new(AtomicBool::new(false));
+        let task = tokio::spawn(take(listener, name.to_owned(), volume, is_connected.clone()));
+        Self {
+            socket: socket.to_owned(),
+            is_connected,
+            task,
+        }
+    }
+
+    /// Where it is.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Whether there is a front end.
+    pub fn is_connected(&self) -> bool {
+        self.is_connected.load(Ordering::Relaxed)
+    }
+}
+
+/// The front end that is there.
+struct Current {
+    stream: UnixStream,
+    task: JoinHandle<()>,
+}
+
+impl Current {
+    /// Whether it has gone, and only what it has left under way is still waited for.
+    fn has_left(&self) -> bool {
+        let mut ends = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        let now = rustix::time::Timespec::default();
+        self.task.is_finished() || matches!(poll(&mut ends, Some(&now)), Ok(1..))
+    }
+}
+
+/// One at a time: the next one is let in when nothing of the one before is under way.
+async fn take(listener: UnixListener, name: String, volume: Arc<Volume>, is_connected: Arc<AtomicBool>) {
+    let mut current: Option<Current> = None;
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            continue;
+        };
+        if let Some(before) = current.take() {
+            if !before.has_left() {
+                tracing::warn!("a second virtual machine wants {name}, and is not let in");
+                current = Some(before);
+                continue;
+            }
+            // Nobody cancels it, and a panic is its own affair.
+            let _ = before.task.await;
+        }
+        let watched = stream.into_std().and_then(|stream| {
+            let watched = stream.try_clone()?;
+            Ok((tokio::net::UnixStream::from_std(stream)?, watched))
+        });
+        let (stream, watched) = match watched {
+            Ok(both) => both,
+            Err(error) => {
+                tracing::warn!("a virtual machine cannot be served: {error}");
+                continue;
+            }
+        };
+        let (name, volume, is_connected) = (name.clone(), volume.clone(), is_connected.clone());
+        let task = tokio::spawn(async move {
+            is_connected.store(true, Ordering::Relaxed);
+            let ended = serve(stream, &name, volume).await;
+            is_connected.store(false, Ordering::Relaxed);
+            match ended {
+                Ok(()) => tracing::debug!("a virtual machine has left {name}"),
+                Err(error) => tracing::warn!("the virtual machine at {name} is not served any more: {error}"),
+            }
+        });
+        current = Some(Current {
+            stream: watched,
+            task,
+        });
+    }
+}
+
+/// The channel by which the front end is told something, once it has given one.
+type Channel = Arc<Mutex<Option<UnixStream>>>;
+
+async fn serve(stream: tokio::net::UnixStream, name: &str, volume: Arc<Volume>) -> io::Result<()> {
+    let mut lengths = volume.lengths();
+    let length = Arc::new(AtomicU64::new(*lengths.borrow_and_update()));
+    let channel = Channel::default();
+    let (name, of_thread) = (name.to_owned(), (length.clone(), channel.clone()));
+    let serving = client::by_thread("vhost-user", stream, volume, move |stream, volume| {
+        listen(stream, volume, &name, of_thread.0, &of_thread.1)
+    });
+    tokio::pin!(serving);
+    loop {
+        tokio::select! {
+            result = &mut serving => return result,
+            Ok(()) = lengths.changed() => {
+                length.store(*lengths.borrow_and_update(), Ordering::Relaxed);
+                announce(&channel);
+            }
+        }
+    }
+}
+
+/// Says that the configuration has changed. A front end that does not listen hears of it when it asks.
+fn announce(channel: &Channel) {
+    let channel = channel.lock().expect("no panic under this lock");
+    if let Some(channel) = channel.as_ref() {
+        let message = CONFIG_CHANGED.map(u32::to_ne_bytes).concat();
+        if let Err(error) = send(channel, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            tracing::warn!("a virtual machine is not told how large its disk is: {error}");
+        }
+    }
+}
+
+/// Hears what the front end says until it leaves.
+fn listen(
+    stream: UnixStream,
+    volume: Arc<Volume>,
+    name: &str,
+    length: Arc<AtomicU64>,
+    channel: &Channel,
+) -> io::Result<()> {
+    let backend = Arc::new(Mutex::new(Backend::new(volume, name, length)));
+    // The socket is open until all of its requests have ended: the front end knows by its end that nothing will be written to its memory any more.
+    let _open = stream.try_clone()?;
+    let mut handler = BackendReqHandler::from_stream(stream.try_clone()?, backend.clone());
+    let heard = loop {
+        match look_ahead(&stream) {
+            Ok(None) => break Ok(()),
+            Ok(Some(None)) => {}
+            Ok(Some(Some(given))) => {
+                *channel.lock().expect("no panic under this lock") = Some(given);
+            }
+            Err(error) => break Err(error),
+        }
+        match handler.handle_request() {
+            Ok(()) => {}
+            Err(Error::Disconnected) => break Ok(()),
+            // It is answered that it was not done, where the front end has asked for an answer.
+            Err(Error::ReqHandlerError(error)) => break Err(error),
+            Err(error) => break Err(io::Error::other(error)),
+        }
+    };
+    channel.lock().expect("no panic under this lock").take();
+    backend.lock().expect("no panic under this lock").stop();
+    heard
+}
+
+/// Looks at the next message without taking it; nothing at the end. The crate `vhost` takes the channel of a front end and sends nothing about the
+/// configuration through it, so a copy is taken here.
+fn look_ahead(stream: &UnixStream) -> io::Result<Option<Option<UnixStream>>> {
+    let mut head = [0; HEAD];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FILES))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC;
+    let seen = loop {
+        let mut parts = [io::IoSliceMut::new(&mut head)];
+        match recvmsg(stream, &mut parts, &mut ancillary, flags) {
+            Err(rustix::io::Errno::INTR) => {}
+            seen => break seen?.bytes,
+        }
+    };
+    let files: Vec<OwnedFd> = ancillary
+        .drain()
+        .flat_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(files) => files.collect(),
+            _ => Vec::new(),
+        })
+        .collect();
+    if seen == 0 {
+        return Ok(None);
+    }
+    let number = u32::from_ne_bytes(head[..4].try_into().expect("four bytes"));
+    if seen < HEAD || number != SET_BACKEND_REQ_FD {
+        return Ok(Some(None));
+    }
+    let given = files
+        .into_iter()
+        .next()
+        .map(|file| UnixStream::from(OwnedFd::from(File::from(file))));
+    Ok(Some(given))
+}

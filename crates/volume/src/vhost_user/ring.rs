@@ -1,0 +1,476 @@
+//! One queue at work.
+//!
+//! Its thread takes requests, asks the volume, and carries out itself what is likely not to wait ([`Volume::request_here`]), as the thread of an NBD client
+//! does. What others carry out comes back to it. So one thread alone touches the guest's memory and the front end's descriptors, whatever
+//! those are: a front end can hold up its own queues and nobody else.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::{Errno, ReadWriteFlags};
+use verbatim_mirror::{Extent, Failure};
+use virtio_bindings::bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK};
+use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestRegionMmap, MmapRegion};
+
+use super::inflight::Noted;
+use super::memory::{Lost, Memory, Ram, scatter};
+use super::request::{Asked, ID, Request};
+use crate::room::Room;
+use crate::volume::{Volume, Wanted};
+
+/// So many answers are there before they are written down although more requests wait.
+const TOGETHER: usize = 32;
+
+/// An address where no guest has memory: that of the ring by which requests are begun again.
+const AGAIN: u64 = 1 << 60;
+
+const OK: u8 = VIRTIO_BLK_S_OK as u8;
+const FAILED: u8 = VIRTIO_BLK_S_IOERR as u8;
+
+/// What a ring has to be told while it works.
+pub struct Ends {
+    /// The guest's memory.
+    pub ram: Mutex<Arc<Ram>>,
+    /// The guest is told by it that there are answers.
+    pub call: Mutex<Option<File>>,
+    /// The front end is told by it that the queue is broken.
+    pub error: Mutex<Option<File>>,
+}
+
+/// What it works with.
+pub struct Ring {
+    /// Its number, for the log.
+    pub index: usize,
+    /// Where it is in the guest's memory, and how far.
+    pub queue: Queue,
+    /// What of it is under way, where the front end keeps that.
+    pub noted: Option<Noted>,
+    /// The guest tells by it that there are requests.
+    pub kick: File,
+    /// See there.
+    pub ends: Arc<Ends>,
+    /// The disk.
+    pub volume: Arc<Volume>,
+    /// Its size.
+    pub length: Arc<AtomicU64>,
+    /// Its name.
+    pub id: [u8; ID],
+    /// Writes are durable when they are answered, since the guest knows no flush.
+    pub is_durable: bool,
+}
+
+/// What others have carried out.
+#[derive(Default)]
+struct Finished {
+    list: Vec<(Request, Result<Vec<u8>, Failure>)>,
+    /// The ring's thread sleeps, or is about to.
+    sleeps: bool,
+}
+
+struct Shared {
+    finished: Mutex<Finished>,
+    wake: OwnedFd,
+    is_stopping: AtomicBool,
+}
+
+impl Shared {
+    fn wake(&self) {
+        // It fails only where it has been woken 2^64 times already.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    fn finish(&self, request: Request, result: Result<Vec<u8>, Failure>) {
+        let mut finished = self.finished.lock().expect("no panic under this lock");
+        finished.list.push((request, result));
+        if std::mem::take(&mut finished.sleeps) {
+            drop(finished);
+            self.wake();
+        }
+    }
+}
+
+/// A ring at work.
+pub struct Running {
+    shared: Arc<Shared>,
+    thread: JoinHandle<u16>,
+}
+
+impl Running {
+    /// Begins.
+    pub fn start(ring: Ring) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            finished: Mutex::default(),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            is_stopping: AtomicBool::new(false),
+        });
+        let work = Work {
+            shared: shared.clone(),
+            room: Room::default(),
+            waiting: None,
+            is_broken: false,
+            has_answered: false,
+            ring,
+        };
+        let thread = std::thread::Builder::new()
+            .name("vhost-user ring".into())
+            .spawn(move || work.run())?;
+        Ok(Self { shared, thread })
+    }
+
+    /// No more requests are taken. Waits for those that are under way. From where on the next is to be taken.
+    pub fn stop(self) -> u16 {
+        self.shared.is_stopping.store(true, Ordering::Release);
+        self.shared.wake();
+        self.thread.join().expect("a ring does not panic")
+    }
+}
+
+struct Work {
+    ring: Ring,
+    shared: Arc<Shared>,
+    room: Room,
+    /// It was taken, and there is no room for it yet.
+    waiting: Option<Request>,
+    /// The guest or the front end has made nonsense of it: nothing is taken from it any more.
+    is_broken: bool,
+    /// There are answers of which the guest was not told.
+    has_answered: bool,
+}
+
+impl Work {
+    fn run(mut self) -> u16 {
+        if let Err(Lost) = self.go_on() {
+            self.give_up("the memory is gone");
+        }
+        // The guest may have kicked somebody before us.
+        let mut look = true;
+        loop {
+            if look && !self.is_stopping() {
+                self.take();
+            }
+            self.answer();
+            if self.is_stopping() && self.room.requests() == 0 {
+                break;
+            }
+            look = self.sleep();
+        }
+        match &self.waiting {
+            // Nobody has begun it.
+            Some(_) => self.ring.queue.next_avail().wrapping_sub(1),
+            None => self.ring.queue.next_avail(),
+        }
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.shared.is_stopping.load(Ordering::Acquire)
+    }
+
+    fn ram(&self) -> Arc<Ram> {
+        self.ring
+            .ends
+            .ram
+            .lock()
+            .expect("no panic under this lock")
+            .clone()
+    }
+
+    fn give_up(&mut self, why: &str) {
+        if self.is_broken {
+            return;
+        }
+        self.is_broken = true;
+        tracing::warn!("queue {} of a virtual machine is broken: {why}", self.ring.index);
+        let error = self.ring.ends.error.lock().expect("no panic under this lock");
+        if let Some(error) = error.as_ref() {
+            // Whoever is to hear it may have gone.
+            let _ = rustix::io::write(error, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Where an earlier daemon or an earlier start has left it.
+    fn go_on(&mut self) -> Result<(), Lost> {
+        let ram = self.ram();
+        let queue = &mut self.ring.queue;
+        let used = ram.touch(|memory| {
+            queue.set_ready(true);
+            let is_valid = queue.is_valid(memory);
+            let used = queue.used_idx(memory, std::sync::atomic::Ordering::Acquire);
+            is_valid.then_some(used.ok()).flatten()
+        })?;
+        let Some(used) = used else {
+            self.give_up("it is not in the guest's memory");
+            return Ok(());
+        };
+        queue.set_next_used(used.0);
+        let Some(noted) = &mut self.ring.noted else {
+            return Ok(());
+        };
+        let left = noted.begin(used.0);
+        // What was taken, answered or not, was taken in the order of the ring.
+        queue.set_next_avail(used.0.wrapping_add(left.len() as u16));
+        if left.is_empty() {
+            return Ok(());
+        }
+        tracing::info!("{} requests of a virtual machine are begun again", left.len());
+        self.again(&ram, &left)
+    }
+
+    /// Begins these again. A ring of ours, with their numbers, is laid beside the guest's memory.
+    fn again(&mut self, ram: &Ram, heads: &[u16]) -> Result<(), Lost> {
+        let size = self.ring.queue.size();
+        let made = MmapRegion::new(4096.max(6 + 2 * usize::from(size)))
+            .ok()
+            .and_then(|mapping| GuestRegionMmap::new(mapping, GuestAddress(AGAIN)))
+            .and_then(|region| ram.with(region));
+        let queue = Queue::new(size).ok();
+        let (Some(memory), Some(mut queue)) = (made, queue) else {
+            self.give_up("requests cannot be begun again");
+            return Ok(());
+        };
+        for (place, head) in (0..).zip(heads) {
+            let at = GuestAddress(AGAIN + 4 + 2 * place);
+            memory.write_obj(head.to_le(), at).expect("there is room");
+        }
+        let index = (heads.len() as u16).to_le();
+        memory
+            .write_obj(index, GuestAddress(AGAIN + 2))
+            .expect("there is room");
+        queue.set_ready(true);
+        let table = GuestAddress(self.ring.queue.desc_table());
+        let is_set = queue.try_set_desc_table_address(table).is_ok()
+            && queue.try_set_avail_ring_address(GuestAddress(AGAIN)).is_ok();
+        assert!(is_set, "both are aligned");
+        for _ in heads {
+            let length = self.ring.length.load(Ordering::Relaxed);
+            let request = ram.touch_other(&memory, |memory| next(&mut queue, memory, length))?;
+            let Ok(Some(request)) = request else {
+                self.give_up("requests cannot be begun again");
+                return Ok(());
+            };
+            self.begin(request);
+            // There may be more than there is room for.
+            while self.waiting.is_some() {
+                self.sleep();
+                self.answer();
+                self.begin_waiting();
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what is there, as far as there is room.
+    fn take(&mut self) {
+        let ram = self.ram();
+        loop {
+            self.begin_waiting();
+            if self.waiting.is_some() || self.is_broken {
+                return;
+            }
+            let length = self.ring.length.load(Ordering::Relaxed);
+            let queue = &mut self.ring.queue;
+            let taken = ram.touch(|memory| {
+                queue.disable_notification(memory).map_err(drop)?;
+                if let Some(request) = next(queue, memory, length)? {
+                    return Ok(Some(request));
+                }
+                match queue.enable_notification(memory).map_err(drop)? {
+                    true => next(queue, memory, length),
+                    false => Ok(None),
+                }
+            });
+            match taken {
+                Ok(Ok(Some(request))) => {
+                    if let Some(noted) = &mut self.ring.noted {
+                        noted.note(request.head);
+                    }
+                    self.begin(request);
+                }
+                Ok(Ok(None)) => return,
+                Ok(Err(())) => self.give_up("the guest's ring makes no sense"),
+                Err(Lost) => self.give_up("the memory is gone"),
+            }
+            let is_much = {
+                let finished = self.shared.finished.lock().expect("no panic under this lock");
+                finished.list.len() >= TOGETHER
+            };
+            if is_much {
+                self.answer();
+            }
+        }
+    }
+
+    fn begin_waiting(&mut self) {
+        if let Some(request) = self.waiting.take() {
+            self.begin(request);
+        }
+    }
+
+    fn begin(&mut self, request: Request) {
+        let kib = request.needed_kib();
+        if !self.room.try_begin(kib) {
+            self.answer();
+            if !self.room.try_begin(kib) {
+                self.waiting = Some(request);
+                return;
+            }
+        }
+        let is_durable = self.ring.is_durable;
+        let (wanted, extent, is_durable) = match request.asked {
+            Asked::Read(extent) => (Wanted::Read, extent, false),
+            Asked::Write(extent) => {
+                let data = self.ram().touch(|memory| request.data(memory));
+                match data {
+                    Ok(Some(data)) => (Wanted::Write(Arc::new(data)), extent, is_durable),
+                    // Its data are nowhere.
+                    _ => return self.shared.finish(request, Err(Failure::Disk(libc::EFAULT))),
+                }
+            }
+            Asked::Zero { extent, may_free } => (Wanted::Zero { may_free }, extent, is_durable),
+            Asked::Flush => (Wanted::Flush, Extent { offset: 0, length: 1 }, false),
+            Asked::Id => return self.shared.finish(request, Ok(self.ring.id.to_vec())),
+            Asked::Nothing | Asked::Refused(_) => return self.shared.finish(request, Ok(Vec::new())),
+        };
+        let shared = self.shared.clone();
+        let reply = Box::new(move |result| shared.finish(request, result));
+        self.ring.volume.request_here(wanted, extent, is_durable, reply);
+    }
+
+    /// Writes down what has come to its end, and tells the guest.
+    fn answer(&mut self) {
+        loop {
+            let list = {
+                let mut finished = self.shared.finished.lock().expect("no panic under this lock");
+                std::mem::take(&mut finished.list)
+            };
+            if list.is_empty() {
+                break;
+            }
+            let ram = self.ram();
+            for (request, result) in list {
+                self.room.end(1, request.needed_kib());
+                if !self.is_broken && self.write(&ram, &request, result).is_err() {
+                    self.give_up("answers cannot be written");
+                }
+            }
+        }
+        if std::mem::take(&mut self.has_answered) && !self.is_broken {
+            let ram = self.ram();
+            let needs = ram.touch(|memory| self.ring.queue.needs_notification(memory));
+            if let Ok(Ok(true)) = needs {
+                call(&self.ring.ends.call);
+            }
+        }
+    }
+
+    fn write(&mut self, ram: &Ram, request: &Request, result: Result<Vec<u8>, Failure>) -> Result<(), ()> {
+        let (mut status, data) = match (request.asked, result) {
+            (Asked::Refused(status), _) => (status, Vec::new()),
+            (_, Ok(data)) => (OK, data),
+            (_, Err(failure)) => {
+                tracing::debug!("a request of a virtual machine fails: {failure:?}");
+                (FAILED, Vec::new())
+            }
+        };
+        let queue = &mut self.ring.queue;
+        let noted = self.ring.noted.as_ref();
+        let written = ram.touch(|memory| {
+            let room = request.writable.iter().map(|part| part.length as usize).sum();
+            // The name alone may be cut off.
+            let data = &data[..data.len().min(room)];
+            if !scatter(memory, &request.writable, data) {
+                status = FAILED;
+            }
+            let mut length = 0;
+            if let Some(address) = request.status
+                && memory.write_obj(status, address).is_ok()
+            {
+                length = data.len() as u32 + 1;
+            }
+            if let Some(noted) = noted {
+                noted.answering(request.head);
+            }
+            queue.add_used(memory, request.head, length).map_err(drop)?;
+            if let Some(noted) = noted {
+                noted.answered(request.head, queue.next_used());
+            }
+            Ok(())
+        });
+        self.has_answered = true;
+        written.map_err(|Lost| ())?
+    }
+
+    /// Until there is something to do. True if the guest has kicked.
+    fn sleep(&mut self) -> bool {
+        {
+            let mut finished = self.shared.finished.lock().expect("no panic under this lock");
+            if !finished.list.is_empty() {
+                return true;
+            }
+            finished.sleeps = true;
+        }
+        // One that waits for room is not to be joined by others.
+        let listens = !self.is_broken && !self.is_stopping() && self.waiting.is_none();
+        let mut ends = vec![PollFd::new(&self.shared.wake, PollFlags::IN)];
+        if listens {
+            ends.push(PollFd::new(&self.ring.kick, PollFlags::IN));
+        }
+        let polled = poll(&mut ends, None);
+        let is_kicked = ends.get(1).is_some_and(|end| !end.revents().is_empty());
+        self.shared
+            .finished
+            .lock()
+            .expect("no panic under this lock")
+            .sleeps = false;
+        if !matches!(polled, Ok(_) | Err(Errno::INTR)) {
+            self.give_up("it cannot be waited for");
+        }
+        let mut count = [0; 8];
+        // It may be that nobody has woken it.
+        let _ = rustix::io::read(&self.shared.wake, &mut count);
+        if is_kicked {
+            self.hear();
+        }
+        // There may be room now.
+        is_kicked || !listens
+    }
+
+    /// Takes the kick. Never waits, whatever the front end has made of its descriptor.
+    fn hear(&mut self) {
+        let mut count = [0; 8];
+        let mut parts = [io::IoSliceMut::new(&mut count)];
+        match rustix::io::preadv2(&self.ring.kick, &mut parts, u64::MAX, ReadWriteFlags::NOWAIT) {
+            Ok(8) | Err(Errno::AGAIN | Errno::INTR) => {}
+            _ => self.give_up("its kick is no eventfd"),
+        }
+    }
+}
+
+/// Tells the guest.
+pub fn call(call: &Mutex<Option<File>>) {
+    let call = call.lock().expect("no panic under this lock");
+    if let Some(call) = call.as_ref() {
+        // It is full where the guest has not listened for long, and is told all the same.
+        let _ = rustix::io::write(call, &1u64.to_ne_bytes());
+    }
+}
+
+/// The next request in a ring. An error if it makes no sense.
+fn next(queue: &mut Queue, memory: &Memory, length: u64) -> Result<Option<Request>, ()> {
+    let size = queue.size();
+    let mut chains = queue.iter(memory).map_err(drop)?;
+    let chain: Option<DescriptorChain<&Memory>> = chains.next();
+    match chain {
+        None => Ok(None),
+        Some(chain) if chain.head_index() >= size => Err(()),
+        Some(chain) => {
+            let head = chain.head_index();
+            Ok(Some(Request::parse(memory, head, chain, length)))
+        }
+    }
+}
