@@ -18,6 +18,7 @@ use vhost::vhost_user::message::VhostUserInflight;
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 use super::config::{MAX_QUEUE_SIZE, MAX_QUEUES};
+use super::memory::is_so_long;
 
 const HEAD: usize = 16;
 const VERSION: usize = 8;
@@ -78,6 +79,7 @@ impl Inflight {
         if given.mmap_size < length as u64 {
             return Err("the file of requests under way is too short".into());
         }
+        is_so_long(&file, given.mmap_offset, length as u64)?;
         let map = MmapRegion::from_file(FileOffset::new(file, given.mmap_offset), length)
             .map_err(|error| error.to_string())?;
         Ok(Arc::new(Self { map, queues, size }))

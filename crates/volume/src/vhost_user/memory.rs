@@ -38,6 +38,7 @@ impl Ram {
         let mut mapped = Vec::new();
         let mut places = Vec::new();
         for (region, file) in regions.iter().zip(files) {
+            is_so_long(&file, region.mmap_offset, region.memory_size)?;
             let mapping = region.mmap_region(file).map_err(|error| error.to_string())?;
             let region_there = Self::region(mapping, region.guest_phys_addr)?;
             mapped.push(region_there);
@@ -61,7 +62,7 @@ impl Ram {
         };
         let start = regions.iter().map(|region| ends(region).0).min();
         let end = regions.iter().map(|region| ends(region).1).max();
-        regions.sort_by_key(|region| vm_memory::GuestMemoryRegion::start_addr(region));
+        regions.sort_by_key(vm_memory::GuestMemoryRegion::start_addr);
         let memory = Memory::from_regions(regions).map_err(|error| error.to_string())?;
         verbatim_mapped::install();
         Ok(Self {
@@ -114,6 +115,17 @@ impl Ram {
     /// The same as [`Ram::touch`] for a memory that [`Ram::with`] has made.
     pub fn touch_other<T>(&self, other: &Memory, access: impl FnOnce(&Memory) -> T) -> Result<T, Lost> {
         self.touch(|_| access(other))
+    }
+}
+
+/// The crate maps what a file does not have, too.
+pub fn is_so_long(file: &File, offset: u64, length: u64) -> Result<(), String> {
+    let there = file.metadata().map_err(|error| error.to_string())?.len();
+    match offset.checked_add(length) {
+        Some(end) if end <= there => Ok(()),
+        _ => Err(format!(
+            "{length} bytes from {offset} on are not in a file of {there}"
+        )),
     }
 }
 
