@@ -204,14 +204,14 @@ fn pages(steps: &mut Steps<'_>, agent: &DestinationAgent) {
     };
     // Between it is asked for nothing: whether it is lost is found when the guest runs.
     let looks = matches!(agent.session, Session::Restored | Session::Over);
-    match world.source.agent {
-        Some(source) if source.gives && world.source.kept => {
-            if world.destination.missing > 0 {
-                steps.then("a page comes", |world| world.destination.missing -= 1);
-            }
+    let gives = world.source.agent.map(|agent| agent.gives && world.source.kept);
+    match gives {
+        Some(true) if world.destination.missing > 0 => {
+            steps.then("a page comes", |world| world.destination.missing -= 1);
         }
+        Some(true) => {}
         _ if !looks => {}
-        Some(_) => steps.then("hears that nothing is kept", lost),
+        Some(false) => steps.then("hears that nothing is kept", lost),
         None if steps.quirks.has(Quirk::SilentKeepsNothing) => steps.then("gets no answer", lost),
         None => {}
     }

@@ -340,7 +340,7 @@ fn fact(host: &SourceHost, quirks: Quirks) -> Fact {
 fn after_the_decision(steps: &mut Steps<'_>, agent: &Agent) {
     let world = steps.world;
     if matches!(agent.machine.state(), State::Asking(_) | State::Resolving(..)) {
-        let answer = answer(&world);
+        let answer = answer(world);
         if let Some((answer, what)) = answer {
             steps.then(what, |world| handle(world, Event::Answer(answer)));
         }

@@ -20,14 +20,17 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// So many are asked for at a time; the window bounds the bytes.
 const AHEAD: usize = 32;
 
+/// A chunk's bytes, and the position before which all was copied out; or the reason why it was not fetched.
+pub type Fetched = Result<(Vec<u8>, u64), String>;
+
 /// A chunk, and what is to be done with it.
 pub struct Job {
     /// Where it lies.
     pub landing: Landing,
     /// For each page of it.
     pub fingerprints: Vec<u8>,
-    /// Called once: with its bytes, and the position before which all was copied out, or with the reason.
-    pub then: Box<dyn FnOnce(Result<(Vec<u8>, u64), String>) + Send>,
+    /// Called once.
+    pub then: Box<dyn FnOnce(Fetched) + Send>,
 }
 
 /// Hands chunks to the thread. When it is dropped, what was not fetched fails.

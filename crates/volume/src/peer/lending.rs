@@ -91,8 +91,9 @@ impl Lending {
         let freed = inner.outgoing.freed(position);
         freed.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         let mut bytes = 0;
-        while let Some(first) = inner.under_way.pop_front_if(|first| first.end <= position) {
-            bytes += first.data.len() as u64;
+        let taken = inner.under_way.partition_point(|one| one.end <= position);
+        for one in inner.under_way.drain(..taken) {
+            bytes += one.data.len() as u64;
         }
         Ok(bytes)
     }
