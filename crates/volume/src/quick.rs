@@ -34,12 +34,17 @@ impl Default for Quick {
 impl Quick {
     /// Does it, unless one has taken long a short time ago.
     pub fn try_it<T>(&self, write: impl FnOnce() -> T) -> Option<T> {
-        let before = self.began.elapsed();
+        self.try_by(|| self.began.elapsed(), write)
+    }
+
+    /// The same, by a clock that says how long ago `began` was.
+    fn try_by<T>(&self, clock: impl Fn() -> Duration, write: impl FnOnce() -> T) -> Option<T> {
+        let before = clock();
         if (before.as_micros() as u64) < self.not_before.load(Ordering::Relaxed) {
             return None;
         }
         let done = write();
-        let after = self.began.elapsed();
+        let after = clock();
         if after - before > LONG {
             let until = after + DETOUR;
             self.not_before.store(until.as_micros() as u64, Ordering::Relaxed);
@@ -51,14 +56,22 @@ impl Quick {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
+
+    const MICROSECOND: Duration = Duration::from_micros(1);
 
     #[test]
     fn one_that_took_long_is_the_last_for_a_while() {
         let quick = Quick::default();
-        assert_eq!(quick.try_it(|| 1), Some(1));
-        let began = Instant::now();
-        let slow = || while began.elapsed() <= LONG {};
-        assert_eq!(quick.try_it(slow), Some(()), "nobody knew");
-        assert_eq!(quick.try_it(|| 2), None);
+        let now = Cell::new(Duration::ZERO);
+        let takes = |long: Duration| quick.try_by(|| now.get(), || now.set(now.get() + long));
+        assert_eq!(takes(LONG), Some(()), "no longer than it may");
+        assert_eq!(takes(LONG + MICROSECOND), Some(()), "nobody knew");
+        assert_eq!(takes(MICROSECOND), None);
+        now.set(now.get() + DETOUR - MICROSECOND);
+        assert_eq!(takes(MICROSECOND), None);
+        now.set(now.get() + MICROSECOND);
+        assert_eq!(takes(MICROSECOND), Some(()), "the detour is over");
+        assert_eq!(takes(MICROSECOND), Some(()));
     }
 }
