@@ -26,6 +26,8 @@ use peer::{DoesNotEnd, Way};
 
 /// MiB of RAM.
 const SIZES: [u32; 4] = [128, 256, 512, 1024];
+/// MiB of RAM of which nothing was ever written. What the second costs more than the first is what zeroes cost, without a QEMU that is started.
+const ZERO_SIZES: [u32; 2] = [1024, 5120];
 /// MiB that are written all the time, of [`HOT_RAM`].
 const POOLS: [u32; 3] = [0, 64, 256];
 /// MiB of the guest with a pool.
@@ -43,16 +45,19 @@ enum Mover {
     Rdma,
     /// TLS, and what rounds do not bring comes when the guest runs.
     PostCopy,
+    /// The same by RDMA.
+    PostCopyRdma,
     QemuTcp,
     QemuMultifd,
     QemuRdma,
 }
 
 impl Mover {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Tls,
         Self::Rdma,
         Self::PostCopy,
+        Self::PostCopyRdma,
         Self::QemuTcp,
         Self::QemuMultifd,
         Self::QemuRdma,
@@ -60,7 +65,7 @@ impl Mover {
 
     /// Whether it differs from the others for such a guest: one that writes nothing leaves nothing behind.
     fn is_for(self, guest: &Guest) -> bool {
-        self != Self::PostCopy || guest.ticks
+        !matches!(self, Self::PostCopy | Self::PostCopyRdma) || guest.ticks
     }
 
     /// Options of ours; `None` of QEMU's own.
@@ -69,6 +74,7 @@ impl Mover {
             Self::Tls => Some(&["--memory-transport", "tls"]),
             Self::Rdma => Some(&["--memory-transport", "rdma"]),
             Self::PostCopy => Some(&["--memory-transport", "tls", "--post-copy"]),
+            Self::PostCopyRdma => Some(&["--memory-transport", "rdma", "--post-copy"]),
             Self::QemuTcp | Self::QemuMultifd | Self::QemuRdma => None,
         }
     }
@@ -78,6 +84,7 @@ impl Mover {
             Self::Tls => "ours, TLS",
             Self::Rdma => "ours, RDMA",
             Self::PostCopy => "ours, post-copy",
+            Self::PostCopyRdma => "ours, post-copy by RDMA",
             Self::QemuTcp => "QEMU, TCP",
             Self::QemuMultifd => "QEMU, multifd",
             Self::QemuRdma => "QEMU, RDMA",
@@ -161,7 +168,7 @@ struct Report {
     /// Nothing of the RAM is zero, and the guest halts.
     sizes: Vec<Row>,
     /// The same, and all of it is zero but what the guest and its BIOS have.
-    zero: Row,
+    zero: Vec<Row>,
     pools: Vec<Row>,
     /// So many at once, in ms, by RDMA.
     together: Vec<Vec<f64>>,
@@ -187,7 +194,11 @@ pub fn run(tools: &Tools, repeats: u32, out: &Path) -> anyhow::Result<()> {
     for size in SIZES {
         sizes.push(bench.row(Guest::idle(size, true))?);
     }
-    let zero = bench.row(Guest::idle(SIZES[SIZES.len() - 1], false))?;
+    let mut zero = Vec::new();
+    for size in ZERO_SIZES {
+        zero.push(bench.row(Guest::idle(size, false))?);
+    }
+    print_more(&zero);
     let mut pools = Vec::new();
     for pool in POOLS {
         pools.push(bench.row(Guest::with_pool(pool))?);
@@ -249,7 +260,7 @@ impl Bench<'_> {
                     continue;
                 }
                 let moved = match mover {
-                    Mover::Tls | Mover::Rdma | Mover::PostCopy => {
+                    Mover::Tls | Mover::Rdma | Mover::PostCopy | Mover::PostCopyRdma => {
                         self.ours(&lab, &observer, mover, &arguments, turn, &mut row.migrations)
                     }
                     Mover::QemuTcp => self.theirs(&lab, &observer, Way::Tcp, guest, &arguments),
@@ -434,11 +445,11 @@ impl Row {
         };
         for mover in Mover::ALL.into_iter().filter(|mover| mover.is_for(&self.guest)) {
             let Some(total) = self.of(mover, |moved| moved.total_ms) else {
-                println!("{:>15}  {DoesNotEnd}", mover.name());
+                println!("{:>22}  {DoesNotEnd}", mover.name());
                 continue;
             };
             print!(
-                "{:>15}  total {:>7.0} ({:.0}) ms, {:.2} ×",
+                "{:>22}  total {:>7.0} ({:.0}) ms, {:.2} ×",
                 mover.name(),
                 total.median,
                 total.most,
@@ -457,6 +468,26 @@ impl Row {
                     to_tcp(mover, |moved| moved.cpu_s)
                 );
             }
+        }
+    }
+}
+
+/// What each GiB of zeroes more costs.
+fn print_more(zero: &[Row]) {
+    let [small, large] = zero else { return };
+    let gibibytes = f64::from(large.guest.ram_mebibytes - small.guest.ram_mebibytes) / 1024.0;
+    println!("\neach GiB of zeroes more");
+    for mover in Mover::ALL {
+        let more = |get: fn(&Moved) -> f64| {
+            let (small, large) = (small.of(mover, get)?, large.of(mover, get)?);
+            Some((large.median - small.median) / gibibytes)
+        };
+        if let (Some(total), Some(cpu)) = (more(|moved| moved.total_ms), more(|moved| moved.cpu_s)) {
+            println!(
+                "{:>22}  total {total:>7.1} ms   {:>7.1} ms of processor time",
+                mover.name(),
+                cpu * 1000.0
+            );
         }
     }
 }

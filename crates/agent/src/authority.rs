@@ -77,7 +77,7 @@ pub fn rule(rpc: PeerRpc) -> Rule {
         PeerRpc::PartnerSwitch | PeerRpc::PartnerResume => Rule::SourceOrSuccessor,
         PeerRpc::Outcome => Rule::Party,
         PeerRpc::Lack => Rule::Source,
-        PeerRpc::ReadBehind => Rule::Destination,
+        PeerRpc::ReadBehind | PeerRpc::LendBehind => Rule::Destination,
     }
 }
 

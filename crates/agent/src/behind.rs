@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The link is made before the decision, so that the old place is cleared after it as ever. It goes when the session is rolled back, or when
-//! the destination says that nothing is missing there, durably on its side ([`crate::session::behind`]). The files lie in memory: what a host's restart takes
+//! the destination says that nothing is missing there, durably on its side ([`crate::session::behind`]). Until then the destination asks for parts of it, or has it lent and
+//! reads it by one-sided RDMA, in place. The files lie in memory: what a host's restart takes
 //! away is lost, and with it the virtual machine, which its destination ends.
 
 use std::collections::HashMap;
@@ -19,13 +20,17 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use rustix::fs::{AtFlags, CWD};
+use verbatim_bulk::Lender;
+use verbatim_bulk::fingerprint::Key;
 use verbatim_vm::{Behind, Ram, Run};
 
-use crate::proto::{RamRun, ReadBehindReply};
+use crate::memory::bulk::Rnic;
+use crate::proto::{LendBehindReply, LendBehindRequest, RamRun, ReadBehindReply, ReadBehindRequest};
+use crate::quotas;
 
 /// What was left, by session.
 #[derive(Debug)]
@@ -38,6 +43,9 @@ pub struct Behinds {
 #[derive(Debug)]
 pub struct Kept {
     destination: String,
+    /// For its connections, which come and go with the destination's agent.
+    lenders: Mutex<Vec<Lender>>,
+    key: Key,
     behind: Behind,
     /// The session is over here, and somebody sees to it.
     is_over: AtomicBool,
@@ -47,13 +55,15 @@ impl Kept {
     fn new(destination: String, behind: Behind) -> Self {
         Self {
             destination,
+            lenders: Mutex::default(),
+            key: Key::new(),
             behind,
             is_over: AtomicBool::new(false),
         }
     }
 
-    /// What is in a range of it.
-    fn read(&self, range: Range<u64>) -> anyhow::Result<Vec<RamRun>> {
+    /// What is in a range of it: its bytes, or, if it is only to be described, their fingerprints.
+    fn read(&self, range: Range<u64>, described: bool) -> anyhow::Result<Vec<RamRun>> {
         let runs = self.behind.runs(range)?.into_iter().map(|run| {
             let (range, mut data) = match run {
                 Run::Zero(range) => (range, Vec::new()),
@@ -65,13 +75,40 @@ impl Kept {
             if !data.is_empty() {
                 self.behind.ram().read(range.clone(), &mut data)?;
             }
+            let (data, fingerprints) = match described {
+                true => (Vec::new(), self.key.fingerprints(&data)),
+                false => (data, Vec::new()),
+            };
             Ok(RamRun {
                 start: range.start,
                 length: range.end - range.start,
                 data,
+                fingerprints,
             })
         });
         runs.collect()
+    }
+
+    /// From now on it is read by these connections, and by no others. It blocks.
+    fn lend(&self, wishes: &[Vec<u8>], rnic: &Rnic) -> anyhow::Result<Vec<Vec<u8>>> {
+        ensure!(
+            wishes.len() <= quotas::LENT_CONNECTIONS,
+            "{} connections at once, and no more than {} are made",
+            wishes.len(),
+            quotas::LENT_CONNECTIONS
+        );
+        let mut lenders = self.lenders.lock().unwrap_or_else(PoisonError::into_inner);
+        lenders.clear();
+        let (device, ram) = (rnic.device()?, self.behind.ram());
+        let lent = wishes.iter().map(|wish| {
+            let wish = postcard::from_bytes(wish).context("a malformed wish")?;
+            let file = ram.file().try_clone()?;
+            let (lender, loan) = Lender::accept(&device, file.into(), ram.bytes(), &wish)?;
+            anyhow::Ok((lender, postcard::to_allocvec(&loan)?))
+        });
+        let (made, loans): (Vec<_>, _) = lent.collect::<anyhow::Result<Vec<_>>>()?.into_iter().unzip();
+        *lenders = made;
+        Ok(loans)
     }
 }
 
@@ -99,13 +136,34 @@ impl Behinds {
     }
 
     /// What is in a range of what was left in a session, for a host.
-    pub async fn read(&self, session: u64, host: &str, range: Range<u64>) -> anyhow::Result<ReadBehindReply> {
-        let Some(kept) = self.get(session, host) else {
+    pub async fn read(&self, host: &str, request: &ReadBehindRequest) -> anyhow::Result<ReadBehindReply> {
+        let Some(kept) = self.get(request.session, host) else {
             return Ok(ReadBehindReply::default());
         };
-        let read = tokio::task::spawn_blocking(move || kept.read(range)).await;
+        let range = request.start..request.start.saturating_add(request.length);
+        let described = request.described;
+        let read = tokio::task::spawn_blocking(move || kept.read(range, described)).await;
         let runs = read.context("reading RAM panicked")??;
         Ok(ReadBehindReply { kept: true, runs })
+    }
+
+    /// Lends what was left in a session to a host.
+    pub async fn lend(
+        &self,
+        host: &str,
+        request: LendBehindRequest,
+        rnic: Arc<Rnic>,
+    ) -> anyhow::Result<LendBehindReply> {
+        let Some(kept) = self.get(request.session, host) else {
+            return Ok(LendBehindReply::default());
+        };
+        let key = kept.key.to_bytes();
+        let lent = tokio::task::spawn_blocking(move || kept.lend(&request.wishes, &rnic)).await;
+        Ok(LendBehindReply {
+            kept: true,
+            loans: lent.context("lending RAM panicked")??,
+            key,
+        })
     }
 
     /// Keeps what stands still, whoever clears the place that it has: from now on the destination may read it.
@@ -216,16 +274,26 @@ mod tests {
         drop(ram);
         assert!(behinds.get(5, "other").is_none());
         assert!(behinds.get(6, "dst").is_none());
-        let runs = behinds.get(5, "dst").unwrap().read(0..4 * 4096).unwrap();
+        let runs = behinds.get(5, "dst").unwrap().read(0..4 * 4096, false).unwrap();
         let bytes: u64 = runs.iter().map(|run| run.length).sum();
         assert_eq!(bytes, 4 * 4096);
         let data: Vec<_> = runs.iter().filter(|run| !run.data.is_empty()).collect();
         assert_eq!(data.len(), 1);
         assert_eq!((data[0].start, &data[0].data[..]), (4096, &[7; 4096][..]));
+        // Described, it is the same without its bytes.
+        let kept = behinds.get(5, "dst").unwrap();
+        let described = kept.read(0..4 * 4096, true).unwrap();
+        assert_eq!(described.len(), runs.len());
+        for (described, run) in described.iter().zip(&runs) {
+            assert_eq!((described.start, described.length), (run.start, run.length));
+            assert_eq!(described.fingerprints, kept.key.fingerprints(&run.data));
+            assert!(described.data.is_empty() && run.fingerprints.is_empty());
+        }
+        drop(kept);
         // One that comes later finds it.
         let kept = found(&behinds.of(5)).unwrap();
         assert_eq!(kept.destination, "dst");
-        assert_eq!(kept.read(4096..8192).unwrap()[0].data, [7; 4096]);
+        assert_eq!(kept.read(4096..8192, false).unwrap()[0].data, [7; 4096]);
         assert_eq!(behinds.over(5).as_deref(), Some("dst"));
         assert_eq!(behinds.over(5), None, "somebody sees to it");
         assert!(behinds.forget(5));
@@ -241,6 +309,6 @@ mod tests {
             .keep(5, "dst", Behind::of(&ram(folder.path())).unwrap())
             .unwrap();
         let kept = behinds.get(5, "dst").unwrap();
-        assert!(kept.read(0..5 * 4096).is_err(), "there are four pages");
+        assert!(kept.read(0..5 * 4096, false).is_err(), "there are four pages");
     }
 }

@@ -339,14 +339,22 @@ impl Peer for PeerService {
 
     async fn read_behind(&self, request: Request<ReadBehindRequest>) -> Reply<ReadBehindReply> {
         let Admitted { caller, message } = self.0.admit(PeerRpc::ReadBehind, request).await?;
-        if message.length > quotas::BEHIND_BYTES {
-            let most = quotas::BEHIND_BYTES;
+        let most = match message.described {
+            true => quotas::DESCRIBED_BYTES,
+            false => quotas::BEHIND_BYTES,
+        };
+        if message.length > most {
             return Err(Status::invalid_argument(format!(
                 "more than {most} bytes at once"
             )));
         }
-        let range = message.start..message.start.saturating_add(message.length);
-        reply(self.0.behinds.read(message.session, &caller.name, range).await)
+        reply(self.0.behinds.read(&caller.name, &message).await)
+    }
+
+    async fn lend_behind(&self, request: Request<LendBehindRequest>) -> Reply<LendBehindReply> {
+        let Admitted { caller, message } = self.0.admit(PeerRpc::LendBehind, request).await?;
+        let rnic = Arc::clone(&self.0.rnic);
+        reply(self.0.behinds.lend(&caller.name, message, rnic).await)
     }
 
     type PlaceLandedStream = Answers<Freed>;

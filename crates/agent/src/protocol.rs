@@ -72,6 +72,9 @@ pub const MACHINE_SWAP: &str = "machine-swap";
 /// It takes virtual machines that leave RAM behind (`OpenRequest.post_copy`, `Lack`), and gives what they have left at its host (`ReadBehind`).
 pub const POST_COPY: &str = "post-copy";
 
+/// It lends what virtual machines have left at its host for one-sided RDMA (`LendBehind`).
+pub const POST_COPY_RDMA: &str = "post-copy-rdma";
+
 /// What not every agent of a version can do, and what others may ask it for only if it says so.
 const CAPABILITIES: &[&str] = &[
     FILL,
@@ -88,6 +91,7 @@ const CAPABILITIES: &[&str] = &[
     BLOCK_DEVICES,
     MACHINE_SWAP,
     POST_COPY,
+    POST_COPY_RDMA,
 ];
 
 /// All of them, as they are said.

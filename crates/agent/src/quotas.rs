@@ -54,6 +54,12 @@ pub const DEPTH: usize = 128;
 /// Bytes of RAM that was left behind which one request may ask for: they are read into memory. A destination asks for a fraction of it.
 pub const BEHIND_BYTES: u64 = 1 << 20;
 
+/// The same, where only fingerprints are asked for, a hundredth of it.
+pub const DESCRIBED_BYTES: u64 = 16 << 20;
+
+/// Connections by which one virtual machine's RAM is lent at a time.
+pub const LENT_CONNECTIONS: usize = 4;
+
 /// Numbers that somebody was given within [`LIFETIME`]. What is older is forgotten where it was kept.
 #[derive(Debug, Default)]
 pub struct Given {

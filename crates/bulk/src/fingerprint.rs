@@ -8,6 +8,8 @@
 //! It takes a quarter of a microsecond for a page that is in the cache, a sixth of what a cryptographic hash takes, and the last
 //! look at all memory is a part of the blackout.
 
+use crate::error::Error;
+
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
 
@@ -78,6 +80,37 @@ impl Key {
             sums[1] = sums[1].wrapping_add(product(shifted));
         }
         sums
+    }
+}
+
+impl Key {
+    /// Of whole pages, one after the other, as bytes.
+    pub fn fingerprints(&self, bytes: &[u8]) -> Vec<u8> {
+        let (pages, rest) = bytes.as_chunks::<PAGE_BYTES>();
+        debug_assert!(rest.is_empty(), "whole pages");
+        let all = pages.iter().flat_map(|page| to_bytes(self.fingerprint(page)));
+        all.collect()
+    }
+
+    /// Compares whole pages with what [`Self::fingerprints`] has said of them: [`Error::Damaged`] unless they are those.
+    pub fn compare(&self, bytes: &[u8], fingerprints: &[u8]) -> Result<(), Error> {
+        let (pages, rest) = bytes.as_chunks::<PAGE_BYTES>();
+        let (wanted, odd) = fingerprints.as_chunks::<FINGERPRINT_BYTES>();
+        if !rest.is_empty() || !odd.is_empty() || pages.len() != wanted.len() {
+            return Err(Error::Malformed("a run has not a fingerprint for each page"));
+        }
+        let pairs = pages.iter().zip(wanted).enumerate();
+        let mut damaged = pairs
+            .filter(|(_, (page, wanted))| to_bytes(self.fingerprint(page)) != **wanted)
+            .map(|(index, _)| (index * PAGE_BYTES) as u64);
+        match damaged.next() {
+            None => Ok(()),
+            Some(offset) => Err(Error::Damaged {
+                damaged: 1 + damaged.count() as u64,
+                offset,
+                length: bytes.len() as u64,
+            }),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use verbatim_far::{Buffer, Canceller, Connection, Device, Exposed, QpClass, Ticket};
 
 use crate::error::Error;
-use crate::fingerprint::{FINGERPRINT_BYTES, Key, PAGE_BYTES, to_bytes};
+use crate::fingerprint::{FINGERPRINT_BYTES, Key, PAGE_BYTES};
 use crate::outgoing::{PATIENCE, WINDOW_REQUESTS, ring_of};
 use crate::ring::offset;
 use crate::{Accepted, Landed, MOST_RING_BYTES, MOST_RUN_BYTES, Offer, Operation};
@@ -127,19 +127,7 @@ impl Incoming {
         let at = self.place_of(landed)?;
         into.resize(landed.length as usize, 0);
         self.buffer.read(at, into)?;
-        let (pages, _) = into.as_chunks::<PAGE_BYTES>();
-        let (fingerprints, _) = landed.fingerprints.as_chunks::<FINGERPRINT_BYTES>();
-        let pairs = pages.iter().zip(fingerprints).enumerate();
-        let damaged = pairs.filter(|(_, (page, wanted))| to_bytes(self.key.fingerprint(page)) != **wanted);
-        let mut damaged = damaged.map(|(index, _)| (index * PAGE_BYTES) as u64);
-        match damaged.next() {
-            None => Ok(()),
-            Some(offset) => Err(Error::Damaged {
-                damaged: 1 + damaged.count() as u64,
-                offset,
-                length: landed.length,
-            }),
-        }
+        self.key.compare(into, &landed.fingerprints)
     }
 
     /// Where it lies in both rings.

@@ -14,6 +14,7 @@
 //! - Each page has a fingerprint, by a key that both sides have from a channel that nobody else reads. It is taken of the bytes that
 //!   were put into the ring, and compared with a copy that nobody can reach any more. So a network that is not trusted with
 //!   secrets is still not trusted to deliver: what it changes is noticed, and what it reads it reads.
+//! - Memory that stands still need not go through a ring: it is lent as it lies ([`Lender`], [`Borrower`]), and compared in the same way.
 //! - Who carries a run is chosen by [`Operation`]: the side that sends, by WRITEs, or the side that receives, by READs.
 
 #![forbid(unsafe_code)]
@@ -21,6 +22,7 @@
 mod error;
 pub mod fingerprint;
 mod incoming;
+mod loan;
 mod outgoing;
 mod ring;
 
@@ -30,6 +32,7 @@ use verbatim_far::{End, Exposed};
 pub use error::Error;
 pub use fingerprint::PAGE_BYTES;
 pub use incoming::Incoming;
+pub use loan::{Borrower, Lender, Loan, Wish};
 pub use outgoing::{Outgoing, Run};
 pub use verbatim_far::{Canceller, Device, QpClass, Ticket, Which};
 

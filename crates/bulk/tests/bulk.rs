@@ -5,10 +5,15 @@
 mod support;
 
 use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use support::Nics;
-use verbatim_bulk::{Error, Incoming, Landed, Operation, Options, Outgoing, PAGE_BYTES, QpClass};
+use verbatim_bulk::fingerprint::Key;
+use verbatim_bulk::{
+    Borrower, Error, Incoming, Landed, Lender, Operation, Options, Outgoing, PAGE_BYTES, QpClass,
+};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
@@ -201,4 +206,79 @@ fn words_that_cannot_be_true_are_refused() {
     ] {
         assert!(Outgoing::<u64>::open(nics.device(0), wrong).is_err(), "{wrong:?}");
     }
+}
+
+/// A file in memory of so many pages, each of which is another.
+fn lent(pages: u64) -> (std::fs::File, Vec<u8>) {
+    let file = rustix::fs::memfd_create("bulk", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let file = std::fs::File::from(file);
+    let content: Vec<u8> = (0..pages).flat_map(|page| bytes_of(page, PAGE_BYTES)).collect();
+    std::os::unix::fs::FileExt::write_all_at(&file, &content, 0).unwrap();
+    (file, content)
+}
+
+fn borrow(nics: &Nics, file: &std::fs::File, pages: u64, class: QpClass) -> (Lender, Borrower) {
+    let rooms = (3, 4 * PAGE);
+    let (mut borrower, wish) = Borrower::open(nics.device(0), class, rooms, Duration::from_secs(10)).unwrap();
+    let copy = file.try_clone().unwrap().into();
+    let (lender, loan) = Lender::accept(nics.device(1), copy, pages * PAGE, &wish).unwrap();
+    assert_eq!(loan.length(), pages * PAGE);
+    borrower.accept(&loan).unwrap();
+    (lender, borrower)
+}
+
+#[test]
+fn what_is_lent_is_read_in_order_and_compared() {
+    let nics = Nics::start();
+    let (file, content) = lent(64);
+    let key = Key::new();
+    let wanted = |range: &Range<u64>| &content[range.start as usize..range.end as usize];
+    for class in [QpClass::User, QpClass::Background] {
+        let (_lender, mut borrower) = borrow(&nics, &file, 64, class);
+        let starts = (0..22).map(|number| (21 - number) * 3 * PAGE);
+        let ranges = starts.map(|at| at..(at + 3 * PAGE).min(64 * PAGE));
+        let mut waiting = VecDeque::new();
+        for range in ranges {
+            if !borrower.has_room() {
+                let range: Range<u64> = waiting.pop_front().unwrap();
+                let bytes = borrower.take(&key, &key.fingerprints(wanted(&range))).unwrap();
+                assert!(bytes == wanted(&range), "{range:?}");
+            }
+            borrower.fetch(range.clone()).unwrap();
+            waiting.push_back(range);
+        }
+        for range in waiting {
+            let bytes = borrower.take(&key, &key.fingerprints(wanted(&range))).unwrap();
+            assert!(bytes == wanted(&range), "{range:?}");
+        }
+        assert!(!borrower.is_fetching() && borrower.take(&key, &[]).is_err());
+        for wrong in [0..0, 0..100, 0..5 * PAGE, 63 * PAGE..65 * PAGE, 8192..4096] {
+            assert!(borrower.fetch(wrong.clone()).is_err(), "{wrong:?}");
+        }
+        // One that is not what its owner has said.
+        borrower.fetch(PAGE..3 * PAGE).unwrap();
+        borrower.damage().unwrap();
+        let told = key.fingerprints(wanted(&(PAGE..3 * PAGE)));
+        let error = borrower.take(&key, &told).unwrap_err();
+        let damaged = Error::Damaged {
+            damaged: 1,
+            offset: 0,
+            length: 2 * PAGE,
+        };
+        assert_eq!(error.to_string(), damaged.to_string());
+    }
+}
+
+#[test]
+fn who_lends_no_more_is_not_read() {
+    let nics = Nics::start();
+    let (file, content) = lent(8);
+    let key = Key::new();
+    let (lender, mut borrower) = borrow(&nics, &file, 8, QpClass::User);
+    borrower.fetch(0..PAGE).unwrap();
+    let told = key.fingerprints(&content[..PAGE_BYTES]);
+    borrower.take(&key, &told).unwrap();
+    drop(lender);
+    borrower.fetch(0..PAGE).unwrap();
+    assert!(matches!(borrower.take(&key, &told), Err(Error::Far(_))));
 }

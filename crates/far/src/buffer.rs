@@ -14,9 +14,9 @@ use crate::opened::Opened;
 
 const ACCESS: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-/// Memory of this process: private and anonymous, or of a file without a name.
+/// Memory of this process: private and anonymous, or of a file in memory.
 #[derive(Debug)]
-struct Memory {
+pub(crate) struct Memory {
     start: NonNull<u8>,
     length: usize,
     file: Option<OwnedFd>,
@@ -53,6 +53,42 @@ impl Memory {
         // SAFETY: as above.
         unsafe { mlock(start, length) }.map_err(Error::os("mlock"))?;
         Ok(memory)
+    }
+
+    /// A file of a tmpfs, or a memfd, which is at least so long and stays so: it can be read.
+    pub(crate) fn map_file(file: OwnedFd, length: usize) -> Result<Self, Error> {
+        // SAFETY: a new mapping at an address that the kernel chooses. What the file does not have is never touched by this process.
+        let start = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                length,
+                ProtFlags::READ,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )
+        };
+        Ok(Self::at(start.map_err(Error::os("mmap"))?, length, Some(file)))
+    }
+
+    /// Where it is in this process.
+    pub(crate) fn address(&self) -> u64 {
+        self.start.as_ptr() as u64
+    }
+
+    /// Bytes.
+    pub(crate) fn length(&self) -> u64 {
+        self.length as u64
+    }
+
+    /// Registers all of it.
+    pub(crate) fn register(&self, domain: &Domain, access: Access) -> Result<Arc<Mr>, Error> {
+        let (address, length) = (self.address(), self.length());
+        let region = match &self.file {
+            Some(file) => domain.pd.reg_file((file.as_fd(), 0), (address, length), access),
+            None => domain.pd.reg_mr(address, length, address, access),
+        };
+        region.map_err(Error::verbs("a buffer cannot be registered"))
     }
 
     fn at(start: *mut std::ffi::c_void, length: usize, file: Option<OwnedFd>) -> Self {
@@ -141,14 +177,8 @@ impl Buffer {
 
     fn over(domain: &Arc<Domain>, memory: Arc<Memory>) -> Result<Arc<Self>, Error> {
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let address = memory.start.as_ptr() as u64;
-        let range = (address, memory.length as u64);
-        let region = match &memory.file {
-            Some(file) => domain.pd.reg_file((file.as_fd(), 0), range, access),
-            None => domain.pd.reg_mr(range.0, range.1, range.0, access),
-        };
         Ok(Arc::new(Self {
-            region: region.map_err(Error::verbs("a buffer cannot be registered"))?,
+            region: memory.register(domain, access)?,
             memory,
             _domain: Arc::clone(domain),
         }))
@@ -156,13 +186,13 @@ impl Buffer {
 
     /// Bytes.
     pub fn length(&self) -> u64 {
-        self.memory.length as u64
+        self.memory.length()
     }
 
     /// For the other side.
     pub fn exposed(&self) -> Exposed {
         Exposed {
-            address: self.memory.start.as_ptr() as u64,
+            address: self.memory.address(),
             rkey: self.region.rkey(),
             length: self.length(),
         }

@@ -16,6 +16,7 @@ use verbatim_verbs::{
 
 use crate::buffer::{Buffer, Domain, Exposed};
 use crate::error::{Error, status};
+use crate::lent::Lent;
 use crate::opened::Opened;
 use crate::window::Window;
 
@@ -216,6 +217,12 @@ impl Connection {
     /// it any more drops that first.
     pub fn share(&self, buffer: &Buffer) -> Result<Arc<Buffer>, Error> {
         buffer.share(&self.domain)
+    }
+
+    /// The first `length` bytes of a file of a tmpfs, or of a memfd, which the other side may read from now on. It must not become
+    /// shorter. Whoever wants that nobody reads it any more drops the connection first.
+    pub fn lend(&self, file: OwnedFd, length: u64) -> Result<Lent, Error> {
+        Lent::register(&self.domain, file, length)
     }
 
     /// Connects it with the other side's end. Both sides must have done so before the first request.

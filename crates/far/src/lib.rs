@@ -13,6 +13,7 @@
 //!   flight: who posts more waits for room.
 //! - A connection has a protection domain of its own: what the other side may reach are the buffers of this connection, and no
 //!   others.
+//! - What is there already, a file in memory, is read in place where it is [`Lent`].
 //! - When a connection is dropped, first its queue pair goes, then its buffers: nothing lands late, in either of them.
 //!
 //! It is built on `verbatim_verbs`, and so works on each of its backends.
@@ -24,6 +25,7 @@ mod buffer;
 mod connection;
 mod device;
 mod error;
+mod lent;
 mod opened;
 mod which;
 mod window;
@@ -32,5 +34,6 @@ pub use buffer::{Buffer, Exposed};
 pub use connection::{Canceller, Connection, End, Options, Ticket};
 pub use device::Device;
 pub use error::Error;
+pub use lent::Lent;
 pub use verbatim_verbs::QpClass;
 pub use which::Which;

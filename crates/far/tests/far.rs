@@ -91,6 +91,43 @@ fn a_range_outside_of_a_buffer_is_refused_before_it_is_posted() {
     one.wait_for_all(soon()).unwrap();
 }
 
+/// A file of so many bytes without a name.
+fn file(content: &[u8]) -> std::fs::File {
+    let file = rustix::fs::memfd_create("far", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let file = std::fs::File::from(file);
+    std::os::unix::fs::FileExt::write_all_at(&file, content, 0).unwrap();
+    file
+}
+
+#[test]
+fn a_file_that_is_lent_is_read_in_place_and_not_written() {
+    const BYTES: usize = 1 << 20;
+    let (nics, mut one, other) = pair(Options::default());
+    let wanted = content(3, BYTES);
+    let file = file(&wanted);
+    let copy = || file.try_clone().unwrap().into();
+    assert!(other.lend(copy(), BYTES as u64 + 1).is_err() && other.lend(copy(), 0).is_err());
+    let lent = other.lend(copy(), BYTES as u64).unwrap();
+    let (exposed, near) = (lent.exposed(), one.buffer(BYTES).unwrap());
+    let mut seen = vec![0; BYTES];
+    one.read((&near, 0), (&exposed, 0), BYTES as u64, soon()).unwrap();
+    one.wait_for_all(soon()).unwrap();
+    near.read(0, &mut seen).unwrap();
+    assert!(seen == wanted);
+    // What changes in the file is what is read.
+    std::os::unix::fs::FileExt::write_all_at(&file, &[9; 4096], 8192).unwrap();
+    one.read((&near, 0), (&exposed, 8192), 4096, soon()).unwrap();
+    one.wait_for_all(soon()).unwrap();
+    near.read(0, &mut seen[..4096]).unwrap();
+    assert_eq!(seen[..4096], [9; 4096]);
+    one.write((&near, 0), (&exposed, 0), 4096, soon()).unwrap();
+    let error = one.wait_for_all(soon()).unwrap_err();
+    assert!(error.to_string().contains("remote access error"), "{error}");
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut seen[..4096], 0).unwrap();
+    assert_eq!(seen[..4096], wanted[..4096]);
+    drop((lent, nics));
+}
+
 #[test]
 fn a_buffer_of_another_connection_cannot_be_reached() {
     let (nics, mut one, other) = pair(Options::default());

@@ -300,6 +300,13 @@ async fn ask(client: &mut PeerClient<Channel>, rpc: PeerRpc, session: u64, name:
             };
             client.read_behind(request).await.map(drop)
         }
+        PeerRpc::LendBehind => {
+            let request = LendBehindRequest {
+                session,
+                ..LendBehindRequest::default()
+            };
+            client.lend_behind(request).await.map(drop)
+        }
         PeerRpc::Retarget => {
             let keys = encode(&Vec::<Vec<verbatim_channel::KeyPair>>::new());
             let moved = Vec::new();

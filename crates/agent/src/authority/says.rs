@@ -56,7 +56,8 @@ session!(
     SettleRequest,
     LetGoRequest,
     LackRequest,
-    ReadBehindRequest
+    ReadBehindRequest,
+    LendBehindRequest
 );
 
 impl Says for OpenRequest {

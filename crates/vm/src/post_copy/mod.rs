@@ -203,6 +203,11 @@ impl PostCopy {
         self.state().record.is_complete()
     }
 
+    /// In bytes: how much the guest has, missing or not.
+    pub fn bytes(&self) -> u64 {
+        self.ram.bytes()
+    }
+
     /// In bytes: how much is missing.
     pub fn left(&self) -> u64 {
         self.state().record.missing().count() * PAGE

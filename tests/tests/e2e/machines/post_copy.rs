@@ -10,13 +10,19 @@ use crate::faults::Subject;
 /// What has the guest leave something behind: one round, in which it writes on.
 const EARLY: &[&str] = &["--post-copy", "--max-precopy-time", "0.001"];
 
+/// RAM goes by one-sided RDMA, before the decision and after it.
+const BY_RDMA: &[&str] = &["--memory-transport", "rdma"];
+
 /// Where a host keeps what was left at it.
 const BEHIND: &str = "/run/verbatim/behind";
 
 pub fn tests() -> Vec<Test> {
     vec![
         Test::new("machines::post_copy", HOSTS, moves),
+        Test::new("machines::post_copy_by_rdma", HOSTS, by_rdma).injecting_faults(),
         Test::new("machines::post_copy_agents_die", HOSTS, agents_die).injecting_faults(),
+        Test::new("machines::post_copy_is_damaged", HOSTS, is_damaged).injecting_faults(),
+        Test::new("machines::post_copy_rnic_dies", HOSTS, rnic_dies).injecting_faults(),
         Test::new("machines::post_copy_is_undone", HOSTS, is_undone).injecting_faults(),
         Test::new("machines::post_copy_loses_its_source", HOSTS, loses_its_source).injecting_faults(),
         Test::new("machines::post_copy_often", HOSTS, often).only_on_demand(true),
@@ -32,7 +38,11 @@ fn keeps_nothing(lab: &TestLab, host: &str) -> anyhow::Result<()> {
 }
 
 fn leaves_some_behind(guest: &Guest, to: &str) -> anyhow::Result<Migration> {
-    let migration = guest.instance.migrate_with(to, EARLY)?;
+    leaves_some_behind_with(guest, to, &[])
+}
+
+fn leaves_some_behind_with(guest: &Guest, to: &str, options: &[&str]) -> anyhow::Result<Migration> {
+    let migration = guest.instance.migrate_with(to, &[EARLY, options].concat())?;
     migration.must_be_committed()?;
     ensure!(migration.post_copy_bytes > 0, "{migration:?}");
     Ok(migration)
@@ -41,8 +51,11 @@ fn leaves_some_behind(guest: &Guest, to: &str) -> anyhow::Result<Migration> {
 /// There and back, and what is left by it: nothing.
 fn there_and_back(lab: &TestLab, moves: usize) -> anyhow::Result<()> {
     let guest = Guest::start(lab, &[])?;
-    for (from, to) in [("src", "dst"), ("dst", "src")].into_iter().cycle().take(moves) {
-        leaves_some_behind(&guest, to)?;
+    let ways = [("src", "dst"), ("dst", "src")].into_iter().cycle();
+    for (number, (from, to)) in ways.enumerate().take(moves) {
+        // Over TLS, there and back; then by RDMA.
+        let options = [&[], BY_RDMA][number / 2 % 2];
+        leaves_some_behind_with(&guest, to, options)?;
         guest.counts_on()?;
         keeps_nothing(lab, from)?;
         let behind = left_behind(lab, from, NAME)?;
@@ -72,11 +85,96 @@ fn often(lab: &TestLab) -> anyhow::Result<()> {
     there_and_back(lab, 50)
 }
 
+/// By one-sided RDMA, in place; what cannot come that way comes over TLS.
+fn by_rdma(lab: &TestLab) -> anyhow::Result<()> {
+    let guest = waits_with(lab, BY_RDMA)?;
+    is_lent(lab)?;
+    lab.order_faults("dst", "")?;
+    guest.counts_on()?;
+    keeps_nothing(lab, "src")?;
+    let ways = all_has_come(lab)?;
+    ensure!(
+        matches!(ways[..], [(1.., _)]),
+        "KiB by RDMA and over TLS: {ways:?}"
+    );
+    // It moves on.
+    let migration = leaves_some_behind_with(&guest, "src", BY_RDMA)?;
+    ensure!(migration.memory_transport == "rdma", "{migration:?}");
+    guest.counts_on()
+}
+
+/// What is changed on its way is noticed, and comes over TLS.
+fn is_damaged(lab: &TestLab) -> anyhow::Result<()> {
+    let guest = waits_with(lab, BY_RDMA)?;
+    is_lent(lab)?;
+    lab.order_faults("dst", "destination-bring damage\n")?;
+    guest.counts_on()?;
+    keeps_nothing(lab, "src")?;
+    let logs = lab.logs();
+    ensure!(
+        logs.contains("what arrived by RDMA is not what was sent"),
+        "{logs}"
+    );
+    let ways = all_has_come(lab)?;
+    ensure!(
+        matches!(ways[..], [(_, 1..)]),
+        "KiB by RDMA and over TLS: {ways:?}"
+    );
+    Ok(())
+}
+
+/// A source whose RNIC dies while it lends gives the rest in another way.
+fn rnic_dies(lab: &TestLab) -> anyhow::Result<()> {
+    let guest = waits_with(lab, BY_RDMA)?;
+    is_lent(lab)?;
+    lab.restart("src", "nic")?;
+    lab.order_faults("dst", "")?;
+    guest.counts_on()?;
+    keeps_nothing(lab, "src")?;
+    let logs = lab.logs();
+    ensure!(logs.contains("comes by RDMA no more"), "{logs}");
+    leaves_some_behind_with(&guest, "src", BY_RDMA)?;
+    guest.counts_on()
+}
+
+/// Waits until the source lends.
+fn is_lent(lab: &TestLab) -> anyhow::Result<()> {
+    eventually("a source that lends", LIMIT, || {
+        let said = lab.logs().contains("is read by RDMA from now on");
+        Ok(said.then_some(()))
+    })
+}
+
+/// In KiB, what came by RDMA and over TLS after each move so far, as the agents say.
+fn all_has_come(lab: &TestLab) -> anyhow::Result<Vec<(u64, u64)>> {
+    let logs = lab.logs();
+    let said = logs
+        .lines()
+        .filter(|line| line.contains("all of the RAM that was left behind has come"));
+    let number = |line: &str, name: &str| {
+        let (_, rest) = line.split_once(name)?;
+        let digits = rest
+            .split(|c: char| !c.is_ascii_digit())
+            .find(|digits| !digits.is_empty())?;
+        digits.parse().ok()
+    };
+    said.map(|line| {
+        number(line, "by_rdma_kib")
+            .zip(number(line, "over_tls_kib"))
+            .with_context(|| line.to_owned())
+    })
+    .collect()
+}
+
 /// A guest on `dst` that waits for pages of `src`, which nobody asks for.
 fn waits(lab: &TestLab) -> anyhow::Result<Guest<'_>> {
+    waits_with(lab, &[])
+}
+
+fn waits_with<'a>(lab: &'a TestLab, options: &[&str]) -> anyhow::Result<Guest<'a>> {
     let guest = Guest::start(lab, &[])?;
     lab.order_faults("src", "source-commit hang\n")?;
-    let migrate = lab.verbatim(&[&["migrate", NAME, "--to", "dst", "--json"], EARLY].concat())?;
+    let migrate = lab.verbatim(&[&["migrate", NAME, "--to", "dst", "--json"], EARLY, options].concat())?;
     reached(lab, "src", "source-commit")?;
     lab.order_faults("dst", "destination-bring hang\n")?;
     lab.order_faults("src", "")?;

@@ -7,13 +7,18 @@
 //!
 //! [`Bringing`] asks the source's agent for what somebody waits for, and beside that for the rest. The former begins before the decision, since the devices' state is
 //! loaded with the help of it; the latter when the guest runs ([`Bringing::the_rest`]). Where the source does not answer it is asked again for as long as it takes. If it says that it keeps nothing, the guest is lost.
+//! By which way it gives says [`giving`]; by one-sided RDMA, [`borrowing`].
+
+mod borrowing;
+mod giving;
 
 use std::ops::Range;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use serde::{Deserialize, Serialize};
@@ -22,19 +27,16 @@ use tokio::task::JoinHandle;
 use verbatim_vm::{Error, PostCopy};
 
 use crate::agent::Shared;
-use crate::faults::Point;
 use crate::instances::home::Paths;
 use crate::instances::machine::qemu;
-use crate::proto::{RamRun, ReadBehindRequest};
+use crate::proto::RamRun;
+use giving::Giving;
 
 /// So many requests are under way for what nobody waits for.
 const AHEAD: usize = 4;
 
 /// Until a source is asked again that does not answer.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// How long a source may take to answer.
-const ANSWER: Duration = Duration::from_secs(5);
 
 /// Where missing RAM comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +45,9 @@ pub struct Origin {
     pub session: u64,
     /// The host that it has left.
     pub source: String,
+    /// It may come by one-sided RDMA.
+    #[serde(default)]
+    pub by_rdma: bool,
 }
 
 /// Where what is missing is written down.
@@ -191,16 +196,21 @@ async fn bring(
     progress: &watch::Sender<Progress>,
     mut the_rest: watch::Receiver<bool>,
 ) -> Error {
+    let source = &Giving::new(agent, origin);
     let (mut asked, mut ahead, mut is_told) = (FuturesUnordered::new(), 0, false);
+    let mut connecting = pin!(source.connect(the_rest.clone(), post_copy.bytes()));
     let ask = |range: Range<u64>, is_ahead| async move {
-        let runs = read(agent, origin, range).await;
+        let runs = source.give(range, is_ahead).await;
         Came { is_ahead, runs }
     };
     loop {
         if post_copy.left() == 0 {
             // Who touches what is zero is still answered.
-            progress
+            let is_new = progress
                 .send_if_modified(|progress| std::mem::replace(progress, Progress::Whole) != Progress::Whole);
+            if is_new {
+                source.tell_what_came();
+            }
         }
         let goes_ahead = *the_rest.borrow_and_update();
         while goes_ahead
@@ -212,6 +222,7 @@ async fn bring(
         }
         let came = tokio::select! {
             biased;
+            never = &mut connecting => match never {},
             fault = post_copy.fault() => match fault {
                 Ok(range) => {
                     asked.push(ask(range, false));
@@ -264,55 +275,6 @@ async fn bring(
     }
 }
 
-/// What is in a range at the source; `None` if that keeps nothing.
-async fn read(agent: &Shared, origin: &Origin, range: Range<u64>) -> anyhow::Result<Option<Vec<RamRun>>> {
-    agent.faults.pass(Point::DestinationBring).await?;
-    let request = ReadBehindRequest {
-        session: origin.session,
-        start: range.start,
-        length: range.end - range.start,
-    };
-    let asked = async {
-        let mut source = agent.peers.connect(&origin.source).await?;
-        anyhow::Ok(source.read_behind(request).await?.into_inner())
-    };
-    let reply = tokio::time::timeout(ANSWER, asked).await;
-    let reply = reply.with_context(|| format!("{} does not answer", origin.source))??;
-    if !reply.kept {
-        return Ok(None);
-    }
-    must_cover(&range, &reply.runs).with_context(|| format!("{} gives something else", origin.source))?;
-    Ok(Some(reply.runs))
-}
-
-/// An error unless the runs are those of a range, once and whole: who waits for one of its pages would wait for ever.
-fn must_cover(range: &Range<u64>, runs: &[RamRun]) -> anyhow::Result<()> {
-    let mut at = range.start;
-    let mut runs: Vec<&RamRun> = runs.iter().collect();
-    runs.sort_unstable_by_key(|run| run.start);
-    for run in runs {
-        ensure!(
-            run.start == at,
-            "what begins at {:#x} where {at:#x} was asked for",
-            run.start
-        );
-        ensure!(
-            run.data.is_empty() || run.data.len() as u64 == run.length,
-            "{} bytes at {at:#x}, where it says {}",
-            run.data.len(),
-            run.length
-        );
-        at = at.checked_add(run.length).context("a run beyond all memory")?;
-    }
-    ensure!(
-        at >= range.end,
-        "{} bytes where {} were asked for",
-        at - range.start,
-        range.end - range.start
-    );
-    Ok(())
-}
-
 /// Forgets what was written down of a guest that has ended, or has all.
 pub fn forget(paths: &Paths) -> anyhow::Result<()> {
     for path in [record(paths), Origin::path(paths)] {
@@ -324,34 +286,4 @@ pub fn forget(paths: &Paths) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn run(start: u64, length: u64, data: usize) -> RamRun {
-        let data = vec![1; data];
-        RamRun { start, length, data }
-    }
-
-    #[test]
-    fn an_answer_is_what_was_asked_for_or_none() {
-        let asked = 4096..16384;
-        // What is zero comes last.
-        let whole = [run(12288, 4096, 4096), run(4096, 8192, 0)];
-        must_cover(&asked, &whole).unwrap();
-        must_cover(&asked, &[run(4096, 1 << 20, 0)]).unwrap();
-        for wrong in [
-            &[][..],
-            &[run(0, 16384, 0)],
-            &[run(4096, 8192, 0)],
-            &[run(4096, 8192, 0), run(8192, 8192, 0)],
-            &[run(4096, 4096, 0), run(12288, 4096, 0)],
-            &[run(4096, 12288, 4096)],
-            &[run(4096, u64::MAX, 0)],
-        ] {
-            assert!(must_cover(&asked, wrong).is_err(), "{wrong:?}");
-        }
-    }
 }

@@ -43,6 +43,7 @@ impl Destination {
         let origin = Origin {
             session: self.session,
             source: source.context("the journal does not say where the session comes from")?,
+            by_rdma: request.by_rdma,
         };
         origin.keep(&self.paths)?;
         let Lacking::Prepared(post_copy) = std::mem::take(&mut self.lacking) else {

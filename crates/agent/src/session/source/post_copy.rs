@@ -13,6 +13,7 @@ use verbatim_tracking::Ranges;
 use verbatim_vm::Rounds;
 
 use super::Source;
+use crate::memory::transport::Transport;
 use crate::proto::LackRequest;
 use crate::proto::peer_client::PeerClient;
 use crate::protocol::POST_COPY;
@@ -59,7 +60,10 @@ impl Source {
         let (ranges, behind) = of(&mut machine.rounds, Rounds::leave_last_behind).await?;
         self.agent.behinds.keep(self.session, &to, behind)?;
         self.left_behind.get_or_insert_default().union(&ranges);
-        tell(self.session, &to, &ranges, true, &mut self.destination()).await
+        let last = Last {
+            by_rdma: self.transport.transport == Transport::Rdma,
+        };
+        tell(self.session, &to, &ranges, Some(last), &mut self.destination()).await
     }
 }
 
@@ -72,7 +76,7 @@ pub(super) async fn leave_some_behind(
 ) -> anyhow::Result<()> {
     let ranges = of(rounds, Rounds::leave_behind).await?;
     left.union(&ranges);
-    tell(session, to, &ranges, false, destination).await
+    tell(session, to, &ranges, None, destination).await
 }
 
 /// Asks the tracker something that takes a while. After an error nothing is tracked any more.
@@ -91,16 +95,22 @@ async fn of<T: Send + 'static>(
     Ok(answer)
 }
 
+/// What is said with the last of what is left behind.
+struct Last {
+    /// It may be read by one-sided RDMA.
+    by_rdma: bool,
+}
+
 async fn tell(
     session: u64,
     to: &str,
     ranges: &Ranges,
-    complete: bool,
+    last: Option<Last>,
     destination: &mut PeerClient<Channel>,
 ) -> anyhow::Result<()> {
     let all: Vec<_> = ranges.iter().collect();
     // An empty last one says at least that it is the last.
-    let pieces = all.len().div_ceil(RANGES).max(usize::from(complete));
+    let pieces = all.len().div_ceil(RANGES).max(usize::from(last.is_some()));
     for piece in 0..pieces {
         let of_piece = all.iter().skip(piece * RANGES).take(RANGES);
         let request = LackRequest {
@@ -108,7 +118,8 @@ async fn tell(
             ranges: of_piece
                 .flat_map(|range| [range.start, range.end - range.start])
                 .collect(),
-            complete: complete && piece + 1 == pieces,
+            complete: last.is_some() && piece + 1 == pieces,
+            by_rdma: last.as_ref().is_some_and(|last| last.by_rdma),
         };
         told(to, "know what it lacks", destination.lack(request).await)?;
     }
