@@ -31,11 +31,13 @@
 #![forbid(unsafe_code)]
 
 mod engine;
+mod events;
 mod map;
 mod pages;
 mod slots;
 
-pub use engine::{Action, Config, Engine, Event, Quirk};
+pub use engine::Engine;
+pub use events::{Action, Config, Event, Quirk};
 pub use map::Map;
 pub use pages::Counts;
 pub use slots::{Copy, Extent, Failure, Op, SlotId};

@@ -1,6 +1,7 @@
 //! A disk that goes to another host: what its engine knows, for the engine there.
 
-use crate::engine::{Config, Engine, Quirk};
+use crate::engine::Engine;
+use crate::events::{Config, Quirk};
 use crate::pages::Pages;
 
 /// What is known of each page of a disk: whether it is zeros, and which copies have it.

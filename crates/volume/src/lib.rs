@@ -11,6 +11,7 @@
 //!
 //! - [`Volume`] carries out what the engine wants. The engine is behind a lock, and each event is handled, and its actions are handed on,
 //!   under that lock, so that actions leave in order. Nothing under it waits.
+//!   What goes to the destination leaves by its `outlet`.
 //! - [`folder`]: what is on the disk of a volume, and how it is replaced.
 //! - [`nbd`]: the protocol, and its servers: by threads for clients on this machine, by tasks for those that come by TLS.
 //! - `vhost_user`: a volume as the disk of a virtual machine, out of whose memory requests are taken.
@@ -28,6 +29,7 @@ pub mod faults;
 pub mod folder;
 pub mod fuzzing;
 pub mod nbd;
+mod outlet;
 pub mod peer;
 mod quick;
 mod room;

@@ -13,9 +13,10 @@ use verbatim_mirror::{
 
 use crate::disk::{Class, Disks};
 use crate::faults::{Hook, Point};
+use crate::outlet::{Chunk, Outgoing, Outlet};
 use crate::store::Store;
 use crate::transport::Carriage;
-use crate::wire::{Tag, ToDestination, ToSource, frame};
+use crate::wire::{Tag, ToSource};
 
 /// The largest request that the thread of a connection carries out: larger ones are better done beside each other.
 const HERE: u64 = 128 << 10;
@@ -47,45 +48,12 @@ struct Request {
     reply: Reply,
 }
 
-/// A chunk that is being copied.
-struct Chunk {
-    extent: Extent,
-    data: Arc<Vec<u8>>,
-    hash: Option<[u8; 32]>,
-}
-
-/// What leaves for the destination.
-pub enum Outgoing {
-    /// A frame, and data that it was not copied into.
-    Frame(Vec<u8>, Option<Arc<Vec<u8>>>),
-    /// A chunk, by whichever way the connection has for it.
-    Chunk {
-        /// How it is called in the answer.
-        tag: Tag,
-        /// Where.
-        offset: u64,
-        /// What.
-        data: Arc<Vec<u8>>,
-    },
-}
-
-struct Link {
-    number: u64,
-    sender: UnboundedSender<Outgoing>,
-    compares: bool,
-}
-
 struct Inner {
     engine: Engine,
     ids: u64,
     requests: HashMap<RequestId, Request>,
-    chunks: HashMap<Ticket, Chunk>,
-    links: u64,
-    link: Option<Link>,
+    outlet: Outlet,
     reports: Option<UnboundedSender<Report>>,
-    sent_bytes: u64,
-    /// How the chunks of the move go that is under way, or was the last.
-    carriage: Option<Carriage>,
     /// The request whose giver may carry it out itself, until the engine has said what becomes of it.
     offered: Option<RequestId>,
     /// Answers that leave when the lock is free again.
@@ -113,12 +81,8 @@ impl Volume {
             engine: Engine::new(Config::default(), length),
             ids: 0,
             requests: HashMap::new(),
-            chunks: HashMap::new(),
-            links: 0,
-            link: None,
+            outlet: Outlet::default(),
             reports: None,
-            sent_bytes: 0,
-            carriage: None,
             offered: None,
             replies: Vec::new(),
         };
@@ -151,22 +115,22 @@ impl Volume {
     /// Where a migration stands, and how many bytes have left for it.
     pub fn migration(&self) -> Option<(Status, u64)> {
         let inner = self.lock();
-        Some((inner.engine.status()?, inner.sent_bytes))
+        Some((inner.engine.status()?, inner.outlet.sent_bytes))
     }
 
     /// How the chunks of the move go that is under way, or was the last.
     pub fn carriage(&self) -> Option<Carriage> {
-        self.lock().carriage.clone()
+        self.lock().outlet.carriage.clone()
     }
 
     /// They go in that way from now on.
     pub fn carried_by(&self, carriage: Carriage) {
-        self.lock().carriage = Some(carriage);
+        self.lock().outlet.carriage = Some(carriage);
     }
 
     /// Something has come of it.
     pub fn carries(&self, change: impl FnOnce(&mut Carriage)) {
-        if let Some(carriage) = &mut self.lock().carriage {
+        if let Some(carriage) = &mut self.lock().outlet.carriage {
             change(carriage);
         }
     }
@@ -276,21 +240,14 @@ impl Volume {
     pub fn migrate(self: &Arc<Self>, bytes_per_second: Option<u64>, reports: UnboundedSender<Report>) {
         let mut inner = self.lock();
         inner.reports = Some(reports);
-        inner.sent_bytes = 0;
-        inner.carriage = None;
+        inner.outlet.begin();
         self.handle(inner, Event::Migrate { bytes_per_second });
     }
 
     /// There is a connection to the destination; what is to be sent goes there. Its number.
     pub fn link_up(self: &Arc<Self>, keeps: bool, compares: bool, sender: UnboundedSender<Outgoing>) -> u64 {
         let mut inner = self.lock();
-        inner.links += 1;
-        let number = inner.links;
-        inner.link = Some(Link {
-            number,
-            sender,
-            compares,
-        });
+        let number = inner.outlet.connect(compares, sender);
         self.handle(inner, Event::LinkUp { keeps });
         number
     }
@@ -298,8 +255,8 @@ impl Volume {
     /// That connection is lost.
     pub fn link_down(self: &Arc<Self>, number: u64) {
         let mut inner = self.lock();
-        if inner.link.as_ref().is_some_and(|link| link.number == number) {
-            inner.link = None;
+        if inner.outlet.is_by(number) {
+            inner.outlet.disconnect();
             self.handle(inner, Event::LinkDown);
         }
     }
@@ -307,7 +264,7 @@ impl Volume {
     /// The destination has said something on that connection. False if it does not count any more.
     pub fn heard(self: &Arc<Self>, number: u64, message: ToSource) -> bool {
         let mut inner = self.lock();
-        if inner.link.as_ref().is_none_or(|link| link.number != number) {
+        if !inner.outlet.is_by(number) {
             return false;
         }
         match message {
@@ -323,8 +280,8 @@ impl Volume {
                         result,
                     },
                     Tag::Chunk(ticket) => {
-                        inner.chunks.remove(&Ticket(ticket));
                         let ticket = Ticket(ticket);
+                        inner.outlet.forget(ticket);
                         Event::ChunkSent { ticket, result }
                     }
                     Tag::Flush(ticket) => Event::MirrorFlushed {
@@ -336,9 +293,7 @@ impl Volume {
                 true
             }
             ToSource::Differs(Tag::Chunk(ticket)) => {
-                if let Some(chunk) = inner.chunks.remove(&Ticket(ticket)) {
-                    inner.send_data(Tag::Chunk(ticket), chunk.extent, chunk.data);
-                }
+                inner.outlet.differs(Ticket(ticket));
                 true
             }
             ToSource::Differs(_)
@@ -376,8 +331,8 @@ impl Volume {
                 let request = &inner.requests[&id];
                 let (tag, extent) = (Tag::Change(id.0), request.extent);
                 match request.wanted.clone() {
-                    Wanted::Write(data) => inner.send_data(tag, extent, data),
-                    _ => inner.send_zero(tag, extent),
+                    Wanted::Write(data) => inner.outlet.put(tag, extent, data),
+                    _ => inner.outlet.zero(tag, extent),
                 }
             }
             Action::Reply { id, result } => {
@@ -386,15 +341,13 @@ impl Volume {
                 self.answered.notify_waiters();
             }
             Action::ReadChunk { ticket, extent } => self.read_chunk(inner, ticket, extent),
-            Action::SendChunk { ticket } => inner.send_chunk(ticket, self.hook),
-            Action::DropChunk { ticket } => {
-                inner.chunks.remove(&ticket);
+            Action::SendChunk { ticket } => {
+                inner.outlet.send_chunk(ticket);
+                (self.hook)(Point::ChunkSent);
             }
-            Action::FlushMirror { ticket } => {
-                let tag = Tag::Flush(ticket.0);
-                inner.send(&ToDestination::Flush { tag }, None);
-            }
-            Action::Disconnect => inner.link = None,
+            Action::DropChunk { ticket } => inner.outlet.forget(ticket),
+            Action::FlushMirror { ticket } => inner.outlet.flush(ticket),
+            Action::Disconnect => inner.outlet.disconnect(),
             Action::Report(report) => {
                 if let Some(reports) = &inner.reports {
                     // Nobody listens where a migration was begun and its task has ended.
@@ -437,7 +390,7 @@ impl Volume {
 
     fn read_chunk(self: &Arc<Self>, inner: &Inner, ticket: Ticket, extent: Extent) {
         let volume = self.clone();
-        let compares = inner.link.as_ref().is_some_and(|link| link.compares);
+        let compares = inner.outlet.compares();
         self.disks.submit(Class::Copy, move || {
             let mut data = vec![0; extent.length as usize];
             let done = volume.store.read(extent.offset, &mut data);
@@ -450,7 +403,7 @@ impl Volume {
             let result = done.map_err(failure);
             // Otherwise it was given up meanwhile.
             if inner.engine.reads(ticket) {
-                inner.chunks.insert(ticket, chunk);
+                inner.outlet.keep(ticket, chunk);
                 volume.handle(inner, Event::ChunkRead { ticket, result });
             }
         });
@@ -490,61 +443,6 @@ impl Inner {
         };
         self.requests.insert(id, request);
         (id, Event::Request { id, op })
-    }
-
-    fn send(&mut self, message: &ToDestination, data: Option<Arc<Vec<u8>>>) {
-        let length = data.as_ref().map_or(0, |data| data.len());
-        let frame = frame(message, length);
-        if let Some(link) = &self.link {
-            self.sent_bytes += (frame.len() + length) as u64;
-            // If nobody takes it, the connection's end is told soon.
-            let _ = link.sender.send(Outgoing::Frame(frame, data));
-        }
-    }
-
-    fn send_data(&mut self, tag: Tag, extent: Extent, data: Arc<Vec<u8>>) {
-        match data.iter().all(|&byte| byte == 0) {
-            true => self.send_zero(tag, extent),
-            false if matches!(tag, Tag::Chunk(_)) => {
-                self.sent_bytes += extent.length;
-                if let Some(link) = &self.link {
-                    let offset = extent.offset;
-                    // As in `send`.
-                    let _ = link.sender.send(Outgoing::Chunk { tag, offset, data });
-                }
-            }
-            false => {
-                let offset = extent.offset;
-                self.send(&ToDestination::Put { tag, offset }, Some(data));
-            }
-        }
-    }
-
-    fn send_zero(&mut self, tag: Tag, extent: Extent) {
-        let Extent { offset, length } = extent;
-        self.send(&ToDestination::Zero { tag, offset, length }, None);
-    }
-
-    fn send_chunk(&mut self, ticket: Ticket, hook: Hook) {
-        let chunk = self.chunks.get(&ticket).expect("it was read");
-        let (tag, extent) = (Tag::Chunk(ticket.0), chunk.extent);
-        match chunk.hash {
-            Some(hash) => {
-                let Extent { offset, length } = extent;
-                let compare = ToDestination::Compare {
-                    tag,
-                    offset,
-                    length,
-                    hash,
-                };
-                self.send(&compare, None);
-            }
-            None => {
-                let chunk = self.chunks.remove(&ticket).expect("it was read");
-                self.send_data(tag, extent, chunk.data);
-            }
-        }
-        hook(Point::ChunkSent);
     }
 }
 

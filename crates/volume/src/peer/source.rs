@@ -11,10 +11,11 @@ use verbatim_mirror::decision::Answer;
 use verbatim_mirror::{Event, Standing};
 
 use crate::faults::{Hook, Point};
+use crate::outlet::Outgoing;
 use crate::peer::lending::Lending;
 use crate::tls::Hosts;
 use crate::transport::{Carriage, Rnic, Transport};
-use crate::volume::{Outgoing, Volume};
+use crate::volume::Volume;
 use crate::wire::{self, Hello, Purpose, Rings, ToDestination, ToSource};
 
 /// So long a call may take until it is answered.

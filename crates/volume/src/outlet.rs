@@ -1,0 +1,249 @@
+//! What a volume sends to the destination of its move, and by which connection.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tokio::sync::mpsc::UnboundedSender;
+use verbatim_mirror::{Extent, Ticket};
+
+use crate::transport::Carriage;
+use crate::wire::{Tag, ToDestination, frame};
+
+/// What leaves for the destination.
+pub enum Outgoing {
+    /// A frame, and data that it was not copied into.
+    Frame(Vec<u8>, Option<Arc<Vec<u8>>>),
+    /// A chunk, by whichever way the connection has for it.
+    Chunk {
+        /// How it is called in the answer.
+        tag: Tag,
+        /// Where.
+        offset: u64,
+        /// What.
+        data: Arc<Vec<u8>>,
+    },
+}
+
+/// A chunk that was read, and that the destination may not have yet.
+pub struct Chunk {
+    /// Where.
+    pub extent: Extent,
+    /// What.
+    pub data: Arc<Vec<u8>>,
+    /// Its BLAKE3, where the destination compares first.
+    pub hash: Option<[u8; 32]>,
+}
+
+struct Link {
+    number: u64,
+    sender: UnboundedSender<Outgoing>,
+    compares: bool,
+}
+
+/// The connection, if there is one, and what is on its way there.
+#[derive(Default)]
+pub struct Outlet {
+    /// How many connections there were.
+    links: u64,
+    link: Option<Link>,
+    chunks: HashMap<Ticket, Chunk>,
+    /// Bytes that have left for the move that is under way, or was the last.
+    pub sent_bytes: u64,
+    /// How its chunks go.
+    pub carriage: Option<Carriage>,
+}
+
+impl Outlet {
+    /// A move begins.
+    pub fn begin(&mut self) {
+        (self.sent_bytes, self.carriage) = (0, None);
+    }
+
+    /// There is a connection. Its number.
+    pub fn connect(&mut self, compares: bool, sender: UnboundedSender<Outgoing>) -> u64 {
+        self.links += 1;
+        self.link = Some(Link {
+            number: self.links,
+            sender,
+            compares,
+        });
+        self.links
+    }
+
+    /// Whether that connection is the one that counts.
+    pub fn is_by(&self, number: u64) -> bool {
+        self.link.as_ref().is_some_and(|link| link.number == number)
+    }
+
+    /// No connection counts any more. Its sender is dropped, which ends it.
+    pub fn disconnect(&mut self) {
+        self.link = None;
+    }
+
+    /// Whether the destination compares chunks with what it has.
+    pub fn compares(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| link.compares)
+    }
+
+    /// It may be sent from now on.
+    pub fn keep(&mut self, ticket: Ticket, chunk: Chunk) {
+        self.chunks.insert(ticket, chunk);
+    }
+
+    /// The destination has it, or it was given up.
+    pub fn forget(&mut self, ticket: Ticket) {
+        self.chunks.remove(&ticket);
+    }
+
+    /// Sends a chunk that is kept, or asks first whether it is there already.
+    pub fn send_chunk(&mut self, ticket: Ticket) {
+        let chunk = self.chunks.get(&ticket).expect("it was read");
+        let tag = Tag::Chunk(ticket.0);
+        match chunk.hash {
+            Some(hash) => {
+                let Extent { offset, length } = chunk.extent;
+                let compare = ToDestination::Compare {
+                    tag,
+                    offset,
+                    length,
+                    hash,
+                };
+                self.send(&compare, None);
+            }
+            None => self.differs(ticket),
+        }
+    }
+
+    /// Sends a chunk that is not there, unless it was given up.
+    pub fn differs(&mut self, ticket: Ticket) {
+        if let Some(chunk) = self.chunks.remove(&ticket) {
+            self.put(Tag::Chunk(ticket.0), chunk.extent, chunk.data);
+        }
+    }
+
+    /// Sends data.
+    pub fn put(&mut self, tag: Tag, extent: Extent, data: Arc<Vec<u8>>) {
+        let offset = extent.offset;
+        match data.iter().all(|&byte| byte == 0) {
+            true => self.zero(tag, extent),
+            false if matches!(tag, Tag::Chunk(_)) => {
+                if let Some(link) = &self.link {
+                    self.sent_bytes += extent.length;
+                    // As in `send`.
+                    let _ = link.sender.send(Outgoing::Chunk { tag, offset, data });
+                }
+            }
+            false => self.send(&ToDestination::Put { tag, offset }, Some(data)),
+        }
+    }
+
+    /// Sends that there are zeros.
+    pub fn zero(&mut self, tag: Tag, extent: Extent) {
+        let Extent { offset, length } = extent;
+        self.send(&ToDestination::Zero { tag, offset, length }, None);
+    }
+
+    /// Asks for a flush.
+    pub fn flush(&mut self, ticket: Ticket) {
+        let tag = Tag::Flush(ticket.0);
+        self.send(&ToDestination::Flush { tag }, None);
+    }
+
+    fn send(&mut self, message: &ToDestination, data: Option<Arc<Vec<u8>>>) {
+        let length = data.as_ref().map_or(0, |data| data.len());
+        let frame = frame(message, length);
+        if let Some(link) = &self.link {
+            self.sent_bytes += (frame.len() + length) as u64;
+            // If nobody takes it, the connection's end is told soon.
+            let _ = link.sender.send(Outgoing::Frame(frame, data));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+    use super::*;
+
+    const EXTENT: Extent = Extent {
+        offset: 4096,
+        length: 512,
+    };
+
+    fn chunk(hash: Option<[u8; 32]>) -> Chunk {
+        Chunk {
+            extent: EXTENT,
+            data: Arc::new(vec![7; 512]),
+            hash,
+        }
+    }
+
+    fn outlet(compares: bool) -> (Outlet, u64, UnboundedReceiver<Outgoing>) {
+        let (sender, receiver) = unbounded_channel();
+        let mut outlet = Outlet::default();
+        let number = outlet.connect(compares, sender);
+        (outlet, number, receiver)
+    }
+
+    fn is_frame(outgoing: Outgoing, message: &ToDestination) -> bool {
+        matches!(outgoing, Outgoing::Frame(bytes, None) if bytes == frame(message, 0))
+    }
+
+    #[test]
+    fn a_chunk_is_sent_once_the_destination_says_that_it_differs() {
+        let (mut outlet, _, mut sent) = outlet(true);
+        outlet.keep(Ticket(3), chunk(Some([9; 32])));
+        outlet.send_chunk(Ticket(3));
+        let compare = ToDestination::Compare {
+            tag: Tag::Chunk(3),
+            offset: 4096,
+            length: 512,
+            hash: [9; 32],
+        };
+        assert!(is_frame(sent.try_recv().expect("a question"), &compare));
+        outlet.differs(Ticket(3));
+        let Ok(Outgoing::Chunk {
+            offset: 4096, data, ..
+        }) = sent.try_recv()
+        else {
+            panic!("no chunk")
+        };
+        assert_eq!(*data, [7; 512]);
+        outlet.differs(Ticket(3));
+        assert!(sent.try_recv().is_err(), "it has left already");
+        assert!(outlet.sent_bytes > 512);
+        outlet.begin();
+        assert_eq!(outlet.sent_bytes, 0);
+    }
+
+    #[test]
+    fn zeros_are_named_and_what_was_given_up_is_not_sent() {
+        let (mut outlet, _, mut sent) = outlet(false);
+        outlet.put(Tag::Change(1), EXTENT, Arc::new(vec![0; 512]));
+        let zero = ToDestination::Zero {
+            tag: Tag::Change(1),
+            offset: 4096,
+            length: 512,
+        };
+        assert!(is_frame(sent.try_recv().expect("zeros"), &zero));
+        outlet.keep(Ticket(4), chunk(None));
+        outlet.forget(Ticket(4));
+        outlet.differs(Ticket(4));
+        assert!(sent.try_recv().is_err());
+    }
+
+    #[test]
+    fn one_connection_counts_and_nothing_is_counted_without_one() {
+        let (mut outlet, first, mut sent) = outlet(true);
+        let second = outlet.connect(false, unbounded_channel().0);
+        assert!(!outlet.is_by(first) && outlet.is_by(second) && !outlet.compares());
+        assert!(sent.blocking_recv().is_none(), "the first one's end is told");
+        outlet.disconnect();
+        assert!(!outlet.is_by(second));
+        let before = outlet.sent_bytes;
+        outlet.flush(Ticket(1));
+        outlet.put(Tag::Chunk(2), EXTENT, Arc::new(vec![7; 512]));
+        assert_eq!(outlet.sent_bytes, before);
+    }
+}
