@@ -360,6 +360,11 @@ fn immovable(value: &str) -> Option<&'static str> {
         Some("one piece of RAM can move, and the agent makes it")
     } else if kind.starts_with("vfio-") {
         Some("the state of a device of the host's cannot move")
+    } else if is_vhost_user_disk(kind) {
+        Some(
+            "another process would write to the RAM, and nobody would see it. If the disk is a volume, start the virtual machine with \
+             `--volume NAME` in its place: then it moves along",
+        )
     } else if kind.starts_with("vhost-user") || kind == "vhost-vdpa" {
         Some("another process would write to the RAM, and nobody would see it")
     } else if kind.contains("dimm") || kind.starts_with("virtio-mem") || kind.starts_with("virtio-pmem") {
@@ -367,6 +372,11 @@ fn immovable(value: &str) -> Option<&'static str> {
     } else {
         None
     }
+}
+
+/// Whether devices of that kind are disks that another process serves out of the RAM.
+pub fn is_vhost_user_disk(kind: &str) -> bool {
+    kind.starts_with("vhost-user-blk")
 }
 
 /// The value of `-m`: a size, in MiB where it has no unit.
@@ -546,6 +556,14 @@ none                 empty machine
             ("--daemonize", "QEMU's parent"),
             ("-device vfio-pci,host=1", "device of the host's"),
             ("-netdev type=vhost-user,id=a", "another process"),
+            (
+                "-device vhost-user-blk-pci,chardev=a",
+                "`--volume NAME` in its place",
+            ),
+            (
+                "-device driver=vhost-user-blk,chardev=a",
+                "`--volume NAME` in its place",
+            ),
             ("-chardev vhost-user-x", "another process"),
             ("-object memory-backend-memfd,id=a", "one piece of RAM"),
             ("-object qom-type=memory-backend-ram,id=a", "one piece of RAM"),
@@ -555,6 +573,8 @@ none                 empty machine
         ] {
             let error = line(&format!("qemu {given}")).unwrap_err().to_string();
             assert!(error.contains(reason), "{given}: {error}");
+            let is_disk = given.contains("-blk");
+            assert_eq!(error.contains("--volume"), is_disk, "{given}: {error}");
         }
     }
 }

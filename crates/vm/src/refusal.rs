@@ -5,6 +5,7 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::arguments::is_vhost_user_disk;
 use crate::error::{Error, Result};
 use crate::machine::Machine;
 use crate::ram::other_users;
@@ -16,6 +17,16 @@ struct BlockNode {
     #[serde(default)]
     node_name: String,
     cache: Cache,
+}
+
+/// A device, by `qom-list`, or a property beside them.
+#[derive(Debug, Deserialize)]
+struct Device {
+    /// Where devices have no names of their own, `device[0]`.
+    name: String,
+    /// Of a device, `child<virtio-blk-pci>`.
+    #[serde(rename = "type")]
+    kind: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -65,7 +76,11 @@ impl Machine {
             ));
         }
         reasons.extend(descriptors(self.pid())?);
-        reasons.extend(other_users(self.ram(), self.pid())?);
+        let others = other_users(self.ram(), self.pid())?;
+        if !others.is_empty() {
+            reasons.extend(vhost_user_disks(&self.devices().await?));
+        }
+        reasons.extend(others);
         reasons.extend(self.unseen_disks().await?);
         if let Some(domain) = self.qmp().domain() {
             reasons.extend(domain.obstacles().await?);
@@ -74,6 +89,16 @@ impl Machine {
             true => Ok(()),
             false => Err(Error::Unmovable(reasons)),
         }
+    }
+
+    /// What was named by `-device`, or added since.
+    async fn devices(&self) -> Result<Vec<Device>> {
+        let mut devices = Vec::new();
+        for folder in ["/machine/peripheral", "/machine/peripheral-anon"] {
+            let some: Vec<Device> = self.qmp().ask("qom-list", json!({ "path": folder })).await?;
+            devices.extend(some);
+        }
+        Ok(devices)
     }
 
     /// Disks whose reads go to the RAM directly, and which no thread waits for: what they read may land after the look at the
@@ -103,6 +128,20 @@ impl Machine {
     }
 }
 
+/// Disks by vhost-user-blk, because of which another process maps the RAM.
+fn vhost_user_disks(devices: &[Device]) -> Vec<String> {
+    let kind = |device: &Device| device.kind.strip_prefix("child<").is_some_and(is_vhost_user_disk);
+    let disks = devices.iter().filter(|device| kind(device));
+    let reason = |device: &Device| {
+        format!(
+            "the disk {} is attached by vhost-user-blk, whose server writes to the RAM: if it is a volume, start the virtual machine with \
+             `--volume NAME` in its place",
+            device.name
+        )
+    };
+    disks.map(reason).collect()
+}
+
 /// What QEMU has open that cannot move.
 fn descriptors(pid: u32) -> Result<Vec<String>> {
     let folder = format!("/proc/{pid}/fd");
@@ -124,4 +163,27 @@ fn descriptors(pid: u32) -> Result<Vec<String>> {
         }
     }
     Ok(reasons)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_by_vhost_user_is_named_with_what_moves_instead_and_no_other_device_is() {
+        let devices = json!([
+            {"name": "type", "type": "string"},
+            {"name": "db", "type": "child<vhost-user-blk-pci>"},
+            {"name": "card", "type": "child<vhost-user-net>"},
+            {"name": "device[0]", "type": "child<virtio-blk-pci>"},
+        ]);
+        let devices: Vec<Device> = serde_json::from_value(devices).unwrap();
+        let found = vhost_user_disks(&devices);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(
+            found[0].contains("the disk db is") && found[0].contains("`--volume NAME`"),
+            "{found:?}"
+        );
+        assert!(vhost_user_disks(&devices[2..]).is_empty());
+    }
 }
