@@ -66,4 +66,5 @@ short_runs! {
     volume_messages
     volume_clients
     volume_sources
+    volume_guests
 }

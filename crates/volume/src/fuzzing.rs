@@ -17,6 +17,7 @@ use crate::nbd::local;
 use crate::nbd::server::{Negotiated, Tls, negotiate, transmit};
 use crate::peer::destination::Incoming;
 use crate::store::Store;
+use crate::vhost_user::hostile::{self, Guest, Options};
 use crate::volume::Volume;
 use crate::wire::{self, Hello, Purpose, Tag, ToDestination, ToSource};
 
@@ -29,6 +30,7 @@ pub struct Host {
     volume: Arc<Volume>,
     store: Arc<Store>,
     disks: Disks,
+    served: PathBuf,
     filled: PathBuf,
 }
 
@@ -52,13 +54,13 @@ impl Host {
     pub fn new(folder: &Path) -> Self {
         let open = |path: &Path| Store::open(path, LENGTH).expect("a file can be made");
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        let (disks, filled) = (Disks::new(1), folder.join("filled"));
-        let served = open(&folder.join("served"));
+        let (disks, served, filled) = (Disks::new(1), folder.join("served"), folder.join("filled"));
         Self {
             runtime: runtime.expect("threads can be started"),
-            volume: Volume::new(served, LENGTH, disks.clone(), crate::faults::none),
+            volume: Volume::new(open(&served), LENGTH, disks.clone(), crate::faults::none),
             store: Arc::new(open(&filled)),
             disks,
+            served,
             filled,
         }
     }
@@ -83,6 +85,59 @@ impl Host {
                 tokio::join!(served, say(&mut near, bytes));
             }
         });
+    }
+
+    /// A virtual machine whose guest, and whose front end's file of requests under way, are as these bytes say, a step after the other while its ring
+    /// works. The ring stops whatever they are, the file keeps its length, and the next guest is served.
+    ///
+    /// ```text
+    ///  u8 options: event indices 1, no flush 2, file 4       u8 descriptors: their logarithm
+    ///  and steps:  0 u16 place, u8 length, bytes: into its RAM     1 the same: into the file
+    ///              2 u16 index of the available ring, and a kick    3 the ring is stopped, and goes on
+    /// ```
+    pub fn guest(&self, bytes: &[u8]) {
+        let [flags, log_size, steps @ ..] = bytes else {
+            return;
+        };
+        let options = Options {
+            size: 1 << (log_size % 9),
+            knows_events: flags & 1 != 0,
+            is_durable: flags & 2 != 0,
+            notes: flags & 4 != 0,
+        };
+        let mut guest = Guest::new(&self.volume, options);
+        let hands = guest.hands();
+        guest.start();
+        let mut rest = steps;
+        while let [step, low, high, after @ ..] = rest {
+            let number = u16::from_le_bytes([*low, *high]);
+            rest = after;
+            match step % 4 {
+                kind @ 0..2 => {
+                    let Some((length, after)) = rest.split_first() else {
+                        break;
+                    };
+                    let (bytes, after) = after.split_at(after.len().min(usize::from(*length)));
+                    rest = after;
+                    match kind {
+                        0 => hands.write(number.into(), bytes),
+                        _ => hands.write_notes(number.into(), bytes),
+                    }
+                }
+                2 => {
+                    hands.write(hostile::AVAILABLE + 2, &number.to_le_bytes());
+                    hands.kick();
+                }
+                _ => {
+                    guest.stop();
+                    guest.start();
+                }
+            }
+        }
+        guest.stop();
+        let length = std::fs::metadata(&self.served).map(|file| file.len());
+        assert_eq!(length.ok(), Some(LENGTH), "the volume has another length");
+        hostile::serves(&self.volume);
     }
 
     /// A source that sends these bytes once it is welcome. Whatever they are, the file keeps its length.
@@ -265,4 +320,51 @@ pub fn client_streams() -> Vec<Vec<u8>> {
         request(0, 0, 512, b""),
     ];
     vec![whole.concat(), old.concat()]
+}
+
+/// What guests do that ask for what there is, for a start: each kind of request, in the queue's own descriptors and in a table.
+pub fn guests() -> Vec<Vec<u8>> {
+    let write = |at: u16, bytes: &[u8]| [&[0][..], &at.to_le_bytes(), &[bytes.len() as u8], bytes].concat();
+    let descriptor = |address: u64, length: u32, flags: u16, next: u16| {
+        let (address, length) = (address.to_le_bytes(), length.to_le_bytes());
+        [&address[..], &length, &flags.to_le_bytes(), &next.to_le_bytes()].concat()
+    };
+    let (next, writable, indirect) = (1, 2, 4);
+    let (heads, inner, answer) = (0x4000, 0x3000, 0x9000);
+    let kinds: [(u32, u32, u16); 6] = [
+        (1, 512, 0),
+        (0, 4096, writable),
+        (4, 0, 0),
+        (8, 20, writable),
+        (11, 16, 0),
+        (13, 16, 0),
+    ];
+    let requests = |flags: u8, is_indirect: bool| {
+        let mut all = vec![flags, 4];
+        for (turn, (kind, length, access)) in (1u16..).zip(kinds) {
+            let head = [&kind.to_le_bytes()[..], &[0; 4], &1u64.to_le_bytes()].concat();
+            let run = [&2u64.to_le_bytes()[..], &4u32.to_le_bytes(), &[0; 4]].concat();
+            let chain = [
+                descriptor(heads, 16, next, 1),
+                descriptor(0x8000, length, next | access, 2),
+                descriptor(answer, 1, writable, 0),
+            ]
+            .concat();
+            all.extend([write(heads as u16, &head), write(0x8000, &run)].concat());
+            match is_indirect {
+                false => all.extend(write(hostile::TABLE as u16, &chain)),
+                true => {
+                    all.extend(write(inner, &chain));
+                    let outer = descriptor(inner.into(), chain.len() as u32, indirect, 0);
+                    all.extend(write(hostile::TABLE as u16, &outer));
+                }
+            }
+            all.extend([&[2][..], &turn.to_le_bytes()].concat());
+            if turn == 3 {
+                all.extend([3, 0, 0]);
+            }
+        }
+        all
+    };
+    vec![requests(0, false), requests(5, true), requests(7, false)]
 }

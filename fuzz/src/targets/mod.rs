@@ -157,6 +157,12 @@ pub const TARGETS: &[Target] = &[
         seeds: volume::source_seeds,
         short_executions: 3_000,
     },
+    Target {
+        name: "volume_guests",
+        run: volume::guest,
+        seeds: volume::guest_seeds,
+        short_executions: 3_000,
+    },
 ];
 
 /// What was decoded and encoded again must be the same the second time.

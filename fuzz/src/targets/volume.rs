@@ -1,4 +1,4 @@
-//! What a volume's daemon reads from clients and from the daemons of other hosts.
+//! What a volume's daemon reads from clients, out of the memory of virtual machines, and from the daemons of other hosts.
 
 use verbatim_volume::fuzzing::{self, Host};
 
@@ -32,4 +32,12 @@ pub fn source(bytes: &[u8]) {
 
 pub fn source_seeds() -> Vec<Vec<u8>> {
     fuzzing::source_streams()
+}
+
+pub fn guest(bytes: &[u8]) {
+    HOST.with(|(_, host)| host.guest(bytes));
+}
+
+pub fn guest_seeds() -> Vec<Vec<u8>> {
+    fuzzing::guests()
 }

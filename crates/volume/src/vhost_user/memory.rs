@@ -72,17 +72,21 @@ impl Ram {
         })
     }
 
-    /// Memory of this process, for tests.
-    #[cfg(test)]
-    pub fn anonymous(length: usize) -> Self {
-        let mapping = MmapRegion::new(length).expect("mapped");
-        let region = Self::region(mapping, 0).expect("it has an end");
+    /// One region, that is at 0 both for the guest and for the front end; for tests.
+    pub fn of_mapping(mapping: MmapRegion) -> Self {
         let place = Place {
             user: 0,
             guest: 0,
-            length: length as u64,
+            length: mapping.size() as u64,
         };
+        let region = Self::region(mapping, 0).expect("it has an end");
         Self::new(vec![region], vec![place]).expect("one region")
+    }
+
+    /// Memory of this process, for tests.
+    #[cfg(test)]
+    pub fn anonymous(length: usize) -> Self {
+        Self::of_mapping(MmapRegion::new(length).expect("mapped"))
     }
 
     /// Where the guest has what the front end has at that address of its own.

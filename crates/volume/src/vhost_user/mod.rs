@@ -11,6 +11,7 @@
 //! - [`ring`]: one queue at work. Its thread alone touches the guest's memory; what other threads have done is handed to it.
 //! - [`request`]: what a guest asks, of whom nothing is believed.
 //! - [`memory`]: the guest's memory. [`inflight`]: which requests are under way, in a file that outlives this daemon.
+//! - [`hostile`]: a guest that writes what it likes, for tests.
 //! - [`config`]: features, and the configuration space.
 //!
 //! The crates `vhost` and `virtio-queue` have the messages and the queues. Not `vhost-user-backend`: it refuses the file of requests under way,
@@ -19,6 +20,7 @@
 mod backend;
 mod config;
 mod connection;
+pub(crate) mod hostile;
 mod inflight;
 mod memory;
 mod request;

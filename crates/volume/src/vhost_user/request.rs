@@ -8,7 +8,7 @@ use virtio_bindings::bindings::virtio_blk::{
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Address, GuestAddress};
 
-use super::config::SECTOR;
+use super::config::{MAX_QUEUE_SIZE, SECTOR};
 use super::memory::{Memory, gather};
 use crate::room::MAX_REQUEST;
 
@@ -20,6 +20,9 @@ const RUN: usize = 16;
 
 /// Bytes of what GET_ID gives.
 pub const ID: usize = 20;
+
+/// The most segments of a request: a chain has no more descriptors than the queue (§2.7.5.3.1).
+const MAX_SEGMENTS: usize = MAX_QUEUE_SIZE as usize;
 
 /// The flag of WRITE_ZEROES by which space may be given back.
 const UNMAP: u32 = 1;
@@ -83,6 +86,11 @@ impl Request {
         let mut is_whole = false;
         let mut is_ordered = true;
         for descriptor in chain {
+            // A table of its own might have 65,535, and as many requests of it as there is room for would take gigabytes.
+            if readable.len() + writable.len() == MAX_SEGMENTS {
+                is_whole = false;
+                break;
+            }
             let segment = Segment {
                 address: descriptor.addr(),
                 length: descriptor.len(),
@@ -360,6 +368,18 @@ mod tests {
         assert_eq!(asks(&ram, &silent).expect("a request").status, None);
         let short = [(HEADS, 15, NEXT, 1), (0x9000, 513, WRITABLE, 0)];
         assert_eq!(asks(&ram, &short).expect("a request").asked, FAILED);
+        // A table of its own, longer than any queue.
+        let long = 0x4000..0x4000 + 16 * (MAX_SEGMENTS as u64 + 1);
+        ram.touch(|memory| {
+            for (at, next) in long.clone().step_by(16).zip(1..) {
+                let descriptor = Descriptor::new(HEADS, 0, NEXT, next);
+                memory.write_obj(descriptor, GuestAddress(at)).expect("within");
+            }
+        })
+        .expect("it is there");
+        let outer = [(long.start, (long.end - long.start) as u32, INDIRECT, 0)];
+        let request = asks(&ram, &outer).expect("a request");
+        assert_eq!((request.asked, request.readable.len()), (FAILED, MAX_SEGMENTS));
         // An indirect table that names itself.
         let inner = [(0, 16, INDIRECT, 0)];
         assert_eq!(asks(&ram, &inner).expect("a request").asked, FAILED);

@@ -104,19 +104,8 @@ pub struct Running {
 impl Running {
     /// Begins.
     pub fn start(ring: Ring) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
-            finished: Mutex::default(),
-            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            is_stopping: AtomicBool::new(false),
-        });
-        let work = Work {
-            shared: shared.clone(),
-            room: Room::default(),
-            waiting: None,
-            is_broken: false,
-            has_answered: false,
-            ring,
-        };
+        let work = Work::new(ring)?;
+        let shared = work.shared.clone();
         let thread = std::thread::Builder::new()
             .name("vhost-user ring".into())
             .spawn(move || work.run())?;
@@ -144,6 +133,22 @@ struct Work {
 }
 
 impl Work {
+    fn new(ring: Ring) -> io::Result<Self> {
+        let shared = Shared {
+            finished: Mutex::default(),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            is_stopping: AtomicBool::new(false),
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+            room: Room::default(),
+            waiting: None,
+            is_broken: false,
+            has_answered: false,
+            ring,
+        })
+    }
+
     fn run(mut self) -> u16 {
         if let Err(Lost) = self.go_on() {
             self.give_up("the memory is gone");
@@ -269,7 +274,8 @@ impl Work {
         let ram = self.ram();
         loop {
             self.begin_waiting();
-            if self.waiting.is_some() || self.is_broken {
+            // A guest may add requests as fast as they are taken: whoever stops the ring must not wait for its end.
+            if self.waiting.is_some() || self.is_broken || self.is_stopping() {
                 return;
             }
             let length = self.ring.length.load(Ordering::Relaxed);
@@ -472,5 +478,37 @@ fn next(queue: &mut Queue, memory: &Memory, length: u64) -> Result<Option<Reques
             let head = chain.head_index();
             Ok(Some(Request::parse(memory, head, chain, length)))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::hostile::{AVAILABLE, Guest, Options};
+    use super::*;
+    use crate::disk::Disks;
+    use crate::store::Store;
+
+    /// A guest may give requests for ever.
+    #[test]
+    fn a_ring_that_is_stopped_takes_nothing_more_even_if_there_is_more() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(&folder.path().join("data"), 1 << 20).expect("made");
+        let volume = Volume::new(store, 1 << 20, Disks::new(1), crate::faults::none);
+        let options = Options {
+            size: 8,
+            knows_events: true,
+            is_durable: false,
+            notes: false,
+        };
+        let guest = Guest::new(&volume, options);
+        guest.hands().write(AVAILABLE + 2, &3u16.to_le_bytes());
+        let taken = |is_stopping: bool| {
+            let mut work = Work::new(guest.ring()).expect("an eventfd");
+            work.go_on().expect("the memory is there");
+            work.shared.is_stopping.store(is_stopping, Ordering::Relaxed);
+            work.take();
+            work.ring.queue.next_avail()
+        };
+        assert_eq!((taken(true), taken(false)), (0, 3));
     }
 }
