@@ -2,26 +2,19 @@
 //!
 //! Threads, not io_uring: a request costs two hand-overs more (which is why `Volume::request_here` keeps from them what need not wait), but the calls are the plain ones, their errors are those of the manual pages, zeroing
 //! and flushing need no kernel of a certain age, and hosts that forbid io_uring (as many container runtimes do) work the same. What the tenant
-//! wants goes before what is copied.
+//! wants goes before what is copied: both have threads of their own, and those of copies have a lower priority.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
 
+use crate::background;
+
 type Job = Box<dyn FnOnce() + Send>;
 
-#[derive(Default)]
-struct Queues {
-    tenant: VecDeque<Job>,
-    copy: VecDeque<Job>,
-    /// Copies that run.
-    copies: usize,
-}
-
-struct Shared {
-    queues: Mutex<Queues>,
-    /// One more job.
+struct Queue {
+    jobs: Mutex<VecDeque<Job>>,
+    /// One more.
     more: Condvar,
-    threads: usize,
 }
 
 /// Whom a job is for.
@@ -36,61 +29,62 @@ pub enum Class {
 /// The threads of a daemon.
 #[derive(Clone)]
 pub struct Disks {
-    shared: Arc<Shared>,
+    tenant: Arc<Queue>,
+    copy: Arc<Queue>,
 }
 
 impl Disks {
-    /// So many threads. They end with the process.
+    /// So many threads for tenants, and half as many, in the background, for copies. They end with the process.
     pub fn new(threads: usize) -> Self {
-        let shared = Arc::new(Shared {
-            queues: Mutex::default(),
-            more: Condvar::new(),
-            threads,
-        });
-        for number in 0..threads {
-            let shared = shared.clone();
-            std::thread::Builder::new()
-                .name(format!("disk {number}"))
-                .spawn(move || work(&shared))
-                .expect("a thread can be started");
+        Self {
+            tenant: Queue::start("disk", threads, || ()),
+            copy: Queue::start("copy", (threads / 2).max(1), background::enter),
         }
-        Self { shared }
     }
 
     /// Has it done, soon.
     pub fn submit(&self, class: Class, job: impl FnOnce() + Send + 'static) {
-        let mut queues = self.shared.queues.lock().expect("no panic under this lock");
-        match class {
-            Class::Tenant => queues.tenant.push_back(Box::new(job)),
-            Class::Copy => queues.copy.push_back(Box::new(job)),
-        }
-        drop(queues);
-        self.shared.more.notify_one();
+        let queue = match class {
+            Class::Tenant => &self.tenant,
+            Class::Copy => &self.copy,
+        };
+        let mut jobs = queue.jobs.lock().expect("no panic under this lock");
+        jobs.push_back(Box::new(job));
+        drop(jobs);
+        queue.more.notify_one();
     }
 }
 
-fn work(shared: &Shared) {
-    let mut queues = shared.queues.lock().expect("no panic under this lock");
-    loop {
-        // At least half of the threads are there for tenants.
-        let may_copy = queues.copies < (shared.threads / 2).max(1);
-        let (job, is_copy) = match queues.tenant.pop_front() {
-            Some(job) => (job, false),
-            None => match may_copy.then(|| queues.copy.pop_front()).flatten() {
-                Some(job) => (job, true),
-                None => {
-                    queues = shared.more.wait(queues).expect("no panic under this lock");
-                    continue;
+impl Queue {
+    fn start(name: &str, threads: usize, enter: fn()) -> Arc<Self> {
+        let queue = Arc::new(Self {
+            jobs: Mutex::default(),
+            more: Condvar::new(),
+        });
+        for number in 0..threads {
+            let queue = queue.clone();
+            std::thread::Builder::new()
+                .name(format!("{name} {number}"))
+                .spawn(move || {
+                    enter();
+                    queue.work();
+                })
+                .expect("a thread can be started");
+        }
+        queue
+    }
+
+    fn work(&self) {
+        let mut jobs = self.jobs.lock().expect("no panic under this lock");
+        loop {
+            match jobs.pop_front() {
+                Some(job) => {
+                    drop(jobs);
+                    job();
+                    jobs = self.jobs.lock().expect("no panic under this lock");
                 }
-            },
-        };
-        queues.copies += usize::from(is_copy);
-        drop(queues);
-        job();
-        queues = shared.queues.lock().expect("no panic under this lock");
-        queues.copies -= usize::from(is_copy);
-        if is_copy && !queues.copy.is_empty() {
-            shared.more.notify_one();
+                None => jobs = self.more.wait(jobs).expect("no panic under this lock"),
+            }
         }
     }
 }

@@ -150,7 +150,7 @@ impl Host {
                 has_old: true,
                 rings: wire::Rings::None,
             };
-            let filled = incoming.fill(far, SessionId(1), self.store.clone(), LENGTH, welcome, None);
+            let filled = incoming.fill((far, 7), SessionId(1), self.store.clone(), LENGTH, welcome, None);
             let (Ok(()) | Err(_), ()) = tokio::join!(filled, say(&mut near, bytes));
         });
         incoming.close();
@@ -208,8 +208,10 @@ pub fn messages() -> Vec<Vec<u8>> {
         from: "a".to_owned(),
         attached: true,
         rdma: None,
+        link: 7,
     };
-    let mut all: Vec<Vec<u8>> = [fill, Purpose::Decide { gives_up: true }]
+    let chunks = Purpose::Chunks { link: 7 };
+    let mut all: Vec<Vec<u8>> = [fill, chunks, Purpose::Decide { gives_up: true }]
         .map(|purpose| wire::frame(&hello(purpose), 0)[8..].to_vec())
         .into();
     all.extend(

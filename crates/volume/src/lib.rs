@@ -16,9 +16,11 @@
 //! - [`nbd`]: the protocol, and its servers: by threads for clients on this machine, by tasks for those that come by TLS.
 //! - `vhost_user`: a volume as the disk of a virtual machine, out of whose memory requests are taken.
 //! - `device`: a volume as a block device of this machine, by FUSE and a loop device.
+//! - `background`: threads for what is copied, which yield to tenants'.
 //! - [`peer`]: the two sides of a move; [`transport`]: whether chunks go by RDMA; [`wire`]: what they say to each other.
 //! - [`command`]: `verbatim volume …`.
 
+mod background;
 mod client;
 pub mod command;
 pub mod control;

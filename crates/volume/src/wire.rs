@@ -19,7 +19,7 @@ use verbatim_bulk::{Accepted, Offer};
 use verbatim_mirror::decision::{AgentSession, Answer, Generation, SessionId, VolumeId};
 
 /// The version of these messages.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// The longest message without its data: a Hello has the key of fingerprints.
 pub const MAX_MESSAGE: usize = 8 << 10;
@@ -57,6 +57,13 @@ pub enum Purpose {
         attached: bool,
         /// A ring from which chunks may be read by RDMA.
         rdma: Option<Box<Offer>>,
+        /// Names this connection for [`Purpose::Chunks`].
+        link: u128,
+    },
+    /// What is copied, beside a connection that was welcomed, and as if it came there. All answers go there: a change of the tenant waits behind no chunk.
+    Chunks {
+        /// The `link` of that connection.
+        link: u128,
     },
     /// One question, one answer.
     Decide {

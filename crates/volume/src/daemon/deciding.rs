@@ -92,6 +92,7 @@ impl Daemon {
                 from: self.config.name.clone(),
                 attached: state.settings.attached,
                 rdma: None,
+                link: 0,
             };
             let call = self.call(entry, sidecar, session, &to, purpose, transport)?;
             volume.migrate(bytes_per_second, reports);
@@ -253,6 +254,7 @@ impl Daemon {
                 from,
                 attached,
                 rdma,
+                link,
             } => {
                 let offer = Offer {
                     id: hello.id,
@@ -271,12 +273,19 @@ impl Daemon {
                             rings,
                         };
                         incoming
-                            .fill(stream, offer.session, store, length, welcome, fetching)
+                            .fill((stream, link), offer.session, store, length, welcome, fetching)
                             .await?;
                     }
                     Err(error) => {
                         wire::send(&mut stream, &ToSource::Refused(format!("{error:#}"))).await?;
                     }
+                }
+            }
+            Purpose::Chunks { link } => {
+                let entry = self.entry(&hello.name).await?;
+                let incoming = entry.state.lock().await.incoming.clone();
+                if let Some(incoming) = incoming {
+                    incoming.fill_beside(stream, link).await?;
                 }
             }
             Purpose::Decide { gives_up } => {

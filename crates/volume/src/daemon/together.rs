@@ -160,6 +160,7 @@ impl Daemon {
             from: self.config.name.clone(),
             attached: false,
             rdma: None,
+            link: 0,
         };
         let call = self.call(entry, sidecar, session, &to, purpose, None)?;
         let (reports, reported) = unbounded_channel();

@@ -6,9 +6,11 @@ use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::JoinSet;
 use verbatim_mirror::decision::SessionId;
 use verbatim_mirror::{Arrival, Extent, Line, Receiver, Task};
 
+use crate::background;
 use crate::disk::{Class, Disks};
 use crate::faults::{Hook, Point};
 use crate::peer::fetching::{Fetching, Job};
@@ -31,6 +33,8 @@ struct Caller {
     sender: UnboundedSender<ToSource>,
     welcome: ToSource,
     fetching: Option<Fetching>,
+    /// What the source calls it.
+    link: u128,
 }
 
 #[derive(Default)]
@@ -82,10 +86,10 @@ impl Incoming {
         inner.lines.clear();
     }
 
-    /// Serves a connection of the source, of that session, until it ends.
+    /// Serves a connection of the source, of that session, until it ends. The source calls it `link`.
     pub async fn fill<S>(
         self: &Arc<Self>,
-        stream: S,
+        (stream, link): (S, u128),
         session: SessionId,
         store: Arc<Store>,
         length: u64,
@@ -106,6 +110,7 @@ impl Incoming {
                 sender,
                 welcome,
                 fetching,
+                link,
             };
             inner.lines.insert(line, caller);
             self.carry_out(&mut inner, tasks);
@@ -122,6 +127,37 @@ impl Incoming {
         inner.lines.remove(&line);
         drop(inner);
         writing.abort();
+        result
+    }
+
+    /// Serves the connection that carries the chunks of the one that the source calls `link`, until it ends: both end together.
+    pub async fn fill_beside<S>(self: &Arc<Self>, stream: S, link: u128) -> io::Result<()>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let mut lines = self
+            .lock()
+            .lines
+            .iter()
+            .map(|(line, caller)| (*line, caller.link))
+            .collect::<Vec<_>>();
+        lines.retain(|(_, name)| *name == link);
+        let &[(line, _)] = &lines[..] else {
+            // Its connection has ended meanwhile.
+            return Ok(());
+        };
+        let mut reading = JoinSet::new();
+        let incoming = self.clone();
+        let reader = BufReader::with_capacity(256 << 10, stream);
+        let reads = async move { incoming.read(reader, line).await };
+        reading.spawn_on(reads, background::runtime());
+        let result = match reading.join_next().await {
+            Some(Ok(result)) => result,
+            Some(Err(error)) => Err(io::Error::other(error)),
+            None => Ok(()),
+        };
+        // Whoever writes answers there ends.
+        self.lock().lines.remove(&line);
         result
     }
 
@@ -331,4 +367,111 @@ async fn write(
         next = messages.recv().await;
     }
     writer.shutdown().await
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, DuplexStream, duplex};
+
+    use super::*;
+    use crate::wire::Rings;
+
+    const LENGTH: u64 = 1 << 20;
+
+    fn incoming(folder: &std::path::Path) -> (Arc<Incoming>, Arc<Store>) {
+        let store = Store::open(&folder.join("data"), LENGTH).expect("a file");
+        (Incoming::new(Disks::new(2), crate::faults::none), Arc::new(store))
+    }
+
+    /// A connection that was welcomed.
+    async fn connect(incoming: &Arc<Incoming>, store: &Arc<Store>, link: u128) -> DuplexStream {
+        let (mut near, far) = duplex(1 << 16);
+        let (incoming, store) = (incoming.clone(), store.clone());
+        let welcome = ToSource::Welcome {
+            incarnation: 1,
+            has_old: false,
+            rings: Rings::None,
+        };
+        tokio::spawn(async move {
+            let filled = incoming.fill((far, link), SessionId(1), store, LENGTH, welcome, None);
+            filled.await
+        });
+        let (first, _) = wire::receive::<ToSource>(&mut near).await.expect("an answer");
+        assert!(matches!(first, ToSource::Welcome { .. }));
+        near
+    }
+
+    fn beside(incoming: &Arc<Incoming>, link: u128) -> DuplexStream {
+        let (near, far) = duplex(1 << 16);
+        let incoming = incoming.clone();
+        tokio::spawn(async move { incoming.fill_beside(far, link).await });
+        near
+    }
+
+    fn put(tag: Tag, offset: u64, byte: u8) -> Vec<u8> {
+        let mut bytes = wire::frame(&ToDestination::Put { tag, offset }, 4096);
+        bytes.extend([byte; 4096]);
+        bytes
+    }
+
+    async fn done(stream: &mut DuplexStream) -> Tag {
+        match wire::receive::<ToSource>(stream).await.expect("an answer") {
+            (ToSource::Done(tag, 0), _) => tag,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn byte(store: &Store, offset: u64) -> u8 {
+        let mut byte = [0];
+        store.read(offset, &mut byte).expect("it can be read");
+        byte[0]
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_change_waits_behind_no_chunk() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (incoming, store) = incoming(folder.path());
+        let mut line = connect(&incoming, &store, 7).await;
+        let mut chunks = beside(&incoming, 7);
+        let chunk = put(Tag::Chunk(1), 0, 1);
+        // The rest of it comes later.
+        chunks.write_all(&chunk[..100]).await.expect("it is taken");
+        line.write_all(&put(Tag::Change(2), 8192, 2))
+            .await
+            .expect("it is taken");
+        assert_eq!(done(&mut line).await, Tag::Change(2));
+        assert_eq!((byte(&store, 0), byte(&store, 8192)), (0, 2));
+        chunks.write_all(&chunk[100..]).await.expect("it is taken");
+        assert_eq!(done(&mut line).await, Tag::Chunk(1));
+        assert_eq!(byte(&store, 0), 1);
+        // Both end together.
+        drop(chunks);
+        assert!(wire::receive::<ToSource>(&mut line).await.is_err());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn chunks_of_a_connection_that_does_not_count_any_more_are_not_written() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (incoming, store) = incoming(folder.path());
+        let mut first = connect(&incoming, &store, 7).await;
+        let mut late = beside(&incoming, 7);
+        late.write_all(&put(Tag::Chunk(1), 0, 1))
+            .await
+            .expect("it is taken");
+        assert_eq!(done(&mut first).await, Tag::Chunk(1));
+        let mut second = connect(&incoming, &store, 8).await;
+        late.write_all(&put(Tag::Chunk(2), 4096, 2))
+            .await
+            .expect("it is taken");
+        // It ends, and does not take the second one along. One that nobody knows is not served.
+        late.read_to_end(&mut Vec::new()).await.expect("its end");
+        let mut unknown = beside(&incoming, 9);
+        unknown.read_to_end(&mut Vec::new()).await.expect("its end");
+        second
+            .write_all(&put(Tag::Change(3), 8192, 3))
+            .await
+            .expect("it is taken");
+        assert_eq!(done(&mut second).await, Tag::Change(3));
+        assert_eq!([0, 4096, 8192].map(|offset| byte(&store, offset)), [1, 0, 3]);
+    }
 }

@@ -12,6 +12,7 @@ use verbatim_mirror::{Event, Standing};
 
 use crate::faults::{Hook, Point};
 use crate::outlet::Outgoing;
+use crate::peer::beside::{Beside, Put};
 use crate::peer::lending::Lending;
 use crate::tls::Hosts;
 use crate::transport::{Carriage, Rnic, Transport};
@@ -48,18 +49,36 @@ pub struct Call {
 }
 
 impl Call {
-    /// A connection on which the first message was sent, and its first answer.
+    /// A connection on which a first message was sent.
+    async fn call(
+        &self,
+        purpose: Purpose,
+    ) -> anyhow::Result<impl AsyncRead + AsyncWrite + Unpin + Send + use<>> {
+        let hello = Hello {
+            purpose,
+            ..self.hello.clone()
+        };
+        let mut stream = self.hosts.connect(&self.to, self.port).await?;
+        wire::send(&mut stream, &hello).await?;
+        Ok(stream)
+    }
+
+    /// The same, and its first answer. A ring may be offered, and the connection has a name.
     async fn open(
         &self,
         rdma: Option<verbatim_bulk::Offer>,
+        name: u128,
     ) -> anyhow::Result<(impl AsyncRead + AsyncWrite + Unpin + Send + use<>, ToSource)> {
-        let mut hello = self.hello.clone();
-        if let Purpose::Fill { rdma: offered, .. } = &mut hello.purpose {
+        let mut purpose = self.hello.purpose.clone();
+        if let Purpose::Fill {
+            rdma: offered, link, ..
+        } = &mut purpose
+        {
             *offered = rdma.map(Box::new);
+            *link = name;
         }
         let calling = async {
-            let mut stream = self.hosts.connect(&self.to, self.port).await?;
-            wire::send(&mut stream, &hello).await?;
+            let mut stream = self.call(purpose).await?;
             let (answer, _) = wire::receive::<ToSource>(&mut stream).await?;
             anyhow::Ok((stream, answer))
         };
@@ -69,9 +88,17 @@ impl Call {
             .with_context(|| format!("cannot reach {}", self.to))
     }
 
+    /// A second connection, for the chunks of the one with that name, which was welcomed.
+    async fn open_beside(&self, link: u128) -> anyhow::Result<Beside> {
+        let called = tokio::time::timeout(CALL, self.call(Purpose::Chunks { link })).await;
+        let stream = called.context("no answer")?;
+        let stream = stream.with_context(|| format!("cannot reach {} a second time", self.to))?;
+        Ok(Beside::begin(stream))
+    }
+
     /// Asks once.
     pub async fn ask(&self) -> anyhow::Result<Answer> {
-        match self.open(None).await?.1 {
+        match self.open(None, 0).await?.1 {
             ToSource::Answer(answer) => Ok(answer),
             ToSource::Refused(why) => bail!("{} refuses: {why}", self.to),
             other => bail!("{} answers {other:?}", self.to),
@@ -80,7 +107,7 @@ impl Call {
 
     /// Asks once for a promise.
     pub async fn ask_to_promise(&self) -> anyhow::Result<()> {
-        match self.open(None).await?.1 {
+        match self.open(None, 0).await?.1 {
             ToSource::Promised => Ok(()),
             ToSource::Refused(why) => bail!("{} refuses: {why}", self.to),
             other => bail!("{} answers {other:?}", self.to),
@@ -98,7 +125,8 @@ impl Call {
                 hook(Point::Offering);
                 let (lending, offer) = lend(&self.rnic, &mut carriage).await.unzip();
                 volume.carried_by(carriage.clone());
-                match self.open(offer).await {
+                let link = rand::random();
+                match self.open(offer, link).await {
                     Ok((
                         stream,
                         ToSource::Welcome {
@@ -111,12 +139,20 @@ impl Call {
                         volume.carried_by(carriage.clone());
                         let keeps = known.replace(incarnation) == Some(incarnation);
                         pause = PAUSE;
-                        let exchanged =
-                            exchange(stream, &volume, keeps, has_old || keeps, lending, hook).await;
+                        let way = match lending {
+                            Some(lending) => Ok(Way::Ring(lending)),
+                            None => self.open_beside(link).await.map(Way::Beside),
+                        };
+                        let exchanged = match way {
+                            Ok(way) => exchange(stream, &volume, keeps, has_old || keeps, way, hook)
+                                .await
+                                .map_err(anyhow::Error::from),
+                            Err(error) => Err(error),
+                        };
                         // What has failed once is not tried again in this move.
                         carriage = volume.carriage().unwrap_or(carriage);
                         if let Err(error) = exchanged {
-                            tracing::info!("the link to {} has ended: {error}", self.to);
+                            tracing::info!("the link to {} has ended: {error:#}", self.to);
                         }
                         since = Instant::now();
                     }
@@ -177,13 +213,36 @@ fn accepted(lending: Option<Lending>, rings: Rings, carriage: &mut Carriage) -> 
     None
 }
 
+/// How chunks leave.
+enum Way {
+    Ring(Arc<Lending>),
+    Beside(Beside),
+}
+
+impl Way {
+    fn lending(&self) -> Option<&Arc<Lending>> {
+        match self {
+            Self::Ring(lending) => Some(lending),
+            Self::Beside(_) => None,
+        }
+    }
+
+    /// Why chunks cannot leave any more; a ring's end is told by the destination.
+    async fn ended(&mut self) -> io::Result<()> {
+        match self {
+            Self::Ring(_) => std::future::pending().await,
+            Self::Beside(beside) => beside.ended().await,
+        }
+    }
+}
+
 /// One connection, until it ends.
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     volume: &Arc<Volume>,
     keeps: bool,
     compares: bool,
-    lending: Option<Arc<Lending>>,
+    mut way: Way,
     hook: Hook,
 ) -> io::Result<()> {
     let (reader, writer) = tokio::io::split(stream);
@@ -191,13 +250,20 @@ async fn exchange(
     // It keeps nothing open: when the engine gives the connection up, that ends.
     let more = sender.downgrade();
     let number = volume.link_up(keeps, compares, sender);
+    let lending = way.lending().cloned();
     let lent = lending.as_deref();
+    let chunks = match &way {
+        Way::Ring(lending) => Chunks::Ring(lending.clone()),
+        Way::Beside(beside) => Chunks::Beside(beside.chunks()),
+    };
     let result = tokio::select! {
-        result = write(writer, outgoing, lent) => result,
+        result = write(writer, outgoing, &chunks) => result,
+        result = way.ended() => result,
         result = read(BufReader::new(reader), volume, number, lent, &more, hook) => result,
         () = look_after(volume, lent, &more) => Ok(()),
     };
     volume.link_down(number);
+    drop((way, chunks));
     if let Some(lending) = lending {
         // Its queue pair and its ring go, which takes a moment: nothing of this attempt can be read any more.
         let gone = tokio::task::spawn_blocking(move || drop(lending)).await;
@@ -206,27 +272,36 @@ async fn exchange(
     result
 }
 
+/// By what chunks are given to whoever sends them.
+enum Chunks {
+    Ring(Arc<Lending>),
+    Beside(UnboundedSender<Put>),
+}
+
 /// Ends when the engine has given the connection up.
 async fn write(
     writer: impl AsyncWrite + Unpin,
     mut outgoing: UnboundedReceiver<Outgoing>,
-    lending: Option<&Lending>,
+    chunks: &Chunks,
 ) -> io::Result<()> {
     let mut writer = BufWriter::with_capacity(256 << 10, writer);
     while let Some(message) = outgoing.recv().await {
-        let (frame, data) = match message {
-            Outgoing::Frame(frame, data) => (frame, data),
-            Outgoing::Chunk { tag, offset, data } => match lending {
-                Some(lending) => lending.put(tag, offset, data),
-                None => {
-                    let message = ToDestination::Put { tag, offset };
-                    (wire::frame(&message, data.len()), Some(data))
-                }
-            },
+        let leaves = match (message, chunks) {
+            (Outgoing::Frame(frame, data), _) => Some((frame, data)),
+            (Outgoing::Chunk { tag, offset, data }, Chunks::Ring(lending)) => {
+                Some(lending.put(tag, offset, data))
+            }
+            (Outgoing::Chunk { tag, offset, data }, Chunks::Beside(beside)) => {
+                // If nobody takes it, the connection's end is told soon.
+                let _ = beside.send(Put { tag, offset, data });
+                None
+            }
         };
-        writer.write_all(&frame).await?;
-        if let Some(data) = data {
-            writer.write_all(&data).await?;
+        if let Some((frame, data)) = leaves {
+            writer.write_all(&frame).await?;
+            if let Some(data) = data {
+                writer.write_all(&data).await?;
+            }
         }
         if outgoing.is_empty() {
             writer.flush().await?;
