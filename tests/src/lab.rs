@@ -43,16 +43,16 @@ pub struct TestLab {
 impl TestLab {
     /// Brings up a lab with these hosts.
     pub fn up(tools: &Tools, hosts: &[&str]) -> anyhow::Result<Self> {
-        Self::up_with(tools, hosts, &[], false)
+        Self::up_with(tools, hosts, &[], None)
     }
 
     /// The same; what these hosts run can be exchanged ([`Self::install`]), and is of these releases at first. With `volumes` each host has
-    /// a volume daemon.
+    /// a volume daemon, which copies in that way.
     pub fn up_with(
         tools: &Tools,
         hosts: &[&str],
         releases: &[(&str, Release)],
-        volumes: bool,
+        volumes: Option<&str>,
     ) -> anyhow::Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(1);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -74,7 +74,7 @@ impl TestLab {
             let link = lab.installed.link(host);
             arguments.extend(["--binaries".to_owned(), format!("{host}={}", link.display())]);
         }
-        arguments.extend(volumes.then(|| "--volumes".to_owned()));
+        arguments.extend(volumes.map(|transport| format!("--volumes={transport}")));
         let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
         lab.verbatim(&arguments)?.succeed(patience(COMMAND_LIMIT))?;
         lab.lab = Some(Lab::open(&lab.name)?);

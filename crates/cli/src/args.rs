@@ -12,6 +12,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use verbatim_swap::command::{MemoryCommand, SwapCommand};
 use verbatim_volume::command::VolumeCommand;
+use verbatim_volume::transport::Wanted;
 
 pub use check::CheckArguments;
 pub use hosts::HostsArguments;
@@ -240,9 +241,9 @@ pub enum LabCommand {
         /// folder is followed at each start of a service.
         #[arg(long, value_name = "HOST=DIR", value_parser = host_binaries)]
         binaries: Vec<(String, PathBuf)>,
-        /// Each host has a volume daemon, too.
-        #[arg(long)]
-        volumes: bool,
+        /// Each host has a volume daemon, too, which copies so (as `volume daemon --copy-transport`).
+        #[arg(long, value_name = "TRANSPORT", num_args = 0..=1, require_equals = true, default_missing_value = "tls")]
+        volumes: Option<Wanted>,
         /// How long all of them may take to be ready, in seconds; an emulated machine needs longer.
         #[arg(long, value_name = "SECONDS", default_value_t = READY_TIMEOUT.as_secs())]
         ready_timeout: u64,

@@ -80,8 +80,8 @@ struct Test {
     longest: Duration,
     /// Its agents fail where it orders that.
     injects_faults: bool,
-    /// Each host has a volume daemon.
-    volumes: bool,
+    /// Each host has a volume daemon, which copies in that way.
+    volumes: Option<&'static str>,
     body: Body,
 }
 
@@ -98,7 +98,7 @@ impl Test {
             only_on_demand: false,
             longest: LONGEST,
             injects_faults: false,
-            volumes: false,
+            volumes: None,
             body: Box::new(body),
         }
     }
@@ -113,8 +113,13 @@ impl Test {
 
     /// With a volume daemon on each host.
     fn with_volumes(self) -> Self {
+        self.with_volumes_by("tls")
+    }
+
+    /// The same; these copy in that way.
+    fn with_volumes_by(self, transport: &'static str) -> Self {
         Self {
-            volumes: true,
+            volumes: Some(transport),
             ..self
         }
     }

@@ -1,12 +1,14 @@
 //! Volumes of containers: a program that appends records to a file on one, each with fsync, and says which are there for good
 //! (`tests/programs/records.py`).
 
+use std::fs::File;
+use std::io::{Read, Write};
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use serde_json::Value;
-use verbatim_e2e::{Finished, Instance, ROLLED_BACK, TestLab, eventually, left_behind, patience};
+use verbatim_e2e::{Finished, Instance, ROLLED_BACK, TestLab, Traffic, eventually, left_behind, patience};
 
 use crate::Test;
 
@@ -15,6 +17,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 const NAME: &str = "db";
 const HOSTS: &[&str] = &["src", "dst"];
 const VOLUME: &str = "data";
+/// The bytes of a file on it.
+const NOISE: usize = 16 << 20;
 /// The bytes of a record.
 const RECORD: usize = 22;
 
@@ -24,6 +28,7 @@ pub fn tests() -> Vec<Test> {
         Test::new("volumes::lent", HOSTS, lent).with_volumes(),
         Test::new("volumes::given_back", &["src"], given_back).with_volumes(),
         Test::new("volumes::moves", HOSTS, moves).with_volumes(),
+        Test::new("volumes::moves_by_rdma", HOSTS, moves_by_rdma).with_volumes_by("rdma"),
         Test::new("volumes::stays", HOSTS, stays)
             .with_volumes()
             .injecting_faults(),
@@ -277,6 +282,38 @@ fn moves(lab: &TestLab) -> anyhow::Result<()> {
         refused.outcome
     );
     works(lab, &instance, "dst").map(drop)
+}
+
+/// A volume whose chunks go by RDMA moves with its container, and has all that was on it.
+fn moves_by_rdma(lab: &TestLab) -> anyhow::Result<()> {
+    must(lab, "src", &["create", VOLUME, "--size", "64M"])?;
+    let instance = run(lab, NAME, "data:/srv")?;
+    works(lab, &instance, "src")?;
+    let noise_of = |host: &str| lab.path(host, &format!("/run/verbatim/disks/{NAME}/{VOLUME}/noise"));
+    let mut noise = vec![0; NOISE];
+    File::open("/dev/urandom")?.read_exact(&mut noise)?;
+    let mut file = File::create(noise_of("src")?)?;
+    file.write_all(&noise)?;
+    file.sync_all()?;
+    drop(file);
+    let rnic = Traffic::of(lab, "dst")?;
+    let before = rnic.counters().rx_payload_bytes;
+    instance.moves("dst")?;
+    let by_rdma = rnic.counters().rx_payload_bytes - before;
+    works(lab, &instance, "dst")?;
+    ensure!(
+        std::fs::read(noise_of("dst")?)? == noise,
+        "the file is another one"
+    );
+    ensure!(
+        by_rdma >= NOISE as u64,
+        "{by_rdma} bytes have come by RDMA, and the file alone has {NOISE}"
+    );
+    // Nothing of it is kept back at either side.
+    lab.ask(&["stop", NAME])?;
+    let row = row(lab, "dst", VOLUME)?;
+    ensure!(row["device"].is_null() && row["role"] == "serving", "{row}");
+    Ok(())
 }
 
 /// Moves that come to nothing: the instance goes on where it was, with its volume, and in the end it moves.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use verbatim_lab::{Lab, LabConfig, Service, ServiceState, VOLUMES};
+use verbatim_volume::transport::Wanted;
 
 use crate::args::LabCommand;
 use crate::output::table;
@@ -78,7 +79,7 @@ pub fn run(name: &str, command: LabCommand) -> anyhow::Result<ExitCode> {
 
 /// Brings up a lab whose hosts have a software RNIC and an agent each.
 pub fn up(name: &str, hosts: Vec<String>, ready_timeout: Duration) -> anyhow::Result<Lab> {
-    up_with(name, hosts, &[], false, ready_timeout)
+    up_with(name, hosts, &[], None, ready_timeout)
 }
 
 /// The same; these hosts run what is in these folders, and a volume daemon if that is wanted.
@@ -86,7 +87,7 @@ fn up_with(
     name: &str,
     hosts: Vec<String>,
     binaries: &[(String, PathBuf)],
-    volumes: bool,
+    volumes: Option<Wanted>,
     ready_timeout: Duration,
 ) -> anyhow::Result<Lab> {
     let program = std::env::current_exe().context("cannot find this program's own path")?;
@@ -104,22 +105,29 @@ fn up_with(
 }
 
 /// An RNIC and an agent of this program, whose instances get this library; before them a volume daemon.
-fn services(program: &Path, library: &Path, volumes: bool) -> Vec<Service> {
+fn services(program: &Path, library: &Path, volumes: Option<Wanted>) -> Vec<Service> {
     let nic = Service::new("nic", program, ["-v", "nic"]).socket("/run/verbatim/nic.sock");
     let library = library.display().to_string();
     let arguments = ["-v", "agent", "--mtu", "9000", "--library", &library];
     let agent = Service::new("agent", program, arguments).socket("/run/verbatim/api.sock");
-    let arguments = [
-        "-v",
-        "volume",
-        "daemon",
-        "--config-dir",
-        "/run/verbatim",
-        "--state-dir",
-        "/run/verbatim-state/volumes",
-    ];
-    let daemon = Service::new(VOLUMES, program, arguments).socket("/run/verbatim/volumes.sock");
-    let daemon = volumes.then_some(daemon);
+    let daemon = volumes.map(|transport| {
+        let mut arguments = vec![
+            "-v",
+            "volume",
+            "daemon",
+            "--config-dir",
+            "/run/verbatim",
+            "--state-dir",
+            "/run/verbatim-state/volumes",
+        ];
+        // Daemons of earlier releases do not know the option.
+        match transport {
+            Wanted::Tls => {}
+            Wanted::Rdma => arguments.push("--copy-transport=rdma"),
+            Wanted::Auto => arguments.push("--copy-transport=auto"),
+        }
+        Service::new(VOLUMES, program, arguments).socket("/run/verbatim/volumes.sock")
+    });
     daemon.into_iter().chain([nic, agent]).collect()
 }
 
