@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -26,6 +27,10 @@ use crate::volume::{Volume, Wanted};
 
 /// So many answers are there before they are written down although more requests wait.
 const TOGETHER: usize = 32;
+
+/// So long they are not written down while more requests wait. Requests that take longer than a few of these would leave the guest idle until the last of
+/// them is done: a write takes some ten times as long as a read.
+const NOT_LONG: Duration = Duration::from_micros(50);
 
 /// An address where no guest has memory: that of the ring by which requests are begun again.
 const AGAIN: u64 = 1 << 60;
@@ -272,6 +277,7 @@ impl Work {
     /// Takes what is there, as far as there is room.
     fn take(&mut self) {
         let ram = self.ram();
+        let mut answered = Instant::now();
         loop {
             self.begin_waiting();
             // A guest may add requests as fast as they are taken: whoever stops the ring must not wait for its end.
@@ -301,12 +307,14 @@ impl Work {
                 Ok(Err(())) => self.give_up("the guest's ring makes no sense"),
                 Err(Lost) => self.give_up("the memory is gone"),
             }
-            let is_much = {
+            let finished = {
                 let finished = self.shared.finished.lock().expect("no panic under this lock");
-                finished.list.len() >= TOGETHER
+                finished.list.len()
             };
-            if is_much {
+            let now = Instant::now();
+            if finished >= TOGETHER || finished > 0 && now - answered >= NOT_LONG {
                 self.answer();
+                answered = now;
             }
         }
     }
