@@ -81,7 +81,7 @@ enum Bench {
     Memory,
     /// 4 KiB of another host's memory by a one-sided READ, beside TCP.
     Far,
-    /// Volumes: an idle NBD server beside qemu-nbd, and a tenant's requests beside a copy.
+    /// Volumes: idle by NBD and by vhost-user-blk beside QEMU's servers, and a tenant's requests beside a copy by TLS and by RDMA.
     Disk,
     /// Swap disks on another host's memory, beside nbdkit's memory by TCP.
     Swap,

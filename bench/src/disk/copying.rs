@@ -1,11 +1,11 @@
 //! What a tenant notices of a copy: reads and writes at depth 4 with and without it, the stall when the other host falls silent, and how
-//! long requests wait at the end; beside the mirror of `qemu-storage-daemon`.
+//! long requests wait at the end; with chunks by TLS and by RDMA, and beside the mirror of `qemu-storage-daemon`.
 
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use rustix::process::Signal;
 use serde::Serialize;
 use serde_json::Value;
@@ -13,7 +13,7 @@ use verbatim_e2e::eventually;
 
 use super::ended;
 use super::fio::{self, Half, Load, Run};
-use super::servers::{LIMIT, Mirror, Ours};
+use super::servers::{LIMIT, Mirror, Ours, Server};
 use crate::summary::Summary;
 
 /// As in the paper.
@@ -35,17 +35,21 @@ const SILENCE: Duration = Duration::from_secs(2);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Way {
-    Ours,
+    Tls,
+    Rdma,
     Background,
     WriteBlocking,
 }
 
 impl Way {
-    const ALL: [Self; 3] = [Self::Ours, Self::Background, Self::WriteBlocking];
+    const ALL: [Self; 4] = [Self::Tls, Self::Rdma, Self::Background, Self::WriteBlocking];
+    /// Those whose copy is timed without a tenant.
+    const COPIES: [Self; 3] = [Self::Tls, Self::Rdma, Self::Background];
 
     fn name(self) -> &'static str {
         match self {
-            Self::Ours => "ours",
+            Self::Tls => "ours, TLS",
+            Self::Rdma => "ours, RDMA",
             Self::Background => "mirror, background",
             Self::WriteBlocking => "mirror, write-blocking",
         }
@@ -53,8 +57,16 @@ impl Way {
 
     fn copy_mode(self) -> &'static str {
         match self {
-            Self::Ours | Self::Background => "background",
+            Self::Tls | Self::Rdma | Self::Background => "background",
             Self::WriteBlocking => "write-blocking",
+        }
+    }
+
+    fn transport(self) -> Option<&'static str> {
+        match self {
+            Self::Tls => Some("tls"),
+            Self::Rdma => Some("rdma"),
+            Self::Background | Self::WriteBlocking => None,
         }
     }
 }
@@ -68,7 +80,25 @@ pub struct Row {
     /// Medians of the rounds.
     alone: [Times; 2],
     beside: [Times; 2],
-    runs: Vec<(Run, Run)>,
+    /// Bytes a second that were copied beside the tenant.
+    copied: Summary,
+    runs: Vec<Measured>,
+}
+
+/// One run without a copy, and one beside it.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Measured {
+    alone: Run,
+    beside: Run,
+    copied_bytes_a_second: f64,
+}
+
+/// A copy that is under way.
+struct Copying {
+    /// The command that waits for our move.
+    command: Option<std::process::Child>,
+    /// Those that it goes by.
+    rnics: Vec<Server>,
 }
 
 /// In µs.
@@ -95,8 +125,8 @@ impl Times {
 pub struct Ends {
     /// The longest request while the other host says nothing for two seconds, in ms.
     stall: Vec<(&'static str, Summary)>,
-    /// Seconds of a copy without a tenant.
-    copy: Vec<(&'static str, Summary)>,
+    /// Seconds of a copy without a tenant, and seconds of processors that both servers and the RNICs have used for it.
+    copy: Vec<(&'static str, Summary, Summary)>,
     /// How long requests waited at the end of a move, in ms, beside a tenant.
     cut_over: Summary,
 }
@@ -115,8 +145,8 @@ impl Bench<'_> {
     pub fn run(&mut self) -> anyhow::Result<(Vec<Row>, Ends)> {
         println!("70 % reads and 30 % writes of 4 KiB at depth 4, µs: alone, beside a copy, ratio");
         println!(
-            "{:>24} {:>10} {:>7} {:>26} {:>26} {:>26}",
-            "", "MB/s", "", "mean", "p90", "p99"
+            "{:>24} {:>10} {:>10} {:>7} {:>26} {:>26} {:>26}",
+            "", "limit", "MB/s", "", "mean", "p90", "p99"
         );
         let mut rows = Vec::new();
         for limit in [Some(BYTES_PER_SECOND), None] {
@@ -133,30 +163,55 @@ impl Bench<'_> {
         Ok((rows, self.ends()?))
     }
 
-    fn tenant(&mut self, way: Way, limit: Option<u64>) -> anyhow::Result<(Run, Run)> {
+    fn tenant(&mut self, way: Way, limit: Option<u64>) -> anyhow::Result<Measured> {
         let load = if limit.is_some() { TENANT } else { SHORT };
         let uri = self.uri(way)?;
         let alone = fio::run(&uri, load)?;
         let copy = self.begin(way, limit)?;
+        let (began, before) = (Instant::now(), self.copied(way)?);
         let beside = fio::run(&uri, load)?;
+        let copied = self.copied(way)? - before;
+        let copied_bytes_a_second = copied as f64 / began.elapsed().as_secs_f64();
         self.end(way, copy)?;
-        Ok((alone, beside))
+        Ok(Measured {
+            alone,
+            beside,
+            copied_bytes_a_second,
+        })
+    }
+
+    /// Bytes that are copied so far, in the way that is meant.
+    fn copied(&mut self, way: Way) -> anyhow::Result<u64> {
+        let Some(transport) = way.transport() else {
+            return self.mirror.copied();
+        };
+        let status = self.ours.status("db")?;
+        ensure!(
+            status["copy"]["transport"] == transport,
+            "the copy is not by {transport}: {}",
+            status["copy"]
+        );
+        let copied = status["migration"]["copied_bytes"].as_u64();
+        copied.context("the copy has ended before the tenant's run")
     }
 
     fn uri(&self, way: Way) -> anyhow::Result<String> {
         match way {
-            Way::Ours => self.ours.volume("db", self.size, self.image),
+            Way::Tls | Way::Rdma => self.ours.volume("db", self.size, self.image),
             Way::Background | Way::WriteBlocking => Ok(self.mirror.uri.clone()),
         }
     }
 
-    /// The command that waits for our move, if it is ours.
-    fn begin(&mut self, way: Way, limit: Option<u64>) -> anyhow::Result<Option<std::process::Child>> {
-        if way != Way::Ours {
+    fn begin(&mut self, way: Way, limit: Option<u64>) -> anyhow::Result<Copying> {
+        let Some(transport) = way.transport() else {
             self.mirror.begin(way.copy_mode(), limit.unwrap_or(0))?;
-            return Ok(None);
-        }
-        let mut arguments = vec!["migrate", "db", "--to", "b"];
+            return Ok(Copying {
+                command: None,
+                rnics: Vec::new(),
+            });
+        };
+        let rnics = self.rnics(way)?;
+        let mut arguments = vec!["migrate", "db", "--to", "b", "--copy-transport", transport];
         let limit = limit.map(|limit| (limit >> 20).to_string());
         if let Some(limit) = &limit {
             arguments.extend(["--max-bandwidth", limit]);
@@ -164,36 +219,44 @@ impl Bench<'_> {
         let mut command = self.ours.command("a", &arguments);
         let child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
         eventually("the copy's begin", LIMIT, || {
-            let rows: Value = serde_json::from_str(&ended(&mut self.ours.command("a", &["list"]))?)?;
-            Ok((!rows[0]["migration"].is_null()).then_some(()))
+            let copied = self.ours.status("db")?["migration"]["copied_bytes"].as_u64();
+            Ok(copied.filter(|copied| *copied > 0))
         })?;
-        Ok(Some(child))
+        Ok(Copying {
+            command: Some(child),
+            rnics,
+        })
     }
 
-    fn end(&mut self, way: Way, copy: Option<std::process::Child>) -> anyhow::Result<()> {
-        if way != Way::Ours {
+    fn rnics(&self, way: Way) -> anyhow::Result<Vec<Server>> {
+        match way {
+            Way::Rdma => self.ours.rnics(),
+            Way::Tls | Way::Background | Way::WriteBlocking => Ok(Vec::new()),
+        }
+    }
+
+    fn end(&mut self, way: Way, copy: Copying) -> anyhow::Result<()> {
+        if way.transport().is_none() {
             return self.mirror.end();
         }
         self.ours.forget("db")?;
-        copy.context("it was begun")?.wait()?;
+        copy.command.context("it was begun")?.wait()?;
+        drop(copy.rnics);
         Ok(())
     }
 
     fn ends(&mut self) -> anyhow::Result<Ends> {
         let mut stalls = Way::ALL.map(|_| Vec::new());
-        let mut copies = [Vec::new(), Vec::new()];
+        let mut copies = Way::COPIES.map(|_| Vec::new());
         let mut cut_over = Vec::new();
         for _ in 0..self.rounds {
             for (way, stalls) in Way::ALL.into_iter().zip(&mut stalls) {
                 stalls.push(self.stall(way)?);
             }
             cut_over.push(self.move_beside_a_tenant()?);
-            copies[0].push(self.our_copy()?);
-            let begun = Instant::now();
-            self.begin(Way::Background, None)?;
-            eventually("the mirror", LIMIT, || Ok(self.mirror.is_ready()?.then_some(())))?;
-            copies[1].push(begun.elapsed().as_secs_f64());
-            self.end(Way::Background, None)?;
+            for (way, copies) in Way::COPIES.into_iter().zip(&mut copies) {
+                copies.push(self.copy(way)?);
+            }
         }
         let told = |what: &str, summary: &Summary| {
             println!("{what}: {:.1} (at most {:.1})", summary.median, summary.most);
@@ -214,10 +277,15 @@ impl Bench<'_> {
             );
             ends.stall.push((way.name(), summary));
         }
-        for (name, seconds) in ["ours", "mirror"].into_iter().zip(copies) {
-            let summary = Summary::of(seconds);
-            told(&format!("a copy without a tenant, s, {name}"), &summary);
-            ends.copy.push((name, summary));
+        for (way, copies) in Way::COPIES.into_iter().zip(copies) {
+            let seconds = Summary::of(copies.iter().map(|copy| copy.0));
+            let processor = Summary::of(copies.iter().map(|copy| copy.1));
+            told(&format!("a copy without a tenant, s, {}", way.name()), &seconds);
+            told(
+                &format!("processor time of that copy, s, {}", way.name()),
+                &processor,
+            );
+            ends.copy.push((way.name(), seconds, processor));
         }
         told("requests wait at the end of a move, ms, ours", &ends.cut_over);
         Ok(ends)
@@ -231,7 +299,7 @@ impl Bench<'_> {
         // Not an event that is awaited: the tenant's run is cut by the silence somewhere in its middle.
         std::thread::sleep(Duration::from_secs(2));
         let other = match way {
-            Way::Ours => &self.ours.daemons[1],
+            Way::Tls | Way::Rdma => &self.ours.daemons[1],
             Way::Background | Way::WriteBlocking => &self.mirror.servers[1],
         };
         other.signal(Signal::STOP)?;
@@ -244,7 +312,7 @@ impl Bench<'_> {
 
     /// How long requests waited at its end, in ms.
     fn move_beside_a_tenant(&mut self) -> anyhow::Result<f64> {
-        let uri = self.uri(Way::Ours)?;
+        let uri = self.uri(Way::Tls)?;
         let load = Load {
             seconds: 60,
             ..TENANT
@@ -263,25 +331,50 @@ impl Bench<'_> {
         moved["blackout_ms"].as_f64().context("no blackout")
     }
 
-    fn our_copy(&mut self) -> anyhow::Result<f64> {
-        self.uri(Way::Ours)?;
-        let moved = ended(&mut self.ours.command("a", &["migrate", "db", "--to", "b"]))?;
+    /// How long a copy takes without a tenant, and how long processors work for it, in seconds.
+    fn copy(&mut self, way: Way) -> anyhow::Result<(f64, f64)> {
+        let Some(transport) = way.transport() else {
+            let before = used(&self.mirror.servers)?;
+            let begun = Instant::now();
+            let copy = self.begin(way, None)?;
+            eventually("the mirror", LIMIT, || Ok(self.mirror.is_ready()?.then_some(())))?;
+            let seconds = begun.elapsed().as_secs_f64();
+            let processor = used(&self.mirror.servers)? - before;
+            self.end(way, copy)?;
+            return Ok((seconds, processor));
+        };
+        self.uri(way)?;
+        let rnics = self.rnics(way)?;
+        let before = used(&self.ours.daemons)? + used(&rnics)?;
+        let arguments = ["migrate", "db", "--to", "b", "--copy-transport", transport];
+        let moved = ended(&mut self.ours.command("a", &arguments))?;
+        let processor = used(&self.ours.daemons)? + used(&rnics)? - before;
         self.ours.forget("db")?;
         let moved: Value = serde_json::from_str(&moved)?;
-        moved["seconds"].as_f64().context("no time")
+        ensure!(
+            moved["copy"]["transport"] == transport,
+            "the copy fell back: {moved}"
+        );
+        Ok((moved["seconds"].as_f64().context("no time")?, processor))
     }
 }
 
-fn row(way: Way, limit: Option<u64>, runs: Vec<(Run, Run)>) -> anyhow::Result<Row> {
-    let of = |get: fn(&(Run, Run)) -> Option<Half>| -> anyhow::Result<Times> {
+/// Seconds of processors.
+fn used(servers: &[Server]) -> anyhow::Result<f64> {
+    servers.iter().map(Server::processor_time).sum()
+}
+
+fn row(way: Way, limit: Option<u64>, runs: Vec<Measured>) -> anyhow::Result<Row> {
+    let of = |get: fn(&Measured) -> Option<Half>| -> anyhow::Result<Times> {
         let halves: Option<Vec<Half>> = runs.iter().map(get).collect();
         Ok(Times::of(halves.context("fio did both")?.into_iter()))
     };
     let row = Row {
         way,
         bytes_per_second: limit,
-        alone: [of(|(alone, _)| alone.reads)?, of(|(alone, _)| alone.writes)?],
-        beside: [of(|(_, beside)| beside.reads)?, of(|(_, beside)| beside.writes)?],
+        alone: [of(|run| run.alone.reads)?, of(|run| run.alone.writes)?],
+        beside: [of(|run| run.beside.reads)?, of(|run| run.beside.writes)?],
+        copied: Summary::of(runs.iter().map(|run| run.copied_bytes_a_second)),
         runs,
     };
     let rate = limit.map_or("all".to_owned(), |limit| (limit / 1_000_000).to_string());
@@ -291,8 +384,9 @@ fn row(way: Way, limit: Option<u64>, runs: Vec<(Run, Run)>) -> anyhow::Result<Ro
     ] {
         let told = |alone: f64, beside: f64| format!("{alone:.0} {beside:.0} {:.2}", beside / alone);
         println!(
-            "{:>24} {rate:>10} {what:>7} {:>26} {:>26} {:>26}",
+            "{:>24} {rate:>10} {:>10.0} {what:>7} {:>26} {:>26} {:>26}",
             way.name(),
+            row.copied.median / 1e6,
             told(alone.mean, beside.mean),
             told(alone.p90, beside.p90),
             told(alone.p99, beside.p99),

@@ -1,6 +1,7 @@
-//! What a request costs where nothing moves, beside qemu-nbd on a file of the same file system.
+//! What a request costs where nothing moves: of a volume beside QEMU's server of the same kind, on files of the same file system. Here by NBD, beside
+//! qemu-nbd.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
@@ -21,8 +22,10 @@ const LOADS: [(&str, u32); 5] = [
 pub struct Row {
     pattern: &'static str,
     depth: u32,
+    /// Whom it is compared with.
+    peer: &'static str,
     ours: Side,
-    qemu_nbd: Side,
+    theirs: Side,
     /// Ours to theirs: the smaller the better.
     latency_ratio: f64,
     requests_a_second_ratio: f64,
@@ -51,17 +54,24 @@ impl Side {
     }
 }
 
-/// Measures and prints. Both have an image with the same content.
-pub fn run(
-    ours: &Ours,
-    folder: &Path,
-    images: &[std::path::PathBuf; 2],
-    size: u64,
+/// What runs a load on each server: the run, and the seconds of processors that the server has used for it.
+pub struct Sides<A, B> {
+    pub ours: A,
+    pub theirs: B,
+}
+
+/// Measures both by turns, and prints.
+pub fn compare<A, B>(
+    what: &str,
+    peer: &'static str,
     rounds: u32,
-) -> anyhow::Result<Vec<Row>> {
-    let address = ours.volume("idle", size, &images[0])?;
-    let (qemu, peer) = qemu_nbd(folder, &images[1])?;
-    println!("4 KiB through NBD, nothing moves; medians of {rounds} runs by turns: ours, qemu-nbd, ratio");
+    mut sides: Sides<A, B>,
+) -> anyhow::Result<Vec<Row>>
+where
+    A: FnMut(Load) -> anyhow::Result<(Run, f64)>,
+    B: FnMut(Load) -> anyhow::Result<(Run, f64)>,
+{
+    println!("{what}, nothing moves; medians of {rounds} runs by turns: ours, {peer}, ratio");
     println!(
         "{:>10} {:>5} {:>28} {:>30} {:>28}",
         "", "depth", "latency, µs", "requests a second", "processor, µs"
@@ -73,24 +83,25 @@ pub fn run(
             depth,
             seconds: 3,
         };
-        let (mut near, mut far) = (Vec::new(), Vec::new());
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..rounds {
-            near.push(measured(&ours.daemons[0], &address, load)?);
-            far.push(measured(&qemu, &peer, load)?);
+            ours.push((sides.ours)(load)?);
+            theirs.push((sides.theirs)(load)?);
         }
-        let (near, far) = (Side::of(near), Side::of(far));
+        let (ours, theirs) = (Side::of(ours), Side::of(theirs));
         let row = Row {
             pattern,
             depth,
-            latency_ratio: near.latency.median / far.latency.median,
-            requests_a_second_ratio: near.requests_a_second.median / far.requests_a_second.median,
-            processor_ratio: near.processor.median / far.processor.median,
-            ours: near,
-            qemu_nbd: far,
+            peer,
+            latency_ratio: ours.latency.median / theirs.latency.median,
+            requests_a_second_ratio: ours.requests_a_second.median / theirs.requests_a_second.median,
+            processor_ratio: ours.processor.median / theirs.processor.median,
+            ours,
+            theirs,
         };
         let told = |get: fn(&Side) -> &Summary, ratio: f64, places: usize| {
-            let (near, far) = (get(&row.ours).median, get(&row.qemu_nbd).median);
-            format!("{near:.places$} {far:.places$} {ratio:.2}")
+            let (ours, theirs) = (get(&row.ours).median, get(&row.theirs).median);
+            format!("{ours:.places$} {theirs:.places$} {ratio:.2}")
         };
         println!(
             "{pattern:>10} {depth:>5} {:>28} {:>30} {:>28}",
@@ -100,6 +111,28 @@ pub fn run(
         );
         rows.push(row);
     }
+    Ok(rows)
+}
+
+/// By NBD. Both have an image with the same content.
+pub fn run(
+    ours: &Ours,
+    folder: &Path,
+    images: &[PathBuf; 2],
+    size: u64,
+    rounds: u32,
+) -> anyhow::Result<Vec<Row>> {
+    let near = ours.volume("idle", size, &images[0])?;
+    let (qemu, far) = qemu_nbd(folder, &images[1])?;
+    let rows = compare(
+        "4 KiB through NBD",
+        "qemu-nbd",
+        rounds,
+        Sides {
+            ours: |load| measured(&ours.daemons[0], &near, load),
+            theirs: |load| measured(&qemu, &far, load),
+        },
+    )?;
     ours.forget("idle")?;
     Ok(rows)
 }

@@ -1,11 +1,13 @@
-//! Volumes: what their NBD server costs beside qemu-nbd, and what a tenant notices of a copy beside the mirror of `qemu-storage-daemon`.
+//! Volumes: what their servers cost beside QEMU's, by NBD and by vhost-user-blk, and what a tenant notices of a copy beside the mirror of
+//! `qemu-storage-daemon`.
 //!
-//! All on this machine, with files of the same file system, by turns. Ours copies by TLS, the mirror in the clear.
+//! All on this machine, with files of the same file system, by turns. Ours copies by TLS, or by RDMA through the software RNIC; the mirror in the clear.
 
 mod copying;
 pub mod fio;
 mod idle;
 pub mod servers;
+mod vhost_user;
 
 use std::fs::File;
 use std::io::Write;
@@ -32,6 +34,7 @@ struct Report {
     context: Context,
     bytes: u64,
     idle: Vec<idle::Row>,
+    vhost_user: Vec<idle::Row>,
     copying: Vec<copying::Row>,
     ends: copying::Ends,
 }
@@ -56,6 +59,7 @@ pub fn run(tools: &Tools, rounds: u32, out: &Path) -> anyhow::Result<()> {
     }
     let ours = Ours::start(&tools.verbatim, folder)?;
     let idle = idle::run(&ours, folder, &images, SIZE, rounds)?;
+    let vhost_user = vhost_user::run(&ours, folder, &images, SIZE, rounds)?;
     let mut bench = Bench {
         ours: &ours,
         mirror: Mirror::start(folder, &images[1], SIZE)?,
@@ -68,6 +72,7 @@ pub fn run(tools: &Tools, rounds: u32, out: &Path) -> anyhow::Result<()> {
         context,
         bytes: SIZE,
         idle,
+        vhost_user,
         copying,
         ends,
     };

@@ -1,4 +1,5 @@
-//! The servers that are compared: two hosts of ours on the loopback interface, qemu-nbd, and two `qemu-storage-daemon`.
+//! The servers that are compared: two hosts of ours on the loopback interface, with software RNICs when these are wanted, qemu-nbd, and two
+//! `qemu-storage-daemon`.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -144,6 +145,41 @@ impl Ours {
         Ok(rows[0]["uri"].as_str().context("it has no address")?.to_owned())
     }
 
+    /// The same by vhost-user-blk; its socket.
+    pub fn vhost_user(&self, name: &str, size: u64, image: &Path) -> anyhow::Result<PathBuf> {
+        let (size, image) = (size.to_string(), image.display().to_string());
+        ended(&mut self.command("a", &["create", name, "--size", &size, "--data", &image]))?;
+        let attach = ended(&mut self.command("a", &["attach", name, "--vhost-user"]))?;
+        let rows: Value = serde_json::from_str(&attach)?;
+        let socket = rows[0]["vhost_user"]["socket"].as_str();
+        Ok(socket.context("it has no socket")?.into())
+    }
+
+    /// A software RNIC on each host, until they are dropped.
+    pub fn rnics(&self) -> anyhow::Result<Vec<Server>> {
+        let start = |(name, address): (&str, &str)| {
+            let runtime = self.folder.join(name).join("run");
+            std::fs::create_dir_all(runtime.join("mem"))?;
+            let socket = runtime.join("nic.sock");
+            // One that is left over would be taken for the new one's.
+            let _ = std::fs::remove_file(&socket);
+            let mut command = Command::new(&self.verbatim);
+            command
+                .args(["nic", "--only-address", "--address", address, "--runtime-dir"])
+                .arg(&runtime);
+            let server = Server::start(&mut command, &self.folder.join(format!("{name}.nic.log")))?;
+            until_there(&socket)?;
+            Ok(server)
+        };
+        ["a", "b"].into_iter().zip(ADDRESSES).map(start).collect()
+    }
+
+    /// The volume of that name, as the first host knows it.
+    pub fn status(&self, name: &str) -> anyhow::Result<Value> {
+        let text = ended(&mut self.command("a", &["status", name]))?;
+        Ok(serde_json::from_str(&text)?)
+    }
+
     /// Forgets it on both hosts, moved or not; the first host's data stay where they are.
     pub fn forget(&self, name: &str) -> anyhow::Result<()> {
         for host in ["a", "b"] {
@@ -268,6 +304,12 @@ impl Mirror {
     pub fn is_ready(&mut self) -> anyhow::Result<bool> {
         let jobs = self.order("query-jobs", &json!({}))?;
         Ok(jobs[0]["status"] == "ready")
+    }
+
+    /// Bytes that were copied so far.
+    pub fn copied(&mut self) -> anyhow::Result<u64> {
+        let jobs = self.order("query-jobs", &json!({}))?;
+        jobs[0]["current-progress"].as_u64().context("no progress")
     }
 
     /// Gives the mirror up.
