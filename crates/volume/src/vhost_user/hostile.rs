@@ -428,7 +428,9 @@ mod tests {
                 Names::Data => writable,
                 Names::Head => 0,
                 Names::Inner => INDIRECT | writable,
-                Names::Outside => nonsense | writable | INDIRECT * u16::from(self.random.random_ratio(1, 4)),
+                Names::Outside => {
+                    nonsense | writable | (INDIRECT * u16::from(self.random.random_ratio(1, 4)))
+                }
             }
         }
 
