@@ -2,7 +2,8 @@
 //!
 //! The paper copies a chunk if `head − tail + inflight_user < TH`, with TH the depth that just saturates the disk. Here TH is found while it
 //! runs: it grows by one in each window in which the tenant's latency is what it was without a copy beside it, and is halved in
-//! one in which it is not. A tenant that fills its disk all the time would let no copy through for ever: one chunk goes all the same
+//! one in which it is not. It is halved, too, in one in which chunks stand in a queue on their way to the destination's disk: they take longer than the quickest by more than what
+//! is copied then needs, and a change to a chunk that is on its way waits for it. A tenant that fills its disk all the time would let no copy through for ever: one chunk goes all the same
 //! when none has gone for [`FLOOR`].
 
 use std::time::Duration;
@@ -20,6 +21,11 @@ pub const FLOOR: Duration = Duration::from_millis(50);
 const RATIO: f64 = 1.25;
 const SLACK: Duration = Duration::from_micros(50);
 
+/// What chunks may take longer on their way than the quickest has: by this ratio, and [`QUEUE_SLACK`] on top. The quickest may have been zeros, which are not
+/// carried: so much is what a full chunk takes on a link of 1 Gbit/s, twice.
+const QUEUE_RATIO: f64 = 2.0;
+const QUEUE_SLACK: Duration = Duration::from_millis(4);
+
 /// How much one sample counts in the mean.
 const WEIGHT: f64 = 1.0 / 16.0;
 
@@ -31,6 +37,9 @@ pub struct Pace {
     /// The tenant's mean latency in seconds while nothing was copied, and while something was.
     alone: Option<f64>,
     beside: Option<f64>,
+    /// In seconds, of chunks from when they leave until they are on the destination's disk: the quickest, and the mean of this window.
+    quickest: Option<f64>,
+    way: Option<f64>,
     window_began: Duration,
     last_chunk: Option<Duration>,
     /// Before this no chunk may begin, by the limit of bytes.
@@ -44,6 +53,8 @@ impl Default for Pace {
             bytes_per_second: None,
             alone: None,
             beside: None,
+            quickest: None,
+            way: None,
             window_began: Duration::ZERO,
             last_chunk: None,
             not_before: Duration::ZERO,
@@ -64,13 +75,25 @@ impl Pace {
 
     /// A request of the tenant has taken `took` at the local disk, with copies beside it or not.
     pub fn sample(&mut self, now: Duration, took: Duration, is_beside: bool) {
-        let mean = if is_beside {
+        let latency = if is_beside {
             &mut self.beside
         } else {
             &mut self.alone
         };
+        *latency = Some(mean(*latency, took.as_secs_f64()));
+        self.adapt(now);
+    }
+
+    /// There is a new connection, which may go another way.
+    pub fn connected(&mut self) {
+        (self.quickest, self.way) = (None, None);
+    }
+
+    /// A chunk has taken `took` from when it left until it was on the destination's disk.
+    pub fn carried(&mut self, now: Duration, took: Duration) {
         let took = took.as_secs_f64();
-        *mean = Some(mean.map_or(took, |mean| mean + (took - mean) * WEIGHT));
+        self.quickest = Some(self.quickest.map_or(took, |quickest| quickest.min(took)));
+        self.way = Some(mean(self.way, took));
         self.adapt(now);
     }
 
@@ -102,13 +125,22 @@ impl Pace {
             (Some(alone), Some(beside)) => beside > alone * RATIO + SLACK.as_secs_f64(),
             _ => false,
         };
-        self.depth = match is_slower {
+        let stands_in_queue = match (self.quickest, self.way) {
+            (Some(quickest), Some(way)) => way > quickest * QUEUE_RATIO + QUEUE_SLACK.as_secs_f64(),
+            _ => false,
+        };
+        self.depth = match is_slower || stands_in_queue {
             true => (self.depth / 2).max(1),
             false => (self.depth + 1).min(MAX_DEPTH),
         };
         // What is judged next is what the new depth does.
         self.beside = None;
+        self.way = None;
     }
+}
+
+fn mean(before: Option<f64>, sample: f64) -> f64 {
+    before.map_or(sample, |before| before + (sample - before) * WEIGHT)
 }
 
 #[cfg(test)]
@@ -131,6 +163,27 @@ mod tests {
         now += WINDOW;
         pace.sample(now, 10 * MS, true);
         assert_eq!(pace.depth(), before / 2);
+    }
+
+    #[test]
+    fn chunks_do_not_stand_in_a_queue() {
+        // A way on which each chunk takes a millisecond, one after the other, and two besides.
+        let mut pace = Pace::default();
+        let mut now = Duration::ZERO;
+        let mut deepest = 0;
+        for _ in 0..200 {
+            now += WINDOW;
+            pace.carried(now, MS * (2 + pace.depth()));
+            deepest = deepest.max(pace.depth());
+        }
+        assert!((3..=12).contains(&deepest), "{deepest}");
+        // A longer way, on which they do not wait for each other.
+        pace.connected();
+        for _ in 0..40 {
+            now += WINDOW;
+            pace.carried(now, 50 * MS);
+        }
+        assert_eq!(pace.depth(), MAX_DEPTH);
     }
 
     #[test]

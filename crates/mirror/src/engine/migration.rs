@@ -190,6 +190,7 @@ impl Engine {
         debug_assert!(migration.link == Link::Down && migration.copies.is_empty());
         migration.late.clear();
         migration.link = Link::Up;
+        self.pace.connected();
         if !keeps {
             migration.dirty = Dirty::all(migration.dirty.chunks());
             migration.is_mirrored = false;
@@ -295,6 +296,7 @@ impl Engine {
             _ => return,
         }
         let copy = migration.copies.remove(&ticket).expect("it is there");
+        self.pace.carried(self.now, self.now.saturating_sub(copy.since));
         if let Err(failure) = result {
             self.end_migration(Ended::DestinationFailed(failure), actions);
             return;
