@@ -22,15 +22,13 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use rustix::fs::{AtFlags, CWD};
-use verbatim_bulk::Lender;
 use verbatim_bulk::fingerprint::Key;
+use verbatim_bulk::{Device, Lender};
 use verbatim_vm::{Behind, Ram, Run};
 
-use crate::memory::bulk::Rnic;
 use crate::proto::{LendBehindReply, LendBehindRequest, RamRun, ReadBehindReply, ReadBehindRequest};
-use crate::quotas;
 
 /// What was left, by session.
 #[derive(Debug)]
@@ -89,21 +87,15 @@ impl Kept {
         runs.collect()
     }
 
-    /// From now on it is read by these connections, and by no others. It blocks.
-    fn lend(&self, wishes: &[Vec<u8>], rnic: &Rnic) -> anyhow::Result<Vec<Vec<u8>>> {
-        ensure!(
-            wishes.len() <= quotas::LENT_CONNECTIONS,
-            "{} connections at once, and no more than {} are made",
-            wishes.len(),
-            quotas::LENT_CONNECTIONS
-        );
+    /// From now on it is read by these connections, and by no others.
+    fn lend(&self, wishes: &[Vec<u8>], device: &Device) -> anyhow::Result<Vec<Vec<u8>>> {
         let mut lenders = self.lenders.lock().unwrap_or_else(PoisonError::into_inner);
         lenders.clear();
-        let (device, ram) = (rnic.device()?, self.behind.ram());
+        let ram = self.behind.ram();
         let lent = wishes.iter().map(|wish| {
             let wish = postcard::from_bytes(wish).context("a malformed wish")?;
             let file = ram.file().try_clone()?;
-            let (lender, loan) = Lender::accept(&device, file.into(), ram.bytes(), &wish)?;
+            let (lender, loan) = Lender::accept(device, file.into(), ram.bytes(), &wish)?;
             anyhow::Ok((lender, postcard::to_allocvec(&loan)?))
         });
         let (made, loans): (Vec<_>, _) = lent.collect::<anyhow::Result<Vec<_>>>()?.into_iter().unzip();
@@ -147,18 +139,18 @@ impl Behinds {
         Ok(ReadBehindReply { kept: true, runs })
     }
 
-    /// Lends what was left in a session to a host.
+    /// Lends what was left in a session to a host, by the RNIC that `open` opens.
     pub async fn lend(
         &self,
         host: &str,
         request: LendBehindRequest,
-        rnic: Arc<Rnic>,
+        open: impl FnOnce() -> Result<Device, verbatim_bulk::Error> + Send + 'static,
     ) -> anyhow::Result<LendBehindReply> {
         let Some(kept) = self.get(request.session, host) else {
             return Ok(LendBehindReply::default());
         };
         let key = kept.key.to_bytes();
-        let lent = tokio::task::spawn_blocking(move || kept.lend(&request.wishes, &rnic)).await;
+        let lent = tokio::task::spawn_blocking(move || kept.lend(&request.wishes, &open()?)).await;
         Ok(LendBehindReply {
             kept: true,
             loans: lent.context("lending RAM panicked")??,

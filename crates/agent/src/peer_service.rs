@@ -339,22 +339,16 @@ impl Peer for PeerService {
 
     async fn read_behind(&self, request: Request<ReadBehindRequest>) -> Reply<ReadBehindReply> {
         let Admitted { caller, message } = self.0.admit(PeerRpc::ReadBehind, request).await?;
-        let most = match message.described {
-            true => quotas::DESCRIBED_BYTES,
-            false => quotas::BEHIND_BYTES,
-        };
-        if message.length > most {
-            return Err(Status::invalid_argument(format!(
-                "more than {most} bytes at once"
-            )));
-        }
+        quotas::may_be_told(message.length, message.described)?;
         reply(self.0.behinds.read(&caller.name, &message).await)
     }
 
     async fn lend_behind(&self, request: Request<LendBehindRequest>) -> Reply<LendBehindReply> {
         let Admitted { caller, message } = self.0.admit(PeerRpc::LendBehind, request).await?;
+        quotas::may_be_lent(message.wishes.len())?;
         let rnic = Arc::clone(&self.0.rnic);
-        reply(self.0.behinds.lend(&caller.name, message, rnic).await)
+        let open = move || rnic.device();
+        reply(self.0.behinds.lend(&caller.name, message, open).await)
     }
 
     type PlaceLandedStream = Answers<Freed>;

@@ -5,6 +5,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use tonic::Status;
+
 use crate::forwarding::LIFETIME;
 
 /// Connections of one instance to its `agent.sock` at a time: each is a descriptor and a task here. A process keeps one, and a
@@ -52,13 +54,37 @@ pub const PLACED_OPEN: usize = 64;
 pub const DEPTH: usize = 128;
 
 /// Bytes of RAM that was left behind which one request may ask for: they are read into memory. A destination asks for a fraction of it.
-pub const BEHIND_BYTES: u64 = 1 << 20;
+const BEHIND_BYTES: u64 = 1 << 20;
 
 /// The same, where only fingerprints are asked for, a hundredth of it.
-pub const DESCRIBED_BYTES: u64 = 16 << 20;
+const DESCRIBED_BYTES: u64 = 16 << 20;
 
 /// Connections by which one virtual machine's RAM is lent at a time.
-pub const LENT_CONNECTIONS: usize = 4;
+const LENT_CONNECTIONS: usize = 4;
+
+/// An error if a destination asks for more of it than is told, `described` or not.
+pub fn may_be_told(length: u64, described: bool) -> Result<(), Status> {
+    let most = match described {
+        true => DESCRIBED_BYTES,
+        false => BEHIND_BYTES,
+    };
+    match length <= most {
+        true => Ok(()),
+        false => Err(Status::invalid_argument(format!(
+            "more than {most} bytes at once"
+        ))),
+    }
+}
+
+/// An error if it is to be lent by more connections than are made.
+pub fn may_be_lent(connections: usize) -> Result<(), Status> {
+    match connections <= LENT_CONNECTIONS {
+        true => Ok(()),
+        false => Err(Status::invalid_argument(format!(
+            "more than {LENT_CONNECTIONS} connections at once"
+        ))),
+    }
+}
 
 /// Numbers that somebody was given within [`LIFETIME`]. What is older is forgotten where it was kept.
 #[derive(Debug, Default)]
@@ -107,6 +133,15 @@ impl Given {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn more_is_told_where_it_is_described() {
+        assert!(may_be_told(BEHIND_BYTES, false).is_ok() && may_be_told(DESCRIBED_BYTES, true).is_ok());
+        for (length, described) in [(BEHIND_BYTES + 1, false), (DESCRIBED_BYTES + 1, true)] {
+            assert!(may_be_told(length, described).is_err());
+        }
+        assert!(may_be_lent(LENT_CONNECTIONS).is_ok() && may_be_lent(LENT_CONNECTIONS + 1).is_err());
+    }
 
     #[test]
     fn numbers_and_their_bytes_count_for_their_lifetime() {
