@@ -5,16 +5,19 @@
 //!
 //! ```text
 //!  agent ── Request + the file of registered memory ──► helper     the agent's program under another name
-//!  agent ◄── what cannot be made ───────────────────── helper
-//!  agent ── SIGKILL ──────────────────────────────────► helper     the kernel destroys what it has made
+//!  agent ◄── what cannot be made, or what was ─────────── helper     with its descriptors
+//!  agent ── SIGKILL ──────────────────────────────────► helper     the kernel destroys what nobody else has
 //! ```
+//!
+//! What another process can go on with ([`verbatim_channel::ahead`]) the agent keeps, for the program's process to come. Not where the
+//! kernel counts it against limits of the process or of the container's cgroup: it is counted against the helper's.
 //!
 //! It is in a cgroup beside the container's, with the limits on RDMA objects that the container will have, and has the rights and the
 //! limit on locked memory that the program's process has. Who makes the objects is for the program to say ([`trial_main`]): an agent
 //! has no libibverbs in it.
 
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -25,8 +28,9 @@ use rustix::process::{Pid, Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use serde::{Deserialize, Serialize};
 use verbatim_channel::ContextRecord;
+use verbatim_channel::ahead::MadeAhead;
 use verbatim_container::{CgroupBeside, ContainerName, Workload};
-use verbatim_seqpacket::Socket;
+use verbatim_seqpacket::{MAX_FDS, Socket};
 
 use crate::config::Config;
 use crate::proto::ProcessLimits;
@@ -77,13 +81,18 @@ impl Limits {
         Ok(set_capabilities(None, sets)?)
     }
 
-    fn describe(&self) -> String {
+    /// How many bytes it may lock, if that is limited.
+    fn may_lock(&self) -> Option<u64> {
         let may_all = self.capabilities & CapabilitySet::IPC_LOCK.bits() != 0;
-        match self.memlock {
-            Some(bytes) if !may_all => {
+        self.memlock.filter(|_| !may_all)
+    }
+
+    fn describe(&self) -> String {
+        match self.may_lock() {
+            Some(bytes) => {
                 format!("it may lock {bytes} bytes (RLIMIT_MEMLOCK, and it lacks CAP_IPC_LOCK)")
             }
-            _ => "it may lock all memory".to_owned(),
+            None => "it may lock all memory".to_owned(),
         }
     }
 }
@@ -128,16 +137,29 @@ pub struct Tried {
     pub contexts: Vec<(String, ContextRecord)>,
 }
 
-/// The helper's answer: what cannot be made.
-type Answer = Result<(), String>;
+/// What the process can go on with, and the descriptors of all contexts in their order.
+#[derive(Debug, Default)]
+pub struct Ahead {
+    /// Not all contexts have something.
+    pub contexts: Vec<MadeAhead>,
+    /// As many as the contexts say.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// As many descriptors as go to the process in one message, beside three of the message's own.
+const MAX_DESCRIPTORS: usize = MAX_FDS - 3;
+
+/// The helper's answer: what the process can go on with, and why not with the rest; or what cannot be made.
+type Answer = Result<(Vec<MadeAhead>, Vec<String>), String>;
 
 /// Makes it, in a process of its own, for the container of that name; an error says what cannot be made here. Blocks for as long as that takes.
+/// Gives what the process can go on with.
 pub fn run(
     config: &Config,
     (name, workload): (&ContainerName, &Workload),
     tried: &Tried,
     memory: Option<&File>,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Ahead> {
     let cgroup = CgroupBeside::create(&config.cgroup_parent, name, workload);
     let cgroup = cgroup.unwrap_or_else(|error| {
         // A trial outside of it sees less, and what it sees is right.
@@ -151,11 +173,31 @@ pub fn run(
         tracing::warn!(%error, "objects are tried outside of the container's cgroup");
     }
     let answer = helper.ask(tried, memory);
+    // Killed, so that it destroys nothing.
     drop(helper);
-    let Err(refused) = answer? else { return Ok(()) };
-    let limits = tried.limits.iter().map(Limits::describe);
-    let limits = limits.chain(cgroup.iter().flat_map(CgroupBeside::rdma_limits));
-    bail!("{refused} ({})", limits.collect::<Vec<_>>().join("; "))
+    let (answer, descriptors) = answer?;
+    let limited = cgroup.iter().flat_map(CgroupBeside::rdma_limits);
+    let (contexts, why_not) = match answer {
+        Ok(made) => made,
+        Err(refused) => {
+            let limits = tried.limits.iter().map(Limits::describe).chain(limited);
+            bail!("{refused} ({})", limits.collect::<Vec<_>>().join("; "))
+        }
+    };
+    for why in why_not {
+        tracing::info!("a context is made only after the decision: {why}");
+    }
+    let may_lock = tried.limits.as_ref().map_or(Some(0), |limits| limits.may_lock());
+    if may_lock.is_some() || limited.count() > 0 {
+        tracing::info!(
+            "contexts are made only after the decision: what they lock and have counts against limits"
+        );
+        return Ok(Ahead::default());
+    }
+    Ok(Ahead {
+        contexts,
+        descriptors,
+    })
 }
 
 struct Helper {
@@ -175,7 +217,7 @@ impl Helper {
         Ok(Self { child, socket })
     }
 
-    fn ask(&mut self, tried: &Tried, memory: Option<&File>) -> anyhow::Result<Answer> {
+    fn ask(&mut self, tried: &Tried, memory: Option<&File>) -> anyhow::Result<(Answer, Vec<OwnedFd>)> {
         let fds: Vec<_> = memory.iter().map(|file| file.as_fd()).collect();
         verbatim_channel::send(&self.socket, tried, &fds)?;
         let limit = Timespec::try_from(LIMIT)?;
@@ -184,7 +226,7 @@ impl Helper {
             bail!("making the program's objects on trial took longer than {LIMIT:?}");
         }
         match verbatim_channel::recv::<Answer>(&self.socket) {
-            Ok((answer, _)) => Ok(answer),
+            Ok(answer) => Ok(answer),
             Err(_) => {
                 let status = self.child.wait()?;
                 bail!("the process that made the program's objects on trial ended with {status}")
@@ -203,9 +245,12 @@ impl Drop for Helper {
     }
 }
 
+/// What was made of a context: what keeps it, and what another process can go on with, or why none can.
+pub type Made<T> = (T, Result<(MadeAhead, Vec<OwnedFd>), String>);
+
 /// What the program does when it is started under the name [`PROGRAM_NAME`]; its standard input is the socket. `make` makes what the record
 /// says at the device of that name; the file is that of registered memory. What it gives is kept.
-pub fn trial_main<T>(make: impl Fn(&str, &ContextRecord, Option<&File>) -> Result<T, String>) -> ! {
+pub fn trial_main<T>(make: impl Fn(&str, &ContextRecord, Option<&File>) -> Result<Made<T>, String>) -> ! {
     let socket = std::io::stdin().as_fd().try_clone_to_owned();
     let code = match socket {
         Ok(socket) => serve(&Socket::from_fd(socket), make),
@@ -214,7 +259,10 @@ pub fn trial_main<T>(make: impl Fn(&str, &ContextRecord, Option<&File>) -> Resul
     std::process::exit(code)
 }
 
-fn serve<T>(socket: &Socket, make: impl Fn(&str, &ContextRecord, Option<&File>) -> Result<T, String>) -> i32 {
+fn serve<T>(
+    socket: &Socket,
+    make: impl Fn(&str, &ContextRecord, Option<&File>) -> Result<Made<T>, String>,
+) -> i32 {
     let Ok((tried, fds)) = verbatim_channel::recv::<Tried>(socket) else {
         return 1;
     };
@@ -225,18 +273,31 @@ fn serve<T>(socket: &Socket, make: impl Fn(&str, &ContextRecord, Option<&File>) 
         .and_then(|()| {
             let contexts = tried.contexts.iter();
             let made = contexts.map(|(device, record)| make(device, record, memory.as_ref()));
-            made.collect::<Result<Vec<T>, String>>()
+            made.collect::<Result<Vec<_>, String>>()
         });
-    let (made, answer): (Vec<T>, Answer) = match made {
-        Ok(made) => (made, Ok(())),
-        Err(refused) => (Vec::new(), Err(refused)),
-    };
-    if verbatim_channel::send(socket, &answer, &[]).is_err() {
+    let (mut kept, mut descriptors) = (Vec::new(), Vec::new());
+    let answer: Answer = made.map(|made| {
+        let (mut contexts, mut why_not) = (Vec::new(), Vec::new());
+        for (one, ahead) in made {
+            kept.push(one);
+            match ahead {
+                Ok((context, own)) if descriptors.len() + own.len() <= MAX_DESCRIPTORS => {
+                    contexts.push(context);
+                    descriptors.extend(own);
+                }
+                Ok((_, own)) => why_not.push(format!("it has {} descriptors, which are too many", own.len())),
+                Err(why) => why_not.push(why),
+            }
+        }
+        (contexts, why_not)
+    });
+    let fds: Vec<_> = descriptors.iter().map(AsFd::as_fd).collect();
+    if verbatim_channel::send(socket, &answer, &fds).is_err() {
         return 1;
     }
-    // Until the agent has had enough, or is gone.
+    // Until the agent has had enough, or is gone: an agent that keeps something kills.
     let _ = socket.recv_bytes();
-    drop(made);
+    drop(kept);
     0
 }
 
@@ -277,25 +338,37 @@ mod tests {
             limits: None,
             contexts,
         };
-        let made = |device: &str, record: &ContextRecord, memory: Option<&File>| {
+        let ahead = |id| MadeAhead {
+            id,
+            descriptors: 1,
+            memory: None,
+            rkeys: vec![7],
+            commands: Vec::new(),
+        };
+        let made = move |device: &str, record: &ContextRecord, memory: Option<&File>| {
             assert!(memory.is_some());
             match record.id {
-                1 => Ok(()),
+                1 => Ok(((), Ok((ahead(1), vec![File::open("/dev/null").unwrap().into()])))),
+                2 => Ok(((), Err("its queues are the library's".to_owned()))),
                 other => Err(format!("{device}: no {other}")),
             }
         };
         for (contexts, expected) in [
-            (vec![("rxe0".to_owned(), context(1))], Ok(())),
             (
-                vec![("rxe0".to_owned(), context(1)), ("rxe1".to_owned(), context(2))],
-                Err("rxe1: no 2".to_owned()),
+                vec![("rxe0".to_owned(), context(1)), ("mlx5_0".to_owned(), context(2))],
+                Ok((vec![ahead(1)], vec!["its queues are the library's".to_owned()])),
+            ),
+            (
+                vec![("rxe0".to_owned(), context(1)), ("rxe1".to_owned(), context(3))],
+                Err("rxe1: no 3".to_owned()),
             ),
         ] {
             let (ours, theirs) = Socket::pair().unwrap();
             let helper = std::thread::spawn(move || serve(&theirs, made));
             let file = tempfile::tempfile().unwrap();
             verbatim_channel::send(&ours, &tried(contexts), &[file.as_fd()]).unwrap();
-            let (answer, _) = verbatim_channel::recv::<Answer>(&ours).unwrap();
+            let (answer, fds) = verbatim_channel::recv::<Answer>(&ours).unwrap();
+            assert_eq!(fds.len(), usize::from(expected.is_ok()));
             assert_eq!(answer, expected);
             assert!(!helper.is_finished());
             drop(ours);

@@ -25,6 +25,7 @@
 
 use verbatim_versions::{Versioned, Versions};
 
+pub mod ahead;
 mod gate;
 mod hung_up;
 mod message;

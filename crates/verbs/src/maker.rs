@@ -154,6 +154,21 @@ impl Made {
     }
 }
 
+impl Made {
+    /// Destroys the queue pairs and windows of a context that somebody else goes on with: they are the process's to make.
+    pub fn destroy_queue_pairs(&mut self) -> Result<(), NotMade> {
+        for qp in self.claimed.qps.drain(..) {
+            let destroyed = self.device.destroy_qp(qp.physical_qpn);
+            destroyed.of(|| format!("queue pair {:#x} stays", qp.qpn))?;
+        }
+        for mw in self.claimed.mws.drain(..) {
+            let destroyed = self.device.dealloc_mw(mw.physical_rkey);
+            destroyed.of(|| format!("memory window {:#x} stays", mw.rkey))?;
+        }
+        Ok(())
+    }
+}
+
 /// The program sees of a queue pair that cannot go on what it sees of one whose connection has failed.
 fn fail(device: &dyn Device, physical_qpn: u32) {
     let attr = QpAttr {

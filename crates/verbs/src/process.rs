@@ -279,6 +279,13 @@ impl Process {
             .as_ref()
     }
 
+    /// The file of adopted memory, by device and inode number, if there is one.
+    pub(crate) fn memory_file(&self) -> Option<(u64, u64)> {
+        let file = self.adopter_in_use()?.open_file().ok()??;
+        let stat = rustix::fs::fstat(&file).ok()?;
+        Some((stat.st_dev, stat.st_ino))
+    }
+
     /// The adopter, if it was ever needed.
     pub(crate) fn adopter_in_use(&self) -> Option<&Adopter> {
         self.adopter.get()?.as_ref()

@@ -1,7 +1,8 @@
 //! The blackout of a program with rxe beside what CRIU alone takes in the same machine for a program without RDMA, as JSON.
 //!
 //! `make rnic-bench`. By turns: CRIU alone on the first host, then a move of the server to the last host and back. An emulated
-//! processor's milliseconds say nothing; the ratio does.
+//! processor's milliseconds say nothing; the ratio does. Then programs with more queue pairs and more registered memory, there with what was made
+//! ahead, and back without: a limit on objects, which it never reaches, has agents leave all to the process.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +13,8 @@ use verbatim_container::Criu;
 
 use crate::built;
 use crate::machines::{HOSTS, Machines};
-use crate::run::{CHECK, Check, MOVE_LIMIT, flows};
+use crate::run::{CHECK, Check, MOVE_LIMIT, flows, gone_on_with};
+use crate::trial::limit;
 
 /// How often, unless `VERBATIM_RNIC_TURNS` says so.
 const TURNS: usize = 7;
@@ -24,6 +26,52 @@ struct Report {
     phases_ms: BTreeMap<String, f64>,
 }
 
+/// Programs whose contexts are large in one way or the other, by what `vcheck` is told.
+const SIZES: [(&str, &str); 5] = [
+    ("1 queue pair", "--op write -q 1 --depth 8 --nap 5"),
+    ("16 queue pairs", "--op write -q 16 --depth 8 --nap 20"),
+    ("64 queue pairs", "--op write -q 64 --depth 8 --nap 50"),
+    ("256 queue pairs", "--op write -q 256 --depth 8 --nap 200"),
+    ("2 queue pairs, 128 MiB", "--op write -q 2 -s 8388608 --depth 4 --nap 100"),
+];
+
+/// More objects than any program here has.
+const PLENTY: &str = "1000000";
+
+/// What moves took of one kind.
+#[derive(Debug, Default)]
+struct Moves {
+    service: Vec<f64>,
+    communication: Vec<f64>,
+    phases: BTreeMap<String, Vec<f64>>,
+}
+
+impl Moves {
+    fn add(&mut self, report: Report) {
+        self.service.push(report.service_blackout_ms);
+        self.communication.push(report.communication_blackout_ms);
+        for (phase, ms) in report.phases_ms {
+            self.phases.entry(phase).or_default().push(ms);
+        }
+    }
+
+    fn medians(&mut self) -> serde_json::Value {
+        let phases = self.phases.iter_mut();
+        let phases: BTreeMap<_, _> = phases.map(|(phase, ms)| (phase.as_str(), median(ms))).collect();
+        serde_json::json!({
+            "phases_ms": phases,
+            "service_blackout_ms": median(&mut self.service),
+            "communication_blackout_ms": median(&mut self.communication),
+            "moves": self.service.len(),
+        })
+    }
+}
+
+fn migrate(machines: &Machines, from: &str, to: &str) -> anyhow::Result<Report> {
+    let said = machines.verbatim(from, &["migrate", "server", "--to", to, "--json"], MOVE_LIMIT)?;
+    serde_json::from_str(&said).with_context(|| said.clone())
+}
+
 /// Prints it.
 pub fn tell() -> anyhow::Result<()> {
     let turns = match std::env::var("VERBATIM_RNIC_TURNS") {
@@ -32,39 +80,57 @@ pub fn tell() -> anyhow::Result<()> {
     };
     let machines = Machines::up()?;
     let [here, partner, there] = HOSTS;
-    let (mut alone, mut service, mut communication) = (Vec::new(), Vec::new(), Vec::new());
-    let mut phases: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    let (mut alone, mut moves) = (Vec::new(), Moves::default());
     for turn in 1..=turns {
         eprintln!("turn {turn} of {turns}");
         alone.push(criu_alone(&machines, here)?);
         machines.clear()?;
         let check = Check::start(&machines, here, partner, CHECK)?;
         for (from, to) in [(here, there), (there, here)] {
-            let said = machines.verbatim(from, &["migrate", "server", "--to", to, "--json"], MOVE_LIMIT)?;
-            let report: Report = serde_json::from_str(&said).with_context(|| said.clone())?;
-            service.push(report.service_blackout_ms);
-            communication.push(report.communication_blackout_ms);
-            for (phase, ms) in report.phases_ms {
-                phases.entry(phase).or_default().push(ms);
-            }
+            moves.add(migrate(&machines, from, to)?);
             flows(&machines, partner)?;
         }
         check.end(&machines)?;
     }
-    let phases: BTreeMap<_, _> = phases
-        .iter_mut()
-        .map(|(phase, ms)| (phase.as_str(), median(ms)))
-        .collect();
-    let told = serde_json::json!({
-        "phases_ms": phases,
-        "criu_alone_ms": median(&mut alone),
-        "service_blackout_ms": median(&mut service),
-        "communication_blackout_ms": median(&mut communication),
-        "service_ratio": median(&mut service) / median(&mut alone),
-        "moves": service.len(),
-    });
+    let sizes = SIZES
+        .iter()
+        .map(|(name, options)| {
+            let told = ahead_and_not(&machines, options, turns).with_context(|| (*name).to_owned())?;
+            Ok(((*name).to_owned(), told))
+        })
+        .collect::<anyhow::Result<serde_json::Map<_, _>>>()?;
+    let ratio = median(&mut moves.service) / median(&mut alone);
+    let mut told = moves.medians();
+    told["criu_alone_ms"] = median(&mut alone).into();
+    told["service_ratio"] = ratio.into();
+    told["sizes"] = sizes.into();
     println!("{}", serde_json::to_string_pretty(&told)?);
     Ok(())
+}
+
+/// Moves of the same program with and without what can be made ahead.
+fn ahead_and_not(machines: &Machines, options: &str, turns: usize) -> anyhow::Result<serde_json::Value> {
+    let [here, partner, there] = HOSTS;
+    let (mut ahead, mut not) = (Moves::default(), Moves::default());
+    machines.clear()?;
+    limit(machines, here, PLENTY)?;
+    let check = Check::start(machines, here, partner, options)?;
+    for turn in 1..=turns {
+        eprintln!("{options}: turn {turn} of {turns}");
+        let before = (gone_on_with(machines, there)?, gone_on_with(machines, here)?);
+        ahead.add(migrate(machines, here, there)?);
+        flows(machines, partner)?;
+        not.add(migrate(machines, there, here)?);
+        flows(machines, partner)?;
+        let after = (gone_on_with(machines, there)?, gone_on_with(machines, here)?);
+        ensure!(
+            after == (before.0 + 1, before.1),
+            "it was to go on with what was made ahead once, there: {before:?}, then {after:?}"
+        );
+    }
+    check.end(machines)?;
+    limit(machines, here, "max")?;
+    Ok(serde_json::json!({ "made_ahead": ahead.medians(), "made_after": not.medians() }))
 }
 
 /// The median of some.

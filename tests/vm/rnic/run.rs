@@ -221,11 +221,22 @@ pub fn flows(machines: &Machines, host: &str) -> anyhow::Result<()> {
 }
 
 fn migrate(machines: &Machines, end: &mut End, to: &'static str) -> anyhow::Result<()> {
+    let before = gone_on_with(machines, to)?;
     machines.verbatim(end.host, &["migrate", end.name, "--to", to], MOVE_LIMIT)?;
     end.host = to;
+    ensure!(
+        gone_on_with(machines, to)? > before,
+        "the program has made all by itself, after the decision"
+    );
     let row = machines.row(to, end.name)?;
     ensure!(row.state == "running", "after the move it is {}", row.state);
     nothing_is_left_of_the_old_rnic(machines, to, end.name)
+}
+
+/// How many processes the agent of a host has seen go on with what was made ahead of them.
+pub fn gone_on_with(machines: &Machines, host: &str) -> anyhow::Result<u32> {
+    let said = machines.shell(host, "grep -c 'goes on with what was made ahead' /run/agent.log || true")?;
+    said.trim().parse().with_context(|| said.clone())
 }
 
 /// An error if an instance that has moved still has mappings of the RNIC that it had before, or drivers of RNICs that no machine has: each

@@ -59,7 +59,8 @@ fn attempt(machines: &Machines) -> anyhow::Result<()> {
 }
 
 /// Sets it for all instances of a host.
-fn limit(machines: &Machines, host: &str, objects: &str) -> anyhow::Result<()> {
+/// Lets instances of a host have so many objects in all, or as many as there are (`max`).
+pub fn limit(machines: &Machines, host: &str, objects: &str) -> anyhow::Result<()> {
     let script = format!(
         "mkdir -p /sys/fs/cgroup/verbatim; echo +rdma >/sys/fs/cgroup/cgroup.subtree_control; \
          echo 'rxe0 hca_object={objects}' >/sys/fs/cgroup/verbatim/rdma.max"

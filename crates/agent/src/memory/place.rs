@@ -52,8 +52,13 @@ impl Placer {
 
     /// From now on zeroes take room, and a hole in a file is what never came.
     pub fn writing_zeroes(mut self) -> Self {
-        self.writes_zeroes = true;
+        self.write_zeroes();
         self
+    }
+
+    /// As [`Self::writing_zeroes`]: what lies in the files keeps its pages.
+    pub fn write_zeroes(&mut self) {
+        self.writes_zeroes = true;
     }
 
     /// From now on the content of `path` goes to this file, whose owner and mode stay, and whose length is right.

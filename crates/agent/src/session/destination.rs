@@ -49,6 +49,7 @@ use crate::proto::{ConnectRequest, FilePart, OpenRequest};
 use crate::report::milliseconds;
 use crate::session::rnics;
 use crate::standby::StandbyContext;
+use crate::trial::Ahead;
 use crate::turns::Turn;
 use post_copy::Lacking;
 
@@ -289,6 +290,8 @@ pub struct Destination {
     moved: Vec<MovedEndpoint>,
     /// Contexts that the processes make again.
     to_make: ToMake,
+    /// By process, what of it was made ahead. An agent that comes later has nothing of it.
+    ahead: HashMap<u32, Ahead>,
     /// What they have made, once [`Destination::claim`] has asked them.
     made: Option<AllMade>,
     /// The partners' hosts.
@@ -344,6 +347,7 @@ impl Destination {
             keys: Vec::new(),
             moved: Vec::new(),
             to_make: ToMake::default(),
+            ahead: HashMap::new(),
             made: None,
             partners: Vec::new(),
             keeper: None,

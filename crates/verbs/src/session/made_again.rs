@@ -7,6 +7,7 @@
 //!   Quiesce ─► the device is let go, and kept ──┬─ Claim ─────────────────────────────► the same device again
 //!                                               └─ (restored) MakeAgain, ConnectMade, Claim ─► the new one; the old one abandoned
 //! ```
+//! Where a helper of the agent's has made some of it at the new place already, the process goes on with that ([`verbatim_channel::ahead`]).
 //! What cannot be made at the new place is lost as if its RNIC had died: there is no way back any more. Agents see to it that what
 //! is known beforehand to be lacking refuses the migration.
 
@@ -15,14 +16,16 @@ use std::fmt::Display;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use verbatim_channel::ahead::{self, MadeAhead};
 use verbatim_channel::{Answer, MadePeer, MrRecord};
 
 use super::{LetGo, Phase, SessionError, Sessions};
-use crate::backend::Device;
+use crate::backend::{Device, rdma_core};
 use crate::context::Context;
 use crate::described;
 use crate::error::VerbsError;
 use crate::maker::{Made, NotMade, Was};
+use crate::process::Process;
 
 /// All that a session has made.
 #[derive(Default)]
@@ -48,29 +51,39 @@ impl AllMade {
 
 impl Sessions {
     /// Makes the objects of all contexts that were kept. The old ones are nobody's any more. `fds`: what came with the order, a terminal that
-    /// was hung up from an agent that has one.
-    pub(super) fn make_again(&mut self, session: u64, fds: &[OwnedFd]) -> Result<Answer, SessionError> {
+    /// was hung up from an agent that has one, and behind it what was made ahead ([`verbatim_channel::ahead`]).
+    pub(super) fn make_again(&mut self, session: u64, fds: Vec<OwnedFd>) -> Result<Answer, SessionError> {
         if let Some(told) = &self.find(session)?.told_made {
             // Whoever drives the session now has not heard it.
             return Ok(told.clone());
         }
         let process = self.process.clone();
         let record = self.find_in(session, Phase::Quiesced, "MakeAgain")?;
+        let mut fds = fds.into_iter();
+        let dead = fds.next();
+        let mut ahead = Ahead::of(&process, fds);
         let mut all = AllMade::default();
         for (context, let_go) in process.contexts().iter().zip(&mut record.let_go) {
             let LetGo::Kept(kept) = let_go else { continue };
             let Some(kept) = kept.take() else { continue };
             let Some(old) = kept.kept else { continue };
             drop(kept.reopen);
-            let new = old.open_again();
-            old.abandon(fds.first().map(AsFd::as_fd));
+            let made = ahead.go_on(context, &*old);
+            let new = match made {
+                Some(_) => None,
+                None => Some(old.open_again()),
+            };
+            old.abandon(dead.as_ref().map(AsFd::as_fd));
             let device = context.device_name();
-            match new {
-                Ok(new) => match make(context, new) {
-                    Ok(made) => _ = all.contexts.insert(context.id(), made),
-                    Err(not_made) => all.lost.push(lost(device, &not_made)),
-                },
-                Err(error) => all.lost.push(lost(device, &error)),
+            let made = match (made, new) {
+                (Some(made), _) => Ok(made),
+                (None, Some(Ok(new))) => make(context, new).map_err(|not_made| lost(device, &not_made)),
+                (None, Some(Err(error))) => Err(lost(device, &error)),
+                (None, None) => unreachable!("what was not made ahead is opened"),
+            };
+            match made {
+                Ok(made) => _ = all.contexts.insert(context.id(), made),
+                Err(lost) => all.lost.push(lost),
             }
         }
         let told = all.describe();
@@ -101,6 +114,46 @@ impl Sessions {
         }
         let contexts = Vec::new();
         Ok(Answer::Made { contexts, lost })
+    }
+}
+
+/// What was made ahead of the process, for it to go on with.
+struct Ahead {
+    contexts: Vec<(MadeAhead, Vec<OwnedFd>)>,
+    /// The process's file of adopted memory, by device and inode number.
+    memory: Option<(u64, u64)>,
+}
+
+impl Ahead {
+    /// What came with the order, behind the terminal. What is not understood is let go.
+    fn of(process: &Process, mut fds: impl Iterator<Item = OwnedFd>) -> Self {
+        let packed = fds.next().and_then(|packed| ahead::unpack(packed).ok());
+        let contexts = packed.into_iter().flatten().map(|made| {
+            let own = fds.by_ref().take(made.descriptors as usize).collect();
+            (made, own)
+        });
+        Self {
+            contexts: contexts.collect(),
+            memory: process.memory_file(),
+        }
+    }
+
+    /// Makes a context of what was made ahead; `None` if nothing was, or something else: then nothing of it is left.
+    fn go_on(&mut self, context: &Context, old: &dyn Device) -> Option<Made> {
+        let index = self
+            .contexts
+            .iter()
+            .position(|(made, _)| made.id == context.id())?;
+        let (made, descriptors) = self.contexts.swap_remove(index);
+        // The RNIC would write to another file than the program reads.
+        if made.memory.is_some() && made.memory != self.memory {
+            return None;
+        }
+        let make = || {
+            let new = old.open_again().map_err(|error| error.to_string())?;
+            self::make(context, new).map_err(|not_made| not_made.to_string())
+        };
+        rdma_core::ahead::answered(made, descriptors, make).ok()
     }
 }
 

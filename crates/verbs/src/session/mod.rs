@@ -235,7 +235,7 @@ impl Sessions {
                 record.marked = qpns.into_iter().collect();
                 Ok(Answer::Done)
             }
-            Order::MakeAgain { session } => self.make_again(session, &fds),
+            Order::MakeAgain { session } => self.make_again(session, fds),
             Order::ConnectMade { session, peers } => self.connect_made(session, &peers),
             Order::PrepareStandby { session, qpns } => self.prepare(session, &qpns),
             Order::ConnectStandby { session, peers } => self.connect(session, &peers),

@@ -7,13 +7,17 @@
 //! - Registered memory is the file that has come ahead, mapped and pinned as the process will have it: so what is locked, in whole, is
 //!   counted against the same limits, and no page is needed twice. Memory without such a file is anonymous, of the same sizes.
 //! - Connected queue pairs are taken to their states, each connected to itself: nothing is sent.
+//! - What another process can go on with is handed over instead ([`crate::backend::rdma_core::ahead`]), but for queue pairs and windows.
 
 pub(crate) mod memory;
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
+use verbatim_channel::ahead::MadeAhead;
 use verbatim_channel::{ContextRecord, MadePeer, MrRecord, StandbyPeer};
 use verbatim_device::control::QpState;
 
@@ -45,12 +49,35 @@ pub enum TrialError {
 /// What has been made, for as long as it lives.
 pub struct Trial {
     // Objects before the memory that they lie in.
-    _made: Made,
+    made: Made,
     _memory: Vec<Mapped>,
 }
 
-/// Makes all objects of `record` at the device of that name of the system's libibverbs. `memory` is the process's file of adopted memory.
-pub fn make(device: &str, record: &ContextRecord, memory: Option<&File>) -> Result<Trial, TrialError> {
+/// What the process can go on with, and its descriptors. It stays if the caller ends without dropping the [`Trial`].
+pub type Ahead = (MadeAhead, Vec<OwnedFd>);
+
+/// Makes all objects of `record` at the device of that name of the system's libibverbs. `memory` is the process's file of adopted memory. With
+/// it comes what the process can go on with, or why it has to make all by itself.
+pub fn make(
+    device: &str,
+    record: &ContextRecord,
+    memory: Option<&File>,
+) -> Result<(Trial, Result<Ahead, String>), TrialError> {
+    let (made, noted) = rdma_core::ahead::noted(|| try_all(device, record, memory));
+    let mut trial = made?;
+    let ahead = can_be_handed_over(record, memory).and_then(|memory| {
+        // Queue pairs go by what was noted, too: the kernel destroys them.
+        let destroyed = trial.made.destroy_queue_pairs();
+        destroyed.map_err(|error| error.to_string())?;
+        let (mut ahead, descriptors) = noted.finish(record.id, memory)?;
+        let regions = trial.made.claimed.mrs.iter();
+        ahead.rkeys = regions.map(|mr| mr.physical_rkey).collect();
+        Ok((ahead, descriptors))
+    });
+    Ok((trial, ahead))
+}
+
+fn try_all(device: &str, record: &ContextRecord, memory: Option<&File>) -> Result<Trial, TrialError> {
     let provider = rdma_core::RdmaCoreProvider::default();
     let opened = provider.open(device).map_err(|error| TrialError::Open {
         device: device.to_owned(),
@@ -67,6 +94,23 @@ pub fn make(device: &str, record: &ContextRecord, memory: Option<&File>) -> Resu
         device: device.to_owned(),
         why: format!("{not_made}; the device has {limits}"),
     })
+}
+
+/// The file whose pages are registered, by device and inode number, if all registered memory is in one.
+fn can_be_handed_over(record: &ContextRecord, memory: Option<&File>) -> Result<Option<(u64, u64)>, String> {
+    let in_file = |mr: &MrRecord| {
+        let adopted = mr.segments.iter().filter(|segment| segment.offset.is_some());
+        adopted.map(|segment| segment.length).sum::<u64>() == mr.length
+    };
+    if let Some(mr) = record.mrs.iter().find(|mr| !in_file(mr)) {
+        return Err(format!(
+            "region {:#x} has memory that is in no file, and that nobody else can register",
+            mr.lkey
+        ));
+    }
+    let metadata = memory.map(File::metadata).transpose();
+    let metadata = metadata.map_err(|error| format!("the file of registered memory: {error}"))?;
+    Ok(metadata.map(|metadata| (metadata.dev(), metadata.ino())))
 }
 
 /// What a device says that it can have, by the names of `ibv_query_device`.
@@ -126,7 +170,7 @@ pub(crate) fn make_at(
         })?;
     }
     Ok(Trial {
-        _made: made,
+        made,
         _memory: mapped,
     })
 }

@@ -1,6 +1,6 @@
 //! After the commit: the restored processes take their contexts, and let their requests reach the RNIC.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -9,6 +9,7 @@ use verbatim_session::Phase;
 use verbatim_session::decision::destination::Event;
 
 use super::Destination;
+use super::tried::handed;
 use crate::allocator;
 use crate::datagrams;
 use crate::faults::Point;
@@ -30,6 +31,28 @@ fn made(answer: Answer) -> anyhow::Result<MadeAndLost> {
     match answer {
         Answer::Made { contexts, lost } => Ok((contexts, lost)),
         other => Err(unexpected(&other, "Made")),
+    }
+}
+
+/// Says whether a process has gone on with regions of these keys, which were made ahead of it.
+fn tell_whose(pid: u32, rkeys: &[u32], contexts: &[MadeContext]) {
+    let made = contexts.iter().flat_map(|context| &context.keys);
+    let made: HashSet<u32> = made.map(|key| key.physical_key).collect();
+    match rkeys.iter().filter(|rkey| made.contains(rkey)).count() {
+        _ if rkeys.is_empty() => {}
+        taken if taken == rkeys.len() => {
+            tracing::info!(
+                pid,
+                regions = taken,
+                "the process goes on with what was made ahead of it"
+            );
+        }
+        taken => tracing::info!(
+            pid,
+            regions = rkeys.len(),
+            taken,
+            "the process has made by itself what was made ahead of it: its library asks for something else"
+        ),
     }
 }
 
@@ -74,17 +97,31 @@ impl Destination {
         }
         let session = self.session;
         let mut all = AllMade::default();
-        let asked = guests.iter().map(|(_, guest)| async move {
+        let mut ahead = std::mem::take(&mut self.ahead);
+        let rkeys: Vec<Vec<u32>> = guests
+            .iter()
+            .map(|(pid, _)| {
+                let contexts = ahead.get(pid).map(|ahead| &ahead.contexts);
+                let rkeys = contexts.into_iter().flatten().flat_map(|context| &context.rkeys);
+                rkeys.copied().collect()
+            })
+            .collect();
+        let with_ahead: Vec<_> = guests
+            .iter()
+            .map(|(pid, guest)| (guest, ahead.remove(pid)))
+            .collect();
+        let asked = with_ahead.into_iter().map(|(guest, ahead)| async move {
             // Without one the process keeps memory and mappings of what it had, which the next dump has to write down.
             let dead = hung_up_terminal().inspect_err(|error| {
                 tracing::warn!("the process cannot forget its old RNIC's objects: /dev/ptmx: {error}")
             });
-            let order = guest.order(Order::MakeAgain { session }, dead.into_iter().collect());
+            let order = guest.order(Order::MakeAgain { session }, handed(dead.ok(), ahead));
             made(in_time("making contexts again", order).await?.0)
         });
-        for ((pid, _), answer) in guests.iter().zip(join_all(asked).await) {
+        for (((pid, _), answer), rkeys) in guests.iter().zip(join_all(asked).await).zip(rkeys) {
             let (contexts, lost) = answer?;
             self.tell_lost(*pid, &lost);
+            tell_whose(*pid, &rkeys, &contexts);
             all.add(*pid, contexts);
         }
         all.keys_into(&mut self.keys);

@@ -1,26 +1,29 @@
-//! Contexts that the instance's processes will make again here: tried before the decision, since nothing can be refused after it.
+//! Contexts that the instance's processes will make again here: tried before the decision, since nothing can be refused after it. What can be
+//! gone on with is theirs then.
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use anyhow::{Context, bail};
 use rustix::fs::OFlags;
-use verbatim_channel::{MEMORY_DIR, MadeAgain, RoadMap};
+use verbatim_channel::{MEMORY_DIR, MadeAgain, RoadMap, ahead};
 
 use super::Destination;
 use crate::memory::beneath;
 use crate::proto::ProcessLimits;
-use crate::trial::{self, Limits, Tried};
+use crate::trial::{self, Ahead, Limits, Tried};
 
 impl Destination {
-    /// Has the objects of these contexts made and destroyed again, while the program still runs where it is. An error names what cannot be
-    /// made.
+    /// Has the objects of these contexts made, while the program still runs where it is. What its processes can go on with is kept, the rest
+    /// is destroyed again. An error names what cannot be made.
     pub(super) async fn try_made_again(
-        &self,
+        &mut self,
         road_maps: &[RoadMap],
         made_again: &[(u32, MadeAgain)],
         limits: &[ProcessLimits],
     ) -> anyhow::Result<()> {
+        self.ahead.clear();
         if made_again.is_empty() {
             return Ok(());
         }
@@ -31,17 +34,42 @@ impl Destination {
         let folder = home.paths.folder.clone();
         let outcome = tokio::task::spawn_blocking(move || {
             let of = (&record.name, &record.workload);
+            let mut ahead = Vec::new();
             for (pid, tried) in &all {
                 let path = Path::new(MEMORY_DIR).join(pid.to_string());
                 let memory = beneath::open(&folder, &path, OFlags::RDWR)?;
-                if let Err(error) = trial::run(&config, of, tried, memory.as_ref()) {
-                    bail!("process {pid} would lose its RNIC here: {error:#}");
+                match trial::run(&config, of, tried, memory.as_ref()) {
+                    Ok(made) if made.contexts.is_empty() => {}
+                    Ok(made) => ahead.push((*pid, made)),
+                    Err(error) => bail!("process {pid} would lose its RNIC here: {error:#}"),
                 }
             }
-            anyhow::Ok(())
+            anyhow::Ok(ahead)
         });
-        outcome.await.context("trying objects panicked")?
+        self.ahead = outcome
+            .await
+            .context("trying objects panicked")??
+            .into_iter()
+            .collect();
+        if !self.ahead.is_empty() {
+            // The kernel holds pages of the file: a hole would take them from it, and the RNIC would write where nobody looks.
+            self.runtime.write_zeroes();
+        }
+        Ok(())
     }
+}
+
+/// What goes with [`verbatim_channel::Order::MakeAgain`] to a process: the terminal, and what was made ahead. Without the terminal, which older
+/// libraries take for the first, nothing else goes.
+pub(super) fn handed(dead: Option<OwnedFd>, ahead: Option<Ahead>) -> Vec<OwnedFd> {
+    let mut fds: Vec<_> = dead.into_iter().collect();
+    if let (1, Some(ahead)) = (fds.len(), ahead) {
+        match ahead::pack(&ahead.contexts) {
+            Ok(packed) => fds.extend(std::iter::once(packed).chain(ahead.descriptors)),
+            Err(error) => tracing::warn!("what was made ahead cannot be handed over: {error}"),
+        }
+    }
+    fds
 }
 
 /// By process, what it will make.

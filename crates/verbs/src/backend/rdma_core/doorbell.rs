@@ -16,6 +16,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use verbatim_got::Hook;
 
+use super::uverbs::{
+    ATTR_CORE_IN, ATTR_CORE_OUT, ATTR_WRITE_CMD, Attribute, Header, METHOD_INVOKE_WRITE, OBJECT_DEVICE,
+    RDMA_DRIVER_RXE, RDMA_VERBS_IOCTL,
+};
+
 /// The library's file begins so.
 const LIBRXE: &str = "librxe-rdmav";
 
@@ -79,47 +84,10 @@ const POST_SRQ_RECV: u32 = 36;
 const HEADER_BYTES: usize = 8;
 const WORD_BYTES: u16 = 4;
 
-const RDMA_VERBS_IOCTL: c_long = 0xc018_1b01;
-const UVERBS_OBJECT_DEVICE: u16 = 0;
-const UVERBS_METHOD_INVOKE_WRITE: u16 = 0;
-const UVERBS_ATTR_CORE_IN: u16 = 0;
-const UVERBS_ATTR_CORE_OUT: u16 = 1;
-const UVERBS_ATTR_WRITE_CMD: u16 = 2;
-const UVERBS_ATTR_F_MANDATORY: u16 = 1;
-const RDMA_DRIVER_RXE: u32 = 14;
-
-/// `struct ib_uverbs_attr`
-#[repr(C)]
-struct Attribute {
-    id: u16,
-    bytes: u16,
-    flags: u16,
-    reserved: u16,
-    data: u64,
-}
-
-impl Attribute {
-    fn new(id: u16, bytes: u16, data: u64) -> Self {
-        Self {
-            id,
-            bytes,
-            flags: UVERBS_ATTR_F_MANDATORY,
-            reserved: 0,
-            data,
-        }
-    }
-}
-
 /// `struct ib_uverbs_ioctl_hdr` with three attributes.
 #[repr(C)]
 struct InvokeWrite {
-    bytes: u16,
-    object: u16,
-    method: u16,
-    attributes: u16,
-    reserved: u64,
-    driver: u32,
-    reserved_too: u32,
+    header: Header,
     attribute: [Attribute; 3],
 }
 
@@ -171,22 +139,20 @@ unsafe fn invoke_write(bytes: *const c_void, count: usize) -> Option<InvokeWrite
     let body = bytes.wrapping_byte_add(HEADER_BYTES) as u64;
     let body_bytes = u16::try_from(count - HEADER_BYTES).ok()?;
     Some(InvokeWrite {
-        bytes: size_of::<InvokeWrite>() as u16,
-        object: UVERBS_OBJECT_DEVICE,
-        method: UVERBS_METHOD_INVOKE_WRITE,
-        attributes: 3,
-        reserved: 0,
-        driver: RDMA_DRIVER_RXE,
-        reserved_too: 0,
+        header: Header {
+            bytes: size_of::<InvokeWrite>() as u16,
+            object: OBJECT_DEVICE,
+            method: METHOD_INVOKE_WRITE,
+            attributes: 3,
+            reserved: 0,
+            driver: RDMA_DRIVER_RXE,
+            reserved_too: 0,
+        },
         attribute: [
+            Attribute::new(ATTR_WRITE_CMD, size_of::<u64>() as u16, command.command.into()),
+            Attribute::new(ATTR_CORE_IN, body_bytes, body),
             Attribute::new(
-                UVERBS_ATTR_WRITE_CMD,
-                size_of::<u64>() as u16,
-                command.command.into(),
-            ),
-            Attribute::new(UVERBS_ATTR_CORE_IN, body_bytes, body),
-            Attribute::new(
-                UVERBS_ATTR_CORE_OUT,
+                ATTR_CORE_OUT,
                 command.out_words.checked_mul(WORD_BYTES)?,
                 command.response,
             ),
@@ -229,7 +195,8 @@ mod tests {
             let invoke = &*invoke.cast::<InvokeWrite>();
             let [command, input, output] = &invoke.attribute;
             let body = std::slice::from_raw_parts(input.data as *const u8, input.bytes.into());
-            let of_driver = (invoke.bytes, invoke.object, invoke.method, invoke.driver);
+            let header = &invoke.header;
+            let of_driver = (header.bytes, header.object, header.method, header.driver);
             format!(
                 "ioctl {fd} {request:#x} {of_driver:?} {} {body:?} {:#x}+{}",
                 command.data, output.data, output.bytes

@@ -26,6 +26,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 
 use super::abandon::ALLOW_DISASSOCIATED;
+use super::ahead;
 use super::doorbell::{self, Below};
 use super::drivers::{self, Drivers};
 use super::functions::Functions;
@@ -214,6 +215,41 @@ impl Library {
         };
         // SAFETY: the handle is never closed.
         unsafe { doorbell::attach(self.handle.0, below) }
+    }
+
+    /// Its namespace, and what its libraries call there, for [`ahead`].
+    pub fn below(&self) -> Result<(NonNull<c_void>, ahead::Below), String> {
+        if !self.apart {
+            return Err("the library is the program's own".to_owned());
+        }
+        let handle = self.handle.0;
+        let find = |name: &CStr| {
+            // SAFETY: a handle that is never closed, and a C string.
+            let found = unsafe { libc::dlsym(handle.as_ptr(), name.as_ptr()) };
+            let missing = || format!("its C library has no {}", name.to_string_lossy());
+            NonNull::new(found).ok_or_else(missing)
+        };
+        let [read, mmap] = [find(c"read")?, find(c"mmap")?];
+        // SAFETY: functions of those names, of the C library that the libraries of that namespace are bound to.
+        let (read, mmap) = unsafe {
+            (
+                std::mem::transmute::<
+                    NonNull<c_void>,
+                    unsafe extern "C" fn(c_int, *mut c_void, usize) -> isize,
+                >(read),
+                std::mem::transmute::<
+                    NonNull<c_void>,
+                    unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, c_int, libc::off_t) -> *mut c_void,
+                >(mmap),
+            )
+        };
+        let below = ahead::Below {
+            ioctl: self.ioctl,
+            read,
+            mmap,
+            errno_location: self.errno_location,
+        };
+        Ok((handle, below))
     }
 
     /// Its file.

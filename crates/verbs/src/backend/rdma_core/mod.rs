@@ -16,7 +16,8 @@
 //! - Memory is adopted first and then registered where the program sees it. What the program waits on for completion events
 //!   has the kernel's descriptor in it ([`channel`], [`wait`]).
 //! - [`doorbell`]: librxe's, where restored threads ring it.
-//! - Below a move: [`markers`] end a drain, [`park`] keeps all as it is beside a dump, [`abandon`] lets go of it elsewhere.
+//! - Below a move: [`markers`] end a drain, [`park`] keeps all as it is beside a dump, [`abandon`] lets go of it elsewhere, and [`ahead`] goes on
+//!   with what was made there before.
 //!
 //! Left out, each with a clear error: ports other than the first, link layers other than
 //! Ethernet, on-chip memory, extensions that the objects above do not have.
@@ -24,6 +25,7 @@
 #![allow(unsafe_code)]
 
 mod abandon;
+pub mod ahead;
 mod channel;
 mod completions;
 mod convert;
@@ -49,6 +51,7 @@ mod recvs;
 mod sends;
 #[cfg(test)]
 mod tests;
+mod uverbs;
 mod wait;
 mod windows;
 
@@ -134,6 +137,9 @@ fn open_device(library: &Arc<Library>, name: &str) -> Result<Arc<RdmaCoreDevice>
     })?;
     // The drivers are loaded with the list.
     let doorbells = library.lead_doorbells();
+    if ahead::is_needed() {
+        ahead::attach(library).map_err(VerbsError::Unsupported)?;
+    }
     // SAFETY: of a list that was not given back.
     let context = unsafe { (library.functions().ibv_open_device)(device.as_ptr()) };
     let context = library.made("open_device", context)?;

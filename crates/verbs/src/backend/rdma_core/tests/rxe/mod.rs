@@ -1,6 +1,7 @@
 //! What a move needs, on the kernel's rxe, of which no fake knows all. They are run in a virtual machine (docs/testbed.md):
 //! few machines have an `rxe0`.
 
+mod ahead;
 mod devices;
 mod programs;
 
