@@ -42,6 +42,9 @@ pub const NETWORK: &str = "network";
 /// It moves contexts that their processes make again (`PreSetupRequest.made_again`), and has partners of such.
 pub const MADE_AGAIN: &str = "made-again";
 
+/// It restores tasks that have an RNIC's context which was made ahead of them, at a host before (`PreSetupRequest.made_ahead`).
+pub const MADE_AHEAD: &str = "made-ahead";
+
 /// It gives instances RNICs of the kernel's (`rnics` of a record), and restores tasks that had one open.
 pub const RNICS: &str = "rnics";
 
@@ -81,6 +84,7 @@ const CAPABILITIES: &[&str] = &[
     BULK,
     NETWORK,
     MADE_AGAIN,
+    MADE_AHEAD,
     RNICS,
     CM,
     MACHINES,

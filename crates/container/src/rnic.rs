@@ -3,8 +3,10 @@
 //! `/sys/class/infiniband_verbs/uverbsN` is there for each (kernel documentation, `stable/sysfs-class-infiniband`). With the RDMA
 //! subsystem's default, one for all network namespaces (`rdma system`), containers see them all, and open those whose node they have.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -62,6 +64,38 @@ pub(crate) fn is_rnic(number: u64) -> bool {
     Path::new(&format!("/sys/dev/char/{major}:{minor}/ibdev")).exists()
 }
 
+/// The nodes of RNICs that a process has open by a mount which it does not see: somebody else has opened them, and handed them over. By number
+/// of the mount and of the inode, each once.
+pub fn handed_over(pid: i32) -> io::Result<BTreeSet<(u64, u64)>> {
+    let process = Path::new("/proc").join(pid.to_string());
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(process.join("fd"))? {
+        let path = entry?.path();
+        // It may be closed meanwhile.
+        let Ok(file) = fs::metadata(&path) else { continue };
+        if file.file_type().is_char_device() && is_rnic(file.rdev()) {
+            let number = path.file_name().unwrap_or_default();
+            let info = fs::read_to_string(process.join("fdinfo").join(number))?;
+            found.extend(mount_in(&info).map(|mount| (mount, file.ino())));
+        }
+    }
+    if !found.is_empty() {
+        let seen = fs::read_to_string(process.join("mountinfo"))?;
+        let seen = seen
+            .lines()
+            .filter_map(|line| line.split(' ').next()?.parse().ok());
+        let seen: BTreeSet<u64> = seen.collect();
+        found.retain(|(mount, _)| !seen.contains(mount));
+    }
+    Ok(found)
+}
+
+/// The mount in a `/proc/PID/fdinfo/N`.
+fn mount_in(info: &str) -> Option<u64> {
+    let mount = info.lines().find_map(|line| line.strip_prefix("mnt_id:"))?;
+    mount.trim().parse().ok()
+}
+
 fn in_class(class: &Path) -> io::Result<Vec<Node>> {
     let entries = match fs::read_dir(class) {
         Ok(entries) => entries,
@@ -113,6 +147,14 @@ fn driver(folder: &Path, name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_without_an_rnic_was_handed_none() {
+        assert!(handed_over(std::process::id() as i32).unwrap().is_empty());
+        assert_eq!(mount_in("pos:\t0\nflags:\t02\nmnt_id:\t30\nino:\t5\n"), Some(30));
+        assert_eq!(mount_in(""), None);
+        assert!(handed_over(-1).is_err());
+    }
 
     #[test]
     fn rnics_are_read_from_the_class() {

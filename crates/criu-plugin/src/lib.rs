@@ -6,6 +6,9 @@
 //! | a descriptor of `/dev/infiniband/uverbsN`, or of its events (`[infinibandevent]`) | that there was one | an eventfd of 0, at the same number |
 //! | a mapping of the device | its place | pages of a memfd called [`PLACEHOLDER`], at the same address |
 //!
+//! Where somebody else has opened the node and handed it over, CRIU does not find its mount. Whoever starts the dump tells it of such a file
+//! (`--external`), and it is named by mount and inode then.
+//!
 //! The placeholders are inert: nothing is ever readable, and what is written goes nowhere. The guest library makes the objects again
 //! and puts its own descriptors in their place. It finds them by what it remembers, and by the name of the memfd.
 //!
@@ -171,8 +174,12 @@ unsafe extern "C" fn restore_mapping(
     }
 }
 
-/// Whether a path is that of a node of uverbs, wherever the container has it.
+/// Whether a path is that of a node of uverbs, wherever the container has it, or CRIU's name of one that was handed over to a process, by
+/// mount and inode: it was told of no other files.
 fn is_node(path: &[u8]) -> bool {
+    if path.starts_with(b"file[") && path.ends_with(b"]") {
+        return true;
+    }
     let mut parts = path.rsplit(|byte| *byte == b'/');
     let name = parts.next().and_then(|name| name.strip_prefix(b"uverbs"));
     let is_number = name.is_some_and(|number| !number.is_empty() && number.iter().all(u8::is_ascii_digit));
@@ -206,8 +213,10 @@ mod tests {
     #[test]
     fn only_nodes_of_uverbs_are_taken() {
         assert!(is_node(b"/dev/infiniband/uverbs0") && is_node(b"./dev/infiniband/uverbs12"));
+        assert!(is_node(b"file[1e:5]"), "one that was handed over");
         for other in [
-            &b"/dev/infiniband/rdma_cm"[..],
+            &b"file[1e:5]/x"[..],
+            b"/dev/infiniband/rdma_cm",
             b"/dev/infiniband/uverbs",
             b"/dev/uverbs0",
             b"/dev/infiniband/uverbs0/x",

@@ -32,7 +32,10 @@ const SIZES: [(&str, &str); 5] = [
     ("16 queue pairs", "--op write -q 16 --depth 8 --nap 20"),
     ("64 queue pairs", "--op write -q 64 --depth 8 --nap 50"),
     ("256 queue pairs", "--op write -q 256 --depth 8 --nap 200"),
-    ("2 queue pairs, 128 MiB", "--op write -q 2 -s 8388608 --depth 4 --nap 100"),
+    (
+        "2 queue pairs, 128 MiB",
+        "--op write -q 2 -s 8388608 --depth 4 --nap 100",
+    ),
 ];
 
 /// More objects than any program here has.

@@ -235,7 +235,10 @@ fn migrate(machines: &Machines, end: &mut End, to: &'static str) -> anyhow::Resu
 
 /// How many processes the agent of a host has seen go on with what was made ahead of them.
 pub fn gone_on_with(machines: &Machines, host: &str) -> anyhow::Result<u32> {
-    let said = machines.shell(host, "grep -c 'goes on with what was made ahead' /run/agent.log || true")?;
+    let said = machines.shell(
+        host,
+        "grep -c 'goes on with what was made ahead' /run/agent.log || true",
+    )?;
     said.trim().parse().with_context(|| said.clone())
 }
 

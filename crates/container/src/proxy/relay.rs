@@ -1,6 +1,7 @@
 //! The conversation between runc and CRIU, with the gate's two stops in it.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -21,6 +22,7 @@ use crate::gate::{
 };
 use crate::marker;
 use crate::operation::go_on;
+use crate::rnic;
 
 /// Whoever is at the other end of `runc` and of the gate, until CRIU is done. Returns the exit status.
 pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
@@ -44,14 +46,18 @@ pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
         },
         false => Private::InImages,
     };
-    let adapted = request::adapt(&request, runc_pid, &private)?;
-    let marked = match kind {
-        Kind::Restore => Some(mark(adapted.work.as_ref(), runc_pid)?),
-        Kind::Dump | Kind::PreDump => None,
-    };
     let cgroup = match std::env::var(CGROUP_VARIABLE) {
         Ok(text) if kind == Kind::Dump => Some(Cgroup::from_variable(&text).context(CGROUP_VARIABLE)?),
         _ => None,
+    };
+    let external = match &cgroup {
+        Some(cgroup) => handed_over(cgroup).context("the RNICs of the container's processes")?,
+        None => Vec::new(),
+    };
+    let adapted = request::adapt(&request, runc_pid, &private, &external)?;
+    let marked = match kind {
+        Kind::Restore => Some(mark(adapted.work.as_ref(), runc_pid)?),
+        Kind::Dump | Kind::PreDump => None,
     };
     let (child, criu) = super::start_criu()?;
     let criu_process = Pid::from_raw(i32::try_from(child.id())?).context("CRIU has a number")?;
@@ -99,6 +105,24 @@ pub(super) fn run(gate: &Path) -> anyhow::Result<i32> {
     }
     relay.criu.send_bytes(&go, &[]).context("CRIU's socket")?;
     relay.pass_on()
+}
+
+/// Nodes of RNICs that were opened where the container's mounts are not, as CRIU names such files (`criu/files-reg.c`, `dump_one_reg_file`): it
+/// would look for their mount.
+fn handed_over(cgroup: &Cgroup) -> std::io::Result<Vec<String>> {
+    let mut files = BTreeSet::new();
+    for pid in cgroup.processes()? {
+        match rnic::handed_over(pid) {
+            Ok(found) => files.extend(found),
+            // It has ended.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let names = files.into_iter();
+    Ok(names
+        .map(|(mount, inode)| format!("file[{mount:x}:{inode:x}]"))
+        .collect())
 }
 
 /// Writes down that the tasks of a restore have not run; returns the directory in which it says so.

@@ -38,6 +38,7 @@ mod opts {
     pub const CG_ROOT: Number = 25;
     pub const SKIP_MNT: Number = 31;
     pub const MANAGE_CGROUPS_MODE: Number = 34;
+    pub const EXTERNAL: Number = 37;
     pub const FREEZE_CGROUP: Number = 44;
     pub const TCP_SKIP_IN_FLIGHT: Number = 46;
     pub const LAZY_PAGES: Number = 48;
@@ -188,8 +189,13 @@ pub(super) enum Private {
 }
 
 /// Makes runc's request ours: CRIU is to look for its directories among our descriptors, and to leave out what costs
-/// time in a blackout and is not needed here.
-pub(super) fn adapt(request: &[u8], runc_pid: i32, private: &Private) -> anyhow::Result<Adapted> {
+/// time in a blackout and is not needed here. `external` are files that it is to pass over, by its names for them.
+pub(super) fn adapt(
+    request: &[u8],
+    runc_pid: i32,
+    private: &Private,
+    external: &[String],
+) -> anyhow::Result<Adapted> {
     let options = wire::find_bytes(request, req::OPTS)?.context("runc's request has no options")?;
     let mut directories = Vec::new();
     let mut work = None;
@@ -234,6 +240,10 @@ pub(super) fn adapt(request: &[u8], runc_pid: i32, private: &Private) -> anyhow:
         replaced.contains(&number) || dropped.contains(&number)
     })?;
     options.extend_from_slice(&ours);
+    // Beside runc's own.
+    for name in external {
+        wire::put_bytes(&mut options, opts::EXTERNAL, name.as_bytes());
+    }
     let mut message = wire::without(request, |number| number == req::OPTS)?;
     wire::put_bytes(&mut message, req::OPTS, &options);
     Ok(Adapted {
@@ -265,6 +275,7 @@ mod tests {
         wire::put_varint(&mut options, 2, 4711);
         wire::put_varint(&mut options, opts::LOG_LEVEL, 4);
         wire::put_bytes(&mut options, opts::FREEZE_CGROUP, b"/sys/fs/cgroup/freezer/x");
+        wire::put_bytes(&mut options, opts::EXTERNAL, b"mnt[/etc/hosts]");
         wire::put_bytes(&mut options, 999, b"a field of the future");
         let mut message = Vec::new();
         wire::put_varint(&mut message, req::TYPE, asked);
@@ -277,7 +288,7 @@ mod tests {
         let directory = File::open("/").unwrap();
         let request = dump(directory.as_raw_fd());
         assert_eq!(operation(&request), Ok(Some(Kind::Dump)));
-        let adapted = adapt(&request, std::process::id() as i32, &Private::InImages).unwrap();
+        let adapted = adapt(&request, std::process::id() as i32, &Private::InImages, &[]).unwrap();
         assert_eq!(operation(&adapted.message), Ok(Some(Kind::Dump)));
         let options = wire::find_bytes(&adapted.message, req::OPTS).unwrap().unwrap();
         assert_eq!(wire::find(options, opts::LAZY_PAGES), Ok(None));
@@ -309,6 +320,20 @@ mod tests {
     }
 
     #[test]
+    fn files_that_are_passed_over_are_named_beside_runc_s() {
+        let directory = File::open("/").unwrap();
+        let request = dump(directory.as_raw_fd());
+        let external = ["file[1e:5]".to_owned()];
+        let adapted = adapt(&request, std::process::id() as i32, &Private::InImages, &external).unwrap();
+        let options = wire::find_bytes(&adapted.message, req::OPTS).unwrap().unwrap();
+        let named = wire::fields(options).map(|field| field.unwrap());
+        let named = named.filter(|field| field.number == opts::EXTERNAL);
+        let named: Vec<_> = named.map(|field| field.value).collect();
+        let expected = [&b"mnt[/etc/hosts]"[..], b"file[1e:5]"].map(wire::Value::Bytes);
+        assert_eq!(named, expected);
+    }
+
+    #[test]
     fn a_pre_dump_keeps_its_parent() {
         let directory = File::open("/").unwrap();
         let request = {
@@ -322,7 +347,7 @@ mod tests {
             message
         };
         assert_eq!(operation(&request), Ok(Some(Kind::PreDump)));
-        let adapted = adapt(&request, std::process::id() as i32, &Private::InImages).unwrap();
+        let adapted = adapt(&request, std::process::id() as i32, &Private::InImages, &[]).unwrap();
         assert_eq!(operation(&adapted.message), Ok(Some(Kind::PreDump)));
         let options = wire::find_bytes(&adapted.message, req::OPTS).unwrap().unwrap();
         assert_eq!(wire::find_bytes(options, 14), Ok(Some(&b"../1"[..])));
@@ -335,7 +360,13 @@ mod tests {
         let private = Private::LeftOut {
             configuration: Some("/proc/1/fd/9".to_owned()),
         };
-        let adapted = adapt(&dump(directory.as_raw_fd()), std::process::id() as i32, &private).unwrap();
+        let adapted = adapt(
+            &dump(directory.as_raw_fd()),
+            std::process::id() as i32,
+            &private,
+            &[],
+        )
+        .unwrap();
         let options = wire::find_bytes(&adapted.message, req::OPTS).unwrap().unwrap();
         assert_eq!(wire::find_varint(options, opts::LAZY_PAGES), Ok(Some(1)));
         assert_eq!(

@@ -99,8 +99,8 @@ fn try_all(device: &str, record: &ContextRecord, memory: Option<&File>) -> Resul
 /// The file whose pages are registered, by device and inode number, if all registered memory is in one.
 fn can_be_handed_over(record: &ContextRecord, memory: Option<&File>) -> Result<Option<(u64, u64)>, String> {
     let in_file = |mr: &MrRecord| {
-        let adopted = mr.segments.iter().filter(|segment| segment.offset.is_some());
-        adopted.map(|segment| segment.length).sum::<u64>() == mr.length
+        let mut with_memory = mr.segments.iter().filter(|segment| segment.length > 0);
+        with_memory.all(|segment| segment.offset.is_some())
     };
     if let Some(mr) = record.mrs.iter().find(|mr| !in_file(mr)) {
         return Err(format!(

@@ -40,6 +40,9 @@ impl Destination {
         };
         self.try_made_again(&road_maps, &made_again, &request.limits)
             .await?;
+        if !request.made_ahead {
+            self.ahead.clear();
+        }
         let made_again: HashSet<_> = made_again.into_iter().map(|(pid, made)| (pid, made.id)).collect();
         let is_made_again = move |pid: u32, id: u32| made_again.contains(&(pid, id));
         self.to_make = ToMake::default();

@@ -243,6 +243,8 @@ pub async fn blockers(agent: &Shared, instance: &str, destination: &str) -> anyh
             .collect();
         if reached {
             blockers.extend(made_again::blockers(agent, &found.home.record, &all, destination));
+            let guests = described.iter().map(|(guest, _)| guest);
+            blockers.extend(made_again::handed_over(agent, guests, destination));
         }
     }
     let mut by_host: BTreeMap<String, Vec<proto::PartnerConnection>> = BTreeMap::new();

@@ -6,9 +6,10 @@ use verbatim_channel::{Endpoint, MadeAgain};
 use super::connections::{Connected, Connection, OtherEnd};
 use super::{Process, Source};
 use crate::agent::Agent;
+use crate::guests::Guest;
 use crate::instances::record::Record;
 use crate::proto;
-use crate::protocol::MADE_AGAIN;
+use crate::protocol::{MADE_AGAIN, MADE_AHEAD};
 use crate::trial::Limits;
 
 /// What speaks against moving an instance whose processes have these contexts.
@@ -34,6 +35,20 @@ pub fn blockers<'m>(
         }
     }
     blockers
+}
+
+/// What speaks against moving processes that have an RNIC's context which was made ahead of them.
+pub fn handed_over<'g>(agent: &Agent, guests: impl Iterator<Item = &'g Guest>, to: &str) -> Option<String> {
+    if agent.peers.can(to, MADE_AHEAD) {
+        return None;
+    }
+    let was_handed = |pid| verbatim_container::handed_over(pid).is_ok_and(|found| !found.is_empty());
+    let mut pids = guests.filter_map(Guest::host_pid);
+    pids.find(|pid| was_handed(*pid)).map(|_| {
+        format!(
+            "a process has an RNIC's context that was made ahead of it when it came here, and CRIU would not restore it at {to}, whose agent does              not know that: upgrade the agent there"
+        )
+    })
 }
 
 impl Source {

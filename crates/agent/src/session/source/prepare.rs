@@ -169,6 +169,8 @@ impl Source {
         blockers.extend(self.agent.guests.refused(self.instance.name()));
         let all = self.processes.iter().flat_map(|process| &process.made_again);
         blockers.extend(made_again::blockers(&self.agent, self.record(), all, to));
+        let guests = self.processes.iter().map(|process| &process.guest);
+        blockers.extend(made_again::handed_over(&self.agent, guests, to));
         if let Some(blocker) = blockers.first() {
             bail!("{blocker}");
         }
@@ -211,6 +213,7 @@ impl Source {
             keep_numbers: self.pauses(),
             fill: self.ahead.fills(),
             made_again: encode(&self.all_made_again()),
+            made_ahead: true,
             limits: self.limits()?,
             cm: self.cm_needs(),
         };
