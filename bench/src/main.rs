@@ -81,8 +81,10 @@ enum Bench {
     Memory,
     /// 4 KiB of another host's memory by a one-sided READ, beside TCP.
     Far,
-    /// Volumes: idle by NBD and by vhost-user-blk beside QEMU's servers, and a tenant's requests beside a copy by TLS and by RDMA.
+    /// Volumes: idle by NBD and by vhost-user-blk beside QEMU's servers, a tenant's requests beside a copy by TLS and by RDMA, and RocksDB on one that is mounted and copied.
     Disk,
+    /// Of `disk` the part with RocksDB alone.
+    Rocksdb,
     /// Swap disks on another host's memory, beside nbdkit's memory by TCP.
     Swap,
     /// Virtual machines moved, beside QEMU's own migration over TCP, over several connections, and by RDMA.
@@ -179,6 +181,10 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     if wanted(Bench::Disk) {
         disk::run(&tools, arguments.rounds, &arguments.out.join("disk.json"))?;
+    }
+    // Everything has it already.
+    if arguments.what.contains(&Bench::Rocksdb) && !wanted(Bench::Disk) {
+        disk::rocksdb::report(&tools, arguments.rounds, &arguments.out.join("rocksdb.json"))?;
     }
     if wanted(Bench::Swap) {
         swap::run(&tools, arguments.rounds, &arguments.out.join("swap.json"))?;

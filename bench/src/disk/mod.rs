@@ -1,21 +1,23 @@
 //! Volumes: what their servers cost beside QEMU's, by NBD and by vhost-user-blk, and what a tenant notices of a copy beside the mirror of
-//! `qemu-storage-daemon`.
+//! `qemu-storage-daemon`: by requests of fio's, and by RocksDB on a volume that is mounted.
 //!
 //! All on this machine, with files of the same file system, by turns. Ours copies by TLS, or by RDMA through the software RNIC; the mirror in the clear.
 
 mod copying;
 pub mod fio;
 mod idle;
+pub mod rocksdb;
 pub mod servers;
 mod vhost_user;
 
 use std::fs::File;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, bail};
 use serde::Serialize;
+use tempfile::TempDir;
 use verbatim_e2e::Tools;
 
 use crate::context::Context;
@@ -37,6 +39,7 @@ struct Report {
     vhost_user: Vec<idle::Row>,
     copying: Vec<copying::Row>,
     ends: copying::Ends,
+    rocksdb: rocksdb::Part,
 }
 
 /// Measures, prints and writes.
@@ -45,17 +48,13 @@ pub fn run(tools: &Tools, rounds: u32, out: &Path) -> anyhow::Result<()> {
         let version = Command::new(program).arg("--version").output();
         version.with_context(|| format!("{program} is missing: run ./setup.sh"))?;
     }
+    rocksdb::check()?;
     let context = Context::now();
-    // Beside the report, since a folder for temporary files may be memory.
-    let folder = out
-        .parent()
-        .context("the report is in a folder")?
-        .canonicalize()?;
-    let folder = tempfile::tempdir_in(folder)?;
+    let folder = folder_beside(out)?;
     let folder = folder.path();
     let images = ["a.img", "b.img"].map(|name| folder.join(name));
     for image in &images {
-        fill(image)?;
+        fill(image, SIZE)?;
     }
     let ours = Ours::start(&tools.verbatim, folder)?;
     let idle = idle::run(&ours, folder, &images, SIZE, rounds)?;
@@ -68,6 +67,12 @@ pub fn run(tools: &Tools, rounds: u32, out: &Path) -> anyhow::Result<()> {
         rounds,
     };
     let (copying, ends) = bench.run()?;
+    // Its address is that of the next one, and images are large.
+    drop(bench);
+    for image in &images {
+        std::fs::remove_file(image)?;
+    }
+    let rocksdb = rocksdb::run(&ours, folder, rounds)?;
     let report = Report {
         context,
         bytes: SIZE,
@@ -75,17 +80,24 @@ pub fn run(tools: &Tools, rounds: u32, out: &Path) -> anyhow::Result<()> {
         vhost_user,
         copying,
         ends,
+        rocksdb,
     };
     write(&report, out)
 }
 
+/// A folder for images, beside the report: one for temporary files may be memory.
+fn folder_beside(out: &Path) -> anyhow::Result<TempDir> {
+    let folder = out.parent().context("the report is in a folder")?;
+    Ok(tempfile::tempdir_in(folder.canonicalize()?)?)
+}
+
 /// Nothing of it is zero, or a hole.
-fn fill(image: &PathBuf) -> anyhow::Result<()> {
+fn fill(image: &Path, size: u64) -> anyhow::Result<()> {
     let mut file = File::create(image)?;
     let block: Vec<u8> = (0..1u32 << 20)
         .map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8 | 1)
         .collect();
-    for _ in 0..SIZE >> 20 {
+    for _ in 0..size >> 20 {
         file.write_all(&block)?;
     }
     Ok(file.sync_all()?)

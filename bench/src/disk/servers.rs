@@ -12,6 +12,7 @@ use anyhow::{Context as _, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use verbatim_e2e::eventually;
+use verbatim_volume::control::{self, Order, Outcome, Row};
 
 use super::ended;
 
@@ -135,6 +136,30 @@ impl Ours {
             .arg("--runtime-dir")
             .arg(self.folder.join(host).join("run"));
         command
+    }
+
+    /// An order that its agent would give, and what the daemon says of the volume.
+    pub fn order(&self, host: &str, order: &Order) -> anyhow::Result<Row> {
+        let socket = self.folder.join(host).join("run/volumes.sock");
+        match control::order_now(&socket, order, LIMIT)? {
+            Outcome::Volumes(mut rows) => rows.pop().context("it says nothing of a volume"),
+            other => bail!("{order:?} was answered by {other:?}"),
+        }
+    }
+
+    /// A volume on the first host with that file's data, lent to an instance as a block device.
+    pub fn lent(&self, name: &str, holder: &str, size: u64, image: &Path) -> anyhow::Result<PathBuf> {
+        let (size, image) = (size.to_string(), image.display().to_string());
+        ended(&mut self.command("a", &["create", name, "--size", &size, "--data", &image]))?;
+        let order = Order::Attach {
+            name: name.to_owned(),
+            device: true,
+            vhost_user: false,
+            holder: Some(holder.to_owned()),
+            by: None,
+            socket: None,
+        };
+        self.order("a", &order)?.device.context("it is no block device")
     }
 
     /// A volume on the first host with that file's data; its address.
