@@ -5,7 +5,7 @@ cargo := PATH="$$(./setup.sh --path)" cargo
 release := $(or $(CARGO_TARGET_DIR),target)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test e2e faults nemesis sim mutants soak compat-test application conformance lint fuzz sanitize bench clean vm-test rnic-test rnic-bench vm-bench vm-migrate-test conformance-rxe volume-test swap-test
+.PHONY: help setup build demo test e2e faults nemesis sim mutants soak compat-test application conformance lint fuzz sanitize bench clean vm-test rnic-test rnic-bench vm-bench vm-migrate-test conformance-rxe volume-test swap-test swap-bench
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -135,6 +135,10 @@ volume-test: setup ## volumes that move: MOVES (200) with kills and silence in b
 swap-test: build ## Linux that swaps to another host's memory, in virtual machines: servers that die, and MINUTES (5) of each of four storms
 	@./setup.sh --vm
 	VERBATIM_SWAP_MINUTES=$(or $(MINUTES),5) $(cargo) test --release --locked --workspace --test swap -- --ignored --nocapture
+
+swap-bench: build ## programs that swap to another host's memory, to a disk and to zram, ROUNDS (3) by turns in a virtual machine, as JSON into out/
+	@./setup.sh --vm
+	$(cargo) test --release --locked --workspace --test swap -- --programs --rounds $(or $(ROUNDS),3) --out $(CURDIR)/out/swap-programs.json
 
 lint: setup ## format and clippy, warnings are errors
 	$(cargo) fmt --all --check

@@ -18,7 +18,7 @@ packages=(
     e2fsprogs                                                       # file systems on volumes
     libnbd-bin python3-libnbd                                       # clients of volumes that are not ours
     qemu-system-x86                                                 # virtual machines that move
-    fio qemu-utils nbdkit rocksdb-tools                             # what volumes and swap disks are measured with, and beside
+    fio qemu-utils nbdkit rocksdb-tools bonnie++                    # what volumes and swap disks are measured with, and beside
 )
 
 # What `--application` adds: a simulation that speaks verbs through MPI and UCX, for figure 6 of docs/migration-figures.md.

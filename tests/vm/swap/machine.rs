@@ -5,9 +5,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use verbatim_testbed::{Command, Network, Vm, VmConfig};
+use verbatim_testbed::{Command, Ended, Network, Vm, VmConfig};
 
-use crate::pager::{Pager, compared};
+use crate::built::Built;
+use crate::pager::compared;
 
 /// How long a command of ours may take while everything is swapped.
 const SHORT: Duration = Duration::from_secs(120);
@@ -29,7 +30,7 @@ const COMPLAINTS: [&str; 5] = [
 /// What it swaps with.
 pub struct Machine {
     vm: Vm,
-    pager: Pager,
+    pager: Built,
 }
 
 /// Programs that use more memory than there is.
@@ -50,7 +51,7 @@ pub struct Swapped {
 
 impl Machine {
     pub fn boot(config: &VmConfig, network: &Network) -> anyhow::Result<Self> {
-        let pager = Pager::build()?;
+        let pager = Built::of(&["pager"])?;
         let vm = Vm::boot(config, network)?;
         let machine = Self { vm, pager };
         machine.shell(&format!(
@@ -70,6 +71,11 @@ impl Machine {
             self.console()
         );
         Ok(String::from_utf8(ended.stdout)?)
+    }
+
+    /// How a command there ends.
+    pub fn run(&self, command: &Command, limit: Duration) -> anyhow::Result<Ended> {
+        Ok(self.vm.run(command, limit)?)
     }
 
     /// It swaps there from now on.
@@ -114,7 +120,11 @@ impl Machine {
             seconds,
         } = load;
         let argv = [programs, mib, seconds, 1].map(|number| number.to_string());
-        let command = Command::new([self.pager.path().display().to_string()].into_iter().chain(argv));
+        let command = Command::new(
+            [self.pager.path("pager").display().to_string()]
+                .into_iter()
+                .chain(argv),
+        );
         let limit = Duration::from_secs(seconds.into()) + LAST_LOOK;
         let ended = std::thread::scope(|scope| {
             let running = scope.spawn(|| self.vm.run(&command, limit));
