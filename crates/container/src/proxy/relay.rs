@@ -116,6 +116,7 @@ fn handed_over(cgroup: &Cgroup) -> std::io::Result<Vec<String>> {
             Ok(found) => files.extend(found),
             // It has ended.
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
             Err(error) => return Err(error),
         }
     }
