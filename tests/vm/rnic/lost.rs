@@ -1,7 +1,7 @@
 //! A device that is taken away at the destination after all was tried there, and before the program is: what it had is lost, and nobody
 //! waits for it.
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use verbatim_e2e::eventually;
 
 use crate::machines::{HOSTS, Machines, SHORT, words};
@@ -13,9 +13,14 @@ pub fn run(machines: &Machines) -> anyhow::Result<()> {
     machines.clear()?;
     let attempt = attempt(machines);
     // For the cases that come after this one.
-    let back = "rdma link show rxe0/1 >/dev/null 2>&1 || rdma link add rxe0 type rxe netdev br0";
-    machines.shell(HOSTS[2], back)?;
-    attempt.map_err(|error| error.context(format!("lost{}", machines.told())))
+    let back = "while pgrep -x rdma >/dev/null; do sleep 0.1; done\n\
+                rdma link show rxe0/1 >/dev/null 2>&1 || rdma link add rxe0 type rxe netdev br0";
+    let back = machines
+        .shell(HOSTS[2], back)
+        .context("somebody still has the device");
+    attempt
+        .and(back.map(drop))
+        .map_err(|error| error.context(format!("lost{}", machines.told())))
 }
 
 fn attempt(machines: &Machines) -> anyhow::Result<()> {
@@ -33,7 +38,10 @@ fn attempt(machines: &Machines) -> anyhow::Result<()> {
         let migrate =
             scope.spawn(|| machines.verbatim_ended(first, &["migrate", "server", "--to", last], MOVE_LIMIT));
         machines.reached(last, POINT)?;
-        machines.shell(last, "rdma link delete rxe0")?;
+        // It ends when nobody has the device open any more: what was made ahead is there until the process has been told that it is gone.
+        let delete = "setsid rdma link delete rxe0 </dev/null >/dev/null 2>&1 &\n\
+                      while [ -e /sys/class/infiniband_verbs/uverbs0 ]; do sleep 0.1; done";
+        machines.shell(last, delete)?;
         machines.order_faults(last, "")?;
         migrate.join().expect("it does not panic")
     })?;
