@@ -17,7 +17,7 @@ pub const ALL: &[crate::tool::Test] = &[
 ];
 
 fn what_a_move_needs(site: &Site) -> anyhow::Result<()> {
-    run(site, "verbs", &["--ignored", "tests::rxe::"], 11)
+    run(site, "verbs", &["--ignored", "tests::rxe::"], 12)
 }
 
 /// But for what is about the software RNIC: one that ends, and a host without any.

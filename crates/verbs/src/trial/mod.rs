@@ -108,6 +108,11 @@ fn can_be_handed_over(record: &ContextRecord, memory: Option<&File>) -> Result<O
             mr.lkey
         ));
     }
+    if memory.is_none() && record.mrs.iter().any(|mr| mr.length > 0) {
+        return Err(
+            "the file of its registered memory has not come, so other pages were registered".to_owned(),
+        );
+    }
     let metadata = memory.map(File::metadata).transpose();
     let metadata = metadata.map_err(|error| format!("the file of registered memory: {error}"))?;
     Ok(metadata.map(|metadata| (metadata.dev(), metadata.ino())))

@@ -249,3 +249,12 @@ fn rxe_a_library_that_asks_for_something_else_makes_all_by_itself() {
     assert!(why.starts_with("attribute 1 of Cq is another"), "{why}");
     works(make(open(), &record, &memory).unwrap(), &memory, 0xa5);
 }
+
+#[test]
+#[ignore = "needs rxe0"]
+fn rxe_pages_of_no_file_are_not_handed_over() {
+    let (trial, ahead) = trial::make(DEVICE, &record(), None).unwrap();
+    let why = ahead.map(drop).unwrap_err();
+    assert!(why.contains("has not come"), "{why}");
+    drop(trial);
+}
