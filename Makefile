@@ -127,10 +127,12 @@ vm-migrate-test: build ## virtual machines that move MOVES (50) times in a row: 
 	CI=true $(cargo) test --release --locked -p verbatim-e2e --test e2e -- --include-ignored machines::
 	CI=true VERBATIM_VM_MOVES=$(or $(MOVES),50) $(cargo) test --release --locked -p verbatim-testbed --test machines -- --ignored
 
-volume-test: setup ## volumes that move: MOVES (200) with kills and silence in between by SEED (1), and the model of the core by SEEDS (0..2000000)
+volume-test: build ## volumes that move: MOVES (200) with kills and silence in between by SEED (1), the model of the core by SEEDS (0..2000000), and Linux on one
+	@./setup.sh --vm
 	VERBATIM_VOLUME_SEEDS=$(or $(SEEDS),0..2000000) $(cargo) test --release --locked -p verbatim-mirror --test model -- --nocapture
 	VERBATIM_VOLUME_MOVES=$(or $(MOVES),200) VERBATIM_VOLUME_SEED=$(or $(SEED),1) \
 		$(cargo) test --release --locked -p verbatim-volume -- --include-ignored --nocapture
+	$(cargo) test --release --locked --workspace --test disk -- --ignored
 
 swap-test: build ## Linux that swaps to another host's memory, in virtual machines: servers that die, and MINUTES (5) of each of four storms
 	@./setup.sh --vm

@@ -5,7 +5,7 @@ use crate::image::Image;
 use crate::names::{MODULES_PARAMETER, NAME_PARAMETER, ROOT_TAG};
 use crate::tsc;
 use std::os::fd::RawFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The program.
@@ -35,6 +35,8 @@ pub(crate) struct Machine<'a> {
     pub ports: &'a [RawFd],
     /// What its disks are, as QEMU calls them.
     pub drives: &'a [String],
+    /// The sockets of those who serve a disk and reach the machine's memory.
+    pub vhost_user: &'a [PathBuf],
     /// The taps that it inherits, with their Ethernet addresses.
     pub taps: &'a [(RawFd, String)],
 }
@@ -94,6 +96,22 @@ impl Machine<'_> {
             // A comma in a value is written twice.
             let file = drive.replace(',', ",,");
             option("-drive", format!("file={file},{DRIVE}"));
+        }
+        if !self.vhost_user.is_empty() {
+            let size = self.memory_mib;
+            option(
+                "-object",
+                format!("memory-backend-memfd,id=ram,size={size}M,share=on"),
+            );
+            option("-machine", "memory-backend=ram".to_owned());
+        }
+        for (number, socket) in self.vhost_user.iter().enumerate() {
+            let path = socket.display().to_string().replace(',', ",,");
+            option(
+                "-chardev",
+                format!("socket,id=vhost{number},path={path},reconnect=1"),
+            );
+            option("-device", format!("vhost-user-blk-pci,chardev=vhost{number}"));
         }
         command.args(["-nodefaults", "-no-user-config", "-no-reboot"]);
         command

@@ -47,6 +47,8 @@ pub struct VmConfig {
     pub features: String,
     /// What its disks `/dev/vda` and so on are: files, or URIs that QEMU knows (`nbd+unix:///…`). It needs `modprobe virtio_blk`.
     pub drives: Vec<String>,
+    /// Behind those: sockets of vhost-user-blk. QEMU has one connected again whose server has gone.
+    pub vhost_user: Vec<PathBuf>,
     /// What is appended to the kernel's command line.
     pub parameters: String,
     /// The program that is put into the image as pid 1; its `main` begins with [`crate::run_role`]. Default: the
@@ -66,6 +68,7 @@ impl VmConfig {
             rxe: false,
             features: String::new(),
             drives: Vec::new(),
+            vhost_user: Vec::new(),
             parameters: String::new(),
             program: None,
         }
@@ -306,6 +309,7 @@ fn start_qemu(
         console: &dir.join("console.log"),
         ports: &ports,
         drives: &config.drives,
+        vhost_user: &config.vhost_user,
         taps: &[(tap.fd.as_raw_fd(), ethernet_address(&config.name))],
     };
     let path = dir.join("qemu.log");

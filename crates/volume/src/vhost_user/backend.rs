@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use vhost::VhostUserMemoryRegionBase;
@@ -17,6 +16,7 @@ use vm_memory::GuestAddress;
 
 use super::config::{self, EVENT_IDX, FEATURES, FLUSH, MAX_QUEUE_SIZE, MAX_QUEUES, PROTOCOL_FEATURES};
 use super::inflight::Inflight;
+use super::length::Length;
 use super::memory::Ram;
 use super::request::ID;
 use super::ring::{Ends, Ring, Running, call};
@@ -52,7 +52,7 @@ impl Vring {
 /// One front end. Dropped, its queues have stopped, and nothing of it is under way.
 pub struct Backend {
     volume: Arc<Volume>,
-    length: Arc<AtomicU64>,
+    length: Arc<Length>,
     id: [u8; ID],
     features: u64,
     ram: Option<Arc<Ram>>,
@@ -66,7 +66,7 @@ fn refused(why: impl Into<String>) -> Error {
 
 impl Backend {
     /// For that volume, whose size is kept up to date there.
-    pub fn new(volume: Arc<Volume>, name: &str, length: Arc<AtomicU64>) -> Self {
+    pub fn new(volume: Arc<Volume>, name: &str, length: Arc<Length>) -> Self {
         let mut id = [0; ID];
         let letters = name.len().min(ID);
         id[..letters].copy_from_slice(&name.as_bytes()[..letters]);
@@ -85,6 +85,12 @@ impl Backend {
         self.vrings.get_mut(index as usize).ok_or(Error::InvalidParam)
     }
 
+    /// Whether all queues that were described work, and there are some.
+    pub fn works(&self) -> bool {
+        let mut described = self.vrings.iter().filter(|vring| vring.kick.is_some()).peekable();
+        described.peek().is_some() && described.all(|vring| vring.running.is_some())
+    }
+
     /// Nothing of it is under way afterwards.
     pub fn stop(&mut self) {
         for vring in &mut self.vrings {
@@ -96,7 +102,7 @@ impl Backend {
     fn start(&mut self, index: u32) -> Result<()> {
         let is_durable = self.features & FLUSH == 0;
         let knows_events = self.features & EVENT_IDX != 0;
-        let (volume, length, id) = (self.volume.clone(), self.length.clone(), self.id);
+        let (volume, length, id) = (self.volume.clone(), self.length.bytes(), self.id);
         let (ram, inflight) = (self.ram.clone(), self.inflight.clone());
         let vring = self.vring(index)?;
         if vring.running.is_some() || !vring.is_enabled {
@@ -309,7 +315,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
     }
 
     fn get_config(&mut self, offset: u32, size: u32, _: VhostUserConfigFlags) -> Result<Vec<u8>> {
-        let length = self.length.load(Ordering::Relaxed);
+        let length = self.length.asked();
         config::read(length, offset, size).ok_or(Error::InvalidParam)
     }
 

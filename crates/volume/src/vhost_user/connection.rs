@@ -6,16 +6,17 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
 use super::backend::Backend;
+use super::length::Length;
 use crate::client;
 use crate::volume::Volume;
 
@@ -27,9 +28,6 @@ const SET_BACKEND_REQ_FD: u32 = 21;
 
 /// The most descriptors of one message.
 const MAX_FILES: usize = 32;
-
-/// The message that the configuration has changed: its number, the version of the protocol, nothing behind it.
-const CONFIG_CHANGED: [u32; 3] = [2, 1, 0];
 
 /// Takes front ends of one volume. Dropped, it takes no more; the connection of the one that is there ends with the volume's.
 pub struct Server {
@@ -128,49 +126,25 @@ async fn take(listener: UnixListener, name: String, volume: Arc<Volume>, is_conn
     }
 }
 
-/// The channel by which the front end is told something, once it has given one.
-type Channel = Arc<Mutex<Option<UnixStream>>>;
-
 async fn serve(stream: tokio::net::UnixStream, name: &str, volume: Arc<Volume>) -> io::Result<()> {
     let mut lengths = volume.lengths();
-    let length = Arc::new(AtomicU64::new(*lengths.borrow_and_update()));
-    let channel = Channel::default();
-    let (name, of_thread) = (name.to_owned(), (length.clone(), channel.clone()));
+    let length = Length::new(*lengths.borrow_and_update());
+    let (name, of_thread) = (name.to_owned(), length.clone());
     let serving = client::by_thread("vhost-user", stream, volume, move |stream, volume| {
-        listen(stream, volume, &name, of_thread.0, &of_thread.1)
+        listen(stream, volume, &name, &of_thread)
     });
     tokio::pin!(serving);
     loop {
         tokio::select! {
             result = &mut serving => return result,
-            Ok(()) = lengths.changed() => {
-                length.store(*lengths.borrow_and_update(), Ordering::Relaxed);
-                announce(&channel);
-            }
-        }
-    }
-}
-
-/// Says that the configuration has changed. A front end that does not listen hears of it when it asks.
-fn announce(channel: &Channel) {
-    let channel = channel.lock().expect("no panic under this lock");
-    if let Some(channel) = channel.as_ref() {
-        let message = CONFIG_CHANGED.map(u32::to_ne_bytes).concat();
-        if let Err(error) = send(channel, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-            tracing::warn!("a virtual machine is not told how large its disk is: {error}");
+            Ok(()) = lengths.changed() => length.set(*lengths.borrow_and_update()),
         }
     }
 }
 
 /// Hears what the front end says until it leaves.
-fn listen(
-    stream: UnixStream,
-    volume: Arc<Volume>,
-    name: &str,
-    length: Arc<AtomicU64>,
-    channel: &Channel,
-) -> io::Result<()> {
-    let backend = Arc::new(Mutex::new(Backend::new(volume, name, length)));
+fn listen(stream: UnixStream, volume: Arc<Volume>, name: &str, length: &Arc<Length>) -> io::Result<()> {
+    let backend = Arc::new(Mutex::new(Backend::new(volume, name, length.clone())));
     // The socket is open until all of its requests have ended: the front end knows by its end that nothing will be written to its memory any more.
     let _open = stream.try_clone()?;
     let mut handler = BackendReqHandler::from_stream(stream.try_clone()?, backend.clone());
@@ -178,20 +152,18 @@ fn listen(
         match look_ahead(&stream) {
             Ok(None) => break Ok(()),
             Ok(Some(None)) => {}
-            Ok(Some(Some(given))) => {
-                *channel.lock().expect("no panic under this lock") = Some(given);
-            }
+            Ok(Some(Some(given))) => length.channel(Some(given)),
             Err(error) => break Err(error),
         }
         match handler.handle_request() {
-            Ok(()) => {}
+            Ok(()) => length.works(backend.lock().expect("no panic under this lock").works()),
             Err(Error::Disconnected) => break Ok(()),
             // It is answered that it was not done, where the front end has asked for an answer.
             Err(Error::ReqHandlerError(error)) => break Err(error),
             Err(error) => break Err(io::Error::other(error)),
         }
     };
-    channel.lock().expect("no panic under this lock").take();
+    length.channel(None);
     backend.lock().expect("no panic under this lock").stop();
     heard
 }

@@ -12,7 +12,7 @@
 //! - [`request`]: what a guest asks, of whom nothing is believed.
 //! - [`memory`]: the guest's memory. [`inflight`]: which requests are under way, in a file that outlives this daemon.
 //! - [`hostile`]: a guest that writes what it likes, for tests.
-//! - [`config`]: features, and the configuration space.
+//! - [`config`]: features, and the configuration space. [`length`]: how large the disk is, and who has been told.
 //!
 //! The crates `vhost` and `virtio-queue` have the messages and the queues. Not `vhost-user-backend`: it refuses the file of requests under way,
 //! without which a daemon that was killed loses some of its guest's requests, and its threads cannot wait for requests that others carry out.
@@ -22,6 +22,7 @@ mod config;
 mod connection;
 pub(crate) mod hostile;
 mod inflight;
+mod length;
 mod memory;
 mod request;
 mod ring;
