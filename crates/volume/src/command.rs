@@ -41,6 +41,20 @@ pub enum VolumeCommand {
         #[command(flatten)]
         common: Common,
     },
+    /// Say where the data of a volume go that will move to this host: to a block device, or to a file that is not the daemon's. What is there is
+    /// overwritten when it comes. If nothing is said, they go to a file of the daemon's. `delete` takes it back.
+    #[command(
+        after_help = "Example:\n  verbatim volume place db --data /dev/vg/db        # on host2\n  verbatim volume migrate db --to host2             # on host1"
+    )]
+    Place {
+        /// The volume, which is on another host.
+        name: String,
+        /// The file or block device; it has to be as large as the volume.
+        #[arg(long, value_name = "PATH")]
+        data: PathBuf,
+        #[command(flatten)]
+        common: Common,
+    },
     /// Let clients connect by NBD; prints the address.
     #[command(
         after_help = "Examples:\n  verbatim volume attach db\n  qemu-system-x86_64 -m 2G -M q35 $(verbatim volume attach db --vhost-user | tail -1)\n  nbdinfo \"$(verbatim volume attach db)\"\n  mount \"$(verbatim volume attach db --device)\" /mnt"
@@ -186,7 +200,14 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
             size: length,
             data,
             common,
-        } => (Order::Create { name, length, data }, common),
+        } => {
+            let data = data.map(std::path::absolute).transpose()?;
+            (Order::Create { name, length, data }, common)
+        }
+        VolumeCommand::Place { name, data, common } => {
+            let data = std::path::absolute(data)?;
+            (Order::Place { name, data }, common)
+        }
         VolumeCommand::Attach {
             name,
             device,
@@ -324,6 +345,8 @@ fn table(rows: &[Row]) -> String {
             .uri
             .as_deref()
             .unwrap_or(if row.attached { "when served" } else { "no" });
+        let data = row.data.as_ref().map(|data| format!(" (at {})", data.display()));
+        let data = data.unwrap_or_default();
         let device = row.device.as_ref().map(|device| format!(" {}", device.display()));
         let device = device.unwrap_or_default();
         let vhost_user = match &row.vhost_user {
@@ -334,7 +357,7 @@ fn table(rows: &[Row]) -> String {
         let holder = row.holder.as_ref().map(|holder| format!(" (instance {holder})"));
         let holder = holder.unwrap_or_default();
         text += &format!(
-            "{:<20} {:>14} {:>4} {role:<22} {attached}{device}{vhost_user}{holder}\n",
+            "{:<20} {:>14} {:>4} {role:<22} {attached}{data}{device}{vhost_user}{holder}\n",
             row.name, row.length_bytes, row.generation
         );
     }

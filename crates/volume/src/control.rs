@@ -25,6 +25,11 @@ pub enum Order {
         length: u64,
         data: Option<PathBuf>,
     },
+    /// Where the data of a volume go that is to move here.
+    Place {
+        name: String,
+        data: PathBuf,
+    },
     Attach {
         name: String,
         /// As a block device of this machine, too.
@@ -108,10 +113,13 @@ pub struct Row {
     pub length_bytes: u64,
     /// How often it has moved, and one.
     pub generation: u64,
-    /// serving, deciding, moved, incoming, incomplete, held or ready.
+    /// serving, deciding, moved, incoming, incomplete, held or ready; or placed, of one that is not here yet: then the numbers are 0.
     pub role: String,
     /// The other host, if the role has one.
     pub other_host: Option<String>,
+    /// Where its data are, or are to go, if that is no file of the daemon's.
+    #[serde(default)]
+    pub data: Option<PathBuf>,
     /// Clients may connect.
     pub attached: bool,
     /// How.

@@ -4,6 +4,7 @@ mod deciding;
 mod lent;
 mod listeners;
 mod orders;
+mod places;
 mod together;
 
 use std::collections::BTreeMap;
@@ -79,6 +80,8 @@ impl Config {
 struct State {
     sidecar: Option<Sidecar>,
     settings: Settings,
+    /// Where its data are to go, while there is no copy here.
+    place: Option<PathBuf>,
     /// While it is served here.
     volume: Option<Arc<Volume>>,
     /// From the first offer on.
@@ -145,6 +148,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         let opened: anyhow::Result<()> = (|| {
             state.sidecar = entry.folder.sidecar()?;
             state.settings = entry.folder.settings()?;
+            state.place = entry.folder.place()?;
             // The process before this one may have been ended between a rename and its sync.
             if let Some(sidecar) = &state.sidecar {
                 entry.folder.write_sidecar(sidecar)?;
@@ -251,7 +255,9 @@ impl Daemon {
     }
 
     fn row(&self, entry: &Entry, state: &State) -> Option<Row> {
-        let sidecar = state.sidecar.as_ref()?;
+        let Some(sidecar) = &state.sidecar else {
+            return self.placed(entry, state);
+        };
         let (role, other_host) = match &sidecar.role {
             Role::Serving => ("serving", None),
             Role::Deciding { to, .. } => ("deciding", Some(to.clone())),
@@ -271,6 +277,7 @@ impl Daemon {
             generation: sidecar.generation,
             role: role.to_owned(),
             other_host,
+            data: state.settings.data.clone(),
             attached: state.settings.attached,
             uri: state.listener.is_some().then_some(uri),
             device: state.device.as_ref().map(|device| device.path().to_owned()),

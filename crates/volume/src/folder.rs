@@ -3,6 +3,7 @@
 //! ```text
 //!  STATE/NAME/sidecar.json   identity, generation, role; which copy may serve (`verbatim_mirror::decision`)
 //!  STATE/NAME/settings.json  where the data are, and whether it is attached; nothing that decides anything
+//!  STATE/NAME/place.json     where the data are to go when it moves here for the first time, if somebody has said so
 //!  STATE/NAME/data           the data, unless they are in a block device or a file elsewhere
 //! ```
 //!
@@ -20,6 +21,7 @@ use verbatim_mirror::decision::Sidecar;
 
 const SIDECAR: &str = "sidecar.json";
 const SETTINGS: &str = "settings.json";
+const PLACE: &str = "place.json";
 const DATA: &str = "data";
 
 /// The longest name of a volume.
@@ -62,12 +64,15 @@ impl Folder {
         })
     }
 
-    /// All that are under `state`.
+    /// All that are under `state`, those that are only expected among them.
     pub fn names(state: &Path) -> anyhow::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in fs::read_dir(state).with_context(|| format!("cannot read {}", state.display()))? {
             let name = entry?.file_name().to_string_lossy().into_owned();
-            if state.join(&name).join(SIDECAR).exists() {
+            if [SIDECAR, PLACE]
+                .iter()
+                .any(|file| state.join(&name).join(file).exists())
+            {
                 names.push(name);
             }
         }
@@ -109,9 +114,23 @@ impl Folder {
         self.write(SETTINGS, settings)
     }
 
+    /// The file or block device for the data of a volume that is to come.
+    pub fn place(&self) -> anyhow::Result<Option<PathBuf>> {
+        self.read(PLACE)
+    }
+
+    /// Replaces it.
+    pub fn write_place(&self, data: &Path) -> anyhow::Result<()> {
+        self.write(PLACE, &data)
+    }
+
     /// Removes the volume: first what makes it one.
     pub fn delete(&self) -> anyhow::Result<()> {
-        fs::remove_file(self.path.join(SIDECAR)).context("cannot remove the sidecar")?;
+        match fs::remove_file(self.path.join(SIDECAR)) {
+            // It was only expected.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            removed => removed.context("cannot remove the sidecar")?,
+        }
         sync(&self.path)?;
         fs::remove_dir_all(&self.path).with_context(|| format!("cannot remove {}", self.path.display()))
     }

@@ -13,6 +13,7 @@ use verbatim_mirror::decision::{
 use verbatim_mirror::{Event, Report};
 
 use super::orders::serving;
+use super::places::has_room;
 use super::{AGAIN, Daemon, Entry};
 use crate::control::Moved;
 use crate::faults::Point;
@@ -352,9 +353,14 @@ impl Daemon {
                     "{name} is promised here to an instance that moves, and its agent here has not said yet whether it has arrived"
                 ),
             })?;
+            let place = state.place.clone().filter(|_| !has_old);
+            if let Some(place) = &place {
+                has_room(place, offer.length)?;
+            }
             entry.folder.make()?;
             let settings = Settings {
                 attached,
+                data: place.or(state.settings.data.clone()),
                 ..state.settings.clone()
             };
             entry.folder.write_settings(&settings)?;

@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 use verbatim_mirror::decision::{Role, Sidecar, VolumeId};
 use verbatim_mirror::{Event, Extent, Failure, Standing};
 
+use super::places::has_room;
 use super::{Daemon, Entry, State};
 use crate::control::{Order, Outcome};
 use crate::device::Device;
@@ -34,9 +35,19 @@ impl Daemon {
                 Ok(Outcome::Volumes(rows))
             }
             Order::Create { name, length, data } => {
+                if let Some(data) = &data {
+                    self.is_no_others(&name, data).await?;
+                }
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
                 self.create(&entry, &mut state, length, data)?;
+                self.done(&entry, &state)
+            }
+            Order::Place { name, data } => {
+                self.is_no_others(&name, &data).await?;
+                let entry = self.entry(&name).await?;
+                let mut state = entry.state.lock().await;
+                self.place(&entry, &mut state, data)?;
                 self.done(&entry, &state)
             }
             Order::Attach {
@@ -140,6 +151,11 @@ impl Daemon {
             Order::Delete { name } => {
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
+                if state.sidecar.is_none() && state.place.is_some() {
+                    entry.folder.delete()?;
+                    *state = State::default();
+                    return Ok(Outcome::Volumes(Vec::new()));
+                }
                 let sidecar = known(&entry, &state)?;
                 match &sidecar.role {
                     Role::Serving if state.settings.attached => {
@@ -262,8 +278,18 @@ impl Daemon {
         if state.sidecar.is_some() || entry.folder.sidecar()?.is_some() {
             bail!("there is a volume {} already", entry.name);
         }
+        if let Some(place) = &state.place {
+            bail!(
+                "{} is expected from another host, at {}; `verbatim volume delete {0}` ends that",
+                entry.name,
+                place.display()
+            );
+        }
         if !(1..=MAX_LENGTH).contains(&length) {
             bail!("a volume has between 1 and {MAX_LENGTH} bytes");
+        }
+        if let Some(data) = &data {
+            has_room(data, length)?;
         }
         entry.folder.make()?;
         let settings = Settings {
@@ -296,9 +322,6 @@ impl Daemon {
         }
         if length < sidecar.length || length > MAX_LENGTH {
             bail!("{name} has {} bytes; a volume only grows", sidecar.length);
-        }
-        if state.settings.data.is_some() {
-            bail!("the data of {name} are elsewhere: they are as large as they are");
         }
         let volume = state.volume.clone().context("it is not served")?;
         if !volume.resize(length) {

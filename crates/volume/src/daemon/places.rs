@@ -1,0 +1,98 @@
+//! Where the data of a volume go that has not come yet.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use rustix::fs::SeekFrom;
+
+use super::{Daemon, Entry, State};
+use crate::control::Row;
+
+impl Daemon {
+    /// Notes it.
+    pub(super) fn place(&self, entry: &Entry, state: &mut State, data: PathBuf) -> anyhow::Result<()> {
+        let name = &entry.name;
+        if state.sidecar.is_some() || entry.folder.sidecar()?.is_some() {
+            bail!(
+                "there is a copy of {name} here, at {}: what moves here goes there; `verbatim volume delete {name}` removes it first",
+                entry.folder.data(&state.settings).display()
+            );
+        }
+        has_room(&data, 0)?;
+        entry.folder.make()?;
+        entry.folder.write_place(&data)?;
+        state.place = Some(data);
+        Ok(())
+    }
+
+    /// One that is expected.
+    pub(super) fn placed(&self, entry: &Entry, state: &State) -> Option<Row> {
+        let place = state.place.clone()?;
+        Some(Row {
+            name: entry.name.clone(),
+            id: String::new(),
+            length_bytes: 0,
+            generation: 0,
+            role: "placed".to_owned(),
+            other_host: None,
+            data: Some(place),
+            attached: false,
+            uri: None,
+            device: None,
+            vhost_user: None,
+            holder: None,
+            socket: None,
+            copy: None,
+            migration: None,
+        })
+    }
+
+    /// No other volume has its data there, or is to have them there.
+    pub(super) async fn is_no_others(&self, name: &str, data: &Path) -> anyhow::Result<()> {
+        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let data = real(data);
+        let entries: Vec<_> = self.entries.lock().await.values().cloned().collect();
+        for entry in entries.iter().filter(|entry| entry.name != name) {
+            let state = entry.state.lock().await;
+            let mut theirs = state.settings.data.iter().chain(&state.place);
+            if theirs.any(|path| real(path) == data) {
+                bail!("{} is the place of the volume {}", data.display(), entry.name);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a volume of that length can be written there, over whatever is there now. A file need not be there.
+pub(super) fn has_room(data: &Path, length: u64) -> anyhow::Result<()> {
+    let shown = data.display();
+    ensure!(
+        data.is_absolute(),
+        "{shown} is no absolute path: the daemon has a folder of its own"
+    );
+    let Ok(metadata) = data.metadata() else {
+        let folder = data.parent().is_some_and(Path::is_dir);
+        ensure!(folder, "there is no folder for {shown}");
+        return Ok(());
+    };
+    if metadata.is_file() {
+        return Ok(());
+    }
+    ensure!(
+        metadata.file_type().is_block_device(),
+        "{shown} is neither a file nor a block device"
+    );
+    // A file system that is mounted has it for itself, as has whoever else must not be written over (open(2), O_EXCL).
+    let mut open = OpenOptions::new();
+    let device = open.read(true).write(true).custom_flags(libc::O_EXCL).open(data);
+    let device =
+        device.with_context(|| format!("{shown} cannot be had: is it mounted, or swap, or in use?"))?;
+    let size = rustix::fs::seek(&device, SeekFrom::End(0))?;
+    ensure!(
+        size >= length,
+        "{shown} has {size} bytes, and the volume {length}: `verbatim volume place` gives it another place"
+    );
+    Ok(())
+}
