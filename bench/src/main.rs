@@ -61,6 +61,10 @@ struct Arguments {
     /// Round-trip times in milliseconds, for rows of `methods`; needs TAP devices (`/dev/net/tun`).
     #[arg(long, value_name = "MS,...", value_delimiter = ',', default_values_t = [0.0, 1.0, 10.0])]
     rtt: Vec<f64>,
+    /// For `swap`: one core per end looks for work all the time, the last but one of this machine for the disk and its RNIC, and the last for
+    /// the server's.
+    #[arg(long)]
+    poll: bool,
     /// The folder for the JSON files.
     #[arg(long, default_value = "out/bench")]
     out: PathBuf,
@@ -187,7 +191,17 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         disk::rocksdb::report(&tools, arguments.rounds, &arguments.out.join("rocksdb.json"))?;
     }
     if wanted(Bench::Swap) {
-        swap::run(&tools, arguments.rounds, &arguments.out.join("swap.json"))?;
+        let name = if arguments.poll {
+            "swap-poll.json"
+        } else {
+            "swap.json"
+        };
+        swap::run(
+            &tools,
+            arguments.rounds,
+            arguments.poll,
+            &arguments.out.join(name),
+        )?;
     }
     if wanted(Bench::Vm) {
         vm::run(&tools, repeats, &arguments.out.join("vm.json"))?;

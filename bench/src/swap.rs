@@ -1,13 +1,13 @@
 //! A swap disk on another host's memory beside nbdkit's memory by TCP: how long 4 KiB take one at a time, and how many of them a second come of 32 at
 //! once.
 //!
-//! The client is fio by NBD. Nobody polls: all processes sleep until there is something. nbdkit is asked over a front on this host, as a
+//! The client is fio by NBD. All processes sleep until there is something, or one core per end never does ([`Cores`]). nbdkit is asked over a front on this host, as a
 //! swap disk is (nbdkit's `nbd` plugin on a Unix socket), and by TCP right from fio, which is one process less on the way than any front.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use serde::Serialize;
 use verbatim_e2e::Tools;
 
@@ -57,9 +57,37 @@ impl Way {
     }
 }
 
+/// Cores that look for work all the time.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Cores {
+    /// Of the disk's process and its RNIC, which give it to each other when they find nothing.
+    near: usize,
+    /// Of the server's RNIC.
+    far: usize,
+}
+
+impl Cores {
+    /// As long as anything can look for work.
+    const SPIN: &str = "1000000";
+
+    /// The last two; whoever else is there has the others, if there are some.
+    fn last() -> anyhow::Result<Self> {
+        let cores = std::thread::available_parallelism()?.get();
+        ensure!(
+            cores >= 2,
+            "one core for each end is needed, and this machine has one"
+        );
+        Ok(Self {
+            near: cores - 2,
+            far: cores - 1,
+        })
+    }
+}
+
 #[derive(Debug, Serialize)]
 struct Report {
     context: Context,
+    polling: Option<Cores>,
     bytes: &'static str,
     rows: Vec<Row>,
 }
@@ -81,7 +109,7 @@ struct Row {
 }
 
 /// Measures, prints and writes.
-pub fn run(tools: &Tools, rounds: u32, out: &Path) -> anyhow::Result<()> {
+pub fn run(tools: &Tools, rounds: u32, polls: bool, out: &Path) -> anyhow::Result<()> {
     for program in ["fio", "nbdkit"] {
         let version = Command::new(program).arg("--version").output();
         version.with_context(|| format!("{program} is missing: run ./setup.sh"))?;
@@ -94,9 +122,15 @@ pub fn run(tools: &Tools, rounds: u32, out: &Path) -> anyhow::Result<()> {
         .context("the report is in a folder")?
         .canonicalize()?;
     let folder = tempfile::tempdir_in(folder)?;
-    let site = Site::start(&tools.verbatim, memory.path(), folder.path())?;
+    let polling = polls.then(Cores::last).transpose()?;
+    let site = Site::start(&tools.verbatim, memory.path(), folder.path(), polling)?;
+    let meanwhile = if polls {
+        "one core per end polls"
+    } else {
+        "all sleep meanwhile"
+    };
     println!(
-        "{SIZE} of another host's memory, 4 KiB through NBD, all sleep meanwhile; medians of {rounds} runs by turns"
+        "{SIZE} of another host's memory, 4 KiB through NBD, {meanwhile}; medians of {rounds} runs by turns"
     );
     println!(
         "{:>10} {:>5} {:>24} {:>12} {:>10} {:>10} {:>8} {:>8}",
@@ -119,6 +153,7 @@ pub fn run(tools: &Tools, rounds: u32, out: &Path) -> anyhow::Result<()> {
     }
     let report = Report {
         context,
+        polling,
         bytes: SIZE,
         rows,
     };
@@ -163,7 +198,7 @@ struct Site {
 }
 
 impl Site {
-    fn start(verbatim: &Path, memory: &Path, folder: &Path) -> anyhow::Result<Self> {
+    fn start(verbatim: &Path, memory: &Path, folder: &Path, polling: Option<Cores>) -> anyhow::Result<Self> {
         let hosts = folder.join("hosts");
         let names = ["a", "b"].into_iter().zip(ADDRESSES);
         let names = names.map(|(name, address)| format!("{name}={address}"));
@@ -172,7 +207,15 @@ impl Site {
         let mut start = |host: &str, log: &str, socket: &str, arguments: &[&str], config: bool| {
             let runtime = memory.join(host);
             std::fs::create_dir_all(runtime.join("mem"))?;
-            let mut command = Command::new(verbatim);
+            let mut command = match polling.filter(|_| arguments[0] == "swap") {
+                None => Command::new(verbatim),
+                Some(cores) => {
+                    let mut pinned = Command::new("taskset");
+                    pinned.args(["--cpu-list", &cores.near.to_string()]).arg(verbatim);
+                    pinned.env("VERBATIM_SWAP_SPIN", Cores::SPIN);
+                    pinned
+                }
+            };
             command.args(arguments).arg("--runtime-dir").arg(&runtime);
             if config {
                 command.arg("--config-dir").arg(hosts.join(host));
@@ -181,7 +224,11 @@ impl Site {
             until_there(&runtime.join(socket))
         };
         for (host, address) in ["a", "b"].into_iter().zip(ADDRESSES) {
-            let nic = ["nic", "--only-address", "--address", address];
+            let mut nic = vec!["nic", "--only-address", "--address", address];
+            let core = polling.map(|cores| if host == "a" { cores.near } else { cores.far }.to_string());
+            if let Some(core) = &core {
+                nic.extend(["--spin", Cores::SPIN, "--cpu", core, "--nice", "0"]);
+            }
             start(host, &format!("{host}.nic.log"), "nic.sock", &nic, false)?;
         }
         let serve = ["memory", "serve", "--size", "2G", "--name", "b"];

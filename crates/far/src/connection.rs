@@ -99,6 +99,8 @@ pub struct Connection {
     domain: Arc<Domain>,
     psn: u32,
     yields: bool,
+    /// The next completion makes an event.
+    is_armed: bool,
     /// The first request that failed: which, how long, and why. All behind it are lost.
     failed: Option<(&'static str, u64, &'static str)>,
     cancel: Arc<Cancel>,
@@ -170,6 +172,7 @@ impl Connection {
             domain,
             psn: rand::random::<u32>() & PSN_MASK,
             yields,
+            is_armed: false,
             failed: None,
             cancel: Arc::new(Cancel {
                 is_set: AtomicBool::new(false),
@@ -368,8 +371,18 @@ impl Connection {
     pub fn progress(&mut self) -> Result<Ticket, Error> {
         self.take_events();
         self.poll()?;
-        self.queue.cq.arm(false);
+        self.arm();
         // What has completed between the two makes no event.
+        self.poll()?;
+        Ok(Ticket(self.window.done()))
+    }
+
+    /// Takes what has completed, and asks for no event: for who looks again all the time, and calls [`Self::progress`] before it sleeps.
+    pub fn look(&mut self) -> Result<Ticket, Error> {
+        // It is made once, and then not before it is asked for again.
+        if self.is_armed {
+            self.take_events();
+        }
         self.poll()?;
         Ok(Ticket(self.window.done()))
     }
@@ -398,7 +411,7 @@ impl Connection {
                 return Ok(());
             }
             // Whatever completes from here on makes an event; what has completed since the look is found by another.
-            self.queue.cq.arm(false);
+            self.arm();
             if self.poll()? > 0 {
                 continue;
             }
@@ -429,10 +442,16 @@ impl Connection {
         Ok(())
     }
 
+    fn arm(&mut self) {
+        self.queue.cq.arm(false);
+        self.is_armed = true;
+    }
+
     /// Each is of this queue, and there may be none.
-    fn take_events(&self) {
+    fn take_events(&mut self) {
         while self.queue.channel.get_event().is_ok() {
             self.queue.cq.ack_events(1);
+            self.is_armed = false;
         }
     }
 

@@ -50,6 +50,8 @@ pub struct Wanted {
     pub device: bool,
     /// So long a page may take.
     pub deadline: Duration,
+    /// So long its process looks for work before it sleeps.
+    pub spin: Duration,
     /// This host's name.
     pub own: String,
     /// The servers' port.
@@ -155,6 +157,7 @@ pub fn prepare(wanted: &Wanted) -> anyhow::Result<Ready> {
         name: wanted.name.clone(),
         bytes: wanted.bytes,
         deadline: wanted.deadline,
+        spin: wanted.spin,
         uri: wanted.socket.as_ref().map(|_| sockets.uri()),
         instance: wanted.instance.clone(),
         arriving: wanted.arriving,

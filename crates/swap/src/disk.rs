@@ -19,6 +19,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use verbatim_lease::{Action, Config, Copy, Engine, Event, Extent, SlotId};
 
 pub use inbox::{Answer, Inbox, Message, Order};
+use servers::Looks;
 pub use servers::Server;
 pub use status::{CopyStatus, Status};
 
@@ -70,6 +71,8 @@ pub struct Settings {
     pub bytes: u64,
     /// So long a server may take for a page before it is given up.
     pub deadline: Duration,
+    /// So long it looks for work before it sleeps.
+    pub spin: Duration,
     /// How clients connect; nothing if that is as usual.
     pub uri: Option<String>,
     /// The instance whose disk it is.
@@ -205,10 +208,27 @@ impl Disk {
     /// Serves until it is detached.
     pub fn run(mut self) -> anyhow::Result<()> {
         let mut events = Vec::with_capacity(64);
+        let mut worked = Instant::now();
+        let mut makes_events = true;
         loop {
-            let limit = self
-                .next_deadline()
-                .map(|at| at.saturating_duration_since(Instant::now()));
+            let spins = worked.elapsed() < self.settings.spin;
+            let looks = if spins { Looks::Again } else { Looks::Then };
+            // What completes makes no event while it is looked for, so there is a last look.
+            let mut waits = !spins;
+            if spins || !makes_events {
+                let found = Copy::BOTH.map(|copy| self.completions(copy, looks));
+                makes_events = !spins;
+                if found.contains(&true) {
+                    worked = Instant::now();
+                    waits = false;
+                }
+            }
+            let limit = match waits {
+                false => Some(Duration::ZERO),
+                true => self
+                    .next_deadline()
+                    .map(|at| at.saturating_duration_since(Instant::now())),
+            };
             let limit = limit.and_then(|left| rustix::event::Timespec::try_from(left).ok());
             events.clear();
             match epoll::wait(
@@ -219,6 +239,12 @@ impl Disk {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(std::io::Error::from(errno).into()),
             }
+            match events.is_empty() {
+                // Who shares the core has what is to be found.
+                true if !waits => rustix::thread::sched_yield(),
+                true => {}
+                false => worked = Instant::now(),
+            }
             for event in &events {
                 match event.data.u64() {
                     WAKE => {
@@ -226,7 +252,9 @@ impl Disk {
                             return Ok(());
                         }
                     }
-                    copy if copy >= REMOTE => self.completions(Copy::BOTH[(copy - REMOTE) as usize]),
+                    copy if copy >= REMOTE => {
+                        self.completions(Copy::BOTH[(copy - REMOTE) as usize], looks);
+                    }
                     client => self.serve(client as usize),
                 }
             }

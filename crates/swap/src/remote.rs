@@ -130,7 +130,7 @@ impl Remote {
         Ok(())
     }
 
-    /// The next that is done, with what was read in its block; `done` is [`Self::progress`]'s.
+    /// The next that is done, with what was read in its block; `done` is [`Self::progress`]'s or [`Self::look`]'s.
     pub fn take(
         &self,
         flights: &mut Flights,
@@ -153,9 +153,14 @@ impl Remote {
         Ok(Some(flight))
     }
 
-    /// What is done.
+    /// What is done; what is done from here on makes [`Self::events`] readable.
     pub fn progress(&mut self) -> Result<Ticket, Error> {
         self.connection.progress()
+    }
+
+    /// What is done, for who looks again in any case.
+    pub fn look(&mut self) -> Result<Ticket, Error> {
+        self.connection.look()
     }
 }
 

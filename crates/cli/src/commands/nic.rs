@@ -35,6 +35,9 @@ fn serve(arguments: NicRunArguments) -> anyhow::Result<ExitCode> {
     };
     config.all_addresses = !arguments.only_address;
     config.core = arguments.cpu;
+    if let Some(microseconds) = arguments.spin {
+        config.spin = Duration::from_micros(microseconds.into());
+    }
     config.nice = arguments.nice;
     config.locked = arguments.locked;
     config.host_number = arguments.host_number.and_then(HostNumber::new);

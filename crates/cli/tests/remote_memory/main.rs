@@ -205,9 +205,21 @@ fn what_is_written_is_read_and_is_at_the_server_and_in_the_file() {
 
 #[test]
 fn a_server_that_is_killed_is_replaced_by_the_file_and_filled_again_when_it_is_back() {
+    killed(&[]);
+}
+
+/// What completes makes no event while the disk looks for it: nothing may be missed when it goes to sleep, nor when it is busy.
+#[test]
+fn the_same_where_the_disk_looks_for_work_before_it_sleeps() {
+    for microseconds in ["30", "1000000"] {
+        killed(&["--spin", microseconds]);
+    }
+}
+
+fn killed(options: &[&str]) {
     let mut lab = Lab::new();
     lab.start_server(1, "64M");
-    let socket = lab.attach(SIZE, &[]);
+    let socket = lab.attach(SIZE, options);
     let longest = use_it(&socket, |go_on| {
         for _ in 0..2 {
             end(&mut lab.servers[1]);

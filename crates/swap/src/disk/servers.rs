@@ -23,6 +23,15 @@ pub(super) enum Standing {
     Down,
 }
 
+/// When completions are looked for the next time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Looks {
+    /// When one makes an event.
+    Then,
+    /// In the next moment, in any case.
+    Again,
+}
+
 /// A server as the disk knows it.
 pub struct Server {
     pub(super) host: String,
@@ -137,7 +146,7 @@ impl Disk {
             return self.suspend(copy, format!("epoll_ctl: {errno}"));
         }
         // From here on completions make events.
-        self.completions(copy);
+        self.completions(copy, Looks::Then);
     }
 
     /// The queue pair goes: nothing lands in this host's memory any more.
@@ -182,27 +191,40 @@ impl Disk {
         }
     }
 
-    pub(super) fn completions(&mut self, copy: Copy) {
+    /// Takes what has completed; whether there was anything.
+    pub(super) fn completions(&mut self, copy: Copy, looks: Looks) -> bool {
         let Some(server) = &mut self.servers[copy.index()] else {
-            return;
+            return false;
         };
         let Standing::Up(remote) = &mut server.standing else {
-            return;
+            return false;
         };
-        let done = match remote.progress() {
+        let done = match looks {
+            Looks::Then => remote.progress(),
+            Looks::Again => remote.look(),
+        };
+        let done = match done {
             Ok(done) => done,
-            Err(error) => return self.suspend(copy, error.to_string()),
+            Err(error) => {
+                self.suspend(copy, error.to_string());
+                return true;
+            }
         };
+        let mut has_taken = false;
         loop {
             let server = self.servers[copy.index()].as_mut().expect("it is there");
             let Standing::Up(remote) = &mut server.standing else {
-                return;
+                return has_taken;
             };
             let flight = match remote.take(&mut server.flights, done, &mut self.blocks) {
                 Ok(Some(flight)) => flight,
-                Ok(None) => return,
-                Err(error) => return self.suspend(copy, error.to_string()),
+                Ok(None) => return has_taken,
+                Err(error) => {
+                    self.suspend(copy, error.to_string());
+                    return true;
+                }
             };
+            has_taken = true;
             let (slot, result) = (flight.slot, Ok(()));
             self.event(match flight.is_write {
                 true => Event::WriteDone { slot, copy, result },
