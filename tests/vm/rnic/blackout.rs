@@ -1,6 +1,6 @@
 //! The blackout of a program with rxe beside what CRIU alone takes in the same machine for a program without RDMA, as JSON.
 //!
-//! `make rnic-bench`. By turns: CRIU alone on the first host, then a move of the server to the last host and back. An emulated
+//! `make rnic-bench`. By turns: CRIU alone, and runc with CRIU, on the first host, then a move of the server to the last host and back. An emulated
 //! processor's milliseconds say nothing; the ratio does. Then programs with more queue pairs and more registered memory, there with what was made
 //! ahead, and back without: a limit on objects, which it never reaches, has agents leave all to the process.
 
@@ -15,6 +15,9 @@ use crate::built;
 use crate::machines::{HOSTS, Machines};
 use crate::run::{CHECK, Check, MOVE_LIMIT, flows, gone_on_with};
 use crate::trial::limit;
+
+/// Whoever sets this to 0 wants no programs of [`SIZES`].
+const SIZES_VARIABLE: &str = "VERBATIM_RNIC_SIZES";
 
 /// How often, unless `VERBATIM_RNIC_TURNS` says so.
 const TURNS: usize = 7;
@@ -83,10 +86,11 @@ pub fn tell() -> anyhow::Result<()> {
     };
     let machines = Machines::up()?;
     let [here, partner, there] = HOSTS;
-    let (mut alone, mut moves) = (Vec::new(), Moves::default());
+    let (mut alone, mut contained, mut moves) = (Vec::new(), Vec::new(), Moves::default());
     for turn in 1..=turns {
         eprintln!("turn {turn} of {turns}");
-        alone.push(criu_alone(&machines, here)?);
+        alone.push(stood_still(&machines, here, CRIU_ALONE)?);
+        contained.push(stood_still(&machines, here, RUNC_ALONE)?);
         machines.clear()?;
         let check = Check::start(&machines, here, partner, CHECK)?;
         for (from, to) in [(here, there), (there, here)] {
@@ -95,17 +99,24 @@ pub fn tell() -> anyhow::Result<()> {
         }
         check.end(&machines)?;
     }
-    let sizes = SIZES
+    let wanted = match std::env::var(SIZES_VARIABLE).as_deref() {
+        Ok("0") => &[][..],
+        _ => &SIZES,
+    };
+    let sizes = wanted
         .iter()
         .map(|(name, options)| {
             let told = ahead_and_not(&machines, options, turns).with_context(|| (*name).to_owned())?;
             Ok(((*name).to_owned(), told))
         })
         .collect::<anyhow::Result<serde_json::Map<_, _>>>()?;
-    let ratio = median(&mut moves.service) / median(&mut alone);
     let mut told = moves.medians();
-    told["criu_alone_ms"] = median(&mut alone).into();
-    told["service_ratio"] = ratio.into();
+    let service = median(&mut moves.service);
+    for (peer, ms) in [("criu_alone", &mut alone), ("runc_alone", &mut contained)] {
+        let ms = median(ms);
+        told[format!("{peer}_ms")] = ms.into();
+        told[format!("service_to_{peer}")] = (service / ms).into();
+    }
     told["sizes"] = sizes.into();
     println!("{}", serde_json::to_string_pretty(&told)?);
     Ok(())
@@ -142,21 +153,61 @@ fn median(of: &mut [f64]) -> f64 {
     of[of.len() / 2]
 }
 
-/// What a program without RDMA says that it stood still for, in ms.
-fn criu_alone(machines: &Machines, host: &str) -> anyhow::Result<f64> {
+/// A program without RDMA that is dumped and restored by CRIU, as it is.
+const CRIU_ALONE: &str = r#"
+setsid $memory 0 </dev/null >said 2>&1 & pid=$!
+ready
+criu dump --tree $pid --images-dir images -o dump.log -v1 >&2 || { cat images/dump.log >&2; exit 1; }
+# Its number is free again for the restore when it was reaped, by this shell.
+wait $pid || true
+down
+criu restore --restore-detached --images-dir images -o restore.log -v1 >&2 || { cat images/restore.log >&2; exit 1; }
+gap
+kill -KILL $pid
+"#;
+
+/// The same program in a container, which has what `runc spec` gives one, by runc and CRIU.
+const RUNC_ALONE: &str = r#"
+mkdir -p rootfs/usr rootfs/proc rootfs/dev rootfs/sys
+ln -s usr/bin usr/lib usr/lib64 rootfs
+cp $memory rootfs/memory
+runc spec
+python3 - <<'END'
+import json
+with open("config.json") as file:
+    spec = json.load(file)
+spec["root"]["readonly"] = False
+spec["process"]["terminal"] = False
+spec["process"]["args"] = ["/bin/sh", "-c", "exec /memory 0 </dev/null >/said 2>&1"]
+spec["mounts"].append({"destination": "/usr", "source": "/usr", "options": ["rbind", "ro"]})
+with open("config.json", "w") as file:
+    json.dump(spec, file)
+END
+touch rootfs/said; ln -s rootfs/said said
+trap 'runc delete --force alone >/dev/null 2>&1' EXIT
+runc run --detach alone </dev/null >out 2>&1 || { cat out >&2; exit 1; }
+ready
+runc checkpoint --image-path images --work-path work alone >&2 || { cat work/dump.log >&2; exit 1; }
+down
+runc restore --detach --image-path images --work-path work alone </dev/null >out 2>&1 || { cat out work/restore.log >&2; exit 1; }
+gap
+"#;
+
+/// For how long a program without RDMA says that it stood still, in ms, while `script` writes it down and brings it back.
+fn stood_still(machines: &Machines, host: &str, script: &str) -> anyhow::Result<f64> {
     let criu = Criu::find()?;
-    let (criu, memory) = (criu.path().display(), built("../bench-programs/memory")?);
+    let folder = criu.path().parent().context("CRIU lies in a folder")?.display();
+    let memory = built("../bench-programs/memory")?;
     let memory = memory.display();
-    // The first gap that it tells is the one. Its number is free again for the restore when it was reaped, by this shell.
     let script = format!(
-        "rm -rf /run/alone; mkdir -p /run/alone/images; cd /run/alone; export CRIU_FAULT=130\n\
-         setsid {memory} 0 </dev/null >said 2>&1 & pid=$!\n\
-         until grep -q ready said; do sleep 0.1; done\n\
-         {criu} dump --tree $pid --images-dir images -o dump.log -v1 >&2 || {{ cat images/dump.log >&2; exit 1; }}\n\
-         wait $pid\n\
-         {criu} restore --restore-detached --images-dir images -o restore.log -v1 >&2 || {{ cat images/restore.log >&2; exit 1; }}\n\
-         until grep -q 'stood still' said; do sleep 0.1; done\n\
-         kill -KILL $pid; sed -n 's/.*stood still for \\(.*\\) ms/\\1/p' said"
+        "set -e; rm -rf /run/alone; mkdir -p /run/alone/images; cd /run/alone\n\
+         export CRIU_FAULT=130 PATH={folder}:$PATH; memory={memory}\n\
+         ready() {{ until grep -q ready said; do sleep 0.1; done; }}\n\
+         lines() {{ grep -c 'stood still' said || true; }}\n\
+         down() {{ before=$(lines); }}\n\
+         gap() {{ until [ $(lines) -gt $before ]; do sleep 0.1; done; }}\n\
+         {script}\n\
+         sed -n 's/.*stood still for \\(.*\\) ms/\\1/p' said"
     );
     let said = machines.shell_for(host, &script, Duration::from_secs(120))?;
     let gaps = said.lines().filter_map(|line| line.trim().parse::<f64>().ok());
