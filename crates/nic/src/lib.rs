@@ -76,7 +76,7 @@ pub fn run(config: NicConfig) -> Result<(), NicError> {
     signals::raise_descriptor_limit();
     let is_locked = config.locked;
     match is_locked {
-        true => verbatim_paging::enter()
+        true => verbatim_paging::enter(verbatim_paging::Urgency::RealTime)
             .iter()
             .for_each(|line| tracing::warn!("{line}")),
         false => priority::raise(config.nice),

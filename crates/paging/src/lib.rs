@@ -23,8 +23,17 @@ const STACK_BYTES: usize = 128 << 10;
 /// A mapping that is larger is address space, not memory.
 const MAPPING_BYTES: usize = 256 << 20;
 
+/// Whom the scheduler serves first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Urgency {
+    /// The lowest real-time priority, by which the kernel's reserve of memory may be used.
+    RealTime,
+    /// As everybody. For who looks for work without a pause: by real-time priority nobody else would get that core.
+    Ordinary,
+}
+
 /// Takes what this thread, and so those that it starts, may; for each that it may not, a line that says what follows from it.
-pub fn enter() -> Vec<String> {
+pub fn enter(urgency: Urgency) -> Vec<String> {
     let mut lacking = Vec::new();
     // SAFETY: four plain numbers, which the call reads as such.
     if unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) } != 0 {
@@ -34,12 +43,9 @@ pub fn enter() -> Vec<String> {
              needs CAP_SYS_RESOURCE"
         ));
     }
-    let scheduled = libc::sched_param {
-        sched_priority: PRIORITY,
-    };
-    // SAFETY: the structure lives through the call, which only reads it.
-    if unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const scheduled) } != 0 {
-        let error = io::Error::last_os_error();
+    if urgency == Urgency::RealTime
+        && let Err(error) = be_real_time()
+    {
         lacking.push(format!(
             "it has no real-time priority ({error}): when memory is short it may not use the kernel's reserve, and its pages may wait; it \
              needs CAP_SYS_NICE"
@@ -57,6 +63,17 @@ pub fn enter() -> Vec<String> {
         ));
     }
     lacking
+}
+
+fn be_real_time() -> io::Result<()> {
+    let scheduled = libc::sched_param {
+        sched_priority: PRIORITY,
+    };
+    // SAFETY: the structure lives through the call, which only reads it.
+    match unsafe { libc::sched_setscheduler(0, libc::SCHED_RR, &raw const scheduled) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Locks what there is, and what comes. What is mapped now is in memory from here on, so that nothing of it is read from a disk, or allocated, on the

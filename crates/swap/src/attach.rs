@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use tokio::sync::mpsc::unbounded_channel;
 use verbatim_lease::Copy;
+use verbatim_paging::Urgency;
 use verbatim_volume::Hosts;
 
 use crate::backup::Backup;
@@ -99,8 +100,12 @@ pub fn prepare(wanted: &Wanted) -> anyhow::Result<Ready> {
             wanted.name
         );
     }
+    let urgency = match wanted.spin.is_zero() {
+        true => Urgency::RealTime,
+        false => Urgency::Ordinary,
+    };
     // Threads inherit it.
-    for line in verbatim_paging::enter() {
+    for line in verbatim_paging::enter(urgency) {
         tracing::warn!("{line}");
     }
     let hosts = Hosts::load(&wanted.config_dir)?;

@@ -176,8 +176,9 @@ pub struct AttachArguments {
     #[arg(long, value_name = "MILLISECONDS", default_value_t = DEADLINE_MS, value_parser = clap::value_parser!(u64).range(10..))]
     pub deadline: u64,
     /// How long the disk's process looks for requests and for pages before it sleeps: longer saves the wake-ups of the next one, and takes a core
-    /// meanwhile. As `verbatim nic --spin`, which is about the RNIC.
-    #[arg(long, value_name = "MICROSECONDS", env = "VERBATIM_SWAP_SPIN", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    /// meanwhile. As `verbatim nic --spin`, which is about the RNIC. The process is without real-time priority then, so it is not for
+    /// --device.
+    #[arg(long, value_name = "MICROSECONDS", env = "VERBATIM_SWAP_SPIN", default_value_t = 0, conflicts_with = "device", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub spin: u32,
     /// The folder of backup files without a name.
     #[arg(long, default_value = "/var/lib/verbatim/swap")]
@@ -370,7 +371,9 @@ fn attach(arguments: AttachArguments) -> anyhow::Result<()> {
             option("--name", (&wanted.name).into());
             option("--backup", backup.into());
             option("--deadline", arguments.deadline.to_string().into());
-            option("--spin", arguments.spin.to_string().into());
+            if arguments.spin > 0 {
+                option("--spin", arguments.spin.to_string().into());
+            }
             option("--own-name", (&wanted.own).into());
             option("--port", wanted.port.to_string().into());
             option("--config-dir", (&wanted.config_dir).into());

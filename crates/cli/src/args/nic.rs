@@ -36,8 +36,8 @@ pub struct NicRunArguments {
     pub cpu: Option<usize>,
     /// How long the RNIC looks for work before it sleeps: longer saves a wake-up on the next packet or request, and takes a core meanwhile. 1000000
     /// is a core that never rests while it is used at all; give it one (--cpu), and --nice 0 where others are to share that. Default: 20 on four or
-    /// more cores, else 0.
-    #[arg(long, value_name = "MICROSECONDS", env = "VERBATIM_NIC_SPIN", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    /// more cores, else 0. Not with --locked: whoever has real-time priority and looks for work lets nobody run on that core.
+    #[arg(long, value_name = "MICROSECONDS", env = "VERBATIM_NIC_SPIN", conflicts_with = "locked", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub spin: Option<u32>,
     /// The nice value that the RNIC asks for. On a machine with several RNICs, whose programs compete for the same cores, 0 is fair.
     #[arg(long, value_name = "NUMBER", env = "VERBATIM_NIC_NICE", default_value_t = -10, allow_negative_numbers = true,
