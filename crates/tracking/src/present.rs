@@ -34,7 +34,7 @@ pub fn present(pid: u32) -> Result<Ranges, Error> {
 }
 
 fn scan(pagemap: &File, range: &Range<u64>, found: &mut Ranges) -> std::io::Result<()> {
-    uffd::scan(pagemap, range, Wanted::All, |region| {
+    uffd::scan(pagemap, [range.clone()], Wanted::All, |region| {
         found.insert(region.start..region.end);
     })
 }

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::ops::Range;
 
+use crate::PAGE;
 use crate::armed::Armed;
 use crate::error::Error;
 use crate::maps::{self, MappedFile, Mapping};
@@ -13,7 +14,8 @@ use crate::sys::uffd::{self, PRESENT, SWAPPED, WPALLOWED, WRITTEN, Wanted};
 /// Dropping it ends that; it may be dropped whatever the process does.
 ///
 /// Who else writes to the file is not seen. Pages of such a file can leave the page tables of the process: what is in none of
-/// them, not even as a page that is protected, counts as written.
+/// them, not even as a page that is protected, counts as written, if the file has memory there. A hole is nothing that was written, and the kernel is
+/// not asked to note anything for its pages, of which a virtual machine can have many.
 #[derive(Debug)]
 pub struct FileTracker {
     armed: Armed,
@@ -34,8 +36,9 @@ impl FileTracker {
     }
 
     /// What was written since the last look, in bytes from the file's beginning, while the process runs; all that is written from
-    /// now on is found by the next.
-    pub fn look(&mut self) -> Result<Ranges, Error> {
+    /// now on is found by the next. `data` is where the file had memory at some time since the look before, or before the first: what has come since,
+    /// and is in no page table any more, is found by a later look that knows of it, or by the last.
+    pub fn look(&mut self, data: &Ranges) -> Result<Ranges, Error> {
         let (text, pagemap) = self.armed.memory()?;
         self.registered = Ranges::default();
         let mut written = Ranges::default();
@@ -43,8 +46,12 @@ impl FileTracker {
             let registered = uffd::register(self.armed.uffd(), &mapping.range);
             registered.map_err(Error::io("protect a mapping"))?;
             self.registered.insert(mapping.range.clone());
-            for wanted in [Wanted::AbsentAndProtect, Wanted::WrittenAndProtect] {
-                let scanned = uffd::scan(&pagemap, &mapping.range, wanted, |region| {
+            let whole = Ranges::from_iter([mapping.range.clone()]);
+            for (wanted, ranges) in [
+                (Wanted::AbsentAndProtect, in_tables(&mapping, data)),
+                (Wanted::WrittenAndProtect, whole),
+            ] {
+                let scanned = uffd::scan(&pagemap, ranges.iter(), wanted, |region| {
                     written.insert(in_file(&mapping, region.start..region.end));
                 });
                 scanned.map_err(Error::io("scan the page map of a process"))?;
@@ -53,14 +60,14 @@ impl FileTracker {
         Ok(written)
     }
 
-    /// What was written since the last look, by a process that stands still. Nothing is protected or changed.
-    pub fn last_look(&mut self) -> Result<Ranges, Error> {
+    /// What was written since the last look, by a process that stands still. Nothing is protected or changed. `data` is where the file has memory.
+    pub fn last_look(&mut self, data: &Ranges) -> Result<Ranges, Error> {
         let (text, pagemap) = self.armed.memory()?;
         let mut written = Ranges::default();
         for mapping in self.mappings(&text) {
             let ours = Ranges::from_iter([mapping.range.clone()]);
             let known = self.registered.intersection(&ours).bytes() == ours.bytes();
-            let scanned = uffd::scan(&pagemap, &mapping.range, Wanted::Whole, |region| {
+            let scanned = uffd::scan(&pagemap, ours.iter(), Wanted::Whole, |region| {
                 let protected = region.categories & (WPALLOWED | WRITTEN) == WPALLOWED;
                 let is_clean = known && protected && region.categories & (PRESENT | SWAPPED) != 0;
                 if !is_clean {
@@ -69,7 +76,7 @@ impl FileTracker {
             });
             scanned.map_err(Error::io("scan the page map of a process"))?;
         }
-        Ok(written)
+        Ok(written.intersection(data))
     }
 
     /// The mappings of the file, none of which is private: what is written there stays in the process.
@@ -79,8 +86,59 @@ impl FileTracker {
     }
 }
 
+/// Bytes that the entries of one page table are about.
+const TABLE: u64 = 512 * PAGE;
+
+/// Where in a mapping parts of its file are, rounded to whole page tables: so there are few of them, however many holes there are between pages.
+fn in_tables(mapping: &Mapping<'_>, data: &Ranges) -> Ranges {
+    let Range { start, end } = mapping.range;
+    let ours = Ranges::from_iter([mapping.offset..mapping.offset + (end - start)]);
+    let parts = data.intersection(&ours);
+    let address = |offset: u64| offset - mapping.offset + start;
+    let tables = parts.iter().map(|part| {
+        let first = address(part.start) / TABLE * TABLE;
+        let last = address(part.end).next_multiple_of(TABLE);
+        first.max(start)..last.min(end)
+    });
+    tables.collect()
+}
+
 /// Where in the file a part of a mapping is.
 fn in_file(mapping: &Mapping<'_>, range: Range<u64>) -> Range<u64> {
     let offset = |address: u64| address - mapping.range.start + mapping.offset;
     offset(range.start)..offset(range.end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_file_are_found_in_a_mapping_by_page_tables() {
+        // It begins and ends within tables, and in the middle of its file.
+        let start = 100 * TABLE + 3 * PAGE;
+        let mapping = Mapping {
+            range: start..start + 4 * TABLE,
+            is_private: false,
+            is_executable: false,
+            offset: 7 * PAGE,
+            file: MappedFile::default(),
+            name: "",
+        };
+        let of = |parts: &[Range<u64>]| {
+            let found = in_tables(&mapping, &parts.iter().cloned().collect());
+            found.iter().collect::<Vec<_>>()
+        };
+        assert!(of(&[]).is_empty());
+        assert!(of(&[0..7 * PAGE, mapping.offset + 4 * TABLE..99 * TABLE]).is_empty());
+        assert_eq!(of(&[0..8 * PAGE]), [start..101 * TABLE]);
+        let page = |number: u64| 7 * PAGE + number * PAGE..7 * PAGE + (number + 1) * PAGE;
+        // Neighbours in one table are one.
+        assert_eq!(of(&[page(600), page(700)]), [101 * TABLE..102 * TABLE]);
+        assert_eq!(
+            of(&[page(0), page(2047)]),
+            [start..101 * TABLE, 104 * TABLE..start + 4 * TABLE]
+        );
+        assert_eq!(of(&[0..u64::MAX]), [mapping.range.clone()]);
+    }
 }

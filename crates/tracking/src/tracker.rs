@@ -50,14 +50,16 @@ impl Tracker {
 
     fn look_at(&self, pagemap: &File, range: &Range<u64>, written: &mut Ranges) -> Result<(), Error> {
         let mut found = Ranges::default();
-        let scanned = uffd::scan(pagemap, range, Wanted::WrittenAndProtect, |region| {
+        let scanned = uffd::scan(pagemap, [range.clone()], Wanted::WrittenAndProtect, |region| {
             note(&mut found, region)
         });
         match scanned {
             Ok(()) => written.union(&found),
             // Not all of it is protected: nothing is known of it.
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
-                let all = uffd::scan(pagemap, range, Wanted::All, |region| note(written, region));
+                let all = uffd::scan(pagemap, [range.clone()], Wanted::All, |region| {
+                    note(written, region)
+                });
                 all.map_err(Error::io("scan the page map of a process"))?;
             }
             Err(error) => return Err(Error::io("scan the page map of a process")(error)),
@@ -73,7 +75,7 @@ impl Tracker {
             let range = mapping.range;
             let ours = Ranges::from_iter([range.clone()]);
             let known = self.registered.intersection(&ours).bytes() == ours.bytes();
-            let scanned = uffd::scan(&pagemap, &range, Wanted::All, |region| {
+            let scanned = uffd::scan(&pagemap, [range], Wanted::All, |region| {
                 let is_clean = known && region.categories & (WPALLOWED | WRITTEN) == WPALLOWED;
                 if !is_clean {
                     note(&mut look.written, region);

@@ -145,6 +145,8 @@ pub struct Rounds {
     ram: Arc<Ram>,
     pid: u32,
     tracker: FileTracker,
+    /// Where this copy had memory after the look before.
+    data: Ranges,
     /// What the other copy has memory for.
     brought: Ranges,
 }
@@ -156,6 +158,7 @@ impl Rounds {
             ram: Arc::clone(ram),
             pid,
             tracker: FileTracker::arm(pid, ram.file())?,
+            data: ram.data()?,
             brought: Ranges::default(),
         })
     }
@@ -167,16 +170,18 @@ impl Rounds {
 
     /// What was written since the round before; all in the first.
     pub fn round(&mut self) -> Result<Vec<Run>> {
-        let written = self.tracker.look()?;
+        let written = self.tracker.look(&self.data)?;
         // Reads from a disk that go to the RAM directly (O_DIRECT), and have looked its pages up before this, end before this returns.
         stand_still_once(&[self.pid])?;
-        self.runs(&written)
+        self.data = self.ram.data()?;
+        Ok(self.runs(&written))
     }
 
     /// The same of a virtual machine that stands still, and whose disks are quiet.
     pub fn last(&mut self) -> Result<Vec<Run>> {
-        let written = self.tracker.last_look()?;
-        self.runs(&written)
+        self.data = self.ram.data()?;
+        let written = self.tracker.last_look(&self.data)?;
+        Ok(self.runs(&written))
     }
 
     /// What was written since the round before, and is left behind: it is not brought, and the other copy comes to lack it
@@ -184,47 +189,46 @@ impl Rounds {
     ///
     /// What a disk has yet to write there is in the RAM when the guest stands still, and not before: then it may be read.
     pub fn leave_behind(&mut self) -> Result<Ranges> {
-        let written = self.tracker.look()?;
-        let data = self.ram.data()?;
-        Ok(self.left_behind(&written, &data))
+        let written = self.tracker.look(&self.data)?;
+        self.data = self.ram.data()?;
+        Ok(self.left_behind(&written))
     }
 
     /// The same of a virtual machine that stands still, and whose disks are quiet; and its RAM, from which it comes later. The rounds are over.
     pub fn leave_last_behind(&mut self) -> Result<(Ranges, Behind)> {
-        let written = self.tracker.last_look()?;
-        let data = self.ram.data()?;
-        let behind = self.left_behind(&written, &data);
-        let ram = Arc::clone(&self.ram);
+        self.data = self.ram.data()?;
+        let written = self.tracker.last_look(&self.data)?;
+        let behind = self.left_behind(&written);
+        let (ram, data) = (Arc::clone(&self.ram), self.data.clone());
         Ok((behind, Behind { ram, data }))
     }
 
-    fn left_behind(&mut self, written: &Ranges, data: &Ranges) -> Ranges {
-        let mut behind = written.intersection(data);
-        behind.union(&self.gone(data));
+    fn left_behind(&mut self, written: &Ranges) -> Ranges {
+        let mut behind = written.intersection(&self.data);
+        behind.union(&self.gone());
         self.brought.subtract(&behind);
         behind
     }
 
     /// What the other copy has memory for, and this one not any more.
-    fn gone(&self, data: &Ranges) -> Ranges {
+    fn gone(&self) -> Ranges {
         let mut gone = self.brought.clone();
-        gone.subtract(data);
+        gone.subtract(&self.data);
         gone
     }
 
-    fn runs(&mut self, written: &Ranges) -> Result<Vec<Run>> {
-        let data = self.ram.data()?;
+    fn runs(&mut self, written: &Ranges) -> Vec<Run> {
         let mut runs = Vec::new();
         // What was given back reads as zero, whoever noticed that it was.
-        let gone = self.gone(&data);
+        let gone = self.gone();
         for range in gone.iter() {
             runs.push(Run::Zero(range));
         }
         self.brought.subtract(&gone);
-        let written = written.intersection(&data);
+        let written = written.intersection(&self.data);
         self.brought.union(&written);
-        runs.extend(bridged(&written, &data).into_iter().map(Run::Data));
-        Ok(runs)
+        runs.extend(bridged(&written, &self.data).into_iter().map(Run::Data));
+        runs
     }
 }
 

@@ -139,14 +139,26 @@ pub enum Wanted {
     Whole,
 }
 
-/// Looks at the pages of a range.
+/// Looks at the pages of these ranges.
 pub fn scan(
     pagemap: &File,
-    range: &Range<u64>,
+    ranges: impl IntoIterator<Item = Range<u64>>,
     wanted: Wanted,
     mut found: impl FnMut(Region),
 ) -> io::Result<()> {
     let mut regions = vec![Region::default(); REGIONS];
+    ranges
+        .into_iter()
+        .try_for_each(|range| scan_one(pagemap, &range, wanted, &mut regions, &mut found))
+}
+
+fn scan_one(
+    pagemap: &File,
+    range: &Range<u64>,
+    wanted: Wanted,
+    regions: &mut [Region],
+    mut found: impl FnMut(Region),
+) -> io::Result<()> {
     let mut from = range.start;
     let (flags, inverted, mask, any_of) = match wanted {
         Wanted::WrittenAndProtect => (PROTECT | CHECK, 0, WRITTEN, PRESENT | SWAPPED),

@@ -26,7 +26,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 type Case = (&'static str, fn());
 
-const CASES: [Case; 13] = [
+const CASES: [Case; 14] = [
     ("every_write_is_seen", || is_seen("write", 40)),
     ("every_write_is_seen_whatever_becomes_of_mappings", || {
         is_seen("map", 40)
@@ -34,7 +34,12 @@ const CASES: [Case; 13] = [
     ("what_the_kernel_writes_for_others_is_seen", || {
         is_seen("kernel", 40)
     }),
-    ("every_write_to_a_shared_file_is_seen", a_shared_file_is_seen),
+    ("every_write_to_a_shared_file_is_seen", || {
+        a_shared_file_is_seen(24 << 20, 60)
+    }),
+    ("every_write_to_a_file_with_holes_is_seen", || {
+        a_shared_file_is_seen(256 << 20, 20)
+    }),
     ("what_is_only_read_stays_clean", what_is_only_read_stays_clean),
     ("system_calls_go_on", system_calls_go_on),
     ("a_filter_says_nothing", a_filter_says_nothing),
@@ -185,15 +190,15 @@ fn is_seen(what: &str, looks: u32) {
     copy.must_be_all_of_it();
 }
 
-/// What is put together from many looks is the file, to the last byte; and while nobody writes, nothing is found.
-fn a_shared_file_is_seen() {
-    const LENGTH: usize = 24 << 20;
+/// What is put together from many looks is the file, to the last byte; and while nobody writes, nothing is found. Where the file has no memory,
+/// nothing is asked of the kernel: a file that is written here and there has new memory in each look.
+fn a_shared_file_is_seen(length: usize, looks: u32) {
     let file = tempfile::NamedTempFile::new_in("/dev/shm").expect("a file of tmpfs");
-    file.as_file().set_len(LENGTH as u64).expect("it can grow");
+    file.as_file().set_len(length as u64).expect("it can grow");
     let program = Tracked::start_with("shared", file.path());
     let pid = program.pid();
     let mut tracker = FileTracker::arm(pid, file.as_file()).expect("it can be tracked");
-    let mut copy = vec![0; LENGTH];
+    let mut copy = vec![0; length];
     let mut take = |written: &Ranges| {
         for range in written.iter() {
             let part = &mut copy[range.start as usize..range.end as usize];
@@ -202,33 +207,56 @@ fn a_shared_file_is_seen() {
                 .expect("it is ours");
         }
     };
-    let mut bytes = 0;
-    for number in 0..60 {
-        let written = tracker.look().expect("a look");
+    let mut data = memory_of(file.as_file());
+    let (mut bytes, mut more) = (0, 0);
+    for number in 0..looks {
+        let written = tracker.look(&data).expect("a look");
         stand_still_once(&[pid]).expect("it stands still");
         match number {
             // But for what left the page tables just then.
-            0 => assert!(written.bytes() > LENGTH as u64 * 9 / 10, "{}", written.bytes()),
+            0 => assert!(written.bytes() > data.bytes() * 9 / 10, "{}", written.bytes()),
             _ => bytes += written.bytes(),
         }
-        take(&written);
+        let now = memory_of(file.as_file());
+        more += now.bytes() - data.bytes();
+        data = now;
+        take(&written.intersection(&data));
     }
     program.freeze();
-    let last = tracker.last_look().expect("the last look");
+    data = memory_of(file.as_file());
+    let last = tracker.last_look(&data).expect("the last look");
     take(&last);
     println!(
-        "  found {} KiB after the first, the last one {} KiB",
+        "  found {} KiB after the first, the last one {} KiB; {} of {} KiB are memory, {} since the first look",
         bytes >> 10,
-        last.bytes() >> 10
+        last.bytes() >> 10,
+        data.bytes() >> 10,
+        length >> 10,
+        more >> 10
     );
     assert!(bytes > 0, "nothing was written meanwhile");
     let now = std::fs::read(file.path()).expect("it is ours");
     let differs = |page: &usize| now[*page..page + 4096] != copy[*page..page + 4096];
-    let wrong: Vec<usize> = (0..LENGTH).step_by(4096).filter(differs).collect();
+    let wrong: Vec<usize> = (0..length).step_by(4096).filter(differs).collect();
     assert!(wrong.is_empty(), "pages differ: {wrong:x?}");
-    tracker.look().expect("a look at what stands still");
-    assert_eq!(tracker.look().expect("a look").bytes(), 0, "nobody writes");
-    assert_eq!(tracker.last_look().expect("a look").bytes(), 0, "nobody writes");
+    tracker.look(&data).expect("a look at what stands still");
+    assert_eq!(tracker.look(&data).expect("a look").bytes(), 0, "nobody writes");
+    assert_eq!(
+        tracker.last_look(&data).expect("a look").bytes(),
+        0,
+        "nobody writes"
+    );
+}
+
+/// Where a file of tmpfs has memory.
+fn memory_of(file: &std::fs::File) -> Ranges {
+    use rustix::fs::{SeekFrom, seek};
+    let (mut data, mut from) = (Ranges::default(), 0);
+    while let Ok(start) = seek(file, SeekFrom::Data(from)) {
+        from = seek(file, SeekFrom::Hole(start)).expect("the end is a hole");
+        data.insert(start..from);
+    }
+    data
 }
 
 fn what_is_only_read_stays_clean() {
