@@ -38,6 +38,7 @@ use std::time::Duration;
 
 use verbatim_channel::KeyPair;
 
+use crate::agent::Changed;
 use crate::peers::reason;
 
 /// The remote keys of each process of an instance, by PID.
@@ -68,7 +69,7 @@ const ORDER_TIMEOUT: Duration = Duration::from_secs(20);
 /// The pause before another host is asked again.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// A call's failure in words, with whom it concerned.
+/// A call's failure in words, with whom it concerned; [`Changed`] if it was that there.
 pub fn told<T>(
     who: &str,
     what: &str,
@@ -76,6 +77,10 @@ pub fn told<T>(
 ) -> anyhow::Result<T> {
     match result {
         Ok(response) => Ok(response.into_inner()),
+        Err(status) if status.code() == tonic::Code::Aborted => {
+            let who = format!("a program on {who}");
+            Err(Changed { who }.into())
+        }
         Err(status) => anyhow::bail!("{who} could not {what}: {}", reason(&status)),
     }
 }
@@ -97,4 +102,22 @@ pub fn decode<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> anyhow::Result<T>
     postcard::from_bytes(bytes).map_err(|error| {
         anyhow::anyhow!("a malformed message from another agent: {error}; are the versions equal?")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent::status;
+
+    #[test]
+    fn what_a_program_has_changed_on_another_host_is_known_as_that() {
+        let of = |error: anyhow::Error| told::<()>("peer", "prepare its connections", Err(status(&error)));
+        let who = "process 1".to_owned();
+        let changed = of(Changed { who }.into()).unwrap_err();
+        assert!(changed.is::<Changed>(), "{changed}");
+        assert!(changed.to_string().contains("a program on peer"), "{changed}");
+        let other = of(anyhow::anyhow!("queue pair 5 does not exist")).unwrap_err();
+        assert!(!other.is::<Changed>(), "{other}");
+        assert!(other.to_string().contains("queue pair 5"), "{other}");
+    }
 }

@@ -25,7 +25,7 @@ use verbatim_session::{Phase, Role};
 use super::decode;
 use super::members::{KeptMember, Member, Members, NOT_ASKED_FOR};
 use super::writer::Writer;
-use crate::agent::Shared;
+use crate::agent::{Changed, Shared};
 use crate::faults::Point;
 use crate::guests::unexpected;
 use crate::proto::{
@@ -394,7 +394,10 @@ impl Partner {
             }
         });
         let standbys: anyhow::Result<Vec<_>> = join_all(prepared).await.into_iter().collect();
-        let standbys = standbys?.concat();
+        let standbys = match standbys {
+            Ok(standbys) => standbys.concat(),
+            Err(error) => return Err(self.or_changed(error).await),
+        };
         find::must_own(agent, &self.members.all, &standbys).await?;
         for standby in &standbys {
             if let Some((_, new)) = self.numbers.get_mut(&standby.connection) {
@@ -475,10 +478,23 @@ impl Partner {
             }
         });
         let connected: anyhow::Result<()> = join_all(connected).await.into_iter().collect();
-        connected?;
+        if let Err(error) = connected {
+            return Err(match self.after_decision() {
+                true => error,
+                false => self.or_changed(error).await,
+            });
+        }
         self.awaited
             .retain(|connection| !peers.contains_key(connection) && !lost.contains(connection));
         self.keep()
+    }
+
+    /// Why an order to the members has failed: that one of them has destroyed a queue pair since they were found is worth another attempt.
+    async fn or_changed(&self, error: anyhow::Error) -> anyhow::Error {
+        match find::has_destroyed(&self.members.all).await {
+            Some(who) => Changed { who }.into(),
+            None => error,
+        }
     }
 
     /// Nothing can be taken back any more, as far as this host knows.

@@ -211,6 +211,19 @@ pub async fn connected_to(agent: &Shared, ends: &[Endpoint]) -> anyhow::Result<V
     Ok(connections.collect())
 }
 
+/// A member, in words, one of whose queue pairs is not there any more, if one has destroyed some.
+pub async fn has_destroyed(members: &[Member]) -> Option<String> {
+    let looked = members.iter().map(|member| async move {
+        let guest = member.guest.as_ref()?;
+        let road_map = in_time("describing", guest.describe()).await.ok()?;
+        let qps = road_map.contexts.iter().flat_map(|context| &context.qps);
+        let there: HashSet<u32> = qps.map(|qp| qp.qpn).collect();
+        let is_gone = member.qpns().iter().any(|qpn| !there.contains(qpn));
+        is_gone.then(|| format!("process {}", member.kept.pid))
+    });
+    join_all(looked).await.into_iter().flatten().next()
+}
+
 /// The queue pairs that members have made for a session are their own: the other ends will be connected to them.
 pub async fn must_own(agent: &Shared, members: &[Member], standbys: &[Standby]) -> anyhow::Result<()> {
     let qpns = standbys.iter().map(|standby| standby.physical_qpn).collect();

@@ -9,7 +9,6 @@ use verbatim_channel::QpProgress;
 
 use super::Source;
 use super::plan::End;
-use crate::agent::Changed;
 use crate::proto::peer_client::PeerClient;
 use crate::proto::{self, Count, DrainRequest, SessionId, SettleRequest, StopRequest};
 use crate::session::members::{Member, Members, Settled, Undrained, in_milliseconds};
@@ -103,13 +102,8 @@ impl Participant {
             }
             Self::Partner(PartnerHost { host, client, .. }, session) => {
                 let id = SessionId { session: *session };
-                let counts = match client.clone().partner_suspend(id).await {
-                    Err(status) if status.code() == tonic::Code::Aborted => {
-                        let who = format!("a program on {host}");
-                        return Err(Changed { who }.into());
-                    }
-                    reply => told(host, "suspend its connections", reply)?,
-                };
+                let reply = client.clone().partner_suspend(id).await;
+                let counts = told(host, "suspend its connections", reply)?;
                 let sent = counts.counts.into_iter();
                 let sent = sent.map(|count| (count.connection, count.messages));
                 (sent.collect::<Vec<_>>(), counts.marks)
