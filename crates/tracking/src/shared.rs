@@ -92,7 +92,8 @@ const TABLE: u64 = 512 * PAGE;
 /// Where in a mapping parts of its file are, rounded to whole page tables: so there are few of them, however many holes there are between pages.
 fn in_tables(mapping: &Mapping<'_>, data: &Ranges) -> Ranges {
     let Range { start, end } = mapping.range;
-    let ours = Ranges::from_iter([mapping.offset..mapping.offset + (end - start)]);
+    let in_file = mapping.offset..mapping.offset + (end - start);
+    let ours = Ranges::from_iter([in_file]);
     let parts = data.intersection(&ours);
     let address = |offset: u64| offset - mapping.offset + start;
     let tables = parts.iter().map(|part| {
@@ -125,20 +126,25 @@ mod tests {
             file: MappedFile::default(),
             name: "",
         };
-        let of = |parts: &[Range<u64>]| {
-            let found = in_tables(&mapping, &parts.iter().cloned().collect());
-            found.iter().collect::<Vec<_>>()
+        let of = |parts: &[(u64, u64)]| {
+            let parts = parts.iter().map(|&(start, end)| start..end).collect();
+            let found = in_tables(&mapping, &parts);
+            found
+                .iter()
+                .map(|range| (range.start, range.end))
+                .collect::<Vec<_>>()
         };
+        let (end, in_file) = (start + 4 * TABLE, mapping.offset + 4 * TABLE);
         assert!(of(&[]).is_empty());
-        assert!(of(&[0..7 * PAGE, mapping.offset + 4 * TABLE..99 * TABLE]).is_empty());
-        assert_eq!(of(&[0..8 * PAGE]), [start..101 * TABLE]);
-        let page = |number: u64| 7 * PAGE + number * PAGE..7 * PAGE + (number + 1) * PAGE;
+        assert!(of(&[(0, 7 * PAGE), (in_file, 99 * TABLE)]).is_empty());
+        assert_eq!(of(&[(0, 8 * PAGE)]), [(start, 101 * TABLE)]);
+        let page = |number: u64| ((7 + number) * PAGE, (8 + number) * PAGE);
         // Neighbours in one table are one.
-        assert_eq!(of(&[page(600), page(700)]), [101 * TABLE..102 * TABLE]);
+        assert_eq!(of(&[page(600), page(700)]), [(101 * TABLE, 102 * TABLE)]);
         assert_eq!(
             of(&[page(0), page(2047)]),
-            [start..101 * TABLE, 104 * TABLE..start + 4 * TABLE]
+            [(start, 101 * TABLE), (104 * TABLE, end)]
         );
-        assert_eq!(of(&[0..u64::MAX]), [mapping.range.clone()]);
+        assert_eq!(of(&[(0, u64::MAX)]), [(start, end)]);
     }
 }
