@@ -179,7 +179,7 @@ with open("config.json") as file:
 spec["root"]["readonly"] = False
 spec["process"]["terminal"] = False
 spec["process"]["args"] = ["/bin/sh", "-c", "exec /memory 0 </dev/null >/said 2>&1"]
-spec["mounts"].append({"destination": "/usr", "source": "/usr", "options": ["rbind", "ro"]})
+spec["mounts"].append({"destination": "/usr", "source": "/usr", "options": ["bind", "ro"]})
 with open("config.json", "w") as file:
     json.dump(spec, file)
 END
