@@ -23,9 +23,11 @@ struct Disk {
 impl Disk {
     /// Nothing, and why, where there is none to be had.
     fn new(file: PathBuf, bytes: u64) -> Option<Self> {
-        let is_there = Path::new("/dev/loop-control").exists() && find("losetup").is_some();
+        let programs = ["losetup", "blockdev", "mkfs.ext4", "mount"];
+        let is_there =
+            Path::new("/dev/loop-control").exists() && programs.iter().all(|name| find(name).is_some());
         if !is_there || !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: not root, no loop devices, or no losetup");
+            eprintln!("skipped: not root, no loop devices, or one of {programs:?} is missing");
             return None;
         }
         std::fs::write(&file, vec![RUBBISH; bytes as usize]).expect("written");
