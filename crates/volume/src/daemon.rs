@@ -148,7 +148,10 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         let opened: anyhow::Result<()> = (|| {
             state.sidecar = entry.folder.sidecar()?;
             state.settings = entry.folder.settings()?;
-            state.place = entry.folder.place()?;
+            // One that cannot be served, below, is none that is expected.
+            if state.sidecar.is_none() {
+                state.place = entry.folder.place()?;
+            }
             // The process before this one may have been ended between a rename and its sync.
             if let Some(sidecar) = &state.sidecar {
                 entry.folder.write_sidecar(sidecar)?;

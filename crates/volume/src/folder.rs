@@ -124,12 +124,14 @@ impl Folder {
         self.write(PLACE, &data)
     }
 
-    /// Removes the volume: first what makes it one.
+    /// Removes the volume, or what is expected of one: first what makes it that.
     pub fn delete(&self) -> anyhow::Result<()> {
-        match fs::remove_file(self.path.join(SIDECAR)) {
-            // It was only expected.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            removed => removed.context("cannot remove the sidecar")?,
+        // What is cut off in between is the volume as it was, and not one that is expected again.
+        for file in [PLACE, SIDECAR] {
+            match fs::remove_file(self.path.join(file)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                removed => removed.with_context(|| format!("cannot remove {file}"))?,
+            }
         }
         sync(&self.path)?;
         fs::remove_dir_all(&self.path).with_context(|| format!("cannot remove {}", self.path.display()))

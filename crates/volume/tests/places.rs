@@ -136,6 +136,19 @@ fn a_volume_moves_to_a_block_device_and_back() {
         SIZE + (1 << 20)
     );
 
+    // One whose device is not there is neither served nor taken for one that is only expected.
+    lab.kill(1);
+    let settings = lab.path(1, "state/db/settings.json");
+    let text = std::fs::read_to_string(&settings).expect("it is there");
+    std::fs::write(&settings, text.replace(&disk.device, "/nowhere/db")).expect("written");
+    lab.start(1, None);
+    assert_eq!(lab.role(1, "db"), "none");
+    refused(&lab, 1, &["delete", "db"]);
+    lab.kill(1);
+    std::fs::write(&settings, text).expect("written");
+    lab.start(1, None);
+    assert_eq!(lab.role(1, "db"), "serving");
+
     lab.order(1, &["delete", "db"]);
     assert!(disk.bytes() == data, "a device that is given back stays as it is");
 }

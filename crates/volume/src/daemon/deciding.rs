@@ -365,7 +365,7 @@ impl Daemon {
             };
             entry.folder.write_settings(&settings)?;
             entry.folder.write_sidecar(&sidecar)?;
-            (state.sidecar, state.settings) = (Some(sidecar), settings);
+            (state.sidecar, state.settings, state.place) = (Some(sidecar), settings, None);
         }
         let path = entry.folder.data(&state.settings);
         let store =
