@@ -87,6 +87,8 @@ enum Bench {
     Far,
     /// Volumes: idle by NBD and by vhost-user-blk beside QEMU's servers, a tenant's requests beside a copy by TLS and by RDMA, and RocksDB on one that is mounted and copied.
     Disk,
+    /// Of `disk` the part with a tenant's requests beside copies alone.
+    Copying,
     /// Of `disk` the part with RocksDB alone.
     Rocksdb,
     /// Swap disks on another host's memory, beside nbdkit's memory by TCP.
@@ -187,6 +189,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         disk::run(&tools, arguments.rounds, &arguments.out.join("disk.json"))?;
     }
     // Everything has it already.
+    if arguments.what.contains(&Bench::Copying) && !wanted(Bench::Disk) {
+        disk::copies(&tools, arguments.rounds, &arguments.out.join("copying.json"))?;
+    }
     if arguments.what.contains(&Bench::Rocksdb) && !wanted(Bench::Disk) {
         disk::rocksdb::report(&tools, arguments.rounds, &arguments.out.join("rocksdb.json"))?;
     }

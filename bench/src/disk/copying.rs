@@ -26,7 +26,7 @@ const TENANT: Load = Load {
 };
 
 /// So long a copy without a limit is sure to last.
-const SHORT: Load = Load { seconds: 2, ..TENANT };
+const SHORT: Load = Load { seconds: 1, ..TENANT };
 
 /// The other host says nothing for this time.
 const SILENCE: Duration = Duration::from_secs(2);
@@ -71,12 +71,55 @@ impl Way {
     }
 }
 
-/// One way at one rate.
+/// What goes on beside the tenant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Stage {
+    /// A copy with a limit, of so many bytes a second.
+    Limited(u64),
+    /// A copy that takes what it gets.
+    Unlimited,
+    /// Nothing is copied any more: each write goes to both hosts.
+    Mirrored,
+}
+
+impl Stage {
+    const ALL: [Self; 3] = [Self::Limited(BYTES_PER_SECOND), Self::Unlimited, Self::Mirrored];
+
+    fn name(self) -> String {
+        match self {
+            Self::Limited(limit) => (limit / 1_000_000).to_string(),
+            Self::Unlimited => "all".to_owned(),
+            Self::Mirrored => "mirrored".to_owned(),
+        }
+    }
+
+    fn limit(self) -> Option<u64> {
+        match self {
+            Self::Limited(limit) => Some(limit),
+            Self::Unlimited | Self::Mirrored => None,
+        }
+    }
+
+    fn load(self) -> Load {
+        match self {
+            Self::Limited(_) | Self::Mirrored => TENANT,
+            Self::Unlimited => SHORT,
+        }
+    }
+
+    /// Changes go by TLS in both of our ways.
+    fn ways(self) -> impl Iterator<Item = Way> {
+        let has = move |way: &Way| !(self == Self::Mirrored && *way == Way::Rdma);
+        Way::ALL.into_iter().filter(has)
+    }
+}
+
+/// One way at one stage.
 #[derive(Debug, Serialize)]
 pub struct Row {
     way: Way,
-    /// Of the copy; nothing where it takes what it gets.
-    bytes_per_second: Option<u64>,
+    stage: Stage,
     /// Medians of the rounds.
     alone: [Times; 2],
     beside: [Times; 2],
@@ -149,27 +192,29 @@ impl Bench<'_> {
             "", "limit", "MB/s", "", "mean", "p90", "p99"
         );
         let mut rows = Vec::new();
-        for limit in [Some(BYTES_PER_SECOND), None] {
-            let mut runs = Way::ALL.map(|_| Vec::new());
+        for stage in Stage::ALL {
+            let mut runs: Vec<(Way, Vec<Measured>)> = stage.ways().map(|way| (way, Vec::new())).collect();
             for _ in 0..self.rounds {
-                for (way, runs) in Way::ALL.into_iter().zip(&mut runs) {
-                    runs.push(self.tenant(way, limit)?);
+                for (way, runs) in &mut runs {
+                    runs.push(self.tenant(*way, stage)?);
                 }
             }
-            for (way, runs) in Way::ALL.into_iter().zip(runs) {
-                rows.push(row(way, limit, runs)?);
+            for (way, runs) in runs {
+                rows.push(row(way, stage, runs)?);
             }
         }
         Ok((rows, self.ends()?))
     }
 
-    fn tenant(&mut self, way: Way, limit: Option<u64>) -> anyhow::Result<Measured> {
-        let load = if limit.is_some() { TENANT } else { SHORT };
+    fn tenant(&mut self, way: Way, stage: Stage) -> anyhow::Result<Measured> {
         let uri = self.uri(way)?;
-        let alone = fio::run(&uri, load)?;
-        let copy = self.begin(way, limit)?;
+        let alone = fio::run(&uri, stage.load())?;
+        if stage == Stage::Mirrored {
+            return self.mirrored(way, &uri, alone);
+        }
+        let copy = self.begin(way, stage.limit())?;
         let (began, before) = (Instant::now(), self.copied(way)?);
-        let beside = fio::run(&uri, load)?;
+        let beside = fio::run(&uri, stage.load())?;
         let copied = self.copied(way)? - before;
         let copied_bytes_a_second = copied as f64 / began.elapsed().as_secs_f64();
         self.end(way, copy)?;
@@ -177,6 +222,28 @@ impl Bench<'_> {
             alone,
             beside,
             copied_bytes_a_second,
+        })
+    }
+
+    /// When the other host has everything, as in a session of the agents that waits with its decision.
+    fn mirrored(&mut self, way: Way, uri: &str, alone: Run) -> anyhow::Result<Measured> {
+        let is_ours = way.transport().is_some();
+        match is_ours {
+            true => self.ours.mirror("db")?,
+            false => {
+                self.mirror.begin(way.copy_mode(), 0)?;
+                eventually("the mirror", LIMIT, || Ok(self.mirror.is_ready()?.then_some(())))?;
+            }
+        }
+        let beside = fio::run(uri, TENANT)?;
+        match is_ours {
+            true => self.ours.forget("db")?,
+            false => self.mirror.end()?,
+        }
+        Ok(Measured {
+            alone,
+            beside,
+            copied_bytes_a_second: 0.0,
         })
     }
 
@@ -364,20 +431,20 @@ fn used(servers: &[Server]) -> anyhow::Result<f64> {
     servers.iter().map(Server::processor_time).sum()
 }
 
-fn row(way: Way, limit: Option<u64>, runs: Vec<Measured>) -> anyhow::Result<Row> {
+fn row(way: Way, stage: Stage, runs: Vec<Measured>) -> anyhow::Result<Row> {
     let of = |get: fn(&Measured) -> Option<Half>| -> anyhow::Result<Times> {
         let halves: Option<Vec<Half>> = runs.iter().map(get).collect();
         Ok(Times::of(halves.context("fio did both")?.into_iter()))
     };
     let row = Row {
         way,
-        bytes_per_second: limit,
+        stage,
         alone: [of(|run| run.alone.reads)?, of(|run| run.alone.writes)?],
         beside: [of(|run| run.beside.reads)?, of(|run| run.beside.writes)?],
         copied: Summary::of(runs.iter().map(|run| run.copied_bytes_a_second)),
         runs,
     };
-    let rate = limit.map_or("all".to_owned(), |limit| (limit / 1_000_000).to_string());
+    let rate = stage.name();
     for (what, alone, beside) in [
         ("reads", row.alone[0], row.beside[0]),
         ("writes", row.alone[1], row.beside[1]),

@@ -12,7 +12,7 @@ mod vhost_user;
 
 use std::fs::File;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, bail};
@@ -42,33 +42,26 @@ struct Report {
     rocksdb: rocksdb::Part,
 }
 
+#[derive(Debug, Serialize)]
+struct Copies {
+    context: Context,
+    bytes: u64,
+    copying: Vec<copying::Row>,
+    ends: copying::Ends,
+}
+
 /// Measures, prints and writes.
 pub fn run(tools: &Tools, rounds: u32, out: &Path) -> anyhow::Result<()> {
-    for program in PROGRAMS {
-        let version = Command::new(program).arg("--version").output();
-        version.with_context(|| format!("{program} is missing: run ./setup.sh"))?;
-    }
+    check()?;
     rocksdb::check()?;
     let context = Context::now();
     let folder = folder_beside(out)?;
     let folder = folder.path();
-    let images = ["a.img", "b.img"].map(|name| folder.join(name));
-    for image in &images {
-        fill(image, SIZE)?;
-    }
+    let images = images(folder)?;
     let ours = Ours::start(&tools.verbatim, folder)?;
     let idle = idle::run(&ours, folder, &images, SIZE, rounds)?;
     let vhost_user = vhost_user::run(&ours, folder, &images, SIZE, rounds)?;
-    let mut bench = Bench {
-        ours: &ours,
-        mirror: Mirror::start(folder, &images[1], SIZE)?,
-        image: &images[0],
-        size: SIZE,
-        rounds,
-    };
-    let (copying, ends) = bench.run()?;
-    // Its address is that of the next one, and images are large.
-    drop(bench);
+    let (copying, ends) = copying(&ours, folder, &images, rounds)?;
     for image in &images {
         std::fs::remove_file(image)?;
     }
@@ -83,6 +76,57 @@ pub fn run(tools: &Tools, rounds: u32, out: &Path) -> anyhow::Result<()> {
         rocksdb,
     };
     write(&report, out)
+}
+
+/// Of that the part with a tenant beside copies.
+pub fn copies(tools: &Tools, rounds: u32, out: &Path) -> anyhow::Result<()> {
+    check()?;
+    let context = Context::now();
+    let folder = folder_beside(out)?;
+    let images = images(folder.path())?;
+    let ours = Ours::start(&tools.verbatim, folder.path())?;
+    let (copying, ends) = copying(&ours, folder.path(), &images, rounds)?;
+    let report = Copies {
+        context,
+        bytes: SIZE,
+        copying,
+        ends,
+    };
+    write(&report, out)
+}
+
+fn check() -> anyhow::Result<()> {
+    for program in PROGRAMS {
+        let version = Command::new(program).arg("--version").output();
+        version.with_context(|| format!("{program} is missing: run ./setup.sh"))?;
+    }
+    Ok(())
+}
+
+/// Ours, and the other server's.
+fn images(folder: &Path) -> anyhow::Result<[PathBuf; 2]> {
+    let images = ["a.img", "b.img"].map(|name| folder.join(name));
+    for image in &images {
+        fill(image, SIZE)?;
+    }
+    Ok(images)
+}
+
+fn copying(
+    ours: &Ours,
+    folder: &Path,
+    images: &[PathBuf; 2],
+    rounds: u32,
+) -> anyhow::Result<(Vec<copying::Row>, copying::Ends)> {
+    // Its mirror's address is that of the next one, so it ends here.
+    let mut bench = Bench {
+        ours,
+        mirror: Mirror::start(folder, &images[1], SIZE)?,
+        image: &images[0],
+        size: SIZE,
+        rounds,
+    };
+    bench.run()
 }
 
 /// A folder for images, beside the report: one for temporary files may be memory.

@@ -23,6 +23,9 @@ const ADDRESSES: [&str; 2] = ["127.94.0.1", "127.94.0.2"];
 /// Of the target's server; on the second address.
 const PORT: u16 = 10_809;
 
+/// Of the agents that are played here.
+const SESSION: u64 = 1;
+
 /// A process that ends with it.
 pub struct Server {
     child: Child,
@@ -170,6 +173,20 @@ impl Ours {
         Ok(rows[0]["uri"].as_str().context("it has no address")?.to_owned())
     }
 
+    /// Copies it to the second host, and returns when that has everything: from then on each write goes to both.
+    pub fn mirror(&self, name: &str) -> anyhow::Result<()> {
+        let (name, by) = (name.to_owned(), SESSION);
+        let follow = Order::Follow {
+            name: name.clone(),
+            to: "b".to_owned(),
+            by,
+            bytes_per_second: None,
+        };
+        self.order("a", &follow)?;
+        self.order("a", &Order::Mirrored { name, by })?;
+        Ok(())
+    }
+
     /// The same by vhost-user-blk; its socket.
     pub fn vhost_user(&self, name: &str, size: u64, image: &Path) -> anyhow::Result<PathBuf> {
         let (size, image) = (size.to_string(), image.display().to_string());
@@ -208,9 +225,16 @@ impl Ours {
     /// Forgets it on both hosts, moved or not; the first host's data stay where they are.
     pub fn forget(&self, name: &str) -> anyhow::Result<()> {
         for host in ["a", "b"] {
-            // It may not be there, not be moving, or not be served.
+            // It may not be there, not be moving, or not be served; and a session's copy is given up by that session.
+            let name = name.to_owned();
+            let settle = Order::Settle {
+                name: name.clone(),
+                by: SESSION,
+                is_committed: false,
+            };
+            let _ = self.order(host, &settle);
             for order in ["cancel", "detach"] {
-                let _ = self.command(host, &[order, name]).output();
+                let _ = self.command(host, &[order, &name]).output();
             }
         }
         eventually("the volume's end", LIMIT, || {

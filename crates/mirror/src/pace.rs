@@ -2,7 +2,8 @@
 //!
 //! The paper copies a chunk if `head − tail + inflight_user < TH`, with TH the depth that just saturates the disk. Here TH is found while it
 //! runs: it grows by one in each window in which the tenant's latency is what it was without a copy beside it, and is halved in
-//! one in which it is not. It is halved, too, in one in which chunks stand in a queue on their way to the destination's disk: they take longer than the quickest by more than what
+//! one in which it is not. Where even one chunk at a time is too much, so many are begun in a window as are not: the number grows by an eighth, and is halved.
+//! TH is halved, too, in one in which chunks stand in a queue on their way to the destination's disk: they take longer than the quickest by more than what
 //! is copied then needs, and a change to a chunk that is on its way waits for it. A tenant that fills its disk all the time would let no copy through for ever: one chunk goes all the same
 //! when none has gone for [`FLOOR`].
 
@@ -18,25 +19,38 @@ pub const WINDOW: Duration = Duration::from_millis(50);
 pub const FLOOR: Duration = Duration::from_millis(50);
 
 /// What the tenant's requests may take longer: by this ratio, and [`SLACK`] on top.
-const RATIO: f64 = 1.25;
-const SLACK: Duration = Duration::from_micros(50);
+const RATIO: f64 = 1.05;
+const SLACK: Duration = Duration::from_micros(1);
+
+/// The fewest requests by which it is judged how long they take.
+const FEWEST: u32 = 16;
+
+/// So many chunks in a window are as many as one at a time.
+const MOST_ONE_BY_ONE: u32 = 128;
 
 /// What chunks may take longer on their way than the quickest has: by this ratio, and [`QUEUE_SLACK`] on top. The quickest may have been zeros, which are not
 /// carried: so much is what a full chunk takes on a link of 1 Gbit/s, twice.
 const QUEUE_RATIO: f64 = 2.0;
 const QUEUE_SLACK: Duration = Duration::from_millis(4);
 
-/// How much one sample counts in the mean.
+/// How much one chunk counts in the mean of their ways, and one request in that of latencies without a copy.
 const WEIGHT: f64 = 1.0 / 16.0;
+const WEIGHT_ALONE: f64 = 1.0 / 256.0;
 
 /// TH, and the latencies that it follows.
 #[derive(Debug, Clone)]
 pub struct Pace {
     depth: u32,
+    /// In a window.
+    chunks: u32,
+    /// How many there were beside each other, at most, since it was judged last.
+    most: usize,
     bytes_per_second: Option<u64>,
-    /// The tenant's mean latency in seconds while nothing was copied, and while something was.
+    /// The tenant's mean latency in seconds while nothing was copied.
     alone: Option<f64>,
-    beside: Option<f64>,
+    /// How many requests there were since it was judged last; and how many of them beside chunks, and the latencies of these in seconds.
+    requests: u32,
+    beside: (u32, f64),
     /// In seconds, of chunks from when they leave until they are on the destination's disk: the quickest, and the mean of this window.
     quickest: Option<f64>,
     way: Option<f64>,
@@ -50,9 +64,12 @@ impl Default for Pace {
     fn default() -> Self {
         Self {
             depth: 2,
+            chunks: MOST_ONE_BY_ONE,
+            most: 0,
             bytes_per_second: None,
             alone: None,
-            beside: None,
+            requests: 0,
+            beside: (0, 0.0),
             quickest: None,
             way: None,
             window_began: Duration::ZERO,
@@ -75,12 +92,12 @@ impl Pace {
 
     /// A request of the tenant has taken `took` at the local disk, with copies beside it or not.
     pub fn sample(&mut self, now: Duration, took: Duration, is_beside: bool) {
-        let latency = if is_beside {
-            &mut self.beside
-        } else {
-            &mut self.alone
-        };
-        *latency = Some(mean(*latency, took.as_secs_f64()));
+        let took = took.as_secs_f64();
+        self.requests += 1;
+        match is_beside {
+            true => self.beside = (self.beside.0 + 1, self.beside.1 + took),
+            false => self.alone = Some(mean(self.alone, took, WEIGHT_ALONE)),
+        }
         self.adapt(now);
     }
 
@@ -93,7 +110,7 @@ impl Pace {
     pub fn carried(&mut self, now: Duration, took: Duration) {
         let took = took.as_secs_f64();
         self.quickest = Some(self.quickest.map_or(took, |quickest| quickest.min(took)));
-        self.way = Some(mean(self.way, took));
+        self.way = Some(mean(self.way, took, WEIGHT));
         self.adapt(now);
     }
 
@@ -103,8 +120,13 @@ impl Pace {
         if now < self.not_before {
             return false;
         }
-        let starved = self.last_chunk.is_none_or(|last| now >= last + FLOOR);
-        copies + tenant < self.depth as usize || copies == 0 && starved
+        let since = |pause: Duration| self.last_chunk.is_none_or(|last| now >= last + pause);
+        let is_its_turn = self.chunks == MOST_ONE_BY_ONE || since(WINDOW / self.chunks);
+        let may = copies + tenant < self.depth as usize && is_its_turn || copies == 0 && since(FLOOR);
+        if may {
+            self.most = self.most.max(copies + 1);
+        }
+        may
     }
 
     /// One begins.
@@ -121,26 +143,36 @@ impl Pace {
             return;
         }
         self.window_began = now;
-        let is_slower = match (self.alone, self.beside) {
-            (Some(alone), Some(beside)) => beside > alone * RATIO + SLACK.as_secs_f64(),
-            _ => false,
-        };
+        let (requests, took) = self.beside;
+        let is_judged = self.requests >= FEWEST;
+        let is_slower = self.alone.is_some_and(|alone| {
+            // Of all requests, those that no chunk was beside, too.
+            let longer = (took - alone * f64::from(requests)) / f64::from(self.requests);
+            is_judged && longer > alone * (RATIO - 1.0) + SLACK.as_secs_f64()
+        });
         let stands_in_queue = match (self.quickest, self.way) {
             (Some(quickest), Some(way)) => way > quickest * QUEUE_RATIO + QUEUE_SLACK.as_secs_f64(),
             _ => false,
         };
-        self.depth = match is_slower || stands_in_queue {
-            true => (self.depth / 2).max(1),
-            false => (self.depth + 1).min(MAX_DEPTH),
-        };
-        // What is judged next is what the new depth does.
-        self.beside = None;
+        if stands_in_queue || is_slower && self.most > 1 {
+            self.depth = (self.depth / 2).max(1);
+        } else if is_slower {
+            self.chunks = (self.chunks / 2).max(1);
+        } else if self.chunks < MOST_ONE_BY_ONE {
+            self.chunks = (self.chunks + 1 + self.chunks / 8).min(MOST_ONE_BY_ONE);
+        } else {
+            self.depth = (self.depth + 1).min(MAX_DEPTH);
+        }
+        // What is judged next is what that does.
+        if is_judged {
+            (self.requests, self.beside, self.most) = (0, (0, 0.0), 0);
+        }
         self.way = None;
     }
 }
 
-fn mean(before: Option<f64>, sample: f64) -> f64 {
-    before.map_or(sample, |before| before + (sample - before) * WEIGHT)
+fn mean(before: Option<f64>, sample: f64, weight: f64) -> f64 {
+    before.map_or(sample, |before| before + (sample - before) * weight)
 }
 
 #[cfg(test)]
@@ -160,9 +192,43 @@ mod tests {
         }
         let before = pace.depth();
         assert!(before > 8, "{before}");
+        // By a few of them it is not judged.
         now += WINDOW;
-        pace.sample(now, 10 * MS, true);
-        assert_eq!(pace.depth(), before / 2);
+        assert!(pace.allows(now, 1, 0));
+        for _ in 0..FEWEST {
+            assert!(pace.depth() >= before);
+            pace.sample(now, 10 * MS, true);
+        }
+        pace.sample(now + WINDOW, MS, true);
+        assert_eq!(pace.depth(), (before + 1) / 2);
+    }
+
+    /// A disk on which a request takes twice as long while a chunk is under way, which takes a millisecond.
+    #[test]
+    fn where_one_chunk_at_a_time_is_too_much_there_are_pauses() {
+        let mut pace = Pace::default();
+        let (mut now, mut under_way_until) = (Duration::ZERO, Duration::ZERO);
+        let (mut requests, mut took, mut chunks) = (0, Duration::ZERO, 0);
+        while now < 20_000 * MS {
+            now += MS / 4;
+            let is_beside = now < under_way_until;
+            let this = if is_beside { 2 * MS } else { MS };
+            pace.sample(now, this, is_beside);
+            if !is_beside && pace.allows(now, 0, 3) {
+                pace.begun(now, 1);
+                under_way_until = now + MS;
+                chunks += 1;
+            }
+            if now > 2_000 * MS {
+                (requests, took) = (requests + 1, took + this);
+            }
+        }
+        let mean = took / requests;
+        assert!(mean < MS * 11 / 10, "{mean:?}");
+        assert!(
+            chunks > 2 * 400,
+            "more than one in each pause that is always allowed: {chunks}"
+        );
     }
 
     #[test]

@@ -3,45 +3,44 @@
 //! A copy takes processors, not disks and networks alone: both hosts encrypt it, or look whether it is what was sent. Linux gives a thread of a lower
 //! priority what the others leave, and never nothing (`setpriority(2)`: there a priority is a thread's).
 
-use std::sync::LazyLock;
+/// 68 times less than what a thread gets by default, where both want a processor.
+const NICE: i32 = 19;
 
-use tokio::runtime::{Builder, Handle, Runtime};
+/// Nine times less. Whoever reads or writes a file has its lock in the kernel meanwhile, and those of the daemon when it has done so: where such a thread is put
+/// off, tenants may wait for it.
+const NICE_WITH_LOCKS: i32 = 10;
 
-/// Nine times less than what a thread gets by default, where both want a processor.
-const NICE: i32 = 10;
-
-/// Threads that carry copies, at most: one encrypts 1 to 2 GB/s.
-const MOST: usize = 4;
-
-/// The calling thread is one of them from now on.
+/// The calling thread is one of them from now on, and takes no lock for which tenants wait.
 pub fn enter() {
-    // Lower is always allowed. Where it is not, copies take what tenants take, as before.
-    let _ = rustix::process::setpriority_process(None, NICE);
+    lower(NICE);
 }
 
-/// Where tasks run that carry copies.
-pub fn runtime() -> &'static Handle {
-    static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Builder::new_multi_thread()
-            .worker_threads((processors / 2).clamp(1, MOST))
-            .thread_name("copy")
-            .on_thread_start(enter)
-            .enable_all()
-            .build()
-            .expect("a thread can be started")
-    });
-    RUNTIME.handle()
+/// The same for one that takes such locks.
+pub fn enter_with_locks() {
+    lower(NICE_WITH_LOCKS);
+}
+
+fn lower(nice: i32) {
+    // Lower is always allowed. Where it is not, copies take what tenants take.
+    let _ = rustix::process::setpriority_process(None, nice);
 }
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn only_its_own_threads_have_a_lower_priority() {
         let own = || rustix::process::getpriority_process(None).expect("it can be read");
         let before = own();
-        let there = super::runtime().spawn(async move { own() });
-        let there = super::runtime().block_on(there).expect("it runs");
-        assert_eq!((own(), there), (before, before.max(super::NICE)));
+        let there = [enter, enter_with_locks].map(|enter| {
+            let there = std::thread::spawn(move || {
+                enter();
+                own()
+            });
+            there.join().expect("it does not panic")
+        });
+        assert_eq!(own(), before);
+        assert_eq!(there, [NICE, NICE_WITH_LOCKS].map(|nice| before.max(nice)));
     }
 }

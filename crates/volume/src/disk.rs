@@ -38,7 +38,7 @@ impl Disks {
     pub fn new(threads: usize) -> Self {
         Self {
             tenant: Queue::start("disk", threads, || ()),
-            copy: Queue::start("copy", (threads / 2).max(1), background::enter),
+            copy: Queue::start("copy", (threads / 2).max(1), background::enter_with_locks),
         }
     }
 

@@ -16,7 +16,7 @@
 //! - [`nbd`]: the protocol, and its servers: by threads for clients on this machine, by tasks for those that come by TLS.
 //! - `vhost_user`: a volume as the disk of a virtual machine, out of whose memory requests are taken.
 //! - `device`: a volume as a block device of this machine, by FUSE and a loop device.
-//! - `background`: threads for what is copied, which yield to tenants'.
+//! - `own_thread`: connections between daemons have a thread each; `background`: those for what is copied yield to tenants'.
 //! - [`peer`]: the two sides of a move; [`transport`]: whether chunks go by RDMA; [`wire`]: what they say to each other.
 //! - [`command`]: `verbatim volume …`.
 
@@ -32,6 +32,7 @@ pub mod folder;
 pub mod fuzzing;
 pub mod nbd;
 mod outlet;
+mod own_thread;
 pub mod peer;
 mod quick;
 mod room;

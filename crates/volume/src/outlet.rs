@@ -22,6 +22,10 @@ pub enum Outgoing {
         /// What.
         data: Arc<Vec<u8>>,
     },
+    /// Nothing leaves: the destination has got so many bytes by RDMA.
+    Carried(u64),
+    /// Nothing leaves: chunks do not go by RDMA any more, for that reason.
+    FellBack(String),
 }
 
 /// A chunk that was read, and that the destination may not have yet.
@@ -32,6 +36,8 @@ pub struct Chunk {
     pub data: Arc<Vec<u8>>,
     /// Its BLAKE3, where the destination compares first.
     pub hash: Option<[u8; 32]>,
+    /// There are zeros only. Looking takes a moment, which nobody is to wait for.
+    pub is_zero: bool,
 }
 
 struct Link {
@@ -116,23 +122,25 @@ impl Outlet {
 
     /// Sends a chunk that is not there, unless it was given up.
     pub fn differs(&mut self, ticket: Ticket) {
-        if let Some(chunk) = self.chunks.remove(&ticket) {
-            self.put(Tag::Chunk(ticket.0), chunk.extent, chunk.data);
+        let Some(chunk) = self.chunks.remove(&ticket) else {
+            return;
+        };
+        let (tag, extent) = (Tag::Chunk(ticket.0), chunk.extent);
+        if chunk.is_zero {
+            self.zero(tag, extent);
+        } else if let Some(link) = &self.link {
+            self.sent_bytes += extent.length;
+            let (offset, data) = (extent.offset, chunk.data);
+            // As in `send`.
+            let _ = link.sender.send(Outgoing::Chunk { tag, offset, data });
         }
     }
 
-    /// Sends data.
-    pub fn put(&mut self, tag: Tag, extent: Extent, data: Arc<Vec<u8>>) {
-        let offset = extent.offset;
-        match data.iter().all(|&byte| byte == 0) {
+    /// Sends what a tenant has written.
+    pub fn change(&mut self, id: u64, extent: Extent, data: Arc<Vec<u8>>) {
+        let (tag, offset) = (Tag::Change(id), extent.offset);
+        match is_zero(&data) {
             true => self.zero(tag, extent),
-            false if matches!(tag, Tag::Chunk(_)) => {
-                if let Some(link) = &self.link {
-                    self.sent_bytes += extent.length;
-                    // As in `send`.
-                    let _ = link.sender.send(Outgoing::Chunk { tag, offset, data });
-                }
-            }
             false => self.send(&ToDestination::Put { tag, offset }, Some(data)),
         }
     }
@@ -160,6 +168,14 @@ impl Outlet {
     }
 }
 
+/// Whether there are zeros only; that is one comparison of memory, and most data are told by its first bytes.
+pub fn is_zero(data: &[u8]) -> bool {
+    let Some((first, rest)) = data.split_first() else {
+        return true;
+    };
+    *first == 0 && rest == &data[..rest.len()]
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -176,6 +192,7 @@ mod tests {
             extent: EXTENT,
             data: Arc::new(vec![7; 512]),
             hash,
+            is_zero: false,
         }
     }
 
@@ -220,9 +237,24 @@ mod tests {
     #[test]
     fn zeros_are_named_and_what_was_given_up_is_not_sent() {
         let (mut outlet, _, mut sent) = outlet(false);
-        outlet.put(Tag::Change(1), EXTENT, Arc::new(vec![0; 512]));
+        outlet.change(1, EXTENT, Arc::new(vec![0; 512]));
         let zero = ToDestination::Zero {
             tag: Tag::Change(1),
+            offset: 4096,
+            length: 512,
+        };
+        assert!(is_frame(sent.try_recv().expect("zeros"), &zero));
+        let is_zero = true;
+        outlet.keep(
+            Ticket(3),
+            Chunk {
+                is_zero,
+                ..chunk(None)
+            },
+        );
+        outlet.send_chunk(Ticket(3));
+        let zero = ToDestination::Zero {
+            tag: Tag::Chunk(3),
             offset: 4096,
             length: 512,
         };
@@ -231,6 +263,17 @@ mod tests {
         outlet.forget(Ticket(4));
         outlet.differs(Ticket(4));
         assert!(sent.try_recv().is_err());
+    }
+
+    #[test]
+    fn one_byte_that_is_not_zero_is_seen_wherever_it_is() {
+        assert!(is_zero(&[]));
+        for at in 0..40 {
+            let mut data = vec![0; 40];
+            assert!(is_zero(&data[..=at]));
+            data[at] = 1;
+            assert!(!is_zero(&data));
+        }
     }
 
     #[test]
@@ -243,7 +286,8 @@ mod tests {
         assert!(!outlet.is_by(second));
         let before = outlet.sent_bytes;
         outlet.flush(Ticket(1));
-        outlet.put(Tag::Chunk(2), EXTENT, Arc::new(vec![7; 512]));
+        outlet.keep(Ticket(2), chunk(None));
+        outlet.send_chunk(Ticket(2));
         assert_eq!(outlet.sent_bytes, before);
     }
 }

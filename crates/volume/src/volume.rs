@@ -13,7 +13,7 @@ use verbatim_mirror::{
 
 use crate::disk::{Class, Disks};
 use crate::faults::{Hook, Point};
-use crate::outlet::{Chunk, Outgoing, Outlet};
+use crate::outlet::{Chunk, Outgoing, Outlet, is_zero};
 use crate::store::Store;
 use crate::transport::Carriage;
 use crate::wire::{Tag, ToSource};
@@ -329,10 +329,10 @@ impl Volume {
             }
             Action::Mirror { id } => {
                 let request = &inner.requests[&id];
-                let (tag, extent) = (Tag::Change(id.0), request.extent);
+                let extent = request.extent;
                 match request.wanted.clone() {
-                    Wanted::Write(data) => inner.outlet.put(tag, extent, data),
-                    _ => inner.outlet.zero(tag, extent),
+                    Wanted::Write(data) => inner.outlet.change(id.0, extent, data),
+                    _ => inner.outlet.zero(Tag::Change(id.0), extent),
                 }
             }
             Action::Reply { id, result } => {
@@ -393,10 +393,11 @@ impl Volume {
         let compares = inner.outlet.compares();
         self.disks.submit(Class::Copy, move || {
             let mut data = vec![0; extent.length as usize];
-            let done = volume.store.read(extent.offset, &mut data);
+            let done = volume.store.read_in_pieces(extent.offset, &mut data);
             let chunk = Chunk {
                 extent,
                 hash: compares.then(|| *blake3::hash(&data).as_bytes()),
+                is_zero: is_zero(&data),
                 data: Arc::new(data),
             };
             let mut inner = volume.lock();

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::runtime::Handle;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::MissedTickBehavior;
 use verbatim_mirror::decision::{
@@ -15,9 +16,11 @@ use verbatim_mirror::{Event, Report};
 use super::orders::serving;
 use super::places::has_room;
 use super::{AGAIN, Daemon, Entry};
+use crate::background;
 use crate::control::Moved;
 use crate::faults::Point;
 use crate::folder::Settings;
+use crate::own_thread::OwnThread;
 use crate::peer::destination::Incoming;
 use crate::peer::fetching::Fetching;
 use crate::peer::source::Call;
@@ -77,7 +80,7 @@ impl Daemon {
         let session = SessionId(rand::random());
         let (reports, mut reported) = unbounded_channel();
         let (refusals, mut refused) = unbounded_channel();
-        let (volume, call) = {
+        let (volume, link) = {
             let state = entry.state.lock().await;
             serving(entry, &state)?;
             if to == self.config.name {
@@ -96,10 +99,11 @@ impl Daemon {
                 link: 0,
             };
             let call = self.call(entry, sidecar, session, &to, purpose, transport)?;
+            let thread = OwnThread::start("link").context("no thread for the connection")?;
             volume.migrate(bytes_per_second, reports);
-            (volume, call)
+            let link = thread.spawn(call.keep(volume.clone(), refusals, self.config.hook));
+            (volume, link)
         };
-        let link = tokio::spawn(call.keep(volume.clone(), refusals, self.config.hook));
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         let mut hold_at: Option<Instant> = None;
@@ -239,8 +243,8 @@ impl Daemon {
         }
     }
 
-    /// Another daemon has called.
-    pub(super) async fn peer<S>(self: &Arc<Self>, mut stream: S) -> anyhow::Result<()>
+    /// Another daemon has called, on a thread of its own. What outlives the connection, or waits for disks, is for the `main` runtime.
+    pub(super) async fn peer<S>(self: &Arc<Self>, mut stream: S, main: &Handle) -> anyhow::Result<()>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -286,6 +290,7 @@ impl Daemon {
                 let entry = self.entry(&hello.name).await?;
                 let incoming = entry.state.lock().await.incoming.clone();
                 if let Some(incoming) = incoming {
+                    background::enter();
                     incoming.fill_beside(stream, link).await?;
                 }
             }
@@ -296,7 +301,9 @@ impl Daemon {
                     session: hello.session,
                     base: hello.base,
                 };
-                let answer = self.asked(&hello.name, &ask, gives_up).await?;
+                let daemon = self.clone();
+                let asked = async move { daemon.asked(&hello.name, &ask, gives_up).await };
+                let answer = main.spawn(asked).await.context("it ends")??;
                 wire::send(&mut stream, &ToSource::Answer(answer)).await?;
             }
             Purpose::Promise { by } => {
@@ -305,7 +312,9 @@ impl Daemon {
                     session: hello.session,
                     base: hello.base,
                 };
-                let answer = match self.promise(&hello.name, &ask, by).await {
+                let daemon = self.clone();
+                let promised = async move { daemon.promise(&hello.name, &ask, by).await };
+                let answer = match main.spawn(promised).await.context("it ends")? {
                     Ok(()) => ToSource::Promised,
                     Err(error) => ToSource::Refused(format!("{error:#}")),
                 };

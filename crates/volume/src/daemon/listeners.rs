@@ -3,11 +3,14 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use tokio::io::BufReader;
 use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::runtime::Handle;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 use super::Daemon;
@@ -15,7 +18,13 @@ use crate::control::{self, Order, Outcome};
 use crate::nbd::export::{Export, Exports};
 use crate::nbd::local;
 use crate::nbd::server::{Negotiated, Tls, negotiate, transmit};
+use crate::own_thread::OwnThread;
+use crate::tls::Hosts;
 use crate::volume::Volume;
+
+/// So many callers may be proving that they are hosts at a time, and so long each: a thread waits for each of them.
+const UNPROVEN: usize = 64;
+const PROOF: Duration = Duration::from_secs(15);
 
 /// Takes everybody, until the daemon is told to stop.
 pub async fn run(daemon: Arc<Daemon>) -> anyhow::Result<()> {
@@ -29,16 +38,12 @@ pub async fn run(daemon: Arc<Daemon>) -> anyhow::Result<()> {
         };
         let peers = bind(daemon.config.port).await?;
         let of = daemon.clone();
+        let unproven = Arc::new(Semaphore::new(UNPROVEN));
         tokio::spawn(async move {
             while let Some(stream) = accepted(peers.accept().await) {
-                let (daemon, hosts) = (of.clone(), hosts.clone());
-                tokio::spawn(async move {
-                    let result: anyhow::Result<()> =
-                        async { daemon.peer(hosts.accept(stream).await?).await }.await;
-                    if let Err(error) = result {
-                        tracing::info!("a connection of another daemon has ended: {error:#}");
-                    }
-                });
+                if let Err(error) = peer(&of, &hosts, stream, &unproven).await {
+                    tracing::warn!("a connection of another daemon is not served: {error}");
+                }
             }
         });
         if let Some(port) = daemon.config.nbd_port {
@@ -68,6 +73,33 @@ pub async fn run(daemon: Arc<Daemon>) -> anyhow::Result<()> {
             }
         }
     }
+    Ok(())
+}
+
+/// Serves the connection of another daemon, on a thread of its own.
+async fn peer(
+    daemon: &Arc<Daemon>,
+    hosts: &Hosts,
+    stream: tokio::net::TcpStream,
+    unproven: &Arc<Semaphore>,
+) -> io::Result<()> {
+    let permit = unproven.clone().acquire_owned().await;
+    let permit = permit.expect("it is never closed");
+    let stream = stream.into_std()?;
+    let (daemon, hosts, main) = (daemon.clone(), hosts.clone(), Handle::current());
+    OwnThread::start("peer")?.spawn(async move {
+        let served = async {
+            let proving = hosts.accept(tokio::net::TcpStream::from_std(stream)?);
+            let stream = tokio::time::timeout(PROOF, proving).await;
+            drop(permit);
+            daemon
+                .peer(stream.context("it did not prove who it is")??, &main)
+                .await
+        };
+        if let Err(error) = served.await {
+            tracing::info!("a connection of another daemon has ended: {error:#}");
+        }
+    });
     Ok(())
 }
 

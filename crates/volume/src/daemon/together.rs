@@ -19,6 +19,7 @@ use verbatim_mirror::{Event, Report};
 use super::orders::{is_nobodys, known, make_device, serving};
 use super::{Daemon, Entry, State};
 use crate::faults::Point;
+use crate::own_thread::OwnThread;
 use crate::volume::Volume;
 use crate::wire::Purpose;
 
@@ -167,6 +168,7 @@ impl Daemon {
         let (refusals, refused) = unbounded_channel();
         let (stages, stage) = watch::channel(Stage::Copying);
         let (hold, is_held) = watch::channel(false);
+        let thread = OwnThread::start("link").context("no thread for the connection")?;
         volume.migrate(bytes_per_second, reports);
         let driver = Driver {
             volume: volume.clone(),
@@ -178,7 +180,7 @@ impl Daemon {
             hook: self.config.hook,
         };
         tokio::spawn(driver.run());
-        let link = tokio::spawn(call.keep(volume, refusals, self.config.hook));
+        let link = thread.spawn(call.keep(volume, refusals, self.config.hook));
         state.following = Some(Following {
             by,
             session,

@@ -1,21 +1,23 @@
 //! What another host fills.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::task::JoinSet;
+use tokio::sync::oneshot;
 use verbatim_mirror::decision::SessionId;
 use verbatim_mirror::{Arrival, Extent, Line, Receiver, Task};
 
-use crate::background;
 use crate::disk::{Class, Disks};
 use crate::faults::{Hook, Point};
 use crate::peer::fetching::{Fetching, Job};
 use crate::store::Store;
 use crate::wire::{self, Landing, MAX_DATA, Tag, ToDestination, ToSource};
+
+/// The largest change that the connection's thread writes, if it is not likely to wait for the disk: handing it over takes longer.
+const HERE: usize = 128 << 10;
 
 /// Of a reason, in letters: a message has room for it.
 const LONGEST_REASON: usize = 1000;
@@ -45,6 +47,20 @@ struct Inner {
     /// What is to be answered.
     names: HashMap<Arrival, ToSource>,
     target: Option<(SessionId, Arc<Store>, u64)>,
+    /// The arrival that whoever has read it may write itself, until it is said what becomes of it.
+    offered: Option<Arrival>,
+    /// Chunks that are written after the one that is being written.
+    chunks: VecDeque<Put>,
+    is_writing_chunks: bool,
+}
+
+/// What is written, and where.
+struct Put {
+    arrival: Arrival,
+    tag: Tag,
+    extent: Extent,
+    what: What,
+    store: Arc<Store>,
 }
 
 /// A volume that is filled, through all attempts in the life of this process.
@@ -146,16 +162,8 @@ impl Incoming {
             // Its connection has ended meanwhile.
             return Ok(());
         };
-        let mut reading = JoinSet::new();
-        let incoming = self.clone();
-        let reader = BufReader::with_capacity(256 << 10, stream);
-        let reads = async move { incoming.read(reader, line).await };
-        reading.spawn_on(reads, background::runtime());
-        let result = match reading.join_next().await {
-            Some(Ok(result)) => result,
-            Some(Err(error)) => Err(io::Error::other(error)),
-            None => Ok(()),
-        };
+        let result = self.read_chunks(BufReader::with_capacity(256 << 10, stream), line);
+        let result = result.await;
         // Whoever writes answers there ends.
         self.lock().lines.remove(&line);
         result
@@ -164,56 +172,89 @@ impl Incoming {
     async fn read(self: &Arc<Self>, mut reader: impl AsyncRead + Unpin, line: Line) -> io::Result<()> {
         loop {
             let (message, data) = wire::receive::<ToDestination>(&mut reader).await?;
-            let mut inner = self.lock();
-            let Some(size) = inner.target.as_ref().map(|(.., length)| *length) else {
+            if !self.has_come(line, message, data)? {
                 return Ok(());
-            };
-            let within = |offset, length| {
-                let extent = Extent::within(size, offset, length);
-                extent.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "outside of the volume"))
-            };
-            let mut tasks = Vec::new();
-            let (tag, extent, what) = match message {
-                ToDestination::Put { tag, offset } => {
-                    (tag, within(offset, data.len() as u64)?, What::Data(data))
-                }
-                ToDestination::Zero { tag, offset, length } => (tag, within(offset, length)?, What::Zero),
-                ToDestination::Flush { tag } => (tag, within(0, 1)?, What::Flush),
-                ToDestination::Compare {
-                    tag,
-                    offset,
-                    length,
-                    hash,
-                } => {
-                    if length > MAX_DATA as u64 {
-                        return Err(io::Error::new(io::ErrorKind::InvalidData, "too much to compare"));
-                    }
-                    self.compare(&inner, line, tag, within(offset, length)?, hash);
-                    continue;
-                }
-                ToDestination::Fetch { tag, offset, landing } => {
-                    let extent = within(offset, landing.length)?;
-                    (tag, extent, What::Fetch(line, landing, data))
-                }
-                ToDestination::StopFetching => {
-                    if let Some(fetching) = inner.lines.get(&line).and_then(|caller| caller.fetching.as_ref())
-                    {
-                        fetching.stop();
-                    }
-                    continue;
-                }
-            };
-            let arrival = match what {
-                What::Flush => inner.receiver.flush(line, &mut tasks),
-                What::Data(_) | What::Zero | What::Fetch(..) => inner.receiver.write(line, &mut tasks),
-            };
-            // Another connection has come.
-            let Some(arrival) = arrival else {
-                return Ok(());
-            };
-            inner.arrivals.insert(arrival, (tag, extent, what));
-            self.carry_out(&mut inner, tasks);
+            }
         }
+    }
+
+    /// The same on a thread in the background, which takes no lock for which a change might wait.
+    async fn read_chunks(self: &Arc<Self>, mut reader: impl AsyncRead + Unpin, line: Line) -> io::Result<()> {
+        loop {
+            let (message, data) = wire::receive::<ToDestination>(&mut reader).await?;
+            let (incoming, (sender, counts)) = (self.clone(), oneshot::channel());
+            self.disks.submit(Class::Copy, move || {
+                // If nobody waits for it, the connection has ended.
+                let _ = sender.send(incoming.has_come(line, message, data));
+            });
+            if !counts.await.map_err(io::Error::other)?? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// False if that connection does not count any more.
+    fn has_come(self: &Arc<Self>, line: Line, message: ToDestination, data: Vec<u8>) -> io::Result<bool> {
+        let mut inner = self.lock();
+        let Some(size) = inner.target.as_ref().map(|(.., length)| *length) else {
+            return Ok(false);
+        };
+        let within = |offset, length| {
+            let extent = Extent::within(size, offset, length);
+            extent.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "outside of the volume"))
+        };
+        let mut tasks = Vec::new();
+        let (tag, extent, what) = match message {
+            ToDestination::Put { tag, offset } => (tag, within(offset, data.len() as u64)?, What::Data(data)),
+            ToDestination::Zero { tag, offset, length } => (tag, within(offset, length)?, What::Zero),
+            ToDestination::Flush { tag } => (tag, within(0, 1)?, What::Flush),
+            ToDestination::Compare {
+                tag,
+                offset,
+                length,
+                hash,
+            } => {
+                if length > MAX_DATA as u64 {
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, "too much to compare"));
+                }
+                self.compare(&inner, line, tag, within(offset, length)?, hash);
+                return Ok(true);
+            }
+            ToDestination::Fetch { tag, offset, landing } => {
+                let extent = within(offset, landing.length)?;
+                (tag, extent, What::Fetch(line, landing, data))
+            }
+            ToDestination::StopFetching => {
+                if let Some(fetching) = inner.lines.get(&line).and_then(|caller| caller.fetching.as_ref()) {
+                    fetching.stop();
+                }
+                return Ok(true);
+            }
+        };
+        let arrival = match what {
+            What::Flush => inner.receiver.flush(line, &mut tasks),
+            What::Data(_) | What::Zero | What::Fetch(..) => inner.receiver.write(line, &mut tasks),
+        };
+        // Another connection has come.
+        let Some(arrival) = arrival else {
+            return Ok(false);
+        };
+        let may_be_here = matches!((tag, &what), (Tag::Change(_), What::Data(data)) if data.len() <= HERE);
+        inner.offered = may_be_here.then_some(arrival);
+        inner.arrivals.insert(arrival, (tag, extent, what));
+        self.carry_out(&mut inner, tasks);
+        let is_taken = may_be_here && inner.offered.take().is_none();
+        if is_taken && let Some(put) = inner.take(arrival) {
+            drop(inner);
+            let What::Data(data) = &put.what else {
+                unreachable!("only data are offered")
+            };
+            match put.store.write_at_once(put.extent.offset, data) {
+                Some(done) => self.put_is_done(&put, done),
+                None => self.put(&mut self.lock(), put),
+            }
+        }
+        Ok(true)
     }
 
     fn carry_out(self: &Arc<Self>, inner: &mut Inner, tasks: Vec<Task>) {
@@ -228,12 +269,14 @@ impl Incoming {
                 Task::Close(line) => {
                     inner.lines.remove(&line);
                 }
+                Task::Write(arrival) if inner.offered == Some(arrival) => inner.offered = None,
                 Task::Write(arrival) | Task::Flush(arrival) => {
-                    let (tag, extent, what) = inner.arrivals.remove(&arrival).expect("it has come");
-                    let (_, store, _) = inner.target.as_ref().expect("it is filled");
-                    let store = store.clone();
-                    match what {
+                    let put = inner.take(arrival).expect("it has come");
+                    match put.what {
                         What::Fetch(line, landing, fingerprints) => {
+                            let Put {
+                                tag, extent, store, ..
+                            } = put;
                             let incoming = self.clone();
                             let then = Box::new(move |fetched| {
                                 incoming.fetched(line, arrival, tag, extent, store, fetched);
@@ -248,7 +291,7 @@ impl Incoming {
                                 tasks.extend(inner.not_fetched(arrival, tag, "nobody fetches here"));
                             }
                         }
-                        what => self.put(arrival, tag, extent, what, store),
+                        _ => self.put(inner, put),
                     }
                 }
                 Task::Answer { line, arrival, .. } => {
@@ -260,35 +303,52 @@ impl Incoming {
         }
     }
 
-    /// Writes, or flushes.
-    fn put(self: &Arc<Self>, arrival: Arrival, tag: Tag, extent: Extent, what: What, store: Arc<Store>) {
+    /// Writes, or flushes. Chunks one after the other: they lock the file for each other, and a change would wait for all that stand there.
+    fn put(self: &Arc<Self>, inner: &mut Inner, put: Put) {
         let incoming = self.clone();
-        let class = match tag {
-            Tag::Change(_) | Tag::Flush(_) => Class::Tenant,
-            Tag::Chunk(_) => Class::Copy,
-        };
-        self.disks.submit(class, move || {
-            let done = match &what {
-                What::Data(data) => store.write(extent.offset, data),
-                What::Zero => store.zero(extent.offset, extent.length, true),
-                What::Flush => store.flush(),
-                What::Fetch(..) => unreachable!("it has its bytes by now"),
-            };
-            let errno = done
-                .err()
-                .map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO));
-            (incoming.hook)(Point::Written);
-            let mut inner = incoming.lock();
-            inner.names.insert(arrival, ToSource::Done(tag, errno));
-            let mut tasks = Vec::new();
-            match what {
-                What::Flush => inner.receiver.flushed(arrival, errno == 0, &mut tasks),
-                _ => inner.receiver.written(arrival, errno == 0, &mut tasks),
+        match put.tag {
+            Tag::Change(_) | Tag::Flush(_) => self.disks.submit(Class::Tenant, move || {
+                let done = put.carry_out();
+                incoming.put_is_done(&put, done);
+            }),
+            Tag::Chunk(_) => {
+                inner.chunks.push_back(put);
+                if !std::mem::replace(&mut inner.is_writing_chunks, true) {
+                    self.disks.submit(Class::Copy, move || incoming.write_chunks());
+                }
             }
-            incoming.carry_out(&mut inner, tasks);
-            // Nobody was answered if its connection does not count any more.
-            inner.names.remove(&arrival);
-        });
+        }
+    }
+
+    /// All that are there.
+    fn write_chunks(self: &Arc<Self>) {
+        loop {
+            let mut inner = self.lock();
+            let Some(put) = inner.chunks.pop_front() else {
+                inner.is_writing_chunks = false;
+                return;
+            };
+            drop(inner);
+            let done = put.carry_out();
+            self.put_is_done(&put, done);
+        }
+    }
+
+    fn put_is_done(self: &Arc<Self>, put: &Put, done: io::Result<()>) {
+        let errno = done
+            .err()
+            .map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO));
+        (self.hook)(Point::Written);
+        let mut inner = self.lock();
+        inner.names.insert(put.arrival, ToSource::Done(put.tag, errno));
+        let mut tasks = Vec::new();
+        match put.what {
+            What::Flush => inner.receiver.flushed(put.arrival, errno == 0, &mut tasks),
+            _ => inner.receiver.written(put.arrival, errno == 0, &mut tasks),
+        }
+        self.carry_out(&mut inner, tasks);
+        // Nobody was answered if its connection does not count any more.
+        inner.names.remove(&put.arrival);
     }
 
     /// A chunk has come by RDMA, with the position behind it, or has not.
@@ -305,8 +365,15 @@ impl Incoming {
         match fetched {
             Ok((data, end)) => {
                 inner.say(line, ToSource::Taken(end));
-                drop(inner);
-                self.put(arrival, tag, extent, What::Data(data), store);
+                let what = What::Data(data);
+                let put = Put {
+                    arrival,
+                    tag,
+                    extent,
+                    what,
+                    store,
+                };
+                self.put(&mut inner, put);
             }
             Err(why) => {
                 let tasks = inner.not_fetched(arrival, tag, &why);
@@ -322,8 +389,8 @@ impl Incoming {
         let (store, incoming) = (store.clone(), self.clone());
         self.disks.submit(Class::Copy, move || {
             let mut data = vec![0; extent.length as usize];
-            let is_same =
-                store.read(extent.offset, &mut data).is_ok() && *blake3::hash(&data).as_bytes() == hash;
+            let is_same = store.read_in_pieces(extent.offset, &mut data).is_ok()
+                && *blake3::hash(&data).as_bytes() == hash;
             let answer = if is_same {
                 ToSource::Done(tag, 0)
             } else {
@@ -334,7 +401,33 @@ impl Incoming {
     }
 }
 
+impl Put {
+    fn carry_out(&self) -> io::Result<()> {
+        let Self { extent, store, .. } = self;
+        match (&self.what, self.tag) {
+            (What::Data(data), Tag::Chunk(_)) => store.write_in_pieces(extent.offset, data),
+            (What::Data(data), _) => store.write(extent.offset, data),
+            (What::Zero, _) => store.zero(extent.offset, extent.length, true),
+            (What::Flush, _) => store.flush(),
+            (What::Fetch(..), _) => unreachable!("it has its bytes by now"),
+        }
+    }
+}
+
 impl Inner {
+    /// What has come, and where it goes.
+    fn take(&mut self, arrival: Arrival) -> Option<Put> {
+        let (tag, extent, what) = self.arrivals.remove(&arrival)?;
+        let (_, store, _) = self.target.as_ref().expect("it is filled");
+        Some(Put {
+            arrival,
+            tag,
+            extent,
+            what,
+            store: store.clone(),
+        })
+    }
+
     fn say(&self, line: Line, message: ToSource) {
         if let Some(caller) = self.lines.get(&line) {
             // If nobody takes it, the connection has ended.

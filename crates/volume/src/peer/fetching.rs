@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use verbatim_bulk::{Accepted, Canceller, Incoming, Landed, Offer, Operation, PAGE_BYTES, Ticket};
 
+use crate::background;
 use crate::faults::{Fault, Hook, Point};
 use crate::transport::Rnic;
 use crate::wire::Landing;
@@ -59,7 +60,10 @@ impl Fetching {
         let (jobs, given) = channel();
         std::thread::Builder::new()
             .name("fetch".to_owned())
-            .spawn(move || run(incoming, &given, hook))?;
+            .spawn(move || {
+                background::enter_with_locks();
+                run(incoming, &given, hook);
+            })?;
         Ok((Self { jobs, canceller }, accepted))
     }
 

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use verbatim_bulk::{Accepted, Device, Offer, Operation, Options, Outgoing};
 
@@ -31,16 +31,14 @@ struct UnderWay {
     data: Arc<Vec<u8>>,
 }
 
-struct Inner {
+/// A ring that the other host reads from.
+pub struct Lending {
     outgoing: Outgoing<()>,
     device: Device,
     under_way: VecDeque<UnderWay>,
     /// Nothing more goes by it.
     is_over: bool,
 }
-
-/// A ring that the other host reads from.
-pub struct Lending(Mutex<Inner>);
 
 impl Lending {
     /// A ring, and what the other host must know. It takes a moment.
@@ -54,29 +52,28 @@ impl Lending {
             ..Options::default()
         };
         let (outgoing, offer) = Outgoing::open(&device, options)?;
-        let inner = Inner {
+        let lending = Self {
             outgoing,
             device,
             under_way: VecDeque::new(),
             is_over: false,
         };
-        Ok((Self(Mutex::new(inner)), offer))
+        Ok((lending, offer))
     }
 
     /// The RNIC's name.
     pub fn name(&self) -> String {
-        self.lock().device.name().to_owned()
+        self.device.name().to_owned()
     }
 
     /// The other host has made its ring.
-    pub fn accept(&self, accepted: &Accepted) -> Result<(), verbatim_bulk::Error> {
-        self.lock().outgoing.accept(accepted)
+    pub fn accept(&mut self, accepted: &Accepted) -> Result<(), verbatim_bulk::Error> {
+        self.outgoing.accept(accepted)
     }
 
     /// What is to be said of a chunk: where it lies in the ring, or all of it if it has no room there.
-    pub fn put(&self, tag: Tag, offset: u64, data: Arc<Vec<u8>>) -> Frame {
-        let mut inner = self.lock();
-        match inner.lend(tag, offset, &data) {
+    pub fn put(&mut self, tag: Tag, offset: u64, data: Arc<Vec<u8>>) -> Frame {
+        match self.lend(tag, offset, &data) {
             Some((landing, fingerprints)) => {
                 let message = ToDestination::Fetch { tag, offset, landing };
                 (frame(&message, fingerprints.len()), Some(Arc::new(fingerprints)))
@@ -86,41 +83,32 @@ impl Lending {
     }
 
     /// The other host has copied out all before that position; how many bytes more. An error if that cannot be.
-    pub fn taken(&self, position: u64) -> io::Result<u64> {
-        let mut inner = self.lock();
-        let freed = inner.outgoing.freed(position);
+    pub fn taken(&mut self, position: u64) -> io::Result<u64> {
+        let freed = self.outgoing.freed(position);
         freed.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         let mut bytes = 0;
-        let taken = inner.under_way.partition_point(|one| one.end <= position);
-        for one in inner.under_way.drain(..taken) {
+        let taken = self.under_way.partition_point(|one| one.end <= position);
+        for one in self.under_way.drain(..taken) {
             bytes += one.data.len() as u64;
         }
         Ok(bytes)
     }
 
     /// The other host will not take that chunk from the ring; what is to be said then. Nothing goes by the ring from now on.
-    pub fn again(&self, tag: Tag) -> Option<Frame> {
-        let mut inner = self.lock();
-        inner.is_over = true;
-        let at = inner.under_way.iter().position(|one| one.tag == tag)?;
-        let UnderWay { offset, data, .. } = inner.under_way.remove(at)?;
+    pub fn again(&mut self, tag: Tag) -> Option<Frame> {
+        self.is_over = true;
+        let at = self.under_way.iter().position(|one| one.tag == tag)?;
+        let UnderWay { offset, data, .. } = self.under_way.remove(at)?;
         Some(whole(tag, offset, data))
     }
 
     /// Whether its RNIC has gone since the last time. Nothing goes by the ring from then on.
-    pub fn has_gone(&self) -> bool {
-        let mut inner = self.lock();
-        let has_gone = !inner.is_over && inner.device.is_gone();
-        inner.is_over |= has_gone;
+    pub fn has_gone(&mut self) -> bool {
+        let has_gone = !self.is_over && self.device.is_gone();
+        self.is_over |= has_gone;
         has_gone
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
-        self.0.lock().expect("no panic under this lock")
-    }
-}
-
-impl Inner {
     /// `None` if it has to go by TLS.
     fn lend(&mut self, tag: Tag, offset: u64, data: &Arc<Vec<u8>>) -> Option<(Landing, Vec<u8>)> {
         if self.is_over || data.len() as u64 > RUN_BYTES {

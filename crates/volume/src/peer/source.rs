@@ -6,18 +6,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, BufWriter};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, WeakUnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use verbatim_mirror::decision::Answer;
 use verbatim_mirror::{Event, Standing};
 
 use crate::faults::{Hook, Point};
 use crate::outlet::Outgoing;
-use crate::peer::beside::{Beside, Put};
+use crate::peer::chunks::{Chunks, Job};
 use crate::peer::lending::Lending;
 use crate::tls::Hosts;
 use crate::transport::{Carriage, Rnic, Transport};
 use crate::volume::Volume;
-use crate::wire::{self, Hello, Purpose, Rings, ToDestination, ToSource};
+use crate::wire::{self, Hello, Purpose, Rings, ToSource};
 
 /// So long a call may take until it is answered.
 const CALL: Duration = Duration::from_secs(15);
@@ -29,10 +29,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// A destination that is out of reach for so long is given up.
 const GIVE_UP: Duration = Duration::from_secs(600);
 
-/// How often the RNIC is looked after: it serves the other host without a word of this one's.
-const LOOK: Duration = Duration::from_millis(100);
-
 /// Whom to call, and what about.
+#[derive(Clone)]
 pub struct Call {
     /// All hosts.
     pub hosts: Hosts,
@@ -89,11 +87,14 @@ impl Call {
     }
 
     /// A second connection, for the chunks of the one with that name, which was welcomed.
-    async fn open_beside(&self, link: u128) -> anyhow::Result<Beside> {
-        let called = tokio::time::timeout(CALL, self.call(Purpose::Chunks { link })).await;
-        let stream = called.context("no answer")?;
-        let stream = stream.with_context(|| format!("cannot reach {} a second time", self.to))?;
-        Ok(Beside::begin(stream))
+    async fn open_beside(&self, link: u128) -> anyhow::Result<Chunks> {
+        let call = self.clone();
+        let connect = async move {
+            let called = tokio::time::timeout(CALL, call.call(Purpose::Chunks { link })).await;
+            let stream = called.context("no answer")?;
+            stream.with_context(|| format!("cannot reach {} a second time", call.to))
+        };
+        Chunks::beside(connect).await
     }
 
     /// Asks once.
@@ -140,7 +141,7 @@ impl Call {
                         let keeps = known.replace(incarnation) == Some(incarnation);
                         pause = PAUSE;
                         let way = match lending {
-                            Some(lending) => Ok(Way::Ring(lending)),
+                            Some(lending) => Ok(Way::Ring(Box::new(lending))),
                             None => self.open_beside(link).await.map(Way::Beside),
                         };
                         let exchanged = match way {
@@ -196,13 +197,13 @@ async fn lend(rnic: &Rnic, carriage: &mut Carriage) -> Option<(Lending, verbatim
 }
 
 /// The ring, if the other host has made one, too.
-fn accepted(lending: Option<Lending>, rings: Rings, carriage: &mut Carriage) -> Option<Arc<Lending>> {
-    let lending = lending?;
+fn accepted(lending: Option<Lending>, rings: Rings, carriage: &mut Carriage) -> Option<Lending> {
+    let mut lending = lending?;
     let failed = match rings {
         Rings::Ready(accepted) => match lending.accept(&accepted) {
             Ok(()) => {
                 carriage.device = Some(lending.name());
-                return Some(Arc::new(lending));
+                return Some(lending);
             }
             Err(error) => error.to_string(),
         },
@@ -215,25 +216,8 @@ fn accepted(lending: Option<Lending>, rings: Rings, carriage: &mut Carriage) -> 
 
 /// How chunks leave.
 enum Way {
-    Ring(Arc<Lending>),
-    Beside(Beside),
-}
-
-impl Way {
-    fn lending(&self) -> Option<&Arc<Lending>> {
-        match self {
-            Self::Ring(lending) => Some(lending),
-            Self::Beside(_) => None,
-        }
-    }
-
-    /// Why chunks cannot leave any more; a ring's end is told by the destination.
-    async fn ended(&mut self) -> io::Result<()> {
-        match self {
-            Self::Ring(_) => std::future::pending().await,
-            Self::Beside(beside) => beside.ended().await,
-        }
-    }
+    Ring(Box<Lending>),
+    Beside(Chunks),
 }
 
 /// One connection, until it ends.
@@ -242,66 +226,51 @@ async fn exchange(
     volume: &Arc<Volume>,
     keeps: bool,
     compares: bool,
-    mut way: Way,
+    way: Way,
     hook: Hook,
 ) -> io::Result<()> {
     let (reader, writer) = tokio::io::split(stream);
     let (sender, outgoing) = unbounded_channel();
-    // It keeps nothing open: when the engine gives the connection up, that ends.
-    let more = sender.downgrade();
-    let number = volume.link_up(keeps, compares, sender);
-    let lending = way.lending().cloned();
-    let lent = lending.as_deref();
-    let chunks = match &way {
-        Way::Ring(lending) => Chunks::Ring(lending.clone()),
-        Way::Beside(beside) => Chunks::Beside(beside.chunks()),
+    let has_ring = matches!(way, Way::Ring(_));
+    let mut chunks = match way {
+        // It keeps nothing open: when the engine gives the connection up, that ends.
+        Way::Ring(lending) => Chunks::by_ring(*lending, sender.downgrade())?,
+        Way::Beside(chunks) => chunks,
     };
+    let jobs = chunks.jobs();
+    let number = volume.link_up(keeps, compares, sender);
     let result = tokio::select! {
-        result = write(writer, outgoing, &chunks) => result,
-        result = way.ended() => result,
-        result = read(BufReader::new(reader), volume, number, lent, &more, hook) => result,
-        () = look_after(volume, lent, &more) => Ok(()),
+        result = write(writer, outgoing, volume, &jobs) => result,
+        result = chunks.ended() => result,
+        result = read(BufReader::new(reader), volume, number, has_ring.then_some(&jobs), hook) => result,
     };
     volume.link_down(number);
-    drop((way, chunks));
-    if let Some(lending) = lending {
-        // Its queue pair and its ring go, which takes a moment: nothing of this attempt can be read any more.
-        let gone = tokio::task::spawn_blocking(move || drop(lending)).await;
-        gone.expect("it does not panic");
-    }
+    chunks.end().await;
     result
-}
-
-/// By what chunks are given to whoever sends them.
-enum Chunks {
-    Ring(Arc<Lending>),
-    Beside(UnboundedSender<Put>),
 }
 
 /// Ends when the engine has given the connection up.
 async fn write(
     writer: impl AsyncWrite + Unpin,
     mut outgoing: UnboundedReceiver<Outgoing>,
-    chunks: &Chunks,
+    volume: &Volume,
+    jobs: &UnboundedSender<Job>,
 ) -> io::Result<()> {
     let mut writer = BufWriter::with_capacity(256 << 10, writer);
     while let Some(message) = outgoing.recv().await {
-        let leaves = match (message, chunks) {
-            (Outgoing::Frame(frame, data), _) => Some((frame, data)),
-            (Outgoing::Chunk { tag, offset, data }, Chunks::Ring(lending)) => {
-                Some(lending.put(tag, offset, data))
+        match message {
+            Outgoing::Frame(frame, data) => {
+                writer.write_all(&frame).await?;
+                if let Some(data) = data {
+                    writer.write_all(&data).await?;
+                }
             }
-            (Outgoing::Chunk { tag, offset, data }, Chunks::Beside(beside)) => {
+            Outgoing::Chunk { tag, offset, data } => {
                 // If nobody takes it, the connection's end is told soon.
-                let _ = beside.send(Put { tag, offset, data });
-                None
+                let _ = jobs.send(Job::Put { tag, offset, data });
             }
-        };
-        if let Some((frame, data)) = leaves {
-            writer.write_all(&frame).await?;
-            if let Some(data) = data {
-                writer.write_all(&data).await?;
-            }
+            Outgoing::Carried(bytes) => volume.carries(|carriage| carriage.rdma_bytes += bytes),
+            Outgoing::FellBack(why) => volume.carries(|carriage| carriage.fall_back(why)),
         }
         if outgoing.is_empty() {
             writer.flush().await?;
@@ -310,31 +279,28 @@ async fn write(
     Ok(())
 }
 
+/// `ring`: by which its thread is told.
 async fn read(
     mut reader: impl AsyncRead + Unpin,
     volume: &Arc<Volume>,
     number: u64,
-    lending: Option<&Lending>,
-    more: &WeakUnboundedSender<Outgoing>,
+    ring: Option<&UnboundedSender<Job>>,
     hook: Hook,
 ) -> io::Result<()> {
     loop {
         let (message, _) = wire::receive::<ToSource>(&mut reader).await?;
-        match (message, lending) {
-            (ToSource::Taken(position), Some(lending)) => {
-                let bytes = lending.taken(position)?;
-                volume.carries(|carriage| carriage.rdma_bytes += bytes);
+        // If nobody takes a job, the connection's end is told soon.
+        match (message, ring) {
+            (ToSource::Taken(position), Some(ring)) => {
+                let _ = ring.send(Job::Taken(position));
             }
-            (ToSource::Again(tag, why), Some(lending)) => {
+            (ToSource::Again(tag, why), Some(ring)) => {
                 volume.carries(|carriage| {
                     carriage.fall_back(why);
                     carriage.sent_again += 1;
                 });
                 hook(Point::Again);
-                if let (Some((frame, data)), Some(more)) = (lending.again(tag), more.upgrade()) {
-                    // If nobody takes it, the connection's end is told soon.
-                    let _ = more.send(Outgoing::Frame(frame, data));
-                }
+                let _ = ring.send(Job::Again(tag));
             }
             (message, _) => {
                 if !volume.heard(number, message) {
@@ -343,25 +309,4 @@ async fn read(
             }
         }
     }
-}
-
-/// Tells the destination when the RNIC here is gone, since that would find out late. It never ends.
-async fn look_after(volume: &Arc<Volume>, lending: Option<&Lending>, more: &WeakUnboundedSender<Outgoing>) {
-    let mut looks = tokio::time::interval(LOOK);
-    looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
-    while let Some(lending) = lending {
-        looks.tick().await;
-        if lending.has_gone() {
-            volume.carries(|carriage| carriage.fall_back("the RNIC of this host is gone".to_owned()));
-            if let Some(more) = more.upgrade() {
-                // If nobody takes it, the connection's end is told soon.
-                let _ = more.send(Outgoing::Frame(
-                    wire::frame(&ToDestination::StopFetching, 0),
-                    None,
-                ));
-            }
-            break;
-        }
-    }
-    std::future::pending().await
 }
