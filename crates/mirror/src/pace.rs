@@ -200,7 +200,7 @@ mod tests {
             pace.sample(now, 10 * MS, true);
         }
         pace.sample(now + WINDOW, MS, true);
-        assert_eq!(pace.depth(), (before + 1) / 2);
+        assert_eq!(pace.depth(), before.div_ceil(2));
     }
 
     /// A disk on which a request takes twice as long while a chunk is under way, which takes a millisecond.

@@ -73,8 +73,7 @@ impl Engine {
             return self.end_migration(Ended::DestinationFailed(failure), actions);
         }
         if is_ahead {
-            migration.ahead = None;
-            migration.is_flushed_ahead = true;
+            migration.flushed_ahead(self.now);
         } else if migration.is_complete() {
             self.hold = self.hold.map(|(_, since)| (Step::Complete, since));
             self.standing = Standing::Held;
@@ -109,5 +108,62 @@ impl Engine {
             actions.push(Action::Reply { id, result });
         }
         actions.push(Action::Disconnect);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::types::{Config, Event};
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// An engine whose destination has everything, and is asked to flush that.
+    fn copied() -> (Engine, Ticket) {
+        let config = Config::default();
+        let mut engine = Engine::new(config, config.chunk_bytes);
+        let mut actions = Vec::new();
+        let bytes_per_second = None;
+        engine.handle(MS, Event::Migrate { bytes_per_second }, &mut actions);
+        engine.handle(MS, Event::LinkUp { keeps: false }, &mut actions);
+        let &[Action::ReadChunk { ticket, .. }] = &actions[..] else {
+            panic!("{actions:?}")
+        };
+        let result = Ok(());
+        engine.handle(MS, Event::ChunkRead { ticket, result }, &mut actions);
+        actions.clear();
+        engine.handle(MS, Event::ChunkSent { ticket, result }, &mut actions);
+        let &[Action::FlushMirror { ticket }] = &actions[..] else {
+            panic!("{actions:?}")
+        };
+        (engine, ticket)
+    }
+
+    /// What follows when flushes of the destination take so long, one after the other: how many there were.
+    fn flushes(took: &[u32]) -> usize {
+        let (mut engine, mut ticket) = copied();
+        let mut now = MS;
+        for (number, took) in (1..).zip(took) {
+            now += MS * *took;
+            let mut actions = Vec::new();
+            let result = Ok(());
+            engine.handle(now, Event::MirrorFlushed { ticket, result }, &mut actions);
+            match &actions[..] {
+                [Action::FlushMirror { ticket: next }] => ticket = *next,
+                [Action::Report(Report::Mirrored)] => return number,
+                other => panic!("{other:?}"),
+            }
+        }
+        panic!("it was never mirrored")
+    }
+
+    #[test]
+    fn the_destination_flushes_until_that_takes_no_less_before_anybody_waits() {
+        assert_eq!(flushes(&[3]), 1);
+        assert_eq!(flushes(&[900, 4]), 2);
+        assert_eq!(flushes(&[900, 300, 100, 90]), 4);
+        assert_eq!(flushes(&[900, 1200]), 2);
     }
 }

@@ -11,6 +11,9 @@ use crate::dirty::Dirty;
 use crate::extent::Extent;
 use crate::pace::Pace;
 
+/// A flush ahead of the hold that takes no longer is the last one.
+const QUICK_FLUSH: Duration = Duration::from_millis(5);
+
 /// So long, at least, nothing is doubled after a silence; twice as long after the next one, up to the limit.
 const PENALTY: Duration = Duration::from_millis(200);
 const PENALTY_LIMIT: Duration = Duration::from_secs(5);
@@ -54,6 +57,8 @@ pub(super) struct Migration {
     penalty: Duration,
     /// A flush ahead of the hold, and since when.
     pub ahead: Option<(Ticket, Time)>,
+    /// How long the last of them took.
+    pub ahead_took: Option<Duration>,
     pub is_flushed_ahead: bool,
     pub is_mirrored: bool,
 }
@@ -72,9 +77,22 @@ impl Migration {
             slow_until: Time::ZERO,
             penalty: PENALTY,
             ahead: None,
+            ahead_took: None,
             is_flushed_ahead: false,
             is_mirrored: false,
         }
+    }
+
+    /// The destination has flushed what it had when it was asked. It is asked again as long as that takes less than the time before: what the tenant has written during
+    /// one flush is for the next one, and requests wait for the last.
+    pub fn flushed_ahead(&mut self, now: Time) {
+        let Some((_, since)) = self.ahead.take() else {
+            return;
+        };
+        let took = now.saturating_sub(since);
+        let gains_no_more = |last: Duration| took > last * 3 / 4;
+        self.is_flushed_ahead = took <= QUICK_FLUSH || self.ahead_took.is_some_and(gains_no_more);
+        self.ahead_took = Some(took);
     }
 
     /// Whether the destination has all that was acknowledged, and nothing else is on its way to it.
@@ -194,6 +212,7 @@ impl Engine {
         if !keeps {
             migration.dirty = Dirty::all(migration.dirty.chunks());
             migration.is_mirrored = false;
+            migration.ahead_took = None;
             migration.is_flushed_ahead = false;
         }
     }

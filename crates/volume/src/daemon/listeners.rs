@@ -23,7 +23,7 @@ use crate::tls::Hosts;
 use crate::volume::Volume;
 
 /// So many callers may be proving that they are hosts at a time, and so long each: a thread waits for each of them.
-const UNPROVEN: usize = 64;
+const UNPROVEN: usize = 256;
 const PROOF: Duration = Duration::from_secs(15);
 
 /// Takes everybody, until the daemon is told to stop.

@@ -314,23 +314,24 @@ impl Incoming {
             Tag::Chunk(_) => {
                 inner.chunks.push_back(put);
                 if !std::mem::replace(&mut inner.is_writing_chunks, true) {
-                    self.disks.submit(Class::Copy, move || incoming.write_chunks());
+                    self.disks.submit(Class::Copy, move || incoming.write_chunk());
                 }
             }
         }
     }
 
-    /// All that are there.
-    fn write_chunks(self: &Arc<Self>) {
-        loop {
-            let mut inner = self.lock();
-            let Some(put) = inner.chunks.pop_front() else {
-                inner.is_writing_chunks = false;
-                return;
-            };
-            drop(inner);
+    /// The first that is there. The next one's turn is after what other volumes have to do.
+    fn write_chunk(self: &Arc<Self>) {
+        let first = self.lock().chunks.pop_front();
+        if let Some(put) = first {
             let done = put.carry_out();
             self.put_is_done(&put, done);
+        }
+        let mut inner = self.lock();
+        inner.is_writing_chunks = !inner.chunks.is_empty();
+        if inner.is_writing_chunks {
+            let incoming = self.clone();
+            self.disks.submit(Class::Copy, move || incoming.write_chunk());
         }
     }
 
