@@ -25,6 +25,9 @@ const SLACK: Duration = Duration::from_micros(1);
 /// The fewest requests by which it is judged how long they take.
 const FEWEST: u32 = 16;
 
+/// So many windows are judged together, unless fewer tell already.
+const TOGETHER: u32 = 8;
+
 /// So many chunks in a window are as many as one at a time.
 const MOST_ONE_BY_ONE: u32 = 128;
 
@@ -48,9 +51,10 @@ pub struct Pace {
     bytes_per_second: Option<u64>,
     /// The tenant's mean latency in seconds while nothing was copied.
     alone: Option<f64>,
-    /// How many requests there were since it was judged last; and how many of them beside chunks, and the latencies of these in seconds.
+    /// How many requests there were in the windows that are judged together; and those of them that were beside chunks.
     requests: u32,
-    beside: (u32, f64),
+    beside: Beside,
+    windows: u32,
     /// In seconds, of chunks from when they leave until they are on the destination's disk: the quickest, and the mean of this window.
     quickest: Option<f64>,
     way: Option<f64>,
@@ -69,7 +73,8 @@ impl Default for Pace {
             bytes_per_second: None,
             alone: None,
             requests: 0,
-            beside: (0, 0.0),
+            beside: Beside::default(),
+            windows: 0,
             quickest: None,
             way: None,
             window_began: Duration::ZERO,
@@ -95,7 +100,7 @@ impl Pace {
         let took = took.as_secs_f64();
         self.requests += 1;
         match is_beside {
-            true => self.beside = (self.beside.0 + 1, self.beside.1 + took),
+            true => self.beside.add(took),
             false => self.alone = Some(mean(self.alone, took, WEIGHT_ALONE)),
         }
         self.adapt(now);
@@ -143,11 +148,11 @@ impl Pace {
             return;
         }
         self.window_began = now;
-        let (requests, took) = self.beside;
+        self.windows += 1;
         let is_judged = self.requests >= FEWEST;
         let is_slower = self.alone.is_some_and(|alone| {
             // Of all requests, those that no chunk was beside, too.
-            let longer = (took - alone * f64::from(requests)) / f64::from(self.requests);
+            let longer = self.beside.longer(alone) / f64::from(self.requests);
             is_judged && longer > alone * (RATIO - 1.0) + SLACK.as_secs_f64()
         });
         let stands_in_queue = match (self.quickest, self.way) {
@@ -164,10 +169,35 @@ impl Pace {
             self.depth = (self.depth + 1).min(MAX_DEPTH);
         }
         // What is judged next is what that does.
-        if is_judged {
-            (self.requests, self.beside, self.most) = (0, (0, 0.0), 0);
+        if is_slower || is_judged && self.windows >= TOGETHER {
+            (self.requests, self.beside, self.windows, self.most) = (0, Beside::default(), 0, 0);
         }
         self.way = None;
+    }
+}
+
+/// Latencies in seconds of requests beside chunks.
+#[derive(Debug, Clone, Copy, Default)]
+struct Beside {
+    requests: u32,
+    sum: f64,
+    squares: f64,
+}
+
+impl Beside {
+    fn add(&mut self, took: f64) {
+        self.requests += 1;
+        self.sum += took;
+        self.squares += took * took;
+    }
+
+    /// What they have taken longer, all together, than as many that take `alone`, less what may be chance: the standard error. A disk's latencies
+    /// differ by far more than what is looked for.
+    fn longer(&self, alone: f64) -> f64 {
+        let requests = f64::from(self.requests.max(1));
+        let mean = self.sum / requests;
+        let variance = (self.squares / requests - mean * mean).max(0.0);
+        self.sum - alone * f64::from(self.requests) - (requests * variance).sqrt()
     }
 }
 
@@ -229,6 +259,31 @@ mod tests {
             chunks > 2 * 400,
             "more than one in each pause that is always allowed: {chunks}"
         );
+    }
+
+    /// Latencies that differ by a factor of a hundred, and have nothing to do with chunks.
+    #[test]
+    fn chance_does_not_slow_a_copy_down() {
+        let mut pace = Pace::default();
+        let mut now = Duration::ZERO;
+        let mut random = 1u32;
+        let mut took = || {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            MS / 10 * 100u32.pow(random >> 31)
+        };
+        for _ in 0..1000 {
+            pace.sample(now, took(), false);
+        }
+        let mut depths = 0;
+        for _ in 0..400 {
+            now += WINDOW;
+            assert!(pace.allows(now, 1, 0) || pace.depth() == 1);
+            for _ in 0..50 {
+                pace.sample(now, took(), true);
+            }
+            depths += pace.depth();
+        }
+        assert!(depths / 400 > MAX_DEPTH / 2, "{}", depths / 400);
     }
 
     #[test]

@@ -26,6 +26,9 @@ use crate::volume::Volume;
 const UNPROVEN: usize = 256;
 const PROOF: Duration = Duration::from_secs(15);
 
+/// After a connection that could not be taken.
+const REFUSED: Duration = Duration::from_millis(100);
+
 /// Takes everybody, until the daemon is told to stop.
 pub async fn run(daemon: Arc<Daemon>) -> anyhow::Result<()> {
     let mut stop = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
@@ -40,7 +43,8 @@ pub async fn run(daemon: Arc<Daemon>) -> anyhow::Result<()> {
         let of = daemon.clone();
         let unproven = Arc::new(Semaphore::new(UNPROVEN));
         tokio::spawn(async move {
-            while let Some(stream) = accepted(peers.accept().await) {
+            loop {
+                let stream = accepted(|| peers.accept()).await;
                 if let Err(error) = peer(&of, &hosts, stream, &unproven).await {
                     tracing::warn!("a connection of another daemon is not served: {error}");
                 }
@@ -50,8 +54,8 @@ pub async fn run(daemon: Arc<Daemon>) -> anyhow::Result<()> {
             let clients = bind(port).await?;
             let of = daemon.clone();
             tokio::spawn(async move {
-                while let Some(stream) = accepted(clients.accept().await) {
-                    let daemon = of.clone();
+                loop {
+                    let (stream, daemon) = (accepted(|| clients.accept()).await, of.clone());
                     tokio::spawn(async move { ended(tls_client(&daemon, stream).await) });
                 }
             });
@@ -61,15 +65,13 @@ pub async fn run(daemon: Arc<Daemon>) -> anyhow::Result<()> {
         tokio::select! {
             _ = stop.0.recv() => break,
             _ = stop.1.recv() => break,
-            accepted = control.accept() => {
-                if let Ok((stream, _)) = accepted {
-                    let daemon = daemon.clone();
-                    tokio::spawn(async move {
-                        if let Err(error) = command(&daemon, stream).await {
-                            tracing::info!("a command was cut off: {error:#}");
-                        }
-                    });
-                }
+            stream = accepted(|| control.accept()) => {
+                let daemon = daemon.clone();
+                tokio::spawn(async move {
+                    if let Err(error) = command(&daemon, stream).await {
+                        tracing::info!("a command was cut off: {error:#}");
+                    }
+                });
             }
         }
     }
@@ -116,10 +118,8 @@ pub fn take(listener: UnixListener, name: &str, export: Export) -> JoinHandle<()
     });
     tokio::spawn(async move {
         loop {
-            if let Ok((stream, _)) = listener.accept().await {
-                let export = export.clone();
-                tokio::spawn(async move { ended(client(&export, stream).await) });
-            }
+            let (stream, export) = (accepted(|| listener.accept()).await, export.clone());
+            tokio::spawn(async move { ended(client(&export, stream).await) });
         }
     })
 }
@@ -131,13 +131,17 @@ pub fn listen(socket: &Path) -> anyhow::Result<UnixListener> {
     UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))
 }
 
-fn accepted<A>(accepted: io::Result<(tokio::net::TcpStream, A)>) -> Option<tokio::net::TcpStream> {
-    match accepted {
-        Ok((stream, _)) => Some(stream),
-        Err(error) => {
-            tracing::error!("nobody is taken any more: {error}");
-            None
+/// The next one. A caller that has left before is no reason to take nobody any more; nor is a process with too many open files, which are fewer later.
+async fn accepted<S, A, F>(accept: impl Fn() -> F) -> S
+where
+    F: Future<Output = io::Result<(S, A)>>,
+{
+    loop {
+        match accept().await {
+            Ok((stream, _)) => return stream,
+            Err(error) => tracing::warn!("a connection could not be taken: {error}"),
         }
+        tokio::time::sleep(REFUSED).await;
     }
 }
 
