@@ -33,6 +33,7 @@
 //! - `Committed` is answered only if the destination's durable generation is above g. Generations do not fall, so A hears the same for ever.
 //! - A destination that does not know the volume answers `NotKnown`, which decides nothing: the copy may have been deleted there
 //!   after it had served.
+//! - [`forced`] is an operator's word in place of an answer, for a destination that gives none: what is said here holds if the word is true.
 //!
 //! So at each time at most one copy is `Serving`, or is one that A's question decides; and g + 1 is given once.
 //!
@@ -295,6 +296,27 @@ pub fn decided(here: &Sidecar, answer: Answer) -> Option<Sidecar> {
     }
 }
 
+/// Which copy stays, by an operator's word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Keep {
+    /// The one that asks: the destination has not committed, and never will.
+    Source,
+    /// The other one.
+    Destination,
+}
+
+/// What a source's sidecar becomes when an operator decides in the place of a destination that never answers. Nothing if no answer is missing.
+pub fn forced(here: &Sidecar, keep: Keep) -> Option<Sidecar> {
+    decided(
+        here,
+        match keep {
+            Keep::Source => Answer::NotCommitted,
+            Keep::Destination => Answer::Committed,
+        },
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -385,5 +407,24 @@ mod tests {
         let moved = decided(&deciding, Answer::Committed).expect("decided");
         assert_eq!(moved.role, Role::Moved { to: "b".into() });
         assert_eq!(decided(&moved, Answer::NotCommitted), None);
+    }
+
+    #[test]
+    fn an_operator_decides_only_where_an_answer_is_missing() {
+        let served = Sidecar::new(ID, 1);
+        let session = SESSION;
+        let deciding = served.with(Role::Deciding {
+            session,
+            to: "b".into(),
+        });
+        assert_eq!(forced(&deciding, Keep::Source), Some(served.clone()));
+        let moved = served.with(Role::Moved { to: "b".into() });
+        assert_eq!(forced(&deciding, Keep::Destination), Some(moved.clone()));
+        let held = crate::together::held(&served, session, "b", 1).expect("it serves");
+        for here in [served, moved, held] {
+            for keep in [Keep::Source, Keep::Destination] {
+                assert_eq!(forced(&here, keep), None, "{here:?}");
+            }
+        }
     }
 }

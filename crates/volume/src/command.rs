@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
+use verbatim_mirror::decision::Keep;
 
 use crate::control::{Order, Outcome, Row, order};
 use crate::daemon::{self, Config};
@@ -144,7 +145,44 @@ pub enum VolumeCommand {
         #[command(flatten)]
         common: Common,
     },
+    /// Decide which copy of a volume stays, in the place of a destination that never says whether it has moved there.
+    #[command(after_help = RESOLVE_HELP)]
+    Resolve {
+        /// The volume.
+        name: String,
+        /// Which copy stays.
+        #[arg(long, value_enum)]
+        keep: KeepArgument,
+        /// Also where the destination does not confirm that this is right; see the consequences below.
+        #[arg(long)]
+        force: bool,
+        #[command(flatten)]
+        common: Common,
+    },
 }
+
+/// Which copy of a volume stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KeepArgument {
+    /// The one here, which waits.
+    Source,
+    /// The one at the destination.
+    Destination,
+}
+
+const RESOLVE_HELP: &str = "\
+Example:
+  verbatim volume resolve db --keep source --force
+
+At the end of a move the source asks the destination whether it has the volume, and nobody is served here until it says so. Usually that takes care of
+itself as soon as the hosts reach each other. Only if the destination will never answer (its disks are lost, or its copy was deleted), somebody must
+decide, with --force:
+  --keep source       the copy here serves. If the destination's does or did, what was written there is lost, or there are two.
+  --keep destination  the copy here is an old one. If the destination never had it all, the volume is lost.
+See to it before that the destination's daemon does not run, or `verbatim volume list` there. Without --force nothing is done that the destination has
+not said.
+
+Exit status: 0 decided, 1 refused.";
 
 /// What most of them take.
 #[derive(Debug, Args)]
@@ -246,6 +284,18 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
             (order, common)
         }
         VolumeCommand::Cancel { name, common } => (Order::Cancel { name }, common),
+        VolumeCommand::Resolve {
+            name,
+            keep,
+            force,
+            common,
+        } => {
+            let keep = match keep {
+                KeepArgument::Source => Keep::Source,
+                KeepArgument::Destination => Keep::Destination,
+            };
+            (Order::Resolve { name, keep, force }, common)
+        }
     };
     let outcome = give(&wanted, &common)?;
     match (&outcome, &wanted) {

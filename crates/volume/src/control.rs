@@ -8,7 +8,7 @@ use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
-use verbatim_mirror::decision::AgentSession;
+use verbatim_mirror::decision::{AgentSession, Keep};
 
 use crate::transport::{Carriage, Wanted};
 
@@ -76,6 +76,12 @@ pub enum Order {
     },
     Cancel {
         name: String,
+    },
+    /// Decide in the place of a destination that never answers.
+    Resolve {
+        name: String,
+        keep: Keep,
+        force: bool,
     },
     /// Copy it to another host, for a session of the agents which decides what becomes of it. Answered when it has begun.
     Follow {

@@ -5,6 +5,7 @@ mod lent;
 mod listeners;
 mod orders;
 mod places;
+mod resolving;
 mod together;
 
 use std::collections::BTreeMap;

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
@@ -237,6 +238,85 @@ fn many_volumes_move_at_once() {
         assert_eq!(settled(&lab, name), 1);
         running.stop().check(&lab.data(1, name));
     }
+}
+
+/// A volume whose destination is asked, and then gone before it has committed, or afterwards.
+fn undecided(seed: u64, point: Point) -> (Lab, Tenant, Child) {
+    let mut lab = Lab::without_daemons();
+    lab.start(0, None);
+    create(&lab, "db");
+    lab.start(1, Some(&format!("{point:?}")));
+    let running = tenant(&lab, "db", seed);
+    let moving = lab.command(0, &["migrate", "db", "--to", "b"]).spawn();
+    until("the destination ends", || lab.has_ended(1));
+    lab.kill(1);
+    assert_eq!(lab.role(0, "db"), "deciding");
+    (lab, running, moving.expect("it runs"))
+}
+
+#[test]
+fn an_operator_decides_for_a_destination_that_is_lost() {
+    let (mut lab, running, mut moving) = undecided(50, Point::Question);
+    let resolve = |lab: &Lab, rest: &[&str]| {
+        let output = lab.try_order(0, &[&["resolve", "db"], rest].concat());
+        (
+            output.status.success(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        )
+    };
+    let (is_done, why) = resolve(&lab, &["--keep", "source"]);
+    assert!(!is_done && why.contains("--force"), "{why}");
+    assert_eq!(lab.role(0, "db"), "deciding");
+    assert!(resolve(&lab, &["--keep", "source", "--force"]).0);
+    assert!(!moving.wait().expect("it ends").success(), "it has not moved");
+    let before = running.done();
+    until("the tenant goes on", || running.done() > before + 100);
+    // Whatever the destination has, when it is there after all, does not count.
+    lab.start(1, None);
+    let (is_done, why) = resolve(&lab, &["--keep", "destination", "--force"]);
+    assert!(!is_done && why.contains("does not wait"), "{why}");
+    lab.order(0, &["migrate", "db", "--to", "b"]);
+    assert_eq!(settled(&lab, "db"), 1);
+    running.stop().check(&lab.data(1, "db"));
+
+    let (mut lab, running, mut moving) = undecided(51, Point::Committed);
+    assert!(resolve(&lab, &["--keep", "destination", "--force"]).0);
+    assert!(moving.wait().expect("it ends").success(), "it has moved");
+    assert_eq!(lab.role(0, "db"), "moved");
+    lab.start(1, None);
+    assert_eq!(settled(&lab, "db"), 1);
+    let before = running.done();
+    until("the tenant goes on", || running.done() > before + 100);
+    running.stop().check(&lab.data(1, "db"));
+}
+
+#[test]
+fn a_source_whose_destination_has_forgotten_the_volume_waits_for_an_operator() {
+    let mut lab = Lab::without_daemons();
+    lab.start(1, None);
+    lab.start(0, None);
+    create(&lab, "db");
+    let mut client = support::client::Client::connect(&lab.socket(0, "db")).expect("it is served");
+    client.write(0, &[7; BLOCK], false).expect("written");
+    lab.kill(0);
+    lab.start(0, Some(&format!("{:?}", Point::Answered)));
+    assert!(!lab.try_order(0, &["migrate", "db", "--to", "b"]).status.success());
+    lab.kill(0);
+    lab.order(1, &["detach", "db"]);
+    lab.order(1, &["delete", "db"]);
+    lab.start(0, None);
+    until("it is said", || {
+        lab.logs().contains("there is no copy of it there")
+    });
+    assert_eq!(lab.role(0, "db"), "deciding");
+    lab.order(0, &["resolve", "db", "--keep", "source", "--force"]);
+    let mut client = support::client::Client::connect(&lab.socket(0, "db")).expect("it is served");
+    let mut read = [0; BLOCK];
+    client.read(0, &mut read).expect("read");
+    assert_eq!(read, [7; BLOCK]);
+    assert_eq!(lab.logs().matches("there is no copy of it there").count(), 1);
+    lab.order(0, &["migrate", "db", "--to", "b"]);
+    assert_eq!(settled(&lab, "db"), 1);
 }
 
 /// A small file system in memory, until the end of the test.

@@ -9,13 +9,13 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::MissedTickBehavior;
 use verbatim_mirror::decision::{
-    Answer, Ask, Offer, Refusal, Role, SessionId, Sidecar, Verdict, answer, decided, prepare,
+    Answer, Ask, Offer, Refusal, Role, SessionId, Sidecar, Verdict, answer, prepare,
 };
 use verbatim_mirror::{Event, Report};
 
 use super::orders::serving;
 use super::places::has_room;
-use super::{AGAIN, Daemon, Entry};
+use super::{Daemon, Entry};
 use crate::background;
 use crate::control::Moved;
 use crate::faults::Point;
@@ -188,58 +188,6 @@ impl Daemon {
             }
             Some(sidecar) => Ok(sidecar.generation + 1),
             None => bail!("{} is not being decided any more", entry.name),
-        }
-    }
-
-    /// Asks the destination until it says which of the two copies it is.
-    pub(super) async fn resolve(self: &Arc<Self>, entry: &Arc<Entry>) -> Option<Sidecar> {
-        let hook = self.config.hook;
-        loop {
-            let sidecar = entry.state.lock().await.sidecar.clone()?;
-            let Role::Deciding { session, to } = &sidecar.role else {
-                return None;
-            };
-            let purpose = Purpose::Decide { gives_up: false };
-            let asked = match self.call(entry, &sidecar, *session, to, purpose, None) {
-                Ok(call) => {
-                    hook(Point::Asked);
-                    call.ask().await
-                }
-                Err(error) => Err(error),
-            };
-            let next = match asked {
-                Ok(answer) => decided(&sidecar, answer),
-                Err(error) => {
-                    tracing::warn!("{} waits for {to}: {error:#}", entry.name);
-                    None
-                }
-            };
-            let Some(next) = next else {
-                tokio::time::sleep(AGAIN).await;
-                continue;
-            };
-            hook(Point::Answered);
-            let mut state = entry.state.lock().await;
-            if next.may_serve() {
-                // By the destination's word it is never committed: a tenant that waits here need not wait for the disk.
-                if let Some(volume) = &state.volume {
-                    volume.event(Event::Release);
-                }
-                self.write(entry, &mut state, next.clone()).await;
-                if let Err(error) = self.serve(entry, &mut state) {
-                    tracing::error!("volume {} is not served: {error:#}", entry.name);
-                }
-            } else {
-                if let Some(volume) = &state.volume {
-                    volume.event(Event::Moved);
-                }
-                self.write(entry, &mut state, next.clone()).await;
-                hook(Point::Moved);
-                if let Err(error) = self.close(entry, &mut state).await {
-                    tracing::warn!("{}: {error:#}", entry.name);
-                }
-            }
-            return Some(next);
         }
     }
 

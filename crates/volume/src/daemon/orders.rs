@@ -230,6 +230,12 @@ impl Daemon {
                 volume.event(Event::Cancel);
                 self.done(&entry, &state)
             }
+            Order::Resolve { name, keep, force } => {
+                let entry = self.entry(&name).await?;
+                let mut state = entry.state.lock().await;
+                self.resolve_by_force(&entry, &mut state, keep, force).await?;
+                self.done(&entry, &state)
+            }
             Order::Follow {
                 name,
                 to,

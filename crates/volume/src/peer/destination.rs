@@ -258,7 +258,7 @@ impl Incoming {
     }
 
     fn carry_out(self: &Arc<Self>, inner: &mut Inner, tasks: Vec<Task>) {
-        let mut tasks = std::collections::VecDeque::from(tasks);
+        let mut tasks = VecDeque::from(tasks);
         while let Some(task) = tasks.pop_front() {
             match task {
                 Task::Welcome(line) => {

@@ -12,6 +12,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use serde_json::Value;
 use verbatim_certificates::Authority;
 
@@ -118,11 +119,20 @@ impl Lab {
         self.folder.path().join(NAMES[host]).join(name)
     }
 
-    /// The address of clients that use TLS.
-    pub fn tls_uri(&self, host: usize, volume: &str) -> String {
+    fn address(&self, host: usize) -> String {
         let list = std::fs::read_to_string(self.path(host, "config/hosts.json")).expect("it is there");
         let list: Value = serde_json::from_str(&list).expect("a list");
-        let address = list[host]["address"].as_str().expect("an address").to_owned();
+        list[host]["address"].as_str().expect("an address").to_owned()
+    }
+
+    /// Where that host's daemon takes those of other hosts.
+    pub fn peer_address(&self, host: usize) -> String {
+        format!("{}:{}", self.address(host), self.port)
+    }
+
+    /// The address of clients that use TLS.
+    pub fn tls_uri(&self, host: usize, volume: &str) -> String {
+        let address = self.address(host);
         let tls = self.path(1 - host, "config/tls");
         format!(
             "nbds://{address}:{}/{volume}?tls-certificates={}",
@@ -181,11 +191,22 @@ impl Lab {
         until("a daemon takes orders", || socket.exists());
     }
 
-    /// The process of that host's daemon.
-    pub fn signal(&self, host: usize, signal: rustix::process::Signal) {
-        let child = self.daemons[host].as_ref().expect("it runs");
-        let pid = rustix::process::Pid::from_child(child);
-        rustix::process::kill_process(pid, signal).expect("it is there");
+    fn pid(&self, host: usize) -> Pid {
+        Pid::from_child(self.daemons[host].as_ref().expect("it runs"))
+    }
+
+    /// Sends that to that host's daemon.
+    pub fn signal(&self, host: usize, signal: Signal) {
+        kill_process(self.pid(host), signal).expect("it is there");
+    }
+
+    /// Has that host's daemon open so many files at most.
+    pub fn limit_files(&self, host: usize, files: u64) {
+        let limit = Rlimit {
+            current: Some(files),
+            maximum: Some(files),
+        };
+        prlimit(Some(self.pid(host)), Resource::Nofile, limit).expect("it is there");
     }
 
     /// Kills that host's daemon.
