@@ -87,6 +87,8 @@ enum Bench {
     Far,
     /// Volumes: idle by NBD and by vhost-user-blk beside QEMU's servers, a tenant's requests beside a copy by TLS and by RDMA, and RocksDB on one that is mounted and copied.
     Disk,
+    /// Of `disk` the part where nothing moves alone
+    Idle,
     /// Of `disk` the part with a tenant's requests beside copies alone.
     Copying,
     /// Of `disk` the part with RocksDB alone.
@@ -189,6 +191,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         disk::run(&tools, arguments.rounds, &arguments.out.join("disk.json"))?;
     }
     // Everything has it already.
+    if arguments.what.contains(&Bench::Idle) && !wanted(Bench::Disk) {
+        disk::idle(&tools, arguments.rounds, &arguments.out.join("idle.json"))?;
+    }
     if arguments.what.contains(&Bench::Copying) && !wanted(Bench::Disk) {
         disk::copies(&tools, arguments.rounds, &arguments.out.join("copying.json"))?;
     }

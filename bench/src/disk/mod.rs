@@ -50,6 +50,14 @@ struct Copies {
     ends: copying::Ends,
 }
 
+#[derive(Debug, Serialize)]
+struct Idle {
+    context: Context,
+    bytes: u64,
+    idle: Vec<idle::Row>,
+    vhost_user: Vec<idle::Row>,
+}
+
 /// Measures, prints and writes.
 pub fn run(tools: &Tools, rounds: u32, out: &Path) -> anyhow::Result<()> {
     check()?;
@@ -74,6 +82,23 @@ pub fn run(tools: &Tools, rounds: u32, out: &Path) -> anyhow::Result<()> {
         copying,
         ends,
         rocksdb,
+    };
+    write(&report, out)
+}
+
+/// Of that the part where nothing moves.
+pub fn idle(tools: &Tools, rounds: u32, out: &Path) -> anyhow::Result<()> {
+    check()?;
+    let context = Context::now();
+    let folder = folder_beside(out)?;
+    let folder = folder.path();
+    let images = images(folder)?;
+    let ours = Ours::start(&tools.verbatim, folder)?;
+    let report = Idle {
+        context,
+        bytes: SIZE,
+        idle: idle::run(&ours, folder, &images, SIZE, rounds)?,
+        vhost_user: vhost_user::run(&ours, folder, &images, SIZE, rounds)?,
     };
     write(&report, out)
 }
