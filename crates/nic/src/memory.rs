@@ -1,7 +1,7 @@
 //! Programs' memory as the RNIC reaches it.
 //!
 //! ```text
-//!  key ─► Regions ─► Region ─► Piece ─┬─► FileMapping   adopted memory: a memcpy           (mapping.rs, verbatim-mapped)
+//!  key ─► Regions ─► Region ─► Piece ─┬─► FileMapping   adopted memory: a copy (place.rs)    (mapping.rs, verbatim-mapped)
 //!                                     └─► Owner         any other: /proc/PID/mem (process.rs)
 //! ```
 //!
@@ -12,6 +12,8 @@
 mod account;
 #[allow(unsafe_code)]
 mod mapping;
+#[allow(unsafe_code)]
+mod place;
 mod process;
 mod region;
 mod regions;

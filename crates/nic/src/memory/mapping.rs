@@ -13,6 +13,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use verbatim_mapped::Truncated;
 
 use super::account::Account;
+use super::place::place;
 use crate::error::Refused;
 
 const PAGE: u64 = 4096;
@@ -70,7 +71,7 @@ impl FileMapping {
         );
         let to = self.address(at, data.len());
         // SAFETY: the destination is mapped, writable memory that holds no Rust object; see `read`.
-        let copy = || unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
+        let copy = || unsafe { place(data, to) };
         self.guarded(to as usize, data.len(), copy)
     }
 
