@@ -207,7 +207,8 @@ fn main() -> ExitCode {
         return identity::pretend();
     }
     let mut arguments = Arguments::from_args();
-    arguments.test_threads.get_or_insert(1);
+    // Each has hosts of its own, and waits for most of its time.
+    arguments.test_threads.get_or_insert(2);
     let obstacle = Tools::obstacle();
     let strict = std::env::var("CI").is_ok_and(|value| value == "true");
     let tests = [
