@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -61,11 +62,25 @@ impl Credentials {
     }
 }
 
-/// Connections to the other agents, opened at first use and kept.
+/// A connection to another agent, and its number among those of this process.
+#[derive(Clone)]
+struct Kept {
+    number: u64,
+    channel: Channel,
+}
+
+/// The host could not be reached by the connection that was tried: nobody there has said anything.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Unreached(String);
+
+/// Connections to the other agents, opened at first use and kept while they work.
 pub struct Peers {
     directory: Directory,
     credentials: Credentials,
-    channels: Mutex<HashMap<String, Channel>>,
+    channels: Mutex<HashMap<String, Kept>>,
+    /// How many were opened.
+    opened: AtomicU64,
     /// What the other agents were found to be, by host, when they were last connected to.
     agreed: Mutex<HashMap<String, Agreed>>,
     /// What this agent speaks.
@@ -79,6 +94,7 @@ impl Peers {
             directory,
             credentials,
             channels: Mutex::default(),
+            opened: AtomicU64::new(0),
             agreed: Mutex::default(),
             versions: PROTOCOLS,
         }
@@ -94,48 +110,64 @@ impl Peers {
         let Some(entry) = self.directory.host(host) else {
             bail!("there is no host {host}; known hosts: {}", self.directory.names());
         };
-        let cached = self
-            .channels
-            .lock()
-            .expect("no panic under this lock")
-            .get(host)
-            .cloned();
-        let channel = match cached {
-            Some(channel) => channel,
-            None => {
-                let channel = Endpoint::from_shared(format!("https://{}", entry.socket_address()))?
-                    .tls_config(self.credentials.client(host))?
-                    .connect_timeout(CONNECT_TIMEOUT)
-                    .tcp_nodelay(true)
-                    .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
-                    .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
-                    .keep_alive_while_idle(true)
-                    // Page data come in large messages; small windows would make them wait for each other.
-                    .initial_stream_window_size(4 << 20)
-                    .initial_connection_window_size(16 << 20)
-                    .connect_lazy();
-                self.channels
-                    .lock()
-                    .expect("no panic under this lock")
-                    .insert(host.to_owned(), channel.clone());
-                channel
+        // A channel that lost its connection makes one attempt at a new one for all who call. That may have begun long
+        // ago, may even have failed long ago and not been heard of: the host may have come back since.
+        let kept = self.lock_channels().get(host).cloned();
+        if let Some(kept) = kept {
+            match self.agree(entry, &kept).await {
+                Err(error) if error.is::<Unreached>() => {}
+                answered => return answered,
             }
+        }
+        let fresh = Kept {
+            number: self.opened.fetch_add(1, Ordering::Relaxed),
+            channel: self.channel(entry)?,
         };
-        let mut client = PeerClient::new(channel);
+        self.lock_channels().insert(host.to_owned(), fresh.clone());
+        self.agree(entry, &fresh).await
+    }
+
+    /// A channel to a host, which connects when it is first used.
+    fn channel(&self, host: &HostEntry) -> anyhow::Result<Channel> {
+        let endpoint = Endpoint::from_shared(format!("https://{}", host.socket_address()))?;
+        Ok(endpoint
+            .tls_config(self.credentials.client(&host.name))?
+            .connect_timeout(CONNECT_TIMEOUT)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+            .keep_alive_while_idle(true)
+            // Page data come in large messages; small windows would make them wait for each other.
+            .initial_stream_window_size(4 << 20)
+            .initial_connection_window_size(16 << 20)
+            .connect_lazy())
+    }
+
+    /// Greets the agent of a host and agrees with it on a protocol. The channel is forgotten if it does not reach it:
+    /// who comes next begins anew.
+    async fn agree(&self, host: &HostEntry, kept: &Kept) -> anyhow::Result<PeerClient<Channel>> {
+        let mut client = PeerClient::new(kept.channel.clone());
         let own = &self.directory.own().name;
         let hello = protocol::hello(self.versions, own);
-        let reply = greet(&mut client, entry, hello.clone()).await?;
+        let reply = match greet(&mut client, host, hello.clone()).await {
+            Err(error) if error.is::<Unreached>() => {
+                self.lock_channels()
+                    .retain(|name, present| *name != host.name || present.number != kept.number);
+                return Err(error);
+            }
+            answered => answered?,
+        };
         let agreed = protocol::read_hello(self.versions, own, &reply)?;
         if protocol::demands_its_own(&hello, &reply, &agreed) {
-            greet(
-                &mut client,
-                entry,
-                protocol::hello(Versions::only(agreed.protocol), own),
-            )
-            .await?;
+            let hello = protocol::hello(Versions::only(agreed.protocol), own);
+            greet(&mut client, host, hello).await?;
         }
-        self.lock_agreed().insert(host.to_owned(), agreed);
+        self.lock_agreed().insert(host.name.clone(), agreed);
         Ok(client)
+    }
+
+    fn lock_channels(&self) -> std::sync::MutexGuard<'_, HashMap<String, Kept>> {
+        self.channels.lock().expect("no panic under this lock")
     }
 
     fn lock_agreed(&self) -> std::sync::MutexGuard<'_, HashMap<String, Agreed>> {
@@ -163,7 +195,7 @@ impl Peers {
     }
 }
 
-/// The answer of a host's agent to a greeting.
+/// The answer of a host's agent to a greeting; [`Unreached`] if there was no connection to it.
 async fn greet(
     client: &mut PeerClient<Channel>,
     host: &HostEntry,
@@ -173,10 +205,14 @@ async fn greet(
     let mut request = tonic::Request::new(hello);
     request.set_timeout(CONNECT_TIMEOUT);
     let reply = client.hello(request).await.map_err(|status| {
-        anyhow::anyhow!(
+        let error = format!(
             "the agent of {name} ({address}) does not answer: {}",
             reason(&status)
-        )
+        );
+        match status.code() {
+            tonic::Code::Unavailable => anyhow::Error::new(Unreached(error)),
+            _ => anyhow::anyhow!(error),
+        }
     })?;
     let reply = reply.into_inner();
     if reply.host != *name {
@@ -306,5 +342,49 @@ mod tests {
         assert_eq!(error.to_string(), "there is no host nowhere; known hosts: a, b");
         let error = peers.connect("b").await.unwrap_err();
         assert!(error.to_string().contains("does not answer"), "{error:#}");
+    }
+    /// A listener whose queue is full: the kernel leaves whoever else connects without an answer.
+    fn full(address: std::net::SocketAddr) -> (tokio::net::TcpListener, Vec<std::net::TcpStream>) {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.set_reuseaddr(true).unwrap();
+        socket.bind(address).unwrap();
+        let listener = socket.listen(1).unwrap();
+        let wait = Duration::from_millis(200);
+        let waiting = std::iter::from_fn(|| std::net::TcpStream::connect_timeout(&address, wait).ok());
+        let waiting = waiting.collect();
+        (listener, waiting)
+    }
+
+    #[tokio::test]
+    async fn a_host_that_has_come_back_is_not_missed_for_an_attempt_that_began_before() {
+        let id = std::process::id();
+        let address = std::net::Ipv4Addr::new(127, 77, (id >> 8) as u8, id as u8);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hosts.json");
+        let hosts = [("a", "127.0.0.1".to_owned()), ("b", address.to_string())];
+        let hosts = hosts.map(|(name, address)| serde_json::json!({"name": name, "address": address}));
+        std::fs::write(&path, serde_json::to_vec(&hosts).unwrap()).unwrap();
+        let authority = Authority::new();
+        let directory = Directory::load(&path, "a").unwrap();
+        let (listener, waiting) = full(directory.host("b").unwrap().socket_address());
+        let peers = Peers::new(directory, authority.credentials("a", &authority));
+        // Somebody begins to connect and turns away.
+        let turned_away = tokio::time::timeout(Duration::from_millis(100), peers.connect("b")).await;
+        assert!(turned_away.is_err(), "the host's queue was not full");
+        // The attempt's time passes.
+        tokio::time::sleep(CONNECT_TIMEOUT).await;
+        drop(waiting);
+        let server = tonic::transport::Server::builder()
+            .tls_config(authority.credentials("b", &authority).server())
+            .unwrap()
+            .add_routes(tonic::service::Routes::default())
+            .serve_with_incoming(TcpListenerStream::new(listener));
+        let server = tokio::spawn(server);
+        let error = peers.connect("b").await.unwrap_err();
+        assert!(
+            !error.is::<Unreached>(),
+            "the server, which offers no service, was not heard: {error:#}"
+        );
+        server.abort();
     }
 }

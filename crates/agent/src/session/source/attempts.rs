@@ -64,6 +64,9 @@ pub async fn migrate(
         source.ahead = ahead;
         source.no_rdma = no_rdma.clone();
         let result = source.attempt().await;
+        // Once the destination was asked, or an operator had to decide, the answer stands: what fails after that is no
+        // reason to move all the same.
+        let open = driven.control.stage() == Stage::Open;
         match result {
             Err(Failure::Changed) if attempt < ATTEMPTS => {
                 let changed = anyhow::anyhow!("the program changed its verbs objects meanwhile");
@@ -81,7 +84,7 @@ pub async fn migrate(
                 choice = Choice::instead(&why);
                 ahead = source.ahead.again();
             }
-            Err(Failure::Error(error)) if source.route.bulk.failure().is_some() && !source.is_committed() => {
+            Err(Failure::Error(error)) if open && source.route.bulk.failure().is_some() => {
                 source.roll_back(&error).await;
                 source.close();
                 let why = source.route.bulk.failure().unwrap_or_default();
@@ -91,7 +94,7 @@ pub async fn migrate(
                 no_rdma = Some(format!("RDMA failed in the attempt before: {why}"));
                 ahead = source.ahead.again();
             }
-            Err(Failure::Error(error)) if source.ahead.is_to_blame() && !source.is_committed() => {
+            Err(Failure::Error(error)) if open && source.ahead.is_to_blame() => {
                 source.roll_back(&error).await;
                 source.close();
                 source.note(&format!(
