@@ -1,5 +1,6 @@
 //! An instance: a program in a container, wherever it is.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -98,6 +99,13 @@ impl<'a> Instance<'a> {
                 self.output().unwrap_or_default()
             )
         })
+    }
+
+    /// Where a path of its own is for this process.
+    pub fn path(&self, path: &str) -> anyhow::Result<PathBuf> {
+        let row = self.row()?;
+        let pid = self.pid(&row)?;
+        self.lab.path(&row.host, &format!("/proc/{pid}/root{path}"))
     }
 
     /// Waits until it listens on a TCP port.

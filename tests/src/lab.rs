@@ -180,6 +180,7 @@ impl TestLab {
         if let Some(shim) = shim {
             preload.push(shim.path());
             preload.push(":");
+            command.envs(shim.settings().iter().map(|(variable, value)| (variable, value)));
         }
         preload.push(&self.tools.library);
         command.args(arguments).env("LD_PRELOAD", preload);

@@ -160,6 +160,19 @@ impl Finished {
     }
 }
 
+/// How a program ended, for an error message.
+pub fn told(ended: anyhow::Result<Finished>) -> String {
+    match ended {
+        Ok(finished) => format!(
+            "`{}` ended with status {}{}",
+            finished.what,
+            finished.code,
+            finished.output()
+        ),
+        Err(error) => format!("{error:#}"),
+    }
+}
+
 /// The whole file, wherever the writer's offset is.
 fn read_all(file: &File) -> io::Result<String> {
     let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;

@@ -12,18 +12,23 @@ use crate::running::Running;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Where they lie: instances have a `/tmp` of their own.
+const PLACE: &str = "/var/tmp";
+
 /// A built library; it is gone with this.
 pub struct Shim {
     folder: TempDir,
     name: &'static str,
+    settings: Vec<(&'static str, String)>,
 }
 
 impl Shim {
     /// Builds `tests/shims/NAME.c`.
     pub fn build(name: &'static str) -> anyhow::Result<Self> {
         let shim = Self {
-            folder: tempfile::tempdir()?,
+            folder: tempfile::tempdir_in(PLACE)?,
             name,
+            settings: Vec::new(),
         };
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("shims/{name}.c"));
         let mut command = Command::new("cc");
@@ -33,6 +38,23 @@ impl Shim {
             .succeed(LIMIT)
             .context("cannot build a library to preload")?;
         Ok(shim)
+    }
+
+    /// With one more variable in the environment of the programs that it is preloaded into.
+    #[must_use]
+    pub fn with(mut self, variable: &'static str, value: impl Into<String>) -> Self {
+        self.settings.push((variable, value.into()));
+        self
+    }
+
+    /// The variables that it is told of.
+    pub fn settings(&self) -> &[(&'static str, String)] {
+        &self.settings
+    }
+
+    /// A folder that is gone with it.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// Where it is.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{bail, ensure};
 use verbatim_e2e::{
     BandwidthRow, CheckReport, Finished, LatencyRow, PATIENCE, PERFTEST_PORT, Shim, TestLab, Traffic,
-    VCHECK_PORT,
+    VCHECK_PORT, told,
 };
 
 use crate::Test;
@@ -79,18 +79,6 @@ pub fn between_preloaded(
     match (client, server) {
         (Ok(client), Ok(server)) if client.code == 0 && server.code == 0 => Ok((client, server)),
         (client, server) => bail!("{}\n{}", told(client), told(server)),
-    }
-}
-
-fn told(result: anyhow::Result<Finished>) -> String {
-    match result {
-        Ok(finished) => format!(
-            "`{}` ended with status {}{}",
-            finished.what,
-            finished.code,
-            finished.output()
-        ),
-        Err(error) => format!("{error:#}"),
     }
 }
 

@@ -1,10 +1,10 @@
 //! Programs that connect by address and port, with Debian's own librdmacm, between two hosts.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{bail, ensure};
+use anyhow::ensure;
 use rustix::process::Signal;
-use verbatim_e2e::{Finished, Running, TestLab, eventually};
+use verbatim_e2e::{Finished, Running, TestLab, Turns, eventually};
 
 use crate::Test;
 
@@ -12,8 +12,8 @@ const HOSTS: &[&str] = &["src", "peer"];
 const LIMIT: Duration = Duration::from_secs(60);
 /// How long a server may take until it listens, which nothing tells: connections are refused until then.
 const LISTENS_WITHIN: Duration = Duration::from_secs(20);
-/// What a server gets to end after its client.
-const GRACE: Duration = Duration::from_secs(10);
+/// With `-R` perftest's server listens for the connection by which the two sides agree, and again for those that are measured.
+pub const PERFTEST_LISTENS: u32 = 2;
 
 /// All of them.
 pub fn tests() -> Vec<Test> {
@@ -52,26 +52,9 @@ pub fn tests() -> Vec<Test> {
     tests
 }
 
-/// Runs a server in `peer` and a client in `src`, the client again while nobody listens yet. Both must end well.
+/// Runs a server in `peer` and a client in `src`, which asks once the server listens. Both must end well.
 fn meet(lab: &TestLab, server: &[&str], client: &[&str]) -> anyhow::Result<(Finished, Finished)> {
-    let mut server = lab.start("peer", server)?;
-    let begun = Instant::now();
-    let client = loop {
-        let client = lab.start("src", client)?.wait(LIMIT)?;
-        if client.code == 0 {
-            break client;
-        }
-        if server.has_ended()? || begun.elapsed() > LISTENS_WITHIN {
-            let server = server.wait(Duration::ZERO);
-            bail!(
-                "`{}` ended with {}{}\n{server:?}",
-                client.what,
-                client.code,
-                client.output()
-            );
-        }
-    };
-    Ok((client, server.succeed(GRACE)?))
+    Turns::of(1)?.meet(lab, ("peer", server), ("src", client))
 }
 
 /// Each side looks at the content that it gets (`-V`).
@@ -96,7 +79,8 @@ fn perftest(lab: &TestLab) -> anyhow::Result<()> {
         &["ib_read_bw", "-R", "-n", "2000", "-q", "4"],
         &["ib_send_lat", "-R", "-n", "2000", "-c", "UD"],
     ] {
-        let (client, _) = meet(lab, argv, &[argv, &[&address]].concat())?;
+        let asks = [argv, &[&address]].concat();
+        let (client, _) = Turns::of(PERFTEST_LISTENS)?.meet(lab, ("peer", argv), ("src", &asks))?;
         let counted = |line: &str| {
             line.split_ascii_whitespace()
                 .nth(1)

@@ -5,10 +5,10 @@
 
 use anyhow::{Context, bail, ensure};
 use rustix::process::Signal;
-use verbatim_e2e::{Instance, PYTHON, TestLab, Traffic, eventually, text_of};
+use verbatim_e2e::{Instance, PYTHON, TestLab, Traffic, Turns, eventually, text_of};
 
 use crate::Test;
-use crate::rdma_cm_moves::{HOSTS, LIMIT, LISTENS_WITHIN, client_of};
+use crate::rdma_cm_moves::{HOSTS, LIMIT, LISTENS_WITHIN, client_of, listener_of};
 
 /// Where a server goes while its client is at it.
 const WAY: [&str; 2] = ["dst", "src"];
@@ -84,7 +84,8 @@ fn rsockets(lab: &TestLab, program: &str) -> anyhow::Result<()> {
 /// A server of many connections moves while most of them are asked for.
 fn cmtime(lab: &TestLab) -> anyhow::Result<()> {
     let address = lab.address("src")?;
-    let server = lab.instance("src", "server", &["cmtime"])?;
+    let turns = Turns::of(1)?;
+    let server = listener_of(lab, &turns, "server", &["cmtime"])?;
     with_enough(1000, |connections| {
         let count = connections.to_string();
         let argv = ["cmtime", "-s", &address, "-c", &count];
@@ -125,11 +126,10 @@ fn moved_and_freed<'a>(lab: &'a TestLab) -> anyhow::Result<[Instance<'a>; 2]> {
     let client = client_of(lab, "client", &[&argv[..], &[&address]].concat())?;
     server.moves("dst")?;
 
-    let freer = lab.start("src", &["cmtime"])?;
+    let turns = Turns::of(1)?;
+    let freer = turns.start(lab, "src", &["cmtime"])?;
     let frees = ["cmtime", "-s", &address, "-c", FREED];
-    eventually("that the numbers are freed", LIMIT, || {
-        Ok((lab.start("peer", &frees)?.wait(LIMIT)?.code == 0).then_some(()))
-    })?;
+    turns.start(lab, "peer", &frees)?.succeed(LIMIT)?;
     drop(freer);
     Ok([client, server])
 }
@@ -171,22 +171,12 @@ fn given_by_address(lab: &TestLab, listens: &str, asks: &str) -> anyhow::Result<
     const STALE: &str = "RDMA_CM_EVENT_REJECTED, error: 10";
     let moved = moved_and_freed(lab)?;
     let newcomers = ["ucmatose", "-c", "64", "-C", "4", "-S", "1000"];
-    let listener = lab.start(listens, &newcomers)?;
     let address = lab.address(listens)?;
     let argv = [&newcomers[..], &["-s", &address]].concat();
-    let served = eventually("that newcomers are served", LISTENS_WITHIN, || {
-        let ended = lab.start(asks, &argv)?.wait(LIMIT)?;
-        let said = format!("{}{}", ended.stdout, ended.stderr);
-        ensure!(!said.contains(STALE), "{said}");
-        Ok((ended.code == 0).then_some(()))
-    });
-    if served.is_err() {
-        listener.signal(Signal::KILL)?;
+    let (client, server) = Turns::of(1)?.meet(lab, (listens, &newcomers), (asks, &argv))?;
+    for side in [client, server] {
+        ensure!(!side.output().contains(STALE), "{}", side.output());
     }
-    let listened = listener.succeed(LIMIT);
-    served?;
-    let listened = listened?;
-    ensure!(!listened.stdout.contains(STALE), "{}", listened.stdout);
     both_end(moved)
 }
 

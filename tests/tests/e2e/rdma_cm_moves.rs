@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use verbatim_e2e::{Bandwidth, Instance, Migration, PYTHON, TestLab, Traffic, eventually, text_of};
+use verbatim_e2e::{Bandwidth, Instance, Migration, PYTHON, TestLab, Traffic, Turns, eventually, text_of};
 
 use crate::Test;
+use crate::rdma_cm::PERFTEST_LISTENS;
 
 pub const HOSTS: &[&str] = &["src", "dst", "peer"];
 pub const LIMIT: Duration = Duration::from_secs(90);
@@ -121,13 +122,18 @@ fn paused(lab: &TestLab) -> anyhow::Result<()> {
 /// Who waits for connections gets them at the address that it has always had.
 fn listener(lab: &TestLab) -> anyhow::Result<()> {
     let address = lab.address("src")?;
+    let turns = Turns::of(1)?;
     for (name, moves) in [
         ("once", &["dst"][..]),
         ("twice", &["dst", "src"]),
         ("on", &["dst", "peer"]),
     ] {
-        let server = lab.instance("src", name, &["rping", "-s", "-a", "0.0.0.0", "-C", "100", "-V"])?;
-        listens(lab, &RPING)?;
+        let server = listener_of(
+            lab,
+            &turns,
+            name,
+            &["rping", "-s", "-a", "0.0.0.0", "-C", "100", "-V"],
+        )?;
         for to in moves {
             server.moves(to)?;
         }
@@ -138,33 +144,16 @@ fn listener(lab: &TestLab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A server that cannot have its port, and what it says then.
-struct Other {
-    argv: &'static [&'static str],
-    says: &'static str,
-}
-
-const RPING: Other = Other {
-    argv: &["timeout", "0.3", "rping", "-s", "-a", "0.0.0.0"],
-    says: "rdma_bind_addr",
-};
-
-const UDADDY: Other = Other {
-    argv: &["timeout", "0.3", "udaddy"],
-    says: "bind address failed",
-};
-
-/// Waits until somebody on `src` listens at the port of `other`, which cannot have it then. It is not tried before somebody is there: it would
-/// have the port itself for a moment.
-fn listens(lab: &TestLab, other: &Other) -> anyhow::Result<()> {
-    let traffic = Traffic::of(lab, "src")?;
-    eventually("that the server has an id", LISTENS_WITHIN, || {
-        Ok((traffic.objects()[0] > 0).then_some(()))
-    })?;
-    eventually("that the server listens", LISTENS_WITHIN, || {
-        let tried = lab.start("src", other.argv)?.wait(LIMIT)?;
-        Ok(tried.stderr.contains(other.says).then_some(()))
-    })
+/// A server on `src`, once it listens. The turns are to be there as long as it is.
+pub fn listener_of<'a>(
+    lab: &'a TestLab,
+    turns: &Turns,
+    name: &str,
+    argv: &[&str],
+) -> anyhow::Result<Instance<'a>> {
+    let server = turns.instance(lab, "src", name, argv)?;
+    Turns::listens(&server, 1)?;
+    Ok(server)
 }
 
 /// Who has asked for a connection and is not answered yet.
@@ -232,8 +221,10 @@ fn many(lab: &TestLab) -> anyhow::Result<()> {
 fn perftest(lab: &TestLab) -> anyhow::Result<()> {
     let address = lab.address("src")?;
     let argv = [&["ib_write_bw", "-R", "-u", "21"], &Bandwidth::ENDLESS[..]].concat();
-    let server = lab.instance("src", "server", &argv)?;
-    let client = client_of(lab, "client", &[&argv[..], &[&address]].concat())?;
+    let turns = Turns::of(PERFTEST_LISTENS)?;
+    let server = turns.instance(lab, "src", "server", &argv)?;
+    let client = turns.instance(lab, "peer", "client", &[&argv[..], &[&address]].concat())?;
+    turns.take(&server, &client)?;
     let test = Bandwidth::of(lab, client, server, true)?;
     there_and_back(lab, &test.server, &test.client)?;
     test.end()?;
@@ -244,10 +235,10 @@ fn perftest(lab: &TestLab) -> anyhow::Result<()> {
 fn datagrams(lab: &TestLab) -> anyhow::Result<()> {
     let address = lab.address("src")?;
     let argv = ["udaddy", "-c", "4", "-C", "20"];
+    let turns = Turns::of(1)?;
     for (name, moves) in [("once", &["dst"][..]), ("twice", &["dst", "src"])] {
-        let server = lab.instance("src", name, &argv)?;
         // A client that finds half of it would take connections that the next one lacks.
-        listens(lab, &UDADDY)?;
+        let server = listener_of(lab, &turns, name, &argv)?;
         for to in moves {
             server.moves(to)?;
         }
@@ -299,12 +290,13 @@ fn undone(lab: &TestLab) -> anyhow::Result<()> {
 
 /// Somebody else has the port there: it is said before anything is touched.
 fn port_is_taken(lab: &TestLab) -> anyhow::Result<()> {
-    let server = lab.instance(
-        "src",
+    let turns = Turns::of(1)?;
+    let server = listener_of(
+        lab,
+        &turns,
         "server",
         &["rping", "-s", "-a", "0.0.0.0", "-C", "100", "-V"],
     )?;
-    listens(lab, &RPING)?;
     let mut other = lab.start("dst", &["rping", "-s", "-a", "0.0.0.0"])?;
     let report = eventually("that the port is taken", LISTENS_WITHIN, || {
         ensure!(!other.has_ended()?, "it has ended");
