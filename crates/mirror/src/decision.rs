@@ -1,7 +1,7 @@
 //! Which copy of a volume may serve, by what is durable on the hosts' disks.
 //!
 //! Each copy has a [`Sidecar`] beside its data: identity, generation, [`Role`]. It is replaced as a whole. The commit of a move is one
-//! such replacement, at the destination: from `Incoming` to `Serving`, with the generation raised by one. Nothing else raises it.
+//! such replacement, at the destination: from `Incoming` to `Serving`, with the generation raised by one. Nothing else raises it, but an operator's word, by two.
 //!
 //! ```text
 //!  source                                   destination
@@ -25,21 +25,32 @@
 //! - Another copy becomes `Serving` only by [`answer`], which wants an Ask for that session. A asks only after its `Deciding` is durable and
 //!   its tenant is held; from then on A does not serve, and neither does a process that comes after A's.
 //! - A serves again only by `NotCommitted`. That is answered only when the destination's durable role is not (any more) the `Incoming` of that
-//!   session, and its generation is not above g. A late offer may bring that role back, but no commit: that wants the source's last flush
+//!   session, and nothing there is known to be above g. A late offer may bring that role back, but no commit: that wants the source's last flush
 //!   on a connection of that session, and a source that has asked sends none any more. So after `NotCommitted` the session is never
 //!   committed.
 //! - A source that could not write its `Deciding` does not know whether it is there. The process after it might ask, for a destination that
 //!   has not what the tenant wrote meanwhile. So the tenant goes on only when `Serving` is durable again.
-//! - `Committed` is answered only if the destination's durable generation is above g. Generations do not fall, so A hears the same for ever.
-//! - A destination that does not know the volume answers `NotKnown`, which decides nothing: the copy may have been deleted there
-//!   after it had served.
-//! - [`forced`] is an operator's word in place of an answer, for a destination that gives none: what is said here holds if the word is true.
+//! - `Committed` is answered only if a generation above g is known at the destination. Only A could be asked for g + 1, and A asks for one session at a
+//!   time: whoever knows of a generation above g knows that this session was committed. What is known does not fall, so A hears the same for ever.
+//! - What a host knows is the generation of its copy, the base of what was offered to it, and the highest of both of copies that are gone ([`Sidecar::known`],
+//!   [`Tombstone`]). So a destination whose copy has moved on and was deleted says the same as before; and one that has nothing left at all says
+//!   the same again as soon as a younger copy comes there: its base proves the commit.
+//! - A destination without a trace of the volume answers `NotKnown`, which decides nothing: its disks may have been replaced after it had served. One
+//!   that does not know what it has ([`Here::Unknown`]) does not answer.
+//! - An offer that is older than what is known is refused ([`Refusal::Stale`]): its source was left behind.
+//! - [`forced`] is an operator's word in place of an answer, for a destination that gives none: what is said here holds if the word is true. If it is not,
+//!   the source hears of it as soon as the destination answers ([`heard`]), and its generation is neither that of the other copy nor below it.
+//! - [`revived`] is a word of the same kind, for an old copy.
 //!
 //! So at each time at most one copy is `Serving`, or is one that A's question decides; and g + 1 is given once.
 //!
+//! Nothing of that holds of a sidecar that was restored from a backup: it says what was. Where the number that is kept with the data is higher
+//! ([`crate::opening::age`]) the host does not know what it has, until an operator says it.
+//!
 //! # Why it is the right data
 //! The source asks only when it holds its tenant, and the destination has acknowledged everything and flushed it. The destination commits only in
-//! the process that has flushed it. (One that came later would have the same on its disk; it cannot know, and answers `NotCommitted`.)
+//! the process that has flushed it. (One that came later would have the same on its disk; it cannot know, and answers `NotCommitted`.) That a flush says so is enough only
+//! if none has failed since everything was written: [`crate::trust`].
 
 use serde::{Deserialize, Serialize};
 
@@ -81,7 +92,7 @@ pub type AgentSession = u64;
 pub type Generation = u64;
 
 /// What a copy is.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "role")]
 pub enum Role {
     /// The one that serves.
@@ -132,7 +143,7 @@ pub enum Role {
 }
 
 /// What is kept beside the data of a copy.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Sidecar {
     /// Which volume.
     pub id: VolumeId,
@@ -140,9 +151,104 @@ pub struct Sidecar {
     pub generation: Generation,
     /// Its size in bytes.
     pub length: u64,
+    /// The highest generation that this host knows to have been given, through copies that are gone and offers; 0 if none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub floor: Generation,
+    /// A flush of this copy has failed: its page cache is not to be believed ([`crate::trust`]).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub suspect: bool,
+    /// Where an operator has decided for this copy, in the place of destinations that have not answered yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub overruled: Vec<Overruled>,
     /// What it is.
     #[serde(flatten)]
     pub role: Role,
+}
+
+/// A question that an operator has answered in the place of the destination.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Overruled {
+    /// The attempt.
+    pub session: SessionId,
+    /// The generation that was asked with.
+    pub base: Generation,
+    /// The destination.
+    pub to: String,
+}
+
+/// What a deletion leaves, in the place of the sidecar: what has to be answered to late questions.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Tombstone {
+    /// Which volume.
+    pub id: VolumeId,
+    /// The highest generation that this host knows to have been given.
+    pub floor: Generation,
+}
+
+impl Tombstone {
+    /// Of a copy that is deleted.
+    pub fn of(here: &Sidecar) -> Self {
+        Self {
+            id: here.id,
+            floor: here.known(),
+        }
+    }
+}
+
+/// What one file says of a volume on a host. A deletion replaces the sidecar by the tombstone, and an offer the tombstone by a sidecar, at once: a
+/// tombstone beside a sidecar would say, when the sidecar is lost, less than this host knew.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Record {
+    /// There is a copy.
+    Copy(Sidecar),
+    /// There was one.
+    Gone {
+        /// What is left of it.
+        gone: Tombstone,
+    },
+}
+
+/// What a host knows of its copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Here<'a> {
+    /// It cannot be said: the sidecar is damaged, cannot be read, is older than the data, or it is not known which of two is durable. All is refused.
+    Unknown,
+    /// There is nothing, and no trace of anything.
+    Nothing,
+    /// A copy was deleted.
+    Gone(&'a Tombstone),
+    /// A copy is there.
+    Copy(&'a Sidecar),
+}
+
+impl<'a> From<Option<&'a Sidecar>> for Here<'a> {
+    fn from(here: Option<&'a Sidecar>) -> Self {
+        here.map_or(Self::Nothing, Self::Copy)
+    }
+}
+
+impl<'a> From<&'a Record> for Here<'a> {
+    fn from(record: &'a Record) -> Self {
+        match record {
+            Record::Copy(sidecar) => Self::Copy(sidecar),
+            Record::Gone { gone } => Self::Gone(gone),
+        }
+    }
+}
+
+impl<'a> From<Option<&'a Record>> for Here<'a> {
+    fn from(record: Option<&'a Record>) -> Self {
+        record.map_or(Self::Nothing, Self::from)
+    }
+}
+
+fn is_zero(value: &Generation) -> bool {
+    *value == 0
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 impl Sidecar {
@@ -152,6 +258,9 @@ impl Sidecar {
             id,
             generation: 1,
             length,
+            floor: 0,
+            suspect: false,
+            overruled: Vec::new(),
             role: Role::Serving,
         }
     }
@@ -164,6 +273,43 @@ impl Sidecar {
     /// With another role.
     pub fn with(&self, role: Role) -> Self {
         Self { role, ..self.clone() }
+    }
+
+    /// The highest generation that is known here to have been given.
+    pub fn known(&self) -> Generation {
+        let offered = match self.role {
+            Role::Incoming { base, .. } | Role::Ready { base, .. } => base,
+            _ => 0,
+        };
+        self.generation.max(self.floor).max(offered)
+    }
+
+    /// The attempt to fill it is over. That its base was given is not forgotten.
+    pub fn given_up(&self) -> Self {
+        Self {
+            floor: self.known(),
+            ..self.with(Role::Incomplete)
+        }
+    }
+
+    /// It has everything of that base, on its disk, and is the copy that serves.
+    pub(crate) fn committed(&self, base: Generation) -> Self {
+        Self {
+            generation: base + 1,
+            floor: 0,
+            // All of it was written again, and flushed.
+            suspect: false,
+            overruled: Vec::new(),
+            ..self.with(Role::Serving)
+        }
+    }
+
+    /// Another copy has served since.
+    pub(crate) fn moved(&self, to: &str) -> Self {
+        Self {
+            overruled: Vec::new(),
+            ..self.with(Role::Moved { to: to.to_owned() })
+        }
     }
 }
 
@@ -193,29 +339,41 @@ pub enum Refusal {
     NotOlder,
     /// The copy here waits for a session of the agents.
     Promised,
+    /// A younger one than the source's has been here, and was deleted, or was offered. The source's is one that was left behind; where it is the right one all
+    /// the same, an operator deletes what is left here (twice: the copy, and the memory of it).
+    Stale,
+    /// This host does not know what its copy is.
+    Unknown,
 }
 
 /// What a destination's sidecar must be before it takes anything of this session. `here`: what there is of that name.
-pub fn prepare(here: Option<&Sidecar>, offer: &Offer) -> Result<Sidecar, Refusal> {
-    let generation = match here {
-        None => 0,
-        Some(here) if here.id != offer.id => return Err(Refusal::OtherVolume),
-        Some(here)
-            if matches!(
-                here.role,
-                Role::Serving | Role::Deciding { .. } | Role::Held { .. }
-            ) =>
-        {
-            return Err(Refusal::Serves);
-        }
-        Some(here) if matches!(here.role, Role::Ready { .. }) => return Err(Refusal::Promised),
-        Some(here) if here.generation >= offer.base => return Err(Refusal::NotOlder),
-        Some(here) => here.generation,
+pub fn prepare(here: Here<'_>, offer: &Offer) -> Result<Sidecar, Refusal> {
+    let (generation, floor, suspect) = match here {
+        Here::Unknown => return Err(Refusal::Unknown),
+        Here::Nothing => (0, 0, false),
+        // Of another volume: its name is free again.
+        Here::Gone(gone) if gone.id != offer.id => (0, 0, false),
+        Here::Gone(gone) => (0, gone.floor, false),
+        Here::Copy(here) if here.id != offer.id => return Err(Refusal::OtherVolume),
+        Here::Copy(here) => match here.role {
+            Role::Serving | Role::Deciding { .. } | Role::Held { .. } => return Err(Refusal::Serves),
+            Role::Ready { .. } => return Err(Refusal::Promised),
+            _ if here.generation >= offer.base => return Err(Refusal::NotOlder),
+            Role::Moved { .. } | Role::Incoming { .. } | Role::Incomplete => {
+                (here.generation, here.known(), here.suspect)
+            }
+        },
     };
+    if floor > offer.base {
+        return Err(Refusal::Stale);
+    }
     Ok(Sidecar {
         id: offer.id,
         generation,
         length: offer.length,
+        floor,
+        suspect,
+        overruled: Vec::new(),
         role: Role::Incoming {
             session: offer.session,
             base: offer.base,
@@ -236,7 +394,7 @@ pub struct Ask {
 }
 
 /// What a destination says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Answer {
     /// The volume is this host's, or was.
     Committed,
@@ -253,29 +411,34 @@ pub enum Verdict {
     Say(Answer),
     /// First this sidecar has to be durable. If it cannot be said whether it is, nothing is answered until it can.
     WriteThenSay(Sidecar, Answer),
+    /// This host does not know what its copy is: an error, and no answer at all. The source asks again.
+    Refuse,
 }
 
 /// The destination's part of the decision. `here` is durable; `is_complete`: this very process has flushed all of that session.
-pub fn answer(here: Option<&Sidecar>, ask: &Ask, is_complete: bool) -> Verdict {
-    let Some(here) = here.filter(|here| here.id == ask.id) else {
-        return Verdict::Say(Answer::NotKnown);
+pub fn answer(here: Here<'_>, ask: &Ask, is_complete: bool) -> Verdict {
+    let here = match here {
+        Here::Unknown => return Verdict::Refuse,
+        Here::Nothing => return Verdict::Say(Answer::NotKnown),
+        Here::Gone(gone) if gone.id != ask.id => return Verdict::Say(Answer::NotKnown),
+        // All that has been here since the first offer is in it.
+        Here::Gone(gone) if gone.floor > ask.base => return Verdict::Say(Answer::Committed),
+        Here::Gone(_) => return Verdict::Say(Answer::NotCommitted),
+        Here::Copy(here) if here.id != ask.id => return Verdict::Say(Answer::NotKnown),
+        Here::Copy(here) => here,
     };
-    if here.generation > ask.base {
+    if here.known() > ask.base {
         return Verdict::Say(Answer::Committed);
     }
     match &here.role {
         Role::Incoming { session, base, .. } if *session == ask.session && *base == ask.base => {
             match is_complete {
-                true => {
-                    let committed = Sidecar {
-                        generation: ask.base + 1,
-                        ..here.with(Role::Serving)
-                    };
-                    Verdict::WriteThenSay(committed, Answer::Committed)
-                }
-                false => Verdict::WriteThenSay(here.with(Role::Incomplete), Answer::NotCommitted),
+                true => Verdict::WriteThenSay(here.committed(ask.base), Answer::Committed),
+                false => Verdict::WriteThenSay(here.given_up(), Answer::NotCommitted),
             }
         }
+        // Of a release that did not note what it was filled from: it may have served between.
+        Role::Incomplete if here.floor == 0 => Verdict::Say(Answer::NotKnown),
         Role::Incoming { .. } | Role::Incomplete | Role::Moved { .. } => Verdict::Say(Answer::NotCommitted),
         // It has that generation, or an older one, and serves: two copies of one age are nothing that this rule can have made.
         Role::Serving | Role::Deciding { .. } | Role::Held { .. } => Verdict::Say(Answer::NotKnown),
@@ -284,13 +447,20 @@ pub fn answer(here: Option<&Sidecar>, ask: &Ask, is_complete: bool) -> Verdict {
     }
 }
 
+/// What a source becomes when it holds its tenant, and the destination has everything. Nothing if it does not serve, or is suspect and this is no rescue.
+pub fn deciding(here: &Sidecar, session: SessionId, to: &str, is_rescue: bool) -> Option<Sidecar> {
+    let may = here.may_serve() && (is_rescue || !here.suspect);
+    let to = to.to_owned();
+    may.then(|| here.with(Role::Deciding { session, to }))
+}
+
 /// The source's part: what its sidecar becomes by an answer. Nothing while it decides nothing.
 pub fn decided(here: &Sidecar, answer: Answer) -> Option<Sidecar> {
     let Role::Deciding { to, .. } = &here.role else {
         return None;
     };
     match answer {
-        Answer::Committed => Some(here.with(Role::Moved { to: to.clone() })),
+        Answer::Committed => Some(here.moved(to)),
         Answer::NotCommitted => Some(here.with(Role::Serving)),
         Answer::NotKnown => None,
     }
@@ -307,14 +477,90 @@ pub enum Keep {
 }
 
 /// What a source's sidecar becomes when an operator decides in the place of a destination that never answers. Nothing if no answer is missing.
+///
+/// A source that is kept is raised by two: a copy that has that session's commit all the same has one more than the source had, and is never
+/// taken for as young, nor for younger; so the volume can move there again, over it.
 pub fn forced(here: &Sidecar, keep: Keep) -> Option<Sidecar> {
-    decided(
-        here,
-        match keep {
-            Keep::Source => Answer::NotCommitted,
-            Keep::Destination => Answer::Committed,
-        },
-    )
+    let Role::Deciding { session, to } = &here.role else {
+        return None;
+    };
+    match keep {
+        Keep::Destination => decided(here, Answer::Committed),
+        Keep::Source => {
+            let mut overruled = here.overruled.clone();
+            overruled.push(Overruled {
+                session: *session,
+                base: here.generation,
+                to: to.clone(),
+            });
+            Some(Sidecar {
+                generation: here.generation + 2,
+                overruled,
+                ..here.with(Role::Serving)
+            })
+        }
+    }
+}
+
+/// What an old copy becomes when an operator says that the one which has served since is lost. Nothing if the copy here is no whole one, or serves.
+pub fn revived(here: &Sidecar) -> Option<Sidecar> {
+    matches!(here.role, Role::Moved { .. }).then(|| Sidecar {
+        generation: here.known() + 2,
+        floor: 0,
+        ..here.with(Role::Serving)
+    })
+}
+
+/// The questions that operators have answered, and to which hosts, the last one first. They are asked on, with no more than a wish to know, until those hosts answer:
+/// their copies may serve. No offer goes to one of them before.
+pub fn all_overruled(here: &Sidecar) -> impl Iterator<Item = (Ask, &str)> {
+    here.overruled.iter().rev().map(|overruled| {
+        let ask = Ask {
+            id: here.id,
+            session: overruled.session,
+            base: overruled.base,
+        };
+        (ask, overruled.to.as_str())
+    })
+}
+
+/// The last of them.
+pub fn overruled(here: &Sidecar) -> Option<(Ask, &str)> {
+    all_overruled(here).next()
+}
+
+/// What an answer means to a source that has not waited for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Heard {
+    /// Nothing: it was for another question, or decides nothing.
+    Nothing,
+    /// The operator was right. This becomes durable, and the question is not asked any more.
+    Confirmed(Sidecar),
+    /// The operator was wrong: the destination has the volume, or had. **Two copies have served**: this is told to everybody who looks, and is no
+    /// reason to do anything by itself.
+    Contradiction,
+}
+
+/// The answer to the question of [`overruled`], or to one that was under way when an operator decided.
+pub fn heard(here: &Sidecar, session: SessionId, answer: Answer) -> Heard {
+    if here
+        .overruled
+        .iter()
+        .all(|overruled| overruled.session != session)
+    {
+        return Heard::Nothing;
+    }
+    match answer {
+        Answer::Committed => Heard::Contradiction,
+        // A host that does not know what it has gives no answer: there is nothing.
+        Answer::NotCommitted | Answer::NotKnown => {
+            let mut confirmed = here.clone();
+            confirmed
+                .overruled
+                .retain(|overruled| overruled.session != session);
+            Heard::Confirmed(confirmed)
+        }
+    }
 }
 
 #[cfg(test)]
@@ -344,16 +590,17 @@ mod tests {
 
     #[test]
     fn a_commit_raises_the_generation_and_is_answered_the_same_for_ever() {
-        let incoming = prepare(None, &offer(3)).expect("there is nothing here");
+        let incoming = prepare(Here::Nothing, &offer(3)).expect("there is nothing here");
         assert!(!incoming.may_serve());
-        let Verdict::WriteThenSay(served, Answer::Committed) = answer(Some(&incoming), &ask(3), true) else {
+        let Verdict::WriteThenSay(served, Answer::Committed) = answer(Here::Copy(&incoming), &ask(3), true)
+        else {
             panic!("it is complete");
         };
         assert!(served.may_serve());
         assert_eq!(served.generation, 4);
         for later in [served.clone(), served.with(Role::Moved { to: "c".into() })] {
             for is_complete in [false, true] {
-                let said = answer(Some(&later), &ask(3), is_complete);
+                let said = answer(Here::Copy(&later), &ask(3), is_complete);
                 assert_eq!(said, Verdict::Say(Answer::Committed));
             }
         }
@@ -361,13 +608,14 @@ mod tests {
 
     #[test]
     fn what_is_not_complete_is_given_up_before_that_is_said() {
-        let incoming = prepare(None, &offer(3)).expect("there is nothing here");
-        let Verdict::WriteThenSay(given_up, Answer::NotCommitted) = answer(Some(&incoming), &ask(3), false)
+        let incoming = prepare(Here::Nothing, &offer(3)).expect("there is nothing here");
+        let Verdict::WriteThenSay(given_up, Answer::NotCommitted) =
+            answer(Here::Copy(&incoming), &ask(3), false)
         else {
             panic!("it is not complete");
         };
         assert_eq!(
-            answer(Some(&given_up), &ask(3), true),
+            answer(Here::Copy(&given_up), &ask(3), true),
             Verdict::Say(Answer::NotCommitted)
         );
         let other = Ask {
@@ -375,21 +623,27 @@ mod tests {
             ..ask(3)
         };
         assert_eq!(
-            answer(Some(&incoming), &other, true),
+            answer(Here::Copy(&incoming), &other, true),
             Verdict::Say(Answer::NotCommitted)
         );
-        assert_eq!(answer(None, &ask(3), true), Verdict::Say(Answer::NotKnown));
+        assert_eq!(
+            answer(Here::Nothing, &ask(3), true),
+            Verdict::Say(Answer::NotKnown)
+        );
     }
 
     #[test]
     fn only_an_older_copy_that_does_not_serve_is_filled() {
         let served = Sidecar::new(ID, 4096);
-        assert_eq!(prepare(Some(&served), &offer(5)), Err(Refusal::Serves));
+        assert_eq!(prepare(Here::Copy(&served), &offer(5)), Err(Refusal::Serves));
         let old = served.with(Role::Moved { to: "b".into() });
-        assert_eq!(prepare(Some(&old), &offer(1)), Err(Refusal::NotOlder));
-        assert_eq!(prepare(Some(&old), &offer(2)).map(|here| here.generation), Ok(1));
+        assert_eq!(prepare(Here::Copy(&old), &offer(1)), Err(Refusal::NotOlder));
+        assert_eq!(
+            prepare(Here::Copy(&old), &offer(2)).map(|here| here.generation),
+            Ok(1)
+        );
         let other = Sidecar::new(VolumeId(8), 1);
-        assert_eq!(prepare(Some(&other), &offer(2)), Err(Refusal::OtherVolume));
+        assert_eq!(prepare(Here::Copy(&other), &offer(2)), Err(Refusal::OtherVolume));
     }
 
     #[test]
@@ -410,6 +664,123 @@ mod tests {
     }
 
     #[test]
+    fn what_was_committed_is_known_after_the_copy_is_gone() {
+        let committed = Sidecar {
+            generation: 2,
+            ..Sidecar::new(ID, 4096)
+        };
+        let gone = Tombstone::of(&committed.with(Role::Moved { to: "c".into() }));
+        assert_eq!(
+            answer(Here::Gone(&gone), &ask(1), true),
+            Verdict::Say(Answer::Committed)
+        );
+        assert_eq!(
+            answer(Here::Gone(&gone), &ask(2), true),
+            Verdict::Say(Answer::NotCommitted)
+        );
+        // It comes back, with or without the memory of the first time; is given up; and is deleted.
+        let younger = Offer {
+            session: SessionId(3),
+            ..offer(3)
+        };
+        for before in [Here::Gone(&gone), Here::Nothing] {
+            let incoming = prepare(before, &younger).expect("it is older");
+            assert_eq!(incoming.generation, 0);
+            let given_up = incoming.given_up();
+            let gone = Tombstone::of(&given_up);
+            for here in [Here::Copy(&incoming), Here::Copy(&given_up), Here::Gone(&gone)] {
+                let said = answer(here, &ask(1), true);
+                assert_eq!(said, Verdict::Say(Answer::Committed), "{here:?}");
+                assert_eq!(prepare(here, &offer(2)), Err(Refusal::Stale), "{here:?}");
+                assert!(prepare(here, &younger).is_ok(), "{here:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn who_does_not_know_what_it_is_decides_nothing() {
+        assert_eq!(answer(Here::Unknown, &ask(1), true), Verdict::Refuse);
+        assert_eq!(prepare(Here::Unknown, &offer(9)), Err(Refusal::Unknown));
+        // Of a release that did not note the base.
+        let old = r#"{"id":"7","generation":0,"length":4096,"role":"incomplete"}"#;
+        let old: Sidecar = serde_json::from_str(old).expect("as it was written");
+        assert_eq!(
+            answer(Here::Copy(&old), &ask(1), false),
+            Verdict::Say(Answer::NotKnown)
+        );
+    }
+
+    #[test]
+    fn files_of_before_are_read_and_new_words_are_left_out() {
+        let old =
+            r#"{"id":"00000000000000000000000000000007","generation":1,"length":4096,"role":"serving"}"#;
+        let sidecar = Sidecar::new(ID, 4096);
+        assert_eq!(serde_json::from_str::<Sidecar>(old).ok(), Some(sidecar.clone()));
+        let record = Record::Copy(sidecar.clone());
+        assert_eq!(serde_json::from_str::<Record>(old).ok(), Some(record.clone()));
+        let gone = Record::Gone {
+            gone: Tombstone::of(&sidecar),
+        };
+        let suspect = Sidecar {
+            suspect: true,
+            floor: 9,
+            ..sidecar
+        };
+        for record in [record, gone, Record::Copy(suspect)] {
+            let text = serde_json::to_string(&record).expect("plain data");
+            assert_eq!(
+                serde_json::from_str::<Record>(&text).ok(),
+                Some(record.clone()),
+                "{text}"
+            );
+        }
+        assert_eq!(
+            serde_json::to_string(&Record::Copy(Sidecar::new(ID, 4096)))
+                .ok()
+                .as_deref(),
+            Some(old)
+        );
+    }
+
+    #[test]
+    fn a_source_that_is_kept_is_younger_than_what_was_committed_and_hears_of_it() {
+        let source = Sidecar::new(ID, 4096);
+        let deciding = deciding(&source, SESSION, "b", false).expect("it serves");
+        let incoming = prepare(Here::Nothing, &offer(1)).expect("there is nothing here");
+        let Verdict::WriteThenSay(committed, _) = answer(Here::Copy(&incoming), &ask(1), true) else {
+            panic!("it is complete");
+        };
+        let kept = forced(&deciding, Keep::Source).expect("it waits");
+        assert!(kept.generation > committed.generation);
+        let (question, to) = overruled(&kept).expect("it asks on");
+        assert_eq!((question, to), (ask(1), "b"));
+        assert_eq!(heard(&kept, SESSION, Answer::Committed), Heard::Contradiction);
+        assert_eq!(heard(&kept, SessionId(9), Answer::Committed), Heard::Nothing);
+        let Heard::Confirmed(confirmed) = heard(&kept, SESSION, Answer::NotCommitted) else {
+            panic!("the operator was right");
+        };
+        assert_eq!(overruled(&confirmed), None);
+        // The stale copy is moved, or deleted, and the volume goes there again.
+        let again = offer(kept.generation);
+        assert!(
+            prepare(
+                Here::Copy(&committed.with(Role::Moved { to: "c".into() })),
+                &again
+            )
+            .is_ok()
+        );
+        assert!(prepare(Here::Gone(&Tombstone::of(&committed)), &again).is_ok());
+    }
+
+    #[test]
+    fn an_old_copy_is_served_again_only_by_a_word_and_is_younger_then() {
+        let old = Sidecar::new(ID, 4096).with(Role::Moved { to: "b".into() });
+        let revived = revived(&old).expect("it is a whole copy");
+        assert!(revived.may_serve() && revived.generation == 3);
+        assert_eq!(super::revived(&old.given_up()), None, "a mixture");
+    }
+
+    #[test]
     fn an_operator_decides_only_where_an_answer_is_missing() {
         let served = Sidecar::new(ID, 1);
         let session = SESSION;
@@ -417,7 +788,9 @@ mod tests {
             session,
             to: "b".into(),
         });
-        assert_eq!(forced(&deciding, Keep::Source), Some(served.clone()));
+        let kept = forced(&deciding, Keep::Source).expect("it waits");
+        assert!(kept.may_serve());
+        assert_eq!(kept.generation, served.generation + 2);
         let moved = served.with(Role::Moved { to: "b".into() });
         assert_eq!(forced(&deciding, Keep::Destination), Some(moved.clone()));
         let held = crate::together::held(&served, session, "b", 1).expect("it serves");

@@ -4,6 +4,7 @@
 //!   data: opens no file, sends nothing, reads no clock.
 //! - [`Receiver`]: at the destination. It keeps what an earlier connection has left under way apart from the next one.
 //! - [`decision`]: which copy may serve, by what is on the disks, whatever crashes.
+//! - [`trust`], [`opening`], [`resize`]: what may be believed of a copy, and of the disk that it is on.
 //!
 //! ```text
 //!            Migrated             in flight         to be migrated
@@ -32,9 +33,12 @@ pub mod decision;
 mod dirty;
 mod engine;
 mod extent;
+pub mod opening;
 pub mod pace;
 mod receiver;
+pub mod resize;
 pub mod together;
+pub mod trust;
 
 pub use engine::{
     Action, Config, Ended, Engine, Event, Failure, HoldFailure, Link, Op, Pointers, Report, RequestId,

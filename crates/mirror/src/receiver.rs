@@ -2,6 +2,10 @@
 //!
 //! A connection that was lost may have left writes under way. The next one is welcomed only when they have come to their end, so that
 //! none of them overtakes what the next one brings. Of several connections the last one counts.
+//!
+//! A write or a flush that has failed poisons the receiver, on whichever connection it came: the cache may have what the disk has not, and no later flush
+//! says so ([`crate::trust`]). Nothing counts as flushed any more until a new session writes everything again. The source hears of a failed
+//! flush only when it is written down that the copy is suspect.
 
 use std::collections::BTreeMap;
 
@@ -22,6 +26,8 @@ pub enum Task {
     Write(Arrival),
     /// Flush the disk. Ends with [`Receiver::flushed`].
     Flush(Arrival),
+    /// Make it durable that the copy is suspect ([`crate::trust::failed`]); written until it is. Ends with [`Receiver::suspected`].
+    Suspect,
     /// Answer on that connection.
     Answer {
         /// The connection.
@@ -45,6 +51,21 @@ pub struct Receiver {
     writes: BTreeMap<Arrival, Line>,
     flushes: BTreeMap<Arrival, (Line, bool)>,
     is_flushed: bool,
+    poison: Poison,
+    /// Answers that wait until it is written down.
+    unsaid: Vec<(Line, Arrival)>,
+    /// How often everything was written again.
+    renewals: u64,
+}
+
+/// Whether a write or a flush has failed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Poison {
+    #[default]
+    None,
+    /// It is being written down.
+    Unnoted,
+    Noted,
 }
 
 impl Receiver {
@@ -83,7 +104,18 @@ impl Receiver {
     /// The end of [`Task::Write`].
     pub fn written(&mut self, arrival: Arrival, is_good: bool, tasks: &mut Vec<Task>) {
         if let Some(line) = self.writes.remove(&arrival) {
+            if !is_good {
+                self.has_failed(tasks);
+            }
             self.answer(line, arrival, is_good, tasks);
+            self.welcome(tasks);
+        }
+    }
+
+    /// The end of [`Task::Write`], when nothing was written: what was to be fetched has not come. The source sends it again.
+    pub fn dropped(&mut self, arrival: Arrival, tasks: &mut Vec<Task>) {
+        if let Some(line) = self.writes.remove(&arrival) {
+            self.answer(line, arrival, false, tasks);
             self.welcome(tasks);
         }
     }
@@ -99,9 +131,53 @@ impl Receiver {
     /// The end of [`Task::Flush`].
     pub fn flushed(&mut self, arrival: Arrival, is_good: bool, tasks: &mut Vec<Task>) {
         if let Some((line, is_whole)) = self.flushes.remove(&arrival) {
-            self.is_flushed |= is_good && is_whole && self.current == Some(line);
-            self.answer(line, arrival, is_good, tasks);
+            if !is_good {
+                self.has_failed(tasks);
+            }
+            match self.poison {
+                Poison::None => {
+                    self.is_flushed |= is_whole && self.current == Some(line);
+                    self.answer(line, arrival, true, tasks);
+                }
+                Poison::Unnoted => self.unsaid.push((line, arrival)),
+                Poison::Noted => self.answer(line, arrival, false, tasks),
+            }
         }
+    }
+
+    /// The end of [`Task::Suspect`]: it is durable.
+    pub fn suspected(&mut self, tasks: &mut Vec<Task>) {
+        if self.poison == Poison::Unnoted {
+            self.poison = Poison::Noted;
+        }
+        for (line, arrival) in std::mem::take(&mut self.unsaid) {
+            self.answer(line, arrival, false, tasks);
+        }
+    }
+
+    /// Whether a write or a flush has failed. The session in which that was is over; its source is refused.
+    pub fn is_poisoned(&self) -> bool {
+        self.poison != Poison::None
+    }
+
+    /// A new session begins that has nothing compared and nothing kept, before it connects: everything will be written again, and be dirty. False, and
+    /// nothing is changed, while it is not durable that the copy is suspect, or writes and flushes of before are under way.
+    pub fn renew(&mut self) -> bool {
+        match self.poison {
+            Poison::None => true,
+            Poison::Noted if self.writes.is_empty() && self.flushes.is_empty() => {
+                self.poison = Poison::None;
+                self.is_flushed = false;
+                self.renewals += 1;
+                true
+            }
+            Poison::Noted | Poison::Unnoted => false,
+        }
+    }
+
+    /// How often everything was written again: a source that has acknowledgements from before has nothing.
+    pub fn renewals(&self) -> u64 {
+        self.renewals
     }
 
     /// Whether the source has a connection.
@@ -119,6 +195,14 @@ impl Receiver {
         self.current = None;
         self.is_flushed = false;
         self.writes.is_empty()
+    }
+
+    fn has_failed(&mut self, tasks: &mut Vec<Task>) {
+        self.is_flushed = false;
+        if self.poison == Poison::None {
+            self.poison = Poison::Unnoted;
+            tasks.push(Task::Suspect);
+        }
     }
 
     fn arrival(&mut self, line: Line) -> Option<Arrival> {
@@ -147,5 +231,77 @@ impl Receiver {
             self.is_welcome = true;
             tasks.push(Task::Welcome(line));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connected(receiver: &mut Receiver) -> Line {
+        receiver.connected(&mut Vec::new())
+    }
+
+    /// Writes and flushes once. The tasks of the flush's end.
+    fn flush(receiver: &mut Receiver, line: Line, is_good: bool) -> Vec<Task> {
+        let (mut tasks, mut ends) = (Vec::new(), Vec::new());
+        let write = receiver.write(line, &mut tasks).expect("it counts");
+        receiver.written(write, true, &mut tasks);
+        let flush = receiver.flush(line, &mut tasks).expect("it counts");
+        receiver.flushed(flush, is_good, &mut ends);
+        ends
+    }
+
+    #[test]
+    fn after_a_failed_flush_no_flush_counts_until_all_is_written_again() {
+        let mut receiver = Receiver::default();
+        let line = connected(&mut receiver);
+        assert_eq!(flush(&mut receiver, line, false), [Task::Suspect]);
+        assert!(!receiver.renew(), "it is not written down");
+        let mut said = Vec::new();
+        receiver.suspected(&mut said);
+        assert!(matches!(said[..], [Task::Answer { is_good: false, .. }]));
+        assert!(matches!(
+            flush(&mut receiver, line, true)[..],
+            [Task::Answer { is_good: false, .. }]
+        ));
+        let line = connected(&mut receiver);
+        flush(&mut receiver, line, true);
+        assert!(
+            !receiver.is_flushed() && receiver.is_poisoned(),
+            "another connection"
+        );
+        assert!(receiver.renew());
+        let line = connected(&mut receiver);
+        flush(&mut receiver, line, true);
+        assert!(receiver.is_flushed());
+        assert_eq!(receiver.renewals(), 1);
+    }
+
+    #[test]
+    fn a_failure_of_an_old_connection_counts_on_each() {
+        let mut receiver = Receiver::default();
+        let old = connected(&mut receiver);
+        let mut tasks = Vec::new();
+        let late = receiver.flush(old, &mut tasks).expect("it counts");
+        let line = connected(&mut receiver);
+        flush(&mut receiver, line, true);
+        assert!(receiver.is_flushed());
+        receiver.flushed(late, false, &mut tasks);
+        assert!(!receiver.is_flushed());
+    }
+
+    #[test]
+    fn a_failed_write_is_answered_at_once_and_poisons() {
+        let mut receiver = Receiver::default();
+        let line = connected(&mut receiver);
+        let (mut tasks, mut ends) = (Vec::new(), Vec::new());
+        let write = receiver.write(line, &mut tasks).expect("it counts");
+        receiver.written(write, false, &mut ends);
+        assert!(matches!(
+            ends[..],
+            [Task::Suspect, Task::Answer { is_good: false, .. }]
+        ));
+        assert!(receiver.is_poisoned());
     }
 }

@@ -23,48 +23,105 @@
 //! - The copy that is `Ready` is written to before the decision, by the mount and by CRIU, for tasks that do not run. If the session is rolled back, it is
 //!   `Incomplete`: nothing of it counts, and the next attempt compares it.
 
-use crate::decision::{AgentSession, Ask, Role, SessionId, Sidecar};
+use crate::decision::{AgentSession, Ask, Here, Keep, Role, SessionId, Sidecar};
 
-/// What a source becomes when it holds its tenant, and the destination has everything. Nothing if it does not serve.
+/// What a source becomes when it holds its tenant, and the destination has everything. Nothing if it does not serve, or is suspect.
 pub fn held(here: &Sidecar, session: SessionId, to: &str, by: AgentSession) -> Option<Sidecar> {
     let to = to.to_owned();
-    here.may_serve()
-        .then(|| here.with(Role::Held { session, to, by }))
+    (here.may_serve() && !here.suspect).then(|| here.with(Role::Held { session, to, by }))
 }
 
 /// What a destination becomes that promises to serve if the session `by` is committed, or is already. `here` is durable; `is_complete`: this very
 /// process has flushed all of that session. Nothing if it cannot.
-pub fn promised(here: Option<&Sidecar>, ask: &Ask, by: AgentSession, is_complete: bool) -> Option<Sidecar> {
-    let here = here.filter(|here| here.id == ask.id)?;
+pub fn promised(here: Here<'_>, ask: &Ask, by: AgentSession, is_complete: bool) -> Option<Sidecar> {
+    let Here::Copy(here) = here else {
+        return None;
+    };
+    if here.id != ask.id {
+        return None;
+    }
     match &here.role {
         Role::Incoming { session, base, from }
             if is_complete && *session == ask.session && *base == ask.base =>
         {
-            Some(here.with(Role::Ready {
+            let ready = here.with(Role::Ready {
                 session: *session,
                 base: *base,
                 from: from.clone(),
                 by,
-            }))
+            });
+            // All of it was written again, and flushed.
+            Some(Sidecar {
+                suspect: false,
+                ..ready
+            })
         }
         Role::Ready { session, by: to, .. } if *session == ask.session && *to == by => Some(here.clone()),
         _ => None,
     }
 }
 
+/// What the decision of a session means to a copy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Settle {
+    /// It becomes this. The decision counts as told when that is durable.
+    Become(Sidecar),
+    /// It is as it was decided.
+    Already,
+    /// It does not wait for that session: it takes no part in it (any more), or there is no copy.
+    NotMine,
+    /// It was never filled to the end, and its session was committed: somebody is wrong, and has to hear of it.
+    NotFilled,
+    /// This host does not know what its copy is: an error, and the decision is told again. It may be the very one that waits.
+    Unknown,
+}
+
+/// The session `by` is decided. It counts as told only if the answer is neither [`Settle::Unknown`] nor [`Settle::NotFilled`].
+pub fn settle(here: Here<'_>, by: AgentSession, is_committed: bool) -> Settle {
+    let here = match here {
+        Here::Unknown => return Settle::Unknown,
+        Here::Nothing | Here::Gone(_) => return Settle::NotMine,
+        Here::Copy(here) => here,
+    };
+    if let Some(settled) = settled(here, by, is_committed) {
+        return Settle::Become(settled);
+    }
+    match (&here.role, is_committed) {
+        (Role::Incoming { .. }, true) => Settle::NotFilled,
+        // It was given up before it was promised.
+        (Role::Incoming { .. }, false) => Settle::Become(here.given_up()),
+        (Role::Serving | Role::Moved { .. }, true) | (Role::Serving | Role::Incomplete, false) => {
+            Settle::Already
+        }
+        _ => Settle::NotMine,
+    }
+}
+
+/// What an operator's word makes of a copy that waits for a session, in the place of an agent that never says how it was decided: one that has lost its state, or
+/// that was told before the promise came. Nothing if it waits for none. A source that is kept is raised by two ([`crate::decision::forced`]).
+pub fn forced(here: &Sidecar, keep: Keep) -> Option<Sidecar> {
+    match (&here.role, keep) {
+        (Role::Held { .. }, Keep::Source) => Some(Sidecar {
+            generation: here.generation + 2,
+            ..here.with(Role::Serving)
+        }),
+        (Role::Held { to, .. }, Keep::Destination) => Some(here.moved(to)),
+        (Role::Ready { .. }, Keep::Source) => Some(here.given_up()),
+        (Role::Ready { base, .. }, Keep::Destination) => Some(here.committed(*base)),
+        _ => None,
+    }
+}
+
 /// What a copy becomes when the session `by` is decided. Nothing if it does not wait for that.
-pub fn settled(here: &Sidecar, by: AgentSession, is_committed: bool) -> Option<Sidecar> {
+fn settled(here: &Sidecar, by: AgentSession, is_committed: bool) -> Option<Sidecar> {
     match &here.role {
-        Role::Held { to, by: waits, .. } if *waits == by => Some(here.with(match is_committed {
-            true => Role::Moved { to: to.clone() },
-            false => Role::Serving,
-        })),
+        Role::Held { to, by: waits, .. } if *waits == by => Some(match is_committed {
+            true => here.moved(to),
+            false => here.with(Role::Serving),
+        }),
         Role::Ready { base, by: waits, .. } if *waits == by => Some(match is_committed {
-            true => Sidecar {
-                generation: base + 1,
-                ..here.with(Role::Serving)
-            },
-            false => here.with(Role::Incomplete),
+            true => here.committed(*base),
+            false => here.given_up(),
         }),
         _ => None,
     }
@@ -100,34 +157,77 @@ mod tests {
     }
 
     fn ready() -> Sidecar {
-        let incoming = prepare(None, &offer(SESSION)).expect("there is nothing here");
-        promised(Some(&incoming), &ask(), BY, true).expect("it is complete")
+        let incoming = prepare(Here::Nothing, &offer(SESSION)).expect("there is nothing here");
+        promised(Here::Copy(&incoming), &ask(), BY, true).expect("it is complete")
     }
 
     #[test]
     fn a_promise_wants_everything_and_is_given_again() {
-        let incoming = prepare(None, &offer(SESSION)).expect("there is nothing here");
-        assert_eq!(promised(Some(&incoming), &ask(), BY, false), None);
+        let incoming = prepare(Here::Nothing, &offer(SESSION)).expect("there is nothing here");
+        assert_eq!(promised(Here::Copy(&incoming), &ask(), BY, false), None);
         let other = Ask {
             session: SessionId(2),
             ..ask()
         };
-        assert_eq!(promised(Some(&incoming), &other, BY, true), None);
-        assert_eq!(promised(Some(&ready()), &ask(), BY, false), Some(ready()));
-        assert_eq!(promised(Some(&ready()), &ask(), BY + 1, true), None);
+        assert_eq!(promised(Here::Copy(&incoming), &other, BY, true), None);
+        assert_eq!(promised(Here::Copy(&ready()), &ask(), BY, false), Some(ready()));
+        assert_eq!(promised(Here::Copy(&ready()), &ask(), BY + 1, true), None);
         assert!(!ready().may_serve());
     }
 
     #[test]
     fn what_is_promised_takes_no_offer_and_no_other_decision() {
         for session in [SESSION, SessionId(2)] {
-            assert_eq!(prepare(Some(&ready()), &offer(session)), Err(Refusal::Promised));
+            assert_eq!(
+                prepare(Here::Copy(&ready()), &offer(session)),
+                Err(Refusal::Promised)
+            );
         }
         for is_complete in [false, true] {
-            let said = answer(Some(&ready()), &ask(), is_complete);
+            let said = answer(Here::Copy(&ready()), &ask(), is_complete);
             assert_eq!(said, Verdict::Say(Answer::NotKnown));
         }
         assert_eq!(settled(&ready(), BY + 1, true), None, "another session");
+    }
+
+    #[test]
+    fn a_decision_counts_as_told_only_where_the_copy_is_known() {
+        let held = held(&Sidecar::new(ID, 4096), SESSION, "b", BY).expect("it serves");
+        let moved = held.with(Role::Moved { to: "b".into() });
+        let committed = ready().committed(1);
+        for is_committed in [false, true] {
+            assert_eq!(settle(Here::Unknown, BY, is_committed), Settle::Unknown);
+            assert_eq!(settle(Here::Nothing, BY, is_committed), Settle::NotMine);
+            assert_eq!(
+                settle(Here::Copy(&ready()), BY + 1, is_committed),
+                Settle::NotMine
+            );
+        }
+        assert_eq!(settle(Here::Copy(&held), BY, true), Settle::Become(moved.clone()));
+        assert_eq!(
+            settle(Here::Copy(&ready()), BY, true),
+            Settle::Become(committed.clone())
+        );
+        for here in [moved, committed] {
+            assert_eq!(settle(Here::Copy(&here), BY, true), Settle::Already);
+        }
+        let incoming = prepare(Here::Nothing, &offer(SESSION)).expect("there is nothing here");
+        assert_eq!(settle(Here::Copy(&incoming), BY, true), Settle::NotFilled);
+        let Settle::Become(given_up) = settle(Here::Copy(&incoming), BY, false) else {
+            panic!("it is given up");
+        };
+        assert_eq!((&given_up.role, given_up.floor), (&Role::Incomplete, 1));
+        assert_eq!(settle(Here::Copy(&given_up), BY, false), Settle::Already);
+    }
+
+    #[test]
+    fn an_operator_has_a_word_where_an_agent_has_none_any_more() {
+        let held = held(&Sidecar::new(ID, 4096), SESSION, "b", BY).expect("it serves");
+        let kept = forced(&held, Keep::Source).expect("it waits");
+        assert!(kept.may_serve() && kept.generation > ready().committed(1).generation);
+        assert_eq!(forced(&ready(), Keep::Destination), Some(ready().committed(1)));
+        assert_eq!(forced(&ready(), Keep::Source), Some(ready().given_up()));
+        assert_eq!(forced(&kept, Keep::Source), None);
     }
 
     /// All that can happen to both copies, in each order, with each daemon killed at each step: what is durable is all that counts.
@@ -144,7 +244,7 @@ mod tests {
             decision: Option<bool>,
         }
         let text = |sidecar: &Sidecar| serde_json::to_string(sidecar).expect("plain data");
-        let incoming = prepare(None, &offer(SESSION)).expect("there is nothing here");
+        let incoming = prepare(Here::Nothing, &offer(SESSION)).expect("there is nothing here");
         let mut left = vec![World {
             copies: [text(&Sidecar::new(ID, 4096)), text(&incoming)],
             is_complete: true,
@@ -187,7 +287,7 @@ mod tests {
             }
             // Also late, when nobody waits for it any more.
             if world.is_asked {
-                let by = promised(Some(&destination), &ask(), BY, world.is_complete);
+                let by = promised(Here::Copy(&destination), &ask(), BY, world.is_complete);
                 if let Some(ready) = by {
                     go(&|after| {
                         after.copies[1] = text(&ready);
@@ -195,7 +295,7 @@ mod tests {
                     });
                 }
             }
-            if let Ok(again) = prepare(Some(&destination), &offer(SESSION)) {
+            if let Ok(again) = prepare(Here::Copy(&destination), &offer(SESSION)) {
                 go(&|after| {
                     after.copies[1] = text(&again);
                     after.is_complete = false;

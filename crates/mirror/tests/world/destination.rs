@@ -1,6 +1,7 @@
 //! What a destination's process does, and what becomes of sidecars that are written.
 
-use verbatim_mirror::decision::{Answer, Ask, Offer, Role, Sidecar, Verdict, answer, prepare};
+use verbatim_mirror::decision::{Answer, Ask, Here, Offer, Role, Sidecar, Verdict, answer, prepare};
+use verbatim_mirror::trust::failed;
 use verbatim_mirror::{Event, Receiver, Task};
 
 use super::disk::Io;
@@ -65,7 +66,7 @@ impl World {
         ) {
             return self.take(host, index);
         }
-        let prepared = prepare(here, &offer);
+        let prepared = prepare(Here::from(here), &offer);
         let process = self.process_mut(host);
         match prepared {
             Ok(_) if process.writing.is_some() => self.answer_on(index, ToSource::Closed),
@@ -86,6 +87,14 @@ impl World {
         let session = connection.session;
         let mut tasks = Vec::new();
         let process = self.process_mut(host);
+        // In the session in which its disk has failed nothing counts; the next one writes everything again.
+        let goes_on = match process.receives == Some(session) {
+            true => !process.receiver.is_poisoned(),
+            false => process.receiver.renew(),
+        };
+        if !goes_on {
+            return self.answer_on(index, ToSource::Refused);
+        }
         if is_early {
             // Numbers go on, so that old arrivals are not mistaken for new ones.
             process.arrivals.clear();
@@ -104,6 +113,7 @@ impl World {
             match task {
                 // The I/O is there already.
                 Task::Write(_) | Task::Flush(_) => {}
+                Task::Suspect => self.process_mut(host).is_suspecting = true,
                 Task::Welcome(line) => self.on_line(host, line, ToSource::Welcome),
                 Task::Close(line) => self.on_line(host, line, ToSource::Closed),
                 Task::Answer { arrival, is_good, .. } => {
@@ -145,6 +155,20 @@ impl World {
         self.carry_out(host, tasks);
     }
 
+    /// It is written down that the copy is suspect.
+    pub(super) fn suspect(&mut self, host: usize) {
+        let place = &mut self.hosts[host];
+        if let Some(suspect) = place.sidecar.as_ref().and_then(failed) {
+            place.sidecar = Some(suspect);
+        }
+        let mut tasks = Vec::new();
+        let process = self.process_mut(host);
+        process.is_suspecting = false;
+        process.receiver.suspected(&mut tasks);
+        self.tell(|| format!("{host}: is suspect"));
+        self.carry_out(host, tasks);
+    }
+
     pub(super) fn asked(&mut self, from: usize, host: usize, ask: Ask) {
         let here = self.hosts[host].sidecar.clone();
         let Some(process) = &self.hosts[host].process else {
@@ -154,7 +178,7 @@ impl World {
             return;
         }
         let is_complete = process.receives == Some(ask.session) && process.receiver.is_flushed();
-        let verdict = answer(here.as_ref(), &ask, is_complete);
+        let verdict = answer(Here::from(here.as_ref()), &ask, is_complete);
         self.tell(|| format!("{host}: asked {ask:?}: {verdict:?}"));
         match verdict {
             Verdict::Say(answer) => self.letters.push(Letter::Answer {
@@ -162,6 +186,7 @@ impl World {
                 ask,
                 answer,
             }),
+            Verdict::Refuse => {}
             Verdict::WriteThenSay(sidecar, _) => {
                 let process = self.process_mut(host);
                 process.receiver.close();

@@ -13,6 +13,8 @@ pub struct Disk {
     visible: Vec<Value>,
     /// Per cell what was written since the last flush, in order.
     cached: Vec<Vec<Value>>,
+    /// What is clean in the cache and may not be on the disk; else the largest value, which nothing has.
+    dropped: Vec<Value>,
 }
 
 /// I/O that is under way at a disk. It is carried out cell by cell, in any order.
@@ -82,6 +84,7 @@ impl Disk {
             durable: vec![0; cells],
             visible: vec![0; cells],
             cached: vec![Vec::new(); cells],
+            dropped: vec![Value::MAX; cells],
         }
     }
 
@@ -97,12 +100,24 @@ impl Disk {
 
     fn write(&mut self, cell: usize, value: Value) {
         self.visible[cell] = value;
+        // It is dirty again.
+        self.dropped[cell] = Value::MAX;
         self.cached[cell].push(value);
     }
 
     pub fn flush(&mut self) {
-        self.durable.clone_from(&self.visible);
+        for (cell, &value) in self.visible.iter().enumerate() {
+            if self.dropped[cell] != value {
+                self.durable[cell] = value;
+            }
+        }
         self.cached.iter_mut().for_each(Vec::clear);
+    }
+
+    /// A flush fails: what could not be written counts as clean, is read as before, and will never be written.
+    pub fn fail_flush(&mut self) {
+        self.cached.iter_mut().for_each(Vec::clear);
+        self.dropped.clone_from(&self.visible);
     }
 
     /// Of each cell any of the values since the last flush may be what is left.
@@ -116,5 +131,6 @@ impl Disk {
             cached.clear();
         }
         self.visible.clone_from(&self.durable);
+        self.dropped.fill(Value::MAX);
     }
 }

@@ -94,6 +94,8 @@ pub struct Process {
     /// What an arrival is called at the source, and on which connection it came.
     pub arrivals: BTreeMap<Arrival, (usize, super::network::Name)>,
     pub writing: Option<Writing>,
+    /// That a write or a flush has failed is being written down.
+    pub is_suspecting: bool,
 }
 
 impl Process {
@@ -112,6 +114,7 @@ impl Process {
             receives: None,
             arrivals: BTreeMap::new(),
             writing: None,
+            is_suspecting: false,
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rand::Rng;
 use verbatim_mirror::{Event, Failure, Standing};
 
-use super::disk::IoKind;
+use super::disk::{Io, IoKind};
 use super::host::{For, Stage};
 use super::network::{Letter, ToSource};
 use super::{CELLS, Which, World};
@@ -134,11 +134,15 @@ impl World {
         let Some(process) = &mut self.hosts[host].process else {
             return;
         };
-        // A flush that fails leaves nothing that this world could tell from a disk that is broken for good.
-        let Some(which) = process.io.iter().position(|(_, io)| io.kind != IoKind::Flush) else {
+        // Of the source's disk the other worlds have flushes that fail (`worlds`).
+        let may = |(what, io): &(For, Io)| io.kind != IoKind::Flush || matches!(what, For::Arrival(_));
+        let Some(which) = process.io.iter().position(may) else {
             return;
         };
         let (what, io) = process.io.swap_remove(which);
+        if io.kind == IoKind::Flush {
+            self.hosts[host].disk.fail_flush();
+        }
         self.tally.faults += 1;
         match what {
             For::Arrival(_) => self.arrival_done(host, what, false),
@@ -205,6 +209,13 @@ impl World {
 
     fn sidecar(&mut self) {
         let host = self.roll(2) as usize;
+        if self.hosts[host]
+            .process
+            .as_ref()
+            .is_some_and(|it| it.is_suspecting && it.writing.is_none())
+        {
+            return self.suspect(host);
+        }
         let is_good = self.is_calm || !self.rules.faults || !self.chance(6);
         self.written(host, is_good);
     }

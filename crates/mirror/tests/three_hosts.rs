@@ -1,0 +1,225 @@
+//! Three hosts in a world in which disks, folders and operators fail: all orders of up to two faults, and many of more.
+//!
+//! `VERBATIM_VOLUME_FAULTS=3` goes through all orders of three (minutes). `VERBATIM_VOLUME_SEEDS=FIRST..END` walks further.
+
+mod worlds;
+
+use worlds::{QUIRKS, Quirk, Rules, explore, stroll};
+
+const SEEDS: std::ops::Range<u64> = 0..8_000;
+const NO_END: usize = usize::MAX;
+/// Within which a fault that was put back must be found, in worlds and in walks.
+const MOST: usize = 400_000;
+const WALKS: u64 = 60_000;
+
+const NONE: Rules = Rules {
+    hosts: 2,
+    faults: 2,
+    moves: 0,
+    writes: 0,
+    grows: false,
+    sessions: false,
+    disks: false,
+    folders: false,
+    operators: false,
+    quirk: None,
+};
+
+/// Which copy may serve: folders, deletions, operators.
+const DECISIONS: Rules = Rules {
+    hosts: 3,
+    moves: 3,
+    folders: true,
+    operators: true,
+    ..NONE
+};
+
+/// What may be believed of a copy: flushes that fail, power, data that are not those.
+const DISKS: Rules = Rules {
+    moves: 2,
+    writes: 2,
+    disks: true,
+    operators: true,
+    ..NONE
+};
+
+/// Volumes that move with their instances.
+const SESSIONS: Rules = Rules {
+    moves: 2,
+    writes: 1,
+    sessions: true,
+    folders: true,
+    operators: true,
+    ..NONE
+};
+
+/// Volumes that grow.
+const SIZES: Rules = Rules {
+    moves: 1,
+    writes: 2,
+    grows: true,
+    disks: true,
+    folders: true,
+    ..NONE
+};
+
+const ALL: [(&str, Rules); 4] = [
+    ("decisions", DECISIONS),
+    ("disks", DISKS),
+    ("sessions", SESSIONS),
+    ("sizes", SIZES),
+];
+
+/// Everything at once, for walks.
+const LIFE: Rules = Rules {
+    hosts: 3,
+    faults: 6,
+    moves: 6,
+    writes: 8,
+    grows: true,
+    sessions: false,
+    disks: true,
+    folders: true,
+    operators: true,
+    quirk: None,
+};
+
+fn faults() -> u8 {
+    match std::env::var("VERBATIM_VOLUME_FAULTS") {
+        Ok(text) => text.parse().expect("a number"),
+        Err(_) => 2,
+    }
+}
+
+fn seeds() -> std::ops::Range<u64> {
+    let Ok(text) = std::env::var("VERBATIM_VOLUME_SEEDS") else {
+        return SEEDS;
+    };
+    let (first, end) = text.split_once("..").expect("FIRST..END");
+    first.parse().expect("a number")..end.parse().expect("a number")
+}
+
+fn goes_through(name: &str, rules: Rules) {
+    let rules = Rules {
+        faults: faults(),
+        ..rules
+    };
+    match explore(&rules, NO_END) {
+        Ok(worlds) => println!("{name}: {worlds} worlds"),
+        Err(wrong) => panic!("{name}: {wrong}"),
+    }
+}
+
+#[test]
+fn in_all_worlds_one_copy_may_serve_and_there_is_a_way_out() {
+    goes_through(
+        "decisions",
+        Rules {
+            moves: 2,
+            ..DECISIONS
+        },
+    );
+}
+
+/// One fault less: there are more orders.
+#[test]
+fn in_all_worlds_a_volume_may_come_back_to_where_it_was() {
+    let faults = faults() - 1;
+    match explore(&Rules { faults, ..DECISIONS }, NO_END) {
+        Ok(worlds) => println!("three moves: {worlds} worlds"),
+        Err(wrong) => panic!("three moves: {wrong}"),
+    }
+}
+
+#[test]
+fn in_all_worlds_what_was_flushed_is_on_the_disk() {
+    goes_through("disks", DISKS);
+}
+
+#[test]
+fn in_all_worlds_a_session_is_told_to_both_copies() {
+    goes_through("sessions", SESSIONS);
+}
+
+#[test]
+fn in_all_worlds_what_was_written_is_within_reach() {
+    goes_through("sizes", SIZES);
+}
+
+#[test]
+fn walks_through_everything_at_once() {
+    let seeds = seeds();
+    let half = |odd: u64| {
+        let mut steps = 0;
+        for seed in seeds.clone().filter(|seed| seed % 2 == odd) {
+            for rules in [
+                LIFE,
+                Rules {
+                    sessions: true,
+                    ..LIFE
+                },
+            ] {
+                steps += stroll(seed, &rules, 120).unwrap_or_else(|wrong| panic!("{wrong}"));
+            }
+        }
+        steps
+    };
+    let steps = std::thread::scope(|scope| {
+        let other = scope.spawn(|| half(1));
+        half(0)
+            + other
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    let walks = seeds.end - seeds.start;
+    println!("{walks} seeds: {steps} steps");
+    assert!(steps as u64 > 20 * walks, "walks end early: {steps} steps");
+}
+
+/// In which worlds, or walks, a fault is found that was put back.
+fn finds(quirk: Quirk) -> Option<String> {
+    let name = |name: &str, wrong: String| {
+        let what = wrong.lines().next().unwrap_or_default().to_owned();
+        format!("{name}: {what}")
+    };
+    let walks = |seeds: std::ops::Range<u64>| {
+        seeds.into_iter().find_map(|seed| {
+            let rules = Rules {
+                quirk: Some(quirk),
+                sessions: seed % 2 == 1,
+                ..LIFE
+            };
+            stroll(seed, &rules, 120).err().map(|wrong| name("walks", wrong))
+        })
+    };
+    let worlds = || {
+        ALL.iter().find_map(|&(which, rules)| {
+            let moves = rules.moves.min(2);
+            let quirk = Some(quirk);
+            let found = explore(
+                &Rules {
+                    quirk,
+                    moves,
+                    ..rules
+                },
+                MOST,
+            );
+            found.err().map(|wrong| name(which, wrong))
+        })
+    };
+    walks(0..WALKS / 5)
+        .or_else(worlds)
+        .or_else(|| walks(WALKS / 5..WALKS))
+}
+
+#[test]
+fn every_fault_that_is_put_back_is_found() {
+    let mut missed = Vec::new();
+    for quirk in QUIRKS {
+        match finds(quirk) {
+            Some(found) => println!("{quirk:?}: {found}"),
+            None => missed.push(quirk),
+        }
+    }
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}

@@ -1,0 +1,320 @@
+//! The way out of a world: everything is started and mounted again, and operators say what the documentation tells them to.
+
+use verbatim_mirror::decision::{Here, Keep, Overruled, Record, Role, Sidecar};
+use verbatim_mirror::together;
+
+use super::{Folder, Rules, Step, World};
+
+/// More than any way out needs.
+const LONG: usize = 300;
+
+impl World {
+    /// What is wrong with the way out of this world, if anything.
+    pub fn way_out(&self, rules: &Rules) -> Result<(), String> {
+        if self.is_lost {
+            return Ok(());
+        }
+        let rules = *rules;
+        if self.has_lied {
+            return self.is_told(&rules);
+        }
+        let mut world = self.clone();
+        // Folders stay full, and what was running goes on: nobody may wait for room.
+        if world
+            .hosts
+            .iter()
+            .all(|host| matches!(host.folder, Folder::Good | Folder::Full))
+        {
+            let mut full = world.clone();
+            full.repair(false);
+            full.settle(&rules)?;
+            if !full.has_lied {
+                full.is_served("with full folders", &rules)?;
+            }
+        }
+        world.repair(true);
+        world.settle(&rules)?;
+        // A question that was under way when an operator decided.
+        if world.has_lied {
+            return world.is_told(&rules);
+        }
+        world.nobody_waits()?;
+        let Some(host) = world.is_served("at last", &rules)? else {
+            return Ok(());
+        };
+        if rules.sessions {
+            return Ok(());
+        }
+        for to in (0..world.hosts.len()).filter(|&to| to != host) {
+            let mut there = world.clone();
+            there.moves_to(host, to, &rules)?;
+        }
+        Ok(())
+    }
+
+    /// A destination that has once known it answers; and a commit that was told is followed.
+    fn nobody_waits(&self) -> Result<(), String> {
+        for host in 0..self.hosts.len() {
+            let by = self.copy(host).and_then(promised_to);
+            let told = self.agents.iter().find(|agents| Some(agents.by) == by);
+            if told.is_some_and(|agents| agents.decision == Some(true) && agents.notes == [false; 2]) {
+                return Err(format!(
+                    "{host} was told that its session was committed, and waits for that"
+                ));
+            }
+            if let Some(Role::Deciding { to, .. }) = self.copy(host).map(|here| &here.role) {
+                let to: usize = to.parse().expect("a host");
+                if !self.hosts[to].has_forgotten && self.here(to) != Here::Unknown {
+                    return Err(format!("{host} waits for {to}, which has known it"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn repair(&mut self, has_room: bool) {
+        for place in &mut self.hosts {
+            if has_room {
+                place.folder = Folder::Good;
+            }
+            if let Some(away) = place.away.take() {
+                place.place = Some(away);
+            }
+        }
+        (self.faults, self.moves, self.writes) = (0, 0, 0);
+    }
+
+    /// Everything that goes on by itself, to its end.
+    fn settle(&mut self, rules: &Rules) -> Result<(), String> {
+        let quiet = Rules {
+            grows: false,
+            ..*rules
+        };
+        for _ in 0..LONG {
+            for host in 0..self.hosts.len() {
+                if let Some(process) = &mut self.hosts[host].process {
+                    process.moving = None;
+                    // A resize that has not come to its end is one that was not told.
+                    process.grows &= process.told > 1;
+                }
+            }
+            let before = self.clone();
+            let steps = self.steps(&quiet);
+            let is_due = |step: &&Step| match step {
+                Step::Start(_) | Step::Note(_) | Step::Tell { .. } => true,
+                Step::Look(_) => {
+                    let mut tried = self.clone();
+                    tried.go(**step, &quiet);
+                    tried != *self
+                }
+                Step::Decide { is_committed, .. } => !is_committed,
+                _ => false,
+            };
+            // Answers come before questions, or these would be asked again and again.
+            let next = steps.iter().find(is_due).copied();
+            let next = next.or(self.letters.len().checked_sub(1).map(Step::Deliver));
+            let next = next.or(steps.into_iter().find(|step| matches!(step, Step::Ask(_))));
+            // A letter that is asked and answered over and over changes nothing else.
+            let Some(step) = next else {
+                return self.well();
+            };
+            self.go(step, &quiet);
+            self.well()?;
+            if *self == before || matches!(step, Step::Ask(_)) && self.is_stuck(&quiet) {
+                self.letters.clear();
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether asking and hearing leads back here.
+    fn is_stuck(&self, rules: &Rules) -> bool {
+        let mut world = self.clone();
+        for _ in 0..8 {
+            if world.letters.is_empty() {
+                break;
+            }
+            world.go(Step::Deliver(world.letters.len() - 1), rules);
+        }
+        let mut here = self.clone();
+        here.letters.clear();
+        world.letters.clear();
+        world == here
+    }
+
+    fn well(&self) -> Result<(), String> {
+        match &self.wrong {
+            Some(wrong) => Err(wrong.clone()),
+            None => Ok(()),
+        }
+    }
+
+    /// Which host serves, after the words that are needed for it. None where nothing is promised any more.
+    fn is_served(&mut self, when: &str, rules: &Rules) -> Result<Option<usize>, String> {
+        for _ in 0..2 {
+            let serving = (0..self.hosts.len()).find(|&host| self.serves(host));
+            if serving.is_some() {
+                return Ok(serving);
+            }
+            // Data that were cut are refused, and an operator brings them from elsewhere.
+            let is_cut = |host: usize| {
+                let here = self.durable_copy(host);
+                let length = self.hosts[host].place.as_ref().map_or(0, |disk| disk.length);
+                here.is_some_and(|here| here.length > length.into())
+            };
+            if (0..self.hosts.len()).any(is_cut) {
+                return Ok(None);
+            }
+            for host in 0..self.hosts.len() {
+                if self.here(host) == Here::Unknown && self.hosts[host].is_old {
+                    // Its word may not be true, and then nothing is promised.
+                    return Ok(None);
+                }
+                // A promise that came when its session was over: nobody tells it any more.
+                let is_told = self.agents.iter().all(|agents| agents.notes == [false; 2]);
+                if let Some(here) = self.copy(host).cloned()
+                    && is_told
+                    && let Some(by) = promised_to(&here)
+                {
+                    let is_committed = self
+                        .agents
+                        .iter()
+                        .any(|it| it.by == by && it.decision == Some(true));
+                    let keep = match is_committed {
+                        true => Keep::Destination,
+                        false => Keep::Source,
+                    };
+                    let next = together::forced(&here, keep).expect("it waits");
+                    self.put(host, Some(Record::Copy(next)), true);
+                    self.open(host, rules);
+                }
+                // The destination's disks are gone.
+                if self
+                    .copy(host)
+                    .is_some_and(|here| matches!(here.role, Role::Deciding { .. }))
+                {
+                    let session = self.copy(host).and_then(|here| match here.role {
+                        Role::Deciding { session, .. } => Some(session.0 as u8),
+                        _ => None,
+                    });
+                    let has_committed = session.is_some_and(|session| self.committed.contains(&session));
+                    if has_committed {
+                        return Ok(None);
+                    }
+                    let to = self.copy(host).and_then(|here| match &here.role {
+                        Role::Deciding { to, .. } => to.parse::<usize>().ok(),
+                        _ => None,
+                    });
+                    // A host that is there, and knows, must have said it.
+                    if to.is_some_and(|to| !matches!(self.here(to), Here::Nothing | Here::Unknown)) {
+                        return Err(format!("{when}: {host} waits for a host that knows"));
+                    }
+                    self.keep(host, true, rules);
+                }
+            }
+            self.settle(rules)?;
+        }
+        Err(format!("{when}: no copy serves"))
+    }
+
+    /// The volume can be moved there, with the words that refusals name.
+    fn moves_to(&mut self, host: usize, to: usize, rules: &Rules) -> Result<(), String> {
+        let plain = Rules {
+            grows: false,
+            ..*rules
+        };
+        let mut way = Vec::new();
+        self.letters.clear();
+        for _ in 0..4 {
+            let is_rescue = self.copy(host).is_some_and(|here| here.suspect);
+            (self.moves, self.faults) = (1, 1);
+            self.go(Step::Migrate { host, to, is_rescue }, &plain);
+            for _ in 0..40 {
+                let due = self.steps(&plain).into_iter().find(|step| match step {
+                    Step::Ask(who) => *who == host,
+                    step => matches!(
+                        step,
+                        Step::Connect(_)
+                            | Step::Copy { .. }
+                            | Step::FlushMirror(_)
+                            | Step::Hold(_)
+                            | Step::Deliver(_)
+                    ),
+                });
+                let letters = self.letters.len().checked_sub(1);
+                let next = letters.map(Step::Deliver).or(due);
+                let Some(step) = next else {
+                    break;
+                };
+                way.push(step);
+                self.go(step, &plain);
+                self.well()?;
+                if self.serves(to) {
+                    return Ok(());
+                }
+            }
+            self.well()?;
+            if self.here(to) == Here::Nothing {
+                // A file that lies in the way is moved out of it.
+                (self.hosts[to].place, self.hosts[to].away) = (None, None);
+            }
+            if self.here(to) != Here::Nothing && !self.serves(to) && self.serves(host) {
+                let is_there = self.copy(to).is_none_or(|here: &Sidecar| !here.may_serve());
+                if !is_there {
+                    return Err(format!("{to} serves, too"));
+                }
+                self.delete(to, &plain);
+                self.is_lost = false;
+            }
+        }
+        Err(format!(
+            "from {host} it does not move to {to}; {} steps",
+            way.len()
+        ))
+    }
+
+    /// An operator has said what is not true: the source that he has kept hears of it.
+    fn is_told(&self, rules: &Rules) -> Result<(), String> {
+        let mut world = self.clone();
+        let is_two = world
+            .overruled
+            .iter()
+            .any(|session| world.committed.contains(session));
+        // A host that has forgotten, or does not know, cannot say it.
+        let cannot = world.hosts.iter().any(|host| host.has_forgotten || host.is_old);
+        if !is_two || world.is_shouted || cannot {
+            return Ok(());
+        }
+        for host in 0..world.hosts.len() {
+            let here = world.durable_copy(host);
+            let is_older = |here: &Sidecar| here.overruled.iter().any(|it| here.generation <= it.base + 1);
+            if here.is_some_and(is_older) {
+                return Err(format!(
+                    "the copy that was kept at {host} is no younger than the other"
+                ));
+            }
+        }
+        // Who has been told by the copy after that one does not know it any more.
+        let is_committed = |it: &Overruled| world.committed.contains(&(it.session.0 as u8));
+        let kept = (0..world.hosts.len()).any(|host| {
+            let here = world.durable_copy(host);
+            here.is_some_and(|here| here.may_serve() && here.overruled.iter().any(is_committed))
+        });
+        world.repair(true);
+        world.settle(rules)?;
+        let serves = |host: usize| world.serves(host);
+        let both = (0..world.hosts.len()).filter(|&host| serves(host)).count() > 1;
+        match both && !world.is_shouted && kept {
+            true => Err("two copies serve, and nobody says so".into()),
+            false => Ok(()),
+        }
+    }
+}
+
+fn promised_to(here: &Sidecar) -> Option<u8> {
+    match here.role {
+        Role::Held { by, .. } | Role::Ready { by, .. } => Some(by as u8),
+        _ => None,
+    }
+}

@@ -1,0 +1,163 @@
+//! What fails.
+
+use verbatim_mirror::Op;
+use verbatim_mirror::decision::Role;
+use verbatim_mirror::trust::May;
+
+use super::{CELLS, Disk, Folder, Quirk, Rules, World};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    Kill(usize),
+    Power(usize),
+    /// The connection to the destination.
+    Link(usize),
+    /// A flush of the copy that serves. Its pages are clean afterwards, and wrong.
+    Flush(usize),
+    FlushMirror(usize),
+    /// A mount is missing, or somebody has moved the data away.
+    Hide(usize),
+    /// Another disk has the name.
+    Swap(usize),
+    /// The data are cut.
+    Cut(usize),
+    Full(usize),
+    ReadOnly(usize),
+    /// Neither read nor written.
+    Broken(usize),
+    /// The state folder is restored from a backup while the daemon is away.
+    Restore(usize),
+    /// All disks of the host are new.
+    Replace(usize),
+}
+
+impl World {
+    pub fn faults(&self, rules: &Rules) -> Vec<Fault> {
+        let mut faults = Vec::new();
+        for host in 0..self.hosts.len() {
+            let place = &self.hosts[host];
+            match &place.process {
+                Some(process) => {
+                    faults.push(Fault::Kill(host));
+                    if rules.disks {
+                        faults.push(Fault::Power(host));
+                    }
+                    if process.moving.as_ref().is_some_and(|moving| moving.is_linked) {
+                        faults.push(Fault::Link(host));
+                    }
+                    let moves_together = process.moving.as_ref().filter(|moving| moving.is_linked);
+                    if rules.disks
+                        && let Some(moving) = moves_together
+                        && self.fills(moving.to, moving.session)
+                    {
+                        faults.push(Fault::FlushMirror(host));
+                    }
+                    let is_dirty = place
+                        .place
+                        .as_ref()
+                        .is_some_and(|disk| disk.is_dirty != [false; CELLS]);
+                    if rules.disks && is_dirty && self.serves(host) && process.trust.may(Op::Flush) == May::Go
+                    {
+                        faults.push(Fault::Flush(host));
+                    }
+                }
+                None => {
+                    let is_copy = self.durable_copy(host).is_some();
+                    if rules.disks && is_copy && place.place.as_ref().is_some_and(|disk| disk.is_it) {
+                        faults.extend([Fault::Hide(host), Fault::Swap(host)]);
+                        if place.place.as_ref().is_some_and(|disk| disk.length > 0) {
+                            faults.push(Fault::Cut(host));
+                        }
+                    }
+                    if rules.folders {
+                        faults.push(Fault::Replace(host));
+                        if place.backup.is_some() && !place.is_old && place.place.is_some() {
+                            faults.push(Fault::Restore(host));
+                        }
+                    }
+                }
+            }
+            if rules.folders && place.folder == Folder::Good {
+                faults.extend([Fault::Full(host), Fault::ReadOnly(host), Fault::Broken(host)]);
+            }
+        }
+        faults
+    }
+
+    pub fn fail(&mut self, fault: Fault, rules: &Rules) {
+        self.faults -= 1;
+        match fault {
+            Fault::Kill(host) => self.end(host),
+            Fault::Power(host) => {
+                self.end(host);
+                let place = &mut self.hosts[host];
+                place.is_flushing = false;
+                for disk in place.place.iter_mut().chain(&mut place.away) {
+                    disk.lose_power();
+                }
+            }
+            Fault::Link(host) => self.unlink(host),
+            Fault::Flush(host) => {
+                self.disk(host).flush(false);
+                self.hosts[host].is_flushing = true;
+                let process = self.process_mut(host);
+                process.trust.has_failed();
+                if rules.quirk == Some(Quirk::AnswersBeforeNoted) {
+                    process.trust.is_accepted();
+                }
+            }
+            Fault::FlushMirror(host) => self.flush_mirror(host, false, rules),
+            Fault::Hide(host) => self.hosts[host].away = self.hosts[host].place.take(),
+            Fault::Swap(host) => {
+                let place = &mut self.hosts[host];
+                place.away = place.place.take();
+                place.place = Some(Disk {
+                    is_it: false,
+                    ..Disk::zeros(2)
+                });
+            }
+            Fault::Cut(host) => {
+                let disk = self.hosts[host].place.as_mut().expect("it is there");
+                (disk.length, disk.has_rest) = (disk.length - 1, false);
+                let cell = usize::from(disk.length);
+                (disk.cache[cell], disk.durable[cell], disk.is_dirty[cell]) = (0, 0, false);
+                // What was there is lost; it must not be served as if it were not.
+            }
+            Fault::Full(host) => self.hosts[host].folder = Folder::Full,
+            Fault::ReadOnly(host) => self.hosts[host].folder = Folder::ReadOnly,
+            Fault::Broken(host) => self.hosts[host].folder = Folder::Broken,
+            Fault::Restore(host) => {
+                let place = &mut self.hosts[host];
+                let before = place.backup.clone().expect("there is one");
+                place.backup = Some(std::mem::replace(&mut place.record, before));
+                place.is_old = true;
+            }
+            Fault::Replace(host) => {
+                let here = self.durable_copy(host);
+                // Where the copy there was the only one that may serve, nothing is promised.
+                self.is_lost |= here.is_some_and(|here| {
+                    !matches!(
+                        here.role,
+                        Role::Moved { .. } | Role::Incoming { .. } | Role::Incomplete
+                    )
+                });
+                let place = &mut self.hosts[host];
+                (place.record, place.backup, place.place, place.away) = (None, None, None, None);
+                (place.is_old, place.is_flushing, place.has_forgotten) = (false, false, true);
+            }
+        }
+    }
+
+    /// The process ends.
+    fn end(&mut self, host: usize) {
+        self.hosts[host].process = None;
+        for source in 0..self.hosts.len() {
+            if let Some(process) = &mut self.hosts[source].process
+                && let Some(moving) = &mut process.moving
+                && moving.to == host
+            {
+                (moving.is_linked, moving.keeps, moving.is_flushed) = (false, false, false);
+            }
+        }
+    }
+}

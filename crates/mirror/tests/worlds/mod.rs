@@ -1,0 +1,539 @@
+//! Three hosts whose disks, folders and operators are what they are in life: coarse steps, of which each is durable or not there, so that all
+//! orders can be gone through.
+//!
+//! The rules are the daemon's own ([`verbatim_mirror::decision`], `trust`, `opening`, `resize`, `together`); what is made up here is what surrounds them.
+//!
+//! What is checked in each world: at most one copy serves, unless an operator has said what is not true; what was flushed and acknowledged is on the disk of
+//! the copy that serves, and within the length that clients see. And out of each world there is a way: with everything started and mounted again, and the
+//! words that the documentation names, one copy serves and can be moved to each of the others.
+
+mod calm;
+mod explore;
+mod faults;
+mod operators;
+mod steps;
+
+use verbatim_mirror::decision::{Here, Record, Sidecar, VolumeId};
+use verbatim_mirror::opening::{self, Age, Found, Kind, Noted, Opening};
+use verbatim_mirror::trust::{self, First, Trust};
+
+pub use explore::{explore, stroll};
+pub use steps::Step;
+
+/// Two cells; the second one comes by a resize.
+pub const CELLS: usize = 2;
+pub const ID: VolumeId = VolumeId(7);
+pub type Value = u8;
+
+/// Faults of earlier code, each put back by one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Quirk {
+    /// After a failed flush the next session compares with the page cache.
+    ComparesWithTheCache,
+    /// That a flush has failed is forgotten when the data are opened again.
+    ForgetsAtReopen,
+    /// A connection of the same session goes on after a failed flush.
+    RetriesWithinTheSession,
+    /// A flush whose result a killed process took along is not looked for.
+    ForgetsCutOffFlush,
+    /// The other one's success of two flushes at once, or a write, is answered before the failure is written down.
+    AnswersBeforeNoted,
+    /// An `Incoming` of a higher base proves nothing.
+    BaseProvesNothing,
+    /// A deletion leaves nothing, and nothing is known of what an offer was based on.
+    DeleteForgets,
+    /// Opening makes what is missing.
+    OpenMakes,
+    /// Opening cuts what is longer.
+    OpenCuts,
+    /// Opening lengthens what is shorter.
+    OpenLengthens,
+    /// Opening takes whatever is there.
+    OpenTakesAnother,
+    /// A decision is acknowledged by a host that does not know what its copy is.
+    SettlesUnknown,
+    /// Each start writes the sidecar anew.
+    RewritesAtStart,
+    /// A new size is told before it is durable.
+    TellsSizeFirst,
+    /// The commit's sidecar needs room.
+    CommitNeedsRoom,
+    /// A copy that an operator keeps keeps its generation.
+    KeepsWithoutRaising,
+    /// A copy that an operator keeps asks no more.
+    KeepsWithoutAsking,
+    /// A sidecar that was restored is believed.
+    BelievesOldSidecar,
+}
+
+pub const QUIRKS: [Quirk; 18] = [
+    Quirk::ComparesWithTheCache,
+    Quirk::ForgetsAtReopen,
+    Quirk::RetriesWithinTheSession,
+    Quirk::ForgetsCutOffFlush,
+    Quirk::AnswersBeforeNoted,
+    Quirk::BaseProvesNothing,
+    Quirk::DeleteForgets,
+    Quirk::OpenMakes,
+    Quirk::OpenCuts,
+    Quirk::OpenLengthens,
+    Quirk::OpenTakesAnother,
+    Quirk::SettlesUnknown,
+    Quirk::RewritesAtStart,
+    Quirk::TellsSizeFirst,
+    Quirk::CommitNeedsRoom,
+    Quirk::KeepsWithoutRaising,
+    Quirk::KeepsWithoutAsking,
+    Quirk::BelievesOldSidecar,
+];
+
+/// What may happen, and how often.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules {
+    pub hosts: usize,
+    pub faults: u8,
+    pub moves: u8,
+    pub writes: u8,
+    /// Also resizes.
+    pub grows: bool,
+    /// Moves are sessions of the agents.
+    pub sessions: bool,
+    /// Faults of disks: flushes, power, files that are missing, others', cut.
+    pub disks: bool,
+    /// Faults of folders, and copies that are deleted or lost.
+    pub folders: bool,
+    /// Words of operators.
+    pub operators: bool,
+    pub quirk: Option<Quirk>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Disk {
+    /// False: another one, that has the name.
+    pub is_it: bool,
+    pub length: u8,
+    pub durable: [Value; CELLS],
+    /// As programs see it.
+    pub cache: [Value; CELLS],
+    pub is_dirty: [bool; CELLS],
+    /// Something of somebody else's lies behind it, as on a larger device.
+    pub has_rest: bool,
+}
+
+impl Disk {
+    pub fn zeros(length: u8) -> Self {
+        Self {
+            is_it: true,
+            length,
+            durable: [0; CELLS],
+            cache: [0; CELLS],
+            is_dirty: [false; CELLS],
+            has_rest: false,
+        }
+    }
+
+    pub fn write(&mut self, cell: usize, value: Value) {
+        (self.cache[cell], self.is_dirty[cell]) = (value, true);
+    }
+
+    /// Linux: what could not be written is clean and stays.
+    pub fn flush(&mut self, is_good: bool) {
+        for cell in 0..CELLS {
+            if std::mem::take(&mut self.is_dirty[cell]) && is_good {
+                self.durable[cell] = self.cache[cell];
+            }
+        }
+    }
+
+    pub fn drop_cache(&mut self) {
+        for cell in 0..CELLS {
+            if !self.is_dirty[cell] {
+                self.cache[cell] = self.durable[cell];
+            }
+        }
+    }
+
+    pub fn lose_power(&mut self) {
+        self.is_dirty = [false; CELLS];
+        self.cache = self.durable;
+    }
+}
+
+/// Takes what is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Folder {
+    Good,
+    /// Only where room was made ahead.
+    Full,
+    ReadOnly,
+    /// Nor is it read.
+    Broken,
+}
+
+/// What a process knows of its copy.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Row {
+    Unknown,
+    Known(Option<Record>),
+}
+
+/// An attempt, at its source.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Moving {
+    pub session: u8,
+    pub to: usize,
+    pub is_rescue: bool,
+    pub by: Option<u8>,
+    pub is_linked: bool,
+    /// It is the process that has acknowledged everything so far.
+    pub keeps: bool,
+    pub has: [bool; CELLS],
+    pub is_flushed: bool,
+}
+
+/// An attempt, at its destination.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Filling {
+    pub session: u8,
+    pub compares: bool,
+    pub is_flushed: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Poison {
+    None,
+    Unnoted,
+    Noted,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Process {
+    pub row: Row,
+    /// The data are open.
+    pub is_open: bool,
+    /// As clients see it, while it serves.
+    pub told: u8,
+    pub grows: bool,
+    pub trust: Trust,
+    pub moving: Option<Moving>,
+    pub filling: Option<Filling>,
+    pub poison: Poison,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Host {
+    pub record: Option<Record>,
+    /// As it was before the last change: what a backup has.
+    pub backup: Option<Option<Record>>,
+    /// The data remember a later one.
+    pub is_old: bool,
+    pub folder: Folder,
+    /// At the path.
+    pub place: Option<Disk>,
+    /// What belongs at the path, and is elsewhere.
+    pub away: Option<Disk>,
+    /// The note in the runtime folder: a flush is under way, or was when its process ended.
+    pub is_flushing: bool,
+    pub process: Option<Process>,
+    /// Nothing is left of what it knew: its disks are new, or an operator wanted it so.
+    pub has_forgotten: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Letter {
+    /// `is_wish`: an operator has answered it already.
+    Ask {
+        from: usize,
+        to: usize,
+        session: u8,
+        base: u64,
+        is_wish: bool,
+    },
+    /// 0: committed, 1: not committed, 2: not known.
+    Answer { to: usize, session: u8, answer: u8 },
+}
+
+/// A session of the agents.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Agents {
+    pub by: u8,
+    pub from: usize,
+    pub to: usize,
+    pub is_promised: bool,
+    pub decision: Option<bool>,
+    /// What is still to be told: to the source's daemon, and the destination's.
+    pub notes: [bool; 2],
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct World {
+    pub hosts: Vec<Host>,
+    pub letters: Vec<Letter>,
+    pub agents: Vec<Agents>,
+    pub sessions: u8,
+    pub values: Value,
+    /// What the tenant was promised, by cell.
+    pub acknowledged: [Value; CELLS],
+    pub flushed: [Value; CELLS],
+    /// Sessions that were committed.
+    pub committed: Vec<u8>,
+    /// Sessions of which an operator has said that they never will be.
+    pub overruled: Vec<u8>,
+    pub faults: u8,
+    pub moves: u8,
+    pub writes: u8,
+    /// An operator has said what is not true.
+    pub has_lied: bool,
+    /// A source has said that two copies have served.
+    pub is_shouted: bool,
+    /// The only copy was deleted, or its disk is gone.
+    pub is_lost: bool,
+    pub wrong: Option<String>,
+}
+
+impl World {
+    pub fn new(rules: &Rules) -> Self {
+        let host = Host {
+            record: None,
+            backup: None,
+            is_old: false,
+            folder: Folder::Good,
+            place: None,
+            away: None,
+            is_flushing: false,
+            process: None,
+            has_forgotten: false,
+        };
+        let mut hosts = vec![host; rules.hosts];
+        hosts[0].record = Some(Record::Copy(Sidecar::new(ID, 1)));
+        hosts[0].place = Some(Disk {
+            has_rest: true,
+            ..Disk::zeros(1)
+        });
+        let mut world = Self {
+            hosts,
+            letters: Vec::new(),
+            agents: Vec::new(),
+            sessions: 0,
+            values: 0,
+            acknowledged: [0; CELLS],
+            flushed: [0; CELLS],
+            committed: Vec::new(),
+            overruled: Vec::new(),
+            faults: rules.faults,
+            moves: rules.moves,
+            writes: rules.writes,
+            has_lied: false,
+            is_shouted: false,
+            is_lost: false,
+            wrong: None,
+        };
+        for host in 0..rules.hosts {
+            world.start(host, rules);
+        }
+        world
+    }
+
+    pub fn is_wrong(&mut self, what: impl Into<String>) {
+        self.wrong.get_or_insert(what.into());
+    }
+
+    pub fn process(&self, host: usize) -> Option<&Process> {
+        self.hosts[host].process.as_ref()
+    }
+
+    pub fn process_mut(&mut self, host: usize) -> &mut Process {
+        self.hosts[host].process.as_mut().expect("it runs")
+    }
+
+    /// The copy, as its process knows it.
+    pub fn copy(&self, host: usize) -> Option<&Sidecar> {
+        match &self.process(host)?.row {
+            Row::Known(Some(Record::Copy(sidecar))) => Some(sidecar),
+            _ => None,
+        }
+    }
+
+    pub fn durable_copy(&self, host: usize) -> Option<&Sidecar> {
+        match &self.hosts[host].record {
+            Some(Record::Copy(sidecar)) => Some(sidecar),
+            _ => None,
+        }
+    }
+
+    /// Whether clients are answered there.
+    pub fn serves(&self, host: usize) -> bool {
+        self.copy(host).is_some_and(Sidecar::may_serve) && self.process(host).is_some_and(|it| it.is_open)
+    }
+
+    pub fn disk(&mut self, host: usize) -> &mut Disk {
+        self.hosts[host].place.as_mut().expect("it is open")
+    }
+
+    fn found(&self, host: usize) -> Found {
+        match &self.hosts[host].place {
+            None => Found::Missing,
+            Some(disk) => Found::Data {
+                kind: Kind::File,
+                identity: Some(if disk.is_it { "it" } else { "another" }.into()),
+                length: u64::from(disk.length) + u64::from(disk.has_rest),
+            },
+        }
+    }
+
+    /// Whether the data there are those of the copy, and are opened.
+    pub fn opens(&mut self, host: usize, length: u64, rules: &Rules) -> bool {
+        let noted = Noted {
+            kind: Some(Kind::File),
+            identity: (rules.quirk != Some(Quirk::OpenTakesAnother)).then(|| "it".into()),
+        };
+        let fresh = Disk::zeros(length as u8);
+        match (rules.quirk, &mut self.hosts[host].place) {
+            (Some(Quirk::OpenMakes), place @ None) => *place = Some(fresh),
+            (Some(Quirk::OpenCuts), Some(disk)) if disk.has_rest => {
+                disk.has_rest = false;
+                self.wrong = Some("what lies behind the volume is gone".into());
+            }
+            (Some(Quirk::OpenLengthens), Some(disk)) if u64::from(disk.length) < length => {
+                disk.length = length as u8;
+            }
+            _ => {}
+        }
+        matches!(
+            opening::open(&noted, length, &self.found(host)),
+            Opening::Serve { .. }
+        )
+    }
+
+    /// A process begins.
+    pub fn start(&mut self, host: usize, rules: &Rules) {
+        self.hosts[host].process = Some(Process {
+            row: Row::Unknown,
+            is_open: false,
+            told: 0,
+            grows: false,
+            trust: Trust::new(&Sidecar::new(ID, 1)),
+            moving: None,
+            filling: None,
+            poison: Poison::None,
+        });
+        self.look(host, rules);
+    }
+
+    /// A process that does not know what it has, or whose data are not there, looks (again).
+    pub fn look(&mut self, host: usize, rules: &Rules) {
+        let place = &mut self.hosts[host];
+        let process = place.process.as_mut().expect("it runs");
+        if process.row == Row::Unknown {
+            if place.folder == Folder::Broken {
+                return;
+            }
+            if rules.quirk == Some(Quirk::RewritesAtStart)
+                && place.record.is_some()
+                && place.folder != Folder::Good
+            {
+                return;
+            }
+            let with_data = place.place.as_ref().filter(|disk| disk.is_it).map(|_| 2);
+            let in_sidecar = if place.is_old { 1 } else { 2 };
+            let is_seen = with_data.is_some() || !matches!(place.record, Some(Record::Copy(_)));
+            let age = opening::age(in_sidecar, with_data);
+            let believes = rules.quirk == Some(Quirk::BelievesOldSidecar);
+            if !believes && (age == Age::Old || !is_seen && place.is_old) {
+                return;
+            }
+            process.row = Row::Known(place.record.clone());
+        }
+        self.open(host, rules);
+    }
+
+    /// Opens the data of a copy that serves, or is about to.
+    pub fn open(&mut self, host: usize, rules: &Rules) {
+        let Some(sidecar) = self.copy(host).cloned() else {
+            return;
+        };
+        if !sidecar.may_serve() || self.process(host).is_some_and(|it| it.is_open) {
+            return;
+        }
+        if !self.opens(host, sidecar.length, rules) {
+            return;
+        }
+        self.first(host, &sidecar, rules);
+        // What a power failure has left is what there is.
+        self.acknowledged = self.disk(host).cache;
+        let process = self.process_mut(host);
+        process.is_open = true;
+        process.told = sidecar.length as u8;
+        process.trust = Trust::new(&sidecar);
+        if rules.quirk == Some(Quirk::ForgetsAtReopen) {
+            process.trust.is_accepted();
+        }
+    }
+
+    /// What is done before anything is believed of the cache.
+    pub fn first(&mut self, host: usize, sidecar: &Sidecar, rules: &Rules) {
+        let was_cut_off = std::mem::take(&mut self.hosts[host].is_flushing);
+        if rules.quirk != Some(Quirk::ForgetsCutOffFlush)
+            && trust::first(sidecar, was_cut_off) == First::FlushAndDrop
+        {
+            let disk = self.disk(host);
+            disk.flush(true);
+            disk.drop_cache();
+        }
+    }
+
+    /// Makes a record durable. `has_room`: where that needs no room.
+    pub fn put(&mut self, host: usize, record: Option<Record>, has_room: bool) -> bool {
+        let place = &mut self.hosts[host];
+        match place.folder {
+            Folder::ReadOnly | Folder::Broken => return false,
+            Folder::Full if !has_room => return false,
+            _ => {}
+        }
+        if place.record == record {
+            return true;
+        }
+        place.backup = Some(std::mem::replace(&mut place.record, record.clone()));
+        place.is_old = false;
+        let process = place.process.as_mut().expect("it runs");
+        process.row = Row::Known(record);
+        true
+    }
+
+    pub fn here(&self, host: usize) -> Here<'_> {
+        match &self.process(host).expect("it runs").row {
+            Row::Unknown => Here::Unknown,
+            Row::Known(record) => Here::from(record.as_ref()),
+        }
+    }
+
+    /// After each step.
+    pub fn check(&mut self) {
+        if self.wrong.is_some() || self.has_lied || self.is_lost {
+            return;
+        }
+        let serving: Vec<_> = (0..self.hosts.len()).filter(|&host| self.serves(host)).collect();
+        if serving.len() > 1 {
+            return self.is_wrong("two copies serve");
+        }
+        let Some(&host) = serving.first() else {
+            return;
+        };
+        let told = self.process(host).expect("it serves").told;
+        let disk = self.disk(host).clone();
+        for cell in 0..CELLS {
+            if self.flushed[cell] == 0 {
+                continue;
+            }
+            if cell >= usize::from(told) || cell >= usize::from(disk.length) {
+                self.is_wrong(format!("cell {cell} was flushed, and is out of reach at {host}"));
+            } else if disk.durable[cell] < self.flushed[cell] {
+                self.is_wrong(format!(
+                    "cell {cell} was flushed, and is not on the disk of {host}"
+                ));
+            } else if disk.cache[cell] < self.flushed[cell] {
+                self.is_wrong(format!("cell {cell} was flushed, and is not read at {host}"));
+            }
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! What operators say, at any moment.
+
+use verbatim_mirror::decision::{Keep, Record, Role, Tombstone, forced};
+use verbatim_mirror::trust;
+
+use super::{Quirk, Row, Rules, World};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Word {
+    Delete(usize),
+    Keep(usize, bool),
+    /// That a suspect copy is good, or what a sidecar of unknown age says.
+    Accept(usize),
+    Cancel(usize),
+}
+
+impl World {
+    pub fn words(&self) -> Vec<Word> {
+        let mut words = Vec::new();
+        for host in 0..self.hosts.len() {
+            let Some(process) = self.process(host) else {
+                continue;
+            };
+            if process.row == Row::Unknown {
+                words.extend([Word::Delete(host), Word::Accept(host)]);
+                continue;
+            }
+            if self.may_delete(host) {
+                words.push(Word::Delete(host));
+            }
+            if let Some(here) = self.copy(host) {
+                if matches!(here.role, Role::Deciding { .. }) {
+                    words.extend([Word::Keep(host, true), Word::Keep(host, false)]);
+                }
+                if here.suspect && here.may_serve() {
+                    words.push(Word::Accept(host));
+                }
+            }
+            if process.moving.is_some() {
+                words.push(Word::Cancel(host));
+            }
+        }
+        words
+    }
+
+    fn may_delete(&self, host: usize) -> bool {
+        let process = self.process(host).expect("it runs");
+        match &process.row {
+            Row::Unknown => true,
+            Row::Known(None) => false,
+            Row::Known(Some(Record::Gone { .. })) => true,
+            Row::Known(Some(Record::Copy(here))) => match here.role {
+                Role::Deciding { .. } | Role::Held { .. } | Role::Ready { .. } => false,
+                Role::Serving => process.moving.is_none() && !process.grows,
+                Role::Incoming { session, .. } => {
+                    let is_linked = |source: usize| {
+                        let moving = self.process(source).and_then(|process| process.moving.as_ref());
+                        moving
+                            .is_some_and(|moving| moving.is_linked && u128::from(moving.session) == session.0)
+                    };
+                    !(0..self.hosts.len()).any(is_linked)
+                }
+                Role::Moved { .. } | Role::Incomplete => true,
+            },
+        }
+    }
+
+    pub fn say(&mut self, word: Word, rules: &Rules) {
+        self.faults -= 1;
+        match word {
+            Word::Delete(host) => {
+                self.delete(host, rules);
+            }
+            Word::Keep(host, is_source) => self.keep(host, is_source, rules),
+            Word::Accept(host) => self.accept(host, rules),
+            Word::Cancel(host) => self.process_mut(host).moving = None,
+        }
+    }
+
+    pub fn delete(&mut self, host: usize, rules: &Rules) -> bool {
+        let here = self.copy(host).cloned();
+        let durable = self.durable_copy(host).cloned();
+        let next = match &here {
+            Some(here) if rules.quirk != Some(Quirk::DeleteForgets) => Some(Record::Gone {
+                gone: Tombstone::of(here),
+            }),
+            // The second word, or that of somebody who does not know what it is.
+            _ => None,
+        };
+        if self.hosts[host].record == next {
+            self.process_mut(host).row = Row::Known(next);
+        } else if !self.put(host, next, true) {
+            return false;
+        }
+        let knows_nothing = here.is_none();
+        self.hosts[host].has_forgotten |= knows_nothing;
+        self.is_lost |= durable.is_some_and(|here| {
+            here.may_serve() || knows_nothing && !matches!(here.role, Role::Moved { .. } | Role::Incomplete)
+        });
+        // What a sidecar that was restored does not say.
+        self.is_lost |= knows_nothing && self.hosts[host].is_old;
+        let place = &mut self.hosts[host];
+        (place.place, place.away, place.is_old) = (None, None, false);
+        place.backup = None;
+        let process = self.process_mut(host);
+        (process.is_open, process.filling) = (false, None);
+        true
+    }
+
+    pub fn keep(&mut self, host: usize, is_source: bool, rules: &Rules) {
+        let here = self.copy(host).expect("it waits").clone();
+        let Role::Deciding { session, .. } = here.role else {
+            return;
+        };
+        let number = session.0 as u8;
+        let has_committed = self.committed.contains(&number);
+        let keep = if is_source {
+            Keep::Source
+        } else {
+            Keep::Destination
+        };
+        let mut next = forced(&here, keep).expect("it waits");
+        if rules.quirk == Some(Quirk::KeepsWithoutRaising) {
+            next.generation = here.generation;
+        }
+        if self.put(host, Some(Record::Copy(next)), true) {
+            if is_source {
+                self.overruled.push(number);
+            }
+            // Who keeps a destination that never had everything has nothing.
+            self.is_lost |= !is_source && !has_committed;
+            self.has_lied |= is_source == has_committed;
+            self.open(host, rules);
+        }
+    }
+
+    pub fn accept(&mut self, host: usize, rules: &Rules) {
+        if let Some(suspect) = self.copy(host).cloned() {
+            if let Some(next) = trust::accepted(&suspect)
+                && self.put(host, Some(Record::Copy(next)), true)
+            {
+                let is_so = self.hosts[host]
+                    .place
+                    .as_ref()
+                    .is_some_and(|disk| disk.cache == disk.durable);
+                self.has_lied |= !is_so;
+                let process = self.process_mut(host);
+                if process.is_open {
+                    process.trust.is_accepted();
+                }
+            }
+            return;
+        }
+        let record = self.hosts[host].record.clone();
+        // It says what was; whether that is so, nobody here knows.
+        self.has_lied = true;
+        self.hosts[host].is_old = false;
+        self.process_mut(host).row = Row::Known(record);
+        self.open(host, rules);
+    }
+}
