@@ -153,7 +153,10 @@ impl Ours {
     /// A volume on the first host with that file's data, lent to an instance as a block device.
     pub fn lent(&self, name: &str, holder: &str, size: u64, image: &Path) -> anyhow::Result<PathBuf> {
         let (size, image) = (size.to_string(), image.display().to_string());
-        ended(&mut self.command("a", &["create", name, "--size", &size, "--data", &image]))?;
+        ended(&mut self.command(
+            "a",
+            &["create", name, "--size", &size, "--data", &image, "--adopt"],
+        ))?;
         let order = Order::Attach {
             name: name.to_owned(),
             device: true,
@@ -161,6 +164,7 @@ impl Ours {
             holder: Some(holder.to_owned()),
             by: None,
             socket: None,
+            read_only: false,
         };
         self.order("a", &order)?.device.context("it is no block device")
     }
@@ -168,7 +172,10 @@ impl Ours {
     /// A volume on the first host with that file's data; its address.
     pub fn volume(&self, name: &str, size: u64, image: &Path) -> anyhow::Result<String> {
         let (size, image) = (size.to_string(), image.display().to_string());
-        ended(&mut self.command("a", &["create", name, "--size", &size, "--data", &image]))?;
+        ended(&mut self.command(
+            "a",
+            &["create", name, "--size", &size, "--data", &image, "--adopt"],
+        ))?;
         let rows: Value = serde_json::from_str(&ended(&mut self.command("a", &["attach", name]))?)?;
         Ok(rows[0]["uri"].as_str().context("it has no address")?.to_owned())
     }
@@ -190,7 +197,10 @@ impl Ours {
     /// The same by vhost-user-blk; its socket.
     pub fn vhost_user(&self, name: &str, size: u64, image: &Path) -> anyhow::Result<PathBuf> {
         let (size, image) = (size.to_string(), image.display().to_string());
-        ended(&mut self.command("a", &["create", name, "--size", &size, "--data", &image]))?;
+        ended(&mut self.command(
+            "a",
+            &["create", name, "--size", &size, "--data", &image, "--adopt"],
+        ))?;
         let attach = ended(&mut self.command("a", &["attach", name, "--vhost-user"]))?;
         let rows: Value = serde_json::from_str(&attach)?;
         let socket = rows[0]["vhost_user"]["socket"].as_str();

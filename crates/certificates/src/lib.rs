@@ -51,16 +51,36 @@ impl Authority {
         self.issuer.key().serialize_pem()
     }
 
+    /// A certificate for somebody who uses volumes over the network and is no host: it calls, and is not called.
+    pub fn issue_client(&self, name: &str) -> Result<Identity, Error> {
+        self.sign(
+            name,
+            vec![name.to_owned()],
+            vec![ExtendedKeyUsagePurpose::ClientAuth],
+        )
+    }
+
     /// A certificate for a host, good for both ends of a connection: agents call and are called.
     pub fn issue(&self, host: &str, address: IpAddr) -> Result<Identity, Error> {
-        let mut params = CertificateParams::new(vec![host.to_owned(), address.to_string()])?;
-        params.distinguished_name.push(DnType::CommonName, host);
-        params.use_authority_key_identifier_extension = true;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![
+        let names = vec![host.to_owned(), address.to_string()];
+        let usages = vec![
             ExtendedKeyUsagePurpose::ServerAuth,
             ExtendedKeyUsagePurpose::ClientAuth,
         ];
+        self.sign(host, names, usages)
+    }
+
+    fn sign(
+        &self,
+        name: &str,
+        names: Vec<String>,
+        usages: Vec<ExtendedKeyUsagePurpose>,
+    ) -> Result<Identity, Error> {
+        let mut params = CertificateParams::new(names)?;
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = usages;
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &self.issuer)?;
         Ok(Identity {

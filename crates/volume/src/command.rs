@@ -2,16 +2,22 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand, ValueEnum};
 use verbatim_mirror::decision::Keep;
 
+use crate::callers;
 use crate::control::{Order, Outcome, Row, order};
 use crate::daemon::{self, Config};
 use crate::device;
 use crate::faults::Hook;
 use crate::transport::{Carriage, Transport, Wanted};
+
+/// How often a command that waits for a move looks how it goes.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// The port of the daemons for each other.
 const PORT: u16 = 4794;
@@ -28,7 +34,7 @@ pub enum VolumeCommand {
     Daemon(DaemonArguments),
     /// Make a volume: a file, or what is in a block device.
     #[command(
-        after_help = "Examples:\n  verbatim volume create db --size 100G\n  verbatim volume create db --size 100G --data /dev/vg/db"
+        after_help = "Examples:\n  verbatim volume create db --size 100G\n  verbatim volume create db --size 100G --data /dev/vg/db\n  verbatim volume create db --size 10G --data /srv/old.img --adopt"
     )]
     Create {
         /// Its name; the same on all hosts.
@@ -39,6 +45,20 @@ pub enum VolumeCommand {
         /// A file or block device with the data, in place of a file of the daemon's.
         #[arg(long, value_name = "PATH")]
         data: Option<PathBuf>,
+        /// The file is there already, and becomes the volume as it is: as long as --size says, or longer, of which the rest is not touched.
+        #[arg(long, requires = "data")]
+        adopt: bool,
+        /// Give all of it its place on the disk now, so that a write never finds it full. It keeps that when it moves.
+        #[arg(long)]
+        preallocate: bool,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Take what there is of a volume for its data: a file that is not the one that it had, or what can be read after a flush of its disk has failed.
+    #[command(after_help = ACCEPT_HELP)]
+    Accept {
+        /// The volume.
+        name: String,
         #[command(flatten)]
         common: Common,
     },
@@ -132,6 +152,10 @@ pub enum VolumeCommand {
         /// How it is copied; as the daemon here was told (`daemon --copy-transport`) if not given.
         #[arg(long, value_name = "TRANSPORT")]
         copy_transport: Option<Wanted>,
+        /// A flush of its disk has failed: save what can still be read, of which the page cache here may have the only copy. Do not restart this
+        /// machine before; nor the daemon, where the data are a block device.
+        #[arg(long)]
+        rescue: bool,
         #[command(flatten)]
         common: Common,
     },
@@ -170,6 +194,21 @@ pub enum KeepArgument {
     Destination,
 }
 
+const ACCEPT_HELP: &str = "\
+Example:
+  verbatim volume accept db
+
+If a flush of its disk has failed, `verbatim volume list` calls a volume suspect: what was written since the last flush that succeeded may be in the
+page cache of this machine only. It is read, and takes no writes. What to do:
+  1. `verbatim volume migrate db --to HOST --rescue` sends all of it to another host. Nothing is lost that can still be read here.
+  2. Or repair the disk, and say `verbatim volume accept db`: all of it is written to the disk once more, from the page cache where that has it, and
+     flushed. If that succeeds it is not suspect any more. What has left the page cache meanwhile is what the disk has, which may be older.
+
+If there is another file or device at the path of its data (somebody has put a backup there), it is not served until that is said to be right:
+`accept` notes what is there now. Nothing is written.
+
+Exit status: 0 it is the volume, 1 it is not.";
+
 const RESOLVE_HELP: &str = "\
 Example:
   verbatim volume resolve db --keep source --force
@@ -180,12 +219,17 @@ decide, with --force:
   --keep source       the copy here serves. If the destination's does or did, what was written there is lost, or there are two.
   --keep destination  the copy here is an old one. If the destination never had it all, the volume is lost.
 See to it before that the destination's daemon does not run, or `verbatim volume list` there. Without --force nothing is done that the destination has
-not said.
+not said. If it says later that it has the volume, that is an error in the log, and in `verbatim volume list` here.
+
+A volume that moves with its instance (held at its source, ready at its destination) waits for a session of the agents, which `verbatim volume status --json`
+names (`by`). `verbatim session resolve` decides about both. Only if no agent knows that session any more, each copy is decided here, with the same --keep on both
+hosts: `--keep source` serves the held one and gives the ready one up, `--keep destination` the other way round. To be sure: `verbatim sessions --all` has not the
+session on either host, and `verbatim ps` says where the instance runs; that host's copy is to stay. Never keep both.
 
 Exit status: 0 decided, 1 refused.";
 
 /// What most of them take.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct Common {
     /// The folder of the daemon's sockets.
     #[arg(long, default_value = "/run/verbatim")]
@@ -216,7 +260,11 @@ pub struct DaemonArguments {
     /// Serve clients of other hosts on this TCP port: with TLS, and a certificate of the same authority.
     #[arg(long, value_name = "PORT")]
     pub nbd_port: Option<u16>,
-    /// How many threads wait for disks.
+    /// What copies that come here leave free of the file system with --state-dir, in bytes, or with K, M, G or T. If not given: a hundredth of it,
+    /// between 1M and 64M.
+    #[arg(long, value_name = "BYTES", value_parser = size_or_none)]
+    pub reserve: Option<u64>,
+    /// How many threads wait for the disk of one volume at most. They are started when they are needed; all volumes together have 32 times as many.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u8).range(2..))]
     pub threads: u8,
     /// How volumes are copied that move from here. tls: encrypted, on the daemons' own connection. rdma: their chunks by one-sided RDMA, not
@@ -237,11 +285,21 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
             name,
             size: length,
             data,
+            adopt,
+            preallocate,
             common,
         } => {
             let data = data.map(std::path::absolute).transpose()?;
-            (Order::Create { name, length, data }, common)
+            let order = Order::Create {
+                name,
+                length,
+                data,
+                adopt,
+                preallocate,
+            };
+            (order, common)
         }
+        VolumeCommand::Accept { name, common } => (Order::Accept { name }, common),
         VolumeCommand::Place { name, data, common } => {
             let data = std::path::absolute(data)?;
             (Order::Place { name, data }, common)
@@ -259,6 +317,7 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
                 holder: None,
                 by: None,
                 socket: None,
+                read_only: false,
             };
             (order, common)
         }
@@ -272,6 +331,7 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
             to,
             max_bandwidth,
             copy_transport: transport,
+            rescue,
             common,
         } => {
             let bytes_per_second = max_bandwidth.map(|mib| mib << 20);
@@ -280,6 +340,7 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
                 to,
                 bytes_per_second,
                 transport,
+                rescue,
             };
             (order, common)
         }
@@ -297,7 +358,10 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
             (Order::Resolve { name, keep, force }, common)
         }
     };
-    let outcome = give(&wanted, &common)?;
+    let outcome = match &wanted {
+        Order::Migrate { name, .. } => with_warnings(name, &common, || give(&wanted, &common))?,
+        _ => give(&wanted, &common)?,
+    };
     match (&outcome, &wanted) {
         (_, _) if common.json => println!("{}", serde_json::to_string_pretty(&inner(&outcome)?)?),
         (Outcome::Volumes(rows), Order::List) => print!("{}", table(rows)),
@@ -330,6 +394,31 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Says beside a move that it comes no further.
+fn with_warnings<T>(name: &str, common: &Common, moves: impl FnOnce() -> T) -> T {
+    let (ended, is_over) = std::sync::mpsc::channel::<()>();
+    let (name, common) = (name.to_owned(), common.clone());
+    // Nobody waits for it: it ends with the command.
+    std::thread::spawn(move || {
+        let mut is_said = false;
+        while is_over.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+            // Whether the daemon answers is the move's affair.
+            let Ok(Outcome::Volumes(rows)) = give(&Order::List, &common) else {
+                continue;
+            };
+            let row = rows.into_iter().find(|row| row.name == name);
+            let stalled = row.and_then(|row| row.stalled);
+            if let (false, Some(why)) = (is_said, &stalled) {
+                eprintln!("{name}: {why}; `verbatim volume cancel {name}` ends it");
+            }
+            is_said = stalled.is_some();
+        }
+    });
+    let moved = moves();
+    drop(ended);
+    moved
+}
+
 fn give(wanted: &Order, common: &Common) -> anyhow::Result<Outcome> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -358,6 +447,9 @@ fn status(name: &str, common: &Common) -> anyhow::Result<ExitCode> {
             print!("{}", table(std::slice::from_ref(row)));
             if let Some(migration) = &row.migration {
                 println!("{migration}");
+            }
+            if let Some(stalled) = &row.stalled {
+                println!("{stalled}");
             }
             if let Some(copy) = &row.copy {
                 println!("{}", told(copy));
@@ -391,6 +483,10 @@ fn table(rows: &[Row]) -> String {
             Some(host) => format!("{} ({host})", row.role),
             None => row.role.clone(),
         };
+        let role = match row.suspect {
+            true => format!("{role}, suspect"),
+            false => role,
+        };
         let attached = row
             .uri
             .as_deref()
@@ -406,10 +502,15 @@ fn table(rows: &[Row]) -> String {
         };
         let holder = row.holder.as_ref().map(|holder| format!(" (instance {holder})"));
         let holder = holder.unwrap_or_default();
+        let waits = row.waits.as_ref().map(|why| format!("; {why}; waits for it"));
+        let waits = waits.unwrap_or_default();
         text += &format!(
-            "{:<20} {:>14} {:>4} {role:<22} {attached}{data}{device}{vhost_user}{holder}\n",
+            "{:<20} {:>14} {:>4} {role:<22} {attached}{data}{device}{vhost_user}{holder}{waits}\n",
             row.name, row.length_bytes, row.generation
         );
+        if let Some(trouble) = &row.trouble {
+            text += &format!("    {}: {trouble}\n", row.name);
+        }
     }
     text
 }
@@ -429,21 +530,33 @@ fn daemon(arguments: DaemonArguments, hook: Hook) -> anyhow::Result<ExitCode> {
         config_dir: arguments.config_dir,
         port: arguments.port,
         nbd_port: arguments.nbd_port,
+        reserve: arguments.reserve,
         threads: arguments.threads.into(),
         copy_transport: arguments.copy_transport,
         copy_device: arguments.copy_device,
         hook,
     };
-    // Before there is another thread.
+    // Before there is another thread. What a tenant has is nobody's business but its daemon's: that is so for every file and socket.
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     device::be_io_flusher();
+    callers::descriptors();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
+        // Orders that wait for disks, and what waits for a file to be written, have one each.
+        .max_blocking_threads(1024)
         .enable_all()
         .build()?;
     runtime.block_on(daemon::run(config))?;
     // Requests under way were not acknowledged, or are on their way to the disk.
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));
     Ok(ExitCode::SUCCESS)
+}
+
+fn size_or_none(text: &str) -> Result<u64, String> {
+    match text {
+        "0" => Ok(0),
+        _ => size(text),
+    }
 }
 
 fn size(text: &str) -> Result<u64, String> {

@@ -24,6 +24,16 @@ pub enum Order {
         name: String,
         length: u64,
         data: Option<PathBuf>,
+        /// The file is there, and becomes the volume as it is.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        adopt: bool,
+        /// All of it gets its place on the disk.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        preallocate: bool,
+    },
+    /// An operator's word: what is there is the volume, whatever has become of its disk.
+    Accept {
+        name: String,
     },
     /// Where the data of a volume go that is to move here.
     Place {
@@ -47,6 +57,9 @@ pub enum Order {
         /// By NBD on this socket, for the virtual machine of that instance. Its folder is there as long as the instance is.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         socket: Option<PathBuf>,
+        /// That instance may read only.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        read_only: bool,
     },
     Detach {
         name: String,
@@ -73,6 +86,14 @@ pub enum Order {
         /// How its copy is to go; as the daemon was told if not given.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         transport: Option<Wanted>,
+        /// Part of what was written may be in the page cache here only: all of it is sent from there.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        rescue: bool,
+    },
+    /// Whether it could move there now, as far as the other host can tell. The answer is its row, with what stands in the way as its trouble.
+    Check {
+        name: String,
+        to: String,
     },
     Cancel {
         name: String,
@@ -100,7 +121,7 @@ pub enum Order {
         name: String,
         by: AgentSession,
     },
-    /// That session is decided. The same to whatever has no part in it.
+    /// That session is decided. The same to whatever has no part in it. The answer is a row in any case: only that says what became of the copy.
     Settle {
         name: String,
         by: AgentSession,
@@ -108,8 +129,33 @@ pub enum Order {
     },
 }
 
+impl Order {
+    /// The volume that it is about; none if it is about all.
+    pub fn volume(&self) -> Option<&str> {
+        match self {
+            Self::List => None,
+            Self::Create { name, .. }
+            | Self::Accept { name }
+            | Self::Place { name, .. }
+            | Self::Attach { name, .. }
+            | Self::Detach { name, .. }
+            | Self::Sync { name }
+            | Self::Resize { name, .. }
+            | Self::Delete { name }
+            | Self::Migrate { name, .. }
+            | Self::Check { name, .. }
+            | Self::Cancel { name }
+            | Self::Resolve { name, .. }
+            | Self::Follow { name, .. }
+            | Self::Mirrored { name, .. }
+            | Self::Hold { name, .. }
+            | Self::Settle { name, .. } => Some(name),
+        }
+    }
+}
+
 /// A volume as the daemon sees it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// Its name.
     pub name: String,
@@ -119,13 +165,23 @@ pub struct Row {
     pub length_bytes: u64,
     /// How often it has moved, and one.
     pub generation: u64,
-    /// serving, deciding, moved, incoming, incomplete, held or ready; or placed, of one that is not here yet: then the numbers are 0.
+    /// serving, deciding, moved, incoming, incomplete, held or ready. Or, with numbers that are 0: placed, of one that is not here yet; unknown, where it cannot be said which of them it is; busy, where that is not waited for; none,
+    /// in the answer to [`Order::Settle`], where there is no copy.
     pub role: String,
     /// The other host, if the role has one.
     pub other_host: Option<String>,
     /// Where its data are, or are to go, if that is no file of the daemon's.
     #[serde(default)]
     pub data: Option<PathBuf>,
+    /// Why it is not served though its role says so: that is waited for.
+    #[serde(default)]
+    pub waits: Option<String>,
+    /// A flush of its disk has failed: what was written since the last one may be in the page cache only. It is read, and nothing is written.
+    #[serde(default)]
+    pub suspect: bool,
+    /// Nothing was ever written to it, as far as is known; nothing by older daemons.
+    #[serde(default)]
+    pub fresh: Option<bool>,
     /// Clients may connect.
     pub attached: bool,
     /// How.
@@ -147,6 +203,15 @@ pub struct Row {
     pub copy: Option<Carriage>,
     /// Where a migration stands.
     pub migration: Option<serde_json::Value>,
+    /// The session of the agents that decides about it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<AgentSession>,
+    /// What is wrong with it, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    /// Why it comes no further, if it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stalled: Option<String>,
 }
 
 /// How a volume is the disk of a virtual machine by vhost-user-blk.

@@ -1,37 +1,46 @@
 //! The daemon of a host: all its volumes.
 
+mod data;
 mod deciding;
+mod keeping;
 mod lent;
 mod listeners;
 mod orders;
 mod places;
 mod resolving;
+mod space;
 mod together;
 
 use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use tokio::sync::Mutex;
-use verbatim_mirror::decision::{Role, Sidecar};
+use verbatim_mirror::decision::{AgentSession, Role, SessionId, Sidecar};
 
+use crate::callers::{CLIENTS, ORDERS_OF_ONE, Places};
 use crate::control::{Row, VhostUser};
 use crate::device::Device;
 use crate::disk::Disks;
 use crate::faults::Hook;
-use crate::folder::{Folder, Settings};
+use crate::folder::{Folder, Noted, Settings};
 use crate::peer::destination::Incoming;
+use crate::reserve::Reserve;
 use crate::store::Store;
 use crate::tls::Hosts;
 use crate::transport::{Rnic, Wanted};
 use crate::vhost_user;
 use crate::volume::Volume;
+use data::keep_private;
 use lent::Lent;
+use orders::has_ended;
 use together::Following;
 
-/// A sidecar that could not be written is written again after this time.
+/// An answer that decides nothing is asked for again after this time.
 const AGAIN: Duration = Duration::from_millis(200);
 
 /// What a daemon is told when it starts.
@@ -49,6 +58,8 @@ pub struct Config {
     pub port: u16,
     /// On which port clients of other hosts are served, by TLS.
     pub nbd_port: Option<u16>,
+    /// What copies leave free of the file system with the volumes' folder; a part of it if not given.
+    pub reserve: Option<u64>,
     /// How many threads wait for disks.
     pub threads: usize,
     /// How the copies go of volumes that move from here, if the command does not say.
@@ -80,11 +91,29 @@ impl Config {
 #[derive(Default)]
 struct State {
     sidecar: Option<Sidecar>,
+    /// Why it is not known what the copy is; then there is no sidecar here.
+    unknown: Option<String>,
+    /// Why it is not served, though its sidecar says that it is.
+    unserved: Option<String>,
+    /// The two are tried again.
+    is_tried_again: bool,
+    /// What an operator has to know of, and nobody but him can do anything about.
+    alarm: Option<String>,
+    /// The attempt of which this process has had everything on the disk when it was asked, and has nothing taken since.
+    whole: Option<SessionId>,
     settings: Settings,
     /// Where its data are to go, while there is no copy here.
     place: Option<PathBuf>,
+    /// What is noted of its data.
+    noted: Option<Noted>,
+    /// Its data, from when they are opened or made until they are nobody's.
+    store: Option<Arc<Store>>,
     /// While it is served here.
     volume: Option<Arc<Volume>>,
+    /// What was served, and has requests at the disk that have not ended since it was closed.
+    closing: Option<Arc<Volume>>,
+    /// The attempt that fills it, what the copy had of its disk before, and how far it may go.
+    filling: Option<(SessionId, u64, Option<Arc<Reserve>>)>,
     /// From the first offer on.
     incoming: Option<Arc<Incoming>>,
     /// While it is a block device of this machine.
@@ -113,6 +142,12 @@ struct Entry {
     name: String,
     folder: Folder,
     state: Mutex<State>,
+    /// Its volume while other hosts' clients may have it, for who must not wait for the lock.
+    served: std::sync::Mutex<Option<Arc<Volume>>>,
+    /// For those.
+    remote: Arc<Places>,
+    /// For orders about it.
+    orders: Arc<Places>,
 }
 
 struct Daemon {
@@ -129,9 +164,17 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     let make = |path: &PathBuf| {
         std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))
     };
+    if !config.runtime_dir.exists() {
+        make(&config.runtime_dir)?;
+        // Others than the daemon of volumes have sockets there.
+        std::fs::set_permissions(&config.runtime_dir, std::fs::Permissions::from_mode(0o755))?;
+    }
     make(&config.state_dir)?;
     make(&config.runtime_dir.join("volumes"))?;
     let _lock = lock(&config)?;
+    // An earlier release has left them to be read by everybody.
+    keep_private(&config.state_dir);
+    keep_private(&config.runtime_dir.join("volumes"));
     let hosts = match config.config_dir.join("hosts.json").exists() {
         true => Some(Hosts::load(&config.config_dir)?),
         false => None,
@@ -146,41 +189,8 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     for name in Folder::names(&daemon.config.state_dir)? {
         let entry = daemon.entry(&name).await?;
         let mut state = entry.state.lock().await;
-        let opened: anyhow::Result<()> = (|| {
-            state.sidecar = entry.folder.sidecar()?;
-            state.settings = entry.folder.settings()?;
-            // One that cannot be served, below, is none that is expected.
-            if state.sidecar.is_none() {
-                state.place = entry.folder.place()?;
-            }
-            // The process before this one may have been ended between a rename and its sync.
-            if let Some(sidecar) = &state.sidecar {
-                entry.folder.write_sidecar(sidecar)?;
-            }
-            if let Err(error) = daemon.lend_again(&entry, &mut state) {
-                tracing::error!("volume {name} is not lent again: {error:#}");
-            }
-            daemon.serve(&entry, &mut state)
-        })();
-        if let Err(error) = opened {
-            // The others are served all the same.
-            tracing::error!("volume {name} is not served: {error:#}");
-            state.sidecar = None;
-            state.lent = None;
-            continue;
-        }
-        let is_deciding = matches!(
-            &state.sidecar,
-            Some(Sidecar {
-                role: Role::Deciding { .. },
-                ..
-            })
-        );
-        drop(state);
-        if is_deciding {
-            let daemon = daemon.clone();
-            tokio::spawn(async move { daemon.resolve(&entry).await });
-        }
+        // One that fails leaves the others alone.
+        daemon.take_up(&entry, &mut state);
     }
     listeners::run(daemon).await
 }
@@ -188,7 +198,24 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
 /// Two daemons with the same volumes would be two copies.
 fn lock(config: &Config) -> anyhow::Result<std::fs::File> {
     let path = config.state_dir.join(".lock");
-    let file = std::fs::File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    let mut open = OpenOptions::new();
+    let file = match open.write(true).create(true).truncate(false).open(&path) {
+        // What is read-only has volumes all the same, whose data are elsewhere; and what another daemon made can be locked.
+        Err(error) if error.kind() == std::io::ErrorKind::ReadOnlyFilesystem => {
+            let file = std::fs::File::open(&path).with_context(|| {
+                format!(
+                    "{} is read-only, and no daemon has ever used it: make it writable, or choose another --state-dir",
+                    config.state_dir.display()
+                )
+            })?;
+            tracing::error!(
+                "{} is read-only: what has its data elsewhere is served, and nothing can move or be changed until it is writable",
+                config.state_dir.display()
+            );
+            file
+        }
+        file => file.with_context(|| format!("cannot make {}", path.display()))?,
+    };
     rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
         .with_context(|| format!("{} is used by another daemon", config.state_dir.display()))?;
     Ok(file)
@@ -204,6 +231,9 @@ impl Daemon {
                 name: name.to_owned(),
                 folder,
                 state: Mutex::default(),
+                served: std::sync::Mutex::default(),
+                remote: Places::new(CLIENTS),
+                orders: Places::new(ORDERS_OF_ONE),
             })
         });
         Ok(entry.clone())
@@ -211,6 +241,7 @@ impl Daemon {
 
     /// Serves it if its sidecar says so, to clients if it is attached, and to the virtual machine that has it.
     fn serve(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) -> anyhow::Result<()> {
+        self.claim_data(entry, state)?;
         let Some(sidecar) = state.sidecar.as_ref().filter(|sidecar| sidecar.may_serve()) else {
             return Ok(());
         };
@@ -219,6 +250,9 @@ impl Daemon {
         if let (true, None, Some(volume)) = (state.settings.attached, &state.listener, &state.volume) {
             let socket = self.config.nbd_socket(&entry.name);
             state.listener = Some(listeners::nbd(&socket, &entry.name, volume.clone())?);
+        }
+        if let (true, Some(volume)) = (state.settings.attached, &state.volume) {
+            *entry.served.lock().expect("no panic under this lock") = Some(volume.clone());
         }
         if let (true, None, Some(volume)) = (state.settings.vhost_user, &state.vhost_user, &state.volume) {
             let socket = self.config.vhost_user_socket(&entry.name);
@@ -236,12 +270,13 @@ impl Daemon {
         Ok(())
     }
 
-    /// Opens its data, unless they are open.
+    /// Has a volume of its data, which are open.
     fn open(&self, entry: &Entry, state: &mut State, length: u64) -> anyhow::Result<()> {
+        has_ended(entry, state)?;
+        state.closing = None;
         if state.volume.is_none() {
-            let path = entry.folder.data(&state.settings);
-            let store = Store::open(&path, length);
-            let store = store.with_context(|| format!("cannot open {}", path.display()))?;
+            self.claim_data(entry, state)?;
+            let store = state.store.clone().context("it has no data")?;
             let volume = Volume::new(store, length, self.disks.clone(), self.config.hook);
             state.volume = Some(volume);
         }
@@ -259,6 +294,15 @@ impl Daemon {
     }
 
     fn row(&self, entry: &Entry, state: &State) -> Option<Row> {
+        if let Some(why) = &state.unknown {
+            return Some(Row {
+                name: entry.name.clone(),
+                role: "unknown".to_owned(),
+                data: state.settings.data.clone(),
+                trouble: Some(why.clone()),
+                ..Row::default()
+            });
+        }
         let Some(sidecar) = &state.sidecar else {
             return self.placed(entry, state);
         };
@@ -271,6 +315,13 @@ impl Daemon {
             Role::Held { to, .. } => ("held", Some(to.clone())),
             Role::Ready { from, .. } => ("ready", Some(from.clone())),
         };
+        let closing = state.closing.as_ref().map(|volume| {
+            format!(
+                "{} requests that were under way when it was detached have not come back from the disk",
+                volume.in_flight()
+            )
+        });
+        let trouble = state.alarm.clone().or(closing);
         let socket = self.config.nbd_socket(&entry.name);
         let uri = format!("nbd+unix:///{}?socket={}", entry.name, socket.display());
         let migration = state.volume.as_ref().and_then(|volume| volume.migration());
@@ -282,6 +333,9 @@ impl Daemon {
             role: role.to_owned(),
             other_host,
             data: state.settings.data.clone(),
+            waits: state.unserved.clone(),
+            suspect: state.is_suspect(),
+            fresh: state.is_fresh(),
             attached: state.settings.attached,
             uri: state.listener.is_some().then_some(uri),
             device: state.device.as_ref().map(|device| device.path().to_owned()),
@@ -295,16 +349,18 @@ impl Daemon {
                 .as_ref()
                 .and(state.volume.as_ref())
                 .and_then(|volume| volume.carriage()),
+            stalled: state.volume.as_ref().and_then(|volume| volume.stalled()),
             migration: migration.and_then(|(status, _)| serde_json::to_value(status).ok()),
+            by: waits_for(sidecar),
+            trouble,
         })
     }
+}
 
-    /// Writes a sidecar until it is durable: until then nobody knows which of the two is on the disk.
-    async fn write(&self, entry: &Entry, state: &mut State, sidecar: Sidecar) {
-        while let Err(error) = tokio::task::block_in_place(|| entry.folder.write_sidecar(&sidecar)) {
-            tracing::error!("volume {}: {error:#}; it is tried again", entry.name);
-            tokio::time::sleep(AGAIN).await;
-        }
-        state.sidecar = Some(sidecar);
+/// The session of the agents that decides about it.
+fn waits_for(sidecar: &Sidecar) -> Option<AgentSession> {
+    match &sidecar.role {
+        Role::Held { by, .. } | Role::Ready { by, .. } => Some(*by),
+        _ => None,
     }
 }

@@ -33,6 +33,8 @@ pub enum Point {
     Fetched,
     /// The source is about to send by TLS what did not come by RDMA.
     Again,
+    /// A volume has grown, durably, and nobody was told.
+    Grown,
 }
 
 /// All of them.

@@ -3,26 +3,41 @@
 //! ```text
 //!  STATE/NAME/sidecar.json   identity, generation, role; which copy may serve (`verbatim_mirror::decision`)
 //!  STATE/NAME/settings.json  where the data are, and whether it is attached; nothing that decides anything
+//!  STATE/NAME/data.json      what tells the data from others, noted when they were made (`crate::store::identity`)
+//!  STATE/NAME/data.sound     an empty file, `data.broken` once a flush has failed (`crate::store::trust`)
 //!  STATE/NAME/place.json     where the data are to go when it moves here for the first time, if somebody has said so
 //!  STATE/NAME/data           the data, unless they are in a block device or a file elsewhere
+//!  STATE/.gone-ID            what a copy that was deleted has said, and must not be forgotten
 //! ```
 //!
-//! A file is replaced in one piece: written beside, synced, renamed, and the folder synced. If that fails, it cannot be said which of the
-//! two a crash leaves; whoever depends on it writes again until it succeeds.
+//! A file is replaced in one piece, and without room ([`replacing`]). If that fails, it may be that nobody can say which of the two a crash leaves: then the
+//! copy is not known until what is there was made durable ([`Folder::make_durable`]).
+
+pub mod replacing;
 
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use verbatim_mirror::decision::Sidecar;
+use verbatim_mirror::decision::{Sidecar, Tombstone, VolumeId};
+
+pub use replacing::NotWritten;
+use replacing::{reserve, sync};
+
+use crate::store::identity::Identity;
 
 const SIDECAR: &str = "sidecar.json";
 const SETTINGS: &str = "settings.json";
 const PLACE: &str = "place.json";
+const NOTED: &str = "data.json";
 const DATA: &str = "data";
+
+/// The beginning of a tombstone's name; no volume's begins so.
+const GONE: &str = ".gone-";
 
 /// The longest name of a volume.
 const MAX_NAME: usize = 64;
@@ -42,6 +57,28 @@ pub struct Settings {
     /// Where the data are, if not in the folder.
     #[serde(default)]
     pub data: Option<PathBuf>,
+}
+
+/// What is noted of the data of a copy.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Noted {
+    /// What tells them from others.
+    pub identity: Identity,
+    /// All of them had their place on the disk from the beginning, and keep it.
+    #[serde(default)]
+    pub preallocated: bool,
+    /// Somebody had them: where there is nothing on them, something may be lost.
+    #[serde(default)]
+    pub used: bool,
+}
+
+/// What is in the file of a tombstone.
+#[derive(Debug, Serialize, Deserialize)]
+struct Gone {
+    /// The name that the volume had.
+    name: String,
+    #[serde(flatten)]
+    tombstone: Tombstone,
 }
 
 /// The folder of one volume.
@@ -69,10 +106,15 @@ impl Folder {
         let mut names = Vec::new();
         for entry in fs::read_dir(state).with_context(|| format!("cannot read {}", state.display()))? {
             let name = entry?.file_name().to_string_lossy().into_owned();
-            if [SIDECAR, PLACE]
-                .iter()
-                .any(|file| state.join(&name).join(file).exists())
-            {
+            let Ok(folder) = Self::new(state, &name) else {
+                continue;
+            };
+            // One that cannot be looked at may be a volume.
+            let is_there = |file: &&str| match folder.path.join(file).try_exists() {
+                Err(error) => error.kind() != io::ErrorKind::NotADirectory,
+                Ok(is_there) => is_there,
+            };
+            if [SIDECAR, PLACE].iter().any(is_there) {
                 names.push(name);
             }
         }
@@ -80,13 +122,32 @@ impl Folder {
         Ok(names)
     }
 
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What is noted of the data; nothing by older daemons.
+    pub fn noted(&self) -> anyhow::Result<Option<Noted>> {
+        self.read(NOTED)
+    }
+
+    /// Replaces it.
+    pub fn write_noted(&self, noted: &Noted) -> anyhow::Result<()> {
+        self.write(NOTED, noted).map_err(|failed| failed.why)
+    }
+
     /// Makes the folder.
     pub fn make(&self) -> anyhow::Result<()> {
-        fs::create_dir_all(&self.path).with_context(|| format!("cannot make {}", self.path.display()))?;
-        if let Some(parent) = self.path.parent() {
-            sync(parent)?;
-        }
+        let mut make = fs::DirBuilder::new();
+        let made = make.recursive(true).mode(0o700).create(&self.path);
+        made.with_context(|| format!("cannot make {}", self.path.display()))?;
+        sync(self.state())?;
         Ok(())
+    }
+
+    fn state(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("/"))
     }
 
     /// The file or block device with the data.
@@ -99,9 +160,24 @@ impl Folder {
         self.read(SIDECAR)
     }
 
-    /// Replaces it. See the module for what an error means.
-    pub fn write_sidecar(&self, sidecar: &Sidecar) -> anyhow::Result<()> {
+    /// Replaces it.
+    pub fn write_sidecar(&self, sidecar: &Sidecar) -> Result<(), NotWritten> {
         self.write(SIDECAR, sidecar)
+    }
+
+    /// Sees to it that the next sidecar can be written, whatever becomes of the room.
+    pub fn reserve_sidecar(&self) -> anyhow::Result<()> {
+        reserve(&self.path.join(SIDECAR))
+    }
+
+    /// Makes durable what is there now. It needs no room, and changes nothing.
+    pub fn make_durable(&self) -> anyhow::Result<()> {
+        let path = self.path.join(SIDECAR);
+        let make = || -> io::Result<()> {
+            File::open(&path)?.sync_all()?;
+            sync(&self.path)
+        };
+        make().with_context(|| format!("cannot make {} durable", path.display()))
     }
 
     /// The usual ones if there are none.
@@ -111,7 +187,7 @@ impl Folder {
 
     /// Replaces them.
     pub fn write_settings(&self, settings: &Settings) -> anyhow::Result<()> {
-        self.write(SETTINGS, settings)
+        Ok(self.write(SETTINGS, settings)?)
     }
 
     /// The file or block device for the data of a volume that is to come.
@@ -121,11 +197,60 @@ impl Folder {
 
     /// Replaces it.
     pub fn write_place(&self, data: &Path) -> anyhow::Result<()> {
-        self.write(PLACE, &data)
+        Ok(self.write(PLACE, &data)?)
     }
 
-    /// Removes the volume, or what is expected of one: first what makes it that.
-    pub fn delete(&self) -> anyhow::Result<()> {
+    /// What is left of a copy of that volume that is gone.
+    pub fn tombstone(&self, id: VolumeId) -> anyhow::Result<Option<Tombstone>> {
+        Ok(read::<Gone>(&self.gone(id))?.map(|gone| gone.tombstone))
+    }
+
+    /// Forgets it: a sidecar says as much, and more.
+    pub fn forget(&self, id: VolumeId) -> anyhow::Result<()> {
+        let path = self.gone(id);
+        // Where nothing can be changed there need not be anything, either.
+        let is_there = path.try_exists();
+        if !is_there.with_context(|| format!("cannot look at {}", path.display()))? {
+            return Ok(());
+        }
+        fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+        Ok(sync(self.state())?)
+    }
+
+    /// What is left of copies that had this name.
+    pub fn left(&self) -> anyhow::Result<Vec<VolumeId>> {
+        let name = self.path.file_name().and_then(|name| name.to_str());
+        let entries =
+            fs::read_dir(self.state()).with_context(|| format!("cannot read {}", self.state().display()))?;
+        let mut left = Vec::new();
+        for entry in entries {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with(GONE)
+                && let Some(gone) = read::<Gone>(&entry.path())?
+                && Some(gone.name.as_str()) == name
+            {
+                left.push(gone.tombstone.id);
+            }
+        }
+        Ok(left)
+    }
+
+    fn gone(&self, id: VolumeId) -> PathBuf {
+        self.state().join(format!("{GONE}{}", String::from(id)))
+    }
+
+    /// Removes the volume, or what is expected of one: first what makes it that. The tombstone is durable before.
+    pub fn delete(&self, tombstone: Option<&Tombstone>) -> anyhow::Result<()> {
+        if let Some(tombstone) = tombstone {
+            let name = self.path.file_name().unwrap_or_default();
+            let gone = Gone {
+                name: name.to_string_lossy().into_owned(),
+                tombstone: tombstone.clone(),
+            };
+            let text = serde_json::to_vec(&gone)?;
+            // It takes the room of the sidecar's spare: a volume is deleted also to make room.
+            replacing::give_spare(&self.path.join(SIDECAR), &self.gone(tombstone.id), &text)?;
+        }
         // What is cut off in between is the volume as it was, and not one that is expected again.
         for file in [PLACE, SIDECAR] {
             match fs::remove_file(self.path.join(file)) {
@@ -137,39 +262,46 @@ impl Folder {
         fs::remove_dir_all(&self.path).with_context(|| format!("cannot remove {}", self.path.display()))
     }
 
-    fn read<T: DeserializeOwned>(&self, name: &str) -> anyhow::Result<Option<T>> {
-        let path = self.path.join(name);
-        let length = match fs::metadata(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            metadata => metadata
-                .with_context(|| format!("cannot read {}", path.display()))?
-                .len(),
-        };
-        if length > MAX_FILE {
-            bail!("{} is damaged: it has {length} bytes", path.display());
+    /// Removes what is left of a volume that did not come to be.
+    pub fn discard(&self) {
+        let is_one = |file| self.path.join(file).try_exists().unwrap_or(true);
+        let has_data = self
+            .path
+            .join(DATA)
+            .metadata()
+            .is_ok_and(|data| data.blocks() > 0);
+        if !is_one(SIDECAR) && !is_one(PLACE) && !has_data {
+            // It is nothing, and in nobody's way.
+            let _ = fs::remove_dir_all(&self.path);
         }
-        let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let value =
-            serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))?;
-        Ok(Some(value))
     }
 
-    fn write<T: Serialize>(&self, name: &str, value: &T) -> anyhow::Result<()> {
-        let path = self.path.join(name);
-        let fresh = path.with_extension("new");
-        let put = || -> io::Result<()> {
-            let mut file = File::create(&fresh)?;
-            file.write_all(&serde_json::to_vec_pretty(value)?)?;
-            file.sync_all()?;
-            fs::rename(&fresh, &path)?;
-            sync(&self.path)
-        };
-        put().with_context(|| format!("cannot write {}", path.display()))
+    fn read<T: DeserializeOwned>(&self, name: &str) -> anyhow::Result<Option<T>> {
+        read(&self.path.join(name))
+    }
+
+    fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), NotWritten> {
+        let text = serde_json::to_vec_pretty(value).map_err(|error| NotWritten {
+            why: error.into(),
+            is_unsure: false,
+        })?;
+        replacing::replace(&self.path.join(name), &text)
     }
 }
 
-fn sync(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
+fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<Option<T>> {
+    let length = match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        metadata => metadata
+            .with_context(|| format!("cannot read {}", path.display()))?
+            .len(),
+    };
+    if length > MAX_FILE {
+        bail!("{} is damaged: it has {length} bytes", path.display());
+    }
+    let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let value = serde_json::from_slice(&text).with_context(|| format!("{} is damaged", path.display()))?;
+    Ok(Some(value))
 }
 
 #[cfg(test)]
@@ -211,8 +343,31 @@ mod tests {
             assert_eq!(folder.sidecar().expect("good"), Some(sidecar));
         }
         assert_eq!(Folder::names(state.path()).expect("one"), ["a"]);
-        folder.delete().expect("deleted");
+        folder.delete(None).expect("deleted");
         assert!(Folder::names(state.path()).expect("none").is_empty());
+    }
+
+    #[test]
+    fn what_is_deleted_leaves_what_it_has_said_until_that_is_deleted_too() {
+        let state = tempfile::tempdir().expect("a folder");
+        let folder = Folder::new(state.path(), "a").expect("a name");
+        folder.make().expect("made");
+        let sidecar = Sidecar {
+            generation: 7,
+            ..Sidecar::new(VolumeId(5), 4096)
+        };
+        folder.write_sidecar(&sidecar).expect("written");
+        let tombstone = Tombstone::of(&sidecar);
+        folder.delete(Some(&tombstone)).expect("deleted");
+        assert!(Folder::names(state.path()).expect("none").is_empty());
+        assert_eq!(folder.tombstone(sidecar.id).expect("good"), Some(tombstone));
+        assert_eq!(folder.tombstone(VolumeId(6)).expect("none"), None);
+        let other = Folder::new(state.path(), "b").expect("a name");
+        assert!(other.left().expect("none").is_empty(), "of another name");
+        assert_eq!(folder.left().expect("one"), [sidecar.id]);
+        folder.forget(sidecar.id).expect("forgotten");
+        folder.forget(sidecar.id).expect("there is none");
+        assert_eq!(folder.tombstone(sidecar.id).expect("none"), None);
     }
 
     #[test]

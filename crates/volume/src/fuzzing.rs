@@ -52,7 +52,7 @@ impl Host {
     /// # Panics
     /// If they cannot be made there.
     pub fn new(folder: &Path) -> Self {
-        let open = |path: &Path| Store::open(path, LENGTH).expect("a file can be made");
+        let open = |path: &Path| Store::new_file(path, LENGTH).expect("a file can be made");
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let (disks, served, filled) = (Disks::new(1), folder.join("served"), folder.join("filled"));
         Self {
@@ -77,8 +77,8 @@ impl Host {
                         let volume = export.served().await.expect("it is served");
                         // What it makes of the rest is its affair.
                         let (Ok(()) | Err(_)) = match is_local {
-                            true => local::transmit(far, volume).await,
-                            false => transmit(far, volume).await,
+                            true => local::transmit(far, volume, false).await,
+                            false => transmit(far, volume, false).await,
                         };
                     }
                 };

@@ -16,11 +16,13 @@
 //! - [`nbd`]: the protocol, and its servers: by threads for clients on this machine, by tasks for those that come by TLS.
 //! - `vhost_user`: a volume as the disk of a virtual machine, out of whose memory requests are taken.
 //! - `device`: a volume as a block device of this machine, by FUSE and a loop device.
+//! - `callers`: how many may be connected, and how long each may take to say who it is. `room`: how much of clients is under way.
 //! - `own_thread`: connections between daemons have a thread each; `background`: those for what is copied yield to tenants'.
 //! - [`peer`]: the two sides of a move; [`transport`]: whether chunks go by RDMA; [`wire`]: what they say to each other.
 //! - [`command`]: `verbatim volume …`.
 
 mod background;
+mod callers;
 mod client;
 pub mod command;
 pub mod control;
@@ -34,7 +36,9 @@ pub mod nbd;
 mod outlet;
 mod own_thread;
 pub mod peer;
+mod progress;
 mod quick;
+mod reserve;
 mod room;
 mod store;
 mod tls;
@@ -42,6 +46,7 @@ pub mod transport;
 mod vhost_user;
 mod volume;
 pub mod wire;
+mod words;
 
 pub use daemon::{Config, run};
 pub use tls::Hosts;

@@ -44,6 +44,8 @@ struct Link {
     number: u64,
     sender: UnboundedSender<Outgoing>,
     compares: bool,
+    /// Its daemon knows zeros that keep their place on the disk.
+    knows_room: bool,
 }
 
 /// The connection, if there is one, and what is on its way there.
@@ -57,21 +59,28 @@ pub struct Outlet {
     pub sent_bytes: u64,
     /// How its chunks go.
     pub carriage: Option<Carriage>,
+    /// All of the volume has its place on the disk, and is to have it there, too.
+    keeps_room: bool,
 }
 
 impl Outlet {
-    /// A move begins.
-    pub fn begin(&mut self) {
-        (self.sent_bytes, self.carriage) = (0, None);
+    /// A move begins. `keeps_room`: zeros keep their place on the disk, too.
+    pub fn begin(&mut self, keeps_room: bool) {
+        (self.sent_bytes, self.carriage, self.keeps_room) = (0, None, keeps_room);
     }
 
-    /// There is a connection. Its number.
-    pub fn connect(&mut self, compares: bool, sender: UnboundedSender<Outgoing>) -> u64 {
+    /// There is a connection, to a daemon that knows this. Its number.
+    pub fn connect(
+        &mut self,
+        (compares, knows_room): (bool, bool),
+        sender: UnboundedSender<Outgoing>,
+    ) -> u64 {
         self.links += 1;
         self.link = Some(Link {
             number: self.links,
             sender,
             compares,
+            knows_room,
         });
         self.links
     }
@@ -105,7 +114,9 @@ impl Outlet {
     pub fn send_chunk(&mut self, ticket: Ticket) {
         let chunk = self.chunks.get(&ticket).expect("it was read");
         let tag = Tag::Chunk(ticket.0);
-        match chunk.hash {
+        // What is equal may have no place on the disk there.
+        let is_allocated = chunk.is_zero && self.keeps_room;
+        match chunk.hash.filter(|_| !is_allocated) {
             Some(hash) => {
                 let Extent { offset, length } = chunk.extent;
                 let compare = ToDestination::Compare {
@@ -127,7 +138,7 @@ impl Outlet {
         };
         let (tag, extent) = (Tag::Chunk(ticket.0), chunk.extent);
         if chunk.is_zero {
-            self.zero(tag, extent);
+            self.zero(tag, extent, !self.keeps_room);
         } else if let Some(link) = &self.link {
             self.sent_bytes += extent.length;
             let (offset, data) = (extent.offset, chunk.data);
@@ -140,15 +151,20 @@ impl Outlet {
     pub fn change(&mut self, id: u64, extent: Extent, data: Arc<Vec<u8>>) {
         let (tag, offset) = (Tag::Change(id), extent.offset);
         match is_zero(&data) {
-            true => self.zero(tag, extent),
+            true => self.zero(tag, extent, !self.keeps_room),
             false => self.send(&ToDestination::Put { tag, offset }, Some(data)),
         }
     }
 
-    /// Sends that there are zeros.
-    pub fn zero(&mut self, tag: Tag, extent: Extent) {
+    /// Sends that there are zeros, and whether they may lose their place on the disk.
+    pub fn zero(&mut self, tag: Tag, extent: Extent, may_free: bool) {
         let Extent { offset, length } = extent;
-        self.send(&ToDestination::Zero { tag, offset, length }, None);
+        let knows_room = self.link.as_ref().is_some_and(|link| link.knows_room);
+        let message = match may_free || !knows_room {
+            true => ToDestination::Zero { tag, offset, length },
+            false => ToDestination::Allocate { tag, offset, length },
+        };
+        self.send(&message, None);
     }
 
     /// Asks for a flush.
@@ -199,7 +215,7 @@ mod tests {
     fn outlet(compares: bool) -> (Outlet, u64, UnboundedReceiver<Outgoing>) {
         let (sender, receiver) = unbounded_channel();
         let mut outlet = Outlet::default();
-        let number = outlet.connect(compares, sender);
+        let number = outlet.connect((compares, true), sender);
         (outlet, number, receiver)
     }
 
@@ -230,7 +246,7 @@ mod tests {
         outlet.differs(Ticket(3));
         assert!(sent.try_recv().is_err(), "it has left already");
         assert!(outlet.sent_bytes > 512);
-        outlet.begin();
+        outlet.begin(false);
         assert_eq!(outlet.sent_bytes, 0);
     }
 
@@ -266,6 +282,34 @@ mod tests {
     }
 
     #[test]
+    fn zeros_that_keep_their_place_are_named_so_to_whoever_knows_that() {
+        for knows_room in [true, false] {
+            let (sender, mut sent) = unbounded_channel();
+            let mut outlet = Outlet::default();
+            outlet.begin(true);
+            outlet.connect((true, knows_room), sender);
+            let (tag, offset, length) = (Tag::Chunk(3), 4096, 512);
+            let zeros = Chunk {
+                is_zero: true,
+                ..chunk(Some([9; 32]))
+            };
+            outlet.keep(Ticket(3), zeros);
+            outlet.send_chunk(Ticket(3));
+            outlet.zero(tag, EXTENT, false);
+            let expected = match knows_room {
+                true => ToDestination::Allocate { tag, offset, length },
+                false => ToDestination::Zero { tag, offset, length },
+            };
+            for _ in 0..2 {
+                assert!(is_frame(sent.try_recv().expect("zeros"), &expected));
+            }
+            outlet.zero(tag, EXTENT, true);
+            let freed = ToDestination::Zero { tag, offset, length };
+            assert!(is_frame(sent.try_recv().expect("zeros"), &freed));
+        }
+    }
+
+    #[test]
     fn one_byte_that_is_not_zero_is_seen_wherever_it_is() {
         assert!(is_zero(&[]));
         for at in 0..40 {
@@ -279,7 +323,7 @@ mod tests {
     #[test]
     fn one_connection_counts_and_nothing_is_counted_without_one() {
         let (mut outlet, first, mut sent) = outlet(true);
-        let second = outlet.connect(false, unbounded_channel().0);
+        let second = outlet.connect((false, true), unbounded_channel().0);
         assert!(!outlet.is_by(first) && outlet.is_by(second) && !outlet.compares());
         assert!(sent.blocking_recv().is_none(), "the first one's end is told");
         outlet.disconnect();

@@ -1,10 +1,13 @@
 //! Who the hosts are, and how they prove it: `hosts.json` and `tls/`, which agents use, too.
+//!
+//! Both are read again when they have changed ([`Hosts::renew`]): all that have a [`Hosts`] know the new ones from then on, and connections stay.
 
 use std::net::IpAddr;
-use std::path::Path;
-use std::sync::Arc;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, RwLock};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
@@ -22,17 +25,40 @@ struct Entry {
     trusted_network: bool,
 }
 
-/// What a daemon has of the others.
-#[derive(Clone)]
-pub struct Hosts {
+/// What was read.
+struct Known {
     entries: Vec<Entry>,
     connector: TlsConnector,
     acceptor: TlsAcceptor,
 }
 
-impl Hosts {
-    /// Reads `hosts.json` and `tls/` in `folder`.
-    pub fn load(folder: &Path) -> anyhow::Result<Self> {
+/// What the files were when they were read: when they were written, their lengths and numbers.
+type Stamp = [Option<(i64, i64, u64, u64)>; 4];
+
+/// What a daemon has of the others.
+#[derive(Clone)]
+pub struct Hosts(Arc<Shared>);
+
+struct Shared {
+    folder: PathBuf,
+    known: RwLock<Arc<Known>>,
+    stamp: Mutex<Stamp>,
+}
+
+fn stamp(folder: &Path) -> Stamp {
+    ["hosts.json", "tls/ca.pem", "tls/cert.pem", "tls/key.pem"].map(|name| {
+        let metadata = std::fs::metadata(folder.join(name)).ok()?;
+        Some((
+            metadata.mtime(),
+            metadata.mtime_nsec(),
+            metadata.len(),
+            metadata.ino(),
+        ))
+    })
+}
+
+impl Known {
+    fn load(folder: &Path) -> anyhow::Result<Self> {
         let list = folder.join("hosts.json");
         let text = std::fs::read(&list).with_context(|| format!("cannot read {}", list.display()))?;
         let entries =
@@ -64,19 +90,67 @@ impl Hosts {
         })
     }
 
+    fn names(&self) -> String {
+        let names: Vec<_> = self.entries.iter().map(|entry| entry.name.as_str()).collect();
+        names.join(", ")
+    }
+}
+
+impl Hosts {
+    /// Reads `hosts.json` and `tls/` in `folder`.
+    pub fn load(folder: &Path) -> anyhow::Result<Self> {
+        let stamp = stamp(folder);
+        let known = Known::load(folder)?;
+        Ok(Self(Arc::new(Shared {
+            folder: folder.to_owned(),
+            known: RwLock::new(Arc::new(known)),
+            stamp: Mutex::new(stamp),
+        })))
+    }
+
+    fn known(&self) -> Arc<Known> {
+        self.0.known.read().expect("no panic under this lock").clone()
+    }
+
+    /// Reads them again if they have changed, or in any case. True if there is something new; on an error what was known stays, and it is tried again when
+    /// they change once more. `own`: the host that must be in the list.
+    pub fn renew(&self, own: &str, in_any_case: bool) -> anyhow::Result<bool> {
+        let mut read = self.0.stamp.lock().expect("no panic under this lock");
+        let now = stamp(&self.0.folder);
+        if *read == now && !in_any_case {
+            return Ok(false);
+        }
+        *read = now;
+        let known = Known::load(&self.0.folder)?;
+        ensure!(
+            known.entries.iter().any(|entry| entry.name == own),
+            "this host, {own}, is not in {}, which has {}",
+            self.0.folder.join("hosts.json").display(),
+            known.names()
+        );
+        *self.0.known.write().expect("no panic under this lock") = Arc::new(known);
+        Ok(true)
+    }
+
+    /// The names of all.
+    pub fn names(&self) -> String {
+        self.known().names()
+    }
+
     /// The address of that host.
     pub fn address(&self, host: &str) -> anyhow::Result<IpAddr> {
-        let Some(entry) = self.entries.iter().find(|entry| entry.name == host) else {
-            let names: Vec<_> = self.entries.iter().map(|entry| entry.name.as_str()).collect();
-            bail!("there is no host {host}; known hosts: {}", names.join(", "));
+        let known = self.known();
+        let Some(entry) = known.entries.iter().find(|entry| entry.name == host) else {
+            bail!("there is no host {host}; known hosts: {}", known.names());
         };
         Ok(entry.address)
     }
 
     /// Those of these hosts whose network the list does not trust.
     pub fn untrusted<'a>(&self, hosts: &[&'a str]) -> Vec<&'a str> {
+        let known = self.known();
         let is_trusted = |host: &str| {
-            let entry = self.entries.iter().find(|entry| entry.name == host);
+            let entry = known.entries.iter().find(|entry| entry.name == host);
             entry.is_some_and(|entry| entry.trusted_network)
         };
         hosts.iter().copied().filter(|host| !is_trusted(host)).collect()
@@ -87,13 +161,13 @@ impl Hosts {
         let stream = TcpStream::connect((self.address(host)?, port)).await?;
         stream.set_nodelay(true)?;
         let name = ServerName::try_from(host.to_owned())?;
-        Ok(self.connector.connect(name, stream).await?)
+        Ok(self.known().connector.connect(name, stream).await?)
     }
 
     /// Takes a call of a host of the same authority.
     pub async fn accept(&self, stream: TcpStream) -> std::io::Result<server::TlsStream<TcpStream>> {
         stream.set_nodelay(true)?;
-        self.acceptor.accept(stream).await
+        self.acceptor().accept(stream).await
     }
 
     /// Whether the caller's certificate is that of that host.
@@ -107,8 +181,66 @@ impl Hosts {
         parsed.is_ok_and(|parsed| rustls::client::verify_server_name(&parsed, &name).is_ok())
     }
 
+    /// The host of the list whose certificate the caller has. None where it is a client's: the authority has signed it, too.
+    pub fn caller(&self, stream: &server::TlsStream<TcpStream>) -> Option<String> {
+        let known = self.known();
+        let mut names = known.entries.iter().map(|entry| &entry.name);
+        names.find(|name| Self::is_from(stream, name)).cloned()
+    }
+
     /// For clients of another protocol that prove themselves in the same way.
     pub fn acceptor(&self) -> TlsAcceptor {
-        self.acceptor.clone()
+        self.known().acceptor.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use verbatim_certificates::Authority;
+
+    use super::*;
+
+    fn write(folder: &Path, list: &str) {
+        // As a file is replaced that others read.
+        std::fs::write(folder.join("new"), list).expect("written");
+        std::fs::rename(folder.join("new"), folder.join("hosts.json")).expect("renamed");
+    }
+
+    #[test]
+    fn a_list_that_has_changed_is_read_again_and_a_broken_one_is_not_taken() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let authority = Authority::new("test").expect("an authority");
+        let identity = authority
+            .issue("a", "127.0.0.1".parse().expect("an address"))
+            .expect("a certificate");
+        std::fs::create_dir(folder.path().join("tls")).expect("a folder");
+        for (name, text) in [
+            ("ca.pem", authority.certificate()),
+            ("cert.pem", identity.certificate.as_str()),
+            ("key.pem", identity.key.as_str()),
+        ] {
+            std::fs::write(folder.path().join("tls").join(name), text).expect("written");
+        }
+        let one = r#"{"name": "a", "address": "127.0.0.1"}"#;
+        write(folder.path(), &format!("[{one}]"));
+        let hosts = Hosts::load(folder.path()).expect("a list");
+        let (other, renew) = (hosts.clone(), || hosts.renew("a", false));
+        assert!(!renew().expect("it can be read"), "nothing has changed");
+        for broken in ["[", r#"[{"name": "b", "address": "127.0.0.2"}]"#] {
+            write(folder.path(), broken);
+            assert!(renew().is_err(), "{broken}");
+            assert!(!renew().expect("it is said once"));
+            assert!(other.address("a").is_ok(), "what was known stays");
+        }
+        write(
+            folder.path(),
+            &format!(r#"[{one}, {{"name": "c", "address": "127.0.0.3"}}]"#),
+        );
+        assert!(other.address("c").is_err());
+        assert!(renew().expect("a list"));
+        assert!(other.address("c").is_ok(), "all know it");
+        std::fs::write(folder.path().join("tls/key.pem"), "no key").expect("written");
+        assert!(renew().is_err());
+        assert_eq!(other.names(), "a, c");
     }
 }

@@ -2,9 +2,13 @@
 
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+
+/// So long a host's RNIC may take to make a ring, or to let go of one, before a copy goes on without.
+pub const RNIC_LIMIT: Duration = Duration::from_secs(5);
 
 /// What an operator asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ValueEnum)]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Notify, watch};
@@ -11,15 +11,20 @@ use verbatim_mirror::{
     Action, Config, Engine, Event, Extent, Failure, Op, Report, RequestId, Standing, Status, Ticket,
 };
 
-use crate::disk::{Class, Disks};
+use crate::disk::{Class, Disks, OwnDisks};
 use crate::faults::{Hook, Point};
 use crate::outlet::{Chunk, Outgoing, Outlet, is_zero};
+use crate::progress::Progress;
+use crate::room::Room;
 use crate::store::Store;
 use crate::transport::Carriage;
 use crate::wire::{Tag, ToSource};
 
 /// The largest request that the thread of a connection carries out: larger ones are better done beside each other.
 const HERE: u64 = 128 << 10;
+
+/// How often it is looked how far a migration is.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// How a request ends: with what was read, or nothing.
 pub type Reply = Box<dyn FnOnce(Result<Vec<u8>, Failure>) + Send>;
@@ -53,6 +58,10 @@ struct Inner {
     ids: u64,
     requests: HashMap<RequestId, Request>,
     outlet: Outlet,
+    /// Of the migration.
+    progress: Progress,
+    /// When that was looked at last.
+    looked: Duration,
     reports: Option<UnboundedSender<Report>>,
     /// The request whose giver may carry it out itself, until the engine has said what becomes of it.
     offered: Option<RequestId>,
@@ -63,8 +72,9 @@ struct Inner {
 /// A volume that is served.
 pub struct Volume {
     inner: Mutex<Inner>,
-    store: Store,
-    disks: Disks,
+    store: Arc<Store>,
+    disks: OwnDisks,
+    room: Room,
     began: Instant,
     hook: Hook,
     /// A request has come to its end.
@@ -76,20 +86,23 @@ pub struct Volume {
 
 impl Volume {
     /// Serves that store.
-    pub fn new(store: Store, length: u64, disks: Disks, hook: Hook) -> Arc<Self> {
+    pub fn new(store: impl Into<Arc<Store>>, length: u64, disks: Disks, hook: Hook) -> Arc<Self> {
         let inner = Inner {
             engine: Engine::new(Config::default(), length),
             ids: 0,
             requests: HashMap::new(),
             outlet: Outlet::default(),
+            progress: Progress::default(),
+            looked: Duration::ZERO,
             reports: None,
             offered: None,
             replies: Vec::new(),
         };
         Arc::new(Self {
             inner: Mutex::new(inner),
-            store,
-            disks,
+            store: store.into(),
+            disks: disks.own(),
+            room: disks.room(),
             began: Instant::now(),
             hook,
             answered: Notify::new(),
@@ -107,6 +120,11 @@ impl Volume {
         self.lock().engine.length()
     }
 
+    /// What its clients have under way together.
+    pub fn room(&self) -> &Room {
+        &self.room
+    }
+
     /// Whether it answers.
     pub fn standing(&self) -> Standing {
         self.lock().engine.standing()
@@ -116,6 +134,31 @@ impl Volume {
     pub fn migration(&self) -> Option<(Status, u64)> {
         let inner = self.lock();
         Some((inner.engine.status()?, inner.outlet.sent_bytes))
+    }
+
+    /// Why a migration comes no further, if it does not.
+    pub fn stalled(&self) -> Option<String> {
+        let inner = self.lock();
+        inner
+            .progress
+            .stalled(self.began.elapsed(), &inner.engine.status()?)
+    }
+
+    /// Some time has passed. If there is something to be said of a migration that comes no further, that.
+    pub fn tick(self: &Arc<Self>) -> Option<String> {
+        let mut inner = self.lock();
+        let now = self.began.elapsed();
+        let mut said = None;
+        if now - inner.looked >= LOOK
+            && let Some(status) = inner.engine.status()
+        {
+            inner.looked = now;
+            if inner.progress.look(now, &status) {
+                said = inner.progress.stalled(now, &status);
+            }
+        }
+        self.handle(inner, Event::Tick);
+        said
     }
 
     /// How the chunks of the move go that is under way, or was the last.
@@ -148,6 +191,11 @@ impl Volume {
     /// Its size as clients are told.
     pub fn lengths(&self) -> watch::Receiver<u64> {
         self.length.subscribe()
+    }
+
+    /// Requests that have not ended.
+    pub fn in_flight(&self) -> usize {
+        self.lock().engine.in_flight()
     }
 
     /// Turns false when connections of clients are to end.
@@ -216,11 +264,18 @@ impl Volume {
         id: RequestId,
         event: Event,
     ) -> bool {
-        if !*self.is_open.borrow() {
+        let refused = match &event {
+            _ if !*self.is_open.borrow() => Some(Failure::Moved),
+            Event::Request { op: Op::Read, .. } => None,
+            // It is refused before the engine knows of it: nothing of it goes to another host.
+            _ if self.store.is_suspect() => Some(Failure::Disk(libc::EIO)),
+            _ => None,
+        };
+        if let Some(failure) = refused {
             inner.offered = None;
             let request = inner.requests.remove(&id).expect("it was taken in");
             drop(inner);
-            (request.reply)(Err(Failure::Moved));
+            (request.reply)(Err(failure));
             return false;
         }
         let was_offered = inner.offered.is_some();
@@ -240,14 +295,21 @@ impl Volume {
     pub fn migrate(self: &Arc<Self>, bytes_per_second: Option<u64>, reports: UnboundedSender<Report>) {
         let mut inner = self.lock();
         inner.reports = Some(reports);
-        inner.outlet.begin();
+        let keeps_room = self.store.keeps_room(inner.engine.length());
+        inner.outlet.begin(keeps_room);
+        inner.progress = Progress::default();
         self.handle(inner, Event::Migrate { bytes_per_second });
     }
 
-    /// There is a connection to the destination; what is to be sent goes there. Its number.
-    pub fn link_up(self: &Arc<Self>, keeps: bool, compares: bool, sender: UnboundedSender<Outgoing>) -> u64 {
+    /// There is a connection to the destination; what is to be sent goes there. `knows`: whether it compares, and knows zeros that keep their place. Its number.
+    pub fn link_up(
+        self: &Arc<Self>,
+        keeps: bool,
+        knows: (bool, bool),
+        sender: UnboundedSender<Outgoing>,
+    ) -> u64 {
         let mut inner = self.lock();
-        let number = inner.outlet.connect(compares, sender);
+        let number = inner.outlet.connect(knows, sender);
         self.handle(inner, Event::LinkUp { keeps });
         number
     }
@@ -302,6 +364,7 @@ impl Volume {
             | ToSource::Answer(_)
             | ToSource::Taken(_)
             | ToSource::Again(..)
+            | ToSource::WouldTake
             | ToSource::Promised => false,
         }
     }
@@ -332,7 +395,8 @@ impl Volume {
                 let extent = request.extent;
                 match request.wanted.clone() {
                     Wanted::Write(data) => inner.outlet.change(id.0, extent, data),
-                    _ => inner.outlet.zero(Tag::Change(id.0), extent),
+                    Wanted::Zero { may_free } => inner.outlet.zero(Tag::Change(id.0), extent, may_free),
+                    Wanted::Read | Wanted::Flush => unreachable!("only changes are doubled"),
                 }
             }
             Action::Reply { id, result } => {
@@ -465,7 +529,7 @@ mod tests {
     };
 
     fn volume(folder: &tempfile::TempDir) -> Arc<Volume> {
-        let store = Store::open(&folder.path().join("data"), 1 << 20).expect("made");
+        let store = Store::new_file(&folder.path().join("data"), 1 << 20).expect("made");
         Volume::new(store, 1 << 20, Disks::new(2), crate::faults::none)
     }
 

@@ -18,8 +18,11 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use verbatim_bulk::{Accepted, Offer};
 use verbatim_mirror::decision::{AgentSession, Answer, Generation, SessionId, VolumeId};
 
-/// The version of these messages.
-pub const VERSION: u32 = 3;
+/// The version of these messages. The one before has all but the last of [`ToDestination`].
+pub const VERSION: u32 = 4;
+
+/// The oldest that is spoken, too: hosts are upgraded one after the other.
+pub const OLDEST: u32 = 3;
 
 /// The longest message without its data: a Hello has the key of fingerprints.
 pub const MAX_MESSAGE: usize = 8 << 10;
@@ -75,6 +78,15 @@ pub enum Purpose {
         /// Which one.
         by: AgentSession,
     },
+    /// Whether [`Purpose::Fill`] would be refused. Nothing is changed. (A daemon of an earlier release does not know it, and closes the connection.)
+    WouldTake {
+        /// The size of the volume.
+        length: u64,
+        /// What it has of the source's disk.
+        allocated: u64,
+        /// The source.
+        from: String,
+    },
 }
 
 /// What follows from the source.
@@ -123,6 +135,15 @@ pub enum ToDestination {
     },
     /// The source's RNIC is gone: what was not read from its ring never will be.
     StopFetching,
+    /// Zeros that keep their place on the disk. Not for a daemon of version 3.
+    Allocate {
+        /// How it is called in the answer.
+        tag: Tag,
+        /// Where.
+        offset: u64,
+        /// How many bytes.
+        length: u64,
+    },
 }
 
 /// Where a chunk lies in the source's ring.
@@ -182,6 +203,8 @@ pub enum ToSource {
     Taken(u64),
     /// It is not taken from the ring any more, for this reason: it is to be sent here.
     Again(Tag, String),
+    /// To [`Purpose::WouldTake`]: it would.
+    WouldTake,
 }
 
 /// A frame in one piece, without its data.

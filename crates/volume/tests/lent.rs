@@ -32,6 +32,10 @@ fn socket(lab: &Lab, host: usize) -> PathBuf {
 }
 
 fn lend(lab: &Lab, host: usize, holder: &str, by: Option<u64>) -> Result<(), String> {
+    lend_for(lab, host, holder, by, false)
+}
+
+fn lend_for(lab: &Lab, host: usize, holder: &str, by: Option<u64>, read_only: bool) -> Result<(), String> {
     let order = Order::Attach {
         vhost_user: false,
         name: "db".to_owned(),
@@ -39,6 +43,7 @@ fn lend(lab: &Lab, host: usize, holder: &str, by: Option<u64>) -> Result<(), Str
         holder: Some(holder.to_owned()),
         by,
         socket: Some(socket(lab, host)),
+        read_only,
     };
     let row = give(lab, host, &order)?;
     assert_eq!(row.holder.as_deref(), Some(holder));
@@ -146,8 +151,43 @@ fn what_is_lent_is_for_one_and_is_given_back() {
         holder: Some("vm".to_owned()),
         by: None,
         socket: Some(socket(&lab, 0).with_file_name("odd")),
+        read_only: false,
     };
     assert!(give(&lab, 0, &odd).unwrap_err().contains("whole sectors"));
+}
+
+#[test]
+fn who_may_read_only_is_told_so_and_cannot_write_whatever_it_says_also_after_a_restart() {
+    let (mut lab, client) = begun();
+    assert_eq!(client.flags & 2, 0);
+    drop(client);
+    let detach = Order::Detach {
+        name: "db".to_owned(),
+        holder: Some("vm".to_owned()),
+    };
+    give(&lab, 0, &detach).expect("it is given back");
+    lend_for(&lab, 0, "vm", None, true).expect("it is lent");
+    for is_started_anew in [false, true] {
+        if is_started_anew {
+            lab.kill(0);
+            lab.start(0, None);
+        }
+        let mut client = connect(&lab, 0).expect("it is there");
+        assert_eq!(client.flags & 2, 2, "NBD_FLAG_READ_ONLY");
+        let refused = [
+            client.write(0, &[9; PIECE], false),
+            client.write(0, &[9; PIECE], true),
+            client.trim(0, PIECE as u32),
+            client.zero(0, PIECE as u32),
+        ];
+        for refused in refused {
+            assert_eq!(refused.unwrap_err().raw_os_error(), Some(1), "EPERM");
+        }
+        client.flush().expect("there is nothing to refuse");
+        let mut data = vec![0; PIECE];
+        client.read(0, &mut data).expect("read");
+        assert_eq!(data, [7; PIECE]);
+    }
 }
 
 #[test]

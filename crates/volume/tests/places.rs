@@ -142,7 +142,17 @@ fn a_volume_moves_to_a_block_device_and_back() {
     let text = std::fs::read_to_string(&settings).expect("it is there");
     std::fs::write(&settings, text.replace(&disk.device, "/nowhere/db")).expect("written");
     lab.start(1, None);
-    assert_eq!(lab.role(1, "db"), "none");
+    let status = lab.status(1, "db").expect("it is listed");
+    assert_eq!(
+        (&status["role"], &status["uri"]),
+        (&"serving".into(), &serde_json::Value::Null)
+    );
+    assert!(
+        status["waits"]
+            .as_str()
+            .is_some_and(|why| why.contains("/nowhere/db")),
+        "{status}"
+    );
     refused(&lab, 1, &["delete", "db"]);
     lab.kill(1);
     std::fs::write(&settings, text).expect("written");

@@ -3,20 +3,24 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::time::MissedTickBehavior;
 use verbatim_mirror::decision::{
-    Answer, Ask, Offer, Refusal, Role, SessionId, Sidecar, Verdict, answer, prepare,
+    Answer, Ask, Here, Offer, Refusal, Role, SessionId, Sidecar, Verdict, answer, deciding, prepare,
 };
+use verbatim_mirror::trust::may_compare;
 use verbatim_mirror::{Event, Report};
 
-use super::orders::serving;
+use super::orders::{has_ended, known, serving};
 use super::places::has_room;
-use super::{Daemon, Entry};
+use super::resolving::is_answered;
+use super::space::needed;
+use super::{Daemon, Entry, State};
 use crate::background;
+use crate::callers::PROOF;
 use crate::control::Moved;
 use crate::faults::Point;
 use crate::folder::Settings;
@@ -24,13 +28,18 @@ use crate::own_thread::OwnThread;
 use crate::peer::destination::Incoming;
 use crate::peer::fetching::Fetching;
 use crate::peer::source::Call;
-use crate::store::Store;
-use crate::transport::{Carriage, Wanted};
+use crate::store::trust::Belief;
+use crate::store::{Making, Store};
+use crate::transport::{Carriage, RNIC_LIMIT, Wanted};
 use crate::volume::Volume;
-use crate::wire::{self, Hello, Purpose, Rings, ToSource, VERSION};
+use crate::wire::{self, Hello, OLDEST, Purpose, Rings, ToSource, VERSION};
+use crate::words;
 
 /// How often the engine is told the time.
 const TICK: Duration = Duration::from_millis(10);
+
+/// The longest name of a host: it is written into a sidecar.
+const MAX_HOST: usize = 255;
 
 /// After a hold that has failed.
 const HOLD_AGAIN: Duration = Duration::from_millis(300);
@@ -57,6 +66,7 @@ impl Daemon {
             hosts,
             to: to.to_owned(),
             port: self.config.port,
+            version: Arc::new(VERSION.into()),
             hello: Hello {
                 version: VERSION,
                 name: entry.name.clone(),
@@ -68,13 +78,33 @@ impl Daemon {
         })
     }
 
+    /// Asks the other host whether it would take it.
+    pub(super) async fn check(&self, entry: &Entry, to: &str) -> anyhow::Result<Result<(), String>> {
+        let (call, allocated) = {
+            let state = entry.state.lock().await;
+            serving(entry, &state)?;
+            let sidecar = known(entry, &state)?;
+            let purpose = Purpose::Fill {
+                length: sidecar.length,
+                from: self.config.name.clone(),
+                attached: false,
+                rdma: None,
+                link: 0,
+            };
+            let session = SessionId(rand::random());
+            let call = self.call(entry, sidecar, session, to, purpose, None)?;
+            (call, needed(&entry.folder.data(&state.settings), sidecar.length))
+        };
+        call.ask_for_room(allocated).await
+    }
+
     /// Moves it. Every error means that it is served here as before.
     pub(super) async fn migrate(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
         to: String,
-        bytes_per_second: Option<u64>,
-        transport: Option<Wanted>,
+        (bytes_per_second, transport): (Option<u64>, Option<Wanted>),
+        is_rescue: bool,
     ) -> anyhow::Result<Moved> {
         let began = Instant::now();
         let session = SessionId(rand::random());
@@ -83,6 +113,7 @@ impl Daemon {
         let (volume, link) = {
             let state = entry.state.lock().await;
             serving(entry, &state)?;
+            self.may_move(entry, &state, is_rescue)?;
             if to == self.config.name {
                 bail!("{} is on {to} already", entry.name);
             }
@@ -90,6 +121,10 @@ impl Daemon {
             if volume.migration().is_some() {
                 bail!("{} is being moved already", entry.name);
             }
+            is_answered(&state, &to)?;
+            // Before anything is decided: afterwards no is no answer.
+            let reserved = entry.folder.reserve_sidecar();
+            reserved.context("the decision could not be written down here")?;
             let sidecar = state.sidecar.as_ref().expect("it is served");
             let purpose = Purpose::Fill {
                 length: sidecar.length,
@@ -100,8 +135,9 @@ impl Daemon {
             };
             let call = self.call(entry, sidecar, session, &to, purpose, transport)?;
             let thread = OwnThread::start("link").context("no thread for the connection")?;
+            let allocated = needed(&entry.folder.data(&state.settings), sidecar.length);
             volume.migrate(bytes_per_second, reports);
-            let link = thread.spawn(call.keep(volume.clone(), refusals, self.config.hook));
+            let link = thread.spawn(call.keep(volume.clone(), allocated, refusals, self.config.hook));
             (volume, link)
         };
         let mut ticks = tokio::time::interval(TICK);
@@ -111,7 +147,9 @@ impl Daemon {
         let result = loop {
             tokio::select! {
                 _ = ticks.tick() => {
-                    volume.event(Event::Tick);
+                    if let Some(why) = volume.tick() {
+                        tracing::warn!("{}: {why}", entry.name);
+                    }
                     if hold_at.is_some_and(|at| Instant::now() >= at) {
                         hold_at = None;
                         held_since = Instant::now();
@@ -124,12 +162,12 @@ impl Daemon {
                         hold_at = Some(Instant::now());
                     }
                     Report::HoldFailed(why) => {
-                        tracing::info!("{}: a hold has failed: {why:?}", entry.name);
+                        tracing::info!("{}: a hold has failed: {}", entry.name, words::hold(&why, &to));
                         hold_at = Some(Instant::now() + HOLD_AGAIN);
                     }
                     Report::Held => break Ok(()),
                     Report::Ended(why) => {
-                        let why = refused.try_recv().unwrap_or_else(|_| format!("{why:?}"));
+                        let why = refused.try_recv().unwrap_or_else(|_| words::ended(&why, &to));
                         break Err(anyhow::anyhow!("{} was not moved, and is served here: {why}", entry.name));
                     }
                 },
@@ -141,7 +179,7 @@ impl Daemon {
             link.abort();
             return Err(error);
         }
-        let generation = self.decide(entry, &volume, session, &to).await;
+        let generation = self.decide(entry, &volume, session, &to, is_rescue).await;
         link.abort();
         let (status, sent_bytes) = status.context("a volume that is held is being moved")?;
         Ok(Moved {
@@ -164,22 +202,30 @@ impl Daemon {
         volume: &Arc<Volume>,
         session: SessionId,
         to: &str,
+        is_rescue: bool,
     ) -> anyhow::Result<u64> {
         let hook = self.config.hook;
         hook(Point::Held);
         {
             let mut state = entry.state.lock().await;
-            let sidecar = state.sidecar.clone().expect("it is served");
-            let to = to.to_owned();
-            let deciding = sidecar.with(Role::Deciding { session, to });
-            if let Err(error) = tokio::task::block_in_place(|| entry.folder.write_sidecar(&deciding)) {
+            // Its disk may have failed meanwhile.
+            if let Err(error) = self.may_move(entry, &state, is_rescue) {
+                volume.event(Event::Release);
+                return Err(error);
+            }
+            let sidecar = state.sidecar.as_ref().expect("it is served");
+            let deciding = deciding(sidecar, session, to, is_rescue).context("it does not serve")?;
+            if let Err(error) = self.write(entry, &mut state, deciding) {
                 // It may be there all the same. A process that comes later would ask, and the destination would commit what it
-                // has now: so the tenant goes on only when that is off the disk.
-                self.write(entry, &mut state, sidecar).await;
+                // has now: so the tenant goes on only when it is known that it is not there.
+                if state.unknown.is_some() {
+                    return Err(error.context(
+                        "the decision may have been written down, or not; nobody is served until that is known (`verbatim volume status` tells)",
+                    ));
+                }
                 volume.event(Event::Release);
                 return Err(error.context("the decision could not be written down; it is served here"));
             }
-            state.sidecar = Some(deciding);
         }
         hook(Point::Deciding);
         match self.resolve(entry).await {
@@ -187,17 +233,26 @@ impl Daemon {
                 bail!("{to} did not commit; {} is served here", entry.name)
             }
             Some(sidecar) => Ok(sidecar.generation + 1),
-            None => bail!("{} is not being decided any more", entry.name),
+            None => bail!(
+                "it is not known whether {} has moved; `verbatim volume status {0}` tells",
+                entry.name
+            ),
         }
     }
 
-    /// Another daemon has called, on a thread of its own. What outlives the connection, or waits for disks, is for the `main` runtime.
-    pub(super) async fn peer<S>(self: &Arc<Self>, mut stream: S, main: &Handle) -> anyhow::Result<()>
+    /// The daemon of that host has called, on a thread of its own. What outlives the connection, or waits for disks, is for the `main` runtime.
+    pub(super) async fn peer<S>(
+        self: &Arc<Self>,
+        mut stream: S,
+        caller: &str,
+        main: &Handle,
+    ) -> anyhow::Result<()>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let (hello, _) = wire::receive::<Hello>(&mut stream).await?;
-        if hello.version != VERSION {
+        let hello = tokio::time::timeout(PROOF, wire::receive::<Hello>(&mut stream)).await;
+        let (hello, _) = hello.context("it does not say what it wants")??;
+        if !(OLDEST..=VERSION).contains(&hello.version) {
             let why = format!("this daemon speaks version {VERSION}, not {}", hello.version);
             return Ok(wire::send(&mut stream, &ToSource::Refused(why)).await?);
         }
@@ -209,6 +264,10 @@ impl Daemon {
                 rdma,
                 link,
             } => {
+                if from != caller {
+                    let why = format!("the certificate is that of {caller}, and not that of {from}");
+                    return Ok(wire::send(&mut stream, &ToSource::Refused(why)).await?);
+                }
                 let offer = Offer {
                     id: hello.id,
                     session: hello.session,
@@ -216,7 +275,9 @@ impl Daemon {
                     length,
                     from,
                 };
-                match self.prepare(&hello.name, &offer, attached).await {
+                let (daemon, name, offered) = (self.clone(), hello.name.clone(), offer.clone());
+                let preparing = async move { daemon.prepare(&name, &offered, attached).await };
+                match main.spawn(preparing).await.context("it ends")? {
                     Ok((incoming, store, has_old)) => {
                         (self.config.hook)(Point::Prepared);
                         let (rings, fetching) = self.fetch(rdma).await;
@@ -225,9 +286,16 @@ impl Daemon {
                             has_old,
                             rings,
                         };
-                        incoming
-                            .fill((stream, link), offer.session, store, length, welcome, fetching)
-                            .await?;
+                        let filled =
+                            incoming.fill((stream, link), offer.session, store, length, welcome, fetching);
+                        let filled = filled.await;
+                        if incoming.ran_full() {
+                            let (daemon, entry) = (self.clone(), self.entry(&hello.name).await?);
+                            let given =
+                                main.spawn(async move { daemon.give_back(&entry, offer.session).await });
+                            given.await.context("it ends")??;
+                        }
+                        filled?;
                     }
                     Err(error) => {
                         wire::send(&mut stream, &ToSource::Refused(format!("{error:#}"))).await?;
@@ -251,8 +319,11 @@ impl Daemon {
                 };
                 let daemon = self.clone();
                 let asked = async move { daemon.asked(&hello.name, &ask, gives_up).await };
-                let answer = main.spawn(asked).await.context("it ends")??;
-                wire::send(&mut stream, &ToSource::Answer(answer)).await?;
+                let answer = match main.spawn(asked).await.context("it ends")? {
+                    Ok(answer) => ToSource::Answer(answer),
+                    Err(error) => ToSource::Refused(format!("{error:#}")),
+                };
+                wire::send(&mut stream, &answer).await?;
             }
             Purpose::Promise { by } => {
                 let ask = Ask {
@@ -268,6 +339,30 @@ impl Daemon {
                 };
                 wire::send(&mut stream, &answer).await?;
             }
+            Purpose::WouldTake {
+                length,
+                allocated,
+                from,
+            } => {
+                if from != caller {
+                    let why = format!("the certificate is that of {caller}, and not that of {from}");
+                    return Ok(wire::send(&mut stream, &ToSource::Refused(why)).await?);
+                }
+                let offer = Offer {
+                    id: hello.id,
+                    session: hello.session,
+                    base: hello.base,
+                    length,
+                    from,
+                };
+                let daemon = self.clone();
+                let taken = async move { daemon.would_take(&hello.name, &offer, Some(allocated)).await };
+                let answer = match main.spawn(taken).await.context("it ends")? {
+                    Ok(()) => ToSource::WouldTake,
+                    Err(error) => ToSource::Refused(format!("{error:#}")),
+                };
+                wire::send(&mut stream, &answer).await?;
+            }
         }
         Ok(())
     }
@@ -278,11 +373,58 @@ impl Daemon {
             return (Rings::None, None);
         };
         let (rnic, hook) = (self.rnic(), self.config.hook);
-        let opened = tokio::task::spawn_blocking(move || Fetching::accept(&rnic, &offer, hook)).await;
+        let opening = tokio::task::spawn_blocking(move || Fetching::accept(&rnic, &offer, hook));
+        let Ok(opened) = tokio::time::timeout(RNIC_LIMIT, opening).await else {
+            return (Rings::Refused("its RNIC does not answer".to_owned()), None);
+        };
         match opened.expect("it does not panic") {
             Ok((fetching, accepted)) => (Rings::Ready(accepted), Some(fetching)),
             Err(error) => (Rings::Refused(error.to_string()), None),
         }
+    }
+
+    /// Whether that offer would be taken. Nothing is changed.
+    async fn would_take(&self, name: &str, offer: &Offer, allocated: Option<u64>) -> anyhow::Result<()> {
+        let entry = self.entry(name).await?;
+        let state = entry.state.lock().await;
+        self.taken(&entry, &state, offer, allocated).map(drop)
+    }
+
+    /// What the copy here is to be for that offer, and where its data are to be.
+    fn taken(
+        &self,
+        entry: &Entry,
+        state: &State,
+        offer: &Offer,
+        allocated: Option<u64>,
+    ) -> anyhow::Result<(Sidecar, Settings)> {
+        let name = &entry.name;
+        ensure!(offer.from.len() <= MAX_HOST, "the name of the source is too long");
+        has_ended(entry, state)?;
+        let gone = state.gone(entry, offer.id)?;
+        let sidecar = prepare(state.here(gone.as_ref()), offer).map_err(|refusal| match refusal {
+            Refusal::OtherVolume => anyhow::anyhow!("there is another volume {name} already"),
+            Refusal::Serves => anyhow::anyhow!("{name} is served here, or was about to leave"),
+            Refusal::NotOlder => anyhow::anyhow!("the copy of {name} here is not older"),
+            Refusal::Promised => anyhow::anyhow!(
+                "{name} is promised here to an instance that moves, and its agent here has not said yet whether it has arrived"
+            ),
+            Refusal::Stale => anyhow::anyhow!(
+                "a younger copy of {name} has been here than the one that comes; if that is the right one all the same, \
+                 `verbatim volume delete {name}` here makes this host forget the other"
+            ),
+            Refusal::Unknown => anyhow::anyhow!("it is not known what the copy of {name} here is"),
+        })?;
+        let place = state.place.clone().filter(|_| state.sidecar.is_none());
+        if let Some(place) = &place {
+            has_room(place, offer.length)?;
+        }
+        let settings = Settings {
+            data: place.or(state.settings.data.clone()),
+            ..state.settings.clone()
+        };
+        self.has_space(&entry.folder.data(&settings), offer, allocated)?;
+        Ok((sidecar, settings))
     }
 
     async fn prepare(
@@ -293,69 +435,138 @@ impl Daemon {
     ) -> anyhow::Result<(Arc<Incoming>, Arc<Store>, bool)> {
         let entry = self.entry(name).await?;
         let mut state = entry.state.lock().await;
-        if state.sidecar.is_none() && entry.folder.sidecar()?.is_some() {
-            bail!("the volume {name} here is damaged");
-        }
+        state.is_known(&entry)?;
         let is_same = state.sidecar.as_ref().is_some_and(|here| {
             let is_session = matches!(here.role, Role::Incoming { session, .. } if session == offer.session);
             is_session && here.id == offer.id
         });
-        let has_old = state.sidecar.is_some();
-        if !is_same {
-            let sidecar = prepare(state.sidecar.as_ref(), offer).map_err(|refusal| match refusal {
-                Refusal::OtherVolume => anyhow::anyhow!("there is another volume {name} already"),
-                Refusal::Serves => anyhow::anyhow!("{name} is served here, or was about to leave"),
-                Refusal::NotOlder => anyhow::anyhow!("the copy of {name} here is not older"),
-                Refusal::Promised => anyhow::anyhow!(
-                    "{name} is promised here to an instance that moves, and its agent here has not said yet whether it has arrived"
-                ),
-            })?;
-            let place = state.place.clone().filter(|_| !has_old);
-            if let Some(place) = &place {
-                has_room(place, offer.length)?;
-            }
-            entry.folder.make()?;
-            let settings = Settings {
-                attached,
-                data: place.or(state.settings.data.clone()),
-                ..state.settings.clone()
-            };
-            entry.folder.write_settings(&settings)?;
-            entry.folder.write_sidecar(&sidecar)?;
-            (state.sidecar, state.settings, state.place) = (Some(sidecar), settings, None);
+        let is_poisoned = state
+            .incoming
+            .as_ref()
+            .is_some_and(|incoming| incoming.is_poisoned());
+        if is_same && is_poisoned {
+            bail!("the disk of {name} here has failed");
         }
+        self.note_failure(&entry, &mut state)?;
+        let before = state.sidecar.clone();
+        let has_old = before.is_some();
+        // What comes now is not what was there when it was asked.
+        state.whole = None;
+        if !is_same {
+            if state.incoming.as_ref().is_some_and(|incoming| !incoming.renew()) {
+                bail!("something of an earlier attempt to fill {name} is under way");
+            }
+            let (sidecar, settings) = self.taken(&entry, &state, offer, None)?;
+            let settings = Settings { attached, ..settings };
+            let begun = self.begin(&entry, &mut state, sidecar, settings);
+            if begun.is_err() && !has_old && state.place.is_none() && state.unknown.is_none() {
+                entry.folder.discard();
+            }
+            begun?;
+        }
+        // It may have been opened just now, and been told of a failure.
+        self.note_failure(&entry, &mut state)?;
+        let is_suspect = state.sidecar.as_ref().is_some_and(|sidecar| sidecar.suspect);
+        let may_compare = may_compare(Here::from(before.as_ref())) && !is_suspect && !is_poisoned;
         let path = entry.folder.data(&state.settings);
-        let store =
-            Store::open(&path, offer.length).with_context(|| format!("cannot open {}", path.display()))?;
+        if !matches!(&state.filling, Some((session, ..)) if *session == offer.session) {
+            self.begin_to_fill(&mut state, offer.session, &path, is_same);
+        }
+        let store = self.data_for(&entry, &mut state, before.as_ref(), offer.length)?;
+        let reserve = state.filling.as_ref().and_then(|(.., reserve)| reserve.clone());
         let incoming = &mut state.incoming;
         let incoming = incoming.get_or_insert_with(|| Incoming::new(self.disks.clone(), self.config.hook));
-        Ok((incoming.clone(), Arc::new(store), has_old))
+        incoming.keep_free(reserve);
+        Ok((incoming.clone(), store, may_compare))
+    }
+
+    /// The open data of the copy that is filled: those that it had, or new ones.
+    fn data_for(
+        &self,
+        entry: &Entry,
+        state: &mut State,
+        before: Option<&Sidecar>,
+        length: u64,
+    ) -> anyhow::Result<Arc<Store>> {
+        let Some(before) = before else {
+            if let Some(store) = &state.store {
+                return Ok(store.clone());
+            }
+            return self.make_data(entry, state, length, Making::Over, false);
+        };
+        let belief = match before.suspect {
+            true => Belief::Rewritten,
+            false => Belief::Sound,
+        };
+        let opened = self.open_data(entry, state, before, belief);
+        let store = opened.with_context(|| {
+            format!(
+                "the older copy of {0} here cannot be had (`verbatim volume delete {0}` there forgets it)",
+                entry.name
+            )
+        })?;
+        // First the data, then the sidecar that says how long they are.
+        store.reach(length)?;
+        Ok(store)
+    }
+
+    /// From now on it is filled. Whatever can only be done with room is done now: later no is no answer.
+    fn begin(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        state: &mut State,
+        sidecar: Sidecar,
+        settings: Settings,
+    ) -> anyhow::Result<()> {
+        entry.folder.make()?;
+        entry.folder.write_settings(&settings)?;
+        entry.folder.reserve_sidecar()?;
+        let id = sidecar.id;
+        let (before, was) = (state.sidecar.clone(), state.settings.clone());
+        state.settings = settings;
+        let begun = self
+            .data_for(entry, state, before.as_ref(), sidecar.length)
+            .and_then(|_| self.write(entry, state, sidecar));
+        if let Err(error) = begun {
+            state.settings = was;
+            state.let_go();
+            return Err(error);
+        }
+        state.place = None;
+        // It is in the sidecar now.
+        entry.folder.forget(id)?;
+        entry.folder.reserve_sidecar()
     }
 
     async fn asked(self: &Arc<Self>, name: &str, ask: &Ask, gives_up: bool) -> anyhow::Result<Answer> {
         let hook = self.config.hook;
         let entry = self.entry(name).await?;
         let mut state = entry.state.lock().await;
+        let gone = state.gone(&entry, ask.id)?;
         let incoming = state.incoming.clone();
-        let is_complete = !gives_up
-            && incoming
+        let has_all = state.whole == Some(ask.session)
+            || incoming
                 .as_ref()
                 .is_some_and(|incoming| incoming.is_complete(ask.session));
-        match answer(state.sidecar.as_ref(), ask, is_complete) {
+        let is_complete = !gives_up && has_all;
+        match answer(state.here(gone.as_ref()), ask, is_complete) {
             Verdict::Say(answer) => Ok(answer),
+            Verdict::Refuse => bail!("it is not known what the copy of {name} here is"),
             Verdict::WriteThenSay(sidecar, answer) => {
+                // It takes nothing more, and is asked again where this cannot be written.
+                state.whole = sidecar.may_serve().then_some(ask.session);
                 if let Some(incoming) = incoming {
                     incoming.close();
                 }
                 if sidecar.may_serve() {
                     hook(Point::Committing);
                 }
-                self.write(&entry, &mut state, sidecar).await;
+                self.write(&entry, &mut state, sidecar)?;
+                state.filling = None;
                 if answer == Answer::Committed {
+                    self.is_filled(&entry, &mut state);
                     hook(Point::Committed);
-                    if let Err(error) = self.serve(&entry, &mut state) {
-                        tracing::error!("volume {name} has moved here and is not served: {error:#}");
-                    }
+                    self.serve_or_try_again(&entry, &mut state);
                 }
                 Ok(answer)
             }

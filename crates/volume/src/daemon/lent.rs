@@ -34,6 +34,9 @@ pub(super) struct Note {
     socket: PathBuf,
     /// It comes here in this session of the agents, which is not decided yet.
     by: Option<AgentSession>,
+    /// The instance may read only.
+    #[serde(default)]
+    read_only: bool,
 }
 
 /// While it is lent.
@@ -54,7 +57,7 @@ impl Lent {
         let listener =
             listen(&note.socket).with_context(|| format!("cannot listen on {}", note.socket.display()))?;
         let (volume, later) = watch::channel(None);
-        let listener = listeners::take(listener, name, Export::later(length, later));
+        let listener = listeners::take(listener, name, Export::later(length, note.read_only, later));
         Ok(Self {
             note,
             volume,
@@ -119,7 +122,7 @@ impl Daemon {
         entry: &Arc<Entry>,
         state: &mut State,
         holder: String,
-        socket: PathBuf,
+        (socket, read_only): (PathBuf, bool),
         by: Option<AgentSession>,
     ) -> anyhow::Result<()> {
         let name = &entry.name;
@@ -150,7 +153,12 @@ impl Daemon {
         }
         has_whole_sectors(entry, state)?;
         ensure!(socket.is_absolute(), "{} is no absolute path", socket.display());
-        let note = Note { holder, socket, by };
+        let note = Note {
+            holder,
+            socket,
+            by,
+            read_only,
+        };
         if state.lent.as_ref().is_some_and(|lent| lent.note == note) {
             return Ok(());
         }

@@ -1,19 +1,26 @@
 //! Who connects: commands, clients, and the daemons of other hosts.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use tokio::io::BufReader;
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::runtime::Handle;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Semaphore;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinHandle;
+use tokio_rustls::server;
 
 use super::Daemon;
+use crate::callers::{
+    CLIENTS, OF_CLIENT, OF_PEER, OF_TLS, ORDERS, ORDERS_OF_ONE, PEERS, PROOF, Place, Places, Proving,
+    Unproven, accepted, descriptors,
+};
 use crate::control::{self, Order, Outcome};
 use crate::nbd::export::{Export, Exports};
 use crate::nbd::local;
@@ -21,18 +28,16 @@ use crate::nbd::server::{Negotiated, Tls, negotiate, transmit};
 use crate::own_thread::OwnThread;
 use crate::tls::Hosts;
 use crate::volume::Volume;
+use crate::wire::{self, Hello, Purpose, ToSource};
 
-/// So many callers may be proving that they are hosts at a time, and so long each: a thread waits for each of them.
-const UNPROVEN: usize = 256;
-const PROOF: Duration = Duration::from_secs(15);
-
-/// After a connection that could not be taken.
-const REFUSED: Duration = Duration::from_millis(100);
+/// How often it is looked whether the list of hosts has changed.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// Takes everybody, until the daemon is told to stop.
 pub async fn run(daemon: Arc<Daemon>) -> anyhow::Result<()> {
     let mut stop = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let control = listen(&daemon.config.control_socket())?;
+    let mut renew = signal(SignalKind::hangup())?;
     if let Some(hosts) = daemon.hosts.clone() {
         let address = hosts.address(&daemon.config.name)?;
         let bind = |port| async move {
@@ -40,35 +45,50 @@ pub async fn run(daemon: Arc<Daemon>) -> anyhow::Result<()> {
             listener.with_context(|| format!("cannot listen on {address} port {port}"))
         };
         let peers = bind(daemon.config.port).await?;
-        let of = daemon.clone();
-        let unproven = Arc::new(Semaphore::new(UNPROVEN));
+        let callers = Arc::new(Peers {
+            daemon: daemon.clone(),
+            hosts: hosts.clone(),
+            unproven: Arc::default(),
+            of: std::sync::Mutex::default(),
+        });
         tokio::spawn(async move {
             loop {
-                let stream = accepted(|| peers.accept()).await;
-                if let Err(error) = peer(&of, &hosts, stream, &unproven).await {
-                    tracing::warn!("a connection of another daemon is not served: {error}");
-                }
+                let (stream, from) = accepted(|| peers.accept()).await;
+                let callers = callers.clone();
+                tokio::spawn(async move {
+                    if let Err(error) = callers.prove(stream, from.ip()).await {
+                        tracing::info!("a connection of another daemon is not served: {error:#}");
+                    }
+                });
             }
         });
         if let Some(port) = daemon.config.nbd_port {
             let clients = bind(port).await?;
-            let of = daemon.clone();
+            let (of, unproven) = (daemon.clone(), Arc::new(Unproven::default()));
             tokio::spawn(async move {
                 loop {
-                    let (stream, daemon) = (accepted(|| clients.accept()).await, of.clone());
-                    tokio::spawn(async move { ended(tls_client(&daemon, stream).await) });
+                    let (stream, from) = accepted(|| clients.accept()).await;
+                    let (daemon, proving) = (of.clone(), unproven.begin(from.ip()));
+                    tokio::spawn(async move { ended(tls_client(&daemon, stream, proving).await) });
                 }
             });
         }
+        let name = daemon.config.name.clone();
+        tokio::spawn(async move { watch(&hosts, &name, address, &mut renew).await });
+    } else {
+        // There is nothing to read again; a signal that is not waited for would end the daemon.
+        tokio::spawn(async move { while renew.recv().await.is_some() {} });
     }
+    let orders = Places::new(ORDERS);
     loop {
         tokio::select! {
             _ = stop.0.recv() => break,
             _ = stop.1.recv() => break,
-            stream = accepted(|| control.accept()) => {
+            (stream, _) = accepted(|| control.accept()) => {
+                let place = orders.take(|| "orders".to_owned());
                 let daemon = daemon.clone();
                 tokio::spawn(async move {
-                    if let Err(error) = command(&daemon, stream).await {
+                    if let Err(error) = command(&daemon, stream, place).await {
                         tracing::info!("a command was cut off: {error:#}");
                     }
                 });
@@ -78,30 +98,98 @@ pub async fn run(daemon: Arc<Daemon>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Serves the connection of another daemon, on a thread of its own.
-async fn peer(
-    daemon: &Arc<Daemon>,
-    hosts: &Hosts,
-    stream: tokio::net::TcpStream,
-    unproven: &Arc<Semaphore>,
-) -> io::Result<()> {
-    let permit = unproven.clone().acquire_owned().await;
-    let permit = permit.expect("it is never closed");
-    let stream = stream.into_std()?;
-    let (daemon, hosts, main) = (daemon.clone(), hosts.clone(), Handle::current());
-    OwnThread::start("peer")?.spawn(async move {
-        let served = async {
-            let proving = hosts.accept(tokio::net::TcpStream::from_std(stream)?);
-            let stream = tokio::time::timeout(PROOF, proving).await;
-            drop(permit);
-            daemon
-                .peer(stream.context("it did not prove who it is")??, &main)
-                .await
+/// Has the list of hosts read again when it has changed, or somebody says so.
+async fn watch(hosts: &Hosts, own: &str, listens: IpAddr, renew: &mut Signal) {
+    loop {
+        let is_asked = tokio::select! {
+            asked = renew.recv() => asked.is_some(),
+            () = tokio::time::sleep(LOOK) => false,
         };
-        if let Err(error) = served.await {
-            tracing::info!("a connection of another daemon has ended: {error:#}");
+        let (of, name) = (hosts.clone(), own.to_owned());
+        let renewed = tokio::task::spawn_blocking(move || of.renew(&name, is_asked)).await;
+        match renewed.expect("it does not panic") {
+            Ok(false) => {}
+            Ok(true) => {
+                tracing::info!("the list of hosts was read again: {}", hosts.names());
+                if hosts.address(own).is_ok_and(|address| address != listens) {
+                    tracing::warn!(
+                        "this host has another address in the list of hosts now: the daemon still listens on {listens}, until it is started again"
+                    );
+                }
+            }
+            Err(error) => {
+                tracing::error!("the list of hosts cannot be read again, and stays as it was: {error:#}");
+            }
         }
-    });
+    }
+}
+
+/// Daemons of other hosts.
+struct Peers {
+    daemon: Arc<Daemon>,
+    hosts: Hosts,
+    unproven: Arc<Unproven>,
+    of: std::sync::Mutex<BTreeMap<String, Arc<Places>>>,
+}
+
+impl Peers {
+    /// Has one prove that it is a host, and then serves it on a thread of its own.
+    async fn prove(self: Arc<Self>, stream: TcpStream, from: IpAddr) -> anyhow::Result<()> {
+        let Some(first) = descriptors().take(1, "a connection of another daemon") else {
+            return Ok(());
+        };
+        let mut proving = self.unproven.begin(from);
+        let mut stream = proving.within(self.hosts.accept(stream)).await??;
+        let Some(host) = self.hosts.caller(&stream) else {
+            let why = format!(
+                "the certificate of the caller is that of no host in hosts.json of {}, which has {}",
+                self.daemon.config.name,
+                self.hosts.names()
+            );
+            proving.within(refuse(&mut stream, &why)).await??;
+            bail!("{why}");
+        };
+        drop(proving);
+        let places = {
+            let mut of = self.of.lock().expect("no panic under this lock");
+            of.entry(host.clone())
+                .or_insert_with(|| Places::new(PEERS))
+                .clone()
+        };
+        let place = places.take(|| format!("connections of {host}"));
+        let others = descriptors().take(OF_PEER, "a connection of another daemon");
+        let (Some(place), Some(others)) = (place, others) else {
+            return Ok(());
+        };
+        let (daemon, main) = (self.daemon.clone(), Handle::current());
+        OwnThread::start("peer")?.spawn(async move {
+            let _held = (first, place, others);
+            let served = async {
+                to_this_thread(&mut stream)?;
+                daemon.peer(stream, &host, &main).await
+            };
+            if let Err(error) = served.await {
+                tracing::info!("a connection of {host} has ended: {error:#}");
+            }
+        });
+        Ok(())
+    }
+}
+
+/// Says why, where the caller waits for a word.
+async fn refuse(stream: &mut server::TlsStream<TcpStream>, why: &str) -> anyhow::Result<()> {
+    let (hello, _) = wire::receive::<Hello>(stream).await?;
+    if !matches!(hello.purpose, Purpose::Chunks { .. }) {
+        wire::send(stream, &ToSource::Refused(why.to_owned())).await?;
+    }
+    Ok(())
+}
+
+/// The socket is that of the calling thread's runtime from now on.
+fn to_this_thread(stream: &mut server::TlsStream<TcpStream>) -> io::Result<()> {
+    let (socket, _) = stream.get_mut();
+    let other = std::net::TcpStream::from(socket.as_fd().try_clone_to_owned()?);
+    *socket = TcpStream::from_std(other)?;
     Ok(())
 }
 
@@ -116,10 +204,19 @@ pub fn take(listener: UnixListener, name: &str, export: Export) -> JoinHandle<()
         name: name.to_owned(),
         export,
     });
+    let places = Places::new(CLIENTS);
     tokio::spawn(async move {
         loop {
-            let (stream, export) = (accepted(|| listener.accept()).await, export.clone());
-            tokio::spawn(async move { ended(client(&export, stream).await) });
+            let (stream, export) = (accepted(|| listener.accept()).await.0, export.clone());
+            let place = places.take(|| format!("connections of {}", export.name));
+            let descriptors = descriptors().take(OF_CLIENT, "a client");
+            let (Some(place), Some(descriptors)) = (place, descriptors) else {
+                continue;
+            };
+            tokio::spawn(async move {
+                let _held = (place, descriptors);
+                ended(client(&export, stream).await);
+            });
         }
     })
 }
@@ -129,20 +226,6 @@ pub fn listen(socket: &Path) -> anyhow::Result<UnixListener> {
     // A daemon that was killed leaves its sockets.
     let _ = std::fs::remove_file(socket);
     UnixListener::bind(socket).with_context(|| format!("cannot listen on {}", socket.display()))
-}
-
-/// The next one. A caller that has left before is no reason to take nobody any more; nor is a process with too many open files, which are fewer later.
-async fn accepted<S, A, F>(accept: impl Fn() -> F) -> S
-where
-    F: Future<Output = io::Result<(S, A)>>,
-{
-    loop {
-        match accept().await {
-            Ok((stream, _)) => return stream,
-            Err(error) => tracing::warn!("a connection could not be taken: {error}"),
-        }
-        tokio::time::sleep(REFUSED).await;
-    }
 }
 
 fn ended(result: io::Result<()>) {
@@ -182,53 +265,101 @@ impl Exports for All {
     }
 }
 
+/// A negotiation that takes its time is cut off.
+async fn in_time<T>(negotiation: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let negotiated = tokio::time::timeout(PROOF, negotiation).await;
+    negotiated.unwrap_or_else(|_| Err(io::Error::other("it did not say what it wants in time")))
+}
+
 async fn client(exports: &One, mut stream: UnixStream) -> io::Result<()> {
-    match negotiate(&mut stream, exports, Tls::None).await? {
-        Negotiated::Go(export) => match export.served().await {
-            Some(volume) => local::transmit(stream, volume).await,
+    match in_time(negotiate(&mut stream, exports, Tls::None)).await? {
+        Negotiated::Go(export) => match export.clone().served().await {
+            Some(volume) => local::transmit(stream, volume, export.is_read_only()).await,
             None => Ok(()),
         },
         Negotiated::StartTls | Negotiated::Ended => Ok(()),
     }
 }
 
-async fn tls_client(daemon: &Arc<Daemon>, mut stream: tokio::net::TcpStream) -> io::Result<()> {
+async fn tls_client(daemon: &Arc<Daemon>, mut stream: TcpStream, mut proving: Proving) -> io::Result<()> {
+    let Some(_held) = descriptors().take(OF_TLS, "a client") else {
+        return Ok(());
+    };
     stream.set_nodelay(true)?;
-    let none = All(Vec::new());
-    let Negotiated::StartTls = negotiate(&mut stream, &none, Tls::Wanted).await? else {
+    let acceptor = daemon.hosts.as_ref().expect("there is a port").acceptor();
+    let proves = async {
+        let none = All(Vec::new());
+        match negotiate(&mut stream, &none, Tls::Wanted).await? {
+            Negotiated::StartTls => acceptor.accept(stream).await.map(Some),
+            Negotiated::Go(_) | Negotiated::Ended => Ok(None),
+        }
+    };
+    let Some(mut stream) = proving.within(proves).await.map_err(io::Error::other)?? else {
         return Ok(());
     };
-    let acceptor = daemon.hosts.as_ref().expect("there is a port").acceptor();
-    let mut stream = acceptor.accept(stream).await?;
+    drop(proving);
     let all = daemon.attached().await;
-    match negotiate(&mut stream, &all, Tls::Done).await? {
-        Negotiated::Go(export) => match export.served().await {
-            Some(volume) => transmit(stream, volume).await,
-            None => Ok(()),
-        },
+    match in_time(negotiate(&mut stream, &all, Tls::Done)).await? {
+        Negotiated::Go(export) => {
+            let _place = export.place(|| "clients of a volume by TLS".to_owned())?;
+            match export.clone().served().await {
+                Some(volume) => transmit(stream, volume, export.is_read_only()).await,
+                None => Ok(()),
+            }
+        }
         Negotiated::StartTls | Negotiated::Ended => Ok(()),
     }
 }
 
-async fn command(daemon: &Arc<Daemon>, stream: UnixStream) -> anyhow::Result<()> {
+/// On a thread of its own, since an order may wait for a disk.
+async fn command(daemon: &Arc<Daemon>, stream: UnixStream, place: Option<Place>) -> anyhow::Result<()> {
     let mut stream = BufReader::new(stream);
-    let Some(order) = control::receive::<Order>(&mut stream).await? else {
+    let Some(place) = place else {
+        let why = format!("{ORDERS} orders are waiting already: does a disk hang?");
+        return control::send(stream.get_mut(), &Outcome::Failed(why)).await;
+    };
+    let order = tokio::time::timeout(PROOF, control::receive::<Order>(&mut stream)).await;
+    let Some(order) = order.context("it does not say what it wants")?? else {
         return Ok(());
     };
-    let outcome = daemon.carry_out(order).await;
+    let outcome = match daemon.turn(&order).await {
+        Ok(turn) => {
+            let (daemon, main) = (daemon.clone(), Handle::current());
+            let carried_out = tokio::task::spawn_blocking(move || {
+                let _held = (place, turn);
+                main.block_on(daemon.carry_out(order))
+            });
+            carried_out.await.context("it ends")?
+        }
+        Err(error) => Err(error),
+    };
     let outcome = outcome.unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")));
     control::send(stream.get_mut(), &outcome).await
 }
 
 impl Daemon {
+    /// Few orders wait for one volume, so that others are carried out whatever its disk does.
+    async fn turn(&self, order: &Order) -> anyhow::Result<Option<Place>> {
+        let Some(name) = order.volume() else {
+            return Ok(None);
+        };
+        let entry = self.entry(name).await?;
+        let turn = entry.orders.take(|| format!("orders about {name}"));
+        let turn = turn.with_context(|| {
+            format!("{ORDERS_OF_ONE} orders about {name} are waiting already: does its disk hang?")
+        })?;
+        Ok(Some(turn))
+    }
+
+    /// What is known without waiting for any of them.
     async fn attached(&self) -> All {
         let mut all = Vec::new();
         for entry in self.entries.lock().await.values() {
-            let state = entry.state.lock().await;
-            if let (true, Some(volume)) = (state.settings.attached, &state.volume) {
+            let served = entry.served.lock().expect("no panic under this lock");
+            if let Some(volume) = &*served {
                 all.push(One {
                     name: entry.name.clone(),
-                    export: volume.clone().into(),
+                    export: Export::from(volume.clone()).counted(entry.remote.clone()),
                 });
             }
         }

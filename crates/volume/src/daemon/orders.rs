@@ -1,23 +1,30 @@
 //! What commands want.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use tokio::sync::oneshot;
-use verbatim_mirror::decision::{Role, Sidecar, VolumeId};
+use verbatim_mirror::decision::{Role, Sidecar, Tombstone, VolumeId};
 use verbatim_mirror::{Event, Extent, Failure, Standing};
 
 use super::places::has_room;
+use super::space::empty;
 use super::{Daemon, Entry, State};
-use crate::control::{Order, Outcome};
+use crate::control::{Order, Outcome, Row};
 use crate::device::Device;
+use crate::faults::Point;
 use crate::folder::Settings;
-use crate::store::Store;
+use crate::store::Making;
 use crate::volume::{Volume, Wanted};
+use crate::words;
 
 /// So long a detach waits for what is under way.
 const CLOSE: Duration = Duration::from_secs(30);
+
+/// So long a volume that grows may be busy, and how often it is looked at.
+const RESIZE: Duration = Duration::from_secs(10);
+const IDLE: Duration = Duration::from_millis(1);
 
 /// The largest volume; offsets of files are signed.
 const MAX_LENGTH: u64 = 1 << 62;
@@ -26,22 +33,27 @@ impl Daemon {
     /// Does it.
     pub async fn carry_out(self: &Arc<Self>, order: Order) -> anyhow::Result<Outcome> {
         match order {
-            Order::List => {
-                let mut rows = Vec::new();
-                let entries: Vec<_> = self.entries.lock().await.values().cloned().collect();
-                for entry in entries {
-                    rows.extend(self.row(&entry, &*entry.state.lock().await));
-                }
-                Ok(Outcome::Volumes(rows))
-            }
-            Order::Create { name, length, data } => {
+            Order::List => Ok(Outcome::Volumes(self.rows().await)),
+            Order::Create {
+                name,
+                length,
+                data,
+                adopt,
+                preallocate,
+            } => {
                 if let Some(data) = &data {
                     self.is_no_others(&name, data).await?;
                 }
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
-                self.create(&entry, &mut state, length, data)?;
+                let making = if adopt { Making::Adopted } else { Making::New };
+                self.create(&entry, &mut state, length, data, (making, preallocate))?;
                 self.done(&entry, &state)
+            }
+            Order::Accept { name } => {
+                let entry = self.entry(&name).await?;
+                self.accept(&entry).await?;
+                self.done(&entry, &*entry.state.lock().await)
             }
             Order::Place { name, data } => {
                 self.is_no_others(&name, &data).await?;
@@ -55,22 +67,24 @@ impl Daemon {
                 holder: Some(holder),
                 by,
                 socket: Some(socket),
+                read_only,
                 ..
             } => {
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
-                self.lend_socket(&entry, &mut state, holder, socket, by)?;
+                self.lend_socket(&entry, &mut state, holder, (socket, read_only), by)?;
                 self.done(&entry, &state)
             }
             Order::Attach {
                 name,
                 holder: Some(holder),
                 by,
+                read_only,
                 ..
             } => {
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
-                self.lend(&entry, &mut state, holder, by)?;
+                self.lend(&entry, &mut state, holder, by, read_only)?;
                 self.done(&entry, &state)
             }
             Order::Attach {
@@ -94,9 +108,13 @@ impl Daemon {
                 };
                 entry.folder.write_settings(&settings)?;
                 state.settings = settings;
-                self.serve(&entry, &mut state)?;
+                self.note_more(&entry, &mut state, |noted| noted.used = true);
+                self.serve_or_try_again(&entry, &mut state);
+                if let Some(why) = &state.unserved {
+                    bail!("{name} cannot be served now: {why}; it will be when that ends");
+                }
                 if device {
-                    make_device(&mut state).with_context(|| {
+                    make_device(&mut state, false).with_context(|| {
                         format!("{name} is attached, but cannot be a block device of this machine")
                     })?;
                 }
@@ -128,8 +146,11 @@ impl Daemon {
                 };
                 entry.folder.write_settings(&settings)?;
                 state.settings = settings;
+                if holder.is_some() {
+                    self.note_more(&entry, &mut state, |noted| noted.used = true);
+                }
                 self.close(&entry, &mut state).await?;
-                self.serve(&entry, &mut state)?;
+                self.serve_or_try_again(&entry, &mut state);
                 self.done(&entry, &state)
             }
             Order::Sync { name } => {
@@ -151,17 +172,32 @@ impl Daemon {
             Order::Delete { name } => {
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
-                if state.sidecar.is_none() && state.place.is_some() {
-                    entry.folder.delete()?;
+                if state.unknown.is_none() && state.sidecar.is_none() && state.place.is_some() {
+                    entry.folder.delete(None)?;
                     *state = State::default();
                     return Ok(Outcome::Volumes(Vec::new()));
+                }
+                if state.unknown.is_none() && state.sidecar.is_none() {
+                    // What is left of one that is deleted already.
+                    let left = entry.folder.left()?;
+                    if !left.is_empty() {
+                        left.into_iter().try_for_each(|id| entry.folder.forget(id))?;
+                        return Ok(Outcome::Volumes(Vec::new()));
+                    }
                 }
                 let sidecar = known(&entry, &state)?;
                 match &sidecar.role {
                     Role::Serving if state.settings.attached => {
                         bail!("{name} is attached; `verbatim volume detach {name}` first")
                     }
-                    Role::Serving => is_nobodys(&entry, &state)?,
+                    Role::Serving => {
+                        is_nobodys(&entry, &state)?;
+                        if let Some(why) = &state.unserved {
+                            bail!(
+                                "{name} is the copy that serves, and its data cannot be had ({why}): nothing is deleted that may come back"
+                            );
+                        }
+                    }
                     Role::Deciding { .. } | Role::Held { .. } => bail!("{name} is being moved"),
                     Role::Ready { from, .. } => {
                         bail!(
@@ -183,11 +219,24 @@ impl Daemon {
                 {
                     bail!("{name} is being moved");
                 }
+                has_ended(&entry, &state)?;
                 self.close(&entry, &mut state).await?;
                 if let Some(incoming) = state.incoming.take() {
                     incoming.close();
                 }
-                entry.folder.delete()?;
+                let sidecar = known(&entry, &state)?;
+                // One that was made here and has never been elsewhere has nothing to be remembered.
+                let is_own = sidecar.may_serve() && sidecar.known() == 1;
+                let tombstone = (!is_own).then(|| Tombstone::of(sidecar));
+                if state.settings.data.is_none()
+                    && matches!(sidecar.role, Role::Incoming { .. } | Role::Incomplete)
+                {
+                    // It is nothing to anybody, and may have all the room that there is.
+                    let path = entry.folder.data(&state.settings);
+                    tokio::task::block_in_place(|| empty(&path, sidecar.length))
+                        .with_context(|| format!("{} cannot be emptied", path.display()))?;
+                }
+                entry.folder.delete(tombstone.as_ref())?;
                 *state = State::default();
                 Ok(Outcome::Volumes(Vec::new()))
             }
@@ -196,6 +245,7 @@ impl Daemon {
                 to,
                 bytes_per_second,
                 transport,
+                rescue,
             } => {
                 let entry = self.entry(&name).await?;
                 {
@@ -203,15 +253,27 @@ impl Daemon {
                     let mut state = entry.state.lock().await;
                     is_free(&entry, &state)?;
                     is_nobodys(&entry, &state)?;
+                    self.may_move(&entry, &state, rescue)?;
                     tokio::task::block_in_place(|| state.device = None);
                 }
                 // It goes on if the command is ended.
                 let daemon = self.clone();
-                let moving =
-                    tokio::spawn(
-                        async move { daemon.migrate(&entry, to, bytes_per_second, transport).await },
-                    );
+                let moving = tokio::spawn(async move {
+                    daemon
+                        .migrate(&entry, to, (bytes_per_second, transport), rescue)
+                        .await
+                });
                 Ok(Outcome::Moved(moving.await??))
+            }
+            Order::Check { name, to } => {
+                let entry = self.entry(&name).await?;
+                let said = self.check(&entry, &to).await?;
+                let state = entry.state.lock().await;
+                let row = self.row(&entry, &state).map(|row| Row {
+                    trouble: said.err(),
+                    ..row
+                });
+                Ok(Outcome::Volumes(row.into_iter().collect()))
             }
             Order::Cancel { name } => {
                 let entry = self.entry(&name).await?;
@@ -265,7 +327,12 @@ impl Daemon {
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
                 self.settle(&entry, &mut state, by, is_committed).await?;
-                self.done(&entry, &state)
+                let row = self.row(&entry, &state).unwrap_or_else(|| Row {
+                    name,
+                    role: "none".to_owned(),
+                    ..Row::default()
+                });
+                Ok(Outcome::Volumes(vec![row]))
             }
         }
     }
@@ -280,7 +347,9 @@ impl Daemon {
         state: &mut State,
         length: u64,
         data: Option<std::path::PathBuf>,
+        (making, preallocate): (Making, bool),
     ) -> anyhow::Result<()> {
+        state.is_known(entry)?;
         if state.sidecar.is_some() || entry.folder.sidecar()?.is_some() {
             bail!("there is a volume {} already", entry.name);
         }
@@ -303,12 +372,23 @@ impl Daemon {
             ..Settings::default()
         };
         entry.folder.write_settings(&settings)?;
-        let path = entry.folder.data(&settings);
-        Store::open(&path, length).with_context(|| format!("cannot open {}", path.display()))?;
+        state.settings = settings;
         let sidecar = Sidecar::new(VolumeId(rand::random()), length);
+        let path = entry.folder.data(&state.settings);
+        let was_there = path.symlink_metadata().is_ok();
+        let made = self.make_data(entry, state, length, making, preallocate);
         // The last: without it there is no volume.
-        entry.folder.write_sidecar(&sidecar)?;
-        (state.sidecar, state.settings) = (Some(sidecar), settings);
+        let made = made.and_then(|_| self.write(entry, state, sidecar));
+        if let Err(error) = made {
+            if state.unknown.is_none() {
+                *state = State::default();
+                if !was_there {
+                    // Nobody has any use for it: it was made by this order, and nothing was written to it.
+                    let _ = std::fs::remove_file(&path);
+                }
+            }
+            return Err(error);
+        }
         self.serve(entry, state)
     }
 
@@ -330,25 +410,30 @@ impl Daemon {
             bail!("{name} has {} bytes; a volume only grows", sidecar.length);
         }
         let volume = state.volume.clone().context("it is not served")?;
-        if !volume.resize(length) {
+        if volume.in_flight() > 0 || volume.migration().is_some() {
             bail!("{name} is in use or being moved; try again when it is idle");
         }
-        // Longer data with a shorter sidecar are harmless.
-        let path = entry.folder.data(&state.settings);
-        let grown = Store::open(&path, length)
-            .context("the data cannot grow")
-            .map(drop);
-        if let Err(error) = grown {
-            volume.resize(sidecar.length);
-            return Err(error);
+        // In this order: nobody is told of a size that a crash takes back.
+        let store = state.store.clone().context("it is not open")?;
+        tokio::task::block_in_place(|| store.reach(length)).context("the data cannot grow")?;
+        self.write(entry, state, Sidecar { length, ..sidecar })?;
+        (self.config.hook)(Point::Grown);
+        let end = Instant::now() + RESIZE;
+        while !volume.resize(length) {
+            if Instant::now() > end {
+                bail!(
+                    "{name} has {length} bytes now, but it is never idle, so that clients are not told of it: resize it again when it is, or detach and attach it"
+                );
+            }
+            tokio::time::sleep(IDLE).await;
         }
-        self.write(entry, state, Sidecar { length, ..sidecar }).await;
         volume.has_grown();
         Ok(())
     }
 
     /// Ends the connections of clients. The volume is not served afterwards.
-    pub(super) async fn close(&self, entry: &Entry, state: &mut State) -> anyhow::Result<()> {
+    pub(super) async fn close(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) -> anyhow::Result<()> {
+        *entry.served.lock().expect("no panic under this lock") = None;
         if let Some(listener) = state.listener.take() {
             listener.abort();
             // It may be gone, if somebody else has removed it.
@@ -359,16 +444,41 @@ impl Daemon {
         // What the kernel still keeps of it is written now.
         tokio::task::block_in_place(|| state.device = None);
         state.holder = None;
-        if let Some(volume) = &state.volume {
-            let closed = tokio::time::timeout(CLOSE, volume.close()).await;
-            closed.context("what is under way does not end")?;
+        if let Some(volume) = state.volume.take()
+            && tokio::time::timeout(CLOSE, volume.close()).await.is_err()
+        {
+            let in_flight = volume.in_flight();
+            state.closing = Some(volume.clone());
+            let (daemon, of) = (self.clone(), entry.clone());
+            tokio::spawn(async move {
+                volume.close().await;
+                let mut state = of.state.lock().await;
+                state.closing.take_if(|closing| Arc::ptr_eq(closing, &volume));
+                daemon.serve_or_try_again(&of, &mut state);
+            });
+            bail!(
+                "{in_flight} requests that are under way have not come back from the disk in {} s; nobody is served, and {} goes on when they have",
+                CLOSE.as_secs(),
+                entry.name
+            );
         }
-        state.volume = None;
         Ok(())
     }
 }
 
+/// Nothing is under way any more from before it was closed.
+pub(super) fn has_ended(entry: &Entry, state: &State) -> anyhow::Result<()> {
+    let left = state.closing.as_ref().map_or(0, |closing| closing.in_flight());
+    ensure!(
+        left == 0,
+        "{left} requests that were under way when {} was detached have not come back from the disk; try again when they have",
+        entry.name
+    );
+    Ok(())
+}
+
 pub(super) fn known<'a>(entry: &Entry, state: &'a State) -> anyhow::Result<&'a Sidecar> {
+    state.is_known(entry)?;
     let sidecar = state.sidecar.as_ref();
     sidecar.with_context(|| {
         format!(
@@ -379,9 +489,9 @@ pub(super) fn known<'a>(entry: &Entry, state: &'a State) -> anyhow::Result<&'a S
 }
 
 /// Makes it a block device of this machine, if it is none.
-pub(super) fn make_device(state: &mut State) -> anyhow::Result<()> {
+pub(super) fn make_device(state: &mut State, is_read_only: bool) -> anyhow::Result<()> {
     if let (None, Some(volume)) = (&state.device, &state.volume) {
-        state.device = Some(tokio::task::block_in_place(|| Device::new(volume))?);
+        state.device = Some(tokio::task::block_in_place(|| Device::new(volume, is_read_only))?);
     }
     Ok(())
 }
@@ -395,7 +505,7 @@ async fn flush(volume: &Arc<Volume>) -> anyhow::Result<()> {
     volume.request(Wanted::Flush, Extent { offset: 0, length: 1 }, false, reply);
     match flushed.await? {
         Ok(()) => Ok(()),
-        Err(failure) => bail!("{failure:?}"),
+        Err(failure) => bail!("{}", words::failure(&failure)),
     }
 }
 
@@ -418,11 +528,14 @@ pub(super) fn is_nobodys(entry: &Entry, state: &State) -> anyhow::Result<()> {
     }
 }
 
-/// Nobody on this machine has a file system of it mounted.
-fn is_free(entry: &Entry, state: &State) -> anyhow::Result<()> {
-    match state.device.as_ref().filter(|device| device.is_in_use()) {
-        Some(device) => bail!(
-            "{} is in use as {}: unmount it, or stop the container that has it",
+/// Nobody on this machine has a file system of it mounted, or has made something else of it.
+pub(super) fn is_free(entry: &Entry, state: &State) -> anyhow::Result<()> {
+    let Some(device) = &state.device else {
+        return Ok(());
+    };
+    match tokio::task::block_in_place(|| device.user()) {
+        Some(user) => bail!(
+            "{} is in use as {}, {user}: unmount it, or stop the container that has it",
             entry.name,
             device.path().display()
         ),
@@ -433,7 +546,10 @@ fn is_free(entry: &Entry, state: &State) -> anyhow::Result<()> {
 pub(super) fn serving(entry: &Entry, state: &State) -> anyhow::Result<()> {
     let name = &entry.name;
     match &known(entry, state)?.role {
-        Role::Serving => Ok(()),
+        Role::Serving => match &state.unserved {
+            Some(why) => bail!("{name} is not served: {why}; it is waited for"),
+            None => Ok(()),
+        },
         Role::Deciding { to, .. } => bail!("{name} waits for {to} to say whether it has moved there"),
         Role::Moved { to } => bail!("{name} has moved to {to}"),
         Role::Incoming { from, .. } => bail!("{name} is being filled from {from}"),

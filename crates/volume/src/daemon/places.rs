@@ -9,11 +9,13 @@ use rustix::fs::SeekFrom;
 
 use super::{Daemon, Entry, State};
 use crate::control::Row;
+use crate::store::is_no_place_of_devices;
 
 impl Daemon {
     /// Notes it.
     pub(super) fn place(&self, entry: &Entry, state: &mut State, data: PathBuf) -> anyhow::Result<()> {
         let name = &entry.name;
+        state.is_known(entry)?;
         if state.sidecar.is_some() || entry.folder.sidecar()?.is_some() {
             bail!(
                 "there is a copy of {name} here, at {}: what moves here goes there; `verbatim volume delete {name}` removes it first",
@@ -32,20 +34,9 @@ impl Daemon {
         let place = state.place.clone()?;
         Some(Row {
             name: entry.name.clone(),
-            id: String::new(),
-            length_bytes: 0,
-            generation: 0,
             role: "placed".to_owned(),
-            other_host: None,
             data: Some(place),
-            attached: false,
-            uri: None,
-            device: None,
-            vhost_user: None,
-            holder: None,
-            socket: None,
-            copy: None,
-            migration: None,
+            ..Row::default()
         })
     }
 
@@ -53,15 +44,29 @@ impl Daemon {
     pub(super) async fn is_no_others(&self, name: &str, data: &Path) -> anyhow::Result<()> {
         let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let data = real(data);
-        let entries: Vec<_> = self.entries.lock().await.values().cloned().collect();
-        for entry in entries.iter().filter(|entry| entry.name != name) {
-            let state = entry.state.lock().await;
+        let mut taken = Ok(());
+        self.glance(|entry, state| {
+            if entry.name == name || taken.is_err() {
+                return;
+            }
+            let Some(state) = state else {
+                taken = Err(anyhow::anyhow!(
+                    "something is being done with {}, so that it cannot be said where its data are; try again",
+                    entry.name
+                ));
+                return;
+            };
             let mut theirs = state.settings.data.iter().chain(&state.place);
             if theirs.any(|path| real(path) == data) {
-                bail!("{} is the place of the volume {}", data.display(), entry.name);
+                taken = Err(anyhow::anyhow!(
+                    "{} is the place of the volume {}",
+                    data.display(),
+                    entry.name
+                ));
             }
-        }
-        Ok(())
+        })
+        .await;
+        taken
     }
 }
 
@@ -73,9 +78,9 @@ pub(super) fn has_room(data: &Path, length: u64) -> anyhow::Result<()> {
         "{shown} is no absolute path: the daemon has a folder of its own"
     );
     let Ok(metadata) = data.metadata() else {
-        let folder = data.parent().is_some_and(Path::is_dir);
-        ensure!(folder, "there is no folder for {shown}");
-        return Ok(());
+        let folder = data.parent().filter(|folder| folder.is_dir());
+        let folder = folder.with_context(|| format!("there is no folder for {shown}"))?;
+        return is_no_place_of_devices(folder, data);
     };
     if metadata.is_file() {
         return Ok(());

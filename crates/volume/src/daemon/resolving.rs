@@ -1,15 +1,21 @@
 //! A source that has held its tenant, and waits for the destination to say whether the volume has moved there.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::{Context, bail};
-use verbatim_mirror::Event;
-use verbatim_mirror::decision::{Keep, Role, Sidecar, decided, forced};
+use anyhow::{Context, bail, ensure};
+use verbatim_mirror::decision::{
+    Answer, Ask, Heard, Keep, Role, Sidecar, all_overruled, decided, forced, heard,
+};
+use verbatim_mirror::{Event, together};
 
 use super::orders::known;
-use super::{AGAIN, Daemon, Entry, State};
+use super::{AGAIN, Daemon, Entry, State, waits_for};
 use crate::faults::Point;
 use crate::wire::Purpose;
+
+/// Between two questions to a destination in whose place an operator has decided, at most.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 impl Daemon {
     /// Asks the destination until it says which of the two copies it is, or an operator does. What the copy here is then.
@@ -49,10 +55,67 @@ impl Daemon {
             };
             hook(Point::Answered);
             let mut state = entry.state.lock().await;
-            // Otherwise an operator was faster than the answer.
             if state.sidecar.as_ref() == Some(&sidecar) {
-                self.become_decided(entry, &mut state, next).await;
+                if self.become_decided(entry, &mut state, next).await.is_err() {
+                    // It was said. The answer stays the same.
+                    drop(state);
+                    tokio::time::sleep(AGAIN).await;
+                }
+            } else if let (Some(here), Some(answer)) = (&state.sidecar, said_by(&next))
+                && heard(here, *session, answer) == Heard::Contradiction
+            {
+                // An operator was faster than the answer.
+                shout(entry, &mut state, to);
             }
+        }
+    }
+
+    /// An operator has decided that the copy here stays. The destinations are told so until they answer, and say whether they had committed before.
+    pub(super) fn ask_on(self: &Arc<Self>, entry: &Arc<Entry>, state: &State) {
+        let Some(before) = &state.sidecar else {
+            return;
+        };
+        for (ask, to) in all_overruled(before) {
+            let (daemon, entry, before, to) = (self.clone(), entry.clone(), before.clone(), to.to_owned());
+            tokio::spawn(async move { daemon.hear_late(&entry, &before, ask, &to).await });
+        }
+    }
+
+    async fn hear_late(self: &Arc<Self>, entry: &Arc<Entry>, before: &Sidecar, ask: Ask, to: &str) {
+        let asking = Sidecar {
+            generation: ask.base,
+            ..before.clone()
+        };
+        let mut pause = AGAIN;
+        loop {
+            // By this question it commits nothing.
+            let purpose = Purpose::Decide { gives_up: true };
+            let answer = match self.call(entry, &asking, ask.session, to, purpose, None) {
+                Ok(call) => call.ask().await,
+                Err(error) => Err(error),
+            };
+            let mut state = entry.state.lock().await;
+            let Some(here) = state.sidecar.clone() else {
+                // Whoever finds out what it is asks on.
+                return;
+            };
+            if all_overruled(&here).all(|(other, _)| other.session != ask.session) {
+                return;
+            }
+            match answer.map(|answer| heard(&here, ask.session, answer)) {
+                Ok(Heard::Contradiction) => return shout(entry, &mut state, to),
+                Ok(Heard::Confirmed(next)) => {
+                    if self.write(entry, &mut state, next).is_ok() {
+                        tracing::info!("{}: {to} has not committed, and never will", entry.name);
+                        return;
+                    }
+                }
+                Ok(Heard::Nothing) => return,
+                Err(_) => {}
+            }
+            drop(state);
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(LONGEST_PAUSE);
         }
     }
 
@@ -65,48 +128,105 @@ impl Daemon {
         is_forced: bool,
     ) -> anyhow::Result<()> {
         let name = &entry.name;
-        let sidecar = known(entry, state)?;
-        let (to, next) = match &sidecar.role {
-            Role::Deciding { to, .. } => (to.clone(), forced(sidecar, keep).context("it waits")?),
-            Role::Held { .. } | Role::Ready { .. } => {
-                bail!("{name} moves with its instance; `verbatim session resolve` decides about both")
-            }
-            _ => bail!(
-                "{name} does not wait for another host; `verbatim volume status {name}` says what it is"
-            ),
+        let sidecar = known(entry, state)?.clone();
+        let by = waits_for(&sidecar);
+        let next = match by {
+            Some(_) => together::forced(&sidecar, keep),
+            None => forced(&sidecar, keep),
         };
+        let next = next.with_context(|| {
+            format!("{name} does not wait for another host; `verbatim volume status {name}` says what it is")
+        })?;
         if !is_forced {
-            bail!(
-                "{to} has not said whether {name} has moved there, and is asked until it does; if it never will, `--force` decides without it \
-                 (`verbatim volume resolve --help`)"
-            );
+            match &sidecar.role {
+                Role::Held { by, .. } | Role::Ready { by, .. } => bail!(
+                    "{name} moves with its instance, and waits for the session {by:016x} of the agents, which decides about both (`verbatim session show \
+                     {by:016x}`, `verbatim session resolve`); only if no agent knows that session any more, `--force` decides without it (`verbatim volume resolve \
+                     --help` says how to be sure)"
+                ),
+                _ => bail!(
+                    "{} has not said whether {name} has moved there, and is asked until it does; if it never will, `--force` decides without it \
+                     (`verbatim volume resolve --help`)",
+                    other(&sidecar.role)
+                ),
+            }
         }
-        tracing::warn!("{name}: an operator decides in the place of {to}: {keep:?} is kept");
+        tracing::warn!(
+            "{name}: an operator decides in the place of {}: {keep:?} is kept",
+            other(&sidecar.role)
+        );
+        if let Some(by) = by {
+            return self.become_settled(entry, state, by, next).await;
+        }
         // Before anything is acknowledged: a process that came later would ask, and what the operator says may be wrong.
-        self.write(entry, state, next.clone()).await;
-        self.become_decided(entry, state, next).await;
+        self.write(entry, state, next.clone())?;
+        self.become_decided(entry, state, next).await?;
+        self.ask_on(entry, state);
         Ok(())
     }
 
-    async fn become_decided(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State, next: Sidecar) {
+    async fn become_decided(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        state: &mut State,
+        next: Sidecar,
+    ) -> anyhow::Result<()> {
         if next.may_serve() {
             // By that word it is never committed: a tenant that waits here need not wait for the disk.
             if let Some(volume) = &state.volume {
                 volume.event(Event::Release);
             }
-            self.write(entry, state, next).await;
-            if let Err(error) = self.serve(entry, state) {
-                tracing::error!("volume {} is not served: {error:#}", entry.name);
-            }
+            self.write(entry, state, next)?;
+            self.serve_or_try_again(entry, state);
         } else {
             if let Some(volume) = &state.volume {
                 volume.event(Event::Moved);
             }
-            self.write(entry, state, next).await;
+            self.write(entry, state, next)?;
             (self.config.hook)(Point::Moved);
             if let Err(error) = self.close(entry, state).await {
                 tracing::warn!("{}: {error:#}", entry.name);
             }
         }
+        Ok(())
     }
+}
+
+/// The other host.
+fn other(role: &Role) -> &str {
+    match role {
+        Role::Deciding { to, .. } | Role::Held { to, .. } | Role::Moved { to } => to,
+        Role::Incoming { from, .. } | Role::Ready { from, .. } => from,
+        Role::Serving | Role::Incomplete => "another host",
+    }
+}
+
+/// Which answer has made that of a source.
+fn said_by(next: &Sidecar) -> Option<Answer> {
+    match next.role {
+        Role::Moved { .. } => Some(Answer::Committed),
+        Role::Serving => Some(Answer::NotCommitted),
+        _ => None,
+    }
+}
+
+/// A host in whose place an operator has decided gets no offer before it has answered: its copy may serve.
+pub(super) fn is_answered(state: &State, to: &str) -> anyhow::Result<()> {
+    let mut asked = state.sidecar.iter().flat_map(all_overruled);
+    ensure!(
+        state.alarm.is_some() || asked.all(|(_, asked)| asked != to),
+        "an operator has decided in the place of {to}, which has not said yet that this was right; it is asked until it does"
+    );
+    Ok(())
+}
+
+/// Two copies serve, or have served, by an operator's word.
+fn shout(entry: &Entry, state: &mut State, to: &str) {
+    let why = format!(
+        "{to} says that {0} has moved there, and an operator has said that the copy here stays: there are two. Let clients use one of them only, and have the other \
+         detached and deleted (`verbatim volume detach {0}`, `verbatim volume delete {0}`)",
+        entry.name
+    );
+    tracing::error!("volume {}: {why}", entry.name);
+    state.alarm = Some(why);
 }

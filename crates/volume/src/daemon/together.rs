@@ -7,21 +7,25 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, bail};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
-use verbatim_mirror::decision::{AgentSession, Ask, Role, SessionId};
-use verbatim_mirror::together::{held, promised, settled};
+use verbatim_mirror::decision::{AgentSession, Ask, Role, SessionId, Sidecar};
+use verbatim_mirror::together::{Settle, held, promised, settle};
 use verbatim_mirror::{Event, Report};
 
-use super::orders::{is_nobodys, known, make_device, serving};
+use super::orders::{is_free, is_nobodys, known, make_device, serving};
+use super::resolving::is_answered;
+use super::space::needed;
 use super::{Daemon, Entry, State};
+use crate::device::Device;
 use crate::faults::Point;
 use crate::own_thread::OwnThread;
 use crate::volume::Volume;
 use crate::wire::Purpose;
+use crate::words;
 
 /// How often the engine is told the time.
 const TICK: Duration = Duration::from_millis(10);
@@ -64,6 +68,7 @@ impl Drop for Following {
 struct Driver {
     volume: Arc<Volume>,
     name: String,
+    to: String,
     reports: UnboundedReceiver<Report>,
     refused: UnboundedReceiver<String>,
     stage: watch::Sender<Stage>,
@@ -82,7 +87,9 @@ impl Driver {
         while self.volume.migration().is_some() {
             tokio::select! {
                 _ = ticks.tick() => {
-                    self.volume.event(Event::Tick);
+                    if let Some(why) = self.volume.tick() {
+                        tracing::warn!("{}: {why}", self.name);
+                    }
                     if hold.is_some_and(|(_, at)| Instant::now() >= at) {
                         hold = hold.map(|(since, _)| (since, Instant::now() + HOLD_LIMIT));
                         self.volume.event(Event::Hold);
@@ -104,11 +111,11 @@ impl Driver {
                         self.stage.send_replace(Stage::Mirrored);
                     }
                     Some(Report::HoldFailed(why)) => {
-                        tracing::info!("{}: a hold has failed: {why:?}", self.name);
+                        tracing::info!("{}: a hold has failed: {}", self.name, words::hold(&why, &self.to));
                         let since = hold.map_or_else(Instant::now, |(since, _)| since);
                         if since.elapsed() > HOLD_LIMIT {
                             self.volume.event(Event::Cancel);
-                            self.end(format!("it cannot be held: {why:?}"));
+                            self.end(format!("it cannot be held: {}", words::hold(&why, &self.to)));
                             return;
                         }
                         hold = Some((since, Instant::now() + HOLD_AGAIN));
@@ -119,7 +126,7 @@ impl Driver {
                         self.stage.send_replace(Stage::Held);
                     }
                     Some(Report::Ended(why)) => {
-                        let why = self.refused.try_recv().unwrap_or_else(|_| format!("{why:?}"));
+                        let why = self.refused.try_recv().unwrap_or_else(|_| words::ended(&why, &self.to));
                         self.end(why);
                         return;
                     }
@@ -147,6 +154,7 @@ impl Daemon {
     ) -> anyhow::Result<()> {
         let name = &entry.name;
         serving(entry, state)?;
+        self.may_move(entry, state, false)?;
         if to == self.config.name {
             bail!("{name} is on {to} already");
         }
@@ -154,6 +162,10 @@ impl Daemon {
         if volume.migration().is_some() {
             bail!("{name} is being moved already");
         }
+        is_answered(state, &to)?;
+        // Before anything is decided: afterwards no is no answer.
+        let reserved = entry.folder.reserve_sidecar();
+        reserved.with_context(|| format!("what is decided about {name} could not be written down here"))?;
         let session = SessionId(rand::random());
         let sidecar = state.sidecar.as_ref().expect("it is served");
         let purpose = Purpose::Fill {
@@ -169,10 +181,12 @@ impl Daemon {
         let (stages, stage) = watch::channel(Stage::Copying);
         let (hold, is_held) = watch::channel(false);
         let thread = OwnThread::start("link").context("no thread for the connection")?;
+        let allocated = needed(&entry.folder.data(&state.settings), sidecar.length);
         volume.migrate(bytes_per_second, reports);
         let driver = Driver {
             volume: volume.clone(),
             name: name.clone(),
+            to: to.clone(),
             reports: reported,
             refused,
             stage: stages,
@@ -180,7 +194,7 @@ impl Daemon {
             hook: self.config.hook,
         };
         tokio::spawn(driver.run());
-        let link = thread.spawn(call.keep(volume, refusals, self.config.hook));
+        let link = thread.spawn(call.keep(volume, allocated, refusals, self.config.hook));
         state.following = Some(Following {
             by,
             session,
@@ -202,7 +216,7 @@ impl Daemon {
     }
 
     /// Holds its clients, and has the other host promise it. After an error it waits for [`Self::settle`], too.
-    pub(super) async fn hold(&self, entry: &Arc<Entry>, by: AgentSession) -> anyhow::Result<()> {
+    pub(super) async fn hold(self: &Arc<Self>, entry: &Arc<Entry>, by: AgentSession) -> anyhow::Result<()> {
         let mut stage = {
             let state = entry.state.lock().await;
             let following = followed(entry, &state, by)?;
@@ -214,18 +228,21 @@ impl Daemon {
             let mut state = entry.state.lock().await;
             let following = followed(entry, &state, by)?;
             let (session, to) = (following.session, following.to.clone());
+            // Its disk may have failed meanwhile.
+            self.may_move(entry, &state, false)?;
             let sidecar = known(entry, &state)?.clone();
             let next = held(&sidecar, session, &to, by).context("it does not serve")?;
-            if let Err(error) = tokio::task::block_in_place(|| entry.folder.write_sidecar(&next)) {
-                // It may be there all the same, and a process that comes later would wait for a decision that nobody takes.
-                self.write(entry, &mut state, sidecar).await;
-                if let Some(volume) = &state.volume {
+            if let Err(error) = self.write(entry, &mut state, next.clone()) {
+                // It may be there all the same, and a process that comes later would wait for its session. So its clients go on only when it is
+                // known that it is not there.
+                if state.unknown.is_none()
+                    && let Some(volume) = &state.volume
+                {
                     volume.event(Event::Release);
                 }
                 return Err(error.context("that it is held could not be written down"));
             }
             let call = self.call(entry, &next, session, &to, Purpose::Promise { by }, None);
-            state.sidecar = Some(next);
             call?
         };
         (self.config.hook)(Point::Deciding);
@@ -235,16 +252,25 @@ impl Daemon {
     }
 
     /// The source holds its tenant, and wants this copy promised.
-    pub(super) async fn promise(&self, name: &str, ask: &Ask, by: AgentSession) -> anyhow::Result<()> {
+    pub(super) async fn promise(
+        self: &Arc<Self>,
+        name: &str,
+        ask: &Ask,
+        by: AgentSession,
+    ) -> anyhow::Result<()> {
         (self.config.hook)(Point::Question);
         let entry = self.entry(name).await?;
         let mut state = entry.state.lock().await;
+        state.is_known(&entry)?;
         let incoming = state.incoming.clone();
-        let is_complete = incoming
+        let has_all = incoming
             .as_ref()
             .is_some_and(|incoming| incoming.is_complete(ask.session));
-        let next = promised(state.sidecar.as_ref(), ask, by, is_complete);
+        let is_complete = has_all || state.whole == Some(ask.session);
+        let next = promised(state.here(None), ask, by, is_complete);
         let next = next.with_context(|| format!("the copy of {name} here is not whole"))?;
+        // It takes nothing more, and is asked again where this cannot be written.
+        state.whole = Some(ask.session);
         if let Some(incoming) = incoming {
             incoming.close();
         }
@@ -253,7 +279,9 @@ impl Daemon {
             self.end_lent(&entry, &mut state);
         }
         (self.config.hook)(Point::Committing);
-        self.write(&entry, &mut state, next).await;
+        self.write(&entry, &mut state, next)?;
+        self.is_filled(&entry, &mut state);
+        state.filling = None;
         (self.config.hook)(Point::Committed);
         Ok(())
     }
@@ -265,6 +293,7 @@ impl Daemon {
         state: &mut State,
         holder: String,
         by: Option<AgentSession>,
+        is_read_only: bool,
     ) -> anyhow::Result<()> {
         let name = &entry.name;
         let sidecar = known(entry, state)?;
@@ -293,7 +322,14 @@ impl Daemon {
         if is_promised {
             self.open(entry, state, length)?;
         }
-        make_device(state).with_context(|| format!("{name} cannot be a block device of this machine"))?;
+        let is_other = |device: &Device| device.is_read_only() != is_read_only;
+        if state.device.as_ref().is_some_and(is_other) {
+            // The instance has looked at it, and nothing of that is left.
+            is_free(entry, state)?;
+            tokio::task::block_in_place(|| state.device = None);
+        }
+        make_device(state, is_read_only)
+            .with_context(|| format!("{name} cannot be a block device of this machine"))?;
         state.holder = Some(holder);
         Ok(())
     }
@@ -306,62 +342,70 @@ impl Daemon {
         by: AgentSession,
         is_committed: bool,
     ) -> anyhow::Result<()> {
+        // To say yes without having done it would leave a copy that waits for ever.
+        state.is_known(entry)?;
         let Some(sidecar) = state.sidecar.clone() else {
             return Ok(());
         };
-        if let Some(next) = settled(&sidecar, by, is_committed) {
-            match &sidecar.role {
-                Role::Held { .. } => {
-                    let event = if is_committed {
-                        Event::Moved
-                    } else {
-                        Event::Release
-                    };
-                    if let Some(volume) = &state.volume {
-                        volume.event(event);
-                    }
-                    self.write(entry, state, next).await;
-                    state.following = None;
-                    (self.config.hook)(Point::Moved);
+        match settle(state.here(None), by, is_committed) {
+            Settle::Unknown => bail!("it is not known what the copy of {} here is", entry.name),
+            Settle::NotFilled => bail!(
+                "{} was not filled to the end, and its session was committed",
+                entry.name
+            ),
+            Settle::Become(next) if matches!(sidecar.role, Role::Held { .. } | Role::Ready { .. }) => {
+                return self.become_settled(entry, state, by, next).await;
+            }
+            Settle::Become(next) => {
+                // A late question finds that it is given up.
+                if let Some(incoming) = &state.incoming {
+                    incoming.close();
                 }
-                _ => self.write(entry, state, next).await,
+                state.whole = None;
+                self.write(entry, state, next)?;
             }
-            if !state.sidecar.as_ref().is_some_and(|now| now.may_serve())
-                && let Err(error) = self.close(entry, state).await
-            {
-                tracing::warn!("{}: {error:#}", entry.name);
-            }
-            self.settle_lent(entry, state, by, is_committed)?;
-            return self.serve(entry, state);
+            Settle::Already | Settle::NotMine => {}
         }
-        ensure!(
-            !(is_committed && matches!(sidecar.role, Role::Incoming { .. })),
-            "{} was not filled to the end, and its session was committed",
-            entry.name
-        );
         self.settle_lent(entry, state, by, is_committed)?;
         if is_committed {
             // The daemon before this one may have been killed between the two.
-            return self.serve(entry, state);
+            self.serve_or_try_again(entry, state);
+            return Ok(());
         }
-        if state
-            .following
-            .as_ref()
-            .is_some_and(|following| following.by == by)
-        {
+        let is_followed = |following: &Following| following.by == by;
+        if state.following.as_ref().is_some_and(is_followed) {
             if let Some(volume) = &state.volume {
                 volume.event(Event::Release);
                 volume.event(Event::Cancel);
             }
             state.following = None;
         }
-        if let Role::Incoming { .. } = sidecar.role {
-            // A late question finds that it is given up.
-            if let Some(incoming) = &state.incoming {
-                incoming.close();
-            }
-            self.write(entry, state, sidecar.with(Role::Incomplete)).await;
+        Ok(())
+    }
+
+    /// A copy that has waited for the session is what its decision makes of it.
+    pub(super) async fn become_settled(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        state: &mut State,
+        by: AgentSession,
+        next: Sidecar,
+    ) -> anyhow::Result<()> {
+        let may_serve = next.may_serve();
+        let was_held = matches!(&state.sidecar, Some(here) if matches!(here.role, Role::Held { .. }));
+        if was_held && let Some(volume) = &state.volume {
+            volume.event(if may_serve { Event::Release } else { Event::Moved });
         }
+        self.write(entry, state, next)?;
+        if was_held {
+            state.following = None;
+            (self.config.hook)(Point::Moved);
+        }
+        if !may_serve && let Err(error) = self.close(entry, state).await {
+            tracing::warn!("{}: {error:#}", entry.name);
+        }
+        self.settle_lent(entry, state, by, !was_held && may_serve)?;
+        self.serve_or_try_again(entry, state);
         Ok(())
     }
 }

@@ -30,16 +30,18 @@ const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 struct OneFile {
     volume: Arc<Volume>,
     length: u64,
+    is_read_only: bool,
 }
 
 /// The volume as a file that is open for direct I/O, served until it is closed.
-pub fn file(volume: &Arc<Volume>) -> io::Result<File> {
+pub fn file(volume: &Arc<Volume>, is_read_only: bool) -> io::Result<File> {
     let connection = OwnedFd::from(OpenOptions::new().read(true).write(true).open("/dev/fuse")?);
     let mount = mount(&connection)?;
     let length = volume.length();
     let one = OneFile {
         volume: volume.clone(),
         length,
+        is_read_only,
     };
     let mut config = Config::default();
     (config.n_threads, config.clone_fd) = (Some(THREADS), true);
@@ -51,7 +53,7 @@ pub fn file(volume: &Arc<Volume>) -> io::Result<File> {
     })?;
     let file = OpenOptions::new()
         .read(true)
-        .write(true)
+        .write(!is_read_only)
         .custom_flags(libc::O_DIRECT)
         .open(Path::new("/proc/self/fd").join(mount.as_raw_fd().to_string()))?;
     // The kernel has asked nobody yet how long it is.
@@ -96,6 +98,9 @@ impl OneFile {
     }
 
     fn change(&self, wanted: Wanted, extent: Extent, reply: impl FnOnce(Result<(), Errno>) + Send + 'static) {
+        if self.is_read_only && wanted != Wanted::Flush {
+            return reply(Err(Errno::from_i32(libc::EROFS)));
+        }
         let reply = Box::new(move |result: Result<Vec<u8>, Failure>| {
             reply(result.map(drop).map_err(errno));
         });

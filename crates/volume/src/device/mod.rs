@@ -6,10 +6,10 @@
 
 mod fuse;
 mod sys;
+mod users;
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,25 +25,26 @@ const TRIES: u32 = 64;
 /// A loop device. Dropped, it goes, unless something else has it open: then it goes with that.
 pub struct Device {
     path: PathBuf,
+    is_read_only: bool,
     /// While it is open here, it does not go.
     _open: File,
 }
 
 impl Device {
     /// Makes one of the volume.
-    pub fn new(volume: &Arc<Volume>) -> anyhow::Result<Self> {
+    pub fn new(volume: &Arc<Volume>, is_read_only: bool) -> anyhow::Result<Self> {
         let length = volume.length();
         ensure!(
             length.is_multiple_of(512),
             "a block device has whole sectors of 512 bytes, and the volume has {length} bytes: resize it"
         );
-        let file = fuse::file(volume).context("cannot serve a file by FUSE")?;
-        let device = Self::on(&file).context("cannot make a loop device")?;
+        let file = fuse::file(volume, is_read_only).context("cannot serve a file by FUSE")?;
+        let device = Self::on(&file, is_read_only).context("cannot make a loop device")?;
         tracing::debug!("a volume is {}", device.path.display());
         Ok(device)
     }
 
-    fn on(file: &File) -> io::Result<Self> {
+    fn on(file: &File, is_read_only: bool) -> io::Result<Self> {
         let control = OpenOptions::new()
             .read(true)
             .write(true)
@@ -55,9 +56,15 @@ impl Device {
             if !path.exists() {
                 sys::make_node(&path, number)?;
             }
-            let open = OpenOptions::new().read(true).write(true).open(&path)?;
-            match sys::configure_loop_device(&open, file) {
-                Ok(()) => return Ok(Self { path, _open: open }),
+            let open = OpenOptions::new().read(true).write(!is_read_only).open(&path)?;
+            match sys::configure_loop_device(&open, file, is_read_only) {
+                Ok(()) => {
+                    return Ok(Self {
+                        path,
+                        is_read_only,
+                        _open: open,
+                    });
+                }
                 // Somebody else was quicker.
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
                 Err(error) => return Err(error),
@@ -71,12 +78,13 @@ impl Device {
         &self.path
     }
 
-    /// Whether a file system on it is mounted, or something else has it for itself.
-    pub fn is_in_use(&self) -> bool {
-        let exclusive = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_EXCL)
-            .open(&self.path);
-        matches!(exclusive, Err(error) if error.raw_os_error() == Some(libc::EBUSY))
+    /// Whether nothing can be written to it.
+    pub fn is_read_only(&self) -> bool {
+        self.is_read_only
+    }
+
+    /// Something that is on it: a file system that is mounted, swap, or a device made of it. For the operator.
+    pub fn user(&self) -> Option<String> {
+        users::of(&self.path)
     }
 }

@@ -13,6 +13,7 @@ const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4C82;
 /// `linux/prctl.h`.
 const PR_SET_IO_FLUSHER: i32 = 57;
 
+const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 
@@ -45,7 +46,7 @@ pub fn free_loop_device(control: &File) -> io::Result<u32> {
 }
 
 /// Makes the loop device one of that file, with direct I/O; it goes with its last descriptor. EBUSY where it is another's.
-pub fn configure_loop_device(device: &File, file: &File) -> io::Result<()> {
+pub fn configure_loop_device(device: &File, file: &File, is_read_only: bool) -> io::Result<()> {
     let mut name = [0; 64];
     let text = b"verbatim volume";
     name[..text.len()].copy_from_slice(text);
@@ -54,7 +55,7 @@ pub fn configure_loop_device(device: &File, file: &File) -> io::Result<()> {
         block_size: 0,
         places: [0; 5],
         numbers: [0; 3],
-        flags: LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO,
+        flags: LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO | if is_read_only { LO_FLAGS_READ_ONLY } else { 0 },
         name,
         unused: [0; 14],
         reserved: [0; 8],

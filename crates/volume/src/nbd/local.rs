@@ -16,20 +16,24 @@ use crate::volume::Volume;
 const BUFFER: usize = 256 << 10;
 
 /// Requests and answers, until the client leaves or the volume is not served any more.
-pub async fn transmit(stream: tokio::net::UnixStream, volume: Arc<Volume>) -> io::Result<()> {
-    client::by_thread("nbd client", stream, volume, |stream, volume| {
-        serve(&stream, &volume)
+pub async fn transmit(
+    stream: tokio::net::UnixStream,
+    volume: Arc<Volume>,
+    is_read_only: bool,
+) -> io::Result<()> {
+    client::by_thread("nbd client", stream, volume, move |stream, volume| {
+        serve(&stream, &volume, is_read_only)
     })
     .await
 }
 
-fn serve(stream: &UnixStream, volume: &Arc<Volume>) -> io::Result<()> {
-    let outbox = Arc::new(Outbox::new(stream.try_clone()?));
+fn serve(stream: &UnixStream, volume: &Arc<Volume>, is_read_only: bool) -> io::Result<()> {
+    let outbox = Arc::new(Outbox::new(stream.try_clone()?, volume.room().clone()));
     std::thread::scope(|scope| {
         std::thread::Builder::new()
             .name("nbd answers".into())
             .spawn_scoped(scope, || outbox.write())?;
-        let result = read(stream, volume, &outbox);
+        let result = read(stream, (volume, is_read_only), &outbox);
         // What is under way has the outbox, too: the answers leave before the connection is closed.
         outbox.end();
         result
@@ -96,7 +100,11 @@ impl Inbox<'_> {
     }
 }
 
-fn read(stream: &UnixStream, volume: &Arc<Volume>, outbox: &Arc<Outbox>) -> io::Result<()> {
+fn read(
+    stream: &UnixStream,
+    (volume, is_read_only): (&Arc<Volume>, bool),
+    outbox: &Arc<Outbox>,
+) -> io::Result<()> {
     let size = volume.length();
     let mut inbox = Inbox {
         stream,
@@ -122,26 +130,32 @@ fn read(stream: &UnixStream, volume: &Arc<Volume>, outbox: &Arc<Outbox>) -> io::
         if request.command == Command::Write && request.length > wire::MAX_REQUEST {
             return Err(bad("a write is too long"));
         }
-        let checked = request.check(size);
+        let checked = request.check(size, is_read_only);
         let kib = request.needed_kib(checked.is_ok());
-        outbox.begin(kib);
+        let held = outbox.begin(kib);
         let data = match request.command {
             Command::Write => inbox.take(request.length as usize),
             _ => Ok(Vec::new()),
         };
         let cookie = request.cookie;
-        let data = data.inspect_err(|_| outbox.answer(cookie, kib, Err(wire::error::EINVAL)))?;
+        let data = match data {
+            Ok(data) => data,
+            Err(error) => {
+                outbox.answer(cookie, (kib, held), Err(wire::error::EINVAL));
+                return Err(error);
+            }
+        };
         if !is_gathering && inbox.has_more() {
             outbox.gather();
             is_gathering = true;
         }
         match checked.map(|()| meaning(&request, size, data)) {
-            Err(error) => outbox.answer(cookie, kib, Err(error)),
-            Ok(None) => outbox.answer(cookie, kib, Ok(Vec::new())),
+            Err(error) => outbox.answer(cookie, (kib, held), Err(error)),
+            Ok(None) => outbox.answer(cookie, (kib, held), Ok(Vec::new())),
             Ok(Some((wanted, extent, is_durable))) => {
                 let outbox = outbox.clone();
                 let reply = Box::new(move |result: Result<Vec<u8>, _>| {
-                    outbox.answer(cookie, kib, result.map_err(errno));
+                    outbox.answer(cookie, (kib, held), result.map_err(errno));
                 });
                 volume.request_here(wanted, extent, is_durable, reply);
             }

@@ -10,7 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use rustix::net::SendFlags;
 
 use super::wire;
-use crate::room::Room;
+use crate::room::{Held, Own, Room};
 
 /// Data up to here are copied behind others, so that one call sends many.
 const SMALL: usize = 16 << 10;
@@ -25,6 +25,7 @@ struct Piece {
     sent: usize,
     requests: usize,
     kib: usize,
+    held: Vec<Held>,
 }
 
 #[derive(Default)]
@@ -38,12 +39,14 @@ struct State {
     is_dead: bool,
     /// No answer will come any more.
     is_over: bool,
-    room: Room,
+    room: Own,
 }
 
 /// What is on its way.
 pub struct Outbox {
     stream: UnixStream,
+    /// The volume's.
+    room: Room,
     state: Mutex<State>,
     /// The writer has something to do.
     write: Condvar,
@@ -53,9 +56,10 @@ pub struct Outbox {
 
 impl Outbox {
     /// For that client.
-    pub fn new(stream: UnixStream) -> Self {
+    pub fn new(stream: UnixStream, room: Room) -> Self {
         Self {
             stream,
+            room,
             state: Mutex::default(),
             write: Condvar::new(),
             left: Condvar::new(),
@@ -67,20 +71,28 @@ impl Outbox {
     }
 
     /// One more request, with so many KiB of data. Waits until there is room for it.
-    pub fn begin(&self, kib: usize) {
+    pub fn begin(&self, kib: usize) -> Held {
         let mut state = self.lock();
         while !state.room.try_begin(kib) {
             state.is_gathering = false;
             self.send(&mut state);
             if state.room.try_begin(kib) {
-                return;
+                break;
             }
             state = self.left.wait(state).expect("no panic under this lock");
         }
+        if let Some(held) = self.room.try_begin(kib) {
+            return held;
+        }
+        // What was kept holds room, too.
+        state.is_gathering = false;
+        self.send(&mut state);
+        drop(state);
+        self.room.begin_here(kib)
     }
 
     /// Its end. Does not wait for the client.
-    pub fn answer(&self, cookie: u64, kib: usize, result: Result<Vec<u8>, u32>) {
+    pub fn answer(&self, cookie: u64, (kib, held): (usize, Held), result: Result<Vec<u8>, u32>) {
         let (code, data) = match result {
             Ok(data) => (0, data),
             Err(code) => (code, Vec::new()),
@@ -98,6 +110,9 @@ impl Outbox {
         if data.len() <= SMALL {
             last.bytes.extend(&data);
             last.kib += kib;
+            if kib > 0 {
+                last.held.push(held);
+            }
         } else {
             // The request counts until its data have left.
             last.requests -= 1;
@@ -106,6 +121,7 @@ impl Outbox {
                 sent: 0,
                 requests: 1,
                 kib,
+                held: vec![held],
             });
         }
         if !state.is_gathering {
@@ -207,17 +223,17 @@ mod tests {
     #[test]
     fn answers_leave_whole_and_in_order_however_slow_the_client_is() {
         let (near, mut far) = UnixStream::pair().expect("a pair");
-        let outbox = Outbox::new(near);
+        let outbox = Outbox::new(near, Room::new(std::sync::Arc::default()));
         let sizes = [0, 100, SMALL, SMALL + 1, 3 << 20, 7, 1 << 20, 0];
         std::thread::scope(|scope| {
             scope.spawn(|| outbox.write());
             scope.spawn(|| {
                 for (cookie, size) in (0..).zip(sizes) {
-                    outbox.begin(size.div_ceil(1024));
+                    let held = outbox.begin(size.div_ceil(1024));
                     if cookie == 1 {
                         outbox.gather();
                     }
-                    outbox.answer(cookie, size.div_ceil(1024), Ok(vec![cookie as u8; size]));
+                    outbox.answer(cookie, (size.div_ceil(1024), held), Ok(vec![cookie as u8; size]));
                 }
                 outbox.end();
             });
@@ -235,15 +251,15 @@ mod tests {
     #[test]
     fn a_client_that_leaves_holds_nobody_up() {
         let (near, far) = UnixStream::pair().expect("a pair");
-        let outbox = Outbox::new(near);
+        let outbox = Outbox::new(near, Room::new(std::sync::Arc::default()));
         std::thread::scope(|scope| {
             scope.spawn(|| outbox.write());
-            outbox.begin(4096);
-            outbox.answer(1, 4096, Ok(vec![0; 4 << 20]));
-            outbox.begin(0);
+            let held = outbox.begin(4096);
+            outbox.answer(1, (4096, held), Ok(vec![0; 4 << 20]));
+            let held = outbox.begin(0);
             far.set_read_timeout(Some(Duration::from_secs(1))).expect("set");
             drop(far);
-            outbox.answer(2, 0, Ok(Vec::new()));
+            outbox.answer(2, (0, held), Ok(Vec::new()));
             outbox.end();
         });
     }
@@ -251,12 +267,12 @@ mod tests {
     #[test]
     fn no_more_is_begun_than_there_is_room_for() {
         let (near, mut far) = UnixStream::pair().expect("a pair");
-        let outbox = Outbox::new(near);
+        let outbox = Outbox::new(near, Room::new(std::sync::Arc::default()));
         for cookie in 0..MAX_IN_FLIGHT as u64 {
-            outbox.begin(0);
+            let held = outbox.begin(0);
             if cookie == 0 {
                 outbox.gather();
-                outbox.answer(0, 0, Ok(Vec::new()));
+                outbox.answer(0, (0, held), Ok(Vec::new()));
             }
         }
         // What was kept makes room.

@@ -10,9 +10,9 @@ use verbatim_mirror::{Extent, Failure};
 use super::export::{Export, Exports};
 use super::wire::{
     self, CLIENT_NO_ZEROES, Command, FLAG_FUA, FLAG_NO_HOLE, HANDSHAKE_FLAGS, MAGIC, MAX_OPTION,
-    OPTION_MAGIC, REQUEST_BYTES, Request, TRANSMISSION_FLAGS, error, option, reply,
+    OPTION_MAGIC, REQUEST_BYTES, Request, error, option, reply, transmission_flags,
 };
-use crate::room::{MAX_IN_FLIGHT, MAX_KIB};
+use crate::room::{Held, MAX_IN_FLIGHT, MAX_KIB};
 use crate::volume::{Volume, Wanted};
 
 /// The most options of a negotiation.
@@ -89,13 +89,14 @@ where
                 end = Some(Negotiated::StartTls);
             }
             option::STARTTLS if tls == Tls::Wanted => answer(reply::INVALID, b"no data belong to STARTTLS"),
+            option::STARTTLS if tls == Tls::Done => answer(reply::INVALID, b"the connection has TLS already"),
             option::EXPORT_NAME if tls == Tls::Wanted => return Err(bad("TLS is required")),
             _ if tls == Tls::Wanted => answer(reply::TLS_REQD, b"TLS is required"),
             option::EXPORT_NAME => {
                 let name = std::str::from_utf8(&data).map_err(|_| bad("a name is not UTF-8"))?;
                 let export = exports.find(name).ok_or_else(|| bad("there is no such export"))?;
                 answers.extend(export.length().to_be_bytes());
-                answers.extend(TRANSMISSION_FLAGS.to_be_bytes());
+                answers.extend(transmission_flags(export.is_read_only()).to_be_bytes());
                 if flags & CLIENT_NO_ZEROES == 0 {
                     answers.extend([0; 124]);
                 }
@@ -115,7 +116,8 @@ where
                 Some((name, _)) => match exports.find(name) {
                     None => answer(reply::UNKNOWN, b"there is no such volume here"),
                     Some(export) => {
-                        answer(reply::INFO, &wire::info_export(export.length()));
+                        let info = wire::info_export(export.length(), export.is_read_only());
+                        answer(reply::INFO, &info);
                         answer(reply::INFO, &wire::info_block_size());
                         answer(reply::ACK, b"");
                         if number == option::GO {
@@ -139,11 +141,11 @@ struct Answer {
     cookie: u64,
     result: Result<Vec<u8>, u32>,
     /// Given back when it is sent.
-    _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit),
+    _permits: (OwnedSemaphorePermit, OwnedSemaphorePermit, Held),
 }
 
 /// Requests and answers, until the client leaves or the volume is not served any more.
-pub async fn transmit<S>(stream: S, volume: Arc<Volume>) -> io::Result<()>
+pub async fn transmit<S>(stream: S, volume: Arc<Volume>, is_read_only: bool) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -152,7 +154,7 @@ where
     let writing = tokio::spawn(write(writer, answers));
     let mut open = volume.open();
     let result = tokio::select! {
-        result = read(BufReader::with_capacity(64 << 10, reader), &volume, &sender) => result,
+        result = read(BufReader::with_capacity(64 << 10, reader), (&volume, is_read_only), &sender) => result,
         _ = open.wait_for(|is_open| !is_open) => Ok(()),
     };
     // What is under way has senders of its own: the answers leave before the connection is closed.
@@ -183,7 +185,7 @@ pub(super) fn meaning(request: &Request, size: u64, data: Vec<u8>) -> Option<(Wa
 
 async fn read(
     mut reader: impl AsyncRead + Unpin,
-    volume: &Arc<Volume>,
+    (volume, is_read_only): (&Arc<Volume>, bool),
     sender: &mpsc::UnboundedSender<Answer>,
 ) -> io::Result<()> {
     let (count, kib) = (
@@ -204,7 +206,7 @@ async fn read(
         if request.command == Command::Write && request.length > wire::MAX_REQUEST {
             return Err(bad("a write is too long"));
         }
-        let checked = request.check(size);
+        let checked = request.check(size, is_read_only);
         let kib_wanted = request.needed_kib(checked.is_ok());
         let permits = (
             count.clone().acquire_owned().await.expect("it is never closed"),
@@ -212,6 +214,7 @@ async fn read(
                 .acquire_many_owned(kib_wanted as u32)
                 .await
                 .expect("it is never closed"),
+            volume.room().clone().begin(kib_wanted).await,
         );
         let mut data = Vec::new();
         if request.command == Command::Write {
@@ -344,8 +347,8 @@ mod tests {
             let volume = export.served().await.expect("it is served");
             // What it makes of the rest is its affair, but it must end.
             let _ = match is_local {
-                true => local::transmit(far, volume).await,
-                false => transmit(far, volume).await,
+                true => local::transmit(far, volume, false).await,
+                false => transmit(far, volume, false).await,
             };
         } else {
             drop(far);
@@ -357,7 +360,7 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn hostile_bytes_end_a_connection_and_nothing_else() {
         let folder = tempfile::tempdir().expect("a folder");
-        let store = Store::open(&folder.path().join("data"), 1 << 20).expect("made");
+        let store = Store::new_file(&folder.path().join("data"), 1 << 20).expect("made");
         let volume = Volume::new(store, 1 << 20, Disks::new(2), crate::faults::none);
         let exports = One(volume.clone());
         let whole = send(&exports, true, good()).await;

@@ -53,14 +53,23 @@ pub mod reply {
 }
 
 /// HAS_FLAGS, SEND_FLUSH, SEND_FUA, SEND_TRIM, SEND_WRITE_ZEROES, CAN_MULTI_CONN.
-pub const TRANSMISSION_FLAGS: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 8;
+const TRANSMISSION_FLAGS: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 8;
+
+/// HAS_FLAGS, READ_ONLY, SEND_FLUSH, CAN_MULTI_CONN.
+const READ_ONLY_FLAGS: u16 = 1 | 1 << 1 | 1 << 2 | 1 << 8;
+
+/// What a client may do with an export.
+pub fn transmission_flags(is_read_only: bool) -> u16 {
+    match is_read_only {
+        true => READ_ONLY_FLAGS,
+        false => TRANSMISSION_FLAGS,
+    }
+}
 
 /// Flags of a request.
 pub const FLAG_FUA: u16 = 1;
 /// The same: zeros that are allocated.
 pub const FLAG_NO_HOLE: u16 = 1 << 1;
-/// The same: fail rather than take long. Zeros of ours are as fast as they are.
-pub const FLAG_FAST_ZERO: u16 = 1 << 4;
 
 /// The head of an option: its number and the length of its data.
 pub fn option_head(bytes: &[u8; 16]) -> Option<(u32, u32)> {
@@ -98,10 +107,10 @@ pub fn go(data: &[u8]) -> Option<(&str, Vec<u16>)> {
 }
 
 /// NBD_INFO_EXPORT.
-pub fn info_export(length: u64) -> Vec<u8> {
+pub fn info_export(length: u64, is_read_only: bool) -> Vec<u8> {
     let mut info = vec![0, 0];
     info.extend(length.to_be_bytes());
-    info.extend(TRANSMISSION_FLAGS.to_be_bytes());
+    info.extend(transmission_flags(is_read_only).to_be_bytes());
     info
 }
 
@@ -188,16 +197,23 @@ impl Request {
         }
     }
 
-    /// What is wrong with it, for an export of `size` bytes; an error that is sent back.
-    pub fn check(&self, size: u64) -> Result<(), u32> {
+    /// What is wrong with it, for an export of `size` bytes; an error that is sent back. Flags that were not offered are refused: FAST_ZERO is one of them.
+    pub fn check(&self, size: u64, is_read_only: bool) -> Result<(), u32> {
         let allowed = match self.command {
             Command::Read | Command::Flush | Command::Disconnect => FLAG_FUA,
             Command::Write | Command::Trim => FLAG_FUA,
-            Command::WriteZeroes => FLAG_FUA | FLAG_NO_HOLE | FLAG_FAST_ZERO,
+            Command::WriteZeroes => FLAG_FUA | FLAG_NO_HOLE,
             Command::Other(_) => return Err(error::EINVAL),
         };
         if self.flags & !allowed != 0 {
             return Err(error::EINVAL);
+        }
+        let changes = matches!(
+            self.command,
+            Command::Write | Command::Trim | Command::WriteZeroes
+        );
+        if is_read_only && changes {
+            return Err(error::EPERM);
         }
         let is_within = self
             .offset
@@ -237,13 +253,43 @@ mod tests {
 
     #[test]
     fn what_is_out_of_bounds_is_refused() {
-        assert_eq!(request(0, 0, 512).check(512), Ok(()));
-        assert_eq!(request(0, 1, 512).check(512), Err(error::EINVAL));
-        assert_eq!(request(1, u64::MAX, 2).check(512), Err(error::ENOSPC));
-        assert_eq!(request(6, 0, u32::MAX).check(1 << 40), Ok(()));
-        assert_eq!(request(0, 0, MAX_REQUEST + 1).check(1 << 40), Err(error::EINVAL));
-        assert_eq!(request(5, 0, 0).check(512), Err(error::EINVAL));
+        assert_eq!(request(0, 0, 512).check(512, false), Ok(()));
+        assert_eq!(request(0, 1, 512).check(512, false), Err(error::EINVAL));
+        assert_eq!(request(1, u64::MAX, 2).check(512, false), Err(error::ENOSPC));
+        assert_eq!(request(6, 0, u32::MAX).check(1 << 40, false), Ok(()));
+        assert_eq!(
+            request(0, 0, MAX_REQUEST + 1).check(1 << 40, false),
+            Err(error::EINVAL)
+        );
+        assert_eq!(request(5, 0, 0).check(512, false), Err(error::EINVAL));
         assert_eq!(Request::parse(&[0; REQUEST_BYTES]), None);
+    }
+
+    #[test]
+    fn what_was_not_offered_is_refused() {
+        let with = |command, flags| Request {
+            flags,
+            ..request(command, 0, 512)
+        };
+        // FAST_ZERO, and DF without structured replies.
+        assert_eq!(with(6, 1 << 4).check(512, false), Err(error::EINVAL));
+        assert_eq!(with(0, 1 << 2).check(512, false), Err(error::EINVAL));
+        for command in [0, 1, 3, 4, 6] {
+            for flag in 5..16 {
+                assert_eq!(with(command, 1 << flag).check(512, false), Err(error::EINVAL));
+            }
+            assert_eq!(with(command, FLAG_FUA).check(512, false), Ok(()));
+        }
+        assert_eq!(with(6, FLAG_NO_HOLE).check(512, false), Ok(()));
+        for (command, result) in [
+            (0, Ok(())),
+            (1, Err(error::EPERM)),
+            (3, Ok(())),
+            (4, Err(error::EPERM)),
+            (6, Err(error::EPERM)),
+        ] {
+            assert_eq!(with(command, 0).check(512, true), result, "{command}");
+        }
     }
 
     #[test]

@@ -10,10 +10,12 @@ use tokio::sync::oneshot;
 use verbatim_mirror::decision::SessionId;
 use verbatim_mirror::{Arrival, Extent, Line, Receiver, Task};
 
-use crate::disk::{Class, Disks};
+use crate::disk::{Class, Disks, OwnDisks};
 use crate::faults::{Hook, Point};
 use crate::peer::fetching::{Fetching, Job};
+use crate::reserve::Reserve;
 use crate::store::Store;
+use crate::store::trust::Belief;
 use crate::wire::{self, Landing, MAX_DATA, Tag, ToDestination, ToSource};
 
 /// The largest change that the connection's thread writes, if it is not likely to wait for the disk: handing it over takes longer.
@@ -24,7 +26,9 @@ const LONGEST_REASON: usize = 1000;
 
 enum What {
     Data(Vec<u8>),
-    Zero,
+    Zero {
+        may_free: bool,
+    },
     Flush,
     /// To be read by RDMA, by what that connection has for it: where, and its fingerprints.
     Fetch(Line, Landing, Vec<u8>),
@@ -52,6 +56,12 @@ struct Inner {
     /// Chunks that are written after the one that is being written.
     chunks: VecDeque<Put>,
     is_writing_chunks: bool,
+    /// At its source all of it has its place on the disk.
+    keeps_room: bool,
+    /// How much may still be written.
+    reserve: Option<Arc<Reserve>>,
+    /// A write has found no room.
+    is_full: bool,
 }
 
 /// What is written, and where.
@@ -61,12 +71,13 @@ struct Put {
     extent: Extent,
     what: What,
     store: Arc<Store>,
+    reserve: Option<Arc<Reserve>>,
 }
 
 /// A volume that is filled, through all attempts in the life of this process.
 pub struct Incoming {
     inner: Mutex<Inner>,
-    disks: Disks,
+    disks: OwnDisks,
     hook: Hook,
 }
 
@@ -75,7 +86,7 @@ impl Incoming {
     pub fn new(disks: Disks, hook: Hook) -> Arc<Self> {
         Arc::new(Self {
             inner: Mutex::default(),
-            disks,
+            disks: disks.own(),
             hook,
         })
     }
@@ -87,7 +98,14 @@ impl Incoming {
     /// Whether all that this session has sent is on the disk.
     pub fn is_complete(&self, session: SessionId) -> bool {
         let inner = self.lock();
-        inner.target.as_ref().is_some_and(|(of, ..)| *of == session) && inner.receiver.is_flushed()
+        let is_sound = |store: &Store| !store.is_suspect();
+        let target = inner.target.as_ref();
+        target.is_some_and(|(of, store, _)| *of == session && is_sound(store)) && inner.receiver.is_flushed()
+    }
+
+    /// Whether all of it has its place on the disk at its source.
+    pub fn keeps_room(&self) -> bool {
+        self.lock().keeps_room
     }
 
     /// Whether the source has a connection.
@@ -95,11 +113,33 @@ impl Incoming {
         self.lock().receiver.is_connected()
     }
 
+    /// What comes from now on leaves that free.
+    pub(crate) fn keep_free(&self, reserve: Option<Arc<Reserve>>) {
+        let mut inner = self.lock();
+        (inner.reserve, inner.is_full) = (reserve, false);
+    }
+
+    /// Whether there was no room for something since then.
+    pub fn ran_full(&self) -> bool {
+        self.lock().is_full
+    }
+
+    /// A write or a flush has failed: the session in which it did is over.
+    pub fn is_poisoned(&self) -> bool {
+        self.lock().receiver.is_poisoned()
+    }
+
+    /// A session begins that has everything written again. False while something of an earlier one is under way.
+    pub fn renew(&self) -> bool {
+        self.lock().receiver.renew()
+    }
+
     /// Takes nothing more.
     pub fn close(&self) {
         let mut inner = self.lock();
         inner.receiver.close();
         inner.lines.clear();
+        inner.target = None;
     }
 
     /// Serves a connection of the source, of that session, until it ends. The source calls it `link`.
@@ -206,7 +246,15 @@ impl Incoming {
         let mut tasks = Vec::new();
         let (tag, extent, what) = match message {
             ToDestination::Put { tag, offset } => (tag, within(offset, data.len() as u64)?, What::Data(data)),
-            ToDestination::Zero { tag, offset, length } => (tag, within(offset, length)?, What::Zero),
+            ToDestination::Zero { tag, offset, length } => {
+                (tag, within(offset, length)?, What::Zero { may_free: true })
+            }
+            ToDestination::Allocate { tag, offset, length } => {
+                if let Tag::Chunk(_) = tag {
+                    inner.keeps_room = true;
+                }
+                (tag, within(offset, length)?, What::Zero { may_free: false })
+            }
             ToDestination::Flush { tag } => (tag, within(0, 1)?, What::Flush),
             ToDestination::Compare {
                 tag,
@@ -233,7 +281,7 @@ impl Incoming {
         };
         let arrival = match what {
             What::Flush => inner.receiver.flush(line, &mut tasks),
-            What::Data(_) | What::Zero | What::Fetch(..) => inner.receiver.write(line, &mut tasks),
+            What::Data(_) | What::Zero { .. } | What::Fetch(..) => inner.receiver.write(line, &mut tasks),
         };
         // Another connection has come.
         let Some(arrival) = arrival else {
@@ -249,9 +297,12 @@ impl Incoming {
             let What::Data(data) = &put.what else {
                 unreachable!("only data are offered")
             };
-            match put.store.write_at_once(put.extent.offset, data) {
-                Some(done) => self.put_is_done(&put, done),
-                None => self.put(&mut self.lock(), put),
+            match put.has_room() {
+                Err(error) => self.put_is_done(&put, Err(error)),
+                Ok(()) => match put.store.write_at_once(put.extent.offset, data) {
+                    Some(done) => self.put_is_done(&put, done),
+                    None => self.put(&mut self.lock(), put),
+                },
             }
         }
         Ok(true)
@@ -268,6 +319,12 @@ impl Incoming {
                 }
                 Task::Close(line) => {
                     inner.lines.remove(&line);
+                }
+                // Whoever has the sidecar is not reached from here yet: it is known in this process only.
+                Task::Suspect => {
+                    let mut said = Vec::new();
+                    inner.receiver.suspected(&mut said);
+                    tasks.extend(said);
                 }
                 Task::Write(arrival) if inner.offered == Some(arrival) => inner.offered = None,
                 Task::Write(arrival) | Task::Flush(arrival) => {
@@ -294,9 +351,20 @@ impl Incoming {
                         _ => self.put(inner, put),
                     }
                 }
-                Task::Answer { line, arrival, .. } => {
+                Task::Answer {
+                    line,
+                    arrival,
+                    is_good,
+                } => {
                     if let Some(answer) = inner.names.remove(&arrival) {
-                        inner.say(line, answer);
+                        inner.say(
+                            line,
+                            match answer {
+                                // A flush that says so, after one that has failed.
+                                ToSource::Done(tag, 0) if !is_good => ToSource::Done(tag, libc::EIO),
+                                answer => answer,
+                            },
+                        );
                     }
                 }
             }
@@ -341,6 +409,7 @@ impl Incoming {
             .map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO));
         (self.hook)(Point::Written);
         let mut inner = self.lock();
+        inner.is_full |= matches!(errno, libc::ENOSPC | libc::EDQUOT);
         inner.names.insert(put.arrival, ToSource::Done(put.tag, errno));
         let mut tasks = Vec::new();
         match put.what {
@@ -367,12 +436,14 @@ impl Incoming {
             Ok((data, end)) => {
                 inner.say(line, ToSource::Taken(end));
                 let what = What::Data(data);
+                let reserve = inner.reserve.clone();
                 let put = Put {
                     arrival,
                     tag,
                     extent,
                     what,
                     store,
+                    reserve,
                 };
                 self.put(&mut inner, put);
             }
@@ -384,13 +455,14 @@ impl Incoming {
         }
     }
 
-    /// What is there is as good as what would come. It need not be durable: the last flush makes all of it so.
+    /// What is on the disk is as good as what would come. What is in the page cache only is not: a flush that has failed may have called it clean.
     fn compare(self: &Arc<Self>, inner: &Inner, line: Line, tag: Tag, extent: Extent, hash: [u8; 32]) {
         let (_, store, _) = inner.target.as_ref().expect("it is filled");
         let (store, incoming) = (store.clone(), self.clone());
         self.disks.submit(Class::Copy, move || {
             let mut data = vec![0; extent.length as usize];
-            let is_same = store.read_in_pieces(extent.offset, &mut data).is_ok()
+            let is_same = store.trust().belief() == Belief::Sound
+                && store.read_from_disk(extent.offset, &mut data).is_ok()
                 && *blake3::hash(&data).as_bytes() == hash;
             let answer = if is_same {
                 ToSource::Done(tag, 0)
@@ -403,12 +475,20 @@ impl Incoming {
 }
 
 impl Put {
+    fn has_room(&self) -> io::Result<()> {
+        match (&self.what, &self.reserve) {
+            (What::Data(data), Some(reserve)) => reserve.take(data.len()),
+            _ => Ok(()),
+        }
+    }
+
     fn carry_out(&self) -> io::Result<()> {
         let Self { extent, store, .. } = self;
+        self.has_room()?;
         match (&self.what, self.tag) {
             (What::Data(data), Tag::Chunk(_)) => store.write_in_pieces(extent.offset, data),
             (What::Data(data), _) => store.write(extent.offset, data),
-            (What::Zero, _) => store.zero(extent.offset, extent.length, true),
+            (What::Zero { may_free }, _) => store.zero(extent.offset, extent.length, *may_free),
             (What::Flush, _) => store.flush(),
             (What::Fetch(..), _) => unreachable!("it has its bytes by now"),
         }
@@ -426,6 +506,7 @@ impl Inner {
             extent,
             what,
             store: store.clone(),
+            reserve: self.reserve.clone(),
         })
     }
 
@@ -441,7 +522,7 @@ impl Inner {
         let why = why.chars().take(LONGEST_REASON).collect();
         self.names.insert(arrival, ToSource::Again(tag, why));
         let mut tasks = Vec::new();
-        self.receiver.written(arrival, false, &mut tasks);
+        self.receiver.dropped(arrival, &mut tasks);
         tasks
     }
 }
@@ -473,7 +554,7 @@ mod tests {
     const LENGTH: u64 = 1 << 20;
 
     fn incoming(folder: &std::path::Path) -> (Arc<Incoming>, Arc<Store>) {
-        let store = Store::open(&folder.join("data"), LENGTH).expect("a file");
+        let store = Store::new_file(&folder.join("data"), LENGTH).expect("a file");
         (Incoming::new(Disks::new(2), crate::faults::none), Arc::new(store))
     }
 

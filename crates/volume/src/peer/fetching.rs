@@ -82,10 +82,14 @@ impl Fetching {
 /// What is posted, oldest first.
 type Posted = VecDeque<(Job, Landed, Option<Ticket>)>;
 
-fn run(incoming: Incoming, jobs: &Receiver<Job>, hook: Hook) {
+fn run(mut incoming: Incoming, jobs: &Receiver<Job>, hook: Hook) {
     let mut posted = Posted::new();
-    let why = fetch_all(incoming, jobs, &mut posted, hook);
-    // The queue pair and the ring are gone.
+    let why = fetch_all(&mut incoming, jobs, &mut posted, hook);
+    // An RNIC that hangs lets go of them late, or never. Until then nothing lands but in the ring, from which nobody takes anything any more.
+    let gone = std::thread::Builder::new().name("fetch-end".to_owned());
+    if let Err(error) = gone.spawn(move || drop(incoming)) {
+        tracing::warn!("no thread to let go of a ring: {error}");
+    }
     for (job, ..) in posted {
         (job.then)(Err(why.clone()));
     }
@@ -95,7 +99,7 @@ fn run(incoming: Incoming, jobs: &Receiver<Job>, hook: Hook) {
 }
 
 /// Until one fails, and why; or until nobody gives any more.
-fn fetch_all(mut incoming: Incoming, jobs: &Receiver<Job>, posted: &mut Posted, hook: Hook) -> String {
+fn fetch_all(incoming: &mut Incoming, jobs: &Receiver<Job>, posted: &mut Posted, hook: Hook) -> String {
     loop {
         while posted.len() < AHEAD {
             let next = match posted.is_empty() {

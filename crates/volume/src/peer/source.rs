@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -15,9 +16,9 @@ use crate::outlet::Outgoing;
 use crate::peer::chunks::{Chunks, Job};
 use crate::peer::lending::Lending;
 use crate::tls::Hosts;
-use crate::transport::{Carriage, Rnic, Transport};
+use crate::transport::{Carriage, RNIC_LIMIT, Rnic, Transport};
 use crate::volume::Volume;
-use crate::wire::{self, Hello, Purpose, Rings, ToSource};
+use crate::wire::{self, Hello, OLDEST, Purpose, Rings, ToSource, VERSION};
 
 /// So long a call may take until it is answered.
 const CALL: Duration = Duration::from_secs(15);
@@ -28,6 +29,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// A destination that is out of reach for so long is given up.
 const GIVE_UP: Duration = Duration::from_secs(600);
+
+/// What a daemon says that speaks [`OLDEST`] only.
+const OLDER: &str = "this daemon speaks version 3,";
 
 /// Whom to call, and what about.
 #[derive(Clone)]
@@ -40,6 +44,8 @@ pub struct Call {
     pub port: u16,
     /// What is said first.
     pub hello: Hello,
+    /// The version that it speaks, as far as is known.
+    pub version: Arc<AtomicU32>,
     /// This host's RNIC.
     pub rnic: Rnic,
     /// How chunks are to go.
@@ -54,6 +60,7 @@ impl Call {
     ) -> anyhow::Result<impl AsyncRead + AsyncWrite + Unpin + Send + use<>> {
         let hello = Hello {
             purpose,
+            version: self.version.load(Ordering::Relaxed),
             ..self.hello.clone()
         };
         let mut stream = self.hosts.connect(&self.to, self.port).await?;
@@ -61,8 +68,21 @@ impl Call {
         Ok(stream)
     }
 
-    /// The same, and its first answer. A ring may be offered, and the connection has a name.
+    /// The same, and its first answer. A ring may be offered, and the connection has a name. A daemon that is older is called again in its own words.
     async fn open(
+        &self,
+        rdma: Option<verbatim_bulk::Offer>,
+        name: u128,
+    ) -> anyhow::Result<(impl AsyncRead + AsyncWrite + Unpin + Send + use<>, ToSource)> {
+        let first = self.open_once(rdma.clone(), name).await?;
+        let is_older = matches!(&first.1, ToSource::Refused(why) if why.starts_with(OLDER));
+        if is_older && self.version.swap(OLDEST, Ordering::Relaxed) != OLDEST {
+            return self.open_once(rdma, name).await;
+        }
+        Ok(first)
+    }
+
+    async fn open_once(
         &self,
         rdma: Option<verbatim_bulk::Offer>,
         name: u128,
@@ -97,6 +117,10 @@ impl Call {
         Chunks::beside(connect).await
     }
 
+    fn knows_room(&self) -> bool {
+        self.version.load(Ordering::Relaxed) >= VERSION
+    }
+
     /// Asks once.
     pub async fn ask(&self) -> anyhow::Result<Answer> {
         match self.open(None, 0).await?.1 {
@@ -115,8 +139,46 @@ impl Call {
         }
     }
 
+    /// Asks whether the volume would be taken, which has so much of the disk here. An error that is no answer is none of this question's.
+    pub async fn ask_for_room(&self, allocated: u64) -> anyhow::Result<Result<(), String>> {
+        let Purpose::Fill { length, from, .. } = &self.hello.purpose else {
+            bail!("nothing is offered");
+        };
+        let purpose = Purpose::WouldTake {
+            length: *length,
+            allocated,
+            from: from.clone(),
+        };
+        let hello = Hello {
+            purpose,
+            ..self.hello.clone()
+        };
+        let asking = Self {
+            hello,
+            ..self.clone()
+        };
+        match asking.open(None, 0).await?.1 {
+            ToSource::WouldTake => Ok(Ok(())),
+            ToSource::Refused(why) => Ok(Err(why)),
+            other => bail!("{} answers {other:?}", self.to),
+        }
+    }
+
     /// Keeps a link for that volume until its migration is over. Why the destination will not have it goes to `refused`.
-    pub async fn keep(self, volume: Arc<Volume>, refused: UnboundedSender<String>, hook: Hook) {
+    /// `allocated`: what it has of the disk here.
+    pub async fn keep(
+        self,
+        volume: Arc<Volume>,
+        allocated: u64,
+        refused: UnboundedSender<String>,
+        hook: Hook,
+    ) {
+        // One that does not say is asked by the offer.
+        if let Ok(Err(why)) = self.ask_for_room(allocated).await {
+            // Nobody listens if the migration is over.
+            let _ = refused.send(why);
+            return volume.event(Event::Cancel);
+        }
         let mut known = None;
         let mut carriage = self.carriage.clone();
         let mut pause = PAUSE;
@@ -136,7 +198,7 @@ impl Call {
                             rings,
                         },
                     )) => {
-                        let lending = accepted(lending, rings, &mut carriage);
+                        let lending = accepted(lending, rings, &mut carriage).await;
                         volume.carried_by(carriage.clone());
                         let keeps = known.replace(incarnation) == Some(incarnation);
                         pause = PAUSE;
@@ -145,9 +207,16 @@ impl Call {
                             None => self.open_beside(link).await.map(Way::Beside),
                         };
                         let exchanged = match way {
-                            Ok(way) => exchange(stream, &volume, keeps, has_old || keeps, way, hook)
-                                .await
-                                .map_err(anyhow::Error::from),
+                            Ok(way) => exchange(
+                                stream,
+                                &volume,
+                                keeps,
+                                (has_old || keeps, self.knows_room()),
+                                way,
+                                hook,
+                            )
+                            .await
+                            .map_err(anyhow::Error::from),
                             Err(error) => Err(error),
                         };
                         // What has failed once is not tried again in this move.
@@ -186,26 +255,40 @@ async fn lend(rnic: &Rnic, carriage: &mut Carriage) -> Option<(Lending, verbatim
         return None;
     }
     let rnic = rnic.clone();
-    let opened = tokio::task::spawn_blocking(move || Lending::open(&rnic)).await;
-    match opened.expect("it does not panic") {
+    match asked(move || Lending::open(&rnic)).await {
         Ok(lent) => Some(lent),
         Err(error) => {
-            carriage.fall_back(error.to_string());
+            carriage.fall_back(error);
             None
         }
     }
 }
 
+/// What comes of asking this host's RNIC for something. One that hangs is not waited for.
+async fn asked<T: Send + 'static>(
+    ask: impl FnOnce() -> Result<T, verbatim_bulk::Error> + Send + 'static,
+) -> Result<T, String> {
+    match tokio::time::timeout(RNIC_LIMIT, tokio::task::spawn_blocking(ask)).await {
+        Ok(answered) => answered
+            .expect("it does not panic")
+            .map_err(|error| error.to_string()),
+        Err(_) => Err(format!(
+            "the RNIC of this host has not answered in {} s",
+            RNIC_LIMIT.as_secs()
+        )),
+    }
+}
+
 /// The ring, if the other host has made one, too.
-fn accepted(lending: Option<Lending>, rings: Rings, carriage: &mut Carriage) -> Option<Lending> {
+async fn accepted(lending: Option<Lending>, rings: Rings, carriage: &mut Carriage) -> Option<Lending> {
     let mut lending = lending?;
     let failed = match rings {
-        Rings::Ready(accepted) => match lending.accept(&accepted) {
-            Ok(()) => {
+        Rings::Ready(accepted) => match asked(move || lending.accept(&accepted).map(|()| lending)).await {
+            Ok(lending) => {
                 carriage.device = Some(lending.name());
                 return Some(lending);
             }
-            Err(error) => error.to_string(),
+            Err(error) => error,
         },
         Rings::Refused(why) => format!("the destination: {why}"),
         Rings::None => "the destination has not answered the offer".to_owned(),
@@ -225,7 +308,7 @@ async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     volume: &Arc<Volume>,
     keeps: bool,
-    compares: bool,
+    knows: (bool, bool),
     way: Way,
     hook: Hook,
 ) -> io::Result<()> {
@@ -238,14 +321,19 @@ async fn exchange(
         Way::Beside(chunks) => chunks,
     };
     let jobs = chunks.jobs();
-    let number = volume.link_up(keeps, compares, sender);
+    let number = volume.link_up(keeps, knows, sender);
     let result = tokio::select! {
         result = write(writer, outgoing, volume, &jobs) => result,
         result = chunks.ended() => result,
         result = read(BufReader::new(reader), volume, number, has_ring.then_some(&jobs), hook) => result,
     };
     volume.link_down(number);
-    chunks.end().await;
+    // Its own thread goes on with that where the RNIC hangs: what is in a ring is read by nobody who believes it.
+    if tokio::time::timeout(RNIC_LIMIT, chunks.end()).await.is_err() {
+        volume.carries(|carriage| {
+            carriage.fall_back("the RNIC of this host does not let go of the ring".to_owned())
+        });
+    }
     result
 }
 

@@ -17,6 +17,7 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 
 use super::backend::Backend;
 use super::length::Length;
+use crate::callers::{OF_MACHINE, accepted, descriptors};
 use crate::client;
 use crate::volume::Volume;
 
@@ -86,9 +87,7 @@ impl Current {
 async fn take(listener: UnixListener, name: String, volume: Arc<Volume>, is_connected: Arc<AtomicBool>) {
     let mut current: Option<Current> = None;
     loop {
-        let Ok((stream, _)) = listener.accept().await else {
-            continue;
-        };
+        let (stream, _) = accepted(|| listener.accept()).await;
         if let Some(before) = current.take() {
             if !before.has_left() {
                 tracing::warn!("a second virtual machine wants {name}, and is not let in");
@@ -98,6 +97,9 @@ async fn take(listener: UnixListener, name: String, volume: Arc<Volume>, is_conn
             // Nobody cancels it, and a panic is its own affair.
             let _ = before.task.await;
         }
+        let Some(held) = descriptors().take(OF_MACHINE, "a virtual machine") else {
+            continue;
+        };
         let watched = stream.into_std().and_then(|stream| {
             let watched = stream.try_clone()?;
             Ok((tokio::net::UnixStream::from_std(stream)?, watched))
@@ -111,6 +113,7 @@ async fn take(listener: UnixListener, name: String, volume: Arc<Volume>, is_conn
         };
         let (name, volume, is_connected) = (name.clone(), volume.clone(), is_connected.clone());
         let task = tokio::spawn(async move {
+            let _held = held;
             is_connected.store(true, Ordering::Relaxed);
             let ended = serve(stream, &name, volume).await;
             is_connected.store(false, Ordering::Relaxed);

@@ -524,7 +524,7 @@ mod tests {
         static VOLUME: (tempfile::TempDir, Arc<Volume>) = {
             // Flushes are to be quick.
             let folder = tempfile::tempdir_in("/dev/shm").expect("a folder");
-            let store = Store::open(&folder.path().join("data"), LENGTH).expect("made");
+            let store = Store::new_file(&folder.path().join("data"), LENGTH).expect("made");
             let volume = Volume::new(store, LENGTH, Disks::new(1), crate::faults::none);
             (folder, volume)
         };

@@ -7,8 +7,10 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -22,7 +24,7 @@ use vm_memory::{Bytes, GuestAddress, GuestRegionMmap, MmapRegion};
 use super::inflight::Noted;
 use super::memory::{Lost, Memory, Ram, scatter};
 use super::request::{Asked, ID, Request};
-use crate::room::Room;
+use crate::room::{Held, Own};
 use crate::volume::{Volume, Wanted};
 
 /// So many answers are there before they are written down although more requests wait.
@@ -73,7 +75,7 @@ pub struct Ring {
 /// What others have carried out.
 #[derive(Default)]
 struct Finished {
-    list: Vec<(Request, Result<Vec<u8>, Failure>)>,
+    list: Vec<(Request, Held, Result<Vec<u8>, Failure>)>,
     /// The ring's thread sleeps, or is about to.
     sleeps: bool,
 }
@@ -85,18 +87,24 @@ struct Shared {
 }
 
 impl Shared {
-    fn wake(&self) {
+    fn rouse(&self) {
         // It fails only where it has been woken 2^64 times already.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    fn finish(&self, request: Request, result: Result<Vec<u8>, Failure>) {
+    fn finish(&self, request: Request, held: Held, result: Result<Vec<u8>, Failure>) {
         let mut finished = self.finished.lock().expect("no panic under this lock");
-        finished.list.push((request, result));
+        finished.list.push((request, held, result));
         if std::mem::take(&mut finished.sleeps) {
             drop(finished);
-            self.wake();
+            self.rouse();
         }
+    }
+}
+
+impl Wake for Shared {
+    fn wake(self: Arc<Self>) {
+        self.rouse();
     }
 }
 
@@ -120,17 +128,22 @@ impl Running {
     /// No more requests are taken. Waits for those that are under way. From where on the next is to be taken.
     pub fn stop(self) -> u16 {
         self.shared.is_stopping.store(true, Ordering::Release);
-        self.shared.wake();
+        self.shared.rouse();
         self.thread.join().expect("a ring does not panic")
     }
 }
 
+/// Room of a volume that is waited for.
+type Beginning = Pin<Box<dyn Future<Output = Held> + Send>>;
+
 struct Work {
     ring: Ring,
     shared: Arc<Shared>,
-    room: Room,
+    room: Own,
     /// It was taken, and there is no room for it yet.
     waiting: Option<Request>,
+    /// While its volume has none.
+    beginning: Option<Beginning>,
     /// The guest or the front end has made nonsense of it: nothing is taken from it any more.
     is_broken: bool,
     /// There are answers of which the guest was not told.
@@ -146,8 +159,9 @@ impl Work {
         };
         Ok(Self {
             shared: Arc::new(shared),
-            room: Room::default(),
+            room: Own::default(),
             waiting: None,
+            beginning: None,
             is_broken: false,
             has_answered: false,
             ring,
@@ -266,6 +280,11 @@ impl Work {
             self.begin(request);
             // There may be more than there is room for.
             while self.waiting.is_some() {
+                if self.is_stopping() {
+                    // They are noted still.
+                    self.waiting = None;
+                    return Ok(());
+                }
                 self.sleep();
                 self.answer();
                 self.begin_waiting();
@@ -334,6 +353,11 @@ impl Work {
                 return;
             }
         }
+        let Some(held) = self.hold(kib) else {
+            self.room.end(1, kib);
+            self.waiting = Some(request);
+            return;
+        };
         let is_durable = self.ring.is_durable;
         let (wanted, extent, is_durable) = match request.asked {
             Asked::Read(extent) => (Wanted::Read, extent, false),
@@ -342,17 +366,41 @@ impl Work {
                 match data {
                     Ok(Some(data)) => (Wanted::Write(Arc::new(data)), extent, is_durable),
                     // Its data are nowhere.
-                    _ => return self.shared.finish(request, Err(Failure::Disk(libc::EFAULT))),
+                    _ => {
+                        return self
+                            .shared
+                            .finish(request, held, Err(Failure::Disk(libc::EFAULT)));
+                    }
                 }
             }
             Asked::Zero { extent, may_free } => (Wanted::Zero { may_free }, extent, is_durable),
             Asked::Flush => (Wanted::Flush, Extent { offset: 0, length: 1 }, false),
-            Asked::Id => return self.shared.finish(request, Ok(self.ring.id.to_vec())),
-            Asked::Nothing | Asked::Refused(_) => return self.shared.finish(request, Ok(Vec::new())),
+            Asked::Id => return self.shared.finish(request, held, Ok(self.ring.id.to_vec())),
+            Asked::Nothing | Asked::Refused(_) => return self.shared.finish(request, held, Ok(Vec::new())),
         };
         let shared = self.shared.clone();
-        let reply = Box::new(move |result| shared.finish(request, result));
+        let reply = Box::new(move |result| shared.finish(request, held, result));
         self.ring.volume.request_here(wanted, extent, is_durable, reply);
+    }
+
+    /// Takes of its volume's room; nothing while there is none. Then this thread is woken.
+    fn hold(&mut self, kib: usize) -> Option<Held> {
+        let room = self.ring.volume.room();
+        let mut beginning: Beginning = match self.beginning.take() {
+            Some(beginning) => beginning,
+            None => match room.try_begin(kib) {
+                Some(held) => return Some(held),
+                None => Box::pin(room.clone().begin(kib)),
+            },
+        };
+        let waker = Waker::from(self.shared.clone());
+        match beginning.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(held) => Some(held),
+            Poll::Pending => {
+                self.beginning = Some(beginning);
+                None
+            }
+        }
     }
 
     /// Writes down what has come to its end, and tells the guest.
@@ -366,7 +414,7 @@ impl Work {
                 break;
             }
             let ram = self.ram();
-            for (request, result) in list {
+            for (request, _held, result) in list {
                 self.room.end(1, request.needed_kib());
                 if !self.is_broken && self.write(&ram, &request, result).is_err() {
                     self.give_up("answers cannot be written");
@@ -500,7 +548,7 @@ mod tests {
     #[test]
     fn a_ring_that_is_stopped_takes_nothing_more_even_if_there_is_more() {
         let folder = tempfile::tempdir().expect("a folder");
-        let store = Store::open(&folder.path().join("data"), 1 << 20).expect("made");
+        let store = Store::new_file(&folder.path().join("data"), 1 << 20).expect("made");
         let volume = Volume::new(store, 1 << 20, Disks::new(1), crate::faults::none);
         let options = Options {
             size: 8,

@@ -11,6 +11,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 pub struct Client {
     stream: UnixStream,
     pub size: u64,
+    pub flags: u16,
     cookie: u64,
 }
 
@@ -31,8 +32,14 @@ impl Client {
         Ok(Self {
             stream,
             size: u64::from_be_bytes(export[..8].try_into().expect("eight bytes")),
+            flags: u16::from_be_bytes([export[8], export[9]]),
             cookie: 0,
         })
+    }
+
+    /// Its disk may take long.
+    pub fn wait_for_ever(&mut self) {
+        self.stream.set_read_timeout(None).expect("a socket");
     }
 
     fn request(&mut self, command: u16, flags: u16, offset: u64, length: u32, data: &[u8]) -> io::Result<()> {

@@ -1,12 +1,19 @@
-//! Two hosts on the loopback interface, each with a daemon.
+//! Two hosts on the loopback interface, each with a daemon; and a third one, if it is started.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod client;
+pub mod devices;
+pub mod frozen;
+#[allow(unsafe_code, reason = "pages are locked")]
+pub mod pinned;
 pub mod rnic;
+pub mod small;
 pub mod tenant;
+pub mod tls;
 
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -25,18 +32,21 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_verbatim-volume-with-faults");
 pub struct Lab {
     folder: tempfile::TempDir,
     port: u16,
-    daemons: [Option<Child>; 2],
+    daemons: [Option<Child>; 3],
     /// For the daemons that are started from now on.
     pub options: Vec<String>,
     pub damage: Option<u64>,
+    /// So many a daemon may have open, if it is said.
+    pub files: Option<u64>,
+    pub authority: Authority,
     rnics: [Option<rnic::Rnic>; 2],
 }
 
 /// The hosts' names; a host is its index.
-pub const NAMES: [&str; 2] = ["a", "b"];
+pub const NAMES: [&str; 3] = ["a", "b", "c"];
 
 impl Lab {
-    /// Both run.
+    /// The first two run.
     pub fn new() -> Self {
         let mut lab = Self::without_daemons();
         lab.start(0, None);
@@ -48,14 +58,14 @@ impl Lab {
     pub fn without_daemons() -> Self {
         static LABS: AtomicU8 = AtomicU8::new(1);
         let number = LABS.fetch_add(1, Ordering::Relaxed);
-        // Two addresses that no other test has, and a port that is free on the first.
+        // Addresses that no other test has, and a port that is free on the first.
         let pid = std::process::id().to_le_bytes();
         let address = |host: u8| {
             Ipv4Addr::new(
                 127,
                 64 | (pid[1] & 63),
                 pid[0],
-                number.wrapping_mul(2).wrapping_add(host),
+                number.wrapping_mul(3).wrapping_add(host),
             )
         };
         let port = TcpListener::bind((address(0), 0))
@@ -67,7 +77,7 @@ impl Lab {
         let authority = Authority::new("test").expect("an authority");
         let entry =
             |host: u8| serde_json::json!({ "name": NAMES[usize::from(host)], "address": address(host) });
-        let list = Value::Array(vec![entry(0), entry(1)]).to_string();
+        let list = Value::Array(vec![entry(0), entry(1), entry(2)]).to_string();
         for (host, name) in (0..).zip(NAMES) {
             let tls = folder.path().join(name).join("config/tls");
             std::fs::create_dir_all(&tls).expect("a folder");
@@ -89,9 +99,11 @@ impl Lab {
         Self {
             folder,
             port,
-            daemons: [None, None],
+            daemons: [None, None, None],
             options: Vec::new(),
             damage: None,
+            files: None,
+            authority,
             rnics: [None, None],
         }
     }
@@ -141,6 +153,22 @@ impl Lab {
         )
     }
 
+    /// Where that host's daemon takes clients that use TLS.
+    pub fn nbd_address(&self, host: usize) -> String {
+        format!("{}:{}", self.address(host), self.nbd_port())
+    }
+
+    /// Of the daemons for each other.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// How many files that host's daemon has open.
+    pub fn open_files(&self, host: usize) -> usize {
+        let folder = format!("/proc/{}/fd", self.pid(host).as_raw_nonzero());
+        std::fs::read_dir(folder).expect("it runs").count()
+    }
+
     fn nbd_port(&self) -> u16 {
         self.port ^ 1
     }
@@ -157,7 +185,15 @@ impl Lab {
             .create(true)
             .open(path)
             .expect("a log");
-        let mut command = Command::new(PROGRAM);
+        let mut command = match self.files {
+            None => Command::new(PROGRAM),
+            // It becomes the program.
+            Some(files) => {
+                let mut command = Command::new("prlimit");
+                command.arg(format!("--nofile={files}:{files}")).arg(PROGRAM);
+                command
+            }
+        };
         command
             .args([
                 "daemon",
@@ -188,7 +224,8 @@ impl Lab {
             command.env("VERBATIM_VOLUME_DIE_AT", point);
         }
         self.daemons[host] = Some(command.spawn().expect("it starts"));
-        until("a daemon takes orders", || socket.exists());
+        // It is there a moment before anybody listens on it.
+        until("a daemon takes orders", || UnixStream::connect(&socket).is_ok());
     }
 
     fn pid(&self, host: usize) -> Pid {
@@ -239,6 +276,23 @@ impl Lab {
         self.command(host, args).output().expect("it runs")
     }
 
+    /// Whether a command goes well before patience ends; then it is ended.
+    pub fn ends_in_time(&self, host: usize, args: &[&str]) -> bool {
+        let mut child = self.command(host, args).spawn().expect("it runs");
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match child.try_wait().expect("it is ours") {
+                Some(status) => return status.success(),
+                None if Instant::now() > end => {
+                    child.kill().expect("it is ours");
+                    child.wait().expect("it ends");
+                    return false;
+                }
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+
     /// A command that must go well; what it writes.
     pub fn order(&self, host: usize, args: &[&str]) -> String {
         let output = self.try_order(host, args);
@@ -271,8 +325,13 @@ impl Lab {
 
     /// A volume that is attached on the first host.
     pub fn volume(&self, name: &str, size: &str) {
-        self.order(0, &["create", name, "--size", size]);
-        self.order(0, &["attach", name]);
+        self.volume_at(0, name, size);
+    }
+
+    /// A volume that is attached on that host.
+    pub fn volume_at(&self, host: usize, name: &str, size: &str) {
+        self.order(host, &["create", name, "--size", size]);
+        self.order(host, &["attach", name]);
     }
 
     /// The socket for clients.
@@ -288,14 +347,13 @@ impl Lab {
     /// What the daemons have said.
     pub fn logs(&self) -> String {
         let log = |host| std::fs::read_to_string(self.path(host, "log")).unwrap_or_default();
-        format!("--- a\n{}--- b\n{}", log(0), log(1))
+        format!("--- a\n{}--- b\n{}--- c\n{}", log(0), log(1), log(2))
     }
 }
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        self.kill(0);
-        self.kill(1);
+        (0..NAMES.len()).for_each(|host| self.kill(host));
     }
 }
 

@@ -1,0 +1,315 @@
+//! How many may be connected at a time, and how long each may take to say who it is.
+//!
+//! What somebody has who cannot prove anything is bounded first: so many connections of each address, and in all, each for [`PROOF`] or until others have come.
+//! Those that are let in are counted for each listener, each volume or host, and in all: they get no more descriptors than the daemon can do without.
+//! What is left is for volumes, orders and what is written on disks ([`Descriptors`]).
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, getrlimit, setrlimit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+
+/// So long a caller may take to prove itself, and so long a client may negotiate.
+pub const PROOF: Duration = Duration::from_secs(10);
+
+/// The most connections of one volume by one listener.
+pub const CLIENTS: usize = 128;
+
+/// The most connections of another host.
+pub const PEERS: usize = 256;
+
+/// The most orders that are carried out at a time, and of those about one volume.
+pub const ORDERS: usize = 256;
+pub const ORDERS_OF_ONE: usize = 32;
+
+/// The most callers that have not proved themselves, and of those from one address.
+const UNPROVEN: usize = 128;
+const UNPROVEN_OF_ONE: usize = 32;
+
+/// Descriptors of a client on this machine: its socket three times, and one on its way.
+pub const OF_CLIENT: u32 = 4;
+
+/// Of one that comes by TLS.
+pub const OF_TLS: u32 = 2;
+
+/// Of another host: its socket, and a runtime.
+pub const OF_PEER: u32 = 8;
+
+/// Of a virtual machine by vhost-user: five for each of some queues and what its memory is in. One with many queues has more, out of what is kept back.
+pub const OF_MACHINE: u32 = 64;
+
+/// Kept back of the limit on descriptors: a quarter, within these bounds.
+const KEPT: (u64, u64) = (64, 16 << 10);
+
+/// After a connection that could not be taken.
+const REFUSED: Duration = Duration::from_millis(100);
+
+/// The same is said once in so long.
+const SAID: Duration = Duration::from_secs(60);
+
+/// Says something for the operator, and does not repeat itself.
+#[derive(Debug, Default)]
+pub struct Saying(Mutex<Option<Instant>>);
+
+impl Saying {
+    /// One that was not used yet.
+    pub const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// Says it, unless it was said a short time ago.
+    pub fn warn(&self, what: impl FnOnce() -> String) {
+        let mut last = self.0.lock().expect("no panic under this lock");
+        if last.is_none_or(|last| last.elapsed() > SAID) {
+            *last = Some(Instant::now());
+            tracing::warn!("{} (this is said once a minute)", what());
+        }
+    }
+}
+
+/// The next one. A caller that has left before is no reason to take nobody any more; nor is a process with too many open files, which are fewer later.
+pub async fn accepted<S, A, F>(accept: impl Fn() -> F) -> (S, A)
+where
+    F: Future<Output = io::Result<(S, A)>>,
+{
+    static REFUSING: Saying = Saying::new();
+    loop {
+        match accept().await {
+            Ok(accepted) => return accepted,
+            Err(error) => REFUSING.warn(|| format!("a connection could not be taken: {error}")),
+        }
+        tokio::time::sleep(REFUSED).await;
+    }
+}
+
+/// How many of a kind there may be.
+#[derive(Debug)]
+pub struct Places {
+    most: usize,
+    taken: AtomicUsize,
+    full: Saying,
+}
+
+/// One of them, until it is dropped.
+#[derive(Debug)]
+pub struct Place(Arc<Places>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.taken.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Places {
+    /// So many.
+    pub fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self {
+            most,
+            taken: AtomicUsize::new(0),
+            full: Saying::new(),
+        })
+    }
+
+    /// One, if there is one left. `what`: of what there are too many.
+    pub fn take(self: &Arc<Self>, what: impl FnOnce() -> String) -> Option<Place> {
+        let one_more = |taken: usize| (taken < self.most).then_some(taken + 1);
+        match self
+            .taken
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
+        {
+            Ok(_) => Some(Place(self.clone())),
+            Err(_) => {
+                self.full.warn(|| {
+                    format!(
+                        "{}: there are {} already, and no more are taken",
+                        what(),
+                        self.most
+                    )
+                });
+                None
+            }
+        }
+    }
+}
+
+/// What connections may have of the descriptors of this process.
+#[derive(Debug)]
+pub struct Descriptors {
+    all: Arc<Semaphore>,
+    few: Saying,
+}
+
+/// Those of this process, whose limit is raised when this is first asked for.
+pub fn descriptors() -> &'static Descriptors {
+    static ALL: LazyLock<Descriptors> = LazyLock::new(Descriptors::raise);
+    &ALL
+}
+
+impl Descriptors {
+    /// Lets this process have as many as it may: the usual limit of 1024 is for `select`, which nobody uses here.
+    fn raise() -> Self {
+        let mut limit = getrlimit(Resource::Nofile);
+        limit.current = limit.maximum;
+        if let Err(errno) = setrlimit(Resource::Nofile, limit) {
+            tracing::warn!("the limit on descriptors stays as it is ({errno})");
+        }
+        Self::of(getrlimit(Resource::Nofile).current)
+    }
+
+    fn of(limit: Option<u64>) -> Self {
+        let most = limit.unwrap_or(u64::MAX);
+        let kept = (most / 4).clamp(KEPT.0, KEPT.1);
+        let left = most.saturating_sub(kept).min(Semaphore::MAX_PERMITS as u64 / 2);
+        Self {
+            all: Arc::new(Semaphore::new(left as usize)),
+            few: Saying::new(),
+        }
+    }
+
+    /// So many for a connection, if there are so many left.
+    pub fn take(&self, descriptors: u32, what: &str) -> Option<OwnedSemaphorePermit> {
+        let taken = self.all.clone().try_acquire_many_owned(descriptors).ok();
+        if taken.is_none() {
+            self.few.warn(|| {
+                format!(
+                    "{what} is not taken: there are too many connections for the limit on open files (`ulimit -Hn`, LimitNOFILE of a unit)"
+                )
+            });
+        }
+        taken
+    }
+}
+
+/// Who has not proved itself yet.
+#[derive(Debug, Default)]
+pub struct Unproven {
+    callers: Mutex<Vec<Caller>>,
+    numbers: AtomicUsize,
+    full: Saying,
+}
+
+#[derive(Debug)]
+struct Caller {
+    number: usize,
+    address: IpAddr,
+    /// Dropped, it is sent away.
+    _stays: oneshot::Sender<()>,
+}
+
+/// One of them. Dropped, it is none any more.
+#[derive(Debug)]
+pub struct Proving {
+    all: Arc<Unproven>,
+    number: usize,
+    /// Ends when others need its place.
+    sent_away: oneshot::Receiver<()>,
+}
+
+impl Drop for Proving {
+    fn drop(&mut self) {
+        let mut callers = self.all.callers.lock().expect("no panic under this lock");
+        callers.retain(|caller| caller.number != self.number);
+    }
+}
+
+impl Unproven {
+    /// One more from there. Where there are too many, the one that has been silent for longest goes: of that address, or of all.
+    pub fn begin(self: &Arc<Self>, address: IpAddr) -> Proving {
+        let (stays, sent_away) = oneshot::channel();
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let mut callers = self.callers.lock().expect("no panic under this lock");
+        let of_address = callers.iter().filter(|caller| caller.address == address).count();
+        let oldest = if of_address >= UNPROVEN_OF_ONE {
+            callers.iter().position(|caller| caller.address == address)
+        } else {
+            (callers.len() >= UNPROVEN).then_some(0)
+        };
+        if let Some(oldest) = oldest {
+            let gone = callers.remove(oldest);
+            self.full.warn(|| {
+                format!(
+                    "many callers do not say who they are, some of them from {}: the oldest are cut off",
+                    gone.address
+                )
+            });
+        }
+        callers.push(Caller {
+            number,
+            address,
+            _stays: stays,
+        });
+        drop(callers);
+        Proving {
+            all: self.clone(),
+            number,
+            sent_away,
+        }
+    }
+}
+
+impl Proving {
+    /// What comes of it within the time that there is.
+    pub async fn within<T>(&mut self, proves: impl Future<Output = T>) -> anyhow::Result<T> {
+        tokio::select! {
+            proved = tokio::time::timeout(PROOF, proves) => match proved {
+                Ok(proved) => Ok(proved),
+                Err(_) => anyhow::bail!("it did not prove who it is within {} s", PROOF.as_secs()),
+            },
+            _ = &mut self.sent_away => anyhow::bail!("it did not prove who it is, and others came"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_descriptors_left_whatever_the_limit_is() {
+        let left = |limit| Descriptors::of(limit).all.available_permits();
+        assert_eq!(left(Some(1024)), 768);
+        assert_eq!(left(Some(40)), 0);
+        assert_eq!(left(Some(1 << 20)), (1 << 20) - (16 << 10));
+        assert!(left(None) > 1 << 30);
+        let few = Descriptors::of(Some(64 + 10));
+        let held = few.take(8, "one").expect("there are ten");
+        assert!(few.take(8, "another").is_none());
+        drop(held);
+        assert!(few.take(8, "another").is_some());
+    }
+
+    #[test]
+    fn places_are_given_back() {
+        let places = Places::new(2);
+        let held: Vec<_> = (0..3).map(|_| places.take(String::new)).collect();
+        assert!(held[0].is_some() && held[1].is_some() && held[2].is_none());
+        drop(held);
+        assert!(places.take(String::new).is_some());
+    }
+
+    #[tokio::test]
+    async fn who_floods_sends_its_own_away_and_nobody_waits() {
+        let all = Arc::new(Unproven::default());
+        let (flood, host): (IpAddr, IpAddr) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        let mut first = all.begin(host);
+        let mut many: Vec<_> = (0..=UNPROVEN_OF_ONE).map(|_| all.begin(flood)).collect();
+        assert!(many[0].within(std::future::pending::<()>()).await.is_err());
+        assert!(
+            many[1]
+                .sent_away
+                .try_recv()
+                .is_err_and(|error| error == oneshot::error::TryRecvError::Empty)
+        );
+        assert!(first.within(async {}).await.is_ok(), "another address is served");
+        let others: Vec<_> = (0..2 * UNPROVEN)
+            .map(|number| all.begin([10, 1, (number >> 8) as u8, number as u8].into()))
+            .collect();
+        assert!(all.callers.lock().expect("nobody panics").len() <= UNPROVEN);
+        drop((first, many, others));
+        assert!(all.callers.lock().expect("nobody panics").is_empty());
+    }
+}

@@ -1,0 +1,364 @@
+//! The data of the copies on this host: made once, opened again, waited for, and what an operator says about them.
+
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, bail, ensure};
+use verbatim_mirror::decision::{Role, Sidecar};
+use verbatim_mirror::trust::{self, NotMoved, accepted, failed};
+
+use super::orders::{known, serving};
+use super::{Daemon, Entry, State};
+use crate::folder::Noted;
+use crate::store::trust::{Belief, Marker};
+use crate::store::{Expected, Lack, Making, Store};
+
+/// Whether a copy of that role serves, or is to serve without being filled again: then its data are claimed.
+pub(super) fn needs_data(role: &Role) -> bool {
+    match role {
+        Role::Serving | Role::Deciding { .. } | Role::Held { .. } | Role::Ready { .. } => true,
+        Role::Moved { .. } | Role::Incoming { .. } | Role::Incomplete => false,
+    }
+}
+
+/// Whether a copy of that role has its data claimed while somebody has them open.
+fn keeps_data(role: &Role) -> bool {
+    needs_data(role) || matches!(role, Role::Incoming { .. })
+}
+
+impl State {
+    /// Whether a flush of its disk has failed.
+    pub(super) fn is_suspect(&self) -> bool {
+        let is_noted = self.sidecar.as_ref().is_some_and(|sidecar| sidecar.suspect);
+        is_noted || self.store.as_ref().is_some_and(|store| store.is_suspect())
+    }
+
+    /// Data that are nobody's any more are let go.
+    pub(super) fn let_go(&mut self) {
+        let is_kept = self
+            .sidecar
+            .as_ref()
+            .is_some_and(|sidecar| keeps_data(&sidecar.role));
+        if is_kept {
+            return;
+        }
+        // Its mark is on the disk; here it is not forgotten either.
+        let is_suspect = self.store.take().is_some_and(|store| store.is_suspect());
+        if let Some(sidecar) = self.sidecar.as_ref().filter(|_| is_suspect).and_then(failed) {
+            self.sidecar = Some(sidecar);
+        }
+    }
+
+    /// Whether nothing was ever written to it, as far as is known.
+    pub(super) fn is_fresh(&self) -> Option<bool> {
+        let store = self.store.as_ref()?;
+        self.holder.as_ref()?;
+        let is_used = self.noted.as_ref().is_some_and(|noted| noted.used);
+        Some(!is_used && store.is_untouched())
+    }
+}
+
+impl Daemon {
+    /// Whether it may be moved, or rescued.
+    pub(super) fn may_move(&self, entry: &Entry, state: &State, is_rescue: bool) -> anyhow::Result<()> {
+        let sidecar = known(entry, state)?;
+        let now = match state.is_suspect() {
+            true => failed(sidecar),
+            false => None,
+        };
+        match trust::may_move(now.as_ref().unwrap_or(sidecar), is_rescue) {
+            Ok(()) => Ok(()),
+            Err(NotMoved::Suspect) => bail!(
+                "a flush of the disk of {0} has failed, and part of it may be in the page cache here only: `verbatim volume migrate {0} --to HOST --rescue` \
+                 saves all that can be read, once no instance has it; `verbatim volume accept --help` has more",
+                entry.name
+            ),
+            Err(NotMoved::Sound) => bail!(
+                "no flush of the disk of {} has failed: there is nothing to rescue, and it moves without --rescue",
+                entry.name
+            ),
+        }
+    }
+
+    fn marker(&self, entry: &Entry) -> Marker {
+        let runtime = self.config.runtime_dir.join("volumes");
+        Marker::new(
+            entry.folder.path(),
+            runtime.join(format!("{}.broken", entry.name)),
+        )
+    }
+
+    /// Makes the data of a copy that has none, of that length, and notes what they are.
+    pub(super) fn make_data(
+        &self,
+        entry: &Entry,
+        state: &mut State,
+        length: u64,
+        making: Making,
+        preallocate: bool,
+    ) -> anyhow::Result<Arc<Store>> {
+        let marker = self.marker(entry);
+        // Of a volume of that name that was here before.
+        marker.clear().context("cannot write to its folder")?;
+        marker.prepare().context("cannot write to its folder")?;
+        let path = entry.folder.data(&state.settings);
+        let own = state.settings.data.is_none();
+        let making = if own { Making::Own } else { making };
+        let store = Store::make(&path, length, making, Some(marker))?;
+        if preallocate {
+            let shown = path.display();
+            let allocated = store.allocate(length);
+            allocated.with_context(|| format!("{shown} cannot have all of its place on the disk"))?;
+            store.flush()?;
+        }
+        let identity = store.identity()?;
+        if !identity.tells_it() {
+            tracing::warn!(
+                "{}: nothing tells {} from another of its kind, so only its size is looked at later",
+                entry.name,
+                path.display()
+            );
+        }
+        let noted = Noted {
+            identity,
+            preallocated: preallocate,
+            used: making == Making::Adopted,
+        };
+        entry.folder.write_noted(&noted)?;
+        if preallocate {
+            store.is_preallocated();
+        }
+        let store = Arc::new(store);
+        (state.noted, state.store) = (Some(noted), Some(store.clone()));
+        Ok(store)
+    }
+
+    /// The open data of a copy; opens them if nobody has.
+    pub(super) fn open_data(
+        &self,
+        entry: &Entry,
+        state: &mut State,
+        sidecar: &Sidecar,
+        belief: Belief,
+    ) -> Result<Arc<Store>, Lack> {
+        if let Some(store) = &state.store {
+            return Ok(store.clone());
+        }
+        let path = entry.folder.data(&state.settings);
+        let marker = self.marker(entry);
+        if let Err(error) = marker.prepare() {
+            tracing::warn!("volume {}: cannot write to its folder: {error}", entry.name);
+        }
+        let belief = match marker.is_set() && belief == Belief::Sound {
+            true => Belief::Suspect,
+            false => belief,
+        };
+        let expected = Expected {
+            identity: state.noted.as_ref().map(|noted| &noted.identity),
+            length: sidecar.length,
+            belief,
+            marker: Some(marker),
+        };
+        let opened = Store::open(&path, expected)?;
+        if let Some(remark) = &opened.remark {
+            tracing::warn!("volume {}: {remark}", entry.name);
+        }
+        if state
+            .noted
+            .as_ref()
+            .is_none_or(|noted| noted.identity != opened.identity)
+        {
+            self.note(entry, state, &opened.store, opened.identity);
+        }
+        if opened.store.is_suspect() {
+            tracing::error!(
+                "volume {}: a flush of its disk has failed: it is read, and takes no writes; see `verbatim volume accept --help`",
+                entry.name
+            );
+        }
+        if state.noted.as_ref().is_some_and(|noted| noted.preallocated) {
+            opened.store.is_preallocated();
+        }
+        let store = Arc::new(opened.store);
+        state.store = Some(store.clone());
+        Ok(store)
+    }
+
+    /// Notes what the data are. Where that cannot be written the next daemon does it.
+    fn note(
+        &self,
+        entry: &Entry,
+        state: &mut State,
+        store: &Store,
+        identity: crate::store::identity::Identity,
+    ) {
+        let length = state.sidecar.as_ref().map_or(0, |sidecar| sidecar.length);
+        let before = state.noted.take();
+        let noted = Noted {
+            identity,
+            preallocated: before.as_ref().is_some_and(|noted| noted.preallocated)
+                || (before.is_none() && length > 0 && store.is_allocated(length)),
+            used: before.is_none_or(|noted| noted.used),
+        };
+        if let Err(error) = entry.folder.write_noted(&noted) {
+            tracing::warn!("volume {}: {error:#}", entry.name);
+        }
+        state.noted = Some(noted);
+    }
+
+    /// Something is noted of the data besides, durably if that can be.
+    pub(super) fn note_more(&self, entry: &Entry, state: &mut State, more: impl FnOnce(&mut Noted)) {
+        let Some(noted) = &mut state.noted else {
+            return;
+        };
+        let before = noted.clone();
+        more(noted);
+        if *noted != before
+            && let Err(error) = entry.folder.write_noted(noted)
+        {
+            tracing::warn!("volume {}: {error:#}", entry.name);
+        }
+    }
+
+    /// All of what was filled is here, and becomes the volume: what is known of it since.
+    pub(super) fn is_filled(&self, entry: &Entry, state: &mut State) {
+        let Some(store) = state.store.clone() else {
+            return;
+        };
+        store.trust().is_whole();
+        if state
+            .incoming
+            .as_ref()
+            .is_some_and(|incoming| incoming.keeps_room())
+        {
+            store.is_preallocated();
+            self.note_more(entry, state, |noted| noted.preallocated = true);
+        }
+    }
+
+    /// Opens the data of a copy that needs them, unless they are open. Nothing is put in the place of those that cannot be had.
+    pub(super) fn claim_data(&self, entry: &Entry, state: &mut State) -> anyhow::Result<()> {
+        let Some(sidecar) = state.sidecar.clone().filter(|sidecar| needs_data(&sidecar.role)) else {
+            state.let_go();
+            return Ok(());
+        };
+        let belief = match sidecar.suspect {
+            true => Belief::Suspect,
+            false => Belief::Sound,
+        };
+        match self.open_data(entry, state, &sidecar, belief) {
+            Ok(_) => Ok(()),
+            Err(lack @ Lack::Other(..)) => bail!(
+                "{lack}; if it is right, `verbatim volume accept {}` says so",
+                entry.name
+            ),
+            Err(lack) => Err(lack.into()),
+        }
+    }
+
+    /// An operator's word: what there is of it is the volume.
+    pub(super) async fn accept(self: &Arc<Self>, entry: &Arc<Entry>) -> anyhow::Result<()> {
+        let name = &entry.name;
+        let (store, sidecar) = {
+            let mut state = entry.state.lock().await;
+            if state.unserved.is_some() {
+                return self.accept_other(entry, &mut state);
+            }
+            serving(entry, &state)?;
+            let sidecar = known(entry, &state)?.clone();
+            ensure!(
+                state.is_suspect(),
+                "there is nothing to accept: {name} is served, and no flush of its disk has failed"
+            );
+            (state.store.clone().context("it is not open")?, sidecar)
+        };
+        tracing::warn!("{name}: an operator accepts it; what can be read of it is written once more");
+        // Nobody else writes to what is suspect.
+        let again = store.clone();
+        let keeps_room = store.keeps_room(sidecar.length);
+        let written = tokio::task::spawn_blocking(move || again.write_again(sidecar.length, keeps_room));
+        written
+            .await?
+            .with_context(|| format!("{name} stays suspect: its disk fails still"))?;
+        let mut state = entry.state.lock().await;
+        let is_same = state.store.as_ref().is_some_and(|now| Arc::ptr_eq(now, &store));
+        ensure!(
+            is_same && state.sidecar.as_ref().is_some_and(|now| now.may_serve()),
+            "{name} has moved, or was deleted, meanwhile"
+        );
+        if let Some(sidecar) = accepted(known(entry, &state)?) {
+            self.write(entry, &mut state, sidecar)?;
+        }
+        self.marker(entry)
+            .clear()
+            .context("its mark cannot be taken away")?;
+        store.trust().believe(Belief::Sound);
+        Ok(())
+    }
+
+    /// What is at the path of its data is right, whatever was there.
+    fn accept_other(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) -> anyhow::Result<()> {
+        let noted = state.noted.take();
+        if let Err(error) = self.claim_data(entry, state) {
+            state.noted = noted;
+            return Err(error.context(format!("{} is not served", entry.name)));
+        }
+        tracing::warn!("{}: an operator accepts what is there now", entry.name);
+        self.serve_or_try_again(entry, state);
+        Ok(())
+    }
+
+    /// What an earlier process has noted of its disk.
+    pub(super) fn recall_failure(&self, entry: &Entry, state: &mut State) {
+        if self.marker(entry).is_set()
+            && let Some(sidecar) = state.sidecar.as_ref().and_then(failed)
+        {
+            state.sidecar = Some(sidecar);
+        }
+    }
+
+    /// Before another host fills a copy: that it has failed becomes durable in its sidecar, until all of it was written again.
+    pub(super) fn note_failure(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        state: &mut State,
+    ) -> anyhow::Result<()> {
+        let marker = self.marker(entry);
+        let has_failed = marker.is_set() || state.store.as_ref().is_some_and(|store| store.is_suspect());
+        let Some(sidecar) = state.sidecar.as_ref().filter(|_| has_failed) else {
+            return Ok(());
+        };
+        // One that may serve is not filled, and keeps its mark.
+        if needs_data(&sidecar.role) {
+            return Ok(());
+        }
+        if let Some(sidecar) = failed(sidecar) {
+            self.write(entry, state, sidecar)?;
+        }
+        marker.clear().context("its mark cannot be taken away")?;
+        if let Some(store) = &state.store {
+            store.trust().believe(Belief::Rewritten);
+        }
+        Ok(())
+    }
+}
+
+/// Nobody but the owner of this process reads or writes what is in the folder of the volumes, whoever has made it.
+pub(super) fn keep_private(folder: &Path) {
+    let tighten = |path: &Path, mode: u32| {
+        let now = path.symlink_metadata();
+        let is_open = now.is_ok_and(|now| !now.file_type().is_symlink() && now.mode() & 0o077 != 0);
+        if is_open && let Err(error) = std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)) {
+            tracing::warn!("others may read {}: {error}", path.display());
+        }
+    };
+    tighten(folder, 0o700);
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            true => keep_private(&path),
+            false => tighten(&path, 0o600),
+        }
+    }
+}

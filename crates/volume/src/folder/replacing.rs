@@ -1,0 +1,194 @@
+//! A small file is replaced in one piece, and that needs no room: beside it lies a spare of full length, whose blocks are there.
+//!
+//! The spare is overwritten and synced, both change their names, and the folder is synced. So a file system that is full refuses nothing that
+//! has a spare; [`reserve`] makes one, and says in time that there is no room for it. (A file system that writes nothing in place, such as btrfs or
+//! ZFS, wants a block for a moment, and keeps some of its own for that.)
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+
+/// The length of each of these files. What is shorter is followed by spaces.
+pub const FULL: usize = 4096;
+
+/// A file that was not replaced, or may be.
+#[derive(Debug)]
+pub struct NotWritten {
+    /// Why.
+    pub why: anyhow::Error,
+    /// It cannot be said which of the two a crash leaves. Otherwise the one before is there, as durable as it was.
+    pub is_unsure: bool,
+}
+
+impl From<NotWritten> for anyhow::Error {
+    fn from(failed: NotWritten) -> Self {
+        failed.why
+    }
+}
+
+fn spare(path: &Path) -> PathBuf {
+    path.with_extension("spare")
+}
+
+/// Syncs a folder.
+pub fn sync(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// Sees to it that the next replacement of that file needs no room.
+pub fn reserve(path: &Path) -> anyhow::Result<()> {
+    let spare = spare(path);
+    let make = || -> io::Result<()> {
+        let mut open = OpenOptions::new();
+        let open = open.write(true).create(true).truncate(false).mode(0o600);
+        let file = open.open(&spare)?;
+        let metadata = file.metadata()?;
+        if metadata.len() == FULL as u64 && metadata.blocks() > 0 {
+            return Ok(());
+        }
+        // Written, and not only allocated: what is marked as not written yet may want another block when it is.
+        file.write_all_at(&[b' '; FULL], 0)?;
+        file.set_len(FULL as u64)?;
+        file.sync_all()?;
+        sync(folder(path))
+    };
+    make().with_context(|| format!("cannot set {} aside", spare.display()))
+}
+
+/// Puts that text in the place of the file's.
+pub fn replace(path: &Path, text: &[u8]) -> Result<(), NotWritten> {
+    let unchanged = |error: anyhow::Error| NotWritten {
+        why: error.context(format!("cannot write {}", path.display())),
+        is_unsure: false,
+    };
+    let text = padded(text).map_err(unchanged)?;
+    reserve(path).map_err(unchanged)?;
+    let is_first = !path.exists();
+    let fresh = if is_first {
+        path.with_extension("new")
+    } else {
+        spare(path)
+    };
+    put(&fresh, &text).map_err(|error| unchanged(error.into()))?;
+    let renamed = match is_first {
+        true => fs::rename(&fresh, path),
+        false => exchange(&fresh, path),
+    };
+    let synced = match renamed {
+        Ok(()) => sync(folder(path)),
+        Err(error) if is_refused(&error) => return Err(unchanged(error.into())),
+        Err(error) => Err(error),
+    };
+    synced.map_err(|error| NotWritten {
+        why: anyhow!(error).context(format!("cannot make {} durable", path.display())),
+        is_unsure: true,
+    })?;
+    // The file that was replaced may be a shorter one, of an earlier release. Whoever depends on it reserves it himself.
+    let _ = reserve(path);
+    Ok(())
+}
+
+/// Gives that text, and the spare's room, to a file of another folder on the same file system. The spare is gone then.
+pub fn give_spare(path: &Path, to: &Path, text: &[u8]) -> anyhow::Result<()> {
+    reserve(path)?;
+    let text = padded(text)?;
+    let give = || -> io::Result<()> {
+        put(&spare(path), &text)?;
+        fs::rename(spare(path), to)?;
+        sync(folder(to))
+    };
+    give().with_context(|| format!("cannot write {}", to.display()))
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("/"))
+}
+
+fn padded(text: &[u8]) -> anyhow::Result<Vec<u8>> {
+    anyhow::ensure!(
+        text.len() < FULL,
+        "{} bytes are too many for such a file",
+        text.len()
+    );
+    let mut padded = text.to_vec();
+    padded.resize(FULL - 1, b' ');
+    padded.push(b'\n');
+    Ok(padded)
+}
+
+fn put(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut open = OpenOptions::new();
+    let open = open.write(true).create(true).truncate(false).mode(0o600);
+    let file = open.open(path)?;
+    file.write_all_at(text, 0)?;
+    file.set_len(text.len() as u64)?;
+    file.sync_all()
+}
+
+/// Both change their names; where the file system cannot do that, the first takes the second's.
+fn exchange(fresh: &Path, path: &Path) -> io::Result<()> {
+    match renameat_with(CWD, fresh, CWD, path, RenameFlags::EXCHANGE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => fs::rename(fresh, path),
+        done => Ok(done?),
+    }
+}
+
+/// Whether nothing was done.
+fn is_refused(error: &io::Error) -> bool {
+    let refusals = [
+        libc::ENOSPC,
+        libc::EDQUOT,
+        libc::EROFS,
+        libc::EACCES,
+        libc::EPERM,
+        libc::ENOENT,
+    ];
+    error
+        .raw_os_error()
+        .is_some_and(|errno| refusals.contains(&errno))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_replaced_again_and_again_takes_no_more_room() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file.json");
+        // As an earlier release has left it.
+        fs::write(&path, "{}").expect("written");
+        for number in 0..5 {
+            replace(&path, number.to_string().as_bytes()).expect("replaced");
+            let text = fs::read_to_string(&path).expect("it is there");
+            assert_eq!(text.trim(), number.to_string());
+            assert_eq!(text.len(), FULL);
+            let mut names: Vec<_> = fs::read_dir(folder.path())
+                .expect("a folder")
+                .map(|entry| entry.expect("an entry").file_name())
+                .collect();
+            names.sort();
+            assert_eq!(names, ["file.json", "file.spare"]);
+            let spare = fs::metadata(folder.path().join("file.spare")).expect("it is there");
+            assert_eq!(spare.len(), FULL as u64);
+        }
+        assert!(!replace(&path, &[b' '; FULL]).expect_err("too long").is_unsure);
+    }
+
+    #[test]
+    fn a_spare_becomes_another_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, to) = (folder.path().join("a.json"), folder.path().join("b"));
+        replace(&path, b"1").expect("written");
+        give_spare(&path, &to, b"2").expect("given");
+        assert_eq!(fs::read_to_string(&to).expect("it is there").trim(), "2");
+        assert_eq!(fs::read_to_string(&path).expect("it is there").trim(), "1");
+        replace(&path, b"3").expect("written");
+        assert_eq!(fs::read_to_string(&path).expect("it is there").trim(), "3");
+    }
+}

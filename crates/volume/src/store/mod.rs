@@ -1,0 +1,329 @@
+//! The data of a volume: a file or a block device.
+//!
+//! One that is there is opened ([`Store::open`]) and one that is not is made ([`Store::make`]): neither does the other's work. What is opened has to be
+//! what was noted ([`identity`]), and is claimed as long as it is open.
+
+mod content;
+mod direct;
+pub mod identity;
+mod opening;
+mod sys;
+pub mod trust;
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::FallocateFlags;
+use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::quick::Quick;
+use direct::Direct;
+pub use opening::{Expected, Lack, Making, is_no_place_of_devices};
+use trust::{Belief, Marker, Trust};
+
+/// Zeros that are written where the file system cannot make them.
+const ZEROS: usize = 256 << 10;
+
+/// Of what can wait, in one call. Many kernels take no processor from a thread within a call, however urgent others are, and one that writes 256 KiB takes up to
+/// 0.8 ms.
+const PIECE: usize = 32 << 10;
+
+/// File systems that refuse a write for want of room before they take any of it, so that nothing is lost which they had taken (statfs(2)): ext4, XFS, Btrfs, tmpfs,
+/// F2FS, ZFS and overlays. Others may say so of what was written earlier.
+const LOCAL: [u64; 7] = [
+    0xef53,
+    0x5846_5342,
+    0x9123_683e,
+    0x0102_1994,
+    0xf2f5_2010,
+    0x2fc1_2fc1,
+    0x794c_7630,
+];
+
+/// An open one. There is one for each copy in a process.
+#[derive(Debug)]
+pub struct Store {
+    file: File,
+    is_device: bool,
+    /// Whether a write that is refused for want of room leaves all others as they are.
+    refuses_cleanly: bool,
+    trust: Trust,
+    /// All of it had its place on the disk from the beginning.
+    is_preallocated: AtomicBool,
+    direct: Direct,
+    /// Its file system can say that a read would wait.
+    reads_at_once: AtomicBool,
+    quick: Quick,
+}
+
+impl Store {
+    fn new(file: File, belief: Belief, marker: Option<Marker>) -> io::Result<Self> {
+        let is_device = file.metadata()?.file_type().is_block_device();
+        let system = rustix::fs::fstatfs(&file).map(|system| system.f_type as u64);
+        Ok(Self {
+            is_device,
+            refuses_cleanly: !is_device && system.is_ok_and(|system| LOCAL.contains(&system)),
+            file,
+            trust: Trust::new(belief, marker),
+            is_preallocated: AtomicBool::new(false),
+            direct: Direct::default(),
+            reads_at_once: AtomicBool::new(true),
+            quick: Quick::default(),
+        })
+    }
+
+    /// Whether it is a block device.
+    pub fn is_device(&self) -> bool {
+        self.is_device
+    }
+
+    /// How far it is believed.
+    pub fn trust(&self) -> &Trust {
+        &self.trust
+    }
+
+    /// Whether part of what was written may be in the page cache only.
+    pub fn is_suspect(&self) -> bool {
+        self.trust.belief() == Belief::Suspect
+    }
+
+    /// Its size now.
+    pub fn size(&self) -> io::Result<u64> {
+        match self.is_device {
+            true => Ok(rustix::fs::seek(&self.file, rustix::fs::SeekFrom::End(0))?),
+            false => Ok(self.file.metadata()?.len()),
+        }
+    }
+
+    /// Has so many bytes at least; durable. What is longer stays so.
+    pub fn reach(&self, length: u64) -> io::Result<()> {
+        let size = self.size()?;
+        if size >= length {
+            return Ok(());
+        }
+        if self.is_device {
+            return Err(io::Error::other(format!(
+                "the device has {size} bytes, the volume {length}"
+            )));
+        }
+        self.file.set_len(length)?;
+        self.file.sync_all()
+    }
+
+    /// Whether all of it has its place on the disk.
+    pub fn is_allocated(&self, length: u64) -> bool {
+        let blocks = self.file.metadata().map_or(0, |metadata| metadata.blocks());
+        !self.is_device && blocks * 512 >= length
+    }
+
+    /// All of it had its place on the disk from the beginning.
+    pub fn is_preallocated(&self) {
+        self.is_preallocated.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether what is zero keeps its place on the disk when the volume moves.
+    pub fn keeps_room(&self, length: u64) -> bool {
+        self.is_preallocated.load(Ordering::Relaxed) || self.is_allocated(length)
+    }
+
+    /// Whether nothing was ever written to it, as far as that can be seen.
+    pub fn is_untouched(&self) -> bool {
+        let data = rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(0));
+        self.is_device || matches!(data, Err(Errno::NXIO))
+    }
+
+    /// Gives all of it its place on the disk.
+    pub fn allocate(&self, length: u64) -> io::Result<()> {
+        match self.is_device {
+            true => Ok(()),
+            false => Ok(rustix::fs::fallocate(
+                &self.file,
+                FallocateFlags::empty(),
+                0,
+                length,
+            )?),
+        }
+    }
+
+    /// The same bytes are written once more, from the page cache as long as that has them, and flushed: after that they are on the disk.
+    pub fn write_again(&self, length: u64, keeps_room: bool) -> io::Result<()> {
+        let mut data = vec![0; ZEROS];
+        for offset in (0..length).step_by(ZEROS) {
+            let part = &mut data[..(length - offset).min(ZEROS as u64) as usize];
+            self.read(offset, part)?;
+            match part.iter().all(|&byte| byte == 0) {
+                true => self.zero_now(offset, part.len() as u64, !keeps_room)?,
+                false => self.file.write_all_at(part, offset)?,
+            }
+        }
+        self.file.sync_data()
+    }
+
+    /// Fills `data` from `offset` on.
+    pub fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(data, offset)
+    }
+
+    /// The same if the page cache has all of it; nothing where somebody should wait for the disk.
+    pub fn read_at_once(&self, offset: u64, data: &mut [u8]) -> Option<io::Result<()>> {
+        if !self.reads_at_once.load(Ordering::Relaxed) {
+            return None;
+        }
+        let length = data.len();
+        let mut parts = [io::IoSliceMut::new(data)];
+        match rustix::io::preadv2(&self.file, &mut parts, offset, ReadWriteFlags::NOWAIT) {
+            Ok(read) if read == length => Some(Ok(())),
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => None,
+            Err(_) => {
+                // Whatever it was, a read that may wait says it, too.
+                self.reads_at_once.store(false, Ordering::Relaxed);
+                None
+            }
+        }
+    }
+
+    /// Writes all of it if that is not likely to take long; nothing where somebody should wait for the disk.
+    pub fn write_at_once(&self, offset: u64, data: &[u8]) -> Option<io::Result<()>> {
+        self.quick.try_it(|| self.write(offset, data))
+    }
+
+    /// Writes all of it.
+    pub fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.trust.check()?;
+        self.failing(self.file.write_all_at(data, offset))
+    }
+
+    /// What is on the disk: `data` is filled past the page cache. An error where that cannot be said.
+    pub fn read_from_disk(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.direct.read(&self.file, offset, data)
+    }
+
+    /// An error other than that a local file system has no room says that something may be lost that was taken before.
+    fn failing(&self, done: io::Result<()>) -> io::Result<()> {
+        if let Err(error) = &done {
+            let is_full = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
+            if !(is_full && self.refuses_cleanly) {
+                self.trust.fail();
+            }
+        }
+        done
+    }
+
+    /// As [`Store::read`], for what can wait: a thread with something urgent gets the processor between two pieces.
+    pub fn read_in_pieces(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        let mut pieces = (offset..).step_by(PIECE).zip(data.chunks_mut(PIECE));
+        pieces.try_for_each(|(offset, piece)| self.read(offset, piece))
+    }
+
+    /// As [`Store::write`], in the same way.
+    pub fn write_in_pieces(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut pieces = (offset..).step_by(PIECE).zip(data.chunks(PIECE));
+        pieces.try_for_each(|(offset, piece)| self.write(offset, piece))
+    }
+
+    /// Zeros, allocated or not. What is read afterwards is zero in any case.
+    pub fn zero(&self, offset: u64, length: u64, may_free: bool) -> io::Result<()> {
+        self.trust.check()?;
+        self.failing(self.zero_now(offset, length, may_free))
+    }
+
+    fn zero_now(&self, offset: u64, length: u64, may_free: bool) -> io::Result<()> {
+        let flags = match may_free {
+            true => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            false => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
+        };
+        match rustix::fs::fallocate(&self.file, flags, offset, length) {
+            Ok(()) => Ok(()),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
+                let zeros = vec![0; ZEROS.min(length as usize)];
+                let mut done = 0;
+                while done < length {
+                    let part = (length - done).min(ZEROS as u64);
+                    self.file.write_all_at(&zeros[..part as usize], offset + done)?;
+                    done += part;
+                }
+                Ok(())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Makes durable what was written. After one that has failed none succeeds.
+    pub fn flush(&self) -> io::Result<()> {
+        self.trust.flush(|| self.file.sync_data())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_all_of_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::new_file(&folder.path().join("data"), 1 << 20).expect("made");
+        for length in [0, 1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5] {
+            let data: Vec<u8> = (0..length).map(|at| (at / 100) as u8 | 1).collect();
+            store.write_in_pieces(77, &data).expect("written");
+            let mut read = vec![0; length + 1];
+            store.read_in_pieces(77, &mut read[..length]).expect("read");
+            assert_eq!(read[..length], data);
+            store.read(77, &mut read).expect("read");
+            assert_eq!(read[..length], data);
+        }
+        assert!(store.read_in_pieces((1 << 20) - 1, &mut [0; 2]).is_err());
+    }
+
+    #[test]
+    fn zeros_are_zeros() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::new_file(&folder.path().join("data"), 1 << 20).expect("made");
+        for may_free in [true, false] {
+            store.write(0, &[7; 4096]).expect("written");
+            store.zero(5, 1000, may_free).expect("zeroed");
+            let mut data = [1; 1010];
+            store.read(0, &mut data).expect("read");
+            assert_eq!(data[..5], [7; 5]);
+            assert_eq!(data[5..1005], [0; 1000]);
+            assert_eq!(data[1005..], [7; 5]);
+        }
+        store.flush().expect("flushed");
+        assert!(store.read((1 << 20) - 1, &mut [0; 2]).is_err());
+    }
+
+    #[test]
+    fn what_has_failed_is_read_and_neither_written_nor_flushed_until_it_was_written_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::new_file(&folder.path().join("data"), 1 << 20).expect("made");
+        store.write(5, &[7; 4096]).expect("written");
+        store.trust().fail();
+        let mut data = [0; 4096];
+        store.read(5, &mut data).expect("read");
+        assert_eq!(data, [7; 4096]);
+        let refused = [store.write(5, &[8]), store.zero(0, 4096, true), store.flush()];
+        assert!(refused.iter().all(Result::is_err), "{refused:?}");
+        store.write_again(1 << 20, false).expect("written");
+        store.trust().believe(Belief::Sound);
+        store.flush().expect("flushed");
+        store.read(5, &mut data).expect("read");
+        assert_eq!(data, [7; 4096]);
+    }
+
+    #[test]
+    fn it_grows_and_is_never_cut() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::new_file(&folder.path().join("data"), 8192).expect("made");
+        assert!(store.is_untouched());
+        for (length, size) in [(4096, 8192), (8192, 8192), (12_288, 12_288)] {
+            store.reach(length).expect("it can");
+            assert_eq!(store.size().expect("known"), size);
+        }
+        assert!(!store.is_allocated(12_288));
+        store.allocate(12_288).expect("there is room");
+        assert!(store.is_allocated(12_288));
+        store.write(0, &[1]).expect("written");
+        assert!(!store.is_untouched());
+    }
+}

@@ -1,0 +1,475 @@
+//! How the data of a copy are made, and how they are opened again.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use rustix::fs::SeekFrom;
+use rustix::io::Errno;
+use verbatim_mirror::opening::{self, Found, Kind, Obstacle, Opening, Wrong};
+
+use super::identity::{Identity, Match};
+use super::trust::{Belief, Marker};
+use super::{Store, content, sys};
+
+/// What may be there where the data are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Making {
+    /// No file. A block device is taken with what is on it.
+    New,
+    /// The file that was made here by somebody who was ended before he had a sidecar: it is taken as long as nothing was written to it.
+    Own,
+    /// A file that is to be the volume as it is.
+    Adopted,
+    /// Whatever it is, it will be written over from the beginning to the end.
+    Over,
+}
+
+/// What the data have to be that are opened.
+#[derive(Debug)]
+pub struct Expected<'a> {
+    /// What was noted of them; nothing by an older daemon.
+    pub identity: Option<&'a Identity>,
+    /// They have so many bytes at least.
+    pub length: u64,
+    /// How far they are believed.
+    pub belief: Belief,
+    /// Where it is noted that they are not.
+    pub marker: Option<Marker>,
+}
+
+/// What was opened.
+#[derive(Debug)]
+pub struct Opened {
+    /// It.
+    pub store: Store,
+    /// What it is now.
+    pub identity: Identity,
+    /// What somebody should hear of it.
+    pub remark: Option<String>,
+}
+
+/// Why the data of a copy cannot be had. None of it is a reason to make others.
+#[derive(Debug)]
+pub enum Lack {
+    /// There is nothing.
+    Missing(PathBuf),
+    /// Somebody else has them.
+    Taken(PathBuf),
+    /// What is there is not what was noted.
+    Other(PathBuf, String),
+    /// It is shorter than the volume.
+    Short {
+        /// What.
+        path: PathBuf,
+        /// Its bytes.
+        size: u64,
+        /// The volume's.
+        length: u64,
+    },
+    /// The system says so.
+    Failed(PathBuf, io::Error),
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing(path) => write!(f, "its data are missing: there is no {}", path.display()),
+            Self::Taken(path) => write!(
+                f,
+                "{} is in use by somebody else: another daemon, a virtual machine, or a mount",
+                path.display()
+            ),
+            Self::Other(path, how) => {
+                write!(f, "{} is not what the volume had: {how}", path.display())
+            }
+            Self::Short { path, size, length } => write!(
+                f,
+                "{} has {size} bytes, and the volume {length}: part of its data is missing",
+                path.display()
+            ),
+            Self::Failed(path, error) => write!(f, "{} cannot be opened: {error}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for Lack {}
+
+impl Store {
+    /// Opens what is there: nothing is made, and its length stays as it is.
+    pub fn open(path: &Path, expected: Expected<'_>) -> Result<Opened, Lack> {
+        let failed = |error: io::Error| Lack::Failed(path.to_owned(), error);
+        let metadata = path.metadata().map_err(|error| lack(path, error))?;
+        let file = open(path, metadata.file_type().is_block_device()).map_err(|error| lack(path, error))?;
+        let metadata = file.metadata().map_err(failed)?;
+        let is_device = metadata.file_type().is_block_device();
+        let identity = Identity::of(&file).map_err(failed)?;
+        let mut remark = None;
+        let mut differs = None;
+        match expected.identity.map(|noted| noted.compare(&identity)) {
+            Some(Match::Other(how)) => differs = Some(how),
+            Some(Match::Restored) => {
+                remark = Some(format!(
+                    "{} is a copy of the file that the volume had, with its mark: it was put back by somebody, and is taken for the volume's data as it is",
+                    path.display()
+                ));
+            }
+            Some(Match::Same) => {}
+            None => {
+                remark = Some(format!(
+                    "what {} is was not noted by an older daemon, and is noted now",
+                    path.display()
+                ));
+            }
+        }
+        let size = match is_device {
+            true => rustix::fs::seek(&file, SeekFrom::End(0)).map_err(|errno| failed(errno.into()))?,
+            false => metadata.len(),
+        };
+        let noted = noted(expected.identity);
+        let found = match is_device || metadata.is_file() {
+            false => Found::Neither,
+            true => Found::Data {
+                kind: kind(is_device),
+                // Whether it is the one that was noted, in a word.
+                identity: match differs {
+                    None => noted.identity.clone(),
+                    Some(_) => Some("another".to_owned()),
+                },
+                length: size,
+            },
+        };
+        match opening::open(&noted, expected.length, &found) {
+            Opening::Serve { .. } => {}
+            Opening::Refuse(Wrong::Shorter) => {
+                return Err(Lack::Short {
+                    path: path.to_owned(),
+                    size,
+                    length: expected.length,
+                });
+            }
+            Opening::Refuse(Wrong::OtherKind) | Opening::Wait(_) => {
+                let how = differs.unwrap_or_else(|| "it is neither a file nor a block device".to_owned());
+                return Err(Lack::Other(path.to_owned(), how));
+            }
+        }
+        claim(&file, is_device).map_err(|error| lack(path, error))?;
+        if !is_device {
+            keep_private(&file, path);
+        }
+        let store = Store::new(file, expected.belief, expected.marker).map_err(failed)?;
+        if expected.belief == Belief::Sound {
+            // What an earlier process has written may have failed since: then this is the one that hears of it.
+            if let Err(error) = store.flush() {
+                tracing::error!("{}: {error}", path.display());
+            }
+        }
+        Ok(Opened {
+            store,
+            identity,
+            remark,
+        })
+    }
+
+    /// Makes the data of a volume of that length, for the owner of this process only. An error leaves nothing that was not there before.
+    pub fn make(path: &Path, length: u64, making: Making, marker: Option<Marker>) -> anyhow::Result<Self> {
+        let shown = path.display();
+        let (file, is_fresh) = match path.metadata() {
+            Ok(metadata) => (take(path, &metadata, length, making)?, false),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                ensure!(making != Making::Adopted, "there is no {shown}");
+                (create(path)?, true)
+            }
+            Err(error) => return Err(error).with_context(|| format!("cannot look at {shown}")),
+        };
+        let made = finish(file, path, length, is_fresh || making == Making::Own, marker);
+        if made.is_err() && is_fresh {
+            // It was made a moment ago, by this very call.
+            let _ = std::fs::remove_file(path);
+        }
+        made
+    }
+
+    /// One in a new file, for tests.
+    pub fn new_file(path: &Path, length: u64) -> anyhow::Result<Self> {
+        Self::make(path, length, Making::Over, None)
+    }
+
+    /// What tells it from others.
+    pub fn identity(&self) -> io::Result<Identity> {
+        Identity::of(&self.file)
+    }
+}
+
+fn kind(is_device: bool) -> Kind {
+    match is_device {
+        true => Kind::Device,
+        false => Kind::File,
+    }
+}
+
+/// What was noted, as far as the rules know it.
+fn noted(identity: Option<&Identity>) -> opening::Noted {
+    opening::Noted {
+        kind: identity.map(|noted| kind(matches!(noted, Identity::Device { .. }))),
+        identity: identity
+            .filter(|noted| noted.tells_it())
+            .map(|_| "the one".to_owned()),
+    }
+}
+
+fn lack(path: &Path, error: io::Error) -> Lack {
+    let path = path.to_owned();
+    match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENOTDIR | libc::ENXIO | libc::ENODEV | libc::ENOMEDIUM) => {
+            Lack::Missing(path)
+        }
+        Some(libc::EBUSY | libc::EAGAIN) => Lack::Taken(path),
+        _ => Lack::Failed(path, error),
+    }
+}
+
+/// Opens what is there. A block device is had alone: by no file system that is mounted, and by nobody else who asks for that (open(2), O_EXCL).
+fn open(path: &Path, is_device: bool) -> io::Result<File> {
+    let flags = if is_device { libc::O_EXCL } else { 0 };
+    let mut options = OpenOptions::new();
+    options
+        .read(true)
+        .write(true)
+        .custom_flags(flags | libc::O_NONBLOCK)
+        .open(path)
+}
+
+/// Nobody else has it, as long as it is open.
+fn claim(file: &File, is_device: bool) -> io::Result<()> {
+    if is_device {
+        return Ok(());
+    }
+    match sys::lock(file) {
+        Err(error)
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)
+            ) =>
+        {
+            tracing::warn!("its file system has no locks: nothing keeps others from the data");
+            Ok(())
+        }
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Err(io::Error::from_raw_os_error(libc::EAGAIN))
+        }
+        locked => locked,
+    }
+}
+
+/// Nobody but its owner reads or writes it.
+fn keep_private(file: &File, path: &Path) {
+    let mode = file.metadata().map(|metadata| metadata.mode());
+    if mode.is_ok_and(|mode| mode & 0o077 != 0)
+        && let Err(error) = file.set_permissions(std::fs::Permissions::from_mode(0o600))
+    {
+        tracing::warn!("others than its owner may read {}: {error}", path.display());
+    }
+}
+
+fn taken(path: &Path) -> impl Fn() -> String {
+    let shown = path.display().to_string();
+    move || {
+        format!(
+            "{shown} cannot be had: is it mounted, or swap, or in use by another daemon or a virtual machine?"
+        )
+    }
+}
+
+/// What is there already.
+fn take(path: &Path, metadata: &std::fs::Metadata, length: u64, making: Making) -> anyhow::Result<File> {
+    let shown = path.display();
+    let is_device = metadata.file_type().is_block_device();
+    ensure!(
+        is_device || metadata.is_file(),
+        "{shown} is neither a file nor a block device"
+    );
+    let file = open(path, is_device).with_context(taken(path))?;
+    claim(&file, is_device).with_context(taken(path))?;
+    let size = match is_device {
+        true => rustix::fs::seek(&file, SeekFrom::End(0))?,
+        false => file.metadata()?.len(),
+    };
+    let looks = content::of(&file).map(|what| format!(", and looks like {what}"));
+    let looks = looks.unwrap_or_default();
+    let found = Found::Data {
+        kind: kind(is_device),
+        identity: None,
+        length: size,
+    };
+    match (making, opening::make(length, &found, making == Making::Adopted)) {
+        (Making::Adopted, Ok(opening::Making::Lengthen)) => bail!(
+            "{shown} has {size} bytes{looks}, and the volume is to have {length}: give the file's size, or less. Nothing was changed"
+        ),
+        // What is longer stays so.
+        (_, Ok(_)) | (Making::Adopted, Err(Obstacle::Longer)) => Ok(file),
+        (_, Err(Obstacle::TooSmall)) => bail!(
+            "{shown} has {size} bytes, and the volume {length}: `verbatim volume place` gives it another place"
+        ),
+        (Making::Over, Err(_)) => Ok(file),
+        (Making::Own, Err(_)) if is_empty(&file) => Ok(file),
+        (Making::Own, Err(_)) => bail!(
+            "there are the remains of a volume at {shown}: {size} bytes{looks}. Nothing was changed. Put its sidecar.json back, or remove that file"
+        ),
+        (Making::New | Making::Adopted, Err(_)) => bail!(
+            "{shown} is there already: it has {size} bytes{looks}. Nothing was changed. `--adopt` takes it for the volume's data as it is; else \
+             give another path, or remove it"
+        ),
+    }
+}
+
+/// Nothing was written to it.
+fn is_empty(file: &File) -> bool {
+    let data = rustix::fs::seek(file, SeekFrom::Data(0));
+    matches!(data, Err(Errno::NXIO))
+}
+
+fn create(path: &Path) -> anyhow::Result<File> {
+    let shown = path.display();
+    let folder = path.parent().context("a folder is no file")?;
+    let folder_metadata = folder.metadata();
+    let folder_metadata = folder_metadata.with_context(|| format!("there is no folder for {shown}"))?;
+    ensure!(folder_metadata.is_dir(), "there is no folder for {shown}");
+    is_no_place_of_devices(folder, path)?;
+    let mut options = OpenOptions::new();
+    let created = options
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path);
+    created.with_context(|| format!("cannot make {shown}"))
+}
+
+/// An error for a folder in which device nodes come and go: a file would be in memory there, and in their way.
+pub fn is_no_place_of_devices(folder: &Path, path: &Path) -> anyhow::Result<()> {
+    let number = |path: &Path| path.metadata().map(|metadata| metadata.dev()).ok();
+    let is_in_dev = folder
+        .canonicalize()
+        .is_ok_and(|folder| folder.starts_with("/dev"));
+    ensure!(
+        !is_in_dev || number(folder) != number(Path::new("/dev")),
+        "there is no device {} (yet?), and no file is made among devices",
+        path.display()
+    );
+    Ok(())
+}
+
+fn finish(
+    file: File,
+    path: &Path,
+    length: u64,
+    may_cut: bool,
+    marker: Option<Marker>,
+) -> anyhow::Result<Store> {
+    let shown = path.display();
+    let is_device = file.metadata()?.file_type().is_block_device();
+    claim(&file, is_device).with_context(taken(path))?;
+    if !is_device {
+        keep_private(&file, path);
+        Identity::mark(&file);
+        let size = file.metadata()?.len();
+        if size < length || (may_cut && size != length) {
+            file.set_len(length)
+                .with_context(|| format!("{shown} cannot have {length} bytes"))?;
+        }
+        let synced = file.sync_all().and_then(|()| match path.parent() {
+            Some(parent) => File::open(parent)?.sync_all(),
+            None => Ok(()),
+        });
+        synced.with_context(|| format!("cannot make {shown} durable"))?;
+    }
+    Ok(Store::new(file, Belief::Sound, marker)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LENGTH: u64 = 1 << 20;
+
+    fn expected(identity: Option<&Identity>, length: u64) -> Expected<'_> {
+        Expected {
+            identity,
+            length,
+            belief: Belief::Sound,
+            marker: None,
+        }
+    }
+
+    #[test]
+    fn what_was_made_is_opened_and_nothing_else() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("data");
+        let missing = Store::open(&path, expected(None, LENGTH));
+        assert!(matches!(missing, Err(Lack::Missing(_))), "{missing:?}");
+        assert!(!path.exists(), "opening makes nothing");
+        let store = Store::make(&path, LENGTH, Making::New, None).expect("made");
+        assert_eq!(path.metadata().expect("there").mode() & 0o7777, 0o600);
+        let noted = store.identity().expect("known");
+        let twice = Store::open(&path, expected(Some(&noted), LENGTH));
+        assert!(matches!(twice, Err(Lack::Taken(_))), "{twice:?}");
+        drop(store);
+        let longer = Store::open(&path, expected(Some(&noted), LENGTH + 1));
+        assert!(matches!(longer, Err(Lack::Short { .. })), "{longer:?}");
+        let opened = Store::open(&path, expected(Some(&noted), LENGTH - 1)).expect("opened");
+        assert_eq!(
+            (opened.store.size().expect("known"), opened.remark),
+            (LENGTH, None)
+        );
+        drop(opened.store);
+        let saved = folder.path().join("saved");
+        std::fs::rename(&path, &saved).expect("renamed");
+        std::fs::write(&path, vec![0; LENGTH as usize]).expect("written");
+        let other = Store::open(&path, expected(Some(&noted), LENGTH));
+        assert!(matches!(other, Err(Lack::Other(..))), "{other:?}");
+        std::fs::rename(&saved, &path).expect("renamed");
+        Store::open(&path, expected(Some(&noted), LENGTH)).expect("it has come again");
+    }
+
+    #[test]
+    fn a_file_that_is_there_is_only_taken_when_somebody_says_so_and_never_cut() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("data");
+        std::fs::write(&path, vec![7; 8192]).expect("written");
+        for making in [Making::New, Making::Own] {
+            Store::make(&path, 4096, making, None).expect_err("it is somebody's");
+        }
+        Store::make(&path, 8193, Making::Adopted, None).expect_err("it is too short");
+        for making in [Making::Adopted, Making::Over] {
+            Store::make(&path, 4096, making, None).expect("taken");
+            assert!(
+                std::fs::read(&path).expect("there") == vec![7; 8192],
+                "{making:?}"
+            );
+        }
+        Store::make(&path, 12_288, Making::Over, None).expect("taken");
+        assert_eq!(path.metadata().expect("there").len(), 12_288);
+        // What a process has left that was ended while it made one.
+        let own = folder.path().join("own");
+        File::create(&own).expect("made").set_len(100).expect("longer");
+        let store = Store::make(&own, 4096, Making::Own, None).expect("taken");
+        assert_eq!(store.size().expect("known"), 4096);
+    }
+
+    #[test]
+    fn no_file_is_made_among_devices() {
+        let path = Path::new("/dev/verbatim-test-of-a-device-that-is-late");
+        for making in [Making::New, Making::Over] {
+            let error = Store::make(path, LENGTH, making, None).expect_err("it is refused");
+            assert!(
+                error.to_string().contains("no file is made among devices"),
+                "{error:#}"
+            );
+            assert!(!path.exists());
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Calls for which the libraries have no safe form: the claim of a file, and what tells it from others.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+
+/// `_IOR(0x15, 0, struct fsuuid2)`: of any file system, from Linux 6.9 on.
+const FS_IOC_GETFSUUID: libc::c_ulong = 0x8011_1500;
+
+/// The largest handle (`MAX_HANDLE_SZ`).
+const LARGEST_HANDLE: usize = 128;
+
+#[repr(C)]
+struct FsUuid {
+    length: u8,
+    bytes: [u8; 16],
+}
+
+#[repr(C)]
+struct Handle {
+    bytes: u32,
+    kind: i32,
+    handle: [u8; LARGEST_HANDLE],
+}
+
+/// Takes the write lock of the whole file for this open file (`F_OFD_SETLK`). It goes when the last descriptor of it is closed, in whatever way.
+pub fn lock(file: &File) -> io::Result<()> {
+    // SAFETY: all bytes of it may be zero.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    // SAFETY: the descriptor is open, and the kernel reads one `flock`.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The UUID of the file system of a file, where the kernel tells it.
+pub fn file_system(file: &File) -> Option<[u8; 16]> {
+    let mut uuid = FsUuid {
+        length: 0,
+        bytes: [0; 16],
+    };
+    // SAFETY: the descriptor is open, and the kernel writes one `fsuuid2` of 17 bytes, which is what `FsUuid` is.
+    let got = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_GETFSUUID as _, &raw mut uuid) };
+    (got == 0 && uuid.length == 16).then_some(uuid.bytes)
+}
+
+/// The handle of a file (name_to_handle_at(2)), which no other file of its file system has or will have: its kind, and its bytes.
+pub fn handle(file: &File) -> Option<(i32, Vec<u8>)> {
+    let mut handle = Handle {
+        bytes: LARGEST_HANDLE as u32,
+        kind: 0,
+        handle: [0; LARGEST_HANDLE],
+    };
+    let mut mount: libc::c_int = 0;
+    // SAFETY: the descriptor is open, the path is an empty string that ends with a zero, and the kernel writes at most as many bytes of a
+    // handle as `bytes` says, and one number.
+    let got = unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            &raw mut handle,
+            &raw mut mount,
+            libc::AT_EMPTY_PATH,
+        )
+    };
+    let length = (handle.bytes as usize).min(LARGEST_HANDLE);
+    (got == 0).then(|| (handle.kind, handle.handle[..length].to_vec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_keeps_out_every_other_open_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("data");
+        let open = || {
+            let mut options = File::options();
+            options.read(true).write(true).create(true).truncate(false);
+            options.open(&path).expect("opened")
+        };
+        let (first, second) = (open(), open());
+        lock(&first).expect("it is free");
+        lock(&first).expect("it is ours");
+        let error = lock(&second).expect_err("it is taken");
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        drop(first);
+        lock(&second).expect("it is free again");
+    }
+
+    #[test]
+    fn a_file_keeps_its_handle_and_another_one_has_another() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (one, other) = (folder.path().join("one"), folder.path().join("other"));
+        for path in [&one, &other] {
+            std::fs::write(path, "").expect("written");
+        }
+        let of = |path: &std::path::Path| handle(&File::open(path).expect("opened"));
+        let before = of(&one);
+        std::fs::rename(&one, folder.path().join("moved")).expect("renamed");
+        assert_eq!(of(&folder.path().join("moved")), before);
+        assert!(before.is_none() || of(&other) != before);
+    }
+}

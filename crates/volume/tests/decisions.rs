@@ -1,0 +1,566 @@
+//! What was decided is not forgotten, and deciding needs no room: copies that are deleted, sidecars that cannot be read, folders that are full or
+//! read-only, and operators.
+
+mod support;
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use support::client::Client;
+use support::frozen::Disk;
+use support::small::Small;
+use support::{Lab, PATIENCE, until};
+use verbatim_volume::control::{Order, Outcome, Row, order_now};
+
+const MIB: u64 = 1 << 20;
+
+/// A command that must be refused; what it says.
+fn refused(lab: &Lab, host: usize, args: &[&str]) -> String {
+    let output = lab.try_order(host, args);
+    assert!(
+        !output.status.success(),
+        "{args:?} is not refused\n{}",
+        lab.logs()
+    );
+    String::from_utf8(output.stderr).expect("text")
+}
+
+fn give(lab: &Lab, host: usize, order: &Order) -> Result<Vec<Row>, String> {
+    match order_now(&lab.path(host, "run/volumes.sock"), order, PATIENCE) {
+        Ok(Outcome::Volumes(rows)) => Ok(rows),
+        Ok(other) => Err(format!("{other:?}")),
+        Err(error) => Err(format!("{error:#}")),
+    }
+}
+
+fn settle(lab: &Lab, host: usize, by: u64, is_committed: bool) -> Result<String, String> {
+    let order = Order::Settle {
+        name: "db".to_owned(),
+        by,
+        is_committed,
+    };
+    let mut rows = give(lab, host, &order)?;
+    assert_eq!(rows.len(), 1, "the answer is a row");
+    Ok(rows.remove(0).role)
+}
+
+/// Copied for a session, and held by it.
+fn hold(lab: &Lab, by: u64) {
+    let name = "db".to_owned();
+    let follow = Order::Follow {
+        name: name.clone(),
+        to: "b".to_owned(),
+        by,
+        bytes_per_second: None,
+    };
+    give(lab, 0, &follow).expect("it is copied");
+    let mirrored = Order::Mirrored {
+        name: name.clone(),
+        by,
+    };
+    give(lab, 0, &mirrored).expect("it has everything");
+    give(lab, 0, &Order::Hold { name, by }).expect("it is held");
+}
+
+/// Bytes that need their room.
+fn noise(seed: u64, bytes: u64) -> Vec<u8> {
+    let mut noise = vec![0; bytes as usize];
+    StdRng::seed_from_u64(seed).fill(noise.as_mut_slice());
+    noise
+}
+
+fn client(lab: &Lab, host: usize, volume: &str) -> Client {
+    Client::connect(&lab.socket(host, volume)).expect("it is served")
+}
+
+fn write(lab: &Lab, host: usize, volume: &str, offset: u64, data: &[u8]) {
+    let mut client = client(lab, host, volume);
+    client.write(offset, data, false).expect("written");
+    client.flush().expect("flushed");
+}
+
+fn read(lab: &Lab, host: usize, volume: &str, offset: u64, bytes: u64) -> Vec<u8> {
+    let mut data = vec![0; bytes as usize];
+    client(lab, host, volume).read(offset, &mut data).expect("read");
+    data
+}
+
+fn text(path: &std::path::Path) -> String {
+    path.to_str().expect("text").to_owned()
+}
+
+fn trouble(lab: &Lab, host: usize, volume: &str) -> String {
+    let status = lab.status(host, volume).unwrap_or_default();
+    status["trouble"].as_str().unwrap_or_default().to_owned()
+}
+
+/// A volume on the first host whose data are not in the state folder.
+fn volume_elsewhere(lab: &Lab, name: &str, bytes: u64) -> PathBuf {
+    let data = lab.path(0, &format!("{name}.img"));
+    let size = bytes.to_string();
+    lab.order(0, &["create", name, "--size", &size, "--data", &text(&data)]);
+    lab.order(0, &["attach", name]);
+    data
+}
+
+#[test]
+fn a_host_remembers_what_it_committed_when_its_copy_was_deleted() {
+    // The copy comes there again before the first source asks, or does not.
+    for comes_again in [true, false] {
+        let mut lab = Lab::without_daemons();
+        lab.start(0, Some("Answered"));
+        lab.start(1, None);
+        lab.start(2, None);
+        lab.volume("db", "8M");
+        write(&lab, 0, "db", 0, &noise(1, 8 * MIB));
+        // The first source is ended when it has the answer, and has not written it.
+        refused(&lab, 0, &["migrate", "db", "--to", "b"]);
+        lab.kill(0);
+        assert_eq!(lab.role(1, "db"), "serving", "{}", lab.logs());
+        write(&lab, 1, "db", 0, &[0x77; 4096]);
+        lab.order(1, &["migrate", "db", "--to", "c"]);
+        lab.order(1, &["delete", "db"]);
+        assert_eq!(lab.role(1, "db"), "none");
+        let coming = comes_again.then(|| {
+            let args = ["migrate", "db", "--to", "b", "--max-bandwidth", "1"];
+            let moving = lab.command(2, &args).spawn().expect("it runs");
+            until("it comes again", || lab.role(1, "db") == "incoming");
+            moving
+        });
+        lab.start(0, None);
+        until("the first source hears of it", || {
+            let role = lab.role(0, "db");
+            assert!(role != "serving", "two copies serve\n{}", lab.logs());
+            role == "moved"
+        });
+        if let Some(mut moving) = coming {
+            lab.try_order(2, &["cancel", "db"]);
+            moving.wait().expect("it ends");
+        }
+        until("the last one serves", || lab.role(2, "db") == "serving");
+        assert_eq!(read(&lab, 2, "db", 0, 4096), [0x77; 4096]);
+    }
+}
+
+#[test]
+fn a_copy_that_is_not_known_takes_no_order_and_others_are_served() {
+    let mut lab = Lab::new();
+    lab.volume("db", "4M");
+    lab.volume("other", "4M");
+    write(&lab, 0, "db", 0, &[7; 4096]);
+    let sidecar = lab.path(0, "state/db/sidecar.json");
+    lab.kill(0);
+    let good = std::fs::read(&sidecar).expect("it is there");
+    std::fs::write(&sidecar, "{\"id\":").expect("written");
+    lab.start(0, None);
+    assert_eq!(lab.role(0, "db"), "unknown", "{}", lab.logs());
+    assert!(trouble(&lab, 0, "db").contains("is damaged"));
+    assert!(lab.order(0, &["list"]).contains("is damaged"));
+    write(&lab, 0, "other", 0, &[8; 4096]);
+    for args in [
+        &["attach", "db"][..],
+        &["detach", "db"],
+        &["delete", "db"],
+        &["create", "db", "--size", "1M"],
+        &["resize", "db", "--size", "8M"],
+        &["migrate", "db", "--to", "b"],
+        &["resolve", "db", "--keep", "source", "--force"],
+    ] {
+        let said = refused(&lab, 0, args);
+        assert!(said.contains("it is not known"), "{args:?}: {said}");
+    }
+    for is_committed in [false, true] {
+        let said = settle(&lab, 0, 5, is_committed).expect_err("it is not known");
+        assert!(said.contains("it is not known"), "{said}");
+    }
+    // Neither does it take another host's.
+    lab.volume_at(1, "db", "4M");
+    let said = refused(&lab, 1, &["migrate", "db", "--to", "a"]);
+    assert!(said.contains("it is not known"), "{said}");
+    // It is tried again by itself.
+    std::fs::write(&sidecar, good).expect("written");
+    until("it is known again", || lab.role(0, "db") == "serving");
+    until("it is served", || lab.socket(0, "db").exists());
+    assert_eq!(read(&lab, 0, "db", 0, 4096), [7; 4096]);
+    assert_eq!(trouble(&lab, 0, "db"), "");
+}
+
+#[test]
+fn a_source_is_not_told_anything_by_a_destination_that_does_not_know() {
+    let mut lab = Lab::without_daemons();
+    lab.start(0, None);
+    lab.start(1, Some("Committed"));
+    lab.volume("db", "4M");
+    write(&lab, 0, "db", 0, &[7; 4096]);
+    let mut moving = lab
+        .command(0, &["migrate", "db", "--to", "b"])
+        .spawn()
+        .expect("it runs");
+    until("the destination is ended", || lab.has_ended(1));
+    lab.kill(1);
+    let sidecar = lab.path(1, "state/db/sidecar.json");
+    let good = std::fs::read(&sidecar).expect("it is there");
+    std::fs::write(&sidecar, "").expect("written");
+    lab.start(1, None);
+    until("it was asked", || {
+        std::fs::read_to_string(lab.path(0, "log"))
+            .is_ok_and(|log| log.contains("it is not known what the copy"))
+    });
+    assert_eq!(lab.role(0, "db"), "deciding");
+    std::fs::write(&sidecar, good).expect("written");
+    until("it serves there", || lab.role(1, "db") == "serving");
+    assert!(moving.wait().expect("it ends").success());
+    assert_eq!(lab.role(0, "db"), "moved");
+}
+
+#[test]
+fn a_folder_that_is_full_or_read_only_takes_no_volume_away() {
+    let mut lab = Lab::without_daemons();
+    let Some(small) = Small::mount(lab.path(0, "state"), "2m") else {
+        return;
+    };
+    lab.start(0, None);
+    lab.start(1, None);
+    for name in ["db", "other"] {
+        volume_elsewhere(&lab, name, 4 * MIB);
+    }
+    lab.kill(0);
+    small.fill(0);
+    lab.start(0, None);
+    for name in ["db", "other"] {
+        assert_eq!(lab.role(0, name), "serving", "{}", lab.logs());
+        write(&lab, 0, name, 0, &[7; 4096]);
+    }
+    // What is decided about it needs no room, and neither does this.
+    lab.order(0, &["detach", "other"]);
+    lab.order(0, &["attach", "other"]);
+    lab.order(0, &["migrate", "other", "--to", "b"]);
+    assert_eq!(
+        (lab.role(0, "other"), lab.role(1, "other")),
+        ("moved".into(), "serving".into())
+    );
+
+    // As an earlier release has left it: it is served, and refuses in time what it could not write down.
+    lab.kill(0);
+    std::fs::remove_file(lab.path(0, "state/db/sidecar.spare")).expect("it was there");
+    small.fill(0);
+    lab.start(0, None);
+    assert_eq!(lab.role(0, "db"), "serving", "{}", lab.logs());
+    let said = refused(&lab, 0, &["migrate", "db", "--to", "b"]);
+    assert!(said.contains("No space left"), "{said}");
+    write(&lab, 0, "db", 0, &[8; 4096]);
+
+    lab.kill(0);
+    small.be_read_only(true);
+    lab.start(0, None);
+    assert_eq!(lab.role(0, "db"), "serving", "{}", lab.logs());
+    write(&lab, 0, "db", 0, &[9; 4096]);
+    let said = refused(&lab, 0, &["migrate", "db", "--to", "b"]);
+    assert!(said.contains("Read-only"), "{said}");
+    small.be_read_only(false);
+    small.clear();
+    lab.order(0, &["migrate", "db", "--to", "b"]);
+    assert_eq!(read(&lab, 1, "db", 0, 4096), [9; 4096]);
+    lab.kill(0);
+}
+
+#[test]
+fn a_commit_needs_no_room() {
+    let mut lab = Lab::without_daemons();
+    let Some(small) = Small::mount(lab.path(1, "state"), "2m") else {
+        return;
+    };
+    lab.start(0, None);
+    lab.start(1, None);
+    lab.volume("db", "4M");
+    write(&lab, 0, "db", 0, &noise(2, 4 * MIB));
+    lab.order(1, &["place", "db", "--data", &text(&lab.path(1, "db.img"))]);
+    let args = ["migrate", "db", "--to", "b", "--max-bandwidth", "1"];
+    let mut moving = lab.command(0, &args).spawn().expect("it runs");
+    until("it comes", || lab.role(1, "db") == "incoming");
+    small.fill(0);
+    assert!(moving.wait().expect("it ends").success(), "{}", lab.logs());
+    assert_eq!(
+        (lab.role(0, "db"), lab.role(1, "db")),
+        ("moved".into(), "serving".into())
+    );
+    assert!(read(&lab, 1, "db", 0, 4 * MIB) == noise(2, 4 * MIB), "it differs");
+
+    // Where there is no room for it from the beginning, that is said before anything begins.
+    lab.volume("late", "1M");
+    let said = refused(&lab, 0, &["migrate", "late", "--to", "b"]);
+    assert!(said.contains("No space left"), "{said}");
+    assert_eq!(
+        (lab.role(0, "late"), lab.role(1, "late")),
+        ("serving".into(), "none".into())
+    );
+    lab.kill(1);
+}
+
+#[test]
+fn what_a_session_decides_needs_no_room_and_is_not_lost_where_the_copy_is_not_known() {
+    let mut lab = Lab::without_daemons();
+    let Some(here) = Small::mount(lab.path(0, "state"), "2m") else {
+        return;
+    };
+    let there = Small::mount(lab.path(1, "state"), "2m").expect("as the other");
+    lab.start(0, None);
+    lab.start(1, None);
+    volume_elsewhere(&lab, "db", 4 * MIB);
+    lab.order(1, &["place", "db", "--data", &text(&lab.path(1, "db.img"))]);
+    hold(&lab, 7);
+    here.fill(0);
+    there.fill(0);
+    for host in [0, 1] {
+        lab.kill(host);
+        let sidecar = lab.path(host, "state/db/sidecar.json");
+        let good = std::fs::read(&sidecar).expect("it is there");
+        // In the place of its bytes, since there is no room for others.
+        let mut bad = good.clone();
+        bad[0] = b'!';
+        std::fs::write(&sidecar, bad).expect("written");
+        lab.start(host, None);
+        let said = settle(&lab, host, 7, true).expect_err("it is not known");
+        assert!(said.contains("it is not known"), "{said}");
+        std::fs::write(&sidecar, good).expect("written");
+        until("it is known", || ["held", "ready"][host] == lab.role(host, "db"));
+        assert_eq!(lab.status(host, "db").expect("listed")["by"], 7);
+        let role = settle(&lab, host, 7, true).expect("it hears it");
+        assert_eq!(role, ["moved", "serving"][host]);
+    }
+    assert_eq!(settle(&lab, 1, 7, true).as_deref(), Ok("serving"), "told again");
+    let nothing = Order::Settle {
+        name: "never".to_owned(),
+        by: 7,
+        is_committed: false,
+    };
+    let rows = give(&lab, 0, &nothing).expect("it has nothing to do with that");
+    assert_eq!(rows[0].role, "none");
+    lab.order(1, &["attach", "db"]);
+    write(&lab, 1, "db", 0, &[7; 4096]);
+    lab.kill(0);
+    lab.kill(1);
+}
+
+#[test]
+fn an_operator_gets_copies_out_of_a_session_that_nobody_knows_any_more() {
+    for (keep, roles) in [
+        ("source", ["serving", "incomplete"]),
+        ("destination", ["moved", "serving"]),
+    ] {
+        let mut lab = Lab::new();
+        lab.volume("db", "4M");
+        write(&lab, 0, "db", 0, &[7; 4096]);
+        hold(&lab, 0xab);
+        for host in [0, 1] {
+            // Whichever daemon is there.
+            lab.kill(host);
+            lab.start(host, None);
+            let said = refused(&lab, host, &["resolve", "db", "--keep", keep]);
+            assert!(said.contains("00000000000000ab"), "{said}");
+            assert_eq!(lab.role(host, "db"), ["held", "ready"][host]);
+            lab.order(host, &["resolve", "db", "--keep", keep, "--force"]);
+            assert_eq!(lab.role(host, "db"), roles[host], "{}", lab.logs());
+        }
+        let serves = usize::from(keep == "destination");
+        lab.order(serves, &["attach", "db"]);
+        assert_eq!(read(&lab, serves, "db", 0, 4096), [7; 4096]);
+    }
+}
+
+#[test]
+fn a_size_is_told_when_it_is_durable_and_what_is_written_behind_the_old_one_stays() {
+    let mut lab = Lab::without_daemons();
+    let Some(small) = Small::mount(lab.path(0, "state"), "2m") else {
+        return;
+    };
+    lab.start(0, Some("Grown"));
+    let data = volume_elsewhere(&lab, "db", 4 * MIB);
+    small.fill(0);
+    refused(&lab, 0, &["resize", "db", "--size", "8M"]);
+    lab.kill(0);
+    lab.start(0, None);
+    assert_eq!(client(&lab, 0, "db").size, 8 * MIB, "{}", lab.logs());
+    write(&lab, 0, "db", 7 * MIB, &[5; 4096]);
+
+    // It is refused where it cannot be written down, and is as it was.
+    std::fs::remove_file(lab.path(0, "state/db/sidecar.spare")).expect("it was there");
+    small.fill(0);
+    let said = refused(&lab, 0, &["resize", "db", "--size", "16M"]);
+    assert!(said.contains("No space left"), "{said}");
+    assert_eq!(client(&lab, 0, "db").size, 8 * MIB);
+    assert_eq!(lab.role(0, "db"), "serving");
+    small.clear();
+    lab.order(0, &["resize", "db", "--size", "16M"]);
+    write(&lab, 0, "db", 15 * MIB, &[6; 4096]);
+    lab.kill(0);
+    lab.start(0, None);
+    assert_eq!(data.metadata().expect("it is there").len(), 16 * MIB);
+    assert_eq!(read(&lab, 0, "db", 7 * MIB, 4096), [5; 4096]);
+    assert_eq!(read(&lab, 0, "db", 15 * MIB, 4096), [6; 4096]);
+    lab.kill(0);
+}
+
+#[test]
+fn a_copy_that_finds_no_room_gives_back_what_it_took() {
+    let mut lab = Lab::without_daemons();
+    let Some(small) = Small::mount(lab.path(1, "state"), "24m") else {
+        return;
+    };
+    lab.start(0, None);
+    lab.start(1, None);
+    lab.volume_at(1, "own", "4M");
+    lab.volume("db", "16M");
+    let data = noise(3, 12 * MIB);
+    write(&lab, 0, "db", 0, &data);
+
+    // There is none from the beginning.
+    small.fill(8 * MIB);
+    let said = refused(&lab, 0, &["migrate", "db", "--to", "b"]);
+    assert!(said.contains("there is no room for it on b"), "{said}");
+    assert_eq!(
+        (lab.role(0, "db"), lab.role(1, "db")),
+        ("serving".into(), "none".into())
+    );
+    small.clear();
+
+    // Somebody takes it meanwhile.
+    let args = ["migrate", "db", "--to", "b", "--max-bandwidth", "1"];
+    let moving = lab
+        .command(0, &args)
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let copy = lab.path(1, "state/db/data");
+    until("some has come", || {
+        copy.metadata()
+            .is_ok_and(|metadata| metadata.blocks() * 512 > MIB)
+    });
+    small.fill(2 * MIB);
+    let output = moving.wait_with_output().expect("it ends");
+    assert!(!output.status.success());
+    let said = String::from_utf8(output.stderr).expect("text");
+    assert!(said.contains("the disk of b: it is full"), "{said}");
+    assert_eq!(lab.role(0, "db"), "serving");
+    until("it is given back", || lab.role(1, "db") == "incomplete");
+    until("all of it", || {
+        copy.metadata().is_ok_and(|metadata| metadata.blocks() == 0)
+    });
+    // Other volumes have their room, for their data and for what is decided about them.
+    write(&lab, 1, "own", 0, &noise(4, MIB));
+    lab.order(1, &["detach", "own"]);
+    let said = refused(&lab, 0, &["migrate", "db", "--to", "b"]);
+    assert!(said.contains("there is no room for it on b"), "{said}");
+
+    // Not even then.
+    small.fill(0);
+    lab.kill(1);
+    lab.start(1, None);
+    assert_eq!(lab.role(1, "own"), "serving", "{}", lab.logs());
+    lab.order(1, &["delete", "db"]);
+    assert_eq!(lab.role(1, "db"), "none");
+    small.clear();
+    lab.order(0, &["migrate", "db", "--to", "b"]);
+    assert!(read(&lab, 1, "db", 0, 12 * MIB) == data, "it differs");
+    lab.kill(1);
+}
+
+#[test]
+fn an_answer_that_comes_after_an_operators_is_told_to_everybody_who_looks() {
+    for (dies_at, is_contradiction) in [("Committed", true), ("Committing", false)] {
+        let mut lab = Lab::without_daemons();
+        lab.start(0, None);
+        lab.start(1, Some(dies_at));
+        lab.volume("db", "4M");
+        write(&lab, 0, "db", 0, &[7; 4096]);
+        let mut moving = lab
+            .command(0, &["migrate", "db", "--to", "b"])
+            .spawn()
+            .expect("it runs");
+        until("the destination is ended", || lab.has_ended(1));
+        lab.kill(1);
+        assert_eq!(lab.role(0, "db"), "deciding");
+        lab.order(0, &["resolve", "db", "--keep", "source", "--force"]);
+        moving.wait().expect("it ends");
+        let status = lab.status(0, "db").expect("listed");
+        assert_eq!(
+            (&status["role"], &status["generation"]),
+            (&"serving".into(), &3.into())
+        );
+        assert_eq!(read(&lab, 0, "db", 0, 4096), [7; 4096]);
+        let said = refused(&lab, 0, &["migrate", "db", "--to", "b"]);
+        assert!(said.contains("has not said yet"), "{said}");
+        lab.start(1, None);
+        if is_contradiction {
+            for _ in 0..2 {
+                until("it is told", || trouble(&lab, 0, "db").contains("there are two"));
+                assert!(lab.order(0, &["list"]).contains("there are two"));
+                assert_eq!(lab.role(0, "db"), "serving");
+                // The next daemon says it, too.
+                lab.kill(0);
+                lab.start(0, None);
+            }
+            until("it is told", || trouble(&lab, 0, "db").contains("there are two"));
+            // When the other one is gone, it moves there again.
+            lab.order(1, &["detach", "db"]);
+            lab.order(1, &["delete", "db"]);
+            lab.order(0, &["migrate", "db", "--to", "b"]);
+        } else {
+            until("it may move again", || {
+                lab.try_order(0, &["migrate", "db", "--to", "b"]).status.success()
+            });
+        }
+        let status = lab.status(1, "db").expect("listed");
+        assert_eq!(
+            (&status["role"], &status["generation"]),
+            (&"serving".into(), &4.into())
+        );
+        assert_eq!(trouble(&lab, 0, "db"), "");
+    }
+}
+
+#[test]
+fn a_detach_that_ran_into_its_limit_leaves_a_volume_that_is_served_again() {
+    let lab = Lab::new();
+    let Some(mut disk) = Disk::new(64) else {
+        return;
+    };
+    lab.order(
+        0,
+        &["create", "db", "--size", "8M", "--data", &disk.file("db.img")],
+    );
+    lab.order(0, &["attach", "db"]);
+    lab.volume("other", "4M");
+    write(&lab, 0, "db", 0, &[7; 4096]);
+    disk.hang();
+    let socket = lab.socket(0, "db");
+    let writing = std::thread::spawn(move || {
+        let mut client = Client::connect(&socket).expect("it is served");
+        // What becomes of it is not told: its connection ends.
+        let _ = client.write(4096, &[8; 4096], true);
+    });
+    until("it hangs", || {
+        // What is under way is in the way of this, which else changes nothing.
+        let output = lab.try_order(0, &["resize", "db", "--size", "8M"]);
+        String::from_utf8_lossy(&output.stderr).contains("in use")
+    });
+    let mut detaching = lab.command(0, &["detach", "db"]).spawn().expect("it runs");
+    until("it waits", || lab.role(0, "db") == "busy");
+    // Nobody else does.
+    write(&lab, 0, "other", 0, &[9; 4096]);
+    assert_eq!(lab.role(0, "other"), "serving");
+    assert!(!detaching.wait().expect("it ends").success());
+    let said = refused(&lab, 0, &["attach", "db"]);
+    assert!(said.contains("have not come back"), "{said}");
+    disk.go_on();
+    until("it is attached", || {
+        lab.try_order(0, &["attach", "db"]).status.success()
+    });
+    assert_eq!(read(&lab, 0, "db", 0, 4096), [7; 4096]);
+    write(&lab, 0, "db", 4096, &[10; 4096]);
+    writing.join().expect("it ends");
+    lab.order(0, &["detach", "db"]);
+    lab.order(0, &["delete", "db"]);
+}

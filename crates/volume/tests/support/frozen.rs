@@ -1,0 +1,83 @@
+//! A disk that can be made to hang: a file system on a loop device, which is frozen (fsfreeze(8)). Whoever writes to it then waits, and cannot be killed.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::find;
+
+/// Goes on with it, and is unmounted.
+pub struct Disk {
+    folder: tempfile::TempDir,
+    is_frozen: bool,
+}
+
+fn run(program: &str, args: &[&Path]) -> bool {
+    let output = Command::new(program).args(args).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+impl Disk {
+    /// With room for that many MiB; nothing, and a word, where there can be none.
+    pub fn new(mib: u64) -> Option<Self> {
+        let needed = ["mkfs.ext4", "fsfreeze", "mount"];
+        let lack = needed.into_iter().find(|program| find(program).is_none());
+        let is_root = rustix::process::geteuid().is_root();
+        if !is_root || lack.is_some() || !Path::new("/dev/loop-control").exists() {
+            eprintln!(
+                "skipped: not root, no loop devices, or no {}",
+                lack.unwrap_or("rights")
+            );
+            return None;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let (image, mounted) = (folder.path().join("image"), folder.path().join("mounted"));
+        let file = std::fs::File::create(&image).expect("a file");
+        file.set_len(mib << 20).expect("it has room");
+        std::fs::create_dir(&mounted).expect("a folder");
+        assert!(run("mkfs.ext4", &[Path::new("-q"), &image]), "no file system");
+        let mount = [Path::new("-o"), Path::new("loop"), &image, &mounted];
+        assert!(run("mount", &mount), "it cannot be mounted");
+        Some(Self {
+            folder,
+            is_frozen: false,
+        })
+    }
+
+    fn mounted(&self) -> PathBuf {
+        self.folder.path().join("mounted")
+    }
+
+    /// A file on it.
+    pub fn file(&self, name: &str) -> String {
+        self.mounted().join(name).to_str().expect("text").to_owned()
+    }
+
+    /// Who writes to it waits from now on.
+    pub fn hang(&mut self) {
+        assert!(
+            run("fsfreeze", &[Path::new("-f"), &self.mounted()]),
+            "it is not frozen"
+        );
+        self.is_frozen = true;
+    }
+
+    /// It goes on.
+    pub fn go_on(&mut self) {
+        if std::mem::take(&mut self.is_frozen) {
+            assert!(
+                run("fsfreeze", &[Path::new("-u"), &self.mounted()]),
+                "it stays frozen"
+            );
+        }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if self.is_frozen {
+            run("fsfreeze", &[Path::new("-u"), &self.mounted()]);
+        }
+        // A daemon that has a file there may end later.
+        run("umount", &[Path::new("-l"), &self.mounted()]);
+    }
+}

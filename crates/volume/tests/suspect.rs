@@ -1,0 +1,239 @@
+//! A disk whose flush fails once and forgets: Linux calls the pages clean that it could not write, and keeps them for as long as it likes.
+
+mod support;
+
+use std::path::Path;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use support::client::Client;
+use support::devices::{Thin, can_have_devices};
+use support::pinned::Pinned;
+use support::{Lab, until};
+
+const MIB: u64 = 1 << 20;
+
+/// What the volume has.
+const SIZE: u64 = 32 * MIB;
+
+/// What is written to it, and what the disk has room for: less.
+const WRITTEN: u64 = 24 * MIB;
+const ROOM: &str = "12m";
+const MORE_ROOM: &str = "200m";
+
+fn noise(seed: u64) -> Vec<u8> {
+    let mut noise = vec![0; WRITTEN as usize];
+    StdRng::seed_from_u64(seed).fill(noise.as_mut_slice());
+    noise
+}
+
+fn connect(lab: &Lab, host: usize) -> Client {
+    let socket = lab.socket(host, "db");
+    let mut client = None;
+    until("it is served", || {
+        client = Client::connect(&socket).ok();
+        client.is_some()
+    });
+    client.expect("it is connected")
+}
+
+fn write(client: &mut Client, data: &[u8]) -> std::io::Result<()> {
+    for (offset, part) in (0..).step_by(MIB as usize).zip(data.chunks(MIB as usize)) {
+        client.write(offset, part, false)?;
+    }
+    Ok(())
+}
+
+fn read(client: &mut Client) -> Vec<u8> {
+    let mut data = vec![0; WRITTEN as usize];
+    for (offset, part) in (0..).step_by(MIB as usize).zip(data.chunks_mut(MIB as usize)) {
+        client.read(offset, part).expect("it is read");
+    }
+    data
+}
+
+fn is_suspect(lab: &Lab, host: usize) -> bool {
+    let status = lab.status(host, "db").expect("it is listed");
+    status["suspect"].as_bool().expect("it says so")
+}
+
+fn errno(result: std::io::Result<()>) -> Option<i32> {
+    result.err().and_then(|error| error.raw_os_error())
+}
+
+/// What a command says that is refused.
+fn refused(lab: &Lab, host: usize, args: &[&str]) -> String {
+    let output = lab.try_order(host, args);
+    assert!(
+        !output.status.success(),
+        "{args:?} is not refused\n{}",
+        lab.logs()
+    );
+    String::from_utf8(output.stderr).expect("text")
+}
+
+/// The second host has a thin disk for what comes.
+fn with_thin_destination() -> Option<(Lab, Thin, Vec<u8>)> {
+    if !can_have_devices() {
+        return None;
+    }
+    let lab = Lab::new();
+    let thin = Thin::new(lab.path(1, "thin"), SIZE, ROOM);
+    lab.volume("db", &SIZE.to_string());
+    let data = noise(1);
+    let mut client = connect(&lab, 0);
+    write(&mut client, &data).expect("written");
+    client.flush().expect("flushed");
+    lab.order(1, &["place", "db", "--data", &thin.disk.device]);
+    Some((lab, thin, data))
+}
+
+/// The first host has the volume on a thin disk, and a flush has failed.
+fn with_thin_source() -> Option<(Lab, Thin, Vec<u8>)> {
+    if !can_have_devices() {
+        return None;
+    }
+    let lab = Lab::new();
+    let thin = Thin::new(lab.path(0, "thin"), SIZE, ROOM);
+    let device = &thin.disk.device;
+    lab.order(
+        0,
+        &["create", "db", "--size", &SIZE.to_string(), "--data", device],
+    );
+    lab.order(0, &["attach", "db"]);
+    let data = noise(2);
+    let mut client = connect(&lab, 0);
+    write(&mut client, &data).expect("the page cache takes it");
+    assert_eq!(errno(client.flush()), Some(libc::EIO), "there is no room");
+    assert!(is_suspect(&lab, 0));
+    Some((lab, thin, data))
+}
+
+fn a_retry(is_killed: bool) {
+    let Some((mut lab, thin, data)) = with_thin_destination() else {
+        return;
+    };
+    refused(&lab, 0, &["migrate", "db", "--to", "b"]);
+    assert_eq!(lab.role(0, "db"), "serving");
+    assert!(is_suspect(&lab, 1), "{}", lab.logs());
+    thin.room.resize(MORE_ROOM);
+    if is_killed {
+        lab.kill(1);
+        lab.start(1, None);
+        assert!(
+            is_suspect(&lab, 1),
+            "the next daemon does not know\n{}",
+            lab.logs()
+        );
+    }
+    lab.order(0, &["migrate", "db", "--to", "b"]);
+    assert!(!is_suspect(&lab, 1), "all of it was written again");
+    thin.disk.forget();
+    let mut client = connect(&lab, 1);
+    assert!(read(&mut client) == data, "what was flushed at a is lost at b");
+    client.flush().expect("flushed");
+}
+
+#[test]
+fn a_retry_after_a_failed_flush_compares_nothing_with_the_page_cache() {
+    a_retry(false);
+}
+
+#[test]
+fn nor_does_the_next_daemon() {
+    a_retry(true);
+}
+
+#[test]
+fn a_volume_whose_flush_has_failed_is_read_and_not_written_and_is_saved_by_a_rescue() {
+    let Some((lab, thin, data)) = with_thin_source() else {
+        return;
+    };
+    let _pinned = Pinned::of(Path::new(&thin.disk.device), WRITTEN as usize);
+    thin.room.resize(MORE_ROOM);
+    // Neither room nor another connection makes it what it was.
+    for step in 0..2 {
+        if step > 0 {
+            lab.order(0, &["detach", "db"]);
+            lab.order(0, &["attach", "db"]);
+        }
+        let mut client = connect(&lab, 0);
+        assert_eq!(errno(client.flush()), Some(libc::EIO), "step {step}");
+        assert_eq!(
+            errno(client.write(0, &[1; 512], false)),
+            Some(libc::EIO),
+            "step {step}"
+        );
+        assert_eq!(errno(client.zero(0, 4096)), Some(libc::EIO), "step {step}");
+        assert!(
+            read(&mut client) == data,
+            "step {step}: the page cache was dropped"
+        );
+        assert!(is_suspect(&lab, 0));
+    }
+    let listed = lab.order(0, &["list"]);
+    assert!(listed.contains("serving, suspect"), "{listed}");
+    let said = refused(&lab, 0, &["migrate", "db", "--to", "b"]);
+    assert!(said.contains("--rescue"), "{said}");
+
+    lab.order(0, &["migrate", "db", "--to", "b", "--rescue"]);
+    assert_eq!(
+        (lab.role(0, "db"), lab.role(1, "db")),
+        ("moved".into(), "serving".into())
+    );
+    assert!(!is_suspect(&lab, 1));
+    assert!(is_suspect(&lab, 0), "its old copy is no better than before");
+    let mut client = connect(&lab, 1);
+    assert!(read(&mut client) == data, "not all of it was saved");
+    client.flush().expect("flushed");
+
+    // On the way back all of it is written again, though the page cache there has the same.
+    lab.order(1, &["migrate", "db", "--to", "a"]);
+    assert!(!is_suspect(&lab, 0));
+    thin.disk.forget();
+    let mut client = connect(&lab, 0);
+    assert!(read(&mut client) == data, "what b had flushed is lost at a");
+    client.write(0, &[1; 512], true).expect("written");
+}
+
+/// With its last descriptor the page cache of a block device goes, too: then what it has is what the disk has.
+#[test]
+fn a_volume_whose_flush_has_failed_is_not_written_by_the_next_daemon_either() {
+    let Some((mut lab, thin, _)) = with_thin_source() else {
+        return;
+    };
+    thin.room.resize(MORE_ROOM);
+    lab.kill(0);
+    lab.start(0, None);
+    assert!(is_suspect(&lab, 0));
+    let mut client = connect(&lab, 0);
+    assert_eq!(errno(client.flush()), Some(libc::EIO));
+    assert_eq!(errno(client.write(0, &[1; 512], false)), Some(libc::EIO));
+    client.read(0, &mut [0; 512]).expect("it is read");
+    lab.order(0, &["accept", "db"]);
+    lab.kill(0);
+    lab.start(0, None);
+    assert!(!is_suspect(&lab, 0));
+    connect(&lab, 0).write(0, &[1; 512], true).expect("written");
+}
+
+#[test]
+fn an_operator_who_accepts_it_has_all_of_it_written_once_more() {
+    let Some((lab, thin, data)) = with_thin_source() else {
+        return;
+    };
+    let pinned = Pinned::of(Path::new(&thin.disk.device), WRITTEN as usize);
+    let said = refused(&lab, 0, &["accept", "db"]);
+    assert!(said.contains("stays suspect"), "{said}");
+    assert!(is_suspect(&lab, 0));
+    thin.room.resize(MORE_ROOM);
+    lab.order(0, &["accept", "db"]);
+    assert!(!is_suspect(&lab, 0));
+    drop(pinned);
+    thin.disk.forget();
+    let mut client = connect(&lab, 0);
+    assert!(read(&mut client) == data, "part of it is not on the disk");
+    client.write(0, &[1; 512], true).expect("written");
+    let said = refused(&lab, 0, &["accept", "db"]);
+    assert!(said.contains("nothing to accept"), "{said}");
+}
