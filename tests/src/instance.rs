@@ -43,6 +43,9 @@ pub struct Row {
     pub missing_bytes: Option<u64>,
     /// The host that has it.
     pub missing_from: Option<String>,
+    /// What is wrong with a virtual machine that is there.
+    #[serde(default)]
+    pub troubles: Vec<String>,
 }
 
 impl<'a> Instance<'a> {

@@ -26,7 +26,6 @@ const KNOWN: &[(&str, &[&str])] = &[
             "journal",
             "keeper",
             "memory",
-            "nic_listeners",
             "peers",
             "protocol",
             "quotas",

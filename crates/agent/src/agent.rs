@@ -21,6 +21,7 @@ use crate::held::Held;
 use crate::instances::Instances;
 use crate::journal::Journal;
 use crate::memory::bulk::Rnic;
+use crate::memory::promised::Room;
 use crate::nic_listeners::NicListeners;
 use crate::peers::Peers;
 use crate::proto;
@@ -112,6 +113,11 @@ impl Agent {
     /// This host's name.
     pub fn name(&self) -> &str {
         &self.config.name
+    }
+
+    /// How much of this host's memory may be promised.
+    pub fn room(&self) -> anyhow::Result<Room> {
+        Room::of_host(self.config.memory_overcommit).context("cannot read /proc/meminfo")
     }
 
     /// This host's GID: its RNIC's first.

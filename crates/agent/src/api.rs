@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status};
@@ -24,11 +24,14 @@ use crate::instances::home::Home;
 use crate::instances::machine;
 use crate::instances::machine::Origin;
 use crate::instances::machine::guest::Guest;
+use crate::instances::machine::trouble;
 use crate::instances::record::{Record, parse_address};
+use crate::instances::shown;
 use crate::instances::start;
-use crate::instances::{Instance as HostInstance, State};
+use crate::instances::{Instance as HostInstance, Reservation, State};
 use crate::instances::{swap, volumes};
 use crate::memory::convergence::Limits;
+use crate::own_files;
 use crate::pause;
 use crate::proto::control_server::Control;
 use crate::proto::migrate_event::Event;
@@ -54,9 +57,30 @@ fn reply<T>(result: anyhow::Result<T>) -> Reply<T> {
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 impl ControlService {
-    async fn record(&self, request: &RunRequest) -> anyhow::Result<Record> {
-        let name = ContainerName::new(request.name.clone())?;
-        let (address, prefix) = self.address(&request.address)?;
+    async fn record(
+        &self,
+        request: &RunRequest,
+        name: ContainerName,
+        reservation: &Reservation,
+    ) -> anyhow::Result<Record> {
+        let (address, prefix) = self.address(&request.address, reservation)?;
+        let binds = shown::parse(&request.binds)?;
+        if request.prealloc && !request.machine {
+            bail!("memory is there from the beginning for a virtual machine only (--vm)");
+        }
+        if !request.bundle.is_empty() && !binds.is_empty() {
+            bail!("a bundle says by itself what it sees of its host: change the mounts in its config.json");
+        }
+        let files = match request.files {
+            0 => self.0.config.instance_files,
+            bytes if bytes < own_files::LEAST => {
+                bail!(
+                    "an instance needs {} MiB for its files at least",
+                    own_files::LEAST >> 20
+                )
+            }
+            bytes => bytes,
+        };
         let (virtual_machine, volumes, swap) = match request.machine {
             true if request.bundle.is_empty() && request.rnics.is_empty() => {
                 let arguments = machine::arguments(&request.command, address).await?;
@@ -72,7 +96,7 @@ impl ControlService {
             }
             false => (None, volumes::parse(&request.volumes)?, Vec::new()),
         };
-        let workload = match (request.bundle.as_str(), request.command.as_slice()) {
+        let mut workload = match (request.bundle.as_str(), request.command.as_slice()) {
             ("", _) if let Some(arguments) = &virtual_machine => {
                 machine::workload(arguments, &request.environment)
             }
@@ -86,6 +110,10 @@ impl ControlService {
             (bundle, []) if request.environment.is_empty() => Workload::from_bundle(bundle.as_ref())?,
             _ => bail!("a bundle brings its own command and environment; change its config.json"),
         };
+        if let Workload::Command { binds: shown, .. } = &mut workload {
+            shown.retain(|known| binds.iter().all(|bind| bind.path != known.path));
+            shown.extend(binds);
+        }
         let record = Record {
             name,
             workload,
@@ -100,46 +128,57 @@ impl ControlService {
             machine: virtual_machine.map(Guest::Qemu),
             volumes,
             swap,
+            files,
+            prealloc: request.prealloc,
         };
         if let Some(lack) = volumes::lacking(&record).first() {
             bail!("{lack}");
         }
-        match self.0.instances.conflict(&record) {
-            Some(conflict) => bail!("{conflict}; choose another one"),
-            None => Ok(record),
+        self.admit(&record, reservation)?;
+        Ok(record)
+    }
+
+    /// Keeps the address free, and a guest's RAM; an error if another instance has the name or the address, or the host has not so much memory.
+    fn admit(&self, record: &Record, reservation: &Reservation) -> anyhow::Result<()> {
+        let agent = &self.0;
+        if let Some(conflict) = agent.instances.conflict(record) {
+            bail!("{conflict}; choose another one");
         }
+        let room = agent.room()?;
+        let wanted = record.machine.as_ref().map(Guest::ram);
+        let fits = |others: u64| {
+            let promised = others + agent.behinds.bytes();
+            // A container is promised nothing: it has what is there.
+            wanted.and_then(|wanted| room.lack(agent.name(), record.name.as_str(), wanted, promised))
+        };
+        let claimed = agent
+            .instances
+            .claim(reservation, record, wanted.unwrap_or(0), fits);
+        claimed.map_err(anyhow::Error::msg)
     }
 
     /// The address that was asked for, or a free one, and the length of its prefix.
-    fn address(&self, asked: &str) -> anyhow::Result<(std::net::Ipv4Addr, u8)> {
+    fn address(&self, asked: &str, reservation: &Reservation) -> anyhow::Result<(std::net::Ipv4Addr, u8)> {
         match asked {
-            "" => Ok((self.free_address()?, 16)),
+            "" => Ok((self.free_address(reservation)?, 16)),
             text => parse_address(text),
         }
     }
 
-    /// The next address of this host's own range that no instance has, here or moved from here.
-    fn free_address(&self) -> anyhow::Result<std::net::Ipv4Addr> {
+    /// The next address of this host's own range that no instance has, here or moved from here; nobody else is given it.
+    fn free_address(&self, reservation: &Reservation) -> anyhow::Result<std::net::Ipv4Addr> {
         let own = self.0.peers.directory().own();
         let [a, b] = own.subnet()?;
-        let taken: Vec<_> = self
-            .0
-            .instances
-            .all()
-            .iter()
-            .map(|instance| instance.home.record.address)
-            .collect();
-        (1..=254)
-            .map(|last| std::net::Ipv4Addr::new(a, b, own.number(), last))
-            .find(|address| !taken.contains(address))
-            .ok_or_else(|| {
-                anyhow::anyhow!("all 254 addresses of this host are taken; remove ended instances")
-            })
+        let range = (1..=254).map(|last| std::net::Ipv4Addr::new(a, b, own.number(), last));
+        let picked = self.0.instances.pick_address(reservation, range);
+        picked.context("all 254 addresses of this host are taken; remove ended instances")
     }
 
     async fn start(&self, request: RunRequest) -> anyhow::Result<Instance> {
-        let record = self.record(&request).await?;
-        let _reservation = self.0.instances.reserve(record.name.as_str())?;
+        let name = ContainerName::new(request.name.clone())?;
+        let reservation = self.0.instances.reserve(name.as_str())?;
+        let record = self.record(&request, name, &reservation).await?;
+        let notes = self.unseen(&record);
         let home = self.home(record, Origin::Started).await?;
         let started = match start::start(self.0.tools.runc(), &home).await {
             Ok(init) if home.record.machine.is_some() => self.let_run(&home, init).await,
@@ -150,13 +189,24 @@ impl ControlService {
                 let pid = init.pid();
                 let instance = HostInstance::start(home, pid, std::future::ready(Ok(init)), false);
                 self.0.instances.insert(instance.clone());
-                Ok(self.describe(&instance).await)
+                let mut described = self.describe(&instance).await;
+                described.notes.extend(notes);
+                Ok(described)
             }
             Err(error) => {
                 let _ = tokio::task::spawn_blocking(move || home.remove()).await;
                 Err(error)
             }
         }
+    }
+
+    /// What of the host an instance over its root file system does not see.
+    fn unseen(&self, record: &Record) -> Option<String> {
+        let Workload::Command { binds, .. } = &record.workload else {
+            return None;
+        };
+        let config = &self.0.config;
+        shown::unseen(&[&config.runtime_dir, &config.state_dir], binds)
     }
 
     /// The place of a new instance.
@@ -211,6 +261,12 @@ impl ControlService {
                 paused += u32::from(qp.paused);
             }
         }
+        let missing = filling::missing(instance).await;
+        let asks = state == State::Running && missing.is_none();
+        let troubles = match state {
+            State::Running | State::Moving => trouble::of(instance, asks).await,
+            State::Exited(_) | State::MovedTo(_) => Vec::new(),
+        };
         Instance {
             name: instance.name().to_owned(),
             host: self.0.name().to_owned(),
@@ -236,10 +292,12 @@ impl ControlService {
             command: record.command(),
             connections,
             paused,
-            missing: filling::missing(instance).await.map(|missing| Missing {
+            missing: missing.map(|missing| Missing {
                 bytes: missing.bytes,
                 from: missing.from.unwrap_or_default(),
             }),
+            notes: Vec::new(),
+            troubles,
         }
     }
 

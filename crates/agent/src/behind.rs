@@ -4,6 +4,7 @@
 //!  behind/SESSION/
 //!    destination   the host that may read it, and that says when it has all
 //!    ram           the file that was QEMU's RAM: another link to it
+//!    own/          or the file system that has the RAM alone, with another link to it: behind.SESSION
 //! ```
 //!
 //! The link is made before the decision, so that the old place is cleared after it as ever. It goes when the session is rolled back, or when
@@ -23,12 +24,17 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::Context;
-use rustix::fs::{AtFlags, CWD};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::Errno;
 use verbatim_bulk::fingerprint::Key;
 use verbatim_bulk::{Device, Lender};
 use verbatim_vm::{Behind, Ram, Run};
 
+use crate::own_files;
 use crate::proto::{LendBehindReply, LendBehindRequest, RamRun, ReadBehindReply, ReadBehindRequest};
+
+/// Where RAM's own file system is mounted, in a session's folder.
+const OWN: &str = "own";
 
 /// What was left, by session.
 #[derive(Debug)]
@@ -164,11 +170,14 @@ impl Behinds {
         let made = make(&self.folder).and_then(|()| {
             make(&folder)?;
             std::fs::write(folder.join("destination"), destination)?;
-            link(behind.ram().file(), &folder.join("ram"))
+            match link(behind.ram().file(), &folder.join("ram")) {
+                Err(error) if error.kind() == io::ErrorKind::CrossesDevices => stay(&behind, &folder),
+                linked => linked,
+            }
         });
         made.with_context(|| {
             format!(
-                "cannot keep {} in {} for post-copy; the RAM must lie in the same tmpfs",
+                "cannot keep {} in {} for post-copy; the RAM must lie in the same tmpfs, or in one of its own",
                 behind.ram().path().display(),
                 folder.display()
             )
@@ -190,7 +199,10 @@ impl Behinds {
     pub fn forget(&self, session: u64) -> bool {
         self.lock().remove(&session);
         let folder = self.of(session);
-        match std::fs::remove_dir_all(&folder) {
+        // What is mounted there may be the RAM of one that runs here still: it is never gone through.
+        let let_go = own_files::remove_ram(&folder, &format!("{OWN}/{}", name_in(&folder)))
+            .and_then(|()| own_files::unmount(&folder.join(OWN)));
+        match let_go.and_then(|()| std::fs::remove_dir_all(&folder)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 tracing::warn!(folder = %folder.display(), %error, "RAM that nobody needs stays in memory; it is removed later");
                 false
@@ -219,6 +231,11 @@ impl Behinds {
         Ok(())
     }
 
+    /// How much memory of this host that is at most.
+    pub fn bytes(&self) -> u64 {
+        self.lock().values().map(|kept| kept.behind.ram().bytes()).sum()
+    }
+
     /// The sessions of which something is kept.
     pub fn all(&self) -> Vec<u64> {
         self.lock().keys().copied().collect()
@@ -236,11 +253,34 @@ fn link(file: &File, path: &Path) -> io::Result<()> {
     Ok(rustix::fs::linkat(CWD, open, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
 }
 
+/// What it is called in the RAM's own file system: more than one session may leave some there.
+fn name_in(folder: &Path) -> String {
+    format!("behind.{}", folder.file_name().unwrap_or_default().display())
+}
+
+/// Another link to RAM that lies in a file system of its own, which stays mounted here as long as it is needed.
+fn stay(behind: &Behind, folder: &Path) -> io::Result<()> {
+    let ram = behind.ram();
+    let place = ram.path().parent().ok_or(Errno::NOENT)?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let place = rustix::fs::openat(CWD, place, flags, Mode::empty())?;
+    let name = name_in(folder);
+    let _ = rustix::fs::unlinkat(&place, &name, AtFlags::empty());
+    let open = format!("/proc/self/fd/{}", ram.file().as_raw_fd());
+    rustix::fs::linkat(CWD, open, &place, &name, AtFlags::SYMLINK_FOLLOW)?;
+    let own = folder.join(OWN);
+    make(&own)?;
+    rustix::mount::mount_bind(format!("/proc/self/fd/{}", place.as_raw_fd()), &own)?;
+    Ok(())
+}
+
 fn found(folder: &Path) -> anyhow::Result<Kept> {
     let destination = folder.join("destination");
     let destination = std::fs::read_to_string(&destination)
         .with_context(|| format!("cannot read {}", destination.display()))?;
-    let ram = Arc::new(Ram::open(&folder.join("ram"))?);
+    let own = folder.join(OWN).join(name_in(folder));
+    let place = if own.exists() { own } else { folder.join("ram") };
+    let ram = Arc::new(Ram::open(&place)?);
     let behind = Behind::of(&ram)?;
     Ok(Kept::new(destination, behind))
 }
@@ -291,6 +331,54 @@ mod tests {
         assert!(behinds.forget(5));
         assert!(behinds.get(5, "dst").is_none());
         assert!(!behinds.of(5).exists());
+    }
+
+    #[test]
+    fn ram_in_a_file_system_of_its_own_outlives_its_place_and_a_running_guests_is_not_touched() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let place = folder.path().join("instances/web");
+        let own = place.join("mem");
+        std::fs::create_dir_all(&own).unwrap();
+        let behinds = Behinds::new(folder.path().join("behind"));
+        let cleared = scopeguard(&place, &behinds);
+        assert!(own_files::mount(&own, 1 << 20, false).unwrap());
+        let made = Ram::create(&own.join("ram"), 4 * 4096).unwrap();
+        made.write(4096, &[7; 4096]).unwrap();
+        let ram = Arc::new(made);
+        // Rolled back: the guest goes on with its RAM.
+        behinds.keep(6, "dst", Behind::of(&ram).unwrap()).unwrap();
+        assert!(behinds.forget(6));
+        assert!(!behinds.of(6).exists() && own.join("ram").exists());
+        assert_eq!(std::fs::read_dir(&own).unwrap().count(), 1);
+        // Committed: its place is cleared.
+        behinds.keep(5, "dst", Behind::of(&ram).unwrap()).unwrap();
+        drop(ram);
+        own_files::clear(&place, "mem", "mem/ram").unwrap();
+        assert!(!place.exists());
+        let read = |kept: &Kept| kept.read(4096..8192, false).unwrap()[0].data.clone();
+        assert_eq!(read(&behinds.get(5, "dst").unwrap()), [7; 4096]);
+        let later = Behinds::new(folder.path().join("behind"));
+        later.find().unwrap();
+        assert_eq!(read(&later.get(5, "dst").unwrap()), [7; 4096]);
+        assert_eq!(later.bytes(), 4 * 4096);
+        assert!(behinds.forget(5));
+        drop(cleared);
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(!mounts.contains(folder.path().to_str().unwrap()));
+    }
+
+    /// Nothing stays mounted, however the test ends.
+    fn scopeguard<'a>(place: &'a Path, behinds: &'a Behinds) -> impl Drop + 'a {
+        struct Cleared<'a>(&'a Path, &'a Behinds);
+        impl Drop for Cleared<'_> {
+            fn drop(&mut self) {
+                for session in [5, 6] {
+                    self.1.forget(session);
+                }
+                _ = own_files::clear(self.0, "mem", "mem/ram");
+            }
+        }
+        Cleared(place, behinds)
     }
 
     #[test]

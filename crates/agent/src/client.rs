@@ -100,6 +100,13 @@ impl Client {
                 self.version.host
             );
         }
+        let wants = request.files > 0 || request.prealloc || !request.binds.is_empty();
+        if wants && !can(protocol::INSTANCE_FILES) {
+            bail!(
+                "the agent of {} does not know --tmp-size, --prealloc and --bind; upgrade it",
+                self.version.host
+            );
+        }
         told(self.inner.clone().run(request).await)
     }
 
@@ -131,7 +138,18 @@ impl Client {
         &self,
         name: &str,
         follow: bool,
+        write: impl FnMut(&[u8]) -> std::io::Result<()>,
+    ) -> anyhow::Result<()> {
+        self.logs_and_notes(name, follow, write, |_| {}).await
+    }
+
+    /// The same; what its reader should know besides goes to `note`.
+    pub async fn logs_and_notes(
+        &self,
+        name: &str,
+        follow: bool,
         mut write: impl FnMut(&[u8]) -> std::io::Result<()>,
+        note: impl Fn(&str),
     ) -> anyhow::Result<()> {
         let request = LogsRequest {
             name: name.to_owned(),
@@ -143,6 +161,9 @@ impl Client {
             .await
             .map_err(|status| anyhow::anyhow!("{}", reason(&status)))?
         {
+            if !chunk.note.is_empty() {
+                note(&chunk.note);
+            }
             write(&chunk.data)?;
         }
         Ok(())

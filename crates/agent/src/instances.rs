@@ -5,11 +5,13 @@
 //! - [`home`]: its place on one host: runtime folder, sockets, network, bundle;
 //! - [`Instance`]: both, with the running container;
 //! - [`filling`]: private memory that comes to it while it runs;
+//! - [`shown`]: what it sees of its host besides;
 //! - [`start`]: starting its program;
 //! - [`storage`]: whether another host reaches its disks;
 //! - [`tasks`]: what runs in it, while it moves;
 //! - [`swap`]: memory of other hosts that a virtual machine has as disks;
 //! - [`volumes`]: local disks of it, as file systems, which [`freeze`] brings to rest;
+//! - [`reserved`]: what is kept free for one that is being made;
 //! - [`recovery`]: what an agent finds that comes after one that died.
 
 pub mod filling;
@@ -18,13 +20,15 @@ pub mod home;
 pub mod machine;
 pub mod record;
 pub mod recovery;
+mod reserved;
+pub mod shown;
 pub mod start;
 pub mod storage;
 pub mod swap;
 pub mod tasks;
 pub mod volumes;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use anyhow::bail;
@@ -32,7 +36,10 @@ use tokio::sync::watch;
 use verbatim_container::{Exit, Init};
 
 use home::Home;
-use record::Record;
+use reserved::Held;
+pub use reserved::Reservation;
+
+use crate::memory::private;
 
 /// What an instance is doing on this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +63,8 @@ pub struct Instance {
     settled: watch::Sender<bool>,
     /// It has all of its private memory.
     whole: watch::Sender<bool>,
+    /// What was wrong with it when it was listed last.
+    troubles: machine::trouble::Seen,
 }
 
 impl Instance {
@@ -96,6 +105,7 @@ impl Instance {
             state,
             settled,
             whole: watch::Sender::new(true),
+            troubles: Default::default(),
         });
         let watched = Arc::clone(&instance);
         tokio::spawn(async move {
@@ -119,7 +129,11 @@ impl Instance {
                 true
             });
             if matches!(watched.state(), State::Exited(_)) {
-                let _ = tokio::task::spawn_blocking(move || watched.home.give_volumes_back()).await;
+                let _ = tokio::task::spawn_blocking(move || {
+                    watched.home.give_volumes_back();
+                    watched.home.drop_ram();
+                })
+                .await;
             }
         });
         instance
@@ -129,6 +143,19 @@ impl Instance {
     pub async fn settled(&self) {
         // The sender is part of self.
         let _ = self.settled.subscribe().wait_for(|settled| *settled).await;
+    }
+
+    /// Whether it takes room on this host: it runs here, or is frozen here.
+    fn is_here(&self) -> bool {
+        matches!(self.state(), State::Running | State::Moving)
+    }
+
+    /// What of this host's memory is its: a virtual machine's RAM, all of it, whatever its guest has touched; what a container has now.
+    pub fn promised(&self) -> u64 {
+        match &self.home.record.machine {
+            Some(guest) => guest.ram(),
+            None => private::bytes_of_tree(self.init_pid),
+        }
     }
 
     /// Part of its private memory has still to come, or all of it has.
@@ -211,55 +238,12 @@ impl Instance {
 pub struct Instances {
     known: Mutex<BTreeMap<String, Arc<Instance>>>,
     /// Names whose places are being made or cleared.
-    reserved: watch::Sender<BTreeSet<String>>,
-}
-
-/// A name, and with it the place of an instance, that is one session's or one request's until this is dropped.
-#[derive(Debug)]
-pub struct Reservation {
-    name: String,
-    reserved: watch::Sender<BTreeSet<String>>,
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.reserved
-            .send_modify(|reserved| _ = reserved.remove(&self.name));
-    }
+    reserved: watch::Sender<BTreeMap<String, Held>>,
 }
 
 impl Instances {
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Arc<Instance>>> {
         self.known.lock().expect("no panic under this lock")
-    }
-
-    /// Reserves a name for somebody who makes or clears its place.
-    pub fn reserve(&self, name: &str) -> anyhow::Result<Reservation> {
-        let new = |reserved: &mut BTreeSet<String>| reserved.insert(name.to_owned());
-        if !self.reserved.send_if_modified(new) {
-            bail!(
-                "an instance {name} is being made or cleared there right now; try again when that has ended"
-            );
-        }
-        Ok(Reservation {
-            name: name.to_owned(),
-            reserved: self.reserved.clone(),
-        })
-    }
-
-    /// Whether a name is reserved.
-    pub fn is_reserved(&self, name: &str) -> bool {
-        self.reserved.borrow().contains(name)
-    }
-
-    /// Waits until a name is not reserved.
-    pub async fn unreserved(&self, name: &str) {
-        // The sender is part of self.
-        let _ = self
-            .reserved
-            .subscribe()
-            .wait_for(|reserved| !reserved.contains(name))
-            .await;
     }
 
     /// All of them, by name.
@@ -302,27 +286,5 @@ impl Instances {
         {
             known.remove(instance.name());
         }
-    }
-
-    /// Why an instance of this record cannot be made here, if it cannot.
-    pub fn conflict(&self, record: &Record) -> Option<String> {
-        let known = self.lock();
-        let alive = |instance: &Instance| !matches!(instance.state(), State::MovedTo(_));
-        for instance in known.values().filter(|instance| alive(instance)) {
-            let other = &instance.home.record;
-            if other.name == record.name {
-                return Some(format!(
-                    "the name {} is taken by another instance there",
-                    record.name
-                ));
-            }
-            if other.address == record.address {
-                return Some(format!(
-                    "the address {} is taken by {} there",
-                    record.address, other.name
-                ));
-            }
-        }
-        None
     }
 }

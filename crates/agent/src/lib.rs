@@ -18,6 +18,7 @@ mod allocator;
 mod api;
 mod authority;
 mod behind;
+mod beneath;
 mod caller;
 pub mod client;
 mod config;
@@ -39,6 +40,7 @@ mod load;
 mod memory;
 mod method;
 mod nic_listeners;
+mod own_files;
 mod pause;
 mod peer_service;
 mod peers;
@@ -56,6 +58,7 @@ mod standby;
 mod testing;
 pub mod trial;
 mod turns;
+mod whole;
 
 /// The gRPC messages and services.
 #[allow(
@@ -71,6 +74,12 @@ pub use allocator::share_freed_memory;
 pub use config::Config;
 pub use protocol::{PROTOCOL, PROTOCOLS};
 pub use run::{raise_priority, run};
+
+/// How many bytes an instance may have in files of its own where nobody says.
+pub fn usual_instance_files() -> anyhow::Result<u64> {
+    let room = memory::promised::Room::of_host(1.0)?;
+    Ok(own_files::usual(room.total))
+}
 
 /// The TCP port on which agents listen for each other.
 pub const PORT: u16 = 4793;

@@ -1,7 +1,6 @@
 //! The files of an instance's runtime folder, adopted memory above all: what must be sent, and how it is put in place.
 //!
 //! - [`tracker`]: which pages of a file differ from what was last sent;
-//! - [`beneath`]: how files are opened that a program can replace;
 //! - [`tree`]: which files of a folder are there, changed or gone;
 //! - [`transport`]: whether they go over TLS or by RDMA;
 //! - [`bulk`]: the session's connection for the latter;
@@ -15,11 +14,11 @@
 //! - [`ram`]: that of a virtual machine, which QEMU shares;
 //! - [`private`]: how much memory is in no file, and so in no round;
 //! - [`private_tmpfs`]: where it lies at the destination, until its tasks have it;
+//! - [`promised`]: what the host's memory was promised for;
 //! - [`tracked`]: which pages of it were written, seen from outside, and so what of it is sent ahead in rounds;
 //! - [`moves`]: whether a program has moved pages, which pre-dumps do not see;
 //! - [`pre_dump`]: when that is worth sending ahead, too, as images of CRIU.
 
-pub mod beneath;
 pub mod bulk;
 pub mod compared;
 pub mod convergence;
@@ -32,6 +31,7 @@ pub mod place;
 pub mod pre_dump;
 pub mod private;
 pub mod private_tmpfs;
+pub mod promised;
 pub mod ram;
 pub mod send;
 pub mod tracked;

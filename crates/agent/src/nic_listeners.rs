@@ -20,7 +20,7 @@ use tokio::io::unix::AsyncFd;
 use verbatim_device::control::{Reply, Request};
 use verbatim_seqpacket::{Error as SocketError, Listener, Socket};
 
-use crate::memory::beneath;
+use crate::beneath;
 use crate::standby;
 
 /// An RNIC that is there and does not do its part is asked again after this time at the latest: no event tells when it would.

@@ -18,7 +18,9 @@ use crate::authority::{Admitted, Says};
 use crate::caller;
 use crate::faults::Point;
 use crate::forwarding::{self, Forward};
+use crate::instances::machine::fits;
 use crate::instances::record::Record;
+use crate::instances::storage::images;
 use crate::load;
 use crate::memory::others::Others;
 use crate::pause;
@@ -281,8 +283,12 @@ impl Peer for PeerService {
         // Opening a session finds this out by itself.
         let gids = self.0.gids_of(self.0.name()).await;
         blockers.extend(gids.err().map(|error| format!("{}: {error:#}", self.0.name())));
+        let fit = fits::compare(&self.0, &record, &request.machine).await;
+        blockers.extend(fit.blockers);
         let mut reply = CheckInstanceReply {
             blockers,
+            notes: fit.notes,
+            images_elsewhere: tokio::task::block_in_place(|| images::elsewhere(&request.images)),
             ..Default::default()
         };
         rnics::describe_host(&mut reply);

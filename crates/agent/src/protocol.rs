@@ -69,6 +69,9 @@ pub const MACHINE_VOLUMES: &str = "machine-volumes";
 /// It gives virtual machines block devices of its host's as disks, and looks whether they are the source's (`OpenRequest.devices`).
 pub const BLOCK_DEVICES: &str = "block-devices";
 
+/// It looks whether files that disks of virtual machines are made of are the source's (`OpenRequest.images`).
+pub const IMAGES: &str = "images";
+
 /// It gives virtual machines memory of other hosts as disks (`RunRequest.swap`, `swap` of a record), and takes such that have some.
 pub const MACHINE_SWAP: &str = "machine-swap";
 
@@ -77,6 +80,11 @@ pub const POST_COPY: &str = "post-copy";
 
 /// It lends what virtual machines have left at its host for one-sided RDMA (`LendBehind`).
 pub const POST_COPY_RDMA: &str = "post-copy-rdma";
+
+/// It gives instances file systems of their own, and shows them parts of its host (`RunRequest.files`, `prealloc`, `binds`).
+pub const INSTANCE_FILES: &str = "instance-files";
+/// It compares what the host of a virtual machine has with what it has itself (`OpenRequest.machine`).
+pub const MACHINE_FITS: &str = "machine-fits";
 
 /// What not every agent of a version can do, and what others may ask it for only if it says so.
 const CAPABILITIES: &[&str] = &[
@@ -93,9 +101,12 @@ const CAPABILITIES: &[&str] = &[
     VOLUMES_MOVE,
     MACHINE_VOLUMES,
     BLOCK_DEVICES,
+    IMAGES,
     MACHINE_SWAP,
     POST_COPY,
     POST_COPY_RDMA,
+    INSTANCE_FILES,
+    MACHINE_FITS,
 ];
 
 /// All of them, as they are said.

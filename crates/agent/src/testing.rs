@@ -81,6 +81,8 @@ impl TestHost {
             criu_plugin: "/nonexistent".into(),
             program: path.join("program"),
             memory_device: None,
+            instance_files: 64 << 20,
+            memory_overcommit: 1.0,
             bridge: String::new(),
             mtu: None,
             cgroup_parent: path.clone(),

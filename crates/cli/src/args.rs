@@ -192,7 +192,7 @@ pub enum Command {
     #[command(
         after_help = "Example:\n  verbatim hosts cluster host1=10.0.0.1 host2=10.0.0.2\n  scp -r cluster/host1 \
                       root@10.0.0.1:/etc/verbatim\n  scp -r cluster/host2 root@10.0.0.2:/etc/verbatim\n\nAgents read the list when they \
-                      start: where hosts are added, the others need it, too, and a restart of their agents."
+                      start: where hosts are added, the others need it, too, and a restart of their agents (volume daemons read it by themselves)."
     )]
     Hosts(HostsArguments),
     /// Memory of this host that other hosts swap to.
@@ -308,6 +308,17 @@ pub struct RunArguments {
     /// disk. May be given more than once.
     #[arg(long, value_name = "HOST:SIZE[:OPTIONS]", requires = "vm")]
     pub swap: Vec<String>,
+    /// How much it may have in files of its own: /tmp, /dev/shm, its output, registered memory. They lie in memory, and move along. What is full is its own
+    /// alone. Its agent says how much that is if nothing is said (`verbatim agent --instance-files`).
+    #[arg(long, value_name = "SIZE", value_parser = verbatim_swap::command::size)]
+    pub tmp_size: Option<u64>,
+    /// All of a virtual machine's RAM is there from the beginning, at each host; it is refused where there is not so much.
+    #[arg(long, requires = "vm")]
+    pub prealloc: bool,
+    /// A part of its host that it sees at the same path, such as a file system that is mounted below the root: of what is mounted there it sees nothing by itself.
+    /// Read-only, without :rw. It must be there at each host that the instance moves to. May be given more than once.
+    #[arg(long, value_name = "PATH[:rw]", conflicts_with = "bundle")]
+    pub bind: Vec<String>,
     /// JSON instead of a line.
     #[arg(long)]
     pub json: bool,
@@ -440,6 +451,14 @@ pub struct AgentArguments {
     /// for one; if not given, the one that has the host's address.
     #[arg(long, value_name = "DEVICE")]
     pub memory_device: Option<String>,
+    /// How much an instance may have in files of its own (/tmp, /dev/shm, its output, registered memory), if `verbatim run --tmp-size` says nothing; half of the
+    /// machine's memory if not given.
+    #[arg(long, value_name = "SIZE", value_parser = verbatim_swap::command::size)]
+    pub instance_files: Option<u64>,
+    /// How often this host's memory, less a sixteenth, may be promised to instances. 1: what a virtual machine is promised is there when its guest touches it. 2:
+    /// guests are expected to touch half of what they have; if they touch more, the kernel ends some of them.
+    #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = factor)]
+    pub memory_overcommit: f64,
     /// The bridge to which instances are linked.
     #[arg(long, default_value = "br0")]
     pub bridge: String,
@@ -455,6 +474,14 @@ pub struct AgentArguments {
     /// The parent of the instances' cgroups.
     #[arg(long, default_value = "/verbatim", env = "VERBATIM_CGROUP_PARENT")]
     pub cgroup_parent: PathBuf,
+}
+
+fn factor(text: &str) -> Result<f64, String> {
+    let factor: f64 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
+    match (0.1..=100.0).contains(&factor) {
+        true => Ok(factor),
+        false => Err(format!("{factor} is not between 0.1 and 100")),
+    }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -61,7 +61,7 @@ pub mod fuzzing {
     pub use crate::proxy::fuzzing::criu_messages;
 }
 
-pub use bundle::{Bind, Bundle, BundleConfig, FolderMount, STARTED_NAME, Workload};
+pub use bundle::{Bind, Bundle, BundleConfig, FolderMount, STARTED_NAME, Workload, has_device};
 pub use cgroup::{Cgroup, CgroupBeside, CgroupVersion, remove_cgroup_parent};
 pub use check::{added, blockers, with_rnics};
 pub use checkpoint::{Checkpoint, CheckpointConfig, Dumped};

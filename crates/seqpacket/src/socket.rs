@@ -4,6 +4,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -23,6 +24,12 @@ pub enum Error {
     /// A non-blocking socket has nothing to read, or no room to write.
     #[error("the channel is not ready")]
     WouldBlock,
+    /// The other side has not answered in time, and the channel is closed: an answer that comes late would be taken for the next one's.
+    #[error("there was no answer in {} s, and none is waited for any more", .limit.as_secs())]
+    Late {
+        /// How long was waited.
+        limit: Duration,
+    },
     /// The message does not fit into one packet.
     #[error("a message of {bytes} bytes is longer than the limit of {MAX_MESSAGE_BYTES}")]
     TooLong {
@@ -67,6 +74,7 @@ impl Error {
         match self {
             Self::Closed => libc::EIO,
             Self::WouldBlock => libc::EAGAIN,
+            Self::Late { .. } => libc::EIO,
             Self::TooLong { .. } => libc::EMSGSIZE,
             Self::Malformed { .. } => libc::EPROTO,
             Self::Os { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
@@ -107,10 +115,44 @@ pub struct Socket(OwnedFd);
 impl Socket {
     /// Connects to the listener at `path`.
     pub fn connect(path: &Path) -> Result<Self, Error> {
+        Self::connect_within(path, None)
+    }
+
+    /// The same with a [limit](Self::limit), which holds for the connecting, too: a listener that hangs takes nobody any more.
+    pub fn connect_within(path: &Path, limit: Option<Duration>) -> Result<Self, Error> {
         let address = SocketAddrUnix::new(path).map_err(|errno| Error::os("connect", errno))?;
-        let fd = new_socket()?;
-        rustix::net::connect(&fd, &address).map_err(|errno| Error::os("connect", errno))?;
-        Ok(Self(fd))
+        let socket = Self(new_socket()?);
+        if let Some(limit) = limit {
+            socket.limit(limit)?;
+        }
+        match rustix::net::connect(&socket.0, &address) {
+            Err(rustix::io::Errno::AGAIN) => Err(socket.late(Error::WouldBlock)),
+            connected => connected
+                .map(|()| socket)
+                .map_err(|errno| Error::os("connect", errno)),
+        }
+    }
+
+    /// So long a call waits for the other side, and no longer: then it is [`Error::Late`], and the channel is closed.
+    pub fn limit(&self, limit: Duration) -> Result<(), Error> {
+        for direction in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
+            sockopt::set_socket_timeout(&self.0, direction, Some(limit))
+                .map_err(|errno| Error::os("setsockopt", errno))?;
+        }
+        Ok(())
+    }
+
+    /// What a call that could not go on means: on a channel with a limit, that it is over.
+    fn late(&self, error: Error) -> Error {
+        let Error::WouldBlock = error else { return error };
+        match sockopt::socket_timeout(&self.0, sockopt::Timeout::Recv) {
+            Ok(Some(limit)) => {
+                // Whoever watches it sees its end.
+                let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
+                Error::Late { limit }
+            }
+            _ => error,
+        }
     }
 
     /// Two connected ends.
@@ -170,6 +212,7 @@ impl Socket {
             debug_assert!(fits, "the buffer holds MAX_FDS descriptors");
         }
         self.send_packet(bytes, &mut ancillary, SendFlags::NOSIGNAL)
+            .map_err(|error| self.late(error))
     }
 
     /// Sends one message, or says [`Error::WouldBlock`] at once, whatever the socket is set to: for who must never wait
@@ -202,6 +245,10 @@ impl Socket {
 
     /// Receives one packet of bytes. A socket has one reader at a time: two could see the length of the other's packet.
     pub fn recv_bytes(&self) -> Result<Received<Vec<u8>>, Error> {
+        self.recv_packet().map_err(|error| self.late(error))
+    }
+
+    fn recv_packet(&self) -> Result<Received<Vec<u8>>, Error> {
         // Most messages are short, and room for the longest would have to be cleared each time.
         let mut bytes = vec![0u8; self.next_packet_bytes()?.min(MAX_MESSAGE_BYTES)];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS), ScmCredentials(1))];
@@ -450,6 +497,27 @@ mod tests {
         }
         a.send_bytes(&vec![0; MAX_MESSAGE_BYTES + 1], &[]).unwrap();
         assert!(matches!(b.recv_bytes(), Err(Error::TooLong { .. })));
+    }
+
+    #[test]
+    fn who_does_not_answer_in_time_is_not_waited_for_and_what_comes_late_is_nobodys_answer() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = Listener::bind(&folder.path().join("s")).unwrap();
+        let limit = std::time::Duration::from_millis(50);
+        let caller = Socket::connect_within(&folder.path().join("s"), Some(limit)).unwrap();
+        let hangs = listener.accept().unwrap();
+        let called = caller.call::<u8, u8>(&1, &[]);
+        assert!(matches!(called, Err(Error::Late { .. })), "{called:?}");
+        assert_eq!(called.unwrap_err().errno(), libc::EIO);
+        // It goes on: the request is there, and the caller is not.
+        assert_eq!(hangs.recv::<u8>().unwrap().message, 1);
+        assert!(matches!(hangs.send(&7u8, &[]), Err(Error::Closed)));
+        assert!(caller.call::<u8, u8>(&2, &[]).is_err());
+        assert!(matches!(hangs.recv::<u8>(), Err(Error::Closed)));
+        // Without a limit it is as ever.
+        let (a, _b) = Socket::pair().unwrap();
+        a.set_nonblocking(true).unwrap();
+        assert!(matches!(a.recv::<u8>(), Err(Error::WouldBlock)));
     }
 
     #[test]

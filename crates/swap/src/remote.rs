@@ -1,5 +1,7 @@
 //! A server's memory, over one queue pair: what is under way there, and what is to be posted.
 
+mod reaper;
+
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -10,12 +12,22 @@ use verbatim_lease::{Extent, SlotId};
 
 use crate::block::{Block, PAGE_BYTES, SLOT_BYTES, place};
 
-/// A connection that leads to a lease's memory.
-pub struct Remote {
+/// A connection that leads to a lease's memory. Wherever it is dropped, nobody waits for the RNIC there ([`reaper`]).
+pub struct Remote(Option<Parts>);
+
+pub(crate) struct Parts {
     connection: Connection,
     /// A place for each slot's bytes.
     staging: Arc<Buffer>,
     memory: Exposed,
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        if let Some(parts) = self.0.take() {
+            reaper::take(parts);
+        }
+    }
 }
 
 /// A READ or WRITE.
@@ -94,35 +106,48 @@ impl Flights {
 impl Remote {
     /// `staging` has room for all slots.
     pub fn new(connection: Connection, staging: Arc<Buffer>, memory: Exposed) -> Self {
-        Self {
+        reaper::start();
+        Self(Some(Parts {
             connection,
             staging,
             memory,
-        }
+        }))
+    }
+
+    fn parts(&self) -> &Parts {
+        self.0.as_ref().expect("it is there until this is dropped")
+    }
+
+    fn parts_mut(&mut self) -> &mut Parts {
+        self.0.as_mut().expect("it is there until this is dropped")
     }
 
     /// Readable when something is done.
     pub fn events(&self) -> BorrowedFd<'_> {
-        self.connection.events()
+        self.parts().connection.events()
     }
 
     /// Posts what has room.
     pub fn post(&mut self, flights: &mut Flights, blocks: &[Arc<Block>]) -> Result<(), Error> {
+        let Parts {
+            connection,
+            staging,
+            memory,
+        } = self.parts_mut();
         while let Some(flight) = flights.all.get_mut(flights.posted) {
             let length = flight.extent.count * PAGE_BYTES;
-            if !self.connection.has_room(length) {
+            if !connection.has_room(length) {
                 break;
             }
             let part = place(flight.first, flight.extent);
             let near = at(flight.slot) + part.start as u64;
-            let far = (&self.memory, flight.extent.page * PAGE_BYTES);
+            let far = (&*memory, flight.extent.page * PAGE_BYTES);
             let ticket = match flight.is_write {
                 true => {
-                    self.staging
-                        .write(near, &blocks[usize::from(flight.slot)].bytes()[part])?;
-                    self.connection.write((&self.staging, near), far, length, None)?
+                    staging.write(near, &blocks[usize::from(flight.slot)].bytes()[part])?;
+                    connection.write((&*staging, near), far, length, None)?
                 }
-                false => self.connection.read((&self.staging, near), far, length, None)?,
+                false => connection.read((&*staging, near), far, length, None)?,
             };
             flight.ticket = Some(ticket);
             flights.posted += 1;
@@ -146,7 +171,7 @@ impl Remote {
             let block = block.expect("a slot that is read is written nowhere");
             let part = place(flight.first, flight.extent);
             let near = at(flight.slot) + part.start as u64;
-            self.staging.read(near, &mut block.bytes_mut()[part])?;
+            self.parts().staging.read(near, &mut block.bytes_mut()[part])?;
         }
         flights.all.pop_front();
         flights.posted -= 1;
@@ -155,12 +180,12 @@ impl Remote {
 
     /// What is done; what is done from here on makes [`Self::events`] readable.
     pub fn progress(&mut self) -> Result<Ticket, Error> {
-        self.connection.progress()
+        self.parts_mut().connection.progress()
     }
 
     /// What is done, for who looks again in any case.
     pub fn look(&mut self) -> Result<Ticket, Error> {
-        self.connection.look()
+        self.parts_mut().connection.look()
     }
 }
 

@@ -283,6 +283,9 @@ impl Server {
             Some(format!("this server speaks version {VERSION}, and not {version}"))
         } else if !Hosts::is_from(&stream, &host) {
             Some(format!("the certificate is not one of {host}"))
+        } else if let Err(error) = self.hosts.address(&host) {
+            // A client of volumes has a certificate of the authority, too.
+            Some(format!("{error:#}"))
         } else if *self.leaving.borrow() {
             Some(format!(
                 "the memory server of {} is about to end",

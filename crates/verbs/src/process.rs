@@ -23,6 +23,10 @@ use crate::srq::Srq;
 use crate::tables::key_slot;
 use crate::watch::{HungUp, Watch};
 
+/// So long the software RNIC may take for what a daemon asks it, registering much memory on a busy machine among it. One that takes longer hangs: the
+/// daemon's connection to it is over, as if it were gone. A program is never cut off: it waits for its agent.
+const CONTROL_LIMIT: Duration = Duration::from_secs(60);
+
 /// The verbs state of one process. Programs have one ([`Process::global`]); tests make their own.
 #[derive(Debug)]
 pub struct Process {
@@ -110,7 +114,7 @@ impl Process {
             road_map_version: AtomicU64::new(0),
             registry: Mutex::default(),
             helper: Mutex::default(),
-            providers: backend::providers(runtime),
+            providers: backend::providers(runtime, (!attended).then_some(CONTROL_LIMIT)),
             watch: Mutex::default(),
             dm_bytes: Mutex::default(),
             cm: Mutex::default(),

@@ -127,6 +127,13 @@ impl Arguments {
                     }
                     arguments.rest.extend([option, value.to_owned()]);
                 }
+                "-drive" | "-hda" | "-hdb" | "-hdc" | "-hdd" => {
+                    let value = value()?;
+                    if let Some(why) = lost(value) {
+                        return refused(format!("`{option} {value}` cannot be taken: {why}"));
+                    }
+                    arguments.rest.extend([option, value.to_owned()]);
+                }
                 _ => arguments.rest.push(word.to_owned()),
             }
         }
@@ -144,6 +151,26 @@ impl Arguments {
             machine: Some(machine.to_owned()),
             ..self
         }
+    }
+
+    /// The type of its machine, with its version.
+    pub(crate) fn machine_type(&self) -> &str {
+        self.machine.as_deref().unwrap_or_default()
+    }
+
+    /// The name of the object that is its RAM, if it is not ours.
+    pub(crate) fn memory(&self) -> Option<&str> {
+        self.memory.as_deref()
+    }
+
+    /// What the user has said beside machine and RAM.
+    pub(crate) fn rest(&self) -> &[String] {
+        &self.rest
+    }
+
+    /// The same with other disks and devices.
+    pub(crate) fn with(self, rest: Vec<String>, disks: Vec<String>) -> Self {
+        Self { rest, disks, ..self }
     }
 
     fn take_machine(&mut self, value: &str) -> Result<()> {
@@ -199,6 +226,97 @@ impl Arguments {
     /// QEMU's program.
     pub fn program(&self) -> &str {
         &self.program
+    }
+
+    /// The type of machine, with its version once that is known.
+    pub(crate) fn machine(&self) -> &str {
+        self.machine.as_deref().unwrap_or_default()
+    }
+
+    /// The values of an option.
+    fn values<'a>(&'a self, option: &'a str) -> impl Iterator<Item = &'a str> {
+        let pairs = self.rest.windows(2);
+        let named =
+            pairs.filter(move |pair| pair[0].trim_start_matches('-') == option && pair[0].starts_with('-'));
+        named.map(|pair| pair[1].as_str())
+    }
+
+    /// The value of `-cpu`.
+    pub(crate) fn cpu(&self) -> Option<&str> {
+        self.values("cpu").last()
+    }
+
+    /// A machine of the same type with the same processors and nothing else, which stops before its first instruction.
+    pub(crate) fn bare(&self) -> Vec<String> {
+        let accelerators = self
+            .properties
+            .split(',')
+            .filter(|part| part.starts_with("accel="));
+        let properties: String = accelerators.map(|part| format!(",{part}")).collect();
+        let mut line = vec!["-machine".to_owned(), format!("{}{properties}", self.machine())];
+        for option in ["accel", "cpu"] {
+            for value in self.values(option) {
+                line.extend([format!("-{option}"), value.to_owned()]);
+            }
+        }
+        let has = |option: &str| {
+            self.rest
+                .iter()
+                .any(|word| word.trim_start_matches('-') == option)
+        };
+        line.extend(has("enable-kvm").then(|| "-enable-kvm".to_owned()));
+        let nothing = [
+            "-m",
+            "32",
+            "-S",
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-serial",
+            "none",
+        ];
+        line.extend(nothing.map(str::to_owned));
+        line
+    }
+
+    /// What is asked by [`Arguments::offered`]: what has the same gets the same answer.
+    pub fn asked(&self) -> Vec<String> {
+        let mut asked = self.bare();
+        asked.push(self.program.clone());
+        asked
+    }
+
+    /// Whether it has a tap network.
+    pub fn has_tap(&self) -> bool {
+        let mut networks = self.values("netdev").chain(self.values("nic"));
+        networks.any(|value| value.starts_with("tap"))
+    }
+
+    /// Sockets of Unix at which it finds a TPM.
+    pub fn tpm_sockets(&self) -> Vec<PathBuf> {
+        let part = |value: &str, name: &str| {
+            let mut parts = value.split(',').filter_map(|part| part.split_once('='));
+            parts.find_map(|(key, value)| (key == name).then(|| value.to_owned()))
+        };
+        let tpms = self
+            .values("tpmdev")
+            .filter(|value| value.starts_with("emulator"));
+        let names: Vec<_> = tpms.filter_map(|value| part(value, "chardev")).collect();
+        let sockets = self.values("chardev").filter(|value| value.starts_with("socket"));
+        let sockets = sockets.filter(|value| part(value, "id").is_some_and(|id| names.contains(&id)));
+        sockets
+            .filter_map(|value| part(value, "path"))
+            .map(PathBuf::from)
+            .collect()
+    }
+
+    /// The greatest MTU that one of its cards promises to its guest (`host_mtu=`).
+    pub fn promised_mtu(&self) -> Option<u32> {
+        let parts = self.values("device").flat_map(|value| value.split(','));
+        let promised =
+            parts.filter_map(|part| part.strip_prefix("host_mtu=").or(part.strip_prefix("host-mtu=")));
+        promised.filter_map(|mtu| mtu.parse().ok()).max()
     }
 
     /// The same virtual machine, run by another program: QEMU's name or path at another host.
@@ -332,7 +450,7 @@ impl Arguments {
 
 /// The absolute paths in the value of an option: each begins it, or stands behind `=`, `:` or a quotation mark (`file=/a`, `json:{"filename":"/a"}`,
 /// `nbd+unix:///?socket=/a`), and ends with a comma that is not doubled, or with the other mark.
-fn paths(value: &str) -> Vec<PathBuf> {
+pub(crate) fn paths(value: &str) -> Vec<PathBuf> {
     // No path holds it (QEMU takes its words from C strings).
     const COMMA: char = '\0';
     let value = value.replace(",,", &COMMA.to_string());
@@ -350,6 +468,19 @@ fn paths(value: &str) -> Vec<PathBuf> {
         before = letter;
     }
     found
+}
+
+/// Why what is written to this disk would not go along.
+fn lost(value: &str) -> Option<&'static str> {
+    if value.split(',').any(|part| part == "snapshot=on") {
+        Some("what is written to it would be lost with the process (`snapshot=on`)")
+    } else if value.contains("fat:") && value.contains("rw:") {
+        Some(
+            "QEMU does not move a folder that it shows as a disk and writes to; leave out `rw:`, or make it a disk",
+        )
+    } else {
+        None
+    }
 }
 
 /// Why what this names cannot move.
@@ -564,6 +695,8 @@ none                 empty machine
                 "-device driver=vhost-user-blk,chardev=a",
                 "`--volume NAME` in its place",
             ),
+            ("-drive file=/a,snapshot=on", "lost with the process"),
+            ("-drive file=fat:rw:/srv,format=raw", "leave out `rw:`"),
             ("-chardev vhost-user-x", "another process"),
             ("-object memory-backend-memfd,id=a", "one piece of RAM"),
             ("-object qom-type=memory-backend-ram,id=a", "one piece of RAM"),

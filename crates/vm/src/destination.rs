@@ -10,6 +10,7 @@ use tokio::sync::broadcast::Receiver;
 use crate::error::{Error, Result};
 use crate::machine::{Machine, STREAM_URI};
 use crate::qmp::Event;
+use crate::settings::Settings;
 
 /// How long the state of the devices may take to arrive, once it is expected, and to be loaded.
 const LOAD: Duration = Duration::from_secs(60);
@@ -22,15 +23,19 @@ const ANNOUNCEMENT: [(&str, u32); 4] = [("initial", 50), ("max", 550), ("rounds"
 pub struct Incoming {
     machine: Arc<Machine>,
     events: Receiver<Event>,
+    /// How this QEMU was set before.
+    noted: Settings,
 }
 
 impl Machine {
     /// Has a QEMU that was started to take what arrives wait for the state of the devices, which is written to the stream that is returned.
     pub async fn arrive(self: &Arc<Self>) -> Result<(Incoming, UnixStream)> {
-        self.prepare().await?;
+        let noted = self.settings().await?;
+        self.prepare(&noted).await?;
         let incoming = Incoming {
             machine: Arc::clone(self),
             events: self.qmp().events(),
+            noted,
         };
         let stream = self.give_stream().await?;
         self.qmp()
@@ -53,10 +58,16 @@ impl Incoming {
         }
     }
 
-    /// Lets the guest run: after the decision that it runs here, and if it ran at its source.
+    /// How this QEMU was set before it was prepared.
+    pub fn noted(&self) -> &Settings {
+        &self.noted
+    }
+
+    /// Lets the guest run: after the decision that it runs here, and if it ran at its source. QEMU is set as it was.
     pub async fn run(self) -> Result<()> {
         self.machine.go_on().await?;
-        self.machine.announce().await
+        self.machine.announce().await?;
+        self.machine.put_back(&self.noted).await
     }
 }
 

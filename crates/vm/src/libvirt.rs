@@ -25,6 +25,7 @@ use crate::error::{Error, Result};
 use crate::limit::in_time;
 
 pub use description::Description;
+pub(crate) use obstacles::Named;
 
 /// The program that libvirt is asked by.
 const VIRSH: &str = "virsh";
@@ -176,6 +177,17 @@ impl Domain {
             )),
         }
         Ok(found)
+    }
+
+    /// What its description names, volumes of storage pools by their paths.
+    pub(crate) async fn named(&self) -> Result<Named> {
+        let mut named = obstacles::named(&self.ask("dumpxml", &[]).await?)?;
+        for (pool, volume) in &named.volumes {
+            let words = ["vol-path", "--pool", pool, "--", volume];
+            let path = self.virsh(&words, Input::Nothing, ANSWER).await?;
+            named.files.insert(path.trim().to_owned());
+        }
+        Ok(named)
     }
 
     /// Has QEMU carry out a command; its answer, or the words with which it refuses.

@@ -142,16 +142,6 @@ impl Machine {
         self.qmp.ask("query-migrate", json!({})).await
     }
 
-    /// What both ends of a migration must be told before it begins.
-    pub(crate) async fn prepare(&self) -> Result<()> {
-        let capabilities: Vec<_> = ["events", "x-ignore-shared", "pause-before-switchover"]
-            .map(|name| json!({"capability": name, "state": true}))
-            .into();
-        self.qmp
-            .run("migrate-set-capabilities", json!({"capabilities": capabilities}))
-            .await
-    }
-
     /// Waits until a migration is in one of these states. `events` were subscribed to before it could be.
     pub(crate) async fn comes_to(
         &self,

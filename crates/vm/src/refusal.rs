@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::arguments::is_vhost_user_disk;
 use crate::error::{Error, Result};
+use crate::locks::{Images, keeper};
 use crate::machine::Machine;
 use crate::ram::other_users;
 
@@ -16,6 +17,8 @@ use crate::ram::other_users;
 struct BlockNode {
     #[serde(default)]
     node_name: String,
+    #[serde(default)]
+    drv: String,
     cache: Cache,
 }
 
@@ -81,7 +84,10 @@ impl Machine {
             reasons.extend(vhost_user_disks(&self.devices().await?));
         }
         reasons.extend(others);
-        reasons.extend(self.unseen_disks().await?);
+        let nodes = self.block_nodes().await?;
+        reasons.extend(nodes.iter().filter_map(|node| keeper(&node.node_name, &node.drv)));
+        reasons.extend(Images::strangers(self.pid())?);
+        reasons.extend(self.unseen_disks(&nodes)?);
         if let Some(domain) = self.qmp().domain() {
             reasons.extend(domain.obstacles().await?);
         }
@@ -101,13 +107,14 @@ impl Machine {
         Ok(devices)
     }
 
+    async fn block_nodes(&self) -> Result<Vec<BlockNode>> {
+        let flat = json!({"flat": true});
+        self.qmp().ask("query-named-block-nodes", flat).await
+    }
+
     /// Disks whose reads go to the RAM directly, and which no thread waits for: what they read may land after the look at the
     /// RAM that was to find it. Where a thread waits, it is waited for ([`crate::Rounds::round`]).
-    async fn unseen_disks(&self) -> Result<Option<String>> {
-        let nodes: Vec<BlockNode> = self
-            .qmp()
-            .ask("query-named-block-nodes", json!({"flat": true}))
-            .await?;
+    fn unseen_disks(&self, nodes: &[BlockNode]) -> Result<Option<String>> {
         let Some(direct) = nodes.iter().find(|node| node.cache.direct) else {
             return Ok(None);
         };

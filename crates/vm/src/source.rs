@@ -9,8 +9,10 @@ use tokio::sync::broadcast::Receiver;
 
 use crate::error::Result;
 use crate::limit::in_time;
+use crate::locks::Images;
 use crate::machine::{Machine, STREAM_URI};
 use crate::qmp::Event;
+use crate::settings::Settings;
 
 /// How long the guest may take to stop, with its disks drained and what is no RAM of ours (a display's memory) sent.
 const STOP: Duration = Duration::from_secs(30);
@@ -28,12 +30,6 @@ const FINISHING: &str = "finish-migrate";
 /// How often it is looked whether that is over.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// In ms: QEMU stops the guest when it believes that what is left of other memory than the RAM takes no longer.
-const OTHER_MEMORY: u64 = 20;
-
-/// In bytes/s: QEMU is not held up, but by the network.
-const BANDWIDTH: u64 = 1 << 40;
-
 /// One that is on its way. Dropping this changes nothing: it is given up by [`Outgoing::take_back`].
 #[derive(Debug)]
 pub struct Outgoing {
@@ -41,20 +37,31 @@ pub struct Outgoing {
     events: Receiver<Event>,
     /// Whether the guest ran before, and so is to run afterwards.
     ran: bool,
+    /// How QEMU was set before.
+    noted: Settings,
+    /// The images that it has locked, of which the destination's must be able to lock the same.
+    images: Images,
 }
 
 impl Machine {
     /// Has QEMU begin to send the state of the devices, which is read from the stream that is returned.
     /// The guest runs on until [`Outgoing::stopped`].
     pub async fn leave(self: &Arc<Self>) -> Result<(Outgoing, UnixStream)> {
+        let noted = self.settings().await?;
+        self.leave_from(noted).await
+    }
+
+    /// The same for one whose settings are noted already, where they outlast this process: they are put back when the move ends.
+    pub async fn leave_from(self: &Arc<Self>, noted: Settings) -> Result<(Outgoing, UnixStream)> {
         self.may_move().await?;
-        self.prepare().await?;
-        let parameters = json!({"max-bandwidth": BANDWIDTH, "downtime-limit": OTHER_MEMORY});
-        self.qmp().run("migrate-set-parameters", parameters).await?;
+        let images = Images::of(self.pid())?;
+        self.prepare(&noted).await?;
         let outgoing = Outgoing {
             machine: Arc::clone(self),
             events: self.qmp().events(),
             ran: self.status().await?.running,
+            noted,
+            images,
         };
         let stream = self.give_stream().await?;
         self.qmp().run("migrate", json!({"uri": STREAM_URI})).await?;
@@ -62,9 +69,13 @@ impl Machine {
     }
 
     /// What [`Outgoing::take_back`] does, for whoever comes after one who has died with it; `ran`: whether the guest ran before, and so
-    /// is to run.
-    pub async fn take_back(&self, ran: bool) -> Result<()> {
-        self.give_up(ran, &mut self.qmp().events()).await
+    /// is to run; `noted`: how QEMU was set before, as far as that is known.
+    pub async fn take_back(&self, ran: bool, noted: Option<&Settings>) -> Result<()> {
+        self.give_up(ran, &mut self.qmp().events()).await?;
+        match noted {
+            Some(noted) => self.put_back(noted).await,
+            None => Ok(()),
+        }
     }
 
     async fn give_up(&self, ran: bool, events: &mut Receiver<Event>) -> Result<()> {
@@ -117,8 +128,15 @@ impl Outgoing {
             .await
     }
 
-    /// Gives it up: the guest goes on here, if it ran. Only where it is certain that it does not run elsewhere, and never will.
+    /// An error if the destination's QEMU would not get the locks on images that this one had: it could load the guest, and not let it run. To be asked when the guest
+    /// is handed over, and before it is loaded: from then on the destination's has them.
+    pub fn has_let_go(&self) -> Result<()> {
+        self.images.are_free(self.machine.pid())
+    }
+
+    /// Gives it up: the guest goes on here, if it ran, and QEMU is set as it was. Only where it is certain that it does not run elsewhere, and never will.
     pub async fn take_back(mut self) -> Result<()> {
-        self.machine.give_up(self.ran, &mut self.events).await
+        self.machine.give_up(self.ran, &mut self.events).await?;
+        self.machine.put_back(&self.noted).await
     }
 }

@@ -3,7 +3,10 @@
 //! What the guest has said is in the instance's output, and moves with it: so that it is 1, 2, 3, … shows that no copy ran beside another and
 //! none went back, and the guest says itself when a page is not what it was.
 
+mod changed;
 mod devices;
+mod ends;
+mod memory;
 mod post_copy;
 mod swap;
 mod volumes;
@@ -52,7 +55,10 @@ pub fn tests() -> Vec<Test> {
         Test::new("machines::refused", HOSTS, refused),
         Test::new("machines::attached", HOSTS, attached).injecting_faults(),
     ];
+    tests.extend(changed::tests());
     tests.extend(devices::tests());
+    tests.extend(memory::tests());
+    tests.extend(ends::tests());
     tests.extend(post_copy::tests());
     tests.extend(volumes::tests());
     tests.extend(swap::tests());

@@ -22,6 +22,7 @@ mod conformance;
 mod drain;
 mod failures;
 mod faults;
+mod files;
 mod gids;
 mod identity;
 mod libvirt;
@@ -230,6 +231,7 @@ fn main() -> ExitCode {
         failures::tests(),
         faults::tests(),
         lost_rnic::tests(),
+        files::tests(),
         machines::tests(),
         libvirt::tests(),
         volumes::tests(),

@@ -3,15 +3,16 @@
 use crate::agent::Shared;
 use crate::instances::State;
 use crate::instances::filling::{self, Missing};
-use crate::instances::machine::qemu;
-use crate::instances::storage::{Witnesses, devices};
+use crate::instances::machine::{self, qemu};
+use crate::instances::storage::{Witnesses, devices, images};
 use crate::instances::volumes;
 use crate::memory::private;
 use crate::peers::reason;
 use crate::proto::{CheckReply, OpenRequest};
-use crate::protocol::{FILL, MACHINE_SWAP, MACHINE_VOLUMES, VOLUMES_MOVE};
+use crate::protocol::{FILL, IMAGES, MACHINE_FITS, MACHINE_SWAP, MACHINE_VOLUMES, VOLUMES_MOVE};
 use crate::session::rnics;
 use crate::session::source;
+use crate::session::volumes::obstacle;
 
 /// Everything that stands in the way of moving `name` to `destination`, and how its private memory would go, in words for an
 /// operator.
@@ -49,11 +50,16 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
         Err(error) => blockers.push(format!("the program's verbs objects are unknown: {error:#}")),
     }
     let (init, record) = (instance.init_pid(), &instance.home.record);
+    let mut needs = String::new();
     let has_rnics = !record.rnics.is_empty();
+    let mut carried = None;
     if record.machine.is_some() {
         // Before it is whole QEMU says nothing but that, and may not answer at all.
         if instance.state() == State::Running && is_whole {
-            blockers.extend(qemu::blockers(&instance).await);
+            let looked = qemu::looked_at(agent, &instance).await;
+            blockers.extend(looked.blockers);
+            needs = looked.needs;
+            carried = looked.carried;
         }
         notes.push("the guest's RAM goes ahead, tracked from outside (userfaultfd)".to_owned());
     } else {
@@ -80,6 +86,12 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
         notes.push(format!(
             "the volume {volume} is copied to {destination} first, and moves along"
         ));
+        match obstacle(agent, volume, destination).await {
+            Ok(found) => blockers.extend(found.map(|why| format!("the volume {volume}: {why}"))),
+            Err(error) => notes.push(format!(
+                "whether {destination} has room for the volume {volume} is not known: {error:#}"
+            )),
+        }
     }
 
     if !record.swap.is_empty() {
@@ -101,7 +113,13 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
     // There: the agent, its version, the name, the address, room, the RNIC. CRIU is checked when an agent starts.
     match agent.peers.connect(destination).await {
         Ok(mut peer) => {
-            let witnesses = Witnesses::make(record);
+            let (as_now, files) = match &carried {
+                Some(carried) => (machine::as_carried(record, carried), carried.files.clone()),
+                None => (record.clone(), Vec::new()),
+            };
+            let witnesses = Witnesses::make(&as_now, &files);
+            blockers.extend(witnesses.untried().iter().cloned());
+            let can_compare = agent.peers.can(destination, IMAGES);
             let (to, can_fill) = (destination.to_owned(), agent.peers.can(destination, FILL));
             let mut beside_images = 0;
             if record.machine.is_none() {
@@ -116,16 +134,24 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                     private_bytes - beside_images,
                 ));
             }
-            let request = OpenRequest {
+            let files_bytes = adopted_bytes(agent, name).await;
+            let mut request = OpenRequest {
                 session: 0,
                 source: agent.name().to_owned(),
-                instance: serde_json::to_string(&instance.home.record)?,
-                memory_bytes: adopted_bytes(agent, name).await + private_bytes,
+                instance: serde_json::to_string(&as_now)?,
+                memory_bytes: files_bytes + private_bytes,
                 protocol: agent.peers.spoken(destination),
                 witnesses: witnesses.paths(),
                 private_bytes: beside_images,
-                devices: devices::of(record)?,
+                devices: devices::of(&as_now)?,
                 post_copy: false,
+                files_bytes,
+                machine: needs,
+                images: if can_compare {
+                    images::of(&files, &witnesses)
+                } else {
+                    Vec::new()
+                },
             };
             let unknown = agent
                 .peers
@@ -133,6 +159,17 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
             blockers.extend(unknown.err().map(|error| format!("{error:#}")));
             blockers.extend(rnics::blockers(agent, record, destination));
             blockers.extend(source::machine_unknown(agent, record, destination));
+            if record.machine.is_some() && !agent.peers.can(destination, MACHINE_FITS) {
+                notes.push(format!(
+                    "the agent of {destination} does not compare processors, types of machines and TPMs: see for yourself that QEMU there has the same, or upgrade it"
+                ));
+            }
+            if let Some(carried) = &carried {
+                blockers.extend(source::uncompared(agent, record, carried, destination));
+            }
+            if let Err(error) = source::look_into_images(&mut peer, &mut request).await {
+                blockers.push(format!("{error:#}"));
+            }
             if !record.volumes.is_empty() && !agent.peers.can(destination, VOLUMES_MOVE) {
                 blockers.push(format!(
                     "the agent of {destination} does not know volumes that move along; upgrade it"
@@ -158,6 +195,7 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
                         notes.extend(differs);
                     }
                     blockers.extend(reply.blockers);
+                    notes.extend(reply.notes);
                 }
                 Err(status) => blockers.push(format!("{destination} cannot say: {}", reason(&status))),
             }

@@ -9,8 +9,9 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
+use crate::beneath;
 use crate::instances::{Instance, State};
-use crate::memory::beneath;
+use crate::own_files;
 use crate::proto::LogsChunk;
 
 /// How often a file that is followed is looked at: a person reads it, and tmpfs tells nobody of writes but by inotify,
@@ -24,7 +25,7 @@ const CHUNK_BYTES: usize = 64 * 1024;
 pub fn stream(instance: Arc<Instance>, follow: bool) -> ReceiverStream<Result<LogsChunk, Status>> {
     let (chunks, receiver) = mpsc::channel(8);
     tokio::spawn(async move {
-        let mut position = 0;
+        let (mut position, mut is_said) = (0, false);
         loop {
             // Looked at before the file, so that what was written before the end is read after it.
             let ended = !matches!(instance.state(), State::Running | State::Moving);
@@ -33,7 +34,7 @@ pub fn stream(instance: Arc<Instance>, follow: bool) -> ReceiverStream<Result<Lo
                     Ok(data) if data.is_empty() => break,
                     Ok(data) => {
                         position += data.len() as u64;
-                        if chunks.send(Ok(LogsChunk { data })).await.is_err() {
+                        if chunks.send(Ok(output(data))).await.is_err() {
                             return;
                         }
                     }
@@ -47,6 +48,12 @@ pub fn stream(instance: Arc<Instance>, follow: bool) -> ReceiverStream<Result<Lo
                     }
                 }
             }
+            if let Some(note) = unprinted(&instance).filter(|_| !is_said) {
+                is_said = true;
+                if chunks.send(Ok(note)).await.is_err() {
+                    return;
+                }
+            }
             if ended || !follow {
                 return;
             }
@@ -57,6 +64,26 @@ pub fn stream(instance: Arc<Instance>, follow: bool) -> ReceiverStream<Result<Lo
         }
     });
     ReceiverStream::new(receiver)
+}
+
+fn output(data: Vec<u8>) -> LogsChunk {
+    LogsChunk {
+        data,
+        note: String::new(),
+    }
+}
+
+/// There is no room for what it prints: a program is told, and its reader would not be.
+fn unprinted(instance: &Instance) -> Option<LogsChunk> {
+    let folder = instance.home.paths.folder.as_path();
+    own_files::is_full(folder).then(|| LogsChunk {
+        data: Vec::new(),
+        note: format!(
+            "{} has no room left for its files (/tmp, /dev/shm, its output): what it prints now is lost. Remove some of them, or start it \
+             with a greater --tmp-size",
+            instance.name()
+        ),
+    })
 }
 
 fn read(instance: &Instance, position: u64) -> std::io::Result<Vec<u8>> {

@@ -10,7 +10,7 @@ use super::ControlService;
 use crate::instances::home::Home;
 use crate::instances::machine::attached::{self, Attached};
 use crate::instances::machine::guest::Guest;
-use crate::instances::machine::{self, Origin, qemu};
+use crate::instances::machine::{self, Origin, leaving, qemu};
 use crate::instances::record::Record;
 use crate::instances::start;
 use crate::instances::volumes::{self, Disks, Mounted};
@@ -48,9 +48,9 @@ impl ControlService {
     /// Takes a QEMU that runs for an instance. On an error it is what it was.
     pub(super) async fn attach_machine(&self, request: AttachRequest) -> anyhow::Result<Instance> {
         let name = ContainerName::new(request.name)?;
-        let _reservation = self.0.instances.reserve(name.as_str())?;
+        let reservation = self.0.instances.reserve(name.as_str())?;
         let (found, guest, workload) = find(&request.qmp, &request.libvirt, &name).await?;
-        let (address, prefix) = self.address(&request.address)?;
+        let (address, prefix) = self.address(&request.address, &reservation)?;
         let record = Record {
             name,
             workload,
@@ -61,8 +61,13 @@ impl ControlService {
             machine: Some(guest),
             volumes: Vec::new(),
             swap: Vec::new(),
+            files: self.0.config.instance_files,
+            prealloc: false,
         };
-        if let Some(conflict) = self.0.instances.conflict(&record) {
+        let ram = record.machine.as_ref().map_or(0, Guest::ram);
+        // It has its RAM already, whoever was promised it.
+        let claimed = self.0.instances.claim(&reservation, &record, ram, |_| None);
+        if let Err(conflict) = claimed {
             bail!("{conflict}; choose another one");
         }
         if let Some(other) = self.0.instances.all().iter().find(|other| is(other, &found)) {
@@ -111,6 +116,7 @@ impl ControlService {
                 "{name} was started by Verbatim, and is nothing without it; `verbatim stop {name}` ends it"
             )
         })?;
+        leaving::must_be_taken_back(&instance).await?;
         let tasks = Tasks::of(&self.0.tools, &home.record.name, &home.paths.work);
         attached.leave(&tasks, &home.paths).await?;
         self.0.tools.runc().delete(&home.record.name, true).await?;

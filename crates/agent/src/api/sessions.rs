@@ -1,16 +1,22 @@
 //! Migrations as an operator sees them: what they have come to, cancelling one, deciding one.
 
+use std::time::Duration;
+
 use anyhow::{Context, bail};
 use verbatim_session::Role;
-use verbatim_session::decision::{Keep, Outcome};
+use verbatim_session::decision::{Keep, Outcome as Decided};
 use verbatim_session::record::Standing;
 
 use crate::agent::Shared;
 use crate::instances::State;
 use crate::journal::Known;
+use crate::proto::outcome_reply::Outcome;
 use crate::proto::resolve_session_request::Keep as Kept;
-use crate::proto::{CancelReply, ResolveSessionRequest, Session, SessionStep};
+use crate::proto::{CancelReply, ResolveSessionRequest, Session, SessionId, SessionStep};
 use crate::session::control::Stage;
+
+/// How long a destination may take to say what became of a session.
+const ANSWER: Duration = Duration::from_secs(5);
 
 /// Rolls back the migration of an instance of this host; returns when the instance runs on.
 pub async fn cancel(agent: &Shared, name: &str) -> anyhow::Result<CancelReply> {
@@ -38,8 +44,8 @@ pub fn all(agent: &Shared) -> Vec<Session> {
 
 fn state(agent: &Shared, known: &Known) -> &'static str {
     match known.standing {
-        Standing::Closed(Outcome::Committed) => "committed",
-        Standing::Closed(Outcome::RolledBack) | Standing::RolledBack | Standing::Resolved(Keep::Source) => {
+        Standing::Closed(Decided::Committed) => "committed",
+        Standing::Closed(Decided::RolledBack) | Standing::RolledBack | Standing::Resolved(Keep::Source) => {
             "rolled back"
         }
         Standing::Ran | Standing::Switched | Standing::Resolved(Keep::Destination) => "finishing",
@@ -84,6 +90,25 @@ fn describe(agent: &Shared, known: Known) -> Session {
     }
 }
 
+/// An error if the destination says that an instance runs there, or could still: only it can give that up. One that does not answer is the operator's to look
+/// after.
+async fn must_not_run_there(agent: &Shared, session: u64, instance: &str, to: &str) -> anyhow::Result<()> {
+    let asked = async {
+        let mut client = agent.peers.connect(to).await?;
+        let answer = client.outcome(SessionId { session }).await?;
+        anyhow::Ok(answer.into_inner().outcome())
+    };
+    let says = match tokio::time::timeout(ANSWER, asked).await {
+        Ok(Ok(Outcome::Committed)) => "runs there",
+        Ok(Ok(Outcome::Undecided)) => "could still be let run there",
+        Ok(Ok(Outcome::RolledBack | Outcome::Unknown) | Err(_)) | Err(_) => return Ok(()),
+    };
+    bail!(
+        "{to} answers, and says that {instance} {says}: if it went on here it would run twice. Wait for what {to} decides (`verbatim session show {session:016x}`), or say --keep \
+         destination. To have it here, switch {to} off first, so that it does not answer any more, and say this again"
+    )
+}
+
 /// Decides a session whose hosts lost each other at the commit. Returns what came of it.
 pub async fn resolve(agent: &Shared, request: ResolveSessionRequest) -> anyhow::Result<String> {
     let session = u64::from_str_radix(&request.session, 16)
@@ -124,11 +149,14 @@ pub async fn resolve(agent: &Shared, request: ResolveSessionRequest) -> anyhow::
              on by itself: mend the connection or start the agent of {to}. If that cannot be done, decide, with \
              --force:\n\
              --keep source: {instance} goes on here. If it runs on {to}, it runs twice, with one address and one \
-             identity, and what it did there is lost: first make sure that {to} is off, or that `verbatim ps` there does \
-             not show it.\n\
+             identity, and what it did there is lost: first make sure that {to} is off, or that `verbatim session show \
+             {session:016x}` says there that it is rolled back.\n\
              --keep destination: the copy here is killed. If {to} never let it run, {instance} is lost: first make sure \
              that `verbatim ps` on {to} shows it."
         );
+    }
+    if keep == Keep::Source {
+        must_not_run_there(agent, session, instance, to).await?;
     }
     control.resolve(keep);
     Ok(match keep {

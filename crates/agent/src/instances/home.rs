@@ -6,6 +6,7 @@
 //!    nic.sock          guest libraries ↔ the RNIC of this host
 //!    gate              where a quiesced process waits
 //!    lib/ mem/ stdout tmp/ shm/
+//!    (it is a file system of its own, and so is the mem/ of a virtual machine: [`crate::own_files`])
 //!  bundles/NAME/     config.json and mounts, made anew on each host
 //!  net/NAME          the network namespace
 //!  images/NAME/      CRIU's images, during a move
@@ -31,16 +32,19 @@ use verbatim_seqpacket::Listener;
 use super::filling;
 use super::machine;
 use super::machine::Origin;
+use super::machine::RAM;
 use super::machine::guest::Guest;
 use super::record::Record;
 use super::storage::devices;
 use super::swap::Swaps;
 use super::volumes::{Disks, Form};
+use crate::beneath;
 use crate::config::Config;
 use crate::forwarding::Forward;
 use crate::guests::{Guests, Resolver};
-use crate::memory::beneath;
 use crate::nic_listeners::NicListeners;
+use crate::own_files;
+use crate::whole;
 
 /// Where the program's standard output and error go, in the runtime folder.
 pub const OUTPUT_NAME: &str = "stdout";
@@ -223,7 +227,9 @@ impl Home {
         paths.disks.give_back()?;
         paths.swaps.give_back()?;
         filling::give_up(&paths);
-        for path in [&paths.folder, &paths.images, &paths.private, &paths.work] {
+        own_files::clear(&paths.folder, MEMORY_DIR, RAM)
+            .with_context(|| format!("cannot remove {}", paths.folder.display()))?;
+        for path in [&paths.images, &paths.private, &paths.work] {
             remove_tree(path).with_context(|| format!("cannot remove {}", path.display()))?;
         }
         match std::fs::remove_file(&paths.record) {
@@ -245,10 +251,7 @@ impl Home {
         };
         std::fs::create_dir_all(&self.paths.records)?;
         // In one piece or not at all: an agent that dies meanwhile must not lose the instance.
-        let written = self.paths.records.join(format!(".{}", self.record.name));
-        std::fs::write(&written, serde_json::to_vec(&kept)?)
-            .and_then(|()| std::fs::rename(&written, &self.paths.record))
-            .with_context(|| format!("cannot write {}", self.paths.record.display()))
+        whole::write_json(&self.paths.record, &kept)
     }
 
     fn parts(&self) -> std::sync::MutexGuard<'_, Parts> {
@@ -266,11 +269,15 @@ impl Home {
         let folder = &self.paths.folder;
         filling::give_up(&self.paths);
         remove_tree(&self.paths.private)?;
-        for path in [folder, &self.paths.images, &self.paths.work] {
-            // What an earlier attempt may have left.
+        // What an earlier attempt may have left.
+        own_files::clear(folder, MEMORY_DIR, RAM)?;
+        for path in [&self.paths.images, &self.paths.work] {
             remove_tree(path)?;
+        }
+        for path in [folder, &self.paths.images, &self.paths.work] {
             std::fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
         }
+        self.mount_files(config)?;
         self.listen(guests, resolver)?;
         let name = self.record.name.as_str();
         if self.record.rnics.is_empty() && self.record.machine.is_none() {
@@ -286,6 +293,34 @@ impl Home {
         self.parts().nic_listeners = Some(Arc::clone(nic));
         self.parts().network = Some(Network::create(&self.network_config(config), link)?);
         Ok(())
+    }
+
+    /// What it writes, and a guest's RAM, are in file systems of its own.
+    fn mount_files(&self, config: &Config) -> anyhow::Result<()> {
+        let folder = &self.paths.folder;
+        let bytes = match self.record.files {
+            0 => config.instance_files,
+            bytes => bytes,
+        };
+        let cannot = |folder: &Path| format!("cannot mount a tmpfs at {}", folder.display());
+        own_files::mount(folder, bytes, true).with_context(|| cannot(folder))?;
+        if let Some(Guest::Qemu(arguments)) = &self.record.machine {
+            let memory = folder.join(MEMORY_DIR);
+            std::fs::create_dir_all(&memory).with_context(|| format!("cannot make {}", memory.display()))?;
+            own_files::mount(&memory, arguments.ram(), false).with_context(|| cannot(&memory))?;
+        }
+        Ok(())
+    }
+
+    /// Its guest has ended here: its RAM takes no more room.
+    pub fn drop_ram(&self) {
+        if self.record.machine.is_none() {
+            return;
+        }
+        let dropped = self.while_there(|paths| own_files::remove_ram(&paths.folder, RAM));
+        if let Some(Err(error)) = dropped {
+            tracing::warn!(instance = %self.record.name, %error, "the RAM stays in memory until it is removed");
+        }
     }
 
     /// Makes this agent's socket in the runtime folder, and serves it.
@@ -340,7 +375,7 @@ impl Home {
         std::fs::File::create(self.output())?;
         match &self.record.machine {
             Some(Guest::Qemu(arguments)) if origin != Origin::Attached => {
-                machine::make_ram(&self.paths.folder, arguments.ram())
+                machine::make_ram(&self.paths.folder, arguments.ram(), self.record.prealloc)
             }
             _ => Ok(()),
         }
@@ -398,7 +433,14 @@ impl Home {
             inside: disk.inside(),
             writable: false,
         });
-        volumes.chain(swaps).collect()
+        // What is mounted in the runtime folder is not seen in the container by itself.
+        let has_ram = matches!(self.record.machine, Some(Guest::Qemu(_)));
+        let memory = has_ram.then(|| FolderMount {
+            source: self.paths.folder.join(MEMORY_DIR),
+            inside: Path::new(RUNTIME_DIR).join(MEMORY_DIR),
+            writable: true,
+        });
+        volumes.chain(swaps).chain(memory).collect()
     }
 
     /// Takes its volumes from this host's daemon, and mounts them, or has them served to its virtual machine; and starts who serves its swap disks. On
@@ -502,12 +544,10 @@ impl Home {
             failed.push(format!("cannot remove {}: {error}", self.paths.record.display()));
         }
         filling::give_up(&self.paths);
-        for path in [
-            &self.paths.folder,
-            &self.paths.images,
-            &self.paths.private,
-            &self.paths.work,
-        ] {
+        if let Err(error) = own_files::clear(&self.paths.folder, MEMORY_DIR, RAM) {
+            failed.push(format!("cannot remove {}: {error}", self.paths.folder.display()));
+        }
+        for path in [&self.paths.images, &self.paths.private, &self.paths.work] {
             if let Err(error) = remove_tree(path) {
                 failed.push(format!("cannot remove {}: {error}", path.display()));
             }
@@ -541,6 +581,8 @@ mod tests {
             program: folder.join("verbatim"),
             criu_plugin: folder.join("plugin.so"),
             memory_device: None,
+            instance_files: own_files::LEAST,
+            memory_overcommit: 1.0,
             bridge: String::new(),
             mtu: None,
             cgroup_parent: folder.to_owned(),

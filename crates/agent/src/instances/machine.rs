@@ -6,6 +6,8 @@
 //!    qmp               QEMU's socket for us, which QEMU makes on each host
 //!  images/NAME/      during a move: the state of the devices, and whether the guest ran ([`leaving`])
 //!  criu/NAME/ran     during a move, on both hosts: the latter, for an agent that comes after this one
+//!  criu/NAME/settings  the same of what QEMU is set to ([`settings`])
+//!  criu/NAME/stands  why a guest stands still that is to run here ([`standing`])
 //!  criu/NAME/ram.*   while RAM is missing that has been left behind ([`post_copy`])
 //! ```
 //!
@@ -18,24 +20,29 @@
 pub mod arriving;
 pub mod attached;
 pub mod domain;
+pub mod fits;
 pub mod guest;
 pub mod leaving;
 pub mod post_copy;
 pub mod qemu;
+mod settings;
+pub mod standing;
+pub mod trouble;
 
 use std::fs::File;
 use std::net::Ipv4Addr;
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
 use verbatim_channel::RUNTIME_DIR;
 use verbatim_container::{Bind, TAP, Workload, mac_of};
-use verbatim_vm::Arguments;
+use verbatim_vm::{Arguments, Carried};
 
 use self::guest::Guest;
 use super::record::Record;
-use crate::memory::beneath;
+use crate::beneath;
+use crate::memory::private;
 
 /// The RAM, in the runtime folder.
 pub const RAM: &str = "mem/ram";
@@ -55,6 +62,9 @@ pub async fn arguments(line: &[String], address: Ipv4Addr) -> anyhow::Result<Arg
     let program = (!has_program).then(|| format!("{PROGRAM}{}", std::env::consts::ARCH));
     let line: Vec<String> = program.into_iter().chain(line.iter().cloned()).collect();
     let arguments = Arguments::parse(&line)?.on_tap(TAP, mac_of(address))?;
+    if let Some(unmade) = arguments.unmade().first() {
+        bail!("{unmade}");
+    }
     let mut command = tokio::process::Command::new(arguments.program());
     let listed = command
         .args(["-machine", "help"])
@@ -79,13 +89,53 @@ pub async fn arguments(line: &[String], address: Ipv4Addr) -> anyhow::Result<Arg
 
 /// What its container is, apart from the command.
 pub fn workload(arguments: &Arguments, env: &[String]) -> Workload {
-    let binds = arguments.files().into_iter();
+    let files = arguments.files().into_iter();
+    // A container has /dev/urandom and its like of its own.
+    let binds = files.filter(|(path, _)| !verbatim_container::has_device(path));
     Workload::Command {
         args: arguments.line(),
         env: env.to_vec(),
         cwd: "/".into(),
         binds: binds.map(|(path, writable)| Bind { path, writable }).collect(),
     }
+}
+
+/// The same instance with the virtual machine as it is now, for its next place.
+pub fn as_carried(record: &Record, carried: &Carried) -> Record {
+    let mut record = record.clone();
+    let Workload::Command {
+        env, binds: known, ..
+    } = &record.workload
+    else {
+        return record;
+    };
+    let mut binds = Vec::new();
+    if let Some(arguments) = &carried.arguments {
+        let known = known.clone();
+        record.workload = workload(arguments, &env.clone());
+        record.machine = Some(Guest::Qemu(arguments.clone()));
+        if let Workload::Command { binds: named, .. } = &mut record.workload {
+            let was_writable = |path: &Path| known.iter().any(|bind| bind.writable && bind.path == path);
+            for bind in named.iter_mut() {
+                bind.writable |= was_writable(&bind.path);
+            }
+            binds = std::mem::take(named);
+        }
+    }
+    for file in &carried.files {
+        let path = Path::new("/").join(&file.path);
+        match binds.iter_mut().find(|bind| bind.path == path) {
+            Some(bind) => bind.writable |= !file.read_only,
+            None => binds.push(Bind {
+                path,
+                writable: !file.read_only,
+            }),
+        }
+    }
+    if let Workload::Command { binds: all, .. } = &mut record.workload {
+        *all = binds;
+    }
+    record
 }
 
 /// How QEMU comes to be in its container.
@@ -120,27 +170,67 @@ pub fn started(guest: &Guest, workload: &Workload, origin: Origin) -> anyhow::Re
     })
 }
 
-/// Why an instance cannot come to this host, as far as it is a virtual machine.
+/// Why an instance cannot come to this host, as far as it sees files of its host's.
 pub fn lacking(record: &Record) -> Vec<String> {
-    let (Some(_), Workload::Command { binds, .. }) = (&record.machine, &record.workload) else {
+    let Workload::Command { binds, .. } = &record.workload else {
         return Vec::new();
     };
     let missing = binds.iter().filter(|bind| !bind.path.exists());
-    let words = missing.map(|bind| {
-        format!(
+    let words = missing.map(|bind| match record.machine {
+        Some(_) => format!(
             "{} is not there: what the virtual machine names must be at the same path on both hosts, and its disks on storage that both reach",
             bind.path.display()
-        )
+        ),
+        None => format!(
+            "{} is not there: what the instance is shown of its host (--bind, or a program in /tmp or /run) must be at the same path on both hosts",
+            bind.path.display()
+        ),
     });
     words.collect()
 }
 
-/// Makes the RAM of one that starts here, or arrives: as long as it is to be, and empty.
-pub fn make_ram(folder: &Path, bytes: u64) -> anyhow::Result<()> {
+/// Makes the RAM of one that starts here, or arrives: as long as it is to be, and empty; with `prealloc`, memory is there for all of it, and an error
+/// if there is not so much.
+pub fn make_ram(folder: &Path, bytes: u64, prealloc: bool) -> anyhow::Result<()> {
+    if prealloc && let Some(lack) = private::lack_of_memory(bytes) {
+        bail!("its RAM cannot be had from the beginning (--prealloc): {lack}");
+    }
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
     let mode = Mode::RUSR | Mode::WUSR;
     let made = beneath::open_any(beneath::folder(folder)?, Path::new(RAM), flags, mode);
     let made = made.map_err(std::io::Error::from).map(File::from);
-    let sized = made.and_then(|file| file.set_len(bytes));
+    let sized = made.and_then(|file| {
+        file.set_len(bytes)?;
+        if prealloc {
+            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)?;
+        }
+        Ok(())
+    });
     sized.with_context(|| format!("cannot make {}", folder.join(RAM).display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn ram_is_there_from_the_beginning_if_it_is_to_be() {
+        for prealloc in [false, true] {
+            let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+            std::fs::create_dir(folder.path().join("mem")).unwrap();
+            make_ram(folder.path(), 1 << 20, prealloc).unwrap();
+            let made = folder.path().join(RAM).metadata().unwrap();
+            assert_eq!(made.len(), 1 << 20);
+            assert_eq!(made.blocks() * 512, if prealloc { 1 << 20 } else { 0 });
+        }
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        std::fs::create_dir(folder.path().join("mem")).unwrap();
+        let error = make_ram(folder.path(), 1 << 50, true).unwrap_err().to_string();
+        assert!(
+            error.contains("--prealloc") && error.contains("MiB of memory available"),
+            "{error}"
+        );
+        assert!(!folder.path().join(RAM).exists());
+    }
 }

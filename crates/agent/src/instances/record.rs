@@ -34,6 +34,10 @@ pub struct Record {
     pub volumes: Vec<Mounted>,
     /// Memory of other hosts that it has as disks.
     pub swap: Vec<SwapDisk>,
+    /// So many bytes it may have in files of its own ([`crate::own_files`]); 0: what its host gives all.
+    pub files: u64,
+    /// Its RAM is there from the beginning. Of virtual machines that an agent starts.
+    pub prealloc: bool,
 }
 
 /// As it is stored. What runs a virtual machine has a field of its own for each kind.
@@ -56,6 +60,14 @@ struct Written {
     /// A virtual machine, where there is no `machine`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     domain: Option<Owned>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    files: u64,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    prealloc: bool,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 impl From<Written> for Record {
@@ -71,6 +83,8 @@ impl From<Written> for Record {
             machine: written.machine.map(Guest::Qemu).or(domain),
             volumes: written.volumes,
             swap: written.swap,
+            files: written.files,
+            prealloc: written.prealloc,
         }
     }
 }
@@ -93,6 +107,8 @@ impl From<Record> for Written {
             volumes: record.volumes,
             swap: record.swap,
             domain,
+            files: record.files,
+            prealloc: record.prealloc,
         }
     }
 }
@@ -142,6 +158,8 @@ mod tests {
             machine: None,
             volumes: Vec::new(),
             swap: Vec::new(),
+            files: 0,
+            prealloc: false,
         };
         for machine in [
             None,
@@ -157,6 +175,11 @@ mod tests {
         let written = serde_json::to_value(&record).unwrap();
         assert_eq!(written["machine"], serde_json::to_value(&qemu).unwrap());
         assert!(written.get("domain").is_none());
+        // As agents read it that know nothing of these.
+        assert!(written.get("files").is_none() && written.get("prealloc").is_none());
+        (record.files, record.prealloc) = (64 << 20, true);
+        let text = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), record);
     }
 
     #[test]

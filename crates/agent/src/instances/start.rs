@@ -12,8 +12,8 @@ use rustix::fs::{CWD, FileType, Mode, OFlags};
 use tokio::net::unix::pipe::{OpenOptions, Receiver};
 use verbatim_container::{Bundle, Init, Runc, STARTED_NAME};
 
+use crate::beneath;
 use crate::instances::home::{Home, OUTPUT_NAME};
-use crate::memory::beneath;
 
 /// How much of the end of a program's output is looked at for a reason.
 const REASON_BYTES: u64 = 4096;
@@ -90,7 +90,12 @@ async fn said(words: &Receiver) -> std::io::Result<bool> {
 }
 
 /// The last line of the output: the shell's own words.
-pub fn last_line(folder: &Path) -> Option<String> {
+fn last_line(folder: &Path) -> Option<String> {
+    Some(last_output(folder)?.trim_end().lines().next_back()?.to_owned())
+}
+
+/// The end of the output.
+pub fn last_output(folder: &Path) -> Option<String> {
     let mut output = beneath::open(folder, OUTPUT_NAME.as_ref(), OFlags::RDONLY).ok()??;
     let length = output.metadata().ok()?.len();
     output
@@ -98,8 +103,7 @@ pub fn last_line(folder: &Path) -> Option<String> {
         .ok()?;
     let mut text = Vec::new();
     output.take(REASON_BYTES).read_to_end(&mut text).ok()?;
-    let text = String::from_utf8_lossy(&text);
-    Some(text.trim_end().lines().next_back()?.to_owned())
+    Some(String::from_utf8_lossy(&text).into_owned())
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! other data, and nobody would notice before it is too late. Of block devices [`devices`] tells it.
 
 pub mod devices;
+pub mod images;
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 use verbatim_container::Workload;
+use verbatim_vm::File as MachineFile;
 
 use super::record::Record;
 
@@ -20,44 +22,91 @@ const PREFIX: &str = ".verbatim-";
 
 /// Files that were made beside the disks, as long as this lives.
 #[derive(Debug, Default)]
-pub struct Witnesses(Vec<PathBuf>);
+pub struct Witnesses {
+    /// Those that the destination must see.
+    made: Vec<PathBuf>,
+    /// Those beside what is only read, which may be elsewhere if it is the same.
+    beside_images: Vec<PathBuf>,
+    /// Folders of disks in which none can be made.
+    untried: Vec<String>,
+}
 
 impl Witnesses {
-    /// Makes one beside each file that a virtual machine may write to, once in each folder. Where none can be made (a file system that is
-    /// read-only) nothing is known, and none is made.
-    pub fn make(record: &Record) -> Self {
+    /// Makes one beside each file that a virtual machine may write to, once in each folder, and beside each of its `files` that it only reads. Where none
+    /// can be made beside a disk that it writes to, that stands in the way ([`Self::untried`]).
+    pub fn make(record: &Record, files: &[MachineFile]) -> Self {
         let (Some(_), Workload::Command { binds, .. }) = (&record.machine, &record.workload) else {
             return Self::default();
         };
-        let written = binds.iter().filter(|bind| bind.writable && bind.path.is_file());
-        let mut folders: Vec<&Path> = written.filter_map(|bind| bind.path.parent()).collect();
-        folders.sort_unstable();
-        folders.dedup();
-        let mut made = Self::default();
-        for folder in folders {
-            let path = folder.join(format!("{PREFIX}{:016x}", rand::random::<u64>()));
-            match File::create_new(&path) {
-                Ok(_) => made.0.push(path),
-                Err(error) => tracing::debug!(
-                    path = %path.display(),
-                    %error,
-                    "whether the destination reaches this storage is not tried"
-                ),
+        let is_read = |path: &Path| files.iter().any(|file| file.read_only && file.path == path);
+        let written = binds
+            .iter()
+            .filter(|bind| bind.writable && bind.path.is_file() && !is_read(&bind.path));
+        let folders = |paths: Vec<&Path>| {
+            let mut folders: Vec<_> = paths
+                .into_iter()
+                .filter_map(Path::parent)
+                .map(Path::to_owned)
+                .collect();
+            folders.sort_unstable();
+            folders.dedup();
+            folders
+        };
+        let mut witnesses = Self::default();
+        for folder in folders(written.map(|bind| bind.path.as_path()).collect()) {
+            let has_disk = files
+                .iter()
+                .any(|file| !file.read_only && file.path.parent() == Some(&folder));
+            match Self::beside(&folder) {
+                Ok(path) => witnesses.made.push(path),
+                Err(error) if has_disk => witnesses.untried.push(format!(
+                    "whether the destination reaches the disks in {} cannot be tried: no file can be made beside them ({error})",
+                    folder.display()
+                )),
+                Err(_) => {}
             }
         }
-        made
+        let read = files.iter().filter(|file| file.read_only && file.path.is_file());
+        for folder in folders(read.map(|file| file.path.as_path()).collect()) {
+            if witnesses.of_image(&folder.join("image")).is_empty()
+                && let Ok(path) = Self::beside(&folder)
+            {
+                witnesses.beside_images.push(path);
+            }
+        }
+        witnesses
     }
 
-    /// Where they are.
+    fn beside(folder: &Path) -> io::Result<PathBuf> {
+        let path = folder.join(format!("{PREFIX}{:016x}", rand::random::<u64>()));
+        File::create_new(&path).map(|_| path)
+    }
+
+    /// Where those are that the destination must see.
     pub fn paths(&self) -> Vec<String> {
-        let paths = self.0.iter().filter_map(|path| path.to_str());
+        let paths = self.made.iter().filter_map(|path| path.to_str());
         paths.map(str::to_owned).collect()
+    }
+
+    /// Why the instance cannot leave.
+    pub fn untried(&self) -> &[String] {
+        &self.untried
+    }
+
+    /// The one beside a file, or nothing.
+    pub fn of_image(&self, image: &Path) -> String {
+        let mut all = self.made.iter().chain(&self.beside_images);
+        let beside = all.find(|path| path.parent() == image.parent());
+        beside
+            .and_then(|path| path.to_str())
+            .unwrap_or_default()
+            .to_owned()
     }
 }
 
 impl Drop for Witnesses {
     fn drop(&mut self) {
-        for path in &self.0 {
+        for path in self.made.iter().chain(&self.beside_images) {
             if let Err(error) = std::fs::remove_file(path)
                 && error.kind() != io::ErrorKind::NotFound
             {
@@ -69,12 +118,6 @@ impl Drop for Witnesses {
 
 /// Why this host cannot take an instance whose source has made these. Nothing is opened that could wait, or do something when it is opened.
 pub fn unseen(witnesses: &[String]) -> Vec<String> {
-    let is_seen = |path: &&String| {
-        let name = Path::new(path).file_name().and_then(OsStr::to_str);
-        let is_witness = name.is_some_and(|name| name.starts_with(PREFIX));
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        is_witness && rustix::fs::open(path.as_str(), flags, Mode::empty()).is_ok()
-    };
     let unseen = witnesses.iter().filter(|path| !is_seen(path));
     let words = unseen.map(|path| {
         let folder = Path::new(path).parent().unwrap_or(Path::new("/"));
@@ -85,6 +128,14 @@ pub fn unseen(witnesses: &[String]) -> Vec<String> {
         )
     });
     words.collect()
+}
+
+/// Whether a witness is there.
+fn is_seen(path: &str) -> bool {
+    let name = Path::new(path).file_name().and_then(OsStr::to_str);
+    let is_witness = name.is_some_and(|name| name.starts_with(PREFIX));
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    is_witness && rustix::fs::open(path, flags, Mode::empty()).is_ok()
 }
 
 #[cfg(test)]
@@ -105,7 +156,7 @@ mod tests {
             "machine": verbatim_vm::Arguments::parse(&["qemu"]).unwrap(),
         });
         let mut record: Record = serde_json::from_value(record).unwrap();
-        let witnesses = Witnesses::make(&record);
+        let witnesses = Witnesses::make(&record, &[]);
         let paths = witnesses.paths();
         assert_eq!(paths.len(), 1, "{paths:?}");
         assert!(unseen(&paths).is_empty());
@@ -118,6 +169,6 @@ mod tests {
         assert!(unseen(&paths)[0].contains("not the same storage"), "{paths:?}");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
         record.machine = None;
-        assert!(Witnesses::make(&record).paths().is_empty());
+        assert!(Witnesses::make(&record, &[]).paths().is_empty());
     }
 }

@@ -18,9 +18,9 @@ use std::path::{Component, Path, PathBuf};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
 
-use super::beneath;
 use super::pieces::{self, PieceOf};
 use super::private_tmpfs::PIECE_BYTES;
+use crate::beneath;
 use crate::proto::FilePart;
 use crate::proto::file_part::Kind;
 use crate::quotas;

@@ -14,12 +14,12 @@ use tokio::sync::mpsc;
 use tonic::transport::Channel;
 use verbatim_bulk::QpClass;
 
-use super::beneath;
 use super::bulk::{Bulk, Credits, CutOnDrop, Cutter};
 use super::pace::Pace;
 use super::parts::{Parts, QUEUE_PARTS, Ring, Route};
 use super::tracker::Tracker;
 use super::tree::{Kind, Tree};
+use crate::beneath;
 use crate::proto::FilePart;
 use crate::proto::file_part::{Folder, Kind as PartKind};
 use crate::proto::peer_client::PeerClient;
@@ -53,6 +53,8 @@ enum Scope {
     Only(PathBuf),
     /// All but this folder.
     Without(PathBuf),
+    /// This folder, and nothing of what is in it.
+    WithoutWhatIsIn(PathBuf),
 }
 
 impl Scope {
@@ -61,6 +63,7 @@ impl Scope {
             Self::All => true,
             Self::Only(folder) => path.starts_with(folder) || folder.starts_with(path),
             Self::Without(folder) => !path.starts_with(folder),
+            Self::WithoutWhatIsIn(folder) => !path.starts_with(folder) || path == folder,
         }
     }
 }
@@ -91,6 +94,12 @@ impl Sender {
     /// It does not send what is below this folder.
     pub fn without(mut self, folder: &Path) -> Self {
         self.scope = Scope::Without(folder.to_owned());
+        self
+    }
+
+    /// It sends this folder, and nothing of what is in it.
+    pub fn without_what_is_in(mut self, folder: &Path) -> Self {
+        self.scope = Scope::WithoutWhatIsIn(folder.to_owned());
         self
     }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::beneath;
+use crate::beneath;
 use crate::quotas;
 
 /// A file system notes the time of a change in coarse steps (4 ms and more), so a file that changed shortly before it was

@@ -5,6 +5,7 @@ mod decision;
 pub mod landed;
 mod post_copy;
 mod recover;
+mod room;
 mod set_up;
 mod tried;
 
@@ -43,7 +44,6 @@ use crate::instances::tasks::{Restore, Restored};
 use crate::instances::{Instance, Reservation, machine, storage, volumes as disks};
 use crate::keeper::Keeper;
 use crate::memory::place::Placer;
-use crate::memory::{private, private_tmpfs};
 use crate::proto::file_part::Folder;
 use crate::proto::{ConnectRequest, FilePart, OpenRequest};
 use crate::report::milliseconds;
@@ -82,6 +82,10 @@ impl Destinations {
         if let Some(blocker) = blockers(agent, &record, request).into_iter().next() {
             bail!(blocker);
         }
+        let fit = machine::fits::compare(agent, &record, &request.machine).await;
+        if let Some(blocker) = fit.blockers.into_iter().next() {
+            bail!(blocker);
+        }
         if agent
             .journal
             .standing(request.session, Role::Destination)
@@ -96,7 +100,7 @@ impl Destinations {
         };
         let (journal, session) = (&agent.journal, request.session);
         journal.write(session, Role::Destination, What::Opened(parties))?;
-        let opened = Self::make(agent, session, record, request.post_copy).await;
+        let opened = Self::make(agent, session, record, request).await;
         if let Err(error) = &opened {
             volumes::settle(agent, session, Role::Destination, Outcome::RolledBack);
             journal.failed(session, Role::Destination, error);
@@ -105,7 +109,7 @@ impl Destinations {
         opened
     }
 
-    async fn make(agent: &Shared, session: u64, record: Record, may_lack: bool) -> anyhow::Result<()> {
+    async fn make(agent: &Shared, session: u64, record: Record, request: &OpenRequest) -> anyhow::Result<()> {
         volumes::note(agent, session, Role::Destination, &record)?;
         agent.faults.pass(Point::DestinationOpen).await?;
         let reservation = agent.instances.reserve(record.name.as_str())?;
@@ -113,8 +117,15 @@ impl Destinations {
             // It was here before and left; its name is free again.
             agent.instances.remove(&gone);
         }
+        // Others may have asked meanwhile.
+        room::claim(agent, &reservation, &record, request)?;
+        let prealloc = record.prealloc;
         let paths = Paths::new(&agent.config.runtime_dir, record.name.as_str());
-        let destination = Destination::new(agent, session, &paths, Machine::begin(), Some(reservation));
+        let mut destination = Destination::new(agent, session, &paths, Machine::begin(), Some(reservation));
+        if prealloc {
+            // A hole would be a page that has to be found when the guest touches it.
+            destination.runtime = Placer::new(paths.folder.clone()).writing_zeroes();
+        }
         let destination = Arc::new(tokio::sync::Mutex::new(destination));
         // Known before anything is made, so that whoever undoes the session meanwhile waits for it and then undoes it.
         let mut opening = destination.lock().await;
@@ -143,7 +154,7 @@ impl Destinations {
             agent.destinations.close(session);
         }
         opening.home = Some(made?);
-        opening.may_lack = may_lack;
+        opening.may_lack = request.post_copy;
         Ok(())
     }
 
@@ -190,7 +201,6 @@ impl Destinations {
 
 /// Why the instance cannot come to this host.
 pub fn blockers(agent: &Shared, record: &Record, request: &OpenRequest) -> Vec<String> {
-    let memory_bytes = request.memory_bytes;
     let mut blockers: Vec<_> = agent.instances.conflict(record).into_iter().collect();
     if agent.instances.is_reserved(record.name.as_str()) {
         blockers.push(format!(
@@ -198,36 +208,14 @@ pub fn blockers(agent: &Shared, record: &Record, request: &OpenRequest) -> Vec<S
             record.name
         ));
     }
-    let elsewhere = match &record.machine {
-        // Its RAM is where libvirt's configuration says.
-        Some(guest) if guest.is_domain() => guest.ram(),
-        // What lies in a tmpfs without a size of its own is asked for below.
-        None if private_tmpfs::is_mounted(&agent.config.runtime_dir.join("private")) => request.private_bytes,
-        _ => 0,
-    };
-    let here = memory_bytes.saturating_sub(elsewhere);
-    match rustix::fs::statvfs(&agent.config.runtime_dir) {
-        Ok(space) => {
-            let free = space.f_bavail * space.f_frsize;
-            // Images and the files beside the memory need some room, too.
-            let needed = here + here / 8 + (64 << 20);
-            if free < needed {
-                blockers.push(format!(
-                    "{} there has {} MiB free and {} MiB are needed; enlarge that tmpfs",
-                    agent.config.runtime_dir.display(),
-                    free >> 20,
-                    needed >> 20
-                ));
-            }
-        }
-        Err(errno) => blockers.push(format!("the free memory there is unknown: {errno}")),
-    }
-    // What waits for the tasks and what they have together are never much more than once that.
-    blockers.extend(private::lack_of_memory(memory_bytes));
+    blockers.extend(room::lacking(agent, record, request));
     blockers.extend(rnics::lacking(agent, record));
     blockers.extend(machine::lacking(record));
     blockers.extend(storage::unseen(&request.witnesses));
     blockers.extend(storage::devices::others(&request.devices));
+    blockers.extend(tokio::task::block_in_place(|| {
+        storage::images::others(&request.images)
+    }));
     if !record.volumes.is_empty() {
         blockers.extend(disks::lacking(record));
         let paths = Paths::new(&agent.config.runtime_dir, record.name.as_str());

@@ -32,6 +32,7 @@ use crate::proto::{
     PartnerConnectRequest, PartnerConnection, PartnerPrepareReply, PartnerPrepareRequest, Standby,
 };
 use crate::standby;
+use crate::whole;
 
 use find::{Found, connected_to, find_members, instances_of};
 
@@ -520,11 +521,9 @@ impl Partner {
             tables: self.tables.clone(),
             awaited: self.awaited.clone(),
         };
-        let fresh = path.with_extension("new");
-        std::fs::create_dir_all(path.parent().expect("it has a folder"))
-            .and_then(|()| std::fs::write(&fresh, serde_json::to_vec(&kept)?))
-            .and_then(|()| std::fs::rename(&fresh, &path))
-            .with_context(|| format!("cannot write {}", path.display()))
+        let folder = path.parent().expect("it has a folder");
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        whole::write_json(&path, &kept)
     }
 
     /// A step begins.

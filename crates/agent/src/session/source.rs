@@ -38,7 +38,7 @@ use anyhow::Context;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
-use verbatim_channel::{MadeAgain, RoadMap};
+use verbatim_channel::{MEMORY_DIR, MadeAgain, RoadMap};
 use verbatim_container::Checkpoint;
 use verbatim_session::Role;
 use verbatim_session::decision::source::Event;
@@ -52,7 +52,6 @@ use crate::gids::Gid;
 use crate::guests::Guest;
 use crate::held::Hold;
 use crate::instances::home::LIBRARY_DIR;
-use crate::instances::machine::RAM;
 use crate::instances::machine::leaving::Leaving;
 use crate::instances::record::Record;
 use crate::instances::tasks::Dumped;
@@ -81,7 +80,7 @@ use connections::Connection;
 pub use connections::{blockers, describe, describe_own, memory_bytes};
 use decision::Decision;
 use images::Images;
-pub use machine::unknown as machine_unknown;
+pub use machine::{look_into_images, uncompared, unknown as machine_unknown};
 use participants::PartnerHost;
 pub use track::{goes_beside_images, private_note};
 pub use transport::transport_note;
@@ -239,6 +238,8 @@ impl Source {
             background: true,
             ..Route::default()
         };
+        let kind = crate::proto::file_part::Folder::Runtime;
+        let files = Sender::new(session, kind, folder, Some(trusted));
         Self {
             agent: Arc::clone(agent),
             instance: Arc::clone(instance),
@@ -262,14 +263,11 @@ impl Source {
             partners: Vec::new(),
             watches: HashMap::new(),
             turn: None,
-            files: Sender::new(
-                session,
-                crate::proto::file_part::Folder::Runtime,
-                folder,
-                Some(trusted),
-            )
-            // It goes by itself.
-            .without(std::path::Path::new(RAM))
+            files: match instance.home.record.machine {
+                // The RAM goes by itself, and what is beside it stays.
+                Some(_) => files.without_what_is_in(MEMORY_DIR.as_ref()),
+                None => files,
+            }
             .by(&route),
             route,
             transport: memory_transport::Choice::tls("nothing was sent"),

@@ -13,7 +13,7 @@ use verbatim_session::Role;
 use verbatim_session::decision::Outcome;
 use verbatim_swap::control::{Sockets, is_nobody_there};
 use verbatim_swap::disk::Order as SwapOrder;
-use verbatim_volume::control::{self, Order};
+use verbatim_volume::control::{self, Order, Row};
 
 use super::PAUSE;
 use crate::agent::Shared;
@@ -127,7 +127,7 @@ async fn tell(agent: &Shared, note: &Note, outcome: Outcome) {
     };
     let mut is_told = false;
     while let Err(error) = match note.is_swap {
-        false => give(agent, &order).await,
+        false => settle_volume(agent, note, &order).await,
         true => settle_swap(agent, note, outcome).await,
     } {
         if !std::mem::replace(&mut is_told, true) {
@@ -145,6 +145,34 @@ async fn tell(agent: &Shared, note: &Note, outcome: Outcome) {
         && error.kind() != std::io::ErrorKind::NotFound
     {
         tracing::warn!(path = %path.display(), %error, "a note is left behind");
+    }
+}
+
+/// Tells the volume daemon. It has heard it when it shows that its copy does not wait for this session any more; that it has answered is not enough: a daemon
+/// that cannot read what the copy is has nothing to settle.
+async fn settle_volume(agent: &Shared, note: &Note, order: &Order) -> anyhow::Result<()> {
+    let socket = agent.config.runtime_dir.join(SOCKET_NAME);
+    let control::Outcome::Volumes(rows) = control::order(&socket, order).await? else {
+        bail!("the volume daemon answers something else");
+    };
+    let row = rows.iter().find(|row| row.name == note.volume);
+    is_settled(row, note.session)
+}
+
+/// Whether that copy has nothing to do with the session any more.
+fn is_settled(row: Option<&Row>, session: u64) -> anyhow::Result<()> {
+    let row =
+        row.context("the volume daemon does not say what the copy is (is it of an earlier release?)")?;
+    match row.role.as_str() {
+        "held" | "ready" if row.by.is_none_or(|by| by == session) => {
+            bail!("the copy of {} is still {}", row.name, row.role)
+        }
+        "unknown" | "busy" => bail!(
+            "it is not known what the copy of {} is: {}",
+            row.name,
+            row.trouble.as_deref().unwrap_or("no reason is given")
+        ),
+        _ => Ok(()),
     }
 }
 
@@ -172,6 +200,19 @@ pub async fn give(agent: &Shared, order: &Order) -> anyhow::Result<()> {
     match control::order(&socket, order).await? {
         control::Outcome::Volumes(_) => Ok(()),
         other => bail!("the volume daemon answers {other:?}"),
+    }
+}
+
+/// What stands in the way of that volume's move to another host, as far as the daemons know; the other one is asked for room. An error where that is not known.
+pub async fn obstacle(agent: &Shared, volume: &str, to: &str) -> anyhow::Result<Option<String>> {
+    let order = Order::Check {
+        name: volume.to_owned(),
+        to: to.to_owned(),
+    };
+    let socket = agent.config.runtime_dir.join(SOCKET_NAME);
+    match control::order(&socket, &order).await? {
+        control::Outcome::Volumes(rows) => Ok(rows.into_iter().find_map(|row| row.trouble)),
+        _ => bail!("the volume daemon answers something else"),
     }
 }
 
@@ -218,5 +259,37 @@ mod tests {
         for other in ["", "x", "0.partner.db", "0.source", "zz.source.db"] {
             assert_eq!(Note::parse(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn a_daemon_has_heard_it_when_its_copy_does_not_wait_any_more() {
+        let row = |role: &str, by| Row {
+            name: "db".to_owned(),
+            role: role.to_owned(),
+            by,
+            ..Row::default()
+        };
+        for role in ["serving", "moved", "incomplete", "none"] {
+            assert!(is_settled(Some(&row(role, None)), 7).is_ok(), "{role}");
+        }
+        // By an earlier daemon, which does not say for which session.
+        for (role, by) in [
+            ("held", None),
+            ("ready", None),
+            ("held", Some(7)),
+            ("ready", Some(7)),
+        ] {
+            assert!(is_settled(Some(&row(role, by)), 7).is_err(), "{role} {by:?}");
+        }
+        for role in ["held", "ready"] {
+            assert!(
+                is_settled(Some(&row(role, Some(8))), 7).is_ok(),
+                "another session"
+            );
+        }
+        for role in ["unknown", "busy"] {
+            assert!(is_settled(Some(&row(role, None)), 7).is_err(), "{role}");
+        }
+        assert!(is_settled(None, 7).is_err(), "nothing is no yes");
     }
 }

@@ -11,24 +11,32 @@ pub struct HostsArguments {
     #[arg(value_name = "FOLDER")]
     pub folder: PathBuf,
     /// The hosts: their names, and the addresses at which their agents listen and their RNICs are.
-    #[arg(value_name = "NAME=ADDRESS", required = true, value_parser = host)]
+    #[arg(value_name = "NAME=ADDRESS", required_unless_present = "client", value_parser = host)]
     pub hosts: Vec<(String, IpAddr)>,
     /// Memory may go between these hosts without encryption, where a migration leaves that to the list (--memory-transport auto).
     #[arg(long)]
     pub trusted_network: bool,
+    /// Make a certificate for a client of volumes over the network (`verbatim volume daemon --nbd-port`) that is no host: in clients/NAME of the folder.
+    #[arg(long, value_name = "NAME", value_parser = name)]
+    pub client: Vec<String>,
 }
 
 fn host(text: &str) -> Result<(String, IpAddr), String> {
     let wrong = || format!("{text:?} is not NAME=ADDRESS, such as host1=10.0.0.1");
     let (name, address) = text.split_once('=').ok_or_else(wrong)?;
-    // It is the name of a folder, and stands in a certificate.
+    let name = self::name(name)?;
+    Ok((name, address.parse().map_err(|_| wrong())?))
+}
+
+/// It is the name of a folder, and stands in a certificate.
+fn name(name: &str) -> Result<String, String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
     if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) || !name.chars().all(plain) {
         return Err(format!(
             "{name:?} is no host name: letters, digits, - and . are allowed"
         ));
     }
-    Ok((name.to_owned(), address.parse().map_err(|_| wrong())?))
+    Ok(name.to_owned())
 }
 
 #[cfg(test)]

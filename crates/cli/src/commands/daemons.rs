@@ -38,6 +38,11 @@ pub fn agent(arguments: AgentArguments, faults: fn(&Config) -> Faults) -> anyhow
             .unwrap_or_else(|| program.with_file_name(CRIU_PLUGIN)),
         program,
         memory_device: arguments.memory_device,
+        instance_files: match arguments.instance_files {
+            Some(bytes) => bytes,
+            None => verbatim_agent::usual_instance_files()?,
+        },
+        memory_overcommit: arguments.memory_overcommit,
         bridge: arguments.bridge,
         mtu: arguments.mtu,
         cgroup_parent: arguments.cgroup_parent,

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, bail};
@@ -21,6 +21,7 @@ const AUTHORITY: &str = "verbatim";
 const CERTIFICATE: &str = "ca.pem";
 const KEY: &str = "ca.key";
 const LIST: &str = "hosts.json";
+const CLIENTS: &str = "clients";
 
 /// An entry of `hosts.json`.
 #[derive(Clone, Serialize, Deserialize)]
@@ -36,6 +37,17 @@ pub fn run(arguments: &HostsArguments) -> anyhow::Result<ExitCode> {
     let folder = &arguments.folder;
     fill(folder, &arguments.hosts, arguments.trusted_network)
         .with_context(|| format!("cannot fill {}", folder.display()))?;
+    for client in &arguments.client {
+        let made =
+            add_client(folder, client).with_context(|| format!("cannot make a certificate for {client}"))?;
+        eprintln!(
+            "{}: for a client of volumes, which is no host (nbds://…?tls-certificates=FOLDER)",
+            made.display()
+        );
+    }
+    if arguments.hosts.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
     eprintln!(
         "{}: copy the folder of each host to /etc/verbatim there, and start its agent with --config-dir /etc/verbatim",
         folder.display()
@@ -53,6 +65,11 @@ fn fill(folder: &Path, hosts: &[(String, IpAddr)], trusted_network: bool) -> any
                 bail!("{name} is there already, with the address {}", entry.address);
             }
             continue;
+        }
+        if folder.join(CLIENTS).join(name).exists() {
+            bail!(
+                "{name} is the name of a client, which would be a host by its certificate; take another name"
+            );
         }
         entries.push(Entry {
             name: name.clone(),
@@ -78,6 +95,24 @@ fn fill(folder: &Path, hosts: &[(String, IpAddr)], trusted_network: bool) -> any
         write(&folder.join(name).join(LIST), &list)?;
     }
     write(&folder.join(LIST), &list)
+}
+
+/// Makes a certificate for a client of volumes, unless there is one. By the names that libnbd and QEMU look for.
+fn add_client(folder: &Path, name: &str) -> anyhow::Result<PathBuf> {
+    if known(folder)?.iter().any(|entry| entry.name == name) {
+        bail!("there is a host of that name: whoever has its certificate is that host");
+    }
+    let authority = authority(folder)?;
+    let own = folder.join(CLIENTS).join(name);
+    make_folder(&own)?;
+    if !own.join("client-key.pem").exists() {
+        let identity = authority.issue_client(name)?;
+        write(&own.join("ca-cert.pem"), authority.certificate().as_bytes())?;
+        write(&own.join("client-cert.pem"), identity.certificate.as_bytes())?;
+        // The last: without it they are made anew.
+        write(&own.join("client-key.pem"), identity.key.as_bytes())?;
+    }
+    Ok(own)
 }
 
 /// The authority of the folder: the one that it has, or else a new one.
@@ -164,6 +199,21 @@ mod tests {
         let entries = known(folder.path()).unwrap();
         let trusted: Vec<_> = entries.iter().map(|entry| entry.trusted_network).collect();
         assert_eq!(trusted, [false, false, true]);
+    }
+
+    #[test]
+    fn a_client_is_no_host_and_becomes_none() {
+        let folder = tempfile::tempdir().unwrap();
+        fill(folder.path(), &hosts(&["a"]), false).unwrap();
+        let made = add_client(folder.path(), "laptop").unwrap();
+        let key = || fs::read(made.join("client-key.pem")).unwrap();
+        let first = key();
+        add_client(folder.path(), "laptop").unwrap();
+        assert_eq!(key(), first, "what is there stays");
+        assert!(made.join("ca-cert.pem").exists() && made.join("client-cert.pem").exists());
+        assert!(add_client(folder.path(), "a").is_err());
+        assert!(fill(folder.path(), &hosts(&["laptop"]), false).is_err());
+        assert_eq!(known(folder.path()).unwrap().len(), 1);
     }
 
     #[test]

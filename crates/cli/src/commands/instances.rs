@@ -28,6 +28,9 @@ struct Row<'a> {
     missing_bytes: Option<u64>,
     /// The host that has it, if that is another one.
     missing_from: Option<&'a str>,
+    /// What is wrong with a virtual machine that is there.
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    troubles: &'a [String],
     command: &'a [String],
 }
 
@@ -48,6 +51,7 @@ impl<'a> From<&'a Instance> for Row<'a> {
             missing_from: missing
                 .map(|missing| missing.from.as_str())
                 .filter(|host| !host.is_empty()),
+            troubles: &instance.troubles,
             command: &instance.command,
         }
     }
@@ -79,6 +83,9 @@ pub async fn run(lab: &str, arguments: RunArguments) -> anyhow::Result<ExitCode>
         machine,
         volumes: arguments.volume,
         swap: arguments.swap,
+        files: arguments.tmp_size.unwrap_or_default(),
+        prealloc: arguments.prealloc,
+        binds: arguments.bind,
     };
     tell(&host.run(request).await?, arguments.json)
 }
@@ -105,6 +112,9 @@ fn tell(instance: &Instance, json: bool) -> anyhow::Result<ExitCode> {
             "{} runs on {} with the address {}/{}",
             instance.name, instance.host, instance.address, instance.prefix
         );
+        for note in &instance.notes {
+            eprintln!("note: {note}");
+        }
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -160,8 +170,11 @@ pub async fn exec(lab: &str, arguments: ExecArguments) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// What an instance is doing, and what it lacks while it does.
+/// What an instance is doing, and what is wrong with it, or lacks, while it does.
 fn state(instance: &Instance) -> String {
+    if !instance.troubles.is_empty() {
+        return format!("{} ({})", instance.state, instance.troubles.join("; "));
+    }
     let Some(missing) = &instance.missing else {
         return instance.state.clone();
     };
@@ -221,14 +234,19 @@ pub async fn logs(lab: &str, name: &str, follow: bool) -> anyhow::Result<ExitCod
         let (host, instance) = hosts.of_instance(name).await?;
         // The output moves along whole: what was printed from the last host comes again first.
         let mut skip = printed;
-        host.logs(name, follow, |data| {
-            let fresh = &data[skip.min(data.len())..];
-            skip -= data.len() - fresh.len();
-            printed += fresh.len();
-            let mut stdout = std::io::stdout().lock();
-            stdout.write_all(fresh)?;
-            stdout.flush()
-        })
+        host.logs_and_notes(
+            name,
+            follow,
+            |data| {
+                let fresh = &data[skip.min(data.len())..];
+                skip -= data.len() - fresh.len();
+                printed += fresh.len();
+                let mut stdout = std::io::stdout().lock();
+                stdout.write_all(fresh)?;
+                stdout.flush()
+            },
+            |note| eprintln!("note: {note}"),
+        )
         .await?;
         if !follow || instance.state == "exited" {
             return Ok(ExitCode::SUCCESS);
@@ -268,6 +286,30 @@ pub async fn stop(lab: &str, name: &str) -> anyhow::Result<ExitCode> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_wrong_is_shown_beside_the_state() {
+        let well = Instance {
+            state: "running".to_owned(),
+            ..Instance::default()
+        };
+        assert_eq!(state(&well), "running");
+        assert!(
+            serde_json::to_value(Row::from(&well))
+                .unwrap()
+                .get("troubles")
+                .is_none()
+        );
+        let ill = Instance {
+            troubles: vec!["stands still: no lock".to_owned()],
+            ..well
+        };
+        assert_eq!(state(&ill), "running (stands still: no lock)");
+        assert_eq!(
+            serde_json::to_value(Row::from(&ill)).unwrap()["troubles"][0],
+            "stands still: no lock"
+        );
+    }
 
     #[test]
     fn scripts_get_the_bare_address() {

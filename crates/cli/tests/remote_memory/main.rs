@@ -261,6 +261,40 @@ fn an_rnic_that_hangs_is_not_waited_for_longer_than_the_deadline_and_what_it_doe
 }
 
 #[test]
+fn an_rnic_of_the_owner_that_hangs_is_not_waited_for_by_anybody() {
+    let mut lab = Lab::new();
+    lab.start_server(1, "64M");
+    let socket = lab.attach(SIZE, &["--deadline", "300"]);
+    let longest = use_it(&socket, |go_on| {
+        for _ in 0..2 {
+            until("the file has everything", || {
+                let status = lab.status();
+                status["copies"][0]["bytes"] == status["copies"][1]["bytes"]
+            });
+            let nic = lab.nics[0].as_ref().expect("it runs");
+            signal(nic, Signal::STOP);
+            // Orders are answered, and pages are served from the file.
+            until("it is given up", || lab.state(0) == "down");
+            go_on(300);
+            let listed = lab.ask(0, &["swap", "list", "--json"]);
+            assert_eq!(listed[0]["name"], "disk", "{listed}");
+            signal(nic, Signal::CONT);
+            until("it is back", || lab.state(0) == "up");
+            go_on(300);
+        }
+    });
+    println!("the longest request: {longest:?}");
+    assert_eq!(lab.status()["requests"]["failed"], 0);
+    assert!(longest < Duration::from_secs(20), "{longest:?}");
+    // It ends also while its RNIC hangs.
+    let nic = lab.nics[0].as_ref().expect("it runs");
+    signal(nic, Signal::STOP);
+    lab.ask(0, &["swap", "detach", "disk", "--force", "--json"]);
+    lab.wait_for_disk();
+    signal(lab.nics[0].as_ref().expect("it runs"), Signal::CONT);
+}
+
+#[test]
 fn a_server_process_that_hangs_is_not_noticed() {
     let mut lab = Lab::new();
     lab.start_server(1, "64M");

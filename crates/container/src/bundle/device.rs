@@ -142,10 +142,37 @@ fn of_host(name: impl Into<Cow<'static, str>>) -> Option<Device> {
     })
 }
 
+/// Whether each container has the device at this path, as a node of its own: `/dev/urandom`, for one.
+pub fn has(path: &Path) -> bool {
+    let name = path.strip_prefix("/dev").ok();
+    name.is_some_and(|name| DEFAULT.iter().any(|device| Path::new(&*device.name) == name))
+}
+
 /// Whether CRIU restores a descriptor of the device with this number.
 pub(crate) fn is_harmless(number: u64) -> bool {
     let number = (rustix::fs::major(number), rustix::fs::minor(number));
     DEFAULT
         .iter()
         .any(|device| (device.major, device.minor) == number && device.name != "tty")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_each_container_has_is_known_by_its_path() {
+        for path in ["/dev/urandom", "/dev/random", "/dev/null"] {
+            assert!(has(Path::new(path)), "{path}");
+        }
+        for path in [
+            "/dev/sda",
+            "/dev",
+            "/srv/urandom",
+            "urandom",
+            "/dev/infiniband/urandom",
+        ] {
+            assert!(!has(Path::new(path)), "{path}");
+        }
+    }
 }

@@ -25,6 +25,7 @@ pub(crate) mod masks;
 mod seccomp;
 mod spec;
 
+pub use device::has as has_device;
 pub(crate) use device::is_harmless as is_harmless_device;
 
 use std::os::unix::fs::PermissionsExt;

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::path::Path;
+use std::time::Duration;
 
 use super::Provider;
 use super::rdma_core::{self, RdmaCoreProvider};
@@ -33,11 +34,11 @@ impl Choice {
 }
 
 /// All backends, for a process with that runtime folder. Where two have a device of one name, the first one's counts.
-pub fn providers(runtime: &Path) -> Vec<Box<dyn Provider>> {
+pub fn providers(runtime: &Path, limit: Option<Duration>) -> Vec<Box<dyn Provider>> {
     let choice = Choice::parse(std::env::var_os(BACKEND_VARIABLE).as_deref());
     let mut providers: Vec<Box<dyn Provider>> = Vec::new();
     if choice != Choice::RdmaCore {
-        providers.push(Box::new(SoftProvider::new(runtime)));
+        providers.push(Box::new(SoftProvider::new(runtime, limit)));
     }
     // Where the kernel has no RDMA device, its library is not even loaded.
     if choice == Choice::RdmaCore || choice == Choice::Auto && rdma_core::has_devices() {

@@ -2,6 +2,7 @@
 //!
 //! QEMU is looked at besides ([`Machine::may_move`](crate::Machine::may_move)): here is what is better said in libvirt's words, and what only libvirt knows.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use roxmltree::Node;
@@ -171,7 +172,8 @@ pub(super) fn files(xml: &str) -> Result<Vec<(PathBuf, bool)>> {
         .flat_map(|devices| devices.children().filter(|node| node.has_tag_name("disk")));
     let mut files: Vec<_> = disks
         .filter_map(|disk| {
-            let path = child(&disk, "source")?.attribute("file")?;
+            let source = child(&disk, "source")?;
+            let path = source.attribute("file").or_else(|| source.attribute("dev"))?;
             Some((PathBuf::from(path), child(&disk, "readonly").is_none()))
         })
         .collect();
@@ -181,6 +183,36 @@ pub(super) fn files(xml: &str) -> Result<Vec<(PathBuf, bool)>> {
         files.extend(path.map(|path| (PathBuf::from(path), false)));
     }
     Ok(files)
+}
+
+/// What a description names.
+#[derive(Debug, Default)]
+pub(crate) struct Named {
+    /// Files and devices of its disks, those below them included, and of its firmware.
+    pub files: BTreeSet<String>,
+    /// Volumes of storage pools.
+    pub volumes: Vec<(String, String)>,
+    /// libvirt's names for its devices.
+    pub aliases: BTreeSet<String>,
+}
+
+/// All of that.
+pub(super) fn named(xml: &str) -> Result<Named> {
+    let document = parse(xml)?;
+    let mut named = Named::default();
+    for node in document.root_element().descendants() {
+        let attribute = |name: &str| node.attribute(name).map(str::to_owned);
+        match node.tag_name().name() {
+            "source" => {
+                named.files.extend(attribute("file").or_else(|| attribute("dev")));
+                named.volumes.extend(attribute("pool").zip(attribute("volume")));
+            }
+            "loader" | "nvram" => named.files.extend(node.text().map(|text| text.trim().to_owned())),
+            "alias" => named.aliases.extend(attribute("name")),
+            _ => {}
+        }
+    }
+    Ok(named)
 }
 
 #[cfg(test)]
@@ -277,13 +309,27 @@ mod tests {
     }
 
     #[test]
+    fn all_that_a_description_names_is_known() {
+        let xml = domain(
+            "<os><loader type='pflash'>/code</loader><nvram>/vars</nvram></os>",
+            "<disk type='file'><source file='/over' index='2'/><backingStore type='block'><source dev='/dev/vg/base'/></backingStore>\
+             <alias name='virtio-disk0'/></disk><disk type='volume'><source pool='p' volume='v'/></disk>",
+        );
+        let named = named(&xml).unwrap();
+        let files = ["/code", "/dev/vg/base", "/over", "/vars"].map(str::to_owned);
+        assert_eq!(named.files, BTreeSet::from(files));
+        assert_eq!(named.volumes, [("p".to_owned(), "v".to_owned())]);
+        assert_eq!(named.aliases, BTreeSet::from(["virtio-disk0".to_owned()]));
+    }
+
+    #[test]
     fn its_files_are_known() {
         let xml = domain(
             "<os><kernel>/k</kernel></os>",
             "<disk type='file'><source file='/d'/></disk><disk type='file'><source file='/c'/><readonly/></disk><disk type='block'><source dev='/b'/></disk>",
         );
-        let expected =
-            [("/d", true), ("/c", false), ("/k", false)].map(|(path, writes)| (PathBuf::from(path), writes));
+        let expected = [("/d", true), ("/c", false), ("/b", true), ("/k", false)]
+            .map(|(path, writes)| (PathBuf::from(path), writes));
         assert_eq!(files(&xml).unwrap(), expected);
     }
 }

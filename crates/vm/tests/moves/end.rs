@@ -116,6 +116,24 @@ impl End {
         Self::of(from.arguments.clone(), true).await
     }
 
+    /// Starts a QEMU that takes the guest of one which is as these say.
+    pub async fn arriving_as(arguments: &Arguments) -> anyhow::Result<Self> {
+        Self::of(arguments.clone(), true).await
+    }
+
+    /// Starts a QEMU by these arguments alone, whose guest does not run.
+    pub async fn stopped(more: &[&str]) -> anyhow::Result<Self> {
+        let qemu = qemu();
+        let types = Command::new(&qemu).args(["-machine", "help"]).output()?;
+        let arguments = Arguments::parse(&[&[&qemu[..]], more].concat())?;
+        Self::of(arguments.versioned(std::str::from_utf8(&types.stdout)?)?, false).await
+    }
+
+    /// What it was started with.
+    pub fn arguments(&self) -> &Arguments {
+        &self.arguments
+    }
+
     /// The same, run by another program.
     pub async fn arriving_at(program: &str, from: &Self) -> anyhow::Result<Self> {
         Self::of(from.arguments.run_by(program), true).await

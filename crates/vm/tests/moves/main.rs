@@ -6,7 +6,9 @@
 
 mod end;
 mod filler;
+mod now;
 mod post_copy;
+mod settings;
 mod silence;
 
 use std::io::Read;
@@ -60,6 +62,14 @@ fn main() -> ExitCode {
         case("a_source_that_is_silent", silent_source),
         case("what_stands_in_the_way_is_said", obstacles),
         case("one_that_runs_is_attached", attached),
+        case("settings_are_put_back_at_every_end", settings::put_back),
+        case("a_snapshot_has_the_ram_at_each_end", settings::snapshots),
+        case("a_lock_on_an_image_keeps_it_here", settings::locked),
+        case("a_quorum_is_said_to_keep_its_locks", settings::quorum),
+        case("what_a_qemu_offers_is_compared", settings::offered),
+        case("now_what_was_not_changed_stays_as_it_is", now::as_started),
+        case("now_what_was_changed_goes_along", now::changed),
+        case("now_what_cannot_be_had_elsewhere_is_named", now::named),
         case("memory_comes_later_again_and_again", post_copy::again_and_again),
         case("memory_comes_later_with_a_disk", post_copy::with_a_disk),
         case("memory_comes_later_whoever_dies", post_copy::taken_over),

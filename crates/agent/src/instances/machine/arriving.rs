@@ -17,12 +17,13 @@ use verbatim_container::{ContainerName, Host, Init, Runc, Tasks};
 use verbatim_vm::{Error, Incoming, Machine, PostCopy};
 
 use super::guest::{Guest, Owned};
-use super::leaving::{DEVICES, RAN, forget, read_ran};
+use super::leaving::{DEVICES, RAN, read_ran};
 use super::qemu::{connect, last_words};
-use super::{domain, make_ram, post_copy};
+use super::{domain, make_ram, post_copy, settings, standing};
+use crate::beneath;
 use crate::instances::home::{Home, Paths};
 use crate::instances::start;
-use crate::memory::beneath;
+use crate::whole;
 
 /// The container of one that arrives, here only as long as the session does not decide otherwise.
 #[derive(Debug)]
@@ -74,7 +75,10 @@ impl Arriving {
         };
         let guest = home.record.machine.as_ref().context("it is no virtual machine")?;
         if let Guest::Qemu(arguments) = guest {
-            make_ram(&paths.folder, arguments.ram())?;
+            let (folder, bytes) = (paths.folder.clone(), arguments.ram());
+            let prealloc = home.record.prealloc;
+            let made = tokio::task::spawn_blocking(move || make_ram(&folder, bytes, prealloc)).await;
+            made.context("making the RAM panicked")??;
         }
         let init = start::start(host.runc(), home).await?;
         let waiting = async {
@@ -128,6 +132,7 @@ impl Arriving {
         let folder = place.paths.folder.clone();
         let loaded = async {
             let ran = place.ran()?;
+            settings::arrive(&place.paths, incoming.noted())?;
             let state = beneath::open(&place.paths.images, Path::new(DEVICES), OFlags::RDONLY)?;
             let mut state = tokio::fs::File::from_std(state.context("the devices' state has not come")?);
             let give = async {
@@ -154,7 +159,6 @@ impl Arriving {
                 place,
                 init,
                 machine,
-                incoming,
                 ran,
             }),
             Err(error) => {
@@ -177,8 +181,7 @@ impl Place {
         let path = self.paths.images.join(RAN);
         let ran = read_ran(&path, std::fs::read(&path))?;
         let kept = self.paths.work.join(RAN);
-        std::fs::write(&kept, serde_json::to_vec(&ran)?)
-            .with_context(|| format!("cannot write {}", kept.display()))?;
+        whole::write_json(&kept, &ran)?;
         Ok(ran)
     }
 }
@@ -189,7 +192,6 @@ pub struct Loaded {
     place: Place,
     init: Init,
     machine: Arc<Machine>,
-    incoming: Incoming,
     ran: bool,
 }
 
@@ -206,17 +208,24 @@ impl Loaded {
         Ok(())
     }
 
-    /// Lets the guest run, if it ran at its source, behind `connect`, which lets its traffic flow. After an error it may run, and nothing is
-    /// killed.
+    /// Lets the guest run, if it ran at its source, behind `connect`, which lets its traffic flow. When QEMU does not let it run the guest is this host's
+    /// all the same, and QEMU is asked again: the source, which is to hear of the decision, may have what it lacks.
     pub async fn run(self, connect: impl FnOnce()) -> anyhow::Result<Init> {
         self.place.tasks.release().await?;
         connect();
-        if self.ran {
-            self.incoming.run().await?;
+        let Self {
+            place,
+            init,
+            machine,
+            ran,
+        } = self;
+        let runs = standing::let_run(&place.paths, &machine, ran).await;
+        // It serves one connection.
+        drop(machine);
+        if let Err(error) = runs {
+            standing::later(&place.paths, init.pid(), &error);
         }
-        domain::settle(&self.place.paths).await;
-        forget(&self.place.paths)?;
-        Ok(self.init)
+        Ok(init)
     }
 
     /// Kills QEMU before the guest has run; returns when nothing of it is left.

@@ -17,6 +17,7 @@ use super::guest::{Guest, Owned};
 use crate::agent::Shared;
 use crate::instances::home::Paths;
 use crate::instances::{Instance, State};
+use crate::whole;
 
 /// Where it is written down, in the folder of CRIU's logs: it does not go along.
 const FILE: &str = "attached";
@@ -139,8 +140,7 @@ impl Attached {
         self.cgroup = Some(tasks.cgroup_of(self.pid).await?);
         self.threads = tasks.cgroups_of_threads(self.pid).await?;
         let path = paths.work.join(FILE);
-        let written = std::fs::write(&path, serde_json::to_vec(&self)?);
-        written.with_context(|| format!("cannot write {}", path.display()))?;
+        whole::write_json(&path, &self)?;
         Ok(tasks.take_in(self.pid).await?)
     }
 

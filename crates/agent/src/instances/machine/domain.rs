@@ -9,20 +9,28 @@
 //! destination, too. So what an undecided session kills with the container is seen by libvirt as a domain that has ended. Only one whose agent has
 //! died before it was counted must be ended by libvirt ([`end`]).
 
-use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use rustix::fs::OFlags;
+use rustix::process::Signal;
+use tokio::time::Instant;
 use verbatim_container::Tasks;
 use verbatim_vm::{Description, Domain, Error, Machine};
 
 use super::attached::Attached;
+use crate::beneath;
 use crate::instances::home::Paths;
-use crate::memory::beneath;
+use crate::whole;
+
+/// How long libvirt may take to send a QEMU its signal.
+const DESTROY: Duration = Duration::from_secs(3);
+
+/// Between two looks whether it has. Nobody tells.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// The description, in the runtime folder.
 const DESCRIPTION: &str = "domain";
@@ -37,11 +45,8 @@ pub async fn describe(machine: &Machine, paths: &Paths) -> anyhow::Result<()> {
     };
     let description = serde_json::to_vec(&domain.describe().await?)?;
     let path = paths.folder.join(DESCRIPTION);
-    let written = std::fs::write(&path, description).and_then(|()| {
-        // A password of a display may be in it.
-        std::fs::set_permissions(&path, Permissions::from_mode(0o600))
-    });
-    written.with_context(|| format!("cannot write {}", path.display()))
+    // A password of a display may be in it: it is for root alone.
+    whole::write(&path, &description)
 }
 
 fn description(paths: &Paths) -> anyhow::Result<Description> {
@@ -55,8 +60,7 @@ fn description(paths: &Paths) -> anyhow::Result<Description> {
 pub async fn start(domain: &Domain, ram: u64, tasks: &Tasks, paths: &Paths) -> anyhow::Result<Arc<Machine>> {
     let description = description(paths)?;
     let path = paths.work.join(ARRIVING);
-    std::fs::write(&path, serde_json::to_vec(domain)?)
-        .with_context(|| format!("cannot write {}", path.display()))?;
+    whole::write_json(&path, domain)?;
     match domain.start(&description).await {
         Ok(()) => {}
         Err(error @ Error::Libvirt(_)) => {
@@ -126,6 +130,49 @@ fn forget(paths: &Paths) -> anyhow::Result<()> {
     std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
 }
 
+/// Kills the tasks of one that has left. A domain's QEMU does not end by itself in libvirt's eyes, which would be a crash that somebody may be told to mend by a new
+/// start: libvirt is asked to destroy it, and has sent its signal, which those who are frozen do not hear, before they are killed.
+pub async fn kill(tasks: &Tasks, paths: &Paths) -> anyhow::Result<()> {
+    // Who cannot be asked for is killed all the same.
+    let attached = Attached::of(paths).ok().flatten();
+    let Some((domain, pid)) = attached
+        .as_ref()
+        .and_then(|attached| Some((attached.domain()?, attached.pid())))
+    else {
+        return Ok(tasks.kill().await?);
+    };
+    let told = async {
+        let asked = Instant::now();
+        while !is_told_to_end(pid) && asked.elapsed() < DESTROY {
+            tokio::time::sleep(LOOK).await;
+        }
+        tasks.kill().await
+    };
+    let (destroyed, killed) = tokio::join!(domain.destroy(), told);
+    if let Err(error) = destroyed {
+        tracing::warn!(%error, "libvirt was not asked to end the domain that has left: it may say that it has crashed");
+    }
+    Ok(killed?)
+}
+
+/// Whether a process has SIGTERM before it, or is gone.
+fn is_told_to_end(pid: u32) -> bool {
+    match std::fs::read_to_string(format!("/proc/{pid}/status")) {
+        Ok(status) => has_pending(&status, Signal::TERM),
+        Err(_) => true,
+    }
+}
+
+/// By a process's `status`.
+fn has_pending(status: &str, signal: Signal) -> bool {
+    let mut sets = status
+        .lines()
+        .filter_map(|line| line.strip_prefix("SigPnd:").or(line.strip_prefix("ShdPnd:")));
+    sets.any(|set| {
+        u64::from_str_radix(set.trim(), 16).is_ok_and(|set| set & (1 << (signal.as_raw() - 1)) != 0)
+    })
+}
+
 /// It has left, and its QEMU is killed here: returns when libvirt has seen that.
 pub async fn left(paths: &Paths) {
     let left = async {
@@ -140,5 +187,23 @@ pub async fn left(paths: &Paths) {
             error,
             "whether libvirt has seen that its domain has left is not known"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_that_a_frozen_process_has_not_heard_is_found() {
+        let status = |thread: &str, all: &str| {
+            format!("Name:\tqemu\nSigPnd:\t{thread}\nShdPnd:\t{all}\nSigBlk:\tffffffffffffffff\n")
+        };
+        let none = "0000000000000000";
+        assert!(!has_pending(&status(none, none), Signal::TERM));
+        assert!(has_pending(&status(none, "0000000000004000"), Signal::TERM));
+        assert!(has_pending(&status("0000000000004000", none), Signal::TERM));
+        assert!(!has_pending(&status(none, "0000000000000100"), Signal::TERM));
+        assert!(is_told_to_end(u32::MAX) && !is_told_to_end(std::process::id()));
     }
 }

@@ -14,12 +14,15 @@ use anyhow::{Context, bail};
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 use verbatim_container::{ContainerName, Host, Runc, Tasks};
-use verbatim_vm::{Machine, Outgoing, Rounds};
+use verbatim_vm::{Carried, Machine, Outgoing, Rounds};
 
-use super::domain;
-use super::qemu::connect;
+use super::guest::Guest;
+use super::qemu::{carried, connect};
+use super::{domain, fits, settings, standing};
+use crate::agent::Shared;
 use crate::instances::home::Paths;
 use crate::instances::{Instance, State};
+use crate::whole;
 
 /// The state of the devices, in the folder of images.
 pub const DEVICES: &str = "devices";
@@ -34,6 +37,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Leaving {
     machine: Arc<Machine>,
+    /// As it was when the destination was asked for it.
+    pub carried: Carried,
     /// What is sent of its RAM; lent to the round that runs.
     pub rounds: Option<Rounds>,
 }
@@ -42,17 +47,28 @@ impl Leaving {
     /// An error if it cannot be moved.
     pub async fn begin(instance: &Instance) -> anyhow::Result<Self> {
         let paths = &instance.home.paths;
+        standing::may_have_been_mended(paths, instance.init_pid()).await?;
         if ran(paths)?.is_some() {
             bail!(
                 "QEMU has not let the guest go on yet after the last attempt to move it; it is asked again until it does: try again then"
             );
         }
+        // What the last move has left to be done, if anything.
+        take_back_once(instance).await?;
         let machine = connect(paths, instance.init_pid()).await?;
         machine.may_move().await?;
+        let carried = carried(&machine, &instance.home.record).await?;
         Ok(Self {
             machine,
+            carried,
             rounds: None,
         })
+    }
+
+    /// What the next host is to have, as it is sent.
+    pub async fn needs(&self, agent: &Shared, guest: &Guest) -> anyhow::Result<String> {
+        let needs = fits::needs(agent, guest, &self.machine).await;
+        needs.context("its processor is not known")
     }
 
     /// What the destination needs to know of it lies in the runtime folder when this returns.
@@ -71,16 +87,22 @@ impl Leaving {
     /// Has QEMU send the state of the devices to the folder of images. The guest runs until [`Stopped::stopped`].
     pub async fn leave(&self, host: &Host, instance: &Instance) -> anyhow::Result<Stopped> {
         let paths = &instance.home.paths;
-        let runs = self.machine.status().await?.running;
-        // Before anything is asked of QEMU, so that an agent that comes after this one knows how it was.
-        for folder in [&paths.work, &paths.images] {
-            let path = folder.join(RAN);
-            std::fs::write(&path, serde_json::to_vec(&runs)?)
-                .with_context(|| format!("cannot write {}", path.display()))?;
+        if !carried(&self.machine, &instance.home.record)
+            .await?
+            .is(&self.carried)
+        {
+            bail!("its disks or devices were changed while it was being moved: try again");
         }
-        let (outgoing, stream) = self.machine.leave().await?;
+        let runs = self.machine.status().await?.running;
+        let noted = self.machine.settings().await?;
+        // Before anything is asked of QEMU, so that an agent that comes after this one knows how it was.
+        settings::note(paths, &noted)?;
+        note_ran(paths, runs)?;
+        let (outgoing, stream) = self.machine.leave_from(noted).await?;
         let name = &instance.home.record.name;
         Ok(Stopped {
+            machine: Arc::clone(&self.machine),
+            carried: self.carried.clone(),
             outgoing,
             state: Some(tokio::spawn(save(stream, paths.images.join(DEVICES)))),
             tasks: Tasks::of(host, name, &paths.work),
@@ -94,6 +116,8 @@ impl Leaving {
 /// One whose guest stops, or stands still.
 #[derive(Debug)]
 pub struct Stopped {
+    machine: Arc<Machine>,
+    carried: Carried,
     outgoing: Outgoing,
     /// Writes it down.
     state: Option<JoinHandle<io::Result<()>>>,
@@ -106,12 +130,14 @@ pub struct Stopped {
 impl Stopped {
     /// Waits until the guest stands still and its disks are quiet. The RAM does not change from then on.
     pub async fn stopped(&mut self) -> anyhow::Result<()> {
-        Ok(self.outgoing.stopped().await?)
+        self.outgoing.stopped().await?;
+        Ok(self.machine.has_still(&self.carried).await?)
     }
 
-    /// Waits until the state of the devices is written down.
+    /// Waits until the state of the devices is written down. An error if another QEMU could not use the guest's images.
     pub async fn hand_over(&mut self) -> anyhow::Result<()> {
         self.outgoing.hand_over().await?;
+        self.outgoing.has_let_go()?;
         let state = self
             .state
             .take()
@@ -132,7 +158,7 @@ impl Stopped {
 
     /// Kills QEMU, which does nothing more; returns when runc has forgotten the container.
     pub async fn commit(self) -> anyhow::Result<()> {
-        self.tasks.kill().await?;
+        domain::kill(&self.tasks, &self.paths).await?;
         domain::left(&self.paths).await;
         Ok(self.runc.delete(&self.name, true).await?)
     }
@@ -140,8 +166,11 @@ impl Stopped {
     /// Lets the guest go on as if nothing had happened, if it ran.
     pub async fn abort(self) -> anyhow::Result<()> {
         self.tasks.thaw().await?;
+        // QEMU is set as it was by that.
+        let (paths, machine) = (&self.paths, self.machine);
         self.outgoing.take_back().await?;
-        forget(&self.paths)
+        settings::put_back(paths, &machine).await?;
+        forget_ran(paths)
     }
 }
 
@@ -152,11 +181,29 @@ async fn save(mut stream: UnixStream, path: PathBuf) -> io::Result<()> {
     tokio::io::AsyncWriteExt::flush(&mut file).await
 }
 
+/// Writes down, for this host and for the destination, whether the guest runs. After an error neither is there: nothing was asked of QEMU yet,
+/// and nothing is in the way of the next move.
+fn note_ran(paths: &Paths, runs: bool) -> anyhow::Result<()> {
+    for folder in [&paths.work, &paths.images] {
+        if let Err(error) = whole::write_json(&folder.join(RAN), &runs) {
+            forget_ran(paths)?;
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
 /// Whether the guest ran when it was about to leave here, or had left its last place. `None`: QEMU is not to be asked for anything.
 pub(super) fn ran(paths: &Paths) -> anyhow::Result<Option<bool>> {
     let path = paths.work.join(RAN);
     match std::fs::read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        // Agents that did not write it in one piece have left this where there was no room: they asked nothing of QEMU then.
+        Ok(text) if serde_json::from_slice::<bool>(&text).is_err() => {
+            tracing::warn!(path = %path.display(), "what a move that came to nothing has half written is removed");
+            forget_ran(paths)?;
+            Ok(None)
+        }
         text => read_ran(&path, text).map(Some),
     }
 }
@@ -167,7 +214,7 @@ pub(super) fn read_ran(path: &Path, text: io::Result<Vec<u8>>) -> anyhow::Result
 }
 
 /// The guest is as it was: what was of this move is not of the next.
-pub(super) fn forget(paths: &Paths) -> anyhow::Result<()> {
+pub(super) fn forget_ran(paths: &Paths) -> anyhow::Result<()> {
     let path = paths.work.join(RAN);
     match std::fs::remove_file(&path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -180,6 +227,11 @@ pub(super) fn forget(paths: &Paths) -> anyhow::Result<()> {
 /// What [`Stopped::abort`] does, where that has failed, or the agent has died with it: QEMU is asked again until it lets the guest go on, or
 /// ends. Its tasks are not frozen any more. Returns when it was asked once.
 pub async fn take_back(instance: &Arc<Instance>) {
+    let paths = &instance.home.paths;
+    if standing::why(paths).is_some() {
+        // It is this host's by a decision.
+        return standing::make_run(paths, instance.init_pid()).await;
+    }
     match take_back_once(instance).await {
         Ok(()) => {}
         Err(error) => {
@@ -220,8 +272,45 @@ async fn take_back_later(instance: Arc<Instance>) {
 
 async fn take_back_once(instance: &Instance) -> anyhow::Result<()> {
     let paths = &instance.home.paths;
-    let Some(ran) = ran(paths)? else { return Ok(()) };
+    let ran = ran(paths)?;
+    if ran.is_none() && settings::noted(paths)?.is_none() {
+        return Ok(());
+    }
     let machine = connect(paths, instance.init_pid()).await?;
-    machine.take_back(ran).await?;
-    forget(paths)
+    if let Some(ran) = ran {
+        machine.take_back(ran, None).await?;
+    }
+    settings::put_back(paths, &machine).await?;
+    forget_ran(paths)
+}
+
+/// An error unless QEMU is as it was before it was moved, or was to be.
+pub async fn must_be_taken_back(instance: &Instance) -> anyhow::Result<()> {
+    let paths = &instance.home.paths;
+    standing::may_have_been_mended(paths, instance.init_pid()).await?;
+    take_back_once(instance)
+        .await
+        .context("QEMU is not yet as it was before the last attempt to move it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_that_could_not_be_written_stands_in_nobodys_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = Paths::new(folder.path(), "web");
+        std::fs::create_dir_all(&paths.work).unwrap();
+        // The images' folder is not there: as good as full.
+        assert!(note_ran(&paths, true).is_err());
+        assert_eq!(ran(&paths).unwrap(), None);
+        // As it was left by agents that wrote it where there was no room.
+        std::fs::write(paths.work.join(RAN), b"").unwrap();
+        assert_eq!(ran(&paths).unwrap(), None);
+        assert!(!paths.work.join(RAN).exists());
+        std::fs::create_dir_all(&paths.images).unwrap();
+        note_ran(&paths, false).unwrap();
+        assert_eq!(ran(&paths).unwrap(), Some(false));
+    }
 }

@@ -30,6 +30,7 @@ use crate::agent::Shared;
 use crate::instances::home::Paths;
 use crate::instances::machine::qemu;
 use crate::proto::RamRun;
+use crate::whole;
 use giving::Giving;
 
 /// So many requests are under way for what nobody waits for.
@@ -62,9 +63,7 @@ impl Origin {
 
     /// Writes it down for an agent that comes after this one.
     pub fn keep(&self, paths: &Paths) -> anyhow::Result<()> {
-        let path = Self::path(paths);
-        std::fs::write(&path, serde_json::to_vec(self)?)
-            .with_context(|| format!("cannot write {}", path.display()))
+        whole::write_json(&Self::path(paths), self)
     }
 
     fn found(paths: &Paths) -> anyhow::Result<Self> {

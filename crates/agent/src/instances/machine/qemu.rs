@@ -8,15 +8,19 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use rustix::fs::{Mode, OFlags};
-use verbatim_vm::{Error, Machine, Qmp, Ram};
+use verbatim_container::TAP;
+use verbatim_vm::{Carried, Error, Machine, Qmp, Ram};
 
 use super::attached::Attached;
-use super::{QMP, RAM};
-use super::{domain, leaving};
+use super::guest::Guest;
+use super::{QMP, RAM, fits, standing};
+use crate::agent::Shared;
+use crate::beneath;
 use crate::instances::Instance;
 use crate::instances::home::Paths;
+use crate::instances::record::Record;
 use crate::instances::start;
-use crate::memory::beneath;
+use crate::instances::storage::images;
 
 /// Connects to the QEMU of an instance, of which nobody else has a connection: it serves one.
 pub async fn connect(paths: &Paths, init_pid: i32) -> anyhow::Result<Arc<Machine>> {
@@ -48,33 +52,71 @@ pub fn ram(paths: &Paths) -> anyhow::Result<Ram> {
     Ok(Ram::of(file, &path)?)
 }
 
-/// What stands in the way of moving it, all of it.
-pub async fn blockers(instance: &Instance) -> Vec<String> {
-    let machine = match connect(&instance.home.paths, instance.init_pid()).await {
-        Ok(machine) => machine,
-        Err(error) => return vec![format!("{error:#}")],
-    };
-    match machine.may_move().await {
-        Ok(()) => Vec::new(),
-        Err(Error::Unmovable(reasons)) => reasons,
-        Err(error) => vec![error.to_string()],
-    }
+/// What was found of a virtual machine that is to move.
+#[derive(Debug, Default)]
+pub struct LookedAt {
+    /// What stands in the way, all of it.
+    pub blockers: Vec<String>,
+    /// What its next host is to have.
+    pub needs: String,
+    /// The machine as it is now, where that can be had elsewhere.
+    pub carried: Option<Carried>,
 }
 
-/// The guest is this host's, and the session's agent may have ended before it told QEMU to let it run.
-pub async fn make_run(paths: &Paths, init_pid: i32) -> anyhow::Result<()> {
-    if leaving::ran(paths)? == Some(true) {
-        let machine = connect(paths, init_pid).await?;
-        if !machine.status().await?.running {
-            machine.go_on().await?;
-            machine.announce().await?;
+/// Looks at the QEMU of an instance.
+pub async fn looked_at(agent: &Shared, instance: &Instance) -> LookedAt {
+    let paths = &instance.home.paths;
+    let only = |why: String| LookedAt {
+        blockers: vec![why],
+        ..LookedAt::default()
+    };
+    if let Some(why) = standing::why(paths) {
+        return only(format!("its guest stands still here: {why}"));
+    }
+    let machine = match connect(paths, instance.init_pid()).await {
+        Ok(machine) => machine,
+        Err(error) => return only(format!("{error:#}")),
+    };
+    let reasons = |error| match error {
+        Error::Unmovable(reasons) => reasons,
+        error => vec![error.to_string()],
+    };
+    let mut found = LookedAt {
+        blockers: machine.may_move().await.err().map(reasons).unwrap_or_default(),
+        ..LookedAt::default()
+    };
+    let record = &instance.home.record;
+    match carried(&machine, record).await {
+        Ok(carried) => found.carried = Some(carried),
+        Err(error) => found.blockers.extend(reasons(error)),
+    }
+    if let Some(guest) = &record.machine {
+        match fits::needs(agent, guest, &machine).await {
+            Ok(needs) => found.needs = needs,
+            Err(error) => found
+                .blockers
+                .push(format!("its processor is not known: {error:#}")),
         }
     }
-    domain::settle(paths).await;
-    leaving::forget(paths)
+    found
 }
 
-/// The last line that QEMU has printed.
+/// As it is now, for its next place. An error says what of it cannot be had there.
+pub async fn carried(machine: &Machine, record: &Record) -> Result<Carried, Error> {
+    let arguments = match &record.machine {
+        Some(Guest::Qemu(arguments)) => Some(arguments),
+        _ => None,
+    };
+    let carried = machine.carried(arguments, TAP).await?;
+    let hidden = images::hidden(machine.pid(), &carried.files);
+    match hidden.is_empty() {
+        true => Ok(carried),
+        false => Err(Error::Unmovable(hidden)),
+    }
+}
+
+/// The lines with which QEMU says why it has ended.
 pub fn last_words(folder: &Path) -> String {
-    start::last_line(folder).unwrap_or_else(|| "it does not say why".to_owned())
+    let printed = start::last_output(folder).unwrap_or_default();
+    verbatim_vm::last_words(&printed).unwrap_or_else(|| "it does not say why".to_owned())
 }

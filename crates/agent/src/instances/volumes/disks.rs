@@ -103,20 +103,30 @@ impl Disks {
     fn mount_one(&self, instance: &str, mounted: &Mounted, by: Option<u64>) -> anyhow::Result<()> {
         let name = &mounted.volume;
         let folder = self.make_folder(name)?;
-        let row = self.lent(instance, name, by, None)?;
-        let device = row
-            .device
-            .with_context(|| format!("the volume {name} is no block device"))?;
+        let lend = |writable| {
+            let row = self.lent(instance, name, by, None, writable)?;
+            let device = row.device;
+            let device = device.with_context(|| format!("the volume {name} is no block device"))?;
+            // A daemon of an earlier release does not say.
+            anyhow::Ok((device, row.fresh.unwrap_or(true)))
+        };
+        // One that comes with an instance has a file system, which was at rest.
         if by.is_none() {
-            file_system::make(&device, name)?;
+            let (device, is_fresh) = lend(true)?;
+            file_system::make(&device, name, is_fresh)?;
+            if !mounted.writable {
+                // What its journal has is written before nothing is written any more.
+                file_system::mount(&device, &folder, name, false)?;
+                file_system::unmount(&folder)?;
+            }
         }
-        file_system::mount(&device, &folder, name, mounted.writable)
+        file_system::mount(&lend(mounted.writable)?.0, &folder, name, mounted.writable)
     }
 
     fn connect_one(&self, instance: &str, mounted: &Mounted, by: Option<u64>) -> anyhow::Result<()> {
         let name = &mounted.volume;
         let socket = self.make_folder(name)?.join(SOCKET);
-        let row = self.lent(instance, name, by, Some(&socket))?;
+        let row = self.lent(instance, name, by, Some(&socket), mounted.writable)?;
         match row.socket {
             Some(served) if served == socket => Ok(()),
             _ => bail!(OLD_DAEMON),
@@ -130,6 +140,7 @@ impl Disks {
         name: &str,
         by: Option<u64>,
         socket: Option<&Path>,
+        writable: bool,
     ) -> anyhow::Result<Row> {
         let attach = Order::Attach {
             vhost_user: false,
@@ -138,6 +149,7 @@ impl Disks {
             holder: Some(instance.to_owned()),
             by,
             socket: socket.map(Path::to_owned),
+            read_only: !writable,
         };
         let row = self.row(&attach).with_context(|| format!("the volume {name}"))?;
         if row.holder.as_deref() != Some(instance) {

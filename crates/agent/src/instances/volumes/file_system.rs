@@ -67,8 +67,9 @@ pub fn unmount(folder: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Makes a file system where there is nothing at all; an error unless there is ours then.
-pub fn make(device: &Path, volume: &str) -> anyhow::Result<()> {
+/// Makes a file system where there is nothing at all; an error unless there is ours then. `is_new`: nothing was ever written to the volume. Where something
+/// was, and nothing is found, it may be lost or damaged, and nothing is put in its place.
+pub fn make(device: &Path, volume: &str, is_new: bool) -> anyhow::Result<()> {
     let probed = run(Command::new("blkid").args(["-p", "-o", "export"]).arg(device))?;
     // `man blkid`: 0 something was found, 2 nothing, 8 more than one thing.
     match probed.status.code() {
@@ -85,6 +86,10 @@ pub fn make(device: &Path, volume: &str) -> anyhow::Result<()> {
                 }
             }
         }
+        Some(2) if probed.stderr.is_empty() && !is_new => bail!(
+            "no file system is found on the volume {volume}, which was used before: none is made, since what was on it may be lost or damaged \
+             (`verbatim volume attach {volume} --device` shows it; `mkfs.ext4` there makes a new one)"
+        ),
         Some(2) if probed.stderr.is_empty() => {
             let made = run(Command::new("mkfs.ext4").arg("-q").arg(device))?;
             if !made.status.success() {

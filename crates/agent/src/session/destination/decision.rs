@@ -19,7 +19,7 @@ use crate::faults::Point;
 use crate::instances::Instance;
 use crate::instances::filling::{self, Giver};
 use crate::instances::machine::post_copy::Progress;
-use crate::instances::machine::{attached, qemu};
+use crate::instances::machine::{attached, standing};
 use crate::instances::recovery;
 use crate::keeper::Keeper;
 use crate::proto::OutcomeReply;
@@ -308,7 +308,7 @@ impl Destination {
                 self.not_all_is_well(&error);
             }
             if home.record.machine.is_some() {
-                qemu::make_run(&home.paths, pid).await?;
+                standing::make_run(&home.paths, pid).await;
             }
             self.arrive(pid, async move { Ok(Init::open(pid)?) });
             return Ok(Fact::Running);
@@ -318,7 +318,7 @@ impl Destination {
                 let (home, pid) = (&found.instance.home, found.instance.init_pid());
                 if home.record.machine.is_some() {
                     home.attach()?;
-                    qemu::make_run(&home.paths, pid).await?;
+                    standing::make_run(&home.paths, pid).await;
                 }
                 self.take_up(found.instance)?;
                 Ok(Fact::Running)

@@ -11,10 +11,10 @@ use verbatim_device::gids::counterpart;
 use verbatim_session::Phase;
 
 use super::Destination;
+use crate::beneath;
 use crate::faults::Point;
 use crate::gids::gid_of;
 use crate::instances::filling;
-use crate::memory::beneath;
 use crate::proto::{NewQp, PreSetupReply, PreSetupRequest};
 use crate::session::made_again::{MadeRecord, ToMake};
 use crate::session::{decode, encode};

@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 use verbatim_channel::{MEMORY_DIR, MadeAgain, RoadMap, ahead};
 
 use super::Destination;
-use crate::memory::beneath;
+use crate::beneath;
 use crate::proto::ProcessLimits;
 use crate::trial::{self, Ahead, Limits, Tried};
 

@@ -15,7 +15,7 @@ use verbatim_session::decision::{CommitAnswer, Evidence, Fact, Outcome, Timer};
 use crate::agent::Shared;
 use crate::guests::Guest;
 use crate::instances::home::Paths;
-use crate::instances::machine::leaving;
+use crate::instances::machine::{domain, leaving};
 use crate::instances::recovery::{self, Found};
 use crate::instances::volumes::Disks;
 use crate::instances::{Instance, Reservation};
@@ -381,17 +381,22 @@ impl Recovery {
         }
         let name = &instance.home.record.name;
         let removed = match held {
-            Some(dumped) => dumped.commit().await,
+            Some(dumped) => dumped.commit().await.map_err(anyhow::Error::from),
             None => {
-                let tasks = Tasks::of(&self.agent.tools, name, &instance.home.paths.work);
-                match tasks.kill().await {
-                    Ok(()) => self.agent.tools.runc().delete(name, true).await,
+                let paths = &instance.home.paths;
+                let tasks = Tasks::of(&self.agent.tools, name, &paths.work);
+                match domain::kill(&tasks, paths).await {
+                    Ok(()) => {
+                        domain::left(paths).await;
+                        let deleted = self.agent.tools.runc().delete(name, true).await;
+                        deleted.map_err(anyhow::Error::from)
+                    }
                     Err(error) => Err(error),
                 }
             }
         };
         if let Err(error) = removed {
-            let error = format!("{:#}", anyhow::Error::from(error));
+            let error = format!("{error:#}");
             tracing::error!(instance = %name, error, "the copy that was left is not removed");
         }
         let home = Arc::clone(&instance);

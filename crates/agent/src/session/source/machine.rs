@@ -4,17 +4,24 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, bail};
+use tonic::transport::Channel;
+use verbatim_container::Workload;
+use verbatim_vm::Carried;
 
 use super::Source;
 use super::images::Images;
 use crate::agent::Shared;
 use crate::instances::machine::RAM;
+use crate::instances::machine::guest::Guest;
 use crate::instances::machine::leaving::Leaving;
 use crate::instances::record::Record;
-use crate::instances::storage::devices;
+use crate::instances::storage::{devices, images};
 use crate::instances::tasks::Dumped;
 use crate::memory::ram::Which;
-use crate::protocol::{BLOCK_DEVICES, LIBVIRT, MACHINES};
+use crate::peers::reason;
+use crate::proto::OpenRequest;
+use crate::proto::peer_client::PeerClient;
+use crate::protocol::{BLOCK_DEVICES, IMAGES, LIBVIRT, MACHINE_FITS, MACHINES};
 use crate::report::milliseconds;
 use crate::session::told;
 
@@ -39,6 +46,53 @@ pub fn unknown(agent: &Shared, record: &Record, to: &str) -> Option<String> {
     }
 }
 
+/// Why a virtual machine as it is now cannot come to a host whose agent may be an earlier one, which cannot compare what it consists of.
+pub fn uncompared(agent: &Shared, record: &Record, carried: &Carried, to: &str) -> Option<String> {
+    let Workload::Command { binds, .. } = &record.workload else {
+        return None;
+    };
+    if agent.peers.can(to, IMAGES) {
+        return None;
+    }
+    let is_as_started = carried
+        .arguments
+        .as_ref()
+        .is_none_or(|arguments| matches!(&record.machine, Some(Guest::Qemu(known)) if known == arguments));
+    let is_named = |path: &Path| binds.iter().any(|bind| bind.path == path);
+    let unnamed = carried.files.iter().find(|file| !is_named(&file.path));
+    match unnamed {
+        Some(file) => Some(format!(
+            "the agent of {to} does not compare {}, which is a part of its disks; upgrade it",
+            file.path.display()
+        )),
+        None if is_as_started => None,
+        None => Some(format!(
+            "the agent of {to} does not know virtual machines whose disks or devices were changed while they ran; upgrade it"
+        )),
+    }
+}
+
+/// Asks the destination which of the images are on another storage there, and looks into those.
+pub async fn look_into_images(
+    peer: &mut PeerClient<Channel>,
+    request: &mut OpenRequest,
+) -> anyhow::Result<()> {
+    if request.images.is_empty() {
+        return Ok(());
+    }
+    let asked = peer.check_instance(request.clone()).await;
+    let reply = asked
+        .map_err(|status| anyhow::anyhow!("{}", reason(&status)))?
+        .into_inner();
+    let mut images = std::mem::take(&mut request.images);
+    let looked = tokio::task::spawn_blocking(move || {
+        images::look_into(&mut images, &reply.images_elsewhere)?;
+        anyhow::Ok(images)
+    });
+    request.images = looked.await.context("looking into images panicked")??;
+    Ok(())
+}
+
 impl Source {
     /// Whether the instance is one.
     pub(super) fn is_machine(&self) -> bool {
@@ -51,8 +105,22 @@ impl Source {
         if let Some(why) = unknown(&self.agent, self.record(), to) {
             bail!("{why}");
         }
-        self.machine = Some(Leaving::begin(&self.instance).await?);
+        let leaving = Leaving::begin(&self.instance).await?;
+        if let Some(why) = uncompared(&self.agent, self.record(), &leaving.carried, to) {
+            bail!("{why}");
+        }
+        self.machine = Some(leaving);
         Ok(())
+    }
+
+    /// What the destination compares with what it has itself. Empty where it does not, or there is nothing.
+    pub(super) async fn machine_needs(&self) -> anyhow::Result<String> {
+        match (&self.machine, &self.record().machine) {
+            (Some(machine), Some(guest)) if self.agent.peers.can(&self.request.destination, MACHINE_FITS) => {
+                machine.needs(&self.agent, guest).await
+            }
+            _ => Ok(String::new()),
+        }
     }
 
     /// QEMU waits at the destination when this returns, and what is written to the RAM is known from then on. What QEMU has put into its RAM there when it

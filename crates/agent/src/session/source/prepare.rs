@@ -14,12 +14,12 @@ use super::connections::{Connected, OtherEnd, connections, describe_own, lacking
 use super::{Failure, Process, Source, made_again, told};
 use crate::gids::Gid;
 use crate::guests::unexpected;
-use crate::instances::storage::{Witnesses, devices};
-use crate::instances::volumes;
+use crate::instances::storage::{Witnesses, devices, images};
+use crate::instances::{machine, volumes};
 use crate::keeper::Keeper;
 use crate::memory::private;
 use crate::proto;
-use crate::protocol::{MACHINE_SWAP, MACHINE_VOLUMES, MADE_AGAIN, NETWORK, VOLUMES_MOVE};
+use crate::protocol::{IMAGES, MACHINE_SWAP, MACHINE_VOLUMES, MADE_AGAIN, NETWORK, VOLUMES_MOVE};
 use crate::session::rnics;
 use crate::session::{decode, encode, in_time};
 
@@ -95,14 +95,24 @@ impl Source {
             }
         }
         let memory_bytes = registered_bytes + own_bytes;
-        let mut record = self.record().clone();
+        let (mut record, files) = match &self.machine {
+            Some(leaving) => {
+                let carried = &leaving.carried;
+                (machine::as_carried(self.record(), carried), carried.files.clone())
+            }
+            None => (self.record().clone(), Vec::new()),
+        };
         record.visited.insert(self.agent.name().to_owned());
         if !record.swap.is_empty() {
             let (swaps, disks) = (self.instance.home.paths.swaps.clone(), record.swap);
             record.swap = tokio::task::spawn_blocking(move || swaps.as_they_are(&disks)).await?;
         }
-        let witnesses = Witnesses::make(self.record());
-        let request = proto::OpenRequest {
+        let witnesses = Witnesses::make(&record, &files);
+        if let Some(untried) = witnesses.untried().first() {
+            bail!("{untried}");
+        }
+        let can_compare = self.agent.peers.can(&to, IMAGES);
+        let mut request = proto::OpenRequest {
             session: self.session,
             source: self.agent.name().to_owned(),
             instance: serde_json::to_string(&record)?,
@@ -110,9 +120,17 @@ impl Source {
             protocol: self.agent.peers.spoken(&to),
             witnesses: witnesses.paths(),
             private_bytes,
-            devices: devices::of(self.record())?,
+            devices: devices::of(&record)?,
             post_copy: self.request.post_copy,
+            files_bytes: registered_bytes,
+            machine: self.machine_needs().await?,
+            images: if can_compare {
+                images::of(&files, &witnesses)
+            } else {
+                Vec::new()
+            },
         };
+        super::look_into_images(&mut destination, &mut request).await?;
         // Before it is asked for anything, so that it undoes whatever it has begun when this agent is gone.
         self.destination = Some(destination.clone());
         self.watch(&to, destination.clone()).await?;

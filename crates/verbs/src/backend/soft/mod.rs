@@ -11,6 +11,7 @@ pub(crate) mod rings;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use verbatim_device::control::{Request, SOCKET_NAME};
@@ -27,14 +28,17 @@ use crate::error::VerbsError;
 #[derive(Debug)]
 pub struct SoftProvider {
     runtime: PathBuf,
+    /// So long a request may take.
+    limit: Option<Duration>,
     /// As it said when it was first asked: a program may list devices often.
     known: Mutex<Vec<DeviceInfo>>,
 }
 
 impl SoftProvider {
-    pub fn new(runtime: &Path) -> Self {
+    pub fn new(runtime: &Path, limit: Option<Duration>) -> Self {
         Self {
             runtime: runtime.to_owned(),
+            limit,
             known: Mutex::default(),
         }
     }
@@ -44,7 +48,7 @@ impl Provider for SoftProvider {
     fn devices(&self) -> Vec<DeviceInfo> {
         let mut known = self.known.lock();
         if known.is_empty()
-            && let Ok(device) = open(&self.runtime)
+            && let Ok(device) = open(&self.runtime, self.limit)
         {
             let (attr, _) = device.attributes();
             known.push(DeviceInfo {
@@ -56,7 +60,7 @@ impl Provider for SoftProvider {
     }
 
     fn open(&self, _name: &str) -> Result<Arc<dyn Device>, VerbsError> {
-        open(&self.runtime)
+        open(&self.runtime, self.limit)
     }
 
     fn has_cm(&self) -> bool {
@@ -65,8 +69,9 @@ impl Provider for SoftProvider {
 }
 
 /// Opens a new context at the RNIC of this runtime folder.
-fn open(runtime: &Path) -> Result<Arc<dyn Device>, VerbsError> {
-    let connection = Socket::connect(&runtime.join(SOCKET_NAME)).map_err(no_answer("open_device"))?;
+fn open(runtime: &Path, limit: Option<Duration>) -> Result<Arc<dyn Device>, VerbsError> {
+    let connection = Socket::connect_within(&runtime.join(SOCKET_NAME), limit);
+    let connection = connection.map_err(no_answer("open_device"))?;
     let request = |version| Request::OpenContext {
         version,
         name: program_name(),

@@ -1,0 +1,242 @@
+//! What is kept free for instances that are being made or cleared: names, addresses, memory.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use anyhow::bail;
+use tokio::sync::watch;
+
+use super::record::Record;
+use super::{Instance, Instances, State};
+
+/// What is kept free for an instance that is being made.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Held {
+    address: Option<Ipv4Addr>,
+    /// Memory that it is to have.
+    promised: u64,
+}
+
+/// A name, and with it the place of an instance, that is one session's or one request's until this is dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    name: String,
+    reserved: watch::Sender<BTreeMap<String, Held>>,
+}
+
+impl Reservation {
+    fn hold(&self, change: impl FnOnce(&mut Held)) {
+        self.reserved
+            .send_modify(|reserved| _ = reserved.get_mut(&self.name).map(change));
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.reserved
+            .send_modify(|reserved| _ = reserved.remove(&self.name));
+    }
+}
+
+impl Instances {
+    /// Reserves a name for somebody who makes or clears its place.
+    pub fn reserve(&self, name: &str) -> anyhow::Result<Reservation> {
+        let new = |reserved: &mut BTreeMap<String, Held>| match reserved.entry(name.to_owned()) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(free) => {
+                free.insert(Held::default());
+                true
+            }
+        };
+        if !self.reserved.send_if_modified(new) {
+            bail!(
+                "an instance {name} is being made or cleared there right now; try again when that has ended"
+            );
+        }
+        Ok(Reservation {
+            name: name.to_owned(),
+            reserved: self.reserved.clone(),
+        })
+    }
+
+    /// Whether a name is reserved.
+    pub fn is_reserved(&self, name: &str) -> bool {
+        self.reserved.borrow().contains_key(name)
+    }
+
+    /// Waits until a name is not reserved.
+    pub async fn unreserved(&self, name: &str) {
+        // The sender is part of self.
+        let _ = self
+            .reserved
+            .subscribe()
+            .wait_for(|reserved| !reserved.contains_key(name))
+            .await;
+    }
+
+    /// Picks the first of these addresses that no instance has, here or moved from here, and that nobody else is given just now. It is
+    /// kept free as long as the name is reserved.
+    pub fn pick_address(
+        &self,
+        reservation: &Reservation,
+        mut candidates: impl Iterator<Item = Ipv4Addr>,
+    ) -> Option<Ipv4Addr> {
+        // Whoever picks one has this lock until it is held.
+        let known = self.lock();
+        let taken: BTreeSet<_> = known
+            .values()
+            .map(|instance| instance.home.record.address)
+            .collect();
+        let held: BTreeSet<_> = self.held().filter_map(|(_, held)| held.address).collect();
+        let address = candidates.find(|address| !taken.contains(address) && !held.contains(address))?;
+        reservation.hold(|held| held.address = Some(address));
+        Some(address)
+    }
+
+    /// Keeps an instance's address free, and memory for it. An error if another one has the name or the address, or if `fits` says of all that others
+    /// were promised why there is not enough.
+    pub fn claim(
+        &self,
+        reservation: &Reservation,
+        record: &Record,
+        promised: u64,
+        fits: impl FnOnce(u64) -> Option<String>,
+    ) -> Result<(), String> {
+        let known = self.lock();
+        if let Some(conflict) = self.conflict_among(&known, record) {
+            return Err(conflict);
+        }
+        if let Some(lack) = fits(self.promised_among(&known, record.name.as_str())) {
+            return Err(lack);
+        }
+        reservation.hold(|held| {
+            *held = Held {
+                address: Some(record.address),
+                promised,
+            }
+        });
+        Ok(())
+    }
+
+    /// What instances other than that one were promised of this host's memory: those that are here, and those that are being made.
+    pub fn promised(&self, except: &str) -> u64 {
+        self.promised_among(&self.lock(), except)
+    }
+
+    fn promised_among(&self, known: &BTreeMap<String, Arc<Instance>>, except: &str) -> u64 {
+        let here = known
+            .iter()
+            .filter(|(name, instance)| *name != except && instance.is_here());
+        let in_making = self.held().filter(|(name, _)| {
+            name != except && !known.get(name).is_some_and(|instance| instance.is_here())
+        });
+        let here = here.map(|(_, instance)| instance.promised());
+        here.chain(in_making.map(|(_, held)| held.promised)).sum()
+    }
+
+    fn held(&self) -> impl Iterator<Item = (String, Held)> {
+        let held = self.reserved.borrow().clone();
+        held.into_iter()
+    }
+
+    /// Why an instance of this record cannot be made here, if it cannot.
+    pub fn conflict(&self, record: &Record) -> Option<String> {
+        self.conflict_among(&self.lock(), record)
+    }
+
+    fn conflict_among(&self, known: &BTreeMap<String, Arc<Instance>>, record: &Record) -> Option<String> {
+        let alive = |instance: &Instance| !matches!(instance.state(), State::MovedTo(_));
+        for instance in known.values().filter(|instance| alive(instance)) {
+            let other = &instance.home.record;
+            if other.name == record.name {
+                return Some(format!(
+                    "the name {} is taken by another instance there",
+                    record.name
+                ));
+            }
+            if other.address == record.address {
+                return Some(format!(
+                    "the address {} is taken by {} there",
+                    record.address, other.name
+                ));
+            }
+        }
+        let mut others = self.held().filter(|(name, _)| *name != record.name.as_str());
+        let (name, _) = others.find(|(_, held)| held.address == Some(record.address))?;
+        Some(format!(
+            "the address {} is being given to {name} there just now",
+            record.address
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(name: &str, address: Ipv4Addr) -> Record {
+        let record = serde_json::json!({
+            "name": name,
+            "workload": {"Command": {"args": [], "env": [], "cwd": "/", "binds": []}},
+            "address": address,
+            "prefix": 16,
+        });
+        serde_json::from_value(record).unwrap()
+    }
+
+    fn range() -> impl Iterator<Item = Ipv4Addr> {
+        (1..=254).map(|last| Ipv4Addr::new(10, 77, 1, last))
+    }
+
+    #[test]
+    fn an_address_is_kept_free_from_the_moment_it_is_picked() {
+        let instances = Instances::default();
+        let picked: Vec<_> = std::thread::scope(|scope| {
+            let pick = |number| {
+                let instances = &instances;
+                scope.spawn(move || {
+                    let reservation = instances.reserve(&format!("i{number}")).unwrap();
+                    let address = instances.pick_address(&reservation, range()).unwrap();
+                    (reservation, address)
+                })
+            };
+            let threads: Vec<_> = (0..16).map(pick).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let different: BTreeSet<_> = picked.iter().map(|(_, address)| *address).collect();
+        assert_eq!(different.len(), 16);
+        let other = record("other", picked[3].1);
+        let conflict = instances.conflict(&other).unwrap();
+        assert!(conflict.contains("is being given to i"), "{conflict}");
+        let reservation = instances.reserve("other").unwrap();
+        assert!(instances.claim(&reservation, &other, 0, |_| None).is_err());
+        let (own, address) = &picked[3];
+        let own_record = record(&own.name, *address);
+        instances.claim(own, &own_record, 0, |_| None).unwrap();
+        drop(picked);
+        assert_eq!(instances.conflict(&other), None, "they came to nothing");
+        assert_eq!(instances.pick_address(&reservation, range()), range().next());
+    }
+
+    #[test]
+    fn what_is_promised_to_one_is_not_promised_to_another() {
+        let instances = Instances::default();
+        let limit = 10;
+        let claim = |reservation: &Reservation, bytes: u64| {
+            let last = reservation.name.len() as u8;
+            let record = record(&reservation.name, Ipv4Addr::new(10, 77, 1, last));
+            instances.claim(reservation, &record, bytes, |others| {
+                (others + bytes > limit).then(|| format!("{others} are promised"))
+            })
+        };
+        let (a, bb) = (instances.reserve("a").unwrap(), instances.reserve("bb").unwrap());
+        claim(&a, 6).unwrap();
+        assert_eq!(claim(&bb, 6).unwrap_err(), "6 are promised");
+        assert_eq!((instances.promised("bb"), instances.promised("a")), (6, 0));
+        claim(&bb, 4).unwrap();
+        drop(a);
+        assert_eq!(instances.promised(""), 4);
+    }
+}

@@ -1,0 +1,211 @@
+//! The command line of a QEMU that has what this one has now.
+
+use std::path::PathBuf;
+
+use super::domain::differences;
+use super::drives::Drives;
+use super::line::{Word, joined, words};
+use super::nodes::{Leaf, Nodes};
+use super::now::Now;
+use super::{devices, networks};
+use crate::arguments::{Arguments, MEMORY};
+use crate::error::{Error, Result};
+use crate::machine::Machine;
+
+/// How QEMU names character devices that it makes for other options than `-chardev`.
+const OWN_CHARACTERS: &[&str] = &[
+    "serial",
+    "parallel",
+    "compat_monitor",
+    "virtcon",
+    "debugcon",
+    "gdb",
+    "vc",
+    "sclp",
+    "verbatim-qmp",
+];
+
+/// Objects that are told otherwise, or are no objects of the command line's.
+const OWN_OBJECTS: &[&str] = &["memory-backend-", "throttle-group"];
+
+/// A file or a device of the host's that is a part of its disks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct File {
+    /// As QEMU names it.
+    pub path: PathBuf,
+    /// Whether QEMU only reads it now.
+    pub read_only: bool,
+}
+
+/// A virtual machine as it is now, for its next place.
+#[derive(Debug, Clone)]
+pub struct Carried {
+    /// What starts it there. `None`: libvirt does, from its own description.
+    pub arguments: Option<Arguments>,
+    /// All files and devices of its disks, those that images lead to included.
+    pub files: Vec<File>,
+    nodes: Nodes,
+}
+
+impl Carried {
+    pub(crate) fn new(arguments: Option<Arguments>, now: &Now) -> Self {
+        let files = now
+            .nodes
+            .leaves()
+            .into_iter()
+            .map(|Leaf { path, read_only }| File {
+                path: path.into(),
+                read_only,
+            });
+        Self {
+            arguments,
+            files: files.collect(),
+            nodes: now.nodes.clone(),
+        }
+    }
+
+    /// Whether both are the same virtual machine with the same disks.
+    pub fn is(&self, other: &Self) -> bool {
+        self.arguments == other.arguments && self.files == other.files
+    }
+}
+
+impl Machine {
+    /// As it is now. `arguments`: what it was started with; `link`: the tap link that it may have. An error says what of it cannot be had elsewhere.
+    pub async fn carried(&self, arguments: Option<&Arguments>, link: &str) -> Result<Carried> {
+        if let Some(arguments) = arguments {
+            return arguments.carried(&self.now().await?, link);
+        }
+        let domain = self.qmp().domain();
+        let domain = domain.ok_or_else(|| Error::Malformed("nobody knows what starts it".to_owned()))?;
+        let named = domain.named().await?;
+        let now = self.now_beside(&named.aliases).await?;
+        let different = differences(&now, &named.files, &named.aliases);
+        match different.is_empty() {
+            true => Ok(Carried::new(None, &now)),
+            false => Err(Error::Unmovable(different)),
+        }
+    }
+
+    /// An error if its disks are not what they were. The guest may stand still.
+    pub async fn has_still(&self, carried: &Carried) -> Result<()> {
+        match self.nodes_alone().await?.is_like(&carried.nodes) {
+            true => Ok(()),
+            false => Err(Error::Unmovable(vec![
+                "its disks were changed while it was being moved (a snapshot, a mirror, another medium): try again".to_owned(),
+            ])),
+        }
+    }
+}
+
+impl Arguments {
+    /// What starts a QEMU that has what this one has `now`, which was started with these.
+    pub fn carried(&self, now: &Now, link: &str) -> Result<Carried> {
+        let mut work = Work {
+            now,
+            machine: self.machine_type(),
+            rest: words(self.rest()),
+            disks: words(&self.disks),
+            reasons: Vec::new(),
+        };
+        let made = devices::made(&work);
+        let removed = devices::remove(&mut work, &made);
+        Drives::of(&work).carry(&mut work, &made);
+        devices::pin(&mut work, &made, &removed);
+        devices::add(&mut work);
+        networks::carry(&mut work, link);
+        work.others(self.memory().unwrap_or(MEMORY));
+        work.reasons.extend(self.unmade());
+        if !work.reasons.is_empty() {
+            return Err(Error::Unmovable(work.reasons));
+        }
+        // What was taken out leaves a word without a name.
+        work.rest.retain(|word| !word.name.is_empty());
+        let arguments = self.clone().with(joined(&work.rest), joined(&work.disks));
+        Ok(Carried::new(Some(arguments), now))
+    }
+}
+
+/// A line that is being changed. Words keep their numbers: what is taken out stays as one without a name.
+#[derive(Debug)]
+pub(super) struct Work<'a> {
+    pub now: &'a Now,
+    pub machine: &'a str,
+    /// The user's.
+    pub rest: Vec<Word>,
+    /// Ours: volumes and the like.
+    pub disks: Vec<Word>,
+    /// What stands in the way.
+    pub reasons: Vec<String>,
+}
+
+impl Work<'_> {
+    pub fn refuse(&mut self, why: impl Into<String>) {
+        let why = why.into();
+        if !self.reasons.contains(&why) {
+            self.reasons.push(why);
+        }
+    }
+
+    pub fn take_out(&mut self, at: usize) {
+        self.rest[at] = Word {
+            name: String::new(),
+            value: None,
+        };
+    }
+
+    /// What is neither a disk nor a device nor a network.
+    fn others(&mut self, memory: &str) {
+        let named = |option: &str, key: &str, rest: &[Word]| -> Vec<(usize, String)> {
+            let words = rest.iter().enumerate();
+            words
+                .filter_map(|(at, word)| Some((at, word.params(option)?.get(key)?)))
+                .collect()
+        };
+        let objects = named("-object", "id", &self.rest);
+        for (name, kind) in &self.now.objects {
+            let is_own = OWN_OBJECTS.iter().any(|own| kind.starts_with(own)) || name == memory;
+            if !is_own && !objects.iter().any(|(_, id)| id == name) {
+                self.refuse(format!(
+                    "the object {name} ({kind}) was added while it ran: remove it (`object-del`), or start the virtual machine with it"
+                ));
+            }
+        }
+        for (at, id) in objects {
+            if !self.now.objects.iter().any(|(name, _)| *name == id) {
+                self.take_out(at);
+            }
+        }
+        let characters = named("-chardev", "id", &self.rest);
+        for label in &self.now.characters {
+            let is_own = OWN_CHARACTERS.iter().any(|own| label.starts_with(own));
+            let is_named = |(_, id): &(usize, String)| label == id || label.strip_suffix("-base") == Some(id);
+            if !is_own && !characters.iter().any(is_named) {
+                self.refuse(format!(
+                    "the character device {label} was added while it ran: remove it (`chardev-remove`), or start the virtual machine with it"
+                ));
+            }
+        }
+        for (at, id) in characters {
+            if !self.now.characters.contains(&id) {
+                self.take_out(at);
+            }
+        }
+        let now = self.now;
+        for export in &now.exports {
+            self.refuse(format!(
+                "the block export {export} serves a disk to others: end it first (`block-export-del`)"
+            ));
+        }
+        for node in now.nodes.all() {
+            for bitmap in node.dirty_bitmaps.iter().filter(|bitmap| !bitmap.persistent) {
+                let name = bitmap.name.as_deref().unwrap_or("without a name");
+                self.refuse(format!(
+                    "the dirty bitmap {name} of {} is in memory only, and would be lost: end the backup that has it, or remove it \
+                     (`block-dirty-bitmap-remove`)",
+                    node.filename
+                ));
+            }
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! A domain of libvirt's: whether libvirt knows what QEMU has.
+//!
+//! libvirt follows what is done through it, and starts the next QEMU from what it knows. What was done behind it (`virsh qemu-monitor-command`) it
+//! may not know.
+
+use std::collections::BTreeSet;
+
+use super::now::Now;
+
+/// What differs. `files`: those that libvirt's description names; `aliases`: its names for devices.
+pub(super) fn differences(now: &Now, files: &BTreeSet<String>, aliases: &BTreeSet<String>) -> Vec<String> {
+    let mut found = Vec::new();
+    for leaf in now.nodes.leaves() {
+        if !files.contains(&leaf.path) {
+            found.push(format!(
+                "QEMU has {} open as a part of a disk, and libvirt does not know that: it was given to QEMU behind libvirt (a snapshot, a mirror, \
+                 another medium); do that by `virsh`",
+                leaf.path
+            ));
+        }
+    }
+    for device in now.devices.iter().filter(|device| device.is_hot) {
+        if device.name().is_none_or(|name| !aliases.contains(name)) {
+            found.push(format!(
+                "the device {} was added behind libvirt, which does not know it: remove it, and use `virsh attach-device`",
+                device.title()
+            ));
+        }
+    }
+    for export in &now.exports {
+        found.push(format!(
+            "the block export {export} serves a disk to others: end it first"
+        ));
+    }
+    found
+}

@@ -1,0 +1,277 @@
+//! Locks on images: nothing but the source's QEMU may have one when another is about to, and that one must let go.
+//!
+//! QEMU keeps others away from an image by locks on single bytes of its file, of the open file description: byte 100 + N while it uses
+//! permission N, byte 200 + N while it denies that to others. So which image has which is in `/proc/PID/fdinfo`, and whether another QEMU would get the same
+//! is asked as QEMU itself asks, by `F_OFD_GETLK`, which a network's file system answers for all of its hosts.
+//!
+//! QEMU gives them back when its guest has left (its nodes are inactive), but for nodes whose drivers pass that on to nothing below them.
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use crate::error::{Error, Result};
+use crate::ofd;
+
+/// Where the bytes of permissions that are used begin.
+const USED: u64 = 100;
+
+/// Where those begin of what is denied to others.
+const DENIED: u64 = 200;
+
+/// So many permissions there may be.
+const PERMISSIONS: u64 = 64;
+
+/// All locks of the kernel's that this process may see.
+const ALL: &str = "/proc/locks";
+
+/// So often it is looked again where a lock may have been taken or given back between two looks.
+const LOOKS: usize = 3;
+
+/// Drivers of block nodes that keep the locks of the files below them when the guest has left.
+const KEEPERS: [&str; 1] = ["quorum"];
+
+/// A lock, as the kernel lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Lock {
+    /// `fe:00:9978051`: by these numbers the kernel knows the file.
+    file: String,
+    /// The first byte and the last.
+    bytes: (u64, u64),
+    /// Permission N is bit N.
+    used: u64,
+    denied: u64,
+}
+
+impl Lock {
+    /// One of `/proc/locks`, or of an `fdinfo`, if it is of QEMU's kind: `1: OFDLCK ADVISORY  READ -1 fe:00:9978051 100 101`.
+    fn of(line: &str) -> Option<Self> {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let [_, "OFDLCK" | "POSIX", _, _, _, file, first, last] = words[..] else {
+            return None;
+        };
+        // The end of the file, however long that is.
+        let last = match last {
+            "EOF" => u64::MAX,
+            last => last.parse().ok()?,
+        };
+        let bytes: (u64, u64) = (first.parse().ok()?, last);
+        let bits = |base: u64| {
+            let range = bytes.0.max(base)..=bytes.1.min(base + PERMISSIONS - 1);
+            range.fold(0, |bits, byte| bits | 1 << (byte - base))
+        };
+        let (used, denied) = (bits(USED), bits(DENIED));
+        (used | denied != 0).then(|| Self {
+            file: file.to_owned(),
+            bytes,
+            used,
+            denied,
+        })
+    }
+}
+
+/// An image that a QEMU has locked.
+#[derive(Debug)]
+struct Image {
+    path: PathBuf,
+    /// By another open file description: our own locks would be no obstacle for us.
+    file: File,
+    locks: Vec<Lock>,
+}
+
+/// The images of a QEMU whose guest may run, with what another QEMU needs that takes its place.
+#[derive(Debug, Default)]
+pub(crate) struct Images(Vec<Image>);
+
+impl Images {
+    /// As it has them now.
+    pub(crate) fn of(pid: u32) -> Result<Self> {
+        let mut images: Vec<Image> = Vec::new();
+        for (path, lock) in locks_of(pid)? {
+            match images.iter_mut().find(|image| image.locks[0].file == lock.file) {
+                Some(image) => image.locks.push(lock),
+                None => {
+                    let name = std::fs::read_link(&path).unwrap_or_default();
+                    let file =
+                        File::open(&path).map_err(Error::io(format!("open the image {}", name.display())))?;
+                    images.push(Image {
+                        path: name,
+                        file,
+                        locks: vec![lock],
+                    });
+                }
+            }
+        }
+        Ok(Self(images))
+    }
+
+    /// Why another QEMU would not get the locks that this one has, as far as that is because of another process on this host.
+    pub(crate) fn strangers(pid: u32) -> Result<Vec<String>> {
+        let mut found = Vec::new();
+        for _ in 0..LOOKS {
+            let images = Self::of(pid)?;
+            let all = std::fs::read_to_string(ALL).map_err(Error::io(format!("read {ALL}")))?;
+            let mut others: Vec<_> = all.lines().filter_map(Lock::of).collect();
+            for own in images.0.iter().flat_map(|image| &image.locks) {
+                if let Some(at) = others.iter().position(|lock| lock == own) {
+                    others.swap_remove(at);
+                }
+            }
+            let is_others = |image: &&Image| {
+                let mut others = others.iter().filter(|lock| lock.file == image.locks[0].file);
+                others.any(|lock| image.conflicts(lock))
+            };
+            found = images
+                .0
+                .iter()
+                .filter(is_others)
+                .map(Image::taken_by_another)
+                .collect();
+            if found.is_empty() {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// An error unless another QEMU would get all of these locks. `pid`: the QEMU that had them.
+    pub(crate) fn are_free(&self, pid: u32) -> Result<()> {
+        let mut taken = Vec::new();
+        for image in &self.0 {
+            if image.is_free()? {
+                continue;
+            }
+            let mut own = locks_of(pid)?.into_iter().map(|(_, lock)| lock);
+            let keeps = own.any(|lock| lock.file == image.locks[0].file && image.conflicts(&lock));
+            taken.push(match keeps {
+                true => format!(
+                    "QEMU keeps its lock on {} although its guest has left, and the destination's could not use it: that is so below a node of driver quorum, or one \
+                     that works like it; give the guest that disk in another way",
+                    image.path.display()
+                ),
+                false => image.taken_by_another(),
+            });
+        }
+        match taken.is_empty() {
+            true => Ok(()),
+            false => Err(Error::Unmovable(taken)),
+        }
+    }
+}
+
+impl Image {
+    /// Whether such a lock is in the way of one who wants what this has.
+    fn conflicts(&self, other: &Lock) -> bool {
+        let mut own = self.locks.iter();
+        own.any(|own| own.used & other.denied != 0 || own.denied & other.used != 0)
+    }
+
+    fn taken_by_another(&self) -> String {
+        format!(
+            "another process, on this host or on one that has the same storage, has a lock on {}, and the destination's QEMU could not use it: end that process (a second QEMU, \
+             qemu-img, qemu-nbd, a backup), and try again",
+            self.path.display()
+        )
+    }
+
+    /// The question that QEMU asks before it takes them.
+    fn is_free(&self) -> Result<bool> {
+        let asked = |bits: u64, base: u64| {
+            let bits = (0..PERMISSIONS).filter(move |bit| bits & (1 << bit) != 0);
+            bits.map(move |bit| base + bit)
+        };
+        for lock in &self.locks {
+            for byte in asked(lock.used, DENIED).chain(asked(lock.denied, USED)) {
+                let held = ofd::is_locked(&self.file, byte)
+                    .map_err(Error::io(format!("ask for the locks of {}", self.path.display())))?;
+                if held {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// The locks that a process has, each with the path of its descriptor.
+fn locks_of(pid: u32) -> Result<Vec<(PathBuf, Lock)>> {
+    let process = PathBuf::from(format!("/proc/{pid}"));
+    let folder = process.join("fd");
+    let entries = std::fs::read_dir(&folder).map_err(Error::io(format!("read {}", folder.display())))?;
+    let mut locks = Vec::new();
+    for entry in entries.flatten() {
+        // A descriptor that is closed by now has none.
+        let info =
+            std::fs::read_to_string(process.join("fdinfo").join(entry.file_name())).unwrap_or_default();
+        let lines = info.lines().filter_map(|line| line.strip_prefix("lock:"));
+        locks.extend(lines.filter_map(Lock::of).map(|lock| (entry.path(), lock)));
+    }
+    Ok(locks)
+}
+
+/// Why a block node cannot move: it would not let go.
+pub(crate) fn keeper(node: &str, driver: &str) -> Option<String> {
+    KEEPERS.contains(&driver).then(|| {
+        format!(
+            "the block node {node} is of driver {driver}: QEMU keeps its locks on the files below that when the guest leaves, and the destination's could not use them"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permissions_are_read_from_the_locks_that_the_kernel_lists() {
+        let of = |line: &str| Lock::of(line).map(|lock| (lock.used, lock.denied));
+        assert_eq!(
+            of("\t1: OFDLCK ADVISORY  READ -1 fe:00:9978098 100 101"),
+            Some((0b11, 0))
+        );
+        assert_eq!(
+            of("7: OFDLCK ADVISORY  READ -1 fe:00:9978098 203 203"),
+            Some((0, 0b1000))
+        );
+        let all = of("1: POSIX  ADVISORY  WRITE 7 fe:00:1 0 EOF").unwrap();
+        assert_eq!(all, (u64::MAX, u64::MAX));
+        for other in [
+            "1: FLOCK  ADVISORY  WRITE 7 fe:00:1 0 EOF",
+            "1: -> OFDLCK ADVISORY  READ -1 fe:00:9978098 100 101",
+            "1: OFDLCK ADVISORY  READ -1 fe:00:9978098 0 99",
+            "",
+        ] {
+            assert_eq!(of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_lock_that_is_kept_or_anothers_is_found_and_one_that_is_shared_is_not() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        std::io::Write::write_all(&mut file, &[0; 512]).unwrap();
+        let image = |used, denied| Image {
+            path: file.path().to_owned(),
+            file: File::open(file.path()).unwrap(),
+            locks: vec![Lock {
+                file: String::new(),
+                bytes: (0, 0),
+                used,
+                denied,
+            }],
+        };
+        let (writer, reader) = (image(0b11, 0b10), image(0b1, 0b10));
+        assert!(writer.is_free().unwrap() && reader.is_free().unwrap());
+        // As a node that has let its permissions go, and still denies others to write.
+        let held = File::open(file.path()).unwrap();
+        ofd::lock(&held, DENIED + 1).unwrap();
+        assert!(!writer.is_free().unwrap());
+        assert!(reader.is_free().unwrap());
+        // This process is found by its descriptors, too.
+        let own = Images::of(std::process::id()).unwrap();
+        let own = own.0.iter().find(|image| image.path == file.path()).unwrap();
+        let [lock] = &own.locks[..] else { panic!("{own:?}") };
+        assert_eq!((lock.used, lock.denied), (0, 0b10));
+        assert!(writer.conflicts(lock) && !reader.conflicts(lock));
+        drop(held);
+        assert!(writer.is_free().unwrap());
+    }
+}

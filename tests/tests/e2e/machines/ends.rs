@@ -1,0 +1,406 @@
+//! How moves end: QEMU is as its owner had set it, no lock stands between the decision and the guest, and what the next host lacks is said before.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use anyhow::{Context, ensure};
+use serde_json::{Value, json};
+use verbatim_e2e::{Migration, ROLLED_BACK, Running, TestLab, eventually, left_behind};
+
+use super::{Disk, Guest, HOSTS, LIMIT, NAME, blockers, counted, program};
+use crate::Test;
+use crate::faults::Subject;
+
+/// All of them.
+pub fn tests() -> Vec<Test> {
+    vec![
+        Test::new("machines::settings", HOSTS, settings).injecting_faults(),
+        // Not green yet: the guest runs at the destination although another program has a lock on its image there.
+        Test::new("machines::stands_still", HOSTS, stands_still)
+            .injecting_faults()
+            .only_on_demand(true),
+        Test::new("machines::locked", HOSTS, locked),
+        Test::new("machines::processors", HOSTS, processors),
+        Test::new("machines::troubles", &["src"], troubles),
+    ]
+}
+
+/// Asks a QEMU by its QMP socket.
+fn ask(
+    lab: &TestLab,
+    host: &str,
+    socket: &str,
+    commands: &[(&'static str, Value)],
+) -> anyhow::Result<Vec<Value>> {
+    let socket = lab.path(host, socket)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let qmp = verbatim_vm::Qmp::connect(&socket).await?;
+        let mut answers = Vec::new();
+        for (command, arguments) in commands {
+            answers.push(qmp.ask(command, arguments.clone()).await?);
+        }
+        Ok(answers)
+    })
+}
+
+/// What QEMU is set to, all of it.
+fn set(lab: &TestLab, host: &str, socket: &str) -> anyhow::Result<Vec<Value>> {
+    let all = ["query-migrate-capabilities", "query-migrate-parameters"];
+    ask(lab, host, socket, &all.map(|command| (command, json!({}))))
+}
+
+/// Starts a move that waits at a point of a host.
+fn waiting_at(lab: &TestLab, host: &str, point: &str) -> anyhow::Result<Running> {
+    lab.order_faults(host, &format!("{point} hang\n"))?;
+    let migrate = lab.verbatim(&["migrate", NAME, "--to", "dst", "--json"])?;
+    let reached = lab.path(host, "/run/verbatim/faults.reached")?;
+    eventually(point, LIMIT, || {
+        let text = std::fs::read_to_string(&reached).unwrap_or_default();
+        Ok(text.contains(point).then_some(()))
+    })?;
+    Ok(migrate)
+}
+
+/// Somebody else's QEMU is set as before after a move that came to nothing, after an agent that died in one, when it is detached, and where it arrives.
+fn settings(lab: &TestLab) -> anyhow::Result<()> {
+    const SOCKET: &str = "/run/guest.qmp";
+    let program = program()?;
+    let qemu = lab.start_plain(
+        "src",
+        &[
+            "qemu-system-x86_64",
+            "-M",
+            "pc,memory-backend=mem",
+            "-object",
+            "memory-backend-file,id=mem,size=16M,mem-path=/run/guest.ram,share=on",
+            "-accel",
+            "tcg",
+            "-m",
+            "16",
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-qmp",
+            &format!("unix:{SOCKET},server=on,wait=off"),
+            "-serial",
+            "stdio",
+            "-kernel",
+            program.to_str().context("a path in UTF-8")?,
+        ],
+    )?;
+    eventually("a guest that counts", LIMIT, || {
+        Ok((counted(&qemu.stdout()?)? >= 20).then_some(()))
+    })?;
+    let own = [
+        (
+            "migrate-set-capabilities",
+            json!({"capabilities": [{"capability": "xbzrle", "state": true}]}),
+        ),
+        (
+            "migrate-set-parameters",
+            json!({"max-bandwidth": 12_345_678, "downtime-limit": 77}),
+        ),
+    ];
+    ask(lab, "src", SOCKET, &own)?;
+    let before = set(lab, "src", SOCKET)?;
+    let is_as_before = |when: &str| -> anyhow::Result<()> {
+        let now = set(lab, "src", SOCKET)?;
+        ensure!(now == before, "{when}: {now:?} in the place of {before:?}");
+        Ok(())
+    };
+    lab.ask(&["attach", NAME, "--qmp", SOCKET, "--host", "src"])?;
+    let instance = lab.known(NAME);
+    lab.order_faults("src", "source-transfer fail\n")?;
+    let migration = instance.migrate("dst")?;
+    lab.order_faults("src", "")?;
+    ensure!(migration.outcome == ROLLED_BACK, "{migration:?}");
+    is_as_before("after a move that came to nothing")?;
+    lab.ask(&["detach", NAME])?;
+    is_as_before("when it is detached")?;
+
+    lab.ask(&["attach", NAME, "--qmp", SOCKET, "--host", "src"])?;
+    let migrate = waiting_at(lab, "src", "source-transfer")?;
+    lab.restart("src", "agent")?;
+    migrate.wait(LIMIT)?;
+    lab.order_faults("src", "")?;
+    eventually("an instance that is moved no more", LIMIT, || {
+        Ok((instance.row()?.state == "running").then_some(()))
+    })?;
+    eventually("a QEMU that is set as before", LIMIT, || {
+        Ok((set(lab, "src", SOCKET)? == before).then_some(()))
+    })?;
+
+    instance.moves("dst")?;
+    let there = set(lab, "dst", "/run/verbatim/instances/guest/qmp")?;
+    ensure!(
+        there == before,
+        "where it has arrived: {there:?} in the place of {before:?}"
+    );
+    instance.moves("src")?;
+    let there = set(lab, "src", "/run/verbatim/instances/guest/qmp")?;
+    ensure!(
+        there == before,
+        "where it is again: {there:?} in the place of {before:?}"
+    );
+    lab.ask(&["stop", NAME])?;
+    Ok(())
+}
+
+/// Another QEMU that writes to an image, until this is dropped.
+/// Takes a shared lock of an open file (`F_OFD_SETLK`) on all of an image, and waits.
+const SHARED: &str = "import fcntl, struct, sys
+file = open(sys.argv[1], 'rb')
+fcntl.fcntl(file, 37, struct.pack('hhqqixxxx', fcntl.F_RDLCK, 0, 0, 0, 0))
+sys.stdin.read()";
+
+/// A program that has a lock on an image.
+struct Writer {
+    child: Child,
+    input: Option<ChildStdin>,
+}
+
+impl Writer {
+    fn to(image: &Path) -> anyhow::Result<Self> {
+        Self::of(Command::new("qemu-io").args(["-f", "raw"]).arg(image))
+    }
+
+    /// A program that locks an image until its standard input ends.
+    fn of(command: &mut Command) -> anyhow::Result<Self> {
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
+        let mut child = child.with_context(|| format!("{command:?} cannot be started: run setup.sh"))?;
+        let (input, pid) = (child.stdin.take(), child.id());
+        let mut writer = Self { child, input };
+        eventually("a lock on the image", LIMIT, || {
+            ensure!(writer.child.try_wait()?.is_none(), "the image is not locked");
+            let folder = std::fs::read_dir(format!("/proc/{pid}/fdinfo"))?;
+            let infos = folder
+                .flatten()
+                .map(|entry| std::fs::read_to_string(entry.path()));
+            let mut infos = infos.flatten();
+            Ok(infos.any(|info| info.contains("OFDLCK")).then_some(()))
+        })?;
+        Ok(writer)
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.input.take();
+        let (Ok(()) | Err(_)) = self.child.kill();
+        let (Ok(_) | Err(_)) = self.child.wait();
+    }
+}
+
+/// QEMU at the destination does not let the guest run after the decision. The source hears of the decision all the same, the guest is listed with the reason,
+/// and nobody is talked into letting it run twice.
+fn stands_still(lab: &TestLab) -> anyhow::Result<()> {
+    let disk = Disk::new()?;
+    let arguments = disk.arguments("threads");
+    let guest = Guest::start(lab, &arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let migrate = waiting_at(lab, "dst", "destination-restore")?;
+    // The source has proved that nobody has a lock, QEMU there has not loaded the guest, and somebody takes one.
+    let writer = Writer::to(&disk.path())?;
+    lab.order_faults("dst", "destination-committed hang\n")?;
+    let session = eventually("a session in doubt", LIMIT, || {
+        let sessions: Value = serde_json::from_str(&lab.ask(&["sessions", "--all", "--json"])?.stdout)?;
+        let sessions = sessions.as_array().context("a list")?.iter();
+        let mut here = sessions.filter(|session| session["host"] == "src" && session["state"] == "in doubt");
+        Ok(here
+            .next()
+            .and_then(|session| session["id"].as_str().map(str::to_owned)))
+    })?;
+    let said = lab.refused(&["session", "resolve", &session, "--keep", "source", "--force"])?;
+    ensure!(said.contains("could still be let run there"), "{said}");
+    lab.order_faults("dst", "")?;
+    Migration::of(&migrate.wait(LIMIT)?)?.must_be_committed()?;
+    let row = guest.instance.row()?;
+    ensure!(row.host == "dst", "{row:?}");
+    eventually("a guest that is said to stand still", LIMIT, || {
+        let troubles = guest.instance.row()?.troubles.join("; ");
+        Ok((troubles.contains("stands still") && troubles.contains("lock")).then_some(()))
+    })?;
+    guest.stands_still()?;
+    eventually("a source without leftovers", LIMIT, || {
+        Ok(left_behind(lab, "src", NAME)?.is_empty().then_some(()))
+    })?;
+    let check = lab.verbatim(&["check", NAME, "--to", "src"])?.wait(LIMIT)?;
+    ensure!(
+        check.code == 1 && check.output().contains("stands still"),
+        "{}",
+        check.output()
+    );
+    // An agent that comes after this one knows it, too.
+    lab.restart("dst", "agent")?;
+    eventually("an agent that says so", LIMIT, || {
+        let row = guest.instance.row().ok();
+        Ok(row
+            .filter(|row| row.troubles.join("; ").contains("stands still"))
+            .map(drop))
+    })?;
+    drop(writer);
+    guest.counts_on()?;
+    eventually("a guest with which nothing is wrong", LIMIT, || {
+        Ok(guest.instance.row()?.troubles.is_empty().then_some(()))
+    })?;
+    guest.moves("src")?;
+    guest.counts_on()?;
+    Ok(())
+}
+
+/// What has a lock on an image keeps a virtual machine where it is.
+fn locked(lab: &TestLab) -> anyhow::Result<()> {
+    let disk = Disk::new()?;
+    let arguments = disk.arguments("threads");
+    let guest = Guest::start(lab, &arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
+    // QEMU has its locks together with others. A lock of an open file is seen from each PID namespace, that of a process is not.
+    let reader = Writer::of(Command::new("python3").args(["-c", SHARED]).arg(disk.path()))?;
+    let said = blockers(lab)?;
+    ensure!(
+        said.contains("has a lock on") && said.contains("end that process"),
+        "{said}"
+    );
+    let migration = guest.instance.migrate("dst")?;
+    ensure!(migration.outcome == ROLLED_BACK, "{migration:?}");
+    guest.counts_on()?;
+    drop(reader);
+    guest.moves("dst")?;
+    guest.counts_on()?;
+    lab.ask(&["stop", NAME])?;
+
+    // A node that keeps its locks is named before it would matter.
+    let other = Disk::new()?;
+    let file = |name: &str, disk: &Disk| {
+        format!(
+            "driver=raw,node-name={name},file.driver=file,file.filename={}",
+            disk.path().display()
+        )
+    };
+    let (one, two) = (file("one", &disk), file("two", &other));
+    let quorum = "driver=quorum,node-name=both,vote-threshold=1,children.0=one,children.1=two";
+    let arguments = ["-blockdev", &one, "-blockdev", &two, "-blockdev", quorum];
+    let device = ["-device", "virtio-blk-pci,drive=both,disable-modern=on"];
+    let guest = Guest::start(lab, &[&arguments[..], &device].concat())?;
+    let said = blockers(lab)?;
+    ensure!(said.contains("quorum"), "{said}");
+    let migration = guest.instance.migrate("dst")?;
+    ensure!(migration.outcome == ROLLED_BACK, "{migration:?}");
+    guest.counts_on()
+}
+
+/// A program that is QEMU on one host, and on another a QEMU with another processor.
+struct Wrapper(tempfile::TempDir);
+
+impl Wrapper {
+    /// Each host has a `/run` of its own.
+    const OTHER: &str = "/run/other-processor";
+
+    fn new() -> anyhow::Result<Self> {
+        let wrapper = Self(tempfile::TempDir::new_in("/var/tmp")?);
+        let script = format!(
+            "#!/bin/sh\n[ -e {} ] && [ \"$2\" != help ] && set -- \"$@\" -cpu max,-avx2,-movbe\nexec qemu-system-x86_64 \"$@\"\n",
+            Self::OTHER
+        );
+        std::fs::write(wrapper.path(), script)?;
+        for path in [wrapper.0.path(), &wrapper.path()] {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(0o755))?;
+        }
+        Ok(wrapper)
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        self.0.path().join("qemu-wrapper")
+    }
+}
+
+/// Features that the next host's processor lacks are named before anything is sent.
+fn processors(lab: &TestLab) -> anyhow::Result<()> {
+    let wrapper = Wrapper::new()?;
+    let (qemu, program) = (wrapper.path(), program()?);
+    let words = [
+        qemu.to_str().context("a path in UTF-8")?,
+        "-M",
+        "pc",
+        "-accel",
+        "tcg",
+        "-cpu",
+        "max",
+        "-m",
+        "16",
+        "-nodefaults",
+        "-no-user-config",
+        "-serial",
+        "stdio",
+        "-kernel",
+        program.to_str().context("a path in UTF-8")?,
+    ];
+    let instance = lab.machine_with("src", NAME, &[], &words)?;
+    let guest = Guest { instance };
+    guest.counts_on()?;
+    std::fs::write(lab.path("dst", Wrapper::OTHER)?, "")?;
+    let said = blockers(lab)?;
+    ensure!(
+        said.contains("lacks avx2, movbe") && said.contains("-cpu max"),
+        "{said}"
+    );
+    let migration = guest.instance.migrate("dst")?;
+    ensure!(migration.outcome == ROLLED_BACK, "{migration:?}");
+    ensure!(migration.bytes.pre_copy == 0, "{migration:?}");
+    let error = migration.error.unwrap_or_default();
+    ensure!(error.contains("lacks avx2, movbe"), "{error}");
+    guest.counts_on()?;
+    std::fs::remove_file(lab.path("dst", Wrapper::OTHER)?)?;
+    // What QEMU there has said counts for a moment.
+    eventually("a host with the same processor", LIMIT, || {
+        let check = lab.verbatim(&["check", NAME, "--to", "dst"])?.wait(LIMIT)?;
+        Ok((check.code == 0).then_some(()))
+    })?;
+    guest.moves("dst")?;
+    guest.counts_on()
+}
+
+/// A disk that has failed is shown.
+fn troubles(lab: &TestLab) -> anyhow::Result<()> {
+    let program = program()?;
+    let disk = "driver=raw,node-name=bad,file.driver=blkdebug,file.image.driver=null-co,file.image.size=16777216,\
+                file.inject-error.0.event=write_aio,file.inject-error.0.errno=28";
+    let words = [
+        "-M",
+        "pc",
+        "-accel",
+        "tcg",
+        "-m",
+        "16",
+        "-nodefaults",
+        "-no-user-config",
+        "-serial",
+        "stdio",
+        "-kernel",
+        program.to_str().context("a path in UTF-8")?,
+        "-blockdev",
+        disk,
+        "-device",
+        "virtio-blk-pci,drive=bad,disable-modern=on,werror=stop",
+    ];
+    let instance = lab.machine_with("src", NAME, &[], &words)?;
+    let mut last = String::new();
+    eventually("a disk that is said to have failed", LIMIT, || {
+        last = instance.row()?.troubles.join("; ");
+        let is_said = ["stopped because a disk failed", "its storage is full"]
+            .iter()
+            .all(|words| last.contains(words));
+        Ok(is_said.then_some(()))
+    })
+    .with_context(|| last.clone())?;
+    let shown = lab.ask(&["ps"])?.stdout;
+    ensure!(
+        shown.contains("running (stopped because a disk failed"),
+        "{shown}"
+    );
+    lab.ask(&["stop", NAME])?;
+    Ok(())
+}
