@@ -87,8 +87,10 @@ enum Bench {
     Far,
     /// Volumes: idle by NBD and by vhost-user-blk beside QEMU's servers, a tenant's requests beside a copy by TLS and by RDMA, and RocksDB on one that is mounted and copied.
     Disk,
-    /// Of `disk` the part where nothing moves alone
+    /// Of `disk` the part where nothing moves alone.
     Idle,
+    /// 1 and 50 volumes in one daemon, beside a daemon for each, and nbdkit for each.
+    ManyVolumes,
     /// Of `disk` the part with a tenant's requests beside copies alone.
     Copying,
     /// Of `disk` the part with RocksDB alone.
@@ -193,6 +195,9 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // Everything has it already.
     if arguments.what.contains(&Bench::Idle) && !wanted(Bench::Disk) {
         disk::idle(&tools, arguments.rounds, &arguments.out.join("idle.json"))?;
+    }
+    if wanted(Bench::ManyVolumes) {
+        disk::many(&tools, arguments.rounds, &arguments.out.join("many-volumes.json"))?;
     }
     if arguments.what.contains(&Bench::Copying) && !wanted(Bench::Disk) {
         disk::copies(&tools, arguments.rounds, &arguments.out.join("copying.json"))?;

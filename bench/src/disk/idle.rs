@@ -1,11 +1,12 @@
 //! What a request costs where nothing moves: of a volume beside QEMU's server of the same kind, on files of the same file system. Here by NBD, beside
-//! qemu-nbd.
+//! qemu-nbd and nbdkit's file plugin.
 
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
 use super::fio::{self, Load, Run};
+use super::many::nbdkit_on;
 use super::servers::{Ours, Server, qemu_nbd};
 use crate::summary::Summary;
 
@@ -127,7 +128,7 @@ pub fn run(
 ) -> anyhow::Result<Vec<Row>> {
     let near = ours.volume("idle", size, &images[0])?;
     let (qemu, far) = qemu_nbd(folder, &images[1])?;
-    let rows = compare(
+    let mut rows = compare(
         "4 KiB through NBD",
         "qemu-nbd",
         rounds,
@@ -136,6 +137,18 @@ pub fn run(
             theirs: |load| measured(&qemu, &far, load),
         },
     )?;
+    // One server at a time has the file.
+    drop(qemu);
+    let (nbdkit, far) = nbdkit_on(folder, &images[1], 0)?;
+    rows.extend(compare(
+        "4 KiB through NBD",
+        "nbdkit",
+        rounds,
+        Sides {
+            ours: |load| measured(&ours.daemons[0], &near, load),
+            theirs: |load| measured(&nbdkit, &far, load),
+        },
+    )?);
     ours.forget("idle")?;
     Ok(rows)
 }

@@ -6,6 +6,7 @@
 mod copying;
 pub mod fio;
 mod idle;
+mod many;
 pub mod rocksdb;
 pub mod servers;
 mod vhost_user;
@@ -29,7 +30,7 @@ use servers::{Mirror, Ours};
 const SIZE: u64 = 2 << 30;
 
 /// Packages of setup.sh's.
-const PROGRAMS: [&str; 3] = ["fio", "qemu-nbd", "qemu-storage-daemon"];
+const PROGRAMS: [&str; 4] = ["fio", "nbdkit", "qemu-nbd", "qemu-storage-daemon"];
 
 #[derive(Debug, Serialize)]
 struct Report {
@@ -56,6 +57,12 @@ struct Idle {
     bytes: u64,
     idle: Vec<idle::Row>,
     vhost_user: Vec<idle::Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Many {
+    context: Context,
+    many: Vec<many::Row>,
 }
 
 /// Measures, prints and writes.
@@ -101,6 +108,15 @@ pub fn idle(tools: &Tools, rounds: u32, out: &Path) -> anyhow::Result<()> {
         vhost_user: vhost_user::run(&ours, folder, &images, SIZE, rounds)?,
     };
     write(&report, out)
+}
+
+/// Many volumes in one daemon beside a daemon for each.
+pub fn many(tools: &Tools, rounds: u32, out: &Path) -> anyhow::Result<()> {
+    check()?;
+    let context = Context::now();
+    let folder = folder_beside(out)?;
+    let many = many::run(&tools.verbatim, folder.path(), rounds)?;
+    write(&Many { context, many }, out)
 }
 
 /// Of that the part with a tenant beside copies.

@@ -44,6 +44,11 @@ impl Server {
         Ok(Self { child })
     }
 
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Seconds of processors that it has used.
     pub fn processor_time(&self) -> anyhow::Result<f64> {
         let path = format!("/proc/{}/stat", self.child.id());
