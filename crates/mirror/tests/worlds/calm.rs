@@ -231,17 +231,15 @@ impl World {
             (self.moves, self.faults) = (1, 1);
             self.go(Step::Migrate { host, to, is_rescue }, &plain);
             for _ in 0..40 {
-                let due = self.steps(&plain).into_iter().find(|step| match step {
+                let due = self.steps(&plain).into_iter().filter(|step| match step {
                     Step::Ask(who) => *who == host,
                     step => matches!(
                         step,
-                        Step::Connect(_)
-                            | Step::Copy { .. }
-                            | Step::FlushMirror(_)
-                            | Step::Hold(_)
-                            | Step::Deliver(_)
+                        Step::Connect(_) | Step::Copy { .. } | Step::FlushMirror(_) | Step::Hold(_)
                     ),
                 });
+                // Questions come last: a host that does not know what it has answers none, and is asked for ever. A move to another one does not wait for it.
+                let due = due.min_by_key(|step| matches!(step, Step::Ask(_)));
                 let letters = self.letters.len().checked_sub(1);
                 let next = letters.map(Step::Deliver).or(due);
                 let Some(step) = next else {

@@ -239,6 +239,20 @@ pub struct Host {
     pub has_forgotten: bool,
 }
 
+impl Host {
+    /// The copy by what was written last, whatever was restored since.
+    pub fn last_copy(&self) -> Option<&Sidecar> {
+        let last = match (self.is_old, &self.backup) {
+            (true, Some(later)) => later,
+            _ => &self.record,
+        };
+        match last {
+            Some(Record::Copy(sidecar)) => Some(sidecar),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Letter {
     /// `is_wish`: an operator has answered it already.
@@ -442,6 +456,9 @@ impl World {
             if !believes && (age == Age::Old || !is_seen && place.is_old) {
                 return;
             }
+            // A folder without a trace of the volume, from before it came there, and data that are somewhere else: nothing here says that there was more. This host
+            // decides nothing (`NotKnown`), as one whose disks are new.
+            place.has_forgotten |= place.is_old && with_data.is_none();
             process.row = Row::Known(place.record.clone());
         }
         self.open(host, rules);
