@@ -33,7 +33,7 @@ pub enum Fault {
 
 impl World {
     pub fn faults(&self, rules: &Rules) -> Vec<Fault> {
-        let mut faults = Vec::new();
+        let mut faults = Vec::with_capacity(32);
         for host in 0..self.hosts.len() {
             let place = &self.hosts[host];
             match &place.process {

@@ -8,9 +8,12 @@
 //! words that the documentation names, one copy serves and can be moved to each of the others.
 
 mod calm;
+mod deciding;
 mod explore;
 mod faults;
+mod moving;
 mod operators;
+mod serving;
 mod steps;
 
 use verbatim_mirror::decision::{Here, Record, Sidecar, VolumeId};
