@@ -160,7 +160,7 @@ pub enum Verdict {
     Say(Answer),
     /// First this sidecar has to be durable. If it cannot be said whether it is, nothing is answered until it can.
     WriteThenSay(Sidecar, Answer),
-    /// This host does not know what its copy is: an error, and no answer at all. The source asks again.
+    /// This host does not know what its copy is, or waits for its agent: an error, and no answer at all. The source asks again.
     Refuse,
 }
 
@@ -191,8 +191,8 @@ pub fn answer(here: Here<'_>, ask: &Ask, is_complete: bool) -> Verdict {
         Role::Incoming { .. } | Role::Incomplete | Role::Moved { .. } => Verdict::Say(Answer::NotCommitted),
         // It has that generation, or an older one, and serves: two copies of one age are nothing that this rule can have made.
         Role::Serving | Role::Deciding { .. } | Role::Held { .. } => Verdict::Say(Answer::NotKnown),
-        // Another rule decides.
-        Role::Ready { .. } => Verdict::Say(Answer::NotKnown),
+        // Another rule decides. Before that nothing is known, and somebody who has been told to go on without an answer must not take this for one.
+        Role::Ready { .. } => Verdict::Refuse,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Three hosts in a world in which disks, folders and operators fail: all orders of up to two faults, and many of more.
 //!
-//! `VERBATIM_VOLUME_FAULTS=3` goes through all orders of three (two minutes). `VERBATIM_VOLUME_SEEDS=FIRST..END` walks further, and `VERBATIM_WALKED=walked.txt`
-//! leaves out what was walked with these sources ([`verbatim_walks`]).
+//! `VERBATIM_VOLUME_FAULTS=3` goes through all orders of three (two minutes). `VERBATIM_VOLUME_SEEDS=FIRST..END` walks further, and
+//! `VERBATIM_WALKED=walked.txt` leaves out what was walked with these sources ([`verbatim_walks`]).
 
 mod worlds;
 

@@ -24,18 +24,23 @@ pub fn forced(here: &Sidecar, keep: Keep) -> Option<Sidecar> {
     };
     match keep {
         Keep::Destination => decided(here, Answer::Committed),
-        Keep::Source => {
-            let mut overruled = here.overruled.clone();
-            overruled.push(Overruled {
-                session: *session,
-                base: here.generation,
-                to: to.clone(),
-            });
-            Some(Sidecar {
-                generation: here.generation + 2,
-                overruled,
-                ..here.with(Role::Serving)
-            })
+        Keep::Source => Some(here.kept(*session, to)),
+    }
+}
+
+impl Sidecar {
+    /// It serves again, by an operator's word, and asks on.
+    pub(crate) fn kept(&self, session: SessionId, to: &str) -> Self {
+        let mut overruled = self.overruled.clone();
+        overruled.push(Overruled {
+            session,
+            base: self.generation,
+            to: to.to_owned(),
+        });
+        Self {
+            generation: self.generation + 2,
+            overruled,
+            ..self.with(Role::Serving)
         }
     }
 }
@@ -49,8 +54,8 @@ pub fn revived(here: &Sidecar) -> Option<Sidecar> {
     })
 }
 
-/// The questions that operators have answered, and to which hosts, the last one first. They are asked on, with no more than a wish to know, until those hosts answer:
-/// their copies may serve. No offer goes to one of them before.
+/// The questions that operators have answered, and to which hosts, the last one first. They are asked on, with no more than a wish to know, until
+/// those hosts answer: their copies may serve. No offer goes to one of them before.
 pub fn all_overruled(here: &Sidecar) -> impl Iterator<Item = (Ask, &str)> {
     here.overruled.iter().rev().map(|overruled| {
         let ask = Ask {

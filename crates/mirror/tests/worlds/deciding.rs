@@ -136,6 +136,13 @@ impl World {
         {
             verdict = Verdict::Say(Answer::NotCommitted);
         }
+        if rules.quirk == Some(Quirk::PromisedKnowsNothing) && verdict == Verdict::Refuse {
+            let is_promised = matches!(self.copy(host).map(|here| &here.role), Some(Role::Ready { .. }));
+            verdict = match is_promised {
+                true => Verdict::Say(Answer::NotKnown),
+                false => verdict,
+            };
+        }
         let said = match verdict {
             Verdict::Refuse => return,
             Verdict::Say(answer) => answer,

@@ -134,8 +134,8 @@ impl World {
             }
             Fault::Replace(host) => {
                 let here = self.hosts[host].last_copy();
-                // Where the copy there was the only one that may serve, nothing is promised. A state folder that was restored says what was before, and not
-                // what has gone with the disks: a promise to a session that is still committed, or the copy that serves.
+                // Where the copy there was the only one that may serve, nothing is promised. A state folder that was restored says what was before,
+                // and not what has gone with the disks: a promise to a session that is still committed, or the copy that serves.
                 self.is_lost |= here.is_some_and(|here| {
                     !matches!(
                         here.role,

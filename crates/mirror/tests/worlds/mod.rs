@@ -3,6 +3,8 @@
 //!
 //! The rules are the daemon's own ([`verbatim_mirror::decision`], `trust`, `opening`, `resize`, `together`); what is made up here is what surrounds them.
 //!
+//! Operators may say what is not true. Then nothing is promised but that it is told: two copies that serve are named by the source that was kept.
+//!
 //! What is checked in each world: at most one copy serves, unless an operator has said what is not true; what was flushed and acknowledged is on the disk of
 //! the copy that serves, and within the length that clients see. And out of each world there is a way: with everything started and mounted again, and the
 //! words that the documentation names, one copy serves and can be moved to each of the others.
@@ -65,11 +67,15 @@ pub enum Quirk {
     KeepsWithoutRaising,
     /// A copy that an operator keeps asks no more.
     KeepsWithoutAsking,
+    /// The same where its session of the agents would have decided.
+    KeepsTogetherWithoutAsking,
+    /// A copy that waits for its session answers that it knows nothing.
+    PromisedKnowsNothing,
     /// A sidecar that was restored is believed.
     BelievesOldSidecar,
 }
 
-pub const QUIRKS: [Quirk; 18] = [
+pub const QUIRKS: [Quirk; 20] = [
     Quirk::ComparesWithTheCache,
     Quirk::ForgetsAtReopen,
     Quirk::RetriesWithinTheSession,
@@ -87,6 +93,8 @@ pub const QUIRKS: [Quirk; 18] = [
     Quirk::CommitNeedsRoom,
     Quirk::KeepsWithoutRaising,
     Quirk::KeepsWithoutAsking,
+    Quirk::KeepsTogetherWithoutAsking,
+    Quirk::PromisedKnowsNothing,
     Quirk::BelievesOldSidecar,
 ];
 
@@ -278,6 +286,10 @@ pub struct Agents {
     pub to: usize,
     pub is_promised: bool,
     pub decision: Option<bool>,
+    /// The decision by an operator's word.
+    pub said: Option<bool>,
+    /// The generation of the source, where that word has kept it.
+    pub kept: Option<u64>,
     /// What is still to be told: to the source's daemon, and the destination's.
     pub notes: [bool; 2],
 }
@@ -459,8 +471,8 @@ impl World {
             if !believes && (age == Age::Old || !is_seen && place.is_old) {
                 return;
             }
-            // A folder without a trace of the volume, from before it came there, and data that are somewhere else: nothing here says that there was more. This host
-            // decides nothing (`NotKnown`), as one whose disks are new.
+            // A folder without a trace of the volume, from before it came there, and data that are somewhere else: nothing here says that there
+            // was more. This host decides nothing (`NotKnown`), as one whose disks are new.
             place.has_forgotten |= place.is_old && with_data.is_none();
             process.row = Row::Known(place.record.clone());
         }

@@ -32,6 +32,8 @@ impl World {
                 to,
                 is_promised: false,
                 decision: None,
+                said: None,
+                kept: None,
                 notes: [false; 2],
             });
         }

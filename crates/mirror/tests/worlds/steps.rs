@@ -180,8 +180,9 @@ impl World {
             Step::Deliver(which) => self.deliver(which, rules),
             Step::Grow(host) => self.grow(host, rules),
             Step::Decide { which, is_committed } => {
-                self.agents[which].decision = Some(is_committed);
-                self.agents[which].notes = [true; 2];
+                let agents = &mut self.agents[which];
+                (agents.decision, agents.notes) = (Some(is_committed), [true; 2]);
+                self.has_lied |= agents.said.is_some_and(|said| said != is_committed);
             }
             Step::Tell { which, side } => self.tell(which, side, rules),
             Step::Fault(fault) => self.fail(fault, rules),
