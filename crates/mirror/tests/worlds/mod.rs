@@ -468,6 +468,8 @@ impl World {
             let is_seen = with_data.is_some() || !matches!(place.record, Some(Record::Copy(_)));
             let age = opening::age(in_sidecar, with_data);
             let believes = rules.quirk == Some(Quirk::BelievesOldSidecar);
+            // A restored sidecar beside data that are away is believed by the daemon until they come, and nothing is promised of that. Here it is
+            // not believed, so that the world goes on.
             if !believes && (age == Age::Old || !is_seen && place.is_old) {
                 return;
             }
