@@ -23,9 +23,11 @@ pub struct Engine {
     waiting: u32,
     /// A copy may be behind.
     is_behind: bool,
-    /// A copy said an error when it was filled.
+    /// A copy said an error when it was filled, or could not be filled with what the other one cannot read.
     stalled: [bool; 2],
     cursor: u64,
+    /// Up to that page a copy is filled page by page: some of what comes before cannot be read.
+    one_by_one: u64,
 }
 
 impl Engine {
@@ -45,6 +47,7 @@ impl Engine {
             is_behind: false,
             stalled: [false; 2],
             cursor: 0,
+            one_by_one: 0,
             config,
         }
     }
@@ -130,13 +133,20 @@ impl Engine {
                     && !self.pages.has(to, *page)
                     && !self.in_use().any(|used| used.extent.contains(*page))
             };
-            let count = (page..page + self.config.slot_pages).take_while(lacks).count() as u64;
+            let most = match page < self.one_by_one {
+                true => 1,
+                false => self.config.slot_pages,
+            };
+            let count = (page..page + most).take_while(lacks).count() as u64;
             if count == 0 {
                 // Somebody uses it; another time.
                 self.cursor = page + 1;
                 return false;
             }
             self.cursor = page + count;
+            if self.cursor >= self.one_by_one {
+                self.one_by_one = 0;
+            }
             self.begin(slot, Kind::Refill(to), Extent { page, count }, actions);
             return true;
         }
@@ -328,7 +338,10 @@ impl Engine {
     fn have_read(&mut self, id: SlotId, actions: &mut Vec<Action>) {
         let slot = *self.slot(id);
         if slot.has_failed {
-            return self.plan_read(id, actions);
+            return match slot.kind {
+                Kind::Refill(to) => self.cannot_fill(id, to, actions),
+                Kind::Client(_) => self.plan_read(id, actions),
+            };
         }
         match slot.kind {
             Kind::Refill(to) if self.takes_writes(to) => {
@@ -340,6 +353,19 @@ impl Engine {
                 self.release(id, actions);
             }
         }
+    }
+
+    /// Of what was to be read for a copy something cannot be. The rest is filled all the same, and that page is tried again later.
+    fn cannot_fill(&mut self, id: SlotId, to: Copy, actions: &mut Vec<Action>) {
+        let extent = self.slot(id).extent;
+        if self.is_there(to.other()) {
+            match extent.count {
+                1 => self.stalled[to.index()] = self.config.quirk != Some(Quirk::FillsOverAndOver),
+                _ => (self.cursor, self.one_by_one) = (extent.page, extent.page + extent.count),
+            }
+        }
+        self.reply(id, Ok(()), actions);
+        self.release(id, actions);
     }
 
     fn start_write(&mut self, id: SlotId, actions: &mut Vec<Action>) {
@@ -404,6 +430,7 @@ impl Engine {
             self.is_behind = true;
             self.stalled[copy.index()] |= self.is_there(copy);
         }
+        self.write_where_it_leaves(id, copy, actions);
         let slot = *self.slot(id);
         if !Copy::BOTH.iter().any(|copy| slot.is_writing(*copy)) {
             if slot.phase != Phase::Replied {
@@ -416,6 +443,19 @@ impl Engine {
             self.release(id, actions);
         }
         self.start_writes(copy, actions);
+    }
+
+    /// A copy that is about to go was spared a client's write for the other one's sake. If that one could not take it, it is written there all the same.
+    fn write_where_it_leaves(&mut self, id: SlotId, failed: Copy, actions: &mut Vec<Action>) {
+        let slot = *self.slot(id);
+        let other = failed.other();
+        let is_spared = slot.writes[other.index()] == Writing::Not && self.is_there(other);
+        let has_failed = matches!(slot.writes[failed.index()], Writing::Failed(_));
+        let is_refused = self.config.quirk == Some(Quirk::RefusesWhileLeaving);
+        if slot.phase == Phase::Running && has_failed && is_spared && !is_refused {
+            self.slot_mut(id).writes[other.index()] = Writing::Queued;
+            self.start_writes(other, actions);
+        }
     }
 
     /// A copy has what that slot wrote: it counts, but for pages of which something later has begun.

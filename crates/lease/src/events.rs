@@ -30,6 +30,10 @@ pub enum Quirk {
     TrustsNewMemory,
     /// A write that was under way when its copy went counts as written.
     TrustsUnanswered,
+    /// What a copy cannot take is refused, although one that is about to go could.
+    RefusesWhileLeaving,
+    /// What cannot be read for a copy that is behind is read again at once.
+    FillsOverAndOver,
     /// A disk goes to another host although a page is at a copy alone that stays.
     LeavesBehind,
 }

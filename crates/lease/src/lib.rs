@@ -21,12 +21,11 @@
 //! 4. Of a copy that was away, its pages count if it is the same memory and nobody wrote them meanwhile; of new memory none does.
 //! 5. What a copy that was given up still does with its pages must have come to its end before it is back: that is for the caller to
 //!    see to, by destroying the old queue pair. What it had under way counts as not written.
-//!
-//! 6. A disk goes to another host as what is known of its pages ([`Map`]), when nothing is under way, and only if each page is at a copy that goes along. A
-//!    copy that does not is new there, and has nothing.
-//!
-//! A copy that is behind is filled again from the other ([`Engine::refill`]), a little at a time. One that is about to leave is
-//! still read, and written no more where another copy is there.
+//! 6. A disk goes to another host as what is known of its pages ([`Map`]), when nothing is under way, and only if each page is at a copy that goes
+//!    along. A copy that does not is new there, and has nothing.
+//! 7. A copy that is behind is filled again from the other ([`Engine::refill`]), a little at a time. What cannot be read there, or written here, is tried
+//!    again later, and keeps nothing else back.
+//! 8. A copy that is about to leave is still read, and is written only what the other one is not there for, or cannot take.
 
 #![forbid(unsafe_code)]
 

@@ -98,13 +98,11 @@ pub fn settle(here: Here<'_>, by: AgentSession, is_committed: bool) -> Settle {
 }
 
 /// What an operator's word makes of a copy that waits for a session, in the place of an agent that never says how it was decided: one that has lost its state, or
-/// that was told before the promise came. Nothing if it waits for none. A source that is kept is raised by two ([`crate::decision::forced`]).
+/// that was told before the promise came. Nothing if it waits for none. A source that is kept is raised by two, and asks on
+/// ([`crate::decision::forced`]): the destination may have committed, or may yet.
 pub fn forced(here: &Sidecar, keep: Keep) -> Option<Sidecar> {
     match (&here.role, keep) {
-        (Role::Held { .. }, Keep::Source) => Some(Sidecar {
-            generation: here.generation + 2,
-            ..here.with(Role::Serving)
-        }),
+        (Role::Held { session, to, .. }, Keep::Source) => Some(here.kept(*session, to)),
         (Role::Held { to, .. }, Keep::Destination) => Some(here.moved(to)),
         (Role::Ready { .. }, Keep::Source) => Some(here.given_up()),
         (Role::Ready { base, .. }, Keep::Destination) => Some(here.committed(*base)),
@@ -132,7 +130,9 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::decision::{Answer, Offer, Refusal, Verdict, VolumeId, answer, prepare};
+    use crate::decision::{
+        Answer, Heard, Offer, Refusal, Verdict, VolumeId, answer, heard, overruled, prepare,
+    };
 
     const ID: VolumeId = VolumeId(7);
     const SESSION: SessionId = SessionId(1);
@@ -185,7 +185,7 @@ mod tests {
         }
         for is_complete in [false, true] {
             let said = answer(Here::Copy(&ready()), &ask(), is_complete);
-            assert_eq!(said, Verdict::Say(Answer::NotKnown));
+            assert_eq!(said, Verdict::Refuse, "not before it is decided");
         }
         assert_eq!(settled(&ready(), BY + 1, true), None, "another session");
     }
@@ -228,6 +228,16 @@ mod tests {
         assert_eq!(forced(&ready(), Keep::Destination), Some(ready().committed(1)));
         assert_eq!(forced(&ready(), Keep::Source), Some(ready().given_up()));
         assert_eq!(forced(&kept, Keep::Source), None);
+        // What the other host says of it, at last.
+        let (question, to) = overruled(&kept).expect("it asks on");
+        assert_eq!((question, to), (ask(), "b"));
+        for (here, says) in [
+            (ready().committed(1), Answer::Committed),
+            (ready().given_up(), Answer::NotCommitted),
+        ] {
+            assert_eq!(answer(Here::Copy(&here), &question, false), Verdict::Say(says));
+        }
+        assert_eq!(heard(&kept, SESSION, Answer::Committed), Heard::Contradiction);
     }
 
     /// All that can happen to both copies, in each order, with each daemon killed at each step: what is durable is all that counts.

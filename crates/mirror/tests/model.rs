@@ -1,9 +1,10 @@
 //! The engine, the receiver and the decision in a world in which everything fails; and the paper's algorithm, which loses data there.
 //!
-//! Some 20 s. `VERBATIM_VOLUME_SEEDS=FIRST..END cargo test --release -p verbatim-mirror --test model` walks further.
+//! Some 20 s. `VERBATIM_VOLUME_SEEDS=FIRST..END cargo test --release -p verbatim-mirror --test model` walks further ([`verbatim_walks`]).
 
 mod world;
 
+use verbatim_walks::{Of, Walk};
 use world::{Mended, QUIRKS, Rules, Tally, Which, story, walk};
 
 /// Some ten seconds on two slow cores.
@@ -18,51 +19,18 @@ const OURS: Rules = Rules {
     quirk: None,
 };
 
-fn seeds() -> std::ops::Range<u64> {
-    let Ok(text) = std::env::var("VERBATIM_VOLUME_SEEDS") else {
-        return SEEDS;
-    };
-    let (first, end) = text.split_once("..").expect("FIRST..END");
-    first.parse().expect("a number")..end.parse().expect("a number")
-}
-
-/// Two threads, since that is what the machines have on which this runs.
-fn all(seeds: std::ops::Range<u64>, rules: Rules) -> Tally {
-    let half = |odd: u64| {
-        let mut all = Tally::default();
-        for seed in seeds.clone().filter(|seed| seed % 2 == odd) {
-            let (wrong, tally) = walk(seed, rules);
-            if wrong.is_some() {
-                panic!("{}", story(seed, rules));
-            }
-            all.steps += tally.steps;
-            all.faults += tally.faults;
-            all.commits += tally.commits;
-            all.acknowledged += tally.acknowledged;
-            all.silences += tally.silences;
-        }
-        all
-    };
-    std::thread::scope(|scope| {
-        let other = scope.spawn(|| half(1));
-        let mut all = half(0);
-        let other = other
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        all.steps += other.steps;
-        all.faults += other.faults;
-        all.commits += other.commits;
-        all.acknowledged += other.acknowledged;
-        all.silences += other.silences;
-        all
-    })
+fn one(seed: u64, rules: Rules) -> Tally {
+    let (wrong, tally) = walk(seed, rules);
+    if wrong.is_some() {
+        panic!("{}", story(seed, rules));
+    }
+    tally
 }
 
 #[test]
 fn nothing_that_was_acknowledged_is_lost_whatever_fails() {
-    let seeds = seeds();
-    let walks = seeds.end - seeds.start;
-    let tally = all(seeds, OURS);
+    let walk = Walk::new(Of::Volumes, SEEDS);
+    let (walks, tally) = walk.through("two-hosts", |seed| one(seed, OURS), Tally::add);
     println!("{walks} walks: {tally:?}");
     assert!(3 * tally.faults >= walks, "too few faults: {tally:?}");
     assert!(2 * tally.commits >= 3 * walks, "too few moves: {tally:?}");
@@ -107,7 +75,10 @@ fn with_both_holes_stopped_it_does_not_so_that_the_world_is_no_worse_than_it_say
         faults: false,
         quirk: None,
     };
-    let tally = all(0..SEEDS_FOR_A_QUIRK, rules);
+    let mut tally = Tally::default();
+    for seed in 0..SEEDS_FOR_A_QUIRK {
+        tally.add(one(seed, rules));
+    }
     assert!(tally.commits > SEEDS_FOR_A_QUIRK / 2, "{tally:?}");
 }
 

@@ -1,9 +1,11 @@
 //! Three hosts in a world in which disks, folders and operators fail: all orders of up to two faults, and many of more.
 //!
-//! `VERBATIM_VOLUME_FAULTS=3` goes through all orders of three (minutes). `VERBATIM_VOLUME_SEEDS=FIRST..END` walks further.
+//! `VERBATIM_VOLUME_FAULTS=3` goes through all orders of three (two minutes). `VERBATIM_VOLUME_SEEDS=FIRST..END` walks further, and
+//! `VERBATIM_WALKED=walked.txt` leaves out what was walked with these sources ([`verbatim_walks`]).
 
 mod worlds;
 
+use verbatim_walks::{Of, Walk};
 use worlds::{QUIRKS, Quirk, Rules, explore, stroll};
 
 const SEEDS: std::ops::Range<u64> = 0..8_000;
@@ -91,14 +93,6 @@ fn faults() -> u8 {
     }
 }
 
-fn seeds() -> std::ops::Range<u64> {
-    let Ok(text) = std::env::var("VERBATIM_VOLUME_SEEDS") else {
-        return SEEDS;
-    };
-    let (first, end) = text.split_once("..").expect("FIRST..END");
-    first.parse().expect("a number")..end.parse().expect("a number")
-}
-
 fn goes_through(name: &str, rules: Rules) {
     let rules = Rules {
         faults: faults(),
@@ -148,32 +142,18 @@ fn in_all_worlds_what_was_written_is_within_reach() {
 
 #[test]
 fn walks_through_everything_at_once() {
-    let seeds = seeds();
-    let half = |odd: u64| {
-        let mut steps = 0;
-        for seed in seeds.clone().filter(|seed| seed % 2 == odd) {
-            for rules in [
-                LIFE,
-                Rules {
-                    sessions: true,
-                    ..LIFE
-                },
-            ] {
-                steps += stroll(seed, &rules, 120).unwrap_or_else(|wrong| panic!("{wrong}"));
-            }
-        }
-        steps
+    let everything = |seed| {
+        let walk = |rules: Rules| stroll(seed, &rules, 120).unwrap_or_else(|wrong| panic!("{wrong}")) as u64;
+        walk(LIFE)
+            + walk(Rules {
+                sessions: true,
+                ..LIFE
+            })
     };
-    let steps = std::thread::scope(|scope| {
-        let other = scope.spawn(|| half(1));
-        half(0)
-            + other
-                .join()
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    });
-    let walks = seeds.end - seeds.start;
+    let (walks, steps) =
+        Walk::new(Of::Volumes, SEEDS).through("three-hosts", everything, |all, one| *all += one);
     println!("{walks} seeds: {steps} steps");
-    assert!(steps as u64 > 20 * walks, "walks end early: {steps} steps");
+    assert!(steps >= 20 * walks, "walks end early: {steps} steps");
 }
 
 /// In which worlds, or walks, a fault is found that was put back.

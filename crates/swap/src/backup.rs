@@ -1,4 +1,5 @@
-//! The file that stands in for a server: threads that read and write it, past the page cache where its file system can do that.
+//! The file that stands in for a server: threads that read and write it, past the page cache where its file system can do that. Where it cannot, each write is on
+//! the disk before it counts: Linux says to no write that an earlier one has failed, and gives its page up, which would then be read as it was before.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -74,7 +75,7 @@ impl Backup {
                 .open(path)
         };
         let (file, is_cached) = match open(libc::O_DIRECT) {
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => (open(0), true),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => (open(libc::O_DSYNC), true),
             opened => (opened, false),
         };
         let file = file.with_context(|| format!("cannot open {}", path.display()))?;

@@ -371,6 +371,34 @@ fn an_operator_gets_copies_out_of_a_session_that_nobody_knows_any_more() {
 }
 
 #[test]
+fn an_operator_who_keeps_a_source_hears_that_its_session_was_committed() {
+    let mut lab = Lab::new();
+    lab.volume("db", "4M");
+    write(&lab, 0, "db", 0, &[7; 4096]);
+    let by = 0xab;
+    hold(&lab, by);
+    lab.order(0, &["resolve", "db", "--keep", "source", "--force"]);
+    assert_eq!(
+        (lab.role(0, "db"), lab.role(1, "db")),
+        ("serving".into(), "ready".into())
+    );
+    // The other host waits for its agent: that is no answer.
+    let said = refused(&lab, 0, &["migrate", "db", "--to", "b"]);
+    assert!(said.contains("has not said yet"), "{said}");
+    settle(&lab, 1, by, true).expect("it was promised");
+    assert_eq!(lab.role(1, "db"), "serving");
+    for _ in 0..2 {
+        until("it is told", || trouble(&lab, 0, "db").contains("there are two"));
+        // The next daemon says it, too.
+        lab.kill(0);
+        lab.start(0, None);
+    }
+    lab.order(1, &["delete", "db"]);
+    lab.order(0, &["migrate", "db", "--to", "b"]);
+    assert_eq!(trouble(&lab, 0, "db"), "");
+}
+
+#[test]
 fn a_size_is_told_when_it_is_durable_and_what_is_written_behind_the_old_one_stays() {
     let mut lab = Lab::without_daemons();
     let Some(small) = Small::mount(lab.path(0, "state"), "2m") else {

@@ -17,6 +17,10 @@ pub struct Store {
     work: Vec<Work>,
     /// Writes of before it was given up: they may still land.
     late: Vec<Work>,
+    /// Pages that cannot be read before they are written again.
+    bad: Vec<bool>,
+    /// What was there before writes that are in a page cache only.
+    cached: Vec<(u64, u64)>,
 }
 
 impl Store {
@@ -26,7 +30,33 @@ impl Store {
             is_up: false,
             work: Vec::new(),
             late: Vec::new(),
+            bad: vec![false; pages as usize],
+            cached: Vec::new(),
         }
+    }
+
+    pub fn is_bad(&self, extent: Extent) -> bool {
+        extent.pages().any(|page| self.bad[page as usize])
+    }
+
+    /// The disk behind it fails there: some of the pages are not read any more.
+    pub fn spoil(&mut self, extent: Extent, random: &mut SmallRng) {
+        for page in extent.pages() {
+            self.bad[page as usize] |= random.random::<bool>();
+        }
+    }
+
+    /// The page cache gives up what it could not write, and has what the disk has.
+    pub fn forget_cached(&mut self) {
+        for (page, before) in std::mem::take(&mut self.cached).into_iter().rev() {
+            self.pages[page as usize] = before;
+        }
+    }
+
+    /// What is there is noted, for [`Self::forget_cached`].
+    pub fn cache(&mut self, extent: Extent) {
+        let pages = extent.pages().map(|page| (page, self.pages[page as usize]));
+        self.cached.extend(pages);
     }
 
     pub fn has_work(&self) -> bool {
@@ -53,6 +83,7 @@ impl Store {
 
     pub fn write(&mut self, page: u64, data: &[u64]) {
         self.pages[page as usize..][..data.len()].copy_from_slice(data);
+        self.bad[page as usize..][..data.len()].fill(false);
     }
 
     /// Nobody hears of it any more. Some of what is under way has been done, some is done later, some never.
@@ -74,9 +105,11 @@ impl Store {
         }
     }
 
-    /// The old queue pair is gone before this: nothing lands late.
-    pub fn up(&mut self, kept: bool) {
-        self.late.clear();
+    /// The old queue pair is gone before this: nothing lands late, unless `is_open`.
+    pub fn up(&mut self, kept: bool, is_open: bool) {
+        if !is_open {
+            self.late.clear();
+        }
         self.is_up = true;
         if !kept {
             self.pages.fill(0);

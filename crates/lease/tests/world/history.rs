@@ -14,6 +14,8 @@ struct Page {
     newest: u64,
     /// Copies that have said that they have it, and still do.
     holders: [bool; 2],
+    /// Nothing is known of it any more: it reads as an error.
+    is_lost: bool,
 }
 
 pub struct History {
@@ -36,6 +38,9 @@ impl History {
     /// Whether a copy that is there is known to have what is to be read.
     pub fn is_held(&self, page: u64, is_there: [bool; 2]) -> bool {
         let page = &self.pages[page as usize];
+        if page.is_lost {
+            return false;
+        }
         let is_zero = page.versions[&page.newest] == 0 && page.floor == page.newest;
         is_zero || (0..2).any(|copy| page.holders[copy] && is_there[copy])
     }
@@ -55,6 +60,14 @@ impl History {
             page.versions.insert(version, content);
             page.newest = version;
             page.holders = [false; 2];
+            page.is_lost = false;
+        }
+    }
+
+    /// No server gives the disk to its next host.
+    pub fn all_lost(&mut self) {
+        for page in &mut self.pages {
+            (page.is_lost, page.holders) = (true, [false; 2]);
         }
     }
 

@@ -1,4 +1,10 @@
 //! A client, two copies and what goes wrong with them, by seed. All that is random comes from it.
+//!
+//! Servers die, hang, come back and leave. Files are full, or say errors for a while, and have pages that cannot be read before they are written again. A
+//! disk goes from host to host: the move is rolled back, a server is lost in the middle of it, or none gives the disk to its next host. An owner that is
+//! killed takes its disk along, unless that was handed over: then the next host has it.
+//!
+//! What the engine takes for granted of those who do the I/O is put out of force by [`Outside`].
 
 mod copy;
 mod history;
@@ -9,7 +15,7 @@ use copy::Store;
 use history::History;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use verbatim_lease::{Action, Config, Copy, Engine, Event, Extent, Op, Quirk, SlotId};
+use verbatim_lease::{Action, Config, Copy, Engine, Event, Extent, Map, Op, Quirk, SlotId};
 
 pub const PAGES: u64 = 12;
 const SLOTS: SlotId = 6;
@@ -23,6 +29,8 @@ pub enum Backup {
     File,
     /// A file without enough space.
     FullFile,
+    /// A file on a disk that fails, now and then.
+    BadFile,
     /// Another server, which fails like the first.
     Server,
     /// Nothing.
@@ -33,14 +41,46 @@ pub enum Backup {
     MovedServer,
 }
 
-pub const BACKUPS: [Backup; 6] = [
+pub const BACKUPS: [Backup; 7] = [
     Backup::File,
     Backup::FullFile,
+    Backup::BadFile,
     Backup::Server,
     Backup::None,
     Backup::MovedFile,
     Backup::MovedServer,
 ];
+
+/// Faults outside the engine, each of which must be found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outside {
+    /// A file says that it has what is in its page cache only.
+    BelievesTheCache,
+    /// A server whose memory is older than it was (a machine that was restored) is called the same.
+    BelievesOldMemory,
+    /// A copy is back before what was under way there has come to its end.
+    LandsLate,
+    /// A server that has lost its memory since the disk was handed over is adopted with what was known before.
+    AdoptsLost,
+    /// A disk that no server gives to its next host is taken for a new one.
+    LostIsNew,
+}
+
+pub const OUTSIDE: [Outside; 5] = [
+    Outside::BelievesTheCache,
+    Outside::BelievesOldMemory,
+    Outside::LandsLate,
+    Outside::AdoptsLost,
+    Outside::LostIsNew,
+];
+
+/// The world that is walked through.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules {
+    pub backup: Backup,
+    pub quirk: Option<Quirk>,
+    pub outside: Option<Outside>,
+}
 
 impl Backup {
     fn is_server(self) -> bool {
@@ -62,6 +102,20 @@ pub struct Tally {
     pub refills: u64,
     pub drained: u64,
     pub moves: u64,
+    pub errors: u64,
+}
+
+impl Tally {
+    pub fn add(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.refused += other.refused;
+        self.deaths += other.deaths;
+        self.returns += other.returns;
+        self.refills += other.refills;
+        self.drained += other.drained;
+        self.moves += other.moves;
+        self.errors += other.errors;
+    }
 }
 
 struct Buffer {
@@ -79,6 +133,11 @@ struct Buffer {
 struct World {
     random: SmallRng,
     backup: Backup,
+    outside: Option<Outside>,
+    /// The disk behind the file fails now.
+    is_failing: bool,
+    /// What servers had some time ago.
+    old: [Vec<u64>; 2],
     config: Config,
     engine: Engine,
     copies: [Store; 2],
@@ -90,26 +149,23 @@ struct World {
 }
 
 /// What is wrong, if something is.
-pub fn walk(seed: u64, backup: Backup, quirk: Option<Quirk>) -> (Option<String>, Tally) {
-    let (wrong, tally, _) = run(seed, backup, quirk, false);
+pub fn walk(seed: u64, rules: Rules) -> (Option<String>, Tally) {
+    let (wrong, tally, _) = run(seed, rules, false);
     (wrong, tally)
 }
 
 /// All that happened, for people.
-pub fn story(seed: u64, backup: Backup, quirk: Option<Quirk>) -> String {
-    let (wrong, _, story) = run(seed, backup, quirk, true);
-    format!(
-        "{}\nseed {seed}, {backup:?}: {wrong:?}",
-        story.unwrap_or_default()
-    )
+pub fn story(seed: u64, rules: Rules) -> String {
+    let (wrong, _, story) = run(seed, rules, true);
+    format!("{}\nseed {seed}, {rules:?}: {wrong:?}", story.unwrap_or_default())
 }
 
-fn run(
-    seed: u64,
-    backup: Backup,
-    quirk: Option<Quirk>,
-    told: bool,
-) -> (Option<String>, Tally, Option<String>) {
+fn run(seed: u64, rules: Rules, told: bool) -> (Option<String>, Tally, Option<String>) {
+    let Rules {
+        backup,
+        quirk,
+        outside,
+    } = rules;
     let config = Config {
         pages: PAGES,
         slots: SLOTS,
@@ -119,6 +175,9 @@ fn run(
     let mut world = World {
         random: SmallRng::seed_from_u64(seed),
         backup,
+        outside,
+        is_failing: false,
+        old: [vec![0; PAGES as usize], vec![0; PAGES as usize]],
         config,
         engine: Engine::new(config),
         copies: [Store::new(PAGES), Store::new(PAGES)],
@@ -152,6 +211,7 @@ impl World {
 
     /// Faults end, and everything comes to its end; then each page is read once.
     fn settle(&mut self) -> Result<(), String> {
+        self.is_failing = false;
         for copy in Copy::BOTH {
             let is_server = copy == Copy::First || self.backup.is_server();
             if is_server && !self.copies[copy.index()].is_up {
@@ -168,12 +228,35 @@ impl World {
                 break;
             }
         }
+        self.has_all_that_can_be_read()?;
         for page in 0..PAGES {
             self.request(Op::Read, Extent { page, count: 1 })?;
             self.finish_all()?;
         }
         match self.slots.iter().any(Option::is_some) {
             true => Err("a request has no answer".into()),
+            false => Ok(()),
+        }
+    }
+
+    /// A server that is there is filled with everything that the file can give.
+    fn has_all_that_can_be_read(&mut self) -> Result<(), String> {
+        if self.backup != Backup::BadFile {
+            return Ok(());
+        }
+        for _ in 0..4 * PAGES {
+            self.event(Event::Retry)?;
+            let Some(slot) = self.free_slot() else { continue };
+            self.refill(slot)?;
+            self.finish_all()?;
+        }
+        let pages = (0..PAGES).map(|page| Extent { page, count: 1 });
+        let bad = pages.filter(|page| self.copies[1].is_bad(*page)).count() as u64;
+        let left = self.engine.counts().second_only;
+        match left > bad {
+            true => Err(format!(
+                "{left} pages are at the file alone, and {bad} cannot be read"
+            )),
             false => Ok(()),
         }
     }
@@ -239,6 +322,17 @@ impl World {
         if self.backup.moves() && self.random.random_ratio(1, 3) {
             return self.moved();
         }
+        if self.backup == Backup::BadFile && self.random.random_ratio(1, 3) {
+            self.is_failing = !self.is_failing;
+            let is_failing = self.is_failing;
+            self.tell(|| format!("the file's disk fails: {is_failing}"));
+        }
+        if self.outside == Some(Outside::BelievesTheCache) && self.random.random_ratio(1, 3) {
+            self.copies[1].forget_cached();
+        }
+        if self.random.random_ratio(1, 3) {
+            self.old[copy.index()].clone_from(&self.copies[copy.index()].pages);
+        }
         let is_up = self.copies[copy.index()].is_up;
         match (is_up, self.random.random_range(0..4)) {
             (true, 0) => {
@@ -279,6 +373,26 @@ impl World {
                 return Err(format!("page {page} stays behind"));
             }
         }
+        match self.random.random_range(0..8) {
+            0 | 1 => {
+                self.tell(|| "it is rolled back".to_owned());
+                return Ok(());
+            }
+            // It is rolled back for that: a server has other memory than the one of which the map speaks.
+            2 => {
+                let copy = match goes[1] {
+                    true => self.any_copy(),
+                    false => Copy::First,
+                };
+                self.down(copy)?;
+                self.up(copy, false)?;
+                if self.outside != Some(Outside::AdoptsLost) {
+                    return Ok(());
+                }
+            }
+            3 if self.random.random_ratio(1, 4) => return self.lost(),
+            _ => {}
+        }
         self.tally.moves += 1;
         self.engine = Engine::taken_over(self.config, map);
         for copy in Copy::BOTH {
@@ -296,6 +410,22 @@ impl World {
         Ok(())
     }
 
+    /// The session is committed, and no server gives the disk to its next host.
+    fn lost(&mut self) -> Result<(), String> {
+        self.tell(|| "all of it is lost".to_owned());
+        self.tally.moves += 1;
+        self.history.all_lost();
+        self.engine = match self.outside {
+            Some(Outside::LostIsNew) => Engine::new(self.config),
+            _ => Engine::taken_over(self.config, Map::lost(PAGES)),
+        };
+        for copy in Copy::BOTH {
+            self.copies[copy.index()].down(&mut self.random);
+            self.up(copy, false)?;
+        }
+        Ok(())
+    }
+
     fn down(&mut self, copy: Copy) -> Result<(), String> {
         self.tell(|| format!("{copy:?} is down"));
         self.tally.deaths += 1;
@@ -309,7 +439,13 @@ impl World {
     fn up(&mut self, copy: Copy, kept: bool) -> Result<(), String> {
         self.tell(|| format!("{copy:?} is up, kept: {kept}"));
         self.tally.returns += 1;
-        self.copies[copy.index()].up(kept);
+        let is_open = self.outside == Some(Outside::LandsLate);
+        self.copies[copy.index()].up(kept, is_open);
+        if kept && self.outside == Some(Outside::BelievesOldMemory) && self.random.random_ratio(1, 4) {
+            self.copies[copy.index()]
+                .pages
+                .clone_from(&self.old[copy.index()]);
+        }
         if !kept {
             self.history.memory_lost(copy.index());
             for slot in self.slots.iter_mut().flatten() {
@@ -367,27 +503,39 @@ impl World {
     }
 
     fn complete(&mut self, copy: Copy) -> Result<(), String> {
-        let is_full =
-            copy == Copy::Second && self.backup == Backup::FullFile && self.random.random_ratio(1, 4);
+        let errno = match (copy, self.backup) {
+            (Copy::Second, Backup::FullFile) if self.random.random_ratio(1, 4) => Some(28),
+            (Copy::Second, Backup::BadFile) if self.is_failing && self.random.random() => Some(5),
+            _ => None,
+        };
         let store = &mut self.copies[copy.index()];
         let work = store.take(&mut self.random);
-        let result = match is_full {
-            true => Err(28),
-            false => Ok(()),
-        };
         let (slot, extent) = (work.slot, work.extent);
         if work.is_write {
             // A write that fails may have done a part.
-            let pages = match is_full {
-                true => extent.count / 2,
-                false => extent.count,
+            let pages = match errno {
+                Some(_) => extent.count / 2,
+                None => extent.count,
             };
-            store.write(extent.page, &work.data[..pages as usize]);
-            if result.is_ok() {
-                self.history.written(copy.index(), extent, &work.data);
+            if copy == Copy::Second && self.outside == Some(Outside::BelievesTheCache) {
+                store.cache(extent);
             }
+            store.write(extent.page, &work.data[..pages as usize]);
+            match errno {
+                Some(5) => store.spoil(extent, &mut self.random),
+                Some(_) => {}
+                None => self.history.written(copy.index(), extent, &work.data),
+            }
+            let result = errno.map_or(Ok(()), Err);
+            self.tally.errors += u64::from(result.is_err());
             self.tell(|| format!("slot {slot}: written to {copy:?}: {result:?}"));
             return self.event(Event::WriteDone { slot, copy, result });
+        }
+        if errno == Some(5) || store.is_bad(extent) {
+            self.tally.errors += 1;
+            self.tell(|| format!("slot {slot}: cannot be read from {copy:?} {extent:?}"));
+            let result = Err(5);
+            return self.event(Event::ReadDone { slot, copy, result });
         }
         let buffer = self.slots[usize::from(slot)].as_mut().expect("it is in use");
         for page in extent.pages() {
@@ -448,7 +596,7 @@ impl World {
         self.tell(|| format!("{copy:?} has left"));
         self.copies[copy.index()].down(&mut self.random);
         self.event(Event::Down { copy })?;
-        self.copies[copy.index()].up(false);
+        self.copies[copy.index()].up(false, false);
         self.history.memory_lost(copy.index());
         self.event(Event::Up { copy, kept: false })
     }
@@ -472,12 +620,16 @@ impl World {
         if !is_done {
             self.tally.refused += 1;
             let is_there = [self.copies[0].is_up, self.copies[1].is_up];
+            let fails = matches!(self.backup, Backup::FullFile | Backup::BadFile);
+            let is_read = [is_there[0], is_there[1] && self.backup != Backup::BadFile];
+            let is_written = [is_there[0], is_there[1] && !fails];
             let is_possible = match buffer.op {
                 Op::Read => buffer
                     .extent
                     .pages()
-                    .all(|page| self.history.is_held(page, is_there)),
-                Op::Write => is_there.contains(&true) && self.backup != Backup::FullFile,
+                    .all(|page| self.history.is_held(page, is_read)),
+                // Also a server that is about to leave, if the other copy cannot take it.
+                Op::Write => is_written.contains(&true),
                 Op::Zero => true,
             };
             // A file that never fails has all, or gets it.

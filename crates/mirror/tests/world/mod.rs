@@ -87,6 +87,16 @@ pub struct Tally {
     pub silences: u64,
 }
 
+impl Tally {
+    pub fn add(&mut self, other: Self) {
+        self.steps += other.steps;
+        self.faults += other.faults;
+        self.commits += other.commits;
+        self.acknowledged += other.acknowledged;
+        self.silences += other.silences;
+    }
+}
+
 pub struct World {
     rules: Rules,
     random: SmallRng,

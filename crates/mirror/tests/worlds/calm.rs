@@ -101,8 +101,9 @@ impl World {
             let before = self.clone();
             let steps = self.steps(&quiet);
             let is_due = |step: &&Step| match step {
-                Step::Start(_) | Step::Note(_) | Step::Tell { .. } => true,
-                Step::Look(_) => {
+                Step::Start(_) | Step::Note(_) => true,
+                // A copy that is being filled anew does not hear of a session that is over, and nobody waits for that.
+                Step::Look(_) | Step::Tell { .. } => {
                     let mut tried = self.clone();
                     tried.go(**step, &quiet);
                     tried != *self
@@ -110,37 +111,35 @@ impl World {
                 Step::Decide { is_committed, .. } => !is_committed,
                 _ => false,
             };
-            // Answers come before questions, or these would be asked again and again.
+            // Answers come before questions, or these would be asked again and again. A host that gives no answer stands in no other one's way.
             let next = steps.iter().find(is_due).copied();
             let next = next.or(self.letters.len().checked_sub(1).map(Step::Deliver));
-            let next = next.or(steps.into_iter().find(|step| matches!(step, Step::Ask(_))));
-            // A letter that is asked and answered over and over changes nothing else.
+            let is_heard = |step: &&Step| matches!(step, Step::Ask(_)) && self.is_heard(**step, &quiet);
+            let next = next.or_else(|| steps.iter().find(is_heard).copied());
             let Some(step) = next else {
                 return self.well();
             };
             self.go(step, &quiet);
             self.well()?;
-            if *self == before || matches!(step, Step::Ask(_)) && self.is_stuck(&quiet) {
-                self.letters.clear();
+            if *self == before {
                 return Ok(());
             }
         }
         Ok(())
     }
 
-    /// Whether asking and hearing leads back here.
-    fn is_stuck(&self, rules: &Rules) -> bool {
+    /// Whether an answer to that question changes anything.
+    fn is_heard(&self, question: Step, rules: &Rules) -> bool {
         let mut world = self.clone();
+        world.go(question, rules);
         for _ in 0..8 {
             if world.letters.is_empty() {
                 break;
             }
             world.go(Step::Deliver(world.letters.len() - 1), rules);
         }
-        let mut here = self.clone();
-        here.letters.clear();
         world.letters.clear();
-        world == here
+        world != *self
     }
 
     fn well(&self) -> Result<(), String> {
@@ -231,17 +230,16 @@ impl World {
             (self.moves, self.faults) = (1, 1);
             self.go(Step::Migrate { host, to, is_rescue }, &plain);
             for _ in 0..40 {
-                let due = self.steps(&plain).into_iter().find(|step| match step {
+                let due = self.steps(&plain).into_iter().filter(|step| match step {
                     Step::Ask(who) => *who == host,
                     step => matches!(
                         step,
-                        Step::Connect(_)
-                            | Step::Copy { .. }
-                            | Step::FlushMirror(_)
-                            | Step::Hold(_)
-                            | Step::Deliver(_)
+                        Step::Connect(_) | Step::Copy { .. } | Step::FlushMirror(_) | Step::Hold(_)
                     ),
                 });
+                // Questions come last: a host that does not know its own copy answers none, and is asked for ever. A move to another host does not
+                // wait for it.
+                let due = due.min_by_key(|step| matches!(step, Step::Ask(_)));
                 let letters = self.letters.len().checked_sub(1);
                 let next = letters.map(Step::Deliver).or(due);
                 let Some(step) = next else {
@@ -301,6 +299,13 @@ impl World {
             let here = world.durable_copy(host);
             here.is_some_and(|here| here.may_serve() && here.overruled.iter().any(is_committed))
         });
+        // Of a session of the agents the copy need not note it, and has to.
+        let kept_together = world.agents.iter().any(|agents| {
+            let here = world.durable_copy(agents.from);
+            agents.kept.is_some()
+                && here.is_some_and(|here| here.may_serve() && Some(here.generation) == agents.kept)
+        });
+        let kept = kept || kept_together;
         world.repair(true);
         world.settle(rules)?;
         let serves = |host: usize| world.serves(host);

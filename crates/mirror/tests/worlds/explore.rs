@@ -11,13 +11,12 @@ use super::{Rules, Step, World};
 /// Goes through all worlds. How many there are; or what was found, and how it came.
 pub fn explore(rules: &Rules, most: usize) -> Result<usize, String> {
     let hasher = RandomState::new();
-    let mut seen = HashSet::new();
-    let mut left: Vec<(World, Option<usize>)> = vec![(World::new(rules), None)];
+    let first = World::new(rules);
+    // Worlds that are equal are gone through once.
+    let mut seen = HashSet::from([hasher.hash_one(&first)]);
+    let mut left: Vec<(World, Option<usize>)> = vec![(first, None)];
     let mut ways: Vec<(Option<usize>, Step)> = Vec::new();
     while let Some((world, way)) = left.pop() {
-        if !seen.insert(hasher.hash_one(&world)) {
-            continue;
-        }
         let found = match &world.wrong {
             Some(wrong) => Err(wrong.clone()),
             None => world.way_out(rules),
@@ -34,7 +33,7 @@ pub fn explore(rules: &Rules, most: usize) -> Result<usize, String> {
         for step in world.steps(rules) {
             let mut next = world.clone();
             next.go(step, rules);
-            if next != world {
+            if next != world && seen.insert(hasher.hash_one(&next)) {
                 ways.push((way, step));
                 left.push((next, Some(ways.len() - 1)));
             }

@@ -33,7 +33,7 @@ pub enum Fault {
 
 impl World {
     pub fn faults(&self, rules: &Rules) -> Vec<Fault> {
-        let mut faults = Vec::new();
+        let mut faults = Vec::with_capacity(32);
         for host in 0..self.hosts.len() {
             let place = &self.hosts[host];
             match &place.process {
@@ -133,8 +133,9 @@ impl World {
                 place.is_old = true;
             }
             Fault::Replace(host) => {
-                let here = self.durable_copy(host);
-                // Where the copy there was the only one that may serve, nothing is promised.
+                let here = self.hosts[host].last_copy();
+                // Where the copy there was the only one that may serve, nothing is promised. A state folder that was restored says what was before,
+                // and not what has gone with the disks: a promise to a session that is still committed, or the copy that serves.
                 self.is_lost |= here.is_some_and(|here| {
                     !matches!(
                         here.role,

@@ -3,14 +3,19 @@
 //!
 //! The rules are the daemon's own ([`verbatim_mirror::decision`], `trust`, `opening`, `resize`, `together`); what is made up here is what surrounds them.
 //!
+//! Operators may say what is not true. Then nothing is promised but that it is told: two copies that serve are named by the source that was kept.
+//!
 //! What is checked in each world: at most one copy serves, unless an operator has said what is not true; what was flushed and acknowledged is on the disk of
 //! the copy that serves, and within the length that clients see. And out of each world there is a way: with everything started and mounted again, and the
 //! words that the documentation names, one copy serves and can be moved to each of the others.
 
 mod calm;
+mod deciding;
 mod explore;
 mod faults;
+mod moving;
 mod operators;
+mod serving;
 mod steps;
 
 use verbatim_mirror::decision::{Here, Record, Sidecar, VolumeId};
@@ -62,11 +67,15 @@ pub enum Quirk {
     KeepsWithoutRaising,
     /// A copy that an operator keeps asks no more.
     KeepsWithoutAsking,
+    /// The same where its session of the agents would have decided.
+    KeepsTogetherWithoutAsking,
+    /// A copy that waits for its session answers that it knows nothing.
+    PromisedKnowsNothing,
     /// A sidecar that was restored is believed.
     BelievesOldSidecar,
 }
 
-pub const QUIRKS: [Quirk; 18] = [
+pub const QUIRKS: [Quirk; 20] = [
     Quirk::ComparesWithTheCache,
     Quirk::ForgetsAtReopen,
     Quirk::RetriesWithinTheSession,
@@ -84,6 +93,8 @@ pub const QUIRKS: [Quirk; 18] = [
     Quirk::CommitNeedsRoom,
     Quirk::KeepsWithoutRaising,
     Quirk::KeepsWithoutAsking,
+    Quirk::KeepsTogetherWithoutAsking,
+    Quirk::PromisedKnowsNothing,
     Quirk::BelievesOldSidecar,
 ];
 
@@ -239,6 +250,20 @@ pub struct Host {
     pub has_forgotten: bool,
 }
 
+impl Host {
+    /// The copy by what was written last, whatever was restored since.
+    pub fn last_copy(&self) -> Option<&Sidecar> {
+        let last = match (self.is_old, &self.backup) {
+            (true, Some(later)) => later,
+            _ => &self.record,
+        };
+        match last {
+            Some(Record::Copy(sidecar)) => Some(sidecar),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Letter {
     /// `is_wish`: an operator has answered it already.
@@ -261,6 +286,10 @@ pub struct Agents {
     pub to: usize,
     pub is_promised: bool,
     pub decision: Option<bool>,
+    /// The decision by an operator's word.
+    pub said: Option<bool>,
+    /// The generation of the source, where that word has kept it.
+    pub kept: Option<u64>,
     /// What is still to be told: to the source's daemon, and the destination's.
     pub notes: [bool; 2],
 }
@@ -439,9 +468,14 @@ impl World {
             let is_seen = with_data.is_some() || !matches!(place.record, Some(Record::Copy(_)));
             let age = opening::age(in_sidecar, with_data);
             let believes = rules.quirk == Some(Quirk::BelievesOldSidecar);
+            // A restored sidecar beside data that are away is believed by the daemon until they come, and nothing is promised of that. Here it is
+            // not believed, so that the world goes on.
             if !believes && (age == Age::Old || !is_seen && place.is_old) {
                 return;
             }
+            // A folder without a trace of the volume, from before it came there, and data that are somewhere else: nothing here says that there
+            // was more. This host decides nothing (`NotKnown`), as one whose disks are new.
+            place.has_forgotten |= place.is_old && with_data.is_none();
             process.row = Row::Known(place.record.clone());
         }
         self.open(host, rules);

@@ -1,7 +1,7 @@
 //! What operators say, at any moment.
 
 use verbatim_mirror::decision::{Keep, Record, Role, Tombstone, forced};
-use verbatim_mirror::trust;
+use verbatim_mirror::{together, trust};
 
 use super::{Quirk, Row, Rules, World};
 
@@ -29,7 +29,10 @@ impl World {
                 words.push(Word::Delete(host));
             }
             if let Some(here) = self.copy(host) {
-                if matches!(here.role, Role::Deciding { .. }) {
+                if matches!(
+                    here.role,
+                    Role::Deciding { .. } | Role::Held { .. } | Role::Ready { .. }
+                ) {
                     words.extend([Word::Keep(host, true), Word::Keep(host, false)]);
                 }
                 if here.suspect && here.may_serve() {
@@ -109,8 +112,12 @@ impl World {
 
     pub fn keep(&mut self, host: usize, is_source: bool, rules: &Rules) {
         let here = self.copy(host).expect("it waits").clone();
-        let Role::Deciding { session, .. } = here.role else {
-            return;
+        let session = match here.role {
+            Role::Deciding { session, .. } => session,
+            Role::Held { by, .. } | Role::Ready { by, .. } => {
+                return self.keep_together(host, by as u8, is_source, rules);
+            }
+            _ => return,
         };
         let number = session.0 as u8;
         let has_committed = self.committed.contains(&number);
@@ -132,6 +139,40 @@ impl World {
             self.has_lied |= is_source == has_committed;
             self.open(host, rules);
         }
+    }
+
+    /// In the place of an agent. It is true if the session is decided so, and if all copies are told the same.
+    fn keep_together(&mut self, host: usize, by: u8, is_source: bool, rules: &Rules) {
+        let here = self.copy(host).expect("it waits").clone();
+        let keep = match is_source {
+            true => Keep::Source,
+            false => Keep::Destination,
+        };
+        let mut next = together::forced(&here, keep).expect("it waits");
+        let is_source_here = matches!(here.role, Role::Held { .. });
+        if rules.quirk == Some(Quirk::KeepsTogetherWithoutAsking) {
+            next.overruled.clear();
+        }
+        let serves = next.may_serve();
+        let generation = next.generation;
+        if !self.put(host, Some(Record::Copy(next)), true) {
+            return;
+        }
+        let agents = self.agents.iter_mut().find(|agents| agents.by == by);
+        let agents = agents.expect("it goes");
+        let said = !is_source;
+        let is_other = |other: Option<bool>| other.is_some_and(|other| other != said);
+        self.has_lied |= is_other(agents.decision) || is_other(agents.said);
+        agents.said = Some(said);
+        if is_source && is_source_here {
+            agents.kept = Some(generation);
+            self.overruled.push(by);
+        }
+        if serves && !is_source_here {
+            self.process_mut(host).filling = None;
+            self.committed(host, by, rules);
+        }
+        self.open(host, rules);
     }
 
     pub fn accept(&mut self, host: usize, rules: &Rules) {

@@ -18,7 +18,7 @@ use super::orders::{has_ended, known, serving};
 use super::places::has_room;
 use super::resolving::is_answered;
 use super::space::needed;
-use super::{Daemon, Entry, State};
+use super::{Daemon, Entry, State, waits_for};
 use crate::background;
 use crate::callers::PROOF;
 use crate::control::Moved;
@@ -551,7 +551,10 @@ impl Daemon {
         let is_complete = !gives_up && has_all;
         match answer(state.here(gone.as_ref()), ask, is_complete) {
             Verdict::Say(answer) => Ok(answer),
-            Verdict::Refuse => bail!("it is not known what the copy of {name} here is"),
+            Verdict::Refuse => match state.sidecar.as_ref().and_then(waits_for) {
+                Some(by) => bail!("the copy of {name} here waits for the session {by:016x} of the agents"),
+                None => bail!("it is not known what the copy of {name} here is"),
+            },
             Verdict::WriteThenSay(sidecar, answer) => {
                 // It takes nothing more, and is asked again where this cannot be written.
                 state.whole = sidecar.may_serve().then_some(ask.session);

@@ -156,7 +156,10 @@ impl Daemon {
             other(&sidecar.role)
         );
         if let Some(by) = by {
-            return self.become_settled(entry, state, by, next).await;
+            self.become_settled(entry, state, by, next).await?;
+            // That session may have been committed all the same.
+            self.ask_on(entry, state);
+            return Ok(());
         }
         // Before anything is acknowledged: a process that came later would ask, and what the operator says may be wrong.
         self.write(entry, state, next.clone())?;

@@ -1,0 +1,262 @@
+//! What is beside the data of a copy, and what a host knows by it.
+
+use serde::{Deserialize, Serialize};
+
+/// Identifies a volume, on all hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct VolumeId(pub u128);
+
+/// Identifies an attempt to move a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct SessionId(pub u128);
+
+macro_rules! written_in_hexadecimal {
+    ($id:ident) => {
+        impl From<$id> for String {
+            fn from(id: $id) -> Self {
+                format!("{:032x}", id.0)
+            }
+        }
+
+        impl TryFrom<String> for $id {
+            type Error = std::num::ParseIntError;
+
+            fn try_from(text: String) -> Result<Self, Self::Error> {
+                u128::from_str_radix(&text, 16).map(Self)
+            }
+        }
+    };
+}
+
+written_in_hexadecimal!(VolumeId);
+written_in_hexadecimal!(SessionId);
+
+/// A session of the agents, which decides about a volume that moves together with its container.
+pub type AgentSession = u64;
+
+/// How often a volume has moved; 1 for one that was made here.
+pub type Generation = u64;
+
+/// What a copy is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "role")]
+pub enum Role {
+    /// The one that serves.
+    Serving,
+    /// It was the one that serves; the destination is asked.
+    Deciding {
+        /// The attempt.
+        session: SessionId,
+        /// The destination.
+        to: String,
+    },
+    /// Another one has served since.
+    Moved {
+        /// Where it went.
+        to: String,
+    },
+    /// It is being filled.
+    Incoming {
+        /// The attempt.
+        session: SessionId,
+        /// The generation of what it is filled from.
+        base: Generation,
+        /// From where.
+        from: String,
+    },
+    /// An attempt to fill it was given up. It is a mixture.
+    Incomplete,
+    /// It was the one that serves, and moves with its container ([`crate::together`]).
+    Held {
+        /// The attempt.
+        session: SessionId,
+        /// The destination.
+        to: String,
+        /// The session of the agents that decides.
+        by: AgentSession,
+    },
+    /// It is filled, and moves with its container.
+    Ready {
+        /// The attempt.
+        session: SessionId,
+        /// The generation of what it was filled from.
+        base: Generation,
+        /// From where.
+        from: String,
+        /// The session of the agents that decides.
+        by: AgentSession,
+    },
+}
+
+/// What is kept beside the data of a copy.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Sidecar {
+    /// Which volume.
+    pub id: VolumeId,
+    /// Its age.
+    pub generation: Generation,
+    /// Its size in bytes.
+    pub length: u64,
+    /// The highest generation that this host knows to have been given, through copies that are gone and offers; 0 if none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub floor: Generation,
+    /// A flush of this copy has failed: its page cache is not to be believed ([`crate::trust`]).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub suspect: bool,
+    /// Where an operator has decided for this copy, in the place of destinations that have not answered yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub overruled: Vec<Overruled>,
+    /// What it is.
+    #[serde(flatten)]
+    pub role: Role,
+}
+
+/// A question that an operator has answered in the place of the destination.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Overruled {
+    /// The attempt.
+    pub session: SessionId,
+    /// The generation that was asked with.
+    pub base: Generation,
+    /// The destination.
+    pub to: String,
+}
+
+/// What a deletion leaves, in the place of the sidecar: what has to be answered to late questions.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Tombstone {
+    /// Which volume.
+    pub id: VolumeId,
+    /// The highest generation that this host knows to have been given.
+    pub floor: Generation,
+}
+
+impl Tombstone {
+    /// Of a copy that is deleted.
+    pub fn of(here: &Sidecar) -> Self {
+        Self {
+            id: here.id,
+            floor: here.known(),
+        }
+    }
+}
+
+/// What one file says of a volume on a host. A deletion replaces the sidecar by the tombstone, and an offer the tombstone by a sidecar, at once: a
+/// tombstone beside a sidecar would say, when the sidecar is lost, less than this host knew.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Record {
+    /// There is a copy.
+    Copy(Sidecar),
+    /// There was one.
+    Gone {
+        /// What is left of it.
+        gone: Tombstone,
+    },
+}
+
+/// What a host knows of its copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Here<'a> {
+    /// It cannot be said: the sidecar is damaged, cannot be read, is older than the data, or it is not known which of two is durable. All is refused.
+    Unknown,
+    /// There is nothing, and no trace of anything.
+    Nothing,
+    /// A copy was deleted.
+    Gone(&'a Tombstone),
+    /// A copy is there.
+    Copy(&'a Sidecar),
+}
+
+impl<'a> From<Option<&'a Sidecar>> for Here<'a> {
+    fn from(here: Option<&'a Sidecar>) -> Self {
+        here.map_or(Self::Nothing, Self::Copy)
+    }
+}
+
+impl<'a> From<&'a Record> for Here<'a> {
+    fn from(record: &'a Record) -> Self {
+        match record {
+            Record::Copy(sidecar) => Self::Copy(sidecar),
+            Record::Gone { gone } => Self::Gone(gone),
+        }
+    }
+}
+
+impl<'a> From<Option<&'a Record>> for Here<'a> {
+    fn from(record: Option<&'a Record>) -> Self {
+        record.map_or(Self::Nothing, Self::from)
+    }
+}
+
+fn is_zero(value: &Generation) -> bool {
+    *value == 0
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+impl Sidecar {
+    /// Of a new volume.
+    pub fn new(id: VolumeId, length: u64) -> Self {
+        Self {
+            id,
+            generation: 1,
+            length,
+            floor: 0,
+            suspect: false,
+            overruled: Vec::new(),
+            role: Role::Serving,
+        }
+    }
+
+    /// Whether it may answer requests.
+    pub fn may_serve(&self) -> bool {
+        self.role == Role::Serving
+    }
+
+    /// With another role.
+    pub fn with(&self, role: Role) -> Self {
+        Self { role, ..self.clone() }
+    }
+
+    /// The highest generation that is known here to have been given.
+    pub fn known(&self) -> Generation {
+        let offered = match self.role {
+            Role::Incoming { base, .. } | Role::Ready { base, .. } => base,
+            _ => 0,
+        };
+        self.generation.max(self.floor).max(offered)
+    }
+
+    /// The attempt to fill it is over. That its base was given is not forgotten.
+    pub fn given_up(&self) -> Self {
+        Self {
+            floor: self.known(),
+            ..self.with(Role::Incomplete)
+        }
+    }
+
+    /// It has everything of that base, on its disk, and is the copy that serves.
+    pub(crate) fn committed(&self, base: Generation) -> Self {
+        Self {
+            generation: base + 1,
+            floor: 0,
+            // All of it was written again, and flushed.
+            suspect: false,
+            overruled: Vec::new(),
+            ..self.with(Role::Serving)
+        }
+    }
+
+    /// Another copy has served since.
+    pub(crate) fn moved(&self, to: &str) -> Self {
+        Self {
+            overruled: Vec::new(),
+            ..self.with(Role::Moved { to: to.to_owned() })
+        }
+    }
+}

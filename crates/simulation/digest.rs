@@ -1,0 +1,34 @@
+//! The digest of sources, for what holds as long as they are the same: seeds that were walked. Build scripts include this file.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Of all sources in these folders, but tests that have files of their own. The build script runs again when one changes.
+pub fn of(folders: &[&str]) -> io::Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    for folder in folders {
+        println!("cargo::rerun-if-changed={folder}");
+        let mut files = Vec::new();
+        list(Path::new(folder), &mut files)?;
+        files.sort();
+        for file in files {
+            let text = std::fs::read(&file)?;
+            hasher.update(file.to_string_lossy().as_bytes());
+            hasher.update(&(text.len() as u64).to_le_bytes());
+            hasher.update(&text);
+        }
+    }
+    Ok(hasher.finalize().to_hex()[..16].to_owned())
+}
+
+fn list(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            list(&path, files)?;
+        } else if path.extension().is_some_and(|end| end == "rs") && !path.ends_with("tests.rs") {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
