@@ -5,6 +5,7 @@ mod deciding;
 mod keeping;
 mod lent;
 mod listeners;
+mod opening;
 mod orders;
 mod places;
 mod resolving;
@@ -186,12 +187,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         entries: Mutex::default(),
         config,
     });
-    for name in Folder::names(&daemon.config.state_dir)? {
-        let entry = daemon.entry(&name).await?;
-        let mut state = entry.state.lock().await;
-        // One that fails leaves the others alone.
-        daemon.take_up(&entry, &mut state);
-    }
+    daemon.open_all().await?;
     listeners::run(daemon).await
 }
 

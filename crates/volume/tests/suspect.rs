@@ -9,7 +9,8 @@ use rand::{Rng, SeedableRng};
 use support::client::Client;
 use support::devices::{Thin, can_have_devices};
 use support::pinned::Pinned;
-use support::{Lab, until};
+use support::{Lab, PATIENCE, until};
+use verbatim_volume::control::{Order, Outcome, order_now};
 
 const MIB: u64 = 1 << 20;
 
@@ -70,6 +71,18 @@ fn refused(lab: &Lab, host: usize, args: &[&str]) -> String {
         lab.logs()
     );
     String::from_utf8(output.stderr).expect("text")
+}
+
+/// What a host's daemon says that stands in the way of a move.
+fn obstacle(lab: &Lab, host: usize, to: &str) -> Option<String> {
+    let order = Order::Check {
+        name: "db".to_owned(),
+        to: to.to_owned(),
+    };
+    match order_now(&lab.path(host, "run/volumes.sock"), &order, PATIENCE) {
+        Ok(Outcome::Volumes(rows)) => rows.into_iter().find_map(|row| row.trouble),
+        other => panic!("{other:?}"),
+    }
 }
 
 /// The second host has a thin disk for what comes.
@@ -175,6 +188,12 @@ fn a_volume_whose_flush_has_failed_is_read_and_not_written_and_is_saved_by_a_res
     assert!(listed.contains("serving, suspect"), "{listed}");
     let said = refused(&lab, 0, &["migrate", "db", "--to", "b"]);
     assert!(said.contains("--rescue"), "{said}");
+    // An agent asks so before the volume's instance is moved, and names what it hears (`verbatim check`).
+    let said = obstacle(&lab, 0, "b").expect("something stands in the way");
+    assert!(
+        said.contains("has failed") && said.contains("--rescue") && said.contains("accept"),
+        "{said}"
+    );
 
     lab.order(0, &["migrate", "db", "--to", "b", "--rescue"]);
     assert_eq!(
@@ -182,6 +201,7 @@ fn a_volume_whose_flush_has_failed_is_read_and_not_written_and_is_saved_by_a_res
         ("moved".into(), "serving".into())
     );
     assert!(!is_suspect(&lab, 1));
+    assert_eq!(obstacle(&lab, 1, "a"), None, "that one moves as any");
     assert!(is_suspect(&lab, 0), "its old copy is no better than before");
     let mut client = connect(&lab, 1);
     assert!(read(&mut client) == data, "not all of it was saved");
