@@ -92,8 +92,12 @@ impl Config {
 #[derive(Default)]
 struct State {
     sidecar: Option<Sidecar>,
+    /// How often it was written.
+    written: u64,
     /// Why it is not known what the copy is; then there is no sidecar here.
     unknown: Option<String>,
+    /// It is not known because this one comes from a backup, and how often the data have seen it written.
+    restored: Option<(Sidecar, u64)>,
     /// Why it is not served, though its sidecar says that it is.
     unserved: Option<String>,
     /// The two are tried again.

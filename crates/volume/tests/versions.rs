@@ -117,7 +117,11 @@ async fn serve(older: Shared, mut stream: impl AsyncRead + AsyncWrite + Unpin) -
 
 #[test]
 fn a_volume_moves_to_a_daemon_that_speaks_the_version_before() {
-    assert_eq!((OLDEST, VERSION), (3, 4), "another test is needed for other versions");
+    assert_eq!(
+        (OLDEST, VERSION),
+        (3, 4),
+        "another test is needed for other versions"
+    );
     let mut lab = Lab::without_daemons();
     lab.start(0, None);
     let older = Shared::default();
@@ -155,7 +159,10 @@ fn a_volume_moves_to_a_daemon_that_speaks_the_version_before() {
     // It was greeted in the newest version first, and in its own from then on; each move asks anew.
     assert_eq!(older.greetings.first(), Some(&VERSION));
     let later = &older.greetings[1..];
-    assert!(later.iter().filter(|version| **version == 3).count() >= 3, "{later:?}");
+    assert!(
+        later.iter().filter(|version| **version == 3).count() >= 3,
+        "{later:?}"
+    );
     assert!(older.zeros > 0);
     let mut expected = vec![0; SIZE];
     expected[MIB..2 * MIB].fill(7);
@@ -244,7 +251,10 @@ fn a_daemon_of_the_version_before_is_taken_and_of_any_other_is_told_which_are_sp
     };
     for version in [OLDEST - 1, VERSION + 1] {
         let why = filled(version).expect_err("it is refused");
-        assert_eq!(why, format!("this daemon speaks version {VERSION}, not {version}"));
+        assert_eq!(
+            why,
+            format!("this daemon speaks version {VERSION}, not {version}")
+        );
     }
     assert_eq!(lab.role(1, "db"), "none");
     assert_eq!(filled(OLDEST), Ok(Answer::Committed), "{}", lab.logs());

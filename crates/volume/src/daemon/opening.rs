@@ -51,7 +51,9 @@ impl Daemon {
         let end = Instant::now() + PATIENCE;
         for (name, opened) in opening {
             if timeout_at(end, opened).await.is_err() {
-                tracing::error!("volume {name}: its disk does not answer; the others are served, and this one is when it does");
+                tracing::error!(
+                    "volume {name}: its disk does not answer; the others are served, and this one is when it does"
+                );
             }
         }
         Ok(())
