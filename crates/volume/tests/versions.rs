@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use support::client::Client;
 use support::{Lab, until};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
 use verbatim_mirror::decision::{Answer, SessionId, VolumeId};
 use verbatim_volume::Hosts;
@@ -170,9 +170,13 @@ fn a_volume_moves_to_a_daemon_that_speaks_the_version_before() {
     assert!(older.data == expected, "the older daemon has something else");
 }
 
-/// Fills a volume at that host from a daemon of that version, and asks it to commit.
-async fn fill(hosts: &Hosts, port: u16, version: u32) -> Result<Answer, String> {
-    let hello = |purpose| Hello {
+type Stream = tokio_rustls::client::TlsStream<tokio::net::TcpStream>;
+
+/// Greets the second host in that version.
+async fn greet(hosts: &Hosts, port: u16, version: u32, purpose: Purpose) -> Result<Stream, String> {
+    let connected = hosts.connect("b", port).await;
+    let mut stream = connected.map_err(|error| error.to_string())?;
+    let hello = Hello {
         version,
         name: "db".to_owned(),
         id: VolumeId(5),
@@ -180,12 +184,37 @@ async fn fill(hosts: &Hosts, port: u16, version: u32) -> Result<Answer, String> 
         base: 1,
         purpose,
     };
-    let failed = |error: std::io::Error| error.to_string();
-    let connect = async || {
-        let connected = hosts.connect("b", port).await;
-        connected.map_err(|error| error.to_string())
+    let sent = wire::send(&mut stream, &hello).await;
+    sent.map_err(|error| error.to_string())?;
+    Ok(stream)
+}
+
+async fn hear(stream: &mut Stream) -> Result<ToSource, String> {
+    let heard = wire::receive::<ToSource>(stream).await;
+    heard
+        .map(|(message, _)| message)
+        .map_err(|error| error.to_string())
+}
+
+async fn is_done(stream: &mut Stream, tag: Tag) -> Result<(), String> {
+    match hear(stream).await? {
+        ToSource::Done(done, 0) if done == tag => Ok(()),
+        other => Err(format!("{other:?}")),
+    }
+}
+
+async fn say(stream: &mut Stream, message: &ToDestination, data: &[u8]) -> Result<(), String> {
+    let mut frame = wire::frame(message, data.len());
+    frame.extend(data);
+    let written = async {
+        stream.write_all(&frame).await?;
+        stream.flush().await
     };
-    let mut stream = connect().await?;
+    written.await.map_err(|error: std::io::Error| error.to_string())
+}
+
+/// Fills a volume at that host as a daemon of that version does, and asks it to commit.
+async fn fill(hosts: &Hosts, port: u16, version: u32) -> Result<Answer, String> {
     let offer = Purpose::Fill {
         length: SIZE as u64,
         from: "a".to_owned(),
@@ -193,44 +222,31 @@ async fn fill(hosts: &Hosts, port: u16, version: u32) -> Result<Answer, String> 
         rdma: None,
         link: 9,
     };
-    wire::send(&mut stream, &hello(offer)).await.map_err(failed)?;
-    match wire::receive::<ToSource>(&mut stream).await.map_err(failed)?.0 {
+    let mut stream = greet(hosts, port, version, offer).await?;
+    match hear(&mut stream).await? {
         ToSource::Welcome { .. } => {}
         ToSource::Refused(why) => return Err(why),
         other => return Err(format!("{other:?}")),
     }
-    let mut beside = connect().await?;
-    let chunks = Purpose::Chunks { link: 9 };
-    wire::send(&mut beside, &hello(chunks)).await.map_err(failed)?;
-    let (tag, offset) = (Tag::Chunk(1), 0);
-    let data = vec![7; MIB];
-    let mut frame = wire::frame(&ToDestination::Put { tag, offset }, data.len());
-    frame.extend(&data);
-    use tokio::io::AsyncWriteExt;
-    beside.write_all(&frame).await.map_err(failed)?;
-    beside.flush().await.map_err(failed)?;
-    let expect = async |stream: &mut _, tag| match wire::receive::<ToSource>(stream).await {
-        Ok((ToSource::Done(done, 0), _)) if done == tag => Ok(()),
-        other => Err(format!("{other:?}")),
-    };
-    expect(&mut stream, tag).await?;
+    let mut beside = greet(hosts, port, version, Purpose::Chunks { link: 9 }).await?;
+    let tag = Tag::Chunk(1);
+    let put = ToDestination::Put { tag, offset: 0 };
+    say(&mut beside, &put, &[7; MIB]).await?;
+    is_done(&mut stream, tag).await?;
     let tag = Tag::Chunk(2);
     let zero = ToDestination::Zero {
         tag,
         offset: MIB as u64,
         length: (SIZE - MIB) as u64,
     };
-    wire::send(&mut beside, &zero).await.map_err(failed)?;
-    expect(&mut stream, tag).await?;
+    say(&mut beside, &zero, &[]).await?;
+    is_done(&mut stream, tag).await?;
     let tag = Tag::Flush(3);
-    wire::send(&mut stream, &ToDestination::Flush { tag })
-        .await
-        .map_err(failed)?;
-    expect(&mut stream, tag).await?;
-    let mut asking = connect().await?;
+    say(&mut stream, &ToDestination::Flush { tag }, &[]).await?;
+    is_done(&mut stream, tag).await?;
     let decide = Purpose::Decide { gives_up: false };
-    wire::send(&mut asking, &hello(decide)).await.map_err(failed)?;
-    match wire::receive::<ToSource>(&mut asking).await.map_err(failed)?.0 {
+    let mut asking = greet(hosts, port, version, decide).await?;
+    match hear(&mut asking).await? {
         ToSource::Answer(answer) => Ok(answer),
         other => Err(format!("{other:?}")),
     }
