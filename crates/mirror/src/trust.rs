@@ -15,7 +15,7 @@
 //! failure, and the other succeed.
 //!
 //! A process may be killed between the failure and the note. Then nobody has heard of it, the cache is wrong, and the next flush succeeds. So it is
-//! noted, before each flush, that one is under way, in something that lives as long as the page cache does (a byte of a file in the runtime folder, mapped), and taken back when
+//! noted, before each flush, that one is under way, in something that lives as long as the page cache does (a byte of a file in the runtime folder), and taken back when
 //! its result is dealt with. A process that finds the note believes the disk alone ([`first`]).
 
 use crate::decision::{Here, Sidecar};
@@ -53,7 +53,8 @@ pub fn may_keep(here: &Sidecar, is_poisoned: bool) -> bool {
 pub enum First {
     /// Nothing.
     Nothing,
-    /// It flushes, and has the kernel drop what is clean: what is read afterwards is what the disk has. A flush that fails makes it suspect.
+    /// It flushes. What is read afterwards is what the disk has: what is clean in the cache is compared with it, or dropped. A flush that fails, or a difference, makes
+    /// it suspect.
     FlushAndDrop,
 }
 
@@ -114,10 +115,14 @@ const FAILED: Failure = Failure::Disk(5);
 impl Trust {
     /// Of a copy that is opened.
     pub fn new(here: &Sidecar) -> Self {
-        let state = if here.suspect {
-            State::Suspect
-        } else {
-            State::Sound
+        Self::of(here.suspect)
+    }
+
+    /// The same, where it is known whether it is suspect.
+    pub const fn of(is_suspect: bool) -> Self {
+        let state = match is_suspect {
+            true => State::Suspect,
+            false => State::Sound,
         };
         Self { state }
     }

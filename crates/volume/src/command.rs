@@ -207,6 +207,10 @@ page cache of this machine only. It is read, and takes no writes. What to do:
 If there is another file or device at the path of its data (somebody has put a backup there), it is not served until that is said to be right:
 `accept` notes what is there now. Nothing is written.
 
+If the state folder comes from a backup, the data of a volume may have seen a later sidecar than the one there: it may have moved since, so it is *unknown*, and
+not served. Put the newer folder back. Or see to it that no other host has a copy that serves (`verbatim volume list` there): `accept` then takes
+the one here as it is. If it is one that serves, it is younger than all others from then on.
+
 Exit status: 0 it is the volume, 1 it is not.";
 
 const RESOLVE_HELP: &str = "\

@@ -90,7 +90,7 @@ pub enum Order {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         rescue: bool,
     },
-    /// Whether it could move there now, as far as the other host can tell. The answer is its row, with what stands in the way as its trouble.
+    /// Whether it could move there now, as far as both hosts can tell. The answer is its row, with what stands in the way as its trouble.
     Check {
         name: String,
         to: String,

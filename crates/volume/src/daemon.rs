@@ -5,6 +5,7 @@ mod deciding;
 mod keeping;
 mod lent;
 mod listeners;
+mod opening;
 mod orders;
 mod places;
 mod resolving;
@@ -91,8 +92,12 @@ impl Config {
 #[derive(Default)]
 struct State {
     sidecar: Option<Sidecar>,
+    /// How often it was written.
+    written: u64,
     /// Why it is not known what the copy is; then there is no sidecar here.
     unknown: Option<String>,
+    /// It is not known because this one comes from a backup, and how often the data have seen it written.
+    restored: Option<(Sidecar, u64)>,
     /// Why it is not served, though its sidecar says that it is.
     unserved: Option<String>,
     /// The two are tried again.
@@ -186,12 +191,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         entries: Mutex::default(),
         config,
     });
-    for name in Folder::names(&daemon.config.state_dir)? {
-        let entry = daemon.entry(&name).await?;
-        let mut state = entry.state.lock().await;
-        // One that fails leaves the others alone.
-        daemon.take_up(&entry, &mut state);
-    }
+    daemon.open_all().await?;
     listeners::run(daemon).await
 }
 

@@ -210,6 +210,7 @@ impl Queue {
             if let Some(job) = state.jobs.pop_front() {
                 drop(state);
                 job();
+                background::look();
                 state = self.lock();
                 continue;
             }

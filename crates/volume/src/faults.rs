@@ -35,6 +35,8 @@ pub enum Point {
     Again,
     /// A volume has grown, durably, and nobody was told.
     Grown,
+    /// A flush has failed, and nobody has noted it.
+    FlushFailed,
 }
 
 /// All of them.

@@ -72,6 +72,17 @@ pub struct Noted {
     pub used: bool,
 }
 
+/// What is in the file of a sidecar.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Written {
+    /// How often it was written. 0: by a release that does not count.
+    #[serde(default)]
+    pub number: u64,
+    /// What is decided by.
+    #[serde(flatten)]
+    pub sidecar: Sidecar,
+}
+
 /// What is in the file of a tombstone.
 #[derive(Debug, Serialize, Deserialize)]
 struct Gone {
@@ -156,13 +167,13 @@ impl Folder {
     }
 
     /// Nothing if there is none.
-    pub fn sidecar(&self) -> anyhow::Result<Option<Sidecar>> {
+    pub fn sidecar(&self) -> anyhow::Result<Option<Written>> {
         self.read(SIDECAR)
     }
 
     /// Replaces it.
-    pub fn write_sidecar(&self, sidecar: &Sidecar) -> Result<(), NotWritten> {
-        self.write(SIDECAR, sidecar)
+    pub fn write_sidecar(&self, written: &Written) -> Result<(), NotWritten> {
+        self.write(SIDECAR, written)
     }
 
     /// Sees to it that the next sidecar can be written, whatever becomes of the room.
@@ -338,10 +349,18 @@ mod tests {
             },
             Role::Incomplete,
         ] {
-            let sidecar = sidecar.with(role);
-            folder.write_sidecar(&sidecar).expect("written");
-            assert_eq!(folder.sidecar().expect("good"), Some(sidecar));
+            let written = Written {
+                number: 1 << 40,
+                sidecar: sidecar.with(role),
+            };
+            folder.write_sidecar(&written).expect("written");
+            assert_eq!(folder.sidecar().expect("good"), Some(written));
         }
+        // As an earlier release has written it.
+        let text = serde_json::to_vec(&sidecar).expect("it can be written");
+        fs::write(state.path().join("a").join(SIDECAR), text).expect("written");
+        let written = Written { number: 0, sidecar };
+        assert_eq!(folder.sidecar().expect("good"), Some(written));
         assert_eq!(Folder::names(state.path()).expect("one"), ["a"]);
         folder.delete(None).expect("deleted");
         assert!(Folder::names(state.path()).expect("none").is_empty());
@@ -356,7 +375,11 @@ mod tests {
             generation: 7,
             ..Sidecar::new(VolumeId(5), 4096)
         };
-        folder.write_sidecar(&sidecar).expect("written");
+        let written = Written {
+            number: 3,
+            sidecar: sidecar.clone(),
+        };
+        folder.write_sidecar(&written).expect("written");
         let tombstone = Tombstone::of(&sidecar);
         folder.delete(Some(&tombstone)).expect("deleted");
         assert!(Folder::names(state.path()).expect("none").is_empty());

@@ -4,6 +4,7 @@ mod support;
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
@@ -116,6 +117,58 @@ fn a_disk_that_hangs_is_the_trouble_of_its_own_volume_alone() {
     assert!(attach && migrate, "an order about another volume waits");
     assert_eq!(lab.role(1, "fine"), "serving");
     assert_eq!(lab.role(1, "comes"), "serving");
+}
+
+#[test]
+fn a_disk_that_hangs_at_the_start_holds_up_its_own_volume_alone() {
+    let mut lab = Lab::new();
+    let Some(mut disk) = Disk::new(96) else { return };
+    let data = disk.file("first");
+    // By their names the one that hangs is opened first.
+    lab.order(0, &["create", "first", "--size", "16M", "--data", &data]);
+    lab.order(0, &["attach", "first"]);
+    lab.volume("second", "16M");
+    let mut client = Client::connect(&lab.socket(0, "first")).expect("it is served");
+    client.write(0, &[5; 4096], true).expect("written");
+    lab.kill(0);
+    // It is made private again when it is opened, which writes to its disk.
+    std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o644)).expect("changed");
+    disk.hang();
+    let started = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| lab.start(0, None)));
+    let is_served = started.is_ok() && {
+        let socket = lab.socket(0, "second");
+        ends(move || {
+            let mut client = Client::connect(&socket).expect("it is served");
+            client.write(0, &[7; 4096], true).expect("written");
+        })
+    };
+    let role = |lab: &Lab, name: &str| {
+        let listed = lab.order(0, &["list", "--json"]);
+        let rows: serde_json::Value = serde_json::from_str(&listed).expect("JSON");
+        let rows = rows.as_array().expect("a list").clone();
+        let row = rows.into_iter().find(|row| row["name"] == name);
+        row.map(|row| row["role"].as_str().expect("text").to_owned())
+    };
+    let roles = is_served.then(|| [role(&lab, "first"), role(&lab, "second")]);
+    let is_moved = is_served && lab.ends_in_time(0, &["migrate", "second", "--to", "b"]);
+    disk.go_on();
+    let roles = roles.expect("the daemon waits for the disk of another volume");
+    assert_eq!(
+        roles.map(|role| role.expect("listed")),
+        ["busy", "serving"],
+        "{}",
+        lab.logs()
+    );
+    assert!(is_moved, "an order about another volume waits");
+    until("it is served when its disk answers", || {
+        Client::connect(&lab.socket(0, "first")).is_ok()
+    });
+    let mut read = [0; 4096];
+    let mut client = Client::connect(&lab.socket(0, "first")).expect("it is served");
+    client.read(0, &mut read).expect("read");
+    assert_eq!(read, [5; 4096]);
+    assert_eq!(role(&lab, "first").as_deref(), Some("serving"));
+    lab.kill(0);
 }
 
 /// This process may have so many open, if it may.

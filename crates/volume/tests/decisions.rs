@@ -187,6 +187,116 @@ fn a_copy_that_is_not_known_takes_no_order_and_others_are_served() {
     assert_eq!(trouble(&lab, 0, "db"), "");
 }
 
+/// A folder without others in it.
+fn copy_folder(from: &std::path::Path, to: &std::path::Path) {
+    if to.exists() {
+        std::fs::remove_dir_all(to).expect("removed");
+    }
+    std::fs::create_dir_all(to).expect("made");
+    for entry in std::fs::read_dir(from).expect("it is there") {
+        let entry = entry.expect("an entry");
+        std::fs::copy(entry.path(), to.join(entry.file_name())).expect("copied");
+    }
+}
+
+/// Whether the file system of that file keeps extended attributes. Says so if not.
+fn keeps_attributes(file: &std::path::Path) -> bool {
+    let set = rustix::fs::setxattr(file, "user.test", b"1", rustix::fs::XattrFlags::empty());
+    if set.is_err() {
+        eprintln!("skipped: the file system keeps no extended attributes");
+    }
+    set.is_ok()
+}
+
+#[test]
+fn a_state_folder_that_comes_from_a_backup_decides_nothing_until_an_operator_says_so() {
+    let mut lab = Lab::new();
+    let data = volume_elsewhere(&lab, "db", 4 * MIB);
+    if !keeps_attributes(&data) {
+        return;
+    }
+    write(&lab, 0, "db", 0, &[7; 4096]);
+    let folder = lab.path(0, "state/db");
+    let (backup, newer) = (lab.path(0, "backup"), lab.path(0, "newer"));
+    copy_folder(&folder, &backup);
+    lab.order(0, &["migrate", "db", "--to", "b"]);
+    write(&lab, 1, "db", 0, &[8; 4096]);
+    let put_back = |lab: &mut Lab| {
+        lab.kill(0);
+        copy_folder(&folder, &newer);
+        copy_folder(&backup, &folder);
+        lab.start(0, None);
+        assert_eq!(lab.role(0, "db"), "unknown", "two copies serve\n{}", lab.logs());
+    };
+    put_back(&mut lab);
+    let said = trouble(&lab, 0, "db");
+    assert!(
+        said.contains("comes from a backup") && said.contains("verbatim volume accept db"),
+        "{said}"
+    );
+    for args in [
+        &["attach", "db"][..],
+        &["delete", "db"],
+        &["migrate", "db", "--to", "b"],
+    ] {
+        let said = refused(&lab, 0, args);
+        assert!(said.contains("it is not known"), "{args:?}: {said}");
+    }
+    assert!(Client::connect(&lab.socket(0, "db")).is_err(), "it is served");
+    // What was there before is known at once, and moves on as ever.
+    copy_folder(&newer, &folder);
+    until("it is known again", || lab.role(0, "db") == "moved");
+    lab.order(1, &["migrate", "db", "--to", "a"]);
+    assert_eq!(read(&lab, 0, "db", 0, 4096), [8; 4096]);
+    lab.order(0, &["migrate", "db", "--to", "b"]);
+
+    // The other copy is lost, and this one is the best that there is.
+    put_back(&mut lab);
+    lab.order(1, &["detach", "db"]);
+    lab.order(1, &["delete", "db"]);
+    lab.order(0, &["accept", "db"]);
+    for _ in 0..2 {
+        assert_eq!(lab.role(0, "db"), "serving", "{}", lab.logs());
+        assert_eq!(trouble(&lab, 0, "db"), "");
+        assert_eq!(read(&lab, 0, "db", 0, 4096), [8; 4096], "what its data have");
+        lab.kill(0);
+        lab.start(0, None);
+    }
+    let said = refused(&lab, 0, &["accept", "db"]);
+    assert!(said.contains("nothing to accept"), "{said}");
+    assert_eq!(lab.status(0, "db").expect("listed")["generation"], 3);
+}
+
+#[test]
+fn data_that_come_late_say_that_the_sidecar_comes_from_a_backup() {
+    let mut lab = Lab::new();
+    let data = volume_elsewhere(&lab, "db", 4 * MIB);
+    if !keeps_attributes(&data) {
+        return;
+    }
+    let (folder, backup) = (lab.path(0, "state/db"), lab.path(0, "backup"));
+    copy_folder(&folder, &backup);
+    lab.order(0, &["migrate", "db", "--to", "b"]);
+    lab.kill(0);
+    copy_folder(&backup, &folder);
+    let away = data.with_extension("away");
+    std::fs::rename(&data, &away).expect("renamed");
+    lab.start(0, None);
+    let waits = |lab: &Lab| lab.status(0, "db").expect("listed")["waits"].clone();
+    assert!(
+        waits(&lab)
+            .as_str()
+            .expect("text")
+            .contains("its data are missing"),
+        "{}",
+        waits(&lab)
+    );
+    std::fs::rename(&away, &data).expect("renamed");
+    until("the data say so", || lab.role(0, "db") == "unknown");
+    assert!(trouble(&lab, 0, "db").contains("comes from a backup"));
+    assert!(Client::connect(&lab.socket(0, "db")).is_err(), "it is served");
+}
+
 #[test]
 fn a_source_is_not_told_anything_by_a_destination_that_does_not_know() {
     let mut lab = Lab::without_daemons();

@@ -2,14 +2,16 @@
 
 mod support;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use support::client::Client;
-use support::devices::{Thin, can_have_devices};
+use support::devices::{Thin, can_have_devices, run};
 use support::pinned::Pinned;
-use support::{Lab, until};
+use support::{Lab, PATIENCE, find, until};
+use verbatim_volume::control::{Order, Outcome, order_now};
 
 const MIB: u64 = 1 << 20;
 
@@ -70,6 +72,18 @@ fn refused(lab: &Lab, host: usize, args: &[&str]) -> String {
         lab.logs()
     );
     String::from_utf8(output.stderr).expect("text")
+}
+
+/// What a host's daemon says that stands in the way of a move.
+fn obstacle(lab: &Lab, host: usize, to: &str) -> Option<String> {
+    let order = Order::Check {
+        name: "db".to_owned(),
+        to: to.to_owned(),
+    };
+    match order_now(&lab.path(host, "run/volumes.sock"), &order, PATIENCE) {
+        Ok(Outcome::Volumes(rows)) => rows.into_iter().find_map(|row| row.trouble),
+        other => panic!("{other:?}"),
+    }
 }
 
 /// The second host has a thin disk for what comes.
@@ -175,6 +189,12 @@ fn a_volume_whose_flush_has_failed_is_read_and_not_written_and_is_saved_by_a_res
     assert!(listed.contains("serving, suspect"), "{listed}");
     let said = refused(&lab, 0, &["migrate", "db", "--to", "b"]);
     assert!(said.contains("--rescue"), "{said}");
+    // An agent asks so before the volume's instance is moved, and names what it hears (`verbatim check`).
+    let said = obstacle(&lab, 0, "b").expect("something stands in the way");
+    assert!(
+        said.contains("has failed") && said.contains("--rescue") && said.contains("accept"),
+        "{said}"
+    );
 
     lab.order(0, &["migrate", "db", "--to", "b", "--rescue"]);
     assert_eq!(
@@ -182,6 +202,7 @@ fn a_volume_whose_flush_has_failed_is_read_and_not_written_and_is_saved_by_a_res
         ("moved".into(), "serving".into())
     );
     assert!(!is_suspect(&lab, 1));
+    assert_eq!(obstacle(&lab, 1, "a"), None, "that one moves as any");
     assert!(is_suspect(&lab, 0), "its old copy is no better than before");
     let mut client = connect(&lab, 1);
     assert!(read(&mut client) == data, "not all of it was saved");
@@ -215,6 +236,127 @@ fn a_volume_whose_flush_has_failed_is_not_written_by_the_next_daemon_either() {
     lab.start(0, None);
     assert!(!is_suspect(&lab, 0));
     connect(&lab, 0).write(0, &[1; 512], true).expect("written");
+}
+
+/// A file system on a thin disk, on which files have their place. What it notes of itself has room, and what is written to them has none.
+struct Files {
+    thin: Thin,
+    mounted: PathBuf,
+}
+
+impl Files {
+    fn new(lab: &Lab) -> Option<Self> {
+        if !can_have_devices() || find("mkfs.ext4").is_none() {
+            return None;
+        }
+        let thin = Thin::new(lab.path(0, "thin"), 2 * SIZE, MORE_ROOM);
+        let mounted = lab.path(0, "disk");
+        std::fs::create_dir_all(&mounted).expect("a folder");
+        // A journal would need room, too.
+        run(Command::new("mkfs.ext4")
+            .args(["-q", "-O", "^has_journal", "-E", "lazy_itable_init=0"])
+            .arg(&thin.disk.device));
+        run(Command::new("mount").arg(&thin.disk.device).arg(&mounted));
+        Some(Self { thin, mounted })
+    }
+
+    fn data(&self) -> PathBuf {
+        self.mounted.join("db.img")
+    }
+
+    /// From now on there is none.
+    fn fill(&self) {
+        run(Command::new("sync").arg("--file-system").arg(&self.mounted));
+        let stat = rustix::fs::statvfs(&self.thin.room.0).expect("a file system");
+        let used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize;
+        self.thin.room.resize(&(used + (64 << 10)).to_string());
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        run(Command::new("umount").arg("--lazy").arg(&self.mounted));
+    }
+}
+
+/// The first host has the volume in a file, all of whose place is there.
+fn with_files(die_at: Option<&str>) -> Option<(Lab, Files)> {
+    let mut lab = Lab::without_daemons();
+    let files = Files::new(&lab)?;
+    lab.start(0, die_at);
+    let data = files.data();
+    let data = data.to_str().expect("text");
+    let size = SIZE.to_string();
+    lab.order(
+        0,
+        &["create", "db", "--size", &size, "--data", data, "--preallocate"],
+    );
+    lab.order(0, &["attach", "db"]);
+    Some((lab, files))
+}
+
+#[test]
+fn a_daemon_that_is_killed_between_a_flush_that_failed_and_its_note_leaves_a_suspect_copy() {
+    let Some((mut lab, files)) = with_files(Some("FlushFailed")) else {
+        return;
+    };
+    files.fill();
+    let data = noise(3);
+    let mut client = connect(&lab, 0);
+    write(&mut client, &data).expect("the page cache takes it");
+    let _pinned = Pinned::of(&files.data(), WRITTEN as usize);
+    assert!(client.flush().is_err(), "there is no room");
+    until("the daemon is ended", || lab.has_ended(0));
+    lab.kill(0);
+    files.thin.room.resize(MORE_ROOM);
+    // The kernel has told that process alone.
+    lab.start(0, None);
+    for step in 0..2 {
+        assert!(is_suspect(&lab, 0), "step {step}: nobody knows\n{}", lab.logs());
+        let mut client = connect(&lab, 0);
+        assert_eq!(errno(client.flush()), Some(libc::EIO), "step {step}");
+        assert!(
+            read(&mut client) == data,
+            "step {step}: the page cache was dropped"
+        );
+        lab.kill(0);
+        lab.start(0, None);
+    }
+    lab.order(0, &["accept", "db"]);
+    assert!(!is_suspect(&lab, 0));
+    lab.kill(0);
+}
+
+#[test]
+fn a_daemon_that_is_killed_in_a_flush_that_went_well_leaves_a_copy_as_any() {
+    let Some((mut lab, _files)) = with_files(None) else {
+        return;
+    };
+    let data = noise(4);
+    let mut client = connect(&lab, 0);
+    write(&mut client, &data).expect("written");
+    // As if it had been killed before that was dealt with.
+    let note = lab.path(0, "run/volumes/db.flushing");
+    client.flush().expect("flushed");
+    let cut_off = |lab: &mut Lab| {
+        lab.kill(0);
+        let mut said = std::fs::read(&note).expect("it is there");
+        assert_eq!(said[40], b'0', "none is under way");
+        said[40] = b'1';
+        std::fs::write(&note, said).expect("written");
+        lab.start(0, None);
+    };
+    cut_off(&mut lab);
+    assert!(lab.logs().contains("compared with the disk"), "{}", lab.logs());
+    for _ in 0..2 {
+        assert!(!is_suspect(&lab, 0), "{}", lab.logs());
+        let mut client = connect(&lab, 0);
+        assert!(read(&mut client) == data, "it differs");
+        client.write(0, &data[..4096], true).expect("written");
+        lab.kill(0);
+        lab.start(0, None);
+    }
+    lab.kill(0);
 }
 
 #[test]

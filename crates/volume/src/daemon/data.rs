@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use verbatim_mirror::decision::{Role, Sidecar};
+use verbatim_mirror::opening::{Age, age};
 use verbatim_mirror::trust::{self, NotMoved, accepted, failed};
 
 use super::orders::{known, serving};
@@ -81,11 +82,12 @@ impl Daemon {
         }
     }
 
-    fn marker(&self, entry: &Entry) -> Marker {
+    pub(super) fn marker(&self, entry: &Entry) -> Marker {
         let runtime = self.config.runtime_dir.join("volumes");
         Marker::new(
             entry.folder.path(),
             runtime.join(format!("{}.broken", entry.name)),
+            self.config.hook,
         )
     }
 
@@ -106,6 +108,7 @@ impl Daemon {
         let own = state.settings.data.is_none();
         let making = if own { Making::Own } else { making };
         let store = Store::make(&path, length, making, Some(marker))?;
+        store.forgets();
         if preallocate {
             let shown = path.display();
             let allocated = store.allocate(length);
@@ -154,13 +157,24 @@ impl Daemon {
             true => Belief::Suspect,
             false => belief,
         };
+        let here = match belief {
+            Belief::Suspect => failed(sidecar),
+            Belief::Sound | Belief::Rewritten => None,
+        };
+        let first = trust::first(here.as_ref().unwrap_or(sidecar), marker.was_cut_off());
         let expected = Expected {
             identity: state.noted.as_ref().map(|noted| &noted.identity),
             length: sidecar.length,
             belief,
             marker: Some(marker),
+            first,
         };
         let opened = Store::open(&path, expected)?;
+        // Where the data were not there when the sidecar was read.
+        if age(state.written, opened.store.seen(sidecar.id)) == Age::Old {
+            return Err(Lack::Later(path));
+        }
+        opened.store.sees(sidecar.id, state.written);
         if let Some(remark) = &opened.remark {
             tracing::warn!("volume {}: {remark}", entry.name);
         }
@@ -262,6 +276,9 @@ impl Daemon {
         let name = &entry.name;
         let (store, sidecar) = {
             let mut state = entry.state.lock().await;
+            if let Some((sidecar, seen)) = state.restored.clone() {
+                return self.accept_restored(entry, &mut state, &sidecar, seen);
+            }
             if state.unserved.is_some() {
                 return self.accept_other(entry, &mut state);
             }
@@ -295,6 +312,33 @@ impl Daemon {
             .context("its mark cannot be taken away")?;
         store.trust().believe(Belief::Sound);
         Ok(())
+    }
+
+    /// What comes from a backup is what the copy is. One that serves is younger than whatever has served since, as by any word of an operator's.
+    fn accept_restored(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        state: &mut State,
+        sidecar: &Sidecar,
+        seen: u64,
+    ) -> anyhow::Result<()> {
+        let accepted = match sidecar.may_serve() {
+            true => Sidecar {
+                generation: sidecar.known() + 2,
+                ..sidecar.clone()
+            },
+            false => sidecar.clone(),
+        };
+        tracing::warn!(
+            "{}: an operator accepts a sidecar that comes from a backup",
+            entry.name
+        );
+        (state.unknown, state.restored, state.written) = (None, None, seen);
+        state.sidecar = Some(sidecar.clone());
+        let written = self.write(entry, state, accepted);
+        // It is read again, and shown to the data, whatever became of that.
+        self.take_up(entry, state);
+        written
     }
 
     /// What is at the path of its data is right, whatever was there.

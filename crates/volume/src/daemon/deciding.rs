@@ -78,11 +78,15 @@ impl Daemon {
         })
     }
 
-    /// Asks the other host whether it would take it.
+    /// Asks the other host whether it would take it, if it may leave this one.
     pub(super) async fn check(&self, entry: &Entry, to: &str) -> anyhow::Result<Result<(), String>> {
         let (call, allocated) = {
             let state = entry.state.lock().await;
             serving(entry, &state)?;
+            // What is wrong here is told whatever the other host would say.
+            if let Err(error) = self.may_move(entry, &state, false) {
+                return Ok(Err(format!("{error:#}")));
+            }
             let sidecar = known(entry, &state)?;
             let purpose = Purpose::Fill {
                 length: sidecar.length,

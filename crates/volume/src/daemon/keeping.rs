@@ -10,11 +10,14 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use tokio::time::{Instant, timeout_at};
 use verbatim_mirror::decision::{Here, Role, Sidecar, Tombstone, VolumeId};
+use verbatim_mirror::opening::{Age, age};
 use verbatim_mirror::{Event, Standing};
 
 use super::data::needs_data;
 use super::{Daemon, Entry, State};
 use crate::control::Row;
+use crate::folder::Written;
+use crate::store::{Store, seen_at};
 
 /// Between two tries, the first time and at most.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -83,6 +86,7 @@ impl Daemon {
 
     /// It is known.
     fn go_on(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) {
+        state.restored = None;
         if state.unknown.take().is_some() {
             tracing::info!("it is known again what the copy of {} here is", entry.name);
         }
@@ -161,6 +165,10 @@ impl Daemon {
                     daemon.take_up(&entry, &mut state);
                 } else if state.unserved.is_some() {
                     match state.sidecar.as_ref().is_some_and(|here| needs_data(&here.role)) {
+                        // Data that have come may say that the sidecar is an old one.
+                        true if has_seen_later(&entry, &state).is_some() => {
+                            daemon.take_up(&entry, &mut state);
+                        }
                         true => daemon.serve_or_try_again(&entry, &mut state),
                         false => state.unserved = None,
                     }
@@ -180,8 +188,18 @@ impl Daemon {
         state: &mut State,
         sidecar: Sidecar,
     ) -> anyhow::Result<()> {
-        match tokio::task::block_in_place(|| entry.folder.write_sidecar(&sidecar)) {
+        let written = Written {
+            number: next_number(entry, state, &sidecar),
+            sidecar,
+        };
+        let done = tokio::task::block_in_place(|| entry.folder.write_sidecar(&written));
+        let Written { number, sidecar } = written;
+        match done {
             Ok(()) => {
+                state.written = number;
+                if let Some(store) = &state.store {
+                    tokio::task::block_in_place(|| shows(store, sidecar.id, number));
+                }
                 if !sidecar.may_serve() {
                     state.alarm = None;
                 }
@@ -232,11 +250,60 @@ impl Daemon {
     }
 }
 
+/// A number that neither the folder nor the data have seen.
+fn next_number(entry: &Entry, state: &State, sidecar: &Sidecar) -> u64 {
+    let with_data = match &state.store {
+        Some(store) => store.seen(sidecar.id),
+        None => seen_at(&entry.folder.data(&state.settings), sidecar.id),
+    };
+    state.written.max(with_data.unwrap_or_default()) + 1
+}
+
+/// Has the data see that number. A disk that hangs holds up no decision: it is shown to them again when they are opened.
+fn shows(store: &Arc<Store>, id: VolumeId, number: u64) {
+    let (sender, seen) = std::sync::mpsc::channel();
+    let store = store.clone();
+    let show = move || {
+        store.sees(id, number);
+        drop(store);
+        // It may have taken too long.
+        let _ = sender.send(());
+    };
+    if std::thread::Builder::new().name("age".into()).spawn(show).is_ok() {
+        let _ = seen.recv_timeout(GLANCE);
+    }
+}
+
+/// How often the data have seen the sidecar written, if that is more than the one here says.
+fn has_seen_later(entry: &Entry, state: &State) -> Option<u64> {
+    let here = state.sidecar.as_ref()?;
+    let with_data = seen_at(&entry.folder.data(&state.settings), here.id);
+    match age(state.written, with_data) {
+        Age::Old => with_data,
+        Age::Current => None,
+    }
+}
+
 fn read(entry: &Entry, state: &mut State) -> anyhow::Result<()> {
+    state.restored = None;
     state.settings = entry.folder.settings()?;
     state.noted = entry.folder.noted()?;
-    let sidecar = entry.folder.sidecar()?;
+    let (sidecar, number) = match entry.folder.sidecar()? {
+        Some(written) => (Some(written.sidecar), written.number),
+        None => (None, 0),
+    };
     if let Some(sidecar) = &sidecar {
+        let with_data = seen_at(&entry.folder.data(&state.settings), sidecar.id);
+        if let (Age::Old, Some(seen)) = (age(number, with_data), with_data) {
+            state.restored = Some((sidecar.clone(), seen));
+            bail!(
+                "its sidecar was written {number} times, and its data have seen it written {seen} times: the state folder comes from a backup, and what happened since is not \
+                 in it. Put the newer {} back; or, if no other host has a copy of {1} that serves, or did since (`verbatim volume list` there), `verbatim volume accept {1}` \
+                 takes this one as it is",
+                entry.folder.path().join("sidecar.json").display(),
+                entry.name
+            );
+        }
         // The process before this one may have been ended between a rename and its sync.
         entry.folder.make_durable()?;
         // What is left of an earlier copy says less.
@@ -246,6 +313,6 @@ fn read(entry: &Entry, state: &mut State) -> anyhow::Result<()> {
         Some(_) => None,
         None => entry.folder.place()?,
     };
-    state.sidecar = sidecar;
+    (state.sidecar, state.written) = (sidecar, number);
     Ok(())
 }

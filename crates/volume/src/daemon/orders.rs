@@ -237,6 +237,7 @@ impl Daemon {
                         .with_context(|| format!("{} cannot be emptied", path.display()))?;
                 }
                 entry.folder.delete(tombstone.as_ref())?;
+                self.marker(&entry).discard();
                 *state = State::default();
                 Ok(Outcome::Volumes(Vec::new()))
             }

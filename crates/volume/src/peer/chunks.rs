@@ -137,6 +137,7 @@ async fn write(stream: impl AsyncWrite + Unpin, mut jobs: UnboundedReceiver<Job>
             writer.write_all(piece).await?;
             writer.flush().await?;
         }
+        background::look();
     }
     writer.shutdown().await
 }
@@ -182,5 +183,6 @@ async fn lend(
             }
             None => return Ok(()),
         }
+        background::look();
     }
 }

@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 use verbatim_mirror::decision::SessionId;
 use verbatim_mirror::{Arrival, Extent, Line, Receiver, Task};
 
+use crate::background;
 use crate::disk::{Class, Disks, OwnDisks};
 use crate::faults::{Hook, Point};
 use crate::peer::fetching::{Fetching, Job};
@@ -222,6 +223,7 @@ impl Incoming {
     async fn read_chunks(self: &Arc<Self>, mut reader: impl AsyncRead + Unpin, line: Line) -> io::Result<()> {
         loop {
             let (message, data) = wire::receive::<ToDestination>(&mut reader).await?;
+            background::look();
             let (incoming, (sender, counts)) = (self.clone(), oneshot::channel());
             self.disks.submit(Class::Copy, move || {
                 // If nobody waits for it, the connection has ended.

@@ -137,5 +137,6 @@ fn fetch_all(incoming: &mut Incoming, jobs: &Receiver<Job>, posted: &mut Posted,
         let (job, landed, _) = posted.pop_front().expect("it is the first");
         bytes.truncate(job.landing.length as usize);
         (job.then)(Ok((bytes, landed.end())));
+        background::look();
     }
 }

@@ -21,14 +21,26 @@ pub struct Direct {
 
 impl Direct {
     /// Fills `data` from the disk. What is written but not on the disk yet goes there first. An error where that cannot be done.
-    pub fn read(&self, file: &File, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        if let Some(direct) = self.file.get_or_init(|| open(file)) {
-            match read_aligned(direct, offset, data) {
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
-                read => return read,
-            }
+    pub fn read(
+        &self,
+        file: &File,
+        offset: u64,
+        data: &mut [u8],
+        flush: impl Fn() -> io::Result<()>,
+    ) -> io::Result<()> {
+        match self.read_past(file, offset, data) {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+            read => return read,
         }
-        read_dropped(file, offset, data)
+        read_dropped(file, offset, data, flush)
+    }
+
+    /// The same, where the page cache is left as it is. EINVAL where its file system cannot do that.
+    pub fn read_past(&self, file: &File, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        match self.file.get_or_init(|| open(file)) {
+            Some(direct) => read_aligned(direct, offset, data),
+            None => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+        }
     }
 }
 
@@ -61,8 +73,14 @@ fn read_aligned(file: &File, offset: u64, data: &mut [u8]) -> io::Result<()> {
 }
 
 /// Without direct reads: what the page cache has of it is dropped, and it is looked whether it has gone.
-fn read_dropped(file: &File, offset: u64, data: &mut [u8]) -> io::Result<()> {
-    file.sync_data()?;
+fn read_dropped(
+    file: &File,
+    offset: u64,
+    data: &mut [u8],
+    flush: impl Fn() -> io::Result<()>,
+) -> io::Result<()> {
+    // By whoever deals with a failure: the kernel tells it once.
+    flush()?;
     let length = std::num::NonZeroU64::new(data.len() as u64);
     rustix::fs::fadvise(file, offset, length, Advice::DontNeed)?;
     for (at, piece) in (offset..).step_by(ALIGNMENT).zip(data.chunks_mut(ALIGNMENT)) {
@@ -100,12 +118,13 @@ mod tests {
             (123, 12_345),
         ] {
             let mut read = vec![0; length];
-            match direct.read(&file, offset as u64, &mut read) {
+            match direct.read(&file, offset as u64, &mut read, || file.sync_data()) {
                 Ok(()) => assert_eq!(read, data[offset..offset + length]),
                 // A file system in memory has no disk.
                 Err(error) => assert!(error.to_string().contains("the page cache"), "{error}"),
             }
         }
-        assert!(direct.read(&file, 19_999, &mut [0; 2]).is_err());
+        let sync = || file.sync_data();
+        assert!(direct.read(&file, 19_999, &mut [0; 2], sync).is_err());
     }
 }

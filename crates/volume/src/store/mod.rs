@@ -3,22 +3,30 @@
 //! One that is there is opened ([`Store::open`]) and one that is not is made ([`Store::make`]): neither does the other's work. What is opened has to be
 //! what was noted ([`identity`]), and is claimed as long as it is open.
 
+mod age;
 mod content;
 mod direct;
 pub mod identity;
 mod opening;
+#[allow(unsafe_code, reason = "mincore(2) wants a mapping")]
+mod resident;
 mod sys;
 pub mod trust;
+mod under_way;
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 
+use verbatim_mirror::decision::VolumeId;
+
 use crate::quick::Quick;
+pub use age::at as seen_at;
 use direct::Direct;
 pub use opening::{Expected, Lack, Making, is_no_place_of_devices};
 use trust::{Belief, Marker, Trust};
@@ -109,7 +117,8 @@ impl Store {
             )));
         }
         self.file.set_len(length)?;
-        self.file.sync_all()
+        // What a tenant has written is flushed along, and a failure of that is told once.
+        self.trust.flush(|| self.file.sync_all())
     }
 
     /// Whether all of it has its place on the disk.
@@ -197,7 +206,61 @@ impl Store {
 
     /// What is on the disk: `data` is filled past the page cache. An error where that cannot be said.
     pub fn read_from_disk(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
-        self.direct.read(&self.file, offset, data)
+        self.direct.read(&self.file, offset, data, || self.flush())
+    }
+
+    /// The first flush of a process that comes after one which was killed in a flush: that one may have failed, and the kernel does not say so again. It has failed where the
+    /// disk has something else than the page cache; of a block device that has nothing left. Until that is known the note stays.
+    pub fn flush_and_compare(&self, length: u64, path: &Path) -> io::Result<()> {
+        tracing::warn!(
+            "{}: a daemon was ended while it flushed; what the page cache has of it is compared with the disk",
+            path.display()
+        );
+        self.trust.flush(|| {
+            self.file.sync_data()?;
+            match self.is_as_cached(length) {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(io::Error::other(
+                    "the disk has something else than the page cache: a flush has failed, and nobody has heard of it",
+                )),
+                Err(error) => Err(io::Error::other(format!(
+                    "whether a flush has failed cannot be said: {error}"
+                ))),
+            }
+        })
+    }
+
+    /// How often the sidecar of that volume's copy was written, as far as its data have seen. None where they do not keep that.
+    pub fn seen(&self, id: VolumeId) -> Option<u64> {
+        age::of(&self.file, id)
+    }
+
+    /// They have seen that.
+    pub fn sees(&self, id: VolumeId, number: u64) {
+        if self.is_device || self.seen(id).is_some_and(|seen| seen >= number) {
+            return;
+        }
+        if let Err(error) = age::note(&self.file, id, number) {
+            tracing::debug!("the data cannot keep how often their sidecar was written: {error}");
+        }
+    }
+
+    /// They are made anew.
+    pub fn forgets(&self) {
+        age::forget(&self.file);
+    }
+
+    /// Whether the disk has what the page cache has of the first `length` bytes; nothing is dropped. An error where that cannot be said.
+    pub fn is_as_cached(&self, length: u64) -> io::Result<bool> {
+        let mut is_same = true;
+        resident::for_each(&self.file, length, |offset, bytes| {
+            let (mut cached, mut stored) = (vec![0; bytes as usize], vec![0; bytes as usize]);
+            self.read(offset, &mut cached)?;
+            self.direct.read_past(&self.file, offset, &mut stored)?;
+            is_same &= cached == stored;
+            Ok(())
+        })?;
+        Ok(is_same)
     }
 
     /// An error other than that a local file system has no room says that something may be lost that was taken before.

@@ -10,6 +10,7 @@ use anyhow::{Context, bail, ensure};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use verbatim_mirror::opening::{self, Found, Kind, Obstacle, Opening, Wrong};
+use verbatim_mirror::trust::First;
 
 use super::identity::{Identity, Match};
 use super::trust::{Belief, Marker};
@@ -39,6 +40,8 @@ pub struct Expected<'a> {
     pub belief: Belief,
     /// Where it is noted that they are not.
     pub marker: Option<Marker>,
+    /// What is done before anything is read.
+    pub first: First,
 }
 
 /// What was opened.
@@ -70,6 +73,8 @@ pub enum Lack {
         /// The volume's.
         length: u64,
     },
+    /// They have seen a later sidecar than the one here.
+    Later(PathBuf),
     /// The system says so.
     Failed(PathBuf, io::Error),
 }
@@ -89,6 +94,11 @@ impl fmt::Display for Lack {
             Self::Short { path, size, length } => write!(
                 f,
                 "{} has {size} bytes, and the volume {length}: part of its data is missing",
+                path.display()
+            ),
+            Self::Later(path) => write!(
+                f,
+                "{} has seen a later sidecar than the one here, which comes from a backup",
                 path.display()
             ),
             Self::Failed(path, error) => write!(f, "{} cannot be opened: {error}", path.display()),
@@ -163,7 +173,11 @@ impl Store {
         let store = Store::new(file, expected.belief, expected.marker).map_err(failed)?;
         if expected.belief == Belief::Sound {
             // What an earlier process has written may have failed since: then this is the one that hears of it.
-            if let Err(error) = store.flush() {
+            let flushed = match expected.first {
+                First::Nothing => store.flush(),
+                First::FlushAndDrop => store.flush_and_compare(expected.length, path),
+            };
+            if let Err(error) = flushed {
                 tracing::error!("{}: {error}", path.display());
             }
         }
@@ -402,6 +416,7 @@ mod tests {
             length,
             belief: Belief::Sound,
             marker: None,
+            first: First::Nothing,
         }
     }
 

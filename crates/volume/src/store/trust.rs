@@ -1,4 +1,4 @@
-//! Whether the data of a copy can be believed.
+//! Whether the data of a copy can be believed: `verbatim_mirror::trust` has the rules, and here they are carried out.
 //!
 //! When a flush fails, Linux may have marked the pages clean that it could not write, and keeps them: they are read as they were written, until they leave the page
 //! cache. No later flush says so, by whatever descriptor. So a failure is a fact of the copy, which has to outlive the process; and nothing that
@@ -9,6 +9,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
+use verbatim_mirror::trust::{self, May};
+use verbatim_mirror::{Extent, Failure, Op};
+
+use super::under_way::UnderWay;
+use crate::faults::{Hook, Point};
+
 /// The file in a volume's folder that has one of these names. It is there before it is needed: on a disk that is full a file can be renamed, and not made.
 const SOUND: &str = "data.sound";
 const SUSPECT: &str = "data.broken";
@@ -18,15 +24,33 @@ const SUSPECT: &str = "data.broken";
 pub struct Marker {
     folder: PathBuf,
     runtime: PathBuf,
+    hook: Hook,
 }
 
 impl Marker {
-    /// In the volume's folder, and at that path of the runtime folder.
-    pub fn new(folder: &Path, runtime: PathBuf) -> Self {
+    /// In the volume's folder, and at that path of the runtime folder. The hook is called when a failure is known, and not noted yet.
+    pub fn new(folder: &Path, runtime: PathBuf, hook: Hook) -> Self {
         Self {
             folder: folder.to_owned(),
             runtime,
+            hook,
         }
+    }
+
+    /// Where it is noted that a flush is under way.
+    fn under_way(&self) -> PathBuf {
+        self.runtime.with_extension("flushing")
+    }
+
+    /// The volume is gone.
+    pub fn discard(&self) {
+        // It says nothing to whoever comes.
+        let _ = fs::remove_file(self.under_way());
+    }
+
+    /// Whether a flush was under way when the process ended that had the copy before, and the machine was not started since.
+    pub fn was_cut_off(&self) -> bool {
+        UnderWay::was_cut_off(&self.under_way())
     }
 
     /// Whether the copy was marked.
@@ -46,6 +70,7 @@ impl Marker {
 
     /// Marks the copy. When this returns, the next process knows.
     pub fn set(&self) {
+        (self.hook)(Point::FlushFailed);
         let (sound, suspect) = (self.folder.join(SOUND), self.folder.join(SUSPECT));
         let renamed = match fs::rename(&sound, &suspect) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && !suspect.exists() => {
@@ -95,7 +120,9 @@ pub enum Belief {
 
 #[derive(Debug)]
 struct Inner {
-    belief: Belief,
+    trust: trust::Trust,
+    /// Of a copy that is not suspect: all of it is being written over.
+    is_rewritten: bool,
     /// Flushes that have begun.
     begun: u64,
     /// The last of them that has ended.
@@ -109,19 +136,44 @@ pub struct Trust {
     /// A flush has ended.
     flushed: Condvar,
     marker: Option<Marker>,
+    under_way: Option<UnderWay>,
+}
+
+/// Any change.
+const CHANGE: Op = Op::Change(Extent { offset: 0, length: 1 });
+
+/// Whether that is carried out. Nobody waits here: that a copy is suspect is written down under the lock.
+fn may(trust: &trust::Trust, op: Op) -> io::Result<()> {
+    match trust.may(op) {
+        May::Go => Ok(()),
+        May::Fail(Failure::Disk(errno)) => Err(io::Error::from_raw_os_error(errno)),
+        May::Wait | May::Fail(Failure::Moved) => Err(io::Error::from_raw_os_error(libc::EIO)),
+    }
 }
 
 impl Trust {
     /// Of a copy that was just opened.
     pub fn new(belief: Belief, marker: Option<Marker>) -> Self {
+        let under_way = marker.as_ref().and_then(|marker| {
+            let noted = UnderWay::open(&marker.under_way());
+            let warn = |error: &io::Error| {
+                tracing::warn!(
+                    "flushes that a killed daemon leaves cannot be noted at {}: {error}",
+                    marker.under_way().display()
+                );
+            };
+            noted.inspect_err(warn).ok()
+        });
         Self {
             inner: Mutex::new(Inner {
-                belief,
+                trust: trust::Trust::of(belief == Belief::Suspect),
+                is_rewritten: belief == Belief::Rewritten,
                 begun: 0,
                 ended: 0,
             }),
             flushed: Condvar::new(),
             marker,
+            under_way,
         }
     }
 
@@ -131,54 +183,54 @@ impl Trust {
 
     /// What is believed.
     pub fn belief(&self) -> Belief {
-        self.lock().belief
+        let inner = self.lock();
+        match (inner.trust.is_sound(), inner.is_rewritten) {
+            (false, _) => Belief::Suspect,
+            (true, true) => Belief::Rewritten,
+            (true, false) => Belief::Sound,
+        }
     }
 
     /// Another belief. Not for what has failed.
     pub fn believe(&self, belief: Belief) {
-        self.lock().belief = belief;
+        let mut inner = self.lock();
+        inner.trust = trust::Trust::of(belief == Belief::Suspect);
+        inner.is_rewritten = belief == Belief::Rewritten;
     }
 
     /// All of it was written again, and flushed.
     pub fn is_whole(&self) {
-        let mut inner = self.lock();
-        if inner.belief == Belief::Rewritten {
-            inner.belief = Belief::Sound;
-        }
+        self.lock().is_rewritten = false;
     }
 
     /// The copy has failed. It is marked when this returns, so whoever hears of the failure hears it after that.
     pub fn fail(&self) {
-        Self::fail_locked(&mut self.lock(), self.marker.as_ref());
+        self.fail_locked(&mut self.lock());
     }
 
-    fn fail_locked(inner: &mut Inner, marker: Option<&Marker>) {
-        if inner.belief == Belief::Suspect {
+    fn fail_locked(&self, inner: &mut Inner) {
+        if !inner.trust.has_failed() {
             return;
         }
-        inner.belief = Belief::Suspect;
-        if let Some(marker) = marker {
+        if let Some(marker) = &self.marker {
             marker.set();
         }
+        inner.trust.noted();
+        inner.is_rewritten = false;
     }
 
     /// An error for a copy that cannot be written to.
     pub fn check(&self) -> io::Result<()> {
-        match self.belief() {
-            Belief::Suspect => Err(io::Error::from_raw_os_error(libc::EIO)),
-            Belief::Sound | Belief::Rewritten => Ok(()),
-        }
+        may(&self.lock().trust, CHANGE)
     }
 
     /// Has the disk flushed after this was called, by one thread for all that wait. The kernel tells one of several flushes of an error that concerns all, so they
-    /// go one after the other.
+    /// go one after the other. That one is under way is noted until its result is dealt with: it costs two writes to memory.
     pub fn flush(&self, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
         let mut inner = self.lock();
         let wanted = inner.begun + 1;
         loop {
-            if inner.belief == Belief::Suspect {
-                return Err(io::Error::from_raw_os_error(libc::EIO));
-            }
+            may(&inner.trust, Op::Flush)?;
             if inner.ended >= wanted {
                 return Ok(());
             }
@@ -188,14 +240,22 @@ impl Trust {
             }
             inner.begun += 1;
             drop(inner);
+            self.is_under_way(true);
             let synced = sync();
             inner = self.lock();
             inner.ended = inner.begun;
             if synced.is_err() {
-                Self::fail_locked(&mut inner, self.marker.as_ref());
+                self.fail_locked(&mut inner);
             }
+            self.is_under_way(false);
             self.flushed.notify_all();
             synced?;
+        }
+    }
+
+    fn is_under_way(&self, is: bool) {
+        if let Some(under_way) = &self.under_way {
+            under_way.set(is);
         }
     }
 }
@@ -208,7 +268,11 @@ mod tests {
     use super::*;
 
     fn marker(folder: &tempfile::TempDir) -> Marker {
-        Marker::new(folder.path(), folder.path().join("runtime"))
+        Marker::new(
+            folder.path(),
+            folder.path().join("runtime.broken"),
+            crate::faults::none,
+        )
     }
 
     #[test]
@@ -247,6 +311,28 @@ mod tests {
         trust.check().expect_err("nothing is written");
         trust.believe(Belief::Rewritten);
         trust.flush(|| Ok(())).expect("flushed");
+    }
+
+    #[test]
+    fn a_flush_that_a_killed_process_leaves_is_known_to_the_next_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let marker = marker(&folder);
+        assert!(!marker.was_cut_off(), "there was none");
+        let trust = Trust::new(Belief::Sound, Some(marker.clone()));
+        trust
+            .flush(|| {
+                assert!(marker.was_cut_off(), "whoever comes while it is under way");
+                Ok(())
+            })
+            .expect("flushed");
+        assert!(!marker.was_cut_off(), "it is dealt with");
+        trust
+            .flush(|| Err(io::Error::from_raw_os_error(libc::EIO)))
+            .expect_err("it fails");
+        assert!(!marker.was_cut_off() && marker.is_set(), "it is noted");
+        // The page cache does not outlive its kernel.
+        std::fs::write(marker.under_way(), [b'1'; 64]).expect("written");
+        assert!(!marker.was_cut_off(), "of another start of the machine");
     }
 
     #[test]
