@@ -1,7 +1,8 @@
 //! Which copy of a volume may serve, by what is durable on the hosts' disks.
 //!
-//! Each copy has a [`Sidecar`] beside its data: identity, generation, [`Role`]. It is replaced as a whole. The commit of a move is one
-//! such replacement, at the destination: from `Incoming` to `Serving`, with the generation raised by one. Nothing else raises it, but an operator's word, by two.
+//! Each copy has a [`Sidecar`] beside its data: identity, generation, [`Role`]. It is replaced as a whole.
+//! The commit of a move is one such replacement, at the destination: from `Incoming` to `Serving`, with the
+//! generation raised by one. Nothing else raises it, except an operator's decision, which raises it by two.
 //!
 //! ```text
 //!  source                                   destination
@@ -24,33 +25,41 @@
 //! A copy serves only while its durable role is `Serving`. Let A serve with the generation g, and no other copy serve or be able to.
 //! - Another copy becomes `Serving` only by [`answer`], which wants an Ask for that session. A asks only after its `Deciding` is durable and
 //!   its tenant is held; from then on A does not serve, and neither does a process that comes after A's.
-//! - A serves again only by `NotCommitted`. That is answered only when the destination's durable role is not (any more) the `Incoming` of that
-//!   session, and nothing there is known to be above g. A late offer may bring that role back, but no commit: that wants the source's last flush
-//!   on a connection of that session, and a source that has asked sends none any more. So after `NotCommitted` the session is never
+//! - A serves again only by `NotCommitted`. That is answered only when the destination's durable role is not
+//!   (any more) the `Incoming` of that session, and no generation above g is known there. A late offer may
+//!   bring that role back, but no commit: a commit needs the source's last flush on a connection of that
+//!   session, and a source that has asked sends no more flushes. So after `NotCommitted` the session is never
 //!   committed.
 //! - A source that could not write its `Deciding` does not know whether it is there. The process after it might ask, for a destination that
 //!   has not what the tenant wrote meanwhile. So the tenant goes on only when `Serving` is durable again.
-//! - `Committed` is answered only if a generation above g is known at the destination. Only A could be asked for g + 1, and A asks for one session at a
-//!   time: whoever knows of a generation above g knows that this session was committed. What is known does not fall, so A hears the same for ever.
-//! - What a host knows is the generation of its copy, the base of what was offered to it, and the highest of both of copies that are gone ([`Sidecar::known`],
-//!   [`Tombstone`]). So a destination whose copy has moved on and was deleted says the same as before; and one that has nothing left at all says
-//!   the same again as soon as a younger copy comes there: its base proves the commit.
-//! - A destination without a trace of the volume answers `NotKnown`, which decides nothing: its disks may have been replaced after it had served. One
-//!   that does not know what it has ([`Here::Unknown`]) does not answer.
-//! - An offer that is older than what is known is refused ([`Refusal::Stale`]): its source was left behind.
-//! - [`forced`] is an operator's word in place of an answer, for a destination that gives none: what is said here holds if the word is true. If it is not,
-//!   the source hears of it as soon as the destination answers ([`heard`]), and its generation is neither that of the other copy nor below it.
-//! - [`revived`] is a word of the same kind, for an old copy.
+//! - `Committed` is answered only if a generation above g is known at the destination. Only A could ask for g
+//!   + 1, and A asks for one session at a time: a host that knows a generation above g knows that this
+//!   session was committed. The highest known generation never falls, so A gets the same answer for ever.
+//! - The highest generation that a host knows is the maximum of its copy's generation, the base of the offer
+//!   to it, and both numbers of its earlier copies ([`Sidecar::known`], [`Tombstone`]). So a destination
+//!   whose copy has moved on and was deleted gives the same answer as before. A destination without any trace
+//!   gives it again as soon as a younger copy comes there: the base of that copy proves the commit.
+//! - A destination without a trace of the volume answers `NotKnown`, which decides nothing: its disks may
+//!   have been replaced after it had served. A destination that does not know its copy's state
+//!   ([`Here::Unknown`]) does not answer.
+//! - An offer whose base is below the highest known generation is refused ([`Refusal::Stale`]): its source is
+//!   an old copy.
+//! - [`forced`] is an operator's decision in place of an answer, for a destination that gives none. The rules
+//!   here hold if the decision is right. If it is wrong, the source learns it as soon as the destination
+//!   answers ([`heard`]), and the source's generation is above the other copy's.
+//! - [`revived`] is such a decision for an old copy.
 //!
 //! So at each time at most one copy is `Serving`, or is one that A's question decides; and g + 1 is given once.
 //!
-//! Nothing of that holds of a sidecar that was restored from a backup: it says what was. Where the number that is kept with the data is higher
-//! ([`crate::opening::age`]) the host does not know what it has, until an operator says it.
+//! None of this holds for a sidecar that was restored from a backup: it describes a past state. Where the
+//! number kept with the data is higher ([`crate::opening::age`]), the copy's state is unknown until an
+//! operator decides.
 //!
 //! # Why it is the right data
-//! The source asks only when it holds its tenant, and the destination has acknowledged everything and flushed it. The destination commits only in
-//! the process that has flushed it. (One that came later would have the same on its disk; it cannot know, and answers `NotCommitted`.) That a flush says so is enough only
-//! if none has failed since everything was written: [`crate::trust`].
+//! The source asks only when it holds its tenant, and the destination has acknowledged everything and flushed
+//! it. The destination commits only in the process that has flushed it. (One that came later would have the
+//! same on its disk; it cannot know, and answers `NotCommitted`.) A successful flush proves this only if no
+//! flush has failed since everything was written: [`crate::trust`].
 
 use serde::{Deserialize, Serialize};
 
@@ -151,13 +160,14 @@ pub struct Sidecar {
     pub generation: Generation,
     /// Its size in bytes.
     pub length: u64,
-    /// The highest generation that this host knows to have been given, through copies that are gone and offers; 0 if none.
+    /// The highest generation that this host knows from earlier copies and offers; 0 if there is none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub floor: Generation,
-    /// A flush of this copy has failed: its page cache is not to be believed ([`crate::trust`]).
+    /// A flush of this copy has failed: its page cache is not to be trusted ([`crate::trust`]).
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspect: bool,
-    /// Where an operator has decided for this copy, in the place of destinations that have not answered yet.
+    /// Questions that an operator has decided in favour of this copy, and that the destinations have not
+    /// answered yet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub overruled: Vec<Overruled>,
     /// What it is.
@@ -165,18 +175,18 @@ pub struct Sidecar {
     pub role: Role,
 }
 
-/// A question that an operator has answered in the place of the destination.
+/// A question that an operator has answered in place of the destination.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Overruled {
     /// The attempt.
     pub session: SessionId,
-    /// The generation that was asked with.
+    /// The base of the question.
     pub base: Generation,
     /// The destination.
     pub to: String,
 }
 
-/// What a deletion leaves, in the place of the sidecar: what has to be answered to late questions.
+/// Left by a deletion in place of the sidecar, to answer late questions.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Tombstone {
     /// Which volume.
@@ -195,8 +205,9 @@ impl Tombstone {
     }
 }
 
-/// What one file says of a volume on a host. A deletion replaces the sidecar by the tombstone, and an offer the tombstone by a sidecar, at once: a
-/// tombstone beside a sidecar would say, when the sidecar is lost, less than this host knew.
+/// Content of the one file about a volume on a host. A deletion replaces the sidecar by the tombstone in one
+/// step, and an offer replaces the tombstone by a sidecar. If both lay side by side, and the sidecar were
+/// lost, the tombstone would tell less than this host knew.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Record {
@@ -204,17 +215,18 @@ pub enum Record {
     Copy(Sidecar),
     /// There was one.
     Gone {
-        /// What is left of it.
+        /// Its tombstone.
         gone: Tombstone,
     },
 }
 
-/// What a host knows of its copy.
+/// A host's knowledge of its copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Here<'a> {
-    /// It cannot be said: the sidecar is damaged, cannot be read, is older than the data, or it is not known which of two is durable. All is refused.
+    /// The state of the copy is unknown: the sidecar is damaged, cannot be read, or is older than the data,
+    /// or it is not known which of two is durable. All orders are refused.
     Unknown,
-    /// There is nothing, and no trace of anything.
+    /// There is no copy, and no trace of one.
     Nothing,
     /// A copy was deleted.
     Gone(&'a Tombstone),
@@ -275,7 +287,7 @@ impl Sidecar {
         Self { role, ..self.clone() }
     }
 
-    /// The highest generation that is known here to have been given.
+    /// The highest generation that this host knows.
     pub fn known(&self) -> Generation {
         let offered = match self.role {
             Role::Incoming { base, .. } | Role::Ready { base, .. } => base,
@@ -284,7 +296,7 @@ impl Sidecar {
         self.generation.max(self.floor).max(offered)
     }
 
-    /// The attempt to fill it is over. That its base was given is not forgotten.
+    /// The attempt to fill it is over. Its base stays known.
     pub fn given_up(&self) -> Self {
         Self {
             floor: self.known(),
@@ -292,12 +304,12 @@ impl Sidecar {
         }
     }
 
-    /// It has everything of that base, on its disk, and is the copy that serves.
+    /// It has all data of that base on its disk, and becomes the copy that serves.
     pub(crate) fn committed(&self, base: Generation) -> Self {
         Self {
             generation: base + 1,
             floor: 0,
-            // All of it was written again, and flushed.
+            // All data were written again, and flushed.
             suspect: false,
             overruled: Vec::new(),
             ..self.with(Role::Serving)
@@ -339,10 +351,11 @@ pub enum Refusal {
     NotOlder,
     /// The copy here waits for a session of the agents.
     Promised,
-    /// A younger one than the source's has been here, and was deleted, or was offered. The source's is one that was left behind; where it is the right one all
-    /// the same, an operator deletes what is left here (twice: the copy, and the memory of it).
+    /// A copy younger than the source's has been here and was deleted, or was offered. So the source's is an
+    /// old copy. If it is the right one all the same, an operator deletes twice here: the copy, and then its
+    /// tombstone.
     Stale,
-    /// This host does not know what its copy is.
+    /// This host does not know its copy's state.
     Unknown,
 }
 
@@ -351,7 +364,7 @@ pub fn prepare(here: Here<'_>, offer: &Offer) -> Result<Sidecar, Refusal> {
     let (generation, floor, suspect) = match here {
         Here::Unknown => return Err(Refusal::Unknown),
         Here::Nothing => (0, 0, false),
-        // Of another volume: its name is free again.
+        // The tombstone is of another volume: the name is free again.
         Here::Gone(gone) if gone.id != offer.id => (0, 0, false),
         Here::Gone(gone) => (0, gone.floor, false),
         Here::Copy(here) if here.id != offer.id => return Err(Refusal::OtherVolume),
@@ -411,7 +424,7 @@ pub enum Verdict {
     Say(Answer),
     /// First this sidecar has to be durable. If it cannot be said whether it is, nothing is answered until it can.
     WriteThenSay(Sidecar, Answer),
-    /// This host does not know what its copy is: an error, and no answer at all. The source asks again.
+    /// This host does not know its copy's state: an error instead of an answer. The source asks again.
     Refuse,
 }
 
@@ -421,7 +434,7 @@ pub fn answer(here: Here<'_>, ask: &Ask, is_complete: bool) -> Verdict {
         Here::Unknown => return Verdict::Refuse,
         Here::Nothing => return Verdict::Say(Answer::NotKnown),
         Here::Gone(gone) if gone.id != ask.id => return Verdict::Say(Answer::NotKnown),
-        // All that has been here since the first offer is in it.
+        // The tombstone covers everything since the first offer.
         Here::Gone(gone) if gone.floor > ask.base => return Verdict::Say(Answer::Committed),
         Here::Gone(_) => return Verdict::Say(Answer::NotCommitted),
         Here::Copy(here) if here.id != ask.id => return Verdict::Say(Answer::NotKnown),
@@ -437,7 +450,7 @@ pub fn answer(here: Here<'_>, ask: &Ask, is_complete: bool) -> Verdict {
                 false => Verdict::WriteThenSay(here.given_up(), Answer::NotCommitted),
             }
         }
-        // Of a release that did not note what it was filled from: it may have served between.
+        // Written by a release that did not note the base: the copy may have served in between.
         Role::Incomplete if here.floor == 0 => Verdict::Say(Answer::NotKnown),
         Role::Incoming { .. } | Role::Incomplete | Role::Moved { .. } => Verdict::Say(Answer::NotCommitted),
         // It has that generation, or an older one, and serves: two copies of one age are nothing that this rule can have made.
@@ -447,7 +460,8 @@ pub fn answer(here: Here<'_>, ask: &Ask, is_complete: bool) -> Verdict {
     }
 }
 
-/// What a source becomes when it holds its tenant, and the destination has everything. Nothing if it does not serve, or is suspect and this is no rescue.
+/// The sidecar of a source that holds its tenant, when the destination has everything. `None` if it does not
+/// serve, or if it is suspect and this is not a rescue.
 pub fn deciding(here: &Sidecar, session: SessionId, to: &str, is_rescue: bool) -> Option<Sidecar> {
     let may = here.may_serve() && (is_rescue || !here.suspect);
     let to = to.to_owned();
@@ -478,8 +492,9 @@ pub enum Keep {
 
 /// What a source's sidecar becomes when an operator decides in the place of a destination that never answers. Nothing if no answer is missing.
 ///
-/// A source that is kept is raised by two: a copy that has that session's commit all the same has one more than the source had, and is never
-/// taken for as young, nor for younger; so the volume can move there again, over it.
+/// A kept source is raised by two. If the destination did commit that session, its copy's generation is the
+/// source's old one plus one. So it is older than the kept source, and the volume can move there again and
+/// overwrite it.
 pub fn forced(here: &Sidecar, keep: Keep) -> Option<Sidecar> {
     let Role::Deciding { session, to } = &here.role else {
         return None;
@@ -502,7 +517,8 @@ pub fn forced(here: &Sidecar, keep: Keep) -> Option<Sidecar> {
     }
 }
 
-/// What an old copy becomes when an operator says that the one which has served since is lost. Nothing if the copy here is no whole one, or serves.
+/// The sidecar of an old copy after an operator has declared the copy that served since as lost. `None` if
+/// the copy here is not complete, or serves.
 pub fn revived(here: &Sidecar) -> Option<Sidecar> {
     matches!(here.role, Role::Moved { .. }).then(|| Sidecar {
         generation: here.known() + 2,
@@ -511,8 +527,9 @@ pub fn revived(here: &Sidecar) -> Option<Sidecar> {
     })
 }
 
-/// The questions that operators have answered, and to which hosts, the last one first. They are asked on, with no more than a wish to know, until those hosts answer:
-/// their copies may serve. No offer goes to one of them before.
+/// The questions that operators have answered, with the hosts that they are for, the last one first. They are
+/// still asked until those hosts answer, only to learn whether their copies serve. No offer goes to such a
+/// host before.
 pub fn all_overruled(here: &Sidecar) -> impl Iterator<Item = (Ask, &str)> {
     here.overruled.iter().rev().map(|overruled| {
         let ask = Ask {
@@ -524,24 +541,25 @@ pub fn all_overruled(here: &Sidecar) -> impl Iterator<Item = (Ask, &str)> {
     })
 }
 
-/// The last of them.
+/// The last of these questions.
 pub fn overruled(here: &Sidecar) -> Option<(Ask, &str)> {
     all_overruled(here).next()
 }
 
-/// What an answer means to a source that has not waited for it.
+/// Meaning of an answer for a source that has not waited for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Heard {
-    /// Nothing: it was for another question, or decides nothing.
+    /// No consequence: the answer is to another question.
     Nothing,
     /// The operator was right. This becomes durable, and the question is not asked any more.
     Confirmed(Sidecar),
-    /// The operator was wrong: the destination has the volume, or had. **Two copies have served**: this is told to everybody who looks, and is no
-    /// reason to do anything by itself.
+    /// The operator was wrong: the destination has, or had, the volume. **Two copies have served.** This is
+    /// reported wherever the volume is shown, and nothing is done about it automatically.
     Contradiction,
 }
 
-/// The answer to the question of [`overruled`], or to one that was under way when an operator decided.
+/// Takes the answer to a question of [`all_overruled`], or to one that was in flight when an operator
+/// decided.
 pub fn heard(here: &Sidecar, session: SessionId, answer: Answer) -> Heard {
     if here
         .overruled
@@ -552,7 +570,7 @@ pub fn heard(here: &Sidecar, session: SessionId, answer: Answer) -> Heard {
     }
     match answer {
         Answer::Committed => Heard::Contradiction,
-        // A host that does not know what it has gives no answer: there is nothing.
+        // `NotKnown` means that there is no copy: a host that does not know its copy's state gives no answer.
         Answer::NotCommitted | Answer::NotKnown => {
             let mut confirmed = here.clone();
             confirmed
@@ -678,7 +696,7 @@ mod tests {
             answer(Here::Gone(&gone), &ask(2), true),
             Verdict::Say(Answer::NotCommitted)
         );
-        // It comes back, with or without the memory of the first time; is given up; and is deleted.
+        // The volume comes back, with or without the tombstone, is given up, and is deleted.
         let younger = Offer {
             session: SessionId(3),
             ..offer(3)
@@ -701,7 +719,7 @@ mod tests {
     fn who_does_not_know_what_it_is_decides_nothing() {
         assert_eq!(answer(Here::Unknown, &ask(1), true), Verdict::Refuse);
         assert_eq!(prepare(Here::Unknown, &offer(9)), Err(Refusal::Unknown));
-        // Of a release that did not note the base.
+        // Written by a release that did not note the base.
         let old = r#"{"id":"7","generation":0,"length":4096,"role":"incomplete"}"#;
         let old: Sidecar = serde_json::from_str(old).expect("as it was written");
         assert_eq!(
