@@ -1,4 +1,4 @@
-//! Reads of what is on the disk, past the page cache: that is what a comparison may believe.
+//! Reads from the disk, past the page cache: only these are valid for a comparison.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -9,18 +9,19 @@ use std::sync::OnceLock;
 use rustix::fs::Advice;
 use rustix::io::{Errno, ReadWriteFlags};
 
-/// What direct reads are aligned to: no disk has larger blocks, except where it is refused and done otherwise.
+/// Alignment of direct reads. A disk with larger blocks refuses them, and is read in the other way.
 const ALIGNMENT: usize = 4096;
 
 /// The same file or device, opened once more.
 #[derive(Debug, Default)]
 pub struct Direct {
-    /// Nothing where its file system knows no direct reads.
+    /// `None` if its file system knows no direct reads.
     file: OnceLock<Option<File>>,
 }
 
 impl Direct {
-    /// Fills `data` from the disk. What is written but not on the disk yet goes there first. An error where that cannot be done.
+    /// Fills `data` from the disk. Dirty pages are written to the disk first. An error if that is not
+    /// possible.
     pub fn read(&self, file: &File, offset: u64, data: &mut [u8]) -> io::Result<()> {
         if let Some(direct) = self.file.get_or_init(|| open(file)) {
             match read_aligned(direct, offset, data) {
@@ -33,7 +34,7 @@ impl Direct {
 }
 
 fn open(file: &File) -> Option<File> {
-    // Not by its name, at which there may be something else by now.
+    // Not by its name, which another file may have by now.
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_DIRECT).open(path).ok()
@@ -60,7 +61,7 @@ fn read_aligned(file: &File, offset: u64, data: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Without direct reads: what the page cache has of it is dropped, and it is looked whether it has gone.
+/// Without direct reads: drops its pages from the page cache, and checks that they have gone.
 fn read_dropped(file: &File, offset: u64, data: &mut [u8]) -> io::Result<()> {
     file.sync_data()?;
     let length = std::num::NonZeroU64::new(data.len() as u64);

@@ -1,19 +1,22 @@
-//! Whether the data of a copy can be believed.
+//! Trust in the data of a copy.
 //!
-//! When a flush fails, Linux may have marked the pages clean that it could not write, and keeps them: they are read as they were written, until they leave the page
-//! cache. No later flush says so, by whatever descriptor. So a failure is a fact of the copy, which has to outlive the process; and nothing that
-//! was read through the page cache is a proof of what is on the disk.
+//! When a flush fails, Linux may mark the pages that it could not write as clean, and keep them: reads return
+//! the new data until the pages leave the page cache. No later flush reports the failure, by any descriptor.
+//! So a failure is a property of the copy that must outlive the process, and data read through the page cache
+//! prove nothing about the disk.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// The file in a volume's folder that has one of these names. It is there before it is needed: on a disk that is full a file can be renamed, and not made.
+/// A file in the volume's folder has one of these names. It is made in advance: on a full disk a file can be
+/// renamed, but not made.
 const SOUND: &str = "data.sound";
 const SUSPECT: &str = "data.broken";
 
-/// Where the mark of a suspect copy is: beside its sidecar, and in a folder that is as old as the page cache, in case the first one's disk has failed, too.
+/// Mark of a suspect copy. It is beside its sidecar, and also in the runtime folder, which lives as long as
+/// the page cache, in case the first one's disk has failed, too.
 #[derive(Debug, Clone)]
 pub struct Marker {
     folder: PathBuf,
@@ -34,7 +37,7 @@ impl Marker {
         self.folder.join(SUSPECT).exists() || self.runtime.exists()
     }
 
-    /// Makes what [`Self::set`] needs.
+    /// Makes the file that [`Self::set`] renames.
     pub fn prepare(&self) -> io::Result<()> {
         let (sound, suspect) = (self.folder.join(SOUND), self.folder.join(SUSPECT));
         if !sound.exists() && !suspect.exists() {
@@ -44,7 +47,7 @@ impl Marker {
         Ok(())
     }
 
-    /// Marks the copy. When this returns, the next process knows.
+    /// Marks the copy, for the next process.
     pub fn set(&self) {
         let (sound, suspect) = (self.folder.join(SOUND), self.folder.join(SUSPECT));
         let renamed = match fs::rename(&sound, &suspect) {
@@ -65,7 +68,7 @@ impl Marker {
         }
     }
 
-    /// Takes the mark away. What an error has left of it counts.
+    /// Removes the mark. After an error the rest of the mark counts.
     pub fn clear(&self) -> io::Result<()> {
         match fs::remove_file(&self.runtime) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -82,14 +85,14 @@ fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// How far the data are believed.
+/// Degree of trust in the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Belief {
-    /// What was flushed is on the disk.
+    /// Flushed data are on the disk.
     Sound,
-    /// Part of what was written may be in the page cache only, for as long as that keeps it: nothing is written, nor flushed.
+    /// Some written data may be only in the page cache, and may vanish from it. Writes and flushes fail.
     Suspect,
-    /// The same is written over from the beginning to the end: what was there before is no proof of anything.
+    /// All data are being overwritten: the old ones prove nothing.
     Rewritten,
 }
 
@@ -102,7 +105,7 @@ struct Inner {
     ended: u64,
 }
 
-/// What is believed of an open copy, by all that use it.
+/// Trust in an open copy, shared by all its users.
 #[derive(Debug)]
 pub struct Trust {
     inner: Mutex<Inner>,
@@ -129,12 +132,12 @@ impl Trust {
         self.inner.lock().expect("no panic under this lock")
     }
 
-    /// What is believed.
+    /// The degree of trust.
     pub fn belief(&self) -> Belief {
         self.lock().belief
     }
 
-    /// Another belief. Not for what has failed.
+    /// Sets the degree of trust. [`Self::fail`] is for failures.
     pub fn believe(&self, belief: Belief) {
         self.lock().belief = belief;
     }
@@ -147,7 +150,7 @@ impl Trust {
         }
     }
 
-    /// The copy has failed. It is marked when this returns, so whoever hears of the failure hears it after that.
+    /// The copy has failed. It is marked when this returns, and so before the failure is reported.
     pub fn fail(&self) {
         Self::fail_locked(&mut self.lock(), self.marker.as_ref());
     }
@@ -170,8 +173,8 @@ impl Trust {
         }
     }
 
-    /// Has the disk flushed after this was called, by one thread for all that wait. The kernel tells one of several flushes of an error that concerns all, so they
-    /// go one after the other.
+    /// Returns after a flush that began after this call; one thread flushes for all that wait. The kernel may
+    /// report an error that concerns several flushes to only one of them, so they go one after the other.
     pub fn flush(&self, sync: impl Fn() -> io::Result<()>) -> io::Result<()> {
         let mut inner = self.lock();
         let wanted = inner.begun + 1;
