@@ -199,7 +199,7 @@ mod tests {
         }
     }
 
-    /// Every world: what was noted, what is found, and how long.
+    /// All combinations of notes, found data and lengths.
     #[test]
     fn only_the_very_data_are_served() {
         let kinds = [Kind::File, Kind::Device];

@@ -62,7 +62,7 @@ mod tests {
                 }
                 assert!(now.told <= now.sidecar && now.sidecar <= now.data);
             }
-            // A restart tells what the sidecar says.
+            // After a restart clients get the sidecar's length.
             now.told = now.sidecar;
             let is_whole = cut >= 2;
             assert_eq!(now.told == 20, is_whole);

@@ -146,8 +146,8 @@ impl Images {
             let keeps = own.any(|lock| lock.file == image.locks[0].file && image.conflicts(&lock));
             taken.push(match keeps {
                 true => format!(
-                    "QEMU keeps its lock on {} although its guest has left, and the destination's could not use it: that is so below a node of driver quorum, or one \
-                     that works like it; give the guest that disk in another way",
+                    "QEMU keeps its lock on {} although its guest has left, and the destination's could not use it: that \
+                     is so below a node of driver quorum, or one that works like it; give the guest that disk in another way",
                     image.path.display()
                 ),
                 false => image.taken_by_another(),
@@ -169,8 +169,8 @@ impl Image {
 
     fn taken_by_another(&self) -> String {
         format!(
-            "another process, on this host or on one that has the same storage, has a lock on {}, and the destination's QEMU could not use it: end that process (a second QEMU, \
-             qemu-img, qemu-nbd, a backup), and try again",
+            "another process, on this host or on one that has the same storage, has a lock on {}, and the destination's \
+             QEMU could not use it: end that process (a second QEMU, qemu-img, qemu-nbd, a backup), and try again",
             self.path.display()
         )
     }
@@ -214,7 +214,8 @@ fn locks_of(pid: u32) -> Result<Vec<(PathBuf, Lock)>> {
 pub(crate) fn keeper(node: &str, driver: &str) -> Option<String> {
     KEEPERS.contains(&driver).then(|| {
         format!(
-            "the block node {node} is of driver {driver}: QEMU keeps its locks on the files below that when the guest leaves, and the destination's could not use them"
+            "the block node {node} is of driver {driver}: QEMU keeps its locks on the files below that when the guest \
+             leaves, and the destination's could not use them"
         )
     })
 }

@@ -46,7 +46,8 @@ impl Arguments {
             }
             found.push(match is_socket {
                 true => format!(
-                    "`{option} {value}`: QEMU cannot make the socket {}, since it sees its host's files read-only: name one below /tmp, which is its own",
+                    "`{option} {value}`: QEMU cannot make the socket {}, since it sees its host's files read-only: name \
+                     one below /tmp, which is its own",
                     path.display()
                 ),
                 false => format!(

@@ -167,7 +167,8 @@ impl Processor {
         }
         (!why.is_empty()).then(|| {
             format!(
-                "the guest's processor (-cpu {}) is another one there, which {}: start the virtual machine with `-cpu` and a model that both hosts have, \
+                "the guest's processor (-cpu {}) is another one there, which {}: start the virtual machine with `-cpu` \
+                 and a model that both hosts have, \
                  or with these features switched off",
                 self.model,
                 why.join(", and ")
@@ -342,7 +343,8 @@ impl Arguments {
         let machine = self.machine();
         match listed {
             Ok(types) if !types.is_empty() && !has_machine(&types, machine) => Error::Arguments(format!(
-                "the QEMU there has no machine `{machine}`{}: start the virtual machine with a type of machine that the QEMUs of both hosts have (`-M`), or upgrade the \
+                "the QEMU there has no machine `{machine}`{}: start the virtual machine with a type of machine that the \
+                 QEMUs of both hosts have (`-M`), or upgrade the \
                  one there",
                 newest(&types, machine)
                     .map(|other| format!(", and the newest of that kind is {other}"))

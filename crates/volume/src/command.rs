@@ -202,14 +202,14 @@ const ACCEPT_HELP: &str = "\
 Example:
   verbatim volume accept db
 
-If a flush of its disk has failed, `verbatim volume list` calls a volume suspect: what was written since the last flush that succeeded may be in the
-page cache of this machine only. It is read, and takes no writes. What to do:
+If a flush of its disk has failed, `verbatim volume list` calls a volume suspect: data written since the last successful flush may be only in the page
+cache of this machine. Reads go on, writes fail. Either:
   1. `verbatim volume migrate db --to HOST --rescue` sends all of it to another host. Nothing is lost that can still be read here.
-  2. Or repair the disk, and say `verbatim volume accept db`: all of it is written to the disk once more, from the page cache where that has it, and
-     flushed. If that succeeds it is not suspect any more. What has left the page cache meanwhile is what the disk has, which may be older.
+  2. Or repair the disk, and run `verbatim volume accept db`: all of it is written to the disk once more, from the page cache as far as it is there, and
+     flushed. If that succeeds the volume is not suspect any more. Pages that have left the page cache meanwhile come from the disk, and may be older.
 
-If there is another file or device at the path of its data (somebody has put a backup there), it is not served until that is said to be right:
-`accept` notes what is there now. Nothing is written.
+If there is another file or device at the path of its data (for example a backup that was put back), the volume is not served until an operator accepts
+it: `accept` notes the present file or device. Nothing is written.
 
 Exit status: 0 it is the volume, 1 it is not.";
 
@@ -225,10 +225,11 @@ decide, with --force:
 See to it before that the destination's daemon does not run, or `verbatim volume list` there. Without --force nothing is done that the destination has
 not said. If it says later that it has the volume, that is an error in the log, and in `verbatim volume list` here.
 
-A volume that moves with its instance (held at its source, ready at its destination) waits for a session of the agents, which `verbatim volume status --json`
-names (`by`). `verbatim session resolve` decides about both. Only if no agent knows that session any more, each copy is decided here, with the same --keep on both
-hosts: `--keep source` serves the held one and gives the ready one up, `--keep destination` the other way round. To be sure: `verbatim sessions --all` has not the
-session on either host, and `verbatim ps` says where the instance runs; that host's copy is to stay. Never keep both.
+A volume that moves with its instance (held at its source, ready at its destination) waits for a session of the agents, which
+`verbatim volume status --json` names (`by`). `verbatim session resolve` decides about both copies. Only if no agent knows that session any more, decide
+each copy here, with the same --keep on both hosts: `--keep source` serves the held copy and gives up the ready one, `--keep destination` the other way
+round. First make sure: `verbatim sessions --all` does not have the session on either host, and `verbatim ps` shows the host where the instance runs. That
+host's copy must stay. Never keep both.
 
 Exit status: 0 decided, 1 refused.";
 

@@ -41,7 +41,7 @@ impl Drop for Reservation {
 }
 
 impl Instances {
-    /// Reserves a name for somebody who makes or clears its place.
+    /// Reserves a name while its place is made or cleared.
     pub fn reserve(&self, name: &str) -> anyhow::Result<Reservation> {
         let new = |reserved: &mut BTreeMap<String, Held>| match reserved.entry(name.to_owned()) {
             Entry::Occupied(_) => false,

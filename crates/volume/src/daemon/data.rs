@@ -70,7 +70,8 @@ impl Daemon {
         match trust::may_move(now.as_ref().unwrap_or(sidecar), is_rescue) {
             Ok(()) => Ok(()),
             Err(NotMoved::Suspect) => bail!(
-                "a flush of the disk of {0} has failed, and part of it may be in the page cache here only: `verbatim volume migrate {0} --to HOST --rescue` \
+                "a flush of the disk of {0} has failed, and part of it may be in the page cache here only: \
+                 `verbatim volume migrate {0} --to HOST --rescue` \
                  saves all that can be read, once no instance has it; `verbatim volume accept --help` has more",
                 entry.name
             ),

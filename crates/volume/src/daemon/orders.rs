@@ -422,7 +422,8 @@ impl Daemon {
         while !volume.resize(length) {
             if Instant::now() > end {
                 bail!(
-                    "{name} has {length} bytes now, but it is never idle, so that clients are not told of it: resize it again when it is, or detach and attach it"
+                    "{name} has {length} bytes now, but it is never idle, so that clients are not told of it: resize it \
+                     again when it is, or detach and attach it"
                 );
             }
             tokio::time::sleep(IDLE).await;

@@ -141,9 +141,9 @@ impl Daemon {
         if !is_forced {
             match &sidecar.role {
                 Role::Held { by, .. } | Role::Ready { by, .. } => bail!(
-                    "{name} moves with its instance, and waits for the session {by:016x} of the agents, which decides about both (`verbatim session show \
-                     {by:016x}`, `verbatim session resolve`); only if no agent knows that session any more, `--force` decides without it (`verbatim volume resolve \
-                     --help` says how to be sure)"
+                    "{name} moves with its instance, and waits for the session {by:016x} of the agents, which decides \
+                     about both (`verbatim session show {by:016x}`, `verbatim session resolve`); only if no agent knows that \
+                     session any more, `--force` decides without it (`verbatim volume resolve --help` says how to be sure)"
                 ),
                 _ => bail!(
                     "{} has not said whether {name} has moved there, and is asked until it does; if it never will, `--force` decides without it \
@@ -224,8 +224,8 @@ pub(super) fn is_answered(state: &State, to: &str) -> anyhow::Result<()> {
 /// Reports that two copies serve, or have served, by an operator's decision.
 fn shout(entry: &Entry, state: &mut State, to: &str) {
     let why = format!(
-        "{to} says that {0} has moved there, and an operator has said that the copy here stays: there are two. Let clients use one of them only, and have the other \
-         detached and deleted (`verbatim volume detach {0}`, `verbatim volume delete {0}`)",
+        "{to} says that {0} has moved there, and an operator has said that the copy here stays: there are two. Let \
+         clients use one of them only, and have the other detached and deleted (`verbatim volume detach {0}`, `verbatim volume delete {0}`)",
         entry.name
     );
     tracing::error!("volume {}: {why}", entry.name);

@@ -114,7 +114,8 @@ impl Store {
             Some(Match::Other(how)) => differs = Some(how),
             Some(Match::Restored) => {
                 remark = Some(format!(
-                    "{} is a copy of the file that the volume had, with its mark: it was put back by somebody, and is taken for the volume's data as it is",
+                    "{} is a copy of the file that the volume had, with its mark: it was put back by somebody, and is \
+                     taken for the volume's data as it is",
                     path.display()
                 ));
             }

@@ -113,7 +113,8 @@ pub async fn compare(agent: &Shared, record: &Record, sent: &str) -> Fit {
     let source = needs.mtu.unwrap_or(ETHERNET);
     if let Some(promised) = promised.filter(|promised| *promised > own) {
         fit.blockers.push(format!(
-            "a card promises its guest an MTU of {promised} (host_mtu=), and links there have {own}: start that agent with --mtu {promised}, where its network carries that"
+            "a card promises its guest an MTU of {promised} (host_mtu=), and links there have {own}: start that agent \
+             with --mtu {promised}, where its network carries that"
         ));
     } else if source > own && arguments.has_tap() {
         fit.notes.push(format!(
@@ -200,11 +201,12 @@ fn no_tpm(sockets: &str, path: &Path, theirs: &[Server]) -> Option<String> {
     let shown = path.display();
     match server(sockets, path) {
         None => Some(format!(
-            "nobody listens at {shown} there, where the virtual machine has its TPM: start swtpm there with that socket, and with a state of its own that is empty (it comes with \
-             the guest)"
+            "nobody listens at {shown} there, where the virtual machine has its TPM: start swtpm there with that socket, \
+             and with a state of its own that is empty (it comes with the guest)"
         )),
         Some(own) if theirs.contains(&own) => Some(format!(
-            "the TPM's server at {shown} there is the source's own, which serves one QEMU: start another swtpm for the destination, at a path that each host has for itself"
+            "the TPM's server at {shown} there is the source's own, which serves one QEMU: start another swtpm for the \
+             destination, at a path that each host has for itself"
         )),
         Some(_) => None,
     }

@@ -128,7 +128,8 @@ fn other(image: &Image) -> Option<String> {
     match content(Path::new(path)) {
         Ok(here) if here == image.content => None,
         Ok(_) => Some(format!(
-            "{path} there is another file than on the source: it is a part of the virtual machine's disks; copy it there with its times (`cp -p`), or \
+            "{path} there is another file than on the source: it is a part of the virtual machine's disks; copy it there \
+             with its times (`cp -p`), or \
              put it on storage that both hosts reach"
         )),
         Err(error) => Some(format!("{error:#} there")),
