@@ -32,9 +32,10 @@
 //!   committed.
 //! - A source that could not write its `Deciding` does not know whether it is there. The process after it might ask, for a destination that
 //!   has not what the tenant wrote meanwhile. So the tenant goes on only when `Serving` is durable again.
-//! - `Committed` is answered only if a generation above g is known at the destination. Only A could ask for g
-//!   + 1, and A asks for one session at a time: a host that knows a generation above g knows that this
-//!   session was committed. The highest known generation never falls, so A gets the same answer for ever.
+//! - `Committed` is answered only if a generation above g is known at the destination. Only A could ask for
+//!   the next generation, and A asks for one session at a time: a host that knows a generation above g knows
+//!   that this session was committed. The highest known generation never falls, so A gets the same answer for
+//!   ever.
 //! - The highest generation that a host knows is the maximum of its copy's generation, the base of the offer
 //!   to it, and both numbers of its earlier copies ([`Sidecar::known`], [`Tombstone`]). So a destination
 //!   whose copy has moved on and was deleted gives the same answer as before. A destination without any trace
