@@ -1,11 +1,12 @@
 /*
- * No program of librdmacm says when it listens, and its client is rejected before that. perftest's server listens twice, and its
- * client asks for the second connection as soon as it can; Debian's perftest does not get over a rejection there
- * (linux-rdma/perftest issue 93). Preloaded into both sides, this puts them in order: the n-th rdma_connect waits until the server has
- * come back from its n-th rdma_listen.
+ * A program of librdmacm does not show when it listens, and its client is rejected before that. perftest's
+ * server listens twice, and its client asks for the second connection as soon as it can; Debian's perftest
+ * does not survive a rejection there (linux-rdma/perftest issue 93). Preloaded into both sides, this library
+ * puts them in order: the n-th rdma_connect waits until the server has returned from its n-th rdma_listen.
  *
- * VERBATIM_TURNS is a folder. The server's n-th success of rdma_listen makes the file `listens-n` there, the client waits for it.
- * VERBATIM_LISTENS says how often the server listens; later connections wait for the last time.
+ * VERBATIM_TURNS is a folder. The server's n-th successful rdma_listen makes the file `listens-n` there, and
+ * the client waits for it. VERBATIM_LISTENS is the number of times that the server listens; later
+ * connections wait for the last one.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

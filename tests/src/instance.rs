@@ -43,7 +43,7 @@ pub struct Row {
     pub missing_bytes: Option<u64>,
     /// The host that has it.
     pub missing_from: Option<String>,
-    /// What is wrong with a virtual machine that is there.
+    /// Troubles of a virtual machine that is there.
     #[serde(default)]
     pub troubles: Vec<String>,
 }
@@ -104,7 +104,7 @@ impl<'a> Instance<'a> {
         })
     }
 
-    /// Where a path of its own is for this process.
+    /// A path inside the instance, as this process reaches it.
     pub fn path(&self, path: &str) -> anyhow::Result<PathBuf> {
         let row = self.row()?;
         let pid = self.pid(&row)?;

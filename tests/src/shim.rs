@@ -12,7 +12,7 @@ use crate::running::Running;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Where they lie: instances have a `/tmp` of their own.
+/// Folder for the shims: not `/tmp`, of which instances have their own.
 const PLACE: &str = "/var/tmp";
 
 /// A built library; it is gone with this.
@@ -40,19 +40,19 @@ impl Shim {
         Ok(shim)
     }
 
-    /// With one more variable in the environment of the programs that it is preloaded into.
+    /// Adds a variable to the environment of the programs that it is preloaded into.
     #[must_use]
     pub fn with(mut self, variable: &'static str, value: impl Into<String>) -> Self {
         self.settings.push((variable, value.into()));
         self
     }
 
-    /// The variables that it is told of.
+    /// The variables set for it.
     pub fn settings(&self) -> &[(&'static str, String)] {
         &self.settings
     }
 
-    /// A folder that is gone with it.
+    /// A folder that is removed with it.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }

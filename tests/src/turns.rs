@@ -1,8 +1,9 @@
-//! Which of two programs of librdmacm is first: a server listens before its client asks.
+//! The order of two programs of librdmacm: a server listens before its client connects.
 //!
-//! Nothing tells from outside when a program listens by rdma_cm, and a client that is too early is rejected. To start it again does not
-//! help everywhere: of several connections some may come in time, which the next client then lacks; and perftest's server listens
-//! twice, for one client, which may be too early the second time. So a library is preloaded (`tests/shims/in_turn.c`).
+//! It cannot be seen from outside when a program listens by rdma_cm, and a client that is too early is
+//! rejected. Starting the client again does not always help. Of its connections some may be in time, and then
+//! the next client lacks them. And perftest's server listens twice for one client, which may be too early the
+//! second time. So a library is preloaded into both (`tests/shims/in_turn.c`).
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,32 +16,33 @@ use crate::running::{Finished, Running, told};
 use crate::shim::Shim;
 use crate::wait::{eventually, patience};
 
-/// How long a client may take, its waiting included.
+/// Limit for a client, with its wait.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a server gets to end after its client.
+/// Limit for a server to end after its client.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// How long a server may take until it listens.
+/// Limit for a server to listen.
 const LISTENS_WITHIN: Duration = Duration::from_secs(20);
 
-/// Where an instance has its turns, in a `/tmp` of its own.
+/// Folder of the turns inside an instance, in its own `/tmp`.
 const INSIDE: &str = "/tmp";
 
 const FOLDER: &str = "VERBATIM_TURNS";
 const LISTENS: &str = "VERBATIM_LISTENS";
 
-/// A host, and what runs there.
+/// A host, and the program that runs there.
 pub type Side<'a> = (&'a str, &'a [&'a str]);
 
-/// The turns of a server and its client. The library goes with it: a program that has it moves only as long as this is there.
+/// The turns of a server and its client. The library is removed with this: a program that has it moves only
+/// while this exists.
 pub struct Turns {
     shim: Shim,
     listens: u32,
 }
 
 impl Turns {
-    /// Of a server that listens so often for a client.
+    /// For a server that listens that many times for a client.
     pub fn of(listens: u32) -> anyhow::Result<Self> {
         let shim = Shim::build("in_turn")?;
         let folder = shim.folder().display().to_string();
@@ -62,7 +64,7 @@ impl Turns {
     ) -> anyhow::Result<(Finished, Finished)> {
         let server = self.start(lab, server.0, server.1)?;
         let client = self.start(lab, client.0, client.1)?.wait(patience(LIMIT));
-        // Both sides' words, whoever failed; a server whose client has failed may wait for ever.
+        // An error shows the output of both; a server may wait for ever after its client has failed.
         match (client, server.wait(patience(GRACE))) {
             (Ok(client), Ok(server)) if client.code == 0 && server.code == 0 => Ok((client, server)),
             (client, server) => bail!("{}\n{}", told(client), told(server)),
@@ -91,7 +93,7 @@ impl Turns {
         Instance::run(lab, host, &options, argv)
     }
 
-    /// Waits until a server in an instance has listened so often.
+    /// Waits until a server in an instance has listened for that turn.
     pub fn listens(server: &Instance<'_>, turn: u32) -> anyhow::Result<()> {
         let said = turn_of(server, turn)?;
         let listens = eventually(
@@ -102,7 +104,7 @@ impl Turns {
         listens.with_context(|| server.output().unwrap_or_default())
     }
 
-    /// Lets a client in an instance ask for its connections, each when the server listens for it.
+    /// Lets a client in an instance connect, each time after the server has listened for it.
     pub fn take(&self, server: &Instance<'_>, client: &Instance<'_>) -> anyhow::Result<()> {
         for turn in 1..=self.listens {
             Self::listens(server, turn)?;
@@ -112,7 +114,7 @@ impl Turns {
     }
 }
 
-/// The file that says it, inside an instance.
+/// The file of a turn inside an instance, made when the server listens.
 fn turn_of(instance: &Instance<'_>, turn: u32) -> anyhow::Result<PathBuf> {
     instance.path(&format!("{INSIDE}/listens-{turn}"))
 }

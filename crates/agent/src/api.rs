@@ -66,16 +66,16 @@ impl ControlService {
         let (address, prefix) = self.address(&request.address, reservation)?;
         let binds = shown::parse(&request.binds)?;
         if request.prealloc && !request.machine {
-            bail!("memory is there from the beginning for a virtual machine only (--vm)");
+            bail!("--prealloc needs --vm: only a virtual machine's memory can be allocated from the start");
         }
         if !request.bundle.is_empty() && !binds.is_empty() {
-            bail!("a bundle says by itself what it sees of its host: change the mounts in its config.json");
+            bail!("--bind does not go with a bundle: add the mounts to its config.json");
         }
         let files = match request.files {
             0 => self.0.config.instance_files,
             bytes if bytes < own_files::LEAST => {
                 bail!(
-                    "an instance needs {} MiB for its files at least",
+                    "an instance needs at least {} MiB for its files",
                     own_files::LEAST >> 20
                 )
             }
@@ -138,7 +138,8 @@ impl ControlService {
         Ok(record)
     }
 
-    /// Keeps the address free, and a guest's RAM; an error if another instance has the name or the address, or the host has not so much memory.
+    /// Reserves the address, and memory for a guest's RAM. An error if another instance has the name or the
+    /// address, or if the host lacks the memory.
     fn admit(&self, record: &Record, reservation: &Reservation) -> anyhow::Result<()> {
         let agent = &self.0;
         if let Some(conflict) = agent.instances.conflict(record) {
@@ -148,7 +149,7 @@ impl ControlService {
         let wanted = record.machine.as_ref().map(Guest::ram);
         let fits = |others: u64| {
             let promised = others + agent.behinds.bytes();
-            // A container is promised nothing: it has what is there.
+            // No memory is promised to a container: it uses free memory.
             wanted.and_then(|wanted| room.lack(agent.name(), record.name.as_str(), wanted, promised))
         };
         let claimed = agent
@@ -165,7 +166,8 @@ impl ControlService {
         }
     }
 
-    /// The next address of this host's own range that no instance has, here or moved from here; nobody else is given it.
+    /// The next address of this host's own range that no instance has, here or moved from here. It stays
+    /// reserved with the name.
     fn free_address(&self, reservation: &Reservation) -> anyhow::Result<std::net::Ipv4Addr> {
         let own = self.0.peers.directory().own();
         let [a, b] = own.subnet()?;
@@ -200,7 +202,7 @@ impl ControlService {
         }
     }
 
-    /// What of the host an instance over its root file system does not see.
+    /// A note on the host's mounts that an instance over its root file system does not see.
     fn unseen(&self, record: &Record) -> Option<String> {
         let Workload::Command { binds, .. } = &record.workload else {
             return None;

@@ -4,7 +4,7 @@
 //!  behind/SESSION/
 //!    destination   the host that may read it, and that says when it has all
 //!    ram           the file that was QEMU's RAM: another link to it
-//!    own/          or the file system that has the RAM alone, with another link to it: behind.SESSION
+//!    own/          or a mount of the file system that has only this RAM, with another link to it: behind.SESSION
 //! ```
 //!
 //! The link is made before the decision, so that the old place is cleared after it as ever. It goes when the session is rolled back, or when
@@ -199,7 +199,8 @@ impl Behinds {
     pub fn forget(&self, session: u64) -> bool {
         self.lock().remove(&session);
         let folder = self.of(session);
-        // What is mounted there may be the RAM of one that runs here still: it is never gone through.
+        // The file system mounted there may have the RAM of a guest that still runs here: its other files are
+        // left alone.
         let let_go = own_files::remove_ram(&folder, &format!("{OWN}/{}", name_in(&folder)))
             .and_then(|()| own_files::unmount(&folder.join(OWN)));
         match let_go.and_then(|()| std::fs::remove_dir_all(&folder)) {
@@ -231,7 +232,7 @@ impl Behinds {
         Ok(())
     }
 
-    /// How much memory of this host that is at most.
+    /// Upper bound of this host's memory that all of it takes.
     pub fn bytes(&self) -> u64 {
         self.lock().values().map(|kept| kept.behind.ram().bytes()).sum()
     }
@@ -253,12 +254,13 @@ fn link(file: &File, path: &Path) -> io::Result<()> {
     Ok(rustix::fs::linkat(CWD, open, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
 }
 
-/// What it is called in the RAM's own file system: more than one session may leave some there.
+/// Name of the link in the RAM's own file system, where several sessions may each have one.
 fn name_in(folder: &Path) -> String {
     format!("behind.{}", folder.file_name().unwrap_or_default().display())
 }
 
-/// Another link to RAM that lies in a file system of its own, which stays mounted here as long as it is needed.
+/// Makes another link to RAM that has its own file system, and a bind mount of that file system in `folder`,
+/// which lasts as long as the RAM is needed.
 fn stay(behind: &Behind, folder: &Path) -> io::Result<()> {
     let ram = behind.ram();
     let place = ram.path().parent().ok_or(Errno::NOENT)?;

@@ -143,7 +143,7 @@ impl Client {
         self.logs_and_notes(name, follow, write, |_| {}).await
     }
 
-    /// The same; what its reader should know besides goes to `note`.
+    /// The same; notes of the agent for the reader go to `note`.
     pub async fn logs_and_notes(
         &self,
         name: &str,

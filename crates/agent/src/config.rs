@@ -25,9 +25,9 @@ pub struct Config {
     pub criu_plugin: PathBuf,
     /// The RNIC by which this host's memory goes to other hosts; if `None`, the one that has the host's address.
     pub memory_device: Option<String>,
-    /// How many bytes an instance may have in files of its own if nobody says.
+    /// Default limit of the bytes that an instance may have in files of its own.
     pub instance_files: u64,
-    /// How often this host's memory may be promised to instances; 1: once.
+    /// Factor by which this host's memory may be promised to instances; 1: no more than there is.
     pub memory_overcommit: f64,
     /// The bridge to which instances are linked.
     pub bridge: String,

@@ -5,13 +5,13 @@
 //! - [`home`]: its place on one host: runtime folder, sockets, network, bundle;
 //! - [`Instance`]: both, with the running container;
 //! - [`filling`]: private memory that comes to it while it runs;
-//! - [`shown`]: what it sees of its host besides;
+//! - [`shown`]: further files of its host that it sees;
 //! - [`start`]: starting its program;
 //! - [`storage`]: whether another host reaches its disks;
 //! - [`tasks`]: what runs in it, while it moves;
 //! - [`swap`]: memory of other hosts that a virtual machine has as disks;
 //! - [`volumes`]: local disks of it, as file systems, which [`freeze`] brings to rest;
-//! - [`reserved`]: what is kept free for one that is being made;
+//! - [`reserved`]: names, addresses and memory kept for one that is being made;
 //! - [`recovery`]: what an agent finds that comes after one that died.
 
 pub mod filling;
@@ -63,7 +63,7 @@ pub struct Instance {
     settled: watch::Sender<bool>,
     /// It has all of its private memory.
     whole: watch::Sender<bool>,
-    /// What was wrong with it when it was listed last.
+    /// The troubles found when it was last listed.
     troubles: machine::trouble::Seen,
 }
 
@@ -150,7 +150,8 @@ impl Instance {
         matches!(self.state(), State::Running | State::Moving)
     }
 
-    /// What of this host's memory is its: a virtual machine's RAM, all of it, whatever its guest has touched; what a container has now.
+    /// Its share of this host's memory: all of a virtual machine's RAM, touched or not; a container's present
+    /// use.
     pub fn promised(&self) -> u64 {
         match &self.home.record.machine {
             Some(guest) => guest.ram(),

@@ -75,7 +75,7 @@ pub use config::Config;
 pub use protocol::{PROTOCOL, PROTOCOLS};
 pub use run::{raise_priority, run};
 
-/// How many bytes an instance may have in files of its own where nobody says.
+/// Usual default of the bytes that an instance may have in files of its own.
 pub fn usual_instance_files() -> anyhow::Result<u64> {
     let room = memory::promised::Room::of_host(1.0)?;
     Ok(own_files::usual(room.total))

@@ -14,7 +14,7 @@
 //! - [`ram`]: that of a virtual machine, which QEMU shares;
 //! - [`private`]: how much memory is in no file, and so in no round;
 //! - [`private_tmpfs`]: where it lies at the destination, until its tasks have it;
-//! - [`promised`]: what the host's memory was promised for;
+//! - [`promised`]: how much of the host's memory may be promised to instances;
 //! - [`tracked`]: which pages of it were written, seen from outside, and so what of it is sent ahead in rounds;
 //! - [`moves`]: whether a program has moved pages, which pre-dumps do not see;
 //! - [`pre_dump`]: when that is worth sending ahead, too, as images of CRIU.

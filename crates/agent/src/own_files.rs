@@ -1,12 +1,13 @@
-//! The file systems of an instance's own: what fills one is in nobody else's way.
+//! File systems that an instance has for itself: filling one takes no room from other instances.
 //!
 //! ```text
-//!  instances/NAME/       a tmpfs of so much as the instance may have in files: what is in its /tmp and /dev/shm, its output, registered memory
-//!  instances/NAME/mem/   of a virtual machine that the agent starts: another one, of exactly its RAM
+//!  instances/NAME/       a tmpfs as large as the instance's files may be: its /tmp and /dev/shm, its output, registered memory
+//!  instances/NAME/mem/   another tmpfs, for a virtual machine that the agent starts: exactly as large as its RAM
 //! ```
 //!
-//! They are there as long as the instance is on this host, whatever becomes of the agent. Where none can be mounted (an agent without the right to),
-//! files lie in the runtime folder's file system, as those of instances do that an earlier release has started.
+//! They last as long as the instance is on this host, also when the agent ends. Where the agent has no right
+//! to mount, the files lie in the runtime folder's file system, as do the files of instances that an earlier
+//! release has started.
 
 use std::ffi::CString;
 use std::io;
@@ -18,15 +19,16 @@ use rustix::mount::{MountFlags, UnmountFlags};
 
 use crate::beneath;
 
-/// The least that an instance may have: the guest library, and some output.
+/// Least size: room for the guest library and some output.
 pub const LEAST: u64 = 64 << 20;
 
-/// What a tmpfs has if nobody says: half of the machine's memory.
+/// Default size, as the kernel's for a tmpfs: half of the machine's memory.
 pub fn usual(total: u64) -> u64 {
     (total / 2).max(LEAST)
 }
 
-/// Mounts a new one of that size at a folder, which exists. Whether there is one: where the kernel does not allow it, there is none.
+/// Mounts a new one of that size at a folder, which exists. Returns `false` if the kernel does not allow the
+/// mount.
 pub fn mount(folder: &Path, bytes: u64, may_execute: bool) -> io::Result<bool> {
     let mut flags = MountFlags::NOSUID | MountFlags::NODEV;
     if !may_execute {
@@ -46,10 +48,10 @@ pub fn mount(folder: &Path, bytes: u64, may_execute: bool) -> io::Result<bool> {
     }
 }
 
-/// Removes all that is in an instance's folder, and the folder; nothing if there is nothing. Memory is free at once, also where a
-/// process of the host's has the mount still.
+/// Removes an instance's folder with its content, if it exists. The memory is free at once, even if a process
+/// of the host still has the mount.
 pub fn clear(folder: &Path, memory: &str, ram: &str) -> io::Result<()> {
-    // The file alone: others may have a name for what is in there beside it.
+    // Only the file: post-copy sessions may have links of their own beside it ([`crate::behind`]).
     remove_ram(folder, ram)?;
     unmount(&folder.join(memory))?;
     let entries = match std::fs::read_dir(folder) {
@@ -70,7 +72,7 @@ pub fn clear(folder: &Path, memory: &str, ram: &str) -> io::Result<()> {
     }
 }
 
-/// Removes the file that is a guest's RAM, `mem/ram` in its folder, which nobody needs any more.
+/// Removes the file with a guest's RAM, `mem/ram` in its folder, which is no longer needed.
 pub fn remove_ram(folder: &Path, ram: &str) -> io::Result<()> {
     let path = Path::new(ram);
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
@@ -86,18 +88,18 @@ pub fn remove_ram(folder: &Path, ram: &str) -> io::Result<()> {
     .and_then(|root| beneath::open_any(root, parent, flags, rustix::fs::Mode::empty()));
     let removed = opened.and_then(|parent| rustix::fs::unlinkat(parent, name, AtFlags::empty()));
     match removed {
-        // There is none, or something else is in its place, which goes with the folder.
+        // There is no such file, or something else in its place, which is removed with the folder.
         Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::ISDIR | Errno::XDEV) => Ok(()),
         Err(errno) => Err(errno.into()),
     }
 }
 
-/// Takes away all that is mounted at a path, through no link.
+/// Unmounts every file system at a path, without following links.
 pub fn unmount(path: &Path) -> io::Result<()> {
     loop {
         match rustix::mount::unmount(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
             Ok(()) => {}
-            // Not a mount point (any more), not there at all, or something that a program has put there.
+            // Not (or no longer) a mount point, or missing, or something that a program has put there.
             Err(Errno::INVAL | Errno::NOENT | Errno::NOTDIR) => return Ok(()),
             // Without the right to unmount, nothing of ours was mounted.
             Err(Errno::PERM) => return Ok(()),
@@ -118,7 +120,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Two instances' folders; nothing of them is left however the test ends.
+    /// Two instances' folders, removed however the test ends.
     struct Folders(tempfile::TempDir);
 
     impl Drop for Folders {

@@ -69,7 +69,7 @@ pub const MACHINE_VOLUMES: &str = "machine-volumes";
 /// It gives virtual machines block devices of its host's as disks, and looks whether they are the source's (`OpenRequest.devices`).
 pub const BLOCK_DEVICES: &str = "block-devices";
 
-/// It looks whether files that disks of virtual machines are made of are the source's (`OpenRequest.images`).
+/// It compares the files of which disks of virtual machines consist with the source's (`OpenRequest.images`).
 pub const IMAGES: &str = "images";
 
 /// It gives virtual machines memory of other hosts as disks (`RunRequest.swap`, `swap` of a record), and takes such that have some.
@@ -83,7 +83,8 @@ pub const POST_COPY_RDMA: &str = "post-copy-rdma";
 
 /// It gives instances file systems of their own, and shows them parts of its host (`RunRequest.files`, `prealloc`, `binds`).
 pub const INSTANCE_FILES: &str = "instance-files";
-/// It compares what the host of a virtual machine has with what it has itself (`OpenRequest.machine`).
+/// It compares the processor, machine type and TPM that a virtual machine needs with its own
+/// (`OpenRequest.machine`).
 pub const MACHINE_FITS: &str = "machine-fits";
 
 /// What not every agent of a version can do, and what others may ask it for only if it says so.

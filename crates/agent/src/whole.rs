@@ -1,4 +1,4 @@
-//! Files that are written in one piece or not at all: records for an agent that comes later.
+//! Atomic writes of files: records that a later agent reads.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -8,24 +8,25 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use serde::Serialize;
 
-/// Writes a file for root alone. If that fails (a full file system, for one), what was there before is there still, and nothing beside it.
+/// Writes a file, readable by root alone. If that fails, for example since the file system is full, the old
+/// content stays, and no other file is left.
 pub fn write(path: &Path, content: &[u8]) -> anyhow::Result<()> {
     let beside = beside(path);
     let written = write_beside(&beside, content).and_then(|()| std::fs::rename(&beside, path));
     if written.is_err() {
-        // It would take room, and be taken for nothing.
+        // It is of no use, and takes room.
         let _ = std::fs::remove_file(&beside);
     }
     written.with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The same of a value, as JSON.
+/// The same for a value, as JSON.
 pub fn write_json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
     write(path, &serde_json::to_vec(value)?)
 }
 
 fn write_beside(beside: &Path, content: &[u8]) -> io::Result<()> {
-    // One that an agent has left that died, or a link that a program has put there.
+    // Left by an agent that died, or a link put there by a program.
     let _ = std::fs::remove_file(beside);
     let mut options = OpenOptions::new();
     let mut file = options.write(true).create_new(true).mode(0o600).open(beside)?;
@@ -33,7 +34,7 @@ fn write_beside(beside: &Path, content: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Hidden, in the same folder.
+/// Path of the temporary file: hidden, in the same folder.
 fn beside(path: &Path) -> PathBuf {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
@@ -86,7 +87,7 @@ mod tests {
             ["filler", "ran"],
             "nothing is left of what could not be written"
         );
-        // Its room is free when nobody has it open.
+        // Its room is free only after it is closed.
         drop(filler);
         std::fs::remove_file(folder.join("filler")).unwrap();
         write(&record, b"false").unwrap();

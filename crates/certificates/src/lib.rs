@@ -51,7 +51,8 @@ impl Authority {
         self.issuer.key().serialize_pem()
     }
 
-    /// A certificate for somebody who uses volumes over the network and is no host: it calls, and is not called.
+    /// A certificate for a client of volumes over the network that is not a host. It is valid only for
+    /// clients of TLS.
     pub fn issue_client(&self, name: &str) -> Result<Identity, Error> {
         self.sign(
             name,

@@ -308,15 +308,18 @@ pub struct RunArguments {
     /// disk. May be given more than once.
     #[arg(long, value_name = "HOST:SIZE[:OPTIONS]", requires = "vm")]
     pub swap: Vec<String>,
-    /// How much it may have in files of its own: /tmp, /dev/shm, its output, registered memory. They lie in memory, and move along. What is full is its own
-    /// alone. Its agent says how much that is if nothing is said (`verbatim agent --instance-files`).
+    /// Limit of the instance's own files: /tmp, /dev/shm, its output, registered memory. They lie in memory,
+    /// and move along. An instance that fills them takes no room from others. The default is its agent's
+    /// (`verbatim agent --instance-files`).
     #[arg(long, value_name = "SIZE", value_parser = verbatim_swap::command::size)]
     pub tmp_size: Option<u64>,
-    /// All of a virtual machine's RAM is there from the beginning, at each host; it is refused where there is not so much.
+    /// Allocate all of a virtual machine's RAM from the start, at each host. A host with less free memory
+    /// refuses the machine.
     #[arg(long, requires = "vm")]
     pub prealloc: bool,
-    /// A part of its host that it sees at the same path, such as a file system that is mounted below the root: of what is mounted there it sees nothing by itself.
-    /// Read-only, without :rw. It must be there at each host that the instance moves to. May be given more than once.
+    /// Show the instance a path of its host, such as a file system mounted below the root, which it does not
+    /// see otherwise. Read-only without :rw. The path must exist at each host that the instance moves to. May
+    /// be given more than once.
     #[arg(long, value_name = "PATH[:rw]", conflicts_with = "bundle")]
     pub bind: Vec<String>,
     /// JSON instead of a line.
@@ -451,12 +454,13 @@ pub struct AgentArguments {
     /// for one; if not given, the one that has the host's address.
     #[arg(long, value_name = "DEVICE")]
     pub memory_device: Option<String>,
-    /// How much an instance may have in files of its own (/tmp, /dev/shm, its output, registered memory), if `verbatim run --tmp-size` says nothing; half of the
-    /// machine's memory if not given.
+    /// Limit of an instance's own files (/tmp, /dev/shm, its output, registered memory) without `verbatim run
+    /// --tmp-size`. The default is half of the machine's memory.
     #[arg(long, value_name = "SIZE", value_parser = verbatim_swap::command::size)]
     pub instance_files: Option<u64>,
-    /// How often this host's memory, less a sixteenth, may be promised to instances. 1: what a virtual machine is promised is there when its guest touches it. 2:
-    /// guests are expected to touch half of what they have; if they touch more, the kernel ends some of them.
+    /// Factor by which this host's memory, less a sixteenth, may be promised to instances. 1: a virtual
+    /// machine's memory is there when its guest touches it. 2: guests are expected to touch half of their
+    /// memory; if they touch more, the kernel kills some of them.
     #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = factor)]
     pub memory_overcommit: f64,
     /// The bridge to which instances are linked.

@@ -1,7 +1,8 @@
 //! Which copy of a volume may serve, by what is durable on the hosts' disks.
 //!
-//! Each copy has a [`Sidecar`] beside its data: identity, generation, [`Role`]. It is replaced as a whole. The commit of a move is one
-//! such replacement, at the destination: from `Incoming` to `Serving`, with the generation raised by one. Nothing else raises it, but an operator's word, by two.
+//! Each copy has a [`Sidecar`] beside its data: identity, generation, [`Role`]. It is replaced as a whole.
+//! The commit of a move is one such replacement, at the destination: from `Incoming` to `Serving`, with the
+//! generation raised by one. Nothing else raises it, except an operator's decision, which raises it by two.
 //!
 //! ```text
 //!  source                                   destination
@@ -24,33 +25,42 @@
 //! A copy serves only while its durable role is `Serving`. Let A serve with the generation g, and no other copy serve or be able to.
 //! - Another copy becomes `Serving` only by [`answer`], which wants an Ask for that session. A asks only after its `Deciding` is durable and
 //!   its tenant is held; from then on A does not serve, and neither does a process that comes after A's.
-//! - A serves again only by `NotCommitted`. That is answered only when the destination's durable role is not (any more) the `Incoming` of that
-//!   session, and nothing there is known to be above g. A late offer may bring that role back, but no commit: that wants the source's last flush
-//!   on a connection of that session, and a source that has asked sends none any more. So after `NotCommitted` the session is never
+//! - A serves again only by `NotCommitted`. That is answered only when the destination's durable role is not
+//!   (any more) the `Incoming` of that session, and no generation above g is known there. A late offer may
+//!   bring that role back, but no commit: a commit needs the source's last flush on a connection of that
+//!   session, and a source that has asked sends no more flushes. So after `NotCommitted` the session is never
 //!   committed.
 //! - A source that could not write its `Deciding` does not know whether it is there. The process after it might ask, for a destination that
 //!   has not what the tenant wrote meanwhile. So the tenant goes on only when `Serving` is durable again.
-//! - `Committed` is answered only if a generation above g is known at the destination. Only A could be asked for g + 1, and A asks for one session at a
-//!   time: whoever knows of a generation above g knows that this session was committed. What is known does not fall, so A hears the same for ever.
-//! - What a host knows is the generation of its copy, the base of what was offered to it, and the highest of both of copies that are gone ([`Sidecar::known`],
-//!   [`Tombstone`]). So a destination whose copy has moved on and was deleted says the same as before; and one that has nothing left at all says
-//!   the same again as soon as a younger copy comes there: its base proves the commit.
-//! - A destination without a trace of the volume answers `NotKnown`, which decides nothing: its disks may have been replaced after it had served. One
-//!   that does not know what it has ([`Here::Unknown`]) does not answer.
-//! - An offer that is older than what is known is refused ([`Refusal::Stale`]): its source was left behind.
-//! - [`forced`] is an operator's word in place of an answer, for a destination that gives none: what is said here holds if the word is true. If it is not,
-//!   the source hears of it as soon as the destination answers ([`heard`]), and its generation is neither that of the other copy nor below it.
-//! - [`revived`] is a word of the same kind, for an old copy.
+//! - `Committed` is answered only if a generation above g is known at the destination. Only A could ask for
+//!   the next generation, and A asks for one session at a time: a host that knows a generation above g knows
+//!   that this session was committed. The highest known generation never falls, so A gets the same answer for
+//!   ever.
+//! - The highest generation that a host knows is the maximum of its copy's generation, the base of the offer
+//!   to it, and both numbers of its earlier copies ([`Sidecar::known`], [`Tombstone`]). So a destination
+//!   whose copy has moved on and was deleted gives the same answer as before. A destination without any trace
+//!   gives it again as soon as a younger copy comes there: the base of that copy proves the commit.
+//! - A destination without a trace of the volume answers `NotKnown`, which decides nothing: its disks may
+//!   have been replaced after it had served. A destination that does not know its copy's state
+//!   ([`Here::Unknown`]) does not answer.
+//! - An offer whose base is below the highest known generation is refused ([`Refusal::Stale`]): its source is
+//!   an old copy.
+//! - [`forced`] is an operator's decision in place of an answer, for a destination that gives none. The rules
+//!   here hold if the decision is right. If it is wrong, the source learns it as soon as the destination
+//!   answers ([`heard`]), and the source's generation is above the other copy's.
+//! - [`revived`] is such a decision for an old copy.
 //!
 //! So at each time at most one copy is `Serving`, or is one that A's question decides; and g + 1 is given once.
 //!
-//! Nothing of that holds of a sidecar that was restored from a backup: it says what was. Where the number that is kept with the data is higher
-//! ([`crate::opening::age`]) the host does not know what it has, until an operator says it.
+//! None of this holds for a sidecar that was restored from a backup: it describes a past state. Where the
+//! number kept with the data is higher ([`crate::opening::age`]), the copy's state is unknown until an
+//! operator decides.
 //!
 //! # Why it is the right data
-//! The source asks only when it holds its tenant, and the destination has acknowledged everything and flushed it. The destination commits only in
-//! the process that has flushed it. (One that came later would have the same on its disk; it cannot know, and answers `NotCommitted`.) That a flush says so is enough only
-//! if none has failed since everything was written: [`crate::trust`].
+//! The source asks only when it holds its tenant, and the destination has acknowledged everything and flushed
+//! it. The destination commits only in the process that has flushed it. (One that came later would have the
+//! same on its disk; it cannot know, and answers `NotCommitted`.) A successful flush proves this only if no
+//! flush has failed since everything was written: [`crate::trust`].
 
 mod sidecar;
 mod words;
@@ -88,10 +98,11 @@ pub enum Refusal {
     NotOlder,
     /// The copy here waits for a session of the agents.
     Promised,
-    /// A younger one than the source's has been here, and was deleted, or was offered. The source's is one that was left behind; where it is the right one all
-    /// the same, an operator deletes what is left here (twice: the copy, and the memory of it).
+    /// A copy younger than the source's has been here and was deleted, or was offered. So the source's is an
+    /// old copy. If it is the right one all the same, an operator deletes twice here: the copy, and then its
+    /// tombstone.
     Stale,
-    /// This host does not know what its copy is.
+    /// This host does not know its copy's state.
     Unknown,
 }
 
@@ -100,7 +111,7 @@ pub fn prepare(here: Here<'_>, offer: &Offer) -> Result<Sidecar, Refusal> {
     let (generation, floor, suspect) = match here {
         Here::Unknown => return Err(Refusal::Unknown),
         Here::Nothing => (0, 0, false),
-        // Of another volume: its name is free again.
+        // The tombstone is of another volume: the name is free again.
         Here::Gone(gone) if gone.id != offer.id => (0, 0, false),
         Here::Gone(gone) => (0, gone.floor, false),
         Here::Copy(here) if here.id != offer.id => return Err(Refusal::OtherVolume),
@@ -170,7 +181,7 @@ pub fn answer(here: Here<'_>, ask: &Ask, is_complete: bool) -> Verdict {
         Here::Unknown => return Verdict::Refuse,
         Here::Nothing => return Verdict::Say(Answer::NotKnown),
         Here::Gone(gone) if gone.id != ask.id => return Verdict::Say(Answer::NotKnown),
-        // All that has been here since the first offer is in it.
+        // The tombstone covers everything since the first offer.
         Here::Gone(gone) if gone.floor > ask.base => return Verdict::Say(Answer::Committed),
         Here::Gone(_) => return Verdict::Say(Answer::NotCommitted),
         Here::Copy(here) if here.id != ask.id => return Verdict::Say(Answer::NotKnown),
@@ -186,7 +197,7 @@ pub fn answer(here: Here<'_>, ask: &Ask, is_complete: bool) -> Verdict {
                 false => Verdict::WriteThenSay(here.given_up(), Answer::NotCommitted),
             }
         }
-        // Of a release that did not note what it was filled from: it may have served between.
+        // Written by a release that did not note the base: the copy may have served in between.
         Role::Incomplete if here.floor == 0 => Verdict::Say(Answer::NotKnown),
         Role::Incoming { .. } | Role::Incomplete | Role::Moved { .. } => Verdict::Say(Answer::NotCommitted),
         // It has that generation, or an older one, and serves: two copies of one age are nothing that this rule can have made.
@@ -196,7 +207,8 @@ pub fn answer(here: Here<'_>, ask: &Ask, is_complete: bool) -> Verdict {
     }
 }
 
-/// What a source becomes when it holds its tenant, and the destination has everything. Nothing if it does not serve, or is suspect and this is no rescue.
+/// The sidecar of a source that holds its tenant, when the destination has everything. `None` if it does not
+/// serve, or if it is suspect and this is not a rescue.
 pub fn deciding(here: &Sidecar, session: SessionId, to: &str, is_rescue: bool) -> Option<Sidecar> {
     let may = here.may_serve() && (is_rescue || !here.suspect);
     let to = to.to_owned();

@@ -4,7 +4,7 @@
 //!   data: opens no file, sends nothing, reads no clock.
 //! - [`Receiver`]: at the destination. It keeps what an earlier connection has left under way apart from the next one.
 //! - [`decision`]: which copy may serve, by what is on the disks, whatever crashes.
-//! - [`trust`], [`opening`], [`resize`]: what may be believed of a copy, and of the disk that it is on.
+//! - [`trust`], [`opening`], [`resize`]: failed flushes; data that are opened; growth.
 //!
 //! ```text
 //!            Migrated             in flight         to be migrated

@@ -1,11 +1,13 @@
-//! What a copy's data must be when they are opened. Opening makes nothing, cuts nothing and lengthens nothing: those are other functions, for a copy that is made.
+//! Checks of a copy's data when they are opened. Opening never creates, cuts or lengthens data: other
+//! functions do that, for a copy that is made.
 //!
-//! A copy that has a sidecar has data. If they are not there, or are not those, they are elsewhere: a file system that is not mounted yet, a device
-//! that comes late, a disk that somebody has put in another place. They are waited for, and that is said.
+//! A copy that has a sidecar has data. If its path has none, or other data, they are elsewhere: on a file
+//! system that is not mounted yet, on a device that comes late, on a disk with another name. The daemon waits
+//! for them and reports that.
 
 use serde::{Deserialize, Serialize};
 
-/// What kind of thing data are in.
+/// The kind of file that has the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -15,75 +17,77 @@ pub enum Kind {
     Device,
 }
 
-/// What was noted when the data were made, or were opened for the first time by a release that notes it.
+/// Notes about the data from when they were made, or first opened by a release that makes such notes.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Noted {
-    /// None: nothing was noted.
+    /// `None`: nothing was noted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<Kind>,
-    /// Of the file (its file system and an id of its own), or of the device (WWN, dm-uuid, serial number, signature). Never what changes over a restart.
+    /// Of the file (its file system and an id of its own), or of the device (WWN, dm-uuid, serial number,
+    /// signature). Nothing in it changes over a restart.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
 }
 
-/// What is at the path.
+/// The result of a look at the path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
     /// Nothing.
     Missing,
-    /// Something that cannot be looked at now: an error of the disk, or of the file system.
+    /// The path cannot be examined now: an error of the disk, or of the file system.
     Unreachable,
-    /// A file that is no file with data, and no block device.
+    /// Neither a regular file nor a block device.
     Neither,
     /// Data.
     Data {
-        /// In what.
+        /// Kind of the file.
         kind: Kind,
-        /// None: it has none, or does not say it (yet).
+        /// `None`: it has no identity, or does not show it (yet).
         identity: Option<String>,
         /// In bytes.
         length: u64,
     },
 }
 
-/// What is to be done.
+/// The action to take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Opening {
     /// These are the data.
     Serve {
-        /// What was found is to be noted first: nothing was.
+        /// Kind or identity were not noted yet: note them first.
         notes: bool,
     },
-    /// They are not there (yet): looked for again from time to time, and told.
+    /// They are not there (yet): look again from time to time, and report it.
     Wait(Awaited),
-    /// What is there is not to be touched. Looked at again when somebody says so.
+    /// The path has something that must not be touched. Look again when an operator orders it.
     Refuse(Wrong),
 }
 
-/// What is waited for.
+/// The reason for the wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Awaited {
     /// There is nothing at the path.
     Missing,
-    /// It cannot be looked at.
+    /// It cannot be examined.
     Unreachable,
-    /// A device that does not say which it is (yet).
+    /// A device that does not show its identity (yet).
     Unnamed,
-    /// Something that belongs to another one lies there: a disk that has got the name of this one, or what lies under a mount point.
+    /// Data with another identity: a disk that has taken the name of this one, or files under an unused mount
+    /// point.
     Another,
 }
 
-/// What is wrong with what is there.
+/// The reason for a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wrong {
-    /// A file in the place of a device, or a device in the place of a file; or neither.
+    /// A file in place of a device, a device in place of a file, or neither.
     OtherKind,
-    /// Less than the sidecar's length: something has cut it.
+    /// Shorter than the sidecar's length: something has cut it.
     Shorter,
 }
 
-/// What is to be done with what was found. `length`: the sidecar's. Longer data are those of a resize that was cut off, or a larger device: the
-/// sidecar's length counts.
+/// The action for the data that were found. `length`: the sidecar's. Longer data come from an interrupted
+/// resize, or from a larger device: the sidecar's length counts.
 pub fn open(noted: &Noted, length: u64, found: &Found) -> Opening {
     let (kind, identity, there) = match found {
         Found::Missing => return Opening::Wait(Awaited::Missing),
@@ -111,8 +115,9 @@ pub fn open(noted: &Noted, length: u64, found: &Found) -> Opening {
     Opening::Serve { notes }
 }
 
-/// Whether what is found may become the data of a volume that is **made** there, or comes there for the first time. It is not cut, and
-/// not taken without a word: an existing file is refused unless the operator has said that it is meant (`is_meant`).
+/// Whether the file or device at the path may become the data of a volume that is **made** there, or comes
+/// there for the first time. Nothing is cut. A file with content is refused unless the operator has confirmed
+/// it (`is_meant`).
 pub fn make(length: u64, found: &Found, is_meant: bool) -> Result<Making, Obstacle> {
     match found {
         Found::Missing => Ok(Making::Create),
@@ -140,16 +145,16 @@ pub fn make(length: u64, found: &Found, is_meant: bool) -> Result<Making, Obstac
 pub enum Making {
     /// A file is made (O_EXCL).
     Create,
-    /// An empty file, or one that is meant, gets its length.
+    /// An empty file, or one that the operator has confirmed, gets its length.
     Lengthen,
-    /// What is there is as long as it must be.
+    /// The file or device is long enough.
     Take,
 }
 
-/// Why nothing is made.
+/// The reason why nothing is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Obstacle {
-    /// A file with something in it, of which nobody has said that it is meant.
+    /// A file with content that the operator has not confirmed.
     Exists,
     /// A file that would have to be cut.
     Longer,
@@ -157,21 +162,23 @@ pub enum Obstacle {
     TooSmall,
     /// Neither a file nor a block device.
     Neither,
-    /// It cannot be looked at.
+    /// It cannot be examined.
     Unreachable,
 }
 
-/// How old a sidecar is, by a number that each writing of it raises. The sidecar's becomes durable first, and then that which is kept with the data;
-/// nothing is done by the role that was written before both are.
+/// Age of a sidecar, by a number that each writing of it raises. The number in the sidecar becomes durable
+/// first, and then the one kept with the data. The new role takes effect only when both are durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Age {
-    /// It is the last one. The number with the data is written again if it is lower.
+    /// It is the latest one. The number with the data is written again if it is lower.
     Current,
-    /// A later one was written: this one comes from a backup. What the copy is cannot be said ([`crate::decision::Here::Unknown`]).
+    /// A later one was written: this one comes from a backup. The copy's state is unknown
+    /// ([`crate::decision::Here::Unknown`]).
     Old,
 }
 
-/// `in_sidecar`: 0 from a release that does not count; `with_data`: none where it cannot be kept there. Where both are in one folder that is restored as a whole nothing is found.
+/// Compares the two numbers. `in_sidecar`: 0 from a release without the number. `with_data`: `None` where it
+/// cannot be kept with the data. A restore of both from one backup is not noticed.
 pub fn age(in_sidecar: u64, with_data: Option<u64>) -> Age {
     match with_data {
         Some(with_data) if with_data > in_sidecar => Age::Old,
@@ -192,7 +199,7 @@ mod tests {
         }
     }
 
-    /// Every world: what was noted, what is found, and how long.
+    /// All combinations of notes, found data and lengths.
     #[test]
     fn only_the_very_data_are_served() {
         let kinds = [Kind::File, Kind::Device];

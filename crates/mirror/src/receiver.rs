@@ -3,9 +3,10 @@
 //! A connection that was lost may have left writes under way. The next one is welcomed only when they have come to their end, so that
 //! none of them overtakes what the next one brings. Of several connections the last one counts.
 //!
-//! A write or a flush that has failed poisons the receiver, on whichever connection it came: the cache may have what the disk has not, and no later flush
-//! says so ([`crate::trust`]). Nothing counts as flushed any more until a new session writes everything again. The source hears of a failed
-//! flush only when it is written down that the copy is suspect.
+//! A failed write or flush poisons the receiver, on any connection: the cache may have data that the disk
+//! lacks, and no later flush reports that ([`crate::trust`]). From then on nothing counts as flushed until a
+//! new session writes everything again. A failed flush is answered to the source only when the sidecar
+//! durably says that the copy is suspect.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +27,8 @@ pub enum Task {
     Write(Arrival),
     /// Flush the disk. Ends with [`Receiver::flushed`].
     Flush(Arrival),
-    /// Make it durable that the copy is suspect ([`crate::trust::failed`]); written until it is. Ends with [`Receiver::suspected`].
+    /// Make it durable that the copy is suspect ([`crate::trust::failed`]), and repeat that until it
+    /// succeeds. Ends with [`Receiver::suspected`].
     Suspect,
     /// Answer on that connection.
     Answer {
@@ -52,9 +54,9 @@ pub struct Receiver {
     flushes: BTreeMap<Arrival, (Line, bool)>,
     is_flushed: bool,
     poison: Poison,
-    /// Answers that wait until it is written down.
+    /// Answers that wait until the failure is noted durably.
     unsaid: Vec<(Line, Arrival)>,
-    /// How often everything was written again.
+    /// Number of sessions that write everything again.
     renewals: u64,
 }
 
@@ -63,7 +65,7 @@ pub struct Receiver {
 enum Poison {
     #[default]
     None,
-    /// It is being written down.
+    /// The note is being written.
     Unnoted,
     Noted,
 }
@@ -112,7 +114,8 @@ impl Receiver {
         }
     }
 
-    /// The end of [`Task::Write`], when nothing was written: what was to be fetched has not come. The source sends it again.
+    /// The end of [`Task::Write`] when nothing was written, since the bytes to be fetched did not arrive. The
+    /// source sends them again.
     pub fn dropped(&mut self, arrival: Arrival, tasks: &mut Vec<Task>) {
         if let Some(line) = self.writes.remove(&arrival) {
             self.answer(line, arrival, false, tasks);
@@ -155,13 +158,14 @@ impl Receiver {
         }
     }
 
-    /// Whether a write or a flush has failed. The session in which that was is over; its source is refused.
+    /// Whether a write or a flush has failed. That session is over: its source is refused.
     pub fn is_poisoned(&self) -> bool {
         self.poison != Poison::None
     }
 
-    /// A new session begins that has nothing compared and nothing kept, before it connects: everything will be written again, and be dirty. False, and
-    /// nothing is changed, while it is not durable that the copy is suspect, or writes and flushes of before are under way.
+    /// Called before a new session connects that compares nothing and keeps nothing: it writes everything
+    /// again, so that all pages become dirty. Returns `false` and changes nothing while the note that the
+    /// copy is suspect is not durable, or while earlier writes and flushes are in flight.
     pub fn renew(&mut self) -> bool {
         match self.poison {
             Poison::None => true,
@@ -175,7 +179,7 @@ impl Receiver {
         }
     }
 
-    /// How often everything was written again: a source that has acknowledgements from before has nothing.
+    /// Number of such new sessions: acknowledgements from before the last one are void.
     pub fn renewals(&self) -> u64 {
         self.renewals
     }
@@ -242,7 +246,7 @@ mod tests {
         receiver.connected(&mut Vec::new())
     }
 
-    /// Writes and flushes once. The tasks of the flush's end.
+    /// Writes and flushes once. Returns the tasks of the flush's end.
     fn flush(receiver: &mut Receiver, line: Line, is_good: bool) -> Vec<Task> {
         let (mut tasks, mut ends) = (Vec::new(), Vec::new());
         let write = receiver.write(line, &mut tasks).expect("it counts");

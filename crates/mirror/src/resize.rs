@@ -1,16 +1,18 @@
-//! In which order a volume grows: its data, its sidecar, and only then what clients are told. So all that was ever written lies within a length that a
-//! restart finds again; what was cut off leaves data that are longer than the sidecar says, which is harmless, since opening does not shorten them.
+//! The order in which a volume grows: its data, its sidecar, and only then the length that clients know. So
+//! all bytes ever written lie within a length that a restart finds again. An interrupted resize leaves data
+//! that are longer than the sidecar says. That is harmless, since opening does not shorten them.
 
-/// What comes next.
+/// The next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// The data get the length, durably. If that fails, all is as before.
+    /// The data get the length, durably. If that fails, nothing has changed.
     GrowData,
-    /// The sidecar's length becomes durable. While it cannot be said whether it is, nothing is told, and nobody else's order waits.
+    /// The sidecar's length becomes durable. While that is uncertain, clients are not told, and other orders
+    /// do not wait.
     WriteSidecar,
-    /// The engine, and then clients, hear of it.
+    /// The engine, and then the clients, get the new length.
     Announce,
-    /// All have it.
+    /// The resize is complete.
     Done,
 }
 
@@ -25,7 +27,8 @@ pub struct Lengths {
     pub told: u64,
 }
 
-/// The next step to `wanted`. After a failure it is the same one again, or none: what is told is durable at each moment.
+/// The next step towards `wanted`. After a failure the same step is repeated, or none follows. The length
+/// that clients know is durable at each moment.
 pub fn next(now: Lengths, wanted: u64) -> Step {
     if now.data < wanted {
         Step::GrowData
@@ -59,7 +62,7 @@ mod tests {
                 }
                 assert!(now.told <= now.sidecar && now.sidecar <= now.data);
             }
-            // A restart tells what the sidecar says.
+            // After a restart clients get the sidecar's length.
             now.told = now.sidecar;
             let is_whole = cut >= 2;
             assert_eq!(now.told == 20, is_whole);

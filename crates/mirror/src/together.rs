@@ -25,7 +25,8 @@
 
 use crate::decision::{AgentSession, Ask, Here, Keep, Role, SessionId, Sidecar};
 
-/// What a source becomes when it holds its tenant, and the destination has everything. Nothing if it does not serve, or is suspect.
+/// The sidecar of a source that holds its tenant, when the destination has everything. `None` if it does not
+/// serve, or is suspect.
 pub fn held(here: &Sidecar, session: SessionId, to: &str, by: AgentSession) -> Option<Sidecar> {
     let to = to.to_owned();
     (here.may_serve() && !here.suspect).then(|| here.with(Role::Held { session, to, by }))
@@ -50,7 +51,7 @@ pub fn promised(here: Here<'_>, ask: &Ask, by: AgentSession, is_complete: bool) 
                 from: from.clone(),
                 by,
             });
-            // All of it was written again, and flushed.
+            // All data were written again, and flushed.
             Some(Sidecar {
                 suspect: false,
                 ..ready
@@ -61,22 +62,24 @@ pub fn promised(here: Here<'_>, ask: &Ask, by: AgentSession, is_complete: bool) 
     }
 }
 
-/// What the decision of a session means to a copy.
+/// Meaning of a session's decision for a copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Settle {
-    /// It becomes this. The decision counts as told when that is durable.
+    /// This is the copy's new sidecar. The decision counts as delivered when it is durable.
     Become(Sidecar),
-    /// It is as it was decided.
+    /// The copy already is as decided.
     Already,
-    /// It does not wait for that session: it takes no part in it (any more), or there is no copy.
+    /// The copy does not wait for that session (any more), or there is no copy.
     NotMine,
-    /// It was never filled to the end, and its session was committed: somebody is wrong, and has to hear of it.
+    /// The session was committed, but the copy was never filled completely: an error that has to be reported.
     NotFilled,
-    /// This host does not know what its copy is: an error, and the decision is told again. It may be the very one that waits.
+    /// This host does not know its copy's state: an error, and the decision is delivered again, since the
+    /// copy may be waiting for it.
     Unknown,
 }
 
-/// The session `by` is decided. It counts as told only if the answer is neither [`Settle::Unknown`] nor [`Settle::NotFilled`].
+/// Applies the decision of the session `by`. It counts as delivered unless the result is [`Settle::Unknown`]
+/// or [`Settle::NotFilled`].
 pub fn settle(here: Here<'_>, by: AgentSession, is_committed: bool) -> Settle {
     let here = match here {
         Here::Unknown => return Settle::Unknown,

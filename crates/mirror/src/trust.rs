@@ -1,18 +1,21 @@
-//! What a copy may do whose disk has failed.
+//! Rules for a copy whose disk has failed.
 //!
-//! Linux marks pages that it could not write as clean and leaves them in the cache: whoever reads gets what was written, and the disk has something
-//! else. It says so once, to one flush; later ones succeed, although they write nothing. So what is in the cache is neither durable, nor becomes so,
-//! nor stays. A copy of which a flush has failed is *suspect*: in its sidecar, before anybody hears of the failure, and through detach, restarts and moves.
+//! Linux marks pages that it could not write as clean and leaves them in the cache: reads return the new
+//! data, and the disk has the old. It reports the error once, to one flush. Later flushes succeed although
+//! they write nothing. So the data in the cache are not durable, will not become durable, and may vanish. A
+//! copy with a failed flush is *suspect*. Its sidecar says so before the failure is reported, and through
+//! detach, restarts and moves.
 //!
 //! | a suspect copy | |
 //! | --- | --- |
-//! | serves | reads go on: the cache may have the only current data, and is never dropped by us. Writes and flushes fail. It moves by a rescue only, which takes everything through the cache to a copy that is not suspect |
-//! | is filled | nothing that is there counts, and nothing is compared: all is written again, which makes all of it dirty. When that is flushed, it is a copy as any |
-//! | stays behind after a move | it stays suspect |
-//! | is accepted | by an operator, who has looked at it: it is not suspect any more |
+//! | serves | reads go on: the cache may have the only current data, and the daemon never drops it. Writes and flushes fail. |
+//! | moves | only by a rescue, which reads everything through the cache into a copy that is not suspect |
+//! | is filled | no data are compared or kept: all are written again, so that all pages are dirty. After their flush it is a sound copy. |
+//! | is left after a move | it stays suspect |
+//! | is accepted | by an operator who has checked it: it is sound again |
 //!
-//! Flushes of one file go one after the other, and the failure of one is known before the next begins: of two at once one may hear of the
-//! failure, and the other succeed.
+//! Flushes of one file go one after the other, and the failure of one is known before the next begins. Of two
+//! simultaneous flushes one might report the failure, and the other succeed.
 //!
 //! A process may be killed between the failure and the note. Then nobody has heard of it, the cache is wrong, and the next flush succeeds. So it is
 //! noted, before each flush, that one is under way, in something that lives as long as the page cache does (a byte of a file in the runtime folder), and taken back when
@@ -21,7 +24,8 @@
 use crate::decision::{Here, Sidecar};
 use crate::engine::{Failure, Op};
 
-/// What a failed flush makes of a copy. Nothing if it is so already. Durable before anybody hears of the failure.
+/// The sidecar of a copy after a failed flush. `None` if it is suspect already. It becomes durable before the
+/// failure is reported.
 pub fn failed(here: &Sidecar) -> Option<Sidecar> {
     (!here.suspect).then(|| Sidecar {
         suspect: true,
@@ -29,7 +33,8 @@ pub fn failed(here: &Sidecar) -> Option<Sidecar> {
     })
 }
 
-/// What an operator's word makes of a copy that serves. Nothing if it is not suspect, or does not serve: what is to be filled is written again, which needs no word.
+/// The sidecar of a copy that serves and that an operator has accepted. `None` if it is not suspect, or does
+/// not serve: a copy to be filled is written again anyway.
 pub fn accepted(here: &Sidecar) -> Option<Sidecar> {
     (here.suspect && here.may_serve()).then(|| Sidecar {
         suspect: false,
@@ -37,18 +42,18 @@ pub fn accepted(here: &Sidecar) -> Option<Sidecar> {
     })
 }
 
-/// Whether what is there may be compared with what the source has, in place of being written (`has_old` of a welcome). `before`: what was here before
-/// [`crate::decision::prepare`].
+/// Whether the old data may be compared with the source's instead of being written again (`has_old` of a
+/// welcome). `before`: the state before [`crate::decision::prepare`].
 pub fn may_compare(before: Here<'_>) -> bool {
     matches!(before, Here::Copy(here) if !here.suspect)
 }
 
-/// Whether what this process has acknowledged before a connection was lost may count on the next one.
+/// Whether writes that this process acknowledged before a connection was lost count on the next connection.
 pub fn may_keep(here: &Sidecar, is_poisoned: bool) -> bool {
     !here.suspect && !is_poisoned
 }
 
-/// What a process does with data that it opens, before anything is read or compared.
+/// The first action on data that a process opens, before anything is read or compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum First {
     /// Nothing.
@@ -58,7 +63,8 @@ pub enum First {
     FlushAndDrop,
 }
 
-/// `was_cut_off`: a flush was under way when the process before this one ended, and the machine has not been started since. The cache of a suspect copy is left alone.
+/// The first action. `was_cut_off`: a flush was in flight when the previous process ended, and the machine
+/// has not been restarted since. The cache of a suspect copy is left alone.
 pub fn first(here: &Sidecar, was_cut_off: bool) -> First {
     match was_cut_off && !here.suspect {
         true => First::FlushAndDrop,
@@ -66,12 +72,12 @@ pub fn first(here: &Sidecar, was_cut_off: bool) -> First {
     }
 }
 
-/// Why a copy does not move as another would.
+/// The reason why a copy cannot move in that way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotMoved {
-    /// It is suspect, and this is no rescue.
+    /// It is suspect, and this is not a rescue.
     Suspect,
-    /// It is not suspect, and there is nothing to rescue.
+    /// It is not suspect: there is nothing to rescue.
     Sound,
 }
 
@@ -84,12 +90,12 @@ pub fn may_move(here: &Sidecar, is_rescue: bool) -> Result<(), NotMoved> {
     }
 }
 
-/// What may be done with a request.
+/// The treatment of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum May {
     /// It is carried out.
     Go,
-    /// It waits until the failure is written down.
+    /// It waits until the failure is noted durably.
     Wait,
     /// It fails.
     Fail(Failure),
@@ -98,12 +104,12 @@ pub enum May {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum State {
     Sound,
-    /// That it is suspect is being written down.
+    /// The note that it is suspect is being written.
     Failing,
     Suspect,
 }
 
-/// Of a copy that serves, in the process that has it open: one for all descriptors.
+/// The trust in a copy that serves, in the process that has it open: one value for all its descriptors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Trust {
     state: State,
@@ -113,7 +119,7 @@ pub struct Trust {
 const FAILED: Failure = Failure::Disk(5);
 
 impl Trust {
-    /// Of a copy that is opened.
+    /// The trust in a copy that is opened.
     pub fn new(here: &Sidecar) -> Self {
         Self::of(here.suspect)
     }
@@ -136,7 +142,8 @@ impl Trust {
         }
     }
 
-    /// A flush has failed. True the first time: [`failed`] is made durable, and then [`Self::noted`] called. Its end, and those of all flushes, wait for that.
+    /// Notes a failed flush. Returns `true` the first time: the caller then makes [`failed`] durable and
+    /// calls [`Self::noted`]. Until then no flush ends.
     pub fn has_failed(&mut self) -> bool {
         let is_first = self.state == State::Sound;
         if is_first {
@@ -145,7 +152,7 @@ impl Trust {
         is_first
     }
 
-    /// It is written down: all that waits fails.
+    /// The failure is noted durably: all waiting requests fail.
     pub fn noted(&mut self) {
         self.state = State::Suspect;
     }
@@ -155,12 +162,12 @@ impl Trust {
         self.state = State::Sound;
     }
 
-    /// What is answered to a flush that has succeeded: another one may have heard of the failure.
+    /// The answer to a flush that has succeeded: another flush may have got the error.
     pub fn flushed(&self) -> May {
         self.may(Op::Flush)
     }
 
-    /// Whether a failure is known, written down or not.
+    /// Whether no failure is known, not even one that is still being noted.
     pub fn is_sound(&self) -> bool {
         self.state == State::Sound
     }

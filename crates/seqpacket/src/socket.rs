@@ -24,10 +24,11 @@ pub enum Error {
     /// A non-blocking socket has nothing to read, or no room to write.
     #[error("the channel is not ready")]
     WouldBlock,
-    /// The other side has not answered in time, and the channel is closed: an answer that comes late would be taken for the next one's.
-    #[error("there was no answer in {} s, and none is waited for any more", .limit.as_secs())]
+    /// The other side has not answered in time, and the channel is closed: a late answer would be taken for
+    /// the answer to the next request.
+    #[error("there was no answer in {} s; the connection is closed", .limit.as_secs())]
     Late {
-        /// How long was waited.
+        /// The limit of the wait.
         limit: Duration,
     },
     /// The message does not fit into one packet.
@@ -118,7 +119,8 @@ impl Socket {
         Self::connect_within(path, None)
     }
 
-    /// The same with a [limit](Self::limit), which holds for the connecting, too: a listener that hangs takes nobody any more.
+    /// The same with a [limit](Self::limit), which also holds for connecting: a listener that hangs accepts
+    /// no connection.
     pub fn connect_within(path: &Path, limit: Option<Duration>) -> Result<Self, Error> {
         let address = SocketAddrUnix::new(path).map_err(|errno| Error::os("connect", errno))?;
         let socket = Self(new_socket()?);
@@ -133,7 +135,8 @@ impl Socket {
         }
     }
 
-    /// So long a call waits for the other side, and no longer: then it is [`Error::Late`], and the channel is closed.
+    /// Limits the time that a call waits for the other side. After it the call ends with [`Error::Late`], and
+    /// the channel is closed.
     pub fn limit(&self, limit: Duration) -> Result<(), Error> {
         for direction in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
             sockopt::set_socket_timeout(&self.0, direction, Some(limit))
@@ -142,12 +145,12 @@ impl Socket {
         Ok(())
     }
 
-    /// What a call that could not go on means: on a channel with a limit, that it is over.
+    /// Turns [`Error::WouldBlock`] into [`Error::Late`] on a channel with a limit, and closes the channel.
     fn late(&self, error: Error) -> Error {
         let Error::WouldBlock = error else { return error };
         match sockopt::socket_timeout(&self.0, sockopt::Timeout::Recv) {
             Ok(Some(limit)) => {
-                // Whoever watches it sees its end.
+                // A watcher of the channel sees it close.
                 let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
                 Error::Late { limit }
             }
@@ -509,7 +512,7 @@ mod tests {
         let called = caller.call::<u8, u8>(&1, &[]);
         assert!(matches!(called, Err(Error::Late { .. })), "{called:?}");
         assert_eq!(called.unwrap_err().errno(), libc::EIO);
-        // It goes on: the request is there, and the caller is not.
+        // The late server goes on: the request is there, but its caller is gone.
         assert_eq!(hangs.recv::<u8>().unwrap().message, 1);
         assert!(matches!(hangs.send(&7u8, &[]), Err(Error::Closed)));
         assert!(caller.call::<u8, u8>(&2, &[]).is_err());

@@ -12,7 +12,7 @@ use verbatim_lease::{Extent, SlotId};
 
 use crate::block::{Block, PAGE_BYTES, SLOT_BYTES, place};
 
-/// A connection that leads to a lease's memory. Wherever it is dropped, nobody waits for the RNIC there ([`reaper`]).
+/// A connection that leads to a lease's memory. Dropping it never waits for the RNIC ([`reaper`]).
 pub struct Remote(Option<Parts>);
 
 pub(crate) struct Parts {

@@ -284,7 +284,7 @@ impl Server {
         } else if !Hosts::is_from(&stream, &host) {
             Some(format!("the certificate is not one of {host}"))
         } else if let Err(error) = self.hosts.address(&host) {
-            // A client of volumes has a certificate of the authority, too.
+            // Clients of volumes have certificates of the same authority.
             Some(format!("{error:#}"))
         } else if *self.leaving.borrow() {
             Some(format!(

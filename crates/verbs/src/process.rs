@@ -23,8 +23,9 @@ use crate::srq::Srq;
 use crate::tables::key_slot;
 use crate::watch::{HungUp, Watch};
 
-/// So long the software RNIC may take for what a daemon asks it, registering much memory on a busy machine among it. One that takes longer hangs: the
-/// daemon's connection to it is over, as if it were gone. A program is never cut off: it waits for its agent.
+/// Limit for an answer of the software RNIC to a daemon's request, long enough to register much memory on a
+/// busy machine. An RNIC that takes longer is taken to hang: the daemon's connection to it is closed, as if
+/// the RNIC were gone. A program has no such limit: it waits for its agent.
 const CONTROL_LIMIT: Duration = Duration::from_secs(60);
 
 /// The verbs state of one process. Programs have one ([`Process::global`]); tests make their own.

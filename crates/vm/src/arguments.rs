@@ -158,12 +158,12 @@ impl Arguments {
         self.machine.as_deref().unwrap_or_default()
     }
 
-    /// The name of the object that is its RAM, if it is not ours.
+    /// Name of the object with its RAM, if the user has named it.
     pub(crate) fn memory(&self) -> Option<&str> {
         self.memory.as_deref()
     }
 
-    /// What the user has said beside machine and RAM.
+    /// The user's words except machine and RAM.
     pub(crate) fn rest(&self) -> &[String] {
         &self.rest
     }
@@ -228,7 +228,7 @@ impl Arguments {
         &self.program
     }
 
-    /// The type of machine, with its version once that is known.
+    /// The machine type, with its version once that is known.
     pub(crate) fn machine(&self) -> &str {
         self.machine.as_deref().unwrap_or_default()
     }
@@ -280,7 +280,7 @@ impl Arguments {
         line
     }
 
-    /// What is asked by [`Arguments::offered`]: what has the same gets the same answer.
+    /// A key for the answer of [`Arguments::offered`]: equal keys have equal answers.
     pub fn asked(&self) -> Vec<String> {
         let mut asked = self.bare();
         asked.push(self.program.clone());
@@ -293,7 +293,7 @@ impl Arguments {
         networks.any(|value| value.starts_with("tap"))
     }
 
-    /// Sockets of Unix at which it finds a TPM.
+    /// Unix sockets of its TPMs.
     pub fn tpm_sockets(&self) -> Vec<PathBuf> {
         let part = |value: &str, name: &str| {
             let mut parts = value.split(',').filter_map(|part| part.split_once('='));
@@ -470,10 +470,10 @@ pub(crate) fn paths(value: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Why what is written to this disk would not go along.
+/// The reason why data written to this disk would not go along.
 fn lost(value: &str) -> Option<&'static str> {
     if value.split(',').any(|part| part == "snapshot=on") {
-        Some("what is written to it would be lost with the process (`snapshot=on`)")
+        Some("written data would be lost with the process (`snapshot=on`)")
     } else if value.contains("fat:") && value.contains("rw:") {
         Some(
             "QEMU does not move a folder that it shows as a disk and writes to; leave out `rw:`, or make it a disk",

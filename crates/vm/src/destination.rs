@@ -23,7 +23,7 @@ const ANNOUNCEMENT: [(&str, u32); 4] = [("initial", 50), ("max", 550), ("rounds"
 pub struct Incoming {
     machine: Arc<Machine>,
     events: Receiver<Event>,
-    /// How this QEMU was set before.
+    /// This QEMU's earlier settings.
     noted: Settings,
 }
 
@@ -58,12 +58,13 @@ impl Incoming {
         }
     }
 
-    /// How this QEMU was set before it was prepared.
+    /// This QEMU's settings before it was prepared.
     pub fn noted(&self) -> &Settings {
         &self.noted
     }
 
-    /// Lets the guest run: after the decision that it runs here, and if it ran at its source. QEMU is set as it was.
+    /// Lets the guest run: after the decision that it runs here, and if it ran at its source. QEMU's settings
+    /// are put back.
     pub async fn run(self) -> Result<()> {
         self.machine.go_on().await?;
         self.machine.announce().await?;

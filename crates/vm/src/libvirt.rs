@@ -179,7 +179,7 @@ impl Domain {
         Ok(found)
     }
 
-    /// What its description names, volumes of storage pools by their paths.
+    /// Files and devices that its description names, volumes of storage pools by their paths.
     pub(crate) async fn named(&self) -> Result<Named> {
         let mut named = obstacles::named(&self.ask("dumpxml", &[]).await?)?;
         for (pool, volume) in &named.volumes {

@@ -1,10 +1,12 @@
-//! Locks on images: nothing but the source's QEMU may have one when another is about to, and that one must let go.
+//! Locks on images: when the guest moves only the source's QEMU may have one, and must release it.
 //!
-//! QEMU keeps others away from an image by locks on single bytes of its file, of the open file description: byte 100 + N while it uses
-//! permission N, byte 200 + N while it denies that to others. So which image has which is in `/proc/PID/fdinfo`, and whether another QEMU would get the same
-//! is asked as QEMU itself asks, by `F_OFD_GETLK`, which a network's file system answers for all of its hosts.
+//! QEMU keeps others away from an image by locks on single bytes of its file, of the open file description:
+//! byte 100 + N while it uses permission N, byte 200 + N while it denies that to others. So
+//! `/proc/PID/fdinfo` shows the locks of each image. Whether another QEMU would get the same locks is asked
+//! as QEMU itself asks, by `F_OFD_GETLK`, which a network file system answers for all its hosts.
 //!
-//! QEMU gives them back when its guest has left (its nodes are inactive), but for nodes whose drivers pass that on to nothing below them.
+//! QEMU releases them when its guest has left (its nodes are inactive), except for nodes whose drivers do not
+//! pass that on to the nodes below.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -12,19 +14,19 @@ use std::path::PathBuf;
 use crate::error::{Error, Result};
 use crate::ofd;
 
-/// Where the bytes of permissions that are used begin.
+/// First byte of the permissions that are used.
 const USED: u64 = 100;
 
-/// Where those begin of what is denied to others.
+/// First byte of the permissions that are denied to others.
 const DENIED: u64 = 200;
 
-/// So many permissions there may be.
+/// Limit of the number of permissions.
 const PERMISSIONS: u64 = 64;
 
-/// All locks of the kernel's that this process may see.
+/// All locks that this process may see.
 const ALL: &str = "/proc/locks";
 
-/// So often it is looked again where a lock may have been taken or given back between two looks.
+/// Number of looks, since a lock may be taken or released between two of them.
 const LOOKS: usize = 3;
 
 /// Drivers of block nodes that keep the locks of the files below them when the guest has left.
@@ -33,7 +35,7 @@ const KEEPERS: [&str; 1] = ["quorum"];
 /// A lock, as the kernel lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Lock {
-    /// `fe:00:9978051`: by these numbers the kernel knows the file.
+    /// `fe:00:9978051`: the kernel's numbers of the file.
     file: String,
     /// The first byte and the last.
     bytes: (u64, u64),
@@ -73,17 +75,17 @@ impl Lock {
 #[derive(Debug)]
 struct Image {
     path: PathBuf,
-    /// By another open file description: our own locks would be no obstacle for us.
+    /// A new open file description: locks of the same description would not conflict.
     file: File,
     locks: Vec<Lock>,
 }
 
-/// The images of a QEMU whose guest may run, with what another QEMU needs that takes its place.
+/// The locked images of a QEMU whose guest may run, with the locks that a QEMU in its place needs.
 #[derive(Debug, Default)]
 pub(crate) struct Images(Vec<Image>);
 
 impl Images {
-    /// As it has them now.
+    /// Its present ones.
     pub(crate) fn of(pid: u32) -> Result<Self> {
         let mut images: Vec<Image> = Vec::new();
         for (path, lock) in locks_of(pid)? {
@@ -104,7 +106,7 @@ impl Images {
         Ok(Self(images))
     }
 
-    /// Why another QEMU would not get the locks that this one has, as far as that is because of another process on this host.
+    /// Reasons why another QEMU would not get this one's locks: locks of other processes on this host.
     pub(crate) fn strangers(pid: u32) -> Result<Vec<String>> {
         let mut found = Vec::new();
         for _ in 0..LOOKS {
@@ -144,8 +146,8 @@ impl Images {
             let keeps = own.any(|lock| lock.file == image.locks[0].file && image.conflicts(&lock));
             taken.push(match keeps {
                 true => format!(
-                    "QEMU keeps its lock on {} although its guest has left, and the destination's could not use it: that is so below a node of driver quorum, or one \
-                     that works like it; give the guest that disk in another way",
+                    "QEMU keeps its lock on {} although its guest has left, and the destination's could not use it: that \
+                     is so below a node of driver quorum, or one that works like it; give the guest that disk in another way",
                     image.path.display()
                 ),
                 false => image.taken_by_another(),
@@ -159,7 +161,7 @@ impl Images {
 }
 
 impl Image {
-    /// Whether such a lock is in the way of one who wants what this has.
+    /// Whether such a lock conflicts with this image's.
     fn conflicts(&self, other: &Lock) -> bool {
         let mut own = self.locks.iter();
         own.any(|own| own.used & other.denied != 0 || own.denied & other.used != 0)
@@ -167,13 +169,13 @@ impl Image {
 
     fn taken_by_another(&self) -> String {
         format!(
-            "another process, on this host or on one that has the same storage, has a lock on {}, and the destination's QEMU could not use it: end that process (a second QEMU, \
-             qemu-img, qemu-nbd, a backup), and try again",
+            "another process, on this host or on one that has the same storage, has a lock on {}, and the destination's \
+             QEMU could not use it: end that process (a second QEMU, qemu-img, qemu-nbd, a backup), and try again",
             self.path.display()
         )
     }
 
-    /// The question that QEMU asks before it takes them.
+    /// Asks as QEMU does before it takes its locks.
     fn is_free(&self) -> Result<bool> {
         let asked = |bits: u64, base: u64| {
             let bits = (0..PERMISSIONS).filter(move |bit| bits & (1 << bit) != 0);
@@ -208,11 +210,12 @@ fn locks_of(pid: u32) -> Result<Vec<(PathBuf, Lock)>> {
     Ok(locks)
 }
 
-/// Why a block node cannot move: it would not let go.
+/// The reason why a block node cannot move: it would keep its locks.
 pub(crate) fn keeper(node: &str, driver: &str) -> Option<String> {
     KEEPERS.contains(&driver).then(|| {
         format!(
-            "the block node {node} is of driver {driver}: QEMU keeps its locks on the files below that when the guest leaves, and the destination's could not use them"
+            "the block node {node} is of driver {driver}: QEMU keeps its locks on the files below that when the guest \
+             leaves, and the destination's could not use them"
         )
     })
 }

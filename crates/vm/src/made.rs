@@ -1,10 +1,10 @@
-//! Files and sockets that QEMU would make, and cannot where it sees the host's files read-only.
+//! Files and sockets that QEMU would make, but cannot, since it sees the host's files read-only.
 
 use std::path::{Path, PathBuf};
 
 use crate::arguments::Arguments;
 
-/// What QEMU has for itself in its container.
+/// Folders that QEMU has for itself in its container.
 const OWN: &[&str] = &["/tmp", "/dev/shm"];
 
 /// Options whose value is a character device.
@@ -18,7 +18,7 @@ const CHARACTERS: &[&str] = &[
 ];
 
 impl Arguments {
-    /// What of that it names, and what to do.
+    /// Such files and sockets that it names, with advice.
     pub fn unmade(&self) -> Vec<String> {
         let folders: Vec<PathBuf> = self
             .files()
@@ -40,13 +40,14 @@ impl Arguments {
                 continue;
             };
             let path = Path::new(&path);
-            // A file that is there is shown to QEMU, and may be written to. A socket takes the place of what is there.
+            // An existing file is shown to QEMU, which may write to it. A socket replaces an existing file.
             if may_make(path) || !is_socket && path.exists() {
                 continue;
             }
             found.push(match is_socket {
                 true => format!(
-                    "`{option} {value}`: QEMU cannot make the socket {}, since it sees its host's files read-only: name one below /tmp, which is its own",
+                    "`{option} {value}`: QEMU cannot make the socket {}, since it sees its host's files read-only: name \
+                     one below /tmp, which is its own",
                     path.display()
                 ),
                 false => format!(

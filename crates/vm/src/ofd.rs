@@ -1,4 +1,4 @@
-//! Locks of open file descriptions, which no library that is used here knows.
+//! Locks of open file descriptions, which none of our libraries offers.
 
 use std::fs::File;
 use std::io;

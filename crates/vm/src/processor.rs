@@ -1,7 +1,7 @@
 //! The processor that a guest sees, and whether another host's QEMU gives it the same.
 //!
-//! QEMU does not look at that itself: a guest goes on with what it has found at its start, and meets an instruction that is not there. With `-cpu host` or
-//! `max` it is another one on each kind of host, or in each release.
+//! QEMU does not check that: a guest keeps using the features that it found at its start, and may meet an
+//! instruction that is missing. `-cpu host` and `max` differ between kinds of hosts, or releases.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -20,16 +20,16 @@ use crate::machine::Machine;
 use crate::qmp::Qmp;
 use crate::words::last_words;
 
-/// How long a QEMU may take that is started for its answers alone.
+/// Limit for a QEMU that is started only for its answers.
 const ANSWERS: Duration = Duration::from_secs(30);
 
-/// How much of its complaints is read.
+/// Limit of its error output that is read.
 const COMPLAINTS: u64 = 16 << 10;
 
-/// What of a processor is a number or a word, as its object says it.
+/// Properties of a processor that are numbers or words, by the names of QEMU's object.
 const FACTS: [&str; 5] = ["vendor", "family", "model", "stepping", "phys-bits"];
 
-/// Properties that are on or off, and are QEMU's ways of making a processor, and no features of one.
+/// Properties that are on or off, but are no features: they tell QEMU how to make a processor.
 const WAYS: &[&str] = &[
     "check",
     "enforce",
@@ -49,7 +49,7 @@ const WAYS: &[&str] = &[
     "realized",
 ];
 
-/// At most so many features are named at once.
+/// Limit of the features that a message names.
 const NAMED: usize = 24;
 
 /// A processor, as a guest sees it.
@@ -57,12 +57,12 @@ const NAMED: usize = 24;
 pub struct Processor {
     /// The kind: `max`, `host`, `Skylake-Server`.
     model: String,
-    /// The features that it has, by QEMU's names.
+    /// Its features, by QEMU's names.
     features: BTreeSet<String>,
-    /// Those that QEMU knows and it has not.
+    /// Features that QEMU knows and it lacks.
     #[serde(skip)]
     lacks: BTreeSet<String>,
-    /// What CPUID says, by its leaf and register; empty where QEMU does not tell.
+    /// Values of CPUID, by leaf and register; empty if QEMU does not show them.
     #[serde(default)]
     words: BTreeMap<String, u64>,
     /// [`FACTS`].
@@ -70,7 +70,7 @@ pub struct Processor {
     facts: BTreeMap<String, String>,
 }
 
-/// What QEMU answers to `query-cpu-model-expansion`.
+/// The answer to `query-cpu-model-expansion`.
 #[derive(Debug, Deserialize)]
 struct Expansion {
     model: Model,
@@ -122,7 +122,8 @@ impl Processor {
         }
     }
 
-    /// What this one has that another has not: the guest would miss it there. In words, if it is anything.
+    /// Features of this one that the other lacks, in words: the guest would miss them there. `None` if there
+    /// are none.
     pub fn missed_by(&self, there: &Self) -> Option<String> {
         let mut missed: BTreeSet<&str> = self
             .features
@@ -135,7 +136,7 @@ impl Processor {
         });
         let lost: Vec<_> = lost.collect();
         if !lost.is_empty() {
-            // Those of which the other release does not even have the name.
+            // Features that the other release does not even know by name.
             let unnamed = self.features.difference(&there.features);
             missed.extend(unnamed.map(String::as_str));
         }
@@ -166,7 +167,8 @@ impl Processor {
         }
         (!why.is_empty()).then(|| {
             format!(
-                "the guest's processor (-cpu {}) is another one there, which {}: start the virtual machine with `-cpu` and a model that both hosts have, \
+                "the guest's processor (-cpu {}) is another one there, which {}: start the virtual machine with `-cpu` \
+                 and a model that both hosts have, \
                  or with these features switched off",
                 self.model,
                 why.join(", and ")
@@ -174,7 +176,7 @@ impl Processor {
         })
     }
 
-    /// What else is not the same, and stands in no way.
+    /// Other differences, which are no obstacle.
     pub fn differs_from(&self, there: &Self) -> Option<String> {
         let differs = |name: &&&str| match (self.facts.get(**name), there.facts.get(**name)) {
             (Some(here), Some(other)) => here != other,
@@ -197,7 +199,7 @@ impl Machine {
     }
 }
 
-/// That of a QEMU whose `-cpu` has this value.
+/// The processor of a QEMU whose `-cpu` has this value.
 async fn of_qemu(qmp: &Qmp, option: Option<&str>) -> Result<Processor> {
     let cpus: Vec<Cpu> = qmp.ask("query-cpus-fast", json!({})).await?;
     let path = &cpus
@@ -253,7 +255,7 @@ fn maybe<T>(answer: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// What the value of `-cpu` says beside the model: `max,-avx2,x2apic=off,+pcid`.
+/// Properties in the value of `-cpu`: `max,-avx2,x2apic=off,+pcid`.
 fn properties(option: &str) -> Map<String, Value> {
     let said = option.split(',').skip(1).filter(|part| !part.is_empty());
     let said = said.map(|part| {
@@ -274,7 +276,7 @@ fn properties(option: &str) -> Map<String, Value> {
     said.collect()
 }
 
-/// What the QEMU of a host offers to a virtual machine.
+/// The offer of a host's QEMU to a virtual machine.
 #[derive(Debug, Clone)]
 pub struct Offered {
     /// The processor that its guest would have.
@@ -282,8 +284,8 @@ pub struct Offered {
 }
 
 impl Arguments {
-    /// What the QEMU of this host would give to one with this command line. It is started for that, without disks and networks, and ends; no guest runs.
-    /// An error that says which, where it has no such machine.
+    /// The offer of this host's QEMU to a machine with this command line. QEMU is started for that, without
+    /// disks and networks, and ends; no guest runs. If it has no such machine type, the error names it.
     pub async fn offered(&self) -> Result<Offered> {
         let (ours, theirs) = UnixStream::pair().map_err(Error::io("make a pair of sockets"))?;
         let theirs = theirs.into_std().map_err(Error::io("make a pair of sockets"))?;
@@ -304,7 +306,7 @@ impl Arguments {
                 )),
                 _ => Error::io(format!("start {}", self.program()))(error),
             })?;
-            // Its ends of the pair are its own.
+            // Only the child has its ends of the pair then.
             drop(command);
             let mut complaints = child.stderr.take();
             let answered = async {
@@ -329,7 +331,7 @@ impl Arguments {
         in_time("answered what it offers", ANSWERS, asked).await
     }
 
-    /// Why QEMU does not start with this command line, by its words.
+    /// The reason why QEMU does not start with this command line, by its output.
     async fn refused(&self, said: &str) -> Error {
         let listed = tokio::process::Command::new(self.program())
             .args(["-machine", "help"])
@@ -341,7 +343,8 @@ impl Arguments {
         let machine = self.machine();
         match listed {
             Ok(types) if !types.is_empty() && !has_machine(&types, machine) => Error::Arguments(format!(
-                "the QEMU there has no machine `{machine}`{}: start the virtual machine with a type of machine that the QEMUs of both hosts have (`-M`), or upgrade the \
+                "the QEMU there has no machine `{machine}`{}: start the virtual machine with a type of machine that the \
+                 QEMUs of both hosts have (`-M`), or upgrade the \
                  one there",
                 newest(&types, machine)
                     .map(|other| format!(", and the newest of that kind is {other}"))

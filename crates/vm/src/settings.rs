@@ -1,7 +1,8 @@
-//! What of QEMU's own settings a move changes, and puts back.
+//! QEMU's settings that a move changes and puts back.
 //!
-//! QEMU belongs to somebody: its migration capabilities and parameters are read before they are changed, and are those very values again when the
-//! move has ended, at whichever host. With `x-ignore-shared` on, what `savevm`, `virsh save` or QEMU's own migration write has no RAM in it.
+//! QEMU belongs to its user: its migration capabilities and parameters are read before they are changed, and
+//! put back when the move has ended, at either host. With `x-ignore-shared` on, `savevm`, `virsh save` and
+//! QEMU's own migration would not write the RAM.
 
 use std::collections::BTreeMap;
 
@@ -14,25 +15,25 @@ use crate::machine::Machine;
 /// On for a move; all others are off.
 const CAPABILITIES: [&str; 3] = ["events", "x-ignore-shared", "pause-before-switchover"];
 
-/// In ms: QEMU stops the guest when it believes that what is left of other memory than the RAM takes no longer.
+/// In ms: QEMU stops the guest when it expects the rest of other memory than the RAM to take no longer.
 const OTHER_MEMORY: u64 = 20;
 
-/// In bytes/s: QEMU is not held up, but by the network.
+/// In bytes/s: only the network limits QEMU.
 const BANDWIDTH: u64 = 1 << 40;
 
-/// QEMU's own values, where those that are found are an earlier version's of this program.
+/// QEMU's defaults, used if the values found were left by an earlier version of this program.
 const USUAL: [(&str, u64); 2] = [("max-bandwidth", 128 << 20), ("downtime-limit", 300)];
 
-/// Parameters that a move changes where they say something.
+/// Parameters that a move changes if they are not empty.
 const TEXTS: [&str; 3] = ["tls-creds", "tls-hostname", "tls-authz"];
 
-/// As they were before a move.
+/// The settings before a move.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// By name, whether it was on: those that a move changes.
+    /// The capabilities that a move changes, by name, and whether they were on.
     #[serde(default)]
     capabilities: BTreeMap<String, bool>,
-    /// By name.
+    /// The parameters that a move changes, by name.
     #[serde(default)]
     parameters: Map<String, Value>,
 }
@@ -47,7 +48,7 @@ struct Capability {
 impl Settings {
     fn of(capabilities: &[Capability], parameters: &Map<String, Value>) -> Self {
         let is_on = |name: &str| capabilities.iter().any(|one| one.capability == name && one.state);
-        // An earlier version of this program left them so.
+        // Left by an earlier version of this program.
         let is_ours = CAPABILITIES.iter().all(|name| is_on(name));
         let changed = capabilities
             .iter()
@@ -73,7 +74,7 @@ impl Settings {
         }
     }
 
-    /// What a move needs in the place of these.
+    /// The settings of a move in place of these.
     fn of_a_move(&self) -> Self {
         let on = |name: &String| (name.clone(), CAPABILITIES.contains(&&**name));
         let text = self
@@ -91,7 +92,7 @@ impl Settings {
 }
 
 impl Machine {
-    /// Those that a move changes, as they are.
+    /// The present settings that a move changes.
     pub async fn settings(&self) -> Result<Settings> {
         let (capabilities, parameters) = self.found().await?;
         Ok(Settings::of(&capabilities, &parameters))
@@ -103,7 +104,8 @@ impl Machine {
         Ok((capabilities, parameters))
     }
 
-    /// Makes them so again. What this QEMU does not have is left out: they may be those of another release, at the source.
+    /// Puts them back. Settings that this QEMU does not know are left out: they may come from a source of
+    /// another release.
     pub async fn put_back(&self, settings: &Settings) -> Result<()> {
         let (capabilities, parameters) = self.found().await?;
         let mut wanted = settings.clone();
@@ -118,7 +120,7 @@ impl Machine {
         self.set(&wanted).await
     }
 
-    /// Sets those that a move needs, where these were before.
+    /// Sets those that a move needs; `noted` are the earlier ones.
     pub(crate) async fn prepare(&self, noted: &Settings) -> Result<()> {
         self.set(&noted.of_a_move()).await
     }
@@ -194,7 +196,7 @@ mod tests {
             &capabilities(&["x-ignore-shared"]),
             &parameters(BANDWIDTH, 300, ""),
         );
-        assert_eq!(wish.capabilities["x-ignore-shared"], true);
+        assert!(wish.capabilities["x-ignore-shared"]);
         assert_eq!(wish.parameters["max-bandwidth"], json!(BANDWIDTH));
     }
 }

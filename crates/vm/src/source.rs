@@ -37,9 +37,9 @@ pub struct Outgoing {
     events: Receiver<Event>,
     /// Whether the guest ran before, and so is to run afterwards.
     ran: bool,
-    /// How QEMU was set before.
+    /// QEMU's earlier settings.
     noted: Settings,
-    /// The images that it has locked, of which the destination's must be able to lock the same.
+    /// The images that it has locked; the destination's QEMU needs the same locks.
     images: Images,
 }
 
@@ -51,7 +51,7 @@ impl Machine {
         self.leave_from(noted).await
     }
 
-    /// The same for one whose settings are noted already, where they outlast this process: they are put back when the move ends.
+    /// The same with settings that the caller has noted durably: they are put back when the move ends.
     pub async fn leave_from(self: &Arc<Self>, noted: Settings) -> Result<(Outgoing, UnixStream)> {
         self.may_move().await?;
         let images = Images::of(self.pid())?;
@@ -68,8 +68,8 @@ impl Machine {
         Ok((outgoing, stream))
     }
 
-    /// What [`Outgoing::take_back`] does, for whoever comes after one who has died with it; `ran`: whether the guest ran before, and so
-    /// is to run; `noted`: how QEMU was set before, as far as that is known.
+    /// What [`Outgoing::take_back`] does, for whoever comes after one who has died with it; `ran`: whether
+    /// the guest ran before, and so is to run; `noted`: QEMU's earlier settings, as far as they are known.
     pub async fn take_back(&self, ran: bool, noted: Option<&Settings>) -> Result<()> {
         self.give_up(ran, &mut self.qmp().events()).await?;
         match noted {
@@ -128,13 +128,15 @@ impl Outgoing {
             .await
     }
 
-    /// An error if the destination's QEMU would not get the locks on images that this one had: it could load the guest, and not let it run. To be asked when the guest
-    /// is handed over, and before it is loaded: from then on the destination's has them.
+    /// An error if the destination's QEMU would not get the locks on images that this one had: it could load
+    /// the guest, but not let it run. To be called when the guest is handed over, and before it is loaded:
+    /// from then on the destination's QEMU has them.
     pub fn has_let_go(&self) -> Result<()> {
         self.images.are_free(self.machine.pid())
     }
 
-    /// Gives it up: the guest goes on here, if it ran, and QEMU is set as it was. Only where it is certain that it does not run elsewhere, and never will.
+    /// Gives it up: the guest goes on here, if it ran, and QEMU's settings are put back. Only where it is
+    /// certain that it does not run elsewhere, and never will.
     pub async fn take_back(mut self) -> Result<()> {
         self.machine.give_up(self.ran, &mut self.events).await?;
         self.machine.put_back(&self.noted).await

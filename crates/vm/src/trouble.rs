@@ -1,4 +1,4 @@
-//! What is wrong with a guest that is there: its disks, or that it does not run.
+//! Troubles of a guest: failed disks, or that it does not run.
 
 use serde::Deserialize;
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::error::Result;
 use crate::machine::Machine;
 
-/// States of QEMU's in which a guest cannot go on by itself, and what they mean.
+/// States of QEMU in which a guest cannot go on by itself, and their meaning.
 const STATES: [(&str, &str); 5] = [
     ("io-error", "stopped because a disk failed"),
     ("guest-panicked", "the guest has panicked"),
@@ -27,7 +27,7 @@ struct Block {
     io_status: Option<String>,
 }
 
-/// What a disk has done, by `query-blockstats`.
+/// Counters of a disk, by `query-blockstats`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Counted {
@@ -50,7 +50,8 @@ struct Stats {
 }
 
 impl Machine {
-    /// What its user should know of its guest, in words; empty if all is well. Failed requests are counted since QEMU was started.
+    /// The troubles of its guest, in words; empty if there are none. Failed requests are counted since QEMU
+    /// was started.
     pub async fn troubles(&self) -> Result<Vec<String>> {
         let status = self.status().await?.status;
         let state = STATES.iter().find(|(name, _)| *name == status);

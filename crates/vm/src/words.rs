@@ -1,15 +1,16 @@
-//! What QEMU says when it ends.
+//! QEMU's messages when it ends.
 
-/// Lines that tell a reader of the terminal where to look, and not what is wrong.
+/// Lines with advice for a user at a terminal, not with a reason.
 const HINTS: [&str; 2] = ["Use -machine help", "Use -cpu help"];
 
-/// What only says that what was said before it was the end.
+/// Messages that only follow the reason.
 const ENDS: [&str; 2] = ["load of migration failed", "error while loading state"];
 
-/// So many lines at most.
+/// Limit of the lines.
 const LINES: usize = 3;
 
-/// The lines with which QEMU says why it has ended, of what it has printed, in their order. The guest's own words may stand among them.
+/// The lines of QEMU's output that tell why it has ended, in their order. The output may also have the
+/// guest's.
 pub fn last_words(printed: &str) -> Option<String> {
     let lines = printed.lines().map(str::trim).filter(|line| !line.is_empty());
     let mut last = None;
@@ -30,7 +31,7 @@ pub fn last_words(printed: &str) -> Option<String> {
     if said.is_empty() {
         return last.map(str::to_owned);
     }
-    // A reason is worth more than that there was one.
+    // A reason is preferred to a message that only follows it.
     let is_end = |words: &&str| ENDS.iter().any(|end| words.starts_with(end));
     if said.iter().any(|words| !is_end(words)) && said.len() > LINES {
         said.retain(|words| !is_end(words));

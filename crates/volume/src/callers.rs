@@ -1,8 +1,8 @@
-//! How many may be connected at a time, and how long each may take to say who it is.
+//! Limits for connections: their number, and the time of each until it has proved its identity.
 //!
-//! What somebody has who cannot prove anything is bounded first: so many connections of each address, and in all, each for [`PROOF`] or until others have come.
-//! Those that are let in are counted for each listener, each volume or host, and in all: they get no more descriptors than the daemon can do without.
-//! What is left is for volumes, orders and what is written on disks ([`Descriptors`]).
+//! Callers that have not proved their identity are bounded by address and in all; each has [`PROOF`] to do
+//! so, or less if others come. Accepted connections are counted for each listener, each volume or host, and
+//! in all: a part of the descriptors is always left for volumes, orders and sidecars ([`Descriptors`]).
 
 use std::io;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-/// So long a caller may take to prove itself, and so long a client may negotiate.
+/// Limit for a caller to prove its identity, and for a client to negotiate.
 pub const PROOF: Duration = Duration::from_secs(10);
 
 /// The most connections of one volume by one listener.
@@ -33,35 +33,36 @@ const UNPROVEN_OF_ONE: usize = 32;
 /// Descriptors of a client on this machine: its socket three times, and one on its way.
 pub const OF_CLIENT: u32 = 4;
 
-/// Of one that comes by TLS.
+/// Of a client by TLS.
 pub const OF_TLS: u32 = 2;
 
 /// Of another host: its socket, and a runtime.
 pub const OF_PEER: u32 = 8;
 
-/// Of a virtual machine by vhost-user: five for each of some queues and what its memory is in. One with many queues has more, out of what is kept back.
+/// Of a virtual machine by vhost-user: five for each of a few queues, and its memory's. Many queues take
+/// more, out of the reserve.
 pub const OF_MACHINE: u32 = 64;
 
-/// Kept back of the limit on descriptors: a quarter, within these bounds.
+/// Reserve of the limit on descriptors: a quarter, within these bounds.
 const KEPT: (u64, u64) = (64, 16 << 10);
 
-/// After a connection that could not be taken.
+/// Pause after a connection that could not be accepted.
 const REFUSED: Duration = Duration::from_millis(100);
 
-/// The same is said once in so long.
+/// Least time between two equal messages.
 const SAID: Duration = Duration::from_secs(60);
 
-/// Says something for the operator, and does not repeat itself.
+/// Limits the rate of a log message.
 #[derive(Debug, Default)]
 pub struct Saying(Mutex<Option<Instant>>);
 
 impl Saying {
-    /// One that was not used yet.
+    /// A new one.
     pub const fn new() -> Self {
         Self(Mutex::new(None))
     }
 
-    /// Says it, unless it was said a short time ago.
+    /// Logs the message, unless it was logged a short time ago.
     pub fn warn(&self, what: impl FnOnce() -> String) {
         let mut last = self.0.lock().expect("no panic under this lock");
         if last.is_none_or(|last| last.elapsed() > SAID) {
@@ -71,7 +72,8 @@ impl Saying {
     }
 }
 
-/// The next one. A caller that has left before is no reason to take nobody any more; nor is a process with too many open files, which are fewer later.
+/// Accepts the next connection. After an error (the caller has left, the process has too many open files) it
+/// tries again.
 pub async fn accepted<S, A, F>(accept: impl Fn() -> F) -> (S, A)
 where
     F: Future<Output = io::Result<(S, A)>>,
@@ -86,7 +88,7 @@ where
     }
 }
 
-/// How many of a kind there may be.
+/// A limit for connections or orders of one kind.
 #[derive(Debug)]
 pub struct Places {
     most: usize,
@@ -94,7 +96,7 @@ pub struct Places {
     full: Saying,
 }
 
-/// One of them, until it is dropped.
+/// One place, until it is dropped.
 #[derive(Debug)]
 pub struct Place(Arc<Places>);
 
@@ -105,7 +107,7 @@ impl Drop for Place {
 }
 
 impl Places {
-    /// So many.
+    /// A limit of `most`.
     pub fn new(most: usize) -> Arc<Self> {
         Arc::new(Self {
             most,
@@ -114,7 +116,7 @@ impl Places {
         })
     }
 
-    /// One, if there is one left. `what`: of what there are too many.
+    /// Takes a place, if one is left. `what` names the kind for the log.
     pub fn take(self: &Arc<Self>, what: impl FnOnce() -> String) -> Option<Place> {
         let one_more = |taken: usize| (taken < self.most).then_some(taken + 1);
         match self
@@ -136,21 +138,22 @@ impl Places {
     }
 }
 
-/// What connections may have of the descriptors of this process.
+/// Descriptors of this process for connections.
 #[derive(Debug)]
 pub struct Descriptors {
     all: Arc<Semaphore>,
     few: Saying,
 }
 
-/// Those of this process, whose limit is raised when this is first asked for.
+/// The descriptors of this process. The first call raises the process' limit.
 pub fn descriptors() -> &'static Descriptors {
     static ALL: LazyLock<Descriptors> = LazyLock::new(Descriptors::raise);
     &ALL
 }
 
 impl Descriptors {
-    /// Lets this process have as many as it may: the usual limit of 1024 is for `select`, which nobody uses here.
+    /// Raises the limit to the hard one: the usual 1024 is for programs with `select`, which is not used
+    /// here.
     fn raise() -> Self {
         let mut limit = getrlimit(Resource::Nofile);
         limit.current = limit.maximum;
@@ -170,7 +173,7 @@ impl Descriptors {
         }
     }
 
-    /// So many for a connection, if there are so many left.
+    /// Takes that many for a connection, if they are left.
     pub fn take(&self, descriptors: u32, what: &str) -> Option<OwnedSemaphorePermit> {
         let taken = self.all.clone().try_acquire_many_owned(descriptors).ok();
         if taken.is_none() {
@@ -184,7 +187,7 @@ impl Descriptors {
     }
 }
 
-/// Who has not proved itself yet.
+/// Callers that have not proved their identity yet.
 #[derive(Debug, Default)]
 pub struct Unproven {
     callers: Mutex<Vec<Caller>>,
@@ -196,16 +199,16 @@ pub struct Unproven {
 struct Caller {
     number: usize,
     address: IpAddr,
-    /// Dropped, it is sent away.
+    /// Dropping it closes the caller's connection.
     _stays: oneshot::Sender<()>,
 }
 
-/// One of them. Dropped, it is none any more.
+/// One of these callers, until it is dropped.
 #[derive(Debug)]
 pub struct Proving {
     all: Arc<Unproven>,
     number: usize,
-    /// Ends when others need its place.
+    /// Ends when another caller needs the place.
     sent_away: oneshot::Receiver<()>,
 }
 
@@ -217,7 +220,7 @@ impl Drop for Proving {
 }
 
 impl Unproven {
-    /// One more from there. Where there are too many, the one that has been silent for longest goes: of that address, or of all.
+    /// Adds a caller. If there are too many, the oldest is cut off: of that address, or of all.
     pub fn begin(self: &Arc<Self>, address: IpAddr) -> Proving {
         let (stays, sent_away) = oneshot::channel();
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
@@ -252,7 +255,7 @@ impl Unproven {
 }
 
 impl Proving {
-    /// What comes of it within the time that there is.
+    /// Awaits the proof within [`PROOF`].
     pub async fn within<T>(&mut self, proves: impl Future<Output = T>) -> anyhow::Result<T> {
         tokio::select! {
             proved = tokio::time::timeout(PROOF, proves) => match proved {

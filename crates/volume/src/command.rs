@@ -16,7 +16,7 @@ use crate::device;
 use crate::faults::Hook;
 use crate::transport::{Carriage, Transport, Wanted};
 
-/// How often a command that waits for a move looks how it goes.
+/// Interval at which a command that waits for a move looks at its progress.
 const LOOK: Duration = Duration::from_secs(5);
 
 /// The port of the daemons for each other.
@@ -45,16 +45,19 @@ pub enum VolumeCommand {
         /// A file or block device with the data, in place of a file of the daemon's.
         #[arg(long, value_name = "PATH")]
         data: Option<PathBuf>,
-        /// The file is there already, and becomes the volume as it is: as long as --size says, or longer, of which the rest is not touched.
+        /// Take the existing file for the volume as it is. It must have the length of --size or more; the
+        /// rest is not touched.
         #[arg(long, requires = "data")]
         adopt: bool,
-        /// Give all of it its place on the disk now, so that a write never finds it full. It keeps that when it moves.
+        /// Allocate all of it on the disk now, so that no write finds the disk full. The volume stays
+        /// allocated when it moves.
         #[arg(long)]
         preallocate: bool,
         #[command(flatten)]
         common: Common,
     },
-    /// Take what there is of a volume for its data: a file that is not the one that it had, or what can be read after a flush of its disk has failed.
+    /// Accept a volume's present data: another file than it had, or the readable data after a failed flush of
+    /// its disk.
     #[command(after_help = ACCEPT_HELP)]
     Accept {
         /// The volume.
@@ -152,8 +155,9 @@ pub enum VolumeCommand {
         /// How it is copied; as the daemon here was told (`daemon --copy-transport`) if not given.
         #[arg(long, value_name = "TRANSPORT")]
         copy_transport: Option<Wanted>,
-        /// A flush of its disk has failed: save what can still be read, of which the page cache here may have the only copy. Do not restart this
-        /// machine before; nor the daemon, where the data are a block device.
+        /// Save the readable data of a volume whose disk has failed a flush. The page cache here may have the
+        /// only copy of some: do not restart this machine before, nor the daemon if the data are a block
+        /// device.
         #[arg(long)]
         rescue: bool,
         #[command(flatten)]
@@ -198,14 +202,14 @@ const ACCEPT_HELP: &str = "\
 Example:
   verbatim volume accept db
 
-If a flush of its disk has failed, `verbatim volume list` calls a volume suspect: what was written since the last flush that succeeded may be in the
-page cache of this machine only. It is read, and takes no writes. What to do:
+If a flush of its disk has failed, `verbatim volume list` calls a volume suspect: data written since the last successful flush may be only in the page
+cache of this machine. Reads go on, writes fail. Either:
   1. `verbatim volume migrate db --to HOST --rescue` sends all of it to another host. Nothing is lost that can still be read here.
-  2. Or repair the disk, and say `verbatim volume accept db`: all of it is written to the disk once more, from the page cache where that has it, and
-     flushed. If that succeeds it is not suspect any more. What has left the page cache meanwhile is what the disk has, which may be older.
+  2. Or repair the disk, and run `verbatim volume accept db`: all of it is written to the disk once more, from the page cache as far as it is there, and
+     flushed. If that succeeds the volume is not suspect any more. Pages that have left the page cache meanwhile come from the disk, and may be older.
 
-If there is another file or device at the path of its data (somebody has put a backup there), it is not served until that is said to be right:
-`accept` notes what is there now. Nothing is written.
+If there is another file or device at the path of its data (for example a backup that was put back), the volume is not served until an operator accepts
+it: `accept` notes the present file or device. Nothing is written.
 
 If the state folder comes from a backup, the data of a volume may have seen a later sidecar than the one there: it may have moved since, so it is *unknown*, and
 not served. Put the newer folder back. Or see to it that no other host has a copy that serves (`verbatim volume list` there): `accept` then takes
@@ -225,10 +229,11 @@ decide, with --force:
 See to it before that the destination's daemon does not run, or `verbatim volume list` there. Without --force nothing is done that the destination has
 not said. If it says later that it has the volume, that is an error in the log, and in `verbatim volume list` here.
 
-A volume that moves with its instance (held at its source, ready at its destination) waits for a session of the agents, which `verbatim volume status --json`
-names (`by`). `verbatim session resolve` decides about both. Only if no agent knows that session any more, each copy is decided here, with the same --keep on both
-hosts: `--keep source` serves the held one and gives the ready one up, `--keep destination` the other way round. To be sure: `verbatim sessions --all` has not the
-session on either host, and `verbatim ps` says where the instance runs; that host's copy is to stay. Never keep both.
+A volume that moves with its instance (held at its source, ready at its destination) waits for a session of the agents, which
+`verbatim volume status --json` names (`by`). `verbatim session resolve` decides about both copies. Only if no agent knows that session any more, decide
+each copy here, with the same --keep on both hosts: `--keep source` serves the held copy and gives up the ready one, `--keep destination` the other way
+round. First make sure: `verbatim sessions --all` does not have the session on either host, and `verbatim ps` shows the host where the instance runs. That
+host's copy must stay. Never keep both.
 
 Exit status: 0 decided, 1 refused.";
 
@@ -264,11 +269,12 @@ pub struct DaemonArguments {
     /// Serve clients of other hosts on this TCP port: with TLS, and a certificate of the same authority.
     #[arg(long, value_name = "PORT")]
     pub nbd_port: Option<u16>,
-    /// What copies that come here leave free of the file system with --state-dir, in bytes, or with K, M, G or T. If not given: a hundredth of it,
-    /// between 1M and 64M.
+    /// Space that arriving copies leave free on the file system of --state-dir, in bytes, or with K, M, G or
+    /// T. The default is a hundredth of it, between 1M and 64M.
     #[arg(long, value_name = "BYTES", value_parser = size_or_none)]
     pub reserve: Option<u64>,
-    /// How many threads wait for the disk of one volume at most. They are started when they are needed; all volumes together have 32 times as many.
+    /// Limit of the threads that wait for the disk of one volume. They are started when needed; all volumes
+    /// together have at most 32 times as many.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u8).range(2..))]
     pub threads: u8,
     /// How volumes are copied that move from here. tls: encrypted, on the daemons' own connection. rdma: their chunks by one-sided RDMA, not
@@ -398,15 +404,15 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says beside a move that it comes no further.
+/// Prints a warning while a move makes no progress.
 fn with_warnings<T>(name: &str, common: &Common, moves: impl FnOnce() -> T) -> T {
     let (ended, is_over) = std::sync::mpsc::channel::<()>();
     let (name, common) = (name.to_owned(), common.clone());
-    // Nobody waits for it: it ends with the command.
+    // The thread is not joined: it ends with the command.
     std::thread::spawn(move || {
         let mut is_said = false;
         while is_over.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
-            // Whether the daemon answers is the move's affair.
+            // The move itself reports a daemon that does not answer.
             let Ok(Outcome::Volumes(rows)) = give(&Order::List, &common) else {
                 continue;
             };
@@ -540,13 +546,13 @@ fn daemon(arguments: DaemonArguments, hook: Hook) -> anyhow::Result<ExitCode> {
         copy_device: arguments.copy_device,
         hook,
     };
-    // Before there is another thread. What a tenant has is nobody's business but its daemon's: that is so for every file and socket.
+    // Before there is another thread. Every file and socket is private to the daemon's user.
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     device::be_io_flusher();
     callers::descriptors();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
-        // Orders that wait for disks, and what waits for a file to be written, have one each.
+        // Orders that wait for disks, and writes of files, have one thread each.
         .max_blocking_threads(1024)
         .enable_all()
         .build()?;

@@ -24,14 +24,14 @@ pub enum Order {
         name: String,
         length: u64,
         data: Option<PathBuf>,
-        /// The file is there, and becomes the volume as it is.
+        /// The existing file becomes the volume as it is.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         adopt: bool,
-        /// All of it gets its place on the disk.
+        /// All of it is allocated on the disk.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         preallocate: bool,
     },
-    /// An operator's word: what is there is the volume, whatever has become of its disk.
+    /// An operator accepts the volume's present data, after a failed flush or with another file.
     Accept {
         name: String,
     },
@@ -57,7 +57,7 @@ pub enum Order {
         /// By NBD on this socket, for the virtual machine of that instance. Its folder is there as long as the instance is.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         socket: Option<PathBuf>,
-        /// That instance may read only.
+        /// The instance may only read.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         read_only: bool,
     },
@@ -86,7 +86,7 @@ pub enum Order {
         /// How its copy is to go; as the daemon was told if not given.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         transport: Option<Wanted>,
-        /// Part of what was written may be in the page cache here only: all of it is sent from there.
+        /// Some written data may be only in the page cache here: all data are sent through it.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         rescue: bool,
     },
@@ -121,7 +121,8 @@ pub enum Order {
         name: String,
         by: AgentSession,
     },
-    /// That session is decided. The same to whatever has no part in it. The answer is a row in any case: only that says what became of the copy.
+    /// That session is decided. Also sent to copies that have no part in it. The answer is always a row: only
+    /// its role tells the result.
     Settle {
         name: String,
         by: AgentSession,
@@ -130,7 +131,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// The volume that it is about; none if it is about all.
+    /// The volume that it is about; `None` if it is about all.
     pub fn volume(&self) -> Option<&str> {
         match self {
             Self::List => None,
@@ -165,21 +166,23 @@ pub struct Row {
     pub length_bytes: u64,
     /// How often it has moved, and one.
     pub generation: u64,
-    /// serving, deciding, moved, incoming, incomplete, held or ready. Or, with numbers that are 0: placed, of one that is not here yet; unknown, where it cannot be said which of them it is; busy, where that is not waited for; none,
-    /// in the answer to [`Order::Settle`], where there is no copy.
+    /// serving, deciding, moved, incoming, incomplete, held or ready. Or, with numbers that are 0: placed, if
+    /// it is not here yet; unknown, if the role is not known; busy, while another order has it; none, in the
+    /// answer to [`Order::Settle`], if there is no copy.
     pub role: String,
     /// The other host, if the role has one.
     pub other_host: Option<String>,
     /// Where its data are, or are to go, if that is no file of the daemon's.
     #[serde(default)]
     pub data: Option<PathBuf>,
-    /// Why it is not served though its role says so: that is waited for.
+    /// The reason why it is not served although its role is to serve; the daemon tries again.
     #[serde(default)]
     pub waits: Option<String>,
-    /// A flush of its disk has failed: what was written since the last one may be in the page cache only. It is read, and nothing is written.
+    /// A flush of its disk has failed: data written since the last good one may be only in the page cache.
+    /// Reads go on, writes fail.
     #[serde(default)]
     pub suspect: bool,
-    /// Nothing was ever written to it, as far as is known; nothing by older daemons.
+    /// Nothing was ever written to it, as far as is known; `None` from older daemons.
     #[serde(default)]
     pub fresh: Option<bool>,
     /// Clients may connect.
@@ -206,10 +209,10 @@ pub struct Row {
     /// The session of the agents that decides about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<AgentSession>,
-    /// What is wrong with it, in words.
+    /// Its trouble, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
-    /// Why it comes no further, if it does not.
+    /// The reason why its copy makes no progress, if it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stalled: Option<String>,
 }

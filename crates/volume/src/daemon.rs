@@ -41,7 +41,7 @@ use lent::Lent;
 use orders::has_ended;
 use together::Following;
 
-/// An answer that decides nothing is asked for again after this time.
+/// Pause before a question is repeated whose answer decided nothing.
 const AGAIN: Duration = Duration::from_millis(200);
 
 /// What a daemon is told when it starts.
@@ -59,7 +59,7 @@ pub struct Config {
     pub port: u16,
     /// On which port clients of other hosts are served, by TLS.
     pub nbd_port: Option<u16>,
-    /// What copies leave free of the file system with the volumes' folder; a part of it if not given.
+    /// Space that copies leave free on the file system of the volumes' folder; `None`: a share of it.
     pub reserve: Option<u64>,
     /// How many threads wait for disks.
     pub threads: usize,
@@ -100,24 +100,25 @@ struct State {
     restored: Option<(Sidecar, u64)>,
     /// Why it is not served, though its sidecar says that it is.
     unserved: Option<String>,
-    /// The two are tried again.
+    /// A task tries both again.
     is_tried_again: bool,
-    /// What an operator has to know of, and nobody but him can do anything about.
+    /// A trouble that only an operator can resolve.
     alarm: Option<String>,
-    /// The attempt of which this process has had everything on the disk when it was asked, and has nothing taken since.
+    /// The attempt that this process had completely on the disk when it was asked; nothing was received
+    /// since.
     whole: Option<SessionId>,
     settings: Settings,
     /// Where its data are to go, while there is no copy here.
     place: Option<PathBuf>,
-    /// What is noted of its data.
+    /// Notes on its data.
     noted: Option<Noted>,
-    /// Its data, from when they are opened or made until they are nobody's.
+    /// Its data, while they are open.
     store: Option<Arc<Store>>,
     /// While it is served here.
     volume: Option<Arc<Volume>>,
-    /// What was served, and has requests at the disk that have not ended since it was closed.
+    /// The closed volume, while it has requests at the disk.
     closing: Option<Arc<Volume>>,
-    /// The attempt that fills it, what the copy had of its disk before, and how far it may go.
+    /// The attempt that fills it, the bytes that the copy had allocated before, and its limit.
     filling: Option<(SessionId, u64, Option<Arc<Reserve>>)>,
     /// From the first offer on.
     incoming: Option<Arc<Incoming>>,
@@ -147,11 +148,11 @@ struct Entry {
     name: String,
     folder: Folder,
     state: Mutex<State>,
-    /// Its volume while other hosts' clients may have it, for who must not wait for the lock.
+    /// Its volume while clients of other hosts may use it, for tasks that must not wait for the lock.
     served: std::sync::Mutex<Option<Arc<Volume>>>,
-    /// For those.
+    /// Places for these clients.
     remote: Arc<Places>,
-    /// For orders about it.
+    /// Places for orders about it.
     orders: Arc<Places>,
 }
 
@@ -171,13 +172,13 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
     };
     if !config.runtime_dir.exists() {
         make(&config.runtime_dir)?;
-        // Others than the daemon of volumes have sockets there.
+        // Other daemons have sockets there, too.
         std::fs::set_permissions(&config.runtime_dir, std::fs::Permissions::from_mode(0o755))?;
     }
     make(&config.state_dir)?;
     make(&config.runtime_dir.join("volumes"))?;
     let _lock = lock(&config)?;
-    // An earlier release has left them to be read by everybody.
+    // An earlier release has made them readable for all users.
     keep_private(&config.state_dir);
     keep_private(&config.runtime_dir.join("volumes"));
     let hosts = match config.config_dir.join("hosts.json").exists() {
@@ -200,7 +201,8 @@ fn lock(config: &Config) -> anyhow::Result<std::fs::File> {
     let path = config.state_dir.join(".lock");
     let mut open = OpenOptions::new();
     let file = match open.write(true).create(true).truncate(false).open(&path) {
-        // What is read-only has volumes all the same, whose data are elsewhere; and what another daemon made can be locked.
+        // A read-only folder may have volumes with data elsewhere, and a lock file of an earlier daemon can
+        // be locked.
         Err(error) if error.kind() == std::io::ErrorKind::ReadOnlyFilesystem => {
             let file = std::fs::File::open(&path).with_context(|| {
                 format!(
@@ -270,7 +272,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Has a volume of its data, which are open.
+    /// Makes a volume of its data, and opens them if necessary.
     fn open(&self, entry: &Entry, state: &mut State, length: u64) -> anyhow::Result<()> {
         has_ended(entry, state)?;
         state.closing = None;

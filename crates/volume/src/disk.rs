@@ -4,9 +4,10 @@
 //! and flushing need no kernel of a certain age, and hosts that forbid io_uring (as many container runtimes do) work the same. What the tenant
 //! wants goes before what is copied: both have threads of their own, and those of copies have a lower priority.
 //!
-//! Each volume has threads of its own, so that a disk that hangs is nobody else's trouble: none while there is nothing to wait for, one more whenever
-//! something is to be done and all of them are busy, up to a limit of its own and one of the daemon's. Beyond the daemon's each volume still has
-//! one of either kind. Those that have nothing to do for a while end, but for one.
+//! Each volume has threads of its own, so that a hanging disk does not affect other volumes: none before the
+//! first job, and one more whenever a job comes while all are busy, up to the volume's limit and the
+//! daemon's. Beyond the daemon's limit each volume still has one of either kind. Idle threads end after a
+//! while, except one.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,10 +23,10 @@ type Job = Box<dyn FnOnce() + Send>;
 /// The most threads of all volumes together, as a multiple of those of one; besides one of either kind for each volume.
 const VOLUMES: usize = 32;
 
-/// A thread that has had nothing to do for so long ends, if there is another.
+/// A thread that is idle for this time ends, if there is another.
 const IDLE: Duration = Duration::from_secs(20);
 
-/// After a thread that could not be started.
+/// Pause after a thread that could not be started.
 const AGAIN: Duration = Duration::from_millis(100);
 
 /// Whom a job is for.
@@ -37,19 +38,20 @@ pub enum Class {
     Copy,
 }
 
-/// What the volumes of a daemon share: how many threads wait for their disks, and how much of their clients is under way.
+/// Limits that the volumes of a daemon share: threads that wait for disks, and memory of requests in flight.
 #[derive(Clone)]
 pub struct Disks {
     threads: usize,
-    /// How many more may be started in all.
+    /// Threads that may still be started, over all volumes.
     left: Arc<AtomicUsize>,
-    /// Whose thread is to be started. Threads inherit the priority of the one that starts them: so one does, that has the usual one.
+    /// Queues that need another thread. A new thread inherits the priority of its creator, so one thread with
+    /// the usual priority creates all.
     starter: Sender<Arc<Queue>>,
     total: Arc<Total>,
 }
 
 impl Disks {
-    /// At most so many threads for the tenant of a volume, and half as many, in the background, for what is copied.
+    /// At most `threads` threads for the tenant of a volume, and half as many, in the background, for copies.
     pub fn new(threads: usize) -> Self {
         let (starter, wanted) = channel::<Arc<Queue>>();
         std::thread::Builder::new()
@@ -89,7 +91,7 @@ impl Disks {
     }
 }
 
-/// The threads of one volume. They end with it, when all is done that they were given.
+/// The threads of one volume. They end with it, after their last job.
 pub struct OwnDisks {
     tenant: Arc<Queue>,
     copy: Arc<Queue>,
@@ -104,7 +106,7 @@ impl OwnDisks {
             Class::Copy => &self.copy,
         };
         if queue.push(Box::new(job)) {
-            // It lives as long as there is one who could send.
+            // The starter lives as long as there is a sender.
             let _ = self.starter.send(queue.clone());
         }
     }
@@ -122,11 +124,11 @@ impl Drop for OwnDisks {
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
-    /// Those that are there, and those that are being started.
+    /// Threads, with those that are being started.
     threads: usize,
-    /// Those that are being started.
+    /// Threads that are being started.
     starting: usize,
-    /// Those that have nothing to do, or were woken and do not run yet.
+    /// Threads that are idle, or were woken and do not run yet.
     waiting: usize,
     is_over: bool,
 }
@@ -146,7 +148,7 @@ impl Queue {
         self.state.lock().expect("no panic under this lock")
     }
 
-    /// True if a thread is to be started for it.
+    /// Returns whether a thread has to be started for it.
     fn push(&self, job: Job) -> bool {
         let mut state = self.lock();
         state.jobs.push_back(job);
@@ -164,7 +166,7 @@ impl Queue {
         grows
     }
 
-    /// One of those that all volumes share.
+    /// Takes one of the threads that all volumes share.
     fn take_one(&self) -> bool {
         let take = |left: usize| left.checked_sub(1);
         self.left
@@ -184,7 +186,7 @@ impl Queue {
             let Err(error) = started else { return };
             let mut state = self.lock();
             if state.threads > 1 {
-                // The others do it, later.
+                // The other threads do the job later.
                 state.starting -= 1;
                 self.ends(state);
                 return;
@@ -195,7 +197,7 @@ impl Queue {
         }
     }
 
-    /// One thread less. All but the first are of those that are shared.
+    /// Counts a thread less. All but the first are shared ones.
     fn ends(&self, mut state: MutexGuard<'_, State>) {
         state.threads -= 1;
         if state.threads > 0 {

@@ -33,7 +33,7 @@ pub enum Point {
     Fetched,
     /// The source is about to send by TLS what did not come by RDMA.
     Again,
-    /// A volume has grown, durably, and nobody was told.
+    /// A volume has grown durably, and its clients do not know yet.
     Grown,
     /// A flush has failed, and nobody has noted it.
     FlushFailed,

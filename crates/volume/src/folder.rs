@@ -3,15 +3,16 @@
 //! ```text
 //!  STATE/NAME/sidecar.json   identity, generation, role; which copy may serve (`verbatim_mirror::decision`)
 //!  STATE/NAME/settings.json  where the data are, and whether it is attached; nothing that decides anything
-//!  STATE/NAME/data.json      what tells the data from others, noted when they were made (`crate::store::identity`)
+//!  STATE/NAME/data.json      identity of the data, noted when they were made (`crate::store::identity`)
 //!  STATE/NAME/data.sound     an empty file, `data.broken` once a flush has failed (`crate::store::trust`)
 //!  STATE/NAME/place.json     where the data are to go when it moves here for the first time, if somebody has said so
 //!  STATE/NAME/data           the data, unless they are in a block device or a file elsewhere
-//!  STATE/.gone-ID            what a copy that was deleted has said, and must not be forgotten
+//!  STATE/.gone-ID            tombstone: the highest generation that a deleted copy knew
 //! ```
 //!
-//! A file is replaced in one piece, and without room ([`replacing`]). If that fails, it may be that nobody can say which of the two a crash leaves: then the
-//! copy is not known until what is there was made durable ([`Folder::make_durable`]).
+//! A file is replaced atomically, and without further room ([`replacing`]). After a failure it may be
+//! uncertain which of the two a crash leaves. Then the copy is unknown until the present file was made
+//! durable ([`Folder::make_durable`]).
 
 pub mod replacing;
 
@@ -36,7 +37,7 @@ const PLACE: &str = "place.json";
 const NOTED: &str = "data.json";
 const DATA: &str = "data";
 
-/// The beginning of a tombstone's name; no volume's begins so.
+/// Prefix of a tombstone's name; no name of a volume begins with it.
 const GONE: &str = ".gone-";
 
 /// The longest name of a volume.
@@ -59,15 +60,15 @@ pub struct Settings {
     pub data: Option<PathBuf>,
 }
 
-/// What is noted of the data of a copy.
+/// Notes on the data of a copy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Noted {
-    /// What tells them from others.
+    /// Their identity.
     pub identity: Identity,
-    /// All of them had their place on the disk from the beginning, and keep it.
+    /// All of them were allocated on the disk from the start, and stay so.
     #[serde(default)]
     pub preallocated: bool,
-    /// Somebody had them: where there is nothing on them, something may be lost.
+    /// They were in use: if they look empty, data may be lost.
     #[serde(default)]
     pub used: bool,
 }
@@ -120,7 +121,7 @@ impl Folder {
             let Ok(folder) = Self::new(state, &name) else {
                 continue;
             };
-            // One that cannot be looked at may be a volume.
+            // A folder that cannot be examined may be a volume.
             let is_there = |file: &&str| match folder.path.join(file).try_exists() {
                 Err(error) => error.kind() != io::ErrorKind::NotADirectory,
                 Ok(is_there) => is_there,
@@ -138,7 +139,7 @@ impl Folder {
         &self.path
     }
 
-    /// What is noted of the data; nothing by older daemons.
+    /// Notes on the data; `None` from older daemons.
     pub fn noted(&self) -> anyhow::Result<Option<Noted>> {
         self.read(NOTED)
     }
@@ -176,12 +177,12 @@ impl Folder {
         self.write(SIDECAR, written)
     }
 
-    /// Sees to it that the next sidecar can be written, whatever becomes of the room.
+    /// Reserves room for the next sidecar.
     pub fn reserve_sidecar(&self) -> anyhow::Result<()> {
         reserve(&self.path.join(SIDECAR))
     }
 
-    /// Makes durable what is there now. It needs no room, and changes nothing.
+    /// Makes the present sidecar durable. It needs no room, and changes nothing.
     pub fn make_durable(&self) -> anyhow::Result<()> {
         let path = self.path.join(SIDECAR);
         let make = || -> io::Result<()> {
@@ -211,15 +212,15 @@ impl Folder {
         Ok(self.write(PLACE, &data)?)
     }
 
-    /// What is left of a copy of that volume that is gone.
+    /// The tombstone of a deleted copy of that volume.
     pub fn tombstone(&self, id: VolumeId) -> anyhow::Result<Option<Tombstone>> {
         Ok(read::<Gone>(&self.gone(id))?.map(|gone| gone.tombstone))
     }
 
-    /// Forgets it: a sidecar says as much, and more.
+    /// Removes the tombstone: a sidecar knows as much or more, or an operator wants it forgotten.
     pub fn forget(&self, id: VolumeId) -> anyhow::Result<()> {
         let path = self.gone(id);
-        // Where nothing can be changed there need not be anything, either.
+        // On a read-only file system removing a missing file would fail.
         let is_there = path.try_exists();
         if !is_there.with_context(|| format!("cannot look at {}", path.display()))? {
             return Ok(());
@@ -228,7 +229,7 @@ impl Folder {
         Ok(sync(self.state())?)
     }
 
-    /// What is left of copies that had this name.
+    /// Tombstones of volumes that had this name.
     pub fn left(&self) -> anyhow::Result<Vec<VolumeId>> {
         let name = self.path.file_name().and_then(|name| name.to_str());
         let entries =
@@ -250,7 +251,8 @@ impl Folder {
         self.state().join(format!("{GONE}{}", String::from(id)))
     }
 
-    /// Removes the volume, or what is expected of one: first what makes it that. The tombstone is durable before.
+    /// Removes the volume, or the note that one is expected: first the file that makes it one. The tombstone
+    /// is durable before.
     pub fn delete(&self, tombstone: Option<&Tombstone>) -> anyhow::Result<()> {
         if let Some(tombstone) = tombstone {
             let name = self.path.file_name().unwrap_or_default();
@@ -259,7 +261,8 @@ impl Folder {
                 tombstone: tombstone.clone(),
             };
             let text = serde_json::to_vec(&gone)?;
-            // It takes the room of the sidecar's spare: a volume is deleted also to make room.
+            // The tombstone takes the room of the sidecar's spare, since a volume is also deleted to make
+            // room.
             replacing::give_spare(&self.path.join(SIDECAR), &self.gone(tombstone.id), &text)?;
         }
         // What is cut off in between is the volume as it was, and not one that is expected again.
@@ -273,7 +276,7 @@ impl Folder {
         fs::remove_dir_all(&self.path).with_context(|| format!("cannot remove {}", self.path.display()))
     }
 
-    /// Removes what is left of a volume that did not come to be.
+    /// Removes the remains of a volume that was not completed.
     pub fn discard(&self) {
         let is_one = |file| self.path.join(file).try_exists().unwrap_or(true);
         let has_data = self
@@ -282,7 +285,7 @@ impl Folder {
             .metadata()
             .is_ok_and(|data| data.blocks() > 0);
         if !is_one(SIDECAR) && !is_one(PLACE) && !has_data {
-            // It is nothing, and in nobody's way.
+            // An error is harmless.
             let _ = fs::remove_dir_all(&self.path);
         }
     }

@@ -16,7 +16,8 @@
 //! - [`nbd`]: the protocol, and its servers: by threads for clients on this machine, by tasks for those that come by TLS.
 //! - `vhost_user`: a volume as the disk of a virtual machine, out of whose memory requests are taken.
 //! - `device`: a volume as a block device of this machine, by FUSE and a loop device.
-//! - `callers`: how many may be connected, and how long each may take to say who it is. `room`: how much of clients is under way.
+//! - `callers`: limits for connections, and for the time until they prove their identity. `room`: limits for
+//!   requests in flight.
 //! - `own_thread`: connections between daemons have a thread each; `background`: those for what is copied yield to tenants'.
 //! - [`peer`]: the two sides of a move; [`transport`]: whether chunks go by RDMA; [`wire`]: what they say to each other.
 //! - [`command`]: `verbatim volume …`.

@@ -44,7 +44,7 @@ struct Link {
     number: u64,
     sender: UnboundedSender<Outgoing>,
     compares: bool,
-    /// Its daemon knows zeros that keep their place on the disk.
+    /// Its daemon knows zeros that stay allocated.
     knows_room: bool,
 }
 
@@ -59,17 +59,17 @@ pub struct Outlet {
     pub sent_bytes: u64,
     /// How its chunks go.
     pub carriage: Option<Carriage>,
-    /// All of the volume has its place on the disk, and is to have it there, too.
+    /// All of the volume is allocated, and shall be allocated there, too.
     keeps_room: bool,
 }
 
 impl Outlet {
-    /// A move begins. `keeps_room`: zeros keep their place on the disk, too.
+    /// A move begins. `keeps_room`: zeros stay allocated.
     pub fn begin(&mut self, keeps_room: bool) {
         (self.sent_bytes, self.carriage, self.keeps_room) = (0, None, keeps_room);
     }
 
-    /// There is a connection, to a daemon that knows this. Its number.
+    /// There is a connection to a daemon with these abilities. Returns its number.
     pub fn connect(
         &mut self,
         (compares, knows_room): (bool, bool),
@@ -114,7 +114,7 @@ impl Outlet {
     pub fn send_chunk(&mut self, ticket: Ticket) {
         let chunk = self.chunks.get(&ticket).expect("it was read");
         let tag = Tag::Chunk(ticket.0);
-        // What is equal may have no place on the disk there.
+        // Equal data may be a hole there.
         let is_allocated = chunk.is_zero && self.keeps_room;
         match chunk.hash.filter(|_| !is_allocated) {
             Some(hash) => {
@@ -156,7 +156,7 @@ impl Outlet {
         }
     }
 
-    /// Sends that there are zeros, and whether they may lose their place on the disk.
+    /// Sends zeros. `may_free`: they need not stay allocated.
     pub fn zero(&mut self, tag: Tag, extent: Extent, may_free: bool) {
         let Extent { offset, length } = extent;
         let knows_room = self.link.as_ref().is_some_and(|link| link.knows_room);

@@ -1,19 +1,19 @@
-//! Whether a copy comes any further. One that does not may go on for ever, so that is said.
+//! Progress of a copy. A copy without progress may go on for ever, so that is reported.
 
 use std::time::Duration;
 
 use verbatim_mirror::{Link, Status};
 
-/// So long it may come no further before that is said.
+/// Time without progress before it is reported.
 const LONG: Duration = Duration::from_secs(15);
 
-/// It is said again after so long.
+/// Time between two reports.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// What was seen of it, by a clock that never goes back.
+/// Observations of a copy, by a monotonic clock.
 #[derive(Debug, Default)]
 pub struct Progress {
-    /// The least that was lacking.
+    /// The least number of bytes lacking so far.
     least: Option<u64>,
     interruptions: u32,
     since: Duration,
@@ -21,12 +21,12 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Looks at it. True if it is to be said now that it comes no further.
+    /// Looks at it. Returns whether a lack of progress has to be reported now.
     pub fn look(&mut self, now: Duration, status: &Status) -> bool {
         let lacking = status.lacking_bytes;
         match self.least {
             None => (self.least, self.interruptions, self.since) = (Some(lacking), status.interruptions, now),
-            // All is compared again.
+            // Everything is compared again.
             Some(_) if self.interruptions != status.interruptions => {
                 (self.least, self.interruptions) = (Some(lacking), status.interruptions);
             }
@@ -43,7 +43,7 @@ impl Progress {
         says
     }
 
-    /// Why it comes no further, if it does not.
+    /// The reason why it makes no progress, if it does not.
     pub fn stalled(&self, now: Duration, status: &Status) -> Option<String> {
         let long = now.saturating_sub(self.since);
         if self.least.is_none() || long < LONG {

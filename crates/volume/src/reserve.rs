@@ -7,22 +7,22 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use rustix::fs::statvfs;
 
-/// So much is written before the room is looked at again.
+/// Bytes written between two looks at the free room.
 const STEP: u64 = 16 << 20;
 
-/// What was written into a copy while the room is looked at.
+/// Accounts for writes into a copy, so that they leave room on its file system.
 #[derive(Debug)]
 pub struct Reserve {
-    /// The copy's own file, and what it had of the disk before.
+    /// The copy's own file, and the bytes that it had allocated before.
     data: PathBuf,
     had: u64,
     bytes: u64,
-    /// What may be written before the next look.
+    /// Bytes that may be written before the next look.
     left: AtomicI64,
 }
 
 impl Reserve {
-    /// So many bytes are left free where these data lie, which had so much before.
+    /// Keeps `bytes` free where these data lie, which had `had` bytes allocated before.
     pub fn new(data: &Path, had: u64, bytes: u64) -> Self {
         Self {
             data: data.to_owned(),
@@ -32,18 +32,18 @@ impl Reserve {
         }
     }
 
-    /// Takes room for that, or says that there is none.
+    /// Takes room for that many bytes; an error if there is none.
     pub fn take(&self, bytes: usize) -> io::Result<()> {
         let bytes = bytes as i64;
         if self.left.fetch_sub(bytes, Ordering::Relaxed) >= bytes {
             return Ok(());
         }
         let Ok(free) = free(&self.data) else {
-            // What is wrong there a write says, too.
+            // The write itself reports such an error.
             return Ok(());
         };
         let left = free.saturating_sub(self.bytes);
-        // Without room only what was the copy's before is written over.
+        // Without room a write may only overwrite blocks that the copy had before.
         if left < bytes as u64 && allocated(&self.data).unwrap_or(0) > self.had {
             self.left.store(0, Ordering::Relaxed);
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
@@ -54,19 +54,19 @@ impl Reserve {
     }
 }
 
-/// What the file has of its disk; nothing if it is a device.
+/// Allocated bytes of the file; `None` if it is a device.
 pub fn allocated(data: &Path) -> Option<u64> {
     let metadata = data.metadata().ok()?;
     let is_device = metadata.file_type().is_block_device();
     (!is_device).then(|| metadata.blocks() * 512)
 }
 
-/// The file system of a file that need not be there.
+/// The nearest existing folder of a file that need not exist.
 pub fn file_system(data: &Path) -> Option<&Path> {
     data.ancestors().find(|path| path.exists())
 }
 
-/// What may be written there.
+/// Free bytes there.
 pub fn free(data: &Path) -> io::Result<u64> {
     let path = file_system(data).ok_or(io::ErrorKind::NotFound)?;
     let stat = statvfs(path)?;

@@ -1,9 +1,10 @@
-//! How much of clients is under way at once.
+//! Limits for the requests of clients that are in flight.
 //!
-//! A request holds memory of the daemon's from when its data are read, or it is begun, until its answer has left. Three things bound that: what one
-//! connection has under way ([`Own`]), what all connections and queues of one volume have ([`Room`]), and what all volumes have ([`Total`]). A client that does not read
-//! its answers keeps what they hold: so one connection gets half of its volume's room, and whatever others have of the total, each volume
-//! has one request under way. Who has to wait waits before its request holds anything, in the order of coming.
+//! A request holds memory of the daemon from its beginning until its answer has left. Three limits bound that
+//! memory: of one connection ([`Own`]), of all connections and queues of one volume ([`Room`]), and of all
+//! volumes ([`Total`]). A client that does not read its answers keeps the memory. So one connection gets at
+//! most half of its volume's room, and each volume may always have one request in flight, even if others have
+//! all of the total. A request waits before it holds any memory, in the order of arrival.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +13,7 @@ use std::thread::Thread;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
 
-/// The most requests of a connection that are under way, and of which answers wait.
+/// The most requests of a connection in flight, with those whose answers wait.
 pub const MAX_IN_FLIGHT: usize = 128;
 
 /// The most KiB of data of them; at least one request of the largest size.
@@ -29,7 +30,7 @@ pub const MAX_REQUEST: u32 = 32 << 20;
 
 const _: () = assert!(MAX_REQUEST as usize / 1024 <= MAX_KIB, "a request always fits");
 
-/// What one connection has under way.
+/// Requests of one connection in flight.
 #[derive(Debug, Default)]
 pub struct Own {
     requests: usize,
@@ -59,7 +60,7 @@ impl Own {
     }
 }
 
-/// What all volumes have under way.
+/// Memory for requests of all volumes.
 #[derive(Debug)]
 pub struct Total(Arc<Semaphore>);
 
@@ -69,16 +70,16 @@ impl Default for Total {
     }
 }
 
-/// What one volume has under way.
+/// Memory for requests of one volume.
 #[derive(Debug, Clone)]
 pub struct Room {
     kib: Arc<Semaphore>,
-    /// For one request, when others have all of the total.
+    /// For one request, if others have all of the total.
     one: Arc<Semaphore>,
     total: Arc<Total>,
 }
 
-/// What requests hold; given back when it is dropped.
+/// Memory that a request holds; given back when this is dropped.
 #[derive(Debug, Default)]
 pub struct Held(#[expect(dead_code, reason = "it is kept to be dropped")] Option<[OwnedSemaphorePermit; 2]>);
 

@@ -1,6 +1,7 @@
 //! Who the hosts are, and how they prove it: `hosts.json` and `tls/`, which agents use, too.
 //!
-//! Both are read again when they have changed ([`Hosts::renew`]): all that have a [`Hosts`] know the new ones from then on, and connections stay.
+//! Both are read again when they have changed ([`Hosts::renew`]): all clones of a [`Hosts`] then have the new
+//! content, and connections stay.
 
 use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
@@ -25,17 +26,17 @@ struct Entry {
     trusted_network: bool,
 }
 
-/// What was read.
+/// Content of the files.
 struct Known {
     entries: Vec<Entry>,
     connector: TlsConnector,
     acceptor: TlsAcceptor,
 }
 
-/// What the files were when they were read: when they were written, their lengths and numbers.
+/// State of the files when they were read: times of modification, lengths and inode numbers.
 type Stamp = [Option<(i64, i64, u64, u64)>; 4];
 
-/// What a daemon has of the others.
+/// A daemon's knowledge of the other hosts.
 #[derive(Clone)]
 pub struct Hosts(Arc<Shared>);
 
@@ -112,8 +113,8 @@ impl Hosts {
         self.0.known.read().expect("no panic under this lock").clone()
     }
 
-    /// Reads them again if they have changed, or in any case. True if there is something new; on an error what was known stays, and it is tried again when
-    /// they change once more. `own`: the host that must be in the list.
+    /// Reads the files again if they have changed, or in any case. Returns whether it has read them. On an
+    /// error the old content stays, and the next change is awaited. `own`: the host that must be in the list.
     pub fn renew(&self, own: &str, in_any_case: bool) -> anyhow::Result<bool> {
         let mut read = self.0.stamp.lock().expect("no panic under this lock");
         let now = stamp(&self.0.folder);
@@ -181,7 +182,8 @@ impl Hosts {
         parsed.is_ok_and(|parsed| rustls::client::verify_server_name(&parsed, &name).is_ok())
     }
 
-    /// The host of the list whose certificate the caller has. None where it is a client's: the authority has signed it, too.
+    /// The host of the list whose certificate the caller has. `None` for a client, which has a certificate of
+    /// the same authority.
     pub fn caller(&self, stream: &server::TlsStream<TcpStream>) -> Option<String> {
         let known = self.known();
         let mut names = known.entries.iter().map(|entry| &entry.name);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// So long a host's RNIC may take to make a ring, or to let go of one, before a copy goes on without.
+/// Limit for a host's RNIC to make or release a ring; then the copy goes on without it.
 pub const RNIC_LIMIT: Duration = Duration::from_secs(5);
 
 /// What an operator asks for.

@@ -23,7 +23,7 @@ use crate::wire::{Tag, ToSource};
 /// The largest request that the thread of a connection carries out: larger ones are better done beside each other.
 const HERE: u64 = 128 << 10;
 
-/// How often it is looked how far a migration is.
+/// Interval of the looks at a migration's progress.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// How a request ends: with what was read, or nothing.
@@ -58,9 +58,9 @@ struct Inner {
     ids: u64,
     requests: HashMap<RequestId, Request>,
     outlet: Outlet,
-    /// Of the migration.
+    /// Progress of the migration.
     progress: Progress,
-    /// When that was looked at last.
+    /// Time of the last look at it.
     looked: Duration,
     reports: Option<UnboundedSender<Report>>,
     /// The request whose giver may carry it out itself, until the engine has said what becomes of it.
@@ -120,7 +120,7 @@ impl Volume {
         self.lock().engine.length()
     }
 
-    /// What its clients have under way together.
+    /// Room for the requests of all its clients.
     pub fn room(&self) -> &Room {
         &self.room
     }
@@ -136,7 +136,7 @@ impl Volume {
         Some((inner.engine.status()?, inner.outlet.sent_bytes))
     }
 
-    /// Why a migration comes no further, if it does not.
+    /// The reason why a migration makes no progress, if it does not.
     pub fn stalled(&self) -> Option<String> {
         let inner = self.lock();
         inner
@@ -144,7 +144,7 @@ impl Volume {
             .stalled(self.began.elapsed(), &inner.engine.status()?)
     }
 
-    /// Some time has passed. If there is something to be said of a migration that comes no further, that.
+    /// Some time has passed. Returns a message if a lack of progress has to be reported.
     pub fn tick(self: &Arc<Self>) -> Option<String> {
         let mut inner = self.lock();
         let now = self.began.elapsed();
@@ -267,7 +267,7 @@ impl Volume {
         let refused = match &event {
             _ if !*self.is_open.borrow() => Some(Failure::Moved),
             Event::Request { op: Op::Read, .. } => None,
-            // It is refused before the engine knows of it: nothing of it goes to another host.
+            // Refused before the engine gets it: nothing of it goes to another host.
             _ if self.store.is_suspect() => Some(Failure::Disk(libc::EIO)),
             _ => None,
         };
@@ -301,7 +301,8 @@ impl Volume {
         self.handle(inner, Event::Migrate { bytes_per_second });
     }
 
-    /// There is a connection to the destination; what is to be sent goes there. `knows`: whether it compares, and knows zeros that keep their place. Its number.
+    /// There is a connection to the destination, which gets everything to be sent. `knows`: whether it
+    /// compares, and knows zeros that stay allocated. Returns its number.
     pub fn link_up(
         self: &Arc<Self>,
         keeps: bool,

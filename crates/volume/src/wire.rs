@@ -18,10 +18,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use verbatim_bulk::{Accepted, Offer};
 use verbatim_mirror::decision::{AgentSession, Answer, Generation, SessionId, VolumeId};
 
-/// The version of these messages. The one before has all but the last of [`ToDestination`].
+/// The version of these messages. Version 3 lacks [`ToDestination::Allocate`].
 pub const VERSION: u32 = 4;
 
-/// The oldest that is spoken, too: hosts are upgraded one after the other.
+/// The oldest version that is still spoken: hosts are upgraded one after the other.
 pub const OLDEST: u32 = 3;
 
 /// The longest message without its data: a Hello has the key of fingerprints.
@@ -82,7 +82,7 @@ pub enum Purpose {
     WouldTake {
         /// The size of the volume.
         length: u64,
-        /// What it has of the source's disk.
+        /// Its allocated bytes at the source.
         allocated: u64,
         /// The source.
         from: String,
@@ -135,7 +135,7 @@ pub enum ToDestination {
     },
     /// The source's RNIC is gone: what was not read from its ring never will be.
     StopFetching,
-    /// Zeros that keep their place on the disk. Not for a daemon of version 3.
+    /// Zeros that stay allocated. Not for a daemon of version 3.
     Allocate {
         /// How it is called in the answer.
         tag: Tag,
@@ -203,7 +203,7 @@ pub enum ToSource {
     Taken(u64),
     /// It is not taken from the ring any more, for this reason: it is to be sent here.
     Again(Tag, String),
-    /// To [`Purpose::WouldTake`]: it would.
+    /// Answer to [`Purpose::WouldTake`]: yes.
     WouldTake,
 }
 

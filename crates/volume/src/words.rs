@@ -4,7 +4,7 @@ use std::io;
 
 use verbatim_mirror::{Ended, Failure, HoldFailure};
 
-/// What a disk has said.
+/// An error of a disk.
 fn disk(errno: i32) -> String {
     match errno {
         libc::ENOSPC => "it is full (No space left on device)".to_owned(),
@@ -13,7 +13,7 @@ fn disk(errno: i32) -> String {
     }
 }
 
-/// Why a request has failed.
+/// The reason why a request has failed.
 pub fn failure(failure: &Failure) -> String {
     match failure {
         Failure::Disk(errno) => format!("the disk here: {}", disk(*errno)),
@@ -21,7 +21,7 @@ pub fn failure(failure: &Failure) -> String {
     }
 }
 
-/// Why a migration to that host is over.
+/// The reason why a migration to that host has ended.
 pub fn ended(why: &Ended, to: &str) -> String {
     match why {
         Ended::Cancelled => "the move was given up".to_owned(),
@@ -31,7 +31,7 @@ pub fn ended(why: &Ended, to: &str) -> String {
     }
 }
 
-/// Why requests are not held any more.
+/// The reason why requests are no longer held.
 pub fn hold(why: &HoldFailure, to: &str) -> String {
     match why {
         HoldFailure::NotMirrored => format!("{to} does not have everything (any more)"),

@@ -1,4 +1,5 @@
-//! What one disk, one client, one host, or somebody on the network can take of a daemon, and what it leaves to the others.
+//! Limits: the share of a daemon that one disk, client, host, or caller on the network can take, and the rest
+//! for others.
 
 mod support;
 
@@ -27,7 +28,7 @@ fn ends(what: impl FnOnce() + Send + 'static) -> bool {
     let (sender, ended) = channel();
     std::thread::spawn(move || {
         what();
-        // Nobody may wait any more.
+        // The receiver may be gone.
         let _ = sender.send(());
     });
     ended.recv_timeout(PATIENCE).is_ok()
@@ -246,7 +247,7 @@ fn who_says_nothing_is_cut_off_and_one_that_has_very_many_connections_gets_no_mo
         let mut said = Vec::new();
         match one.read_to_end(&mut said) {
             Ok(_) => assert!(said.is_empty() || said.len() == 18, "a greeting and no more"),
-            // It was told something that it did not read, or nobody has taken it.
+            // It was closed with an unread message, or was never accepted.
             Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
         }
     }
@@ -337,7 +338,7 @@ fn a_client_is_no_host_and_no_host_is_another_one() {
         fill(&host, "b", lab.port(), "a"),
         Ok(ToSource::Welcome { .. })
     ));
-    // It is a client all the same, and nobody else's certificate is.
+    // It is still a client; a certificate of another authority is not.
     let mut stream = tls::connect(&lab.nbd_address(0), NAMES[0], &client.join("tls")).expect("it is let in");
     stream.write_all(&tls::option(3, &[])).expect("asked");
     let (kind, name) = tls::reply(&mut stream).expect("answered");

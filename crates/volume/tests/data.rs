@@ -1,4 +1,5 @@
-//! A copy knows what it is: its data are made once, and nothing is taken for them, or put in their place.
+//! The identity of a copy's data: they are made once, and nothing is mistaken for them, or put in their
+//! place.
 
 mod support;
 
@@ -24,7 +25,7 @@ fn noise(bytes: u64) -> Vec<u8> {
     noise
 }
 
-/// What a command says that is refused.
+/// Runs a command that must be refused; returns its error.
 fn refused(lab: &Lab, host: usize, args: &[&str]) -> String {
     let output = lab.try_order(host, args);
     assert!(
@@ -75,7 +76,7 @@ fn served(lab: &Lab, host: usize) -> Vec<u8> {
     data
 }
 
-/// A volume that is attached on the first host, with its data there, and what is on it.
+/// Makes a volume with data at that path, attached on the first host; returns its content.
 fn volume(lab: &Lab, path: &Path) -> Vec<u8> {
     let path = path.to_str().expect("text");
     lab.order(0, &["create", "db", "--size", &SIZE.to_string(), "--data", path]);
@@ -314,7 +315,7 @@ fn what_somebody_else_has_is_neither_taken_nor_served() {
     drop(file);
     assert!(served(&lab, 0) == data);
 
-    // What has moved away is nobody's.
+    // The data of a copy that has moved away are not claimed.
     lab.order(0, &["migrate", "db", "--to", "b"]);
     let file = fs::File::options()
         .read(true)
@@ -443,7 +444,7 @@ fn a_volume_that_has_all_its_room_keeps_it_when_it_moves() {
         lab.order(from, &["migrate", "db", "--to", name]);
         assert!(room(to) >= SIZE, "at {name} it has {} bytes", room(to));
     }
-    // What a client gives back stays so.
+    // A range that a client discards stays unallocated.
     connect(&lab, 1).trim(4 << 20, 2 << 20).expect("given back");
     assert!(room(1) < SIZE);
     lab.order(0, &["create", "thin", "--size", &SIZE.to_string()]);
@@ -452,7 +453,7 @@ fn a_volume_that_has_all_its_room_keeps_it_when_it_moves() {
     assert!(thin.blocks() * 512 < SIZE / 2, "one without room has got it");
 }
 
-/// What an instance is told that is given the volume.
+/// Lends the volume to an instance, or takes it back; returns its row.
 fn lent(lab: &Lab, is_given: bool) -> Option<Row> {
     let (name, holder) = ("db".to_owned(), Some("vm".to_owned()));
     let order = match is_given {

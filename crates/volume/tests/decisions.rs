@@ -1,5 +1,5 @@
-//! What was decided is not forgotten, and deciding needs no room: copies that are deleted, sidecars that cannot be read, folders that are full or
-//! read-only, and operators.
+//! Decisions are not forgotten, and need no room: copies that are deleted, sidecars that cannot be read,
+//! folders that are full or read-only, and operators.
 
 mod support;
 
@@ -16,7 +16,7 @@ use verbatim_volume::control::{Order, Outcome, Row, order_now};
 
 const MIB: u64 = 1 << 20;
 
-/// A command that must be refused; what it says.
+/// Runs a command that must be refused; returns its error.
 fn refused(lab: &Lab, host: usize, args: &[&str]) -> String {
     let output = lab.try_order(host, args);
     assert!(
@@ -343,7 +343,7 @@ fn a_folder_that_is_full_or_read_only_takes_no_volume_away() {
         assert_eq!(lab.role(0, name), "serving", "{}", lab.logs());
         write(&lab, 0, name, 0, &[7; 4096]);
     }
-    // What is decided about it needs no room, and neither does this.
+    // Its decisions need no room, and neither do these orders.
     lab.order(0, &["detach", "other"]);
     lab.order(0, &["attach", "other"]);
     lab.order(0, &["migrate", "other", "--to", "b"]);
@@ -352,7 +352,8 @@ fn a_folder_that_is_full_or_read_only_takes_no_volume_away() {
         ("moved".into(), "serving".into())
     );
 
-    // As an earlier release has left it: it is served, and refuses in time what it could not write down.
+    // As an earlier release has left it: it is served, and refuses in time a move whose decision it could not
+    // write.
     lab.kill(0);
     std::fs::remove_file(lab.path(0, "state/db/sidecar.spare")).expect("it was there");
     small.fill(0);
@@ -586,7 +587,7 @@ fn a_copy_that_finds_no_room_gives_back_what_it_took() {
     until("all of it", || {
         copy.metadata().is_ok_and(|metadata| metadata.blocks() == 0)
     });
-    // Other volumes have their room, for their data and for what is decided about them.
+    // Other volumes have their room, for their data and their decisions.
     write(&lab, 1, "own", 0, &noise(4, MIB));
     lab.order(1, &["detach", "own"]);
     let said = refused(&lab, 0, &["migrate", "db", "--to", "b"]);
@@ -676,17 +677,17 @@ fn a_detach_that_ran_into_its_limit_leaves_a_volume_that_is_served_again() {
     let socket = lab.socket(0, "db");
     let writing = std::thread::spawn(move || {
         let mut client = Client::connect(&socket).expect("it is served");
-        // What becomes of it is not told: its connection ends.
+        // The write gets no answer: its connection ends.
         let _ = client.write(4096, &[8; 4096], true);
     });
     until("it hangs", || {
-        // What is under way is in the way of this, which else changes nothing.
+        // A request in flight makes this order fail, which otherwise changes nothing.
         let output = lab.try_order(0, &["resize", "db", "--size", "8M"]);
         String::from_utf8_lossy(&output.stderr).contains("in use")
     });
     let mut detaching = lab.command(0, &["detach", "db"]).spawn().expect("it runs");
     until("it waits", || lab.role(0, "db") == "busy");
-    // Nobody else does.
+    // No other volume waits.
     write(&lab, 0, "other", 0, &[9; 4096]);
     assert_eq!(lab.role(0, "other"), "serving");
     assert!(!detaching.wait().expect("it ends").success());

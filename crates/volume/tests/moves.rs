@@ -308,7 +308,7 @@ fn a_source_whose_destination_has_forgotten_the_volume_waits_for_an_operator() {
     lab.kill(0);
     lab.order(1, &["detach", "db"]);
     lab.order(1, &["delete", "db"]);
-    // What it remembers of that is deleted, too.
+    // Its tombstone is deleted, too.
     lab.order(1, &["delete", "db"]);
     lab.start(0, None);
     until("it is said", || {

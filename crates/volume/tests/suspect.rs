@@ -1,4 +1,5 @@
-//! A disk whose flush fails once and forgets: Linux calls the pages clean that it could not write, and keeps them for as long as it likes.
+//! A disk whose flush fails once, and succeeds later: Linux marks the pages that it could not write as clean,
+//! and keeps them for an unknown time.
 
 mod support;
 
@@ -15,10 +16,10 @@ use verbatim_volume::control::{Order, Outcome, order_now};
 
 const MIB: u64 = 1 << 20;
 
-/// What the volume has.
+/// Size of the volume.
 const SIZE: u64 = 32 * MIB;
 
-/// What is written to it, and what the disk has room for: less.
+/// Bytes written to it; the disk has room for fewer.
 const WRITTEN: u64 = 24 * MIB;
 const ROOM: &str = "12m";
 const MORE_ROOM: &str = "200m";
@@ -63,7 +64,7 @@ fn errno(result: std::io::Result<()>) -> Option<i32> {
     result.err().and_then(|error| error.raw_os_error())
 }
 
-/// What a command says that is refused.
+/// Runs a command that must be refused; returns its error.
 fn refused(lab: &Lab, host: usize, args: &[&str]) -> String {
     let output = lab.try_order(host, args);
     assert!(
@@ -165,7 +166,7 @@ fn a_volume_whose_flush_has_failed_is_read_and_not_written_and_is_saved_by_a_res
     };
     let _pinned = Pinned::of(Path::new(&thin.disk.device), WRITTEN as usize);
     thin.room.resize(MORE_ROOM);
-    // Neither room nor another connection makes it what it was.
+    // Neither room nor another connection makes it sound again.
     for step in 0..2 {
         if step > 0 {
             lab.order(0, &["detach", "db"]);
@@ -217,7 +218,7 @@ fn a_volume_whose_flush_has_failed_is_read_and_not_written_and_is_saved_by_a_res
     client.write(0, &[1; 512], true).expect("written");
 }
 
-/// With its last descriptor the page cache of a block device goes, too: then what it has is what the disk has.
+/// The page cache of a block device goes with its last descriptor: then only the disk's data are left.
 #[test]
 fn a_volume_whose_flush_has_failed_is_not_written_by_the_next_daemon_either() {
     let Some((mut lab, thin, _)) = with_thin_source() else {

@@ -1,4 +1,4 @@
-//! What instances have in files of their own, what they see of their host's, and their addresses.
+//! Instances' own files, their view of the host's files, and their addresses.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn says(instance: &Instance<'_>, word: &str) -> anyhow::Result<()> {
     })
 }
 
-/// What is mounted on a host for an instance.
+/// Number of the mounts on a host for an instance.
 fn mounts(lab: &TestLab, host: &str, name: &str) -> anyhow::Result<usize> {
     let table = lab
         .start_plain(host, &["cat", "/proc/self/mounts"])?
@@ -39,7 +39,7 @@ fn mounts(lab: &TestLab, host: &str, name: &str) -> anyhow::Result<usize> {
     Ok(table.stdout.lines().filter(at).count())
 }
 
-/// Who fills its own files is told so, and nobody else is.
+/// An instance that fills its own files is told so, and others are not affected.
 fn full(lab: &TestLab) -> anyhow::Result<()> {
     let fills = "echo begins; dd if=/dev/zero of=/tmp/x bs=1M 2>/dev/null; echo full; sleep 1000";
     let options = ["--name", "greedy", "--tmp-size", "64M", "--"];
@@ -90,7 +90,7 @@ fn full(lab: &TestLab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is mounted below the host's root is named, and seen by who is shown it.
+/// Mounts below the host's root are named, and seen by instances that are shown them.
 fn shown(lab: &TestLab) -> anyhow::Result<()> {
     for host in HOSTS {
         let mount = "mount -t tmpfs own /mnt && echo of-the-mount > /mnt/file";

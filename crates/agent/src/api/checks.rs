@@ -161,7 +161,8 @@ pub async fn check(agent: &Shared, name: &str, destination: &str) -> anyhow::Res
             blockers.extend(source::machine_unknown(agent, record, destination));
             if record.machine.is_some() && !agent.peers.can(destination, MACHINE_FITS) {
                 notes.push(format!(
-                    "the agent of {destination} does not compare processors, types of machines and TPMs: see for yourself that QEMU there has the same, or upgrade it"
+                    "the agent of {destination} does not compare processors, types of machines and TPMs: upgrade it, \
+                     or check yourself that QEMU there has the same"
                 ));
             }
             if let Some(carried) = &carried {

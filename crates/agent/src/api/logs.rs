@@ -73,13 +73,14 @@ fn output(data: Vec<u8>) -> LogsChunk {
     }
 }
 
-/// There is no room for what it prints: a program is told, and its reader would not be.
+/// A note for the reader of the output while there is no room for more of it. (The program itself gets an
+/// error from its write.)
 fn unprinted(instance: &Instance) -> Option<LogsChunk> {
     let folder = instance.home.paths.folder.as_path();
     own_files::is_full(folder).then(|| LogsChunk {
         data: Vec::new(),
         note: format!(
-            "{} has no room left for its files (/tmp, /dev/shm, its output): what it prints now is lost. Remove some of them, or start it \
+            "{} has no room left for its files (/tmp, /dev/shm, its output): new output is lost. Remove some of them, or start it \
              with a greater --tmp-size",
             instance.name()
         ),

@@ -65,7 +65,7 @@ impl ControlService {
             prealloc: false,
         };
         let ram = record.machine.as_ref().map_or(0, Guest::ram);
-        // It has its RAM already, whoever was promised it.
+        // It has its RAM already: no lack of memory can refuse the claim.
         let claimed = self.0.instances.claim(&reservation, &record, ram, |_| None);
         if let Err(conflict) = claimed {
             bail!("{conflict}; choose another one");

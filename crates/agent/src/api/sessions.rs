@@ -15,7 +15,7 @@ use crate::proto::resolve_session_request::Keep as Kept;
 use crate::proto::{CancelReply, ResolveSessionRequest, Session, SessionId, SessionStep};
 use crate::session::control::Stage;
 
-/// How long a destination may take to say what became of a session.
+/// Limit for a destination's answer about the outcome of a session.
 const ANSWER: Duration = Duration::from_secs(5);
 
 /// Rolls back the migration of an instance of this host; returns when the instance runs on.
@@ -90,8 +90,8 @@ fn describe(agent: &Shared, known: Known) -> Session {
     }
 }
 
-/// An error if the destination says that an instance runs there, or could still: only it can give that up. One that does not answer is the operator's to look
-/// after.
+/// An error if the destination says that the instance runs there, or may yet run there: only the destination
+/// can give that up. If it does not answer, the operator has to make sure.
 async fn must_not_run_there(agent: &Shared, session: u64, instance: &str, to: &str) -> anyhow::Result<()> {
     let asked = async {
         let mut client = agent.peers.connect(to).await?;
@@ -104,8 +104,9 @@ async fn must_not_run_there(agent: &Shared, session: u64, instance: &str, to: &s
         Ok(Ok(Outcome::RolledBack | Outcome::Unknown) | Err(_)) | Err(_) => return Ok(()),
     };
     bail!(
-        "{to} answers, and says that {instance} {says}: if it went on here it would run twice. Wait for what {to} decides (`verbatim session show {session:016x}`), or say --keep \
-         destination. To have it here, switch {to} off first, so that it does not answer any more, and say this again"
+        "{to} answers that {instance} {says}: it would run twice if it went on here. Wait for the decision of {to} \
+         (`verbatim session show {session:016x}`), or choose --keep destination. To keep it here, switch {to} off first, so \
+         that it no longer answers, and repeat this command"
     )
 }
 

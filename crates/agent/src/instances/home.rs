@@ -6,7 +6,7 @@
 //!    nic.sock          guest libraries ↔ the RNIC of this host
 //!    gate              where a quiesced process waits
 //!    lib/ mem/ stdout tmp/ shm/
-//!    (it is a file system of its own, and so is the mem/ of a virtual machine: [`crate::own_files`])
+//!    (NAME/ is a file system of its own, and so is the mem/ of a virtual machine: [`crate::own_files`])
 //!  bundles/NAME/     config.json and mounts, made anew on each host
 //!  net/NAME          the network namespace
 //!  images/NAME/      CRIU's images, during a move
@@ -269,7 +269,7 @@ impl Home {
         let folder = &self.paths.folder;
         filling::give_up(&self.paths);
         remove_tree(&self.paths.private)?;
-        // What an earlier attempt may have left.
+        // Remains of an earlier attempt.
         own_files::clear(folder, MEMORY_DIR, RAM)?;
         for path in [&self.paths.images, &self.paths.work] {
             remove_tree(path)?;
@@ -295,7 +295,7 @@ impl Home {
         Ok(())
     }
 
-    /// What it writes, and a guest's RAM, are in file systems of its own.
+    /// Mounts the file systems that are its own: one for the files that it writes, and one for a guest's RAM.
     fn mount_files(&self, config: &Config) -> anyhow::Result<()> {
         let folder = &self.paths.folder;
         let bytes = match self.record.files {
@@ -312,7 +312,7 @@ impl Home {
         Ok(())
     }
 
-    /// Its guest has ended here: its RAM takes no more room.
+    /// Removes the RAM of a guest that has ended here.
     pub fn drop_ram(&self) {
         if self.record.machine.is_none() {
             return;
@@ -433,7 +433,7 @@ impl Home {
             inside: disk.inside(),
             writable: false,
         });
-        // What is mounted in the runtime folder is not seen in the container by itself.
+        // A mount in the runtime folder is not seen in the container by itself.
         let has_ram = matches!(self.record.machine, Some(Guest::Qemu(_)));
         let memory = has_ram.then(|| FolderMount {
             source: self.paths.folder.join(MEMORY_DIR),

@@ -6,8 +6,8 @@
 //!    qmp               QEMU's socket for us, which QEMU makes on each host
 //!  images/NAME/      during a move: the state of the devices, and whether the guest ran ([`leaving`])
 //!  criu/NAME/ran     during a move, on both hosts: the latter, for an agent that comes after this one
-//!  criu/NAME/settings  the same of what QEMU is set to ([`settings`])
-//!  criu/NAME/stands  why a guest stands still that is to run here ([`standing`])
+//!  criu/NAME/settings  likewise QEMU's settings from before the move ([`settings`])
+//!  criu/NAME/stands  the reason why a guest that should run here stands still ([`standing`])
 //!  criu/NAME/ram.*   while RAM is missing that has been left behind ([`post_copy`])
 //! ```
 //!
@@ -90,7 +90,7 @@ pub async fn arguments(line: &[String], address: Ipv4Addr) -> anyhow::Result<Arg
 /// What its container is, apart from the command.
 pub fn workload(arguments: &Arguments, env: &[String]) -> Workload {
     let files = arguments.files().into_iter();
-    // A container has /dev/urandom and its like of its own.
+    // A container has its own /dev/urandom and the like.
     let binds = files.filter(|(path, _)| !verbatim_container::has_device(path));
     Workload::Command {
         args: arguments.line(),
@@ -170,7 +170,7 @@ pub fn started(guest: &Guest, workload: &Workload, origin: Origin) -> anyhow::Re
     })
 }
 
-/// Why an instance cannot come to this host, as far as it sees files of its host's.
+/// Reasons why an instance cannot come to this host: files of its host that are missing here.
 pub fn lacking(record: &Record) -> Vec<String> {
     let Workload::Command { binds, .. } = &record.workload else {
         return Vec::new();
@@ -189,11 +189,11 @@ pub fn lacking(record: &Record) -> Vec<String> {
     words.collect()
 }
 
-/// Makes the RAM of one that starts here, or arrives: as long as it is to be, and empty; with `prealloc`, memory is there for all of it, and an error
-/// if there is not so much.
+/// Makes the RAM of one that starts here, or arrives: of full length, and empty. With `prealloc` all of it is
+/// allocated; an error if there is too little memory.
 pub fn make_ram(folder: &Path, bytes: u64, prealloc: bool) -> anyhow::Result<()> {
     if prealloc && let Some(lack) = private::lack_of_memory(bytes) {
-        bail!("its RAM cannot be had from the beginning (--prealloc): {lack}");
+        bail!("its RAM cannot be allocated at the start (--prealloc): {lack}");
     }
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
     let mode = Mode::RUSR | Mode::WUSR;

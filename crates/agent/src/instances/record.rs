@@ -34,9 +34,9 @@ pub struct Record {
     pub volumes: Vec<Mounted>,
     /// Memory of other hosts that it has as disks.
     pub swap: Vec<SwapDisk>,
-    /// So many bytes it may have in files of its own ([`crate::own_files`]); 0: what its host gives all.
+    /// Limit of the bytes that it may have in files of its own ([`crate::own_files`]); 0: its host's default.
     pub files: u64,
-    /// Its RAM is there from the beginning. Of virtual machines that an agent starts.
+    /// All of its RAM is allocated from the start. Only of virtual machines that an agent starts.
     pub prealloc: bool,
 }
 
@@ -175,7 +175,7 @@ mod tests {
         let written = serde_json::to_value(&record).unwrap();
         assert_eq!(written["machine"], serde_json::to_value(&qemu).unwrap());
         assert!(written.get("domain").is_none());
-        // As agents read it that know nothing of these.
+        // An agent that does not know these fields reads it.
         assert!(written.get("files").is_none() && written.get("prealloc").is_none());
         (record.files, record.prealloc) = (64 << 20, true);
         let text = serde_json::to_string(&record).unwrap();

@@ -1,4 +1,4 @@
-//! What is kept free for instances that are being made or cleared: names, addresses, memory.
+//! Names, addresses and memory that are kept for instances while they are made or cleared.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::record::Record;
 use super::{Instance, Instances, State};
 
-/// What is kept free for an instance that is being made.
+/// Address and memory kept for an instance that is being made.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Held {
     address: Option<Ipv4Addr>,
@@ -41,7 +41,7 @@ impl Drop for Reservation {
 }
 
 impl Instances {
-    /// Reserves a name for somebody who makes or clears its place.
+    /// Reserves a name while its place is made or cleared.
     pub fn reserve(&self, name: &str) -> anyhow::Result<Reservation> {
         let new = |reserved: &mut BTreeMap<String, Held>| match reserved.entry(name.to_owned()) {
             Entry::Occupied(_) => false,
@@ -76,14 +76,14 @@ impl Instances {
             .await;
     }
 
-    /// Picks the first of these addresses that no instance has, here or moved from here, and that nobody else is given just now. It is
-    /// kept free as long as the name is reserved.
+    /// Picks the first of these addresses that no instance has, here or moved from here, and that no other
+    /// reservation holds. It is kept as long as the name is reserved.
     pub fn pick_address(
         &self,
         reservation: &Reservation,
         mut candidates: impl Iterator<Item = Ipv4Addr>,
     ) -> Option<Ipv4Addr> {
-        // Whoever picks one has this lock until it is held.
+        // This lock is kept until the reservation holds the address: two callers never pick the same one.
         let known = self.lock();
         let taken: BTreeSet<_> = known
             .values()
@@ -95,8 +95,8 @@ impl Instances {
         Some(address)
     }
 
-    /// Keeps an instance's address free, and memory for it. An error if another one has the name or the address, or if `fits` says of all that others
-    /// were promised why there is not enough.
+    /// Reserves an instance's address, and memory for it. An error if another one has the name or the
+    /// address, or if `fits`, given the sum of the memory promised to others, returns a reason against it.
     pub fn claim(
         &self,
         reservation: &Reservation,
@@ -120,7 +120,8 @@ impl Instances {
         Ok(())
     }
 
-    /// What instances other than that one were promised of this host's memory: those that are here, and those that are being made.
+    /// Sum of this host's memory that is promised to all instances but `except`: those that are here, and
+    /// those that are being made.
     pub fn promised(&self, except: &str) -> u64 {
         self.promised_among(&self.lock(), except)
     }

@@ -1,14 +1,16 @@
-//! What an instance over its host's root file system sees of what is mounted below it: nothing, but what it is shown.
+//! File systems mounted below its host's root that an instance over that root sees: only those that its user
+//! names.
 //!
-//! A mount in a container must be there at each host that it moves to, and a file system that a container has cannot be unmounted. So the agent
-//! shows what its user names (`--bind`), and says what there is beside it.
+//! A mount in a container must exist at each host that the container moves to, and its host cannot unmount
+//! it. So the agent shows only the paths that the user names (`--bind`), and notes the mounts that stay
+//! hidden.
 
 use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use verbatim_container::Bind;
 
-/// Where an instance has file systems of its own, or others keep those of their containers.
+/// Folders in which an instance has file systems of its own, or container engines keep theirs.
 const APART: [&str; 9] = [
     "/proc",
     "/sys",
@@ -21,7 +23,7 @@ const APART: [&str; 9] = [
     "/var/lib/kubelet",
 ];
 
-/// File systems that hold no files of the host's.
+/// Types of file systems without files of the host.
 const NO_FILES: [&str; 12] = [
     "autofs",
     "binfmt_misc",
@@ -37,10 +39,10 @@ const NO_FILES: [&str; 12] = [
     "sysfs",
 ];
 
-/// So many are named.
+/// Limit of the mounts that a note names.
 const NAMED: usize = 6;
 
-/// What a user wants to be seen: `PATH`, or `PATH:rw`.
+/// Parses the paths to be shown: `PATH`, or `PATH:rw`.
 pub fn parse(wanted: &[String]) -> anyhow::Result<Vec<Bind>> {
     let parse = |text: &String| {
         let (path, writable) = match text.strip_suffix(":rw") {
@@ -55,12 +57,12 @@ pub fn parse(wanted: &[String]) -> anyhow::Result<Vec<Bind>> {
                 .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
         ensure!(
             is_plain,
-            "{text:?} is not an absolute path below /, with :rw behind it or not"
+            "{text:?} is not an absolute path below /, optionally followed by :rw"
         );
         for own in ["/proc", "/sys", "/dev", "/run/verbatim"] {
             ensure!(
                 !path.starts_with(own),
-                "{}: what is in {own} is the instance's own",
+                "{}: the instance has its own {own}",
                 path.display()
             );
         }
@@ -71,7 +73,7 @@ pub fn parse(wanted: &[String]) -> anyhow::Result<Vec<Bind>> {
     wanted.iter().map(parse).collect()
 }
 
-/// What is mounted below the host's root and not seen inside, in words for who has started it.
+/// A note for the user who starts an instance: mounts below the host's root that it does not see.
 pub fn unseen(own: &[&Path], binds: &[Bind]) -> Option<String> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
     let is_folder = |path: &PathBuf| path.is_dir();
@@ -86,13 +88,14 @@ pub fn unseen(own: &[&Path], binds: &[Bind]) -> Option<String> {
     }
     (!names.is_empty()).then(|| {
         format!(
-            "not seen in it, since mounted below the host's root: {}; --bind PATH shows one, which must then be at each host that it moves to",
+            "not seen in it, since mounted below the host's root: {}; --bind PATH shows one, which must then \
+             exist at each host that it moves to",
             names.join(", ")
         )
     })
 }
 
-/// The topmost mount points in a proc_pid_mountinfo(5) that hold files of the host's, and are not shown.
+/// The topmost mount points of a proc_pid_mountinfo(5) that have files of the host and are not shown.
 fn mounted(table: &str, own: &[&Path], binds: &[Bind]) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
     for line in table.lines() {
@@ -118,7 +121,7 @@ fn mounted(table: &str, own: &[&Path], binds: &[Bind]) -> Vec<PathBuf> {
     found
 }
 
-/// Spaces and the like are written as `\040`.
+/// Decodes octal escapes: a space is written as `\040`.
 fn unescaped(text: &str) -> PathBuf {
     use std::os::unix::ffi::OsStringExt;
     let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());

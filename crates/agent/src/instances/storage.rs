@@ -23,17 +23,18 @@ const PREFIX: &str = ".verbatim-";
 /// Files that were made beside the disks, as long as this lives.
 #[derive(Debug, Default)]
 pub struct Witnesses {
-    /// Those that the destination must see.
+    /// Beside files that it writes to; the destination must see them.
     made: Vec<PathBuf>,
-    /// Those beside what is only read, which may be elsewhere if it is the same.
+    /// Beside files that it only reads, of which the destination may have an identical copy on other storage.
     beside_images: Vec<PathBuf>,
-    /// Folders of disks in which none can be made.
+    /// Reasons why none could be made beside a disk.
     untried: Vec<String>,
 }
 
 impl Witnesses {
-    /// Makes one beside each file that a virtual machine may write to, once in each folder, and beside each of its `files` that it only reads. Where none
-    /// can be made beside a disk that it writes to, that stands in the way ([`Self::untried`]).
+    /// Makes one in each folder that has a file that a virtual machine may write to, or one of its `files`
+    /// that it only reads. If none can be made beside a disk that it writes to, the move is refused
+    /// ([`Self::untried`]).
     pub fn make(record: &Record, files: &[MachineFile]) -> Self {
         let (Some(_), Workload::Command { binds, .. }) = (&record.machine, &record.workload) else {
             return Self::default();
@@ -60,7 +61,7 @@ impl Witnesses {
             match Self::beside(&folder) {
                 Ok(path) => witnesses.made.push(path),
                 Err(error) if has_disk => witnesses.untried.push(format!(
-                    "whether the destination reaches the disks in {} cannot be tried: no file can be made beside them ({error})",
+                    "the destination's access to the disks in {} cannot be tested: no file can be made beside them ({error})",
                     folder.display()
                 )),
                 Err(_) => {}
@@ -82,18 +83,18 @@ impl Witnesses {
         File::create_new(&path).map(|_| path)
     }
 
-    /// Where those are that the destination must see.
+    /// Paths of those that the destination must see.
     pub fn paths(&self) -> Vec<String> {
         let paths = self.made.iter().filter_map(|path| path.to_str());
         paths.map(str::to_owned).collect()
     }
 
-    /// Why the instance cannot leave.
+    /// Reasons why the instance cannot leave.
     pub fn untried(&self) -> &[String] {
         &self.untried
     }
 
-    /// The one beside a file, or nothing.
+    /// Path of the one beside a file, or an empty string.
     pub fn of_image(&self, image: &Path) -> String {
         let mut all = self.made.iter().chain(&self.beside_images);
         let beside = all.find(|path| path.parent() == image.parent());

@@ -1,24 +1,27 @@
-//! What a host's memory was promised for.
+//! How much of a host's memory may be promised to instances.
 //!
-//! A virtual machine's RAM is a file without pages until the guest touches them. So what a host has free says nothing of what its guests may still touch: a guest
-//! is let in by the sum of all that was promised, and what it was promised is there when it touches it.
+//! A virtual machine's RAM is a file whose pages are allocated when the guest touches them. So a host's free
+//! memory says nothing about the memory that its guests may yet touch. A guest is admitted by the sum of all
+//! promises: its memory is there when it touches it.
 
 use std::io;
 
-/// Least part of a host's memory that is not promised: the kernel, the daemons, images of what moves.
+/// Least part of a host's memory that is not promised. It is for the kernel, the daemons, and images of
+/// instances that move.
 const LEAST_RESERVE: u64 = 256 << 20;
 
 /// How much of a host's memory may be promised.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Room {
-    /// Its memory, without huge pages that were set aside.
+    /// The host's memory without reserved huge pages.
     pub total: u64,
-    /// How much more than it has may be promised.
+    /// Factor between the promises and the memory that may be promised: above 1 more is promised than there
+    /// is.
     pub overcommit: f64,
 }
 
 impl Room {
-    /// That of this machine.
+    /// The room of this machine.
     pub fn of_host(overcommit: f64) -> io::Result<Self> {
         let text = std::fs::read_to_string("/proc/meminfo")?;
         let total = total_bytes(&text);
@@ -27,13 +30,14 @@ impl Room {
         Ok(Self { total, overcommit })
     }
 
-    /// What instances may be promised together.
+    /// Limit of the sum of all promises.
     pub fn limit(&self) -> u64 {
         let reserve = (self.total / 16).max(LEAST_RESERVE).min(self.total / 2);
         ((self.total - reserve) as f64 * self.overcommit) as u64
     }
 
-    /// Why so much more cannot be promised on `host`, if it cannot; `name` is the instance that wants it, `promised` what others have.
+    /// The reason why `host` cannot promise `wanted` bytes to the instance `name`, if it cannot; `promised`
+    /// is the sum of the promises to others.
     pub fn lack(&self, host: &str, name: &str, wanted: u64, promised: u64) -> Option<String> {
         let limit = self.limit();
         (promised.saturating_add(wanted) > limit).then(|| {
@@ -50,7 +54,8 @@ impl Room {
         })
     }
 
-    /// What must be available at once for something that may take so much: nobody who overcommits expects all of it to be taken.
+    /// Memory that must be available at once for a user of up to `bytes`. With overcommitment only a part of
+    /// it is expected to be used.
     pub fn at_once(&self, bytes: u64) -> u64 {
         (bytes as f64 / self.overcommit.max(1.0)) as u64
     }

@@ -53,7 +53,7 @@ enum Scope {
     Only(PathBuf),
     /// All but this folder.
     Without(PathBuf),
-    /// This folder, and nothing of what is in it.
+    /// All but the content of this folder.
     WithoutWhatIsIn(PathBuf),
 }
 
@@ -97,7 +97,7 @@ impl Sender {
         self
     }
 
-    /// It sends this folder, and nothing of what is in it.
+    /// It sends this folder, but not its content.
     pub fn without_what_is_in(mut self, folder: &Path) -> Self {
         self.scope = Scope::WithoutWhatIsIn(folder.to_owned());
         self

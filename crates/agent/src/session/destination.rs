@@ -117,13 +117,13 @@ impl Destinations {
             // It was here before and left; its name is free again.
             agent.instances.remove(&gone);
         }
-        // Others may have asked meanwhile.
+        // Another request may have claimed them meanwhile.
         room::claim(agent, &reservation, &record, request)?;
         let prealloc = record.prealloc;
         let paths = Paths::new(&agent.config.runtime_dir, record.name.as_str());
         let mut destination = Destination::new(agent, session, &paths, Machine::begin(), Some(reservation));
         if prealloc {
-            // A hole would be a page that has to be found when the guest touches it.
+            // In a hole the kernel would have to find a page when the guest touches it.
             destination.runtime = Placer::new(paths.folder.clone()).writing_zeroes();
         }
         let destination = Arc::new(tokio::sync::Mutex::new(destination));

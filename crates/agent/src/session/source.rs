@@ -264,7 +264,7 @@ impl Source {
             watches: HashMap::new(),
             turn: None,
             files: match instance.home.record.machine {
-                // The RAM goes by itself, and what is beside it stays.
+                // The RAM is sent separately, and other files beside it stay.
                 Some(_) => files.without_what_is_in(MEMORY_DIR.as_ref()),
                 None => files,
             }

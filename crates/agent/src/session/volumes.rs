@@ -148,8 +148,9 @@ async fn tell(agent: &Shared, note: &Note, outcome: Outcome) {
     }
 }
 
-/// Tells the volume daemon. It has heard it when it shows that its copy does not wait for this session any more; that it has answered is not enough: a daemon
-/// that cannot read what the copy is has nothing to settle.
+/// Tells the volume daemon the outcome. Success means that its copy no longer waits for this session. The
+/// daemon's answer alone is not enough: a daemon that cannot read the copy's role answers, too, and settles
+/// nothing.
 async fn settle_volume(agent: &Shared, note: &Note, order: &Order) -> anyhow::Result<()> {
     let socket = agent.config.runtime_dir.join(SOCKET_NAME);
     let control::Outcome::Volumes(rows) = control::order(&socket, order).await? else {
@@ -159,16 +160,15 @@ async fn settle_volume(agent: &Shared, note: &Note, order: &Order) -> anyhow::Re
     is_settled(row, note.session)
 }
 
-/// Whether that copy has nothing to do with the session any more.
+/// An error unless the copy no longer waits for the session.
 fn is_settled(row: Option<&Row>, session: u64) -> anyhow::Result<()> {
-    let row =
-        row.context("the volume daemon does not say what the copy is (is it of an earlier release?)")?;
+    let row = row.context("the volume daemon does not show the copy (is it of an earlier release?)")?;
     match row.role.as_str() {
         "held" | "ready" if row.by.is_none_or(|by| by == session) => {
             bail!("the copy of {} is still {}", row.name, row.role)
         }
         "unknown" | "busy" => bail!(
-            "it is not known what the copy of {} is: {}",
+            "the role of the copy of {} is not known: {}",
             row.name,
             row.trouble.as_deref().unwrap_or("no reason is given")
         ),
@@ -203,7 +203,8 @@ pub async fn give(agent: &Shared, order: &Order) -> anyhow::Result<()> {
     }
 }
 
-/// What stands in the way of that volume's move to another host, as far as the daemons know; the other one is asked for room. An error where that is not known.
+/// An obstacle to the volume's move to another host, as far as the daemons know; the other daemon is asked
+/// for room. An error if that is not known.
 pub async fn obstacle(agent: &Shared, volume: &str, to: &str) -> anyhow::Result<Option<String>> {
     let order = Order::Check {
         name: volume.to_owned(),
@@ -272,7 +273,7 @@ mod tests {
         for role in ["serving", "moved", "incomplete", "none"] {
             assert!(is_settled(Some(&row(role, None)), 7).is_ok(), "{role}");
         }
-        // By an earlier daemon, which does not say for which session.
+        // A daemon of an earlier release does not name the session.
         for (role, by) in [
             ("held", None),
             ("ready", None),

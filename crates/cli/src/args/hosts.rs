@@ -16,7 +16,8 @@ pub struct HostsArguments {
     /// Memory may go between these hosts without encryption, where a migration leaves that to the list (--memory-transport auto).
     #[arg(long)]
     pub trusted_network: bool,
-    /// Make a certificate for a client of volumes over the network (`verbatim volume daemon --nbd-port`) that is no host: in clients/NAME of the folder.
+    /// Make a certificate for a client of volumes over the network (`verbatim volume daemon --nbd-port`) that
+    /// is not a host, in clients/NAME of the folder. May be given more than once.
     #[arg(long, value_name = "NAME", value_parser = name)]
     pub client: Vec<String>,
 }
@@ -28,7 +29,7 @@ fn host(text: &str) -> Result<(String, IpAddr), String> {
     Ok((name, address.parse().map_err(|_| wrong())?))
 }
 
-/// It is the name of a folder, and stands in a certificate.
+/// Checks a name, which becomes a folder's name and is put into a certificate.
 fn name(name: &str) -> Result<String, String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
     if !name.starts_with(|c: char| c.is_ascii_alphanumeric()) || !name.chars().all(plain) {

@@ -41,7 +41,7 @@ pub fn run(arguments: &HostsArguments) -> anyhow::Result<ExitCode> {
         let made =
             add_client(folder, client).with_context(|| format!("cannot make a certificate for {client}"))?;
         eprintln!(
-            "{}: for a client of volumes, which is no host (nbds://…?tls-certificates=FOLDER)",
+            "{}: for a client of volumes that is not a host (nbds://…?tls-certificates=FOLDER)",
             made.display()
         );
     }
@@ -67,9 +67,7 @@ fn fill(folder: &Path, hosts: &[(String, IpAddr)], trusted_network: bool) -> any
             continue;
         }
         if folder.join(CLIENTS).join(name).exists() {
-            bail!(
-                "{name} is the name of a client, which would be a host by its certificate; take another name"
-            );
+            bail!("{name} is the name of a client, whose certificate would be a host's; choose another name");
         }
         entries.push(Entry {
             name: name.clone(),
@@ -89,7 +87,7 @@ fn fill(folder: &Path, hosts: &[(String, IpAddr)], trusted_network: bool) -> any
             let identity = authority.issue(name, *address)?;
             write(&tls.join("ca.pem"), authority.certificate().as_bytes())?;
             write(&tls.join("cert.pem"), identity.certificate.as_bytes())?;
-            // The last: without it they are made anew.
+            // Written last: without this file all three are made anew.
             write(&tls.join("key.pem"), identity.key.as_bytes())?;
         }
         write(&folder.join(name).join(LIST), &list)?;
@@ -97,10 +95,11 @@ fn fill(folder: &Path, hosts: &[(String, IpAddr)], trusted_network: bool) -> any
     write(&folder.join(LIST), &list)
 }
 
-/// Makes a certificate for a client of volumes, unless there is one. By the names that libnbd and QEMU look for.
+/// Makes a certificate for a client of volumes, unless there is one. The files have the names that libnbd and
+/// QEMU look for.
 fn add_client(folder: &Path, name: &str) -> anyhow::Result<PathBuf> {
     if known(folder)?.iter().any(|entry| entry.name == name) {
-        bail!("there is a host of that name: whoever has its certificate is that host");
+        bail!("there is a host of that name, and the certificate would be that host's; choose another name");
     }
     let authority = authority(folder)?;
     let own = folder.join(CLIENTS).join(name);

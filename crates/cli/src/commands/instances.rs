@@ -28,7 +28,7 @@ struct Row<'a> {
     missing_bytes: Option<u64>,
     /// The host that has it, if that is another one.
     missing_from: Option<&'a str>,
-    /// What is wrong with a virtual machine that is there.
+    /// Troubles of a virtual machine on this host.
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     troubles: &'a [String],
     command: &'a [String],
@@ -170,7 +170,7 @@ pub async fn exec(lab: &str, arguments: ExecArguments) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// What an instance is doing, and what is wrong with it, or lacks, while it does.
+/// The state of an instance, with its troubles, or else its missing memory.
 fn state(instance: &Instance) -> String {
     if !instance.troubles.is_empty() {
         return format!("{} ({})", instance.state, instance.troubles.join("; "));

@@ -286,7 +286,7 @@ fn an_rnic_of_the_owner_that_hangs_is_not_waited_for_by_anybody() {
     println!("the longest request: {longest:?}");
     assert_eq!(lab.status()["requests"]["failed"], 0);
     assert!(longest < Duration::from_secs(20), "{longest:?}");
-    // It ends also while its RNIC hangs.
+    // Detaching works also while the RNIC hangs.
     let nic = lab.nics[0].as_ref().expect("it runs");
     signal(nic, Signal::STOP);
     lab.ask(0, &["swap", "detach", "disk", "--force", "--json"]);

@@ -1,19 +1,22 @@
-//! A thread that lets go of connections: for that the RNIC is asked, which may hang, and the disk's thread must not wait for it.
+//! A thread that drops connections. Dropping one calls the RNIC, which may hang, and the disk's thread must
+//! not wait for that.
 //!
-//! What is under way on a connection until the RNIC has heard that it is over harms nothing. READs land in a buffer that nobody reads any more. WRITEs
-//! land at the server as long as its end is there, and the server takes that away before it makes the next one.
+//! Requests that are in flight on a connection until the RNIC has closed it do no harm. READs land in a
+//! buffer that is no longer read. WRITEs land at the server as long as its end of the connection exists, and
+//! the server removes that end before it makes the next one.
 
 use std::sync::OnceLock;
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 
 use super::Parts;
 
-/// So many wait at most. While the RNIC hangs there is no new connection, so there are as many as servers, and those that a link had just made.
+/// Limit of the connections that wait. While the RNIC hangs no connection is made, so at most one per server
+/// waits, and those that a link had just made.
 const MOST: usize = 16;
 
 static REAPER: OnceLock<Option<SyncSender<Parts>>> = OnceLock::new();
 
-/// Starts the thread, if there is none: before it is needed, when memory may be short.
+/// Starts the thread, if there is none: in time, since memory may be short later.
 pub(crate) fn start() {
     REAPER.get_or_init(|| {
         let (sender, receiver) = sync_channel::<Parts>(MOST);
@@ -24,19 +27,19 @@ pub(crate) fn start() {
         match started {
             Ok(_) => Some(sender),
             Err(error) => {
-                tracing::warn!("no thread to let go of connections: {error}");
+                tracing::warn!("no thread drops connections: {error}");
                 None
             }
         }
     });
 }
 
-/// Lets go of a connection, at once or later.
+/// Drops a connection, in the thread if there is one.
 pub(crate) fn take(parts: Parts) {
     match REAPER.get() {
         Some(Some(reaper)) => match reaper.try_send(parts) {
             Ok(()) => {}
-            // The RNIC takes them when this process ends.
+            // The RNIC frees them when this process ends.
             Err(TrySendError::Full(parts) | TrySendError::Disconnected(parts)) => std::mem::forget(parts),
         },
         _ => drop(parts),

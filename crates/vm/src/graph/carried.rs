@@ -1,4 +1,4 @@
-//! The command line of a QEMU that has what this one has now.
+//! A command line for a QEMU with the present disks and devices of this one.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::arguments::{Arguments, MEMORY};
 use crate::error::{Error, Result};
 use crate::machine::Machine;
 
-/// How QEMU names character devices that it makes for other options than `-chardev`.
+/// Prefixes of the names of character devices that QEMU makes for other options than `-chardev`.
 const OWN_CHARACTERS: &[&str] = &[
     "serial",
     "parallel",
@@ -25,10 +25,10 @@ const OWN_CHARACTERS: &[&str] = &[
     "verbatim-qmp",
 ];
 
-/// Objects that are told otherwise, or are no objects of the command line's.
+/// Types of objects that come from other options, or not from the command line.
 const OWN_OBJECTS: &[&str] = &["memory-backend-", "throttle-group"];
 
-/// A file or a device of the host's that is a part of its disks.
+/// A file or a device of the host that is a part of its disks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File {
     /// As QEMU names it.
@@ -37,12 +37,12 @@ pub struct File {
     pub read_only: bool,
 }
 
-/// A virtual machine as it is now, for its next place.
+/// The present state of a virtual machine, for its next place.
 #[derive(Debug, Clone)]
 pub struct Carried {
-    /// What starts it there. `None`: libvirt does, from its own description.
+    /// The arguments that start it there. `None`: libvirt starts it, from its own description.
     pub arguments: Option<Arguments>,
-    /// All files and devices of its disks, those that images lead to included.
+    /// All files and devices of its disks, with those that images refer to.
     pub files: Vec<File>,
     nodes: Nodes,
 }
@@ -71,7 +71,8 @@ impl Carried {
 }
 
 impl Machine {
-    /// As it is now. `arguments`: what it was started with; `link`: the tap link that it may have. An error says what of it cannot be had elsewhere.
+    /// Its present state. `arguments`: those that it was started with; `link`: the tap link that it may have.
+    /// The error names parts that cannot be carried over.
     pub async fn carried(&self, arguments: Option<&Arguments>, link: &str) -> Result<Carried> {
         if let Some(arguments) = arguments {
             return arguments.carried(&self.now().await?, link);
@@ -87,7 +88,7 @@ impl Machine {
         }
     }
 
-    /// An error if its disks are not what they were. The guest may stand still.
+    /// An error if its disks have changed since. The guest may stand still.
     pub async fn has_still(&self, carried: &Carried) -> Result<()> {
         match self.nodes_alone().await?.is_like(&carried.nodes) {
             true => Ok(()),
@@ -99,7 +100,7 @@ impl Machine {
 }
 
 impl Arguments {
-    /// What starts a QEMU that has what this one has `now`, which was started with these.
+    /// The arguments for a QEMU with the state `now` of a QEMU that was started with these arguments.
     pub fn carried(&self, now: &Now, link: &str) -> Result<Carried> {
         let mut work = Work {
             now,
@@ -119,14 +120,14 @@ impl Arguments {
         if !work.reasons.is_empty() {
             return Err(Error::Unmovable(work.reasons));
         }
-        // What was taken out leaves a word without a name.
+        // A removed word has no name.
         work.rest.retain(|word| !word.name.is_empty());
         let arguments = self.clone().with(joined(&work.rest), joined(&work.disks));
         Ok(Carried::new(Some(arguments), now))
     }
 }
 
-/// A line that is being changed. Words keep their numbers: what is taken out stays as one without a name.
+/// A line that is being changed. Words keep their numbers: a removed word stays as one without a name.
 #[derive(Debug)]
 pub(super) struct Work<'a> {
     pub now: &'a Now,
@@ -135,7 +136,7 @@ pub(super) struct Work<'a> {
     pub rest: Vec<Word>,
     /// Ours: volumes and the like.
     pub disks: Vec<Word>,
-    /// What stands in the way.
+    /// Obstacles.
     pub reasons: Vec<String>,
 }
 
@@ -154,7 +155,7 @@ impl Work<'_> {
         };
     }
 
-    /// What is neither a disk nor a device nor a network.
+    /// Objects, character devices, exports and bitmaps.
     fn others(&mut self, memory: &str) {
         let named = |option: &str, key: &str, rest: &[Word]| -> Vec<(usize, String)> {
             let words = rest.iter().enumerate();

@@ -9,7 +9,7 @@ use super::drives;
 use super::line::{Params, Word};
 use super::now::{ANONYMOUS, Device, NAMED};
 
-/// What can be added and removed. What follows is a variant (`-transitional`).
+/// Devices that can be added and removed; a variant has a suffix (`-transitional`).
 const CARDS: &[&str] = &["virtio-blk-pci", "virtio-net-pci", "e1000", "rtl8139"];
 const USB: &[&str] = &[
     "usb-tablet",
@@ -22,10 +22,10 @@ const USB: &[&str] = &[
 /// Options that make a device without a name, as `-device` does.
 const OTHERS: &[&str] = &["-virtfs", "-watchdog"];
 
-/// Of a device that was added: what is said otherwise.
+/// Properties of an added device that are written in another way.
 const SAID: &[&str] = &["addr", "legacy-addr", "drive", "port", "attached"];
 
-/// Where a device of the command line comes from.
+/// Origin of a device of the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum From {
     /// A word of the user's.
@@ -36,7 +36,7 @@ pub(super) enum From {
     Drive(usize),
 }
 
-/// One that the command line makes, and where it is then.
+/// A device that the command line makes, and its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Made {
     pub from: From,
@@ -44,7 +44,7 @@ pub(super) struct Made {
     pub kind: String,
 }
 
-/// Those that the command line makes: QEMU makes those in JSON last.
+/// The devices that the command line makes. QEMU makes those in JSON last.
 pub(super) fn made(work: &Work<'_>) -> Vec<Made> {
     let (mut plain, mut in_json) = (Vec::new(), Vec::new());
     let rest = work
@@ -101,7 +101,7 @@ fn is_usb(kind: &str) -> bool {
     USB.contains(&kind)
 }
 
-/// Takes those out that are gone; which ones.
+/// Removes the words of devices that are gone, and returns them.
 pub(super) fn remove(work: &mut Work<'_>, made: &[Made]) -> Vec<Made> {
     let gone: Vec<_> = made
         .iter()
@@ -216,7 +216,7 @@ fn own_device(work: &mut Work<'_>, at: usize, device: &Device) {
 pub(super) fn add(work: &mut Work<'_>) {
     let now = work.now;
     let mut hot: Vec<_> = now.devices.iter().filter(|device| device.is_hot).collect();
-    // A hub before what is at it.
+    // A hub comes before its devices.
     let port = |device: &Device| device.name().and_then(|name| now.ports.get(name)).cloned();
     hot.sort_by_key(|device| (port(device).map_or(0, |port| port.len()), device.path.clone()));
     for device in hot {

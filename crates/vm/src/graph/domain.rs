@@ -1,13 +1,13 @@
-//! A domain of libvirt's: whether libvirt knows what QEMU has.
+//! A domain of libvirt's: whether libvirt knows QEMU's disks and devices.
 //!
-//! libvirt follows what is done through it, and starts the next QEMU from what it knows. What was done behind it (`virsh qemu-monitor-command`) it
-//! may not know.
+//! libvirt follows the changes made through it, and starts the next QEMU from its own description. It may not
+//! know changes made behind its back (`virsh qemu-monitor-command`).
 
 use std::collections::BTreeSet;
 
 use super::now::Now;
 
-/// What differs. `files`: those that libvirt's description names; `aliases`: its names for devices.
+/// The differences. `files`: those that libvirt's description names; `aliases`: its names for devices.
 pub(super) fn differences(now: &Now, files: &BTreeSet<String>, aliases: &BTreeSet<String>) -> Vec<String> {
     let mut found = Vec::new();
     for leaf in now.nodes.leaves() {

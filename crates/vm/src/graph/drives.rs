@@ -1,4 +1,4 @@
-//! Disks: which node of the block graph the command line gives to each, and which one it has.
+//! Disks: the node of the block graph that the command line gives to each, and its present one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use super::nodes::{Node, Nodes};
 use super::now::{Backend, Now};
 use crate::arguments::paths;
 
-/// Options that are a `-drive`, and what they say beside the file.
+/// Options that stand for a `-drive`, and the parameters that they imply.
 const SHORT: &[(&str, &str)] = &[
     ("-hda", "index=0,media=disk"),
     ("-hdb", "index=1,media=disk"),
@@ -24,7 +24,7 @@ const SHORT: &[(&str, &str)] = &[
     ("-sd", "if=sd"),
 ];
 
-/// What of a `-drive` is not the image's.
+/// Parameters of a `-drive` that do not belong to the image.
 const KEPT: &[&str] = &[
     "if",
     "id",
@@ -43,17 +43,17 @@ const KEPT: &[&str] = &[
 ];
 const KEPT_BEGINNINGS: &[&str] = &["cache.", "throttling.", "bps", "iops", "stats-"];
 
-/// What a file was opened with that QEMU does not say.
+/// Parameters of an opened file that QEMU does not show.
 const HINTS: &[&str] = &["aio", "locking", "discard", "pr-manager"];
 
-/// Drives that a machine has without being told, and the options that give them a medium.
+/// Drives that a machine has by default, and the parameters that give them a medium.
 const USUAL: &[(&str, &str)] = &[
     ("ide1-cd0", "if=ide,index=2,media=cdrom"),
     ("ide2-cd0", "if=ide,index=2,media=cdrom"),
     ("floppy0", "if=floppy,index=0"),
 ];
 
-/// A `-drive`, or what stands for one.
+/// A `-drive`, or an option that stands for one.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Drive {
     pub at: usize,
@@ -129,7 +129,7 @@ pub(super) fn named(rest: &[Word], machine: &str) -> Vec<Drive> {
     drives
 }
 
-/// What a device is joined to the graph by.
+/// The backend of a device.
 pub(super) fn backend_of<'a>(now: &'a Now, device: &str) -> Option<&'a Backend> {
     now.backends.iter().find(|backend| {
         let path = backend.qdev.as_deref().unwrap_or_default();
@@ -138,7 +138,7 @@ pub(super) fn backend_of<'a>(now: &'a Now, device: &str) -> Option<&'a Backend> 
     })
 }
 
-/// How a node is named at its next place.
+/// Name of a node at its next place.
 pub(super) fn name_of(now: &Now, node: &str) -> String {
     match node.strip_prefix('#') {
         None => node.to_owned(),
@@ -154,7 +154,7 @@ pub(super) fn name_of(now: &Now, node: &str) -> String {
     }
 }
 
-/// What is known of the disks of a line.
+/// Knowledge of the disks of a line.
 #[derive(Debug)]
 pub(super) struct Drives {
     drives: Vec<Drive>,
@@ -190,7 +190,7 @@ impl Drives {
         }
     }
 
-    /// Gives each disk what it has now.
+    /// Gives each disk its present node.
     pub fn carry(self, work: &mut Work<'_>, made: &[Made]) {
         let now = work.now;
         let mut defined = self.kept.clone();
@@ -214,7 +214,7 @@ impl Drives {
             self.define(work, root, &mut defined);
         }
         self.each_drive(work, &mut defined);
-        // What nothing has, and somebody may still give to a disk.
+        // Nodes without a user, which may still be given to a disk.
         let in_drives: BTreeSet<_> = self.below_drives(now);
         for node in now.nodes.all() {
             if !node.is_unnamed() && !node.has_parent && !in_drives.contains(&node.node_name) {
@@ -231,7 +231,7 @@ impl Drives {
         below.map(|node| node.node_name.clone()).collect()
     }
 
-    /// What a device of the line has.
+    /// Gives a device of the line its present node.
     fn device(&self, work: &mut Work<'_>, made: &Made, roots: &mut Vec<String>) {
         let now = work.now;
         let (From::Rest(at) | From::Disks(at)) = made.from else {
@@ -312,7 +312,8 @@ impl Drives {
         }
     }
 
-    /// Adds what has names below a node: a backing file that refers to another node has to be one of its own.
+    /// Adds the named nodes below a node: a backing file that refers to another node has to be a node of its
+    /// own.
     fn define_below(&self, work: &mut Work<'_>, root: &str, defined: &mut BTreeSet<String>) {
         let now = work.now;
         let Some(node) = now.nodes.get(root) else { return };
@@ -335,7 +336,7 @@ impl Drives {
         now.nodes.describe(root, &is_there, &hint)
     }
 
-    /// What each `-drive` has, and those that came later.
+    /// Gives each `-drive` its present image, and adds later ones.
     fn each_drive(&self, work: &mut Work<'_>, defined: &mut BTreeSet<String>) {
         let now = work.now;
         let mut known = BTreeSet::new();
@@ -414,7 +415,7 @@ impl Drives {
         }
     }
 
-    /// A drive with what it has now.
+    /// A drive with its present image.
     fn drive(
         &self,
         now: &Now,
@@ -466,8 +467,8 @@ fn is_kept(node: &Node, params: &Params) -> bool {
         && refers("backing")
 }
 
-/// Whether a node has what `value` names: the same files below it, and no others but those that headers lead to. `others` are nodes that have words of
-/// their own.
+/// Whether a node has the files that `value` names below it, and no others except those that headers refer
+/// to. `others` are nodes that have words of their own.
 fn is_as_named(nodes: &Nodes, value: &str, root: &Node, others: &BTreeSet<String>) -> bool {
     let mut expected: BTreeSet<String> = paths(value)
         .iter()
@@ -510,7 +511,7 @@ fn is_as_named(nodes: &Nodes, value: &str, root: &Node, others: &BTreeSet<String
         let children = node.children.values().filter(|child| below.contains(child));
         next.extend(children.filter_map(|child| nodes.get(child)));
     }
-    // What headers lead to may be named as well.
+    // Files that headers refer to may be named as well.
     let all: BTreeSet<_> = nodes
         .all_below(&root.node_name)
         .iter()
@@ -526,7 +527,7 @@ fn names_in(said: &Map<String, Value>, names: &mut BTreeSet<String>) {
     }
 }
 
-/// What is said of files in a `-blockdev`, by their paths.
+/// Collects the hints for files in a `-blockdev`, by their paths.
 fn collect_hints(params: &Params, hints: &mut BTreeMap<String, Map<String, Value>>) {
     match params {
         Params::Json(map) => collect_from(map, hints),

@@ -58,7 +58,7 @@ pub(super) fn joined(words: &[Word]) -> Vec<String> {
 /// The value of an option: `virtio-blk,drive=a`, or the same as JSON.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Params {
-    /// Each with its key; what has none is a kind, or a switch.
+    /// Each with its key; a part without a key is a kind, or a switch.
     Plain(Vec<(Option<String>, String)>),
     Json(Map<String, Value>),
 }
@@ -85,7 +85,7 @@ impl Params {
         Self::Plain(keyed.collect())
     }
 
-    /// What it is a piece of: the first part, or that of one of these keys.
+    /// Its kind: the first part, or the value of one of these keys.
     pub fn kind(&self, keys: &[&str]) -> String {
         match self {
             Self::Plain(parts) if parts.first().is_some_and(|(key, _)| key.is_none()) => parts[0].1.clone(),
@@ -117,7 +117,7 @@ impl Params {
         }
     }
 
-    /// Keeps what has one of these keys, or none.
+    /// Keeps the parts with one of these keys, or without a key.
     pub fn retain(&mut self, keeps: impl Fn(&str) -> bool) {
         match self {
             Self::Plain(parts) => parts.retain(|(key, _)| key.as_deref().is_none_or(&keeps)),

@@ -1,12 +1,13 @@
-//! What QEMU has now, which may be another thing than its command line says: disks with a snapshot or a mirror in their place, media that were changed or
-//! ejected, devices and networks that were added or removed.
+//! QEMU's present state, which may differ from its command line: disks replaced by a snapshot or a mirror,
+//! media that were changed or ejected, devices and networks that were added or removed.
 //!
 //! ```text
-//!  QMP ──► Now ──┬─ Arguments::carried ─► a command line that starts the same, and the files that it needs
+//!  QMP ──► Now ──┬─ Arguments::carried ─► a command line that starts the same machine, and the files that it needs
 //!                └─ of a domain: compared with libvirt's description
 //! ```
 //!
-//! The next QEMU is started with what there is now, and not with what there was. What cannot be told by a command line is refused.
+//! The next QEMU is started with the present state, not with the original one. A state that a command line
+//! cannot express is refused.
 
 mod carried;
 mod devices;

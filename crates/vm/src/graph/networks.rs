@@ -4,13 +4,14 @@ use super::carried::Work;
 use super::line::Word;
 use super::now::Network;
 
-/// What QEMU's own network has, unless it is told otherwise.
+/// Default address of QEMU's own network.
 const USUAL: &str = "net=10.0.2.0,";
 
 /// Options that name one.
 const OPTIONS: &[&str] = &["-netdev", "-nic", "-net"];
 
-/// Adds and takes out what was added and removed. `link` is the tap link that there may be.
+/// Adds networks that were added, and removes those that were removed. `link` is the tap link that there may
+/// be.
 pub(super) fn carry(work: &mut Work<'_>, link: &str) {
     let now = &work.now.networks;
     let mut named: Vec<(usize, String, String)> = Vec::new();

@@ -1,17 +1,17 @@
-//! The block graph: the nodes, what they are made of, and how they are made again.
+//! The block graph: its nodes, their parts, and options to make them again.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// What has a path at the host.
+/// Drivers of nodes with a path at the host.
 const FILES: &[&str] = &["file", "host_device", "host_cdrom"];
 
-/// What can be made again from what QEMU says of it.
+/// Drivers of nodes that can be made again from QEMU's answers.
 const FORMATS: &[&str] = &["raw", "qcow2"];
 
-/// How deep a chain may be.
+/// Limit of the depth of a chain.
 const DEEPEST: usize = 256;
 
 /// A node, by `query-named-block-nodes`.
@@ -35,7 +35,7 @@ pub(crate) struct Node {
     pub image: Image,
     #[serde(default)]
     pub dirty_bitmaps: Vec<Bitmap>,
-    /// The names of its children, by what they are to it.
+    /// The names of its children, by their roles.
     #[serde(skip)]
     pub children: BTreeMap<String, String>,
     /// Whether another node or a disk has it.
@@ -52,7 +52,7 @@ pub(crate) struct Cache {
     pub no_flush: bool,
 }
 
-/// What its header says.
+/// Content of its header.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Image {
@@ -74,7 +74,7 @@ pub(crate) struct Bitmap {
     pub persistent: bool,
 }
 
-/// What `x-debug-query-block-graph` says.
+/// The answer to `x-debug-query-block-graph`.
 #[derive(Debug, Deserialize)]
 struct Graph {
     nodes: Vec<Vertex>,
@@ -96,14 +96,14 @@ struct Edge {
     name: String,
 }
 
-/// A file or a device of the host's that a node is.
+/// A node that is a file or a device of the host.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Leaf {
     pub path: String,
     pub read_only: bool,
 }
 
-/// All of them.
+/// All nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Nodes(BTreeMap<String, Node>);
 
@@ -124,7 +124,7 @@ impl Node {
         }
     }
 
-    /// What it was opened with, where its name does not say all.
+    /// Its options, if its name is `json:{…}`.
     fn options(&self) -> Option<Map<String, Value>> {
         let text = self.filename.strip_prefix("json:")?;
         serde_json::from_str(text).ok()
@@ -165,8 +165,8 @@ impl Nodes {
         Ok(Self(nodes))
     }
 
-    /// Whether both have the same nodes, of the same files. What is noted of them may differ. One that was put in or taken out is seen, whatever it is to the
-    /// others.
+    /// Whether both have the same nodes, of the same files. Their state may differ. An inserted or removed
+    /// node is noticed at any place of the graph.
     pub fn is_like(&self, other: &Self) -> bool {
         let alike = |(one, other): (&Node, &Node)| {
             one.node_name == other.node_name && one.driver == other.driver && one.filename == other.filename
@@ -192,7 +192,7 @@ impl Nodes {
         leaves.map(|(path, read_only)| Leaf { path, read_only }).collect()
     }
 
-    /// A node and all below it, without what the headers of images lead to.
+    /// A node and all below it, except those that the headers of images refer to.
     pub fn named_below(&self, root: &str) -> Vec<&Node> {
         self.below(root, |node, edge, child| {
             edge == "backing" && self.header_leads_to(node, child)
@@ -239,8 +239,8 @@ impl Nodes {
                 .all(|(edge, below)| edge != "backing" || self.header_leads_to(child, below))
     }
 
-    /// How a node is made again: what `-blockdev` takes. `is_there`: one of this name is made otherwise, before; `hint`: what a file was opened with
-    /// that QEMU does not say.
+    /// Options of `-blockdev` that make a node again. `is_there`: a node of this name is made by an earlier
+    /// word; `hint`: options of an opened file that QEMU does not show.
     pub fn describe(
         &self,
         root: &str,

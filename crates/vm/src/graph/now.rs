@@ -1,4 +1,4 @@
-//! What QEMU says that it has.
+//! QEMU's present state, by its own answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,11 +9,11 @@ use super::nodes::Nodes;
 use crate::error::{Error, Result};
 use crate::machine::Machine;
 
-/// Where devices are that have a name, and those that have none.
+/// Paths of devices with a name, and of those without.
 pub(super) const NAMED: &str = "/machine/peripheral";
 pub(super) const ANONYMOUS: &str = "/machine/peripheral-anon";
 
-/// All of it, at one moment.
+/// The state at one moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Now {
     pub(super) nodes: Nodes,
@@ -24,13 +24,13 @@ pub struct Now {
     pub(super) characters: Vec<String>,
     /// Names and types of objects.
     pub(super) objects: Vec<(String, String)>,
-    /// By the names of USB devices.
+    /// Ports of USB devices, by name.
     pub(super) ports: BTreeMap<String, String>,
     /// Jobs that export nodes.
     pub(super) exports: Vec<String>,
 }
 
-/// What a disk of the guest's is joined to the graph by, by `query-block`.
+/// The backend of a guest's disk, by `query-block`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(super) struct Backend {
     /// Of `-drive`; that of a device without one is empty.
@@ -65,7 +65,7 @@ impl Inserted {
     }
 }
 
-/// What was named by `-device`, or added since.
+/// A device named by `-device`, or added since.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Device {
     pub path: String,
@@ -77,7 +77,7 @@ pub(super) struct Device {
     pub bus: Option<String>,
     pub address: Option<i64>,
     pub mac: Option<String>,
-    /// Of one that was added: its properties that are not what they are usually.
+    /// Of a device that was added: its properties that differ from the defaults.
     pub properties: Map<String, Value>,
 }
 
@@ -105,7 +105,7 @@ pub(super) struct Network {
     pub name: String,
     /// `user`, `tap`, ...
     pub kind: String,
-    /// What is said of it.
+    /// Its description.
     pub about: String,
 }
 
@@ -127,7 +127,7 @@ struct Property {
 }
 
 impl Machine {
-    /// What it has.
+    /// Its present state.
     pub async fn now(&self) -> Result<Now> {
         let qmp = self.qmp();
         let nodes = self.nodes().await?;
@@ -152,7 +152,7 @@ impl Machine {
         })
     }
 
-    /// Of one that is started by somebody else's description: its disks, and the devices that have none of these names.
+    /// Of a machine that libvirt starts: its disks, and the devices that have none of these names.
     pub(super) async fn now_beside(&self, names: &BTreeSet<String>) -> Result<Now> {
         let mut devices = Vec::new();
         for folder in [NAMED, ANONYMOUS] {
@@ -180,7 +180,7 @@ impl Machine {
         Ok(exports.map(str::to_owned).collect())
     }
 
-    /// Its block nodes, without what each is to the others.
+    /// Its block nodes, without the edges of the graph.
     pub(super) async fn nodes_alone(&self) -> Result<Nodes> {
         let named = self
             .qmp()
@@ -257,7 +257,7 @@ impl Machine {
     }
 }
 
-/// Whether a property has to be named so that another device has it, too.
+/// Whether a property differs from its default, and so has to be written.
 fn differs(property: &Property, value: &Value) -> bool {
     match (&property.default_value, value) {
         (Some(usual), value) => usual != value,
@@ -270,7 +270,7 @@ fn differs(property: &Property, value: &Value) -> bool {
     }
 }
 
-/// Those of `info network` that are no cards.
+/// The networks of `info network` that are no cards.
 fn networks(text: &str) -> Vec<Network> {
     let found = text.lines().filter_map(|line| {
         let line = line.trim_start_matches([' ', '\\']).trim_end();

@@ -1,4 +1,4 @@
-//! What is made of answers that QEMU 7.2 has given.
+//! Tests with recorded answers of QEMU 7.2.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,10 +10,11 @@ use super::now::{Device, NAMED, Network, Now};
 use crate::arguments::Arguments;
 use crate::error::Error;
 
-/// A QEMU of [`line`], whose first disk has got a snapshot, and which has got a disk `hb` at the node `late`.
+/// Answers of a QEMU with the arguments [`line`], after a snapshot of its first disk, and after the disk `hb`
+/// was added at the node `late`.
 const ANSWERS: &str = include_str!("recorded/qemu-7.2.json");
 
-/// What it was started with.
+/// The arguments that it was started with.
 fn line() -> Arguments {
     let words = [
         "qemu",
@@ -129,7 +130,7 @@ fn a_snapshot_is_the_disk_and_a_disk_that_was_added_is_there() {
         drive.contains("/srv/ov.qcow2") && drive.contains("/srv/d.qcow2"),
         "{drive}"
     );
-    // What was not changed has its own words.
+    // Unchanged disks keep their words.
     assert!(words.contains(&"file=/srv/r.img,format=raw,if=virtio".to_owned()));
     assert!(words.contains(&"file=/srv/one.iso,media=cdrom,format=raw".to_owned()));
     assert!(words.contains(&"driver=file,filename=/srv/l.img,node-name=lf".to_owned()));

@@ -185,7 +185,7 @@ pub(super) fn files(xml: &str) -> Result<Vec<(PathBuf, bool)>> {
     Ok(files)
 }
 
-/// What a description names.
+/// Files and devices that a description names.
 #[derive(Debug, Default)]
 pub(crate) struct Named {
     /// Files and devices of its disks, those below them included, and of its firmware.
@@ -196,7 +196,7 @@ pub(crate) struct Named {
     pub aliases: BTreeSet<String>,
 }
 
-/// All of that.
+/// Parses them.
 pub(super) fn named(xml: &str) -> Result<Named> {
     let document = parse(xml)?;
     let mut named = Named::default();

@@ -1,5 +1,6 @@
-//! `recorded.json` has what QEMU 7.2 answers for two processors of Intel's and one of AMD's (`query-cpu-model-expansion type=full`), as KVM's `host` would
-//! be on such hosts: the features that at least one of them has. No KVM was at hand.
+//! `recorded.json` has answers of QEMU 7.2 for two processors of Intel and one of AMD
+//! (`query-cpu-model-expansion type=full`), which stand for KVM's `host` on such hosts, since no KVM was at
+//! hand. It is reduced to features that at least one of them has.
 
 use super::*;
 

@@ -129,7 +129,7 @@ impl End {
         Self::of(arguments.versioned(std::str::from_utf8(&types.stdout)?)?, false).await
     }
 
-    /// What it was started with.
+    /// The arguments that it was started with.
     pub fn arguments(&self) -> &Arguments {
         &self.arguments
     }

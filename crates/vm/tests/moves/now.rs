@@ -1,4 +1,4 @@
-//! What QEMU has now goes along, and not what it was started with.
+//! QEMU's present state goes along, not the one that it was started with.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! QEMU is its owner's again when a move has ended, wherever and however; and what keeps one from ending well is found before.
+//! QEMU's settings are put back when a move has ended, at either host and in any way; and obstacles are found
+//! before a move.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -12,7 +13,7 @@ use verbatim_vm::{Arguments, Machine};
 use crate::end::{Disk, End, consecutive, qemu};
 use crate::{NEWER_VARIABLE, bring, move_it, pair, says};
 
-/// What is in a snapshot of the guest's RAM at least: it fills most of it.
+/// Least size of a snapshot with the guest's RAM, most of which the guest fills.
 const RAM: u64 = 4 << 20;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -52,7 +53,7 @@ pub async fn put_back() -> anyhow::Result<()> {
         "given up when it stands still"
     );
 
-    // By whoever comes after one who has died, and by what was noted.
+    // By a later process, with the settings noted by one that died.
     let noted = from.machine.settings().await?;
     let (mut outgoing, _state) = from.machine.leave_from(noted.clone()).await?;
     outgoing.stopped().await?;
@@ -178,7 +179,8 @@ fn lock(file: &File) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Somebody else's lock is found before and when the guest stands still, and it goes on where it is.
+/// A lock of another process is found before a move, and when the guest stands still; the guest goes on at
+/// its source.
 pub async fn locked() -> anyhow::Result<()> {
     let disk = Disk::new()?;
     let drive = disk.drive("threads");
@@ -254,7 +256,7 @@ pub async fn offered() -> anyhow::Result<()> {
         "{why}"
     );
     ensure!(less.missed_by(&own).is_none());
-    // What QEMU's accelerator does not have is no feature of the guest's, though its model has it.
+    // A feature that QEMU's accelerator lacks is not the guest's, even if the model has it.
     let (haswell, same) = (
         of(&["-M", &machine, "-cpu", "Haswell"])?,
         of(&["-M", &machine, "-cpu", "Haswell,-pcid"])?,

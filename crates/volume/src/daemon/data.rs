@@ -1,4 +1,4 @@
-//! The data of the copies on this host: made once, opened again, waited for, and what an operator says about them.
+//! The data of the copies on this host: made once, opened again, waited for, accepted by an operator.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -23,7 +23,7 @@ pub(super) fn needs_data(role: &Role) -> bool {
     }
 }
 
-/// Whether a copy of that role has its data claimed while somebody has them open.
+/// Whether a copy of that role keeps its data claimed while they are open.
 fn keeps_data(role: &Role) -> bool {
     needs_data(role) || matches!(role, Role::Incoming { .. })
 }
@@ -35,7 +35,7 @@ impl State {
         is_noted || self.store.as_ref().is_some_and(|store| store.is_suspect())
     }
 
-    /// Data that are nobody's any more are let go.
+    /// Closes data that the copy's role no longer needs.
     pub(super) fn let_go(&mut self) {
         let is_kept = self
             .sidecar
@@ -44,7 +44,7 @@ impl State {
         if is_kept {
             return;
         }
-        // Its mark is on the disk; here it is not forgotten either.
+        // The mark is on the disk; the sidecar in memory keeps it, too.
         let is_suspect = self.store.take().is_some_and(|store| store.is_suspect());
         if let Some(sidecar) = self.sidecar.as_ref().filter(|_| is_suspect).and_then(failed) {
             self.sidecar = Some(sidecar);
@@ -71,7 +71,8 @@ impl Daemon {
         match trust::may_move(now.as_ref().unwrap_or(sidecar), is_rescue) {
             Ok(()) => Ok(()),
             Err(NotMoved::Suspect) => bail!(
-                "a flush of the disk of {0} has failed, and part of it may be in the page cache here only: `verbatim volume migrate {0} --to HOST --rescue` \
+                "a flush of the disk of {0} has failed, and part of it may be in the page cache here only: \
+                 `verbatim volume migrate {0} --to HOST --rescue` \
                  saves all that can be read, once no instance has it; `verbatim volume accept --help` has more",
                 entry.name
             ),
@@ -91,7 +92,7 @@ impl Daemon {
         )
     }
 
-    /// Makes the data of a copy that has none, of that length, and notes what they are.
+    /// Makes the data of a copy that has none, of that length, and notes their identity.
     pub(super) fn make_data(
         &self,
         entry: &Entry,
@@ -101,7 +102,7 @@ impl Daemon {
         preallocate: bool,
     ) -> anyhow::Result<Arc<Store>> {
         let marker = self.marker(entry);
-        // Of a volume of that name that was here before.
+        // A mark of an earlier volume of that name.
         marker.clear().context("cannot write to its folder")?;
         marker.prepare().context("cannot write to its folder")?;
         let path = entry.folder.data(&state.settings);
@@ -137,7 +138,7 @@ impl Daemon {
         Ok(store)
     }
 
-    /// The open data of a copy; opens them if nobody has.
+    /// The open data of a copy; opens them if necessary.
     pub(super) fn open_data(
         &self,
         entry: &Entry,
@@ -199,7 +200,7 @@ impl Daemon {
         Ok(store)
     }
 
-    /// Notes what the data are. Where that cannot be written the next daemon does it.
+    /// Notes the data's identity. If the note cannot be written the next daemon writes it.
     fn note(
         &self,
         entry: &Entry,
@@ -221,7 +222,7 @@ impl Daemon {
         state.noted = Some(noted);
     }
 
-    /// Something is noted of the data besides, durably if that can be.
+    /// Changes the notes on the data, durably if possible.
     pub(super) fn note_more(&self, entry: &Entry, state: &mut State, more: impl FnOnce(&mut Noted)) {
         let Some(noted) = &mut state.noted else {
             return;
@@ -235,7 +236,7 @@ impl Daemon {
         }
     }
 
-    /// All of what was filled is here, and becomes the volume: what is known of it since.
+    /// The copy is complete and becomes the volume: updates trust and notes.
     pub(super) fn is_filled(&self, entry: &Entry, state: &mut State) {
         let Some(store) = state.store.clone() else {
             return;
@@ -251,7 +252,8 @@ impl Daemon {
         }
     }
 
-    /// Opens the data of a copy that needs them, unless they are open. Nothing is put in the place of those that cannot be had.
+    /// Opens the data of a copy that needs them, unless they are open. Data that cannot be opened are never
+    /// replaced.
     pub(super) fn claim_data(&self, entry: &Entry, state: &mut State) -> anyhow::Result<()> {
         let Some(sidecar) = state.sidecar.clone().filter(|sidecar| needs_data(&sidecar.role)) else {
             state.let_go();
@@ -271,7 +273,7 @@ impl Daemon {
         }
     }
 
-    /// An operator's word: what there is of it is the volume.
+    /// An operator accepts the present data as the volume.
     pub(super) async fn accept(self: &Arc<Self>, entry: &Arc<Entry>) -> anyhow::Result<()> {
         let name = &entry.name;
         let (store, sidecar) = {
@@ -291,7 +293,7 @@ impl Daemon {
             (state.store.clone().context("it is not open")?, sidecar)
         };
         tracing::warn!("{name}: an operator accepts it; what can be read of it is written once more");
-        // Nobody else writes to what is suspect.
+        // A suspect copy has no other writer.
         let again = store.clone();
         let keeps_room = store.keeps_room(sidecar.length);
         let written = tokio::task::spawn_blocking(move || again.write_again(sidecar.length, keeps_room));
@@ -353,7 +355,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// What an earlier process has noted of its disk.
+    /// Takes over a failure that an earlier process has marked.
     pub(super) fn recall_failure(&self, entry: &Entry, state: &mut State) {
         if self.marker(entry).is_set()
             && let Some(sidecar) = state.sidecar.as_ref().and_then(failed)
@@ -362,7 +364,8 @@ impl Daemon {
         }
     }
 
-    /// Before another host fills a copy: that it has failed becomes durable in its sidecar, until all of it was written again.
+    /// Before another host fills a copy: notes its failure durably in the sidecar, where it stays until all
+    /// data were written again.
     pub(super) fn note_failure(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -373,7 +376,7 @@ impl Daemon {
         let Some(sidecar) = state.sidecar.as_ref().filter(|_| has_failed) else {
             return Ok(());
         };
-        // One that may serve is not filled, and keeps its mark.
+        // A copy that may serve is not filled, and keeps its mark.
         if needs_data(&sidecar.role) {
             return Ok(());
         }
@@ -388,7 +391,7 @@ impl Daemon {
     }
 }
 
-/// Nobody but the owner of this process reads or writes what is in the folder of the volumes, whoever has made it.
+/// Makes everything in the folder of the volumes private to the owner of this process.
 pub(super) fn keep_private(folder: &Path) {
     let tighten = |path: &Path, mode: u32| {
         let now = path.symlink_metadata();

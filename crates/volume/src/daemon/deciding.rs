@@ -126,7 +126,7 @@ impl Daemon {
                 bail!("{} is being moved already", entry.name);
             }
             is_answered(&state, &to)?;
-            // Before anything is decided: afterwards no is no answer.
+            // Before anything is decided: later it must not fail.
             let reserved = entry.folder.reserve_sidecar();
             reserved.context("the decision could not be written down here")?;
             let sidecar = state.sidecar.as_ref().expect("it is served");
@@ -220,8 +220,9 @@ impl Daemon {
             let sidecar = state.sidecar.as_ref().expect("it is served");
             let deciding = deciding(sidecar, session, to, is_rescue).context("it does not serve")?;
             if let Err(error) = self.write(entry, &mut state, deciding) {
-                // It may be there all the same. A process that comes later would ask, and the destination would commit what it
-                // has now: so the tenant goes on only when it is known that it is not there.
+                // The record may be durable all the same. A later process would then ask, and the destination
+                // would commit its present data. So the tenant goes on only when it is known that the record
+                // is not durable.
                 if state.unknown.is_some() {
                     return Err(error.context(
                         "the decision may have been written down, or not; nobody is served until that is known (`verbatim volume status` tells)",
@@ -244,7 +245,8 @@ impl Daemon {
         }
     }
 
-    /// The daemon of that host has called, on a thread of its own. What outlives the connection, or waits for disks, is for the `main` runtime.
+    /// Serves a call of that host's daemon, on a thread of its own. Work that outlives the connection, or
+    /// waits for disks, goes to the `main` runtime.
     pub(super) async fn peer<S>(
         self: &Arc<Self>,
         mut stream: S,
@@ -394,7 +396,7 @@ impl Daemon {
         self.taken(&entry, &state, offer, allocated).map(drop)
     }
 
-    /// What the copy here is to be for that offer, and where its data are to be.
+    /// The sidecar and settings of the copy here for that offer.
     fn taken(
         &self,
         entry: &Entry,
@@ -454,7 +456,7 @@ impl Daemon {
         self.note_failure(&entry, &mut state)?;
         let before = state.sidecar.clone();
         let has_old = before.is_some();
-        // What comes now is not what was there when it was asked.
+        // Data that come now were not there when it was asked.
         state.whole = None;
         if !is_same {
             if state.incoming.as_ref().is_some_and(|incoming| !incoming.renew()) {
@@ -468,7 +470,7 @@ impl Daemon {
             }
             begun?;
         }
-        // It may have been opened just now, and been told of a failure.
+        // Opening the data just now may have found a failure.
         self.note_failure(&entry, &mut state)?;
         let is_suspect = state.sidecar.as_ref().is_some_and(|sidecar| sidecar.suspect);
         let may_compare = may_compare(Here::from(before.as_ref())) && !is_suspect && !is_poisoned;
@@ -484,7 +486,7 @@ impl Daemon {
         Ok((incoming.clone(), store, may_compare))
     }
 
-    /// The open data of the copy that is filled: those that it had, or new ones.
+    /// The open data of the copy that is filled: its old ones, or new ones.
     fn data_for(
         &self,
         entry: &Entry,
@@ -509,12 +511,12 @@ impl Daemon {
                 entry.name
             )
         })?;
-        // First the data, then the sidecar that says how long they are.
+        // First the data get the length, then the sidecar says so.
         store.reach(length)?;
         Ok(store)
     }
 
-    /// From now on it is filled. Whatever can only be done with room is done now: later no is no answer.
+    /// Begins to fill the copy. Everything that needs room is done now: later it must not fail.
     fn begin(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -537,7 +539,7 @@ impl Daemon {
             return Err(error);
         }
         state.place = None;
-        // It is in the sidecar now.
+        // The sidecar has its content now.
         entry.folder.forget(id)?;
         entry.folder.reserve_sidecar()
     }
@@ -560,7 +562,7 @@ impl Daemon {
                 None => bail!("it is not known what the copy of {name} here is"),
             },
             Verdict::WriteThenSay(sidecar, answer) => {
-                // It takes nothing more, and is asked again where this cannot be written.
+                // The copy receives nothing more. If this cannot be written, the source asks again.
                 state.whole = sidecar.may_serve().then_some(ask.session);
                 if let Some(incoming) = incoming {
                     incoming.close();

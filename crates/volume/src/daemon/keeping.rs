@@ -1,8 +1,9 @@
-//! What the copy here is: read, made durable, and replaced; and what follows where that fails.
+//! The sidecar of the copy here: read, made durable and replaced; and retries after failures.
 //!
-//! A copy is *unknown* if its sidecar cannot be read, cannot be made durable, or may be one of two. It is none of the others then: it takes no order, gives no
-//! answer, and is tried again until it is known. One that is known to serve and cannot be served, for its data are not there, is tried again, too. Nobody waits for
-//! that: the lock is free in between.
+//! A copy is *unknown* if its sidecar cannot be read, cannot be made durable, or may be one of two. An
+//! unknown copy takes no order, gives no answer, and is tried again until it is known. A copy that should
+//! serve but cannot, for example since its data are missing, is tried again, too. The lock is free between
+//! the tries.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,15 +20,15 @@ use crate::control::Row;
 use crate::folder::Written;
 use crate::store::{Store, seen_at};
 
-/// Between two tries, the first time and at most.
+/// Pause between two tries: the first, and the longest.
 const PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// So long an order about all volumes waits for those that are busy, all together.
+/// Limit for an order about all volumes to wait for busy ones, all together.
 const GLANCE: Duration = Duration::from_secs(1);
 
 impl State {
-    /// Whether it is known what is here.
+    /// An error while the state of the copy here is unknown.
     pub(super) fn is_known(&self, entry: &Entry) -> anyhow::Result<()> {
         match &self.unknown {
             Some(why) => bail!(
@@ -38,7 +39,7 @@ impl State {
         }
     }
 
-    /// What is left here of a copy of that volume that is gone.
+    /// The tombstone of a deleted copy of that volume here.
     pub(super) fn gone(&self, entry: &Entry, id: VolumeId) -> anyhow::Result<Option<Tombstone>> {
         self.is_known(entry)?;
         if self.sidecar.is_some() {
@@ -48,7 +49,7 @@ impl State {
         gone.with_context(|| format!("what was said of {} here before is not known", entry.name))
     }
 
-    /// What there is here, as the rules want it.
+    /// The state of the copy here, as the rules take it.
     pub(super) fn here<'a>(&'a self, gone: Option<&'a Tombstone>) -> Here<'a> {
         match (&self.unknown, &self.sidecar, gone) {
             (Some(_), ..) => Here::Unknown,
@@ -60,7 +61,7 @@ impl State {
 }
 
 impl Daemon {
-    /// Reads what there is here of that volume, makes it durable, and goes on with it. What fails is tried again.
+    /// Reads the state of the volume here, makes it durable, and acts on it. Failures are tried again.
     pub(super) fn take_up(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) {
         match tokio::task::block_in_place(|| read(entry, state)) {
             Ok(()) => {
@@ -71,7 +72,7 @@ impl Daemon {
         }
     }
 
-    /// It is not known any more what the copy is. Clients that are served stay so: only a copy that serves has any.
+    /// The copy becomes unknown. Its clients stay connected: only a copy that serves has any.
     fn lose(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State, why: &str) {
         state.sidecar = None;
         if state.unknown.as_deref() != Some(why) {
@@ -84,7 +85,7 @@ impl Daemon {
         self.try_again(entry, state);
     }
 
-    /// It is known.
+    /// The copy is known: acts on its role.
     fn go_on(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) {
         state.restored = None;
         if state.unknown.take().is_some() {
@@ -97,7 +98,7 @@ impl Daemon {
         }
         match state.sidecar.as_ref().map(|sidecar| sidecar.role.clone()) {
             Some(Role::Serving) => {
-                // It was held for a decision that was not written down.
+                // It was held for a decision that was not written.
                 if let Some(volume) = &state.volume
                     && volume.standing() == Standing::Held
                 {
@@ -130,7 +131,7 @@ impl Daemon {
         }
     }
 
-    /// Serves it if its sidecar says so. Where that fails it is said, and tried again.
+    /// Serves it if its sidecar says so. A failure is logged, and tried again.
     pub(super) fn serve_or_try_again(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) {
         match self.serve(entry, state) {
             Ok(()) => {
@@ -149,7 +150,7 @@ impl Daemon {
         }
     }
 
-    /// Until it is known, and served if it is to be.
+    /// Tries again until the copy is known, and served if it should be.
     fn try_again(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) {
         if std::mem::replace(&mut state.is_tried_again, true) {
             return;
@@ -181,7 +182,7 @@ impl Daemon {
         });
     }
 
-    /// Replaces the sidecar. After an error the copy is as it was, or not known.
+    /// Replaces the sidecar. After an error the copy is unchanged, or unknown.
     pub(super) fn write(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -218,7 +219,7 @@ impl Daemon {
         }
     }
 
-    /// All volumes, those that are busy as no more than that.
+    /// All volumes; a busy one is only listed as busy.
     pub(super) async fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         self.glance(|entry, state| {
@@ -236,7 +237,8 @@ impl Daemon {
         rows
     }
 
-    /// Looks at all volumes: at what is known of those whose locks are free, or soon are. One that is stuck holds nobody up who asks for all.
+    /// Looks at all volumes whose locks are free, or soon are. A volume that is stuck does not hold up the
+    /// caller.
     pub(super) async fn glance(&self, mut look: impl FnMut(&Arc<Entry>, Option<&State>)) {
         let entries: Vec<_> = self.entries.lock().await.values().cloned().collect();
         let end = Instant::now() + GLANCE;
@@ -306,7 +308,7 @@ fn read(entry: &Entry, state: &mut State) -> anyhow::Result<()> {
         }
         // The process before this one may have been ended between a rename and its sync.
         entry.folder.make_durable()?;
-        // What is left of an earlier copy says less.
+        // The tombstone of an earlier copy knows less.
         entry.folder.forget(sidecar.id)?;
     }
     state.place = match sidecar {

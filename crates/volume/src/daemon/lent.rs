@@ -34,7 +34,7 @@ pub(super) struct Note {
     socket: PathBuf,
     /// It comes here in this session of the agents, which is not decided yet.
     by: Option<AgentSession>,
-    /// The instance may read only.
+    /// The instance may only read.
     #[serde(default)]
     read_only: bool,
 }

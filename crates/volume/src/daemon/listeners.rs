@@ -30,7 +30,7 @@ use crate::tls::Hosts;
 use crate::volume::Volume;
 use crate::wire::{self, Hello, Purpose, ToSource};
 
-/// How often it is looked whether the list of hosts has changed.
+/// Interval at which the list of hosts is checked for changes.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// Takes everybody, until the daemon is told to stop.
@@ -76,7 +76,7 @@ pub async fn run(daemon: Arc<Daemon>) -> anyhow::Result<()> {
         let name = daemon.config.name.clone();
         tokio::spawn(async move { watch(&hosts, &name, address, &mut renew).await });
     } else {
-        // There is nothing to read again; a signal that is not waited for would end the daemon.
+        // There is no list to read again, but without a handler the signal would end the daemon.
         tokio::spawn(async move { while renew.recv().await.is_some() {} });
     }
     let orders = Places::new(ORDERS);
@@ -98,7 +98,7 @@ pub async fn run(daemon: Arc<Daemon>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has the list of hosts read again when it has changed, or somebody says so.
+/// Reads the list of hosts again when it has changed, or on SIGHUP.
 async fn watch(hosts: &Hosts, own: &str, listens: IpAddr, renew: &mut Signal) {
     loop {
         let is_asked = tokio::select! {
@@ -133,7 +133,7 @@ struct Peers {
 }
 
 impl Peers {
-    /// Has one prove that it is a host, and then serves it on a thread of its own.
+    /// Has a caller prove that it is a host, and then serves it on a thread of its own.
     async fn prove(self: Arc<Self>, stream: TcpStream, from: IpAddr) -> anyhow::Result<()> {
         let Some(first) = descriptors().take(1, "a connection of another daemon") else {
             return Ok(());
@@ -176,7 +176,7 @@ impl Peers {
     }
 }
 
-/// Says why, where the caller waits for a word.
+/// Sends the reason if the caller waits for an answer.
 async fn refuse(stream: &mut server::TlsStream<TcpStream>, why: &str) -> anyhow::Result<()> {
     let (hello, _) = wire::receive::<Hello>(stream).await?;
     if !matches!(hello.purpose, Purpose::Chunks { .. }) {
@@ -185,7 +185,7 @@ async fn refuse(stream: &mut server::TlsStream<TcpStream>, why: &str) -> anyhow:
     Ok(())
 }
 
-/// The socket is that of the calling thread's runtime from now on.
+/// Moves the socket to the calling thread's runtime.
 fn to_this_thread(stream: &mut server::TlsStream<TcpStream>) -> io::Result<()> {
     let (socket, _) = stream.get_mut();
     let other = std::net::TcpStream::from(socket.as_fd().try_clone_to_owned()?);
@@ -265,7 +265,7 @@ impl Exports for All {
     }
 }
 
-/// A negotiation that takes its time is cut off.
+/// Limits the time of a negotiation.
 async fn in_time<T>(negotiation: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     let negotiated = tokio::time::timeout(PROOF, negotiation).await;
     negotiated.unwrap_or_else(|_| Err(io::Error::other("it did not say what it wants in time")))
@@ -311,7 +311,7 @@ async fn tls_client(daemon: &Arc<Daemon>, mut stream: TcpStream, mut proving: Pr
     }
 }
 
-/// On a thread of its own, since an order may wait for a disk.
+/// Carries out an order on a thread of its own, since it may wait for a disk.
 async fn command(daemon: &Arc<Daemon>, stream: UnixStream, place: Option<Place>) -> anyhow::Result<()> {
     let mut stream = BufReader::new(stream);
     let Some(place) = place else {
@@ -338,7 +338,8 @@ async fn command(daemon: &Arc<Daemon>, stream: UnixStream, place: Option<Place>)
 }
 
 impl Daemon {
-    /// Few orders wait for one volume, so that others are carried out whatever its disk does.
+    /// A place among the orders of one volume: their number is limited, so that a hanging disk does not block
+    /// other volumes' orders.
     async fn turn(&self, order: &Order) -> anyhow::Result<Option<Place>> {
         let Some(name) = order.volume() else {
             return Ok(None);
@@ -351,7 +352,7 @@ impl Daemon {
         Ok(Some(turn))
     }
 
-    /// What is known without waiting for any of them.
+    /// All attached volumes, without waiting for their locks.
     async fn attached(&self) -> All {
         let mut all = Vec::new();
         for entry in self.entries.lock().await.values() {

@@ -22,7 +22,7 @@ use crate::words;
 /// So long a detach waits for what is under way.
 const CLOSE: Duration = Duration::from_secs(30);
 
-/// So long a volume that grows may be busy, and how often it is looked at.
+/// Limit for a volume that grows to become idle, and the pause between two looks.
 const RESIZE: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_millis(1);
 
@@ -178,7 +178,7 @@ impl Daemon {
                     return Ok(Outcome::Volumes(Vec::new()));
                 }
                 if state.unknown.is_none() && state.sidecar.is_none() {
-                    // What is left of one that is deleted already.
+                    // Tombstones of a volume that is deleted already.
                     let left = entry.folder.left()?;
                     if !left.is_empty() {
                         left.into_iter().try_for_each(|id| entry.folder.forget(id))?;
@@ -225,13 +225,13 @@ impl Daemon {
                     incoming.close();
                 }
                 let sidecar = known(&entry, &state)?;
-                // One that was made here and has never been elsewhere has nothing to be remembered.
+                // A volume that was made here and never moved needs no tombstone.
                 let is_own = sidecar.may_serve() && sidecar.known() == 1;
                 let tombstone = (!is_own).then(|| Tombstone::of(sidecar));
                 if state.settings.data.is_none()
                     && matches!(sidecar.role, Role::Incoming { .. } | Role::Incomplete)
                 {
-                    // It is nothing to anybody, and may have all the room that there is.
+                    // The data are of no use, and may take all the room.
                     let path = entry.folder.data(&state.settings);
                     tokio::task::block_in_place(|| empty(&path, sidecar.length))
                         .with_context(|| format!("{} cannot be emptied", path.display()))?;
@@ -384,7 +384,7 @@ impl Daemon {
             if state.unknown.is_none() {
                 *state = State::default();
                 if !was_there {
-                    // Nobody has any use for it: it was made by this order, and nothing was written to it.
+                    // This order made the file, and nothing was written to it.
                     let _ = std::fs::remove_file(&path);
                 }
             }
@@ -414,7 +414,7 @@ impl Daemon {
         if volume.in_flight() > 0 || volume.migration().is_some() {
             bail!("{name} is in use or being moved; try again when it is idle");
         }
-        // In this order: nobody is told of a size that a crash takes back.
+        // In this order clients never learn a size that a crash takes back.
         let store = state.store.clone().context("it is not open")?;
         tokio::task::block_in_place(|| store.reach(length)).context("the data cannot grow")?;
         self.write(entry, state, Sidecar { length, ..sidecar })?;
@@ -423,7 +423,8 @@ impl Daemon {
         while !volume.resize(length) {
             if Instant::now() > end {
                 bail!(
-                    "{name} has {length} bytes now, but it is never idle, so that clients are not told of it: resize it again when it is, or detach and attach it"
+                    "{name} has {length} bytes now, but it is never idle, so that clients are not told of it: resize it \
+                     again when it is, or detach and attach it"
                 );
             }
             tokio::time::sleep(IDLE).await;
@@ -467,7 +468,7 @@ impl Daemon {
     }
 }
 
-/// Nothing is under way any more from before it was closed.
+/// An error while requests from before the close are still at the disk.
 pub(super) fn has_ended(entry: &Entry, state: &State) -> anyhow::Result<()> {
     let left = state.closing.as_ref().map_or(0, |closing| closing.in_flight());
     ensure!(
@@ -529,7 +530,7 @@ pub(super) fn is_nobodys(entry: &Entry, state: &State) -> anyhow::Result<()> {
     }
 }
 
-/// Nobody on this machine has a file system of it mounted, or has made something else of it.
+/// An error while its block device is in use on this machine: mounted, or the base of another device.
 pub(super) fn is_free(entry: &Entry, state: &State) -> anyhow::Result<()> {
     let Some(device) = &state.device else {
         return Ok(());

@@ -14,7 +14,7 @@ use super::{AGAIN, Daemon, Entry, State, waits_for};
 use crate::faults::Point;
 use crate::wire::Purpose;
 
-/// Between two questions to a destination in whose place an operator has decided, at most.
+/// Longest pause between two questions to a destination in whose place an operator has decided.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 impl Daemon {
@@ -57,7 +57,7 @@ impl Daemon {
             let mut state = entry.state.lock().await;
             if state.sidecar.as_ref() == Some(&sidecar) {
                 if self.become_decided(entry, &mut state, next).await.is_err() {
-                    // It was said. The answer stays the same.
+                    // The failure was logged. The answer stays the same: ask again.
                     drop(state);
                     tokio::time::sleep(AGAIN).await;
                 }
@@ -70,7 +70,8 @@ impl Daemon {
         }
     }
 
-    /// An operator has decided that the copy here stays. The destinations are told so until they answer, and say whether they had committed before.
+    /// Called when an operator has decided that the copy here stays. The destinations are asked until they
+    /// answer whether they had committed before.
     pub(super) fn ask_on(self: &Arc<Self>, entry: &Arc<Entry>, state: &State) {
         let Some(before) = &state.sidecar else {
             return;
@@ -88,7 +89,7 @@ impl Daemon {
         };
         let mut pause = AGAIN;
         loop {
-            // By this question it commits nothing.
+            // This question makes the destination commit nothing.
             let purpose = Purpose::Decide { gives_up: true };
             let answer = match self.call(entry, &asking, ask.session, to, purpose, None) {
                 Ok(call) => call.ask().await,
@@ -96,7 +97,7 @@ impl Daemon {
             };
             let mut state = entry.state.lock().await;
             let Some(here) = state.sidecar.clone() else {
-                // Whoever finds out what it is asks on.
+                // The copy is unknown: asking resumes when it is known.
                 return;
             };
             if all_overruled(&here).all(|(other, _)| other.session != ask.session) {
@@ -140,9 +141,9 @@ impl Daemon {
         if !is_forced {
             match &sidecar.role {
                 Role::Held { by, .. } | Role::Ready { by, .. } => bail!(
-                    "{name} moves with its instance, and waits for the session {by:016x} of the agents, which decides about both (`verbatim session show \
-                     {by:016x}`, `verbatim session resolve`); only if no agent knows that session any more, `--force` decides without it (`verbatim volume resolve \
-                     --help` says how to be sure)"
+                    "{name} moves with its instance, and waits for the session {by:016x} of the agents, which decides \
+                     about both (`verbatim session show {by:016x}`, `verbatim session resolve`); only if no agent knows that \
+                     session any more, `--force` decides without it (`verbatim volume resolve --help` says how to be sure)"
                 ),
                 _ => bail!(
                     "{} has not said whether {name} has moved there, and is asked until it does; if it never will, `--force` decides without it \
@@ -204,7 +205,7 @@ fn other(role: &Role) -> &str {
     }
 }
 
-/// Which answer has made that of a source.
+/// The answer that has led to this sidecar of a source.
 fn said_by(next: &Sidecar) -> Option<Answer> {
     match next.role {
         Role::Moved { .. } => Some(Answer::Committed),
@@ -223,11 +224,11 @@ pub(super) fn is_answered(state: &State, to: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Two copies serve, or have served, by an operator's word.
+/// Reports that two copies serve, or have served, by an operator's decision.
 fn shout(entry: &Entry, state: &mut State, to: &str) {
     let why = format!(
-        "{to} says that {0} has moved there, and an operator has said that the copy here stays: there are two. Let clients use one of them only, and have the other \
-         detached and deleted (`verbatim volume detach {0}`, `verbatim volume delete {0}`)",
+        "{to} says that {0} has moved there, and an operator has said that the copy here stays: there are two. Let \
+         clients use one of them only, and have the other detached and deleted (`verbatim volume detach {0}`, `verbatim volume delete {0}`)",
         entry.name
     );
     tracing::error!("volume {}: {why}", entry.name);

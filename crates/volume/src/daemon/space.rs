@@ -1,6 +1,7 @@
-//! The room that a copy takes: looked at before it comes, kept in view while it comes, and given back where it does not come.
+//! Room of a copy on the disk: checked before it comes and while it comes, and given back if it does not.
 //!
-//! Copies lie in the folder of the sidecars unless somebody has said where else. So on that file system some room is never theirs ([`Reserve`]).
+//! By default copies lie in the folder of the sidecars. So a part of that file system is kept free of them
+//! ([`Reserve`]).
 
 use std::fs::OpenOptions;
 use std::io;
@@ -15,18 +16,18 @@ use verbatim_mirror::decision::{Offer, Role, SessionId};
 use super::{Daemon, Entry, State};
 use crate::reserve::{Reserve, allocated, file_system, free};
 
-/// What is kept if nothing was said: one part of so many of the file system, within these limits.
+/// Default reserve: one part in `SHARE` of the file system, within these limits.
 const SHARE: u64 = 100;
 const LEAST: u64 = 1 << 20;
 const MOST: u64 = 64 << 20;
 
-/// What it would need elsewhere: what it has of the disk, or all of a device.
+/// Room that the copy would need at another host: its allocated bytes, or all of a device.
 pub(super) fn needed(data: &Path, length: u64) -> u64 {
     allocated(data).map_or(length, |bytes| bytes.min(length))
 }
 
 impl Daemon {
-    /// What is kept free of the file system with the sidecars.
+    /// Reserve on the file system of the sidecars.
     fn reserve(&self) -> u64 {
         self.config.reserve.unwrap_or_else(|| {
             statvfs(&self.config.state_dir).map_or(LEAST, |stat| {
@@ -35,7 +36,7 @@ impl Daemon {
         })
     }
 
-    /// The same, if these data would lie there.
+    /// The reserve, if these data would lie there.
     fn reserve_of(&self, data: &Path) -> Option<u64> {
         let of = |path: &Path| Some(path.metadata().ok()?.dev());
         let is_device = data.metadata().is_ok_and(|metadata| !metadata.is_file());
@@ -43,7 +44,7 @@ impl Daemon {
         is_there.then(|| self.reserve())
     }
 
-    /// Whether there is room for what the source has.
+    /// An error if there is no room for the source's allocated bytes.
     pub(super) fn has_space(
         &self,
         data: &Path,
@@ -71,7 +72,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// What the copy that begins to come may take; noted in `state`. Of one that an earlier process has begun all is the attempt's.
+    /// Notes in `state` how much the arriving copy may take. If an earlier process has begun the attempt, all
+    /// allocated bytes count as the attempt's.
     pub(super) fn begin_to_fill(&self, state: &mut State, session: SessionId, data: &Path, was_begun: bool) {
         let had = if was_begun {
             0
@@ -83,8 +85,8 @@ impl Daemon {
         state.filling = Some((session, had, reserve.map(Arc::new)));
     }
 
-    /// The attempt has found the disk full: it is given up here, too, and gives back what it has taken. An older copy that has grown by it goes
-    /// as well: the two are a mixture, which nobody can ever serve.
+    /// Gives up an attempt that has found the disk full, and gives back its room. An older copy that has
+    /// grown by it is emptied as well: a mixture of both can never serve.
     pub(super) async fn give_back(
         self: &Arc<Self>,
         entry: &Arc<Entry>,

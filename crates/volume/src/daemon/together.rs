@@ -163,7 +163,7 @@ impl Daemon {
             bail!("{name} is being moved already");
         }
         is_answered(state, &to)?;
-        // Before anything is decided: afterwards no is no answer.
+        // Before anything is decided: later it must not fail.
         let reserved = entry.folder.reserve_sidecar();
         reserved.with_context(|| format!("what is decided about {name} could not be written down here"))?;
         let session = SessionId(rand::random());
@@ -233,8 +233,8 @@ impl Daemon {
             let sidecar = known(entry, &state)?.clone();
             let next = held(&sidecar, session, &to, by).context("it does not serve")?;
             if let Err(error) = self.write(entry, &mut state, next.clone()) {
-                // It may be there all the same, and a process that comes later would wait for its session. So its clients go on only when it is
-                // known that it is not there.
+                // The record may be durable all the same, and a later process would then wait for its
+                // session. So clients go on only when it is known that the record is not durable.
                 if state.unknown.is_none()
                     && let Some(volume) = &state.volume
                 {
@@ -269,7 +269,7 @@ impl Daemon {
         let is_complete = has_all || state.whole == Some(ask.session);
         let next = promised(state.here(None), ask, by, is_complete);
         let next = next.with_context(|| format!("the copy of {name} here is not whole"))?;
-        // It takes nothing more, and is asked again where this cannot be written.
+        // The copy receives nothing more. If this cannot be written, the source asks again.
         state.whole = Some(ask.session);
         if let Some(incoming) = incoming {
             incoming.close();
@@ -324,7 +324,7 @@ impl Daemon {
         }
         let is_other = |device: &Device| device.is_read_only() != is_read_only;
         if state.device.as_ref().is_some_and(is_other) {
-            // The instance has looked at it, and nothing of that is left.
+            // The instance has examined it, and no longer uses it.
             is_free(entry, state)?;
             tokio::task::block_in_place(|| state.device = None);
         }
@@ -342,7 +342,7 @@ impl Daemon {
         by: AgentSession,
         is_committed: bool,
     ) -> anyhow::Result<()> {
-        // To say yes without having done it would leave a copy that waits for ever.
+        // An answer without the act would leave a copy that waits for ever.
         state.is_known(entry)?;
         let Some(sidecar) = state.sidecar.clone() else {
             return Ok(());
@@ -383,7 +383,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// A copy that has waited for the session is what its decision makes of it.
+    /// Applies the decision to a copy that has waited for the session.
     pub(super) async fn become_settled(
         self: &Arc<Self>,
         entry: &Arc<Entry>,

@@ -1,8 +1,10 @@
-//! A small file is replaced in one piece, and that needs no room: beside it lies a spare of full length, whose blocks are there.
+//! Atomic replacement of small files without further room: beside each file lies a spare of full length with
+//! allocated blocks.
 //!
-//! The spare is overwritten and synced, both change their names, and the folder is synced. So a file system that is full refuses nothing that
-//! has a spare; [`reserve`] makes one, and says in time that there is no room for it. (A file system that writes nothing in place, such as btrfs or
-//! ZFS, wants a block for a moment, and keeps some of its own for that.)
+//! The spare is overwritten and synced, both exchange their names, and the folder is synced. So a full file
+//! system refuses no replacement of a file with a spare. [`reserve`] makes the spare, and fails in time if
+//! there is no room for it. (A file system that writes nothing in place, such as btrfs or ZFS, needs a block
+//! briefly, and keeps some for that.)
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -13,15 +15,16 @@ use anyhow::{Context, anyhow};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
-/// The length of each of these files. What is shorter is followed by spaces.
+/// The length of each of these files. Shorter content is padded with spaces.
 pub const FULL: usize = 4096;
 
-/// A file that was not replaced, or may be.
+/// The file was not replaced, or perhaps was.
 #[derive(Debug)]
 pub struct NotWritten {
-    /// Why.
+    /// The reason.
     pub why: anyhow::Error,
-    /// It cannot be said which of the two a crash leaves. Otherwise the one before is there, as durable as it was.
+    /// It is uncertain which of the two a crash leaves. Otherwise the earlier one is there, as durable as it
+    /// was.
     pub is_unsure: bool,
 }
 
@@ -40,7 +43,7 @@ pub fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Sees to it that the next replacement of that file needs no room.
+/// Makes the spare, so that the next replacement of that file needs no room.
 pub fn reserve(path: &Path) -> anyhow::Result<()> {
     let spare = spare(path);
     let make = || -> io::Result<()> {
@@ -51,7 +54,7 @@ pub fn reserve(path: &Path) -> anyhow::Result<()> {
         if metadata.len() == FULL as u64 && metadata.blocks() > 0 {
             return Ok(());
         }
-        // Written, and not only allocated: what is marked as not written yet may want another block when it is.
+        // Written, and not only allocated: an unwritten extent may need another block when it is written.
         file.write_all_at(&[b' '; FULL], 0)?;
         file.set_len(FULL as u64)?;
         file.sync_all()?;
@@ -60,7 +63,7 @@ pub fn reserve(path: &Path) -> anyhow::Result<()> {
     make().with_context(|| format!("cannot set {} aside", spare.display()))
 }
 
-/// Puts that text in the place of the file's.
+/// Replaces the file's content by that text.
 pub fn replace(path: &Path, text: &[u8]) -> Result<(), NotWritten> {
     let unchanged = |error: anyhow::Error| NotWritten {
         why: error.context(format!("cannot write {}", path.display())),
@@ -88,12 +91,13 @@ pub fn replace(path: &Path, text: &[u8]) -> Result<(), NotWritten> {
         why: anyhow!(error).context(format!("cannot make {} durable", path.display())),
         is_unsure: true,
     })?;
-    // The file that was replaced may be a shorter one, of an earlier release. Whoever depends on it reserves it himself.
+    // The replaced file may be a shorter one of an earlier release. Callers that depend on the spare reserve
+    // it themselves.
     let _ = reserve(path);
     Ok(())
 }
 
-/// Gives that text, and the spare's room, to a file of another folder on the same file system. The spare is gone then.
+/// Turns the spare into a file with that text in another folder of the same file system.
 pub fn give_spare(path: &Path, to: &Path, text: &[u8]) -> anyhow::Result<()> {
     reserve(path)?;
     let text = padded(text)?;
@@ -130,7 +134,7 @@ fn put(path: &Path, text: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Both change their names; where the file system cannot do that, the first takes the second's.
+/// Exchanges the names; where the file system cannot do that, the first takes the second's.
 fn exchange(fresh: &Path, path: &Path) -> io::Result<()> {
     match renameat_with(CWD, fresh, CWD, path, RenameFlags::EXCHANGE) {
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => fs::rename(fresh, path),

@@ -35,7 +35,7 @@ impl Export {
         volume.as_ref().map_or(self.length, |volume| volume.length())
     }
 
-    /// The same for as many clients as there are places.
+    /// The same, limited to as many clients as there are places.
     pub fn counted(self, places: Arc<Places>) -> Self {
         Self {
             places: Some(places),
@@ -54,7 +54,7 @@ impl Export {
         }
     }
 
-    /// Whether its clients may read only.
+    /// Whether its clients may only read.
     pub fn is_read_only(&self) -> bool {
         self.is_read_only
     }

@@ -84,7 +84,7 @@ impl Outbox {
         if let Some(held) = self.room.try_begin(kib) {
             return held;
         }
-        // What was kept holds room, too.
+        // Answers that were kept hold room, too.
         state.is_gathering = false;
         self.send(&mut state);
         drop(state);

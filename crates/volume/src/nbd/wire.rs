@@ -58,7 +58,7 @@ const TRANSMISSION_FLAGS: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 8;
 /// HAS_FLAGS, READ_ONLY, SEND_FLUSH, CAN_MULTI_CONN.
 const READ_ONLY_FLAGS: u16 = 1 | 1 << 1 | 1 << 2 | 1 << 8;
 
-/// What a client may do with an export.
+/// Flags that tell a client the commands of an export.
 pub fn transmission_flags(is_read_only: bool) -> u16 {
     match is_read_only {
         true => READ_ONLY_FLAGS,
@@ -197,7 +197,8 @@ impl Request {
         }
     }
 
-    /// What is wrong with it, for an export of `size` bytes; an error that is sent back. Flags that were not offered are refused: FAST_ZERO is one of them.
+    /// Checks it for an export of `size` bytes; the error is sent back. Flags that were not offered are
+    /// refused, such as FAST_ZERO.
     pub fn check(&self, size: u64, is_read_only: bool) -> Result<(), u32> {
         let allowed = match self.command {
             Command::Read | Command::Flush | Command::Disconnect => FLAG_FUA,

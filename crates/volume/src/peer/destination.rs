@@ -57,9 +57,9 @@ struct Inner {
     /// Chunks that are written after the one that is being written.
     chunks: VecDeque<Put>,
     is_writing_chunks: bool,
-    /// At its source all of it has its place on the disk.
+    /// At its source all of it is allocated.
     keeps_room: bool,
-    /// How much may still be written.
+    /// Limit of the room that it may take.
     reserve: Option<Arc<Reserve>>,
     /// A write has found no room.
     is_full: bool,
@@ -104,7 +104,7 @@ impl Incoming {
         target.is_some_and(|(of, store, _)| *of == session && is_sound(store)) && inner.receiver.is_flushed()
     }
 
-    /// Whether all of it has its place on the disk at its source.
+    /// Whether all of it is allocated at its source.
     pub fn keeps_room(&self) -> bool {
         self.lock().keeps_room
     }
@@ -114,23 +114,24 @@ impl Incoming {
         self.lock().receiver.is_connected()
     }
 
-    /// What comes from now on leaves that free.
+    /// From now on writes leave that reserve free.
     pub(crate) fn keep_free(&self, reserve: Option<Arc<Reserve>>) {
         let mut inner = self.lock();
         (inner.reserve, inner.is_full) = (reserve, false);
     }
 
-    /// Whether there was no room for something since then.
+    /// Whether a write has found no room since then.
     pub fn ran_full(&self) -> bool {
         self.lock().is_full
     }
 
-    /// A write or a flush has failed: the session in which it did is over.
+    /// A write or a flush has failed: that session is over.
     pub fn is_poisoned(&self) -> bool {
         self.lock().receiver.is_poisoned()
     }
 
-    /// A session begins that has everything written again. False while something of an earlier one is under way.
+    /// Begins a session that writes everything again. Returns `false` while requests of an earlier one are in
+    /// flight.
     pub fn renew(&self) -> bool {
         self.lock().receiver.renew()
     }
@@ -362,7 +363,7 @@ impl Incoming {
                         inner.say(
                             line,
                             match answer {
-                                // A flush that says so, after one that has failed.
+                                // A flush that succeeds after one has failed.
                                 ToSource::Done(tag, 0) if !is_good => ToSource::Done(tag, libc::EIO),
                                 answer => answer,
                             },
@@ -457,7 +458,8 @@ impl Incoming {
         }
     }
 
-    /// What is on the disk is as good as what would come. What is in the page cache only is not: a flush that has failed may have called it clean.
+    /// Equal data on the disk need not be sent. Data that are only in the page cache do not count: a failed
+    /// flush may have marked them clean.
     fn compare(self: &Arc<Self>, inner: &Inner, line: Line, tag: Tag, extent: Extent, hash: [u8; 32]) {
         let (_, store, _) = inner.target.as_ref().expect("it is filled");
         let (store, incoming) = (store.clone(), self.clone());

@@ -85,7 +85,8 @@ type Posted = VecDeque<(Job, Landed, Option<Ticket>)>;
 fn run(mut incoming: Incoming, jobs: &Receiver<Job>, hook: Hook) {
     let mut posted = Posted::new();
     let why = fetch_all(&mut incoming, jobs, &mut posted, hook);
-    // An RNIC that hangs lets go of them late, or never. Until then nothing lands but in the ring, from which nobody takes anything any more.
+    // A hanging RNIC releases them late, or never. Until then data land only in the ring, which is no longer
+    // read.
     let gone = std::thread::Builder::new().name("fetch-end".to_owned());
     if let Err(error) = gone.spawn(move || drop(incoming)) {
         tracing::warn!("no thread to let go of a ring: {error}");

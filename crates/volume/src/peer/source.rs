@@ -30,7 +30,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// A destination that is out of reach for so long is given up.
 const GIVE_UP: Duration = Duration::from_secs(600);
 
-/// What a daemon says that speaks [`OLDEST`] only.
+/// Beginning of the refusal by a daemon that speaks only [`OLDEST`].
 const OLDER: &str = "this daemon speaks version 3,";
 
 /// Whom to call, and what about.
@@ -44,7 +44,7 @@ pub struct Call {
     pub port: u16,
     /// What is said first.
     pub hello: Hello,
-    /// The version that it speaks, as far as is known.
+    /// The version that the other daemon speaks, as far as is known.
     pub version: Arc<AtomicU32>,
     /// This host's RNIC.
     pub rnic: Rnic,
@@ -68,7 +68,8 @@ impl Call {
         Ok(stream)
     }
 
-    /// The same, and its first answer. A ring may be offered, and the connection has a name. A daemon that is older is called again in its own words.
+    /// The same, and its first answer. A ring may be offered, and the connection has a name. An older daemon
+    /// is called again in its own version.
     async fn open(
         &self,
         rdma: Option<verbatim_bulk::Offer>,
@@ -139,7 +140,8 @@ impl Call {
         }
     }
 
-    /// Asks whether the volume would be taken, which has so much of the disk here. An error that is no answer is none of this question's.
+    /// Asks whether the other daemon would take the volume, which has `allocated` bytes here. The inner error
+    /// is its refusal; the outer one means that there was no answer.
     pub async fn ask_for_room(&self, allocated: u64) -> anyhow::Result<Result<(), String>> {
         let Purpose::Fill { length, from, .. } = &self.hello.purpose else {
             bail!("nothing is offered");
@@ -164,8 +166,8 @@ impl Call {
         }
     }
 
-    /// Keeps a link for that volume until its migration is over. Why the destination will not have it goes to `refused`.
-    /// `allocated`: what it has of the disk here.
+    /// Keeps a link for that volume until its migration is over. Why the destination will not have it goes to
+    /// `refused`. `allocated`: its allocated bytes here.
     pub async fn keep(
         self,
         volume: Arc<Volume>,
@@ -173,9 +175,9 @@ impl Call {
         refused: UnboundedSender<String>,
         hook: Hook,
     ) {
-        // One that does not say is asked by the offer.
+        // A daemon that does not answer this gets the offer itself.
         if let Ok(Err(why)) = self.ask_for_room(allocated).await {
-            // Nobody listens if the migration is over.
+            // There is no receiver if the migration is over.
             let _ = refused.send(why);
             return volume.event(Event::Cancel);
         }
@@ -264,7 +266,7 @@ async fn lend(rnic: &Rnic, carriage: &mut Carriage) -> Option<(Lending, verbatim
     }
 }
 
-/// What comes of asking this host's RNIC for something. One that hangs is not waited for.
+/// Calls this host's RNIC, and gives up waiting after [`RNIC_LIMIT`].
 async fn asked<T: Send + 'static>(
     ask: impl FnOnce() -> Result<T, verbatim_bulk::Error> + Send + 'static,
 ) -> Result<T, String> {
@@ -328,7 +330,7 @@ async fn exchange(
         result = read(BufReader::new(reader), volume, number, has_ring.then_some(&jobs), hook) => result,
     };
     volume.link_down(number);
-    // Its own thread goes on with that where the RNIC hangs: what is in a ring is read by nobody who believes it.
+    // If the RNIC hangs, a thread of its own goes on with that: the ring's content is no longer trusted.
     if tokio::time::timeout(RNIC_LIMIT, chunks.end()).await.is_err() {
         volume.carries(|carriage| {
             carriage.fall_back("the RNIC of this host does not let go of the ring".to_owned())

@@ -1,9 +1,9 @@
-//! What a file looks like, for whoever is about to say that it is to become a volume's.
+//! A guess at a file's content, shown before an operator adopts the file.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// Names, where their signatures are, and what they are.
+/// Names, offsets and bytes of signatures.
 const SIGNATURES: [(&str, u64, &[u8]); 12] = [
     ("a qcow2 image", 0, b"QFI\xfb"),
     ("a LUKS volume", 0, b"LUKS\xba\xbe"),
@@ -16,11 +16,11 @@ const SIGNATURES: [(&str, u64, &[u8]); 12] = [
     ("swap space", 4086, b"SWAPSPACE2"),
     ("an ISO 9660 file system", 0x8001, b"CD001"),
     ("a Btrfs file system", 0x1_0040, b"_BHRfS_M"),
-    // The last: others have a boot sector, too.
+    // Last, since other contents have a boot sector, too.
     ("a boot sector or partition table", 510, &[0x55, 0xaa]),
 ];
 
-/// What is in a file, in words, as far as it shows.
+/// Content of a file in words, if its signature is known.
 pub fn of(file: &File) -> Option<&'static str> {
     let is_there = |&&(_, offset, signature): &&(&str, u64, &[u8])| {
         let mut bytes = vec![0; signature.len()];

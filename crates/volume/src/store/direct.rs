@@ -1,4 +1,4 @@
-//! Reads of what is on the disk, past the page cache: that is what a comparison may believe.
+//! Reads from the disk, past the page cache: only these are valid for a comparison.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -9,13 +9,13 @@ use std::sync::OnceLock;
 use rustix::fs::Advice;
 use rustix::io::{Errno, ReadWriteFlags};
 
-/// What direct reads are aligned to: no disk has larger blocks, except where it is refused and done otherwise.
+/// Alignment of direct reads. A disk with larger blocks refuses them, and is read in the other way.
 const ALIGNMENT: usize = 4096;
 
 /// The same file or device, opened once more.
 #[derive(Debug, Default)]
 pub struct Direct {
-    /// Nothing where its file system knows no direct reads.
+    /// `None` if its file system knows no direct reads.
     file: OnceLock<Option<File>>,
 }
 
@@ -45,7 +45,7 @@ impl Direct {
 }
 
 fn open(file: &File) -> Option<File> {
-    // Not by its name, at which there may be something else by now.
+    // Not by its name, which another file may have by now.
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_DIRECT).open(path).ok()

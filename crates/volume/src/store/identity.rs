@@ -1,4 +1,5 @@
-//! What tells the data of a copy from other files and devices, over restarts of the machine: numbers of devices and names do not.
+//! Identity of a copy's data, which tells them from other files and devices, also after a restart of the
+//! machine. Numbers and names of devices do not.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,13 +15,13 @@ use super::sys;
 /// The extended attribute with the mark of a file.
 const MARK: &str = "user.verbatim.volume";
 
-/// What is noted of the data when they are made.
+/// Identity of data, noted when they are made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Identity {
     /// A regular file.
     File {
-        /// A random number that is kept with it, where its file system keeps such.
+        /// A random number in an extended attribute, if its file system has such.
         #[serde(default)]
         mark: Option<String>,
         /// The UUID of its file system.
@@ -32,25 +33,25 @@ pub enum Identity {
     },
     /// A block device.
     Device {
-        /// What the kernel calls it: by the name of each.
+        /// The kernel's identifiers of it, by their kinds.
         #[serde(default)]
         names: BTreeMap<String, String>,
     },
 }
 
-/// Whether what is found is what was noted.
+/// Result of a comparison of found data with noted ones.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Match {
-    /// It is.
+    /// The same file or device.
     Same,
-    /// It is a copy that somebody has made of it, with its mark: a backup that was put back.
+    /// A copy of the file with its mark: a backup that was put back.
     Restored,
-    /// It is something else; how that shows.
+    /// Another file or device, with the difference in words.
     Other(String),
 }
 
 impl Identity {
-    /// Of an open file or device.
+    /// The identity of an open file or device.
     pub fn of(file: &File) -> io::Result<Self> {
         let metadata = file.metadata()?;
         if metadata.file_type().is_block_device() {
@@ -64,7 +65,7 @@ impl Identity {
         })
     }
 
-    /// Gives a file a mark of its own. A file system that keeps none is no error.
+    /// Gives a file a mark of its own. A file system without marks is not an error.
     pub fn mark(file: &File) {
         let mark = format!("{:032x}", rand::random::<u128>());
         let marked = rustix::fs::fsetxattr(file, MARK, mark.as_bytes(), XattrFlags::empty());
@@ -73,7 +74,7 @@ impl Identity {
         }
     }
 
-    /// Whether anything of it would be different for another one.
+    /// Whether it can tell the file or device from another one.
     pub fn tells_it(&self) -> bool {
         match self {
             Self::File { mark, handle, .. } => mark.is_some() || handle.is_some(),
@@ -81,7 +82,7 @@ impl Identity {
         }
     }
 
-    /// Whether `found` is what this was noted of.
+    /// Compares `found` with these noted data.
     pub fn compare(&self, found: &Self) -> Match {
         match (self, found) {
             (
@@ -150,7 +151,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What sysfs says of a block device.
+/// Identifiers of a block device from sysfs.
 fn names_of(number: u64) -> BTreeMap<String, String> {
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
     let folder = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
@@ -186,14 +187,14 @@ fn names_of(number: u64) -> BTreeMap<String, String> {
     {
         names.insert("backing_file".to_owned(), backing);
     }
-    // The number of a partition alone is that of many.
+    // A partition number alone identifies nothing.
     if names.keys().all(|name| name == "partition") {
         names.clear();
     }
     names
 }
 
-/// Of a loop device: the file that it is, by what tells that one.
+/// Of a loop device: the identity of its file.
 fn backing_file(path: &Path) -> Option<String> {
     let file = File::open(path).ok()?;
     match Identity::of(&file).ok()? {
@@ -209,7 +210,7 @@ fn partition_uuid(uevent: &str) -> Option<String> {
     Some(uuid.to_owned())
 }
 
-/// What a small file of sysfs says, if it says anything.
+/// Content of a small file of sysfs, if it is not empty.
 fn text(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let text = text.trim();

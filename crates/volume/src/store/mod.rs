@@ -1,7 +1,7 @@
 //! The data of a volume: a file or a block device.
 //!
-//! One that is there is opened ([`Store::open`]) and one that is not is made ([`Store::make`]): neither does the other's work. What is opened has to be
-//! what was noted ([`identity`]), and is claimed as long as it is open.
+//! [`Store::open`] opens existing data, and [`Store::make`] makes new ones: neither does the other's work.
+//! Opened data must have the noted [`identity`], and are claimed while they are open.
 
 mod age;
 mod content;
@@ -38,8 +38,9 @@ const ZEROS: usize = 256 << 10;
 /// 0.8 ms.
 const PIECE: usize = 32 << 10;
 
-/// File systems that refuse a write for want of room before they take any of it, so that nothing is lost which they had taken (statfs(2)): ext4, XFS, Btrfs, tmpfs,
-/// F2FS, ZFS and overlays. Others may say so of what was written earlier.
+/// File systems (statfs(2)) that refuse a write for lack of room before they accept any of it, so that no
+/// accepted data are lost: ext4, XFS, Btrfs, tmpfs, F2FS, ZFS and overlays. On others such an error may
+/// concern earlier writes.
 const LOCAL: [u64; 7] = [
     0xef53,
     0x5846_5342,
@@ -50,12 +51,12 @@ const LOCAL: [u64; 7] = [
     0x794c_7630,
 ];
 
-/// An open one. There is one for each copy in a process.
+/// Open data. A process has one `Store` for each copy.
 #[derive(Debug)]
 pub struct Store {
     file: File,
     is_device: bool,
-    /// Whether a write that is refused for want of room leaves all others as they are.
+    /// Whether a write that is refused for lack of room leaves earlier writes intact.
     refuses_cleanly: bool,
     trust: Trust,
     /// All of it had its place on the disk from the beginning.
@@ -87,12 +88,12 @@ impl Store {
         self.is_device
     }
 
-    /// How far it is believed.
+    /// The trust in its data.
     pub fn trust(&self) -> &Trust {
         &self.trust
     }
 
-    /// Whether part of what was written may be in the page cache only.
+    /// Whether some written data may be only in the page cache.
     pub fn is_suspect(&self) -> bool {
         self.trust.belief() == Belief::Suspect
     }
@@ -105,7 +106,7 @@ impl Store {
         }
     }
 
-    /// Has so many bytes at least; durable. What is longer stays so.
+    /// Makes it at least that long, durably. Longer data stay as they are.
     pub fn reach(&self, length: u64) -> io::Result<()> {
         let size = self.size()?;
         if size >= length {
@@ -121,7 +122,7 @@ impl Store {
         self.trust.flush(|| self.file.sync_all())
     }
 
-    /// Whether all of it has its place on the disk.
+    /// Whether all of it is allocated on the disk.
     pub fn is_allocated(&self, length: u64) -> bool {
         let blocks = self.file.metadata().map_or(0, |metadata| metadata.blocks());
         !self.is_device && blocks * 512 >= length
@@ -132,18 +133,18 @@ impl Store {
         self.is_preallocated.store(true, Ordering::Relaxed);
     }
 
-    /// Whether what is zero keeps its place on the disk when the volume moves.
+    /// Whether zeros stay allocated when the volume moves.
     pub fn keeps_room(&self, length: u64) -> bool {
         self.is_preallocated.load(Ordering::Relaxed) || self.is_allocated(length)
     }
 
-    /// Whether nothing was ever written to it, as far as that can be seen.
+    /// Whether nothing was ever written to it, as far as the file system shows.
     pub fn is_untouched(&self) -> bool {
         let data = rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Data(0));
         self.is_device || matches!(data, Err(Errno::NXIO))
     }
 
-    /// Gives all of it its place on the disk.
+    /// Allocates all of it on the disk.
     pub fn allocate(&self, length: u64) -> io::Result<()> {
         match self.is_device {
             true => Ok(()),
@@ -156,7 +157,8 @@ impl Store {
         }
     }
 
-    /// The same bytes are written once more, from the page cache as long as that has them, and flushed: after that they are on the disk.
+    /// Writes the same bytes once more, from the page cache as far as it has them, and flushes them: then
+    /// they are on the disk.
     pub fn write_again(&self, length: u64, keeps_room: bool) -> io::Result<()> {
         let mut data = vec![0; ZEROS];
         for offset in (0..length).step_by(ZEROS) {
@@ -204,7 +206,7 @@ impl Store {
         self.failing(self.file.write_all_at(data, offset))
     }
 
-    /// What is on the disk: `data` is filled past the page cache. An error where that cannot be said.
+    /// Fills `data` from the disk, past the page cache. An error if that is not possible.
     pub fn read_from_disk(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         self.direct.read(&self.file, offset, data, || self.flush())
     }
@@ -263,7 +265,8 @@ impl Store {
         Ok(is_same)
     }
 
-    /// An error other than that a local file system has no room says that something may be lost that was taken before.
+    /// Any error but a lack of room on a local file system means that accepted data may be lost: the copy
+    /// becomes suspect.
     fn failing(&self, done: io::Result<()>) -> io::Result<()> {
         if let Err(error) = &done {
             let is_full = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
@@ -313,7 +316,7 @@ impl Store {
         }
     }
 
-    /// Makes durable what was written. After one that has failed none succeeds.
+    /// Makes written data durable. After one failed flush none succeeds.
     pub fn flush(&self) -> io::Result<()> {
         self.trust.flush(|| self.file.sync_data())
     }

@@ -1,4 +1,4 @@
-//! How the data of a copy are made, and how they are opened again.
+//! Making the data of a copy, and opening them again.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -16,57 +16,58 @@ use super::identity::{Identity, Match};
 use super::trust::{Belief, Marker};
 use super::{Store, content, sys};
 
-/// What may be there where the data are made.
+/// Existing file or device that may be used when data are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Making {
-    /// No file. A block device is taken with what is on it.
+    /// No file. A block device is taken with its content.
     New,
-    /// The file that was made here by somebody who was ended before he had a sidecar: it is taken as long as nothing was written to it.
+    /// A file in the volume's own folder, left by a daemon that ended before it wrote the sidecar. It is
+    /// taken if nothing was written to it.
     Own,
-    /// A file that is to be the volume as it is.
+    /// A file that becomes the volume as it is.
     Adopted,
-    /// Whatever it is, it will be written over from the beginning to the end.
+    /// Any file: it will be overwritten completely.
     Over,
 }
 
-/// What the data have to be that are opened.
+/// Requirements for data that are opened.
 #[derive(Debug)]
 pub struct Expected<'a> {
-    /// What was noted of them; nothing by an older daemon.
+    /// Their noted identity; `None` from an older daemon.
     pub identity: Option<&'a Identity>,
-    /// They have so many bytes at least.
+    /// Their least length in bytes.
     pub length: u64,
-    /// How far they are believed.
+    /// The trust in them.
     pub belief: Belief,
-    /// Where it is noted that they are not.
+    /// Place of the mark for suspect data.
     pub marker: Option<Marker>,
     /// What is done before anything is read.
     pub first: First,
 }
 
-/// What was opened.
+/// Opened data.
 #[derive(Debug)]
 pub struct Opened {
-    /// It.
+    /// The data.
     pub store: Store,
-    /// What it is now.
+    /// Their present identity.
     pub identity: Identity,
-    /// What somebody should hear of it.
+    /// A remark for the log.
     pub remark: Option<String>,
 }
 
-/// Why the data of a copy cannot be had. None of it is a reason to make others.
+/// The reason why the data of a copy cannot be opened. None is a reason to make new ones.
 #[derive(Debug)]
 pub enum Lack {
     /// There is nothing.
     Missing(PathBuf),
-    /// Somebody else has them.
+    /// Another process uses them.
     Taken(PathBuf),
-    /// What is there is not what was noted.
+    /// The file or device is not the noted one.
     Other(PathBuf, String),
     /// It is shorter than the volume.
     Short {
-        /// What.
+        /// The path.
         path: PathBuf,
         /// Its bytes.
         size: u64,
@@ -109,7 +110,7 @@ impl fmt::Display for Lack {
 impl std::error::Error for Lack {}
 
 impl Store {
-    /// Opens what is there: nothing is made, and its length stays as it is.
+    /// Opens existing data: nothing is made, and their length stays as it is.
     pub fn open(path: &Path, expected: Expected<'_>) -> Result<Opened, Lack> {
         let failed = |error: io::Error| Lack::Failed(path.to_owned(), error);
         let metadata = path.metadata().map_err(|error| lack(path, error))?;
@@ -123,7 +124,8 @@ impl Store {
             Some(Match::Other(how)) => differs = Some(how),
             Some(Match::Restored) => {
                 remark = Some(format!(
-                    "{} is a copy of the file that the volume had, with its mark: it was put back by somebody, and is taken for the volume's data as it is",
+                    "{} is a copy of the file that the volume had, with its mark: it was put back by somebody, and is \
+                     taken for the volume's data as it is",
                     path.display()
                 ));
             }
@@ -144,7 +146,7 @@ impl Store {
             false => Found::Neither,
             true => Found::Data {
                 kind: kind(is_device),
-                // Whether it is the one that was noted, in a word.
+                // Equal to the noted one exactly if `compare` found no difference.
                 identity: match differs {
                     None => noted.identity.clone(),
                     Some(_) => Some("another".to_owned()),
@@ -212,7 +214,7 @@ impl Store {
         Self::make(path, length, Making::Over, None)
     }
 
-    /// What tells it from others.
+    /// Its identity.
     pub fn identity(&self) -> io::Result<Identity> {
         Identity::of(&self.file)
     }
@@ -225,7 +227,7 @@ fn kind(is_device: bool) -> Kind {
     }
 }
 
-/// What was noted, as far as the rules know it.
+/// The notes in the form of the rules.
 fn noted(identity: Option<&Identity>) -> opening::Noted {
     opening::Noted {
         kind: identity.map(|noted| kind(matches!(noted, Identity::Device { .. }))),
@@ -246,7 +248,8 @@ fn lack(path: &Path, error: io::Error) -> Lack {
     }
 }
 
-/// Opens what is there. A block device is had alone: by no file system that is mounted, and by nobody else who asks for that (open(2), O_EXCL).
+/// Opens a file, or a block device exclusively (open(2), O_EXCL): no mounted file system and no other
+/// exclusive user may have it.
 fn open(path: &Path, is_device: bool) -> io::Result<File> {
     let flags = if is_device { libc::O_EXCL } else { 0 };
     let mut options = OpenOptions::new();
@@ -257,7 +260,7 @@ fn open(path: &Path, is_device: bool) -> io::Result<File> {
         .open(path)
 }
 
-/// Nobody else has it, as long as it is open.
+/// Claims it as long as it is open.
 fn claim(file: &File, is_device: bool) -> io::Result<()> {
     if is_device {
         return Ok(());
@@ -279,7 +282,7 @@ fn claim(file: &File, is_device: bool) -> io::Result<()> {
     }
 }
 
-/// Nobody but its owner reads or writes it.
+/// Makes it private to its owner.
 fn keep_private(file: &File, path: &Path) {
     let mode = file.metadata().map(|metadata| metadata.mode());
     if mode.is_ok_and(|mode| mode & 0o077 != 0)
@@ -298,7 +301,7 @@ fn taken(path: &Path) -> impl Fn() -> String {
     }
 }
 
-/// What is there already.
+/// Opens a file or device that exists already, if it may become the data.
 fn take(path: &Path, metadata: &std::fs::Metadata, length: u64, making: Making) -> anyhow::Result<File> {
     let shown = path.display();
     let is_device = metadata.file_type().is_block_device();
@@ -323,7 +326,7 @@ fn take(path: &Path, metadata: &std::fs::Metadata, length: u64, making: Making) 
         (Making::Adopted, Ok(opening::Making::Lengthen)) => bail!(
             "{shown} has {size} bytes{looks}, and the volume is to have {length}: give the file's size, or less. Nothing was changed"
         ),
-        // What is longer stays so.
+        // Longer data stay as they are.
         (_, Ok(_)) | (Making::Adopted, Err(Obstacle::Longer)) => Ok(file),
         (_, Err(Obstacle::TooSmall)) => bail!(
             "{shown} has {size} bytes, and the volume {length}: `verbatim volume place` gives it another place"

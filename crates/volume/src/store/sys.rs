@@ -1,4 +1,4 @@
-//! Calls for which the libraries have no safe form: the claim of a file, and what tells it from others.
+//! Calls for which the libraries have no safe form: the lock of a file, and its identity.
 
 use std::fs::File;
 use std::io;
@@ -23,7 +23,8 @@ struct Handle {
     handle: [u8; LARGEST_HANDLE],
 }
 
-/// Takes the write lock of the whole file for this open file (`F_OFD_SETLK`). It goes when the last descriptor of it is closed, in whatever way.
+/// Takes the write lock of the whole file for this open file (`F_OFD_SETLK`). It is released when the last
+/// descriptor is closed.
 pub fn lock(file: &File) -> io::Result<()> {
     // SAFETY: all bytes of it may be zero.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -42,7 +43,7 @@ pub fn file_system(file: &File) -> Option<[u8; 16]> {
         length: 0,
         bytes: [0; 16],
     };
-    // SAFETY: the descriptor is open, and the kernel writes one `fsuuid2` of 17 bytes, which is what `FsUuid` is.
+    // SAFETY: the descriptor is open, and the kernel writes one `fsuuid2` of 17 bytes, the size of `FsUuid`.
     let got = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_GETFSUUID as _, &raw mut uuid) };
     (got == 0 && uuid.length == 16).then_some(uuid.bytes)
 }

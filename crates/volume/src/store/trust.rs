@@ -1,8 +1,9 @@
 //! Whether the data of a copy can be believed: `verbatim_mirror::trust` has the rules, and here they are carried out.
 //!
-//! When a flush fails, Linux may have marked the pages clean that it could not write, and keeps them: they are read as they were written, until they leave the page
-//! cache. No later flush says so, by whatever descriptor. So a failure is a fact of the copy, which has to outlive the process; and nothing that
-//! was read through the page cache is a proof of what is on the disk.
+//! When a flush fails, Linux may mark the pages that it could not write as clean, and keep them: reads return
+//! the new data until the pages leave the page cache. No later flush reports the failure, by any descriptor.
+//! So a failure is a property of the copy that must outlive the process, and data read through the page cache
+//! prove nothing about the disk.
 
 use std::fs::{self, File};
 use std::io;
@@ -19,7 +20,8 @@ use crate::faults::{Hook, Point};
 const SOUND: &str = "data.sound";
 const SUSPECT: &str = "data.broken";
 
-/// Where the mark of a suspect copy is: beside its sidecar, and in a folder that is as old as the page cache, in case the first one's disk has failed, too.
+/// Mark of a suspect copy. It is beside its sidecar, and also in the runtime folder, which lives as long as
+/// the page cache, in case the first one's disk has failed, too.
 #[derive(Debug, Clone)]
 pub struct Marker {
     folder: PathBuf,
@@ -58,7 +60,7 @@ impl Marker {
         self.folder.join(SUSPECT).exists() || self.runtime.exists()
     }
 
-    /// Makes what [`Self::set`] needs.
+    /// Makes the file that [`Self::set`] renames.
     pub fn prepare(&self) -> io::Result<()> {
         let (sound, suspect) = (self.folder.join(SOUND), self.folder.join(SUSPECT));
         if !sound.exists() && !suspect.exists() {
@@ -68,7 +70,7 @@ impl Marker {
         Ok(())
     }
 
-    /// Marks the copy. When this returns, the next process knows.
+    /// Marks the copy, for the next process.
     pub fn set(&self) {
         (self.hook)(Point::FlushFailed);
         let (sound, suspect) = (self.folder.join(SOUND), self.folder.join(SUSPECT));
@@ -90,7 +92,7 @@ impl Marker {
         }
     }
 
-    /// Takes the mark away. What an error has left of it counts.
+    /// Removes the mark. After an error the rest of the mark counts.
     pub fn clear(&self) -> io::Result<()> {
         match fs::remove_file(&self.runtime) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -107,14 +109,14 @@ fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// How far the data are believed.
+/// Degree of trust in the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Belief {
-    /// What was flushed is on the disk.
+    /// Flushed data are on the disk.
     Sound,
-    /// Part of what was written may be in the page cache only, for as long as that keeps it: nothing is written, nor flushed.
+    /// Some written data may be only in the page cache, and may vanish from it. Writes and flushes fail.
     Suspect,
-    /// The same is written over from the beginning to the end: what was there before is no proof of anything.
+    /// All data are being overwritten: the old ones prove nothing.
     Rewritten,
 }
 
@@ -129,7 +131,7 @@ struct Inner {
     ended: u64,
 }
 
-/// What is believed of an open copy, by all that use it.
+/// Trust in an open copy, shared by all its users.
 #[derive(Debug)]
 pub struct Trust {
     inner: Mutex<Inner>,
@@ -181,7 +183,7 @@ impl Trust {
         self.inner.lock().expect("no panic under this lock")
     }
 
-    /// What is believed.
+    /// The degree of trust.
     pub fn belief(&self) -> Belief {
         let inner = self.lock();
         match (inner.trust.is_sound(), inner.is_rewritten) {
@@ -191,7 +193,7 @@ impl Trust {
         }
     }
 
-    /// Another belief. Not for what has failed.
+    /// Sets the degree of trust. [`Self::fail`] is for failures.
     pub fn believe(&self, belief: Belief) {
         let mut inner = self.lock();
         inner.trust = trust::Trust::of(belief == Belief::Suspect);
@@ -203,7 +205,7 @@ impl Trust {
         self.lock().is_rewritten = false;
     }
 
-    /// The copy has failed. It is marked when this returns, so whoever hears of the failure hears it after that.
+    /// The copy has failed. It is marked when this returns, and so before the failure is reported.
     pub fn fail(&self) {
         self.fail_locked(&mut self.lock());
     }

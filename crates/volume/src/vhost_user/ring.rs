@@ -133,7 +133,7 @@ impl Running {
     }
 }
 
-/// Room of a volume that is waited for.
+/// A wait for room of the volume.
 type Beginning = Pin<Box<dyn Future<Output = Held> + Send>>;
 
 struct Work {
@@ -142,7 +142,7 @@ struct Work {
     room: Own,
     /// It was taken, and there is no room for it yet.
     waiting: Option<Request>,
-    /// While its volume has none.
+    /// The wait for room of its volume, while there is none.
     beginning: Option<Beginning>,
     /// The guest or the front end has made nonsense of it: nothing is taken from it any more.
     is_broken: bool,
@@ -281,7 +281,7 @@ impl Work {
             // There may be more than there is room for.
             while self.waiting.is_some() {
                 if self.is_stopping() {
-                    // They are noted still.
+                    // They are still noted in the in-flight area.
                     self.waiting = None;
                     return Ok(());
                 }
@@ -383,7 +383,7 @@ impl Work {
         self.ring.volume.request_here(wanted, extent, is_durable, reply);
     }
 
-    /// Takes of its volume's room; nothing while there is none. Then this thread is woken.
+    /// Takes room of its volume; `None` while there is none. This thread is woken when there is.
     fn hold(&mut self, kib: usize) -> Option<Held> {
         let room = self.ring.volume.room();
         let mut beginning: Beginning = match self.beginning.take() {

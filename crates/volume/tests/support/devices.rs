@@ -5,7 +5,7 @@ use std::process::Command;
 
 use super::find;
 
-/// Runs a program that must go well; what it writes.
+/// Runs a program that must succeed; returns its output.
 pub fn run(command: &mut Command) -> String {
     let output = command.output().expect("it runs");
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -73,7 +73,7 @@ impl Drop for Memory {
     }
 }
 
-/// A block device that says it has more than it has: what is written beyond that fails when it is flushed.
+/// A thin block device with less room than its size: writes beyond the room fail when they are flushed.
 pub struct Thin {
     pub disk: Loop,
     pub room: Memory,

@@ -1,4 +1,5 @@
-//! A disk that can be made to hang: a file system on a loop device, which is frozen (fsfreeze(8)). Whoever writes to it then waits, and cannot be killed.
+//! A disk that can be made to hang: a file system on a loop device, which is frozen (fsfreeze(8)). Its
+//! writers then wait, and cannot be killed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -52,7 +53,7 @@ impl Disk {
         self.mounted().join(name).to_str().expect("text").to_owned()
     }
 
-    /// Who writes to it waits from now on.
+    /// Writers wait from now on.
     pub fn hang(&mut self) {
         assert!(
             run("fsfreeze", &[Path::new("-f"), &self.mounted()]),

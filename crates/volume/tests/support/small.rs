@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What fills it.
+/// File that fills it.
 const FILLER: &str = ".filler";
 
 /// It is unmounted with it.
@@ -35,7 +35,7 @@ impl Small {
             .expect("a file");
         while file.write_all(&[1; 4096]).is_ok() {}
         let length = file.metadata().expect("a file").len();
-        // What did not fit whole is given back, too.
+        // A last incomplete block is given back, too.
         let whole = length / 4096 * 4096;
         file.set_len(whole.saturating_sub(left)).expect("shorter");
     }
@@ -52,7 +52,7 @@ impl Small {
         assert!(status.is_ok_and(|status| status.success()), "not remounted");
     }
 
-    /// What it has free.
+    /// Its free bytes.
     pub fn free(&self) -> u64 {
         free(&self.0)
     }

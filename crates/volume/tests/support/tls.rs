@@ -15,7 +15,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 
 pub type Stream = StreamOwned<ClientConnection, TcpStream>;
 
-/// Connects to `address`, which is that of `host`, with what is in the folder `tls`.
+/// Connects to `address`, which is that of `host`, with the certificate in the folder `tls`.
 pub fn connect(address: &str, host: &'static str, tls: &Path) -> std::io::Result<Stream> {
     let mut roots = RootCertStore::empty();
     let authority = CertificateDer::from_pem_file(tls.join("ca.pem")).expect("it is there");

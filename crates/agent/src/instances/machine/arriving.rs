@@ -208,8 +208,9 @@ impl Loaded {
         Ok(())
     }
 
-    /// Lets the guest run, if it ran at its source, behind `connect`, which lets its traffic flow. When QEMU does not let it run the guest is this host's
-    /// all the same, and QEMU is asked again: the source, which is to hear of the decision, may have what it lacks.
+    /// Lets the guest run, if it ran at its source, behind `connect`, which lets its traffic flow. If QEMU
+    /// does not let it run, the guest is this host's all the same, and QEMU is asked again: the source may
+    /// still have a lock that it frees when it hears of the decision.
     pub async fn run(self, connect: impl FnOnce()) -> anyhow::Result<Init> {
         self.place.tasks.release().await?;
         connect();

@@ -26,10 +26,10 @@ use crate::beneath;
 use crate::instances::home::Paths;
 use crate::whole;
 
-/// How long libvirt may take to send a QEMU its signal.
+/// Limit for libvirt to send a QEMU its signal.
 const DESTROY: Duration = Duration::from_secs(3);
 
-/// Between two looks whether it has. Nobody tells.
+/// Pause between two looks for the signal, of which there is no notification.
 const LOOK: Duration = Duration::from_millis(2);
 
 /// The description, in the runtime folder.
@@ -45,7 +45,7 @@ pub async fn describe(machine: &Machine, paths: &Paths) -> anyhow::Result<()> {
     };
     let description = serde_json::to_vec(&domain.describe().await?)?;
     let path = paths.folder.join(DESCRIPTION);
-    // A password of a display may be in it: it is for root alone.
+    // It may have the password of a display: only root can read it.
     whole::write(&path, &description)
 }
 
@@ -130,10 +130,11 @@ fn forget(paths: &Paths) -> anyhow::Result<()> {
     std::fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
 }
 
-/// Kills the tasks of one that has left. A domain's QEMU does not end by itself in libvirt's eyes, which would be a crash that somebody may be told to mend by a new
-/// start: libvirt is asked to destroy it, and has sent its signal, which those who are frozen do not hear, before they are killed.
+/// Kills the tasks of a machine that has left. If a domain's QEMU just ended, libvirt would report a crash,
+/// and might start it again. So libvirt is asked to destroy it. The tasks are frozen and do not handle
+/// libvirt's signal; they are killed when it has been sent.
 pub async fn kill(tasks: &Tasks, paths: &Paths) -> anyhow::Result<()> {
-    // Who cannot be asked for is killed all the same.
+    // If the note cannot be read the tasks are killed all the same.
     let attached = Attached::of(paths).ok().flatten();
     let Some((domain, pid)) = attached
         .as_ref()
@@ -155,7 +156,7 @@ pub async fn kill(tasks: &Tasks, paths: &Paths) -> anyhow::Result<()> {
     Ok(killed?)
 }
 
-/// Whether a process has SIGTERM before it, or is gone.
+/// Whether a process has SIGTERM pending, or is gone.
 fn is_told_to_end(pid: u32) -> bool {
     match std::fs::read_to_string(format!("/proc/{pid}/status")) {
         Ok(status) => has_pending(&status, Signal::TERM),
@@ -163,7 +164,7 @@ fn is_told_to_end(pid: u32) -> bool {
     }
 }
 
-/// By a process's `status`.
+/// The same by a process's `status`.
 fn has_pending(status: &str, signal: Signal) -> bool {
     let mut sets = status
         .lines()

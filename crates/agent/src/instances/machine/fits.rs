@@ -1,7 +1,7 @@
-//! Whether the next host has what a virtual machine has here: said before anything is sent.
+//! Comparison of the next host with the needs of a virtual machine, before anything is sent.
 //!
-//! The source sends what only it knows ([`Needs`]); the destination compares that with what its own QEMU offers ([`compare`]). A domain of libvirt's is libvirt's
-//! to compare, and it does.
+//! The source sends the machine's [`Needs`]; the destination compares them with the offer of its own QEMU
+//! ([`compare`]). libvirt compares its own domains.
 
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
@@ -16,16 +16,16 @@ use super::guest::Guest;
 use crate::agent::Shared;
 use crate::instances::record::Record;
 
-/// How long it counts what a QEMU of this host has answered.
+/// Lifetime of an answer of a QEMU of this host.
 const FRESH: Duration = Duration::from_secs(10);
 
-/// So many answers are kept.
+/// Limit of the answers that are kept.
 const KEPT: usize = 64;
 
-/// All sockets of Unix of this network namespace.
+/// All Unix sockets of this network namespace.
 const SOCKETS: &str = "/proc/net/unix";
 
-/// What a virtual machine has at its source.
+/// Properties of a virtual machine at its source.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Needs {
     #[serde(default)]
@@ -33,12 +33,12 @@ pub struct Needs {
     /// Its TPM's servers.
     #[serde(default)]
     tpms: Vec<Server>,
-    /// That of the source's links; unset: the kernel's usual one.
+    /// MTU of the source's links; unset: the kernel's default.
     #[serde(default)]
     mtu: Option<u32>,
 }
 
-/// Who listens at a path, known again on every host of the same kernel.
+/// A listener at a path, recognised by every host that shares its kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Server {
     path: PathBuf,
@@ -47,16 +47,16 @@ struct Server {
     inode: u64,
 }
 
-/// What the destination finds.
+/// The destination's findings.
 #[derive(Debug, Default)]
 pub struct Fit {
-    /// What stands in the way.
+    /// Obstacles.
     pub blockers: Vec<String>,
-    /// What an operator should know.
+    /// Notes for an operator.
     pub notes: Vec<String>,
 }
 
-/// What of one that runs here is to be compared, as it is sent. Empty: nothing.
+/// The needs of a machine that runs here, as they are sent. Empty: nothing to compare.
 pub async fn needs(agent: &Shared, guest: &Guest, machine: &Machine) -> anyhow::Result<String> {
     let Guest::Qemu(arguments) = guest else {
         return Ok(String::new());
@@ -71,7 +71,7 @@ pub async fn needs(agent: &Shared, guest: &Guest, machine: &Machine) -> anyhow::
     Ok(serde_json::to_string(&needs)?)
 }
 
-/// Compares that with this host. `sent`: by the source.
+/// Compares the needs with this host. `sent`: the source's text.
 pub async fn compare(agent: &Shared, record: &Record, sent: &str) -> Fit {
     let (Some(Guest::Qemu(arguments)), false) = (&record.machine, sent.is_empty()) else {
         return Fit::default();
@@ -113,7 +113,8 @@ pub async fn compare(agent: &Shared, record: &Record, sent: &str) -> Fit {
     let source = needs.mtu.unwrap_or(ETHERNET);
     if let Some(promised) = promised.filter(|promised| *promised > own) {
         fit.blockers.push(format!(
-            "a card promises its guest an MTU of {promised} (host_mtu=), and links there have {own}: start that agent with --mtu {promised}, where its network carries that"
+            "a card promises its guest an MTU of {promised} (host_mtu=), and links there have {own}: start that agent \
+             with --mtu {promised}, where its network carries that"
         ));
     } else if source > own && arguments.has_tap() {
         fit.notes.push(format!(
@@ -123,7 +124,7 @@ pub async fn compare(agent: &Shared, record: &Record, sent: &str) -> Fit {
     fit
 }
 
-/// The MTU of a link that nobody has given another one.
+/// Default MTU of a link.
 const ETHERNET: u32 = 1500;
 
 /// Whether a program is one that only root can change: it is started here on behalf of another host.
@@ -137,12 +138,12 @@ fn is_hosts_own(program: &Path) -> bool {
     match program.components().count() {
         // It is found where the agent's own programs are.
         1 => true,
-        // One that is not there is said to be so by whoever starts it.
+        // Starting a missing program reports that.
         _ => std::fs::metadata(program).map_or(true, |file| file.uid() == 0 && file.mode() & 0o022 == 0),
     }
 }
 
-/// What this host's QEMU gives to such a virtual machine, or why it does not.
+/// The processor that this host's QEMU offers to such a virtual machine, or the reason why it does not.
 async fn offered(arguments: &Arguments) -> Result<Processor, String> {
     static KNOWN: Mutex<Option<HashMap<Vec<String>, (Instant, Processor)>>> = Mutex::new(None);
     let key = arguments.asked();
@@ -167,7 +168,7 @@ async fn offered(arguments: &Arguments) -> Result<Processor, String> {
     Ok(processor)
 }
 
-/// Who listens there, by what the kernel lists.
+/// The listener there, by the kernel's list.
 fn server(sockets: &str, path: &Path) -> Option<Server> {
     let listens = sockets.lines().find_map(|line| {
         // Num RefCount Protocol Flags Type St Inode Path
@@ -190,21 +191,22 @@ fn is_at(bound: &Path, path: &Path) -> bool {
     let resolved = |path: &Path| std::fs::canonicalize(path).ok();
     match bound.is_absolute() {
         true => bound == path || resolved(bound).is_some_and(|bound| Some(bound) == resolved(path)),
-        // In a folder that only it knows.
+        // Relative to a folder that only the server knows.
         false => path.ends_with(bound),
     }
 }
 
-/// Why a virtual machine's TPM is not to be had here.
+/// The reason why a virtual machine cannot have its TPM here.
 fn no_tpm(sockets: &str, path: &Path, theirs: &[Server]) -> Option<String> {
     let shown = path.display();
     match server(sockets, path) {
         None => Some(format!(
-            "nobody listens at {shown} there, where the virtual machine has its TPM: start swtpm there with that socket, and with a state of its own that is empty (it comes with \
-             the guest)"
+            "nobody listens at {shown} there, where the virtual machine has its TPM: start swtpm there with that socket, \
+             and with a state of its own that is empty (it comes with the guest)"
         )),
         Some(own) if theirs.contains(&own) => Some(format!(
-            "the TPM's server at {shown} there is the source's own, which serves one QEMU: start another swtpm for the destination, at a path that each host has for itself"
+            "the TPM's server at {shown} there is the source's own, which serves one QEMU: start another swtpm for the \
+             destination, at a path that each host has for itself"
         )),
         Some(_) => None,
     }

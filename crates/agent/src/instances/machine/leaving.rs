@@ -37,7 +37,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Leaving {
     machine: Arc<Machine>,
-    /// As it was when the destination was asked for it.
+    /// Its state when the destination was asked to take it.
     pub carried: Carried,
     /// What is sent of its RAM; lent to the round that runs.
     pub rounds: Option<Rounds>,
@@ -53,7 +53,7 @@ impl Leaving {
                 "QEMU has not let the guest go on yet after the last attempt to move it; it is asked again until it does: try again then"
             );
         }
-        // What the last move has left to be done, if anything.
+        // Finishes the taking back of the last move, if necessary.
         take_back_once(instance).await?;
         let machine = connect(paths, instance.init_pid()).await?;
         machine.may_move().await?;
@@ -65,7 +65,7 @@ impl Leaving {
         })
     }
 
-    /// What the next host is to have, as it is sent.
+    /// Its needs at the next host, as they are sent.
     pub async fn needs(&self, agent: &Shared, guest: &Guest) -> anyhow::Result<String> {
         let needs = fits::needs(agent, guest, &self.machine).await;
         needs.context("its processor is not known")
@@ -166,7 +166,7 @@ impl Stopped {
     /// Lets the guest go on as if nothing had happened, if it ran.
     pub async fn abort(self) -> anyhow::Result<()> {
         self.tasks.thaw().await?;
-        // QEMU is set as it was by that.
+        // This also puts QEMU's settings back.
         let (paths, machine) = (&self.paths, self.machine);
         self.outgoing.take_back().await?;
         settings::put_back(paths, &machine).await?;
@@ -181,8 +181,8 @@ async fn save(mut stream: UnixStream, path: PathBuf) -> io::Result<()> {
     tokio::io::AsyncWriteExt::flush(&mut file).await
 }
 
-/// Writes down, for this host and for the destination, whether the guest runs. After an error neither is there: nothing was asked of QEMU yet,
-/// and nothing is in the way of the next move.
+/// Notes for this host and for the destination whether the guest runs. After an error neither note is there:
+/// QEMU was not asked for anything yet, and the next move is not hindered.
 fn note_ran(paths: &Paths, runs: bool) -> anyhow::Result<()> {
     for folder in [&paths.work, &paths.images] {
         if let Err(error) = whole::write_json(&folder.join(RAN), &runs) {
@@ -198,7 +198,8 @@ pub(super) fn ran(paths: &Paths) -> anyhow::Result<Option<bool>> {
     let path = paths.work.join(RAN);
     match std::fs::read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        // Agents that did not write it in one piece have left this where there was no room: they asked nothing of QEMU then.
+        // An agent of an earlier release, which did not write atomically, left this when there was no room.
+        // It had not asked QEMU for anything then.
         Ok(text) if serde_json::from_slice::<bool>(&text).is_err() => {
             tracing::warn!(path = %path.display(), "what a move that came to nothing has half written is removed");
             forget_ran(paths)?;
@@ -229,7 +230,7 @@ pub(super) fn forget_ran(paths: &Paths) -> anyhow::Result<()> {
 pub async fn take_back(instance: &Arc<Instance>) {
     let paths = &instance.home.paths;
     if standing::why(paths).is_some() {
-        // It is this host's by a decision.
+        // The decision made the guest this host's.
         return standing::make_run(paths, instance.init_pid()).await;
     }
     match take_back_once(instance).await {
@@ -284,7 +285,7 @@ async fn take_back_once(instance: &Instance) -> anyhow::Result<()> {
     forget_ran(paths)
 }
 
-/// An error unless QEMU is as it was before it was moved, or was to be.
+/// Takes QEMU back from an earlier attempt to move it, if necessary; an error if that fails.
 pub async fn must_be_taken_back(instance: &Instance) -> anyhow::Result<()> {
     let paths = &instance.home.paths;
     standing::may_have_been_mended(paths, instance.init_pid()).await?;

@@ -52,14 +52,14 @@ pub fn ram(paths: &Paths) -> anyhow::Result<Ram> {
     Ok(Ram::of(file, &path)?)
 }
 
-/// What was found of a virtual machine that is to move.
+/// Findings on a virtual machine that is to move.
 #[derive(Debug, Default)]
 pub struct LookedAt {
-    /// What stands in the way, all of it.
+    /// All obstacles.
     pub blockers: Vec<String>,
-    /// What its next host is to have.
+    /// Its needs at the next host.
     pub needs: String,
-    /// The machine as it is now, where that can be had elsewhere.
+    /// Its present state, if that can be carried over.
     pub carried: Option<Carried>,
 }
 
@@ -101,7 +101,7 @@ pub async fn looked_at(agent: &Shared, instance: &Instance) -> LookedAt {
     found
 }
 
-/// As it is now, for its next place. An error says what of it cannot be had there.
+/// Its present state, for its next place. The error names parts that cannot be carried over.
 pub async fn carried(machine: &Machine, record: &Record) -> Result<Carried, Error> {
     let arguments = match &record.machine {
         Some(Guest::Qemu(arguments)) => Some(arguments),

@@ -1,8 +1,8 @@
-//! How QEMU was set before a move, written down until it is so again: also by an agent that comes after the one that has changed it.
+//! QEMU's settings from before a move, noted until they are put back, if need be by a later agent.
 //!
 //! ```text
 //!  criu/NAME/settings    on both hosts
-//!  images/NAME/settings  by this they go along: the machine that arrives is set as it was at its source
+//!  images/NAME/settings  sent along: the machine that arrives gets the settings of its source
 //! ```
 
 use std::io::{self, Read};
@@ -18,10 +18,10 @@ use crate::instances::home::Paths;
 
 const FILE: &str = "settings";
 
-/// They are some hundred bytes long.
+/// Limit of the file, which has a few hundred bytes.
 const LONGEST: u64 = 64 << 10;
 
-/// Writes them down, before anything is changed.
+/// Notes them, before anything is changed.
 pub(super) fn note(paths: &Paths, settings: &Settings) -> anyhow::Result<()> {
     for folder in [&paths.work, &paths.images] {
         write(folder, FILE, &serde_json::to_vec(settings)?)?;
@@ -29,7 +29,7 @@ pub(super) fn note(paths: &Paths, settings: &Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a file in one piece, or not at all.
+/// Writes a file atomically.
 pub(super) fn write(folder: &Path, name: &str, content: &[u8]) -> anyhow::Result<()> {
     let (written, path) = (folder.join(format!(".{name}")), folder.join(name));
     std::fs::write(&written, content)
@@ -37,7 +37,8 @@ pub(super) fn write(folder: &Path, name: &str, content: &[u8]) -> anyhow::Result
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Those of one that arrives: its source's, or its QEMU's own if the source's agent is an earlier one and has sent none.
+/// Notes those of a machine that arrives: its source's, or its QEMU's own if the source's agent is of an
+/// earlier release and has sent none.
 pub(super) fn arrive(paths: &Paths, own: &Settings) -> anyhow::Result<()> {
     let sent = beneath::open(&paths.images, Path::new(FILE), OFlags::RDONLY)?;
     let sent = sent.map(|file| {
@@ -52,7 +53,7 @@ pub(super) fn arrive(paths: &Paths, own: &Settings) -> anyhow::Result<()> {
     write(&paths.work, FILE, &serde_json::to_vec(settings)?)
 }
 
-/// How it is to be set; `None`: it is as it was.
+/// The settings to put back; `None`: they are as before.
 pub(super) fn noted(paths: &Paths) -> anyhow::Result<Option<Settings>> {
     let path = paths.work.join(FILE);
     match std::fs::read(&path) {
@@ -64,7 +65,8 @@ pub(super) fn noted(paths: &Paths) -> anyhow::Result<Option<Settings>> {
     }
 }
 
-/// Sets QEMU so, if it is not, while others go on. Where that fails it is done before the next move, or by the next agent.
+/// Puts the settings back in the background. If that fails it is done before the next move, or by the next
+/// agent.
 pub(super) fn put_back_beside(paths: &Paths, machine: &Arc<Machine>) {
     let (paths, machine) = (paths.clone(), Arc::clone(machine));
     tokio::spawn(async move {
@@ -75,13 +77,13 @@ pub(super) fn put_back_beside(paths: &Paths, machine: &Arc<Machine>) {
     });
 }
 
-/// Sets QEMU so, if it is not; then nothing is noted any more.
+/// Puts the settings back, and removes the note.
 pub(super) async fn put_back(paths: &Paths, machine: &Machine) -> anyhow::Result<()> {
     let Some(settings) = noted(paths)? else {
         return Ok(());
     };
     match machine.put_back(&settings).await {
-        // It is not asked for ever for what it says no to. The guest is not concerned.
+        // A refusal is final: QEMU is not asked again. The guest is not affected.
         Err(error @ Error::Refused { .. }) => {
             tracing::error!(
                 folder = %paths.folder.display(),
@@ -94,7 +96,7 @@ pub(super) async fn put_back(paths: &Paths, machine: &Machine) -> anyhow::Result
     forget(paths)
 }
 
-/// It is so again.
+/// Removes the note.
 fn forget(paths: &Paths) -> anyhow::Result<()> {
     let path = paths.work.join(FILE);
     match std::fs::remove_file(&path) {

@@ -1,8 +1,9 @@
-//! A guest that is this host's by the decision, and that QEMU has not let run yet.
+//! A guest that the decision made this host's, and that QEMU has not let run yet.
 //!
-//! The decision has been made: what fails from then on cannot undo it, and must not keep the source from hearing of it. The source kills its QEMU then, and
-//! whatever that one had still locked is free. So QEMU is asked again for a while. What it says no to for so long is an answer: the guest stands still,
-//! `verbatim ps` says why, and whoever has mended that starts the move, or the agent, again, or lets it run in QEMU's monitor.
+//! A later failure cannot undo the decision, and must not keep the source from hearing of it. The source then
+//! kills its QEMU, which frees that QEMU's locks. So QEMU here is asked again for a while. If it still
+//! refuses, the guest stands still, and `verbatim ps` shows the reason. The operator removes that reason, and
+//! then starts the next move or the agent, or lets the guest run in QEMU's monitor.
 
 use std::io;
 use std::sync::Arc;
@@ -16,16 +17,17 @@ use super::qemu::connect;
 use super::{domain, leaving, settings};
 use crate::instances::home::Paths;
 
-/// Why it stands still, in the folder of CRIU's logs.
+/// File with the reason, in the folder of CRIU's logs.
 const FILE: &str = "stands";
 
-/// From one question to the next, at first and at most.
+/// Pause between two questions: the first, and the longest.
 const AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
-/// How long a QEMU is asked again that says no.
+/// Time after which a refusal is final.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Lets the guest run, if it is to, by a connection that is there. The guest stood still until now. What else QEMU is to be it becomes behind this.
+/// Lets the guest run, if it should, by an existing connection. The guest stood still until now. QEMU's
+/// settings are put back in the background.
 pub(super) async fn let_run(paths: &Paths, machine: &Arc<Machine>, runs: bool) -> anyhow::Result<()> {
     if runs {
         machine.go_on().await?;
@@ -34,7 +36,7 @@ pub(super) async fn let_run(paths: &Paths, machine: &Arc<Machine>, runs: bool) -
     is_well(paths, machine).await
 }
 
-/// The guest is as it is to be.
+/// Cleans up when the guest runs, or stands still as it should.
 async fn is_well(paths: &Paths, machine: &Arc<Machine>) -> anyhow::Result<()> {
     domain::settle(paths).await;
     forget(paths)?;
@@ -43,7 +45,7 @@ async fn is_well(paths: &Paths, machine: &Arc<Machine>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The same for whoever comes later, and does not know how far it came.
+/// The same for a later caller, which does not know how far the last one got.
 async fn once(paths: &Paths, init_pid: i32) -> anyhow::Result<()> {
     let Some(runs) = leaving::ran(paths)? else {
         domain::settle(paths).await;
@@ -64,7 +66,7 @@ pub async fn make_run(paths: &Paths, init_pid: i32) {
     }
 }
 
-/// QEMU has refused, or said nothing: it is asked again.
+/// QEMU has refused, or has not answered: notes the reason, and asks again later.
 pub(super) fn later(paths: &Paths, init_pid: i32, error: &anyhow::Error) {
     let why = format!("{error:#}");
     tracing::error!(
@@ -86,12 +88,12 @@ async fn ask_again(paths: Paths, init_pid: i32) {
                 tracing::info!(folder = %paths.folder.display(), "the guest runs");
                 return;
             }
-            // Its end is the instance's.
+            // QEMU has ended, and so has the instance.
             Err(_) if !is_there(init_pid) || !paths.work.exists() => return,
             Err(error) => error,
         };
         say(&paths, &format!("{error:#}"));
-        // One that is silent may answer yet.
+        // A QEMU that does not answer may still do so.
         let is_answer = matches!(
             error.downcast_ref(),
             Some(Error::Refused { .. } | Error::Libvirt(_))
@@ -120,12 +122,12 @@ fn say(paths: &Paths, why: &str) {
     }
 }
 
-/// Why it stands still; `None`: nobody has to let it run.
+/// The reason why it stands still; `None`: it does not have to be let run.
 pub fn why(paths: &Paths) -> Option<String> {
     std::fs::read_to_string(paths.work.join(FILE)).ok()
 }
 
-/// Whether it runs by now, because of somebody else: then there is nothing left to say.
+/// Whether it runs by now, for example by an operator's `cont`; then the note is removed.
 pub(super) async fn runs_already(paths: &Paths, init_pid: i32) -> anyhow::Result<bool> {
     let machine = connect(paths, init_pid).await?;
     if !machine.status().await?.running {
@@ -135,7 +137,7 @@ pub(super) async fn runs_already(paths: &Paths, init_pid: i32) -> anyhow::Result
     Ok(true)
 }
 
-/// One more question, before it moves on.
+/// Asks QEMU once more, before the next move.
 pub(super) async fn may_have_been_mended(paths: &Paths, init_pid: i32) -> anyhow::Result<()> {
     match why(paths) {
         Some(_) => once(paths, init_pid)

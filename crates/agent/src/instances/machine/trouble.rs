@@ -1,7 +1,7 @@
-//! What is wrong with a virtual machine that is there, for whoever lists it.
+//! Troubles of a virtual machine that is there, for its listing.
 //!
-//! QEMU is asked when it is listed and not in between. It serves one connection, so it is asked seldom and for a moment; who asks for something else waits no
-//! longer than that.
+//! QEMU is asked only for a listing. It serves one connection at a time, so it is asked seldom and briefly,
+//! and other users of the connection wait no longer than that.
 
 use std::time::Duration;
 
@@ -11,24 +11,24 @@ use tokio::time::{Instant, timeout};
 use super::{leaving, qemu, standing};
 use crate::instances::Instance;
 
-/// How long QEMU may take to say it.
+/// Limit for QEMU's answer.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// How long it counts.
+/// Lifetime of an answer.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// What was found last, and when.
+/// The last findings, and their time.
 #[derive(Debug, Default)]
 pub struct Seen(Mutex<Option<(Instant, Vec<String>)>>);
 
-/// What is wrong, in words. `asks`: nobody else has to do with its QEMU now. One that does not answer says nothing.
+/// The troubles, in words. `asks`: QEMU may be asked now. Without an answer there are none.
 pub async fn of(instance: &Instance, asks: bool) -> Vec<String> {
     let paths = &instance.home.paths;
     if instance.home.record.machine.is_none() {
         return Vec::new();
     }
     if let Some(why) = standing::why(paths) {
-        // Somebody may have let it run.
+        // An operator may have let it run.
         let mended = standing::runs_already(paths, instance.init_pid());
         if !asks || !matches!(timeout(LIMIT, mended).await, Ok(Ok(true))) {
             return vec![format!("stands still: {why}")];
@@ -41,7 +41,7 @@ pub async fn of(instance: &Instance, asks: bool) -> Vec<String> {
         Some((since, troubles)) if since.elapsed() < FRESH => return troubles.clone(),
         _ => {}
     }
-    // QEMU is being asked something already, and its answer is waited for.
+    // A move has the connection to QEMU, and waits for an answer.
     if !asks || !matches!(leaving::ran(paths), Ok(None)) {
         return Vec::new();
     }

@@ -1,7 +1,8 @@
-//! Files that disks of virtual machines are made of: whether they are the host's, and whether another host has the same.
+//! Files of which the disks of virtual machines consist: whether they are the host's, and whether another
+//! host has the same.
 //!
-//! What is only read (a backing file, a CD) need not be on storage that both reach, if it is the same: two versions of an image at one path would be another
-//! disk for the guest, in silence.
+//! A file that is only read (a backing file, a CD) need not be on storage that both hosts reach, if both have
+//! the same content. Two versions of an image at one path would silently give the guest another disk.
 
 use std::fs::{self, File, Metadata};
 use std::io::{Read, Seek, SeekFrom};
@@ -14,13 +15,14 @@ use verbatim_vm::File as MachineFile;
 use super::{Witnesses, is_seen};
 use crate::proto::Image;
 
-/// A file of so many bytes is compared whole. Of a longer one as much is read, and it must have been changed at the same time.
+/// Files up to this size are compared whole. Of a longer file this many bytes are compared, spread over it,
+/// and its modification time.
 const WHOLE: u64 = 512 << 20;
 
-/// In so long pieces.
+/// Size of the pieces that are read.
 const PIECE: u64 = 1 << 20;
 
-/// Why the files of a QEMU cannot be had by another host: `pid` is its process.
+/// Reasons why another host cannot have the files of the QEMU with process `pid`.
 pub fn hidden(pid: u32, files: &[MachineFile]) -> Vec<String> {
     let open = open_files(pid);
     files
@@ -29,7 +31,7 @@ pub fn hidden(pid: u32, files: &[MachineFile]) -> Vec<String> {
         .collect()
 }
 
-/// What a process has open.
+/// The files that a process has open.
 fn open_files(pid: u32) -> Vec<Metadata> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd"))
         .into_iter()
@@ -70,7 +72,7 @@ fn is_same(one: &Metadata, other: &Metadata) -> bool {
     one.dev() == other.dev() && one.ino() == other.ino()
 }
 
-/// Those that are only read, as the destination is asked for them.
+/// The files that are only read, as the destination is asked about them.
 pub fn of(files: &[MachineFile], witnesses: &Witnesses) -> Vec<Image> {
     let read = files.iter().filter(|file| file.read_only && file.path.is_file());
     let images = read.filter_map(|file| {
@@ -83,7 +85,7 @@ pub fn of(files: &[MachineFile], witnesses: &Witnesses) -> Vec<Image> {
     images.collect()
 }
 
-/// Says of these paths what is in them.
+/// Fills in the content of the images at these paths.
 pub fn look_into(images: &mut [Image], paths: &[String]) -> anyhow::Result<()> {
     for image in images.iter_mut().filter(|image| paths.contains(&image.path)) {
         image.content = content(Path::new(&image.path))?;
@@ -91,7 +93,7 @@ pub fn look_into(images: &mut [Image], paths: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Those that are on another storage here, and of which is not said what is in them.
+/// Paths of the images that this host has on other storage, and whose content was not sent.
 pub fn elsewhere(images: &[Image]) -> Vec<String> {
     let elsewhere = images
         .iter()
@@ -99,7 +101,7 @@ pub fn elsewhere(images: &[Image]) -> Vec<String> {
     elsewhere.map(|image| image.path.clone()).collect()
 }
 
-/// Why a virtual machine with these cannot come to this host.
+/// Reasons why a virtual machine with these images cannot come to this host.
 pub fn others(images: &[Image]) -> Vec<String> {
     images
         .iter()
@@ -119,21 +121,22 @@ fn other(image: &Image) -> Option<String> {
             "{path} is not there: it is a part of the virtual machine's disks, which must be on storage that both hosts reach"
         ));
     }
-    // Who asks first says nothing of it.
+    // The first question comes without the content.
     if image.content.is_empty() {
         return None;
     }
     match content(Path::new(path)) {
         Ok(here) if here == image.content => None,
         Ok(_) => Some(format!(
-            "{path} there is another file than on the source: it is a part of the virtual machine's disks; copy it there with its times (`cp -p`), or \
+            "{path} there is another file than on the source: it is a part of the virtual machine's disks; copy it there \
+             with its times (`cp -p`), or \
              put it on storage that both hosts reach"
         )),
         Err(error) => Some(format!("{error:#} there")),
     }
 }
 
-/// By what two files are known to be the same.
+/// A fingerprint: equal for files that are taken to be the same.
 fn content(path: &Path) -> anyhow::Result<String> {
     let failed = || format!("cannot read {}", path.display());
     let mut file = File::open(path).with_context(failed)?;
@@ -146,7 +149,7 @@ fn content(path: &Path) -> anyhow::Result<String> {
     for number in 0..count {
         let start = match whole {
             true => number * PIECE,
-            // From the beginning to the end: the last piece is the file's last.
+            // Spread evenly: the last piece ends with the file.
             false => (u128::from(length - PIECE) * u128::from(number) / u128::from(count - 1)) as u64,
         };
         file.seek(SeekFrom::Start(start)).with_context(failed)?;

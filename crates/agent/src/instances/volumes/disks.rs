@@ -107,15 +107,15 @@ impl Disks {
             let row = self.lent(instance, name, by, None, writable)?;
             let device = row.device;
             let device = device.with_context(|| format!("the volume {name} is no block device"))?;
-            // A daemon of an earlier release does not say.
+            // A daemon of an earlier release does not send it.
             anyhow::Ok((device, row.fresh.unwrap_or(true)))
         };
-        // One that comes with an instance has a file system, which was at rest.
+        // A volume that comes with an instance has a file system already, frozen at its source.
         if by.is_none() {
             let (device, is_fresh) = lend(true)?;
             file_system::make(&device, name, is_fresh)?;
             if !mounted.writable {
-                // What its journal has is written before nothing is written any more.
+                // Replays the file system's journal while the volume can still be written.
                 file_system::mount(&device, &folder, name, false)?;
                 file_system::unmount(&folder)?;
             }

@@ -67,8 +67,9 @@ pub fn unmount(folder: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Makes a file system where there is nothing at all; an error unless there is ours then. `is_new`: nothing was ever written to the volume. Where something
-/// was, and nothing is found, it may be lost or damaged, and nothing is put in its place.
+/// Makes a file system on a device that has no data at all; an error unless the device then has ours.
+/// `is_new`: nothing was ever written to the volume. On a volume that was written to and where blkid finds
+/// nothing, the data may be damaged, and no file system is made over it.
 pub fn make(device: &Path, volume: &str, is_new: bool) -> anyhow::Result<()> {
     let probed = run(Command::new("blkid").args(["-p", "-o", "export"]).arg(device))?;
     // `man blkid`: 0 something was found, 2 nothing, 8 more than one thing.
@@ -87,7 +88,7 @@ pub fn make(device: &Path, volume: &str, is_new: bool) -> anyhow::Result<()> {
             }
         }
         Some(2) if probed.stderr.is_empty() && !is_new => bail!(
-            "no file system is found on the volume {volume}, which was used before: none is made, since what was on it may be lost or damaged \
+            "no file system is found on the volume {volume}, which was used before: none is made, since its data may be damaged \
              (`verbatim volume attach {volume} --device` shows it; `mkfs.ext4` there makes a new one)"
         ),
         Some(2) if probed.stderr.is_empty() => {

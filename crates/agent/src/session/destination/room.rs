@@ -1,4 +1,4 @@
-//! Whether an instance that comes here has room: what it was promised, what is free now, and the runtime folder's.
+//! Room for an instance that comes here: memory promised, memory free now, and space in the runtime folder.
 
 use crate::agent::Shared;
 use crate::instances::Reservation;
@@ -6,10 +6,10 @@ use crate::instances::record::Record;
 use crate::memory::{private, private_tmpfs};
 use crate::proto::OpenRequest;
 
-/// What images and the files beside the memory need in any case.
+/// Room that images, and files beside the memory, need in any case.
 const BESIDE: u64 = 64 << 20;
 
-/// How much of this host's memory the instance is promised.
+/// Memory of this host that is promised to the instance.
 fn wanted(record: &Record, request: &OpenRequest) -> u64 {
     match &record.machine {
         Some(guest) => guest.ram(),
@@ -31,7 +31,7 @@ pub fn claim(
     claimed.map_err(anyhow::Error::msg)
 }
 
-/// What there is not enough of.
+/// Reasons why there is not enough room.
 pub fn lacking(agent: &Shared, record: &Record, request: &OpenRequest) -> Vec<String> {
     let mut lacking: Vec<_> = in_runtime_folder(agent, record, request).into_iter().collect();
     let room = match agent.room() {
@@ -47,7 +47,8 @@ pub fn lacking(agent: &Shared, record: &Record, request: &OpenRequest) -> Vec<St
     let (name, wanted) = (record.name.as_str(), wanted(record, request));
     let promised = agent.instances.promised(name) + agent.behinds.bytes();
     lacking.extend(room.lack(agent.name(), name, wanted, promised));
-    // What waits for the tasks and what they have together are never much more than once that.
+    // The memory that waits for the tasks, and the memory that they have taken over, never exceed it by much
+    // together.
     let at_once = match record.prealloc {
         true => wanted,
         false => room.at_once(request.memory_bytes),
@@ -58,9 +59,9 @@ pub fn lacking(agent: &Shared, record: &Record, request: &OpenRequest) -> Vec<St
 
 fn in_runtime_folder(agent: &Shared, record: &Record, request: &OpenRequest) -> Option<String> {
     let folder = &agent.config.runtime_dir;
-    // What lies in file systems of its own.
+    // The part that lies in other file systems.
     let elsewhere = match &record.machine {
-        // Its RAM does, or is where libvirt's configuration says.
+        // The RAM has its own, or lies where libvirt's configuration says.
         Some(guest) => guest.ram(),
         None if private_tmpfs::is_mounted(&folder.join("private")) => {
             request.private_bytes.saturating_add(request.files_bytes)

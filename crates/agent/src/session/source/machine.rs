@@ -46,7 +46,8 @@ pub fn unknown(agent: &Shared, record: &Record, to: &str) -> Option<String> {
     }
 }
 
-/// Why a virtual machine as it is now cannot come to a host whose agent may be an earlier one, which cannot compare what it consists of.
+/// The reason why a virtual machine in its present state cannot move to a host with an agent of an earlier
+/// release, which cannot compare its disks.
 pub fn uncompared(agent: &Shared, record: &Record, carried: &Carried, to: &str) -> Option<String> {
     let Workload::Command { binds, .. } = &record.workload else {
         return None;
@@ -72,7 +73,7 @@ pub fn uncompared(agent: &Shared, record: &Record, carried: &Carried, to: &str) 
     }
 }
 
-/// Asks the destination which of the images are on another storage there, and looks into those.
+/// Asks the destination which of the images it has on other storage, and fills in the content of those.
 pub async fn look_into_images(
     peer: &mut PeerClient<Channel>,
     request: &mut OpenRequest,
@@ -113,7 +114,8 @@ impl Source {
         Ok(())
     }
 
-    /// What the destination compares with what it has itself. Empty where it does not, or there is nothing.
+    /// Properties of the machine for the destination to compare with its own. Empty if it does not compare
+    /// them, or if there are none.
     pub(super) async fn machine_needs(&self) -> anyhow::Result<String> {
         match (&self.machine, &self.record().machine) {
             (Some(machine), Some(guest)) if self.agent.peers.can(&self.request.destination, MACHINE_FITS) => {

@@ -28,7 +28,7 @@ use crate::error::VerbsError;
 #[derive(Debug)]
 pub struct SoftProvider {
     runtime: PathBuf,
-    /// So long a request may take.
+    /// Limit for a request to the RNIC; `None`: it waits.
     limit: Option<Duration>,
     /// As it said when it was first asked: a program may list devices often.
     known: Mutex<Vec<DeviceInfo>>,
