@@ -5,7 +5,7 @@ cargo := PATH="$$(./setup.sh --path)" cargo
 release := $(or $(CARGO_TARGET_DIR),target)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test e2e faults nemesis sim mutants soak compat-test application conformance lint fuzz sanitize bench clean vm-test rnic-test rnic-bench vm-bench vm-migrate-test conformance-rxe volume-test swap-test swap-bench
+.PHONY: help setup build demo test e2e faults nemesis sim mutants soak compat-test application conformance lint fuzz sanitize bench clean vm-test rnic-test rnic-bench vm-bench vm-migrate-test conformance-rxe volume-test filesystem-test volume-conformance swap-test swap-bench
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -135,6 +135,16 @@ volume-test: build ## volumes that move: MOVES (200) with kills and silence in b
 	VERBATIM_VOLUME_MOVES=$(or $(MOVES),200) VERBATIM_VOLUME_SEED=$(or $(SEED),1) \
 		$(cargo) test --release --locked -p verbatim-volume -- --include-ignored --nocapture
 	$(cargo) test --release --locked --workspace --test disk -- --ignored
+
+# Rounds of a few minutes by SEED: one that failed is run again by its seed, with MINUTES=10.
+filesystem-test: build ## ext4, XFS and PostgreSQL on a volume that moves each 20 s, and power that fails, for MINUTES (120) by SEED (1)
+	@./setup.sh --filesystem
+	VERBATIM_FSX=/opt/verbatim/fsx/bin/fsx VERBATIM_FILESYSTEM_MINUTES=$(or $(MINUTES),120) VERBATIM_FILESYSTEM_SEED=$(or $(SEED),1) \
+		$(cargo) test --release --locked --workspace --test filesystem -- --ignored --nocapture --test-threads 1
+
+volume-conformance: build ## the tests of nbd, libnbd, nbdkit and QEMU with a volume as the server (docs/volume-conformance.md)
+	@./setup.sh --volume-suites
+	/usr/bin/python3 tests/conformance/volumes/run.py --program $(release)/verbatim --out out/volume-conformance
 
 swap-test: build ## Linux that swaps to another host's memory, in virtual machines: servers that die, and MINUTES (5) of each of four storms
 	@./setup.sh --vm

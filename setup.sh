@@ -34,7 +34,7 @@ declare -A newer_suites=([debian]="forky sid" [ubuntu]="questing resolute devel"
 
 usage() {
     cat <<'HELP'
-Usage: ./setup.sh [--vm] [--newer-qemu] [--libvirt] [--application] [--check]
+Usage: ./setup.sh [--vm] [--newer-qemu] [--libvirt] [--application] [--filesystem] [--volume-suites] [--check]
        ./setup.sh --path | --help
 
 Installs, where they are missing:
@@ -50,6 +50,10 @@ Installs, where they are missing:
   --libvirt   besides: libvirt, as the distribution has it, whose daemon then runs here, for `make vm-migrate-test`
   --application
               besides: LAMMPS and Open MPI (32 MB to download), for `bench/run application` and `make application`
+  --filesystem
+              besides: XFS's programs, stress-ng, dbench, PostgreSQL and fsx, for `make filesystem-test`
+  --volume-suites
+              besides: the sources of nbd, libnbd, nbdkit and QEMU with their tests (40 MB to download), for `make volume-conformance`
   --check     change nothing, only say what is missing
   --path      change nothing, print PATH with a usable toolchain in it
   --help      this text
@@ -442,12 +446,16 @@ setup_toolchain() {
 . "$here/setup/vm.sh"
 # shellcheck source=setup/qemu.sh
 . "$here/setup/qemu.sh"
+# shellcheck source=setup/volume_suites.sh
+. "$here/setup/volume_suites.sh"
 
 # ---- main ------------------------------------------------------------------------------------------------------------
 
 check_only=no
 with_vm=no
 with_newer_qemu=no
+with_filesystem=no
+with_volume_suites=no
 for option; do
     case $option in
         --check) check_only=yes ;;
@@ -455,6 +463,8 @@ for option; do
         --newer-qemu) with_newer_qemu=yes ;;
         --libvirt) packages+=(libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-clients) ;;
         --application) packages+=("${application_packages[@]}") ;;
+        --filesystem) with_filesystem=yes packages+=("${filesystem_packages[@]}") ;;
+        --volume-suites) with_volume_suites=yes packages+=("${volume_suite_packages[@]}") ;;
         --path)
             rust_usable || fail "no cargo and rustc >= $rust_minimum" "PATH, $cargo_bin, $rust_home/bin" "run ./setup.sh"
             echo "$PATH" && exit 0
@@ -482,4 +492,6 @@ setup_criu
 setup_toolchain
 [[ $with_vm == no ]] || setup_vm
 [[ $with_newer_qemu == no ]] || setup_newer_qemu
+[[ $with_filesystem == no ]] || setup_fsx
+[[ $with_volume_suites == no ]] || setup_volume_suites
 exit $missing_anything

@@ -1,0 +1,130 @@
+//! A client of a volume that goes where the volume goes: what a daemon did not carry out is asked of the one that serves now.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::disk::Backend;
+use crate::support::PATIENCE;
+use crate::support::client::Client;
+
+/// The longest part of a request for zeros.
+const ZERO_BYTES: u64 = 1 << 30;
+
+/// Its connections, to either of two daemons.
+pub struct Follower {
+    sockets: [PathBuf; 2],
+    idle: Mutex<Vec<Client>>,
+    is_gone: AtomicBool,
+    /// Requests that were answered.
+    pub done: AtomicU64,
+    /// Connections that were made.
+    pub connections: AtomicU64,
+    troubles: Mutex<Vec<String>>,
+}
+
+impl Follower {
+    pub fn new(sockets: [PathBuf; 2]) -> Self {
+        Self {
+            sockets,
+            idle: Mutex::default(),
+            is_gone: AtomicBool::new(false),
+            done: AtomicU64::new(0),
+            connections: AtomicU64::new(0),
+            troubles: Mutex::default(),
+        }
+    }
+
+    /// The device goes away: every request fails from now on.
+    pub fn go(&self) {
+        self.is_gone.store(true, Ordering::SeqCst);
+    }
+
+    /// Errors that the volume has answered, which a file system would have got.
+    pub fn troubles(&self) -> Vec<String> {
+        self.troubles.lock().expect("no panic").clone()
+    }
+
+    fn trouble(&self, text: String) -> io::Error {
+        if !self.is_gone.load(Ordering::SeqCst) {
+            self.troubles.lock().expect("no panic").push(text);
+        }
+        io::Error::from_raw_os_error(libc::EIO)
+    }
+
+    fn connect(&self) -> io::Result<Client> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if self.is_gone.load(Ordering::SeqCst) {
+                return Err(io::Error::from_raw_os_error(libc::EIO));
+            }
+            if let Some(client) = self.sockets.iter().find_map(|path| Client::connect(path).ok()) {
+                self.connections.fetch_add(1, Ordering::Relaxed);
+                return Ok(client);
+            }
+            if Instant::now() > end {
+                return Err(self.trouble("nobody serves the volume".into()));
+            }
+            // Nothing tells when a socket is there.
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn ask(&self, what: &str, mut request: impl FnMut(&mut Client) -> io::Result<()>) -> io::Result<()> {
+        loop {
+            let idle = self.idle.lock().expect("no panic").pop();
+            let mut client = match idle {
+                Some(client) => client,
+                None => self.connect()?,
+            };
+            match request(&mut client) {
+                _ if self.is_gone.load(Ordering::SeqCst) => {
+                    return Err(io::Error::from_raw_os_error(libc::EIO));
+                }
+                Ok(()) => {
+                    self.idle.lock().expect("no panic").push(client);
+                    self.done.fetch_add(1, Ordering::Relaxed);
+                    return Ok(());
+                }
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EIO | libc::EINVAL | libc::ENOSPC | libc::EPERM | libc::ENOMEM) => {
+                        return Err(self.trouble(format!("{what}: {error}")));
+                    }
+                    // An answer that never came.
+                    Some(libc::EAGAIN) => return Err(self.trouble(format!("{what}: no answer"))),
+                    // It has moved, or its daemon has gone.
+                    _ => {}
+                },
+            }
+        }
+    }
+}
+
+impl Backend for Follower {
+    fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        self.ask("read", |client| client.read(offset, data))
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.ask("write", |client| client.write(offset, data, false))
+    }
+
+    fn zero(&self, offset: u64, length: u64, may_free: bool) -> io::Result<()> {
+        let mut at = offset;
+        while at < offset + length {
+            let part = (offset + length - at).min(ZERO_BYTES) as u32;
+            self.ask("zero", |client| match may_free {
+                true => client.trim(at, part),
+                false => client.zero(at, part),
+            })?;
+            at += u64::from(part);
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.ask("flush", Client::flush)
+    }
+}
