@@ -2,7 +2,7 @@
 //! by nobody. When the disk is repaired the next attempt makes it what the source has, byte by byte.
 
 use std::fs::File;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, ensure};
 use rand::rngs::StdRng;
@@ -19,13 +19,13 @@ pub const SIZE: u64 = 16 << 20;
 /// All of them.
 pub const ALL: &[Case] = &[
     ("destination::writes_fail", || {
-        fails(writes_fail, Next::SameDaemon)
+        fails(writes_fail, When::Before, Next::Same)
     }),
-    ("destination::everything_fails", || {
-        fails(all_fails, Next::SameDaemon)
+    ("destination::everything_fails_midway", || {
+        fails(all_fails, When::Midway, Next::Same)
     }),
     ("destination::a_hole_and_another_daemon", || {
-        fails(has_a_hole, Next::AnotherDaemon)
+        fails(has_a_hole, When::Before, Next::Another)
     }),
     ("destination::writes_vanish", vanish),
     ("destination::read_only", read_only),
@@ -80,6 +80,20 @@ impl Story {
         expect_same("the source", &read_all(&mut client)?, &self.data)
     }
 
+    /// A move, half of which has come.
+    fn half_of_it(&self) -> anyhow::Result<Child> {
+        let slow = ["migrate", VOLUME, "--to", "b", "--max-bandwidth", "2"];
+        let mut command = self.hosts.command(0, &slow);
+        let moving = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        eventually("half of it has come", LIMIT, || {
+            let status = self.hosts.status(0)?;
+            let copied = status["migration"]["copied_bytes"].as_u64();
+            Ok(copied.is_some_and(|copied| copied >= SIZE / 2).then_some(()))
+        })
+        .with_context(|| self.hosts.logs())?;
+        Ok(moving)
+    }
+
     /// With a disk that works.
     pub fn is_whole_at_last(self, must_be_written: u64) -> anyhow::Result<()> {
         let moved = self.hosts.migrate(0, 1, &[])?;
@@ -115,21 +129,46 @@ pub fn fill(hosts: &Hosts, data: &[u8]) -> anyhow::Result<()> {
     Ok(())
 }
 
-enum Next {
-    SameDaemon,
-    AnotherDaemon,
+/// When the disk fails.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    Before,
+    /// When half of the volume has come.
+    Midway,
 }
 
-fn fails(broken: fn(&Medium) -> anyhow::Result<String>, next: Next) -> anyhow::Result<()> {
+/// The daemon at the destination of the next attempt.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Same,
+    Another,
+}
+
+fn fails(broken: fn(&Medium) -> anyhow::Result<String>, when: When, next: Next) -> anyhow::Result<()> {
     let mut story = Story::begin()?;
-    story.disk.load(&broken(&story.medium)?)?;
-    for attempt in 0..2 {
+    let broken = broken(&story.medium)?;
+    if when == When::Midway {
+        let moving = story.half_of_it()?;
+        story.disk.load(&broken)?;
+        let output = moving.wait_with_output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        eprintln!("{said}");
+        ensure!(
+            !output.status.success() && said.contains("is served here"),
+            "{said}"
+        );
+    } else {
+        story.disk.load(&broken)?;
         let said = story.hosts.refused(0, &["migrate", VOLUME, "--to", "b"])?;
-        ensure!(said.contains("is served here"), "attempt {attempt}: {said}");
-        story.source_serves()?;
+        ensure!(said.contains("is served here"), "{said}");
     }
+    story.source_serves()?;
     story.hosts.expect_suspect(1, true)?;
-    if let Next::AnotherDaemon = next {
+    let said = story.hosts.refused(0, &["migrate", VOLUME, "--to", "b"])?;
+    ensure!(said.contains("is served here"), "the second attempt: {said}");
+    story.source_serves()?;
+    story.hosts.expect_suspect(1, true)?;
+    if next == Next::Another {
         story.hosts.kill(1);
         story.hosts.start(1)?;
         story.hosts.expect_suspect(1, true)?;
@@ -144,13 +183,7 @@ fn fails(broken: fn(&Medium) -> anyhow::Result<String>, next: Next) -> anyhow::R
 fn vanish() -> anyhow::Result<()> {
     let mut story = Story::begin()?;
     story.disk.load(&writes_vanish(&story.medium)?)?;
-    let slow = ["migrate", VOLUME, "--to", "b", "--max-bandwidth", "1"];
-    let mut moving = story.hosts.command(0, &slow).spawn()?;
-    eventually("half of it was sent", LIMIT, || {
-        let status = story.hosts.status(0)?;
-        let copied = status["migration"]["copied_bytes"].as_u64();
-        Ok(copied.is_some_and(|copied| copied >= SIZE / 2).then_some(()))
-    })?;
+    let mut moving = story.half_of_it()?;
     // What has come is on the disk now, as far as anybody can tell.
     succeed(&mut Command::new("sync"))?;
     story.hosts.order(0, &["cancel", VOLUME])?;

@@ -4,13 +4,14 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::process::Command;
 
 use anyhow::{Context, ensure};
 
 use crate::client::Client;
 use crate::destination::{SIZE, noise};
 use crate::disks::{Ground, Mapped, Medium, has_a_hole, whole, writes_fail};
-use crate::hosts::{Hosts, VOLUME, expect_eio, expect_same, read_all, write_all};
+use crate::hosts::{Hosts, VOLUME, expect_eio, expect_same, read_all, succeed, write_all};
 use crate::inside::Case;
 
 /// All of them.
@@ -183,30 +184,28 @@ fn device() -> anyhow::Result<()> {
     expect_same("the medium after all", &story.medium.bytes()?, &story.data)
 }
 
-/// A device that becomes read-only: what could not be written is not said to be durable.
+/// A device that becomes read-only: what could not be written is not said to be durable, and reads go on. The next daemon does not serve what it could
+/// not write, and says why, until it can.
 fn read_only() -> anyhow::Result<()> {
     let mut story = Story::begin()?;
-    let set = |how: &str| {
-        crate::hosts::succeed(std::process::Command::new("blockdev").args([how, story.disk.word()]))
-    };
+    let device = story.disk.word().to_owned();
+    let set = |how: &str| succeed(Command::new("blockdev").args([how, &device]));
     set("--setro")?;
     let mut client = story.hosts.client(0)?;
     let patch = noise(6, 4096);
     let written = client.write(0, &patch, true);
     ensure!(written.is_err(), "a write that cannot be is said to be durable");
-    expect_same("what is read", &read_all(&mut client)?, &story.data)?;
-    // The next daemon finds it so, and serves it all the same.
+    story.is_read_only_here(&mut client)?;
     drop(client);
     story.hosts.kill(0);
     story.hosts.start(0)?;
-    let mut client = story.hosts.client(0)?;
-    let written = client.write(0, &patch, true);
-    ensure!(written.is_err(), "a write that cannot be is said to be durable");
-    expect_same("what is read", &read_all(&mut client)?, &story.data)?;
+    let status = story.hosts.status(0)?;
+    let why = status["waits"].as_str().unwrap_or_default();
+    ensure!(why.contains("read-only"), "it does not wait for that: {status}");
     set("--setrw")?;
-    if story.hosts.status(0)?["suspect"] == true {
-        story.hosts.order(0, &["accept", VOLUME])?;
-    }
+    let mut client = story.hosts.client(0)?;
+    expect_same("what is read", &read_all(&mut client)?, &story.data)?;
+    story.hosts.order(0, &["accept", VOLUME])?;
     client.write(0, &patch, true)?;
     story.data[..4096].copy_from_slice(&patch);
     expect_same("the medium at last", &story.medium.bytes()?, &story.data)

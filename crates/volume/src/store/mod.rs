@@ -20,7 +20,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::quick::Quick;
 use direct::Direct;
-pub use opening::{Expected, Lack, Making, is_no_place_of_devices};
+pub use opening::{Expected, Lack, Making, is_no_place_of_devices, takes_writes};
 use trust::{Belief, Marker, Trust};
 
 /// Zeros that are written where the file system cannot make them.
