@@ -80,20 +80,6 @@ impl Story {
         expect_same("the source", &read_all(&mut client)?, &self.data)
     }
 
-    /// A move, half of which has come.
-    fn half_of_it(&self) -> anyhow::Result<Child> {
-        let slow = ["migrate", VOLUME, "--to", "b", "--max-bandwidth", "2"];
-        let mut command = self.hosts.command(0, &slow);
-        let moving = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        eventually("half of it has come", LIMIT, || {
-            let status = self.hosts.status(0)?;
-            let copied = status["migration"]["copied_bytes"].as_u64();
-            Ok(copied.is_some_and(|copied| copied >= SIZE / 2).then_some(()))
-        })
-        .with_context(|| self.hosts.logs())?;
-        Ok(moving)
-    }
-
     /// With a disk that works.
     pub fn is_whole_at_last(self, must_be_written: u64) -> anyhow::Result<()> {
         let moved = self.hosts.migrate(0, 1, &[])?;
@@ -129,6 +115,20 @@ pub fn fill(hosts: &Hosts, data: &[u8]) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A move, half of which has come.
+pub fn half_of_it(hosts: &Hosts) -> anyhow::Result<Child> {
+    let slow = ["migrate", VOLUME, "--to", "b", "--max-bandwidth", "2"];
+    let mut command = hosts.command(0, &slow);
+    let moving = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    eventually("half of it has come", LIMIT, || {
+        let status = hosts.status(0)?;
+        let copied = status["migration"]["copied_bytes"].as_u64();
+        Ok(copied.is_some_and(|copied| copied >= SIZE / 2).then_some(()))
+    })
+    .with_context(|| hosts.logs())?;
+    Ok(moving)
+}
+
 /// When the disk fails.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum When {
@@ -148,7 +148,7 @@ fn fails(broken: fn(&Medium) -> anyhow::Result<String>, when: When, next: Next) 
     let mut story = Story::begin()?;
     let broken = broken(&story.medium)?;
     if when == When::Midway {
-        let moving = story.half_of_it()?;
+        let moving = half_of_it(&story.hosts)?;
         story.disk.load(&broken)?;
         let output = moving.wait_with_output()?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -183,7 +183,7 @@ fn fails(broken: fn(&Medium) -> anyhow::Result<String>, when: When, next: Next) 
 fn vanish() -> anyhow::Result<()> {
     let mut story = Story::begin()?;
     story.disk.load(&writes_vanish(&story.medium)?)?;
-    let mut moving = story.half_of_it()?;
+    let mut moving = half_of_it(&story.hosts)?;
     // What has come is on the disk now, as far as anybody can tell.
     succeed(&mut Command::new("sync"))?;
     story.hosts.order(0, &["cancel", VOLUME])?;

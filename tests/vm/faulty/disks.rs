@@ -159,6 +159,24 @@ impl Drop for Mapped {
     }
 }
 
+/// A file system that is mounted; unmounted with it.
+pub struct Mounted(pub PathBuf);
+
+impl Mounted {
+    /// Of ext4, in a folder that is made.
+    pub fn new(device: &str, at: PathBuf) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(&at)?;
+        succeed(Command::new("mount").args(["-t", "ext4", device]).arg(&at))?;
+        Ok(Self(at))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = succeed(Command::new("umount").arg(&self.0));
+    }
+}
+
 /// A table with all of a medium, as it is.
 pub fn whole(medium: &Medium) -> anyhow::Result<String> {
     Ok(format!("0 {} linear {} 0", medium.sectors()?, medium.device))

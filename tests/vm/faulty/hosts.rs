@@ -179,6 +179,16 @@ impl Hosts {
         Ok(())
     }
 
+    /// The host that serves, if nothing is in doubt any more. They never both do.
+    pub fn one_serves(&self) -> anyhow::Result<Option<usize>> {
+        let roles = [self.role(0)?, self.role(1)?];
+        let serving: Vec<usize> = (0..2).filter(|&host| roles[host] == "serving").collect();
+        ensure!(serving.len() < 2, "both serve\n{}", self.logs());
+        let in_doubt = ["deciding", "unknown", "busy"];
+        let is_settled = !roles.iter().any(|role| in_doubt.contains(&role.as_str()));
+        Ok(serving.first().copied().filter(|_| is_settled))
+    }
+
     /// It must be suspect, or must not.
     pub fn expect_suspect(&self, host: usize, is_suspect: bool) -> anyhow::Result<()> {
         let status = self.status(host)?;

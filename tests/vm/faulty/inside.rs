@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail};
 
-use crate::{destination, identity, log, power, serving, slow, thin};
+use crate::{destination, identity, log, power, serving, slow, state, thin};
 
 /// A case and its name.
 pub type Case = (&'static str, fn() -> anyhow::Result<()>);
@@ -14,6 +14,7 @@ pub const CASES: &[&[Case]] = &[
     thin::ALL,
     identity::ALL,
     slow::ALL,
+    state::ALL,
     log::ALL,
 ];
 

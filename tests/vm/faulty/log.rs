@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use anyhow::{Context, ensure};
 use verbatim_e2e::eventually;
 
-use crate::disks::{Ground, Mapped, Medium, dmsetup, whole};
+use crate::disks::{Ground, Mapped, Medium, Mounted, dmsetup, whole};
 use crate::hosts::{Hosts, LIMIT, NAMES, VOLUME, read_all, succeed};
 use crate::inside::Case;
-use crate::replay::Log;
+use crate::replay::{Entry, Log};
 use crate::rounds::{BLOCK, Rounds};
 
 /// All of them.
@@ -110,28 +110,26 @@ fn device() -> anyhow::Result<()> {
     }
     ensure!(acknowledged == rounds, "the log ends after round {acknowledged}");
     eprintln!("{cuts} power failures, {} entries", log.entries.len());
+    // A disk that has left out its last write is found out.
+    let last = log
+        .entries
+        .iter()
+        .rposition(Entry::has_data)
+        .context("nothing was written")?;
+    let mut disk = vec![0; bytes as usize];
+    for (number, entry) in log.entries.iter().enumerate() {
+        if number != last {
+            log.apply(entry, &mut disk)?;
+        }
+    }
+    let checked = ROUNDS.check(&disk, acknowledged, acknowledged);
+    ensure!(checked.is_err(), "a write was left out, and nobody has seen it");
     Ok(())
 }
 
-/// A file system that is mounted; unmounted with it.
-struct Mounted(PathBuf);
-
-impl Mounted {
-    fn new(device: &str, at: PathBuf) -> anyhow::Result<Self> {
-        std::fs::create_dir_all(&at)?;
-        succeed(Command::new("mount").args(["-t", "ext4", device]).arg(&at))?;
-        Ok(Self(at))
-    }
-
-    fn states(&self) -> [PathBuf; 2] {
-        NAMES.map(|name| self.0.join(name))
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        let _ = succeed(Command::new("umount").arg(&self.0));
-    }
+/// The folders of both hosts on one disk.
+fn states(mounted: &Mounted) -> [PathBuf; 2] {
+    NAMES.map(|name| mounted.0.join(name))
 }
 
 /// Works in rounds, wherever the volume is served, until it is told to end; each is marked in the log when it is acknowledged.
@@ -165,7 +163,7 @@ fn record(ground: &Ground) -> anyhow::Result<(Vec<u8>, Vec<u8>)> {
     let before = below.bytes()?;
     let recorded = Recorded::over(below, ground)?;
     let mounted = Mounted::new(recorded.disk.word(), ground.path("mounted"))?;
-    let mut hosts = Hosts::at(mounted.states())?;
+    let mut hosts = Hosts::at(states(&mounted))?;
     hosts.start(0)?;
     hosts.start(1)?;
     let size = (ROUNDS.blocks * BLOCK as u64).to_string();
@@ -266,11 +264,11 @@ fn power_fails(ground: &Ground, disk: &[u8], known: &Known) -> anyhow::Result<us
     // The whole of it is a table, so that the loop device is not what is mounted: it goes in any case.
     let mapped = Mapped::new("after", &whole(&medium)?)?;
     let mounted = Mounted::new(mapped.word(), ground.path("mounted"))?;
-    let mut hosts = Hosts::at(mounted.states())?;
+    let mut hosts = Hosts::at(states(&mounted))?;
     hosts.start(0)?;
     hosts.start(1)?;
     let serving =
-        eventually("one host serves", LIMIT, || one_serves(&hosts)).with_context(|| hosts.logs())?;
+        eventually("one host serves", LIMIT, || hosts.one_serves()).with_context(|| hosts.logs())?;
     ensure!(
         !known.has_moved || serving == 1,
         "the commit is forgotten\n{}",
@@ -280,15 +278,4 @@ fn power_fails(ground: &Ground, disk: &[u8], known: &Known) -> anyhow::Result<us
     let checked = ROUNDS.check(&data, known.acknowledged, known.acknowledged + 1);
     checked.with_context(|| format!("at {}\n{}", NAMES[serving], hosts.logs()))?;
     Ok(serving)
-}
-
-/// The host that serves, if nothing is in doubt any more.
-fn one_serves(hosts: &Hosts) -> anyhow::Result<Option<usize>> {
-    let roles = [hosts.role(0)?, hosts.role(1)?];
-    let serving: Vec<usize> = (0..2).filter(|&host| roles[host] == "serving").collect();
-    ensure!(serving.len() < 2, "both serve");
-    let is_settled = !roles
-        .iter()
-        .any(|role| role == "deciding" || role == "unknown" || role == "busy");
-    Ok(serving.first().copied().filter(|_| is_settled))
 }

@@ -20,6 +20,7 @@ mod results;
 mod rounds;
 mod serving;
 mod slow;
+mod state;
 mod thin;
 
 use std::path::{Path, PathBuf};

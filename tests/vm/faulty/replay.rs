@@ -32,6 +32,11 @@ pub struct Entry {
 }
 
 impl Entry {
+    /// Whether it writes something.
+    pub fn has_data(&self) -> bool {
+        self.length > 0 && self.flags & DISCARD == 0
+    }
+
     /// Whether it makes something durable.
     pub fn is_cut(&self) -> bool {
         self.flags & (FLUSH | FUA) != 0

@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, ensure};
 
 use crate::client::Client;
-use crate::destination::{SIZE, noise};
+use crate::destination::{SIZE, half_of_it, noise};
 use crate::disks::{Ground, Mapped, Medium, has_a_hole, whole, writes_fail};
 use crate::hosts::{Hosts, VOLUME, expect_eio, expect_same, read_all, succeed, write_all};
 use crate::inside::Case;
@@ -18,6 +18,7 @@ use crate::inside::Case;
 pub const ALL: &[Case] = &[
     ("serving::rescue", rescue),
     ("serving::accept", accept),
+    ("serving::fails_midway_in_a_move", midway),
     ("serving::a_hole_cannot_be_read", hole),
     ("serving::as_a_block_device", device),
     ("serving::read_only", read_only),
@@ -107,6 +108,27 @@ fn rescue() -> anyhow::Result<()> {
     )?;
     story.hosts.client(0)?.write(0, &[1; 512], true)?;
     Ok(())
+}
+
+/// The disk of the source fails while the volume moves: the other host does not get it, unless an operator says so.
+fn midway() -> anyhow::Result<()> {
+    let mut story = Story::begin()?;
+    let moving = half_of_it(&story.hosts)?;
+    story.disk.load(&writes_fail(&story.medium)?)?;
+    let patch = noise(8, 1 << 20);
+    let mut client = story.hosts.client(0)?;
+    client.write(0, &patch, false)?;
+    story.data[..patch.len()].copy_from_slice(&patch);
+    expect_eio("a flush", client.flush())?;
+    let output = moving.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    eprintln!("{said}");
+    ensure!(!output.status.success(), "it has moved: {said}");
+    ensure!(story.hosts.role(1)? != "serving", "{}", story.hosts.logs());
+    story.is_read_only_here(&mut client)?;
+    story.hosts.migrate(0, 1, &["--rescue"])?;
+    story.hosts.expect_roles(["moved", "serving"])?;
+    expect_same("the other host's file", &story.hosts.data(1)?, &story.data)
 }
 
 fn accept() -> anyhow::Result<()> {

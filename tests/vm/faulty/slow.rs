@@ -143,10 +143,12 @@ impl Served {
             .args(["--format=raw", "--cache=none", "--connect"])
             .arg(&device)
             .arg(format!("nbd+unix:///?socket={}", socket.display()))
+            // By default in a folder that a machine lacks.
+            .arg(format!("--socket={}", ground.path("kernel.sock").display()))
             .stdin(Stdio::null())
             .spawn()
             .context("qemu-nbd")?;
-        let served = Self {
+        let mut served = Self {
             nbdkit,
             client,
             device,
@@ -154,6 +156,7 @@ impl Served {
         };
         let sectors = (bytes / 512).to_string();
         eventually("the device is there", LIMIT, || {
+            ensure!(served.client.try_wait()?.is_none(), "qemu-nbd has ended");
             let size = std::fs::read_to_string("/sys/block/nbd0/size")?;
             Ok((size.trim() == sectors).then_some(()))
         })?;
