@@ -22,7 +22,7 @@ pub const ALL: &[Case] = &[
 
 /// How many power failures of a move are tried; all if it is 0.
 const CUTS_VARIABLE: &str = "VERBATIM_FAULTY_CUTS";
-const CUTS: usize = 40;
+const CUTS: usize = 30;
 
 const ROUNDS: Rounds = Rounds { blocks: 256, seed: 1 };
 

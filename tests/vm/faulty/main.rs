@@ -38,7 +38,7 @@ use verbatim_testbed::{Command, Network, Vm, VmConfig};
 const INSIDE: &str = "--inside";
 
 /// How long a case in the machine may take: emulated processors are slow, and slower beside builds.
-const CASE_LIMIT: Duration = Duration::from_secs(900);
+const CASE_LIMIT: Duration = Duration::from_secs(1800);
 
 /// Everything of ours that a case runs.
 const PARTS: &[&str] = &["verbatim", "verbatim-volume-with-faults"];
