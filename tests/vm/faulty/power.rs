@@ -193,6 +193,8 @@ impl Power {
             // Where its cache is, in a file without a name.
             .env("TMPDIR", self.folder.path())
             .stdin(Stdio::null())
+            // It tells of the connection that only looks whether it listens.
+            .stderr(Stdio::null())
             .spawn()
             .context("nbdkit")?;
         self.disk = Some(nbdkit);

@@ -140,7 +140,8 @@ impl Served {
         eventually("nbdkit listens", LIMIT, || Ok(socket.exists().then_some(())))?;
         let device = PathBuf::from("/dev/nbd0");
         let client = Command::new("qemu-nbd")
-            .args(["--format=raw", "--cache=none", "--connect"])
+            // Verbose, since it goes into the background otherwise.
+            .args(["--verbose", "--format=raw", "--cache=none", "--connect"])
             .arg(&device)
             .arg(format!("nbd+unix:///?socket={}", socket.display()))
             // By default in a folder that a machine lacks.
