@@ -81,7 +81,7 @@ impl Story {
     }
 
     /// With a disk that works.
-    pub fn is_whole_at_last(self, must_be_written: u64) -> anyhow::Result<()> {
+    pub fn ends_whole(self, must_be_written: u64) -> anyhow::Result<()> {
         let moved = self.hosts.migrate(0, 1, &[])?;
         // The commit comes after a flush, so nothing has to be made durable now.
         expect_same("the medium after the commit", &self.medium.bytes()?, &self.data)?;
@@ -175,7 +175,7 @@ fn fails(broken: fn(&Medium) -> anyhow::Result<String>, when: When, next: Next) 
     }
     story.disk.load(&whole(&story.medium)?)?;
     // The page cache there has much of what is asked for. None of it is compared.
-    story.is_whole_at_last(SIZE)
+    story.ends_whole(SIZE)
 }
 
 /// A disk that has forgotten what it said it had, without an error: the page cache has it all, clean and up to date. The next attempt reads the
@@ -192,7 +192,7 @@ fn vanish() -> anyhow::Result<()> {
     let lost = story.medium.bytes()?.iter().all(|&byte| byte == 0);
     ensure!(lost, "the disk has something, and was to forget all");
     story.disk.load(&whole(&story.medium)?)?;
-    story.is_whole_at_last(SIZE)
+    story.ends_whole(SIZE)
 }
 
 /// A device that is read-only: nothing can be written, and nothing was.
@@ -207,5 +207,5 @@ fn read_only() -> anyhow::Result<()> {
     let is_untouched = story.medium.bytes()?.iter().all(|&byte| byte == 0);
     ensure!(is_untouched, "something was written");
     set("--setrw")?;
-    story.is_whole_at_last(SIZE)
+    story.ends_whole(SIZE)
 }
