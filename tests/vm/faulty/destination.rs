@@ -115,15 +115,16 @@ pub fn fill(hosts: &Hosts, data: &[u8]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A move, half of which has come.
-pub fn half_of_it(hosts: &Hosts) -> anyhow::Result<Child> {
-    let slow = ["migrate", VOLUME, "--to", "b", "--max-bandwidth", "2"];
+/// A move, a part of which has come. The rest would take long.
+pub fn part_of_it(hosts: &Hosts) -> anyhow::Result<Child> {
+    let slow = ["migrate", VOLUME, "--to", "b", "--max-bandwidth", "1"];
     let mut command = hosts.command(0, &slow);
-    let moving = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    eventually("half of it has come", LIMIT, || {
+    let mut moving = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    eventually("a part of it has come", LIMIT, || {
+        ensure!(moving.try_wait()?.is_none(), "the move has ended already");
         let status = hosts.status(0)?;
         let copied = status["migration"]["copied_bytes"].as_u64();
-        Ok(copied.is_some_and(|copied| copied >= SIZE / 2).then_some(()))
+        Ok(copied.is_some_and(|copied| copied >= SIZE / 16).then_some(()))
     })
     .with_context(|| hosts.logs())?;
     Ok(moving)
@@ -133,7 +134,7 @@ pub fn half_of_it(hosts: &Hosts) -> anyhow::Result<Child> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum When {
     Before,
-    /// When half of the volume has come.
+    /// When a part of the volume has come.
     Midway,
 }
 
@@ -148,7 +149,7 @@ fn fails(broken: fn(&Medium) -> anyhow::Result<String>, when: When, next: Next) 
     let mut story = Story::begin()?;
     let broken = broken(&story.medium)?;
     if when == When::Midway {
-        let moving = half_of_it(&story.hosts)?;
+        let moving = part_of_it(&story.hosts)?;
         story.disk.load(&broken)?;
         let output = moving.wait_with_output()?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -183,7 +184,7 @@ fn fails(broken: fn(&Medium) -> anyhow::Result<String>, when: When, next: Next) 
 fn vanish() -> anyhow::Result<()> {
     let mut story = Story::begin()?;
     story.disk.load(&writes_vanish(&story.medium)?)?;
-    let mut moving = half_of_it(&story.hosts)?;
+    let mut moving = part_of_it(&story.hosts)?;
     // What has come is on the disk now, as far as anybody can tell.
     succeed(&mut Command::new("sync"))?;
     story.hosts.order(0, &["cancel", VOLUME])?;

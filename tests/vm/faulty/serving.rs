@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context, ensure};
 
 use crate::client::Client;
-use crate::destination::{SIZE, half_of_it, noise};
+use crate::destination::{SIZE, noise, part_of_it};
 use crate::disks::{Ground, Mapped, Medium, has_a_hole, whole, writes_fail};
 use crate::hosts::{Hosts, VOLUME, expect_eio, expect_same, read_all, succeed, write_all};
 use crate::inside::Case;
@@ -113,7 +113,7 @@ fn rescue() -> anyhow::Result<()> {
 /// The disk of the source fails while the volume moves: the other host does not get it, unless an operator says so.
 fn midway() -> anyhow::Result<()> {
     let mut story = Story::begin()?;
-    let moving = half_of_it(&story.hosts)?;
+    let moving = part_of_it(&story.hosts)?;
     story.disk.load(&writes_fail(&story.medium)?)?;
     let patch = noise(8, 1 << 20);
     let mut client = story.hosts.client(0)?;

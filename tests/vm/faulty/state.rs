@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::{Context, ensure};
 use verbatim_e2e::eventually;
 
-use crate::destination::{SIZE, half_of_it, noise};
+use crate::destination::{SIZE, noise, part_of_it};
 use crate::disks::{Ground, Mapped, Medium, Mounted, all_fails, whole};
 use crate::hosts::{Hosts, LIMIT, NAMES, VOLUME, expect_same, read_all, succeed, write_all};
 use crate::inside::Case;
@@ -45,7 +45,7 @@ fn folder_fails(host: usize) -> anyhow::Result<()> {
     write_all(&mut client, &data)?;
     client.flush()?;
     drop(client);
-    let mut moving = half_of_it(&hosts)?;
+    let mut moving = part_of_it(&hosts)?;
     disk.load(&all_fails(&below)?)?;
     // Where a destination cannot write down that it commits, its source waits.
     let in_doubt = eventually("it has ended, or cannot be decided", LIMIT, || {
