@@ -5,7 +5,7 @@ cargo := PATH="$$(./setup.sh --path)" cargo
 release := $(or $(CARGO_TARGET_DIR),target)/release
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test e2e faults nemesis sim mutants soak compat-test application conformance lint fuzz sanitize bench clean vm-test rnic-test rnic-bench vm-bench vm-migrate-test conformance-rxe volume-test filesystem-test volume-conformance swap-test swap-bench
+.PHONY: help setup build demo test e2e faults nemesis sim mutants soak compat-test application conformance lint fuzz sanitize bench clean vm-test rnic-test rnic-bench vm-bench vm-migrate-test conformance-rxe volume-test filesystem-test volume-conformance faulty-test swap-test swap-bench
 
 help: ## say what there is
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -145,6 +145,11 @@ filesystem-test: build ## ext4, XFS and PostgreSQL on a volume that moves each 2
 volume-conformance: build ## the tests of nbd, libnbd, nbdkit and QEMU with a volume as the server (docs/volume-conformance.md)
 	@./setup.sh --volume-suites
 	/usr/bin/python3 tests/conformance/volumes/run.py --program $(release)/verbatim --out out/volume-conformance
+
+# What has passed on this build is left out, so a run that was cut off after LIMIT seconds (4500) goes on.
+faulty-test: build ## volumes on disks that really fail, in virtual machines: device-mapper, thin pools, SCSI, nbdkit, and power that fails at each step of a move
+	@./setup.sh --vm
+	timeout --verbose --kill-after=60 $(or $(LIMIT),4500) $(cargo) test --release --locked --workspace --test faulty -- --ignored --nocapture
 
 swap-test: build ## Linux that swaps to another host's memory, in virtual machines: servers that die, and MINUTES (5) of each of four storms
 	@./setup.sh --vm

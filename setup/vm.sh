@@ -4,7 +4,7 @@
 
 # shellcheck disable=SC2154 # setup.sh sets work, log and check_only
 # The machine; depmod, and modprobe, which is run in the machine; what works there while it is moved.
-vm_packages=(qemu-system-x86 kmod stress-ng)
+vm_packages=(qemu-system-x86 kmod stress-ng dmsetup)
 vm_home=/opt/verbatim/vm/kernel
 
 # Releases whose kernel package to take, in this order: the first one new enough for what is tested (rxe, PAGEMAP_SCAN).

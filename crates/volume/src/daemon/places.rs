@@ -9,7 +9,7 @@ use rustix::fs::SeekFrom;
 
 use super::{Daemon, Entry, State};
 use crate::control::Row;
-use crate::store::is_no_place_of_devices;
+use crate::store::{is_no_place_of_devices, takes_writes};
 
 impl Daemon {
     /// Notes it.
@@ -94,6 +94,7 @@ pub(super) fn has_room(data: &Path, length: u64) -> anyhow::Result<()> {
     let device = open.read(true).write(true).custom_flags(libc::O_EXCL).open(data);
     let device =
         device.with_context(|| format!("{shown} cannot be had: is it mounted, or swap, or in use?"))?;
+    takes_writes(&device).with_context(|| format!("{shown} takes no copy"))?;
     let size = rustix::fs::seek(&device, SeekFrom::End(0))?;
     ensure!(
         size >= length,

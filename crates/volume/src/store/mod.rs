@@ -28,7 +28,7 @@ use verbatim_mirror::decision::VolumeId;
 use crate::quick::Quick;
 pub use age::at as seen_at;
 use direct::Direct;
-pub use opening::{Expected, Lack, Making, is_no_place_of_devices};
+pub use opening::{Expected, Lack, Making, is_no_place_of_devices, takes_writes};
 use trust::{Belief, Marker, Trust};
 
 /// Zeros that are written where the file system cannot make them.

@@ -253,11 +253,29 @@ fn lack(path: &Path, error: io::Error) -> Lack {
 fn open(path: &Path, is_device: bool) -> io::Result<File> {
     let flags = if is_device { libc::O_EXCL } else { 0 };
     let mut options = OpenOptions::new();
-    options
+    let file = options
         .read(true)
         .write(true)
         .custom_flags(flags | libc::O_NONBLOCK)
-        .open(path)
+        .open(path)?;
+    if is_device {
+        takes_writes(&file)?;
+    }
+    Ok(file)
+}
+
+/// An error for a block device that is read-only: Linux opens it for writing all the same, and refuses each write.
+pub fn takes_writes(device: &File) -> io::Result<()> {
+    let number = device.metadata()?.rdev();
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    let says = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro"));
+    match says.is_ok_and(|text| text.trim() == "1") {
+        true => Err(io::Error::new(
+            io::ErrorKind::ReadOnlyFilesystem,
+            "the device is read-only; `blockdev --setrw` makes it writable again",
+        )),
+        false => Ok(()),
+    }
 }
 
 /// Claims it as long as it is open.

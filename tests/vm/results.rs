@@ -7,16 +7,6 @@ use anyhow::Context;
 
 use crate::built;
 
-/// Everything of ours that a case runs.
-const PARTS: &[&str] = &[
-    "verbatim",
-    "verbatim-with-faults",
-    "libverbatim.so",
-    "libverbatim_criu_plugin.so",
-    "../vm-probes/traffic",
-    "../../vcheck/vcheck",
-];
-
 /// Results of earlier runs, a file for each case that has passed.
 pub struct Results {
     folder: PathBuf,
@@ -24,17 +14,17 @@ pub struct Results {
 }
 
 impl Results {
-    /// Those of this build. This program counts as a part of it.
-    pub fn open() -> anyhow::Result<Self> {
+    /// Those in that folder of this build, of which these are the parts. This program counts as one of them.
+    pub fn open(folder: &str, parts: &[&str]) -> anyhow::Result<Self> {
         let mut hasher = blake3::Hasher::new();
         let own = std::env::current_exe()?;
-        let parts = PARTS.iter().map(|part| built(part));
+        let parts = parts.iter().map(|part| built(part));
         for part in parts.chain([Ok(own)]) {
             let part = part?;
             let content = fs::read(&part).with_context(|| format!("cannot read {}", part.display()))?;
             hasher.update(&content);
         }
-        let folder = built("..")?.join("rnic-results");
+        let folder = built("..")?.join(folder);
         fs::create_dir_all(&folder)?;
         Ok(Self {
             folder,

@@ -1,0 +1,160 @@
+//! Volumes on disks that really fail: device-mapper's flakey, error, delay, log-writes and thin pools, SCSI disks that go, nbdkit's filters, and
+//! machines that lose power. Each case shows a promise of docs/disk-failures.md.
+//!
+//! Most cases run in one machine, which has two daemons (`--inside`, [`inside`]); [`power`] kills machines. `make faulty-test` runs what has not
+//! passed on this build yet; plain `cargo test` only lists the cases.
+
+#[path = "../../../crates/volume/tests/support/client.rs"]
+#[allow(dead_code, reason = "each test file uses a part of it")]
+mod client;
+mod destination;
+mod disks;
+mod hosts;
+mod identity;
+mod inside;
+mod log;
+mod power;
+mod replay;
+#[path = "../results.rs"]
+mod results;
+mod rounds;
+mod serving;
+mod slow;
+mod state;
+mod thin;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use power::Power;
+use results::Results;
+use verbatim_testbed::{Command, Network, Vm, VmConfig};
+
+/// The first argument of the part within a machine.
+const INSIDE: &str = "--inside";
+
+/// How long a case in the machine may take: emulated processors are slow, and slower beside builds.
+const CASE_LIMIT: Duration = Duration::from_secs(1800);
+
+/// Everything of ours that a case runs.
+const PARTS: &[&str] = &["verbatim", "verbatim-volume-with-faults"];
+
+/// Modules of the kernel that the cases need.
+const MODULES: &str = "for module in loop dm-mod dm-flakey dm-log-writes dm-delay dm-thin-pool nbd sd_mod ext4 fuse; do modprobe $module; done";
+
+/// What `make build` has made, in the folder of what was built with this program.
+fn built(name: &str) -> anyhow::Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let folder = own.parent().and_then(Path::parent);
+    let path = folder.context("a test is in target/PROFILE/deps")?.join(name);
+    path.canonicalize()
+        .with_context(|| format!("{} is missing: run `make build`", path.display()))
+}
+
+/// What cases share: each machine is booted by the first case that wants it.
+#[derive(Default)]
+struct Shared {
+    machine: Option<Vm>,
+    power: Option<Power>,
+}
+
+type Body = Box<dyn FnOnce(&mut Shared) -> anyhow::Result<()> + Send>;
+
+fn main() -> ExitCode {
+    verbatim_testbed::run_role();
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.first().is_some_and(|word| word == INSIDE) {
+        return match inside::tell(&words[1..]) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("{error:#}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let mut arguments = Arguments::from_args();
+    // The machine has two processors, and the thread that boots machines must live as long as they do.
+    arguments.test_threads = Some(1);
+    let shared = Arc::new(Mutex::new(Shared::default()));
+    let trial = |name: String, body: Body| {
+        let (shared, test) = (Arc::clone(&shared), name.clone());
+        let run = move || {
+            let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            once(&test, || body(&mut shared)).map_err(|error| Failed::from(format!("{error:#}")))
+        };
+        Trial::ignorable_test(name, run).with_ignored_flag(true)
+    };
+    let cases = inside::CASES
+        .iter()
+        .flat_map(|cases| cases.iter())
+        .map(|&(name, _)| {
+            let body: Body = Box::new(move |shared| in_machine(shared, name));
+            trial(name.to_owned(), body)
+        });
+    let points = power::cases().into_iter().map(|point| {
+        let body: Body = Box::new(move |shared| {
+            shared.machine = None;
+            power::run(&mut shared.power, point)
+        });
+        trial(format!("power::{point:?}"), body)
+    });
+    let trials = cases.chain(points).collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// Runs what has not passed on this build yet.
+fn once(test: &str, run: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<Completion> {
+    let results = Results::open("faulty-results", PARTS)?;
+    if results.has(test) {
+        return Ok(Completion::ignored_with("it has passed on this build"));
+    }
+    run()?;
+    results.note(test)?;
+    Ok(Completion::Completed)
+}
+
+/// Runs a case in the machine that they share. After one that has failed, which may have left something, the next one gets another machine.
+fn in_machine(shared: &mut Shared, case: &str) -> anyhow::Result<()> {
+    let vm = match shared.machine.take() {
+        Some(vm) => vm,
+        None => boot()?,
+    };
+    let own = std::env::current_exe()?;
+    let own = own.to_str().context("a path that is not UTF-8")?;
+    let ended = vm
+        .run(&Command::new([own, INSIDE, case]), CASE_LIMIT)
+        .with_context(|| kernel_says(&vm))?;
+    let said = words(&ended);
+    ensure!(ended.code == 0, "{said}\n{}", kernel_says(&vm));
+    eprint!("{said}");
+    shared.machine = Some(vm);
+    Ok(())
+}
+
+fn boot() -> anyhow::Result<Vm> {
+    let config = VmConfig {
+        ..VmConfig::new(format!("faulty-{}", std::process::id()))
+    };
+    let vm = Vm::boot(&config, &Network::new()?)?;
+    let ended = vm.run(&Command::new(["sh", "-ec", MODULES]), Duration::from_secs(120))?;
+    ensure!(ended.code == 0, "a module is missing: {}", words(&ended));
+    Ok(vm)
+}
+
+/// For the message of a case that has failed.
+fn kernel_says(vm: &Vm) -> String {
+    let bytes = std::fs::read(vm.record().console()).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let lines: Vec<_> = text.lines().collect();
+    lines[lines.len().saturating_sub(20)..].join("\n")
+}
+
+/// What a command has written.
+fn words(ended: &verbatim_testbed::Ended) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    format!("{}{}", text(&ended.stdout), text(&ended.stderr))
+}
