@@ -445,14 +445,15 @@ impl Engine {
         self.start_writes(copy, actions);
     }
 
-    /// A copy that is about to go was spared a client's write for the other one's sake. If that one could not take it, it is written there all the same.
+    /// A copy that was about to go, or was not there, was spared a client's write. If the other one could not take it, it is written there all the same.
     fn write_where_it_leaves(&mut self, id: SlotId, failed: Copy, actions: &mut Vec<Action>) {
         let slot = *self.slot(id);
         let other = failed.other();
         let is_spared = slot.writes[other.index()] == Writing::Not && self.is_there(other);
         let has_failed = matches!(slot.writes[failed.index()], Writing::Failed(_));
         let is_refused = self.config.quirk == Some(Quirk::RefusesWhileLeaving);
-        if slot.phase == Phase::Running && has_failed && is_spared && !is_refused {
+        let is_client = slot.kind == Kind::Client(Op::Write) && slot.phase == Phase::Running;
+        if is_client && has_failed && is_spared && !is_refused {
             self.slot_mut(id).writes[other.index()] = Writing::Queued;
             self.start_writes(other, actions);
         }

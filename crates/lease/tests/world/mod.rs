@@ -326,6 +326,9 @@ impl World {
             self.is_failing = !self.is_failing;
             let is_failing = self.is_failing;
             self.tell(|| format!("the file's disk fails: {is_failing}"));
+            let page = self.random.random_range(0..PAGES);
+            let count = self.random.random_range(1..=PAGES - page);
+            self.copies[1].spoil(Extent { page, count }, &mut self.random);
         }
         if self.outside == Some(Outside::BelievesTheCache) && self.random.random_ratio(1, 3) {
             self.copies[1].forget_cached();
