@@ -109,7 +109,6 @@ impl Daemon {
         let own = state.settings.data.is_none();
         let making = if own { Making::Own } else { making };
         let store = Store::make(&path, length, making, Some(marker))?;
-        store.forgets();
         if preallocate {
             let shown = path.display();
             let allocated = store.allocate(length);

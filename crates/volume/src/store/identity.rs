@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::sys;
 
-/// The extended attribute with the mark of a file.
-const MARK: &str = "user.verbatim.volume";
+/// The extended attribute with the mark of a file; behind it there may be more ([`super::age`]).
+pub(super) const MARK: &str = "user.verbatim.volume";
 
 /// Identity of data, noted when they are made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -141,10 +141,12 @@ fn compare_names(noted: &BTreeMap<String, String>, now: &BTreeMap<String, String
     }
 }
 
-fn mark(file: &File) -> Option<String> {
+/// Of an open file.
+pub(super) fn mark(file: &File) -> Option<String> {
     let mut bytes = [0; 64];
     let length = rustix::fs::fgetxattr(file, MARK, &mut bytes).ok()?;
-    String::from_utf8(bytes[..length].to_vec()).ok()
+    let mark = bytes[..length].split(|byte| *byte == b' ').next()?;
+    String::from_utf8(mark.to_vec()).ok()
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {

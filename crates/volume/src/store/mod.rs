@@ -8,7 +8,6 @@ mod content;
 mod direct;
 pub mod identity;
 mod opening;
-#[allow(unsafe_code, reason = "mincore(2) wants a mapping")]
 mod resident;
 mod sys;
 pub mod trust;
@@ -245,11 +244,6 @@ impl Store {
         if let Err(error) = age::note(&self.file, id, number) {
             tracing::debug!("the data cannot keep how often their sidecar was written: {error}");
         }
-    }
-
-    /// They are made anew.
-    pub fn forgets(&self) {
-        age::forget(&self.file);
     }
 
     /// Whether the disk has what the page cache has of the first `length` bytes; nothing is dropped. An error where that cannot be said.
