@@ -96,7 +96,10 @@ impl Maker {
             if name == "lost+found" || (name.starts_with("replaced") && !name.ends_with(".new")) {
                 continue;
             }
-            tell(&Promise::Leaves { name: name.clone() });
+            // Of the others nothing was promised.
+            if name.starts_with("new-") || (name.starts_with("linked-") && !name.ends_with(".first")) {
+                tell(&Promise::Leaves { name: name.clone() });
+            }
             fs::remove_file(folder.join(&name))?;
         }
         File::open(folder)?.sync_all()
