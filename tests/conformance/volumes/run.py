@@ -114,6 +114,8 @@ class Runner:
         not_run = re.search(r'^\S+ +not run\b.*?(?:\s{2,}|\] )(\S.*)$', said, re.M)
         if not_run:
             return 'not applicable: ' + not_run[1].strip()[-120:]
+        if 'invalid accelerator qtest' in said:
+            return "not applicable: needs QEMU's accelerator qtest, which the distribution's does not have"
         if code == 77:
             reason = re.findall(r'(?:SKIP|skip|requires|test prerequisite|failed with error).*', said) or said.splitlines()[-1:] or ['']
             return 'not applicable: ' + reason[0].strip()[:120]

@@ -138,6 +138,7 @@ pub fn run(kind: Kind, seed: u64, time: Duration) {
 impl World {
     /// The file system works, the volume moves, and power fails. Where it is served then.
     fn lose_power(&mut self, serving: usize, generation: u64) -> usize {
+        let began = Instant::now();
         let sockets = [0, 1].map(|host| self.lab.socket(host, VOLUME));
         let follower = Arc::new(Follower::new(sockets));
         let disk = Disk::new(follower.clone(), self.length, self.lab.path(2, "volume"));
@@ -210,9 +211,10 @@ impl World {
         until("the order comes to an end", || {
             moving.try_wait().expect("ours").is_some()
         });
-        self.settled(&format!(
-            "{point:?}, power failed at {victims:?} of a move from {serving}"
-        ))
+        let how = format!("{point:?}, power failed at {victims:?} of a move from {serving}");
+        let serving = self.settled(&how);
+        eprintln!("  {how}: served at {serving}, {:.1?}", began.elapsed());
+        serving
     }
 
     fn migrate(&self, serving: usize) -> Child {

@@ -23,7 +23,7 @@ use rand::Rng;
 const TASK: &str = "VERBATIM_FILESYSTEM_TASK";
 
 /// Between two operations of a process.
-const PAUSE: Duration = Duration::from_millis(2);
+const PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Task {

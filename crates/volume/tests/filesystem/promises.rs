@@ -19,7 +19,7 @@ const REPLACED: u64 = 6;
 const LIVING: usize = 40;
 
 /// Between two files.
-const PAUSE: Duration = Duration::from_millis(4);
+const PAUSE: Duration = Duration::from_millis(25);
 
 /// What was promised of a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
