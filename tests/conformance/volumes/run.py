@@ -25,7 +25,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SUITES = Path('/opt/verbatim/volume-suites')
-LIMIT = 60
+LIMIT = 180
 
 
 class Daemon:
