@@ -25,7 +25,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 SUITES = Path('/opt/verbatim/volume-suites')
-LIMIT = 60
+LIMIT = 180
 
 
 class Daemon:
@@ -111,6 +111,11 @@ class Runner:
         served = is_served or any(line.startswith('served') for line in notes)
         if handed_on and not (served and code == 0):
             return 'not applicable: needs ' + handed_on[0]
+        not_run = re.search(r'^\S+ +not run\b.*?(?:\s{2,}|\] )(\S.*)$', said, re.M)
+        if not_run:
+            return 'not applicable: ' + not_run[1].strip()[-120:]
+        if 'invalid accelerator qtest' in said:
+            return "not applicable: needs QEMU's accelerator qtest, which the distribution's does not have"
         if code == 77:
             reason = re.findall(r'(?:SKIP|skip|requires|test prerequisite|failed with error).*', said) or said.splitlines()[-1:] or ['']
             return 'not applicable: ' + reason[0].strip()[:120]

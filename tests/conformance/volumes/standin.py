@@ -54,8 +54,8 @@ class Volume:
                 print(f'{what}: {error.stderr}', file=sys.stderr)
 
 
-def bridge(volume, read_from=0, write_to=1):
-    """Carries bytes between two descriptors and the volume until either ends."""
+def bridge(volume, read_from=0, write_to=1, client=None):
+    """Carries bytes between two descriptors, which are those of `client` if there is one, and the volume until either ends."""
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(str(volume.socket))
 
@@ -68,6 +68,16 @@ def bridge(volume, read_from=0, write_to=1):
         while data := server.recv(65536):
             while data:
                 data = data[os.write(write_to, data):]
+    if client:
+        client.close()
+
+
+def bridge_all(volume):
+    """Carries bytes between the volume and whoever connects to the socket that was handed to this program (sd_listen_fds(3))."""
+    with socket.socket(fileno=3) as listening:
+        while True:
+            client, _ = listening.accept()
+            threading.Thread(target=bridge, args=(volume, client.fileno(), client.fileno(), client), daemon=True).start()
 
 
 def ends_on_signals():

@@ -21,7 +21,7 @@ impl Kind {
 
     pub fn make(self, device: &str) {
         match self {
-            Self::Ext4 => run(Command::new("mkfs.ext4").args(["-q", "-F", device])),
+            Self::Ext4 => run(Command::new("mkfs.ext4").args(["-q", "-F", "-b", "4096", device])),
             Self::Xfs => run(Command::new("mkfs.xfs").args(["-q", "-f", device])),
         };
     }

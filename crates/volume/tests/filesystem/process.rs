@@ -12,6 +12,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,9 @@ use crate::work::{Outcome, Work};
 use rand::Rng;
 
 const TASK: &str = "VERBATIM_FILESYSTEM_TASK";
+
+/// Between two operations of a process.
+const PAUSE: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Task {
@@ -176,6 +180,8 @@ fn operate(folder: PathBuf, is_xfs: bool, seed: u64, notes: &Path) {
             Outcome::Done => count.0 += 1,
             Outcome::NotHere => count.1 += 1,
         }
+        // A copy takes what tenants leave.
+        std::thread::sleep(PAUSE);
         if work.random.random_bool(0.1) {
             work.check(&format!("seed {seed}: after {name}"))
                 .expect("they can be read");

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -16,6 +17,9 @@ use crate::process::tell;
 const REPLACED: u64 = 6;
 /// Files that live for a while.
 const LIVING: usize = 40;
+
+/// Between two files.
+const PAUSE: Duration = Duration::from_millis(25);
 
 /// What was promised of a name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,6 +83,8 @@ pub fn make(folder: &Path, generation: u64, seed: u64, is_over: &AtomicBool) {
         if maker.one(folder).is_err() {
             return;
         }
+        // A copy takes what tenants leave.
+        std::thread::sleep(PAUSE);
     }
 }
 
@@ -96,7 +102,10 @@ impl Maker {
             if name == "lost+found" || (name.starts_with("replaced") && !name.ends_with(".new")) {
                 continue;
             }
-            tell(&Promise::Leaves { name: name.clone() });
+            // Of the others nothing was promised.
+            if name.starts_with("new-") || (name.starts_with("linked-") && !name.ends_with(".first")) {
+                tell(&Promise::Leaves { name: name.clone() });
+            }
             fs::remove_file(folder.join(&name))?;
         }
         File::open(folder)?.sync_all()

@@ -21,7 +21,6 @@ use crate::support::{Lab, NAMES};
 use crate::tools::{self, Ended, TOOLS};
 
 pub const VOLUME: &str = "fs";
-pub const LENGTH: u64 = 512 << 20;
 /// Processes that work on files at a time.
 const PROCESSES: u64 = 2;
 
@@ -36,10 +35,14 @@ pub struct Site {
 
 impl Site {
     pub fn new(kind: Kind, options: &str) -> Self {
+        let length = match kind {
+            Kind::Ext4 => 256 << 20,
+            Kind::Xfs => 400 << 20,
+        };
         let lab = Lab::new();
-        lab.volume(VOLUME, &LENGTH.to_string());
+        lab.volume(VOLUME, &length.to_string());
         let follower = Arc::new(Follower::new([0, 1].map(|host| lab.socket(host, VOLUME))));
-        let disk = Disk::new(follower.clone(), LENGTH, lab.path(2, "volume"));
+        let disk = Disk::new(follower.clone(), length, lab.path(2, "volume"));
         kind.make(&disk.device);
         let mounted = Mounted::new(kind, &disk.device, lab.path(2, "mounted"), options);
         Self {

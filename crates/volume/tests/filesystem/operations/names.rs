@@ -103,7 +103,7 @@ pub fn hard_link(work: &mut Work) -> io::Result<Outcome> {
 }
 
 pub fn symbolic_link(work: &mut Work) -> io::Result<Outcome> {
-    let (link, long) = (work.folder.join("link"), work.random.random_range(1..900));
+    let (link, long) = (work.folder.join("link"), work.random.random_range(1..480));
     // Short ones lie in the inode, long ones in a block.
     let target = "./".repeat(long);
     let subject = work.any();
