@@ -104,6 +104,8 @@ pub struct Power {
     out: Child,
     network: Network,
     folder: tempfile::TempDir,
+    /// In memory: this machine's disk may be busy with other things, and a move does not wait for a slow one.
+    media: tempfile::TempDir,
     seed: u64,
 }
 
@@ -131,6 +133,7 @@ impl Power {
     fn up() -> anyhow::Result<Self> {
         // Machines have a /run of their own, and see everything else.
         let folder = tempfile::tempdir_in("/var/tmp")?;
+        let media = tempfile::tempdir_in("/dev/shm")?;
         let hosts = HOSTS.map(|(name, address)| format!("{name}={address}"));
         succeed(
             Command::new(built("verbatim")?)
@@ -138,7 +141,7 @@ impl Power {
                 .arg(folder.path().join("cluster"))
                 .args(hosts),
         )?;
-        std::fs::File::create(folder.path().join("disk"))?.set_len(DISK)?;
+        std::fs::File::create(media.path().join("disk"))?.set_len(DISK)?;
         let network = Network::new()?;
         let address = format!("{}/24", HOSTS[OUT].1);
         let namespace = format!(
@@ -160,7 +163,7 @@ impl Power {
             .args(["volume", "daemon", "--name", HOSTS[OUT].0, "--runtime-dir"])
             .arg(place.join("run"))
             .arg("--state-dir")
-            .arg(place.join("state"))
+            .arg(media.path().join("state"))
             .arg("--config-dir")
             .arg(folder.path().join("cluster").join(HOSTS[OUT].0))
             .stdin(Stdio::null())
@@ -173,6 +176,7 @@ impl Power {
             out,
             network,
             folder,
+            media,
             seed: 0,
         };
         let socket = power.folder.path().join("out/run/volumes.sock");
@@ -192,10 +196,10 @@ impl Power {
             .args(["--foreground", "--exit-with-parent", "--filter=cache", "--unix"])
             .arg(&socket)
             .arg("file")
-            .arg(self.folder.path().join("disk"))
+            .arg(self.media.path().join("disk"))
             .arg("cache=writeback")
             // Where its cache is, in a file without a name.
-            .env("TMPDIR", self.folder.path())
+            .env("TMPDIR", self.media.path())
             .stdin(Stdio::null())
             // It tells of the connection that only looks whether it listens.
             .stderr(Stdio::null())
