@@ -22,7 +22,7 @@ use verbatim_testbed::{Command as InMachine, Network, Output, Session, Vm, VmCon
 use crate::client::Client;
 use crate::hosts::{LIMIT, read_all, succeed};
 use crate::rounds::{BLOCK, Rounds};
-use crate::{INSIDE, built, words};
+use crate::{FOR_TLS, INSIDE, built, words};
 
 /// The first words of the parts in a machine.
 pub const TENANT: &str = "tenant";
@@ -33,13 +33,13 @@ const HOSTS: [(&str, &str); 2] = [("vm", "10.81.0.1"), ("out", "10.81.0.2")];
 
 /// Of the machine's disk, and of each volume in blocks.
 const DISK: u64 = 256 << 20;
-const BLOCKS: u64 = 512;
+const BLOCKS: u64 = 96;
 
 /// Before the power fails.
 const ROUNDS: u64 = 5;
 
 /// Between two rounds.
-const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// A step of a move, by the name that the daemon has for it, and the host whose power fails there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,6 +211,7 @@ impl Power {
         })?;
         let config = VmConfig {
             memory_mib: 1024,
+            features: FOR_TLS.to_owned(),
             address: Some(
                 format!("{}/24", HOSTS[VM].1)
                     .parse()
