@@ -87,7 +87,11 @@ fn main() -> ExitCode {
         let (shared, test) = (Arc::clone(&shared), name.clone());
         let run = move || {
             let mut shared = shared.lock().unwrap_or_else(PoisonError::into_inner);
-            once(&test, || body(&mut shared)).map_err(|error| Failed::from(format!("{error:#}")))
+            once(&test, || body(&mut shared)).map_err(|error| {
+                // At once, too: the others take long.
+                eprintln!("{test}: {error:#}");
+                Failed::from(format!("{error:#}"))
+            })
         };
         Trial::ignorable_test(name, run).with_ignored_flag(true)
     };
