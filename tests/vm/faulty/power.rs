@@ -22,7 +22,7 @@ use verbatim_testbed::{Command as InMachine, Network, Output, Session, Vm, VmCon
 use crate::client::Client;
 use crate::hosts::{LIMIT, read_all, succeed};
 use crate::rounds::{BLOCK, Rounds};
-use crate::{FOR_TLS, INSIDE, built, words};
+use crate::{CPUS, FOR_TLS, INSIDE, built, words};
 
 /// The first words of the parts in a machine.
 pub const TENANT: &str = "tenant";
@@ -211,6 +211,7 @@ impl Power {
             Ok(UnixStream::connect(&socket).is_ok().then_some(()))
         })?;
         let config = VmConfig {
+            cpus: CPUS,
             memory_mib: 1024,
             features: FOR_TLS.to_owned(),
             address: Some(
