@@ -104,7 +104,7 @@ vm-test: build ## our RNIC against the kernel's rxe in a virtual machine (docs/t
 rnic-test: build ## instances with the kernel's rxe, on virtual machines that are hosts (docs/rnics.md)
 	@./setup.sh --vm
 	$(MAKE) -C tests/vm/probes
-	timeout --verbose --kill-after=60 $(or $(LIMIT),4500) $(cargo) test --release --locked --workspace --test rnic -- --ignored
+	PATH="$$(./setup.sh --path)" timeout --verbose --kill-after=60 $(or $(LIMIT),4500) cargo test --release --locked --workspace --test rnic -- --ignored
 
 rnic-bench: build ## the blackout with rxe beside CRIU alone on the same virtual machines, as JSON into out/
 	@./setup.sh --vm
@@ -149,7 +149,7 @@ volume-conformance: build ## the tests of nbd, libnbd, nbdkit and QEMU with a vo
 # What has passed on this build is left out, so a run that was cut off after LIMIT seconds (4500) goes on.
 faulty-test: build ## volumes on disks that really fail, in virtual machines: device-mapper, thin pools, SCSI, nbdkit, and power that fails at each step of a move
 	@./setup.sh --vm
-	timeout --verbose --kill-after=60 $(or $(LIMIT),4500) $(cargo) test --release --locked --workspace --test faulty -- --ignored --nocapture
+	PATH="$$(./setup.sh --path)" timeout --verbose --kill-after=60 $(or $(LIMIT),4500) cargo test --release --locked --workspace --test faulty -- --ignored --nocapture
 
 swap-test: build ## the worlds of leases by SEEDS (0..200000), and Linux that swaps to another host's memory, in virtual machines: servers that die, and MINUTES (5) of each of four storms
 	@./setup.sh --vm

@@ -22,7 +22,7 @@ use verbatim_testbed::{Command as InMachine, Network, Output, Session, Vm, VmCon
 use crate::client::Client;
 use crate::hosts::{LIMIT, read_all, succeed};
 use crate::rounds::{BLOCK, Rounds};
-use crate::{INSIDE, built, words};
+use crate::{CPUS, FOR_TLS, INSIDE, built, words};
 
 /// The first words of the parts in a machine.
 pub const TENANT: &str = "tenant";
@@ -33,13 +33,13 @@ const HOSTS: [(&str, &str); 2] = [("vm", "10.81.0.1"), ("out", "10.81.0.2")];
 
 /// Of the machine's disk, and of each volume in blocks.
 const DISK: u64 = 256 << 20;
-const BLOCKS: u64 = 512;
+const BLOCKS: u64 = 96;
 
 /// Before the power fails.
 const ROUNDS: u64 = 5;
 
 /// Between two rounds.
-const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// A step of a move, by the name that the daemon has for it, and the host whose power fails there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +104,8 @@ pub struct Power {
     out: Child,
     network: Network,
     folder: tempfile::TempDir,
+    /// In memory: this machine's disk may be busy with other things, and a move does not wait for a slow one.
+    media: tempfile::TempDir,
     seed: u64,
 }
 
@@ -131,6 +133,7 @@ impl Power {
     fn up() -> anyhow::Result<Self> {
         // Machines have a /run of their own, and see everything else.
         let folder = tempfile::tempdir_in("/var/tmp")?;
+        let media = tempfile::tempdir_in("/dev/shm")?;
         let hosts = HOSTS.map(|(name, address)| format!("{name}={address}"));
         succeed(
             Command::new(built("verbatim")?)
@@ -138,7 +141,7 @@ impl Power {
                 .arg(folder.path().join("cluster"))
                 .args(hosts),
         )?;
-        std::fs::File::create(folder.path().join("disk"))?.set_len(DISK)?;
+        std::fs::File::create(media.path().join("disk"))?.set_len(DISK)?;
         let network = Network::new()?;
         let address = format!("{}/24", HOSTS[OUT].1);
         let namespace = format!(
@@ -160,7 +163,7 @@ impl Power {
             .args(["volume", "daemon", "--name", HOSTS[OUT].0, "--runtime-dir"])
             .arg(place.join("run"))
             .arg("--state-dir")
-            .arg(place.join("state"))
+            .arg(media.path().join("state"))
             .arg("--config-dir")
             .arg(folder.path().join("cluster").join(HOSTS[OUT].0))
             .stdin(Stdio::null())
@@ -173,6 +176,7 @@ impl Power {
             out,
             network,
             folder,
+            media,
             seed: 0,
         };
         let socket = power.folder.path().join("out/run/volumes.sock");
@@ -184,7 +188,8 @@ impl Power {
         Ok(power)
     }
 
-    /// Boots the machine from its disk.
+    /// Boots the machine from its disk. Nothing is written there, or flushed, but what somebody asks for: a flush that the file system makes every five
+    /// seconds by itself would make durable what was not to be.
     fn boot(&mut self, before: &str) -> anyhow::Result<()> {
         let socket = self.folder.path().join("disk.sock");
         let _ = std::fs::remove_file(&socket);
@@ -192,10 +197,10 @@ impl Power {
             .args(["--foreground", "--exit-with-parent", "--filter=cache", "--unix"])
             .arg(&socket)
             .arg("file")
-            .arg(self.folder.path().join("disk"))
+            .arg(self.media.path().join("disk"))
             .arg("cache=writeback")
             // Where its cache is, in a file without a name.
-            .env("TMPDIR", self.folder.path())
+            .env("TMPDIR", self.media.path())
             .stdin(Stdio::null())
             // It tells of the connection that only looks whether it listens.
             .stderr(Stdio::null())
@@ -206,7 +211,9 @@ impl Power {
             Ok(UnixStream::connect(&socket).is_ok().then_some(()))
         })?;
         let config = VmConfig {
+            cpus: CPUS,
             memory_mib: 1024,
+            features: FOR_TLS.to_owned(),
             address: Some(
                 format!("{}/24", HOSTS[VM].1)
                     .parse()
@@ -218,7 +225,7 @@ impl Power {
         self.vm = Some(Vm::boot(&config, &self.network)?);
         self.shell(&format!(
             "modprobe virtio_blk; modprobe ext4; until [ -b /dev/vda ]; do sleep 0.1; done; {before} mkdir -p /run/disk /run/verbatim; \
-             mount -t ext4 /dev/vda /run/disk"
+             echo 0 >/proc/sys/vm/dirty_writeback_centisecs; mount -t ext4 -o commit=3600 /dev/vda /run/disk"
         ))
         .map(drop)
     }
