@@ -9,7 +9,7 @@ use tokio::sync::broadcast::Receiver;
 
 use crate::error::Result;
 use crate::limit::in_time;
-use crate::locks::Images;
+use crate::locks::{Held, Images};
 use crate::machine::{Machine, STREAM_URI};
 use crate::qmp::Event;
 use crate::settings::Settings;
@@ -132,6 +132,11 @@ impl Outgoing {
     /// is handed over, and before it is loaded: from then on the destination's has them.
     pub fn has_let_go(&self) -> Result<()> {
         self.images.are_free(self.machine.pid())
+    }
+
+    /// The images that it had locked, for the destination, which is to have them so.
+    pub fn held(&self) -> Vec<Held> {
+        self.images.held()
     }
 
     /// Gives it up: the guest goes on here, if it ran, and QEMU is set as it was. Only where it is certain that it does not run elsewhere, and never will.

@@ -4,7 +4,6 @@
 //! whatever that one had still locked is free. So QEMU is asked again for a while. What it says no to for so long is an answer: the guest stands still,
 //! `verbatim ps` says why, and whoever has mended that starts the move, or the agent, again, or lets it run in QEMU's monitor.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,8 +12,9 @@ use tokio::time::Instant;
 use verbatim_vm::{Error, Machine};
 
 use super::qemu::connect;
-use super::{domain, leaving, settings};
+use super::{domain, leaving, locks, settings};
 use crate::instances::home::Paths;
+use crate::whole;
 
 /// Why it stands still, in the folder of CRIU's logs.
 const FILE: &str = "stands";
@@ -30,6 +30,7 @@ pub(super) async fn let_run(paths: &Paths, machine: &Arc<Machine>, runs: bool) -
     if runs {
         machine.go_on().await?;
         machine.announce().await?;
+        locks::say_unprotected(paths, machine);
     }
     is_well(paths, machine).await
 }
@@ -112,7 +113,7 @@ fn is_there(init_pid: i32) -> bool {
 }
 
 fn say(paths: &Paths, why: &str) {
-    if let Err(error) = settings::write(&paths.work, FILE, why.as_bytes()) {
+    if let Err(error) = whole::write(&paths.work.join(FILE), why.as_bytes()) {
         tracing::warn!(
             error = format!("{error:#}"),
             "why a guest stands still is not shown"
@@ -146,11 +147,5 @@ pub(super) async fn may_have_been_mended(paths: &Paths, init_pid: i32) -> anyhow
 }
 
 fn forget(paths: &Paths) -> anyhow::Result<()> {
-    let path = paths.work.join(FILE);
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", path.display()))
-        }
-        _ => Ok(()),
-    }
+    whole::remove(&paths.work.join(FILE))
 }
