@@ -308,11 +308,12 @@ fn locked_there(lab: &TestLab) -> anyhow::Result<()> {
         let disk = disk.path();
         let disk = disk.to_str().context("a path in UTF-8")?;
         migration.must_be_rolled_back(&["dst", "has a lock on", disk, "end that process"])?;
+        // The source's QEMU does not get its locks back before that process ends, either.
+        drop(other);
         guest.counts_on()?;
         eventually("a destination without leftovers", LIMIT, || {
             Ok(left_behind(lab, "dst", NAME)?.is_empty().then_some(()))
         })?;
-        drop(other);
     }
     guest.moves("dst")?;
     guest.counts_on()
@@ -324,12 +325,24 @@ fn unprotected(lab: &TestLab) -> anyhow::Result<()> {
     let disk = Disk::new()?;
     let arguments = disk.arguments("threads");
     let guest = Guest::start(lab, &arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
+    // QEMU says a word of its own between the guest's.
+    let count = || -> anyhow::Result<u32> {
+        let said = guest.instance.output()?;
+        let lines = said.split_inclusive('\n');
+        counted(&lines.filter(|line| line.starts_with("tick ")).collect::<String>())
+    };
+    let counts_on = || -> anyhow::Result<()> {
+        let before = count()?;
+        eventually("a guest that counts", LIMIT, || {
+            Ok((count()? >= before + 20).then_some(()))
+        })
+    };
     let migrate = waiting_at(lab, "dst", "destination-committed")?;
     // QEMU there uses the image, and denies it to nobody before the guest runs.
     let other = Writer::to(&disk.path())?;
     lab.order_faults("dst", "")?;
     Migration::of(&migrate.wait(LIMIT)?)?.must_be_committed()?;
-    guest.counts_on()?;
+    counts_on()?;
     let is_said = || {
         let troubles = guest.instance.row()?.troubles.join("; ");
         let names_it = troubles.contains(&disk.path().display().to_string());
@@ -342,7 +355,7 @@ fn unprotected(lab: &TestLab) -> anyhow::Result<()> {
     drop(other);
     eventually("that it is still said", LIMIT, is_said)?;
     guest.moves("src")?;
-    guest.counts_on()?;
+    counts_on()?;
     let troubles = guest.instance.row()?.troubles;
     ensure!(troubles.is_empty(), "{troubles:?}");
     Ok(())
