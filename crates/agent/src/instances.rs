@@ -107,6 +107,7 @@ impl Instance {
             whole: watch::Sender::new(true),
             troubles: Default::default(),
         });
+        machine::sizes::watch(&instance);
         let watched = Arc::clone(&instance);
         tokio::spawn(async move {
             let init = init.await;

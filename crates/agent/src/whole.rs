@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 /// Writes a file, readable by root alone. If that fails, for example since the file system is full, the old
 /// content stays, and no other file is left.
@@ -23,6 +24,27 @@ pub fn write(path: &Path, content: &[u8]) -> anyhow::Result<()> {
 /// The same for a value, as JSON.
 pub fn write_json(path: &Path, value: &impl Serialize) -> anyhow::Result<()> {
     write(path, &serde_json::to_vec(value)?)
+}
+
+/// Reads such a record; `None` if there is none. `says`: what it is there to say, such as "which QEMU it is".
+pub fn read_json<T: DeserializeOwned>(path: &Path, says: &str) -> anyhow::Result<Option<T>> {
+    match std::fs::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        text => text
+            .and_then(|text| Ok(serde_json::from_slice(&text)?))
+            .map(Some)
+            .with_context(|| format!("{} does not say {says}", path.display())),
+    }
+}
+
+/// Removes such a record, if it is there.
+pub fn remove(path: &Path) -> anyhow::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn write_beside(beside: &Path, content: &[u8]) -> io::Result<()> {
@@ -62,6 +84,30 @@ mod tests {
         fn drop(&mut self) {
             _ = unmount(self.0.path(), UnmountFlags::DETACH);
         }
+    }
+
+    #[test]
+    fn a_record_is_read_or_missing_and_one_that_is_damaged_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let record = folder.path().join("ran");
+        let read = || read_json::<bool>(&record, "whether it ran").map_err(|error| format!("{error:#}"));
+        assert_eq!(read(), Ok(None));
+        remove(&record).unwrap();
+        write_json(&record, &true).unwrap();
+        assert_eq!(read(), Ok(Some(true)));
+        std::fs::write(&record, "tr").unwrap();
+        let error = read().unwrap_err();
+        assert!(error.contains("ran does not say whether it ran"), "{error}");
+        remove(&record).unwrap();
+        assert_eq!(read(), Ok(None));
+        let beneath = record.join("x");
+        std::fs::write(&record, "").unwrap();
+        assert!(
+            remove(&beneath)
+                .unwrap_err()
+                .to_string()
+                .contains("cannot remove")
+        );
     }
 
     #[test]

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::error::Error;
 use crate::init::Exit;
 use crate::name::ContainerName;
-use crate::runc::{Runc, runc_error};
+use crate::runc::Runc;
 
 /// A process leaves itself in a millisecond; a busy machine may need longer.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -120,7 +120,7 @@ impl Runc {
             }
         };
         let output = std::fs::read_to_string(log).unwrap_or_default();
-        Err(runc_error("exec", name, status, &output))
+        Err(self.error("exec", name, status, log.parent().unwrap_or(log), &output))
     }
 }
 

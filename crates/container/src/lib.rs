@@ -47,6 +47,7 @@ mod pre_dump;
 mod proxy;
 mod restore;
 mod rnic;
+mod room;
 mod runc;
 mod tasks;
 mod tcp_repair;

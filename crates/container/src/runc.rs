@@ -13,6 +13,7 @@ use crate::criu::{CRIU_VARIABLE, find_in_path};
 use crate::error::Error;
 use crate::init::Init;
 use crate::name::ContainerName;
+use crate::room;
 
 /// runc, with its state kept in a directory of ours.
 #[derive(Debug, Clone)]
@@ -150,10 +151,11 @@ impl Runc {
             .await
             .map_err(|source| self.start_error(source))?;
         if !status.success() {
-            return Err(runc_error(
+            return Err(self.error(
                 subcommand,
                 name,
                 status.to_string(),
+                log.parent().unwrap_or(&self.root),
                 &std::fs::read_to_string(log).unwrap_or_default(),
             ));
         }
@@ -360,12 +362,35 @@ impl Runc {
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
-        Err(runc_error(
+        Err(self.error(
             subcommand,
             name,
             output.status.to_string(),
+            &self.root,
             &String::from_utf8_lossy(&output.stderr),
         ))
+    }
+
+    /// A reason why something has failed that writes to a folder of work, behind the folder that has no room, if there is one.
+    pub(crate) fn with_lack_of_room(&self, work: &Path, reason: &str) -> String {
+        room::first([work, &self.root], reason.to_owned())
+    }
+
+    /// The error of a call, by what runc has printed.
+    pub(crate) fn error(
+        &self,
+        command: &'static str,
+        name: &ContainerName,
+        status: String,
+        work: &Path,
+        output: &str,
+    ) -> Error {
+        Error::Runc {
+            command,
+            container: name.to_string(),
+            status,
+            output: self.with_lack_of_room(work, &last_lines(output)),
+        }
     }
 
     pub(crate) fn start_error(&self, source: std::io::Error) -> Error {
@@ -373,15 +398,6 @@ impl Runc {
             tool: self.program.display().to_string(),
             source,
         }
-    }
-}
-
-pub(crate) fn runc_error(command: &'static str, name: &ContainerName, status: String, output: &str) -> Error {
-    Error::Runc {
-        command,
-        container: name.to_string(),
-        status,
-        output: last_lines(output),
     }
 }
 

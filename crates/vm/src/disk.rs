@@ -2,8 +2,11 @@
 
 use std::path::Path;
 
+use serde_json::json;
+
 use crate::arguments::Arguments;
 use crate::error::{Error, Result};
+use crate::machine::Machine;
 
 /// In seconds: so long QEMU holds the guest's requests back and connects anew when who serves the disk has ended. Then they fail.
 const RECONNECT: u32 = 60;
@@ -74,6 +77,34 @@ impl Arguments {
     }
 }
 
+impl Arguments {
+    /// The name by which QEMU knows a disk of [`Self::with_disk`], by the server's socket.
+    pub fn node_at(&self, socket: &Path) -> Option<&str> {
+        let path = format!("server.path={},", socket.display().to_string().replace(',', ",,"));
+        let mut words = self.disks.iter();
+        let word = words.find(|word| word.starts_with("driver=nbd,") && word.contains(&path))?;
+        let (_, rest) = word.split_once("node-name=")?;
+        rest.split(',').next()
+    }
+}
+
+impl Machine {
+    /// Tells the guest that a disk of [`Arguments::with_disk`] has so many bytes, which it may know. The server has ended the connection, if it has more of them than when QEMU
+    /// connected: QEMU hears of the size when it connects anew, which it does for a request.
+    pub async fn tell_size(&self, node: &str, bytes: u64) -> Result<()> {
+        let size = || json!({"node-name": node, "size": bytes});
+        match self.qmp().run("block_resize", size()).await {
+            // It does not know of so many bytes.
+            Err(Error::Refused { .. }) => {
+                self.monitor(&format!("qemu-io {node} \"read 0 {SECTOR}\""))
+                    .await?;
+                self.qmp().run("block_resize", size()).await
+            }
+            told => told,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,6 +144,12 @@ mod tests {
         let words: Vec<_> = command.get_args().map(|word| word.to_str().unwrap()).collect();
         assert!(words.join(" ").contains(expected));
         assert!(with.files().is_empty(), "they are no files of the host's");
+        // Two disks of one socket do not come to be: here it is the first.
+        assert_eq!(
+            with.node_at(Path::new("/run/volumes/a/nbd")),
+            Some("verbatim-disk0")
+        );
+        assert_eq!(with.node_at(Path::new("/run/volumes/a")), None);
         let text = serde_json::to_string(&with).unwrap();
         assert_eq!(serde_json::from_str::<Arguments>(&text).unwrap(), with);
     }

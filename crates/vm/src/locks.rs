@@ -7,11 +7,20 @@
 //!
 //! QEMU releases them when its guest has left (its nodes are inactive), except for nodes whose drivers do not
 //! pass that on to the nodes below.
+//!
+//! The QEMU of a guest that arrives takes them in two steps (7.2 and 10.0): it uses its images from when the guest is loaded, and denies them to others when the guest
+//! begins to run. A lock that is in the way of the first keeps the guest from running. Of one that is in the way of the second QEMU says a word to its standard error, and
+//! lets the guest run on an image that others may write to. So both are looked for while the move can still be taken back ([`Machine::taken`]), and what came
+//! after that is found by the locks that are missing ([`Machine::unprotected`]).
 
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
+use serde::{Deserialize, Serialize};
+
 use crate::error::{Error, Result};
+use crate::machine::Machine;
 use crate::ofd;
 
 /// First byte of the permissions that are used.
@@ -71,6 +80,17 @@ impl Lock {
     }
 }
 
+/// What a QEMU has of an image, for the one that takes its place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// The image, as QEMU sees it.
+    pub path: PathBuf,
+    /// What it does with it: permission N is bit N.
+    pub used: u64,
+    /// What it denies to others.
+    pub denied: u64,
+}
+
 /// An image that a QEMU has locked.
 #[derive(Debug)]
 struct Image {
@@ -106,14 +126,33 @@ impl Images {
         Ok(Self(images))
     }
 
+    /// The same, to be sent.
+    pub(crate) fn held(&self) -> Vec<Held> {
+        let bits =
+            |image: &Image, of: fn(&Lock) -> u64| image.locks.iter().fold(0, |bits, lock| bits | of(lock));
+        let held = self.0.iter().map(|image| Held {
+            path: image.path.clone(),
+            used: bits(image, |lock| lock.used),
+            denied: bits(image, |lock| lock.denied),
+        });
+        held.collect()
+    }
+
     /// Reasons why another QEMU would not get this one's locks: locks of other processes on this host.
     pub(crate) fn strangers(pid: u32) -> Result<Vec<String>> {
+        Self::in_the_way(pid, &[])
+    }
+
+    /// Why a QEMU does not get the locks that it has and is to have, as far as that is because of another process on this host.
+    fn in_the_way(pid: u32, wanted: &[Held]) -> Result<Vec<String>> {
         let mut found = Vec::new();
         for _ in 0..LOOKS {
-            let images = Self::of(pid)?;
+            let mut images = Self::of(pid)?;
+            let own: Vec<Lock> = images.0.iter().flat_map(|image| image.locks.clone()).collect();
+            images.are_to_have(pid, wanted)?;
             let all = std::fs::read_to_string(ALL).map_err(Error::io(format!("read {ALL}")))?;
             let mut others: Vec<_> = all.lines().filter_map(Lock::of).collect();
-            for own in images.0.iter().flat_map(|image| &image.locks) {
+            for own in &own {
                 if let Some(at) = others.iter().position(|lock| lock == own) {
                     others.swap_remove(at);
                 }
@@ -133,6 +172,38 @@ impl Images {
             }
         }
         Ok(found)
+    }
+
+    /// Adds what the QEMU is to have of images that it has open, whether it has any of it yet or not.
+    fn are_to_have(&mut self, pid: u32, wanted: &[Held]) -> Result<()> {
+        for held in wanted {
+            let known = self.0.iter_mut().find(|image| image.path == held.path);
+            let image = match known {
+                Some(image) => image,
+                None => {
+                    let Some(file) = open_by(pid, &held.path)? else {
+                        continue;
+                    };
+                    self.0.push(Image {
+                        path: held.path.clone(),
+                        file,
+                        locks: Vec::new(),
+                    });
+                    self.0.last_mut().expect("one was added")
+                }
+            };
+            let file = match image.locks.first() {
+                Some(lock) => lock.file.clone(),
+                None => by_kernel(&image.file)?,
+            };
+            image.locks.push(Lock {
+                file,
+                bytes: (0, 0),
+                used: held.used,
+                denied: held.denied,
+            });
+        }
+        Ok(())
     }
 
     /// An error unless another QEMU would get all of these locks. `pid`: the QEMU that had them.
@@ -157,6 +228,25 @@ impl Images {
             true => Ok(()),
             false => Err(Error::Unmovable(taken)),
         }
+    }
+}
+
+impl Machine {
+    /// Why this QEMU, whose guest is loaded and does not run yet, would not have its images as the guest's last one had them (`held`), as far as that is because
+    /// of another process on this host.
+    pub fn taken(&self, held: &[Held]) -> Result<Vec<String>> {
+        Images::in_the_way(self.pid(), held)
+    }
+
+    /// Which images of a guest that runs are not kept from others as its last QEMU kept them (`held`).
+    pub fn unprotected(&self, held: &[Held]) -> Result<Vec<PathBuf>> {
+        let now = Images::of(self.pid())?.held();
+        let less = held.iter().filter(|held| {
+            let mut now = now.iter().filter(|now| now.path == held.path);
+            // What is done with it now may be something else.
+            now.any(|now| now.used & held.used == held.used && now.denied & held.denied != held.denied)
+        });
+        Ok(less.map(|held| held.path.clone()).collect())
     }
 }
 
@@ -208,6 +298,23 @@ fn locks_of(pid: u32) -> Result<Vec<(PathBuf, Lock)>> {
         locks.extend(lines.filter_map(Lock::of).map(|lock| (entry.path(), lock)));
     }
     Ok(locks)
+}
+
+/// A file that a process has open by this path.
+fn open_by(pid: u32, path: &std::path::Path) -> Result<Option<File>> {
+    let folder = PathBuf::from(format!("/proc/{pid}/fd"));
+    let entries = std::fs::read_dir(&folder).map_err(Error::io(format!("read {}", folder.display())))?;
+    let mut names = entries.flatten().map(|entry| entry.path());
+    let found = names.find(|name| std::fs::read_link(name).is_ok_and(|target| target == path));
+    let opened = found.map(File::open).transpose();
+    opened.map_err(Error::io(format!("open the image {}", path.display())))
+}
+
+/// By which numbers the kernel knows a file that nobody has locked.
+fn by_kernel(file: &File) -> Result<String> {
+    let known = file.metadata().map_err(Error::io("look at an image"))?;
+    let (major, minor) = (rustix::fs::major(known.dev()), rustix::fs::minor(known.dev()));
+    Ok(format!("{major:02x}:{minor:02x}:{}", known.ino()))
 }
 
 /// The reason why a block node cannot move: it would keep its locks.
@@ -276,5 +383,70 @@ mod tests {
         assert!(writer.conflicts(lock) && !reader.conflicts(lock));
         drop(held);
         assert!(writer.is_free().unwrap());
+    }
+
+    /// Another process that has read locks on some bytes of a file, until its standard input ends.
+    fn locker(path: &std::path::Path, bytes: &[u64]) -> std::process::Child {
+        const LOCKS: &str = "import fcntl, struct, sys
+file = open(sys.argv[1], 'rb')
+for byte in sys.argv[2:]:
+    fcntl.fcntl(file, 37, struct.pack('hhqqixxxx', fcntl.F_RDLCK, 0, int(byte), 1, 0))
+print('locked', flush=True)
+sys.stdin.read()";
+        let mut command = std::process::Command::new("python3");
+        command
+            .args(["-c", LOCKS])
+            .arg(path)
+            .args(bytes.iter().map(u64::to_string));
+        let pipe = std::process::Stdio::piped;
+        let mut child = command.stdin(pipe()).stdout(pipe()).spawn().unwrap();
+        let mut said = String::new();
+        let output = child.stdout.as_mut().unwrap();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut said).unwrap();
+        assert_eq!(said, "locked\n");
+        child
+    }
+
+    #[test]
+    fn what_is_in_the_way_of_locks_that_are_still_to_be_taken_is_found() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        std::io::Write::write_all(&mut file, &[0; 512]).unwrap();
+        // As a QEMU whose guest is loaded: it uses the image, and denies nothing yet.
+        let own = File::open(file.path()).unwrap();
+        let (pid, path) = (std::process::id(), file.path().to_owned());
+        let held = [Held {
+            path: path.clone(),
+            used: 0b11,
+            denied: 0b10,
+        }];
+        let found = || Images::in_the_way(pid, &held).unwrap();
+        for has_its_own in [false, true] {
+            if has_its_own {
+                ofd::lock(&own, USED).unwrap();
+                ofd::lock(&own, USED + 1).unwrap();
+            }
+            assert!(found().is_empty(), "{:?}", found());
+            // One that writes and denies nothing, one that denies that, and one that reads.
+            for (bytes, is_in_the_way) in [
+                (&[USED, USED + 1][..], true),
+                (&[USED, DENIED + 1], true),
+                (&[USED], false),
+            ] {
+                let mut other = locker(&path, bytes);
+                let found = found();
+                assert_eq!(found.len(), usize::from(is_in_the_way), "{bytes:?}: {found:?}");
+                assert!(
+                    found.iter().all(|said| said.contains(path.to_str().unwrap())),
+                    "{found:?}"
+                );
+                drop(other.stdin.take());
+                other.wait().unwrap();
+            }
+        }
+        assert!(Images::in_the_way(pid, &[]).unwrap().is_empty());
+        // What it holds is told as it is.
+        ofd::lock(&own, DENIED + 1).unwrap();
+        let now = Images::of(pid).unwrap().held();
+        assert!(now.contains(&held[0]), "{now:?}");
     }
 }

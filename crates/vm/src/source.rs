@@ -9,7 +9,7 @@ use tokio::sync::broadcast::Receiver;
 
 use crate::error::Result;
 use crate::limit::in_time;
-use crate::locks::Images;
+use crate::locks::{Held, Images};
 use crate::machine::{Machine, STREAM_URI};
 use crate::qmp::Event;
 use crate::settings::Settings;
@@ -135,8 +135,12 @@ impl Outgoing {
         self.images.are_free(self.machine.pid())
     }
 
-    /// Gives it up: the guest goes on here, if it ran, and QEMU's settings are put back. Only where it is
-    /// certain that it does not run elsewhere, and never will.
+    /// The images that it had locked, for the destination, which is to have them so.
+    pub fn held(&self) -> Vec<Held> {
+        self.images.held()
+    }
+
+    /// Gives it up: the guest goes on here, if it ran, and QEMU is set as it was. Only where it is certain that it does not run elsewhere, and never will.
     pub async fn take_back(mut self) -> Result<()> {
         self.machine.give_up(self.ran, &mut self.events).await?;
         self.machine.put_back(&self.noted).await

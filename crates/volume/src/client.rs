@@ -9,12 +9,13 @@ use tokio::sync::oneshot;
 
 use crate::volume::Volume;
 
-/// Has a thread of that name serve the client, until the client leaves or the volume is not served any more. Then the thread reads the end of what
-/// the client says, and what it has read before is refused by the volume.
+/// Has a thread of that name serve the client, until the client leaves, the volume is not served any more, or `ends` does. Then the thread reads the end of what
+/// the client says; what it has read before is answered, or refused by a volume that is not served.
 pub async fn by_thread(
     name: &str,
     stream: tokio::net::UnixStream,
     volume: Arc<Volume>,
+    ends: impl Future<Output = ()>,
     serve: impl FnOnce(UnixStream, Arc<Volume>) -> io::Result<()> + Send + 'static,
 ) -> io::Result<()> {
     let stream = stream.into_std()?;
@@ -30,6 +31,7 @@ pub async fn by_thread(
     let result = tokio::select! {
         result = &mut ended => Some(result),
         _ = async { drop(open.wait_for(|is_open| !is_open).await) } => None,
+        () = ends => None,
     };
     let result = match result {
         Some(result) => result,

@@ -77,7 +77,7 @@ impl Host {
                         let volume = export.served().await.expect("it is served");
                         // What it makes of the rest is its affair.
                         let (Ok(()) | Err(_)) = match is_local {
-                            true => local::transmit(far, volume, false).await,
+                            true => local::transmit(far, volume, false, None).await,
                             false => transmit(far, volume, false).await,
                         };
                     }

@@ -302,3 +302,22 @@ fn who_waits_for_a_session_that_is_over_is_not_served_by_the_next() {
         lab.try_order(1, &["attach", "db"]).status.success()
     });
 }
+
+#[test]
+fn who_has_it_on_a_socket_connects_anew_when_it_grows_and_hears_its_size_then() {
+    let (lab, mut client) = begun();
+    lab.order(0, &["resize", "db", "--size", "8M"]);
+    until("the end of the connection", || client.flush().is_err());
+    let mut client = connect(&lab, 0).expect("it is there");
+    assert_eq!(client.size, 8 << 20);
+    client
+        .write(SIZE, &[5; PIECE], true)
+        .expect("there is more of it");
+    let mut data = vec![0; PIECE];
+    client.read(0, &mut data).expect("read");
+    assert_eq!(data, [7; PIECE]);
+    // Nobody is sent away for a size that is known.
+    lab.order(0, &["resize", "db", "--size", "8M"]);
+    client.read(SIZE, &mut data).expect("it is served as before");
+    assert_eq!(data, [5; PIECE]);
+}

@@ -21,9 +21,12 @@ const START: Duration = Duration::from_secs(120);
 const NAME: &str = "guest";
 const URI: &str = "qemu:///system";
 
-/// A libvirt in a host. Its files are the host's own: what it writes elsewhere than to `/run` lies in `/run`, too.
+/// A libvirt in a host. Its files are the host's own: what it writes elsewhere than to `/run` lies in `/run`, too. Its sockets (`$0`) are where another host's libvirt reaches them,
+/// which takes it for another machine's by its number (`$1`).
 const DAEMON: &str = "set -e
 mount --make-rprivate /
+mkdir $0
+ln -s $0 /run/libvirt
 for folder in /etc/libvirt /var/lib/libvirt /var/cache/libvirt /var/log/libvirt; do
     mkdir -p $folder /run/own$folder
     mount --bind /run/own$folder $folder
@@ -38,7 +41,7 @@ namespaces = []
 stdio_handler = \"file\"
 memory_backing_dir = \"/run/own/ram\"
 END
-echo 'auth_unix_rw = \"none\"' >/etc/libvirt/libvirtd.conf
+printf 'auth_unix_rw = \"none\"\nhost_uuid = \"%s\"\n' $1 >/etc/libvirt/libvirtd.conf
 exec libvirtd --pid-file /run/own/pid";
 
 /// Something before, at and after the commit, at either host.
@@ -56,6 +59,7 @@ const SHORT: &[(&str, Action)] = &[
 pub fn tests() -> Vec<Test> {
     let tests = [
         Test::new("machines::libvirt", HOSTS, moves).injecting_faults(),
+        Test::new("machines::libvirt_own_means", HOSTS, own_means).injecting_faults(),
         Test::new("machines::libvirt_faults", THREE, |lab| {
             let site = Site::start(lab)?;
             site.ask("src", &["create", &site.description(NAME, BACKING)?])?;
@@ -67,6 +71,9 @@ pub fn tests() -> Vec<Test> {
     ];
     tests.map(|test| test.only_on_demand(true)).into()
 }
+
+/// The guest's pages are full: a snapshot without its RAM has a few hundred KiB.
+const LEAST_SAVED: u64 = 4 << 20;
 
 /// RAM that can move.
 const BACKING: &str = "<memoryBacking><source type='file'/><access mode='shared'/></memoryBacking>";
@@ -89,15 +96,21 @@ impl Drop for Site<'_> {
 
 impl<'a> Site<'a> {
     fn start(lab: &'a TestLab) -> anyhow::Result<Self> {
-        let daemons = HOSTS
-            .iter()
-            .map(|host| lab.start_plain(host, &["unshare", "--mount", "sh", "-c", DAEMON]));
-        let site = Self {
-            lab,
-            folder: tempfile::TempDir::new_in("/var/tmp")?,
-            daemons: daemons.collect::<anyhow::Result<_>>()?,
-        };
-        std::fs::File::create(site.folder.path().join("disk"))?.set_len(16 << 20)?;
+        let folder = tempfile::TempDir::new_in("/var/tmp")?;
+        let daemons = HOSTS.iter().enumerate().map(|(number, host)| {
+            let sockets = folder.path().join(host);
+            let sockets = sockets.to_str().context("a path in UTF-8")?;
+            let uuid = format!("7b1f2c3a-0000-4000-8000-00000000000{number}");
+            lab.start_plain(host, &["unshare", "--mount", "sh", "-c", DAEMON, sockets, &uuid])
+        });
+        let daemons = daemons.collect::<anyhow::Result<_>>()?;
+        let site = Self { lab, folder, daemons };
+        let made = std::process::Command::new("qemu-img")
+            .args(["create", "-q", "-f", "qcow2"])
+            .arg(site.folder.path().join("disk"))
+            .arg("16M")
+            .status()?;
+        ensure!(made.success(), "qemu-img: {made}");
         for host in HOSTS {
             eventually("libvirt", LIMIT, || {
                 Ok(site.virsh(host, &["uri"])?.0.then_some(()))
@@ -136,6 +149,63 @@ impl<'a> Site<'a> {
         })
     }
 
+    /// Why a domain is in its state on a host, by libvirt: `shut off (destroyed)`.
+    fn reason(&self, host: &str) -> anyhow::Result<String> {
+        self.ask(host, &["domstate", "--reason", NAME])
+    }
+
+    /// What QEMU has of the guest's state in its snapshots, in bytes, for a new one: the RAM is in it.
+    fn saved_bytes(&self, host: &str, name: &str) -> anyhow::Result<u64> {
+        let told = |words: &str| self.ask(host, &["qemu-monitor-command", NAME, "--hmp", words]);
+        let said = told(&format!("savevm {name}"))?;
+        ensure!(said.is_empty(), "savevm on {host}: {said}");
+        let listed = told("info snapshots")?;
+        let row = listed
+            .lines()
+            .map(|line| line.split_ascii_whitespace().collect::<Vec<_>>())
+            .find(|words| words.get(1) == Some(&name));
+        let row = row.with_context(|| listed.clone())?;
+        let (number, unit) = (row[2].parse::<f64>()?, row[3]);
+        let units = [("B", 1.0), ("KiB", 1024.0), ("MiB", 1048576.0)];
+        let bytes = units.iter().find(|(name, _)| *name == unit);
+        let (_, bytes) = bytes.with_context(|| listed.clone())?;
+        told(&format!("delvm {name}"))?;
+        Ok((number * bytes) as u64)
+    }
+
+    /// All of libvirt's own ways to write the guest down work on a host, and have its RAM: it goes on from where it was.
+    fn is_libvirts(&self, host: &str, when: &str) -> anyhow::Result<()> {
+        let works = || {
+            let bytes = self.saved_bytes(host, "own")?;
+            ensure!(bytes > LEAST_SAVED, "savevm has {bytes} bytes");
+            self.ask(host, &["managedsave", NAME])?;
+            ensure!(self.reason(host)? == "shut off (saved)", "{}", self.reason(host)?);
+            self.ask(host, &["start", NAME])?;
+            self.counts_on()
+        };
+        works().with_context(|| format!("{when}, on {host}"))
+    }
+
+    /// libvirt's own migration: it has the domain on another host afterwards.
+    fn migrates_itself(&self, from: &str, to: &str, when: &str) -> anyhow::Result<()> {
+        let socket = self.folder.path().join(to).join("libvirt-sock");
+        let there = format!("qemu+unix:///system?socket={}", socket.display());
+        let stream = format!("tcp://{}", self.lab.address(to)?);
+        let words = [
+            "migrate",
+            "--live",
+            "--persistent",
+            "--undefinesource",
+            NAME,
+            &there,
+            &stream,
+        ];
+        self.ask(from, &words).with_context(|| when.to_owned())?;
+        self.comes_to(from, None)?;
+        self.comes_to(to, Some("running"))?;
+        self.counts_on()
+    }
+
     /// A file that describes a domain.
     fn description(&self, name: &str, backing: &str) -> anyhow::Result<String> {
         let folder = self.folder.path();
@@ -146,7 +216,7 @@ impl<'a> Site<'a> {
             <devices>
               <controller type='usb' model='none'/>
               <disk type='file' device='disk'>
-                <driver name='qemu' type='raw' cache='none' io='threads'/><source file='{}'/><target dev='vda' bus='virtio'/>
+                <driver name='qemu' type='qcow2' cache='none' io='threads'/><source file='{}'/><target dev='vda' bus='virtio'/>
               </disk>
               <serial type='file'><source path='{}' append='on'/></serial>
             </devices></domain>",
@@ -297,6 +367,66 @@ fn moves(lab: &TestLab) -> anyhow::Result<()> {
         Ok((site.instance().row()?.state == "exited").then_some(()))
     })?;
     lab.ask(&["stop", NAME])?;
+    ensure!(left_behind(lab, "dst", NAME)?.is_empty());
+    site.count().map(drop)
+}
+
+/// What libvirt does with a domain by itself works after each end of a move, and what it says of one that has left is no crash.
+fn own_means(lab: &TestLab) -> anyhow::Result<()> {
+    let site = Site::start(lab)?;
+    let description = site.description(NAME, BACKING)?;
+    // Whoever believes that it has crashed starts it again.
+    let text = std::fs::read_to_string(&description)?;
+    let text = text.replace("<devices>", "<on_crash>restart</on_crash><devices>");
+    std::fs::write(&description, text)?;
+    site.ask("src", &["define", &description])?;
+    site.ask("src", &["start", NAME])?;
+    site.ask("src", &["autostart", NAME])?;
+    site.counts_on()?;
+    site.is_libvirts("src", "before all")?;
+    attach(lab, NAME)?;
+
+    lab.order_faults("src", "source-commit fail\n")?;
+    let migration = site.instance().migrate("dst")?;
+    lab.order_faults("src", "")?;
+    ensure!(migration.outcome == ROLLED_BACK, "{migration:?}");
+    site.counts_on()?;
+    let bytes = site.saved_bytes("src", "attached")?;
+    ensure!(
+        bytes > LEAST_SAVED,
+        "savevm after a move that came to nothing has {bytes} bytes"
+    );
+    lab.ask(&["detach", NAME])?;
+    site.is_libvirts("src", "after a move that came to nothing")?;
+    site.migrates_itself("src", "dst", "after a move that came to nothing")?;
+    site.migrates_itself("dst", "src", "where it has never been an instance")?;
+    site.ask("src", &["autostart", NAME])?;
+
+    attach(lab, NAME)?;
+    site.instance().moves("dst")?;
+    site.counts_on()?;
+    site.comes_to("src", Some("shut off"))?;
+    let reason = site.reason("src")?;
+    ensure!(reason == "shut off (destroyed)", "{reason}");
+    let bytes = site.saved_bytes("dst", "attached")?;
+    ensure!(bytes > LEAST_SAVED, "savevm after a move has {bytes} bytes");
+    // A libvirt that starts with its host, as one that is started anew: what is to start by itself is not what has left.
+    let info = site.ask("src", &["dominfo", NAME])?;
+    let autostart = info.lines().find(|line| line.starts_with("Autostart"));
+    ensure!(autostart.is_some_and(|line| line.ends_with("disable")), "{info}");
+    let log = lab.path("src", &format!("/run/own/var/log/libvirt/qemu/{NAME}.log"))?;
+    let log = std::fs::read_to_string(log)?;
+    let last = log
+        .lines()
+        .rev()
+        .find(|line| line.contains("shutting down, reason="));
+    ensure!(
+        last.is_some_and(|line| line.ends_with("reason=destroyed")),
+        "{log}"
+    );
+    lab.ask(&["detach", NAME])?;
+    site.is_libvirts("dst", "after a move")?;
+    site.migrates_itself("dst", "src", "after a move")?;
     ensure!(left_behind(lab, "dst", NAME)?.is_empty());
     site.count().map(drop)
 }

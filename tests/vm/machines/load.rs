@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use verbatim_e2e::{Finished, ROLLED_BACK, TestLab, Tools, eventually};
+use verbatim_e2e::{Finished, Instance, ROLLED_BACK, TestLab, Tools, eventually};
 use verbatim_testbed::{Contents, Image, Kernel};
 
 use crate::{LIMIT, NAME, boot, moves, program};
@@ -112,6 +112,23 @@ impl Disk {
         Ok(Self::Volume)
     }
 
+    /// Makes it larger under the guest's work, where that can be; returns when the guest's kernel knows.
+    fn grow(&self, lab: &TestLab, host: &str, guest: &Instance, times: u64) -> anyhow::Result<()> {
+        if let Self::File { .. } = self {
+            return Ok(());
+        }
+        let bytes = DISK * times;
+        let verbatim = lab.tools().verbatim.to_str().context("a path in UTF-8")?;
+        let size = bytes.to_string();
+        let words = [verbatim, "volume", "resize", VOLUME, "--size", &size];
+        eventually("a volume that is idle for a moment, and grows", LIMIT, || {
+            Ok((lab.start_plain(host, &words)?.wait(LIMIT)?.code == 0).then_some(()))
+        })?;
+        let told = format!("the disk has {} sectors", bytes / 512);
+        eventually(&told, LIMIT, || Ok(guest.output()?.contains(&told).then_some(())))
+            .with_context(|| guest.output().unwrap_or_default())
+    }
+
     /// Whether the file system is whole, as the host sees it that the guest was on.
     fn check(&self, lab: &TestLab, host: &str) -> anyhow::Result<()> {
         match self {
@@ -157,6 +174,7 @@ fn work_and_move(lab: &TestLab, image: &Image, disk: &Disk, moves: u32) -> anyho
         }
     };
     let (mut here, mut there, mut failed) = ("src", "dst", 0);
+    disk.grow(lab, here, &guest, 2)?;
     for number in 0..moves {
         std::thread::sleep(BETWEEN);
         if number % 3 == 2 {
@@ -184,6 +202,7 @@ fn work_and_move(lab: &TestLab, image: &Image, disk: &Disk, moves: u32) -> anyho
         );
     }
     eprintln!("{moves} moves, and {failed} that failed");
+    disk.grow(lab, here, &guest, 3)?;
     let limit = LIMIT + Duration::from_secs((moves * EACH).into());
     eventually("the guest's own check", limit, || {
         Ok(guest

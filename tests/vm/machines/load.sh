@@ -11,6 +11,18 @@ done
 mkdir /disk
 mount -t ext4 /dev/vda /disk || echo "there is no file system"
 cd /disk || exit
+# What the kernel knows of the disk's size.
+(
+    read -r known </sys/class/block/vda/size
+    while :; do
+        read -r sectors </sys/class/block/vda/size
+        if [ "$sectors" != "$known" ]; then
+            echo "the disk has $sectors sectors"
+            known=$sectors
+        fi
+        sleep 1
+    done
+) &
 echo "the guest is ready"
 stress-ng --timeout "$seconds" --verify --vm 1 --vm-bytes 64M --vm-method all --hdd 1 --hdd-bytes 16M \
     --hdd-opts direct,wr-rnd,rd-rnd --temp-path /disk --metrics-brief

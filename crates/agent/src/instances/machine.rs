@@ -6,8 +6,9 @@
 //!    qmp               QEMU's socket for us, which QEMU makes on each host
 //!  images/NAME/      during a move: the state of the devices, and whether the guest ran ([`leaving`])
 //!  criu/NAME/ran     during a move, on both hosts: the latter, for an agent that comes after this one
-//!  criu/NAME/settings  likewise QEMU's settings from before the move ([`settings`])
-//!  criu/NAME/stands  the reason why a guest that should run here stands still ([`standing`])
+//!  criu/NAME/settings  the same of what QEMU is set to ([`settings`])
+//!  criu/NAME/locks   on the host that a guest has come to: what its QEMU is to have locked ([`locks`])
+//!  criu/NAME/stands  why a guest stands still that is to run here ([`standing`])
 //!  criu/NAME/ram.*   while RAM is missing that has been left behind ([`post_copy`])
 //! ```
 //!
@@ -23,9 +24,11 @@ pub mod domain;
 pub mod fits;
 pub mod guest;
 pub mod leaving;
+mod locks;
 pub mod post_copy;
 pub mod qemu;
 mod settings;
+pub mod sizes;
 pub mod standing;
 pub mod trouble;
 

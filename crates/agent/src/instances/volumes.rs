@@ -22,7 +22,7 @@ use super::home::Paths;
 use super::record::Record;
 use super::swap::Swaps;
 
-pub use disks::{Disks, SOCKET_NAME};
+pub use disks::{Disks, SOCKET, SOCKET_NAME};
 
 /// Where nothing of a container's own may be mounted.
 const TAKEN: [&str; 4] = ["/proc", "/sys", "/dev", "/run/verbatim"];

@@ -18,6 +18,7 @@ use crate::gate::{CGROUP_VARIABLE, GATE_VARIABLE, Kind, Order, Report, Stop};
 use crate::host::Host;
 use crate::marker;
 use crate::name::ContainerName;
+use crate::room;
 use crate::runc::{Runc, last_lines};
 use crate::timings::Timings;
 use crate::watch::{Raw, watch};
@@ -264,7 +265,9 @@ impl Operation {
             .map_err(|source| self.runc.start_error(source))?;
         match status {
             Some(status) if !status.success() => {
-                let reason = format!("runc ended with {status}");
+                let reason = self
+                    .runc
+                    .with_lack_of_room(&self.work, &format!("runc ended with {status}"));
                 Err(failure(self.kind, &self.name, &self.work, self.stage(), &reason))
             }
             _ => Ok(std::mem::take(&mut self.timings)),
@@ -433,12 +436,14 @@ impl Operation {
 
     /// Ends the operation, waits for runc, and makes an error of everything that is known.
     async fn fail(&mut self, reason: &str) -> Error {
+        // What is cleaned up makes room.
+        let reason = self.runc.with_lack_of_room(&self.work, reason);
         if let Some(remains) = self.take_remains()
             && let Err(error) = remains.clean_up().await
         {
             tracing::warn!(container = %self.name, %error, "a failed operation could not be cleaned up");
         }
-        failure(self.kind, &self.name, &self.work, self.stage(), reason)
+        failure(self.kind, &self.name, &self.work, self.stage(), &reason)
     }
 
     /// What is to be cleaned up when nothing comes of this any more; `None` if somebody has begun.
@@ -497,7 +502,8 @@ impl Settling {
     }
 
     fn failed(&self, reason: &str) -> Error {
-        failure(self.kind, &self.name, &self.work, self.stage.clone(), reason)
+        let reason = room::first([self.work.as_path()], reason.to_owned());
+        failure(self.kind, &self.name, &self.work, self.stage.clone(), &reason)
     }
 }
 

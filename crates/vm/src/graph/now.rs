@@ -251,7 +251,7 @@ impl Machine {
         })
     }
 
-    async fn monitor(&self, line: &str) -> Result<String> {
+    pub(crate) async fn monitor(&self, line: &str) -> Result<String> {
         let asked = json!({"command-line": line});
         self.qmp().ask("human-monitor-command", asked).await
     }

@@ -57,7 +57,8 @@ impl Lent {
         let listener =
             listen(&note.socket).with_context(|| format!("cannot listen on {}", note.socket.display()))?;
         let (volume, later) = watch::channel(None);
-        let listener = listeners::take(listener, name, Export::later(length, note.read_only, later));
+        let export = Export::later(length, note.read_only, later).for_those_who_connect_anew();
+        let listener = listeners::take(listener, name, export);
         Ok(Self {
             note,
             volume,

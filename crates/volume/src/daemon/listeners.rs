@@ -274,7 +274,9 @@ async fn in_time<T>(negotiation: impl Future<Output = io::Result<T>>) -> io::Res
 async fn client(exports: &One, mut stream: UnixStream) -> io::Result<()> {
     match in_time(negotiate(&mut stream, exports, Tls::None)).await? {
         Negotiated::Go(export) => match export.clone().served().await {
-            Some(volume) => local::transmit(stream, volume, export.is_read_only()).await,
+            Some(volume) => {
+                local::transmit(stream, volume, export.is_read_only(), export.ends_unless()).await
+            }
             None => Ok(()),
         },
         Negotiated::StartTls | Negotiated::Ended => Ok(()),

@@ -14,6 +14,9 @@ use crate::volume::Volume;
 pub struct Export {
     length: u64,
     is_read_only: bool,
+    connects_anew: bool,
+    /// The size that the client was told.
+    told: Option<u64>,
     places: Option<Arc<Places>>,
     volume: watch::Receiver<Option<Arc<Volume>>>,
 }
@@ -24,9 +27,31 @@ impl Export {
         Self {
             length,
             is_read_only,
+            connects_anew: false,
+            told: None,
             places: None,
             volume,
         }
+    }
+
+    /// The same for clients that connect anew when their connection ends, and have nothing to lose by that.
+    pub fn for_those_who_connect_anew(self) -> Self {
+        Self {
+            connects_anew: true,
+            ..self
+        }
+    }
+
+    /// The size that its client was told, if it connects anew. A size is said at the beginning of a connection alone: that one ends when it is another.
+    pub fn ends_unless(&self) -> Option<u64> {
+        self.told.filter(|_| self.connects_anew)
+    }
+
+    /// Its size in bytes, for a client that is told.
+    pub fn tell(&mut self) -> u64 {
+        let length = self.length();
+        self.told = Some(length);
+        length
     }
 
     /// Its size in bytes.

@@ -15,13 +15,24 @@ use crate::volume::Volume;
 /// What is read in one call, at most, unless it is the data of a large WRITE.
 const BUFFER: usize = 256 << 10;
 
-/// Requests and answers, until the client leaves or the volume is not served any more.
+/// Requests and answers, until the client leaves or the volume is not served any more; where `ends_unless` is a size, until the volume has another one, too.
 pub async fn transmit(
     stream: tokio::net::UnixStream,
     volume: Arc<Volume>,
     is_read_only: bool,
+    ends_unless: Option<u64>,
 ) -> io::Result<()> {
-    client::by_thread("nbd client", stream, volume, move |stream, volume| {
+    let mut lengths = volume.lengths();
+    let ends = async move {
+        let has_grown = match ends_unless {
+            Some(told) => lengths.wait_for(|length| *length != told).await.is_ok(),
+            None => false,
+        };
+        if !has_grown {
+            std::future::pending::<()>().await;
+        }
+    };
+    client::by_thread("nbd client", stream, volume, ends, move |stream, volume| {
         serve(&stream, &volume, is_read_only)
     })
     .await

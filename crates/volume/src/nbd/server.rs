@@ -94,8 +94,8 @@ where
             _ if tls == Tls::Wanted => answer(reply::TLS_REQD, b"TLS is required"),
             option::EXPORT_NAME => {
                 let name = std::str::from_utf8(&data).map_err(|_| bad("a name is not UTF-8"))?;
-                let export = exports.find(name).ok_or_else(|| bad("there is no such export"))?;
-                answers.extend(export.length().to_be_bytes());
+                let mut export = exports.find(name).ok_or_else(|| bad("there is no such export"))?;
+                answers.extend(export.tell().to_be_bytes());
                 answers.extend(transmission_flags(export.is_read_only()).to_be_bytes());
                 if flags & CLIENT_NO_ZEROES == 0 {
                     answers.extend([0; 124]);
@@ -115,8 +115,8 @@ where
                 None => answer(reply::INVALID, b"the option cannot be read"),
                 Some((name, _)) => match exports.find(name) {
                     None => answer(reply::UNKNOWN, b"there is no such volume here"),
-                    Some(export) => {
-                        let info = wire::info_export(export.length(), export.is_read_only());
+                    Some(mut export) => {
+                        let info = wire::info_export(export.tell(), export.is_read_only());
                         answer(reply::INFO, &info);
                         answer(reply::INFO, &wire::info_block_size());
                         answer(reply::ACK, b"");
@@ -347,7 +347,7 @@ mod tests {
             let volume = export.served().await.expect("it is served");
             // What it makes of the rest is its affair, but it must end.
             let _ = match is_local {
-                true => local::transmit(far, volume, false).await,
+                true => local::transmit(far, volume, false, None).await,
                 false => transmit(far, volume, false).await,
             };
         } else {

@@ -133,9 +133,13 @@ async fn serve(stream: tokio::net::UnixStream, name: &str, volume: Arc<Volume>) 
     let mut lengths = volume.lengths();
     let length = Length::new(*lengths.borrow_and_update());
     let (name, of_thread) = (name.to_owned(), length.clone());
-    let serving = client::by_thread("vhost-user", stream, volume, move |stream, volume| {
-        listen(stream, volume, &name, &of_thread)
-    });
+    let serving = client::by_thread(
+        "vhost-user",
+        stream,
+        volume,
+        std::future::pending(),
+        move |stream, volume| listen(stream, volume, &name, &of_thread),
+    );
     tokio::pin!(serving);
     loop {
         tokio::select! {

@@ -16,11 +16,10 @@ use crate::faults::Subject;
 pub fn tests() -> Vec<Test> {
     vec![
         Test::new("machines::settings", HOSTS, settings).injecting_faults(),
-        // Not green yet: the guest runs at the destination although another program has a lock on its image there.
-        Test::new("machines::stands_still", HOSTS, stands_still)
-            .injecting_faults()
-            .only_on_demand(true),
+        Test::new("machines::stands_still", HOSTS, stands_still).injecting_faults(),
+        Test::new("machines::unprotected", HOSTS, unprotected).injecting_faults(),
         Test::new("machines::locked", HOSTS, locked),
+        Test::new("machines::locked_there", HOSTS, locked_there).injecting_faults(),
         Test::new("machines::processors", HOSTS, processors),
         Test::new("machines::troubles", &["src"], troubles),
     ]
@@ -55,9 +54,11 @@ fn set(lab: &TestLab, host: &str, socket: &str) -> anyhow::Result<Vec<Value>> {
 
 /// Starts a move that waits at a point of a host.
 fn waiting_at(lab: &TestLab, host: &str, point: &str) -> anyhow::Result<Running> {
+    let reached = lab.path(host, "/run/verbatim/faults.reached")?;
+    // Of a move before.
+    let (Ok(()) | Err(_)) = std::fs::remove_file(&reached);
     lab.order_faults(host, &format!("{point} hang\n"))?;
     let migrate = lab.verbatim(&["migrate", NAME, "--to", "dst", "--json"])?;
-    let reached = lab.path(host, "/run/verbatim/faults.reached")?;
     eventually(point, LIMIT, || {
         let text = std::fs::read_to_string(&reached).unwrap_or_default();
         Ok(text.contains(point).then_some(()))
@@ -151,7 +152,6 @@ fn settings(lab: &TestLab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Another QEMU that writes to an image, until this is dropped.
 /// Takes a shared lock of an open file (`F_OFD_SETLK`) on all of an image, and waits.
 const SHARED: &str = "import fcntl, struct, sys
 file = open(sys.argv[1], 'rb')
@@ -165,8 +165,14 @@ struct Writer {
 }
 
 impl Writer {
+    /// Another QEMU that writes to an image, and lets others do that, too.
     fn to(image: &Path) -> anyhow::Result<Self> {
         Self::of(Command::new("qemu-io").args(["-f", "raw"]).arg(image))
+    }
+
+    /// One that reads all of an image, and denies everything to others.
+    fn denies(image: &Path) -> anyhow::Result<Self> {
+        Self::of(Command::new("python3").args(["-c", SHARED]).arg(image))
     }
 
     /// A program that locks an image until its standard input ends.
@@ -196,16 +202,52 @@ impl Drop for Writer {
     }
 }
 
+/// Has a QEMU that has loaded its guest let go of its images, as somebody could who has a monitor of it: by a migration of its own, which ends well.
+fn has_let_go(lab: &TestLab, host: &str) -> anyhow::Result<()> {
+    let pid = std::fs::read_to_string(lab.path(host, "/run/verbatim/bundles/guest/init.pid")?)?;
+    let own = format!("/proc/{}/root/tmp", pid.trim());
+    let sink = std::os::unix::net::UnixListener::bind(lab.path(host, &format!("{own}/sink"))?)?;
+    let taker = std::thread::spawn(move || {
+        let (mut stream, _) = sink.accept()?;
+        std::io::copy(&mut stream, &mut std::io::sink())
+    });
+    let socket = format!("{own}/own.qmp");
+    let commands = [
+        (
+            "migrate-set-capabilities",
+            json!({"capabilities": [{"capability": "pause-before-switchover", "state": false}]}),
+        ),
+        ("migrate", json!({"uri": "unix:/tmp/sink"})),
+    ];
+    ask(lab, host, &socket, &commands)?;
+    eventually("a migration that has ended", LIMIT, || {
+        let answers = ask(lab, host, &socket, &[("query-migrate", json!({}))])?;
+        Ok((answers[0]["status"] == "completed").then_some(()))
+    })?;
+    let taken = taker
+        .join()
+        .map_err(|_| anyhow::anyhow!("who takes it panicked"))?;
+    ensure!(taken? > 0, "nothing was sent");
+    Ok(())
+}
+
 /// QEMU at the destination does not let the guest run after the decision. The source hears of the decision all the same, the guest is listed with the reason,
 /// and nobody is talked into letting it run twice.
 fn stands_still(lab: &TestLab) -> anyhow::Result<()> {
     let disk = Disk::new()?;
     let arguments = disk.arguments("threads");
-    let guest = Guest::start(lab, &arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
-    let migrate = waiting_at(lab, "dst", "destination-restore")?;
-    // The source has proved that nobody has a lock, QEMU there has not loaded the guest, and somebody takes one.
-    let writer = Writer::to(&disk.path())?;
-    lab.order_faults("dst", "destination-committed hang\n")?;
+    let monitor = [
+        "-chardev",
+        "socket,id=own,path=/tmp/own.qmp,server=on,wait=off",
+        "-mon",
+        "chardev=own,mode=control",
+    ];
+    let arguments = arguments.iter().map(String::as_str).chain(monitor);
+    let guest = Guest::start(lab, &arguments.collect::<Vec<_>>())?;
+    let migrate = waiting_at(lab, "dst", "destination-committed")?;
+    // Both hosts have found that nobody has a lock. QEMU there has the image, lets go of it, and somebody takes it.
+    has_let_go(lab, "dst")?;
+    let writer = Writer::denies(&disk.path())?;
     let session = eventually("a session in doubt", LIMIT, || {
         let sessions: Value = serde_json::from_str(&lab.ask(&["sessions", "--all", "--json"])?.stdout)?;
         let sessions = sessions.as_array().context("a list")?.iter();
@@ -252,13 +294,80 @@ fn stands_still(lab: &TestLab) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What takes a lock on an image where QEMU is about to load the guest keeps it where it is, whether that QEMU would say so (it is denied what it needs), or not.
+fn locked_there(lab: &TestLab) -> anyhow::Result<()> {
+    let disk = Disk::new()?;
+    let arguments = disk.arguments("threads");
+    let guest = Guest::start(lab, &arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
+    for locks in [Writer::denies, Writer::to] {
+        // The source has proved that nobody has one.
+        let migrate = waiting_at(lab, "dst", "destination-restore")?;
+        let other = locks(&disk.path())?;
+        lab.order_faults("dst", "")?;
+        let migration = Migration::of(&migrate.wait(LIMIT)?)?;
+        let disk = disk.path();
+        let disk = disk.to_str().context("a path in UTF-8")?;
+        migration.must_be_rolled_back(&["dst", "has a lock on", disk, "end that process"])?;
+        // The source's QEMU does not get its locks back before that process ends, either.
+        drop(other);
+        guest.counts_on()?;
+        eventually("a destination without leftovers", LIMIT, || {
+            Ok(left_behind(lab, "dst", NAME)?.is_empty().then_some(()))
+        })?;
+    }
+    guest.moves("dst")?;
+    guest.counts_on()
+}
+
+/// QEMU lets a guest run although it cannot deny its image to others: that is said as long as it is so.
+fn unprotected(lab: &TestLab) -> anyhow::Result<()> {
+    const SAID: &str = "is not locked against others";
+    let disk = Disk::new()?;
+    let arguments = disk.arguments("threads");
+    let guest = Guest::start(lab, &arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
+    // QEMU says a word of its own between the guest's.
+    let count = || -> anyhow::Result<u32> {
+        let said = guest.instance.output()?;
+        let lines = said.split_inclusive('\n');
+        counted(&lines.filter(|line| line.starts_with("tick ")).collect::<String>())
+    };
+    let counts_on = || -> anyhow::Result<()> {
+        let before = count()?;
+        eventually("a guest that counts", LIMIT, || {
+            Ok((count()? >= before + 20).then_some(()))
+        })
+    };
+    let migrate = waiting_at(lab, "dst", "destination-committed")?;
+    // QEMU there uses the image, and denies it to nobody before the guest runs.
+    let other = Writer::to(&disk.path())?;
+    lab.order_faults("dst", "")?;
+    Migration::of(&migrate.wait(LIMIT)?)?.must_be_committed()?;
+    counts_on()?;
+    let is_said = || {
+        let troubles = guest.instance.row()?.troubles.join("; ");
+        let names_it = troubles.contains(&disk.path().display().to_string());
+        Ok((troubles.contains(SAID) && names_it).then_some(()))
+    };
+    eventually("an image that is said not to be locked", LIMIT, is_said)?;
+    lab.restart("dst", "agent")?;
+    eventually("an agent that says so, too", LIMIT, is_said)?;
+    // QEMU does not try it again.
+    drop(other);
+    eventually("that it is still said", LIMIT, is_said)?;
+    guest.moves("src")?;
+    counts_on()?;
+    let troubles = guest.instance.row()?.troubles;
+    ensure!(troubles.is_empty(), "{troubles:?}");
+    Ok(())
+}
+
 /// What has a lock on an image keeps a virtual machine where it is.
 fn locked(lab: &TestLab) -> anyhow::Result<()> {
     let disk = Disk::new()?;
     let arguments = disk.arguments("threads");
     let guest = Guest::start(lab, &arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
     // QEMU has its locks together with others. A lock of an open file is seen from each PID namespace, that of a process is not.
-    let reader = Writer::of(Command::new("python3").args(["-c", SHARED]).arg(disk.path()))?;
+    let reader = Writer::denies(&disk.path())?;
     let said = blockers(lab)?;
     ensure!(
         said.contains("has a lock on") && said.contains("end that process"),

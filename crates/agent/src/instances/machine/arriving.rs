@@ -19,7 +19,7 @@ use verbatim_vm::{Error, Incoming, Machine, PostCopy};
 use super::guest::{Guest, Owned};
 use super::leaving::{DEVICES, RAN, read_ran};
 use super::qemu::{connect, last_words};
-use super::{domain, make_ram, post_copy, settings, standing};
+use super::{domain, locks, make_ram, post_copy, settings, standing};
 use crate::beneath;
 use crate::instances::home::{Home, Paths};
 use crate::instances::start;
@@ -152,6 +152,7 @@ impl Arriving {
                 loaded => loaded?,
             }
             given.context("QEMU does not take the devices' state")?;
+            locks::must_be_free(&place.paths, &machine)?;
             Ok(ran)
         };
         match loaded.await {

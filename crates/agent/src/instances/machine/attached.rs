@@ -124,14 +124,7 @@ impl Attached {
 
     /// That of an instance; `None` of one that was started by us.
     pub fn of(paths: &Paths) -> anyhow::Result<Option<Self>> {
-        let path = paths.work.join(FILE);
-        match std::fs::read(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            text => text
-                .and_then(|text| Ok(serde_json::from_slice(&text)?))
-                .map(Some)
-                .with_context(|| format!("{} does not say which QEMU it is", path.display())),
-        }
+        whole::read_json(&paths.work.join(FILE), "which QEMU it is")
     }
 
     /// Counts it among the tasks of a container that runs. That is written down before: it must not end with the container if this agent dies

@@ -83,14 +83,7 @@ pub async fn start(domain: &Domain, ram: u64, tasks: &Tasks, paths: &Paths) -> a
 
 /// The one that was started here, and of which it is not decided that its guest runs here.
 fn arriving(paths: &Paths) -> anyhow::Result<Option<Domain>> {
-    let path = paths.work.join(ARRIVING);
-    match std::fs::read(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        text => text
-            .and_then(|text| Ok(serde_json::from_slice(&text)?))
-            .map(Some)
-            .with_context(|| format!("{} does not say which domain it is", path.display())),
-    }
+    whole::read_json(&paths.work.join(ARRIVING), "which domain it is")
 }
 
 /// Whether there is such a one, or may be.

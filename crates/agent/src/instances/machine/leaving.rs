@@ -18,7 +18,7 @@ use verbatim_vm::{Carried, Machine, Outgoing, Rounds};
 
 use super::guest::Guest;
 use super::qemu::{carried, connect};
-use super::{domain, fits, settings, standing};
+use super::{domain, fits, locks, settings, standing};
 use crate::agent::Shared;
 use crate::instances::home::Paths;
 use crate::instances::{Instance, State};
@@ -138,6 +138,7 @@ impl Stopped {
     pub async fn hand_over(&mut self) -> anyhow::Result<()> {
         self.outgoing.hand_over().await?;
         self.outgoing.has_let_go()?;
+        locks::send(&self.paths, &self.outgoing.held())?;
         let state = self
             .state
             .take()
@@ -216,13 +217,7 @@ pub(super) fn read_ran(path: &Path, text: io::Result<Vec<u8>>) -> anyhow::Result
 
 /// The guest is as it was: what was of this move is not of the next.
 pub(super) fn forget_ran(paths: &Paths) -> anyhow::Result<()> {
-    let path = paths.work.join(RAN);
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", path.display()))
-        }
-        _ => Ok(()),
-    }
+    whole::remove(&paths.work.join(RAN))
 }
 
 /// What [`Stopped::abort`] does, where that has failed, or the agent has died with it: QEMU is asked again until it lets the guest go on, or

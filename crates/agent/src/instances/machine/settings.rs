@@ -5,64 +5,51 @@
 //!  images/NAME/settings  sent along: the machine that arrives gets the settings of its source
 //! ```
 
-use std::io::{self, Read};
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
 use rustix::fs::OFlags;
+use serde::de::DeserializeOwned;
 use verbatim_vm::{Error, Machine, Settings};
 
 use crate::beneath;
 use crate::instances::home::Paths;
+use crate::whole;
 
 const FILE: &str = "settings";
 
-/// Limit of the file, which has a few hundred bytes.
-const LONGEST: u64 = 64 << 10;
+/// Such a record is some hundred bytes long, or some thousand for a machine with many disks.
+const LONGEST: u64 = 256 << 10;
 
 /// Notes them, before anything is changed.
 pub(super) fn note(paths: &Paths, settings: &Settings) -> anyhow::Result<()> {
     for folder in [&paths.work, &paths.images] {
-        write(folder, FILE, &serde_json::to_vec(settings)?)?;
+        whole::write_json(&folder.join(FILE), settings)?;
     }
     Ok(())
 }
 
-/// Writes a file atomically.
-pub(super) fn write(folder: &Path, name: &str, content: &[u8]) -> anyhow::Result<()> {
-    let (written, path) = (folder.join(format!(".{name}")), folder.join(name));
-    std::fs::write(&written, content)
-        .and_then(|()| std::fs::rename(&written, &path))
-        .with_context(|| format!("cannot write {}", path.display()))
+/// Those of one that arrives: its source's, or its QEMU's own if the source's agent is an earlier one and has sent none.
+pub(super) fn arrive(paths: &Paths, own: &Settings) -> anyhow::Result<()> {
+    let sent = arrived(paths, FILE).context("how QEMU was set at the source is damaged")?;
+    whole::write_json(&paths.work.join(FILE), sent.as_ref().unwrap_or(own))
 }
 
-/// Notes those of a machine that arrives: its source's, or its QEMU's own if the source's agent is of an
-/// earlier release and has sent none.
-pub(super) fn arrive(paths: &Paths, own: &Settings) -> anyhow::Result<()> {
-    let sent = beneath::open(&paths.images, Path::new(FILE), OFlags::RDONLY)?;
-    let sent = sent.map(|file| {
-        let mut text = Vec::new();
-        file.take(LONGEST).read_to_end(&mut text)?;
-        Ok::<Settings, io::Error>(serde_json::from_slice(&text)?)
-    });
-    let settings = sent
-        .transpose()
-        .context("how QEMU was set at the source is damaged")?;
-    let settings = settings.as_ref().unwrap_or(own);
-    write(&paths.work, FILE, &serde_json::to_vec(settings)?)
+/// What the source has sent of a guest that arrives, as JSON; `None`: it has sent nothing of the kind.
+pub(super) fn arrived<T: DeserializeOwned>(paths: &Paths, name: &str) -> anyhow::Result<Option<T>> {
+    let Some(file) = beneath::open(&paths.images, Path::new(name), OFlags::RDONLY)? else {
+        return Ok(None);
+    };
+    let mut text = Vec::new();
+    file.take(LONGEST).read_to_end(&mut text)?;
+    Ok(Some(serde_json::from_slice(&text)?))
 }
 
 /// The settings to put back; `None`: they are as before.
 pub(super) fn noted(paths: &Paths) -> anyhow::Result<Option<Settings>> {
-    let path = paths.work.join(FILE);
-    match std::fs::read(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        text => text
-            .and_then(|text| Ok(serde_json::from_slice(&text)?))
-            .map(Some)
-            .with_context(|| format!("{} does not say how QEMU was set", path.display())),
-    }
+    whole::read_json(&paths.work.join(FILE), "how QEMU was set")
 }
 
 /// Puts the settings back in the background. If that fails it is done before the next move, or by the next
@@ -93,16 +80,6 @@ pub(super) async fn put_back(paths: &Paths, machine: &Machine) -> anyhow::Result
         }
         other => other?,
     }
-    forget(paths)
-}
-
-/// Removes the note.
-fn forget(paths: &Paths) -> anyhow::Result<()> {
-    let path = paths.work.join(FILE);
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", path.display()))
-        }
-        _ => Ok(()),
-    }
+    // It is so again.
+    whole::remove(&paths.work.join(FILE))
 }

@@ -5,7 +5,6 @@
 //! refuses, the guest stands still, and `verbatim ps` shows the reason. The operator removes that reason, and
 //! then starts the next move or the agent, or lets the guest run in QEMU's monitor.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,8 +13,9 @@ use tokio::time::Instant;
 use verbatim_vm::{Error, Machine};
 
 use super::qemu::connect;
-use super::{domain, leaving, settings};
+use super::{domain, leaving, locks, settings};
 use crate::instances::home::Paths;
+use crate::whole;
 
 /// File with the reason, in the folder of CRIU's logs.
 const FILE: &str = "stands";
@@ -32,6 +32,7 @@ pub(super) async fn let_run(paths: &Paths, machine: &Arc<Machine>, runs: bool) -
     if runs {
         machine.go_on().await?;
         machine.announce().await?;
+        locks::say_unprotected(paths, machine);
     }
     is_well(paths, machine).await
 }
@@ -114,7 +115,7 @@ fn is_there(init_pid: i32) -> bool {
 }
 
 fn say(paths: &Paths, why: &str) {
-    if let Err(error) = settings::write(&paths.work, FILE, why.as_bytes()) {
+    if let Err(error) = whole::write(&paths.work.join(FILE), why.as_bytes()) {
         tracing::warn!(
             error = format!("{error:#}"),
             "why a guest stands still is not shown"
@@ -148,11 +149,5 @@ pub(super) async fn may_have_been_mended(paths: &Paths, init_pid: i32) -> anyhow
 }
 
 fn forget(paths: &Paths) -> anyhow::Result<()> {
-    let path = paths.work.join(FILE);
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", path.display()))
-        }
-        _ => Ok(()),
-    }
+    whole::remove(&paths.work.join(FILE))
 }

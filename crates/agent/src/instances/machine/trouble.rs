@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
-use super::{leaving, qemu, standing};
+use super::{leaving, locks, qemu, standing};
 use crate::instances::Instance;
 
 /// Limit for QEMU's answer.
@@ -47,7 +47,11 @@ pub async fn of(instance: &Instance, asks: bool) -> Vec<String> {
     }
     let asked = async {
         let machine = qemu::connect(paths, instance.init_pid()).await?;
-        anyhow::Ok(machine.troubles().await?)
+        let mut troubles = machine.troubles().await?;
+        if machine.status().await?.running {
+            troubles.extend(locks::unprotected(paths, &machine)?);
+        }
+        anyhow::Ok(troubles)
     };
     let troubles = match timeout(LIMIT, asked).await {
         Ok(Ok(troubles)) => troubles,
