@@ -2,6 +2,7 @@
 
 mod data;
 mod deciding;
+mod devices;
 mod keeping;
 mod lent;
 mod listeners;
@@ -36,6 +37,7 @@ use crate::transport::{Rnic, Wanted};
 use crate::vhost_user;
 use crate::volume::Volume;
 use data::keep_private;
+pub use devices::{end_all_waiting, end_waiting};
 use lent::Lent;
 use orders::has_ended;
 use together::Following;
@@ -118,6 +120,8 @@ struct State {
     incoming: Option<Arc<Incoming>>,
     /// While it is a block device of this machine.
     device: Option<Device>,
+    /// What has become of one that was lost.
+    lost_device: Option<String>,
     /// While virtual machines are taken by vhost-user-blk.
     vhost_user: Option<vhost_user::Server>,
     /// The instance that has it for itself, as a device or as a disk of its virtual machine.
@@ -157,6 +161,8 @@ struct Daemon {
     /// A number of this process.
     incarnation: u128,
     entries: Mutex<BTreeMap<String, Arc<Entry>>>,
+    /// Somebody has said that it is to end.
+    is_over: tokio::sync::Notify,
 }
 
 /// Runs until it is told to stop, by SIGTERM or SIGINT.
@@ -184,6 +190,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         hosts,
         incarnation: rand::random(),
         entries: Mutex::default(),
+        is_over: tokio::sync::Notify::new(),
         config,
     });
     for name in Folder::names(&daemon.config.state_dir)? {
@@ -192,7 +199,10 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         // One that fails leaves the others alone.
         daemon.take_up(&entry, &mut state);
     }
-    listeners::run(daemon).await
+    daemon.end_strange_devices().await?;
+    listeners::run(daemon.clone()).await?;
+    daemon.hand_over().await;
+    Ok(())
 }
 
 /// Two daemons with the same volumes would be two copies.
@@ -243,7 +253,7 @@ impl Daemon {
     fn serve(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) -> anyhow::Result<()> {
         self.claim_data(entry, state)?;
         let Some(sidecar) = state.sidecar.as_ref().filter(|sidecar| sidecar.may_serve()) else {
-            return Ok(());
+            return self.find_promised_device(entry, state);
         };
         let length = sidecar.length;
         self.open(entry, state, length)?;
@@ -267,7 +277,7 @@ impl Daemon {
         if let (Some(lent), Some(volume)) = (&state.lent, &state.volume) {
             lent.serve(volume);
         }
-        Ok(())
+        self.find_device(entry, state)
     }
 
     /// Has a volume of its data, which are open.
@@ -321,7 +331,7 @@ impl Daemon {
                 volume.in_flight()
             )
         });
-        let trouble = state.alarm.clone().or(closing);
+        let trouble = state.alarm.clone().or(state.lost_device.clone()).or(closing);
         let socket = self.config.nbd_socket(&entry.name);
         let uri = format!("nbd+unix:///{}?socket={}", entry.name, socket.display());
         let migration = state.volume.as_ref().and_then(|volume| volume.migration());

@@ -35,6 +35,8 @@ pub enum Point {
     Again,
     /// A volume has grown, durably, and nobody was told.
     Grown,
+    /// A volume is about to become a block device.
+    Device,
 }
 
 /// All of them.
@@ -64,6 +66,8 @@ pub enum Fault {
     None,
     /// At [`Point::Fetched`]: the chunk is damaged.
     Damage,
+    /// At [`Point::Device`]: the kernel is one that does not send requests again.
+    NoResend,
 }
 
 /// What is called at each.

@@ -15,7 +15,7 @@
 //! - [`folder`]: what is on the disk of a volume, and how it is replaced.
 //! - [`nbd`]: the protocol, and its servers: by threads for clients on this machine, by tasks for those that come by TLS.
 //! - `vhost_user`: a volume as the disk of a virtual machine, out of whose memory requests are taken.
-//! - `device`: a volume as a block device of this machine, by FUSE and a loop device.
+//! - `device`: a volume as a block device of this machine, by FUSE and a loop device, which outlives the daemon.
 //! - `callers`: how many may be connected, and how long each may take to say who it is. `room`: how much of clients is under way.
 //! - `own_thread`: connections between daemons have a thread each; `background`: those for what is copied yield to tenants'.
 //! - [`peer`]: the two sides of a move; [`transport`]: whether chunks go by RDMA; [`wire`]: what they say to each other.
@@ -48,6 +48,6 @@ mod volume;
 pub mod wire;
 mod words;
 
-pub use daemon::{Config, run};
+pub use daemon::{Config, end_waiting, run};
 pub use tls::Hosts;
 pub use volume::Volume;
