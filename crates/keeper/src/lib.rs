@@ -16,6 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use serde::{Deserialize, Serialize};
@@ -87,6 +88,15 @@ impl Keeper {
     /// The one that listens there, if there is one.
     pub fn find(path: &Path) -> Option<Self> {
         let socket = Socket::connect(path).ok()?;
+        Some(Self {
+            socket,
+            path: path.to_owned(),
+        })
+    }
+
+    /// The same; it is waited for so long at most, now and at each order: it serves one daemon at a time.
+    pub fn find_within(path: &Path, limit: Duration) -> Option<Self> {
+        let socket = Socket::connect_within(path, Some(limit)).ok()?;
         Some(Self {
             socket,
             path: path.to_owned(),

@@ -229,7 +229,7 @@ impl Lab {
         };
         let paths = entries.flatten().map(|entry| entry.path());
         for path in paths.filter(|path| path.extension().is_some_and(|kind| kind == "keeper")) {
-            if let Some(keeper) = verbatim_keeper::Keeper::find(&path) {
+            if let Some(keeper) = verbatim_keeper::Keeper::find_within(&path, SERVICE_TIMEOUT) {
                 keeper.end();
             }
         }

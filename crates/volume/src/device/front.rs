@@ -215,6 +215,7 @@ impl Front {
         let mut events = Vec::with_capacity(2);
         while !self.is_stopped.load(Ordering::SeqCst) {
             match rustix::io::read(channel, &mut bytes) {
+                Ok(0) => return Ok(()),
                 Ok(length) => self.take(&bytes[..length], channel),
                 Err(Errno::AGAIN) => {
                     events.clear();
@@ -376,5 +377,146 @@ pub fn answer(fuse: impl AsFd, unique: u64, answer: Result<&[u8], i32>) {
     match rustix::io::writev(fuse, &[IoSlice::new(&header), IoSlice::new(body)]) {
         Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::PERM) => {}
         Err(error) => tracing::error!("the kernel does not take an answer of {} bytes: {error}", body.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+    use crate::disk::Disks;
+    use crate::store::Store;
+
+    const AGAIN: u64 = 1 << 63;
+
+    /// A write as the kernel sends it.
+    fn write(unique: u64, offset: u64, data: &[u8]) -> Vec<u8> {
+        let mut body = vec![0; 40];
+        body[8..16].copy_from_slice(&offset.to_ne_bytes());
+        body[16..20].copy_from_slice(&(data.len() as u32).to_ne_bytes());
+        body.extend(data);
+        let mut bytes = ((40 + body.len()) as u32).to_ne_bytes().to_vec();
+        bytes.extend(16u32.to_ne_bytes());
+        bytes.extend(unique.to_ne_bytes());
+        bytes.resize(40, 0);
+        bytes.extend(body);
+        bytes
+    }
+
+    struct World {
+        _folder: tempfile::TempDir,
+        volume: Arc<Volume>,
+        front: Arc<Front>,
+        kernel: OwnedFd,
+        channel: Arc<OwnedFd>,
+    }
+
+    fn world() -> World {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::new_file(&folder.path().join("data"), 1 << 20).expect("made");
+        let volume = Volume::new(store, 1 << 20, Disks::new(4), crate::faults::none);
+        let flags = SocketFlags::CLOEXEC;
+        let (kernel, channel) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("sockets");
+        rustix::io::ioctl_fionbio(&channel, true).expect("set");
+        World {
+            _folder: folder,
+            front: Front::new(&volume, false).expect("made"),
+            volume,
+            kernel,
+            channel: Arc::new(channel),
+        }
+    }
+
+    impl World {
+        /// The number of the next answer, and its error.
+        fn answer(&self) -> (u64, i32) {
+            let mut bytes = [0; 64];
+            let length = rustix::io::read(&self.kernel, &mut bytes).expect("an answer");
+            assert!(length >= 16, "{length}");
+            let error = i32::from_ne_bytes(bytes[4..8].try_into().expect("four"));
+            (u64::from_ne_bytes(bytes[8..16].try_into().expect("eight")), error)
+        }
+
+        fn content(&self) -> Vec<u8> {
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let reply = Box::new(move |result| sender.send(result).expect("the test waits"));
+            let extent = Extent {
+                offset: 0,
+                length: 1536,
+            };
+            self.volume.request(Wanted::Read, extent, false, reply);
+            receiver.recv().expect("an answer").expect("read")
+        }
+    }
+
+    #[test]
+    fn what_comes_again_is_carried_out_in_the_order_of_its_numbers() {
+        let world = world();
+        // The kernel has them in any order; the last one is new.
+        let sent = [
+            write(AGAIN | 8, 512, &[8; 512]),
+            write(AGAIN | 4, 0, &[4; 1024]),
+            write(AGAIN | 6, 0, &[6; 1024]),
+            write(10, 1024, &[10; 512]),
+        ];
+        for bytes in &sent {
+            rustix::io::write(&world.kernel, bytes).expect("sent");
+        }
+        world.front.go_on(vec![world.channel.clone()], || {}).expect("it goes on");
+        let mut answers: Vec<_> = sent.iter().map(|_| world.answer()).collect();
+        let order: Vec<_> = answers.iter().map(|(unique, _)| *unique).filter(|unique| *unique != 10).collect();
+        assert_eq!(order, [AGAIN | 4, AGAIN | 6, AGAIN | 8]);
+        answers.sort_unstable();
+        assert!(answers.iter().all(|(_, error)| *error == 0), "{answers:?}");
+        assert_eq!(world.content(), [vec![6; 512], vec![8; 512], vec![10; 512]].concat());
+        assert_eq!((world.front.counts().changes, world.front.counts().again), (4, 3));
+        world.front.stop();
+        assert_eq!(world.front.idle(Instant::now() + Duration::from_secs(60)), 0);
+    }
+
+    #[test]
+    fn a_change_that_overlaps_one_without_an_answer_is_not_begun() {
+        let world = world();
+        let answering = |unique| Answering {
+            channel: world.channel.clone(),
+            unique,
+        };
+        let extent = |offset| Extent { offset, length: 1024 };
+        {
+            let mut work = world.front.lock();
+            work.unanswered = 1;
+            work.changes.push((2, extent(0)));
+        }
+        let data = |byte: u8| Wanted::Write(Arc::new(vec![byte; 1024]));
+        world.front.change(answering(4), extent(512), data(4), false);
+        // It overlaps only what waits.
+        world.front.change(answering(6), extent(1024), data(6), false);
+        world.front.change(answering(8), extent(8192), data(8), false);
+        assert_eq!(world.answer(), (8, 0));
+        assert_eq!(world.content()[512..], [0; 1024]);
+        world.front.answered(&answering(2));
+        assert_eq!((world.answer(), world.answer()), ((4, 0), (6, 0)));
+        assert_eq!(world.content()[512..], [vec![4; 512], vec![6; 512]].concat());
+        assert_eq!(world.front.idle(Instant::now() + Duration::from_secs(60)), 0);
+    }
+
+    #[test]
+    fn one_that_is_stopped_takes_nothing_and_leaves_it_where_it_is() {
+        let world = world();
+        world.front.start(vec![world.channel.clone()]).expect("it starts");
+        rustix::io::write(&world.kernel, &write(2, 0, &[2; 512])).expect("sent");
+        assert_eq!(world.answer(), (2, 0));
+        world.front.stop();
+        assert_eq!(world.front.idle(Instant::now() + Duration::from_secs(60)), 0);
+        rustix::io::write(&world.kernel, &write(4, 0, &[4; 512])).expect("sent");
+        let next = Front::new(&world.volume, false).expect("made");
+        next.go_on(vec![world.channel.clone()], || {}).expect("it goes on");
+        assert_eq!(world.answer(), (4, 0));
+        assert_eq!((next.counts().changes, next.counts().again), (1, 0));
+        next.stop();
     }
 }

@@ -25,6 +25,9 @@ const OWN_PROGRAM: &str = "/proc/self/exe";
 /// A keeper that cannot be started is tried again after this time.
 const AGAIN: Duration = Duration::from_secs(5);
 
+/// So long a keeper may take for an order: it is idle, unless another process has it.
+const ANSWER: Duration = Duration::from_secs(10);
+
 /// What is known of a device by the daemon that comes next. It grows by fields with defaults.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Label {
@@ -96,7 +99,7 @@ impl Places {
         if !self.socket.exists() {
             return Ok(Left::Nothing);
         }
-        let Some(keeper) = Keeper::find(&self.socket) else {
+        let Some(keeper) = Keeper::find_within(&self.socket, ANSWER) else {
             return Ok(match std::fs::read(&self.note) {
                 // It has never come to be a device.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => Left::Nothing,
@@ -125,7 +128,7 @@ impl Places {
 
     /// Lets go of what there is, and forgets it.
     pub fn clear(&self) {
-        match Keeper::find(&self.socket) {
+        match Keeper::find_within(&self.socket, ANSWER) {
             Some(keeper) => keeper.end(),
             None => drop(std::fs::remove_file(&self.socket)),
         }
