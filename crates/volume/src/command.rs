@@ -106,10 +106,11 @@ pub enum VolumeCommand {
         #[command(flatten)]
         common: Common,
     },
-    /// End the daemon for good. SIGTERM ends it for a restart: block devices stay, and whoever uses them waits for the next daemon. After this command nothing is
-    /// left of them. Where no daemon runs, devices that wait for one are let go.
+    /// End the daemon for good. SIGTERM ends it for a restart: block devices stay, and whoever uses them waits for the next daemon. After this
+    /// command nothing is left of them. Where no daemon runs, devices that wait for one are let go.
     #[command(
-        after_help = "Example:\n  umount /srv/db && verbatim volume stop\n\nExit status: 0 no daemon, device or keeper is left, 1 a device is in use, and nothing was done."
+        after_help = "Example:\n  umount /srv/db && verbatim volume stop\n\nExit status: 0 no daemon, device or keeper is left, 1 a device is in \
+                      use, and nothing was done."
     )]
     Stop {
         /// Also if something uses a device: that gets I/O errors.

@@ -58,14 +58,14 @@ impl Daemon {
 
     /// A copy that waits for its session has the device that an instance was lent here: that goes on, too.
     pub(super) fn find_promised_device(&self, entry: &Entry, state: &mut State) -> anyhow::Result<()> {
-        let Some(sidecar) = &state.sidecar else {
-            return Ok(());
-        };
-        if matches!(sidecar.role, Role::Ready { .. }) && self.places(&entry.name).is_any() {
-            self.open(entry, state, sidecar.length)?;
-            self.find_device(entry, state)?;
+        let promised = state.sidecar.as_ref().filter(|here| matches!(here.role, Role::Ready { .. }));
+        match promised.map(|sidecar| sidecar.length) {
+            Some(length) if self.places(&entry.name).is_any() => {
+                self.open(entry, state, length)?;
+                self.find_device(entry, state)
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// The device that an earlier daemon has made goes on, if it is this volume's, which is served.

@@ -324,7 +324,7 @@ mod tests {
         std::fs::create_dir(folder.path().join("volumes")).expect("a folder");
         let places = Places::new(folder.path(), "db");
         assert!(matches!(places.find().expect("found"), Left::Nothing));
-        drop(verbatim_seqpacket::Listener::bind(&places.socket).expect("a socket"));
+        drop(std::os::unix::net::UnixListener::bind(&places.socket).expect("a socket"));
         assert!(matches!(places.find().expect("found"), Left::Nothing));
         std::fs::write(&places.note, serde_json::to_vec(&label()).expect("text")).expect("written");
         let Left::Lost(Some(lost)) = places.find().expect("found") else {
