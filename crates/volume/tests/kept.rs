@@ -142,11 +142,14 @@ fn a_restart_is_not_noticed_on_a_device_and_each_request_is_carried_out_once() {
         lab.start(0, None);
     }
     writer.writes(100);
-    let ((), written) = writer.ends().unwrap_or_else(|error| panic!("{error:?}\n{}", lab.logs()));
+    let ((), written) = writer
+        .ends()
+        .unwrap_or_else(|error| panic!("{error:?}\n{}", lab.logs()));
     let mut page = Page::new();
     let file = direct(&device);
     for number in written - 64..written {
-        file.read_exact_at(page.bytes(), number % 64 * BLOCK as u64).expect("read");
+        file.read_exact_at(page.bytes(), number % 64 * BLOCK as u64)
+            .expect("read");
         assert_eq!(page.bytes(), content(number), "{number}");
     }
     drop(file);
@@ -184,7 +187,10 @@ fn a_file_system_whose_daemon_is_killed_twenty_times_has_all_that_was_synced() {
         std::thread::sleep(Duration::from_micros(rand::random::<u64>() % 60_000));
         lab.kill(0);
         lab.start(0, None);
-        assert_eq!(lab.status(0, "db").expect("it is there")["device"], device.as_str());
+        assert_eq!(
+            lab.status(0, "db").expect("it is there")["device"],
+            device.as_str()
+        );
         writer.writes(2);
     }
     let synced = match writer.ends() {
@@ -199,7 +205,11 @@ fn a_file_system_whose_daemon_is_killed_twenty_times_has_all_that_was_synced() {
     let mounted = Mounted::new(&device);
     let new_path = |path: &PathBuf| mounted.path().join(path.file_name().expect("a name"));
     for (path, text) in &synced {
-        assert!(std::fs::read(new_path(path)).expect("read") == *text, "{}", path.display());
+        assert!(
+            std::fs::read(new_path(path)).expect("read") == *text,
+            "{}",
+            path.display()
+        );
     }
     drop(mounted);
     let again = said(&lab.log(0), "requests came again");
@@ -233,20 +243,26 @@ fn a_device_whose_keeper_is_killed_with_the_daemon_gives_errors_and_is_told_of()
     make_file_system(&device);
     let mounted = Mounted::new(&device);
     std::fs::write(mounted.file(), b"before").expect("written");
-    File::open(mounted.file()).and_then(|file| file.sync_all()).expect("synced");
+    File::open(mounted.file())
+        .and_then(|file| file.sync_all())
+        .expect("synced");
 
     // A keeper alone is followed by another one.
     let [first] = keepers_of(lab.process(0))[..] else {
         panic!("not one keeper\n{}", lab.logs())
     };
     kill_process(first, Signal::KILL).expect("it is there");
-    until("there is another keeper", || lab.log(0).contains("there is another one"));
+    until("there is another keeper", || {
+        lab.log(0).contains("there is another one")
+    });
     assert!(!keepers_of(lab.process(0)).contains(&first));
     lab.kill(0);
     lab.start(0, None);
     assert_eq!(lab.order(0, &["attach", "db", "--device"]), device);
     std::fs::write(mounted.path().join("second"), b"after").expect("written");
-    File::open(mounted.path().join("second")).and_then(|file| file.sync_all()).expect("synced");
+    File::open(mounted.path().join("second"))
+        .and_then(|file| file.sync_all())
+        .expect("synced");
 
     // Both: it is lost.
     let path = lab.keepers(0).remove(0);
@@ -268,18 +284,24 @@ fn a_device_whose_keeper_is_killed_with_the_daemon_gives_errors_and_is_told_of()
     assert!(lab.status(0, "db").expect("it is there")["trouble"].is_null());
     let mounted = Mounted::new(&device);
     assert_eq!(std::fs::read(mounted.file()).expect("read"), b"before");
-    assert_eq!(std::fs::read(mounted.path().join("second")).expect("read"), b"after");
+    assert_eq!(
+        std::fs::read(mounted.path().join("second")).expect("read"),
+        b"after"
+    );
 }
 
 /// The process that listens at a path.
 fn keeper_at(path: &Path) -> Pid {
     let table = std::fs::read_to_string("/proc/net/unix").expect("it is there");
     let ending = path.to_string_lossy();
-    let inode = table.lines().filter(|line| line.ends_with(&*ending)).find_map(|line| {
-        let fields: Vec<_> = line.split_whitespace().collect();
-        // It listens (`__SO_ACCEPTCON`).
-        (fields[3] == "00010000").then(|| fields[6].to_owned())
-    });
+    let inode = table
+        .lines()
+        .filter(|line| line.ends_with(&*ending))
+        .find_map(|line| {
+            let fields: Vec<_> = line.split_whitespace().collect();
+            // It listens (`__SO_ACCEPTCON`).
+            (fields[3] == "00010000").then(|| fields[6].to_owned())
+        });
     let inode = inode.expect("it listens");
     let entries = std::fs::read_dir("/proc").expect("it is there").flatten();
     let is_it = |entry: &std::fs::DirEntry| {
@@ -303,7 +325,10 @@ fn a_daemon_that_ends_for_good_leaves_nothing() {
         std::fs::write(mounted.file(), b"kept").expect("written");
         let refused = lab.try_order(0, &["stop"]);
         let why = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert!(!refused.status.success() && why.contains("in use as /dev/loop"), "{why}");
+        assert!(
+            !refused.status.success() && why.contains("in use as /dev/loop"),
+            "{why}"
+        );
         std::fs::write(mounted.path().join("after"), b"it goes on").expect("written");
     }
     lab.order(0, &["stop"]);
@@ -318,7 +343,10 @@ fn a_daemon_that_ends_for_good_leaves_nothing() {
     lab.kill(0);
     let refused = lab.try_order(0, &["stop"]);
     let why = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && why.contains("in use as /dev/loop"), "{why}");
+    assert!(
+        !refused.status.success() && why.contains("in use as /dev/loop"),
+        "{why}"
+    );
     lab.order(0, &["stop", "--force"]);
     assert!(lab.keepers(0).is_empty());
     drop(mounted);
@@ -337,7 +365,10 @@ fn a_device_of_a_volume_that_is_gone_is_let_go_by_the_next_daemon() {
     lab.start(0, None);
     until("the device goes", || backing(&device).is_none());
     let log = lab.log(0);
-    assert!(log.contains("there is no such volume any more") && log.contains(&device), "{log}");
+    assert!(
+        log.contains("there is no such volume any more") && log.contains(&device),
+        "{log}"
+    );
     assert!(lab.keepers(0).is_empty());
     lab.order(0, &["create", "db", "--size", "1M"]);
 }
@@ -359,7 +390,9 @@ fn a_kernel_that_sends_nothing_again_fails_what_was_under_way_and_nothing_else()
         lab.start(0, None);
     }
     writer.writes(50);
-    let (_, written) = writer.ends().unwrap_or_else(|error| panic!("{error:?}\n{}", lab.logs()));
+    let (_, written) = writer
+        .ends()
+        .unwrap_or_else(|error| panic!("{error:?}\n{}", lab.logs()));
     lab.end(0);
     let log = lab.log(0);
     assert_eq!(said(&log, "changes and").iter().sum::<u64>(), written, "{log}");
@@ -406,7 +439,11 @@ fn a_device_grows_with_its_volume_also_where_its_daemon_has_not_told_it() {
     let why = String::from_utf8_lossy(&odd.stderr).into_owned();
     assert!(!odd.status.success() && why.contains("whole sectors"), "{why}");
     // It may be busy at the moment.
-    until("it grows", || lab.try_order(0, &["resize", "db", "--size", "96M"]).status.success());
+    until("it grows", || {
+        lab.try_order(0, &["resize", "db", "--size", "96M"])
+            .status
+            .success()
+    });
     assert_eq!(length(&device), 96 << 20);
     run(Command::new("resize2fs").arg(&device));
     std::fs::write(mounted.path().join("large"), vec![7; 70 << 20]).expect("there is room");
@@ -422,7 +459,9 @@ fn a_device_grows_with_its_volume_also_where_its_daemon_has_not_told_it() {
     lab.ends(0);
     assert_eq!(length(&device), 96 << 20);
     lab.start(0, None);
-    until("the device has the volume's length", || length(&device) == 128 << 20);
+    until("the device has the volume's length", || {
+        length(&device) == 128 << 20
+    });
     run(Command::new("resize2fs").arg(&device));
     assert_eq!(std::fs::read(mounted.file()).expect("read"), b"kept");
     drop(mounted);

@@ -58,7 +58,10 @@ impl Daemon {
 
     /// A copy that waits for its session has the device that an instance was lent here: that goes on, too.
     pub(super) fn find_promised_device(&self, entry: &Entry, state: &mut State) -> anyhow::Result<()> {
-        let promised = state.sidecar.as_ref().filter(|here| matches!(here.role, Role::Ready { .. }));
+        let promised = state
+            .sidecar
+            .as_ref()
+            .filter(|here| matches!(here.role, Role::Ready { .. }));
         match promised.map(|sidecar| sidecar.length) {
             Some(length) if self.places(&entry.name).is_any() => {
                 self.open(entry, state, length)?;
@@ -87,9 +90,8 @@ impl Daemon {
                 let path = found.label.path.clone();
                 let holder = found.label.holder.clone();
                 let device = tokio::task::block_in_place(|| Device::go_on(volume, &places, found));
-                let device = device.with_context(|| {
-                    format!("{} waits, and does not go on", path.display())
-                })?;
+                let device =
+                    device.with_context(|| format!("{} waits, and does not go on", path.display()))?;
                 (state.device, state.lost_device) = (Some(device), None);
                 state.holder = holder.or(state.holder.take());
             }

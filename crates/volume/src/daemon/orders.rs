@@ -118,9 +118,10 @@ impl Daemon {
                     bail!("{name} cannot be served now: {why}; it will be when that ends");
                 }
                 if device {
-                    self.make_device(&entry, &mut state, false, None).with_context(|| {
-                        format!("{name} is attached, but cannot be a block device of this machine")
-                    })?;
+                    self.make_device(&entry, &mut state, false, None)
+                        .with_context(|| {
+                            format!("{name} is attached, but cannot be a block device of this machine")
+                        })?;
                 }
                 self.done(&entry, &state)
             }
@@ -437,7 +438,10 @@ impl Daemon {
         volume.has_grown();
         match &state.device {
             Some(device) => tokio::task::block_in_place(|| device.grow(length)).with_context(|| {
-                format!("{name} has {length} bytes now, but {} has not: resize it again", device.path().display())
+                format!(
+                    "{name} has {length} bytes now, but {} has not: resize it again",
+                    device.path().display()
+                )
             }),
             None => Ok(()),
         }

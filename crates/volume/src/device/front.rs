@@ -80,7 +80,8 @@ impl Work {
 
     /// The first that waits for nothing any more.
     fn next(&mut self) -> Option<Change> {
-        let index = (0..self.waiting.len()).find(|&index| !self.must_wait(self.waiting[index].extent, index))?;
+        let index =
+            (0..self.waiting.len()).find(|&index| !self.must_wait(self.waiting[index].extent, index))?;
         let change = self.waiting.remove(index)?;
         self.changes.push((change.to.unique, change.extent));
         Some(change)
@@ -139,7 +140,10 @@ impl Front {
         self.lock().readers += 1;
         let front = Reader(self.clone());
         std::thread::Builder::new().name("fuse".into()).spawn(move || {
-            let gone_on = front.0.take_again(&channels[0]).and_then(|()| front.0.start(channels));
+            let gone_on = front
+                .0
+                .take_again(&channels[0])
+                .and_then(|()| front.0.start(channels));
             drop(front);
             match gone_on {
                 Ok(()) => after(),
@@ -156,7 +160,9 @@ impl Front {
         while new.is_none() {
             match rustix::io::read(channel, &mut bytes) {
                 Ok(length) => match parse(&bytes[..length]) {
-                    Some(request) if request.is_again() => again.push((request.unique, bytes[..length].to_vec())),
+                    Some(request) if request.is_again() => {
+                        again.push((request.unique, bytes[..length].to_vec()))
+                    }
                     _ => new = Some(bytes[..length].to_vec()),
                 },
                 Err(Errno::AGAIN | Errno::NODEV) => break,
@@ -376,7 +382,10 @@ pub fn answer(fuse: impl AsFd, unique: u64, answer: Result<&[u8], i32>) {
     let header = protocol::header(unique, errno, body.len());
     match rustix::io::writev(fuse, &[IoSlice::new(&header), IoSlice::new(body)]) {
         Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::PERM) => {}
-        Err(error) => tracing::error!("the kernel does not take an answer of {} bytes: {error}", body.len()),
+        Err(error) => tracing::error!(
+            "the kernel does not take an answer of {} bytes: {error}",
+            body.len()
+        ),
     }
 }
 
@@ -466,13 +475,23 @@ mod tests {
         for bytes in &sent {
             rustix::io::write(&world.kernel, bytes).expect("sent");
         }
-        world.front.go_on(vec![world.channel.clone()], || {}).expect("it goes on");
+        world
+            .front
+            .go_on(vec![world.channel.clone()], || {})
+            .expect("it goes on");
         let mut answers: Vec<_> = sent.iter().map(|_| world.answer()).collect();
-        let order: Vec<_> = answers.iter().map(|(unique, _)| *unique).filter(|unique| *unique != 10).collect();
+        let order: Vec<_> = answers
+            .iter()
+            .map(|(unique, _)| *unique)
+            .filter(|unique| *unique != 10)
+            .collect();
         assert_eq!(order, [AGAIN | 4, AGAIN | 6, AGAIN | 8]);
         answers.sort_unstable();
         assert!(answers.iter().all(|(_, error)| *error == 0), "{answers:?}");
-        assert_eq!(world.content(), [vec![6; 512], vec![8; 512], vec![10; 512]].concat());
+        assert_eq!(
+            world.content(),
+            [vec![6; 512], vec![8; 512], vec![10; 512]].concat()
+        );
         assert_eq!((world.front.counts().changes, world.front.counts().again), (4, 3));
         world.front.stop();
         assert_eq!(world.front.idle(Instant::now() + Duration::from_secs(60)), 0);
@@ -514,7 +533,8 @@ mod tests {
         assert_eq!(world.front.idle(Instant::now() + Duration::from_secs(60)), 0);
         rustix::io::write(&world.kernel, &write(4, 0, &[4; 512])).expect("sent");
         let next = Front::new(&world.volume, false).expect("made");
-        next.go_on(vec![world.channel.clone()], || {}).expect("it goes on");
+        next.go_on(vec![world.channel.clone()], || {})
+            .expect("it goes on");
         assert_eq!(world.answer(), (4, 0));
         assert_eq!((next.counts().changes, next.counts().again), (1, 0));
         next.stop();

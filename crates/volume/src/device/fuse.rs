@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{AtFlags, StatxFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
-use super::protocol::{self, Op, Offer};
+use super::protocol::{self, Offer, Op};
 use super::sys;
 
 /// The largest request. What the kernel has is cut into such.

@@ -55,7 +55,8 @@ impl Label {
         if self.volume != volume {
             return Some("the volume is another one of that name");
         }
-        let is_other = matches!((&self.data, data), (Some(noted), Some(now)) if noted.compare(now) != Match::Same);
+        let is_other =
+            matches!((&self.data, data), (Some(noted), Some(now)) if noted.compare(now) != Match::Same);
         is_other.then_some("there are other data in the place of those that it had")
     }
 }
@@ -182,7 +183,12 @@ pub struct Keeping {
 
 impl Keeping {
     /// Has it kept; by that keeper, if there is one.
-    pub fn new(places: &Places, label: &Label, fds: Arc<Fds>, keeper: Option<Keeper>) -> anyhow::Result<Self> {
+    pub fn new(
+        places: &Places,
+        label: &Label,
+        fds: Arc<Fds>,
+        keeper: Option<Keeper>,
+    ) -> anyhow::Result<Self> {
         let label = serde_json::to_vec(label)?;
         // Whoever finds it knows that the keeper is there.
         let keeper = match keeper {

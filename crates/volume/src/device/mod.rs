@@ -112,7 +112,9 @@ impl Device {
         let channels = connection.channels()?;
         let keeping = Keeping::new(places, &label, fds.clone(), Some(keeper))?;
         let front = Front::new(volume, label.read_only)?;
-        connection.ask_again().context("the kernel does not send its requests again")?;
+        connection
+            .ask_again()
+            .context("the kernel does not send its requests again")?;
         let device = Self {
             label,
             front,

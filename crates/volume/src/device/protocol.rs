@@ -131,7 +131,9 @@ impl Offer {
         body.u32(flags as u32).u16(MAX_BACKGROUND).u16(CONGESTED);
         // Times of the file are in nanoseconds.
         body.u32(max_write).u32(1);
-        body.u16((max_write / 4096) as u16).u16(0).u32((flags >> 32) as u32);
+        body.u16((max_write / 4096) as u16)
+            .u16(0)
+            .u32((flags >> 32) as u32);
         body.zeros(28)
     }
 }
@@ -335,7 +337,10 @@ mod tests {
     #[test]
     fn answers_have_the_kernels_lengths() {
         assert_eq!(attributes(5).len(), 104);
-        assert_eq!((opened().len(), written(1).len(), file_system().len()), (16, 8, 80));
+        assert_eq!(
+            (opened().len(), written(1).len(), file_system().len()),
+            (16, 8, 80)
+        );
         assert_eq!(resend()[4..8], 7i32.to_ne_bytes());
         assert_eq!(header(9, libc::EIO, 8)[..8], [24, 0, 0, 0, 251, 255, 255, 255]);
     }
