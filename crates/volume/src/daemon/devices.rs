@@ -99,6 +99,27 @@ impl Daemon {
         Ok(())
     }
 
+    /// Nothing on this machine uses its device, also if that waits to be served.
+    pub(super) fn is_free(&self, entry: &Entry, state: &State) -> anyhow::Result<()> {
+        match &state.device {
+            Some(_) => is_free(entry, state),
+            None => tokio::task::block_in_place(|| waits_for_nobody(&self.places(&entry.name), &entry.name)),
+        }
+    }
+
+    /// Lets go of a device that waits, if it is that instance's.
+    pub(super) fn end_waiting_device(&self, entry: &Entry, state: &mut State, holder: Option<&str>) {
+        if state.device.is_some() {
+            return;
+        }
+        let is_its = tokio::task::block_in_place(
+            || matches!(self.places(&entry.name).find(), Ok(Left::Kept(found)) if found.label.holder.as_deref() == holder),
+        );
+        if is_its {
+            self.end_device(entry, state, "");
+        }
+    }
+
     /// Lets go of its device, whoever has made that. `why`: there should be none.
     pub(super) fn end_device(&self, entry: &Entry, state: &mut State, why: &str) {
         let places = self.places(&entry.name);
@@ -183,11 +204,7 @@ impl Daemon {
         let mut used = Vec::new();
         for entry in &entries {
             let state = entry.state.lock().await;
-            if let Err(why) = is_free(entry, &state) {
-                used.push(format!("{why:#}"));
-            } else if state.device.is_none()
-                && let Err(why) = waits_for_nobody(&self.places(&entry.name), &entry.name)
-            {
+            if let Err(why) = self.is_free(entry, &state) {
                 used.push(format!("{why:#}"));
             }
         }

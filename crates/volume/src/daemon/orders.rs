@@ -129,11 +129,12 @@ impl Daemon {
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
                 if holder.is_some() && holder != state.holder {
-                    // It has none of it (any more): this daemon is not the one that lent it.
+                    // It has none of it (any more): this daemon is not the one that lent it, or has not gone on with it.
+                    self.end_waiting_device(&entry, &mut state, holder.as_deref());
                     return self.done(&entry, &state);
                 }
                 known(&entry, &state)?;
-                is_free(&entry, &state)?;
+                self.is_free(&entry, &state)?;
                 if holder.is_none() && state.lent.is_some() {
                     is_nobodys(&entry, &state)?;
                 }
@@ -256,7 +257,7 @@ impl Daemon {
                 {
                     // A file system on it would lose its disk at the end of the move.
                     let mut state = entry.state.lock().await;
-                    is_free(&entry, &state)?;
+                    self.is_free(&entry, &state)?;
                     is_nobodys(&entry, &state)?;
                     self.may_move(&entry, &state, rescue)?;
                     self.end_device(&entry, &mut state, "");
