@@ -199,7 +199,7 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         // One that fails leaves the others alone.
         daemon.take_up(&entry, &mut state);
     }
-    daemon.end_strange_devices().await?;
+    daemon.end_strange_devices().await;
     listeners::run(daemon.clone()).await?;
     daemon.hand_over().await;
     Ok(())

@@ -156,14 +156,13 @@ impl Daemon {
     }
 
     /// Those of volumes that are not there.
-    pub(super) async fn end_strange_devices(&self) -> anyhow::Result<()> {
+    pub(super) async fn end_strange_devices(&self) {
         for name in Places::names(&self.config.runtime_dir) {
             let is_known = self.entries.lock().await.contains_key(&name);
             if !is_known && let Ok(entry) = self.entry(&name).await {
                 self.end_strange_device(&entry, &mut *entry.state.lock().await);
             }
         }
-        Ok(())
     }
 
     /// This process ends, and another one comes: no device takes requests any more, and those that were taken are answered.
