@@ -1,12 +1,13 @@
 //! What this agent says and writes down is what is recorded: others may be of an earlier release.
 
 use verbatim_channel::{KeyPair, MovedEndpoint, QpProgress, RoadMap};
+use verbatim_keeper as keeper;
 use verbatim_recorded::Recording;
 
+use crate::PROTOCOL;
 use crate::instances::home;
 use crate::instances::record::Record;
 use crate::session::{ProcessKeys, destination, partner};
-use crate::{PROTOCOL, keeper};
 
 /// The version of what an agent leaves on its own host. An agent that is older than what it finds there is told by the journal.
 const RECORDS: u32 = 1;

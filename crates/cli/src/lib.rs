@@ -1,7 +1,7 @@
 //! The `verbatim` command: everything of Verbatim but the guest library, in one program.
 //!
 //! Besides what is typed, it takes roles in which it starts itself again: CRIU's proxy under the name `criu`, the keeper
-//! of a session's RNIC connections, the helper that makes objects on trial, those who give restored tasks their memory, and the processes of a lab.
+//! of a session's RNIC connections or of a volume's block device, the helper that makes objects on trial, those who give restored tasks their memory, and the processes of a lab.
 
 mod args;
 mod commands;
@@ -21,9 +21,7 @@ pub fn main(faults: fn(&Config) -> Faults) -> ExitCode {
     if Path::new(&name).file_name().is_some_and(|name| name == "criu") {
         verbatim_container::criu_proxy_main();
     }
-    if name == verbatim_agent::keeper::PROGRAM_NAME {
-        verbatim_agent::keeper::keeper_main();
-    }
+    verbatim_keeper::run_role();
     if name == verbatim_agent::trial::PROGRAM_NAME {
         verbatim_agent::trial::trial_main(|device, record, memory| {
             verbatim_verbs::trial::make(device, record, memory).map_err(|error| error.to_string())

@@ -21,6 +21,9 @@ const DEATH_TIMEOUT: Duration = Duration::from_secs(10);
 /// The service of a host that serves disks, by its name: it ends before all else.
 pub const VOLUMES: &str = "volumes";
 
+/// Where that has its keepers.
+const KEEPERS: &str = "/run/verbatim/volumes";
+
 /// The service of a host that brings what lies on them to rest.
 const AGENT: &str = "agent";
 
@@ -212,6 +215,23 @@ impl Lab {
         }
         if matches!(service.state, ServiceState::Running { .. }) {
             let _ = self.kill(host, VOLUMES);
+        }
+        self.end_keepers(host);
+    }
+
+    /// Ends what keeps the disks of a volume daemon for the next one: there is none, and whoever uses a disk is not to wait for it.
+    fn end_keepers(&self, host: &str) {
+        let Ok(folder) = self.host_path(host, KEEPERS) else {
+            return;
+        };
+        let Ok(entries) = std::fs::read_dir(folder) else {
+            return;
+        };
+        let paths = entries.flatten().map(|entry| entry.path());
+        for path in paths.filter(|path| path.extension().is_some_and(|kind| kind == "keeper")) {
+            if let Some(keeper) = verbatim_keeper::Keeper::find_within(&path, SERVICE_TIMEOUT) {
+                keeper.end();
+            }
         }
     }
 

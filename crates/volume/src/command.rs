@@ -1,5 +1,6 @@
 //! `verbatim volume …`.
 
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::mpsc::RecvTimeoutError;
@@ -10,7 +11,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use verbatim_mirror::decision::Keep;
 
 use crate::callers;
-use crate::control::{Order, Outcome, Row, order};
+use crate::control::{Order, Outcome, Row, is_nobody_there, order};
 use crate::daemon::{self, Config};
 use crate::device;
 use crate::faults::Hook;
@@ -18,6 +19,9 @@ use crate::transport::{Carriage, Transport, Wanted};
 
 /// Interval at which a command that waits for a move looks at its progress.
 const LOOK: Duration = Duration::from_secs(5);
+
+/// How often a command that waits for the end of the daemon looks.
+const MOMENT: Duration = Duration::from_millis(10);
 
 /// The port of the daemons for each other.
 const PORT: u16 = 4794;
@@ -86,7 +90,7 @@ pub enum VolumeCommand {
     Attach {
         /// The volume.
         name: String,
-        /// Make it a block device of this machine, too, and print that one's path. It goes with the daemon, or when it is detached.
+        /// Make it a block device of this machine, too, and print that one's path. It outlives a restart of the daemon, and goes when it is detached.
         #[arg(long)]
         device: bool,
         /// Serve it by vhost-user-blk, too, which is quicker for a virtual machine; print the socket's path, and in a second line what QEMU is told.
@@ -102,6 +106,19 @@ pub enum VolumeCommand {
     Detach {
         /// The volume.
         name: String,
+        #[command(flatten)]
+        common: Common,
+    },
+    /// End the daemon for good. SIGTERM ends it for a restart: block devices stay, and whoever uses them waits for the next daemon. After this
+    /// command nothing is left of them. Where no daemon runs, devices that wait for one are let go.
+    #[command(
+        after_help = "Example:\n  umount /srv/db && verbatim volume stop\n\nExit status: 0 no daemon, device or keeper is left, 1 a device is in \
+                      use, and nothing was done."
+    )]
+    Stop {
+        /// Also if something uses a device: that gets I/O errors.
+        #[arg(long)]
+        force: bool,
         #[command(flatten)]
         common: Common,
     },
@@ -332,6 +349,7 @@ pub fn run(command: VolumeCommand, hook: Hook) -> anyhow::Result<ExitCode> {
             (order, common)
         }
         VolumeCommand::Detach { name, common } => (Order::Detach { name, holder: None }, common),
+        VolumeCommand::Stop { force, common } => return stop(force, &common),
         VolumeCommand::List { common } => (Order::List, common),
         VolumeCommand::Status { name, common } => return status(&name, &common),
         VolumeCommand::Resize { name, size, common } => (Order::Resize { name, length: size }, common),
@@ -443,6 +461,25 @@ fn inner(outcome: &Outcome) -> anyhow::Result<serde_json::Value> {
         Outcome::Moved(moved) => serde_json::to_value(moved)?,
         Outcome::Failed(why) => serde_json::to_value(why)?,
     })
+}
+
+fn stop(force: bool, common: &Common) -> anyhow::Result<ExitCode> {
+    match give(&Order::Stop { force }, common) {
+        Ok(Outcome::Failed(why)) => anyhow::bail!("{why}"),
+        Ok(_) => {
+            // It has said yes, and ends.
+            while UnixStream::connect(common.runtime_dir.join("volumes.sock")).is_ok() {
+                std::thread::sleep(MOMENT);
+            }
+            eprintln!("done");
+        }
+        Err(error) if is_nobody_there(&error) => {
+            let count = daemon::end_all_waiting(&common.runtime_dir, force)?;
+            eprintln!("no daemon runs; {count} devices had waited for one");
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn status(name: &str, common: &Common) -> anyhow::Result<ExitCode> {

@@ -68,6 +68,10 @@ pub enum Order {
         holder: Option<String>,
     },
     List,
+    /// End for good: no device is left. Where one is in use that is refused, unless it is forced.
+    Stop {
+        force: bool,
+    },
     /// Make durable what was acknowledged. Where it is not served there is nothing to do.
     Sync {
         name: String,
@@ -134,7 +138,7 @@ impl Order {
     /// The volume that it is about; `None` if it is about all.
     pub fn volume(&self) -> Option<&str> {
         match self {
-            Self::List => None,
+            Self::List | Self::Stop { .. } => None,
             Self::Create { name, .. }
             | Self::Accept { name }
             | Self::Place { name, .. }

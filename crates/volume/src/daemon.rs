@@ -2,6 +2,7 @@
 
 mod data;
 mod deciding;
+mod devices;
 mod keeping;
 mod lent;
 mod listeners;
@@ -37,6 +38,7 @@ use crate::transport::{Rnic, Wanted};
 use crate::vhost_user;
 use crate::volume::Volume;
 use data::keep_private;
+pub use devices::{end_all_waiting, end_waiting};
 use lent::Lent;
 use orders::has_ended;
 use together::Following;
@@ -124,6 +126,8 @@ struct State {
     incoming: Option<Arc<Incoming>>,
     /// While it is a block device of this machine.
     device: Option<Device>,
+    /// What has become of one that was lost.
+    lost_device: Option<String>,
     /// While virtual machines are taken by vhost-user-blk.
     vhost_user: Option<vhost_user::Server>,
     /// The instance that has it for itself, as a device or as a disk of its virtual machine.
@@ -163,6 +167,8 @@ struct Daemon {
     /// A number of this process.
     incarnation: u128,
     entries: Mutex<BTreeMap<String, Arc<Entry>>>,
+    /// Somebody has said that it is to end.
+    is_over: tokio::sync::Notify,
 }
 
 /// Runs until it is told to stop, by SIGTERM or SIGINT.
@@ -190,10 +196,14 @@ pub async fn run(config: Config) -> anyhow::Result<()> {
         hosts,
         incarnation: rand::random(),
         entries: Mutex::default(),
+        is_over: tokio::sync::Notify::new(),
         config,
     });
     daemon.open_all().await?;
-    listeners::run(daemon).await
+    daemon.end_strange_devices().await;
+    listeners::run(daemon.clone()).await?;
+    daemon.hand_over().await;
+    Ok(())
 }
 
 /// Two daemons with the same volumes would be two copies.
@@ -245,7 +255,7 @@ impl Daemon {
     fn serve(self: &Arc<Self>, entry: &Arc<Entry>, state: &mut State) -> anyhow::Result<()> {
         self.claim_data(entry, state)?;
         let Some(sidecar) = state.sidecar.as_ref().filter(|sidecar| sidecar.may_serve()) else {
-            return Ok(());
+            return self.find_promised_device(entry, state);
         };
         let length = sidecar.length;
         self.open(entry, state, length)?;
@@ -269,7 +279,7 @@ impl Daemon {
         if let (Some(lent), Some(volume)) = (&state.lent, &state.volume) {
             lent.serve(volume);
         }
-        Ok(())
+        self.find_device(entry, state)
     }
 
     /// Makes a volume of its data, and opens them if necessary.
@@ -323,7 +333,7 @@ impl Daemon {
                 volume.in_flight()
             )
         });
-        let trouble = state.alarm.clone().or(closing);
+        let trouble = state.alarm.clone().or(state.lost_device.clone()).or(closing);
         let socket = self.config.nbd_socket(&entry.name);
         let uri = format!("nbd+unix:///{}?socket={}", entry.name, socket.display());
         let migration = state.volume.as_ref().and_then(|volume| volume.migration());

@@ -37,6 +37,8 @@ pub enum Point {
     Grown,
     /// A flush has failed, and nobody has noted it.
     FlushFailed,
+    /// A volume is about to become a block device.
+    Device,
 }
 
 /// All of them.
@@ -66,6 +68,8 @@ pub enum Fault {
     None,
     /// At [`Point::Fetched`]: the chunk is damaged.
     Damage,
+    /// At [`Point::Device`]: the kernel is one that does not send requests again.
+    NoResend,
 }
 
 /// What is called at each.

@@ -15,7 +15,7 @@
 //! - [`folder`]: what is on the disk of a volume, and how it is replaced.
 //! - [`nbd`]: the protocol, and its servers: by threads for clients on this machine, by tasks for those that come by TLS.
 //! - `vhost_user`: a volume as the disk of a virtual machine, out of whose memory requests are taken.
-//! - `device`: a volume as a block device of this machine, by FUSE and a loop device.
+//! - `device`: a volume as a block device of this machine, by FUSE and a loop device, which outlives the daemon.
 //! - `callers`: limits for connections, and for the time until they prove their identity. `room`: limits for
 //!   requests in flight.
 //! - `own_thread`: connections between daemons have a thread each; `background`: those for what is copied yield to tenants'.
@@ -49,6 +49,6 @@ mod volume;
 pub mod wire;
 mod words;
 
-pub use daemon::{Config, run};
+pub use daemon::{Config, end_waiting, run};
 pub use tls::Hosts;
 pub use volume::Volume;

@@ -215,6 +215,11 @@ fn given_back(lab: &TestLab) -> anyhow::Result<()> {
     // Its agent is another one.
     lab.restart("src", "agent")?;
     written = more(&instance, written)?;
+    // Its volume daemon is another one: the program has waited for that.
+    lab.restart("src", "volumes")?;
+    written = more(&instance, written)?;
+    let there = row(lab, "src", "data")?;
+    ensure!(there["holder"] == NAME, "{there}");
     instance.kill()?;
     is_free(lab, "data")?;
     lab.ask(&["stop", NAME])?;

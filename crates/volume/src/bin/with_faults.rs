@@ -1,5 +1,5 @@
 //! `verbatim volume`, whose daemon ends itself where `VERBATIM_VOLUME_DIE_AT` says: the name of a point. With `VERBATIM_VOLUME_DAMAGE=N` the
-//! Nth chunk that it reads by RDMA is damaged.
+//! Nth chunk that it reads by RDMA is damaged. With `VERBATIM_VOLUME_NO_RESEND` set the kernel is taken for one that does not send requests again.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,6 +25,9 @@ fn die(point: Point) -> Fault {
             std::thread::park();
         }
     }
+    if point == Point::Device && std::env::var_os("VERBATIM_VOLUME_NO_RESEND").is_some() {
+        return Fault::NoResend;
+    }
     if point == Point::Fetched {
         let number = FETCHED.fetch_add(1, Ordering::Relaxed) + 1;
         if std::env::var("VERBATIM_VOLUME_DAMAGE").is_ok_and(|text| text == number.to_string()) {
@@ -35,6 +38,7 @@ fn die(point: Point) -> Fault {
 }
 
 fn main() -> ExitCode {
+    verbatim_keeper::run_role();
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     match run(Arguments::parse().command, die) {
         Ok(code) => code,

@@ -96,6 +96,9 @@ impl Daemon {
         {
             tracing::error!("volume {} is not lent again: {error:#}", entry.name);
         }
+        if !state.sidecar.as_ref().is_some_and(|here| needs_data(&here.role)) {
+            self.end_strange_device(entry, state);
+        }
         match state.sidecar.as_ref().map(|sidecar| sidecar.role.clone()) {
             Some(Role::Serving) => {
                 // It was held for a decision that was not written.

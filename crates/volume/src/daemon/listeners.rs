@@ -84,6 +84,7 @@ pub async fn run(daemon: Arc<Daemon>) -> anyhow::Result<()> {
         tokio::select! {
             _ = stop.0.recv() => break,
             _ = stop.1.recv() => break,
+            () = daemon.is_over.notified() => break,
             (stream, _) = accepted(|| control.accept()) => {
                 let place = orders.take(|| "orders".to_owned());
                 let daemon = daemon.clone();
@@ -324,6 +325,7 @@ async fn command(daemon: &Arc<Daemon>, stream: UnixStream, place: Option<Place>)
     let Some(order) = order.context("it does not say what it wants")?? else {
         return Ok(());
     };
+    let ends = matches!(order, Order::Stop { .. });
     let outcome = match daemon.turn(&order).await {
         Ok(turn) => {
             let (daemon, main) = (daemon.clone(), Handle::current());
@@ -335,8 +337,13 @@ async fn command(daemon: &Arc<Daemon>, stream: UnixStream, place: Option<Place>)
         }
         Err(error) => Err(error),
     };
+    let ends = ends && outcome.is_ok();
     let outcome = outcome.unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")));
-    control::send(stream.get_mut(), &outcome).await
+    let sent = control::send(stream.get_mut(), &outcome).await;
+    if ends {
+        daemon.is_over.notify_one();
+    }
+    sent
 }
 
 impl Daemon {

@@ -12,7 +12,7 @@ use super::places::has_room;
 use super::space::empty;
 use super::{Daemon, Entry, State};
 use crate::control::{Order, Outcome, Row};
-use crate::device::Device;
+use crate::device::has_sectors;
 use crate::faults::Point;
 use crate::folder::Settings;
 use crate::store::Making;
@@ -34,6 +34,10 @@ impl Daemon {
     pub async fn carry_out(self: &Arc<Self>, order: Order) -> anyhow::Result<Outcome> {
         match order {
             Order::List => Ok(Outcome::Volumes(self.rows().await)),
+            Order::Stop { force } => {
+                self.end_devices(force).await?;
+                Ok(Outcome::Volumes(Vec::new()))
+            }
             Order::Create {
                 name,
                 length,
@@ -114,9 +118,10 @@ impl Daemon {
                     bail!("{name} cannot be served now: {why}; it will be when that ends");
                 }
                 if device {
-                    make_device(&mut state, false).with_context(|| {
-                        format!("{name} is attached, but cannot be a block device of this machine")
-                    })?;
+                    self.make_device(&entry, &mut state, false, None)
+                        .with_context(|| {
+                            format!("{name} is attached, but cannot be a block device of this machine")
+                        })?;
                 }
                 self.done(&entry, &state)
             }
@@ -124,11 +129,12 @@ impl Daemon {
                 let entry = self.entry(&name).await?;
                 let mut state = entry.state.lock().await;
                 if holder.is_some() && holder != state.holder {
-                    // It has none of it (any more): this daemon is not the one that lent it.
+                    // It has none of it (any more): this daemon is not the one that lent it, or has not gone on with it.
+                    self.end_waiting_device(&entry, &mut state, holder.as_deref());
                     return self.done(&entry, &state);
                 }
                 known(&entry, &state)?;
-                is_free(&entry, &state)?;
+                self.is_free(&entry, &state)?;
                 if holder.is_none() && state.lent.is_some() {
                     is_nobodys(&entry, &state)?;
                 }
@@ -252,10 +258,10 @@ impl Daemon {
                 {
                     // A file system on it would lose its disk at the end of the move.
                     let mut state = entry.state.lock().await;
-                    is_free(&entry, &state)?;
+                    self.is_free(&entry, &state)?;
                     is_nobodys(&entry, &state)?;
                     self.may_move(&entry, &state, rescue)?;
-                    tokio::task::block_in_place(|| state.device = None);
+                    self.end_device(&entry, &mut state, "");
                 }
                 // It goes on if the command is ended.
                 let daemon = self.clone();
@@ -407,6 +413,9 @@ impl Daemon {
                 "a disk has whole sectors of 512 bytes, and {length} bytes are not: {name} is the disk of virtual machines"
             );
         }
+        if state.device.is_some() {
+            has_sectors(length)?;
+        }
         if length < sidecar.length || length > MAX_LENGTH {
             bail!("{name} has {} bytes; a volume only grows", sidecar.length);
         }
@@ -430,7 +439,15 @@ impl Daemon {
             tokio::time::sleep(IDLE).await;
         }
         volume.has_grown();
-        Ok(())
+        match &state.device {
+            Some(device) => tokio::task::block_in_place(|| device.grow(length)).with_context(|| {
+                format!(
+                    "{name} has {length} bytes now, but {} has not: resize it again",
+                    device.path().display()
+                )
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Ends the connections of clients. The volume is not served afterwards.
@@ -444,7 +461,7 @@ impl Daemon {
         state.vhost_user = None;
         self.end_lent(entry, state);
         // What the kernel still keeps of it is written now.
-        tokio::task::block_in_place(|| state.device = None);
+        self.end_device(entry, state, "");
         state.holder = None;
         if let Some(volume) = state.volume.take()
             && tokio::time::timeout(CLOSE, volume.close()).await.is_err()
@@ -488,14 +505,6 @@ pub(super) fn known<'a>(entry: &Entry, state: &'a State) -> anyhow::Result<&'a S
             entry.name
         )
     })
-}
-
-/// Makes it a block device of this machine, if it is none.
-pub(super) fn make_device(state: &mut State, is_read_only: bool) -> anyhow::Result<()> {
-    if let (None, Some(volume)) = (&state.device, &state.volume) {
-        state.device = Some(tokio::task::block_in_place(|| Device::new(volume, is_read_only))?);
-    }
-    Ok(())
 }
 
 async fn flush(volume: &Arc<Volume>) -> anyhow::Result<()> {

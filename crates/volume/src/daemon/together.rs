@@ -16,7 +16,7 @@ use verbatim_mirror::decision::{AgentSession, Ask, Role, SessionId, Sidecar};
 use verbatim_mirror::together::{Settle, held, promised, settle};
 use verbatim_mirror::{Event, Report};
 
-use super::orders::{is_free, is_nobodys, known, make_device, serving};
+use super::orders::{is_free, is_nobodys, known, serving};
 use super::resolving::is_answered;
 use super::space::needed;
 use super::{Daemon, Entry, State};
@@ -326,9 +326,9 @@ impl Daemon {
         if state.device.as_ref().is_some_and(is_other) {
             // The instance has examined it, and no longer uses it.
             is_free(entry, state)?;
-            tokio::task::block_in_place(|| state.device = None);
+            self.end_device(entry, state, "");
         }
-        make_device(state, is_read_only)
+        self.make_device(entry, state, is_read_only, Some(&holder))
             .with_context(|| format!("{name} cannot be a block device of this machine"))?;
         state.holder = Some(holder);
         Ok(())

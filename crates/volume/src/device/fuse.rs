@@ -1,75 +1,104 @@
-//! A FUSE server of one file: its root is the file.
+//! A FUSE connection with a file system of one file: its root is the file.
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
-use fuser::{
-    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, INodeNo, InitFlags, KernelConfig,
-    LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyOpen, ReplyWrite, Request, Session,
-    SessionACL, WriteFlags,
-};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{AtFlags, StatxFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
-use verbatim_mirror::{Extent, Failure};
 
-use crate::volume::{Volume, Wanted};
+use super::protocol::{self, Offer, Op};
+use super::sys;
 
 /// The largest request. What the kernel has is cut into such.
-const MAX_BYTES: u32 = 1 << 20;
+pub const MAX_BYTES: u32 = 1 << 20;
+
+/// What is before the data of a request, rounded up.
+pub const MAX_HEADER: usize = 4096;
 
 /// Threads that take requests of one volume.
 const THREADS: usize = 2;
 
-/// What the kernel knows of the file is right for ever: a volume that grows is made a new file.
-const FOREVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// So long the kernel may take to say what it can do: it does before the mount is there.
+const BEGIN: Duration = Duration::from_secs(10);
 
-struct OneFile {
-    volume: Arc<Volume>,
-    length: u64,
-    is_read_only: bool,
+/// A connection, and the mount with the file.
+pub struct Connection {
+    /// By this one the kernel is answered. It is the keeper's, too, so the connection outlives this process.
+    pub fuse: Arc<OwnedFd>,
+    /// A path to the file (`O_PATH`), which is mounted nowhere. By it the kernel asks how long the file is.
+    pub mount: OwnedFd,
+    /// Whether the kernel sends again what a process has read and not answered.
+    pub resends: bool,
 }
 
-/// The volume as a file that is open for direct I/O, served until it is closed.
-pub fn file(volume: &Arc<Volume>, is_read_only: bool) -> io::Result<File> {
-    let connection = OwnedFd::from(OpenOptions::new().read(true).write(true).open("/dev/fuse")?);
-    let mount = mount(&connection)?;
-    let length = volume.length();
-    let one = OneFile {
-        volume: volume.clone(),
-        length,
-        is_read_only,
-    };
-    let mut config = Config::default();
-    (config.n_threads, config.clone_fd) = (Some(THREADS), true);
-    let session = Session::from_fd(one, connection, SessionACL::All, config)?;
-    std::thread::Builder::new().name("fuse".into()).spawn(move || {
-        if let Err(error) = session.run() {
-            tracing::info!("a volume's file has ended: {error}");
+impl Connection {
+    /// Makes one. `may_resend`: the kernel is believed if it says that it sends again.
+    pub fn new(may_resend: bool) -> io::Result<Self> {
+        let fuse = sys::open_fuse()?;
+        let mount = mount(&fuse)?;
+        let offer = begin(&fuse)?;
+        Ok(Self {
+            fuse: Arc::new(fuse),
+            mount,
+            resends: may_resend && offer.resends(),
+        })
+    }
+
+    /// What a thread each takes requests from.
+    ///
+    /// A descriptor that is cloned has what was read from it for its own, and the kernel fails that (`ECONNABORTED`) when it is closed. So a kernel that sends
+    /// again is read from by the descriptor that the keeper has, too; and one that cannot by clones, which nobody else has: what was read from them
+    /// would wait for ever otherwise.
+    pub fn channels(&self) -> io::Result<Vec<Arc<OwnedFd>>> {
+        let channel = || match self.resends {
+            true => Ok(self.fuse.clone()),
+            false => sys::clone_fuse(&self.fuse).map(Arc::new),
+        };
+        (0..THREADS).map(|_| channel()).collect()
+    }
+
+    /// Has the kernel send again what an earlier process has read and not answered, before anything else is read.
+    pub fn ask_again(&self) -> io::Result<()> {
+        if self.resends {
+            rustix::io::write(&self.fuse, &protocol::resend())?;
         }
-    })?;
-    let file = OpenOptions::new()
-        .read(true)
-        .write(!is_read_only)
-        .custom_flags(libc::O_DIRECT)
-        .open(Path::new("/proc/self/fd").join(mount.as_raw_fd().to_string()))?;
-    // The kernel has asked nobody yet how long it is.
-    match file.metadata()?.len() == length {
-        true => Ok(file),
-        false => Err(io::Error::other("the file does not have the volume's length")),
+        Ok(())
+    }
+
+    /// The file, for direct I/O. The kernel asks for it: somebody has to answer by now.
+    pub fn file(&self, is_read_only: bool) -> io::Result<File> {
+        OpenOptions::new()
+            .read(true)
+            .write(!is_read_only)
+            .custom_flags(libc::O_DIRECT)
+            .open(Path::new("/proc/self/fd").join(self.mount.as_raw_fd().to_string()))
+    }
+
+    /// As [`length`].
+    pub fn length(&self) -> io::Result<u64> {
+        length(self.mount.as_fd())
     }
 }
 
+/// Has the kernel ask how long the file is; the answer.
+pub fn length(mount: BorrowedFd<'_>) -> io::Result<u64> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+    Ok(rustix::fs::statx(mount, c"", flags, StatxFlags::SIZE)?.stx_size)
+}
+
 /// The file system with that one file, in no namespace. It is there as long as it or the file is open.
-fn mount(connection: &OwnedFd) -> io::Result<OwnedFd> {
+fn mount(fuse: &OwnedFd) -> io::Result<OwnedFd> {
     let system = rustix::mount::fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
-    let connection = connection.as_raw_fd().to_string();
+    let fuse = fuse.as_raw_fd().to_string();
     for (key, value) in [
         ("source", "verbatim-volume"),
-        ("fd", connection.as_str()),
+        ("fd", fuse.as_str()),
         ("rootmode", "100600"),
         ("user_id", "0"),
         ("group_id", "0"),
@@ -85,145 +114,21 @@ fn mount(connection: &OwnedFd) -> io::Result<OwnedFd> {
     )?)
 }
 
-fn errno(failure: Failure) -> Errno {
-    match failure {
-        Failure::Disk(errno) => Errno::from_i32(errno),
-        Failure::Moved => Errno::from_i32(libc::ESHUTDOWN),
+/// Hears what the kernel can do, and says what is wanted of that: once in the life of a connection.
+fn begin(fuse: &OwnedFd) -> io::Result<Offer> {
+    let limit = Timespec::try_from(BEGIN).expect("it is short");
+    if poll(&mut [PollFd::new(fuse, PollFlags::IN)], Some(&limit))? == 0 {
+        return Err(io::ErrorKind::TimedOut.into());
     }
-}
-
-impl OneFile {
-    fn extent(&self, offset: u64, length: u64) -> Option<Extent> {
-        Extent::within(self.length, offset, length)
-    }
-
-    fn change(&self, wanted: Wanted, extent: Extent, reply: impl FnOnce(Result<(), Errno>) + Send + 'static) {
-        if self.is_read_only && wanted != Wanted::Flush {
-            return reply(Err(Errno::from_i32(libc::EROFS)));
-        }
-        let reply = Box::new(move |result: Result<Vec<u8>, Failure>| {
-            reply(result.map(drop).map_err(errno));
-        });
-        self.volume.request_here(wanted, extent, false, reply);
-    }
-}
-
-fn empty(reply: ReplyEmpty) -> impl FnOnce(Result<(), Errno>) + Send + 'static {
-    move |result| match result {
-        Ok(()) => reply.ok(),
-        Err(errno) => reply.error(errno),
-    }
-}
-
-impl Filesystem for OneFile {
-    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // A kernel that knows less has smaller requests, one after the other.
-        let _ = config.set_max_write(MAX_BYTES);
-        let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO | InitFlags::FUSE_MAX_PAGES);
-        Ok(())
-    }
-
-    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        let attributes = FileAttr {
-            ino,
-            size: self.length,
-            blocks: self.length / 512,
-            atime: UNIX_EPOCH,
-            mtime: UNIX_EPOCH,
-            ctime: UNIX_EPOCH,
-            crtime: UNIX_EPOCH,
-            kind: FileType::RegularFile,
-            perm: 0o600,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        };
-        reply.attr(&FOREVER, &attributes);
-    }
-
-    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        let flags = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
-        reply.opened(FileHandle(0), flags);
-    }
-
-    fn read(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        size: u32,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        let there = self.length.saturating_sub(offset).min(size.into());
-        let Some(extent) = self.extent(offset, there) else {
-            return reply.data(&[]);
-        };
-        let reply = Box::new(move |result: Result<Vec<u8>, Failure>| match result {
-            Ok(data) => reply.data(&data),
-            Err(failure) => reply.error(errno(failure)),
-        });
-        self.volume.request_here(Wanted::Read, extent, false, reply);
-    }
-
-    fn write(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _: WriteFlags,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        let Some(extent) = self.extent(offset, data.len() as u64) else {
-            return reply.error(Errno::from_i32(libc::ENOSPC));
-        };
-        let length = data.len() as u32;
-        self.change(
-            Wanted::Write(Arc::new(data.to_vec())),
-            extent,
-            move |result| match result {
-                Ok(()) => reply.written(length),
-                Err(errno) => reply.error(errno),
-            },
-        );
-    }
-
-    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        let any = Extent { offset: 0, length: 1 };
-        self.change(Wanted::Flush, any, empty(reply));
-    }
-
-    fn fallocate(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        length: u64,
-        mode: i32,
-        reply: ReplyEmpty,
-    ) {
-        let may_free = match mode & !libc::FALLOC_FL_KEEP_SIZE {
-            libc::FALLOC_FL_PUNCH_HOLE => true,
-            libc::FALLOC_FL_ZERO_RANGE => false,
-            _ => return reply.error(Errno::from_i32(libc::EOPNOTSUPP)),
-        };
-        match self.extent(offset, length) {
-            Some(extent) => self.change(Wanted::Zero { may_free }, extent, empty(reply)),
-            None => reply.error(Errno::from_i32(libc::EINVAL)),
-        }
-    }
-
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        reply.ok();
-    }
+    let mut bytes = vec![0; MAX_BYTES as usize + MAX_HEADER];
+    let length = rustix::io::read(fuse, &mut bytes)?;
+    let request = protocol::parse(&bytes[..length]);
+    let Some((unique, offer)) = request.and_then(|request| match request.op {
+        Op::Init(offer) if offer.is_known() => Some((request.unique, offer)),
+        _ => None,
+    }) else {
+        return Err(io::Error::other("the kernel begins with something else"));
+    };
+    super::front::answer(fuse, unique, Ok(&offer.answer(MAX_BYTES)));
+    Ok(offer)
 }

@@ -1,90 +1,239 @@
 //! A volume as a block device of this machine: a file of a FUSE server in this process, and a loop device with direct I/O on it.
 //!
-//! The file system with that one file is mounted nowhere: the kernel has it as long as the loop device has the file open. The loop device goes
-//! when nobody has it open any more; this process has, until it lets go of it. So whoever dies, nothing is left behind, and a file system
-//! that is mounted on the device stays mounted as long as this process serves it.
+//! ```text
+//!  ext4 ──► /dev/loopN ──► one file (fuse, mounted nowhere) ──► /dev/fuse ──► front ──► Volume
+//!              └─────────────────────┴──────────────────────────────┴──────► keeper: a copy of each descriptor
+//! ```
+//!
+//! The device outlives the daemon: a keeper (`kept`) has its descriptors, and requests wait in the kernel until the next daemon goes on with them
+//! ([`Device::go_on`]). It goes when it is let go of ([`Device::let_go`]) and nobody has it open any more; or when daemon and keeper are both killed: then
+//! whoever uses it gets errors.
+//!
+//! - `fuse`: the connection and the mount. `protocol`: the kernel's words. `front`: the server.
+//! - `users`: what is on a device. `sys`: system calls.
 
+mod front;
 mod fuse;
+mod kept;
+mod protocol;
 mod sys;
 mod users;
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::{Context, ensure};
+use rustix::fs::SeekFrom;
 
 use crate::volume::Volume;
+use front::Front;
+use fuse::Connection;
+use kept::{Fds, Keeping};
 
+pub use kept::{Found, Label, Left, Places};
 pub use sys::be_io_flusher;
 
 /// Loop devices that others take while we look for a free one.
 const TRIES: u32 = 64;
 
-/// A loop device. Dropped, it goes, unless something else has it open: then it goes with that.
+/// So often the kernel is asked for a length that has changed: it does not take an answer that it has asked for while a write was under way.
+const ASKED: u32 = 1000;
+
+/// What a device is to be.
+pub struct Wanted<'a> {
+    /// Where its keeper is.
+    pub places: &'a Places,
+    /// The volume's identity, what its data are, the holder, and whether nothing can be written.
+    pub label: Label,
+    /// The kernel is believed if it says that it sends requests again.
+    pub may_resend: bool,
+}
+
+/// A loop device. Dropped, it stays, and waits for another daemon.
 pub struct Device {
-    path: PathBuf,
-    is_read_only: bool,
-    /// While it is open here, it does not go.
-    _open: File,
+    label: Label,
+    front: Arc<Front>,
+    fds: Arc<Fds>,
+    keeping: Keeping,
 }
 
 impl Device {
     /// Makes one of the volume.
-    pub fn new(volume: &Arc<Volume>, is_read_only: bool) -> anyhow::Result<Self> {
+    pub fn new(volume: &Arc<Volume>, wanted: Wanted<'_>) -> anyhow::Result<Self> {
         let length = volume.length();
+        has_sectors(length)?;
+        let is_read_only = wanted.label.read_only;
+        let by_fuse = "cannot serve a file by FUSE";
+        let connection = Connection::new(wanted.may_resend).context(by_fuse)?;
+        let front = Front::new(volume, is_read_only)?;
+        front
+            .start(connection.channels().context(by_fuse)?)
+            .context(by_fuse)?;
+        let file = connection.file(is_read_only).context(by_fuse)?;
+        // The kernel has asked nobody yet how long it is.
         ensure!(
-            length.is_multiple_of(512),
-            "a block device has whole sectors of 512 bytes, and the volume has {length} bytes: resize it"
+            connection.length()? == length,
+            "the file does not have the volume's length"
         );
-        let file = fuse::file(volume, is_read_only).context("cannot serve a file by FUSE")?;
-        let device = Self::on(&file, is_read_only).context("cannot make a loop device")?;
-        tracing::debug!("a volume is {}", device.path.display());
+        let (path, device) = on(&file, is_read_only).context("cannot make a loop device")?;
+        let label = Label {
+            path,
+            resends: connection.resends,
+            ..wanted.label
+        };
+        let fds = Arc::new(Fds {
+            fuse: connection.fuse,
+            device: device.into(),
+            mount: connection.mount,
+        });
+        let keeping = Keeping::new(wanted.places, &label, fds.clone(), None)
+            .context("nobody would keep the block device if this daemon ended")?;
+        tracing::debug!("a volume is {}", label.path.display());
+        Ok(Self {
+            label,
+            front,
+            fds,
+            keeping,
+        })
+    }
+
+    /// Serves one that an earlier daemon has made.
+    pub fn go_on(volume: &Arc<Volume>, places: &Places, found: Found) -> anyhow::Result<Self> {
+        let Found { keeper, label, fds } = found;
+        let connection = Connection {
+            fuse: fds.fuse.clone(),
+            mount: fds.mount.try_clone()?,
+            resends: label.resends,
+        };
+        let channels = connection.channels()?;
+        let keeping = Keeping::new(places, &label, fds.clone(), Some(keeper))?;
+        let front = Front::new(volume, label.read_only)?;
+        connection
+            .ask_again()
+            .context("the kernel does not send its requests again")?;
+        let device = Self {
+            label,
+            front,
+            fds,
+            keeping,
+        };
+        // The daemon before may have been ended before it had told of a new length.
+        let (grown, shown, front) = (device.growing(), device.label.path.clone(), device.front.clone());
+        device.front.go_on(channels, move || {
+            tracing::info!(
+                "{} goes on; {} requests came again",
+                shown.display(),
+                front.counts().again
+            );
+            if let Err(error) = grown() {
+                tracing::error!("{} does not have its volume's length: {error:#}", shown.display());
+            }
+        })?;
         Ok(device)
     }
 
-    fn on(file: &File, is_read_only: bool) -> io::Result<Self> {
-        let control = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open("/dev/loop-control")?;
-        for _ in 0..TRIES {
-            let number = sys::free_loop_device(&control)?;
-            let path = PathBuf::from(format!("/dev/loop{number}"));
-            // Where no devtmpfs is mounted, nobody makes nodes of new devices.
-            if !path.exists() {
-                sys::make_node(&path, number)?;
-            }
-            let open = OpenOptions::new().read(true).write(!is_read_only).open(&path)?;
-            match sys::configure_loop_device(&open, file, is_read_only) {
-                Ok(()) => {
-                    return Ok(Self {
-                        path,
-                        is_read_only,
-                        _open: open,
-                    });
+    /// The volume has another length: the device, too. The file system on it is not touched.
+    pub fn grow(&self, length: u64) -> anyhow::Result<()> {
+        self.front.set_length(length);
+        self.growing()()
+    }
+
+    /// Tells the kernel of the length that the front has.
+    fn growing(&self) -> impl FnOnce() -> anyhow::Result<()> + Send + use<> {
+        let (fds, front) = (self.fds.clone(), self.front.clone());
+        move || {
+            let device = File::from(fds.device.try_clone()?);
+            for _ in 0..ASKED {
+                let length = front.length();
+                if rustix::fs::seek(&device, SeekFrom::End(0))? == length {
+                    return Ok(());
                 }
-                // Somebody else was quicker.
-                Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
-                Err(error) => return Err(error),
+                fuse::length(fds.mount.as_fd())?;
+                sys::follow_the_file(&device).context("the loop device does not follow")?;
             }
+            anyhow::bail!("the kernel keeps to the length that it knows")
         }
-        Err(io::ErrorKind::ResourceBusy.into())
+    }
+
+    /// Takes no more requests: what comes is for the next daemon.
+    pub fn stop(&self) {
+        self.front.stop();
+    }
+
+    /// Waits until all is answered that was taken. How many requests are not.
+    pub fn idle(&self, end: Instant) -> usize {
+        let unanswered = self.front.idle(end);
+        let counts = self.front.counts();
+        tracing::info!(
+            "{} waits for the next daemon; this one had {} reads, {} changes and {} flushes, {} of them after another one; {unanswered} have no answer",
+            self.path().display(),
+            counts.reads,
+            counts.changes,
+            counts.flushes,
+            counts.again,
+        );
+        unanswered
+    }
+
+    /// It goes, unless something has it open: then it goes with that.
+    pub fn let_go(self) {
+        self.keeping.end();
     }
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.label.path
     }
 
     /// Whether nothing can be written to it.
     pub fn is_read_only(&self) -> bool {
-        self.is_read_only
+        self.label.read_only
     }
 
     /// Something that is on it: a file system that is mounted, swap, or a device made of it. For the operator.
     pub fn user(&self) -> Option<String> {
-        users::of(&self.path)
+        user(self.path())
     }
+}
+
+/// Something that is on that device.
+pub fn user(device: &Path) -> Option<String> {
+    users::of(device)
+}
+
+/// What a block device's length is.
+pub fn has_sectors(length: u64) -> anyhow::Result<()> {
+    ensure!(
+        length.is_multiple_of(512),
+        "a block device has whole sectors of 512 bytes, and the volume has {length} bytes: resize it"
+    );
+    Ok(())
+}
+
+/// A loop device on that file, and its path.
+fn on(file: &File, is_read_only: bool) -> io::Result<(PathBuf, File)> {
+    let control = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/loop-control")?;
+    for _ in 0..TRIES {
+        let number = sys::free_loop_device(&control)?;
+        let path = PathBuf::from(format!("/dev/loop{number}"));
+        // Where no devtmpfs is mounted, nobody makes nodes of new devices.
+        if !path.exists() {
+            sys::make_node(&path, number)?;
+        }
+        let open = OpenOptions::new().read(true).write(!is_read_only).open(&path)?;
+        match sys::configure_loop_device(&open, file, is_read_only) {
+            Ok(()) => return Ok((path, open)),
+            // Somebody else was quicker.
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::ResourceBusy.into())
 }

@@ -1,14 +1,19 @@
-//! System calls of loop devices (`man 4 loop`) that no library of ours has.
+//! System calls of loop devices (`man 4 loop`) and of FUSE (`man 4 fuse`) that no library of ours has.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
 const LOOP_CONFIGURE: libc::Ioctl = 0x4C0A;
+const LOOP_SET_CAPACITY: libc::Ioctl = 0x4C07;
 const LOOP_CTL_GET_FREE: libc::Ioctl = 0x4C82;
+
+/// `FUSE_DEV_IOC_CLONE`: `_IOR(229, 0, uint32_t)`.
+const CLONE: libc::Ioctl = 0x8004_e500_u32 as libc::Ioctl;
 
 /// `linux/prctl.h`.
 const PR_SET_IO_FLUSHER: i32 = 57;
@@ -64,6 +69,33 @@ pub fn configure_loop_device(device: &File, file: &File, is_read_only: bool) -> 
     let result = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config) };
     match result {
         0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The loop device becomes as long as its file is now.
+pub fn follow_the_file(device: &File) -> io::Result<()> {
+    // SAFETY: this request has no argument.
+    match unsafe { libc::ioctl(device.as_raw_fd(), LOOP_SET_CAPACITY) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A FUSE connection to be; reading from it does not wait.
+pub fn open_fuse() -> io::Result<OwnedFd> {
+    let mut open = OpenOptions::new();
+    open.read(true).write(true).custom_flags(libc::O_NONBLOCK);
+    Ok(open.open("/dev/fuse")?.into())
+}
+
+/// Another descriptor of that connection. What is read from it is to be answered by it.
+pub fn clone_fuse(fuse: &OwnedFd) -> io::Result<OwnedFd> {
+    let clone = open_fuse()?;
+    let of = descriptor(fuse.as_raw_fd());
+    // SAFETY: the kernel reads one number, which lives longer than the call.
+    match unsafe { libc::ioctl(clone.as_raw_fd(), CLONE, &raw const of) } {
+        0 => Ok(clone),
         _ => Err(io::Error::last_os_error()),
     }
 }

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod block;
 pub mod client;
 pub mod devices;
 pub mod frozen;
@@ -38,6 +39,8 @@ pub struct Lab {
     pub damage: Option<u64>,
     /// So many a daemon may have open, if it is said.
     pub files: Option<u64>,
+    /// For the environment of the daemons that are started from now on.
+    pub environment: Vec<(&'static str, &'static str)>,
     pub authority: Authority,
     rnics: [Option<rnic::Rnic>; 2],
 }
@@ -103,6 +106,7 @@ impl Lab {
             options: Vec::new(),
             damage: None,
             files: None,
+            environment: Vec::new(),
             authority,
             rnics: [None, None],
         }
@@ -217,6 +221,7 @@ impl Lab {
             .stdout(log)
             .stdin(Stdio::null());
         command.env_remove("VERBATIM_VOLUME_DAMAGE");
+        command.envs(self.environment.iter().copied());
         if let Some(number) = self.damage {
             command.env("VERBATIM_VOLUME_DAMAGE", number.to_string());
         }
@@ -253,6 +258,45 @@ impl Lab {
             let _ = child.kill();
             child.wait().expect("it ends");
         }
+    }
+
+    /// Ends that host's daemon as an operator does for a restart, and waits for it.
+    pub fn end(&mut self, host: usize) {
+        self.signal(host, Signal::TERM);
+        let mut child = self.daemons[host].take().expect("it runs");
+        let mut status = None;
+        until("a daemon that was told to end ends", || {
+            status = child.try_wait().expect("it is ours");
+            status.is_some()
+        });
+        assert!(status.is_some_and(|status| status.success()), "{}", self.logs());
+    }
+
+    /// Waits for the end of that host's daemon, which somebody has ended.
+    pub fn ends(&mut self, host: usize) {
+        until("a daemon ends", || self.has_ended(host));
+        self.daemons[host] = None;
+    }
+
+    /// The process of that host's daemon.
+    pub fn process(&self, host: usize) -> u32 {
+        self.pid(host).as_raw_nonzero().get() as u32
+    }
+
+    /// Where the keepers of that host's devices are.
+    pub fn keepers(&self, host: usize) -> Vec<PathBuf> {
+        let Ok(entries) = std::fs::read_dir(self.path(host, "run/volumes")) else {
+            return Vec::new();
+        };
+        let paths = entries.map(|entry| entry.expect("it is read").path());
+        paths
+            .filter(|path| path.extension().is_some_and(|kind| kind == "keeper"))
+            .collect()
+    }
+
+    /// What a host's daemons have said.
+    pub fn log(&self, host: usize) -> String {
+        std::fs::read_to_string(self.path(host, "log")).unwrap_or_default()
     }
 
     /// Whether it has ended.
@@ -353,7 +397,15 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        (0..NAMES.len()).for_each(|host| self.kill(host));
+        for host in 0..NAMES.len() {
+            self.kill(host);
+            // Nobody comes for what they keep.
+            for path in self.keepers(host) {
+                if let Some(keeper) = verbatim_keeper::Keeper::find_within(&path, PATIENCE) {
+                    keeper.end();
+                }
+            }
+        }
     }
 }
 

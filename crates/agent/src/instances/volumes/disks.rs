@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -173,6 +174,7 @@ impl Disks {
         let instance = self.folder.file_name().and_then(|name| name.to_str());
         let instance = instance.context("no name of an instance")?;
         for folder in self.folders()? {
+            self.wait_for_daemon(&folder);
             // One that is frozen would not go. What its disk says is no matter any more.
             if let Err(error) = file_system::thaw(&folder) {
                 tracing::debug!(error = format!("{error:#}"), "given back all the same");
@@ -191,6 +193,24 @@ impl Disks {
             remove_folder(&folder)?;
         }
         remove_folder(&self.folder)
+    }
+
+    /// Where the daemon of a disk has ended, the disk waits for the next one, and would not be unmounted before. A daemon that does not come soon is waited for no more:
+    /// then the disk is let go of, and what is not on it yet is lost, as it would be with the machine.
+    fn wait_for_daemon(&self, folder: &Path) {
+        let begun = Instant::now();
+        while file_system::is_mount_point(folder) && UnixStream::connect(&self.socket).is_err() {
+            if begun.elapsed() < RELEASE_LIMIT {
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+            let name = folder.file_name().and_then(|name| name.to_str());
+            if let (Some(runtime_dir), Some(name)) = (self.socket.parent(), name) {
+                tracing::warn!(volume = name, "no volume daemon comes: its disk is let go of");
+                verbatim_volume::end_waiting(runtime_dir, name);
+            }
+            return;
+        }
     }
 
     /// An error unless the instance, which has come here, has all of them, as far as their daemon knows, and they are promised.
@@ -218,7 +238,7 @@ impl Disks {
 
     /// Why no volume can come to this host.
     pub fn lacking(&self) -> Option<String> {
-        let connected = std::os::unix::net::UnixStream::connect(&self.socket);
+        let connected = UnixStream::connect(&self.socket);
         let error = connected.err()?;
         Some(format!(
             "no volume daemon answers there at {} ({error}); start one with `verbatim volume daemon`",

@@ -1,0 +1,228 @@
+//! A small process that keeps descriptors for a daemon, in case that dies.
+//!
+//! The kernel destroys much with the last descriptor of it: the context of an RNIC, or a FUSE connection. So a daemon gives copies to a keeper as soon as it
+//! has them, and the daemon that comes after it fetches them there.
+//!
+//! ```text
+//!  daemon ── Keep(label) + descriptors ──► keeper      as often as there is something
+//!  daemon ── Take(n) ────────────────────► keeper      the n-th of what was kept, or nothing
+//!  daemon ── End ────────────────────────► keeper      it lets go of everything, and ends
+//! ```
+//!
+//! The keeper is the daemon's own program under another name, and its socket has the path that the daemon has chosen. It ends for nothing but `End`: an
+//! operator who removes a daemon for good ends it by that daemon's command, or by hand.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use verbatim_seqpacket::{Listener, Socket};
+
+/// The name under which the program is a keeper.
+pub const PROGRAM_NAME: &str = "verbatim-keeper";
+
+/// The forms of these never change: the keeper may be of an earlier release than its daemon.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Order {
+    /// These descriptors are kept under this label.
+    Keep(Vec<u8>),
+    /// Copies of what was kept so many orders after the first.
+    Take(u32),
+    /// It lets go of everything.
+    End,
+}
+
+/// What the keeper says to an order.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Answer {
+    /// It has obeyed.
+    Done,
+    /// The label; the descriptors come along.
+    Kept(Vec<u8>),
+    /// So much was never kept.
+    Nothing,
+}
+
+/// Something that was kept: its label, and the descriptors.
+pub type Kept = (Vec<u8>, Vec<OwnedFd>);
+
+/// The daemon's end.
+#[derive(Debug)]
+pub struct Keeper {
+    socket: Socket,
+    path: PathBuf,
+}
+
+impl Keeper {
+    /// Starts one that listens at that path, in the place of one that has left its socket there. It takes some ms. `program` begins its main with
+    /// [`run_role`].
+    pub fn start(program: &Path, path: &Path) -> anyhow::Result<Self> {
+        let listener = Listener::bind(path)?;
+        let socket = Socket::connect(path)?;
+        let mut child = Command::new(program)
+            .arg0(PROGRAM_NAME)
+            .current_dir("/")
+            .stdin(Stdio::from(rustix::io::fcntl_dupfd_cloexec(&listener, 0)?))
+            // Nobody who waits for the end of the daemon's output waits for the keeper.
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // What ends the daemon, such as Ctrl-C, does not end its keepers.
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("cannot start a keeper ({})", program.display()))?;
+        // Reaped when it ends, which may be long after this.
+        std::thread::Builder::new()
+            .name("keeper".to_owned())
+            .stack_size(64 << 10)
+            .spawn(move || child.wait())?;
+        Ok(Self {
+            socket,
+            path: path.to_owned(),
+        })
+    }
+
+    /// The one that listens there, if there is one.
+    pub fn find(path: &Path) -> Option<Self> {
+        let socket = Socket::connect(path).ok()?;
+        Some(Self {
+            socket,
+            path: path.to_owned(),
+        })
+    }
+
+    /// The same; it is waited for so long at most, now and at each order: it serves one daemon at a time.
+    pub fn find_within(path: &Path, limit: Duration) -> Option<Self> {
+        let socket = Socket::connect_within(path, Some(limit)).ok()?;
+        Some(Self {
+            socket,
+            path: path.to_owned(),
+        })
+    }
+
+    fn call(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> anyhow::Result<(Answer, Vec<OwnedFd>)> {
+        // Labels may be long.
+        let answer = verbatim_channel::send(&self.socket, order, fds)
+            .and_then(|()| verbatim_channel::recv::<Answer>(&self.socket));
+        answer.with_context(|| format!("the keeper at {} does not answer", self.path.display()))
+    }
+
+    /// Keeps copies of `fds` under `label`.
+    pub fn keep(&self, label: Vec<u8>, fds: &[BorrowedFd<'_>]) -> anyhow::Result<()> {
+        match self.call(&Order::Keep(label), fds)?.0 {
+            Answer::Done => Ok(()),
+            other => bail!("the keeper answered {other:?}"),
+        }
+    }
+
+    /// Copies of all that is kept, in order.
+    pub fn take(&self) -> anyhow::Result<Vec<Kept>> {
+        let mut all = Vec::new();
+        loop {
+            match self.call(&Order::Take(all.len() as u32), &[])? {
+                (Answer::Kept(label), fds) => all.push((label, fds)),
+                (Answer::Nothing, _) => return Ok(all),
+                (other, _) => bail!("the keeper answered {other:?}"),
+            }
+        }
+    }
+
+    /// A descriptor that hangs up when the keeper ends.
+    pub fn watched(&self) -> std::io::Result<OwnedFd> {
+        self.socket.as_fd().try_clone_to_owned()
+    }
+
+    /// Lets it go, with all that it keeps.
+    pub fn end(self) {
+        if let Err(error) = self.call(&Order::End, &[]) {
+            tracing::warn!(error = format!("{error:#}"), "a keeper may be left behind");
+        }
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "cannot be removed");
+        }
+    }
+}
+
+/// Is a keeper, and does not return, if the program was started under the name [`PROGRAM_NAME`]: its standard input is the socket.
+pub fn run_role() {
+    if std::env::args_os().next().is_none_or(|name| name != PROGRAM_NAME) {
+        return;
+    }
+    // The program may be known to the kernel by another path. Without the right to either, nothing changes.
+    let _ = rustix::thread::set_name(c"verbatim-keeper");
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
+    let code = match std::io::stdin().as_fd().try_clone_to_owned() {
+        Ok(listener) => keep_on(&Listener::from_fd(listener)),
+        Err(_) => 1,
+    };
+    std::process::exit(code)
+}
+
+/// Serves one daemon after the other until one says that it is enough; the exit status.
+fn keep_on(listener: &Listener) -> i32 {
+    let mut kept: Vec<Kept> = Vec::new();
+    loop {
+        let Ok(daemon) = listener.accept() else { return 1 };
+        while let Ok((order, fds)) = verbatim_channel::recv::<Order>(&daemon) {
+            let answered = match order {
+                Order::Keep(label) => {
+                    kept.push((label, fds));
+                    verbatim_channel::send(&daemon, &Answer::Done, &[])
+                }
+                Order::Take(index) => match kept.get(index as usize) {
+                    Some((label, fds)) => {
+                        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+                        verbatim_channel::send(&daemon, &Answer::Kept(label.clone()), &fds)
+                    }
+                    None => verbatim_channel::send(&daemon, &Answer::Nothing, &[]),
+                },
+                Order::End => {
+                    kept.clear();
+                    let _ = verbatim_channel::send(&daemon, &Answer::Done, &[]);
+                    return 0;
+                }
+            };
+            if answered.is_err() {
+                break;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+
+    #[test]
+    fn what_is_kept_outlives_the_daemon_and_goes_at_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keeper");
+        let listener = Listener::bind(&path).unwrap();
+        let first = Keeper::find(&path).unwrap();
+        let keeper = std::thread::spawn(move || keep_on(&listener));
+        let (mut reader, writer) = std::io::pipe().unwrap();
+        first.keep(b"seven".to_vec(), &[writer.as_fd()]).unwrap();
+        first.keep(b"eight".to_vec(), &[]).unwrap();
+        drop((first, writer));
+
+        let second = Keeper::find(&path).unwrap();
+        let mut kept = second.take().unwrap();
+        assert_eq!(kept[1].0, b"eight");
+        let (label, fds) = kept.remove(0);
+        assert_eq!((label.as_slice(), fds.len()), (b"seven".as_slice(), 1));
+        for fd in fds {
+            std::fs::File::from(fd).write_all(b"still there").unwrap();
+        }
+        second.end();
+        assert_eq!(keeper.join().unwrap(), 0);
+        // Nobody has the writing end any more.
+        let mut text = String::new();
+        reader.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "still there");
+        assert!(!path.exists());
+    }
+}

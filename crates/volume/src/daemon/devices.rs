@@ -1,0 +1,268 @@
+//! Volumes as block devices of this machine: made, found again, handed over, and let go.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use tokio::time::timeout;
+use verbatim_mirror::decision::Role;
+
+use super::orders::is_free;
+use super::{Daemon, Entry, State};
+use crate::device::{self, Device, Label, Left, Places, Wanted};
+use crate::faults::{Fault, Point};
+
+/// So long a daemon that ends waits for the answers to requests that it has taken, all devices together.
+const ANSWERS: Duration = Duration::from_secs(30);
+
+/// So long it waits for what is being done with one volume.
+const BUSY: Duration = Duration::from_secs(1);
+
+impl Daemon {
+    fn places(&self, name: &str) -> Places {
+        Places::new(&self.config.runtime_dir, name)
+    }
+
+    /// Makes it a block device, if it is none.
+    pub(super) fn make_device(
+        &self,
+        entry: &Entry,
+        state: &mut State,
+        read_only: bool,
+        holder: Option<&str>,
+    ) -> anyhow::Result<()> {
+        self.find_device(entry, state)?;
+        let (None, Some(volume)) = (&state.device, &state.volume) else {
+            return Ok(());
+        };
+        let places = self.places(&entry.name);
+        // Of one that is lost. Whoever asks for another one has seen that.
+        places.clear();
+        let label = Label {
+            volume: state.volume_id(),
+            data: state.noted.as_ref().map(|noted| noted.identity.clone()),
+            path: Default::default(),
+            read_only,
+            holder: holder.map(str::to_owned),
+            resends: false,
+        };
+        let wanted = Wanted {
+            places: &places,
+            label,
+            may_resend: (self.config.hook)(Point::Device) != Fault::NoResend,
+        };
+        state.device = Some(tokio::task::block_in_place(|| Device::new(volume, wanted))?);
+        state.lost_device = None;
+        Ok(())
+    }
+
+    /// A copy that waits for its session has the device that an instance was lent here: that goes on, too.
+    pub(super) fn find_promised_device(&self, entry: &Entry, state: &mut State) -> anyhow::Result<()> {
+        let promised = state
+            .sidecar
+            .as_ref()
+            .filter(|here| matches!(here.role, Role::Ready { .. }));
+        match promised.map(|sidecar| sidecar.length) {
+            Some(length) if self.places(&entry.name).is_any() => {
+                self.open(entry, state, length)?;
+                self.find_device(entry, state)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The device that an earlier daemon has made goes on, if it is this volume's, which is served.
+    pub(super) fn find_device(&self, entry: &Entry, state: &mut State) -> anyhow::Result<()> {
+        let (None, Some(volume)) = (&state.device, &state.volume) else {
+            return Ok(());
+        };
+        let places = self.places(&entry.name);
+        match tokio::task::block_in_place(|| places.find())? {
+            Left::Nothing => {}
+            Left::Lost(label) => state.is_lost(entry, label.as_ref()),
+            Left::Kept(found) => {
+                let data = state.noted.as_ref().map(|noted| &noted.identity);
+                if let Some(why) = found.label.differs(&state.volume_id(), data) {
+                    drop(found);
+                    self.end_device(entry, state, why);
+                    return Ok(());
+                }
+                let path = found.label.path.clone();
+                let holder = found.label.holder.clone();
+                let device = tokio::task::block_in_place(|| Device::go_on(volume, &places, found));
+                let device =
+                    device.with_context(|| format!("{} waits, and does not go on", path.display()))?;
+                (state.device, state.lost_device) = (Some(device), None);
+                state.holder = holder.or(state.holder.take());
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing on this machine uses its device, also if that waits to be served.
+    pub(super) fn is_free(&self, entry: &Entry, state: &State) -> anyhow::Result<()> {
+        match &state.device {
+            Some(_) => is_free(entry, state),
+            None => tokio::task::block_in_place(|| waits_for_nobody(&self.places(&entry.name), &entry.name)),
+        }
+    }
+
+    /// Lets go of a device that waits, if it is that instance's.
+    pub(super) fn end_waiting_device(&self, entry: &Entry, state: &mut State, holder: Option<&str>) {
+        if state.device.is_some() {
+            return;
+        }
+        let is_its = tokio::task::block_in_place(
+            || matches!(self.places(&entry.name).find(), Ok(Left::Kept(found)) if found.label.holder.as_deref() == holder),
+        );
+        if is_its {
+            self.end_device(entry, state, "");
+        }
+    }
+
+    /// Lets go of its device, whoever has made that. `why`: there should be none.
+    pub(super) fn end_device(&self, entry: &Entry, state: &mut State, why: &str) {
+        let places = self.places(&entry.name);
+        state.lost_device = None;
+        tokio::task::block_in_place(|| {
+            if let Some(device) = state.device.take() {
+                device.let_go();
+            } else if let Ok(Left::Kept(found)) = places.find() {
+                if !why.is_empty() {
+                    tracing::error!(
+                        "{} was the block device of {}, and is not any more, since {why}: whoever uses it gets errors",
+                        found.label.path.display(),
+                        entry.name
+                    );
+                }
+                found.keeper.end();
+            }
+            places.clear();
+        });
+    }
+
+    /// The same for one of which it is said that nobody serves it, if it has one of an earlier daemon.
+    pub(super) fn end_strange_device(&self, entry: &Entry, state: &mut State) {
+        if state.device.is_some() || !self.places(&entry.name).is_any() {
+            return;
+        }
+        let why = match state.sidecar.as_ref().map(|sidecar| &sidecar.role) {
+            Some(Role::Moved { to }) => format!("the volume has moved to {to}"),
+            Some(Role::Incoming { from, .. }) => format!("the volume is being filled from {from}"),
+            Some(_) => "the copy here was not filled to the end".to_owned(),
+            None => "there is no such volume any more".to_owned(),
+        };
+        self.end_device(entry, state, &why);
+    }
+
+    /// Those of volumes that are not there.
+    pub(super) async fn end_strange_devices(&self) {
+        for name in Places::names(&self.config.runtime_dir) {
+            let is_known = self.entries.lock().await.contains_key(&name);
+            if !is_known && let Ok(entry) = self.entry(&name).await {
+                self.end_strange_device(&entry, &mut *entry.state.lock().await);
+            }
+        }
+    }
+
+    /// This process ends, and another one comes: no device takes requests any more, and those that were taken are answered.
+    pub(super) async fn hand_over(&self) {
+        let mut stopped = Vec::new();
+        let entries: Vec<_> = self.entries.lock().await.values().cloned().collect();
+        for entry in entries {
+            let Ok(mut state) = timeout(BUSY, entry.state.lock()).await else {
+                tracing::warn!(
+                    "something is being done with {}, and is cut off: what its device was asked, the next daemon is asked",
+                    entry.name
+                );
+                continue;
+            };
+            if let Some(device) = state.device.take() {
+                device.stop();
+                stopped.push((entry.name.clone(), device));
+            }
+        }
+        let end = Instant::now() + ANSWERS;
+        tokio::task::block_in_place(|| {
+            for (name, device) in stopped {
+                let left = device.idle(end);
+                if left > 0 {
+                    tracing::error!(
+                        "{left} requests to {name} have not come back from the disk in {} s: the next daemon is asked for them, or they fail where the kernel \
+                         is older than 6.9",
+                        ANSWERS.as_secs()
+                    );
+                }
+            }
+        });
+    }
+
+    /// This process ends, and none comes: nothing is left of any device.
+    pub(super) async fn end_devices(&self, by_force: bool) -> anyhow::Result<()> {
+        let entries: Vec<_> = self.entries.lock().await.values().cloned().collect();
+        let mut used = Vec::new();
+        for entry in &entries {
+            let state = entry.state.lock().await;
+            if let Err(why) = self.is_free(entry, &state) {
+                used.push(format!("{why:#}"));
+            }
+        }
+        if !used.is_empty() && !by_force {
+            bail!("{}; --force lets go of it all the same", used.join("; "));
+        }
+        for entry in &entries {
+            let mut state = entry.state.lock().await;
+            self.end_device(entry, &mut state, "");
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    fn volume_id(&self) -> String {
+        let id = self.sidecar.as_ref().map(|sidecar| sidecar.id);
+        id.map(String::from).unwrap_or_default()
+    }
+
+    fn is_lost(&mut self, entry: &Entry, label: Option<&Label>) {
+        let path = label.map(|label| label.path.display().to_string());
+        let path = path.unwrap_or_else(|| "its block device".to_owned());
+        let why = format!(
+            "{path} is lost, since its keeper was killed with the daemon: unmount what is on it, which gets errors, and attach {} again, or start the container again",
+            entry.name
+        );
+        if self.lost_device.as_ref() != Some(&why) {
+            tracing::error!("{}: {why}", entry.name);
+            self.lost_device = Some(why);
+        }
+    }
+}
+
+/// Where no daemon runs: lets go of the device of that volume, if there is one that waits.
+pub fn end_waiting(runtime_dir: &Path, name: &str) {
+    Places::new(runtime_dir, name).clear();
+}
+
+/// Where no daemon runs: lets go of all. An error if something is on one of them; then nothing is done.
+pub fn end_all_waiting(runtime_dir: &Path, by_force: bool) -> anyhow::Result<usize> {
+    let names = Places::names(runtime_dir);
+    for name in names.iter().filter(|_| !by_force) {
+        waits_for_nobody(&Places::new(runtime_dir, name), name)
+            .context("nothing was done; --force lets go of it all the same")?;
+    }
+    names.iter().for_each(|name| end_waiting(runtime_dir, name));
+    Ok(names.len())
+}
+
+/// Nothing uses a device that waits for a daemon.
+fn waits_for_nobody(places: &Places, name: &str) -> anyhow::Result<()> {
+    if let Left::Kept(found) = places.find()?
+        && let Some(user) = device::user(&found.label.path)
+    {
+        bail!(
+            "{name} is in use as {}, {user}, which waits for a daemon",
+            found.label.path.display()
+        );
+    }
+    Ok(())
+}
