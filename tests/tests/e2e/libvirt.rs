@@ -194,6 +194,7 @@ impl<'a> Site<'a> {
         let words = [
             "migrate",
             "--live",
+            "--unsafe",
             "--persistent",
             "--undefinesource",
             NAME,
