@@ -1,8 +1,8 @@
 //! Power fails at any moment of a move: the journal of the file system on the volume recovers, and all that was made durable is whole.
 //!
 //! Each host has its state folder on a disk with a write cache (`volatile.rs`): when power fails there, what the daemon has not flushed is lost,
-//! and so is what it has not flushed of its sidecars. The machine with the file system is a third one, which loses its device and its memory at the same
-//! moment.
+//! and so is what it has not flushed of its sidecars. The machine with the file system is a third one. It loses its device and its memory at the
+//! same moment.
 
 use std::path::PathBuf;
 use std::process::Child;

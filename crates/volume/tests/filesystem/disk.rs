@@ -44,6 +44,7 @@ struct OneFile<B> {
 /// The device. It goes with it, or with the last user.
 pub struct Disk {
     pub device: String,
+    _open: File,
     file: PathBuf,
     serving: Option<JoinHandle<()>>,
 }
@@ -68,8 +69,12 @@ impl Disk {
         let mut losetup = Command::new("losetup");
         losetup.args(["--find", "--show", "--direct-io=on"]).arg(&file);
         let device = run(&mut losetup);
+        // Detached while it is open, it goes with its last user, also when this process is killed.
+        let open = File::open(&device).expect("it is there");
+        run(Command::new("losetup").args(["--detach", &device]));
         Self {
             device,
+            _open: open,
             file,
             serving: Some(serving),
         }
